@@ -1,0 +1,136 @@
+//! The control block: what the server tells one target. Read-only in the target.
+//!
+//! The server changes it through its own mapping of the same memfd. A hook's programs are
+//! published by one store of a packed range ([`range_pack`]) into the attachment table; a range
+//! is never changed in place, so a thread that loaded the old one goes on reading valid entries
+//! until the server has seen that no thread is inside (guard clear in every thread block).
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// `ControlHeader::magic`.
+pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ring3ctl");
+
+/// Offset of the header in the control block.
+pub const HEADER_OFFSET: u64 = 0;
+/// Offset of the GOT in the control block.
+pub const GOT_OFFSET: u64 = 0x1000;
+/// Maps that one server can hold at a time; the slot is an index into each target's GOT.
+pub const MAPS_MAX: u32 = 4096;
+/// Offset of the hook table in the control block.
+pub const HOOKS_OFFSET: u64 = GOT_OFFSET + MAPS_MAX as u64 * 16;
+/// Hooks (sites) of one target.
+pub const HOOKS_MAX: u32 = 4096;
+/// Offset of the attachment table in the control block.
+pub const ATTACHMENTS_OFFSET: u64 = HOOKS_OFFSET + HOOKS_MAX as u64 * 64;
+/// Attachments of one target, old ranges that wait for quiescence included.
+pub const ATTACHMENTS_MAX: u32 = 12288;
+
+/// The head of the control block.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ControlHeader {
+    /// [`CONTROL_MAGIC`].
+    pub magic: u64,
+    /// [`crate::LAYOUT_VERSION`].
+    pub version: u32,
+    /// The process id of the target in its own pid namespace, as the server knew it at injection.
+    pub pid: u32,
+    /// Distinguishes this injection from any other of any server.
+    pub nonce: u64,
+    /// Address of the region in the target.
+    pub region_base: u64,
+    /// Address of `__vdso_clock_gettime` in the target; 0: use the system call.
+    pub vdso_clock_gettime: u64,
+    /// `num_possible_cpus()` of the machine, at most [`crate::realm::CPUS_MAX`].
+    pub cpus: u32,
+    /// Doorbell requests wait at most this many microseconds for the server.
+    pub request_wait_us: u32,
+    /// Set to 1 while the target is being cleaned up: hooks pass through without running anything.
+    pub retired: AtomicU32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Where a map lies in this target. 16 bytes; compiled code loads either word.
+#[repr(C)]
+#[derive(Debug)]
+pub struct GotEntry {
+    /// Address of the map's [`crate::map::MapHeader`]; 0: not mapped here.
+    pub header: AtomicU64,
+    /// Address of the map's element data (array types) or of its first byte.
+    pub data: AtomicU64,
+}
+
+/// What a site does when a thread comes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum HookKind {
+    /// Runs attached programs; entry programs on arrival, return programs when the function returns.
+    Probe = 0,
+    /// Follows a successful `mmap` system call: tells the server of new executable mappings and waits.
+    MappingAdded = 1,
+    /// Entry of an unwinder function: puts the original return addresses back.
+    UnwindStart = 2,
+    /// A catch or the end of a backtrace: replaces the return addresses of live frames again.
+    UnwindEnd = 3,
+}
+
+/// A site as the agent sees it. 64 bytes.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Hook {
+    /// Address of the probed instruction; `regs->ip` of entry programs, `bpf_get_func_ip`.
+    pub site: u64,
+    /// A [`HookKind`].
+    pub kind: u32,
+    /// Index of this hook in the table; also of its counters in the thread blocks.
+    pub index: u32,
+    /// Packed range of entry attachments.
+    pub entry: AtomicU64,
+    /// Packed range of return attachments.
+    pub ret: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 4],
+}
+
+/// One program on one hook. 48 bytes.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Attachment {
+    /// Address of the compiled program's entry in this target.
+    pub code: u64,
+    /// `bpf_get_attach_cookie`.
+    pub cookie: u64,
+    /// Runs only in the process with this id (in the target's pid namespace); 0: in all. A fork's
+    /// child shares its parent's tables until the server has adopted it, hence the test at run time.
+    pub pid: u32,
+    /// `ATTACHMENT_*`.
+    pub flags: u32,
+    /// The link, for `ring3 status`.
+    pub link_id: u32,
+    /// The program, for `ring3 status`.
+    pub prog_id: u32,
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+/// The program uses per-CPU map memory: it takes a CPU slot for its run ([`crate::realm::CpuSlot`]).
+pub const ATTACHMENT_CPU_SLOT: u32 = 1 << 0;
+
+/// Packs `first..first + count` into the word that publishes it.
+pub const fn range_pack(first: u32, count: u32) -> u64 {
+    (first as u64) << 32 | count as u64
+}
+
+/// The `(first, count)` of a packed range.
+pub const fn range_unpack(range: u64) -> (u32, u32) {
+    ((range >> 32) as u32, range as u32)
+}
+
+const _: () = {
+    assert!(size_of::<ControlHeader>() <= GOT_OFFSET as usize);
+    assert!(size_of::<GotEntry>() == 16);
+    assert!(size_of::<Hook>() == 64);
+    assert!(size_of::<Attachment>() == 48);
+    assert!(ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 48 <= crate::region::CONTROL_BYTES);
+};

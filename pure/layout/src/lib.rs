@@ -1,0 +1,20 @@
+//! Our contract: every byte that two processes, or compiled code and Rust, both see.
+//!
+//! Runs: nowhere; these are types, constants and offsets.
+//! May touch: nothing.
+//! Never: holds logic beyond arithmetic on sizes and offsets.
+//! Start reading at: `region.rs`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod map;
+pub mod realm;
+pub mod region;
+pub mod thread;
+
+/// Says that the bytes follow this version of this crate; both sides compare it before anything else.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Size of a page, bytes. x86-64 only for now.
+pub const PAGE_BYTES: u64 = 4096;

@@ -1,0 +1,42 @@
+//! A map's memory: one memfd, `[data area][private area]`.
+//!
+//! The data area is what a loader may `mmap` (array elements, ring buffer pages, perf buffer
+//! pages) and starts at file offset 0, as the kernel's does; hash types have none. The private
+//! area starts with a [`MapHeader`] and holds tables, locks and positions.
+
+/// `MapHeader::magic`.
+pub const MAP_MAGIC: u32 = u32::from_le_bytes(*b"r3mp");
+
+/// What every map type's private area starts with. 128 bytes; type-specific words follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MapHeader {
+    /// [`MAP_MAGIC`].
+    pub magic: u32,
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes of a key.
+    pub key_size: u32,
+    /// Bytes of a value as the loader gave it.
+    pub value_size: u32,
+    /// Elements at most (or bytes, for a ring buffer).
+    pub max_entries: u32,
+    /// `BPF_F_*` of creation.
+    pub map_flags: u32,
+    /// Bytes from one element to the next: `value_size` rounded up to 8.
+    pub stride: u32,
+    /// Per-CPU copies of a value; 1 for types without.
+    pub cpus: u32,
+    /// Bytes of the data area; the header lies this far behind the first byte of the file.
+    pub data_bytes: u64,
+    /// Bytes of the private area, header included.
+    pub private_bytes: u64,
+    /// Number of the map's doorbell ([`crate::realm::Doorbell`]); 0: none.
+    pub doorbell: u32,
+    /// The map's id.
+    pub id: u32,
+    /// Zero.
+    pub reserved: [u64; 9],
+}
+
+const _: () = assert!(size_of::<MapHeader>() == 128);

@@ -1,0 +1,115 @@
+//! The realm block: what all targets of a server share. Writable by every target, so hostile to the
+//! server: it checks each index and never waits on a value here without a deadline.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// CPUs that per-CPU maps can tell apart.
+pub const CPUS_MAX: u32 = 512;
+/// Ring and perf buffers that one server can wake readers of.
+pub const DOORBELLS_MAX: u32 = 1024;
+/// Doorbell bit that says "look at the requests".
+pub const DOORBELL_REQUESTS: u32 = 0;
+/// Requests to the server under way at once.
+pub const REQUESTS_MAX: u32 = 256;
+/// Entries of the trace ring (`bpf_trace_printk`).
+pub const TRACE_ENTRIES: u32 = 1024;
+/// Bytes of text in a trace entry; longer lines are cut, as the kernel cuts at 1024.
+pub const TRACE_TEXT_BYTES: usize = 448;
+
+/// How an agent wakes the server: set a bit, add to `sequence`, wake the futex on it if `sleeping`.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Doorbell {
+    /// Futex word; grows with each ring.
+    pub sequence: AtomicU32,
+    /// Nonzero while the server sleeps on `sequence`.
+    pub sleeping: AtomicU32,
+    /// One bit per doorbell.
+    pub bits: [AtomicU64; DOORBELLS_MAX as usize / 64],
+}
+
+/// Ownership of one CPU's part of every per-CPU map. A program that uses such a map takes the slot
+/// of its CPU, or another one if that is busy, for the length of its run.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct CpuSlot {
+    /// Thread id of the holder; 0: free.
+    pub owner: AtomicU32,
+}
+
+/// Request states, in order of a request's life.
+pub mod request {
+    /// Nobody's.
+    pub const FREE: u32 = 0;
+    /// An agent fills it in.
+    pub const FILLING: u32 = 1;
+    /// The server should act.
+    pub const PENDING: u32 = 2;
+    /// The server has acted; the agent frees it. Also the futex value that wakes the agent.
+    pub const DONE: u32 = 3;
+    /// The agent stopped waiting; the server frees it.
+    pub const ABANDONED: u32 = 4;
+
+    /// New executable mappings exist: find and instrument what links want, then let go.
+    pub const KIND_MAPPING_ADDED: u32 = 1;
+    /// This process is a fork of a target and shares its tables: adopt it.
+    pub const KIND_FORKED: u32 = 2;
+}
+
+/// What an agent asks of the server.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Request {
+    /// One of [`request`]'s states; a futex word.
+    pub state: AtomicU32,
+    /// One of [`request`]'s kinds.
+    pub kind: AtomicU32,
+    /// Process id of the asker in its own pid namespace. A claim.
+    pub pid: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
+    /// `ControlHeader::nonce` of the table that the asker uses.
+    pub nonce: AtomicU64,
+    /// Region base of the asker.
+    pub region_base: AtomicU64,
+}
+
+/// One line of `bpf_trace_printk`. Written under a sequence lock: `sequence` is odd while the text changes.
+#[repr(C)]
+#[derive(Debug)]
+pub struct TraceEntry {
+    /// 0: never used; odd: being written; even: number of the line times two plus two.
+    pub sequence: AtomicU64,
+    /// `CLOCK_MONOTONIC`, ns.
+    pub time_ns: AtomicU64,
+    /// Process id.
+    pub pid: AtomicU32,
+    /// Thread id.
+    pub tid: AtomicU32,
+    /// CPU.
+    pub cpu: AtomicU32,
+    /// Bytes of `text` in use.
+    pub text_bytes: AtomicU32,
+    /// `comm` of the thread.
+    pub comm: [AtomicU64; 2],
+    /// The line without a newline.
+    pub text: [AtomicU64; TRACE_TEXT_BYTES / 8],
+}
+
+/// The realm block.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Realm {
+    /// Wakes the server.
+    pub doorbell: Doorbell,
+    /// One per CPU.
+    pub cpu_slots: [CpuSlot; CPUS_MAX as usize],
+    /// Claimed by compare-and-exchange of `state`.
+    pub requests: [Request; REQUESTS_MAX as usize],
+    /// Lines ever begun; the entry of line n is `n % TRACE_ENTRIES`.
+    pub trace_head: AtomicU64,
+    /// Ring of lines; old ones are overwritten.
+    pub trace: [TraceEntry; TRACE_ENTRIES as usize],
+}
+
+const _: () = assert!(size_of::<Realm>() as u64 <= crate::region::REALM_BYTES);

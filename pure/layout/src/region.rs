@@ -1,0 +1,56 @@
+//! The region: what ring3 maps into a target, at fixed distances from one base address.
+//!
+//! One reservation holds everything but the stubs (near their modules) and the maps' memory.
+//! Since the distances are fixed, compiled programs reach helpers by relative calls and the
+//! address table by rip-relative loads, and the same text pages serve every process.
+//!
+//! ```text
+//! base + AGENT    agent image                  r-x  shared file, same pages in all targets
+//!      + CONTROL  header, GOT, hooks           r--  one memfd per target, written by the server
+//!      + REALM    doorbells, CPU slots, trace  rw-  one memfd per server, shared by all targets
+//!      + TEXT     compiled programs            r-x  one memfd per server, written by the server
+//!      + PROCESS  process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
+//!      + STATE    state header, thread blocks  rw-  private, copied at fork
+//! ```
+
+/// Alignment of the region's base, bytes.
+pub const REGION_ALIGN: u64 = 0x1_0000;
+
+/// Offset of the agent image.
+pub const AGENT_OFFSET: u64 = 0;
+/// Bytes reserved for the agent image.
+pub const AGENT_BYTES_MAX: u64 = 0x8_0000;
+
+/// Offset of the control block ([`crate::control`]).
+pub const CONTROL_OFFSET: u64 = AGENT_OFFSET + AGENT_BYTES_MAX;
+/// Bytes of the control block.
+pub const CONTROL_BYTES: u64 = 0x10_0000;
+
+/// Offset of the realm block ([`crate::realm`]).
+pub const REALM_OFFSET: u64 = CONTROL_OFFSET + CONTROL_BYTES;
+/// Bytes of the realm block.
+pub const REALM_BYTES: u64 = 0x10_0000;
+
+/// Offset of the compiled programs.
+pub const TEXT_OFFSET: u64 = REALM_OFFSET + REALM_BYTES;
+/// Bytes of the text memfd (sparse).
+pub const TEXT_BYTES: u64 = 0x100_0000;
+
+/// Offset of the process page ([`crate::thread::ProcessPage`]).
+pub const PROCESS_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
+/// Bytes of the process page.
+pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
+
+/// Offset of the state block: [`crate::thread::StateHeader`], then the thread blocks.
+pub const STATE_OFFSET: u64 = PROCESS_OFFSET + PROCESS_BYTES;
+/// Bytes of the state block; private anonymous memory, touched as threads appear.
+pub const STATE_BYTES: u64 =
+    crate::thread::STATE_HEADER_BYTES + crate::thread::THREADS_MAX as u64 * crate::thread::THREAD_BLOCK_BYTES;
+
+/// Bytes of the whole reservation.
+pub const REGION_BYTES: u64 = STATE_OFFSET + STATE_BYTES;
+
+/// Offset of one GOT entry of [`crate::control::GotEntry`] for map slot `slot`, from the region's base.
+pub const fn got_offset(slot: u32) -> u64 {
+    CONTROL_OFFSET + crate::control::GOT_OFFSET + slot as u64 * size_of::<crate::control::GotEntry>() as u64
+}

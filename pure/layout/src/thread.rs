@@ -1,0 +1,112 @@
+//! Per-process and per-thread memory of the agent.
+//!
+//! Thread blocks are private memory that a fork's child inherits: live frames in the child still
+//! return through our trampoline and need the shadow stack. What must not be inherited (ids) is
+//! checked against the process word, which the kernel wipes at fork.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Threads of one target that can run programs at a time.
+pub const THREADS_MAX: u32 = 1024;
+/// Bytes of a thread block; mostly untouched.
+pub const THREAD_BLOCK_BYTES: u64 = 0x1_0000;
+/// Bytes of the state header.
+pub const STATE_HEADER_BYTES: u64 = 0x4000;
+/// Frames whose return is awaited, per thread (the kernel: `MAX_URETPROBE_DEPTH`, 64).
+pub const SHADOW_FRAMES_MAX: u32 = 256;
+
+/// One page, wiped at fork.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ProcessPage {
+    /// Process id (own namespace) of the process that initialised it; 0 right after a fork.
+    pub generation: AtomicU64,
+}
+
+/// The head of the state block.
+#[repr(C)]
+#[derive(Debug)]
+pub struct StateHeader {
+    /// Blocks `0..used` have been handed out at some time.
+    pub used: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
+    /// Hits that found no free block. Counted as misses of the process.
+    pub missed_no_block: AtomicU64,
+    /// Requests to the server that timed out or found no slot.
+    pub requests_lost: AtomicU64,
+    /// Zero.
+    pub reserved2: [u64; 5],
+    /// FS base of the thread that owns block i; 0: free. Searched when GS does not lead to a block.
+    pub fs_bases: [AtomicU64; THREADS_MAX as usize],
+}
+
+/// A call whose return address was replaced. 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShadowFrame {
+    /// Address of the stack slot that holds the return address; 0: free.
+    pub slot: u64,
+    /// The return address that was there.
+    pub return_address: u64,
+    /// Address of the [`crate::control::Hook`].
+    pub hook: u64,
+    /// Site address at the time of the call.
+    pub site: u64,
+    /// 1 while the original return address stands in the slot (an unwinder is at work).
+    pub restored: u64,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+/// What the agent knows of one thread. The head is read and written by stubs and compiled code.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ThreadBlock {
+    /// Address of this block: proves that GS leads here.
+    pub this: u64,
+    /// FS base of the owner; a new thread inherits GS of its creator but has its own FS.
+    pub fs_base: u64,
+    /// Equals `ProcessPage::generation`, or the ids below are stale.
+    pub generation: u64,
+    /// `pid << 32 | tid` as `bpf_get_current_pid_tgid` returns it (tgid in the high half).
+    pub pid_tgid: u64,
+    /// Nonzero while the thread runs programs.
+    pub guard: AtomicU32,
+    /// CPU slot held, plus one; 0: none.
+    pub cpu_slot: u32,
+    /// Stack pointer when the guard was set; a higher one on arrival means that a longjmp left it set.
+    pub guard_sp: u64,
+    /// Address of the attachment that runs.
+    pub attachment: u64,
+    /// Address of the hook that runs.
+    pub hook: u64,
+    /// Region base.
+    pub region_base: u64,
+    /// State of `bpf_get_prandom_u32`.
+    pub random: u64,
+    /// Nonzero while an unwinder walks this thread's stack and return addresses are restored.
+    pub unwinding: u32,
+    /// Shadow frames `0..shadow_used` may be in use.
+    pub shadow_used: u32,
+    /// Returns that could not be awaited: no free frame.
+    pub shadow_full: u64,
+    /// Reserved for stubs and compiled code.
+    pub scratch: [u64; 18],
+    /// Calls whose return is awaited.
+    pub shadow: [ShadowFrame; SHADOW_FRAMES_MAX as usize],
+    /// Arrivals that ran programs, per hook.
+    pub hits: [AtomicU64; crate::control::HOOKS_MAX as usize / 2],
+    /// Arrivals that could not (recursion), per hook.
+    pub misses: [AtomicU32; crate::control::HOOKS_MAX as usize / 2],
+}
+
+/// Hooks with counters of their own; later ones share by index modulo this.
+pub const COUNTED_HOOKS_MAX: u32 = crate::control::HOOKS_MAX / 2;
+
+const _: () = {
+    assert!(size_of::<ProcessPage>() <= 4096);
+    assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
+    assert!(size_of::<ShadowFrame>() == 64);
+    assert!(size_of::<ThreadBlock>() as u64 <= THREAD_BLOCK_BYTES);
+};

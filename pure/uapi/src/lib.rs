@@ -1,0 +1,16 @@
+//! Linux's contract, as numbers and structures: bpf(2), perf_event_open(2), helpers, errors.
+//!
+//! Runs: anywhere.
+//! May touch: nothing.
+//! Never: decides; what ring3 supports is the server's table.
+//! Start reading at: `bpf.rs`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod bpf;
+pub mod errno;
+pub mod flags;
+pub mod helper;
+pub mod ptrace;
+
+pub use errno::Errno;
