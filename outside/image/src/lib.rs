@@ -1,0 +1,1 @@
+//! ring3-image
