@@ -25,6 +25,42 @@ pub const ATTACHMENTS_OFFSET: u64 = HOOKS_OFFSET + HOOKS_MAX as u64 * 64;
 /// Attachments of one target, old ranges that wait for quiescence included.
 pub const ATTACHMENTS_MAX: u32 = 12288;
 
+/// Offset of the recovery table in the control block: what it takes to undo everything, kept in
+/// the target itself so that another server can clean up after the first was killed.
+pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 48;
+/// Offset of the list of stub areas in the control block.
+pub const STUB_AREAS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
+/// Stub areas of one target.
+pub const STUB_AREAS_MAX: u32 = 256;
+
+/// How to undo one site. 64 bytes; the entry of hook i is entry i.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recovery {
+    /// Address of the site; 0: the site is not patched (any more).
+    pub site: u64,
+    /// Address of the stub.
+    pub stub: u64,
+    /// Bytes of the stub.
+    pub stub_bytes: u32,
+    /// Bytes of `original` and `written` in use.
+    pub bytes: u32,
+    /// What stood at the site.
+    pub original: [u8; 20],
+    /// What we wrote there.
+    pub written: [u8; 20],
+}
+
+/// Memory that holds stubs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StubArea {
+    /// First address; 0: unused entry.
+    pub base: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
 /// The head of the control block.
 #[repr(C)]
 #[derive(Debug)]
@@ -132,5 +168,6 @@ const _: () = {
     assert!(size_of::<GotEntry>() == 16);
     assert!(size_of::<Hook>() == 64);
     assert!(size_of::<Attachment>() == 48);
-    assert!(ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 48 <= crate::region::CONTROL_BYTES);
+    assert!(size_of::<Recovery>() == 64);
+    assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= crate::region::CONTROL_BYTES);
 };
