@@ -1,1 +1,154 @@
-fn main() {}
+//! The command `ring3`.
+//!
+//! Runs: as the user's process; `load` and `start` become the tool or the target by `execve`.
+//! May touch: the server's socket, its own seccomp filter.
+//! Never: stays between the terminal and the program it runs.
+//! Start reading at: `main`.
+#![forbid(unsafe_code)]
+
+mod launch;
+mod show;
+
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+use ring3_server::control::{Connection, Request};
+
+/// eBPF in user space: run an unmodified bpf tool with probes that fire inside the traced processes.
+#[derive(Debug, Parser)]
+#[command(name = "ring3", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Run a bpf tool (loader) whose bpf(2) ring3 answers
+    Load {
+        /// The tool and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Run a program as a target, traced from its first instruction
+    Start {
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Make a running process a target
+    Attach {
+        /// Its process id
+        pid: u32,
+    },
+    /// Take all probes and all of ring3 out of a target
+    Detach {
+        /// Its process id
+        pid: u32,
+    },
+    /// Show the server, loaders, targets, programs, maps, links and sites
+    Status {
+        /// Also sites with hits, and refusals
+        #[arg(short, long)]
+        verbose: bool,
+        /// As JSON, with everything
+        #[arg(long)]
+        json: bool,
+        /// Print what programs wrote with bpf_trace_printk, and go on until interrupted
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Detach from everything and end the server
+    Stop,
+    /// What of bpf(2) is supported
+    Features,
+    /// Run the server (started on demand by the others)
+    #[command(hide = true)]
+    Serve {
+        /// Stay in the foreground and log to standard error
+        #[arg(long)]
+        foreground: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().action {
+        Action::Load { command } => load(&command),
+        Action::Start { command } => start(&command),
+        Action::Attach { pid } => attach(pid),
+        Action::Detach { pid } => running().and_then(|c| c.ask(&Request::Detach { pid }, None)).map(drop),
+        Action::Status { verbose, json, trace } => status(verbose, json, trace),
+        Action::Stop => stop(),
+        Action::Features => show::write_out(&ring3_server::support::render_text()),
+        Action::Serve { foreground } => launch::serve(foreground),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("ring3: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The server, which must run already.
+fn running() -> Result<Connection, String> {
+    Connection::open()?.ok_or_else(|| "no ring3 server is running for this user".to_owned())
+}
+
+fn load(command: &[String]) -> Result<(), String> {
+    let program = launch::find_program(&command[0])?;
+    let connection = launch::server()?;
+    let listener = ring3_server::session::install_filter()?;
+    connection.ask(&Request::Load { command: command.to_vec() }, Some(listener.as_fd()))?;
+    drop(listener);
+    drop(connection);
+    exec(&program, command)
+}
+
+fn start(command: &[String]) -> Result<(), String> {
+    let program = launch::find_program(&command[0])?;
+    let connection = launch::server()?;
+    let (server, _) = connection.peer()?;
+    launch::allow_tracer(server);
+    connection.ask(&Request::Start, Some(std::io::stderr().as_fd()))?;
+    drop(connection);
+    exec(&program, command)
+}
+
+fn exec(program: &std::path::Path, command: &[String]) -> Result<(), String> {
+    let error = Command::new(program).arg0(&command[0]).args(&command[1..]).exec();
+    Err(format!("cannot run {}: {error}", program.display()))
+}
+
+fn attach(pid: u32) -> Result<(), String> {
+    let target = launch::server()?.ask(&Request::Attach { pid }, None)?;
+    show::attached(&target)
+}
+
+fn status(verbose: bool, json: bool, trace: bool) -> Result<(), String> {
+    if trace {
+        return show::follow_trace(&running()?);
+    }
+    match Connection::open()? {
+        Some(connection) => {
+            let status = connection.ask(&Request::Status, None)?;
+            if json { show::json(&status) } else { show::status(&status, verbose) }
+        }
+        None if json => show::write_out("{}\n"),
+        None => show::write_out("no server is running; `ring3 load`, `start` or `attach` starts one\n"),
+    }
+}
+
+fn stop() -> Result<(), String> {
+    let Some(connection) = Connection::open()? else {
+        return show::write_out("no server is running\n");
+    };
+    let answer = connection.ask(&Request::Stop, None)?;
+    if let Some(loaders @ 1..) = answer["loaders"].as_u64() {
+        eprintln!("ring3: {loaders} tool(s) were still loaded; their bpf(2) calls fail with ENOSYS from now on");
+    }
+    launch::wait_until_gone()
+}

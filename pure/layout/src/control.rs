@@ -83,8 +83,11 @@ pub struct ControlHeader {
     pub request_wait_us: u32,
     /// Set to 1 while the target is being cleaned up: hooks pass through without running anything.
     pub retired: AtomicU32,
-    /// Zero.
-    pub reserved: u32,
+    /// Process id of the server, in its own namespace.
+    pub server_pid: u32,
+    /// Start time of the server, clock ticks since boot (`/proc/PID/stat`, field 22): with the pid it tells
+    /// whether the server still lives.
+    pub server_started: u64,
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.

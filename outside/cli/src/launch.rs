@@ -1,0 +1,127 @@
+//! Finding programs, and starting the server on demand.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ring3_server::control::{Connection, runtime_dir};
+use rustix::fs::FlockOperation;
+
+/// The server must be reachable, or gone, within this time.
+const SERVER_WITHIN: Duration = Duration::from_secs(20);
+/// What the server prints when it can be reached.
+const READY: &str = "ready";
+
+/// Where a command is, as `execvp` would find it.
+pub(crate) fn find_program(name: &str) -> Result<PathBuf, String> {
+    let runnable = |path: &Path| {
+        path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let path = PathBuf::from(name);
+        return match path.metadata() {
+            Err(error) => Err(format!("cannot run {name}: {error}")),
+            Ok(_) if runnable(&path) => Ok(path),
+            Ok(_) => Err(format!("cannot run {name}: not an executable file")),
+        };
+    }
+    let search = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    std::env::split_paths(&search)
+        .map(|dir| dir.join(name))
+        .find(|path| runnable(path))
+        .ok_or_else(|| format!("cannot run {name}: no such program in PATH"))
+}
+
+/// A connection to this user's server, which is started if there is none.
+pub(crate) fn server() -> Result<Connection, String> {
+    let deadline = Instant::now() + SERVER_WITHIN;
+    loop {
+        if let Some(connection) = Connection::open()? {
+            return Ok(connection);
+        }
+        if Instant::now() > deadline {
+            return Err("the server does not come up; see server.log in its run-time folder".into());
+        }
+        // The lock orders those who start a server at the same time, and waits for one that is ending.
+        let lock = File::create(runtime_dir()?.join("start.lock")).map_err(|error| format!("start.lock: {error}"))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|error| format!("start.lock: {error}"))?;
+        if let Some(connection) = Connection::open()? {
+            return Ok(connection);
+        }
+        let own = std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))?;
+        let status = Command::new(own).arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).status();
+        status.map_err(|error| format!("cannot start the server: {error}"))?;
+    }
+}
+
+/// `ring3 serve`: starts the server in a session of its own and returns when it can be reached. The process
+/// in between ends, so that the server is nobody's child.
+pub(crate) fn serve(foreground: bool) -> Result<(), String> {
+    if foreground {
+        return run_server();
+    }
+    let log_path = runtime_dir()?.join("server.log");
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log_path)
+        .map_err(|error| format!("{}: {error}", log_path.display()))?;
+    let own = std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))?;
+    let mut child = Command::new(own)
+        .args(["serve", "--foreground"])
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(|error| format!("cannot start the server: {error}"))?;
+    let mut line = String::new();
+    let out = child.stdout.take().expect("piped");
+    BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
+    if line.trim() == READY { Ok(()) } else { Err(line.trim().to_owned()) }
+}
+
+fn run_server() -> Result<(), String> {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_env("RING3_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
+    let _ = rustix::process::setsid();
+    let result = ring3_server::daemon::serve(|| say(READY));
+    if let Err(why) = &result {
+        say(why);
+    }
+    result
+}
+
+/// One line on standard output, whose reader may be gone.
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Waits until no server answers any more.
+pub(crate) fn wait_until_gone() -> Result<(), String> {
+    let lock_path = runtime_dir()?.join("server.lock");
+    let Ok(lock) = File::open(&lock_path) else { return Ok(()) };
+    let deadline = Instant::now() + SERVER_WITHIN;
+    while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() > deadline {
+            return Err("the server does not end; see server.log in its run-time folder".into());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Under Yama's `ptrace_scope=1` only a descendant may be traced, unless it allows its tracer.
+pub(crate) fn allow_tracer(server: u32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(server as i32) {
+        // Without Yama the call fails with EINVAL, and nothing needs allowing.
+        let _ = rustix::process::set_ptracer(rustix::process::PTracer::ProcessID(pid));
+    }
+}

@@ -1,0 +1,129 @@
+//! Printing the server's answers.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::Duration;
+
+use ring3_server::control::{Connection, Request};
+use serde_json::Value;
+
+/// How often new trace lines are asked for.
+const TRACE_EVERY: Duration = Duration::from_millis(50);
+
+/// Writes to standard output; a closed pipe is a quiet end.
+pub(crate) fn write_out(text: &str) -> Result<(), String> {
+    match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("standard output: {error}")),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn json(status: &Value) -> Result<(), String> {
+    write_out(&format!("{status:#}\n"))
+}
+
+pub(crate) fn attached(target: &Value) -> Result<(), String> {
+    let sites = target["sites"].as_array().map_or(0, |sites| sites.iter().filter(|s| s["kind"] == "probe").count());
+    write_out(&format!("attached to {} ({}): {sites} probe site(s)\n", target["pid"], text(&target["comm"])))
+}
+
+/// `ring3 status`.
+pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
+    let mut out = String::new();
+    let server = &status["server"];
+    let _ = writeln!(
+        out,
+        "server {} (version {}, up {} s, programs {} bytes, agent {} bytes)",
+        server["pid"],
+        text(&server["version"]),
+        server["uptime_s"],
+        server["text_bytes"],
+        server["agent_bytes"],
+    );
+    section(&mut out, "loaders", &status["loaders"], &["pid", "comm"]);
+    section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);
+    section(&mut out, "programs", &status["programs"], &["id", "type", "name", "insns", "jited_bytes"]);
+    section(&mut out, "links", &status["links"], &["id", "prog_id", "file", "offset", "ret", "pid", "cookie"]);
+    targets(&mut out, &status["targets"], verbose);
+    write_out(&out)
+}
+
+fn section(out: &mut String, title: &str, rows: &Value, columns: &[&str]) {
+    let empty = vec![];
+    let rows = rows.as_array().unwrap_or(&empty);
+    let _ = writeln!(out, "{title}: {}", rows.len());
+    for row in rows {
+        let cells = columns.iter().filter(|name| !row[**name].is_null()).map(|name| format!("{name} {}", text(&row[*name])));
+        let _ = writeln!(out, "  {}", cells.collect::<Vec<_>>().join("  "));
+    }
+}
+
+fn targets(out: &mut String, targets: &Value, verbose: bool) {
+    let empty = vec![];
+    let targets = targets.as_array().unwrap_or(&empty);
+    let _ = writeln!(out, "targets: {}", targets.len());
+    for target in targets {
+        let sites = target["sites"].as_array().unwrap_or(&empty);
+        let probes = sites.iter().filter(|site| site["kind"] == "probe").count();
+        let sum = |name: &str| sites.iter().filter_map(|site| site[name].as_u64()).sum::<u64>();
+        let leaving = if target["leaving"] == true { "  leaving" } else { "" };
+        let _ = writeln!(
+            out,
+            "  pid {}  {}  probe sites {probes}  hits {}  misses {}{leaving}",
+            target["pid"],
+            text(&target["comm"]),
+            sum("hits"),
+            sum("misses"),
+        );
+        if verbose {
+            verbose_target(out, target, sites);
+        }
+    }
+}
+
+fn verbose_target(out: &mut String, target: &Value, sites: &[Value]) {
+    let _ = writeln!(
+        out,
+        "    injected in {} us, threads stopped {} us; arrivals without a thread block {}",
+        target["inject_us"], target["stopped_us"], target["missed_no_block"],
+    );
+    for site in sites {
+        let _ = writeln!(
+            out,
+            "    {:#x}  {} ({})  {}  {}  entry {}  return {}  hits {}  misses {}",
+            site["address"].as_u64().unwrap_or(0),
+            text(&site["symbol"]),
+            text(&site["module"]),
+            text(&site["kind"]),
+            text(&site["tactic"]),
+            site["entry_programs"],
+            site["return_programs"],
+            site["hits"],
+            site["misses"],
+        );
+    }
+    for refusal in target["refused"].as_array().into_iter().flatten() {
+        let _ = writeln!(out, "    refused: link {}: {}", refusal[0], text(&refusal[1]));
+    }
+}
+
+/// A JSON value without quotes around strings.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// `ring3 status --trace`: like reading the kernel's `trace_pipe`.
+pub(crate) fn follow_trace(connection: &Connection) -> Result<(), String> {
+    let mut from = 0;
+    loop {
+        let answer = connection.ask(&Request::Trace { from }, None)?;
+        for line in answer["lines"].as_array().into_iter().flatten() {
+            write_out(&format!("{}\n", text(line)))?;
+        }
+        let next = answer["next"].as_u64().unwrap_or(from);
+        if next == from {
+            std::thread::sleep(TRACE_EVERY);
+        }
+        from = next;
+    }
+}

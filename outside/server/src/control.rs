@@ -1,0 +1,178 @@
+//! The control socket: what the command line asks of the server.
+//!
+//! A stream socket in the user's private run-time folder. Each request is one line of JSON (with a file
+//! descriptor for `load` and `start`), each answer one line. Peers are checked by `SO_PEERCRED`.
+
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a request at most.
+const REQUEST_BYTES_MAX: usize = 0x1_0000;
+
+/// What can be asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Serve the loader behind the seccomp listener that comes along.
+    Load {
+        /// For `ring3 status`.
+        command: Vec<String>,
+    },
+    /// The asking process is about to `execve` a new target. Its standard error comes along, for what
+    /// can only be found out when the new image is there.
+    Start,
+    /// Make a running process a target.
+    Attach {
+        /// Its process id.
+        pid: u32,
+    },
+    /// Take everything out of a target.
+    Detach {
+        /// Its process id.
+        pid: u32,
+    },
+    /// Everything about the server.
+    Status,
+    /// Lines of `bpf_trace_printk` from this number on.
+    Trace {
+        /// Number of the first line wanted.
+        from: u64,
+    },
+    /// Detach from everything and end.
+    Stop,
+}
+
+/// An answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// Done; what there is to tell.
+    Ok(serde_json::Value),
+    /// Not done, and why.
+    Err(String),
+}
+
+/// The folder for the socket, the lock and the log: `$RING3_RUNTIME_DIR`, else `/run/ring3` for root,
+/// `$XDG_RUNTIME_DIR/ring3`, or `/tmp/ring3-UID`. Made with mode 0700; refused if it is not ours alone.
+pub fn runtime_dir() -> Result<PathBuf, String> {
+    let uid = rustix::process::geteuid().as_raw();
+    let path = match (std::env::var_os("RING3_RUNTIME_DIR"), std::env::var_os("XDG_RUNTIME_DIR")) {
+        (Some(dir), _) => PathBuf::from(dir),
+        (None, _) if uid == 0 => PathBuf::from("/run/ring3"),
+        (None, Some(dir)) => PathBuf::from(dir).join("ring3"),
+        (None, None) => PathBuf::from(format!("/tmp/ring3-{uid}")),
+    };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+    made.map_err(|error| format!("cannot make the run-time folder {}: {error}", path.display()))?;
+    let meta = std::fs::symlink_metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
+        return Err(format!(
+            "the run-time folder {} is not a folder that only user {uid} can use (owner {}, mode {:o}); \
+             remove it or set RING3_RUNTIME_DIR to another one",
+            path.display(),
+            meta.uid(),
+            meta.mode() & 0o7777,
+        ));
+    }
+    Ok(path)
+}
+
+/// The socket in the run-time folder.
+pub fn socket_path() -> Result<PathBuf, String> {
+    Ok(runtime_dir()?.join("server.sock"))
+}
+
+/// A connection to the server.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+}
+
+impl Connection {
+    /// Connects to a running server; `Ok(None)` if there is none.
+    pub fn open() -> Result<Option<Connection>, String> {
+        let path = socket_path()?;
+        match UnixStream::connect(&path) {
+            Ok(stream) => Ok(Some(Connection { stream })),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ECONNREFUSED)) => Ok(None),
+            Err(error) => Err(format!("cannot reach the server at {}: {error}", path.display())),
+        }
+    }
+
+    /// The server's side of an accepted stream.
+    pub(crate) fn accepted(stream: UnixStream) -> Connection {
+        Connection { stream }
+    }
+
+    /// Process id and user id of the other side.
+    pub fn peer(&self) -> Result<(u32, u32), String> {
+        let peer = rustix::net::sockopt::socket_peercred(&self.stream).map_err(|error| error.to_string())?;
+        Ok((peer.pid.as_raw_nonzero().get() as u32, peer.uid.as_raw()))
+    }
+
+    /// Sends a request with at most one fd and waits for the answer.
+    pub fn ask(&self, request: &Request, fd: Option<BorrowedFd<'_>>) -> Result<serde_json::Value, String> {
+        let mut line = serde_json::to_vec(request).expect("requests are serialisable");
+        line.push(b'\n');
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let sent = rustix::net::sendmsg(&self.stream, &[IoSlice::new(&line)], &mut control, SendFlags::NOSIGNAL);
+        match sent {
+            Ok(bytes) if bytes == line.len() => {}
+            Ok(_) => return Err("the request to the server is too long".into()),
+            Err(error) => return Err(format!("the server went away: {error}")),
+        }
+        let mut answer = String::new();
+        BufReader::new(&self.stream)
+            .read_line(&mut answer)
+            .map_err(|error| format!("the server went away: {error}"))?;
+        match serde_json::from_str(&answer) {
+            Ok(Answer::Ok(value)) => Ok(value),
+            Ok(Answer::Err(why)) => Err(why),
+            Err(_) => Err("the server ended while it worked on the request; see server.log in its run-time folder".into()),
+        }
+    }
+
+    /// Receives a request and the fd that may come along; `None` when the other side is gone.
+    pub(crate) fn receive(&self) -> Option<(Request, Option<OwnedFd>)> {
+        let mut line = vec![0u8; REQUEST_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(&mut line)], &mut control, flags).ok()?;
+        let mut fd = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                fd = fds.into_iter().next().or(fd);
+            }
+        }
+        let request = serde_json::from_slice(&line[..got.bytes]).ok()?;
+        Some((request, fd))
+    }
+
+    /// Sends an answer. The other side may be gone.
+    pub(crate) fn answer(&self, result: Result<serde_json::Value, String>) {
+        let answer = match result {
+            Ok(value) => Answer::Ok(value),
+            Err(why) => Answer::Err(why),
+        };
+        let mut line = serde_json::to_vec(&answer).expect("answers are serialisable");
+        line.push(b'\n');
+        let _ = (&self.stream).write_all(&line);
+    }
+
+    pub(crate) fn stream(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

@@ -1,0 +1,207 @@
+//! The server process: accepts requests, runs sessions, ends when idle.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::FlockOperation;
+use serde_json::{Value, json};
+
+use crate::control::{Connection, Request, runtime_dir};
+use crate::realm::Realm;
+use crate::session::Session;
+use crate::subsystem::Subsystem;
+
+/// Without loaders, targets and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
+const IDLE_SECONDS: u64 = 10;
+/// How often idleness is looked at.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+struct Server {
+    realm: Arc<Realm>,
+    subsystem: Arc<Subsystem>,
+    started: Instant,
+    sessions: AtomicUsize,
+    connections: AtomicUsize,
+    stopping: AtomicBool,
+}
+
+/// Runs the server until it is idle or told to stop. `ready` is called when it can be reached.
+/// Errors are for people.
+pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
+    let dir = runtime_dir()?;
+    let lock = File::create(dir.join("server.lock")).map_err(|error| format!("{}: {error}", dir.display()))?;
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(format!("another ring3 server is running for this user (its folder is {})", dir.display()));
+    }
+    let signals = crate::raw_process::signals().map_err(|error| format!("signalfd: {error}"))?;
+    let path = dir.join("server.sock");
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let realm = Realm::start().map_err(|error| format!("cannot set up shared memory: {error}"))?;
+    let server = Arc::new(Server {
+        subsystem: Subsystem::new(realm.clone()),
+        realm,
+        started: Instant::now(),
+        sessions: AtomicUsize::new(0),
+        connections: AtomicUsize::new(0),
+        stopping: AtomicBool::new(false),
+    });
+    ready();
+    server.accept(&listener, &signals);
+    // No new request can come in between: clients that find no socket start a new server, which waits for the lock.
+    let _ = std::fs::remove_file(&path);
+    server.realm.shut_down();
+    tracing::info!("the server ends");
+    Ok(())
+}
+
+impl Server {
+    fn accept(self: &Arc<Server>, listener: &UnixListener, signals: &OwnedFd) {
+        let idle = std::env::var("RING3_IDLE_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(IDLE_SECONDS);
+        let mut busy_until = Instant::now();
+        while !self.stopping.load(Ordering::Acquire) {
+            let mut fds = [
+                PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            ];
+            let _ = rustix::event::poll(&mut fds, Some(&LOOK_EVERY));
+            if !fds[1].revents().is_empty() {
+                tracing::info!("told to end by a signal");
+                return;
+            }
+            if !fds[0].revents().is_empty()
+                && let Ok((stream, _)) = listener.accept()
+            {
+                self.clone().begin(Connection::accepted(stream));
+            }
+            if self.is_busy() {
+                busy_until = Instant::now();
+            } else if busy_until.elapsed() >= Duration::from_secs(idle) {
+                tracing::info!("idle for {idle} s");
+                return;
+            }
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.connections.load(Ordering::Acquire) > 0
+            || self.sessions.load(Ordering::Acquire) > 0
+            || self.realm.target_count() > 0
+    }
+
+    fn begin(self: Arc<Server>, connection: Connection) {
+        self.connections.fetch_add(1, Ordering::AcqRel);
+        let server = self.clone();
+        let spawned = std::thread::Builder::new().name("ring3-request".into()).spawn(move || {
+            server.converse(&connection);
+            server.connections.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(error) = spawned {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+            tracing::error!("no thread for a request: {error}");
+        }
+    }
+
+    fn converse(self: &Arc<Server>, connection: &Connection) {
+        let Ok((pid, uid)) = connection.peer() else { return };
+        if uid != rustix::process::geteuid().as_raw() && uid != 0 {
+            connection.answer(Err(format!("this server serves user {} only", rustix::process::geteuid().as_raw())));
+            return;
+        }
+        while let Some((request, fd)) = connection.receive() {
+            if let Request::Start = request {
+                self.start(connection, pid, fd);
+                return;
+            }
+            let result = self.serve(request, fd, pid);
+            connection.answer(result);
+            if self.stopping.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Server>, request: Request, fd: Option<OwnedFd>, pid: u32) -> Result<Value, String> {
+        match request {
+            Request::Load { command } => self.load(fd, pid, command),
+            Request::Start => unreachable!("handled by converse"),
+            Request::Attach { pid } => {
+                let target = self.realm.add_target(pid).map_err(|refusal| refusal.message)?;
+                Ok(json!(target))
+            }
+            Request::Detach { pid } => self.realm.remove_target(pid).map(|()| Value::Null).map_err(|r| r.message),
+            Request::Status => Ok(self.status()),
+            Request::Trace { from } => {
+                let (lines, next) = self.realm.trace(from);
+                Ok(json!({ "lines": lines, "next": next }))
+            }
+            Request::Stop => {
+                self.stopping.store(true, Ordering::Release);
+                Ok(json!({ "loaders": self.sessions.load(Ordering::Acquire) }))
+            }
+        }
+    }
+
+    fn load(self: &Arc<Server>, fd: Option<OwnedFd>, pid: u32, command: Vec<String>) -> Result<Value, String> {
+        let listener = fd.ok_or("the request has no seccomp listener")?;
+        let server = self.clone();
+        self.sessions.fetch_add(1, Ordering::AcqRel);
+        let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
+            tracing::info!(pid, ?command, "loader begins");
+            Session::run(listener, server.subsystem.clone(), pid, command);
+            tracing::info!(pid, "loader ended");
+            server.sessions.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(error) = spawned {
+            self.sessions.fetch_sub(1, Ordering::AcqRel);
+            return Err(format!("no thread for the loader: {error}"));
+        }
+        Ok(Value::Null)
+    }
+
+    /// The peer execs the target once it has the answer. What goes wrong after that is told on its standard
+    /// error, and the program runs on untraced.
+    fn start(&self, connection: &Connection, pid: u32, stderr: Option<OwnedFd>) {
+        let answered = Arc::new(AtomicBool::new(false));
+        let ready_answered = answered.clone();
+        let Ok(stream) = connection.stream().try_clone_to_owned() else { return };
+        let ready = Box::new(move || {
+            ready_answered.store(true, Ordering::Release);
+            Connection::accepted(stream.into()).answer(Ok(Value::Null));
+        });
+        if let Err(refusal) = self.realm.add_target_at_exec(pid, ready) {
+            tracing::warn!(pid, "start: {refusal}");
+            if !answered.load(Ordering::Acquire) {
+                connection.answer(Err(refusal.message));
+            } else if let Some(stderr) = stderr {
+                let text = format!("ring3: not traced: {}\n", refusal.message);
+                let _ = rustix::io::write(&stderr, text.as_bytes());
+            }
+        }
+    }
+
+    fn status(&self) -> Value {
+        let realm = self.realm.status();
+        let mut status = json!({
+            "server": {
+                "pid": std::process::id(),
+                "version": env!("CARGO_PKG_VERSION"),
+                "uptime_s": self.started.elapsed().as_secs(),
+                "runtime_dir": runtime_dir().map(|dir| dir.display().to_string()).unwrap_or_default(),
+                "agent_bytes": realm.agent_bytes,
+                "text_bytes": realm.text_bytes,
+            },
+            "targets": realm.targets,
+        });
+        let objects = json!(self.subsystem.snapshot());
+        if let (Some(status), Value::Object(objects)) = (status.as_object_mut(), objects) {
+            status.extend(objects);
+        }
+        status
+    }
+}

@@ -1,0 +1,309 @@
+//! The target side of the server: everything that reaches into traced processes.
+//!
+//! The loader side calls [`Realm`]; it never sees a target. What must be done inside targets is done by
+//! one thread, the tracer ([`tracer`]), since ptrace belongs to a thread; calls are handed to it and
+//! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
+
+mod doorbell;
+mod modules;
+mod raw_mapping;
+mod recovery;
+mod site;
+mod target;
+mod text;
+mod tracer;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use ring3_jit::Target as Symbol;
+use ring3_layout::control::MAPS_MAX;
+use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
+use ring3_uapi::Errno;
+use ring3_verifier::Verified;
+use serde::Serialize;
+
+pub use doorbell::EventFd;
+pub use target::{SiteStatus, TargetStatus};
+pub use text::TextRange;
+use tracer::{Command, Tracer};
+
+/// A map's memory as targets map it.
+#[derive(Debug)]
+pub struct MapFile {
+    /// `[data area][private area]`, see `ring3_layout::map`.
+    pub memfd: OwnedFd,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Bytes of the data area; the header lies behind it.
+    pub data_bytes: u64,
+    /// False for maps that programs may only read (`BPF_F_RDONLY_PROG`).
+    pub writable: bool,
+}
+
+/// A map's index in every target's GOT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MapSlot(pub u32);
+
+/// A link, in this realm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttachmentId(pub u64);
+
+/// A compiled program in the text. Released with [`Realm::drop_program`].
+#[derive(Debug)]
+pub struct ProgramText {
+    /// Where it lies.
+    pub range: TextRange,
+    /// Offset of its entry in the text.
+    pub entry: u32,
+    /// Bytes of machine code.
+    pub code_bytes: u32,
+    /// GOT slots of the maps that it reaches, those of perf buffers inside perf event arrays excluded.
+    pub maps: Vec<MapSlot>,
+}
+
+/// What a link asks for.
+#[derive(Clone, Debug)]
+pub struct LinkSpec {
+    /// The link's (or perf event's) id, for `ring3 status`.
+    pub link_id: u32,
+    /// The program's id.
+    pub prog_id: u32,
+    /// The program's name.
+    pub prog_name: String,
+    /// The program.
+    pub text: Arc<ProgramText>,
+    /// The file, openable by the server.
+    pub file: PathBuf,
+    /// Device of the file, `st_dev`.
+    pub dev: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Offset of the probed instruction in the file.
+    pub offset: u64,
+    /// On return instead of entry.
+    pub ret: bool,
+    /// `bpf_get_attach_cookie`.
+    pub cookie: u64,
+    /// One process (thread group id as the server sees it), which becomes a target; `None`: every target.
+    pub pid: Option<u32>,
+    /// The program uses per-CPU maps.
+    pub per_cpu: bool,
+}
+
+/// Why something could not be instrumented.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// For the loader.
+    pub errno: Errno,
+    /// For the log and for people: what was wrong and what to do.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(errno: Errno, message: impl Into<String>) -> Refusal {
+        Refusal { errno, message: message.into() }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Figures of the realm for `ring3 status`.
+#[derive(Debug, Serialize)]
+pub struct RealmStatus {
+    /// Targets.
+    pub targets: Vec<TargetStatus>,
+    /// Bytes of compiled programs.
+    pub text_bytes: u64,
+    /// Bytes of the agent image.
+    pub agent_bytes: u64,
+}
+
+/// Memory and tables that the loader side and the tracer share.
+#[derive(Debug)]
+struct Shared {
+    agent: raw_mapping::SharedFile,
+    block: raw_mapping::SharedFile,
+    text: text::TextStore,
+    doorbells: doorbell::Doorbells,
+    /// Index: GOT slot. A slot is free again once every target has unmapped it.
+    maps: Mutex<Vec<Option<Arc<MapFile>>>>,
+    cpus: u32,
+}
+
+/// The realm of one server.
+#[derive(Debug)]
+pub struct Realm {
+    shared: Arc<Shared>,
+    tracer: Tracer,
+}
+
+impl Realm {
+    /// Makes the realm and starts its two threads (doorbells, tracer).
+    pub fn start() -> std::io::Result<Arc<Realm>> {
+        let image = ring3_image::bytes();
+        let agent = raw_mapping::SharedFile::new("ring3-agent", (image.len() as u64).next_multiple_of(4096), true)?;
+        agent.write_bytes(0, image);
+        let shared = Arc::new(Shared {
+            agent,
+            block: raw_mapping::SharedFile::new("ring3-realm", REALM_BYTES, false)?,
+            text: text::TextStore::new()?,
+            doorbells: doorbell::Doorbells::new(),
+            maps: Mutex::new(vec![]),
+            cpus: possible_cpus(),
+        });
+        let tracer = Tracer::start(shared.clone())?;
+        let realm = Arc::new(Realm { shared: shared.clone(), tracer });
+        let sender = realm.tracer.sender();
+        std::thread::Builder::new().name("ring3-doorbell".into()).spawn(move || {
+            shared.doorbells.run(&shared.block, &|| sender.send(Command::Requests));
+        })?;
+        Ok(realm)
+    }
+
+    /// Gives a map a GOT slot. Targets map it when a program that uses it is attached there.
+    pub fn add_map(&self, file: Arc<MapFile>) -> Result<MapSlot, Errno> {
+        let mut maps = self.shared.maps.lock().expect("no panic under this lock");
+        let free = maps.iter().position(Option::is_none);
+        let slot = free.unwrap_or(maps.len());
+        if slot >= MAPS_MAX as usize {
+            return Err(Errno::ENOSPC);
+        }
+        if slot == maps.len() {
+            maps.push(None);
+        }
+        maps[slot] = Some(file);
+        Ok(MapSlot(slot as u32))
+    }
+
+    /// The map is gone: targets unmap it, then the slot is free.
+    pub fn drop_map(&self, slot: MapSlot) {
+        self.tracer.send(Command::DropMap(slot));
+    }
+
+    /// A number for `MapHeader::doorbell`, and the eventfd that is written when an agent rings it.
+    pub fn add_doorbell(&self) -> Result<(u32, Arc<EventFd>), Errno> {
+        self.shared.doorbells.add()
+    }
+
+    /// Gives a doorbell number back.
+    pub fn drop_doorbell(&self, number: u32) {
+        self.shared.doorbells.drop_bell(number);
+    }
+
+    /// Compiles a proved program into the text.
+    pub fn publish_program(&self, verified: &Verified, maps: Vec<MapSlot>) -> Result<ProgramText, Refusal> {
+        let code = ring3_jit::compile(verified, &ring3_jit::Options::default())
+            .map_err(|error| Refusal::new(Errno::EINVAL, format!("compiling failed: {error}")))?;
+        let range = self
+            .shared
+            .text
+            .reserve(code.bytes.len())
+            .ok_or_else(|| Refusal::new(Errno::ENOMEM, "no room for more compiled programs"))?;
+        let resolve = |symbol: Symbol| match symbol {
+            Symbol::Helper(id) => ring3_image::helper(id),
+            Symbol::Symbol(name) => ring3_image::symbol(name),
+            Symbol::GotHeader(slot) => Some(got_offset(slot)),
+            Symbol::GotData(slot) => Some(got_offset(slot) + 8),
+        };
+        let linked = code.link(TEXT_OFFSET + u64::from(range.offset), &resolve).map_err(|error| {
+            self.shared.text.release(range);
+            Refusal::new(Errno::EINVAL, format!("linking failed: {error}"))
+        })?;
+        self.shared.text.write(range, &linked);
+        Ok(ProgramText { range, entry: range.offset + code.entry, code_bytes: linked.len() as u32, maps })
+    }
+
+    /// The program is gone; its text is reused when no thread can be in it any more.
+    pub fn drop_program(&self, text: &ProgramText) {
+        self.tracer.send(Command::DropText(text.range));
+    }
+
+    /// Attaches a program. For one process: succeeds wholly or fails with the reason. For all targets:
+    /// a target where it cannot be done keeps the reason for `ring3 status`.
+    pub fn attach(&self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
+        self.tracer.ask(|reply| Command::Attach(Box::new(spec), reply))?
+    }
+
+    /// Detaches: on return no program of this attachment starts any more, and unused sites are restored.
+    pub fn detach(&self, id: AttachmentId) {
+        let _ = self.tracer.ask(|reply| Command::Detach(id, reply));
+    }
+
+    /// Whether the instruction at `offset` of `file` can be probed at all.
+    pub fn check_site(&self, file: &Path, offset: u64) -> Result<(), Refusal> {
+        modules::check_site(file, offset)
+    }
+
+    /// Makes a running process a target.
+    pub fn add_target(&self, pid: u32) -> Result<TargetStatus, Refusal> {
+        self.tracer.ask(|reply| Command::AddTarget(pid, reply))?
+    }
+
+    /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.
+    /// Returns when the new program has been let go.
+    pub fn add_target_at_exec(&self, pid: u32, ready: Box<dyn FnOnce() + Send>) -> Result<TargetStatus, Refusal> {
+        self.tracer.ask_long(|reply| Command::AddTargetAtExec(pid, ready, reply))?
+    }
+
+    /// Takes everything of ours out of a target.
+    pub fn remove_target(&self, pid: u32) -> Result<(), Refusal> {
+        self.tracer.ask(|reply| Command::RemoveTarget(pid, reply))?
+    }
+
+    /// A perf buffer has appeared in a perf event array: targets whose programs use the array map it.
+    pub fn map_everywhere(&self, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
+        self.tracer.ask(|reply| Command::MapEverywhere { array, buffer, reply })?
+    }
+
+    /// How many targets there are.
+    pub fn target_count(&self) -> usize {
+        self.tracer.ask(Command::Count).unwrap_or(0)
+    }
+
+    /// Everything for `ring3 status`.
+    pub fn status(&self) -> RealmStatus {
+        RealmStatus {
+            targets: self.tracer.ask(Command::Snapshot).unwrap_or_default(),
+            text_bytes: self.shared.text.used_bytes(),
+            agent_bytes: ring3_image::bytes().len() as u64,
+        }
+    }
+
+    /// The lines of `bpf_trace_printk` with numbers from `from` on, and the number to continue at.
+    pub fn trace(&self, from: u64) -> (Vec<String>, u64) {
+        crate::trace::read(self.shared.block.realm(), from)
+    }
+
+    /// Detaches from every target and ends the threads.
+    pub fn shut_down(&self) {
+        let _ = self.tracer.ask_long(Command::ShutDown);
+        self.shared.doorbells.stop(&self.shared.block);
+    }
+}
+
+impl Shared {
+    fn map_file(&self, slot: MapSlot) -> Option<Arc<MapFile>> {
+        self.maps.lock().expect("no panic under this lock").get(slot.0 as usize)?.clone()
+    }
+
+    fn free_map(&self, slot: MapSlot) {
+        if let Some(entry) = self.maps.lock().expect("no panic under this lock").get_mut(slot.0 as usize) {
+            *entry = None;
+        }
+    }
+}
+
+/// `num_possible_cpus()`: the highest number in `/sys/devices/system/cpu/possible`, plus one.
+pub fn possible_cpus() -> u32 {
+    std::fs::read_to_string("/sys/devices/system/cpu/possible")
+        .ok()
+        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse::<u32>().ok())
+        .map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32), |last| last + 1)
+        .min(ring3_layout::realm::CPUS_MAX)
+}

@@ -1,0 +1,174 @@
+//! Memory of memfds that the server shares with its targets.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use ring3_layout::realm::Realm as RealmBlock;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A writable mapping of a whole memfd; the file stays open for sending it to targets.
+#[derive(Debug)]
+pub struct SharedFile {
+    file: OwnedFd,
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; all access goes through methods that say how
+// concurrent writers are excluded (atomics, or the realm's single writer).
+unsafe impl Send for SharedFile {}
+// SAFETY: as for Send.
+unsafe impl Sync for SharedFile {}
+
+impl SharedFile {
+    /// Makes a memfd of `bytes` bytes named `name` (seen in `/proc/PID/maps`) and maps it. After this
+    /// mapping nobody can make another writable one if `sealed` is set.
+    pub(crate) fn new(name: &str, bytes: u64, sealed: bool) -> Result<SharedFile, Errno> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, bytes)?;
+        let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: mmap wants no existing object at the address; a null hint lets the kernel choose.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        let shared = SharedFile { file, base, bytes: length };
+        let mut seals = SealFlags::GROW | SealFlags::SHRINK;
+        if sealed {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        rustix::fs::fcntl_add_seals(&shared.file, seals)?;
+        Ok(shared)
+    }
+
+    /// The memfd.
+    pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Copies `bytes` to `offset`. Panics if they do not fit: offsets come from the layout.
+    pub(crate) fn write_bytes(&self, offset: u64, bytes: &[u8]) {
+        let offset = self.check(offset, bytes.len());
+        // SAFETY: copy_nonoverlapping wants valid, disjoint ranges: `check` proved that the
+        // destination lies in the mapping, which no Rust slice ever covers.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// Writes a plain value at `offset`.
+    pub(crate) fn write<T: Copy>(&self, offset: u64, value: T) {
+        let offset = self.check(offset, size_of::<T>());
+        // SAFETY: write_unaligned wants a valid destination of the size of T: `check` proved it.
+        unsafe { self.base.as_ptr().add(offset).cast::<T>().write_unaligned(value) }
+    }
+
+    /// A reference to a value that consists of atomics (or is written by this process alone) at `offset`.
+    ///
+    /// # Safety
+    /// `T` is valid for any bytes, and whatever others write in it concurrently is atomic.
+    pub(crate) unsafe fn at<T>(&self, offset: u64) -> &T {
+        let offset = self.check(offset, size_of::<T>());
+        // SAFETY: `check` proved that the address is inside the mapping; mappings are page-aligned.
+        let pointer = unsafe { self.base.as_ptr().add(offset).cast::<T>() };
+        assert!(pointer.is_aligned(), "unaligned layout offset {offset:#x}");
+        // SAFETY: the pointer is aligned and inside a mapping that lives as long as self; the
+        // caller vouches for the type.
+        unsafe { &*pointer }
+    }
+
+    /// The whole as the realm block. The file was made with `REALM_BYTES`.
+    pub(crate) fn realm(&self) -> &RealmBlock {
+        // SAFETY: RealmBlock is made of atomics only.
+        unsafe { self.at(0) }
+    }
+
+    /// An atomic word at `offset`.
+    pub(crate) fn word(&self, offset: u64) -> &std::sync::atomic::AtomicU64 {
+        // SAFETY: atomics are valid for any bytes and shared by design.
+        unsafe { self.at(offset) }
+    }
+
+    /// A copy of all bytes; torn where others write at the same time.
+    pub(crate) fn snapshot(&self) -> Vec<u8> {
+        let mut bytes = vec![0u8; self.bytes];
+        // SAFETY: both ranges are `self.bytes` long and disjoint.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), bytes.as_mut_ptr(), self.bytes) };
+        bytes
+    }
+
+    fn check(&self, offset: u64, bytes: usize) -> usize {
+        let start = usize::try_from(offset).expect("offset fits");
+        assert!(start.checked_add(bytes).is_some_and(|end| end <= self.bytes), "offset {offset:#x} outside the file");
+        start
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        // SAFETY: munmap wants a mapping that nobody uses any more: it was made by `new`, and all
+        // references into it borrow self.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Sleeps until the word differs from `expected` or `timeout_ms` has passed; also wakes spuriously.
+pub(crate) fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout_ms: u64) {
+    let timeout = rustix::thread::futex::Timespec {
+        tv_sec: (timeout_ms / 1000) as i64,
+        tv_nsec: (timeout_ms % 1000 * 1_000_000) as i64,
+    };
+    let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), expected, Some(&timeout));
+}
+
+/// Wakes everyone who sleeps on the word, in any process.
+pub(crate) fn futex_wake(word: &std::sync::atomic::AtomicU32) {
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// Reads another process's memory without stopping it. Short reads are errors.
+pub(crate) fn read_process(pid: u32, address: u64, out: &mut [u8]) -> Result<(), Errno> {
+    let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: out.len() };
+    // SAFETY: process_vm_readv wants valid iovecs; `local` covers `out`, `remote` is checked by the kernel.
+    let read = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
+    if read == out.len() as isize {
+        Ok(())
+    } else if read < 0 {
+        Err(Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT)))
+    } else {
+        Err(Errno::FAULT)
+    }
+}
+
+/// Reads a plain value of another process.
+///
+/// # Safety
+/// `T` is valid for any bytes.
+pub(crate) unsafe fn read_value<T: Copy>(pid: u32, address: u64) -> Result<T, Errno> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: the slice covers exactly the zeroed value.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+    read_process(pid, address, bytes)?;
+    // SAFETY: all bytes are initialised, and the caller vouches that any bytes are valid.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// `T` from bytes that were read from elsewhere.
+///
+/// # Safety
+/// `T` is valid for any bytes.
+pub(crate) unsafe fn value_from<T: Copy>(bytes: &[u8]) -> Option<T> {
+    if bytes.len() < size_of::<T>() {
+        return None;
+    }
+    // SAFETY: read_unaligned wants size_of::<T>() readable bytes: just checked.
+    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}

@@ -1,0 +1,261 @@
+//! Taking ring3 out of a process, from what lies in the process itself.
+//!
+//! The control block in the target says what was written where and by which server. So the same code
+//! serves an orderly detach and the cleaning up after a server that was killed. It goes in rounds: bytes and
+//! return addresses are restored in the first; memory is unmapped in the first round that finds no thread inside.
+
+use std::time::Instant;
+
+use ring3_inject as inject;
+use ring3_layout::control::{
+    CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, MAPS_MAX, RECOVERY_OFFSET, Recovery,
+    STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea,
+};
+use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET};
+use ring3_layout::thread::{STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
+
+use super::raw_mapping::{read_process, read_value, value_from};
+use super::target::{LEAVE_WITHIN, STOP_WITHIN};
+
+/// Name of the control block's memfd, as `/proc/PID/maps` shows it.
+const CONTROL_NAME: &str = "/memfd:ring3-control";
+/// How the memfds that ring3 maps into targets begin.
+const MEMFD_PREFIX: &str = "/memfd:ring3-";
+/// Shadow frames of one chain (tail calls into probed functions) that are followed.
+const CHAIN_MAX: usize = 64;
+
+/// What is to be cleaned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cleaning {
+    pub(super) pid: u32,
+    pub(super) region: u64,
+}
+
+impl Cleaning {
+    /// One round. `Ok(true)`: nothing of ours is left in the process.
+    pub(super) fn run(self) -> Result<bool, inject::Error> {
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
+        self.restore_sites(&mut stopped)?;
+        self.restore_returns(&mut stopped);
+        let areas = self.stub_areas();
+        let mut ours = vec![self.region..self.region + REGION_BYTES];
+        ours.extend(areas.iter().map(|area| area.base..area.base + area.bytes));
+        if !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
+            return Ok(false);
+        }
+        self.release_gs(&mut stopped)?;
+        for (start, bytes) in self.map_ranges()? {
+            stopped.unmap(start, bytes)?;
+        }
+        for area in areas {
+            stopped.unmap(area.base, area.bytes)?;
+        }
+        inject::unmap_region(&mut stopped, self.region)?;
+        Ok(true)
+    }
+
+    fn control(self, offset: u64) -> u64 {
+        self.region + CONTROL_OFFSET + offset
+    }
+
+    fn restore_sites(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        let mut table = vec![0u8; HOOKS_MAX as usize * size_of::<Recovery>()];
+        if read_process(self.pid, self.control(RECOVERY_OFFSET), &mut table).is_err() {
+            return Ok(());
+        }
+        for bytes in table.chunks_exact(size_of::<Recovery>()) {
+            // SAFETY: Recovery is made of integers.
+            let Some(entry) = (unsafe { value_from::<Recovery>(bytes) }) else { break };
+            if entry.stub == 0 {
+                break;
+            }
+            let length = (entry.bytes as usize).min(entry.written.len());
+            let mut there = vec![0u8; length];
+            let patched = entry.site != 0
+                && stopped.read(entry.site, &mut there).is_ok()
+                && there == entry.written[..length];
+            if patched {
+                stopped.write_site(entry.site, &there, &entry.original[..length], &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts original return addresses back wherever the trampoline's still stands. The frames stay in the
+    /// shadow stack: a thread may be about to look its frame up.
+    fn restore_returns(self, stopped: &mut inject::Stopped) {
+        let trampoline = self.region + ring3_image::symbol("ring3_return_trampoline").unwrap_or(0);
+        for frames in self.blocks().map(|block| self.shadow_frames(block)) {
+            for frame in &frames {
+                let mut slot = [0u8; 8];
+                if frame.slot == 0 || stopped.read(frame.slot, &mut slot).is_err() {
+                    continue;
+                }
+                if u64::from_le_bytes(slot) == trampoline
+                    && let Some(address) = original_return(&frames, frame.slot, trampoline)
+                {
+                    let _ = stopped.write(frame.slot, &address.to_le_bytes());
+                }
+            }
+        }
+    }
+
+    fn blocks(self) -> impl Iterator<Item = u64> {
+        // SAFETY: a u32 is valid for any bytes.
+        let used = unsafe { read_value::<u32>(self.pid, self.region + STATE_OFFSET) }.unwrap_or(0).min(THREADS_MAX);
+        let first = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
+        (0..u64::from(used)).map(move |index| first + index * THREAD_BLOCK_BYTES)
+    }
+
+    fn shadow_frames(self, block: u64) -> Vec<ShadowFrame> {
+        let shadow = std::mem::offset_of!(ThreadBlock, shadow);
+        let bytes = size_of::<ShadowFrame>();
+        let mut table = vec![0u8; ring3_layout::thread::SHADOW_FRAMES_MAX as usize * bytes];
+        if read_process(self.pid, block + shadow as u64, &mut table).is_err() {
+            return vec![];
+        }
+        // SAFETY: ShadowFrame is made of integers.
+        table.chunks_exact(bytes).filter_map(|frame| unsafe { value_from::<ShadowFrame>(frame) }).collect()
+    }
+
+    fn stub_areas(self) -> Vec<StubArea> {
+        let mut table = vec![0u8; STUB_AREAS_MAX as usize * size_of::<StubArea>()];
+        if read_process(self.pid, self.control(STUB_AREAS_OFFSET), &mut table).is_err() {
+            return vec![];
+        }
+        // SAFETY: StubArea is made of integers.
+        let areas = table.chunks_exact(size_of::<StubArea>()).filter_map(|a| unsafe { value_from::<StubArea>(a) });
+        areas.take_while(|area| area.base != 0).collect()
+    }
+
+    /// Threads must not keep a GS that leads into memory that goes away.
+    fn release_gs(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        let region = self.region..self.region + REGION_BYTES;
+        for tid in stopped.threads().to_vec() {
+            let mut registers = stopped.registers(tid)?;
+            if region.contains(&registers.gs_base) {
+                registers.gs_base = 0;
+                stopped.set_registers(tid, &registers)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Start and bytes of every map that the GOT names and that is one of our memfds.
+    fn map_ranges(self) -> Result<Vec<(u64, u64)>, inject::Error> {
+        let mut got = vec![0u8; MAPS_MAX as usize * size_of::<GotEntry>()];
+        if read_process(self.pid, self.control(GOT_OFFSET), &mut got).is_err() {
+            return Ok(vec![]);
+        }
+        let bases: std::collections::BTreeSet<u64> = got
+            .chunks_exact(size_of::<GotEntry>())
+            .map(|entry| u64::from_le_bytes(entry[8..16].try_into().expect("8 bytes")))
+            .filter(|base| *base != 0)
+            .collect();
+        let mappings = inject::mappings(inject::Pid(self.pid))?;
+        let ours = mappings.iter().filter(|m| m.path.starts_with(MEMFD_PREFIX) && bases.contains(&m.range.start));
+        Ok(ours.map(|m| (m.range.start, m.range.end - m.range.start)).collect())
+    }
+}
+
+/// The address that a chain of frames on one stack slot finally returns to.
+fn original_return(frames: &[ShadowFrame], slot: u64, trampoline: u64) -> Option<u64> {
+    let chain = frames.iter().filter(|frame| frame.slot == slot).take(CHAIN_MAX);
+    chain.map(|frame| frame.return_address).find(|address| *address != trampoline && *address != 0)
+}
+
+/// True if no thread block says that its thread is inside.
+pub(super) fn guards_clear(pid: u32, region: u64) -> bool {
+    let guard = std::mem::offset_of!(ThreadBlock, guard) as u64;
+    // SAFETY: a u32 is valid for any bytes.
+    (Cleaning { pid, region }).blocks().all(|block| unsafe { read_value::<u32>(pid, block + guard) } == Ok(0))
+}
+
+/// The pids of all processes that can be seen.
+pub(super) fn all_processes() -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return vec![] };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Start time of a process, clock ticks since boot.
+pub(super) fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The region of a process and the server that made it, if there is one.
+fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps.lines().find(|line| line.contains(CONTROL_NAME))?;
+    let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
+    let region = start.checked_sub(CONTROL_OFFSET)?;
+    // SAFETY: HeaderView is made of integers.
+    let header = unsafe { read_value::<HeaderView>(pid, start) }.ok()?;
+    (header.magic == CONTROL_MAGIC).then_some((region, header))
+}
+
+/// `ControlHeader` as plain numbers, as read from another process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct HeaderView {
+    magic: u64,
+    version: u32,
+    pid: u32,
+    nonce: u64,
+    region_base: u64,
+    vdso_clock_gettime: u64,
+    cpus: u32,
+    request_wait_us: u32,
+    retired: u32,
+    server_pid: u32,
+    server_started: u64,
+}
+
+const _: () = assert!(size_of::<HeaderView>() == size_of::<ControlHeader>());
+
+/// Cleans a process of what a server left that is gone; false if there is nothing to clean.
+pub(super) fn clean_orphan_in(pid: u32, known_nonces: &[u64]) -> bool {
+    let Some((region, header)) = region_in(pid) else { return false };
+    let alive = started(header.server_pid) == Some(header.server_started);
+    if known_nonces.contains(&header.nonce) || alive {
+        return false;
+    }
+    if header.version != ring3_layout::LAYOUT_VERSION {
+        tracing::warn!(pid, "left behind by another version of ring3 (layout {}); not touched", header.version);
+        return false;
+    }
+    let deadline = Instant::now() + LEAVE_WITHIN;
+    loop {
+        match (Cleaning { pid, region }).run() {
+            Ok(true) => {
+                tracing::info!(pid, server = header.server_pid, "cleaned up after a server that is gone");
+                return true;
+            }
+            Ok(false) if Instant::now() < deadline => std::thread::yield_now(),
+            Ok(false) => {
+                tracing::warn!(pid, "left behind by a server that is gone: a thread stays inside; not unmapped");
+                return false;
+            }
+            Err(error) => {
+                tracing::warn!(pid, "left behind by a server that is gone: {error}");
+                return false;
+            }
+        }
+    }
+}
+
+/// Cleans every process that a dead server left instrumented.
+pub(super) fn clean_orphans(known_nonces: &[u64]) {
+    let own = std::process::id();
+    for pid in all_processes().into_iter().filter(|pid| *pid != own) {
+        clean_orphan_in(pid, known_nonces);
+    }
+}
+
+/// The pid of another server that lives and has this process as a target.
+pub(super) fn other_server(pid: u32) -> Option<u32> {
+    let (_, header) = region_in(pid)?;
+    let alive = started(header.server_pid) == Some(header.server_started);
+    (alive && header.server_pid != std::process::id()).then_some(header.server_pid)
+}

@@ -1,0 +1,97 @@
+//! A patched place in one target, and the numbers it takes in the target's control block.
+
+use std::sync::Arc;
+
+use ring3_layout::control::{ATTACHMENTS_MAX, HookKind};
+use ring3_patch::Plan;
+
+use super::AttachmentId;
+use super::modules::StaticSite;
+
+/// Where a site lies: what identifies it across reconciliations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Runtime address.
+    pub(super) address: u64,
+    /// Device, inode and offset of the mapped file.
+    pub(super) file: (u64, u64, u64),
+    /// Range of the mapping, for the stub's neighbourhood.
+    pub(super) mapping: std::ops::Range<u64>,
+    /// Path of the mapping.
+    pub(super) path: String,
+    /// What it does.
+    pub(super) kind: HookKind,
+}
+
+/// One program on a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Use {
+    pub(super) attachment: AttachmentId,
+    pub(super) ret: bool,
+}
+
+/// A place that should be instrumented, with the programs to run there.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) place: Place,
+    pub(super) code: Arc<StaticSite>,
+    pub(super) uses: Vec<Use>,
+}
+
+/// A site of a target. Stays known after its probes are gone: returns may still be awaited there.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) place: Place,
+    pub(super) name: String,
+    pub(super) plan: Plan,
+    pub(super) stub: u64,
+    pub(super) stub_bytes: u32,
+    /// Original address and stub address of each displaced instruction.
+    pub(super) moved: Vec<(u64, u64)>,
+    /// What is written at the site while it is patched.
+    pub(super) jump: Vec<u8>,
+    pub(super) hook: u32,
+    pub(super) patched: bool,
+    pub(super) uses: Vec<Use>,
+}
+
+/// Hands out ranges of the attachment table. A retired range is free again once no thread can read it.
+#[derive(Debug, Default)]
+pub(super) struct RangeAllocator {
+    next: u32,
+    free: Vec<(u32, u32)>,
+    retired: Vec<(u32, u32)>,
+}
+
+impl RangeAllocator {
+    /// `count` consecutive entries, or `None` when the table is full.
+    pub(super) fn reserve(&mut self, count: u32) -> Option<u32> {
+        if let Some(at) = self.free.iter().position(|(_, c)| *c == count) {
+            return Some(self.free.swap_remove(at).0);
+        }
+        let first = self.next;
+        let end = first.checked_add(count).filter(|end| *end <= ATTACHMENTS_MAX)?;
+        self.next = end;
+        Some(first)
+    }
+
+    pub(super) fn retire(&mut self, range: (u32, u32)) {
+        if range.1 != 0 {
+            self.retired.push(range);
+        }
+    }
+
+    /// All threads were seen outside: nobody reads retired ranges any more.
+    pub(super) fn quiet(&mut self) {
+        self.free.append(&mut self.retired);
+    }
+
+    /// For a fork's copy of the table.
+    pub(super) fn copy(&self) -> RangeAllocator {
+        RangeAllocator { next: self.next, free: self.free.clone(), retired: self.retired.clone() }
+    }
+
+    pub(super) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+}

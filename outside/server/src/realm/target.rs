@@ -1,0 +1,856 @@
+//! One target: its control block, its sites, and how they are brought in line with the links.
+//!
+//! The links say what should be; [`Target::apply_links`] compares that with what is, plans outside any
+//! stop, and stops the target only if bytes or mappings must change. Order of a change: stub, hook,
+//! then the jump; of a removal: hook, then the bytes.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ring3_inject as inject;
+use ring3_layout::control::{
+    ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOKS_MAX, HOOKS_OFFSET, Hook,
+    HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, range_pack, range_unpack,
+};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, STATE_OFFSET, TEXT_OFFSET, got_offset};
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
+use ring3_patch::plan_detour;
+use ring3_uapi::Errno;
+use serde::Serialize;
+
+use super::modules::Modules;
+use super::raw_mapping::{SharedFile, read_process, read_value};
+use super::recovery::{self, Cleaning};
+use super::site::{Place, RangeAllocator, Site, Use, Wanted};
+use super::tracer::refusal_of;
+use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared};
+
+/// All threads of a target must have stopped within this time.
+pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
+/// A target must be free of our memory within this time, or it is finished in the background.
+pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// Agents wait at most this long for the server, us.
+const REQUEST_WAIT_US: u32 = 200_000;
+/// Bytes of one stub area.
+const STUB_AREA_BYTES: u64 = 0x1_0000;
+/// Stubs start at multiples of this.
+const STUB_ALIGN: u64 = 16;
+
+/// A link and where it could not be applied.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) spec: LinkSpec,
+    /// By pid.
+    pub(super) refused: BTreeMap<u32, Refusal>,
+}
+
+/// A site for `ring3 status -v`.
+#[derive(Clone, Debug, Serialize)]
+pub struct SiteStatus {
+    /// Runtime address.
+    pub address: u64,
+    /// `symbol+offset`.
+    pub symbol: String,
+    /// The module's path.
+    pub module: String,
+    /// How it is instrumented.
+    pub tactic: String,
+    /// `probe`, or ring3's own: `mapping-added`, `unwind-start`, `unwind-end`.
+    pub kind: String,
+    /// Programs on entry.
+    pub entry_programs: Vec<u32>,
+    /// Programs on return.
+    pub return_programs: Vec<u32>,
+    /// Arrivals that ran programs.
+    pub hits: u64,
+    /// Arrivals that could not.
+    pub misses: u64,
+}
+
+/// A target for `ring3 status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetStatus {
+    /// Process id.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    /// Asked for by `start` or `attach` (else by a link for its pid, or as a fork of a target).
+    pub explicit: bool,
+    /// Everything is being taken out.
+    pub leaving: bool,
+    /// Microseconds from the request to the end of injecting; 0 for an adopted fork.
+    pub inject_us: u64,
+    /// Microseconds for which all threads were stopped for it.
+    pub stopped_us: u64,
+    /// Arrivals without a thread block.
+    pub missed_no_block: u64,
+    /// Patched sites.
+    pub sites: Vec<SiteStatus>,
+    /// Links that could not be applied: link id and reason.
+    pub refused: Vec<(u32, String)>,
+}
+
+/// A process that is instrumented.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) pid: u32,
+    /// Process id in its own namespace.
+    pub(super) own_pid: u32,
+    pub(super) comm: String,
+    pub(super) explicit: bool,
+    pub(super) nonce: u64,
+    /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
+    ancestors: Vec<u64>,
+    pidfd: OwnedFd,
+    region: u64,
+    control: SharedFile,
+    /// Address and bytes of each mapped map.
+    maps: BTreeMap<MapSlot, (u64, u64)>,
+    sites: BTreeMap<u64, Site>,
+    hooks_used: u32,
+    ranges: RangeAllocator,
+    /// Base and used bytes of each stub area.
+    areas: Vec<(u64, u64)>,
+    leaving: bool,
+    vdso_clock_gettime: u64,
+    inject_us: u64,
+    stopped_us: u64,
+}
+
+impl Target {
+    /// What can be done before the process is stopped: checks, and the control block.
+    pub(super) fn prepare(shared: &Shared, pid: u32, explicit: bool) -> Result<Target, inject::Error> {
+        let info = inject::inspect(inject::Pid(pid))?;
+        let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
+            .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
+        let pidfd = rustix::process::pidfd_open(
+            rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?,
+            rustix::process::PidfdFlags::empty(),
+        )
+        .map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
+        let _ = shared;
+        Ok(Target {
+            pid,
+            own_pid: info.own_pid,
+            comm: info.comm,
+            explicit,
+            nonce: fresh_nonce(),
+            ancestors: vec![],
+            pidfd,
+            region: 0,
+            control,
+            maps: BTreeMap::new(),
+            sites: BTreeMap::new(),
+            hooks_used: 0,
+            ranges: RangeAllocator::default(),
+            areas: vec![],
+            leaving: false,
+            vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
+            inject_us: 0,
+            stopped_us: 0,
+        })
+    }
+
+    /// Maps the region into the stopped process, applies all links, and lets it go.
+    pub(super) fn enter(
+        &mut self,
+        shared: &Shared,
+        modules: &mut Modules,
+        links: &mut BTreeMap<AttachmentId, Link>,
+        mut stopped: inject::Stopped,
+        started: Instant,
+    ) -> Result<(), Refusal> {
+        let stop_began = Instant::now();
+        let files = inject::RegionFiles {
+            agent: shared.agent.file(),
+            agent_bytes: (ring3_image::bytes().len() as u64).next_multiple_of(4096),
+            control: self.control.file(),
+            realm: shared.block.file(),
+            text: shared.text.file(),
+        };
+        let slots: Vec<MapSlot> = self.slots_wanted(links).into_iter().collect();
+        let map_files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
+        let sent: Vec<_> = map_files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
+        let region = inject::map_region(&mut stopped, &files, &sent).map_err(refusal_of)?;
+        self.region = region.base;
+        self.write_header(shared);
+        for ((slot, file), address) in map_files.iter().zip(region.maps) {
+            self.note_map(*slot, address, file.bytes, file.data_bytes);
+        }
+        let wanted = self.wanted(modules, links).unwrap_or_default();
+        self.reconcile(&mut stopped, wanted, links);
+        drop(stopped);
+        self.stopped_us = stop_began.elapsed().as_micros() as u64;
+        self.inject_us = started.elapsed().as_micros() as u64;
+        Ok(())
+    }
+
+    fn write_header(&self, shared: &Shared) {
+        self.control.write(
+            0,
+            HeaderBytes {
+                magic: CONTROL_MAGIC,
+                version: ring3_layout::LAYOUT_VERSION,
+                pid: self.own_pid,
+                nonce: self.nonce,
+                region_base: self.region,
+                vdso_clock_gettime: self.vdso_clock_gettime,
+                cpus: shared.cpus,
+                request_wait_us: REQUEST_WAIT_US,
+                retired: 0,
+                server_pid: std::process::id(),
+                server_started: recovery::started(std::process::id()).unwrap_or(0),
+            },
+        );
+    }
+
+    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
+    pub(super) fn has_map(&self, slot: MapSlot) -> bool {
+        self.maps.contains_key(&slot)
+    }
+
+    /// Whether a claim with this nonce may come from this process.
+    pub(super) fn is_family(&self, nonce: u64) -> bool {
+        self.nonce == nonce || self.ancestors.contains(&nonce)
+    }
+
+    /// Whether our region is still in the process (an `execve` removes it).
+    pub(super) fn is_present(&self) -> bool {
+        nonce_at(self.pid, self.region) == Some(self.nonce)
+    }
+
+    // ---- links ----
+
+    /// Brings the sites in line with the links. Links that cannot be applied keep the reason.
+    pub(super) fn apply_links(
+        &mut self,
+        shared: &Shared,
+        modules: &mut Modules,
+        links: &mut BTreeMap<AttachmentId, Link>,
+    ) -> Result<(), Refusal> {
+        if self.leaving {
+            return Ok(());
+        }
+        let wanted = self.wanted(modules, links)?;
+        let missing: Vec<MapSlot> =
+            self.slots_wanted(links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
+        if missing.is_empty() && self.is_same_but_uses(&wanted) {
+            for want in wanted {
+                let address = want.place.address;
+                self.publish(address, &want.uses, links);
+            }
+            return Ok(());
+        }
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
+        self.map_missing(shared, &mut stopped, &missing)?;
+        self.reconcile(&mut stopped, wanted, links);
+        Ok(())
+    }
+
+    /// The links that hold for this process.
+    fn links_for<'a>(
+        &self,
+        links: &'a BTreeMap<AttachmentId, Link>,
+    ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
+        let pid = self.pid;
+        links
+            .iter()
+            .map(|(id, link)| (*id, &link.spec))
+            .filter(move |(_, spec)| spec.pid.is_none_or(|wanted| wanted == pid))
+    }
+
+    fn slots_wanted(&self, links: &BTreeMap<AttachmentId, Link>) -> std::collections::BTreeSet<MapSlot> {
+        self.links_for(links).flat_map(|(_, spec)| spec.text.maps.iter().copied()).collect()
+    }
+
+    /// All places that should be instrumented, from the process's mappings and the links.
+    fn wanted(
+        &self,
+        modules: &mut Modules,
+        links: &mut BTreeMap<AttachmentId, Link>,
+    ) -> Result<Vec<Wanted>, Refusal> {
+        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
+        let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
+        let mut returns = false;
+        for (id, spec) in self.links_for(links) {
+            let inode = (spec.dev, spec.inode);
+            for place in places(&mappings, self.pid, inode, spec.offset, HookKind::Probe) {
+                returns |= spec.ret;
+                let address = place.address;
+                match modules.site(&spec.file, spec.offset) {
+                    Ok(code) => wanted
+                        .entry(address)
+                        .or_insert_with(|| Wanted { place, code, uses: vec![] })
+                        .uses
+                        .push(Use { attachment: id, ret: spec.ret }),
+                    Err(refusal) => failed.push((id, refusal)),
+                }
+            }
+        }
+        for (id, refusal) in failed {
+            refuse(links, id, self.pid, refusal);
+        }
+        for want in self.specials(modules, &mappings, returns) {
+            wanted.entry(want.place.address).or_insert(want);
+        }
+        Ok(wanted.into_values().collect())
+    }
+
+    /// ring3's own places: the dynamic loader's `mmap`, and the unwinders if returns are awaited.
+    fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<Wanted> {
+        let mut found = vec![];
+        for mapping in mappings.iter().filter(|m| m.is_executable() && m.inode != 0) {
+            let loader = is_dynamic_loader(&mapping.path);
+            let path = PathBuf::from(format!("/proc/{}/root{}", self.pid, mapping.path));
+            let mut specials = vec![];
+            if loader {
+                specials.extend(modules.specials(&path, true).iter().copied());
+            }
+            if returns {
+                specials.extend(modules.specials(&path, false).iter().copied());
+            }
+            for (kind, offset) in specials {
+                let Ok(code) = modules.site(&path, offset) else { continue };
+                if let Some(place) = place_in(mapping, offset, kind) {
+                    found.push(Wanted { place, code, uses: vec![] });
+                }
+            }
+        }
+        found
+    }
+
+    /// True if no byte and no mapping has to change for `wanted`: only who runs where.
+    fn is_same_but_uses(&self, wanted: &[Wanted]) -> bool {
+        let patched = self.sites.values().filter(|site| site.patched).count();
+        patched == wanted.len()
+            && wanted
+                .iter()
+                .all(|want| self.sites.get(&want.place.address).is_some_and(|s| s.patched && s.place == want.place))
+    }
+
+    fn reconcile(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        wanted: Vec<Wanted>,
+        links: &mut BTreeMap<AttachmentId, Link>,
+    ) {
+        let keep: BTreeMap<u64, Place> = wanted.iter().map(|w| (w.place.address, w.place.clone())).collect();
+        let stale: Vec<u64> = self
+            .sites
+            .values()
+            .filter(|site| keep.get(&site.place.address) != Some(&site.place))
+            .map(|site| site.place.address)
+            .collect();
+        for address in stale {
+            self.remove_site(stopped, address);
+        }
+        for want in wanted {
+            let address = want.place.address;
+            let uses = want.uses.clone();
+            match self.place_site(stopped, want) {
+                Ok(()) => self.publish(address, &uses, links),
+                Err(refusal) => {
+                    tracing::warn!(pid = self.pid, "{refusal}");
+                    for one in uses {
+                        refuse(links, one.attachment, self.pid, refusal.clone());
+                    }
+                }
+            }
+        }
+        if self.ranges.has_retired() && self.is_quiet() {
+            self.ranges.quiet();
+        }
+    }
+
+    /// Makes the site exist and be patched.
+    fn place_site(&mut self, stopped: &mut inject::Stopped, want: Wanted) -> Result<(), Refusal> {
+        let address = want.place.address;
+        if let Some(site) = self.sites.get(&address)
+            && site.place != want.place
+        {
+            // Another file is mapped there now; the old site went with its mapping.
+            self.sites.remove(&address);
+        }
+        if !self.sites.contains_key(&address) {
+            let site = self.build_site(stopped, want)?;
+            self.sites.insert(address, site);
+        }
+        let site = self.sites.get_mut(&address).expect("just inserted");
+        if site.patched && is_written(stopped, address, &site.jump) {
+            return Ok(());
+        }
+        let written = stopped.write_site(address, &site.plan.original, &site.jump, &site.moved);
+        written.map_err(|error| {
+            let refusal = refusal_of(error);
+            Refusal::new(refusal.errno, format!("{}: {}", site.name, refusal.message))
+        })?;
+        site.patched = true;
+        self.write_recovery(address);
+        Ok(())
+    }
+
+    /// Plans the site and writes its stub; the site itself is untouched.
+    fn build_site(&mut self, stopped: &mut inject::Stopped, want: Wanted) -> Result<Site, Refusal> {
+        let place = want.place;
+        let name = want.code.name.clone();
+        let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
+        let bias = place.address.wrapping_sub(want.code.vaddr);
+        let plan = plan_detour(&want.code.function(bias), place.address).map_err(|why| refuse(why.to_string()))?;
+        if self.hooks_used >= HOOKS_MAX {
+            return Err(refuse(format!("more than {HOOKS_MAX} sites in one process")));
+        }
+        let index = self.hooks_used;
+        let hook_offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
+        let enter = self.region + ring3_image::symbol("ring3_enter").expect("the agent has its entry point");
+        let (stub_address, area) = self.stub_room(stopped, &place, ring3_patch::STUB_BYTES_MAX as u64)?;
+        let stub = plan
+            .stub(stub_address, enter, self.region + CONTROL_OFFSET + hook_offset)
+            .map_err(|why| refuse(why.to_string()))?;
+        let jump = plan.jump(stub_address).map_err(|why| refuse(why.to_string()))?;
+        stopped.write(stub_address, &stub.bytes).map_err(refusal_of)?;
+        self.areas[area].1 += (stub.bytes.len() as u64).next_multiple_of(STUB_ALIGN);
+        self.hooks_used += 1;
+        self.control.write(
+            hook_offset,
+            [place.address, place.kind as u64 | u64::from(index) << 32, range_pack(0, 0), range_pack(0, 0)],
+        );
+        let moved = stub.moved.iter().map(|m| (m.original, stub_address + u64::from(m.stub_offset))).collect();
+        Ok(Site {
+            place,
+            name: want.code.name.clone(),
+            plan,
+            stub: stub_address,
+            stub_bytes: stub.bytes.len() as u32,
+            moved,
+            jump,
+            hook: index,
+            patched: false,
+            uses: vec![],
+        })
+    }
+
+    /// Room for a stub within reach of a place: the address, and the index of its area.
+    fn stub_room(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        place: &Place,
+        bytes: u64,
+    ) -> Result<(u64, usize), Refusal> {
+        const REACH: u64 = i32::MAX as u64 - (1 << 20);
+        let near = |base: u64| {
+            place.address.abs_diff(base) < REACH && place.address.abs_diff(base + STUB_AREA_BYTES) < REACH
+        };
+        let known = self.areas.iter().position(|(base, used)| near(*base) && used + bytes <= STUB_AREA_BYTES);
+        let index = match known {
+            Some(index) => index,
+            None if self.areas.len() >= STUB_AREAS_MAX as usize => {
+                return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
+            }
+            None => {
+                let base = inject::map_stub_area(stopped, place.mapping.clone(), STUB_AREA_BYTES).map_err(refusal_of)?;
+                let entry = STUB_AREAS_OFFSET + self.areas.len() as u64 * size_of::<StubArea>() as u64;
+                self.control.write(entry, StubArea { base, bytes: STUB_AREA_BYTES });
+                self.areas.push((base, 0));
+                self.areas.len() - 1
+            }
+        };
+        let (base, used) = self.areas[index];
+        Ok((base + used, index))
+    }
+
+    /// Restores the bytes of a site and stops running its programs.
+    fn remove_site(&mut self, stopped: &mut inject::Stopped, address: u64) {
+        self.publish(address, &[], &BTreeMap::new());
+        let Some(site) = self.sites.get_mut(&address) else { return };
+        if site.patched && is_written(stopped, address, &site.jump) {
+            let back: Vec<(u64, u64)> = vec![];
+            if let Err(error) = stopped.write_site(address, &site.jump, &site.plan.original[..site.jump.len()], &back) {
+                tracing::warn!(pid = self.pid, "{}: not restored: {error}", site.name);
+                return;
+            }
+        }
+        site.patched = false;
+        self.write_recovery(address);
+    }
+
+    fn write_recovery(&self, address: u64) {
+        let site = &self.sites[&address];
+        let mut entry = Recovery { stub: site.stub, stub_bytes: site.stub_bytes, ..Recovery::default() };
+        if site.patched {
+            entry.site = address;
+            entry.bytes = site.jump.len() as u32;
+            entry.original[..site.jump.len()].copy_from_slice(&site.plan.original[..site.jump.len()]);
+            entry.written[..site.jump.len()].copy_from_slice(&site.jump);
+        }
+        self.control.write(RECOVERY_OFFSET + u64::from(site.hook) * size_of::<Recovery>() as u64, entry);
+    }
+
+    /// Publishes who runs at a site: new ranges first, then one store each.
+    fn publish(&mut self, address: u64, uses: &[Use], links: &BTreeMap<AttachmentId, Link>) {
+        let Some(site) = self.sites.get_mut(&address) else { return };
+        if site.uses == uses {
+            return;
+        }
+        site.uses = uses.to_vec();
+        let hook = site.hook;
+        for ret in [false, true] {
+            let specs: Vec<&LinkSpec> =
+                uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec)).collect();
+            let first = self.ranges.reserve(specs.len() as u32);
+            let Some(first) = first else {
+                tracing::warn!(pid = self.pid, "the attachment table is full; {} programs are not run", specs.len());
+                continue;
+            };
+            for (index, spec) in specs.iter().enumerate() {
+                let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
+                self.control.write(
+                    entry,
+                    AttachmentBytes {
+                        code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
+                        cookie: spec.cookie,
+                        pid: if spec.pid.is_some() { self.own_pid } else { 0 },
+                        flags: if spec.per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
+                        link_id: spec.link_id,
+                        prog_id: spec.prog_id,
+                        reserved: [0; 2],
+                    },
+                );
+            }
+            let at = HOOKS_OFFSET + u64::from(hook) * size_of::<Hook>() as u64 + if ret { 24 } else { 16 };
+            let old = self.control.word(at).swap(range_pack(first, specs.len() as u32), Ordering::SeqCst);
+            self.ranges.retire(range_unpack(old));
+        }
+    }
+
+    // ---- maps ----
+
+    fn note_map(&mut self, slot: MapSlot, address: u64, bytes: u64, data_bytes: u64) {
+        self.maps.insert(slot, (address, bytes));
+        let got = got_offset(slot.0) - CONTROL_OFFSET;
+        self.control.word(got).store(address + data_bytes, Ordering::SeqCst);
+        self.control.word(got + 8).store(address, Ordering::SeqCst);
+    }
+
+    fn map_missing(
+        &mut self,
+        shared: &Shared,
+        stopped: &mut inject::Stopped,
+        slots: &[MapSlot],
+    ) -> Result<(), Refusal> {
+        let files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
+        if files.is_empty() {
+            return Ok(());
+        }
+        let sent: Vec<_> = files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
+        let addresses = inject::map_files(stopped, &sent).map_err(refusal_of)?;
+        for ((slot, file), address) in files.iter().zip(addresses) {
+            self.note_map(*slot, address, file.bytes, file.data_bytes);
+        }
+        Ok(())
+    }
+
+    /// A perf buffer joined an array that programs here use.
+    pub(super) fn map_companion(&mut self, shared: &Shared, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
+        if self.leaving || !self.has_map(array) || self.has_map(buffer) {
+            return Ok(());
+        }
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
+        self.map_missing(shared, &mut stopped, &[buffer])
+    }
+
+    /// Unmaps maps that no program here uses any more.
+    pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
+        for slot in slots {
+            let Some((address, bytes)) = self.maps.remove(slot) else { continue };
+            let got = got_offset(slot.0) - CONTROL_OFFSET;
+            self.control.word(got).store(0, Ordering::SeqCst);
+            self.control.word(got + 8).store(0, Ordering::SeqCst);
+            stopped.unmap(address, bytes)?;
+        }
+        Ok(())
+    }
+
+    // ---- threads ----
+
+    /// True if no thread was inside a program or the dispatcher when its block was looked at.
+    pub(super) fn is_quiet(&self) -> bool {
+        recovery::guards_clear(self.pid, self.region)
+    }
+
+    // ---- forks ----
+
+    /// A process that uses this target's control block and is not it: a fork that has not been adopted.
+    /// A `vfork` child shares our memory and is not one (its process word is ours).
+    pub(super) fn find_child(&self, known: &BTreeMap<u32, Target>) -> Option<u32> {
+        recovery::all_processes()
+            .into_iter()
+            .filter(|pid| *pid != self.pid && !known.contains_key(pid))
+            .find(|pid| nonce_at(*pid, self.region) == Some(self.nonce) && !self.shares_memory(*pid))
+    }
+
+    fn shares_memory(&self, pid: u32) -> bool {
+        // The child's copy of the process page is wiped at fork, until its agent initialises it with its own pid.
+        // SAFETY: a u64 is valid for any bytes.
+        let generation = unsafe { read_value::<u64>(pid, self.region + PROCESS_OFFSET) };
+        // SAFETY: as above.
+        let own = unsafe { read_value::<u64>(self.pid, self.region + PROCESS_OFFSET) };
+        matches!((generation, own), (Ok(child), Ok(own)) if child == own && child != 0)
+    }
+
+    /// Gives a fork of this target its own control block, a copy of ours.
+    pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
+        let mut target = Target::prepare(shared, child, self.explicit)?;
+        let mut stopped = inject::Stopped::seize(inject::Pid(child), STOP_WITHIN)?;
+        target.control.write_bytes(0, &self.control.snapshot());
+        target.region = self.region;
+        target.vdso_clock_gettime = self.vdso_clock_gettime;
+        target.ancestors = self.ancestors.iter().copied().chain([self.nonce]).collect();
+        target.write_header(shared);
+        inject::replace_control(&mut stopped, self.region, target.control.file())?;
+        target.maps = self.maps.clone();
+        target.hooks_used = self.hooks_used;
+        target.areas = self.areas.clone();
+        target.sites = self.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
+        target.ranges = self.ranges.copy();
+        Ok(target)
+    }
+
+    // ---- leaving ----
+
+    /// From now on hooks pass through; [`Target::try_leave`] does the rest.
+    pub(super) fn begin_leaving(&mut self) {
+        self.leaving = true;
+        let retired = std::mem::offset_of!(ControlHeader, retired) as u64;
+        // SAFETY: an AtomicU32 is valid for any bytes, and the agent reads it as one.
+        let retired: &std::sync::atomic::AtomicU32 = unsafe { self.control.at(retired) };
+        retired.store(1, Ordering::SeqCst);
+    }
+
+    /// Restores all bytes and return addresses, and unmaps everything once no thread is inside.
+    /// `Ok(false)`: a thread is inside; try again.
+    pub(super) fn try_leave(&mut self) -> Result<bool, inject::Error> {
+        if !self.is_present() {
+            return Ok(true);
+        }
+        let cleaning = Cleaning { pid: self.pid, region: self.region };
+        cleaning.run()
+    }
+
+    // ---- status ----
+
+    pub(super) fn status(&self, links: &BTreeMap<AttachmentId, Link>) -> TargetStatus {
+        let counts = self.counts();
+        let programs = |site: &Site, ret: bool| -> Vec<u32> {
+            site.uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(links.get(&u.attachment)?.spec.prog_id)).collect()
+        };
+        let sites = self.sites.values().filter(|site| site.patched).map(|site| {
+            let (hits, misses) = counts.get(site.hook as usize).copied().unwrap_or_default();
+            SiteStatus {
+                address: site.place.address,
+                symbol: site.name.clone(),
+                module: site.place.path.clone(),
+                tactic: site.plan.tactic.to_string(),
+                kind: kind_name(site.place.kind).to_owned(),
+                entry_programs: programs(site, false),
+                return_programs: programs(site, true),
+                hits,
+                misses,
+            }
+        });
+        // SAFETY: a u64 is valid for any bytes.
+        let missed = unsafe { read_value::<u64>(self.pid, self.region + STATE_OFFSET + 8) };
+        TargetStatus {
+            pid: self.pid,
+            comm: self.comm.clone(),
+            explicit: self.explicit,
+            leaving: self.leaving,
+            inject_us: self.inject_us,
+            stopped_us: self.stopped_us,
+            missed_no_block: missed.unwrap_or(0),
+            sites: sites.collect(),
+            refused: links
+                .values()
+                .filter_map(|link| Some((link.spec.link_id, link.refused.get(&self.pid)?.message.clone())))
+                .collect(),
+        }
+    }
+
+    /// Hits and misses per hook, summed over the thread blocks of this process.
+    fn counts(&self) -> Vec<(u64, u64)> {
+        let hooks = self.hooks_used.min(COUNTED_HOOKS_MAX) as usize;
+        let mut sums = vec![(0u64, 0u64); hooks];
+        // SAFETY: a u32 is valid for any bytes.
+        let used = unsafe { read_value::<u32>(self.pid, self.region + STATE_OFFSET) }.unwrap_or(0).min(THREADS_MAX);
+        // SAFETY: a u64 is valid for any bytes.
+        let generation = unsafe { read_value::<u64>(self.pid, self.region + PROCESS_OFFSET) }.unwrap_or(0);
+        for block in 0..u64::from(used) {
+            let base = self.region + STATE_OFFSET + STATE_HEADER_BYTES + block * THREAD_BLOCK_BYTES;
+            let at = base + std::mem::offset_of!(ThreadBlock, generation) as u64;
+            // SAFETY: a u64 is valid for any bytes.
+            if unsafe { read_value::<u64>(self.pid, at) } != Ok(generation) {
+                continue;
+            }
+            let mut hits = vec![0u8; hooks * 8];
+            let mut misses = vec![0u8; hooks * 4];
+            let hits_at = base + std::mem::offset_of!(ThreadBlock, hits) as u64;
+            let misses_at = base + std::mem::offset_of!(ThreadBlock, misses) as u64;
+            if read_process(self.pid, hits_at, &mut hits).is_err()
+                || read_process(self.pid, misses_at, &mut misses).is_err()
+            {
+                continue;
+            }
+            for (index, sum) in sums.iter_mut().enumerate() {
+                sum.0 += u64::from_le_bytes(hits[index * 8..][..8].try_into().expect("8 bytes"));
+                sum.1 += u64::from(u32::from_le_bytes(misses[index * 4..][..4].try_into().expect("4 bytes")));
+            }
+        }
+        sums
+    }
+}
+
+/// `ControlHeader` without atomics, for writing it as a value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HeaderBytes {
+    magic: u64,
+    version: u32,
+    pid: u32,
+    nonce: u64,
+    region_base: u64,
+    vdso_clock_gettime: u64,
+    cpus: u32,
+    request_wait_us: u32,
+    retired: u32,
+    server_pid: u32,
+    server_started: u64,
+}
+
+/// `Attachment` as a value that can be copied.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AttachmentBytes {
+    code: u64,
+    cookie: u64,
+    pid: u32,
+    flags: u32,
+    link_id: u32,
+    prog_id: u32,
+    reserved: [u64; 2],
+}
+
+const _: () = {
+    assert!(size_of::<HeaderBytes>() == size_of::<ControlHeader>());
+    assert!(size_of::<AttachmentBytes>() == size_of::<Attachment>());
+};
+
+fn kind_name(kind: HookKind) -> &'static str {
+    match kind {
+        HookKind::Probe => "probe",
+        HookKind::MappingAdded => "mapping-added",
+        HookKind::UnwindStart => "unwind-start",
+        HookKind::UnwindEnd => "unwind-end",
+    }
+}
+
+fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
+    if let Some(link) = links.get_mut(&id) {
+        link.refused.insert(pid, refusal);
+    }
+}
+
+fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
+    let mut there = vec![0u8; bytes.len()];
+    stopped.read(address, &mut there).is_ok() && there == bytes
+}
+
+/// The nonce in the control block of a region at `region`, if there is one.
+pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
+    // SAFETY: an array of u64 is valid for any bytes.
+    let words = unsafe { read_value::<[u64; 3]>(pid, region + CONTROL_OFFSET) }.ok()?;
+    (words[0] == CONTROL_MAGIC).then_some(words[2])
+}
+
+/// The places where `offset` of the file is mapped executable.
+fn places(mappings: &[inject::Mapping], pid: u32, inode: (u64, u64), offset: u64, kind: HookKind) -> Vec<Place> {
+    mappings
+        .iter()
+        .filter(|m| m.is_executable() && m.inode == inode.1 && is_device(m, pid, inode.0))
+        .filter_map(|m| place_in(m, offset, kind))
+        .collect()
+}
+
+/// Whether a mapping's file is on the device `dev`. Stacked file systems show another device in
+/// `/proc/PID/maps` than in `stat`: then the path is asked.
+fn is_device(mapping: &inject::Mapping, pid: u32, dev: u64) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    mapping.dev == dev
+        || std::fs::metadata(format!("/proc/{pid}/root{}", mapping.path))
+            .is_ok_and(|meta| meta.dev() == dev && meta.ino() == mapping.inode)
+}
+
+fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
+    let bytes = mapping.range.end - mapping.range.start;
+    let inside = offset.checked_sub(mapping.offset).filter(|inside| *inside < bytes)?;
+    Some(Place {
+        address: mapping.range.start + inside,
+        file: (mapping.dev, mapping.inode, offset),
+        mapping: mapping.range.clone(),
+        path: mapping.path.clone(),
+        kind,
+    })
+}
+
+/// By name, as gdb does it: the loader is `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1` ...
+fn is_dynamic_loader(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
+}
+
+/// Address of `__vdso_clock_gettime` in a process.
+fn vdso_clock_gettime(pid: u32) -> Option<u64> {
+    const AT_SYSINFO_EHDR: u64 = 33;
+    let auxv = std::fs::read(format!("/proc/{pid}/auxv")).ok()?;
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let base = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]))?;
+    let mapping = inject::mappings(inject::Pid(pid)).ok()?.into_iter().find(|m| m.range.start == base)?;
+    let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
+    read_process(pid, base, &mut image).ok()?;
+    let elf = ring3_elf::File::parse(&image).ok()?;
+    Some(base + elf.find("__vdso_clock_gettime")?)
+}
+
+fn fresh_nonce() -> u64 {
+    let mut bytes = [0u8; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert!(filled == Ok(8), "getrandom never fails for 8 bytes");
+    u64::from_le_bytes(bytes)
+}
+
+impl Site {
+    fn copy(&self) -> Site {
+        Site {
+            place: self.place.clone(),
+            name: self.name.clone(),
+            plan: self.plan.clone(),
+            stub: self.stub,
+            stub_bytes: self.stub_bytes,
+            moved: self.moved.clone(),
+            jump: self.jump.clone(),
+            hook: self.hook,
+            patched: self.patched,
+            uses: self.uses.clone(),
+        }
+    }
+}

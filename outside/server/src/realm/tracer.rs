@@ -1,0 +1,525 @@
+//! The tracer: the one thread that stops and changes targets.
+//!
+//! An actor: it owns all targets and links; others send [`Command`]s. It never waits for a target
+//! without a deadline, so a command is answered within seconds even when targets misbehave.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ring3_inject as inject;
+use ring3_layout::realm::request;
+use ring3_uapi::Errno;
+use rustix::event::{PollFd, PollFlags};
+
+use super::doorbell::EventFd;
+use super::modules::Modules;
+use super::target::{Link, Target, TargetStatus};
+use super::text::TextRange;
+use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, raw_mapping, recovery};
+
+/// A command is answered within this time.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// How often unfinished cleaning is tried again.
+const RETRY_EVERY: Duration = Duration::from_millis(10);
+/// A process that announced an `execve` must do it within this time.
+pub(super) const EXEC_WITHIN: Duration = Duration::from_secs(10);
+
+/// What the tracer can be asked.
+pub(super) enum Command {
+    Attach(Box<LinkSpec>, Sender<Result<AttachmentId, Refusal>>),
+    Detach(AttachmentId, Sender<()>),
+    AddTarget(u32, Sender<Result<TargetStatus, Refusal>>),
+    AddTargetAtExec(u32, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
+    RemoveTarget(u32, Sender<Result<(), Refusal>>),
+    MapEverywhere { array: MapSlot, buffer: MapSlot, reply: Sender<Result<(), Refusal>> },
+    DropMap(MapSlot),
+    DropText(TextRange),
+    Requests,
+    Snapshot(Sender<Vec<TargetStatus>>),
+    Count(Sender<usize>),
+    ShutDown(Sender<()>),
+}
+
+/// Sends commands and wakes the tracer.
+#[derive(Clone, Debug)]
+pub(super) struct CommandSender {
+    queue: Sender<Command>,
+    wake: Arc<EventFd>,
+}
+
+impl CommandSender {
+    pub(super) fn send(&self, command: Command) {
+        if self.queue.send(command).is_ok() {
+            self.wake.signal();
+        }
+    }
+}
+
+/// The tracer as others see it.
+#[derive(Debug)]
+pub(super) struct Tracer {
+    sender: Mutex<CommandSender>,
+}
+
+impl Tracer {
+    pub(super) fn start(shared: Arc<Shared>) -> std::io::Result<Tracer> {
+        let (queue, commands) = channel();
+        let wake = Arc::new(EventFd::new()?);
+        let sender = CommandSender { queue, wake: wake.clone() };
+        std::thread::Builder::new().name("ring3-tracer".into()).spawn(move || {
+            Actor {
+                shared,
+                commands,
+                wake,
+                modules: Modules::default(),
+                targets: BTreeMap::new(),
+                links: BTreeMap::new(),
+                next_attachment: 1,
+                pending: vec![],
+            }
+            .run();
+        })?;
+        Ok(Tracer { sender: Mutex::new(sender) })
+    }
+
+    pub(super) fn sender(&self) -> CommandSender {
+        self.sender.lock().expect("no panic under this lock").clone()
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        self.sender().send(command);
+    }
+
+    /// Asks and waits for the answer.
+    pub(super) fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Refusal> {
+        self.ask_within(command, ANSWER_WITHIN)
+    }
+
+    /// Asks something that waits for a process first.
+    pub(super) fn ask_long<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Refusal> {
+        self.ask_within(command, ANSWER_WITHIN + EXEC_WITHIN)
+    }
+
+    fn ask_within<T>(&self, command: impl FnOnce(Sender<T>) -> Command, wait: Duration) -> Result<T, Refusal> {
+        let (reply, answer) = channel();
+        self.send(command(reply));
+        answer
+            .recv_timeout(wait)
+            .map_err(|_| Refusal::new(Errno::ETIMEDOUT, "the server's tracer does not answer"))
+    }
+}
+
+/// Text or a map slot that may be reused once no target uses it.
+enum Garbage {
+    Text(TextRange),
+    Map(MapSlot),
+}
+
+struct Actor {
+    shared: Arc<Shared>,
+    commands: Receiver<Command>,
+    wake: Arc<EventFd>,
+    modules: Modules,
+    targets: BTreeMap<u32, Target>,
+    links: BTreeMap<AttachmentId, Link>,
+    next_attachment: u64,
+    /// What to free, and the processes that may still use it.
+    pending: Vec<(Garbage, Vec<u32>)>,
+}
+
+impl Actor {
+    fn run(mut self) {
+        recovery::clean_orphans(&[]);
+        loop {
+            let timeout = (self.has_unfinished()).then_some(RETRY_EVERY);
+            let exited = self.wait(timeout);
+            for pid in exited {
+                self.forget_exited(pid);
+            }
+            self.wake.clear();
+            while let Ok(command) = self.commands.try_recv() {
+                if let Command::ShutDown(reply) = command {
+                    self.shut_down();
+                    let _ = reply.send(());
+                    return;
+                }
+                self.handle(command);
+            }
+            self.collect_garbage();
+            self.finish_leaving();
+        }
+    }
+
+    /// Sleeps until a command arrives, a target exits or `timeout` passes; the pids that exited.
+    fn wait(&self, timeout: Option<Duration>) -> Vec<u32> {
+        let pids: Vec<u32> = self.targets.keys().copied().collect();
+        let mut fds = vec![PollFd::from_borrowed_fd(self.wake.0.as_fd(), PollFlags::IN)];
+        fds.extend(self.targets.values().map(|t| PollFd::from_borrowed_fd(t.pidfd(), PollFlags::IN)));
+        let timeout = timeout.map(|t| rustix::event::Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as i64 });
+        if rustix::event::poll(&mut fds, timeout.as_ref()).is_err() {
+            return vec![];
+        }
+        fds[1..].iter().zip(pids).filter(|(fd, _)| !fd.revents().is_empty()).map(|(_, pid)| pid).collect()
+    }
+
+    fn has_unfinished(&self) -> bool {
+        !self.pending.is_empty() || self.targets.values().any(Target::is_leaving)
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Attach(spec, reply) => drop(reply.send(self.attach(*spec))),
+            Command::Detach(id, reply) => {
+                self.detach(id);
+                let _ = reply.send(());
+            }
+            Command::AddTarget(pid, reply) => {
+                let added = self.add_target(pid, true);
+                let status = added.map(|()| self.status_of(pid));
+                let _ = reply.send(status);
+            }
+            Command::AddTargetAtExec(pid, ready, reply) => drop(reply.send(self.add_target_at_exec(pid, ready))),
+            Command::RemoveTarget(pid, reply) => drop(reply.send(self.remove_target(pid))),
+            Command::MapEverywhere { array, buffer, reply } => {
+                drop(reply.send(self.map_everywhere(array, buffer)));
+            }
+            Command::DropMap(slot) => self.drop_map(slot),
+            Command::DropText(range) => {
+                let users = self.targets.keys().copied().collect();
+                self.pending.push((Garbage::Text(range), users));
+            }
+            Command::Requests => self.serve_requests(),
+            Command::Snapshot(reply) => {
+                self.forget_vanished();
+                self.adopt_all_children();
+                drop(reply.send(self.targets.values().map(|t| t.status(&self.links)).collect()));
+            }
+            Command::Count(reply) => drop(reply.send(self.targets.len())),
+            Command::ShutDown(_) => unreachable!("handled by run"),
+        }
+    }
+
+    fn status_of(&self, pid: u32) -> TargetStatus {
+        self.targets[&pid].status(&self.links)
+    }
+
+    // ---- targets ----
+
+    /// Makes a process a target with all links that hold for it. `explicit`: asked for by the user, so it
+    /// stays one when its own links are gone.
+    fn add_target(&mut self, pid: u32, explicit: bool) -> Result<(), Refusal> {
+        self.forget_vanished();
+        if let Some(target) = self.targets.get_mut(&pid) {
+            if !target.is_leaving() {
+                target.explicit |= explicit;
+                return Ok(());
+            }
+            self.finish_leaving();
+        }
+        recovery::clean_orphan_in(pid, &self.known_nonces());
+        if let Some(server) = recovery::other_server(pid) {
+            return Err(Refusal::new(
+                Errno::EBUSY,
+                format!("process {pid} is a target of another ring3 server (process {server}); detach it there first"),
+            ));
+        }
+        let started = Instant::now();
+        let prepared = Target::prepare(&self.shared, pid, explicit).map_err(refusal_of)?;
+        let stopped = inject::Stopped::seize(inject::Pid(pid), super::target::STOP_WITHIN).map_err(refusal_of)?;
+        self.finish_adding(prepared, stopped, started)
+    }
+
+    fn add_target_at_exec(
+        &mut self,
+        pid: u32,
+        ready: Box<dyn FnOnce() + Send>,
+    ) -> Result<TargetStatus, Refusal> {
+        let stopped = inject::Stopped::seize_at_exec(inject::Pid(pid), EXEC_WITHIN, ready).map_err(refusal_of)?;
+        let started = Instant::now();
+        let prepared = Target::prepare(&self.shared, pid, true).map_err(refusal_of)?;
+        self.finish_adding(prepared, stopped, started)?;
+        Ok(self.status_of(pid))
+    }
+
+    fn finish_adding(
+        &mut self,
+        mut target: Target,
+        stopped: inject::Stopped,
+        started: Instant,
+    ) -> Result<(), Refusal> {
+        let pid = target.pid;
+        target.enter(&self.shared, &mut self.modules, &mut self.links, stopped, started)?;
+        tracing::info!(pid, comm = target.comm, "target added");
+        self.targets.insert(pid, target);
+        Ok(())
+    }
+
+    fn remove_target(&mut self, pid: u32) -> Result<(), Refusal> {
+        self.forget_vanished();
+        self.adopt_children_of(pid);
+        let Some(target) = self.targets.get_mut(&pid) else {
+            return if recovery::clean_orphan_in(pid, &self.known_nonces()) {
+                Ok(())
+            } else {
+                Err(Refusal::new(Errno::ESRCH, format!("process {pid} is not a target; see `ring3 status`")))
+            };
+        };
+        target.begin_leaving();
+        let deadline = Instant::now() + super::target::LEAVE_WITHIN;
+        loop {
+            match self.targets.get_mut(&pid).map(|t| t.try_leave()) {
+                Some(Ok(true)) => break,
+                Some(Ok(false)) if Instant::now() < deadline => std::thread::yield_now(),
+                Some(Ok(false)) => {
+                    return Err(Refusal::new(
+                        Errno::EBUSY,
+                        format!("process {pid}: all probes are removed, but a thread is still inside ring3's code; \
+                                 its memory is released when the thread leaves"),
+                    ));
+                }
+                Some(Err(error)) => {
+                    self.targets.remove(&pid);
+                    return Err(refusal_of(error));
+                }
+                None => break,
+            }
+        }
+        self.targets.remove(&pid);
+        tracing::info!(pid, "target removed");
+        Ok(())
+    }
+
+    /// A target exited (its pidfd says so): its unadopted children are adopted, the rest is dropped.
+    fn forget_exited(&mut self, pid: u32) {
+        self.adopt_children_of(pid);
+        if let Some(target) = self.targets.remove(&pid) {
+            tracing::info!(pid, comm = target.comm, "target exited");
+        }
+        for link in self.links.values_mut() {
+            link.refused.remove(&pid);
+        }
+    }
+
+    /// Drops targets that exec'ed another program: nothing of ours is in the new image.
+    fn forget_vanished(&mut self) {
+        let gone: Vec<u32> = self.targets.values().filter(|t| !t.is_present()).map(|t| t.pid).collect();
+        for pid in gone {
+            tracing::info!(pid, "target runs another program now (execve); no longer a target");
+            self.forget_exited(pid);
+        }
+    }
+
+    fn finish_leaving(&mut self) {
+        let leaving: Vec<u32> = self.targets.values().filter(|t| t.is_leaving()).map(|t| t.pid).collect();
+        for pid in leaving {
+            let done = self.targets.get_mut(&pid).map(|t| t.try_leave());
+            if !matches!(done, Some(Ok(false))) {
+                self.targets.remove(&pid);
+            }
+        }
+    }
+
+    fn known_nonces(&self) -> Vec<u64> {
+        self.targets.values().map(|t| t.nonce).collect()
+    }
+
+    // ---- forks ----
+
+    /// Finds processes that run with a target's tables but are not it (forks), and gives them their own.
+    fn adopt_children_of(&mut self, pid: u32) {
+        while let Some(child) = self.targets.get(&pid).and_then(|t| t.find_child(&self.targets)) {
+            if !self.adopt(pid, child) {
+                return;
+            }
+        }
+    }
+
+    fn adopt_all_children(&mut self) {
+        let pids: Vec<u32> = self.targets.keys().copied().collect();
+        for pid in pids {
+            self.adopt_children_of(pid);
+        }
+    }
+
+    fn adopt(&mut self, parent: u32, child: u32) -> bool {
+        let Some(parent) = self.targets.get(&parent) else { return false };
+        match parent.adopt(&self.shared, child) {
+            Ok(target) => {
+                tracing::info!(pid = child, parent = parent.pid, "fork adopted");
+                self.targets.insert(child, target);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(pid = child, parent = parent.pid, "a fork could not be adopted: {error}");
+                false
+            }
+        }
+    }
+
+    // ---- links ----
+
+    fn attach(&mut self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
+        self.forget_vanished();
+        self.adopt_all_children();
+        let id = AttachmentId(self.next_attachment);
+        self.next_attachment += 1;
+        let pid = spec.pid;
+        self.links.insert(id, Link { spec, refused: BTreeMap::new() });
+        let result = match pid {
+            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, false),
+            Some(pid) => self.apply(pid),
+            None => {
+                for pid in self.targets.keys().copied().collect::<Vec<_>>() {
+                    if let Err(refusal) = self.apply(pid) {
+                        tracing::warn!(pid, "{refusal}");
+                    }
+                }
+                Ok(())
+            }
+        };
+        let refused = pid.and_then(|pid| self.links[&id].refused.get(&pid).cloned());
+        if let Some(refusal) = result.err().or(refused) {
+            self.detach(id);
+            return Err(refusal);
+        }
+        Ok(id)
+    }
+
+    fn apply(&mut self, pid: u32) -> Result<(), Refusal> {
+        let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
+        target.apply_links(&self.shared, &mut self.modules, &mut self.links)
+    }
+
+    fn detach(&mut self, id: AttachmentId) {
+        self.forget_vanished();
+        self.adopt_all_children();
+        self.links.remove(&id);
+        for pid in self.targets.keys().copied().collect::<Vec<_>>() {
+            let Some(target) = self.targets.get_mut(&pid) else { continue };
+            if let Err(refusal) = target.apply_links(&self.shared, &mut self.modules, &mut self.links) {
+                tracing::warn!(pid, "{refusal}");
+            }
+            let wanted = target.explicit || self.links.values().any(|link| link.spec.pid == Some(pid));
+            if !wanted && !target.is_leaving() {
+                target.begin_leaving();
+            }
+        }
+        self.finish_leaving();
+    }
+
+    fn map_everywhere(&mut self, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
+        for target in self.targets.values_mut() {
+            target.map_companion(&self.shared, array, buffer)?;
+        }
+        Ok(())
+    }
+
+    // ---- memory that must outlive its users ----
+
+    fn drop_map(&mut self, slot: MapSlot) {
+        let users = self.targets.values().filter(|t| t.has_map(slot)).map(|t| t.pid).collect();
+        self.pending.push((Garbage::Map(slot), users));
+        self.collect_garbage();
+    }
+
+    /// Frees what no thread can be using: every process that might has been seen outside all programs.
+    fn collect_garbage(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        let mut unmap: BTreeMap<u32, Vec<MapSlot>> = BTreeMap::new();
+        for (garbage, users) in &mut pending {
+            users.retain(|pid| {
+                let Some(target) = self.targets.get(pid) else { return false };
+                let quiet = target.is_quiet();
+                match garbage {
+                    Garbage::Map(slot) if quiet => {
+                        unmap.entry(*pid).or_default().push(*slot);
+                        false
+                    }
+                    _ => !quiet,
+                }
+            });
+        }
+        for (pid, slots) in unmap {
+            if let Some(target) = self.targets.get_mut(&pid)
+                && let Err(error) = target.unmap(&slots)
+            {
+                tracing::warn!(pid, "maps could not be unmapped: {error}");
+            }
+        }
+        pending.retain(|(garbage, users)| {
+            if users.is_empty() {
+                match garbage {
+                    Garbage::Text(range) => self.shared.text.release(*range),
+                    Garbage::Map(slot) => self.shared.free_map(*slot),
+                }
+            }
+            !users.is_empty()
+        });
+        self.pending = pending;
+    }
+
+    // ---- requests of agents ----
+
+    fn serve_requests(&mut self) {
+        let shared = self.shared.clone();
+        for entry in &shared.block.realm().requests {
+            use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+            if entry.state.load(Acquire) == request::PENDING {
+                let kind = entry.kind.load(Relaxed);
+                let (pid, nonce) = (entry.pid.load(Relaxed), entry.nonce.load(Relaxed));
+                self.serve(kind, pid, nonce);
+            }
+            let done =
+                entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok();
+            if done {
+                raw_mapping::futex_wake(&entry.state);
+            } else {
+                let _ = entry.state.compare_exchange(request::ABANDONED, request::FREE, AcqRel, Acquire);
+            }
+        }
+    }
+
+    /// `pid` and `nonce` are claims of a process that can write the realm block; both are only used to find
+    /// a target, whose identity the server knows for itself.
+    fn serve(&mut self, kind: u32, pid: u32, nonce: u64) {
+        let Some(owner) = self.targets.values().find(|t| t.nonce == nonce).map(|t| t.pid) else { return };
+        self.adopt_children_of(owner);
+        if kind != request::KIND_MAPPING_ADDED {
+            return;
+        }
+        let asker = self.targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid);
+        let asker = asker.unwrap_or(owner);
+        if let Err(refusal) = self.apply(asker) {
+            tracing::warn!(pid = asker, "new mappings: {refusal}");
+        }
+    }
+
+    fn shut_down(&mut self) {
+        self.adopt_all_children();
+        for target in self.targets.values_mut() {
+            target.begin_leaving();
+        }
+        let deadline = Instant::now() + super::target::LEAVE_WITHIN;
+        while !self.targets.is_empty() && Instant::now() < deadline {
+            self.finish_leaving();
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// An injection error as a loader or a user sees it.
+pub(super) fn refusal_of(error: inject::Error) -> Refusal {
+    Refusal::new(errno_of(&error), error.to_string())
+}
+
+fn errno_of(error: &inject::Error) -> Errno {
+    match error {
+        inject::Error::NoSuchProcess { .. } | inject::Error::Exited { .. } => Errno::ESRCH,
+        inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } => Errno::EPERM,
+        inject::Error::AlreadyTraced { .. } | inject::Error::ThreadDoesNotStop { .. } => Errno::EBUSY,
+        _ => Errno::EINVAL,
+    }
+}
