@@ -101,6 +101,8 @@ fn running() -> Result<Connection, String> {
 fn load(command: &[String]) -> Result<(), String> {
     let program = launch::find_program(&command[0])?;
     let connection = launch::server()?;
+    let (server, _) = connection.peer()?;
+    launch::allow_tracer(server);
     let listener = ring3_server::session::install_filter()?;
     connection.ask(&Request::Load { command: command.to_vec() }, Some(listener.as_fd()))?;
     drop(listener);

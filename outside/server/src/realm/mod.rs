@@ -13,6 +13,7 @@ mod target;
 mod text;
 mod tracer;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -133,6 +134,8 @@ struct Shared {
     doorbells: doorbell::Doorbells,
     /// Index: GOT slot. A slot is free again once every target has unmapped it.
     maps: Mutex<Vec<Option<Arc<MapFile>>>>,
+    /// Maps that are reached through others: perf buffers by their perf event array.
+    companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
     cpus: u32,
 }
 
@@ -155,6 +158,7 @@ impl Realm {
             text: text::TextStore::new()?,
             doorbells: doorbell::Doorbells::new(),
             maps: Mutex::new(vec![]),
+            companions: Mutex::new(BTreeMap::new()),
             cpus: possible_cpus(),
         });
         let tracer = Tracer::start(shared.clone())?;
@@ -256,9 +260,13 @@ impl Realm {
         self.tracer.ask(|reply| Command::RemoveTarget(pid, reply))?
     }
 
-    /// A perf buffer has appeared in a perf event array: targets whose programs use the array map it.
-    pub fn map_everywhere(&self, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
-        self.tracer.ask(|reply| Command::MapEverywhere { array, buffer, reply })?
+    /// A perf buffer (or inner map) can be reached through another map: wherever that one is mapped, now or
+    /// later, the buffer is mapped too. On return it is in all present targets. Undone by [`Realm::drop_map`].
+    pub fn add_companion(&self, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
+        let mut companions = self.shared.companions.lock().expect("no panic under this lock");
+        companions.entry(array).or_default().insert(buffer);
+        drop(companions);
+        self.tracer.ask(Command::MapCompanions)?
     }
 
     /// How many targets there are.
@@ -292,7 +300,22 @@ impl Shared {
         self.maps.lock().expect("no panic under this lock").get(slot.0 as usize)?.clone()
     }
 
+    /// The maps themselves and all that can be reached through them.
+    fn with_companions(&self, slots: impl Iterator<Item = MapSlot>) -> BTreeSet<MapSlot> {
+        let companions = self.companions.lock().expect("no panic under this lock");
+        let mut all = BTreeSet::new();
+        for slot in slots {
+            all.insert(slot);
+            all.extend(companions.get(&slot).into_iter().flatten());
+        }
+        all
+    }
+
     fn free_map(&self, slot: MapSlot) {
+        let mut companions = self.companions.lock().expect("no panic under this lock");
+        companions.remove(&slot);
+        companions.values_mut().for_each(|buffers| drop(buffers.remove(&slot)));
+        drop(companions);
         if let Some(entry) = self.maps.lock().expect("no panic under this lock").get_mut(slot.0 as usize) {
             *entry = None;
         }

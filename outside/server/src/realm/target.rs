@@ -4,7 +4,7 @@
 //! stop, and stops the target only if bytes or mappings must change. Order of a change: stub, hook,
 //! then the jump; of a removal: hook, then the bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -171,7 +171,7 @@ impl Target {
             realm: shared.block.file(),
             text: shared.text.file(),
         };
-        let slots: Vec<MapSlot> = self.slots_wanted(links).into_iter().collect();
+        let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
         let map_files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
         let sent: Vec<_> = map_files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
         let region = inject::map_region(&mut stopped, &files, &sent).map_err(refusal_of)?;
@@ -243,7 +243,7 @@ impl Target {
         }
         let wanted = self.wanted(modules, links)?;
         let missing: Vec<MapSlot> =
-            self.slots_wanted(links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
+            self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
         if missing.is_empty() && self.is_same_but_uses(&wanted) {
             for want in wanted {
                 let address = want.place.address;
@@ -269,8 +269,8 @@ impl Target {
             .filter(move |(_, spec)| spec.pid.is_none_or(|wanted| wanted == pid))
     }
 
-    fn slots_wanted(&self, links: &BTreeMap<AttachmentId, Link>) -> std::collections::BTreeSet<MapSlot> {
-        self.links_for(links).flat_map(|(_, spec)| spec.text.maps.iter().copied()).collect()
+    fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
+        shared.with_companions(self.links_for(links).flat_map(|(_, spec)| spec.text.maps.iter().copied()))
     }
 
     /// All places that should be instrumented, from the process's mappings and the links.
@@ -558,15 +558,6 @@ impl Target {
             self.note_map(*slot, address, file.bytes, file.data_bytes);
         }
         Ok(())
-    }
-
-    /// A perf buffer joined an array that programs here use.
-    pub(super) fn map_companion(&mut self, shared: &Shared, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
-        if self.leaving || !self.has_map(array) || self.has_map(buffer) {
-            return Ok(());
-        }
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
-        self.map_missing(shared, &mut stopped, &[buffer])
     }
 
     /// Unmaps maps that no program here uses any more.

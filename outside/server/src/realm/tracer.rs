@@ -34,7 +34,7 @@ pub(super) enum Command {
     AddTarget(u32, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, Sender<Result<(), Refusal>>),
-    MapEverywhere { array: MapSlot, buffer: MapSlot, reply: Sender<Result<(), Refusal>> },
+    MapCompanions(Sender<Result<(), Refusal>>),
     DropMap(MapSlot),
     DropText(TextRange),
     Requests,
@@ -183,9 +183,7 @@ impl Actor {
             }
             Command::AddTargetAtExec(pid, ready, reply) => drop(reply.send(self.add_target_at_exec(pid, ready))),
             Command::RemoveTarget(pid, reply) => drop(reply.send(self.remove_target(pid))),
-            Command::MapEverywhere { array, buffer, reply } => {
-                drop(reply.send(self.map_everywhere(array, buffer)));
-            }
+            Command::MapCompanions(reply) => drop(reply.send(self.apply_everywhere())),
             Command::DropMap(slot) => self.drop_map(slot),
             Command::DropText(range) => {
                 let users = self.targets.keys().copied().collect();
@@ -410,11 +408,10 @@ impl Actor {
         self.finish_leaving();
     }
 
-    fn map_everywhere(&mut self, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
-        for target in self.targets.values_mut() {
-            target.map_companion(&self.shared, array, buffer)?;
-        }
-        Ok(())
+    fn apply_everywhere(&mut self) -> Result<(), Refusal> {
+        self.forget_vanished();
+        self.adopt_all_children();
+        self.targets.keys().copied().collect::<Vec<_>>().into_iter().try_for_each(|pid| self.apply(pid))
     }
 
     // ---- memory that must outlive its users ----
