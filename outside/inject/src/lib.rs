@@ -1,1 +1,20 @@
-//! ring3-inject
+//! Everything that touches another process: stopping it, calling into it, mapping memory, writing code.
+//!
+//! Runs: in the server, on one thread (ptrace belongs to a thread).
+//! May touch: targets, by ptrace, `/proc/PID` and remote system calls.
+//! Never: decides what to instrument; waits without a deadline; leaves a target half changed.
+//! Start reading at: `stopped.rs`, then `region.rs`.
+
+mod error;
+mod process;
+mod raw_ptrace;
+mod region;
+mod stopped;
+
+pub use error::Error;
+pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings};
+pub use raw_ptrace::{Registers, Tid, fsgsbase_available};
+pub use region::{
+    MapSource, Region, RegionFiles, RemoteFd, map_files, map_region, map_stub_area, replace_control, unmap_region,
+};
+pub use stopped::Stopped;

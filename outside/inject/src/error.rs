@@ -1,0 +1,151 @@
+//! What can go wrong with another process, and what to do about it.
+
+use std::fmt;
+
+/// Why a process could not be inspected, stopped or changed. It is as it was before.
+#[derive(Debug)]
+pub enum Error {
+    /// There is no process with this id.
+    NoSuchProcess {
+        /// The id.
+        pid: u32,
+    },
+    /// The kernel does not let this user trace the process.
+    NotPermitted {
+        /// The process.
+        pid: u32,
+        /// Who owns it, and what would help.
+        why: String,
+    },
+    /// The id is of a kernel thread.
+    KernelThread {
+        /// The id.
+        pid: u32,
+    },
+    /// The process runs 32-bit code, or is for another machine.
+    NotX86_64 {
+        /// The process.
+        pid: u32,
+        /// What it is.
+        what: String,
+    },
+    /// A debugger or tracer holds the process.
+    AlreadyTraced {
+        /// The process.
+        pid: u32,
+        /// The tracer's process id.
+        tracer: u32,
+    },
+    /// The process has a seccomp filter, which could kill it for a system call made on our behalf.
+    Seccomp {
+        /// The process.
+        pid: u32,
+    },
+    /// A thread did not stop in time.
+    ThreadDoesNotStop {
+        /// The thread.
+        tid: u32,
+        /// Its state in `/proc/PID/stat`.
+        state: char,
+    },
+    /// The process ended meanwhile.
+    Exited {
+        /// The process.
+        pid: u32,
+    },
+    /// A system call made inside the process failed.
+    RemoteCall {
+        /// The system call.
+        name: &'static str,
+        /// Its error.
+        errno: i32,
+    },
+    /// No free addresses where they are needed.
+    NoRoom {
+        /// For what.
+        what: String,
+    },
+    /// The bytes at a site are not the expected ones: another tool changed them.
+    BytesDiffer {
+        /// The site.
+        address: u64,
+        /// What was expected.
+        expected: Vec<u8>,
+        /// What is there.
+        found: Vec<u8>,
+    },
+    /// A thread stands inside bytes that are to be replaced.
+    ThreadInside {
+        /// The thread.
+        tid: u32,
+        /// Where.
+        address: u64,
+    },
+    /// The machine lacks something.
+    Unsupported {
+        /// What.
+        what: String,
+    },
+    /// A call of our own failed.
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// A failed call of our own.
+    pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
+        Error::Io { what: what.into(), source }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoSuchProcess { pid } => write!(f, "no process with id {pid}"),
+            Error::NotPermitted { pid, why } => write!(f, "not permitted to trace process {pid}: {why}"),
+            Error::KernelThread { pid } => write!(f, "{pid} is a kernel thread; it has no user code to trace"),
+            Error::NotX86_64 { pid, what } => {
+                write!(f, "process {pid} is {what}; only 64-bit x86-64 processes can be traced")
+            }
+            Error::AlreadyTraced { pid, tracer } => write!(
+                f,
+                "process {pid} is already traced by process {tracer} (a debugger or strace?); end that first"
+            ),
+            Error::Seccomp { pid } => write!(
+                f,
+                "process {pid} has a seccomp filter that could kill it for ring3's system calls; as root this is possible"
+            ),
+            Error::ThreadDoesNotStop { tid, state } => write!(
+                f,
+                "thread {tid} does not stop (state {state}: waiting in the kernel, for a vfork child or a device?); nothing was changed"
+            ),
+            Error::Exited { pid } => write!(f, "process {pid} exited meanwhile"),
+            Error::RemoteCall { name, errno } => {
+                write!(f, "{name} inside the process failed: {}", std::io::Error::from_raw_os_error(*errno))
+            }
+            Error::NoRoom { what } => write!(f, "no room for {what}"),
+            Error::BytesDiffer { address, expected, found } => write!(
+                f,
+                "the code at {address:#x} is not what its file says (expected {expected:02x?}, found {found:02x?}); another tool changed it"
+            ),
+            Error::ThreadInside { tid, address } => {
+                write!(f, "thread {tid} stands at {address:#x}, inside the instructions to be replaced")
+            }
+            Error::Unsupported { what } => write!(f, "not supported here: {what}"),
+            Error::Io { what, source } => write!(f, "{what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

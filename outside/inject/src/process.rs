@@ -1,0 +1,187 @@
+//! Looking at a process without touching it.
+
+use std::ops::Range;
+
+use crate::Error;
+
+/// A process id as this process sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pid(pub u32);
+
+/// What is known of a process before it is stopped.
+#[derive(Clone, Debug)]
+pub struct ProcessInfo {
+    /// Its name, `comm`.
+    pub comm: String,
+    /// Its process id in its own pid namespace.
+    pub own_pid: u32,
+    /// Effective user id.
+    pub uid: u32,
+    /// It has a seccomp filter.
+    pub seccomp: bool,
+}
+
+/// A line of `/proc/PID/maps`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Addresses.
+    pub range: Range<u64>,
+    /// `rwxp` letters.
+    pub permissions: String,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    /// Device as `st_dev` has it.
+    pub dev: u64,
+    /// Inode; 0: no file.
+    pub inode: u64,
+    /// Path, or a name in brackets; without the suffix ` (deleted)`.
+    pub path: String,
+}
+
+impl Mapping {
+    /// Code can run here.
+    pub fn is_executable(&self) -> bool {
+        self.permissions.as_bytes().get(2) == Some(&b'x')
+    }
+}
+
+fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Checks that a process can be a target: it exists, is no kernel thread, is 64-bit, nobody else traces it,
+/// and it has no seccomp filter that our system calls could offend.
+pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
+    let Pid(pid) = pid;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::NoSuchProcess { pid })?;
+    let field = |name: &str| status_field(&status, name).unwrap_or_default();
+    let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u32>().ok());
+    if number(field("Tgid")) != Some(pid) {
+        return Err(Error::NoSuchProcess { pid });
+    }
+    if field("State").starts_with(['Z', 'X']) {
+        // A zombie leader may have living threads; then the process has memory.
+        if std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 {
+            return Err(Error::Exited { pid });
+        }
+    } else if status_field(&status, "VmSize").is_none() {
+        return Err(Error::KernelThread { pid });
+    }
+    let tracer = number(field("TracerPid")).unwrap_or(0);
+    if tracer != 0 {
+        return Err(Error::AlreadyTraced { pid, tracer });
+    }
+    check_class(pid)?;
+    if field("x86_Thread_features").contains("shstk") {
+        return Err(Error::Unsupported {
+            what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
+        });
+    }
+    let seccomp = number(field("Seccomp")).unwrap_or(0) != 0;
+    if seccomp && !rustix::process::geteuid().is_root() {
+        return Err(Error::Seccomp { pid });
+    }
+    Ok(ProcessInfo {
+        comm: field("Name").to_owned(),
+        own_pid: field("NSpid").split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(pid),
+        uid: field("Uid").split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0),
+        seccomp,
+    })
+}
+
+/// The program's ELF class and machine. A program that cannot be read is checked by its code segment later.
+fn check_class(pid: u32) -> Result<(), Error> {
+    use std::io::Read;
+    let path = format!("/proc/{pid}/exe");
+    let mut head = [0u8; 20];
+    match std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)) {
+        Ok(()) if head[..4] == *b"\x7fELF" && head[4] == 1 => {
+            Err(Error::NotX86_64 { pid, what: "a 32-bit program".into() })
+        }
+        Ok(()) if head[..4] == *b"\x7fELF" && u16::from_le_bytes([head[18], head[19]]) != 62 => {
+            Err(Error::NotX86_64 { pid, what: "a program for another machine".into() })
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Err(not_permitted(pid)),
+        _ => Ok(()),
+    }
+}
+
+/// Explains an EPERM.
+pub(crate) fn not_permitted(pid: u32) -> Error {
+    let owner = std::fs::read_to_string(format!("/proc/{pid}/status")).ok();
+    let owner = owner.as_deref().and_then(|s| status_field(s, "Uid")).and_then(|ids| ids.split_whitespace().nth(1));
+    let own = rustix::process::geteuid().as_raw();
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let why = match owner {
+        Some(uid) if uid.parse() != Ok(own) => format!("it belongs to user {uid}, and you are user {own}"),
+        _ if !matches!(scope.trim(), "" | "0") => format!(
+            "Yama's ptrace_scope is {}; begin the process with `ring3 start`, or use ring3 as root",
+            scope.trim()
+        ),
+        _ => "it has more privileges than you, or forbids being traced (prctl PR_SET_DUMPABLE)".to_owned(),
+    };
+    Error::NotPermitted { pid, why }
+}
+
+/// The mappings of a process, in order of address.
+pub fn mappings(pid: Pid) -> Result<Vec<Mapping>, Error> {
+    let Pid(pid) = pid;
+    let text = std::fs::read(format!("/proc/{pid}/maps")).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
+        std::io::ErrorKind::PermissionDenied => not_permitted(pid),
+        _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
+        _ => Error::io(format!("/proc/{pid}/maps"), error),
+    })?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect())
+}
+
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let permissions = fields.next()?.to_owned();
+    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let dev = rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    let inode = fields.next()?.parse().ok()?;
+    let path = fields.next().unwrap_or_default().trim_start();
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path).to_owned();
+    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    Some(Mapping { range, permissions, offset, dev, inode, path })
+}
+
+/// Thread ids of a process that are not zombies.
+pub(crate) fn live_threads(pid: u32) -> Result<Vec<u32>, Error> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| Error::Exited { pid })?;
+    let mut tids: Vec<u32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    tids.retain(|tid| !matches!(thread_state(pid, *tid), None | Some('Z' | 'X')));
+    Ok(tids)
+}
+
+/// State letter of a thread.
+pub(crate) fn thread_state(pid: u32, tid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_maps_is_taken_apart_even_with_blanks_in_the_path() {
+        let line = "7f00-8f00 r-xp 00001000 fe:01 1234                       /tmp/a b (deleted)";
+        let mapping = parse_mapping(line).expect("valid");
+        assert_eq!(mapping.range, 0x7f00..0x8f00);
+        assert_eq!((mapping.offset, mapping.inode, mapping.path.as_str()), (0x1000, 1234, "/tmp/a b"));
+        assert!(mapping.is_executable());
+        assert_eq!(mapping.dev, rustix::fs::makedev(0xfe, 1));
+    }
+
+    #[test]
+    fn a_kernel_thread_and_a_missing_process_are_told_apart() {
+        assert!(matches!(inspect(Pid(u32::MAX / 2)), Err(Error::NoSuchProcess { .. })));
+        if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm.trim() == "kthreadd") {
+            assert!(matches!(inspect(Pid(2)), Err(Error::KernelThread { .. })));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! ptrace(2) and its neighbours, typed. One function per request.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// A thread id.
+pub type Tid = u32;
+
+/// Registers of a stopped thread, `struct user_regs_struct`.
+pub type Registers = libc::user_regs_struct;
+
+/// What a traced thread did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Nothing yet.
+    Nothing,
+    /// It or its process ended.
+    Gone,
+    /// Entry to or exit from a system call.
+    Syscall,
+    /// A signal is about to be delivered.
+    Signal(i32),
+    /// `PTRACE_EVENT_STOP`: our interrupt, or a group stop (the signal says which).
+    EventStop(i32),
+    /// Another `PTRACE_EVENT_*`.
+    Event(i32),
+}
+
+/// Polls a wait this often without sleeping before it sleeps between polls.
+const SPINS: u32 = 400;
+/// Sleep between polls.
+const POLL_SLEEP: Duration = Duration::from_micros(30);
+
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn request(kind: libc::c_uint, tid: Tid, address: usize, data: usize) -> io::Result<libc::c_long> {
+    // SAFETY: requests used through this function take no pointers (address and data are numbers).
+    check(unsafe { libc::ptrace(kind, tid as libc::pid_t, address, data) })
+}
+
+pub(crate) fn seize(tid: Tid, options: libc::c_int) -> io::Result<()> {
+    request(libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
+}
+
+pub(crate) fn set_options(tid: Tid, options: libc::c_int) -> io::Result<()> {
+    request(libc::PTRACE_SETOPTIONS, tid, 0, options as usize).map(drop)
+}
+
+pub(crate) fn interrupt(tid: Tid) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
+}
+
+pub(crate) fn resume(tid: Tid, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)
+}
+
+pub(crate) fn resume_to_syscall(tid: Tid) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+}
+
+pub(crate) fn detach(tid: Tid) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0, 0).map(drop)
+}
+
+pub(crate) fn registers(tid: Tid) -> io::Result<Registers> {
+    let mut registers = std::mem::MaybeUninit::<Registers>::zeroed();
+    // SAFETY: GETREGS fills a user_regs_struct: the pointer is to one.
+    check(unsafe { libc::ptrace(libc::PTRACE_GETREGS, tid as libc::pid_t, 0usize, registers.as_mut_ptr()) })?;
+    // SAFETY: made of integers, zeroed and then filled.
+    Ok(unsafe { registers.assume_init() })
+}
+
+pub(crate) fn set_registers(tid: Tid, registers: &Registers) -> io::Result<()> {
+    let pointer: *const Registers = registers;
+    // SAFETY: SETREGS reads a user_regs_struct: the pointer is to one.
+    check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, tid as libc::pid_t, 0usize, pointer) }).map(drop)
+}
+
+pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
+    let mut mask = 0u64;
+    let pointer: *mut u64 = &mut mask;
+    // SAFETY: GETSIGMASK with size 8 writes 8 bytes: the pointer is to a u64.
+    check(unsafe { libc::ptrace(libc::PTRACE_GETSIGMASK, tid as libc::pid_t, 8usize, pointer) })?;
+    Ok(mask)
+}
+
+pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
+    let pointer: *const u64 = &mask;
+    // SAFETY: SETSIGMASK with size 8 reads 8 bytes: the pointer is to a u64.
+    check(unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, tid as libc::pid_t, 8usize, pointer) }).map(drop)
+}
+
+/// What `tid`, a tracee of this thread, has done; never blocks and never touches other children.
+pub(crate) fn poll(tid: Tid) -> Wait {
+    let mut status = 0;
+    // SAFETY: wants a valid pointer to a status word.
+    let result = unsafe { libc::waitpid(tid as libc::pid_t, &mut status, libc::__WALL | libc::WNOHANG) };
+    if result == 0 {
+        return Wait::Nothing;
+    }
+    if result < 0 || !libc::WIFSTOPPED(status) {
+        return Wait::Gone;
+    }
+    let signal = libc::WSTOPSIG(status);
+    match status >> 16 {
+        libc::PTRACE_EVENT_STOP => Wait::EventStop(signal),
+        0 if signal == libc::SIGTRAP | 0x80 => Wait::Syscall,
+        0 => Wait::Signal(signal),
+        event => Wait::Event(event),
+    }
+}
+
+/// Waits for the next thing that `tid` does; [`Wait::Nothing`] if the deadline passed.
+pub(crate) fn wait(tid: Tid, deadline: Instant) -> Wait {
+    let mut spins = 0;
+    loop {
+        match poll(tid) {
+            Wait::Nothing => {}
+            other => return other,
+        }
+        spins += 1;
+        if spins < SPINS {
+            std::thread::yield_now();
+        } else if Instant::now() >= deadline {
+            return Wait::Nothing;
+        } else {
+            std::thread::sleep(POLL_SLEEP);
+        }
+    }
+}
+
+/// A duplicate of a file descriptor of another process.
+pub(crate) fn get_fd(pidfd: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_getfd takes numbers only.
+    let result = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) })?;
+    // SAFETY: the kernel returned a new fd that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
+}
+
+/// Whether user code may use `rdfsbase` and its kin (`AT_HWCAP2` bit 1).
+pub fn fsgsbase_available() -> bool {
+    // SAFETY: getauxval has no preconditions.
+    unsafe { libc::getauxval(libc::AT_HWCAP2) & 2 != 0 }
+}
+
+/// Sends a signal to a whole process.
+pub(crate) fn kill(pid: u32, signal: i32) {
+    // SAFETY: kill takes numbers only.
+    unsafe { libc::kill(pid as libc::pid_t, signal) };
+}

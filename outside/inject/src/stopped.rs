@@ -1,0 +1,444 @@
+//! A process whose threads are all stopped by us.
+//!
+//! The hard part is to be invisible. Threads are seized and interrupted, never sent a signal; a signal that
+//! arrives first is delivered at once and the thread stops behind it. Remote system calls run with all
+//! signals blocked (the mask is the tracer's to change) and are driven by system call stops, since a
+//! single-step trap would be a SIGTRAP that changes the disposition of a target which ignores it. Before a
+//! thread goes on it is brought back into an interrupt stop: only on the way out of one does the kernel look
+//! at the restored registers and restart the system call that we interrupted.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use crate::process::{Pid, live_threads, mappings, not_permitted, thread_state};
+use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
+use crate::Error;
+
+/// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
+const ROUNDS_MAX: u32 = 1000;
+/// A remote system call must return within this time.
+const CALL_WITHIN: Duration = Duration::from_secs(2);
+
+/// All threads of a process, stopped. Dropping it lets them go.
+#[derive(Debug)]
+pub struct Stopped {
+    pid: u32,
+    threads: Vec<Tid>,
+    memory: File,
+    /// Registers and signal mask of the thread that makes remote system calls, while it does.
+    borrowed: Option<Borrowed>,
+    syscall_instruction: Option<u64>,
+    /// A stop signal that arrived during remote calls; sent again at the end.
+    stop_signal: i32,
+    options: libc::c_int,
+}
+
+#[derive(Debug)]
+struct Borrowed {
+    tid: Tid,
+    registers: Registers,
+    mask: u64,
+}
+
+impl Stopped {
+    /// Stops all threads of a process.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`], [`Error::AlreadyTraced`], [`Error::ThreadDoesNotStop`], [`Error::Exited`]; then every
+    /// thread goes on as before.
+    pub fn seize(pid: Pid, within: Duration) -> Result<Stopped, Error> {
+        let mut stopped = Stopped::unattached(pid.0)?;
+        let deadline = Instant::now() + within;
+        for _ in 0..ROUNDS_MAX {
+            let new: Vec<Tid> =
+                live_threads(pid.0)?.into_iter().filter(|tid| !stopped.threads.contains(tid)).collect();
+            if new.is_empty() {
+                return stopped.checked();
+            }
+            let mut waiting = vec![];
+            for tid in new {
+                if stopped.attach_thread(tid)? {
+                    waiting.push(tid);
+                }
+            }
+            for tid in waiting {
+                stopped.await_stop(tid, deadline)?;
+            }
+        }
+        Err(Error::ThreadDoesNotStop { tid: pid.0, state: 'R' })
+    }
+
+    /// Stops a process at the first instruction of the program that it will execute. `ready` is called once
+    /// the process may go ahead.
+    pub fn seize_at_exec(pid: Pid, within: Duration, ready: impl FnOnce()) -> Result<Stopped, Error> {
+        let mut stopped = Stopped::unattached(pid.0)?;
+        stopped.options |= libc::PTRACE_O_TRACEEXEC;
+        if !stopped.attach_one(pid.0)? {
+            return Err(Error::Exited { pid: pid.0 });
+        }
+        ready();
+        let deadline = Instant::now() + within;
+        loop {
+            match ptrace::wait(pid.0, deadline) {
+                Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
+                Wait::Signal(signal) => drop(ptrace::resume(pid.0, signal)),
+                Wait::EventStop(_) | Wait::Event(_) | Wait::Syscall => drop(ptrace::resume(pid.0, 0)),
+                Wait::Gone => {
+                    stopped.threads.clear();
+                    return Err(Error::Exited { pid: pid.0 });
+                }
+                Wait::Nothing => {
+                    return Err(Error::Io {
+                        what: format!("process {}", pid.0),
+                        source: std::io::Error::other("did not execute a program in time"),
+                    });
+                }
+            }
+        }
+        let _ = ptrace::set_options(pid.0, stopped.options & !libc::PTRACE_O_TRACEEXEC);
+        stopped.memory = open_memory(pid.0)?;
+        stopped.interrupt_again(pid.0)?;
+        stopped.checked()
+    }
+
+    fn unattached(pid: u32) -> Result<Stopped, Error> {
+        let mut options = libc::PTRACE_O_TRACESYSGOOD;
+        if crate::process::inspect(Pid(pid))?.seccomp {
+            options |= libc::PTRACE_O_SUSPEND_SECCOMP;
+        }
+        Ok(Stopped {
+            pid,
+            threads: vec![],
+            memory: open_memory(pid)?,
+            borrowed: None,
+            syscall_instruction: None,
+            stop_signal: 0,
+            options,
+        })
+    }
+
+    /// Seizes and interrupts a thread; false if it is gone.
+    fn attach_thread(&mut self, tid: Tid) -> Result<bool, Error> {
+        if !self.attach_one(tid)? {
+            return Ok(false);
+        }
+        let _ = ptrace::interrupt(tid);
+        Ok(true)
+    }
+
+    fn attach_one(&mut self, tid: Tid) -> Result<bool, Error> {
+        match ptrace::seize(tid, self.options) {
+            Ok(()) => {
+                self.threads.push(tid);
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(_) if matches!(thread_state(self.pid, tid), None | Some('Z' | 'X')) => Ok(false),
+            Err(_) => Err(self.why_not(tid)),
+        }
+    }
+
+    fn why_not(&self, tid: Tid) -> Error {
+        let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).unwrap_or_default();
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")?.trim().parse().ok());
+        match tracer {
+            Some(tracer @ 1..) => Error::AlreadyTraced { pid: self.pid, tracer },
+            _ => not_permitted(self.pid),
+        }
+    }
+
+    /// Waits until an interrupted thread has stopped; signals that come first are delivered.
+    fn await_stop(&mut self, tid: Tid, deadline: Instant) -> Result<(), Error> {
+        loop {
+            match ptrace::wait(tid, deadline) {
+                Wait::EventStop(_) => {
+                    self.restart_what_we_interrupted(tid);
+                    return Ok(());
+                }
+                Wait::Signal(signal) => {
+                    let _ = ptrace::resume(tid, signal);
+                    let _ = ptrace::interrupt(tid);
+                }
+                Wait::Syscall | Wait::Event(_) => {
+                    let _ = ptrace::resume(tid, 0);
+                    let _ = ptrace::interrupt(tid);
+                }
+                Wait::Gone => {
+                    self.threads.retain(|other| *other != tid);
+                    return if self.is_alive() { Ok(()) } else { Err(Error::Exited { pid: self.pid }) };
+                }
+                Wait::Nothing => {
+                    let state = thread_state(self.pid, tid).unwrap_or('?');
+                    return Err(Error::ThreadDoesNotStop { tid, state });
+                }
+            }
+        }
+    }
+
+    /// A few system calls return EINTR for a mere stop (signal(7), "Interruption of system calls ... by stop
+    /// signals"). Nobody may see that: the call is made again.
+    fn restart_what_we_interrupted(&self, tid: Tid) {
+        const NOT_RESTARTED: [i64; 7] = [
+            libc::SYS_epoll_wait,
+            libc::SYS_epoll_pwait,
+            libc::SYS_epoll_pwait2,
+            libc::SYS_semop,
+            libc::SYS_semtimedop,
+            libc::SYS_rt_sigtimedwait,
+            libc::SYS_io_getevents,
+        ];
+        let Ok(mut registers) = ptrace::registers(tid) else { return };
+        let interrupted = registers.rax as i64 == -i64::from(libc::EINTR)
+            && NOT_RESTARTED.contains(&(registers.orig_rax as i64));
+        let mut before = [0u8; 2];
+        let at = registers.rip.wrapping_sub(2);
+        if interrupted && self.memory.read_exact_at(&mut before, at).is_ok() && before == [0x0f, 0x05] {
+            registers.rax = registers.orig_rax;
+            registers.rip = at;
+            registers.orig_rax = u64::MAX;
+            let _ = ptrace::set_registers(tid, &registers);
+        }
+    }
+
+    /// The last look before the caller gets it: 64-bit code, somebody left.
+    fn checked(self) -> Result<Stopped, Error> {
+        const CS_64: u64 = 0x33;
+        let Some(tid) = self.threads.first() else { return Err(Error::Exited { pid: self.pid }) };
+        let registers = self.registers(*tid)?;
+        if registers.cs != CS_64 {
+            return Err(Error::NotX86_64 { pid: self.pid, what: "running 32-bit code".into() });
+        }
+        Ok(self)
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its threads.
+    pub fn threads(&self) -> &[Tid] {
+        &self.threads
+    }
+
+    fn is_alive(&self) -> bool {
+        live_threads(self.pid).is_ok_and(|threads| !threads.is_empty())
+    }
+
+    fn gone(&self, what: &str, error: std::io::Error) -> Error {
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => Error::Exited { pid: self.pid },
+            _ => Error::io(format!("{what} of process {}", self.pid), error),
+        }
+    }
+
+    /// A thread's registers as they were when it stopped.
+    pub fn registers(&self, tid: Tid) -> Result<Registers, Error> {
+        match &self.borrowed {
+            Some(borrowed) if borrowed.tid == tid => Ok(borrowed.registers),
+            _ => ptrace::registers(tid).map_err(|error| self.gone("registers", error)),
+        }
+    }
+
+    /// Changes the registers with which a thread goes on.
+    pub fn set_registers(&mut self, tid: Tid, registers: &Registers) -> Result<(), Error> {
+        match &mut self.borrowed {
+            Some(borrowed) if borrowed.tid == tid => {
+                borrowed.registers = *registers;
+                Ok(())
+            }
+            _ => ptrace::set_registers(tid, registers).map_err(|error| self.gone("registers", error)),
+        }
+    }
+
+    /// Reads memory.
+    pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.memory.read_exact_at(out, address).map_err(|error| self.gone("memory", error))
+    }
+
+    /// Writes memory, read-only code included; pages of files become private copies.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.memory.write_all_at(bytes, address).map_err(|error| self.gone("memory", error))
+    }
+
+    /// Threads whose instruction pointer lies in one of the ranges.
+    pub fn threads_inside(&self, ranges: &[Range<u64>]) -> Result<Vec<Tid>, Error> {
+        let mut inside = vec![];
+        for tid in &self.threads {
+            let rip = self.registers(*tid)?.rip;
+            if ranges.iter().any(|range| range.contains(&rip)) {
+                inside.push(*tid);
+            }
+        }
+        Ok(inside)
+    }
+
+    /// Replaces `expected` at `site` by `new`; a thread that stands inside is moved as `moved` says (`from`, `to`).
+    ///
+    /// # Errors
+    /// [`Error::BytesDiffer`] or [`Error::ThreadInside`]; then nothing was written.
+    pub fn write_site(
+        &mut self,
+        site: u64,
+        expected: &[u8],
+        new: &[u8],
+        moved: &[(u64, u64)],
+    ) -> Result<(), Error> {
+        let mut found = vec![0u8; expected.len()];
+        self.read(site, &mut found)?;
+        if found != expected {
+            return Err(Error::BytesDiffer { address: site, expected: expected.to_vec(), found });
+        }
+        let mut moves = vec![];
+        for tid in self.threads.clone() {
+            let registers = self.registers(tid)?;
+            if registers.rip > site && registers.rip < site + new.len() as u64 {
+                let to = moved.iter().find(|(from, _)| *from == registers.rip);
+                let (_, to) = to.ok_or(Error::ThreadInside { tid, address: registers.rip })?;
+                moves.push((tid, Registers { rip: *to, ..registers }));
+            }
+        }
+        self.write(site, new)?;
+        moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))
+    }
+
+    // ---- remote system calls ----
+
+    /// Makes a system call inside the process. Returns what it returns.
+    ///
+    /// # Errors
+    /// [`Error::RemoteCall`] if the call itself fails.
+    pub fn syscall(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
+        let instruction = self.find_syscall_instruction()?;
+        let tid = self.borrow_thread()?;
+        let registers = self.borrowed.as_ref().expect("just borrowed").registers;
+        let call = Registers {
+            rax: number as u64,
+            orig_rax: u64::MAX,
+            rip: instruction,
+            rdi: args[0],
+            rsi: args[1],
+            rdx: args[2],
+            r10: args[3],
+            r8: args[4],
+            r9: args[5],
+            eflags: registers.eflags & !0x500,
+            ..registers
+        };
+        ptrace::set_registers(tid, &call).map_err(|error| self.gone("registers", error))?;
+        self.run_to_syscall_stop(tid, name)?;
+        self.run_to_syscall_stop(tid, name)?;
+        let result = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?.rax;
+        if (-4095..0).contains(&(result as i64)) {
+            return Err(Error::RemoteCall { name, errno: -(result as i64) as i32 });
+        }
+        Ok(result)
+    }
+
+    /// Takes a thread for remote calls: its registers are saved and its signals blocked.
+    fn borrow_thread(&mut self) -> Result<Tid, Error> {
+        if let Some(borrowed) = &self.borrowed {
+            return Ok(borrowed.tid);
+        }
+        let tid = *self.threads.first().ok_or(Error::Exited { pid: self.pid })?;
+        let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
+        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+        ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))?;
+        self.borrowed = Some(Borrowed { tid, registers, mask });
+        Ok(tid)
+    }
+
+    fn run_to_syscall_stop(&mut self, tid: Tid, name: &'static str) -> Result<(), Error> {
+        let deadline = Instant::now() + CALL_WITHIN;
+        ptrace::resume_to_syscall(tid).map_err(|error| self.gone("thread", error))?;
+        loop {
+            match ptrace::wait(tid, deadline) {
+                Wait::Syscall => return Ok(()),
+                Wait::Signal(signal) => self.stop_signal = signal,
+                Wait::EventStop(_) | Wait::Event(_) => {}
+                Wait::Gone => return Err(Error::Exited { pid: self.pid }),
+                Wait::Nothing => return Err(Error::RemoteCall { name, errno: libc::ETIMEDOUT }),
+            }
+            ptrace::resume_to_syscall(tid).map_err(|error| self.gone("thread", error))?;
+        }
+    }
+
+    fn find_syscall_instruction(&mut self) -> Result<u64, Error> {
+        if let Some(address) = self.syscall_instruction {
+            return Ok(address);
+        }
+        let mut candidates = mappings(Pid(self.pid))?;
+        candidates.retain(|mapping| mapping.is_executable() && mapping.path != "[vsyscall]");
+        candidates.sort_by_key(|mapping| mapping.path != "[vdso]");
+        for mapping in candidates {
+            let mut code = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
+            if self.read(mapping.range.start, &mut code).is_err() {
+                continue;
+            }
+            if let Some(at) = code.windows(2).position(|pair| pair == [0x0f, 0x05]) {
+                self.syscall_instruction = Some(mapping.range.start + at as u64);
+                return Ok(mapping.range.start + at as u64);
+            }
+        }
+        Err(Error::Unsupported { what: format!("process {} has no system call instruction", self.pid) })
+    }
+
+    /// Brings a stopped thread into an interrupt stop on its way to user mode.
+    fn interrupt_again(&mut self, tid: Tid) -> Result<(), Error> {
+        ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
+        ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
+        let deadline = Instant::now() + CALL_WITHIN;
+        loop {
+            match ptrace::wait(tid, deadline) {
+                Wait::EventStop(_) => return Ok(()),
+                Wait::Signal(signal) => {
+                    self.stop_signal = signal;
+                    let _ = ptrace::resume(tid, 0);
+                }
+                Wait::Syscall | Wait::Event(_) => drop(ptrace::resume(tid, 0)),
+                Wait::Gone => return Err(Error::Exited { pid: self.pid }),
+                Wait::Nothing => return Err(Error::ThreadDoesNotStop { tid, state: '?' }),
+            }
+        }
+    }
+
+    fn give_thread_back(&mut self) -> Result<(), Error> {
+        let Some(tid) = self.borrowed.as_ref().map(|borrowed| borrowed.tid) else { return Ok(()) };
+        self.interrupt_again(tid)?;
+        let borrowed = self.borrowed.take().expect("just seen");
+        ptrace::set_registers(tid, &borrowed.registers).map_err(|error| self.gone("registers", error))?;
+        ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Err(error) = self.give_thread_back()
+            && !matches!(error, Error::Exited { .. })
+        {
+            tracing::error!(pid = self.pid, "a thread's registers could not be restored: {error}");
+        }
+        for tid in &self.threads {
+            if ptrace::detach(*tid).is_err() {
+                // Running (a failed stop) or dead: an interrupt makes it detachable, or it is reaped.
+                let _ = ptrace::interrupt(*tid);
+                if !matches!(ptrace::wait(*tid, Instant::now() + CALL_WITHIN), Wait::Gone | Wait::Nothing) {
+                    let _ = ptrace::detach(*tid);
+                }
+            }
+        }
+        if self.stop_signal != 0 {
+            ptrace::kill(self.pid, self.stop_signal);
+        }
+    }
+}
+
+fn open_memory(pid: u32) -> Result<File, Error> {
+    File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
+        std::io::ErrorKind::PermissionDenied => not_permitted(pid),
+        _ => Error::io(format!("/proc/{pid}/mem"), error),
+    })
+}

@@ -1,0 +1,223 @@
+//! Stopping, calling into and leaving real processes, which must not notice.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ring3_inject::{Error, Pid, RegionFiles, Stopped, inspect, map_region, map_stub_area, mappings, unmap_region};
+use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
+
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// Threads that wait in interruptible calls while a timer interrupts them; each checks that its calls return
+/// only what they may, and says so at the end (a line on standard input ends it).
+const VICTIM: &str = r#"
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile int stop; static volatile long ticks; static volatile int bad; static pthread_barrier_t begun;
+static void tick(int s) { ticks++; }
+static void *sleeper(void *a) {
+    sigset_t m; sigfillset(&m); pthread_sigmask(SIG_BLOCK, &m, 0); pthread_barrier_wait(&begun);
+    while (!stop) { struct timespec t = {0, 3000000}; if (nanosleep(&t, 0) != 0) { bad = 1; } }
+    return 0;
+}
+static void *poller(void *a) {
+    sigset_t m; sigfillset(&m); pthread_sigmask(SIG_BLOCK, &m, 0);
+    int e = epoll_create1(0); struct epoll_event v; pthread_barrier_wait(&begun);
+    while (!stop) {
+        if (epoll_wait(e, &v, 1, 3) != 0) { bad = 2; }
+        if (poll(0, 0, 3) != 0) { bad = 3; }
+    }
+    return 0;
+}
+static void *spinner(void *a) {
+    sigset_t m; sigfillset(&m); pthread_sigmask(SIG_BLOCK, &m, 0); pthread_barrier_wait(&begun);
+    unsigned long x = 1, n = 0;
+    while (!stop) { unsigned long y = x; for (int i = 0; i < 1000; i++) y = y * 6364136223846793005ul + 1; x = y; n++; }
+    unsigned long z = 1; for (unsigned long k = 0; k < n; k++) for (int i = 0; i < 1000; i++) z = z * 6364136223846793005ul + 1;
+    if (z != x) bad = 4;
+    return 0;
+}
+int main(void) {
+    signal(SIGTRAP, SIG_IGN); signal(SIGALRM, tick);
+    struct itimerval t = {{0, 1000}, {0, 1000}}; 
+    pthread_t h[6]; pthread_barrier_init(&begun, 0, 7);
+    for (int i = 0; i < 6; i++) pthread_create(&h[i], 0, i % 3 == 0 ? sleeper : i % 3 == 1 ? poller : spinner, 0);
+    pthread_barrier_wait(&begun); setitimer(ITIMER_REAL, &t, 0);
+    puts("ready"); fflush(stdout);
+    char c; ssize_t r; do { r = read(0, &c, 1); } while (r < 0 && errno == EINTR);
+    stop = 1; for (int i = 0; i < 6; i++) pthread_join(h[i], 0);
+    struct sigaction a; sigaction(SIGTRAP, 0, &a); if (a.sa_handler != SIG_IGN) bad = 5;
+    printf("bad %d ticks %d\n", bad, ticks > 0); return bad;
+}
+"#;
+
+fn build_victim() -> PathBuf {
+    static BUILT: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    BUILT.get_or_init(compile_victim).clone()
+}
+
+fn compile_victim() -> PathBuf {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let source = dir.join(format!("victim-{}.c", std::process::id()));
+    let binary = source.with_extension("bin");
+    std::fs::write(&source, VICTIM).expect("target folder is writable");
+    let status = Command::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&binary).arg(&source).status();
+    assert!(status.expect("gcc runs").success());
+    binary
+}
+
+struct Victim {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Victim {
+    fn start(binary: &PathBuf) -> Victim {
+        let mut child =
+            Command::new(binary).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("victim starts");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        let mut victim = Victim { child, out };
+        assert_eq!(victim.line(), "ready");
+        victim
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.out.read_line(&mut line).expect("a line");
+        line.trim().to_owned()
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    fn finish(mut self) -> String {
+        drop(self.child.stdin.take());
+        let line = self.line();
+        assert!(self.child.wait().expect("waited").success(), "{line}");
+        line
+    }
+}
+
+fn counts(pid: Pid) -> (usize, usize, usize) {
+    let count = |what: &str| std::fs::read_dir(format!("/proc/{}/{what}", pid.0)).expect("alive").count();
+    (count("fd"), count("task"), mappings(pid).expect("alive").len())
+}
+
+fn memfd(bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("ring3-test", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+    rustix::fs::ftruncate(&fd, bytes).expect("sized");
+    fd
+}
+
+#[test]
+fn calls_made_inside_a_busy_process_are_invisible_to_it() {
+    let victim = Victim::start(&build_victim());
+    let before = counts(victim.pid());
+    for _ in 0..300 {
+        let mut stopped = Stopped::seize(victim.pid(), WITHIN).expect("stops");
+        assert_eq!(stopped.threads().len(), 7);
+        let pid = stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid");
+        assert_eq!(pid, u64::from(victim.pid().0));
+        drop(stopped);
+    }
+    assert_eq!(counts(victim.pid()), before);
+    assert_eq!(victim.finish(), "bad 0 ticks 1");
+}
+
+#[test]
+fn regions_come_and_go_without_a_trace() {
+    let victim = Victim::start(&build_victim());
+    let before = counts(victim.pid());
+    let files = [memfd(0x1000), memfd(CONTROL_BYTES), memfd(REALM_BYTES), memfd(TEXT_BYTES), memfd(0x3000)];
+    for _ in 0..100 {
+        let mut stopped = Stopped::seize(victim.pid(), WITHIN).expect("stops");
+        let region = RegionFiles {
+            agent: files[0].as_fd(),
+            agent_bytes: 0x1000,
+            control: files[1].as_fd(),
+            realm: files[2].as_fd(),
+            text: files[3].as_fd(),
+        };
+        let mapped = map_region(&mut stopped, &region, &[(files[4].as_fd(), 0x3000, true)]).expect("maps");
+        let near = mappings(victim.pid()).expect("alive").into_iter().find(|m| m.is_executable()).expect("code");
+        let area = map_stub_area(&mut stopped, near.range.clone(), 0x1_0000).expect("room");
+        stopped.write(area, b"code").expect("written");
+        let mut back = [0u8; 4];
+        stopped.read(area, &mut back).expect("read");
+        assert_eq!(&back, b"code");
+        stopped.unmap(area, 0x1_0000).expect("unmapped");
+        stopped.unmap(mapped.maps[0], 0x3000).expect("unmapped");
+        unmap_region(&mut stopped, mapped.base).expect("unmapped");
+    }
+    assert_eq!(counts(victim.pid()), before);
+    assert_eq!(victim.finish(), "bad 0 ticks 1");
+}
+
+#[test]
+fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", "echo ready; read go; exec /bin/echo done"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("sh starts");
+    let mut stdin = child.stdin.take();
+    let mut ready = [0u8; 6];
+    child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the shell runs");
+    let mut stopped = Stopped::seize_at_exec(Pid(child.id()), WITHIN, || drop(stdin.take())).expect("caught");
+    let exe = std::fs::read_link(format!("/proc/{}/exe", child.id())).expect("alive");
+    assert!(exe.ends_with("echo"), "{exe:?}");
+    assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(child.id()));
+    drop(stopped);
+    let output = child.wait_with_output().expect("waited");
+    assert_eq!(output.stdout, b"done\n");
+}
+
+#[test]
+fn a_stopped_process_stays_stopped_afterwards() {
+    let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+    let pid = Pid(child.id());
+    let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::STOP).expect("sent");
+    wait_until(|| state().contains("T (stopped)"));
+    let mut stopped = Stopped::seize(pid, WITHIN).expect("stops");
+    stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid");
+    drop(stopped);
+    wait_until(|| state().contains("T (stopped)"));
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+}
+
+#[test]
+fn what_cannot_be_traced_is_refused_with_the_reason() {
+    assert!(matches!(inspect(Pid(3_999_999)), Err(Error::NoSuchProcess { .. })));
+    let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+    let held = Stopped::seize(Pid(child.id()), WITHIN).expect("stops");
+    assert!(matches!(inspect(Pid(child.id())), Err(Error::AlreadyTraced { .. })));
+    assert!(matches!(Stopped::seize(Pid(child.id()), WITHIN), Err(Error::AlreadyTraced { .. })));
+    drop(held);
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+    assert!(matches!(Stopped::seize(Pid(child.id()), WITHIN), Err(Error::NoSuchProcess { .. } | Error::Exited { .. })));
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + WITHIN;
+    while !condition() {
+        assert!(Instant::now() < deadline, "the condition did not come true");
+        std::thread::yield_now();
+    }
+}
