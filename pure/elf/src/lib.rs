@@ -1,1 +1,229 @@
-//! ring3-elf
+//! What ring3 needs to know of an ELF file: segments, symbols, function bounds, USDT notes.
+//!
+//! Runs: anywhere.
+//! May touch: the bytes it is given, which are hostile.
+//! Never: panics on a corrupt file; does I/O.
+//! Start reading at: `File`.
+#![forbid(unsafe_code)]
+
+mod unwind;
+mod usdt;
+
+use std::cell::OnceCell;
+use std::fmt;
+use std::ops::Range;
+
+use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, PF_X, PT_INTERP, PT_LOAD, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags};
+
+pub use usdt::UsdtNote;
+
+/// Why a file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Not ELF at all.
+    NotElf,
+    /// A 32-bit file, or one for another machine.
+    WrongMachine(String),
+    /// Neither an executable nor a shared library.
+    NotLoadable,
+    /// Headers contradict the file's size or themselves.
+    Corrupt(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotElf => write!(f, "not an ELF file"),
+            Error::WrongMachine(what) => write!(f, "{what}; only 64-bit x86-64 files can be probed"),
+            Error::NotLoadable => write!(f, "neither an executable nor a shared library"),
+            Error::Corrupt(why) => write!(f, "corrupt ELF file: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A defined symbol that code can carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Address in the file's address space.
+    pub address: u64,
+    /// Bytes; 0: not told.
+    pub size: u64,
+    /// `STT_GNU_IFUNC`: the address is of the resolver.
+    pub indirect: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    address: u64,
+    offset: u64,
+    file_bytes: u64,
+    executable: bool,
+}
+
+/// A parsed file. Symbols and unwind tables are read when first asked for.
+pub struct File<'a> {
+    data: &'a [u8],
+    elf: ElfFile64<'a, Endianness>,
+    segments: Vec<Segment>,
+    symbols: OnceCell<Vec<Symbol<'a>>>,
+    frames: OnceCell<Vec<Range<u64>>>,
+}
+
+impl fmt::Debug for File<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("bytes", &self.data.len()).field("segments", &self.segments).finish()
+    }
+}
+
+impl<'a> File<'a> {
+    /// Reads the headers.
+    pub fn parse(data: &'a [u8]) -> Result<File<'a>, Error> {
+        if data.len() < 20 || data[..4] != *b"\x7fELF" {
+            return Err(Error::NotElf);
+        }
+        if data[4] != 2 {
+            return Err(Error::WrongMachine("a 32-bit ELF file".into()));
+        }
+        let corrupt = |error: object::Error| Error::Corrupt(error.to_string());
+        let elf = ElfFile64::<Endianness>::parse(data).map_err(corrupt)?;
+        let endian = elf.endian();
+        let header = elf.elf_header();
+        if header.e_machine(endian) != EM_X86_64 {
+            return Err(Error::WrongMachine(format!("an ELF file for machine {}", header.e_machine(endian))));
+        }
+        if !matches!(header.e_type(endian), ET_EXEC | ET_DYN) {
+            return Err(Error::NotLoadable);
+        }
+        let loads = elf.elf_program_headers().iter().filter(|ph| ph.p_type(endian) == PT_LOAD);
+        let segments = loads
+            .map(|ph| Segment {
+                address: ph.p_vaddr(endian),
+                offset: ph.p_offset(endian),
+                file_bytes: ph.p_filesz(endian),
+                executable: ph.p_flags(endian) & PF_X != 0,
+            })
+            .filter(|s| s.address.checked_add(s.file_bytes).is_some() && s.offset.checked_add(s.file_bytes).is_some())
+            .collect();
+        Ok(File { data, elf, segments, symbols: OnceCell::new(), frames: OnceCell::new() })
+    }
+
+    /// Addresses of the executable segments, as far as the file holds their bytes.
+    pub fn executable_segments(&self) -> Vec<Range<u64>> {
+        let executable = self.segments.iter().filter(|segment| segment.executable);
+        executable.map(|segment| segment.address..segment.address + segment.file_bytes).collect()
+    }
+
+    /// File offset of an address.
+    pub fn vaddr_to_offset(&self, address: u64) -> Option<u64> {
+        let segment = self.segments.iter().find(|s| (s.address..s.address + s.file_bytes).contains(&address))?;
+        Some(segment.offset + (address - segment.address))
+    }
+
+    /// Address of a file offset; an executable segment is preferred where several share the bytes.
+    pub fn offset_to_vaddr(&self, offset: u64) -> Option<u64> {
+        let mut covering: Vec<&Segment> =
+            self.segments.iter().filter(|s| (s.offset..s.offset + s.file_bytes).contains(&offset)).collect();
+        covering.sort_by_key(|segment| !segment.executable);
+        covering.first().map(|segment| segment.address + (offset - segment.offset))
+    }
+
+    /// The bytes at an address range, if the file has all of them in one segment.
+    pub fn code(&self, range: Range<u64>) -> Option<&'a [u8]> {
+        let bytes = range.end.checked_sub(range.start)?;
+        let segment = self.segments.iter().find(|s| {
+            range.start >= s.address && range.end <= s.address + s.file_bytes
+        })?;
+        let start = usize::try_from(segment.offset + (range.start - segment.address)).ok()?;
+        self.data.get(start..start.checked_add(usize::try_from(bytes).ok()?)?)
+    }
+
+    /// Defined symbols in executable memory (and untyped ones of assembly code), by address.
+    pub fn symbols(&self) -> &[Symbol<'a>] {
+        self.symbols.get_or_init(|| {
+            let executable = self.executable_segments();
+            let all = self.elf.symbols().chain(self.elf.dynamic_symbols());
+            let mut found: Vec<Symbol<'a>> = all.filter_map(|symbol| code_symbol(&symbol, &executable)).collect();
+            found.sort_by_key(|symbol| (symbol.address, std::cmp::Reverse(symbol.size), symbol.name));
+            found.dedup();
+            found
+        })
+    }
+
+    /// Address of a symbol by its exact name.
+    pub fn find(&self, name: &str) -> Option<u64> {
+        self.symbols().iter().find(|symbol| symbol.name == name).map(|symbol| symbol.address)
+    }
+
+    /// Name, address and size of the symbol that covers an address.
+    pub fn symbol_at(&self, address: u64) -> Option<(&'a str, u64, u64)> {
+        let symbols = self.symbols();
+        let end = symbols.partition_point(|symbol| symbol.address <= address);
+        let before = symbols[..end].iter().rev();
+        let nearest = before.clone().next()?.address;
+        let mut candidates = before.take_while(|symbol| symbol.address == nearest);
+        candidates
+            .find(|symbol| address < symbol.address + symbol.size || symbol.address == address)
+            .map(|symbol| (symbol.name, symbol.address, symbol.size))
+    }
+
+    /// The function around an address: the smallest that symbols with a size or unwind tables tell.
+    pub fn function_bounds(&self, address: u64) -> Option<Range<u64>> {
+        let by_symbol = self.symbol_at(address).filter(|(_, start, size)| *size > 0 && address < start + size);
+        let by_symbol = by_symbol.map(|(_, start, size)| start..start + size);
+        by_symbol.or_else(|| self.frame_at(address))
+    }
+
+    fn frame_at(&self, address: u64) -> Option<Range<u64>> {
+        let frames = self.frames.get_or_init(|| unwind::frames(self));
+        let end = frames.partition_point(|frame| frame.start <= address);
+        frames[..end].last().filter(|frame| frame.contains(&address)).cloned()
+    }
+
+    /// Bytes and address of a section.
+    pub fn section(&self, name: &str) -> Option<(&'a [u8], u64)> {
+        let section = self.elf.section_by_name(name)?;
+        Some((section.data().ok()?, section.address()))
+    }
+
+    /// The GNU build id.
+    pub fn build_id(&self) -> Option<&'a [u8]> {
+        self.elf.build_id().ok().flatten()
+    }
+
+    /// The dynamic loader that the file asks for.
+    pub fn interpreter(&self) -> Option<&'a str> {
+        let endian = self.elf.endian();
+        let header = self.elf.elf_program_headers().iter().find(|ph| ph.p_type(endian) == PT_INTERP)?;
+        let bytes = header.data(endian, self.data).ok()?;
+        std::str::from_utf8(bytes.strip_suffix(b"\0").unwrap_or(bytes)).ok()
+    }
+
+    /// Statically defined probes (`.note.stapsdt`).
+    pub fn usdt_notes(&self) -> Vec<UsdtNote> {
+        let base = self.section(".stapsdt.base").map(|(_, address)| address);
+        self.section(".note.stapsdt").map(|(bytes, _)| usdt::parse(bytes, base)).unwrap_or_default()
+    }
+}
+
+fn code_symbol<'a>(
+    symbol: &object::read::elf::ElfSymbol64<'a, '_, Endianness>,
+    executable: &[Range<u64>],
+) -> Option<Symbol<'a>> {
+    let SymbolFlags::Elf { st_info, .. } = symbol.flags() else { return None };
+    let kind = st_info & 0xf;
+    let address = symbol.address();
+    let wanted = matches!(kind, STT_FUNC | STT_GNU_IFUNC | STT_NOTYPE);
+    if !wanted || symbol.is_undefined() || !executable.iter().any(|range| range.contains(&address)) {
+        return None;
+    }
+    let name = symbol.name().ok().filter(|name| !name.is_empty())?;
+    // A size that runs over the address space is a lie; the symbol is still a name.
+    let size = address.checked_add(symbol.size()).map_or(0, |_| symbol.size());
+    Some(Symbol { name, address, size, indirect: kind == STT_GNU_IFUNC })
+}
