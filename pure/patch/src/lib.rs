@@ -1,1 +1,15 @@
-//! ring3-patch
+//! From a function's bytes and a site to a plan: what to write, the stub, how to undo it.
+//!
+//! Runs: in the server.
+//! May touch: the bytes it is given.
+//! Never: reads or writes a process; guesses where it cannot prove (it refuses).
+//! Start reading at: `plan.rs`, then `stub.rs`.
+#![forbid(unsafe_code)]
+
+mod flow;
+mod plan;
+mod stub;
+
+pub use flow::find_syscall_sites;
+pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
+pub use stub::{Moved, STUB_BYTES_MAX, Stub};

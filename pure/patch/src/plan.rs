@@ -1,0 +1,213 @@
+//! Planning a detour: which instructions make room for a jump, and whether that is safe.
+//!
+//! A 5-byte `jmp rel32` replaces the bytes at the site. The instructions that it covers, wholly or partly, are
+//! displaced: they run in the stub. That is right if nothing ever arrives in the middle of the jump. A direct
+//! branch of the function there is found by decoding all of it; a return address there is found
+//! because only a displaced call can have made one; a thread that stands there is moved by the writer. Bytes
+//! behind the jump stay as they were, so branches to displaced instructions beyond it are harmless.
+
+use std::fmt;
+
+use iced_x86::{FlowControl, Instruction};
+
+use crate::flow::{decode, direct_target, ends_flow, flags_live, is_padding};
+
+/// Bytes of the jump.
+pub const JUMP_BYTES: usize = 5;
+/// Functions begin at multiples of this, with padding before it.
+const FUNCTION_ALIGN: u64 = 16;
+
+/// A function as it lies in a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Function<'a> {
+    /// The function's bytes, and some of what follows.
+    pub bytes: &'a [u8],
+    /// Address of the first byte.
+    pub address: u64,
+    /// Bytes of the function proper; 0: not known.
+    pub size: usize,
+}
+
+/// How a site is instrumented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tactic {
+    /// A 5-byte jump to the stub.
+    Jump,
+}
+
+impl fmt::Display for Tactic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tactic::Jump => f.write_str("jump"),
+        }
+    }
+}
+
+/// Why a site cannot be instrumented.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The site is outside the bytes, or they cannot be decoded there.
+    NotCode {
+        /// The site.
+        site: u64,
+    },
+    /// The site is in the middle of an instruction.
+    NotABoundary {
+        /// The site.
+        site: u64,
+        /// Where the instruction begins.
+        instruction: u64,
+    },
+    /// The code ends before there is room for a jump.
+    TooShort {
+        /// Bytes that there are.
+        bytes: usize,
+    },
+    /// A branch goes to the middle of the jump.
+    BranchInto {
+        /// The branch.
+        from: u64,
+        /// Its target.
+        to: u64,
+    },
+    /// A displaced call would return into the middle of the jump.
+    ReturnInto {
+        /// The return address.
+        address: u64,
+    },
+    /// An instruction that cannot run elsewhere.
+    Immovable {
+        /// Its address.
+        address: u64,
+        /// Its text.
+        text: String,
+    },
+    /// The stub is too far away.
+    OutOfReach {
+        /// What is too far from it.
+        address: u64,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotCode { site } => write!(f, "no instruction at {site:#x}"),
+            Refusal::NotABoundary { site, instruction } => {
+                write!(f, "{site:#x} is in the middle of the instruction at {instruction:#x}")
+            }
+            Refusal::TooShort { bytes } => {
+                write!(f, "only {bytes} bytes up to the end of the code and no padding behind it; a probe needs {JUMP_BYTES}")
+            }
+            Refusal::BranchInto { from, to } => {
+                write!(f, "the branch at {from:#x} goes to {to:#x}, inside the {JUMP_BYTES} bytes of the probe")
+            }
+            Refusal::ReturnInto { address } => {
+                write!(f, "a call returns to {address:#x}, inside the {JUMP_BYTES} bytes of the probe")
+            }
+            Refusal::Immovable { address, text } => write!(f, "`{text}` at {address:#x} cannot be moved"),
+            Refusal::OutOfReach { address } => write!(f, "{address:#x} is too far from the stub"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A detour that can be made.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where.
+    pub site: u64,
+    /// The bytes that will be overwritten.
+    pub original: Vec<u8>,
+    /// Address where the displaced code ends and the original goes on.
+    pub resume: u64,
+    /// Flags must be kept: something may read them.
+    pub saves_flags: bool,
+    /// How.
+    pub tactic: Tactic,
+    /// The displaced instructions with their bytes.
+    pub(crate) displaced: Vec<(Instruction, Vec<u8>)>,
+}
+
+/// Plans a detour at `site`.
+pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> {
+    let instructions = decode(function.bytes, function.address);
+    let at = boundary(&instructions, site)?;
+    let displaced = displace(function, &instructions[at..])?;
+    let last = displaced.last().ok_or(Refusal::NotCode { site })?;
+    let resume = last.next_ip();
+    let jump = site + 1..site + JUMP_BYTES as u64;
+    for instruction in within(function, &instructions) {
+        if let Some(target) = direct_target(instruction).filter(|target| jump.contains(target)) {
+            return Err(Refusal::BranchInto { from: instruction.ip(), to: target });
+        }
+    }
+    for instruction in displaced {
+        let calls = matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+        if calls && jump.contains(&instruction.next_ip()) {
+            return Err(Refusal::ReturnInto { address: instruction.next_ip() });
+        }
+    }
+    let offset = (site - function.address) as usize;
+    let bytes_of = |i: &Instruction| {
+        let start = (i.ip() - function.address) as usize;
+        function.bytes[start..start + i.len()].to_vec()
+    };
+    Ok(Plan {
+        site,
+        original: function.bytes[offset..offset + JUMP_BYTES].to_vec(),
+        resume,
+        saves_flags: !is_entry(function, &instructions, at) && flags_live(&instructions[at..]),
+        tactic: Tactic::Jump,
+        displaced: displaced.iter().map(|i| (*i, bytes_of(i))).collect(),
+    })
+}
+
+fn boundary(instructions: &[Instruction], site: u64) -> Result<usize, Refusal> {
+    match instructions.binary_search_by_key(&site, Instruction::ip) {
+        Ok(index) => Ok(index),
+        Err(0) => Err(Refusal::NotCode { site }),
+        Err(index) if instructions[index - 1].next_ip() > site => {
+            Err(Refusal::NotABoundary { site, instruction: instructions[index - 1].ip() })
+        }
+        Err(_) => Err(Refusal::NotCode { site }),
+    }
+}
+
+/// The instructions of the function proper; all that there are if its size is not known.
+fn within<'a>(
+    function: &Function<'_>,
+    instructions: &'a [Instruction],
+) -> impl Iterator<Item = &'a Instruction> + use<'a> {
+    let end = if function.size == 0 { u64::MAX } else { function.address + function.size as u64 };
+    instructions.iter().take_while(move |i| i.ip() < end)
+}
+
+/// The site is where callers arrive: the calling convention says that the flags mean nothing.
+fn is_entry(function: &Function<'_>, instructions: &[Instruction], at: usize) -> bool {
+    let first = &instructions[0];
+    function.size != 0 && (at == 0 || (at == 1 && first.mnemonic() == iced_x86::Mnemonic::Endbr64))
+}
+
+/// The first instructions that together have room for the jump. Behind one that ends the flow only padding
+/// counts, and only up to where the next function may begin.
+fn displace<'a>(function: &Function<'_>, from: &'a [Instruction]) -> Result<&'a [Instruction], Refusal> {
+    let site = from[0].ip();
+    let end = function.address + function.size as u64;
+    let mut ended = false;
+    for (index, instruction) in from.iter().enumerate() {
+        let outside = function.size != 0 && instruction.ip() >= end;
+        let crosses = instruction.next_ip() > instruction.ip().next_multiple_of(FUNCTION_ALIGN)
+            && !instruction.ip().is_multiple_of(FUNCTION_ALIGN);
+        let aligned = instruction.ip().is_multiple_of(FUNCTION_ALIGN);
+        if (ended || outside) && (!is_padding(instruction) || aligned || crosses) {
+            return Err(Refusal::TooShort { bytes: (instruction.ip() - site) as usize });
+        }
+        ended |= ends_flow(instruction);
+        if instruction.next_ip() - site >= JUMP_BYTES as u64 {
+            return Ok(&from[..=index]);
+        }
+    }
+    Err(Refusal::TooShort { bytes: from.last().map_or(0, |last| (last.next_ip() - site) as usize) })
+}

@@ -1,0 +1,266 @@
+//! The code that a site jumps to: save, call the agent, restore, run what was displaced, go back.
+//!
+//! Registers are stored into a `PtRegs` below the red zone, which is the programs' context. The agent keeps the
+//! callee-saved registers, so only the others are loaded again. `rbx` holds the frame across the call while the
+//! stack is aligned. Displaced calls push the original return address, so that no stub address ever stands on a
+//! stack: unwinders see the truth, and a stub can go as soon as no thread executes it.
+
+use std::mem::offset_of;
+
+use iced_x86::{Code, ConditionCode, Encoder, FlowControl, Instruction, Register};
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::flow::{direct_target, ends_flow};
+use crate::plan::{JUMP_BYTES, Plan, Refusal};
+
+/// Bytes of a stub at most.
+pub const STUB_BYTES_MAX: usize = 512;
+/// What the ABI lets leaf functions use below the stack pointer, bytes.
+const RED_ZONE: u32 = 128;
+/// Frame of a stub: the red zone, then the registers.
+const FRAME: u32 = RED_ZONE + size_of::<PtRegs>() as u32;
+/// Flags of a program whose flags nobody reads: interrupts on, and the bit that is always one.
+const FLAGS_DEFAULT: u32 = 0x202;
+
+/// Where a displaced instruction went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Its original address.
+    pub original: u64,
+    /// Offset of its copy in the stub.
+    pub stub_offset: u32,
+}
+
+/// A stub's code, for the address it was made for.
+#[derive(Clone, Debug)]
+pub struct Stub {
+    /// The code.
+    pub bytes: Vec<u8>,
+    /// Displaced instructions, in order.
+    pub moved: Vec<Moved>,
+    /// From here on displaced code; before it the call of the agent.
+    pub displaced_from: u32,
+}
+
+/// Register numbers of the encoding with their places in `PtRegs`.
+const SAVED: [(u8, usize); 15] = [
+    (0, offset_of!(PtRegs, rax)),
+    (1, offset_of!(PtRegs, rcx)),
+    (2, offset_of!(PtRegs, rdx)),
+    (3, offset_of!(PtRegs, rbx)),
+    (5, offset_of!(PtRegs, rbp)),
+    (6, offset_of!(PtRegs, rsi)),
+    (7, offset_of!(PtRegs, rdi)),
+    (8, offset_of!(PtRegs, r8)),
+    (9, offset_of!(PtRegs, r9)),
+    (10, offset_of!(PtRegs, r10)),
+    (11, offset_of!(PtRegs, r11)),
+    (12, offset_of!(PtRegs, r12)),
+    (13, offset_of!(PtRegs, r13)),
+    (14, offset_of!(PtRegs, r14)),
+    (15, offset_of!(PtRegs, r15)),
+];
+/// Registers that the agent's calling convention does not keep, and `rbx`, which the stub uses.
+const RESTORED: [u8; 10] = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11];
+
+struct Assembler {
+    base: u64,
+    bytes: Vec<u8>,
+}
+
+impl Assembler {
+    fn here(&self) -> u64 {
+        self.base + self.bytes.len() as u64
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// `mov [rsp+offset], register` or the load.
+    fn move_slot(&mut self, opcode: u8, register: u8, offset: usize) {
+        let rex = 0x48 | (register >> 3) << 2;
+        self.put(&[rex, opcode, 0x84 | (register & 7) << 3, 0x24]);
+        self.put(&(offset as u32).to_le_bytes());
+    }
+
+    fn store(&mut self, register: u8, offset: usize) {
+        self.move_slot(0x89, register, offset);
+    }
+
+    fn load(&mut self, register: u8, offset: usize) {
+        self.move_slot(0x8b, register, offset);
+    }
+
+    /// `mov qword [rsp+offset], value` (sign-extended).
+    fn store_constant(&mut self, offset: usize, value: i32) {
+        self.put(&[0x48, 0xc7, 0x84, 0x24]);
+        self.put(&(offset as u32).to_le_bytes());
+        self.put(&value.to_le_bytes());
+    }
+
+    /// A 32-bit displacement from the end of an instruction that ends with it.
+    fn relative(&mut self, target: u64) -> Result<(), Refusal> {
+        let from = self.here().wrapping_add(4);
+        let distance = target.wrapping_sub(from) as i64;
+        let distance = i32::try_from(distance).map_err(|_| Refusal::OutOfReach { address: target })?;
+        self.put(&distance.to_le_bytes());
+        Ok(())
+    }
+
+    fn jump(&mut self, target: u64) -> Result<(), Refusal> {
+        self.put(&[0xe9]);
+        self.relative(target)
+    }
+
+    /// Pushes a 64-bit constant without touching registers or flags.
+    fn push_constant(&mut self, value: u64) {
+        self.put(&[0x68]);
+        self.put(&(value as u32).to_le_bytes());
+        self.put(&[0xc7, 0x44, 0x24, 0x04]);
+        self.put(&((value >> 32) as u32).to_le_bytes());
+    }
+}
+
+impl Plan {
+    /// What to write at the site: a jump to a stub at `stub`.
+    pub fn jump(&self, stub: u64) -> Result<Vec<u8>, Refusal> {
+        let mut assembler = Assembler { base: self.site, bytes: Vec::with_capacity(JUMP_BYTES) };
+        assembler.jump(stub)?;
+        Ok(assembler.bytes)
+    }
+
+    /// The stub for the address `stub`: calls `enter(regs, hook)` of the agent, then runs the displaced code.
+    pub fn stub(&self, stub: u64, enter: u64, hook: u64) -> Result<Stub, Refusal> {
+        let mut assembler = Assembler { base: stub, bytes: Vec::with_capacity(STUB_BYTES_MAX) };
+        self.emit_call(&mut assembler, enter, hook)?;
+        let displaced_from = assembler.bytes.len() as u32;
+        let mut moved = vec![];
+        for (instruction, bytes) in &self.displaced {
+            moved.push(Moved { original: instruction.ip(), stub_offset: assembler.bytes.len() as u32 });
+            emit_displaced(&mut assembler, instruction, bytes)?;
+        }
+        if !self.displaced.last().is_some_and(|(last, _)| ends_flow(last)) {
+            assembler.jump(self.resume)?;
+        }
+        debug_assert!(assembler.bytes.len() <= STUB_BYTES_MAX, "a stub outgrew its limit");
+        Ok(Stub { bytes: assembler.bytes, moved, displaced_from })
+    }
+
+    fn emit_call(&self, a: &mut Assembler, enter: u64, hook: u64) -> Result<(), Refusal> {
+        const RAX: u8 = 0;
+        a.put(&[0x48, 0x8d, 0xa4, 0x24]); // lea rsp, [rsp - FRAME]
+        a.put(&(-(FRAME as i32)).to_le_bytes());
+        for (register, offset) in SAVED {
+            a.store(register, offset);
+        }
+        if self.saves_flags {
+            a.put(&[0x9c, 0x8f, 0x84, 0x24]); // pushfq; pop [rsp + eflags]
+            a.put(&(offset_of!(PtRegs, eflags) as u32).to_le_bytes());
+            a.put(&[0xfc]); // cld
+        } else {
+            a.store_constant(offset_of!(PtRegs, eflags), FLAGS_DEFAULT as i32);
+        }
+        a.store_constant(offset_of!(PtRegs, orig_rax), -1);
+        a.store_constant(offset_of!(PtRegs, cs), 0x33);
+        a.store_constant(offset_of!(PtRegs, ss), 0x2b);
+        a.put(&[0x48, 0x8d, 0x84, 0x24]); // lea rax, [rsp + FRAME]
+        a.put(&FRAME.to_le_bytes());
+        a.store(RAX, offset_of!(PtRegs, rsp));
+        a.put(&[0x48, 0x8d, 0x05]); // lea rax, [rip + site]
+        a.relative(self.site)?;
+        a.store(RAX, offset_of!(PtRegs, rip));
+        a.put(&[0x48, 0xbe]); // mov rsi, hook
+        a.put(&hook.to_le_bytes());
+        a.put(&[0x48, 0x89, 0xe7]); // mov rdi, rsp
+        a.put(&[0x48, 0x89, 0xe3]); // mov rbx, rsp
+        a.put(&[0x48, 0x83, 0xe4, 0xf0]); // and rsp, -16
+        a.put(&[0x48, 0xb8]); // mov rax, enter
+        a.put(&enter.to_le_bytes());
+        a.put(&[0xff, 0xd0]); // call rax
+        a.put(&[0x48, 0x89, 0xdc]); // mov rsp, rbx
+        if self.saves_flags {
+            a.put(&[0xff, 0xb4, 0x24]); // push [rsp + eflags]; popfq
+            a.put(&(offset_of!(PtRegs, eflags) as u32).to_le_bytes());
+            a.put(&[0x9d]);
+        }
+        for (register, offset) in SAVED.iter().filter(|(register, _)| RESTORED.contains(register)) {
+            a.load(*register, *offset);
+        }
+        a.put(&[0x48, 0x8d, 0xa4, 0x24]); // lea rsp, [rsp + FRAME]
+        a.put(&FRAME.to_le_bytes());
+        Ok(())
+    }
+}
+
+fn immovable(instruction: &Instruction) -> Refusal {
+    Refusal::Immovable { address: instruction.ip(), text: format!("{instruction}") }
+}
+
+/// One displaced instruction, with the effect that it had at its own address.
+fn emit_displaced(a: &mut Assembler, instruction: &Instruction, bytes: &[u8]) -> Result<(), Refusal> {
+    if instruction.flow_control() == FlowControl::XbeginXabortXend {
+        return Err(immovable(instruction));
+    }
+    if instruction.is_call_near() || instruction.is_call_near_indirect() {
+        return emit_call_displaced(a, instruction);
+    }
+    if let Some(target) = direct_target(instruction) {
+        return emit_branch(a, instruction, bytes, target);
+    }
+    if instruction.is_call_far() || instruction.is_call_far_indirect() || instruction.is_jmp_far() {
+        return Err(immovable(instruction));
+    }
+    if instruction.is_ip_rel_memory_operand() {
+        return emit_encoded(a, instruction);
+    }
+    a.put(bytes);
+    Ok(())
+}
+
+/// Encodes an instruction for where it lands; relative operands keep their targets.
+fn emit_encoded(a: &mut Assembler, instruction: &Instruction) -> Result<(), Refusal> {
+    let mut encoder = Encoder::new(64);
+    encoder
+        .encode(instruction, a.here())
+        .map_err(|_| Refusal::OutOfReach { address: instruction.ip_rel_memory_address() })?;
+    let bytes = encoder.take_buffer();
+    a.put(&bytes);
+    Ok(())
+}
+
+fn emit_branch(a: &mut Assembler, instruction: &Instruction, bytes: &[u8], target: u64) -> Result<(), Refusal> {
+    if instruction.is_jmp_short_or_near() {
+        return a.jump(target);
+    }
+    if instruction.is_jcc_short_or_near() && instruction.condition_code() != ConditionCode::None {
+        a.put(&[0x0f, 0x80 + (instruction.condition_code() as u8 - 1)]);
+        return a.relative(target);
+    }
+    // loop, loope, loopne, jrcxz exist only with 8-bit displacements: over a jump past the jump to the target.
+    let (_, opcode) = bytes.split_last().ok_or_else(|| immovable(instruction))?;
+    a.put(opcode);
+    a.put(&[2, 0xeb, JUMP_BYTES as u8]);
+    a.jump(target)
+}
+
+/// A call that pushes the return address which the original would have pushed.
+fn emit_call_displaced(a: &mut Assembler, instruction: &Instruction) -> Result<(), Refusal> {
+    if let Some(target) = direct_target(instruction) {
+        a.push_constant(instruction.next_ip());
+        return a.jump(target);
+    }
+    if instruction.code() != Code::Call_rm64 || instruction.op0_register() == Register::RSP {
+        return Err(immovable(instruction));
+    }
+    let mut jump = *instruction;
+    jump.set_code(Code::Jmp_rm64);
+    if jump.memory_base() == Register::RSP && jump.op0_register() == Register::None {
+        let displacement = (jump.memory_displacement64() as i64).wrapping_add(8);
+        i32::try_from(displacement).map_err(|_| immovable(instruction))?;
+        jump.set_memory_displacement64(displacement as u64);
+        jump.set_memory_displ_size(8);
+    }
+    a.push_constant(instruction.next_ip());
+    emit_encoded(a, &jump)
+}
