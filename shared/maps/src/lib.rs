@@ -1,1 +1,34 @@
-//! ring3-maps
+//! Maps, ring buffers and perf buffers in memory that loaders, targets and the server share.
+//!
+//! Runs: in the server and, called by programs, in every target, possibly in a signal handler.
+//! May touch: the memory of one map, within the geometry it was told.
+//! Never: allocates, panics, waits without a bound, follows an index that it has not checked.
+//! Start reading at: `geometry.rs`, then `hash.rs`.
+#![no_std]
+
+mod array;
+mod geometry;
+mod hash;
+mod map;
+mod perf;
+mod raw_memory;
+mod ring;
+
+pub use geometry::{Attributes, Geometry, HashLayout};
+pub use map::Map;
+pub use perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
+pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
+pub use ring::{Record, Ring};
+
+/// Who operates on a map, and how it waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Context {
+    /// Thread id; names the owner of locks and of ring buffer records. Not 0.
+    pub owner: u32,
+    /// CPU (slot) whose copy of per-CPU values is meant.
+    pub cpu: u32,
+    /// Whether the thread with this id has ended.
+    pub owner_is_dead: fn(u32) -> bool,
+    /// Lets other threads run (`sched_yield`).
+    pub relax: fn(),
+}

@@ -1,0 +1,250 @@
+//! Where everything lies in a map's file, computed from its attributes alone.
+//!
+//! The server keeps a map's `Geometry` in its own memory and never reads a size or an offset from the
+//! shared file. A target computes it from the header that it has mapped; what it does to itself by
+//! damaging that is its own affair.
+
+use ring3_layout::PAGE_BYTES;
+use ring3_layout::map::{MAP_MAGIC, MapHeader};
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::{
+    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_F_NUMA_NODE, BPF_F_PRESERVE_ELEMS, BPF_F_RDONLY,
+    BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG, BPF_F_ZERO_SEED,
+};
+
+/// What `kmalloc` gives at most (`KMALLOC_MAX_SIZE` of x86-64), bytes: the kernel's limit for an element.
+const ELEMENT_BYTES_MAX: u64 = 4 << 20;
+/// `sizeof(struct htab_elem)` in the kernel, which counts against that limit.
+const KERNEL_ELEMENT_HEADER: u64 = 48;
+/// `PCPU_MIN_UNIT_SIZE`: the kernel's limit for a per-CPU value, bytes.
+const PER_CPU_VALUE_MAX: u64 = 32 << 10;
+/// Files larger than this are refused, bytes.
+const FILE_BYTES_MAX: u64 = 1 << 40;
+/// Bytes of the type's own words behind the header.
+pub(crate) const WORDS_BYTES: u64 = 192;
+/// Offset of those words from the header.
+pub(crate) const WORDS_OFFSET: u64 = size_of::<MapHeader>() as u64;
+/// Offset of what follows them.
+const TABLES_OFFSET: u64 = WORDS_OFFSET + WORDS_BYTES;
+/// Access bits of file descriptors and programs.
+const ACCESS: u32 = BPF_F_RDONLY | BPF_F_WRONLY | BPF_F_RDONLY_PROG | BPF_F_WRONLY_PROG;
+/// Bytes of a bucket: head and lock.
+pub(crate) const BUCKET_BYTES: u64 = 8;
+/// Bytes before an element's key: link and hash.
+pub(crate) const ELEMENT_KEY_OFFSET: u64 = 8;
+/// A perf buffer is a map of ours only; the number is outside `enum bpf_map_type`.
+pub(crate) const TYPE_PERF_BUFFER: u32 = 0x1000;
+
+/// A map's attributes, as `BPF_MAP_CREATE` has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes of a key.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+    /// Elements at most.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub map_flags: u32,
+    /// CPUs that per-CPU values are kept for.
+    pub cpus: u32,
+}
+
+/// Where a hash map's parts lie, from its header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct HashLayout {
+    /// Buckets minus one; their number is a power of two.
+    pub bucket_mask: u32,
+    /// Offset of element 0.
+    pub elements: u64,
+    /// Bytes from one element to the next.
+    pub element_stride: u64,
+    /// Offset of the value of element 0 for CPU 0.
+    pub values: u64,
+    /// Bytes from one element's value to the next's.
+    pub value_stride: u64,
+}
+
+/// A map's file: sizes and offsets.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// What the header says.
+    pub header: MapHeader,
+    /// Bytes from one CPU's values to the next CPU's.
+    pub cpu_stride: u64,
+    /// For hash types.
+    pub hash: HashLayout,
+}
+
+/// Whether a type keeps a value per CPU.
+const fn is_per_cpu(map_type: u32) -> bool {
+    matches!(map_type, map_type::PERCPU_HASH | map_type::PERCPU_ARRAY)
+}
+
+impl Geometry {
+    /// Checks the attributes as the kernel does and lays the file out.
+    ///
+    /// # Errors
+    /// `EINVAL` and `E2BIG` as the types' `map_alloc_check` (kernel/bpf/arraymap.c, hashtab.c, ringbuf.c;
+    /// v6.18) return them; `ENOTSUPP` for types that are not here.
+    pub fn new(attributes: &Attributes) -> Result<Geometry, Errno> {
+        check(attributes)?;
+        Geometry::lay_out(attributes).ok_or(Errno::E2BIG)
+    }
+
+    /// The geometry that a mapped header implies. Nothing is checked.
+    pub(crate) fn from_header(header: &MapHeader) -> Option<Geometry> {
+        let attributes = Attributes {
+            map_type: header.map_type,
+            key_size: header.key_size,
+            value_size: header.value_size,
+            max_entries: header.max_entries,
+            map_flags: header.map_flags,
+            cpus: header.cpus,
+        };
+        let mut geometry = Geometry::lay_out(&attributes)?;
+        geometry.header.doorbell = header.doorbell;
+        geometry.header.id = header.id;
+        Some(geometry)
+    }
+
+    /// A perf buffer with `data_pages` pages of data (a power of two) behind its control page.
+    ///
+    /// # Errors
+    /// `EINVAL` as `perf_mmap` (kernel/events/core.c).
+    pub fn perf_buffer(data_pages: u32) -> Result<Geometry, Errno> {
+        if !data_pages.is_power_of_two() {
+            return Err(Errno::EINVAL);
+        }
+        let attributes =
+            Attributes { map_type: TYPE_PERF_BUFFER, max_entries: data_pages, cpus: 1, ..Attributes::default() };
+        Geometry::lay_out(&attributes).ok_or(Errno::ENOMEM)
+    }
+
+    /// Bytes of the file.
+    pub fn file_bytes(&self) -> u64 {
+        self.header.data_bytes + self.header.private_bytes
+    }
+
+    /// Bytes of a value as bpf(2) passes it: all CPUs' copies for per-CPU types.
+    pub fn user_value_bytes(&self) -> usize {
+        match self.header.map_type {
+            t if is_per_cpu(t) => self.header.stride as usize * self.header.cpus as usize,
+            _ => self.header.value_size as usize,
+        }
+    }
+
+    /// A value per CPU.
+    pub fn is_per_cpu(&self) -> bool {
+        is_per_cpu(self.header.map_type)
+    }
+
+    fn lay_out(a: &Attributes) -> Option<Geometry> {
+        let stride = u64::from(a.value_size).checked_next_multiple_of(8)?;
+        let entries = u64::from(a.max_entries);
+        let cpus = if is_per_cpu(a.map_type) { a.cpus.max(1) } else { 1 };
+        let mut geometry = Geometry {
+            header: MapHeader {
+                magic: MAP_MAGIC,
+                map_type: a.map_type,
+                key_size: a.key_size,
+                value_size: a.value_size,
+                max_entries: a.max_entries,
+                map_flags: a.map_flags,
+                stride: u32::try_from(stride).ok()?,
+                cpus,
+                data_bytes: 0,
+                private_bytes: TABLES_OFFSET,
+                doorbell: 0,
+                id: 0,
+                reserved: [0; 9],
+            },
+            cpu_stride: 0,
+            hash: HashLayout::default(),
+        };
+        match a.map_type {
+            map_type::HASH | map_type::PERCPU_HASH => geometry.lay_out_hash(cpus)?,
+            map_type::RINGBUF => geometry.header.data_bytes = 2 * PAGE_BYTES + 2 * entries,
+            TYPE_PERF_BUFFER => geometry.header.data_bytes = PAGE_BYTES + entries.checked_mul(PAGE_BYTES)?,
+            map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => {
+                geometry.header.stride = 4;
+                geometry.header.data_bytes = entries * 4;
+            }
+            _ => {
+                geometry.cpu_stride = entries.checked_mul(stride)?.checked_next_multiple_of(64)?;
+                geometry.header.data_bytes = geometry.cpu_stride.checked_mul(u64::from(cpus))?;
+            }
+        }
+        let header = &mut geometry.header;
+        header.data_bytes = header.data_bytes.checked_next_multiple_of(PAGE_BYTES)?;
+        header.private_bytes = header.private_bytes.checked_next_multiple_of(PAGE_BYTES)?;
+        (geometry.file_bytes() <= FILE_BYTES_MAX).then_some(geometry)
+    }
+
+    fn lay_out_hash(&mut self, cpus: u32) -> Option<()> {
+        let header = &mut self.header;
+        let entries = u64::from(header.max_entries);
+        let buckets = u64::from(header.max_entries).checked_next_power_of_two()?.min(1 << 31);
+        let key = u64::from(header.key_size).checked_next_multiple_of(8)?;
+        let stride = u64::from(header.stride);
+        let per_cpu = is_per_cpu(header.map_type);
+        let elements = (TABLES_OFFSET + buckets * BUCKET_BYTES).checked_next_multiple_of(64)?;
+        let element_stride = ELEMENT_KEY_OFFSET + key + if per_cpu { 0 } else { stride };
+        let end = elements.checked_add(entries.checked_mul(element_stride)?)?;
+        let (values, value_stride, cpu_stride, end) = if per_cpu {
+            let values = end.checked_next_multiple_of(64)?;
+            let cpu_stride = entries.checked_mul(stride)?.checked_next_multiple_of(64)?;
+            (values, stride, cpu_stride, values.checked_add(cpu_stride.checked_mul(u64::from(cpus))?)?)
+        } else {
+            (elements + ELEMENT_KEY_OFFSET + key, element_stride, 0, end)
+        };
+        header.private_bytes = end;
+        self.cpu_stride = cpu_stride;
+        self.hash =
+            HashLayout { bucket_mask: (buckets - 1) as u32, elements, element_stride, values, value_stride };
+        Some(())
+    }
+}
+
+fn check(a: &Attributes) -> Result<(), Errno> {
+    let invalid = |wrong: bool| if wrong { Err(Errno::EINVAL) } else { Ok(()) };
+    let both = |x: u32, y: u32| a.map_flags & (x | y) == x | y;
+    match a.map_type {
+        map_type::HASH | map_type::PERCPU_HASH => {
+            let known = BPF_F_NO_PREALLOC | BPF_F_NUMA_NODE | BPF_F_ZERO_SEED | ACCESS;
+            invalid(a.map_flags & !known != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
+            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY))?;
+            invalid(a.max_entries == 0 || a.key_size == 0 || a.value_size == 0)?;
+            let element = u64::from(a.key_size) + u64::from(a.value_size);
+            check_size(a, element >= ELEMENT_BYTES_MAX - KERNEL_ELEMENT_HEADER)
+        }
+        map_type::ARRAY | map_type::PERCPU_ARRAY => {
+            let plain = BPF_F_MMAPABLE | BPF_F_INNER_MAP;
+            let known = BPF_F_NUMA_NODE | ACCESS | if a.map_type == map_type::ARRAY { plain } else { 0 };
+            invalid(a.max_entries == 0 || a.key_size != 4 || a.value_size == 0)?;
+            invalid(a.map_flags & !known != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
+            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY))?;
+            check_size(a, a.value_size > i32::MAX as u32)
+        }
+        map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => {
+            let perf = if a.map_type == map_type::PERF_EVENT_ARRAY { BPF_F_PRESERVE_ELEMS } else { 0 };
+            let known = BPF_F_NUMA_NODE | BPF_F_RDONLY | BPF_F_WRONLY | perf;
+            invalid(a.map_flags & !known != 0 || a.max_entries == 0 || a.key_size != 4 || a.value_size != 4)
+        }
+        map_type::RINGBUF => {
+            let pages = u64::from(a.max_entries).is_multiple_of(PAGE_BYTES);
+            invalid(a.map_flags & !BPF_F_NUMA_NODE != 0 || a.key_size != 0 || a.value_size != 0)?;
+            invalid(!a.max_entries.is_power_of_two() || !pages)
+        }
+        _ => Err(Errno::ENOTSUPP),
+    }
+}
+
+fn check_size(a: &Attributes, too_big: bool) -> Result<(), Errno> {
+    let per_cpu = is_per_cpu(a.map_type) && u64::from(a.value_size).next_multiple_of(8) > PER_CPU_VALUE_MAX;
+    if too_big || per_cpu { Err(Errno::E2BIG) } else { Ok(()) }
+}

@@ -1,0 +1,274 @@
+//! A map of any type: what programs and bpf(2) do with it.
+
+use ring3_layout::map::MapHeader;
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::map_type;
+
+use crate::array::Array;
+use crate::geometry::Geometry;
+use crate::hash::Hash;
+use crate::raw_memory::{Memory, program_bytes};
+use crate::ring::Ring;
+use crate::Context;
+
+/// A mapped map.
+#[derive(Clone, Copy, Debug)]
+pub struct Map {
+    memory: Memory,
+}
+
+enum Kind<'m> {
+    Hash(Hash<'m>),
+    Array(Array<'m>),
+    Objects(Array<'m>),
+    Other,
+}
+
+impl Map {
+    /// Makes a map in fresh, zeroed memory.
+    ///
+    /// # Safety
+    /// `base` is the start of a mapping of `geometry.file_bytes()` bytes that outlives the value.
+    pub unsafe fn initialize(base: *mut u8, geometry: &Geometry) -> Map {
+        // SAFETY: the caller's promise.
+        let map = unsafe { Map::trusted(base, geometry) };
+        if let Kind::Hash(hash) = map.kind() {
+            hash.initialize();
+        }
+        map.memory.write_header();
+        map
+    }
+
+    /// A map whose geometry is known from elsewhere than its memory, which may be hostile.
+    ///
+    /// # Safety
+    /// As for [`Map::initialize`].
+    pub unsafe fn trusted(base: *mut u8, geometry: &Geometry) -> Map {
+        // SAFETY: the caller's promise.
+        Map { memory: unsafe { Memory::new(base, *geometry) } }
+    }
+
+    /// A map as a program holds it: by the address of its header.
+    ///
+    /// # Safety
+    /// `header` is the address of a mapped map's header.
+    pub unsafe fn from_header(header: u64) -> Option<Map> {
+        // SAFETY: the caller's promise.
+        Some(Map { memory: unsafe { Memory::from_header(header) }? })
+    }
+
+    /// The header as the geometry has it.
+    pub fn header(&self) -> &MapHeader {
+        &self.memory.geometry.header
+    }
+
+    /// Sizes and offsets.
+    pub fn geometry(&self) -> &Geometry {
+        &self.memory.geometry
+    }
+
+    /// The ring buffer in it.
+    pub fn ring(&self) -> Option<Ring> {
+        (self.header().map_type == map_type::RINGBUF).then_some(Ring::new(self.memory))
+    }
+
+    fn kind(&self) -> Kind<'_> {
+        match self.header().map_type {
+            map_type::HASH | map_type::PERCPU_HASH => Kind::Hash(Hash(&self.memory)),
+            map_type::ARRAY | map_type::PERCPU_ARRAY => Kind::Array(Array(&self.memory)),
+            map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => Kind::Objects(Array(&self.memory)),
+            _ => Kind::Other,
+        }
+    }
+
+    fn check_key<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], Errno> {
+        if key.len() == self.header().key_size as usize { Ok(key) } else { Err(Errno::EINVAL) }
+    }
+
+    fn value_offset(&self, key: &[u8], cpu: u32) -> Option<u64> {
+        match self.kind() {
+            Kind::Hash(hash) => Some(hash.value_at(hash.find(key)?, cpu)),
+            Kind::Array(array) => Some(array.value_at(array.index(key)?, cpu)),
+            Kind::Objects(_) | Kind::Other => None,
+        }
+    }
+
+    // ---- from programs ----
+
+    /// `bpf_map_lookup_elem`: address of the value (of this CPU's copy), or 0.
+    ///
+    /// # Safety
+    /// The program may read `key_size` bytes at `key`.
+    pub unsafe fn lookup(&self, key: u64, cpu: u32) -> u64 {
+        // SAFETY: the caller's promise.
+        let key = unsafe { program_bytes(key, self.header().key_size as usize) };
+        let bytes = u64::from(self.header().value_size);
+        self.value_offset(key, cpu).map_or(0, |offset| self.memory.pointer(offset, bytes) as u64)
+    }
+
+    /// `bpf_map_update_elem`.
+    ///
+    /// # Safety
+    /// The program may read `key_size` bytes at `key` and `value_size` bytes at `value`.
+    pub unsafe fn update(&self, cx: &Context, key: u64, value: u64, flags: u64) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let key = unsafe { program_bytes(key, self.header().key_size as usize) };
+        // SAFETY: the caller's promise.
+        let value = unsafe { program_bytes(value, self.header().value_size as usize) };
+        match self.kind() {
+            Kind::Hash(hash) => hash.update(cx, key, flags, |index, fresh| {
+                if fresh {
+                    self.clear_other_cpus(&hash, index, cx.cpu);
+                }
+                self.memory.write(hash.value_at(index, cx.cpu), value);
+            }),
+            Kind::Array(array) => {
+                let index = array.check_update(key, flags)?;
+                self.memory.write(array.value_at(index, cx.cpu), value);
+                Ok(())
+            }
+            Kind::Objects(_) | Kind::Other => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Mirrors kernel/bpf/hashtab.c:pcpu_init_value: a new element is zero on all other CPUs.
+    fn clear_other_cpus(&self, hash: &Hash<'_>, index: u32, own: u32) {
+        let bytes = u64::from(self.header().stride);
+        for cpu in (0..self.header().cpus).filter(|cpu| *cpu != own) {
+            self.memory.clear(hash.value_at(index, cpu), bytes);
+        }
+    }
+
+    /// `bpf_map_delete_elem`.
+    ///
+    /// # Safety
+    /// The program may read `key_size` bytes at `key`.
+    pub unsafe fn delete(&self, cx: &Context, key: u64) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let key = unsafe { program_bytes(key, self.header().key_size as usize) };
+        self.user_delete(cx, key)
+    }
+
+    /// For arrays of objects: the number stored at `index`, 0 for none; `E2BIG` beyond the end.
+    pub fn object(&self, index: u32) -> Result<u32, Errno> {
+        match self.kind() {
+            Kind::Objects(array) if index < self.header().max_entries => Ok(array.object(index)),
+            Kind::Objects(_) => Err(Errno::E2BIG),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Stores an object's number (0: none) and returns the old one.
+    pub fn set_object(&self, index: u32, object: u32) -> Result<u32, Errno> {
+        let old = self.object(index)?;
+        if let Kind::Objects(array) = self.kind() {
+            array.set_object(index, object);
+        }
+        Ok(old)
+    }
+
+    // ---- from bpf(2) ----
+
+    /// `BPF_MAP_LOOKUP_ELEM`: copies the value, all CPUs' copies for per-CPU types. `out` has
+    /// [`Geometry::user_value_bytes`] bytes.
+    pub fn user_lookup(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
+        let key = self.check_key(key)?;
+        if matches!(self.kind(), Kind::Objects(_)) {
+            return Err(Errno::ENOTSUPP);
+        }
+        if matches!(self.kind(), Kind::Other) {
+            return Err(Errno::ENOTSUPP);
+        }
+        self.value_offset(key, 0).ok_or(Errno::ENOENT)?;
+        self.copy_out(|cpu| self.value_offset(key, cpu), out)
+    }
+
+    fn copy_out(&self, offset: impl Fn(u32) -> Option<u64>, out: &mut [u8]) -> Result<(), Errno> {
+        let value = self.header().value_size as usize;
+        if !self.geometry().is_per_cpu() {
+            let out = out.get_mut(..value).ok_or(Errno::EINVAL)?;
+            self.memory.read(offset(0).ok_or(Errno::ENOENT)?, out);
+            return Ok(());
+        }
+        let stride = self.header().stride as usize;
+        for (cpu, chunk) in out.chunks_exact_mut(stride).enumerate().take(self.header().cpus as usize) {
+            chunk.fill(0);
+            let copy = chunk.get_mut(..value).ok_or(Errno::EINVAL)?;
+            self.memory.read(offset(cpu as u32).ok_or(Errno::ENOENT)?, copy);
+        }
+        Ok(())
+    }
+
+    /// `BPF_MAP_UPDATE_ELEM` with the whole value, all CPUs' copies for per-CPU types.
+    pub fn user_update(&self, cx: &Context, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+        let key = self.check_key(key)?;
+        if value.len() < self.geometry().user_value_bytes() {
+            return Err(Errno::EINVAL);
+        }
+        match self.kind() {
+            Kind::Hash(hash) => {
+                hash.update(cx, key, flags, |index, _| self.copy_in(|cpu| hash.value_at(index, cpu), value))
+            }
+            Kind::Array(array) => {
+                let index = array.check_update(key, flags)?;
+                self.copy_in(|cpu| array.value_at(index, cpu), value);
+                Ok(())
+            }
+            Kind::Objects(_) => Err(Errno::EINVAL),
+            Kind::Other => Err(Errno::ENOTSUPP),
+        }
+    }
+
+    fn copy_in(&self, offset: impl Fn(u32) -> u64, value: &[u8]) {
+        let bytes = self.header().value_size as usize;
+        let stride = if self.geometry().is_per_cpu() { self.header().stride as usize } else { value.len() };
+        for (cpu, chunk) in value.chunks(stride.max(1)).enumerate().take(self.header().cpus as usize) {
+            if let Some(chunk) = chunk.get(..bytes) {
+                self.memory.write(offset(cpu as u32), chunk);
+            }
+        }
+    }
+
+    /// `BPF_MAP_DELETE_ELEM`.
+    pub fn user_delete(&self, cx: &Context, key: &[u8]) -> Result<(), Errno> {
+        let key = self.check_key(key)?;
+        match self.kind() {
+            Kind::Hash(hash) => hash.delete(cx, key, |_| {}),
+            Kind::Array(_) | Kind::Objects(_) => Err(Errno::EINVAL),
+            Kind::Other => Err(Errno::ENOTSUPP),
+        }
+    }
+
+    /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`.
+    pub fn user_lookup_and_delete(&self, cx: &Context, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
+        let key = self.check_key(key)?;
+        match self.kind() {
+            Kind::Hash(hash) => {
+                let mut copied = Ok(());
+                hash.delete(cx, key, |index| {
+                    copied = self.copy_out(|cpu| Some(hash.value_at(index, cpu)), out);
+                })?;
+                copied
+            }
+            _ => Err(Errno::ENOTSUPP),
+        }
+    }
+
+    /// `BPF_MAP_GET_NEXT_KEY`; `ENOENT` behind the last.
+    pub fn user_next_key(&self, key: Option<&[u8]>, out: &mut [u8]) -> Result<(), Errno> {
+        let key = key.map(|key| self.check_key(key)).transpose()?;
+        let out = out.get_mut(..self.header().key_size as usize).ok_or(Errno::EINVAL)?;
+        match self.kind() {
+            Kind::Hash(hash) => {
+                let next = hash.next(key).ok_or(Errno::ENOENT)?;
+                if hash.read_key(next, out) { Ok(()) } else { Err(Errno::ENOENT) }
+            }
+            Kind::Array(array) | Kind::Objects(array) => {
+                let next = array.next(key).ok_or(Errno::ENOENT)?;
+                out.copy_from_slice(&next.to_le_bytes());
+                Ok(())
+            }
+            Kind::Other => Err(Errno::ENOTSUPP),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Maps against models, from one thread and from many.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample, hash_lookup_4};
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::map_type;
+
+struct Owned {
+    base: *mut u8,
+    bytes: usize,
+    map: Map,
+}
+
+impl Owned {
+    fn new(attributes: Attributes) -> Owned {
+        let geometry = Geometry::new(&attributes).expect("valid");
+        let bytes = geometry.file_bytes() as usize;
+        let base = memory(bytes);
+        // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
+        Owned { base, bytes, map: unsafe { Map::initialize(base, &geometry) } }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `memory` with this size.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}
+
+fn memory(bytes: usize) -> *mut u8 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: asks for fresh memory.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert_ne!(base, libc::MAP_FAILED);
+    base.cast()
+}
+
+fn context(owner: u32, cpu: u32) -> Context {
+    Context { owner, cpu, owner_is_dead: |tid| tid == 666, relax: std::thread::yield_now }
+}
+
+fn hash(key_size: u32, value_size: u32, max_entries: u32) -> Attributes {
+    Attributes { map_type: map_type::HASH, key_size, value_size, max_entries, map_flags: 0, cpus: 4 }
+}
+
+fn keys(map: &Map) -> Vec<Vec<u8>> {
+    let mut found: Vec<Vec<u8>> = vec![];
+    loop {
+        let mut key = vec![0; map.header().key_size as usize];
+        if map.user_next_key(found.last().map(Vec::as_slice), &mut key).is_err() {
+            return found;
+        }
+        found.push(key);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn a_hash_map_does_what_a_model_with_the_kernels_rules_does(
+        key_size in prop_oneof![Just(1u32), Just(4), Just(7), Just(8), Just(16), Just(40)],
+        operations in prop::collection::vec((0u8..4, 0u8..24, any::<u8>(), 0u64..5), 1..300),
+    ) {
+        let owned = Owned::new(hash(key_size, 5, 16));
+        let cx = context(1, 0);
+        let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        for (operation, key, value, flags) in operations {
+            let key = vec![key; key_size as usize];
+            let value = vec![value; 5];
+            match operation {
+                0 | 1 => {
+                    let there = model.contains_key(&key);
+                    let expected = match flags {
+                        3.. => Err(Errno::EINVAL),
+                        1 if there => Err(Errno::EEXIST),
+                        2 if !there => Err(Errno::ENOENT),
+                        _ if !there && model.len() == 16 => Err(Errno::E2BIG),
+                        _ => Ok(()),
+                    };
+                    prop_assert_eq!(owned.map.user_update(&cx, &key, &value, flags), expected);
+                    if expected.is_ok() {
+                        model.insert(key, value);
+                    }
+                }
+                2 => {
+                    let expected = model.remove(&key).map(drop).ok_or(Errno::ENOENT);
+                    prop_assert_eq!(owned.map.user_delete(&cx, &key), expected);
+                }
+                _ => {
+                    let mut out = [0; 5];
+                    let result = owned.map.user_lookup(&key, &mut out);
+                    prop_assert_eq!(result.is_ok(), model.contains_key(&key));
+                    prop_assert!(result.is_err() || model[&key] == out);
+                }
+            }
+            let mut all = keys(&owned.map);
+            all.sort();
+            prop_assert_eq!(all, model.keys().cloned().collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn specialised_lookups_find_what_general_updates_stored() {
+    let owned = Owned::new(hash(4, 8, 1000));
+    let cx = context(1, 0);
+    for key in 0..1000u32 {
+        owned.map.user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0).expect("room");
+    }
+    let header: *const _ = owned.base.wrapping_add(owned.map.header().data_bytes as usize);
+    for key in 0..2000u32 {
+        let key_at: *const u32 = &key;
+        // SAFETY: the header of a live map, and 4 readable bytes.
+        let value = unsafe { hash_lookup_4(header as u64, key_at as u64) };
+        assert_eq!(value != 0, key < 1000);
+        // SAFETY: a value of this map has 8 bytes.
+        assert!(value == 0 || unsafe { (value as *const u64).read() } == u64::from(key));
+    }
+}
+
+#[test]
+fn threads_lose_no_key_and_no_count() {
+    const THREADS: u64 = 8;
+    const ROUNDS: u64 = 20_000;
+    let owned = Owned::new(hash(8, 8, 4096));
+    let map = owned.map;
+    let shared = 7u64.to_le_bytes();
+    map.user_update(&context(100, 0), &shared, &[0; 8], 0).expect("room");
+    std::thread::scope(|scope| {
+        for thread in 1..=THREADS {
+            scope.spawn(move || {
+                let cx = context(thread as u32, 0);
+                for round in 0..ROUNDS {
+                    let own = (thread << 32 | round % 97).to_le_bytes();
+                    map.user_update(&cx, &own, &round.to_le_bytes(), 0).expect("room");
+                    let mut out = [0; 8];
+                    map.user_lookup(&own, &mut out).expect("just stored");
+                    assert_eq!(u64::from_le_bytes(out), round);
+                    map.user_delete(&cx, &own).expect("there");
+                    assert_eq!(map.user_lookup(&own, &mut out), Err(Errno::ENOENT));
+                    // SAFETY: 8 readable bytes.
+                    let value = unsafe { map.lookup(shared.as_ptr() as u64, 0) };
+                    // SAFETY: the value of the shared key is 8 bytes and stays.
+                    unsafe { AtomicU64::from_ptr(value as *mut u64) }.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let mut out = [0; 8];
+    map.user_lookup(&shared, &mut out).expect("never deleted");
+    assert_eq!(u64::from_le_bytes(out), THREADS * ROUNDS);
+    assert_eq!(keys(&map), [shared.to_vec()]);
+}
+
+#[test]
+fn a_lock_that_a_dead_owner_left_is_taken_over_and_a_living_ones_wait_is_bounded() {
+    let owned = Owned::new(hash(4, 4, 4));
+    let header = owned.map.header().data_bytes as usize;
+    for (owner, expected) in [(666u32, Ok(())), (5, Err(Errno::EBUSY))] {
+        for bucket in 0..4usize {
+            let lock = owned.base.wrapping_add(header + 128 + 192 + bucket * 8 + 4).cast::<u32>();
+            // SAFETY: the lock words of the four buckets lie behind header and words.
+            unsafe { lock.write(owner) };
+        }
+        assert_eq!(owned.map.user_update(&context(1, 0), &[1, 0, 0, 0], &[0; 4], 0), expected);
+    }
+}
+
+#[test]
+fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
+    for kind in [map_type::PERCPU_HASH, map_type::PERCPU_ARRAY] {
+        let owned = Owned::new(Attributes { map_type: kind, key_size: 4, value_size: 4, max_entries: 3, map_flags: 0, cpus: 4 });
+        let key = 1u32.to_le_bytes();
+        let value = 9u32.to_le_bytes();
+        // SAFETY: key and value are readable with their sizes.
+        unsafe { owned.map.update(&context(1, 2), key.as_ptr() as u64, value.as_ptr() as u64, 0) }.expect("room");
+        let mut out = [0xff; 32];
+        owned.map.user_lookup(&key, &mut out).expect("there");
+        let mut expected = [0u8; 32];
+        expected[16] = 9;
+        assert_eq!(out, expected);
+    }
+}
+
+#[test]
+fn arrays_refuse_what_the_kernel_refuses() {
+    let owned = Owned::new(Attributes { map_type: map_type::ARRAY, key_size: 4, value_size: 4, max_entries: 2, map_flags: 0, cpus: 1 });
+    let cx = context(1, 0);
+    let (inside, outside) = (1u32.to_le_bytes(), 2u32.to_le_bytes());
+    assert_eq!(owned.map.user_update(&cx, &inside, &[1; 4], 1), Err(Errno::EEXIST));
+    assert_eq!(owned.map.user_update(&cx, &outside, &[1; 4], 0), Err(Errno::E2BIG));
+    assert_eq!(owned.map.user_update(&cx, &inside, &[1; 4], 3), Err(Errno::EINVAL));
+    assert_eq!(owned.map.user_delete(&cx, &inside), Err(Errno::EINVAL));
+    assert_eq!(owned.map.user_lookup(&outside, &mut [0; 4]), Err(Errno::ENOENT));
+    assert_eq!(owned.map.user_next_key(Some(&inside), &mut [0; 4]), Err(Errno::ENOENT));
+}
+
+#[test]
+fn many_producers_lose_no_record_that_fits() {
+    const PRODUCERS: u32 = 4;
+    const RECORDS: u32 = 20_000;
+    let owned = Owned::new(Attributes { map_type: map_type::RINGBUF, max_entries: 1 << 16, ..Attributes::default() });
+    let (map, base) = (owned.map, owned.base as u64);
+    let (mut next, mut lost) = ([0u32; PRODUCERS as usize], 0u32);
+    let failed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for producer in 0..PRODUCERS {
+            let failed = &failed;
+            scope.spawn(move || {
+                let ring = map.ring().expect("a ring buffer");
+                for number in 0..RECORDS {
+                    let data = [producer.to_le_bytes(), number.to_le_bytes()].concat();
+                    while ring.output(&context(producer + 1, 0), &data, 0).is_err() {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let word = |offset: u64| {
+            // SAFETY: positions and headers lie in the data area and are atomics by contract.
+            unsafe { AtomicU64::from_ptr((base + offset) as *mut u64) }
+        };
+        let mut position = 0u64;
+        while next.iter().sum::<u32>() + lost < PRODUCERS * RECORDS {
+            if word(4096).load(Ordering::Acquire) == position {
+                std::thread::yield_now();
+                continue;
+            }
+            let at = 8192 + (position & 0xffff);
+            let header = word(at).load(Ordering::Acquire) as u32;
+            if header & 1 << 31 != 0 {
+                continue;
+            }
+            let data = word(at + 8).load(Ordering::Relaxed);
+            let (producer, number) = (data as u32 as usize, (data >> 32) as u32);
+            assert_eq!(number, next[producer], "in order");
+            next[producer] += 1;
+            position += 16;
+            word(0).store(position, Ordering::Release);
+            lost = 0;
+        }
+    });
+    assert_eq!(next, [RECORDS; PRODUCERS as usize]);
+}
+
+#[test]
+fn a_dead_owners_record_is_discarded() {
+    let owned = Owned::new(Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() });
+    let ring = owned.map.ring().expect("a ring buffer");
+    let dead = ring.reserve(&context(666, 0), 16).expect("room");
+    let alive = ring.reserve(&context(1, 0), 16).expect("room");
+    assert!(ring.discard_dead(|tid| tid == 666));
+    assert!(!ring.discard_dead(|tid| tid == 666));
+    // SAFETY: the record's header precedes its data.
+    let header = |address: u64| unsafe { ((address - 8) as *const u32).read() };
+    assert_eq!((header(dead.address), header(alive.address)), (16 | 1 << 30, 16 | 1 << 31));
+}
+
+#[test]
+fn a_full_perf_buffer_counts_what_it_loses_and_says_so_later() {
+    let geometry = Geometry::perf_buffer(1).expect("valid");
+    let base = memory(geometry.file_bytes() as usize);
+    // SAFETY: fresh zeroed memory of the right size; leaked by the test.
+    let buffer = unsafe { PerfBuffer::initialize(base, &geometry, PERF_SAMPLE_RAW, 1, 77) };
+    let cx = context(1, 0);
+    let sample = Sample { time_ns: 0, data: &[5; 1000] };
+    let results: Vec<_> = (0..6).map(|_| buffer.output(&cx, &sample)).collect();
+    assert_eq!(results[..4], [Ok(true); 4]);
+    assert_eq!(results[4..], [Err(Errno::ENOSPC); 2]);
+    // SAFETY: the tail is the reader's word of the control page.
+    let word = |offset: usize| unsafe { AtomicU64::from_ptr(base.wrapping_add(offset).cast()) };
+    let head = word(1024).load(Ordering::Acquire);
+    word(1032).store(head, Ordering::Release);
+    buffer.output(&cx, &Sample { time_ns: 0, data: &[6; 12] }).expect("room now");
+    let at = |position: u64| 4096 + (position as usize & 4095);
+    let lost = word(at(head)).load(Ordering::Relaxed);
+    assert_eq!((lost as u32, lost >> 48), (2, 24));
+    assert_eq!(word(at(head + 8)).load(Ordering::Relaxed), 77);
+    assert_eq!(word(at(head + 16)).load(Ordering::Relaxed), 2);
+    let record = word(at(head + 24)).load(Ordering::Relaxed);
+    assert_eq!((record as u32, record >> 48), (9, 24));
+}
+
+#[test]
+fn damaged_memory_makes_no_operation_read_outside_or_run_on() {
+    let geometry = Geometry::new(&hash(4, 4, 64)).expect("valid");
+    let bytes = geometry.file_bytes() as usize;
+    let base = memory(bytes);
+    // SAFETY: fresh memory of the right size.
+    let map = unsafe { Map::initialize(base, &geometry) };
+    let mut seed = 0x1234_5678_9abc_def1u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for _ in 0..2000 {
+        let at = random() as usize % (bytes - 8);
+        // SAFETY: inside the mapping.
+        unsafe { base.wrapping_add(at).cast::<u64>().write_unaligned(random() >> (random() % 60)) };
+        let key = (random() as u32 % 64).to_le_bytes();
+        let _ = map.user_update(&Context { owner_is_dead: |_| true, ..context(1, 0) }, &key, &[1; 4], 0);
+        let _ = map.user_lookup(&key, &mut [0; 4]);
+        let _ = map.user_next_key(Some(&key), &mut [0; 4]);
+        let _ = map.user_delete(&Context { owner_is_dead: |_| true, ..context(1, 0) }, &key);
+    }
+}
