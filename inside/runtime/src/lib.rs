@@ -1,1 +1,18 @@
-//! ring3-runtime
+//! Runs programs and helpers inside the target.
+//!
+//! Runs: on any thread of a process that is not ours, possibly in a signal handler.
+//! May touch: its thread block, the mapped tables (read), map data, the stack slots of awaited returns.
+//! Never: allocates, panics, calls libc, waits without a bound.
+//! Start reading at: `raw_dispatch.rs`.
+#![no_std]
+
+mod format;
+pub mod raw_buffers;
+pub mod raw_dispatch;
+pub mod raw_helpers;
+pub mod raw_memory;
+mod raw_request;
+mod raw_shadow;
+mod raw_system;
+mod raw_thread;
+pub mod raw_trace;

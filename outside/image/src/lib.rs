@@ -1,1 +1,97 @@
-//! ring3-image
+//! The agent image as bytes, and where its symbols are.
+//!
+//! Runs: in the server.
+//! May touch: nothing; the image is part of the binary.
+//! Never: changes the image.
+//! Start reading at: `bytes`.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol};
+
+/// ELF headers are read in place.
+#[repr(align(16))]
+struct Aligned<T: ?Sized>(T);
+
+static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!(env!("RING3_AGENT")));
+
+struct Image {
+    bytes: Vec<u8>,
+    symbols: HashMap<String, u64>,
+}
+
+/// The agent's ELF file, for checks.
+pub fn file() -> &'static [u8] {
+    &FILE.0
+}
+
+/// The image as it is mapped: byte n is what lies n bytes from its base.
+pub fn bytes() -> &'static [u8] {
+    &image().bytes
+}
+
+/// Offset of a symbol from the image's base.
+pub fn symbol(name: &str) -> Option<u64> {
+    image().symbols.get(name).copied()
+}
+
+/// Offset of the helper with this number (`BPF_FUNC_*`).
+pub fn helper(id: u32) -> Option<u64> {
+    symbol(&format!("ring3_helper_{}", ring3_uapi::helper::name(id)?))
+}
+
+/// All symbols with their offsets.
+pub fn symbols() -> impl Iterator<Item = (&'static str, u64)> {
+    image().symbols.iter().map(|(name, offset)| (name.as_str(), *offset))
+}
+
+fn image() -> &'static Image {
+    static IMAGE: OnceLock<Image> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let elf = ElfFile64::<Endianness>::parse(file()).expect("the build made a valid file");
+        let endian = elf.endian();
+        let mut bytes = vec![];
+        let executable = elf.elf_program_headers().iter().filter(|ph| {
+            ph.p_type(endian) == object::elf::PT_LOAD && ph.p_flags(endian) & object::elf::PF_W == 0
+        });
+        for header in executable {
+            let (start, data) = (header.p_vaddr(endian) as usize, header.data(endian, file()).expect("inside the file"));
+            bytes.resize(bytes.len().max(start + data.len()), 0);
+            bytes[start..start + data.len()].copy_from_slice(data);
+        }
+        relax(&elf, &mut bytes);
+        let symbols = elf.symbols().chain(elf.dynamic_symbols());
+        let symbols = symbols
+            .filter(|symbol| symbol.is_definition())
+            .filter_map(|symbol| Some((symbol.name().ok()?.to_owned(), symbol.address())))
+            .collect();
+        Image { bytes, symbols }
+    })
+}
+
+/// Makes calls through the table of addresses (`call [rip + slot]`, which the compiler emits for `memcpy` and its
+/// kin) direct, as linkers do for `R_X86_64_GOTPCRELX`. So the image needs no relocation and no data.
+fn relax(elf: &ElfFile64<'_, Endianness>, bytes: &mut [u8]) {
+    let slots: HashMap<u64, u64> = elf
+        .dynamic_relocations()
+        .into_iter()
+        .flatten()
+        .map(|(slot, relocation)| (slot, relocation.addend() as u64))
+        .collect();
+    for at in 0..bytes.len().saturating_sub(6) {
+        if bytes[at] != 0xff || !matches!(bytes[at + 1], 0x15 | 0x25) {
+            continue;
+        }
+        let end = at as u64 + 6;
+        let displacement = i32::from_le_bytes(bytes[at + 2..at + 6].try_into().expect("4 bytes"));
+        let Some(target) = slots.get(&end.wrapping_add_signed(i64::from(displacement))) else { continue };
+        let direct = (target.wrapping_sub(end) as i32).to_le_bytes();
+        // The prefix keeps the length: addr32 call, addr32 jmp.
+        bytes[at] = 0x67;
+        bytes[at + 1] = if bytes[at + 1] == 0x15 { 0xe8 } else { 0xe9 };
+        bytes[at + 2..at + 6].copy_from_slice(&direct);
+    }
+}

@@ -50,6 +50,9 @@ pub mod request {
     /// The agent stopped waiting; the server frees it.
     pub const ABANDONED: u32 = 4;
 
+    /// As PENDING, but nobody waits: the server frees it.
+    pub const UNATTENDED: u32 = 5;
+
     /// New executable mappings exist: find and instrument what links want, then let go.
     pub const KIND_MAPPING_ADDED: u32 = 1;
     /// This process is a fork of a target and shares its tables: adopt it.

@@ -21,6 +21,10 @@ pub const SHADOW_FRAMES_MAX: u32 = 256;
 pub struct ProcessPage {
     /// Process id (own namespace) of the process that initialised it; 0 right after a fork.
     pub generation: AtomicU64,
+    /// Nonzero while a thread sets the process up after injection or fork.
+    pub initializing: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
 }
 
 /// The head of the state block.

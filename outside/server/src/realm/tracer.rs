@@ -463,18 +463,20 @@ impl Actor {
     fn serve_requests(&mut self) {
         let shared = self.shared.clone();
         for entry in &shared.block.realm().requests {
-            use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-            if entry.state.load(Acquire) == request::PENDING {
+            use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+            let state = entry.state.load(Acquire);
+            if !matches!(state, request::PENDING | request::UNATTENDED | request::ABANDONED) {
+                continue;
+            }
+            if state != request::ABANDONED {
                 let kind = entry.kind.load(Relaxed);
                 let (pid, nonce) = (entry.pid.load(Relaxed), entry.nonce.load(Relaxed));
                 self.serve(kind, pid, nonce);
             }
-            let done =
-                entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok();
-            if done {
+            if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {
                 raw_mapping::futex_wake(&entry.state);
             } else {
-                let _ = entry.state.compare_exchange(request::ABANDONED, request::FREE, AcqRel, Acquire);
+                entry.state.store(request::FREE, Release);
             }
         }
     }

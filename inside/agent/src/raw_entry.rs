@@ -1,0 +1,127 @@
+//! Where stubs and replaced return addresses lead.
+
+use core::arch::{asm, naked_asm};
+use core::mem::offset_of;
+
+use ring3_layout::control::Hook;
+use ring3_runtime::raw_dispatch;
+use ring3_uapi::ptrace::PtRegs;
+
+/// Address of the image's first byte, which is the region's base.
+#[inline(always)]
+fn image_base() -> u64 {
+    let base;
+    // SAFETY: computes an address that the linker defines.
+    unsafe {
+        asm!("lea {}, [rip + __ehdr_start]", out(reg) base, options(nomem, nostack, preserves_flags));
+    }
+    base
+}
+
+/// Address of the trampoline.
+#[inline(always)]
+fn trampoline() -> u64 {
+    let address;
+    // SAFETY: computes an address in this image.
+    unsafe {
+        asm!(
+            "lea {}, [rip + ring3_return_trampoline]",
+            out(reg) address,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    address
+}
+
+/// Called by stubs.
+///
+/// # Safety
+/// As `raw_dispatch::enter`.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook) {
+    // SAFETY: the stub's promise.
+    unsafe { raw_dispatch::enter(image_base(), trampoline(), regs, hook) }
+}
+
+/// Called by the trampoline: the address to return to.
+unsafe extern "sysv64" fn leave(regs: *mut PtRegs) -> u64 {
+    // SAFETY: the trampoline passes the registers that it saved.
+    unsafe { raw_dispatch::leave(image_base(), trampoline(), regs) }
+}
+
+/// Replaced return addresses lead here, right after the function's `ret`. All registers go on as they came;
+/// the flags mean nothing after a return. The slot that held the return address is free again and
+/// holds the real one for the last instruction.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_return_trampoline() {
+    naked_asm!(
+        "lea rsp, [rsp - 8 - {frame}]",
+        "mov [rsp + {r15}], r15",
+        "mov [rsp + {r14}], r14",
+        "mov [rsp + {r13}], r13",
+        "mov [rsp + {r12}], r12",
+        "mov [rsp + {rbp}], rbp",
+        "mov [rsp + {rbx}], rbx",
+        "mov [rsp + {r11}], r11",
+        "mov [rsp + {r10}], r10",
+        "mov [rsp + {r9}], r9",
+        "mov [rsp + {r8}], r8",
+        "mov [rsp + {rax}], rax",
+        "mov [rsp + {rcx}], rcx",
+        "mov [rsp + {rdx}], rdx",
+        "mov [rsp + {rsi}], rsi",
+        "mov [rsp + {rdi}], rdi",
+        "mov qword ptr [rsp + {orig_rax}], -1",
+        "mov qword ptr [rsp + {cs}], 0x33",
+        "mov qword ptr [rsp + {ss}], 0x2b",
+        "mov qword ptr [rsp + {eflags}], 0x202",
+        "lea rax, [rsp + {frame} + 8]",
+        "mov [rsp + {rsp}], rax",
+        "mov rdi, rsp",
+        "mov rbx, rsp",
+        "and rsp, -16",
+        "cld",
+        "call {leave}",
+        "mov rsp, rbx",
+        "test rax, rax",
+        "jz 2f",
+        "mov [rsp + {frame}], rax",
+        "mov rbx, [rsp + {rbx}]",
+        "mov r11, [rsp + {r11}]",
+        "mov r10, [rsp + {r10}]",
+        "mov r9, [rsp + {r9}]",
+        "mov r8, [rsp + {r8}]",
+        "mov rax, [rsp + {rax}]",
+        "mov rcx, [rsp + {rcx}]",
+        "mov rdx, [rsp + {rdx}]",
+        "mov rsi, [rsp + {rsi}]",
+        "mov rdi, [rsp + {rdi}]",
+        "lea rsp, [rsp + {frame}]",
+        "ret",
+        // Nobody knows where to go: the slot was reached by a jump into freed stack.
+        "2: ud2",
+        frame = const size_of::<PtRegs>(),
+        r15 = const offset_of!(PtRegs, r15),
+        r14 = const offset_of!(PtRegs, r14),
+        r13 = const offset_of!(PtRegs, r13),
+        r12 = const offset_of!(PtRegs, r12),
+        rbp = const offset_of!(PtRegs, rbp),
+        rbx = const offset_of!(PtRegs, rbx),
+        r11 = const offset_of!(PtRegs, r11),
+        r10 = const offset_of!(PtRegs, r10),
+        r9 = const offset_of!(PtRegs, r9),
+        r8 = const offset_of!(PtRegs, r8),
+        rax = const offset_of!(PtRegs, rax),
+        rcx = const offset_of!(PtRegs, rcx),
+        rdx = const offset_of!(PtRegs, rdx),
+        rsi = const offset_of!(PtRegs, rsi),
+        rdi = const offset_of!(PtRegs, rdi),
+        orig_rax = const offset_of!(PtRegs, orig_rax),
+        cs = const offset_of!(PtRegs, cs),
+        ss = const offset_of!(PtRegs, ss),
+        eflags = const offset_of!(PtRegs, eflags),
+        rsp = const offset_of!(PtRegs, rsp),
+        leave = sym leave,
+    )
+}

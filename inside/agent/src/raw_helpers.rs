@@ -1,0 +1,75 @@
+//! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
+
+use ring3_runtime::{raw_buffers, raw_helpers};
+
+macro_rules! exports {
+    ($($symbol:ident = $function:path;)*) => {
+        $(
+            /// # Safety
+            /// Called by a verified program with the thread block that it was given.
+            #[unsafe(no_mangle)]
+            unsafe extern "sysv64" fn $symbol(a1: u64, a2: u64, a3: u64, a4: u64, a5: u64, env: u64) -> u64 {
+                // SAFETY: this function's contract.
+                unsafe { $function(a1, a2, a3, a4, a5, env) }
+            }
+        )*
+    };
+}
+
+exports! {
+    ring3_helper_map_lookup_elem = raw_helpers::map_lookup_elem;
+    ring3_helper_map_update_elem = raw_helpers::map_update_elem;
+    ring3_helper_map_delete_elem = raw_helpers::map_delete_elem;
+    ring3_helper_probe_read = raw_helpers::probe_read_user;
+    ring3_helper_probe_read_user = raw_helpers::probe_read_user;
+    ring3_helper_probe_read_kernel = raw_helpers::probe_read_kernel;
+    ring3_helper_probe_read_str = raw_helpers::probe_read_user_str;
+    ring3_helper_probe_read_user_str = raw_helpers::probe_read_user_str;
+    ring3_helper_probe_read_kernel_str = raw_helpers::probe_read_kernel_str;
+    ring3_helper_copy_from_user = raw_helpers::copy_from_user;
+    ring3_helper_probe_write_user = raw_helpers::probe_write_user;
+    ring3_helper_ktime_get_ns = raw_helpers::ktime_get_ns;
+    ring3_helper_ktime_get_boot_ns = raw_helpers::ktime_get_boot_ns;
+    ring3_helper_ktime_get_coarse_ns = raw_helpers::ktime_get_coarse_ns;
+    ring3_helper_ktime_get_tai_ns = raw_helpers::ktime_get_tai_ns;
+    ring3_helper_get_current_pid_tgid = raw_helpers::get_current_pid_tgid;
+    ring3_helper_get_current_uid_gid = raw_helpers::get_current_uid_gid;
+    ring3_helper_get_current_comm = raw_helpers::get_current_comm;
+    ring3_helper_get_smp_processor_id = raw_helpers::get_smp_processor_id;
+    ring3_helper_get_numa_node_id = raw_helpers::get_numa_node_id;
+    ring3_helper_get_prandom_u32 = raw_helpers::get_prandom_u32;
+    ring3_helper_get_current_task = raw_helpers::get_current_task;
+    ring3_helper_get_attach_cookie = raw_helpers::get_attach_cookie;
+    ring3_helper_get_func_ip = raw_helpers::get_func_ip;
+    ring3_helper_strncmp = raw_helpers::strncmp;
+    ring3_helper_trace_printk = raw_helpers::trace_printk;
+    ring3_helper_trace_vprintk = raw_helpers::trace_vprintk;
+    ring3_helper_snprintf = raw_helpers::snprintf;
+    ring3_helper_current_task_under_cgroup = raw_helpers::current_task_under_cgroup;
+    ring3_helper_perf_event_output = raw_buffers::perf_event_output;
+    ring3_helper_ringbuf_output = raw_buffers::ringbuf_output;
+    ring3_helper_ringbuf_reserve = raw_buffers::ringbuf_reserve;
+    ring3_helper_ringbuf_submit = raw_buffers::ringbuf_submit;
+    ring3_helper_ringbuf_discard = raw_buffers::ringbuf_discard;
+    ring3_helper_ringbuf_query = raw_buffers::ringbuf_query;
+}
+
+macro_rules! lookups {
+    ($($symbol:ident = $function:path;)*) => {
+        $(
+            /// # Safety
+            /// Called by a verified program with a hash map of this key size.
+            #[unsafe(no_mangle)]
+            unsafe extern "sysv64" fn $symbol(map: u64, key: u64) -> u64 {
+                // SAFETY: this function's contract.
+                unsafe { $function(map, key) }
+            }
+        )*
+    };
+}
+
+lookups! {
+    ring3_hash_lookup_4 = ring3_maps::hash_lookup_4;
+    ring3_hash_lookup_8 = ring3_maps::hash_lookup_8;
+    ring3_hash_lookup_16 = ring3_maps::hash_lookup_16;
+}

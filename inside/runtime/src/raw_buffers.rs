@@ -1,0 +1,140 @@
+//! Ring and perf buffers from programs.
+
+use ring3_layout::control::{GotEntry, MAPS_MAX};
+use ring3_layout::region::got_offset;
+use ring3_layout::thread::ThreadBlock;
+use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample};
+use ring3_uapi::Errno;
+use ring3_uapi::flags::{BPF_F_CURRENT_CPU, BPF_F_INDEX_MASK};
+
+use crate::raw_dispatch::cpu_of;
+use crate::raw_helpers::{answer, block, context, monotonic_ns};
+use crate::raw_request::ring as ring_doorbell;
+
+/// Reservations of one run that can be open at a time: pairs of record address and map in the scratch words.
+const OPEN_MAX: usize = 8;
+
+/// The ring buffer whose header is at `map`.
+fn ring_of(map: u64) -> Option<(Ring, u32)> {
+    // SAFETY: the verifier proved that a program passes a map here.
+    let map = unsafe { Map::from_header(map) }?;
+    Some((map.ring()?, map.header().doorbell))
+}
+
+fn wake(tb: &ThreadBlock, doorbell: u32) {
+    if doorbell != 0 {
+        ring_doorbell(tb.region_base, doorbell);
+    }
+}
+
+/// `bpf_ringbuf_output`
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn ringbuf_output(map: u64, data: u64, bytes: u64, flags: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    let Some((ring, doorbell)) = ring_of(map) else { return Errno::EINVAL.negated() as u64 };
+    // SAFETY: the verifier proved `data` readable for `bytes` bytes.
+    let data = unsafe { core::slice::from_raw_parts(data as *const u8, bytes as usize) };
+    answer(ring.output(&context(tb), data, flags).map(|due| {
+        if due {
+            wake(tb, doorbell);
+        }
+        0
+    }))
+}
+
+/// `bpf_ringbuf_reserve`
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn ringbuf_reserve(map: u64, bytes: u64, flags: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    let Some((ring, _)) = ring_of(map).filter(|_| flags == 0) else { return 0 };
+    let Some(free) = tb.scratch.chunks_exact(2).take(OPEN_MAX).position(|pair| pair.first() == Some(&0)) else {
+        return 0;
+    };
+    let Some(record) = ring.reserve(&context(tb), bytes) else { return 0 };
+    if let Some([address, of]) = tb.scratch.get_mut(free * 2..free * 2 + 2) {
+        *address = record.address;
+        *of = map;
+    }
+    record.address
+}
+
+/// Ends a reservation of this run.
+fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 {
+    let open = tb.scratch.chunks_exact_mut(2).take(OPEN_MAX).find(|pair| pair.first() == Some(&address));
+    let Some([slot, map]) = open else { return 0 };
+    *slot = 0;
+    let map = *map;
+    if let Some((ring, doorbell)) = ring_of(map)
+        && ring.commit(Record { address }, flags, discard)
+    {
+        wake(tb, doorbell);
+    }
+    0
+}
+
+/// `bpf_ringbuf_submit`
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn ringbuf_submit(data: u64, flags: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    commit(unsafe { block(env) }, data, flags, false)
+}
+
+/// `bpf_ringbuf_discard`
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn ringbuf_discard(data: u64, flags: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    commit(unsafe { block(env) }, data, flags, true)
+}
+
+/// `bpf_ringbuf_query`
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn ringbuf_query(map: u64, what: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
+    ring_of(map).map_or(0, |(ring, _)| ring.query(what))
+}
+
+/// `bpf_perf_event_output`. Mirrors kernel/trace/bpf_trace.c:__bpf_perf_event_output: `E2BIG` beyond the array,
+/// `ENOENT` for an empty entry, `EINVAL` for unknown flags.
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn perf_event_output(_: u64, map: u64, flags: u64, data: u64, bytes: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    if flags & !BPF_F_INDEX_MASK != 0 {
+        return Errno::EINVAL.negated() as u64;
+    }
+    let index = if flags == BPF_F_CURRENT_CPU { cpu_of(tb) } else { flags as u32 };
+    // SAFETY: the verifier proved `data` readable for `bytes` bytes.
+    let data = unsafe { core::slice::from_raw_parts(data as *const u8, bytes as u32 as usize) };
+    answer(output(tb, map, index, data).map(|()| 0))
+}
+
+fn output(tb: &ThreadBlock, map: u64, index: u32, data: &[u8]) -> Result<(), Errno> {
+    // SAFETY: the verifier proved that a program passes a map here.
+    let array = unsafe { Map::from_header(map) }.ok_or(Errno::EINVAL)?;
+    let slot = array.object(index)?.checked_sub(1).filter(|slot| *slot < MAPS_MAX).ok_or(Errno::ENOENT)?;
+    let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
+    // SAFETY: the GOT is mapped in every target and made of atomics; the slot is inside it.
+    let header = unsafe { (*entry).header.load(core::sync::atomic::Ordering::Acquire) };
+    if header == 0 {
+        return Err(Errno::ENOENT);
+    }
+    // SAFETY: a nonzero GOT entry is the address of a mapped header.
+    let buffer = unsafe { PerfBuffer::from_header(header) }.ok_or(Errno::EINVAL)?;
+    if buffer.output(&context(tb), &Sample { time_ns: monotonic_ns(tb), data })? {
+        wake(tb, buffer.doorbell());
+    }
+    Ok(())
+}

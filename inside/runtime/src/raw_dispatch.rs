@@ -1,0 +1,275 @@
+//! What happens when a thread comes by a site, or returns from a function that it was probed in.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::compiler_fence;
+
+use ring3_layout::control::{
+    ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, Hook, HookKind, range_unpack,
+};
+use ring3_layout::realm::{CPUS_MAX, request};
+use ring3_layout::region::CONTROL_OFFSET;
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, ThreadBlock};
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_request::{control, file, realm};
+use crate::raw_shadow;
+use crate::raw_system::{cpu_number, is_dead, relax};
+use crate::raw_thread::current;
+
+/// Rounds of waiting for a CPU slot.
+const SLOT_ROUNDS: u32 = 64;
+const PROT_EXEC: u64 = 4;
+const ERRNO_MAX: u64 = 4095;
+
+type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
+
+/// A thread arrived at a site. `regs` are its registers there, which the stub restores.
+///
+/// # Safety
+/// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
+#[inline(always)]
+pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
+    let block = current(base);
+    if block.is_null() {
+        return;
+    }
+    // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
+    let tb = unsafe { &mut *block };
+    // SAFETY: the stub passes a hook of the control block.
+    let hook = unsafe { &*hook };
+    // SAFETY: the stub passes the registers it saved.
+    let sp = unsafe { (*regs).rsp };
+    if tb.guard.load(Relaxed) != 0 && sp <= tb.guard_sp {
+        miss(tb, hook);
+        return;
+    }
+    // A guard that is set below the present stack pointer was left by a longjmp.
+    tb.guard_sp = sp;
+    tb.guard.store(1, Relaxed);
+    compiler_fence(Acquire);
+    if hook.kind == HookKind::Probe as u32 {
+        // SAFETY: as for this function.
+        unsafe { arrive(base, trampoline, tb, regs, hook) };
+    } else {
+        // SAFETY: as for this function.
+        unsafe { serve(base, trampoline, tb, regs, hook) };
+    }
+    compiler_fence(Release);
+    tb.guard.store(0, Relaxed);
+}
+
+#[cold]
+fn miss(tb: &mut ThreadBlock, hook: &Hook) {
+    if let Some(count) = tb.misses.get((hook.index % COUNTED_HOOKS_MAX) as usize) {
+        count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+}
+
+/// Counters have one writer: no locked instruction is needed.
+#[inline(always)]
+fn hit(tb: &ThreadBlock, hook: &Hook) {
+    if let Some(count) = tb.hits.get((hook.index % COUNTED_HOOKS_MAX) as usize) {
+        count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+}
+
+#[inline(always)]
+unsafe fn arrive(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
+    if control(base).retired.load(Relaxed) != 0 {
+        return;
+    }
+    // SAFETY: the hook's ranges are the server's.
+    let mut ran = unsafe { run(base, tb, regs, hook, hook.entry.load(Acquire)) };
+    let returns = hook.ret.load(Acquire);
+    if range_unpack(returns).1 != 0 && wanted(base, tb, returns) {
+        // SAFETY: the registers are the stub's.
+        let slot = unsafe { (*regs).rsp };
+        if raw_shadow::push(tb, slot, &raw const *hook as u64, hook.site, trampoline) {
+            ran |= range_unpack(hook.entry.load(Relaxed)).1 == 0;
+        } else {
+            miss(tb, hook);
+        }
+    }
+    if ran {
+        hit(tb, hook);
+    }
+}
+
+#[inline(always)]
+fn attachments(base: u64, range: u64) -> &'static [Attachment] {
+    let (first, count) = range_unpack(range);
+    if u64::from(first) + u64::from(count) > u64::from(ATTACHMENTS_MAX) {
+        return &[];
+    }
+    let table = (base + CONTROL_OFFSET + ATTACHMENTS_OFFSET) as *const Attachment;
+    // SAFETY: the table is mapped with the control block; the range lies in it, and published entries do not change.
+    unsafe { core::slice::from_raw_parts(table.wrapping_add(first as usize), count as usize) }
+}
+
+#[inline(always)]
+fn is_for(tb: &ThreadBlock, attachment: &Attachment) -> bool {
+    attachment.pid == 0 || u64::from(attachment.pid) == tb.generation
+}
+
+fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {
+    attachments(base, range).iter().any(|attachment| is_for(tb, attachment))
+}
+
+/// Runs the programs of a range; true if any ran.
+///
+/// # Safety
+/// `regs` are valid registers, and the range is a published one.
+#[inline(always)]
+unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, range: u64) -> bool {
+    let mut ran = false;
+    tb.hook = &raw const *hook as u64;
+    for attachment in attachments(base, range) {
+        if !is_for(tb, attachment) {
+            continue;
+        }
+        tb.attachment = &raw const *attachment as u64;
+        let slot = attachment.flags & ATTACHMENT_CPU_SLOT != 0;
+        if slot {
+            take_cpu_slot(base, tb);
+        }
+        // SAFETY: the server wrote the address of a compiled, verified program.
+        let program: Program = unsafe { core::mem::transmute(attachment.code) };
+        // SAFETY: the program's convention: context and environment.
+        unsafe { program(regs as u64, &raw mut *tb as u64) };
+        if slot {
+            give_cpu_slot(base, tb);
+        }
+        ran = true;
+    }
+    ran
+}
+
+/// Takes the part of per-CPU maps that belongs to this CPU, or another free one, for one run.
+fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
+    let slots = &realm(base).cpu_slots;
+    let cpus = control(base).cpus.clamp(1, CPUS_MAX);
+    let own = tb.pid_tgid as u32;
+    let first = cpu_number() % cpus;
+    for round in 0..SLOT_ROUNDS {
+        for step in 0..cpus {
+            let number = (first + step) % cpus;
+            let Some(slot) = slots.get(number as usize) else { continue };
+            let owner = slot.owner.load(Relaxed);
+            let stale = owner != 0 && round + 1 == SLOT_ROUNDS && is_dead(owner);
+            if (owner == 0 || stale) && slot.owner.compare_exchange(owner, own, Acquire, Relaxed).is_ok() {
+                tb.cpu_slot = number + 1;
+                return;
+            }
+        }
+        relax();
+    }
+    // All holders are suspended: share this CPU's part rather than wait on another process without a bound.
+    tb.cpu_slot = 0;
+}
+
+fn give_cpu_slot(base: u64, tb: &mut ThreadBlock) {
+    if let Some(slot) = tb.cpu_slot.checked_sub(1).and_then(|n| realm(base).cpu_slots.get(n as usize)) {
+        slot.owner.store(0, Release);
+    }
+    tb.cpu_slot = 0;
+}
+
+/// The CPU whose part of per-CPU maps the running program uses.
+pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
+    tb.cpu_slot.checked_sub(1).unwrap_or_else(cpu_number)
+}
+
+/// ring3's own sites.
+#[cold]
+unsafe fn serve(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
+    // SAFETY: the registers are the stub's.
+    let regs = unsafe { &*regs };
+    if hook.kind == HookKind::MappingAdded as u32 {
+        let failed = regs.rax.wrapping_add(ERRNO_MAX) < ERRNO_MAX;
+        if !failed && regs.rdx & PROT_EXEC != 0 && control(base).retired.load(Relaxed) == 0 {
+            hit(tb, hook);
+            file(base, request::KIND_MAPPING_ADDED, tb.generation as u32, true);
+        }
+    } else if hook.kind == HookKind::UnwindStart as u32 {
+        raw_shadow::restore_all(tb, trampoline);
+    } else if hook.kind == HookKind::UnwindEnd as u32 {
+        raw_shadow::replace_all(tb, regs.rsp, trampoline);
+    }
+}
+
+/// A function returned to the trampoline. `regs` are the registers right after its `ret`; the result is where it
+/// should have gone, 0 if that is not known.
+///
+/// # Safety
+/// Called by the trampoline of the region at `base` with the registers it saved.
+pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs) -> u64 {
+    let block = current(base);
+    // SAFETY: the trampoline passes the registers it saved.
+    let slot = unsafe { (*regs).rsp } - 8;
+    let guarded = if block.is_null() {
+        true
+    } else {
+        // SAFETY: the running thread's own block.
+        let tb = unsafe { &mut *block };
+        let nested = tb.guard.load(Relaxed) != 0 && slot < tb.guard_sp;
+        if !nested {
+            tb.guard_sp = slot + 8;
+            tb.guard.store(1, Relaxed);
+        }
+        nested
+    };
+    compiler_fence(Acquire);
+    // SAFETY: as for this function.
+    let address = unsafe { finish(base, trampoline, block, regs, slot, guarded) };
+    compiler_fence(Release);
+    if !guarded {
+        // SAFETY: not guarded means that there is a block.
+        unsafe { (*block).guard.store(0, Relaxed) };
+    }
+    address
+}
+
+/// Takes all frames of a slot and runs their programs.
+unsafe fn finish(
+    base: u64,
+    trampoline: u64,
+    block: *mut ThreadBlock,
+    regs: *mut PtRegs,
+    slot: u64,
+    guarded: bool,
+) -> u64 {
+    const CHAIN_MAX: usize = 64;
+    let mut sites = [(0u64, 0u64); CHAIN_MAX];
+    let mut chained = 0;
+    let mut address = 0;
+    while let Some(frame) = raw_shadow::pop(block, base, slot) {
+        if let Some(entry) = sites.get_mut(chained) {
+            *entry = (frame.hook, frame.site);
+            chained += 1;
+        }
+        address = frame.return_address;
+        if address != trampoline {
+            break;
+        }
+    }
+    // SAFETY: the registers are the trampoline's.
+    unsafe { (*regs).rip = address };
+    for (hook, _) in sites.iter().take(chained) {
+        // SAFETY: a frame holds the address of a hook of this region, which stays in the table.
+        let hook = unsafe { &*(*hook as *const Hook) };
+        if guarded {
+            if !block.is_null() {
+                // SAFETY: the running thread's own block.
+                miss(unsafe { &mut *block }, hook);
+            }
+            continue;
+        }
+        // SAFETY: not guarded means that there is a block, this thread's.
+        let tb = unsafe { &mut *block };
+        if control(base).retired.load(Relaxed) == 0 {
+            // SAFETY: as for this function.
+            unsafe { run(base, tb, regs, hook, hook.ret.load(Acquire)) };
+        }
+    }
+    address
+}

@@ -1,0 +1,352 @@
+//! The helper functions, with the kernel's results and errors (kernel/bpf/helpers.c, kernel/trace/bpf_trace.c; v6.18).
+//!
+//! Each takes the five argument registers and the thread block. Addresses that a helper's prototype calls memory
+//! were proved by the verifier; addresses of the traced program's memory are any numbers and are read guarded.
+
+use ring3_layout::control::{Attachment, Hook};
+use ring3_layout::thread::ThreadBlock;
+use ring3_maps::{Context, Map};
+use ring3_uapi::Errno;
+
+use crate::raw_dispatch::cpu_of;
+use crate::raw_memory::{clear, is_program_memory, read, read_string, write};
+use crate::raw_request::control;
+use crate::raw_system::{
+    SYS_CLOCK_GETTIME, SYS_GETCPU, SYS_GETGID, SYS_GETUID, SYS_PRCTL, is_dead, relax, syscall, syscall0,
+};
+use crate::raw_trace::{formatted, print, with_arguments};
+
+const CLOCK_MONOTONIC: u64 = 1;
+const CLOCK_MONOTONIC_COARSE: u64 = 6;
+const CLOCK_BOOTTIME: u64 = 7;
+const CLOCK_TAI: u64 = 11;
+const PR_GET_NAME: u64 = 16;
+/// End of user addresses.
+const USER_END: u64 = 0x7fff_ffff_f000;
+
+/// What a helper returns for a result.
+pub(crate) fn answer(result: Result<u64, Errno>) -> u64 {
+    match result {
+        Ok(value) => value,
+        Err(errno) => errno.negated() as u64,
+    }
+}
+
+fn done(result: Result<(), Errno>) -> u64 {
+    answer(result.map(|()| 0))
+}
+
+/// The thread block that a program hands to its helpers.
+///
+/// # Safety
+/// `env` is what `raw_dispatch` gave to the program.
+#[inline(always)]
+pub(crate) unsafe fn block<'t>(env: u64) -> &'t mut ThreadBlock {
+    // SAFETY: the caller's promise; the block is this thread's.
+    unsafe { &mut *(env as *mut ThreadBlock) }
+}
+
+/// Who operates on maps.
+#[inline(always)]
+pub(crate) fn context(tb: &ThreadBlock) -> Context {
+    Context { owner: tb.pid_tgid as u32, cpu: cpu_of(tb), owner_is_dead: is_dead, relax }
+}
+
+/// Time of a clock, ns, by the vDSO where there is one.
+fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
+    let mut time = [0u64; 2];
+    let function = control(tb.region_base).vdso_clock_gettime;
+    let at = &raw mut time as u64;
+    if function == 0 {
+        // SAFETY: the kernel writes a timespec, which `time` has room for.
+        unsafe { syscall(SYS_CLOCK_GETTIME, [clock, at, 0, 0, 0, 0]) };
+    } else {
+        // SAFETY: the server found the address of the vDSO's clock_gettime in this process.
+        let call: extern "sysv64" fn(u64, u64) -> i32 = unsafe { core::mem::transmute(function) };
+        call(clock, at);
+    }
+    let [seconds, nanoseconds] = time;
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
+}
+
+/// `CLOCK_MONOTONIC`, ns.
+pub(crate) fn monotonic_ns(tb: &ThreadBlock) -> u64 {
+    clock_ns(tb, CLOCK_MONOTONIC)
+}
+
+/// The thread's name, zero-padded.
+pub(crate) fn comm() -> [u64; 2] {
+    let mut name = [0u64; 2];
+    // SAFETY: the kernel writes 16 bytes.
+    unsafe { syscall(SYS_PRCTL, [PR_GET_NAME, &raw mut name as u64, 0, 0, 0, 0]) };
+    name
+}
+
+macro_rules! helpers {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident),*; $tb:ident) $body:block)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// Called by a verified program with the thread block that it was given.
+            #[inline]
+            pub unsafe extern "sysv64" fn $name(a1: u64, a2: u64, a3: u64, a4: u64, a5: u64, env: u64) -> u64 {
+                // SAFETY: this function's contract.
+                let $tb = unsafe { block(env) };
+                let _arguments = [a1, a2, a3, a4, a5];
+                let [$($argument,)* ..] = _arguments;
+                let _ = &$tb;
+                $body
+            }
+        )*
+    };
+}
+
+helpers! {
+    /// `bpf_map_lookup_elem`
+    fn map_lookup_elem(map, key; tb) {
+        // SAFETY: the verifier proved a map and a key of its size.
+        unsafe { Map::from_header(map) }.map_or(0, |map| {
+            // SAFETY: as above.
+            unsafe { map.lookup(key, cpu_of(tb)) }
+        })
+    }
+
+    /// `bpf_map_update_elem`
+    fn map_update_elem(map, key, value, flags; tb) {
+        // SAFETY: the verifier proved a map, a key and a value of its sizes.
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        // SAFETY: as above.
+        done(unsafe { map.update(&context(tb), key, value, flags) })
+    }
+
+    /// `bpf_map_delete_elem`
+    fn map_delete_elem(map, key; tb) {
+        // SAFETY: the verifier proved a map and a key of its size.
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        // SAFETY: as above.
+        done(unsafe { map.delete(&context(tb), key) })
+    }
+
+    /// `bpf_probe_read_user`; also `bpf_probe_read`, which tries user memory on machines with one address space.
+    fn probe_read_user(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        // SAFETY: the verifier proved `to` writable.
+        let result = unsafe { read(tb, to, from, bytes) };
+        if result.is_err() {
+            // SAFETY: as above.
+            unsafe { clear(to, bytes) };
+        }
+        done(result)
+    }
+
+    /// `bpf_probe_read_kernel`: what the kernel would call its own memory is the program's stack and maps.
+    fn probe_read_kernel(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        let result = if is_program_memory(tb, from, bytes) {
+            // SAFETY: the verifier proved `to` writable.
+            unsafe { read(tb, to, from, bytes) }
+        } else {
+            Err(Errno::EFAULT)
+        };
+        if result.is_err() {
+            // SAFETY: as above.
+            unsafe { clear(to, bytes) };
+        }
+        done(result)
+    }
+
+    /// `bpf_probe_read_user_str`; also `bpf_probe_read_str`
+    fn probe_read_user_str(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        // SAFETY: the verifier proved `to` writable.
+        let result = unsafe { read_string(tb, to, from, bytes) };
+        if result.is_err() {
+            // SAFETY: as above.
+            unsafe { clear(to, bytes) };
+        }
+        answer(result)
+    }
+
+    /// `bpf_probe_read_kernel_str`
+    fn probe_read_kernel_str(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        let result = if is_program_memory(tb, from, 1) {
+            // SAFETY: the verifier proved `to` writable.
+            unsafe { read_string(tb, to, from, bytes) }
+        } else {
+            Err(Errno::EFAULT)
+        };
+        if result.is_err() {
+            // SAFETY: as above.
+            unsafe { clear(to, bytes) };
+        }
+        answer(result)
+    }
+
+    /// `bpf_copy_from_user`
+    fn copy_from_user(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        // SAFETY: the verifier proved `to` writable.
+        let result = unsafe { read(tb, to, from, bytes) };
+        if result.is_err() {
+            // SAFETY: as above.
+            unsafe { clear(to, bytes) };
+        }
+        done(result)
+    }
+
+    /// `bpf_probe_write_user`: `EPERM` for addresses that are not the program's, `EFAULT` for those it may not write.
+    fn probe_write_user(to, from, bytes; tb) {
+        if to >= USER_END {
+            return Errno::EPERM.negated() as u64;
+        }
+        // SAFETY: the verifier proved `from` readable.
+        done(unsafe { write(tb, to, from, u64::from(bytes as u32)) })
+    }
+
+    /// `bpf_ktime_get_ns`
+    fn ktime_get_ns(; tb) { clock_ns(tb, CLOCK_MONOTONIC) }
+
+    /// `bpf_ktime_get_boot_ns`
+    fn ktime_get_boot_ns(; tb) { clock_ns(tb, CLOCK_BOOTTIME) }
+
+    /// `bpf_ktime_get_coarse_ns`
+    fn ktime_get_coarse_ns(; tb) { clock_ns(tb, CLOCK_MONOTONIC_COARSE) }
+
+    /// `bpf_ktime_get_tai_ns`
+    fn ktime_get_tai_ns(; tb) { clock_ns(tb, CLOCK_TAI) }
+
+    /// `bpf_get_current_pid_tgid`
+    fn get_current_pid_tgid(; tb) { tb.pid_tgid }
+
+    /// `bpf_get_current_uid_gid`
+    fn get_current_uid_gid(; tb) {
+        let (uid, gid) = (syscall0(SYS_GETUID), syscall0(SYS_GETGID));
+        (gid as u64) << 32 | u64::from(uid as u32)
+    }
+
+    /// `bpf_get_current_comm`: at most `bytes` bytes, always ended, the rest zero (`strscpy_pad`).
+    fn get_current_comm(to, bytes; tb) {
+        let bytes = u64::from(bytes as u32);
+        let name = comm();
+        let name = name.iter().flat_map(|word| word.to_le_bytes());
+        // SAFETY: the verifier proved `to` writable for `bytes` bytes.
+        unsafe { clear(to, bytes) };
+        for (index, byte) in name.enumerate().take_while(|(_, byte)| *byte != 0) {
+            if index as u64 + 1 >= bytes {
+                break;
+            }
+            // SAFETY: index < bytes, as above.
+            unsafe { (to as *mut u8).wrapping_add(index).write(byte) };
+        }
+        0
+    }
+
+    /// `bpf_get_smp_processor_id`: the CPU whose part of per-CPU maps this run uses.
+    fn get_smp_processor_id(; tb) { u64::from(cpu_of(tb)) }
+
+    /// `bpf_get_numa_node_id`
+    fn get_numa_node_id(; tb) {
+        let mut node = 0u32;
+        // SAFETY: the kernel writes 4 bytes.
+        unsafe { syscall(SYS_GETCPU, [0, &raw mut node as u64, 0, 0, 0, 0]) };
+        u64::from(node)
+    }
+
+    /// `bpf_get_prandom_u32` (xorshift64*, Vigna 2016)
+    fn get_prandom_u32(; tb) {
+        let mut state = tb.random;
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        tb.random = state;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    /// `bpf_get_current_task`: there is no `task_struct` here; programs get 0, and reading it fails with `EFAULT`.
+    fn get_current_task(; tb) { 0 }
+
+    /// `bpf_get_attach_cookie`
+    fn get_attach_cookie(; tb) {
+        // SAFETY: dispatch set the attachment that runs.
+        unsafe { (*(tb.attachment as *const Attachment)).cookie }
+    }
+
+    /// `bpf_get_func_ip`: the probed address, on entry and on return.
+    fn get_func_ip(; tb) {
+        // SAFETY: dispatch set the hook that runs.
+        unsafe { (*(tb.hook as *const Hook)).site }
+    }
+
+    /// `bpf_strncmp`
+    fn strncmp(text, bytes, other; tb) {
+        for index in 0..u64::from(bytes as u32) {
+            // SAFETY: the verifier proved `text` readable for `bytes` bytes, and `other` a string constant.
+            let a = unsafe { ((text + index) as *const u8).read() };
+            // SAFETY: as above; the loop ends at the constant's NUL at the latest.
+            let b = unsafe { ((other + index) as *const u8).read() };
+            if a != b || a == 0 {
+                return (i64::from(a) - i64::from(b)).signum() as u64;
+            }
+        }
+        0
+    }
+
+    /// `bpf_trace_printk`
+    fn trace_printk(format, bytes, first, second, third; tb) {
+        // SAFETY: the verifier proved the format readable.
+        let text = unsafe { core::slice::from_raw_parts(format as *const u8, bytes as u32 as usize) };
+        if !text.ends_with(&[0]) {
+            return Errno::EINVAL.negated() as u64;
+        }
+        answer(print(tb, text, &[first, second, third]))
+    }
+
+    /// `bpf_trace_vprintk`
+    fn trace_vprintk(format, bytes, data, data_bytes; tb) {
+        // SAFETY: the verifier proved the format readable.
+        let text = unsafe { core::slice::from_raw_parts(format as *const u8, bytes as u32 as usize) };
+        // SAFETY: the verifier proved the data readable.
+        answer(unsafe { with_arguments(data, u64::from(data_bytes as u32), |words| print(tb, text, words)) })
+    }
+
+    /// `bpf_snprintf`: bytes of the whole text with its NUL.
+    fn snprintf(to, bytes, format, data, data_bytes; tb) {
+        const FORMAT_MAX: u64 = 256;
+        let mut text = [0u8; FORMAT_MAX as usize];
+        // SAFETY: the local buffer has FORMAT_MAX bytes; the format is a constant string in a map.
+        if unsafe { read_string(tb, text.as_mut_ptr() as u64, format, FORMAT_MAX) }.is_err() {
+            return Errno::EINVAL.negated() as u64;
+        }
+        let bytes = u64::from(bytes as u32) as usize;
+        let room: &mut [u8] = if bytes == 0 {
+            &mut []
+        } else {
+            // SAFETY: the verifier proved `to` writable for `bytes` bytes.
+            unsafe { core::slice::from_raw_parts_mut(to as *mut u8, bytes) }
+        };
+        // SAFETY: the verifier proved the data readable.
+        let result = unsafe {
+            with_arguments(data, u64::from(data_bytes as u32), |words| {
+                let length = formatted(tb, room, &text, words)?;
+                if let Some(end) = room.get_mut(length.min(bytes.saturating_sub(1))) {
+                    *end = 0;
+                }
+                Ok(length as u64 + 1)
+            })
+        };
+        answer(result)
+    }
+
+    /// `bpf_current_task_under_cgroup`: no cgroup can be set in such an array yet, which the kernel answers so.
+    fn current_task_under_cgroup(map, index; tb) {
+        // SAFETY: the verifier proved a map.
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        match map.object(index as u32) {
+            Err(errno) => errno.negated() as u64,
+            Ok(_) => Errno::EAGAIN.negated() as u64,
+        }
+    }
+}
+

@@ -1,0 +1,138 @@
+//! Guarded access to the target's memory.
+//!
+//! Programs pass any address. No signal handler is installed in the target, so that its own stay as they are:
+//! the kernel is asked to copy (`process_vm_readv` on ourselves), which fails instead of faulting. Addresses
+//! that are certainly there are copied at once: the thread's own stack from its pointer to the end of the
+//! page where the application's stack pointer was.
+
+use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::Errno;
+
+use crate::raw_system::{SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, syscall};
+
+const PAGE: u64 = 4096;
+/// Bytes of a string that are fetched at a time.
+const CHUNK: usize = 128;
+/// End of user addresses (`TASK_SIZE_MAX`).
+const USER_END: u64 = 0x7fff_ffff_f000;
+
+#[repr(C)]
+struct IoVec {
+    base: u64,
+    bytes: u64,
+}
+
+/// Whether `bytes` at `address` lie on the running thread's stack where it is certainly mapped.
+#[inline(always)]
+fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
+    let here = &raw const tb as u64;
+    let end = (tb.guard_sp | (PAGE - 1)) + 1;
+    address >= here && bytes <= PAGE && address < end && address + bytes <= end && tb.guard_sp >= here
+}
+
+/// Copies `bytes` bytes from `source`, which may be any address, to `target`.
+///
+/// # Safety
+/// `target` is writable for `bytes` bytes.
+pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    if source >= USER_END || bytes > USER_END - source {
+        return Err(Errno::EFAULT);
+    }
+    if is_own_stack(tb, source, bytes) {
+        // SAFETY: both ranges are mapped; they may overlap.
+        unsafe { core::ptr::copy(source as *const u8, target as *mut u8, bytes as usize) };
+        return Ok(());
+    }
+    // SAFETY: the kernel checks `source`; the caller vouches for `target`.
+    unsafe { transfer(SYS_PROCESS_VM_READV, tb, target, source, bytes) }
+}
+
+/// Copies `bytes` bytes from `source` to `target`, which may be any address.
+///
+/// # Safety
+/// `source` is readable for `bytes` bytes.
+pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
+    if target >= USER_END || bytes > USER_END - target {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: the kernel checks `target`; the caller vouches for `source`.
+    unsafe { transfer(SYS_PROCESS_VM_WRITEV, tb, source, target, bytes) }
+}
+
+unsafe fn transfer(number: u64, tb: &ThreadBlock, local: u64, remote: u64, bytes: u64) -> Result<(), Errno> {
+    let local = IoVec { base: local, bytes };
+    let remote = IoVec { base: remote, bytes };
+    let arguments = [tb.pid_tgid >> 32, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    // SAFETY: both vectors are valid; the kernel checks what they point to.
+    let copied = unsafe { syscall(number, arguments) };
+    if copied == bytes as i64 { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Copies a string of at most `bytes` bytes with its NUL. Returns the length including the NUL; a longer string
+/// is cut and ended. Mirrors mm/maccess.c:strncpy_from_user_nofault.
+///
+/// # Safety
+/// `target` is writable for `bytes` bytes.
+pub unsafe fn read_string(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<u64, Errno> {
+    let mut done = 0u64;
+    let mut chunk = [0u8; CHUNK];
+    while done < bytes {
+        let at = source.checked_add(done).ok_or(Errno::EFAULT)?;
+        let in_page = PAGE - at % PAGE;
+        let wanted = (bytes - done).min(in_page).min(CHUNK as u64);
+        // SAFETY: the chunk has room for CHUNK bytes.
+        unsafe { read(tb, chunk.as_mut_ptr() as u64, at, wanted) }?;
+        let got = chunk.iter().take(wanted as usize);
+        let end = got.clone().position(|byte| *byte == 0);
+        let copied = end.map_or(wanted, |end| end as u64 + 1);
+        for (index, byte) in got.take(copied as usize).enumerate() {
+            // SAFETY: done + index < bytes, which the caller vouches for.
+            unsafe { ((target + done) as *mut u8).wrapping_add(index).write(*byte) };
+        }
+        done += copied;
+        if end.is_some() {
+            return Ok(done);
+        }
+    }
+    if bytes > 0 {
+        // SAFETY: the last of `bytes` writable bytes.
+        unsafe { ((target + bytes - 1) as *mut u8).write(0) };
+    }
+    Ok(bytes)
+}
+
+/// Zeroes what a failed read promised.
+///
+/// # Safety
+/// `target` is writable for `bytes` bytes.
+pub unsafe fn clear(target: u64, bytes: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { core::ptr::write_bytes(target as *mut u8, 0, bytes as usize) };
+}
+
+/// Whether an address is what the kernel would call kernel memory: a program's stack, its context or a map.
+pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
+    let here = &raw const tb as u64;
+    if address >= here && address < tb.guard_sp {
+        return true;
+    }
+    use ring3_layout::control::{GotEntry, MAPS_MAX};
+    use ring3_layout::map::MapHeader;
+    use ring3_layout::region::got_offset;
+    (0..MAPS_MAX).any(|slot| {
+        let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
+        // SAFETY: the GOT is mapped in every target, and consists of atomics.
+        let entry = unsafe { &*entry };
+        let header = entry.header.load(core::sync::atomic::Ordering::Relaxed);
+        if header == 0 {
+            return false;
+        }
+        // SAFETY: a nonzero entry is the address of a mapped header.
+        let map = unsafe { (header as *const MapHeader).read_volatile() };
+        let start = header.wrapping_sub(map.data_bytes);
+        address >= start && address.wrapping_add(bytes) <= header.wrapping_add(map.private_bytes)
+    })
+}

@@ -1,0 +1,75 @@
+//! Asking the server, and waking it.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use ring3_layout::control::ControlHeader;
+use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
+use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
+
+use crate::raw_system::{SYS_FUTEX, syscall};
+use crate::raw_thread::state;
+
+const FUTEX_WAIT: u64 = 0;
+const FUTEX_WAKE: u64 = 1;
+/// Times that the wait is begun again after a spurious wake-up.
+const WAITS_MAX: u32 = 4;
+
+pub(crate) fn realm(base: u64) -> &'static Realm {
+    // SAFETY: the realm block is mapped with the region and made of atomics.
+    unsafe { &*((base + REALM_OFFSET) as *const Realm) }
+}
+
+pub(crate) fn control(base: u64) -> &'static ControlHeader {
+    // SAFETY: the control block is mapped with the region; what the server changes in it is atomic.
+    unsafe { &*((base + CONTROL_OFFSET) as *const ControlHeader) }
+}
+
+/// Sets a doorbell and wakes the server if it sleeps.
+pub(crate) fn ring(base: u64, number: u32) {
+    let doorbell = &realm(base).doorbell;
+    let Some(word) = doorbell.bits.get(number as usize / 64) else { return };
+    word.fetch_or(1 << (number % 64), SeqCst);
+    doorbell.sequence.fetch_add(1, SeqCst);
+    if doorbell.sleeping.load(SeqCst) != 0 {
+        let address = &raw const doorbell.sequence as u64;
+        // SAFETY: FUTEX_WAKE only uses the address as a key.
+        unsafe { syscall(SYS_FUTEX, [address, FUTEX_WAKE, i32::MAX as u64, 0, 0, 0]) };
+    }
+}
+
+/// Files a request; waits for the answer, within the bound that the server set, if `wait` says so.
+pub(crate) fn file(base: u64, kind: u32, pid: u32, wait: bool) {
+    let free = realm(base).requests.iter().find(|entry| {
+        entry.state.load(Relaxed) == request::FREE
+            && entry.state.compare_exchange(request::FREE, request::FILLING, AcqRel, Relaxed).is_ok()
+    });
+    let Some(entry) = free else {
+        state(base).requests_lost.fetch_add(1, Relaxed);
+        return;
+    };
+    entry.kind.store(kind, Relaxed);
+    entry.pid.store(pid, Relaxed);
+    entry.nonce.store(control(base).nonce, Relaxed);
+    entry.region_base.store(base, Relaxed);
+    entry.state.store(if wait { request::PENDING } else { request::UNATTENDED }, Release);
+    ring(base, DOORBELL_REQUESTS);
+    if !wait {
+        return;
+    }
+    let wait_us = u64::from(control(base).request_wait_us);
+    let timeout = [wait_us / 1_000_000, wait_us % 1_000_000 * 1000];
+    let address = &raw const entry.state as u64;
+    for _ in 0..WAITS_MAX {
+        if entry.state.load(Acquire) != request::PENDING {
+            break;
+        }
+        let arguments = [address, FUTEX_WAIT, u64::from(request::PENDING), &raw const timeout as u64, 0, 0];
+        // SAFETY: the futex word and the timeout are valid for the call.
+        unsafe { syscall(SYS_FUTEX, arguments) };
+    }
+    if entry.state.compare_exchange(request::PENDING, request::ABANDONED, AcqRel, Acquire).is_ok() {
+        state(base).requests_lost.fetch_add(1, Relaxed);
+    } else {
+        entry.state.store(request::FREE, Release);
+    }
+}

@@ -1,0 +1,158 @@
+//! The shadow stack: calls whose return address was replaced by the trampoline's.
+//!
+//! A frame is found by the address of its stack slot, never by order alone, so that tail calls, `longjmp`,
+//! exceptions, signal stacks and fibers are all right: a frame that is certainly dead is dropped, one that
+//! might be alive is kept. Frames are appended; of several with one slot (a tail call into another probed
+//! function) the later one's return address is the trampoline itself, as in the kernel's chained instances.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use ring3_layout::thread::{SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
+
+use crate::raw_memory::{read, write};
+use crate::raw_thread::{block_address, state};
+
+/// What a stack slot holds, if it can be read.
+fn slot_content(tb: &ThreadBlock, slot: u64) -> Option<u64> {
+    let mut content = 0u64;
+    // SAFETY: the target is a local word.
+    unsafe { read(tb, &raw mut content as u64, slot, 8) }.ok()?;
+    Some(content)
+}
+
+fn set_slot(tb: &ThreadBlock, slot: u64, content: u64) {
+    // SAFETY: the source is a local word. A slot that is gone needs no change.
+    let _ = unsafe { write(tb, slot, &raw const content as u64, 8) };
+}
+
+fn frames(tb: &mut ThreadBlock) -> &mut [ShadowFrame] {
+    let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
+    tb.shadow.get_mut(..used).unwrap_or_default()
+}
+
+/// Keeps the frames for which `keep` says so, in order.
+fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
+    let mut kept = 0u32;
+    let used = tb.shadow_used.min(SHADOW_FRAMES_MAX);
+    for index in 0..used {
+        let Some(frame) = tb.shadow.get(index as usize).copied() else { break };
+        if keep(&frame) {
+            if let Some(to) = tb.shadow.get_mut(kept as usize) {
+                *to = frame;
+            }
+            kept += 1;
+        }
+    }
+    tb.shadow_used = kept;
+}
+
+/// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. False if there
+/// is no room (counted).
+pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampoline: u64) -> bool {
+    // SAFETY: at a function's entry the stack pointer points to the return address.
+    let return_address = unsafe { (slot as *const u64).read() };
+    if return_address != trampoline && frames(tb).iter().any(|frame| frame.slot == slot) {
+        // The slot was written anew: what was awaited there has ended in another way.
+        retain(tb, |frame| frame.slot != slot);
+    }
+    if tb.shadow_used >= SHADOW_FRAMES_MAX {
+        drop_dead(tb, trampoline);
+    }
+    let index = tb.shadow_used as usize;
+    let Some(frame) = tb.shadow.get_mut(index) else {
+        tb.shadow_full += 1;
+        return false;
+    };
+    *frame = ShadowFrame { slot, return_address, hook, site, restored: 0, reserved: [0; 3] };
+    tb.shadow_used += 1;
+    // SAFETY: as above; the slot is this thread's.
+    unsafe { (slot as *mut u64).write(trampoline) };
+    true
+}
+
+/// Drops frames whose slot shows that they have ended.
+#[cold]
+fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
+    let view: *const ThreadBlock = tb;
+    retain(tb, |frame| {
+        // SAFETY: `slot_content` reads ids and the guard of the block, which `retain` does not change.
+        let content = slot_content(unsafe { &*view }, frame.slot);
+        content == Some(trampoline) || (frame.restored != 0 && content == Some(frame.return_address))
+    });
+}
+
+/// Takes the latest frame with this slot out of a block.
+fn take(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
+    let index = frames(tb).iter().rposition(|frame| frame.slot == slot)?;
+    let frame = tb.shadow.get(index).copied()?;
+    let used = tb.shadow_used as usize;
+    for at in index + 1..used {
+        let Some(next) = tb.shadow.get(at).copied() else { break };
+        if let Some(to) = tb.shadow.get_mut(at - 1) {
+            *to = next;
+        }
+    }
+    tb.shadow_used = used.saturating_sub(1) as u32;
+    Some(frame)
+}
+
+/// The latest frame with this slot: in the thread's own block, or in another one's (a fiber that went to another thread).
+pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFrame> {
+    if !tb.is_null() {
+        // SAFETY: the running thread's own block.
+        if let Some(frame) = take(unsafe { &mut *tb }, slot) {
+            return Some(frame);
+        }
+    }
+    let used = state(base).used.load(Relaxed).min(THREADS_MAX);
+    (0..used).map(|index| block_address(base, index) as *mut ThreadBlock).filter(|block| *block != tb).find_map(|block| {
+        // SAFETY: a block that was handed out. Its owner does not touch the frame of a fiber that runs here.
+        take(unsafe { &mut *block }, slot)
+    })
+}
+
+/// An unwinder begins: slots show what they held. Mirrors what an unwinder expects of any stack.
+pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
+    for index in 0..tb.shadow_used.min(SHADOW_FRAMES_MAX) as usize {
+        let Some(frame) = tb.shadow.get(index).copied() else { break };
+        if frame.restored != 0 {
+            continue;
+        }
+        if frame.return_address != trampoline && slot_content(tb, frame.slot) == Some(trampoline) {
+            set_slot(tb, frame.slot, frame.return_address);
+        }
+        if let Some(frame) = tb.shadow.get_mut(index) {
+            frame.restored = 1;
+        }
+    }
+    tb.unwinding = 1;
+}
+
+/// The unwinder is done: frames above `sp` whose slot still holds the original address are awaited again; the
+/// others have been left.
+pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
+    if tb.unwinding == 0 {
+        return;
+    }
+    tb.unwinding = 0;
+    let view: *const ThreadBlock = tb;
+    retain(tb, |frame| {
+        if frame.restored == 0 {
+            return true;
+        }
+        // SAFETY: reads ids and the guard of the block only.
+        let content = slot_content(unsafe { &*view }, frame.slot);
+        let alive = frame.slot > sp
+            && (content == Some(frame.return_address)
+                || content == Some(trampoline)
+                || frame.return_address == trampoline);
+        if alive {
+            // SAFETY: as above.
+            set_slot(unsafe { &*view }, frame.slot, trampoline);
+        }
+        alive
+    });
+    for frame in frames(tb) {
+        frame.restored = 0;
+    }
+}

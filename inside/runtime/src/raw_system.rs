@@ -1,0 +1,102 @@
+//! System calls and special instructions. No libc, no `errno`.
+
+use core::arch::asm;
+
+pub(crate) const SYS_GETPID: u64 = 39;
+pub(crate) const SYS_SCHED_YIELD: u64 = 24;
+pub(crate) const SYS_GETUID: u64 = 102;
+pub(crate) const SYS_GETGID: u64 = 104;
+pub(crate) const SYS_PRCTL: u64 = 157;
+pub(crate) const SYS_GETTID: u64 = 186;
+pub(crate) const SYS_TKILL: u64 = 200;
+pub(crate) const SYS_FUTEX: u64 = 202;
+pub(crate) const SYS_CLOCK_GETTIME: u64 = 228;
+pub(crate) const SYS_PROCESS_VM_READV: u64 = 310;
+pub(crate) const SYS_PROCESS_VM_WRITEV: u64 = 311;
+pub(crate) const SYS_GETCPU: u64 = 309;
+
+pub(crate) const ESRCH: i64 = 3;
+
+/// A system call with up to six arguments; returns what the kernel returns.
+///
+/// # Safety
+/// As the system call: pointers are valid for what it does with them.
+pub(crate) unsafe fn syscall(number: u64, arguments: [u64; 6]) -> i64 {
+    let result;
+    // SAFETY: the kernel keeps all registers but rax, rcx and r11; the caller vouches for the arguments.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") arguments[0],
+            in("rsi") arguments[1],
+            in("rdx") arguments[2],
+            in("r10") arguments[3],
+            in("r8") arguments[4],
+            in("r9") arguments[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A system call without pointers.
+pub(crate) fn syscall0(number: u64) -> i64 {
+    // SAFETY: used for calls without arguments.
+    unsafe { syscall(number, [0; 6]) }
+}
+
+/// Lets other threads run.
+pub(crate) fn relax() {
+    syscall0(SYS_SCHED_YIELD);
+}
+
+/// Whether no thread has this id any more.
+pub(crate) fn is_dead(tid: u32) -> bool {
+    // SAFETY: tkill with signal 0 only looks.
+    unsafe { syscall(SYS_TKILL, [u64::from(tid), 0, 0, 0, 0, 0]) == -ESRCH }
+}
+
+/// Base of FS. The server checked that user code may ask (`AT_HWCAP2`).
+#[inline(always)]
+pub(crate) fn fs_base() -> u64 {
+    let base;
+    // SAFETY: reads a register.
+    unsafe { asm!("rdfsbase {}", out(reg) base, options(nomem, nostack, preserves_flags)) };
+    base
+}
+
+/// Base of GS.
+#[inline(always)]
+pub(crate) fn gs_base() -> u64 {
+    let base;
+    // SAFETY: reads a register.
+    unsafe { asm!("rdgsbase {}", out(reg) base, options(nomem, nostack, preserves_flags)) };
+    base
+}
+
+/// Sets the base of GS, which nobody else uses: the caller has checked that.
+pub(crate) fn set_gs_base(base: u64) {
+    // SAFETY: writes a register that this process does not use.
+    unsafe { asm!("wrgsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
+}
+
+/// Number of the current CPU, from the segment limit that the kernel keeps for it
+/// (arch/x86/include/asm/segment.h:vdso_read_cpunode).
+#[inline(always)]
+pub(crate) fn cpu_number() -> u32 {
+    const CPU_SEGMENT: u64 = 0x7b;
+    const CPU_MASK: u32 = 0xfff;
+    let limit: u32;
+    // SAFETY: reads a segment limit.
+    unsafe { asm!("lsl {0:e}, {1:e}", out(reg) limit, in(reg) CPU_SEGMENT, options(nomem, nostack)) };
+    limit & CPU_MASK
+}
+
+/// Time stamp counter, as a seed.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}

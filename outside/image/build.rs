@@ -1,0 +1,32 @@
+//! Builds the agent, which needs other flags than the rest: a nested cargo with a target folder of its own.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn main() {
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../..");
+    for watched in ["inside", "shared", "pure/layout", "pure/uapi", "Cargo.toml"] {
+        println!("cargo:rerun-if-changed={}", root.join(watched).display());
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    let target = out.join("agent");
+    let flags = [
+        // The agent may not touch vector registers; a test decodes the image to prove that it does not.
+        "-Ctarget-feature=-sse,-sse2,-sse3,-ssse3,-sse4.1,-sse4.2,-avx,-avx2",
+        "-Crelocation-model=pic",
+        "-Awarnings",
+    ];
+    let mut build = Command::new(env::var_os("CARGO").expect("set by cargo"));
+    build
+        .current_dir(&root)
+        .args(["build", "--package", "ring3-agent", "--profile", "agent", "--quiet", "--target-dir"])
+        .arg(&target)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+    for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET"] {
+        build.env_remove(name);
+    }
+    let status = build.status().expect("cargo runs");
+    assert!(status.success(), "building the agent failed");
+    println!("cargo:rustc-env=RING3_AGENT={}", target.join("agent/libring3_agent.so").display());
+}

@@ -1,0 +1,70 @@
+//! The image needs nothing and disturbs nothing.
+
+use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, Register};
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol};
+
+/// Goal for the image, bytes.
+const IMAGE_BYTES_GOAL: usize = 128 << 10;
+
+fn elf() -> ElfFile64<'static, Endianness> {
+    ElfFile64::parse(ring3_image::file()).expect("valid")
+}
+
+fn text() -> (&'static [u8], u64) {
+    let elf = elf();
+    let endian = elf.endian();
+    let header = elf.elf_program_headers().iter().find(|ph| ph.p_flags(endian) & object::elf::PF_X != 0);
+    let header = header.expect("code");
+    let (start, bytes) = (header.p_vaddr(endian), header.p_filesz(endian));
+    (&ring3_image::bytes()[start as usize..(start + bytes) as usize], start)
+}
+
+#[test]
+fn nothing_is_needed_from_outside() {
+    let elf = elf();
+    assert_eq!(elf.dynamic_symbols().filter(ObjectSymbol::is_undefined).filter(|s| s.name() != Ok("")).count(), 0);
+    let dynamic = elf.imports().expect("readable");
+    assert!(dynamic.is_empty(), "{dynamic:?}");
+    for (at, relocation) in elf.dynamic_relocations().into_iter().flatten() {
+        let object::RelocationFlags::Elf { r_type } = relocation.flags() else { panic!("not ELF") };
+        assert_eq!(r_type, object::elf::R_X86_64_RELATIVE, "at {at:#x}");
+    }
+    assert!(elf.symbols().all(|symbol| !symbol.name().unwrap_or_default().contains("panic_fmt")), "a panic is left");
+    println!("agent image: {} bytes mapped, {} symbols", ring3_image::bytes().len(), ring3_image::symbols().count());
+    assert!(ring3_image::bytes().len() <= IMAGE_BYTES_GOAL);
+}
+
+#[test]
+fn no_instruction_touches_vector_or_x87_registers_or_memory_behind_the_image() {
+    let (code, address) = text();
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut factory = InstructionInfoFactory::new();
+    let end = ring3_image::bytes().len() as u64;
+    let mut count = 0;
+    while decoder.can_decode() {
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            continue;
+        }
+        count += 1;
+        for used in factory.info(&instruction).used_registers() {
+            let register: Register = used.register();
+            let harmful = register.is_vector_register() || register.is_st() || register.is_mm() || register.is_k();
+            assert!(!harmful, "{instruction} at {:#x}", instruction.ip());
+        }
+        if instruction.is_ip_rel_memory_operand() {
+            assert!(instruction.ip_rel_memory_address() < end, "{instruction} at {:#x}", instruction.ip());
+        }
+    }
+    assert!(count > 1000);
+}
+
+#[test]
+fn entry_points_and_helpers_have_symbols() {
+    for name in ["ring3_enter", "ring3_return_trampoline", "ring3_hash_lookup_4", "ring3_hash_lookup_16"] {
+        assert!(ring3_image::symbol(name).is_some(), "{name}");
+    }
+    assert!(ring3_image::helper(ring3_uapi::helper::MAP_LOOKUP_ELEM).is_some());
+    assert!(ring3_image::helper(ring3_uapi::helper::TAIL_CALL).is_none());
+}
