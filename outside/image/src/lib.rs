@@ -81,7 +81,7 @@ fn relax(elf: &ElfFile64<'_, Endianness>, bytes: &mut [u8]) {
         .flatten()
         .map(|(slot, relocation)| (slot, relocation.addend() as u64))
         .collect();
-    for at in 0..bytes.len().saturating_sub(6) {
+    for at in 0..bytes.len().saturating_sub(5) {
         if bytes[at] != 0xff || !matches!(bytes[at + 1], 0x15 | 0x25) {
             continue;
         }
