@@ -7,10 +7,12 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod attr;
 pub mod bpf;
 pub mod errno;
 pub mod flags;
 pub mod helper;
+pub mod perf;
 pub mod ptrace;
 
 pub use errno::Errno;
