@@ -1,0 +1,113 @@
+//! The helpers that programs may call. The agent has a symbol for each; a test proves that.
+
+use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_uapi::helper;
+
+/// What the verifier knows of a helper (`struct bpf_func_proto`).
+#[derive(Clone, Copy, Debug)]
+pub struct Prototype {
+    /// Number.
+    pub id: u32,
+    /// Only for programs under a GPL-compatible licence.
+    pub gpl_only: bool,
+    /// Which argument register is a map.
+    pub map_argument: Option<u8>,
+    /// Map types that argument may have; empty: any with keys and values.
+    map_types: &'static [u32],
+    /// Program types that may call it; empty: all.
+    prog_types: &'static [u32],
+}
+
+impl Prototype {
+    /// Whether programs of this type may call it.
+    pub fn allows(&self, prog_type: u32) -> bool {
+        self.prog_types.is_empty() || self.prog_types.contains(&prog_type)
+    }
+
+    /// Whether its map argument may be of this type.
+    pub fn takes(&self, map_type: u32) -> bool {
+        if self.map_types.is_empty() {
+            !matches!(map_type, map_type::PERF_EVENT_ARRAY | map_type::RINGBUF | map_type::CGROUP_ARRAY)
+        } else {
+            self.map_types.contains(&map_type)
+        }
+    }
+}
+
+const TRACING: &[u32] = &[
+    prog_type::KPROBE,
+    prog_type::TRACEPOINT,
+    prog_type::RAW_TRACEPOINT,
+    prog_type::PERF_EVENT,
+    prog_type::SYSCALL,
+];
+const RING: &[u32] = &[map_type::RINGBUF];
+
+const fn plain(id: u32) -> Prototype {
+    Prototype { id, gpl_only: false, map_argument: None, map_types: &[], prog_types: &[] }
+}
+
+const fn tracing(id: u32, gpl_only: bool) -> Prototype {
+    Prototype { gpl_only, prog_types: TRACING, ..plain(id) }
+}
+
+const fn on_map(id: u32, map_types: &'static [u32]) -> Prototype {
+    Prototype { map_argument: Some(1), map_types, ..plain(id) }
+}
+
+static PROTOTYPES: &[Prototype] = &[
+    on_map(helper::MAP_LOOKUP_ELEM, &[]),
+    on_map(helper::MAP_UPDATE_ELEM, &[]),
+    on_map(helper::MAP_DELETE_ELEM, &[]),
+    tracing(helper::PROBE_READ, true),
+    plain(helper::KTIME_GET_NS),
+    Prototype { gpl_only: true, ..plain(helper::TRACE_PRINTK) },
+    plain(helper::GET_PRANDOM_U32),
+    plain(helper::GET_SMP_PROCESSOR_ID),
+    tracing(helper::GET_CURRENT_PID_TGID, false),
+    tracing(helper::GET_CURRENT_UID_GID, false),
+    tracing(helper::GET_CURRENT_COMM, false),
+    Prototype {
+        map_argument: Some(2),
+        map_types: &[map_type::PERF_EVENT_ARRAY],
+        gpl_only: true,
+        ..tracing(helper::PERF_EVENT_OUTPUT, true)
+    },
+    tracing(helper::GET_CURRENT_TASK, true),
+    tracing(helper::PROBE_WRITE_USER, true),
+    Prototype {
+        map_argument: Some(1),
+        map_types: &[map_type::CGROUP_ARRAY],
+        ..tracing(helper::CURRENT_TASK_UNDER_CGROUP, false)
+    },
+    plain(helper::GET_NUMA_NODE_ID),
+    tracing(helper::PROBE_READ_STR, true),
+    tracing(helper::PROBE_READ_USER, true),
+    tracing(helper::PROBE_READ_KERNEL, true),
+    tracing(helper::PROBE_READ_USER_STR, true),
+    tracing(helper::PROBE_READ_KERNEL_STR, true),
+    plain(helper::KTIME_GET_BOOT_NS),
+    on_map(helper::RINGBUF_OUTPUT, RING),
+    on_map(helper::RINGBUF_RESERVE, RING),
+    plain(helper::RINGBUF_SUBMIT),
+    plain(helper::RINGBUF_DISCARD),
+    on_map(helper::RINGBUF_QUERY, RING),
+    tracing(helper::COPY_FROM_USER, false),
+    Prototype { gpl_only: true, ..plain(helper::SNPRINTF) },
+    plain(helper::KTIME_GET_COARSE_NS),
+    tracing(helper::GET_FUNC_IP, true),
+    tracing(helper::GET_ATTACH_COOKIE, false),
+    Prototype { gpl_only: true, ..plain(helper::TRACE_VPRINTK) },
+    plain(helper::STRNCMP),
+    plain(helper::KTIME_GET_TAI_NS),
+];
+
+/// All helpers.
+pub fn prototypes() -> &'static [Prototype] {
+    PROTOTYPES
+}
+
+/// A helper by its number.
+pub fn prototype(id: u32) -> Option<&'static Prototype> {
+    PROTOTYPES.iter().find(|prototype| prototype.id == id)
+}
