@@ -1,1 +1,188 @@
-//! ring3-jit
+//! Verified programs to position-independent machine code.
+//!
+//! Runs: in the server, once per program.
+//! May touch: the program.
+//! Never: compiles what is not [`Verified`]; emits an absolute address or a vector instruction.
+//! Start reading at: `compile`, then `translate.rs`.
+#![forbid(unsafe_code)]
+
+mod translate;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use cranelift_codegen::binemit::Reloc;
+use cranelift_codegen::control::ControlPlane;
+use cranelift_codegen::ir::{ExternalName, UserExternalName};
+use cranelift_codegen::isa::OwnedTargetIsa;
+use cranelift_codegen::settings::{self, Configurable};
+use cranelift_codegen::{Context, FinalizedRelocTarget};
+use ring3_verifier::Verified;
+
+/// Functions begin at multiples of this in the code.
+const FUNCTION_ALIGN: usize = 16;
+/// Rounds through all loops of one run before the program is ended with 0: a belt, since the verifier does
+/// not prove termination yet.
+pub const FUEL: i64 = 8 << 20;
+
+/// How to compile.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {}
+
+/// What code refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A helper, by number.
+    Helper(u32),
+    /// A routine of the agent, by symbol.
+    Symbol(&'static str),
+    /// The GOT word with a map's header address.
+    GotHeader(u32),
+    /// The GOT word with a map's data address.
+    GotData(u32),
+}
+
+/// A 32-bit distance to be filled in: `target + addend - place`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relocation {
+    /// Place in the code.
+    pub offset: u32,
+    /// Added to the target.
+    pub addend: i64,
+    /// What it is the distance to.
+    pub target: Target,
+}
+
+/// Machine code that still has to be placed.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// The code, subprograms included.
+    pub bytes: Vec<u8>,
+    /// Offset of the entry.
+    pub entry: u32,
+    /// Distances to things outside.
+    pub relocations: Vec<Relocation>,
+    /// Code offset and instruction index, by offset.
+    pub pc_map: Vec<(u32, u32)>,
+}
+
+/// Why a program could not be compiled: a defect of ours.
+#[derive(Debug)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Why code could not be placed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum LinkError {
+    /// Nobody offers this.
+    Undefined(Target),
+    /// More than 2 GiB away.
+    OutOfReach(Target),
+}
+
+impl fmt::Display for LinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkError::Undefined(Target::Helper(id)) => {
+                write!(f, "helper bpf_{} has no implementation", ring3_uapi::helper::name(*id).unwrap_or("?"))
+            }
+            LinkError::Undefined(target) => write!(f, "{target:?} is undefined"),
+            LinkError::OutOfReach(target) => write!(f, "{target:?} is out of reach"),
+        }
+    }
+}
+
+impl std::error::Error for LinkError {}
+
+/// Compiles a program.
+pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
+    let isa = target_isa();
+    let mut code = Code { bytes: vec![], entry: 0, relocations: vec![], pc_map: vec![] };
+    let mut starts = vec![];
+    let mut local_calls = vec![];
+    for (index, _) in program.subprograms().iter().enumerate() {
+        let (function, externals) = translate::function(program, index, isa.frontend_config());
+        let mut context = Context::for_function(function);
+        let compiled = context
+            .compile(isa.as_ref(), &mut ControlPlane::default())
+            .map_err(|error| Error(format!("{:?}", error.inner)))?;
+        code.bytes.resize(code.bytes.len().next_multiple_of(FUNCTION_ALIGN), 0xcc);
+        let base = code.bytes.len();
+        starts.push(base);
+        code.bytes.extend_from_slice(compiled.code_buffer());
+        for location in compiled.buffer.get_srclocs_sorted() {
+            code.pc_map.push((base as u32 + location.start, location.loc.bits()));
+        }
+        let relocations = compiled.buffer.relocs().to_vec();
+        for relocation in relocations {
+            if !matches!(relocation.kind, Reloc::X86PCRel4 | Reloc::X86CallPCRel4 | Reloc::X86CallPLTRel4) {
+                return Err(Error(format!("unexpected relocation {:?}", relocation.kind)));
+            }
+            let FinalizedRelocTarget::ExternalName(ExternalName::User(name)) = relocation.target else {
+                return Err(Error(format!("unexpected target {:?}", relocation.target)));
+            };
+            let name: &UserExternalName = &context.func.params.user_named_funcs()[name];
+            let offset = base as u32 + relocation.offset;
+            match externals.get(name.index as usize) {
+                Some(translate::External::Outside(target)) => {
+                    code.relocations.push(Relocation { offset, addend: relocation.addend, target: *target });
+                }
+                Some(translate::External::Subprogram(callee)) => {
+                    local_calls.push((offset, relocation.addend, *callee));
+                }
+                None => return Err(Error("a name without a meaning".into())),
+            }
+        }
+    }
+    for (offset, addend, callee) in local_calls {
+        let distance = starts[callee] as i64 + addend - i64::from(offset);
+        code.bytes[offset as usize..offset as usize + 4].copy_from_slice(&(distance as i32).to_le_bytes());
+    }
+    Ok(code)
+}
+
+impl Code {
+    /// The code as it must lie at offset `at`; `resolve` gives the offset of a target from the same base.
+    pub fn link(&self, at: u64, resolve: &dyn Fn(Target) -> Option<u64>) -> Result<Vec<u8>, LinkError> {
+        let mut bytes = self.bytes.clone();
+        for relocation in &self.relocations {
+            let target = resolve(relocation.target).ok_or(LinkError::Undefined(relocation.target))?;
+            let place = at + u64::from(relocation.offset);
+            let distance = (target as i64).wrapping_add(relocation.addend).wrapping_sub(place as i64);
+            let distance = i32::try_from(distance).map_err(|_| LinkError::OutOfReach(relocation.target))?;
+            let offset = relocation.offset as usize;
+            bytes[offset..offset + 4].copy_from_slice(&distance.to_le_bytes());
+        }
+        Ok(bytes)
+    }
+}
+
+/// x86-64 with nothing beyond the baseline, of which only general registers are used.
+fn target_isa() -> OwnedTargetIsa {
+    static ISA: OnceLock<OwnedTargetIsa> = OnceLock::new();
+    ISA.get_or_init(|| {
+        let mut flags = settings::builder();
+        for (name, value) in [
+            ("opt_level", "speed"),
+            ("is_pic", "true"),
+            ("enable_probestack", "false"),
+            ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
+            ("unwind_info", "false"),
+            ("enable_alias_analysis", "true"),
+        ] {
+            flags.set(name, value).expect("a setting of Cranelift");
+        }
+        cranelift_codegen::isa::lookup_by_name("x86_64-unknown-linux-gnu")
+            .expect("built with x86")
+            .finish(settings::Flags::new(flags))
+            .expect("valid flags")
+    })
+    .clone()
+}

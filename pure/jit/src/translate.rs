@@ -1,0 +1,505 @@
+//! One subprogram to Cranelift's intermediate representation.
+//!
+//! BPF registers are variables; the BPF stack is a stack slot of the frame. The environment pointer is a
+//! variable too and the last argument of every call. Semantics are RFC 9669's: division by zero gives
+//! 0, remainder by zero the dividend, shifts use the low bits of their count, 32-bit results are zero-extended.
+
+use std::collections::{BTreeMap, HashMap};
+use std::mem::offset_of;
+
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::types::{I8, I16, I32, I64};
+use cranelift_codegen::ir::{
+    AbiParam, AtomicRmwOp, Block, ExtFuncData, ExternalName, Function, GlobalValueData, InstBuilder, MemFlagsData,
+    Signature, SourceLoc, StackSlotData, StackSlotKind, Type, UserExternalName, UserFuncName, Value,
+};
+use cranelift_codegen::isa::{CallConv, TargetFrontendConfig};
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
+use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
+use ring3_layout::control::Attachment;
+use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::bpf::map_type;
+use ring3_uapi::helper;
+use ring3_verifier::{MapShape, Verified};
+
+use crate::{FUEL, Target};
+
+/// Bytes of a subprogram's stack.
+const STACK_BYTES: u32 = 512;
+/// Offset of the fuel word in the thread block.
+const FUEL_OFFSET: i32 = (offset_of!(ThreadBlock, scratch) + 17 * 8) as i32;
+
+/// What a name in the code means; the name's index is the index in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum External {
+    Outside(Target),
+    Subprogram(usize),
+}
+
+struct Translator<'a, 'f> {
+    program: &'a Verified,
+    builder: FunctionBuilder<'f>,
+    registers: Vec<Variable>,
+    env: Variable,
+    externals: Vec<External>,
+    known: HashMap<External, usize>,
+    blocks: BTreeMap<usize, Block>,
+    /// The current block has its jump or return.
+    ended: bool,
+}
+
+/// The function for subprogram `index`, and what its names mean.
+pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendConfig) -> (Function, Vec<External>) {
+    let subprogram = program.subprograms()[index];
+    let parameters = if index == 0 { 2 } else { 6 };
+    let mut function = Function::with_name_signature(UserFuncName::user(0, index as u32), signature(parameters));
+    let mut context = FunctionBuilderContext::new();
+    let mut builder = FunctionBuilder::new(&mut function, &mut context);
+    let registers = (0..11).map(|_| builder.declare_var(I64)).collect();
+    let env = builder.declare_var(I64);
+    let mut translator = Translator {
+        program,
+        builder,
+        registers,
+        env,
+        externals: vec![],
+        known: HashMap::new(),
+        blocks: BTreeMap::new(),
+        ended: false,
+    };
+    translator.make_blocks(subprogram.start, subprogram.end);
+    translator.enter(index, subprogram.start);
+    let mut at = subprogram.start;
+    while at < subprogram.end {
+        let decoded = op(program.insns(), at).expect("verified");
+        translator.begin(at);
+        translator.translate(at, decoded);
+        at += if program.insns()[at].is_wide() { 2 } else { 1 };
+    }
+    let Translator { mut builder, externals, .. } = translator;
+    builder.seal_all_blocks();
+    builder.finalize(config);
+    (function, externals)
+}
+
+fn signature(parameters: usize) -> Signature {
+    let mut signature = Signature::new(CallConv::SystemV);
+    signature.params = vec![AbiParam::new(I64); parameters];
+    signature.returns = vec![AbiParam::new(I64)];
+    signature
+}
+
+/// Programs' accesses do not trap here: what could fault was proved or is the verifier's to prove.
+fn access() -> MemFlagsData {
+    MemFlagsData::new().with_notrap()
+}
+
+fn type_of(size: Size) -> Type {
+    match size {
+        Size::B => I8,
+        Size::H => I16,
+        Size::W => I32,
+        Size::Dw => I64,
+    }
+}
+
+impl Translator<'_, '_> {
+    /// Blocks begin at jump targets and behind jumps.
+    fn make_blocks(&mut self, start: usize, end: usize) {
+        let mut starts = vec![start];
+        let mut at = start;
+        while at < end {
+            let next = at + if self.program.insns()[at].is_wide() { 2 } else { 1 };
+            match op(self.program.insns(), at).expect("verified") {
+                Op::Ja(target) => starts.extend([target, next]),
+                Op::Jump { target, .. } => starts.extend([target, next]),
+                Op::Exit => starts.push(next),
+                _ => {}
+            }
+            at = next;
+        }
+        for start in starts.into_iter().filter(|at| *at < end) {
+            if !self.blocks.contains_key(&start) {
+                let block = self.builder.create_block();
+                self.blocks.insert(start, block);
+            }
+        }
+    }
+
+    fn enter(&mut self, index: usize, start: usize) {
+        let entry = self.builder.create_block();
+        self.builder.append_block_params_for_function_params(entry);
+        self.builder.switch_to_block(entry);
+        let arguments = self.builder.block_params(entry).to_vec();
+        let zero = self.constant(0);
+        for register in self.registers.clone() {
+            self.builder.def_var(register, zero);
+        }
+        let env = *arguments.last().expect("at least two parameters");
+        self.builder.def_var(self.env, env);
+        for (register, argument) in (1..).zip(&arguments[..arguments.len() - 1]) {
+            self.set(register, *argument);
+        }
+        let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, STACK_BYTES, 4);
+        let slot = self.builder.create_sized_stack_slot(slot);
+        let frame = self.builder.ins().stack_addr(I64, slot, STACK_BYTES as i32);
+        self.set(10, frame);
+        if index == 0 {
+            let fuel = self.constant(FUEL);
+            self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
+        }
+        let first = self.blocks[&start];
+        self.builder.ins().jump(first, &[]);
+        self.ended = true;
+    }
+
+    fn begin(&mut self, at: usize) {
+        self.builder.set_srcloc(SourceLoc::new(at as u32));
+        if let Some(block) = self.blocks.get(&at).copied() {
+            if !self.ended {
+                self.builder.ins().jump(block, &[]);
+            }
+            self.builder.switch_to_block(block);
+            self.ended = false;
+        }
+    }
+
+    fn get(&mut self, register: u8) -> Value {
+        self.builder.use_var(self.registers[register as usize])
+    }
+
+    fn set(&mut self, register: u8, value: Value) {
+        self.builder.def_var(self.registers[register as usize], value);
+    }
+
+    fn constant(&mut self, value: i64) -> Value {
+        self.builder.ins().iconst(I64, value)
+    }
+
+    fn operand(&mut self, operand: Operand, width: Width) -> Value {
+        let value = match operand {
+            Operand::Reg(register) => self.get(register),
+            Operand::Imm(value) => self.constant(i64::from(value)),
+        };
+        self.narrow(value, width)
+    }
+
+    fn narrow(&mut self, value: Value, width: Width) -> Value {
+        match width {
+            Width::W64 => value,
+            Width::W32 => self.builder.ins().ireduce(I32, value),
+        }
+    }
+
+    fn widen(&mut self, value: Value) -> Value {
+        if self.builder.func.dfg.value_type(value) == I64 { value } else { self.builder.ins().uextend(I64, value) }
+    }
+
+    fn translate(&mut self, at: usize, decoded: Op) {
+        match decoded {
+            Op::Alu { width, op, dst, src } => self.alu(width, op, dst, src),
+            Op::MovSx { width, bits, dst, src } => {
+                let value = self.get(src);
+                let narrow = match bits {
+                    8 => I8,
+                    16 => I16,
+                    _ => I32,
+                };
+                let value = self.builder.ins().ireduce(narrow, value);
+                let to = if width == Width::W64 { I64 } else { I32 };
+                let value = self.builder.ins().sextend(to, value);
+                let value = self.widen(value);
+                self.set(dst, value);
+            }
+            Op::Neg { width, dst } => {
+                let value = self.operand(Operand::Reg(dst), width);
+                let value = self.builder.ins().ineg(value);
+                let value = self.widen(value);
+                self.set(dst, value);
+            }
+            Op::Swap { dst, bits, swap } => self.swap(dst, bits, swap),
+            Op::Load { size, signed, dst, src, off } => {
+                let base = self.get(src);
+                let value = self.builder.ins().load(type_of(size), access(), base, i32::from(off));
+                let value = if signed { self.builder.ins().sextend(I64, value) } else { self.widen(value) };
+                self.set(dst, value);
+            }
+            Op::Store { size, dst, src, off } => {
+                let (base, value) = (self.get(dst), self.operand(src, Width::W64));
+                let value = if size == Size::Dw { value } else { self.builder.ins().ireduce(type_of(size), value) };
+                self.builder.ins().store(access(), value, base, i32::from(off));
+            }
+            Op::Atomic { size, op, fetch, dst, src, off } => self.atomic(size, op, fetch, dst, src, off),
+            Op::LoadAcquire { size, dst, src, off } => {
+                let address = self.address(src, off);
+                let value = self.builder.ins().atomic_load(type_of(size), access(), address);
+                let value = self.widen(value);
+                self.set(dst, value);
+            }
+            Op::StoreRelease { size, dst, src, off } => {
+                let (address, value) = (self.address(dst, off), self.get(src));
+                let value = if size == Size::Dw { value } else { self.builder.ins().ireduce(type_of(size), value) };
+                self.builder.ins().atomic_store(access(), value, address);
+            }
+            Op::Jump { width, cond, dst, src, target } => self.branch(at, width, cond, dst, src, target),
+            Op::Ja(target) => self.jump(at, target),
+            Op::Call(call) => self.call(at, call),
+            Op::Exit => {
+                let result = self.get(0);
+                self.builder.ins().return_(&[result]);
+                self.ended = true;
+            }
+            Op::LoadImm64 { dst, value } => self.load_imm64(at, dst, value),
+        }
+    }
+
+    fn address(&mut self, register: u8, off: i16) -> Value {
+        let base = self.get(register);
+        self.builder.ins().iadd_imm_s(base, i64::from(off))
+    }
+
+    fn alu(&mut self, width: Width, op: AluOp, dst: u8, src: Operand) {
+        let a = self.operand(Operand::Reg(dst), width);
+        let b = self.operand(src, width);
+        let result = match op {
+            AluOp::Add => self.builder.ins().iadd(a, b),
+            AluOp::Sub => self.builder.ins().isub(a, b),
+            AluOp::Mul => self.builder.ins().imul(a, b),
+            AluOp::Or => self.builder.ins().bor(a, b),
+            AluOp::And => self.builder.ins().band(a, b),
+            AluOp::Xor => self.builder.ins().bxor(a, b),
+            AluOp::Mov => b,
+            AluOp::Lsh => self.builder.ins().ishl(a, b),
+            AluOp::Rsh => self.builder.ins().ushr(a, b),
+            AluOp::Arsh => self.builder.ins().sshr(a, b),
+            AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod => self.divide(op, a, b),
+        };
+        let result = self.widen(result);
+        self.set(dst, result);
+    }
+
+    /// Machine division traps on a zero divisor, and on the smallest number by -1: those take another way.
+    fn divide(&mut self, op: AluOp, a: Value, b: Value) -> Value {
+        let kind = self.builder.func.dfg.value_type(a);
+        let (zero, one) = (self.builder.ins().iconst(kind, 0), self.builder.ins().iconst(kind, 1));
+        let by_zero = self.builder.ins().icmp_imm_s(IntCC::Equal, b, 0);
+        let signed = matches!(op, AluOp::Sdiv | AluOp::Smod);
+        let remainder = matches!(op, AluOp::Mod | AluOp::Smod);
+        let for_zero = if remainder { a } else { zero };
+        if !signed {
+            let divisor = self.builder.ins().select(by_zero, one, b);
+            let result = if remainder {
+                self.builder.ins().urem(a, divisor)
+            } else {
+                self.builder.ins().udiv(a, divisor)
+            };
+            return self.builder.ins().select(by_zero, for_zero, result);
+        }
+        let by_minus_one = self.builder.ins().icmp_imm_s(IntCC::Equal, b, -1);
+        let special = self.builder.ins().bor(by_zero, by_minus_one);
+        let divisor = self.builder.ins().select(special, one, b);
+        let result = if remainder {
+            self.builder.ins().srem(a, divisor)
+        } else {
+            self.builder.ins().sdiv(a, divisor)
+        };
+        let for_minus_one = if remainder { zero } else { self.builder.ins().ineg(a) };
+        let result = self.builder.ins().select(by_minus_one, for_minus_one, result);
+        self.builder.ins().select(by_zero, for_zero, result)
+    }
+
+    fn swap(&mut self, dst: u8, bits: u8, swap: bool) {
+        let value = self.get(dst);
+        let narrow = match bits {
+            16 => I16,
+            32 => I32,
+            _ => I64,
+        };
+        let mut value = if narrow == I64 { value } else { self.builder.ins().ireduce(narrow, value) };
+        if swap {
+            value = self.builder.ins().bswap(value);
+        }
+        let value = self.widen(value);
+        self.set(dst, value);
+    }
+
+    fn atomic(&mut self, size: Size, op: AtomicOp, fetch: bool, dst: u8, src: u8, off: i16) {
+        let width = if size == Size::Dw { Width::W64 } else { Width::W32 };
+        let address = self.address(dst, off);
+        let value = self.operand(Operand::Reg(src), width);
+        if op == AtomicOp::Cmpxchg {
+            let expected = self.operand(Operand::Reg(0), width);
+            let old = self.builder.ins().atomic_cas(access(), address, expected, value);
+            let old = self.widen(old);
+            self.set(0, old);
+            return;
+        }
+        let operation = match op {
+            AtomicOp::Add => AtomicRmwOp::Add,
+            AtomicOp::Or => AtomicRmwOp::Or,
+            AtomicOp::And => AtomicRmwOp::And,
+            AtomicOp::Xor => AtomicRmwOp::Xor,
+            AtomicOp::Xchg | AtomicOp::Cmpxchg => AtomicRmwOp::Xchg,
+        };
+        let old = self.builder.ins().atomic_rmw(type_of(size), access(), operation, address, value);
+        if fetch {
+            let old = self.widen(old);
+            self.set(src, old);
+        }
+    }
+
+    fn jump(&mut self, at: usize, target: usize) {
+        if target <= at {
+            self.burn();
+        }
+        let block = self.blocks[&target];
+        self.builder.ins().jump(block, &[]);
+        self.ended = true;
+    }
+
+    fn branch(&mut self, at: usize, width: Width, cond: Cond, dst: u8, src: Operand, target: usize) {
+        if target <= at {
+            self.burn();
+        }
+        let (a, b) = (self.operand(Operand::Reg(dst), width), self.operand(src, width));
+        self.ended = true;
+        let (then, otherwise) = (self.blocks[&target], self.blocks[&(at + 1)]);
+        let code = match cond {
+            Cond::Set => {
+                let both = self.builder.ins().band(a, b);
+                self.builder.ins().brif(both, then, &[], otherwise, &[]);
+                return;
+            }
+            Cond::Eq => IntCC::Equal,
+            Cond::Ne => IntCC::NotEqual,
+            Cond::Gt => IntCC::UnsignedGreaterThan,
+            Cond::Ge => IntCC::UnsignedGreaterThanOrEqual,
+            Cond::Lt => IntCC::UnsignedLessThan,
+            Cond::Le => IntCC::UnsignedLessThanOrEqual,
+            Cond::Sgt => IntCC::SignedGreaterThan,
+            Cond::Sge => IntCC::SignedGreaterThanOrEqual,
+            Cond::Slt => IntCC::SignedLessThan,
+            Cond::Sle => IntCC::SignedLessThanOrEqual,
+        };
+        let holds = self.builder.ins().icmp(code, a, b);
+        self.builder.ins().brif(holds, then, &[], otherwise, &[]);
+    }
+
+    /// Before a jump back: one unit of fuel, or the end.
+    fn burn(&mut self) {
+        let env = self.builder.use_var(self.env);
+        let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
+        let fuel = self.builder.ins().iadd_imm_s(fuel, -1);
+        self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
+        let empty = self.builder.ins().icmp_imm_s(IntCC::SignedLessThan, fuel, 0);
+        let (end, on) = (self.builder.create_block(), self.builder.create_block());
+        self.builder.ins().brif(empty, end, &[], on, &[]);
+        self.builder.switch_to_block(end);
+        let zero = self.constant(0);
+        self.builder.ins().return_(&[zero]);
+        self.builder.switch_to_block(on);
+    }
+
+    fn name(&mut self, external: External) -> ExternalName {
+        let index = *self.known.entry(external).or_insert_with(|| {
+            self.externals.push(external);
+            self.externals.len() - 1
+        });
+        let name = UserExternalName::new(1, index as u32);
+        ExternalName::user(self.builder.func.declare_imported_user_function(name))
+    }
+
+    fn call_external(&mut self, external: External, arguments: &[Value]) -> Value {
+        let name = self.name(external);
+        let signature = self.builder.func.import_signature(signature(arguments.len()));
+        let function =
+            self.builder.func.import_function(ExtFuncData { name, signature, colocated: true, patchable: false });
+        let call = self.builder.ins().call(function, arguments);
+        self.builder.inst_results(call)[0]
+    }
+
+    /// A word of the GOT.
+    fn got(&mut self, target: Target) -> Value {
+        let name = self.name(External::Outside(target));
+        let symbol = GlobalValueData::Symbol { name, offset: 0.into(), colocated: true, tls: false };
+        let symbol = self.builder.func.create_global_value(symbol);
+        let address = self.builder.ins().symbol_value(I64, symbol);
+        self.builder.ins().load(I64, access(), address, 0)
+    }
+
+    fn load_imm64(&mut self, at: usize, dst: u8, value: Immediate) {
+        let loaded = match (self.program.map_at(at), value) {
+            (Some((map, None)), _) => self.got(Target::GotHeader(map.slot)),
+            (Some((map, Some(offset))), _) => {
+                let data = self.got(Target::GotData(map.slot));
+                self.builder.ins().iadd_imm_s(data, i64::from(offset))
+            }
+            (None, Immediate::Value(value)) => self.constant(value as i64),
+            // Only helpers with callbacks take a subprogram's address, and the verifier refuses those.
+            (None, _) => self.constant(0),
+        };
+        self.set(dst, loaded);
+    }
+
+    fn call(&mut self, at: usize, call: Call) {
+        let result = match call {
+            Call::Helper(id) => self.helper(at, id),
+            Call::Local(target) => {
+                let callee = self.program.subprograms().iter().position(|s| s.start == target).expect("verified");
+                let arguments = self.arguments();
+                self.call_external(External::Subprogram(callee), &arguments)
+            }
+            Call::Kfunc(_) => self.constant(0),
+        };
+        self.set(0, result);
+    }
+
+    fn arguments(&mut self) -> Vec<Value> {
+        let mut arguments: Vec<Value> = (1..=5).map(|register| self.get(register)).collect();
+        arguments.push(self.builder.use_var(self.env));
+        arguments
+    }
+
+    fn helper(&mut self, at: usize, id: u32) -> Value {
+        let env = self.builder.use_var(self.env);
+        match (id, self.program.helper_map(at)) {
+            (helper::GET_CURRENT_PID_TGID, _) => {
+                self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, pid_tgid) as i32)
+            }
+            (helper::GET_ATTACH_COOKIE, _) => {
+                let attachment = self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, attachment) as i32);
+                self.builder.ins().load(I64, access(), attachment, offset_of!(Attachment, cookie) as i32)
+            }
+            (helper::MAP_LOOKUP_ELEM, Some(map)) if map.map_type == map_type::ARRAY => self.array_lookup(map),
+            (helper::MAP_LOOKUP_ELEM, Some(map)) if map.map_type == map_type::HASH => {
+                let symbol = match map.key_size {
+                    4 => "ring3_hash_lookup_4",
+                    8 => "ring3_hash_lookup_8",
+                    16 => "ring3_hash_lookup_16",
+                    _ => return self.plain_helper(id),
+                };
+                let arguments = [self.get(1), self.get(2)];
+                self.call_external(External::Outside(Target::Symbol(symbol)), &arguments)
+            }
+            _ => self.plain_helper(id),
+        }
+    }
+
+    fn plain_helper(&mut self, id: u32) -> Value {
+        let arguments = self.arguments();
+        self.call_external(External::Outside(Target::Helper(id)), &arguments)
+    }
+
+    /// Mirrors kernel/bpf/arraymap.c:array_map_gen_lookup.
+    fn array_lookup(&mut self, map: MapShape) -> Value {
+        let key = self.get(2);
+        let index = self.builder.ins().load(I32, access(), key, 0);
+        let inside = self.builder.ins().icmp_imm_u(IntCC::UnsignedLessThan, index, i64::from(map.max_entries));
+        let index = self.builder.ins().uextend(I64, index);
+        let offset = self.builder.ins().imul_imm_s(index, i64::from(map.stride));
+        let data = self.got(Target::GotData(map.slot));
+        let value = self.builder.ins().iadd(data, offset);
+        let null = self.constant(0);
+        self.builder.ins().select(inside, value, null)
+    }
+}
