@@ -103,7 +103,7 @@ fn load(command: &[String]) -> Result<(), String> {
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
-    let listener = ring3_server::session::install_filter()?;
+    let listener = ring3_server::loader::install_filter()?;
     connection.ask(&Request::Load { command: command.to_vec() }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);

@@ -135,7 +135,7 @@ pub(crate) fn wait(tid: Tid, deadline: Instant) -> Wait {
 /// A duplicate of a file descriptor of another process.
 pub(crate) fn get_fd(pidfd: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_getfd takes numbers only.
-    let result = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) })?;
+    let result = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0usize) })?;
     // SAFETY: the kernel returned a new fd that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
 }

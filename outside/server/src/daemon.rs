@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::control::{Connection, Request, runtime_dir};
 use crate::realm::Realm;
-use crate::session::Session;
-use crate::subsystem::Subsystem;
+use crate::loader::Session;
+use crate::loader::objects::Subsystem;
 
 /// Without loaders, targets and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;

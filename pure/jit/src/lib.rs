@@ -122,7 +122,7 @@ pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
         }
         let relocations = compiled.buffer.relocs().to_vec();
         for relocation in relocations {
-            if !matches!(relocation.kind, Reloc::X86PCRel4 | Reloc::X86CallPCRel4 | Reloc::X86CallPLTRel4) {
+            if !matches!(relocation.kind, Reloc::X86GOTPCRel4 | Reloc::X86CallPCRel4 | Reloc::X86CallPLTRel4) {
                 return Err(Error(format!("unexpected relocation {:?}", relocation.kind)));
             }
             let FinalizedRelocTarget::ExternalName(ExternalName::User(name)) = relocation.target else {

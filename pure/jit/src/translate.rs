@@ -73,7 +73,11 @@ pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendC
     while at < subprogram.end {
         let decoded = op(program.insns(), at).expect("verified");
         translator.begin(at);
-        translator.translate(at, decoded);
+        if program.is_live(at) {
+            translator.translate(at, decoded);
+        } else {
+            translator.end_dead();
+        }
         at += if program.insns()[at].is_wide() { 2 } else { 1 };
     }
     let Translator { mut builder, externals, .. } = translator;
@@ -161,6 +165,15 @@ impl Translator<'_, '_> {
             }
             self.builder.switch_to_block(block);
             self.ended = false;
+        }
+    }
+
+    /// The verifier proved that control never comes here.
+    fn end_dead(&mut self) {
+        if !self.ended {
+            let zero = self.constant(0);
+            self.builder.ins().return_(&[zero]);
+            self.ended = true;
         }
     }
 
@@ -418,13 +431,13 @@ impl Translator<'_, '_> {
         self.builder.inst_results(call)[0]
     }
 
-    /// A word of the GOT.
+    /// A word of the GOT. In position-independent code the value of a symbol is loaded from its GOT entry, which here is
+    /// the word itself: one rip-relative load.
     fn got(&mut self, target: Target) -> Value {
         let name = self.name(External::Outside(target));
         let symbol = GlobalValueData::Symbol { name, offset: 0.into(), colocated: true, tls: false };
         let symbol = self.builder.func.create_global_value(symbol);
-        let address = self.builder.ins().symbol_value(I64, symbol);
-        self.builder.ins().load(I64, access(), address, 0)
+        self.builder.ins().symbol_value(I64, symbol)
     }
 
     fn load_imm64(&mut self, at: usize, dst: u8, value: Immediate) {

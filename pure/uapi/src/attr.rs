@@ -35,7 +35,7 @@ macro_rules! members { ($($(#[$doc:meta])* $module:ident { $($name:ident $value:
     $(#[$doc])*
     #[expect(missing_docs, reason = "the names are those of the members")]
     pub mod $module {
-        use super::{Field, long, word};
+        use super::*;
         $(pub const $name: Field = $value;)*
     }
 )* } }

@@ -153,6 +153,9 @@ errnos! {
 }
 
 impl Errno {
+    /// `EOPNOTSUPP`, the same number as `ENOTSUP`.
+    pub const EOPNOTSUPP: Errno = Errno(95);
+
     /// What a system call or helper returns: `-errno`.
     pub const fn negated(self) -> i64 {
         -(self.0 as i64)

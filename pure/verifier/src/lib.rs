@@ -11,6 +11,7 @@
 //! Not proved yet: that memory accesses stay inside what a pointer points to.
 #![forbid(unsafe_code)]
 
+mod constants;
 mod flow;
 mod prototypes;
 
@@ -70,6 +71,9 @@ pub struct Input<'a> {
     pub map_by_fd: &'a dyn Fn(i32) -> Option<MapShape>,
     /// Map by index in `fd_array`.
     pub map_by_index: &'a dyn Fn(u32) -> Option<MapShape>,
+    /// The bytes of a map's only value if nobody can change them any more (frozen, read-only for programs),
+    /// by GOT slot. Branches that such constants decide are followed one way only, as the kernel does.
+    pub constant_value: &'a dyn Fn(u32) -> Option<Vec<u8>>,
 }
 
 /// A program that passed.
@@ -81,6 +85,7 @@ pub struct Verified {
     maps: BTreeMap<usize, (MapShape, Option<u32>)>,
     helper_maps: BTreeMap<usize, MapShape>,
     helpers: Vec<u32>,
+    live: Vec<bool>,
 }
 
 /// A subprogram's instructions, `start..end`; the first one is the program's entry.
@@ -157,6 +162,11 @@ impl Verified {
         self.helper_maps.get(&insn).copied()
     }
 
+    /// Whether control can come to this instruction.
+    pub fn is_live(&self, insn: usize) -> bool {
+        self.live.get(insn).copied().unwrap_or(false)
+    }
+
     /// Helpers called, by number, without repetition.
     pub fn helpers(&self) -> &[u32] {
         &self.helpers
@@ -201,10 +211,16 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         maps: BTreeMap::new(),
         helper_maps: BTreeMap::new(),
         helpers: vec![],
+        live: vec![],
     };
     for (at, op) in ops.iter().enumerate() {
+        if let Some(Op::LoadImm64 { value, .. }) = op {
+            resolve_map(input, &mut verified, at, *value)?;
+        }
+    }
+    verified.live = constants::live(&ops, &verified, input.constant_value);
+    for (at, op) in ops.iter().enumerate().filter(|(at, _)| verified.live[*at]).collect::<Vec<_>>() {
         match op {
-            Some(Op::LoadImm64 { value, .. }) => resolve_map(input, &mut verified, at, *value)?,
             Some(Op::Call(Call::Helper(id))) => check_helper(input, &mut verified, &ops, at, *id)?,
             Some(Op::Call(Call::Kfunc(id))) => {
                 return Err(Report::new(Errno::EINVAL, Some(at), format!("kernel function btf_id {id} is not supported")));

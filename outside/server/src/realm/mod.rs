@@ -314,7 +314,9 @@ impl Shared {
     fn free_map(&self, slot: MapSlot) {
         let mut companions = self.companions.lock().expect("no panic under this lock");
         companions.remove(&slot);
-        companions.values_mut().for_each(|buffers| drop(buffers.remove(&slot)));
+        for buffers in companions.values_mut() {
+            buffers.remove(&slot);
+        }
         drop(companions);
         if let Some(entry) = self.maps.lock().expect("no panic under this lock").get_mut(slot.0 as usize) {
             *entry = None;

@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// A writable mapping of a whole memfd; the file stays open for sending it to targets.
 #[derive(Debug)]
-pub struct SharedFile {
+pub(super) struct SharedFile {
     file: OwnedFd,
     base: NonNull<u8>,
     bytes: usize,

@@ -1,0 +1,182 @@
+//! One loader: every process behind one seccomp listener.
+//!
+//! A caught system call is decoded, carried out on the subsystem's objects and answered; calls on descriptors
+//! that are not ours go on to the kernel as they were made. The loader's memory is read first and then
+//! the notification's validity checked, so that what was read was the caller's (`seccomp_unotify(2)`).
+
+mod attr;
+mod bpf;
+mod files;
+pub mod objects;
+mod perf;
+mod raw_seccomp;
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ring3_uapi::Errno;
+use rustix::event::{PollFd, PollFlags};
+
+pub use raw_seccomp::install_filter;
+use raw_seccomp::Notification;
+
+use crate::loader::objects::{Object, Subsystem};
+
+/// How a caught call ends.
+enum Outcome {
+    /// With this result.
+    Value(i64),
+    /// With a new descriptor.
+    Fd { fd: OwnedFd, close_on_exec: bool },
+    /// As the kernel will.
+    Continue,
+    /// Later: somebody else answers.
+    Later,
+}
+
+type Reply = Result<Outcome, Errno>;
+
+/// A caught call with what is needed to serve it.
+struct Caller<'s> {
+    session: &'s Session,
+    call: Notification,
+}
+
+/// A loader's session.
+pub struct Session {
+    listener: Arc<OwnedFd>,
+    subsystem: Arc<Subsystem>,
+}
+
+impl Session {
+    /// Serves a loader until no process of it is left.
+    pub fn run(listener: OwnedFd, subsystem: Arc<Subsystem>, pid: u32, command: Vec<String>) {
+        subsystem.loader_begins(pid, command);
+        let session = Session { listener: Arc::new(listener), subsystem };
+        raw_seccomp::wake_synchronously(session.listener.as_fd());
+        while session.wait() {
+            match raw_seccomp::receive(session.listener.as_fd()) {
+                Ok(Some(call)) => session.serve(call),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(pid, "the loader's listener failed: {error}");
+                    break;
+                }
+            }
+        }
+        session.subsystem.loader_ended(pid);
+    }
+
+    /// Waits for a call; false when all processes are gone.
+    fn wait(&self) -> bool {
+        loop {
+            let mut fds = [PollFd::new(&*self.listener, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
+                Ok(_) => return false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn serve(&self, call: Notification) {
+        let caller = Caller { session: self, call };
+        let reply = match i64::from(call.number) {
+            libc::SYS_bpf => bpf::serve(&caller),
+            libc::SYS_perf_event_open => perf::open(&caller),
+            libc::SYS_ioctl => perf::ioctl(&caller),
+            libc::SYS_mmap => files::mmap(&caller),
+            libc::SYS_epoll_ctl => files::epoll_ctl(&caller),
+            libc::SYS_poll | libc::SYS_ppoll => files::poll(&caller),
+            _ => Ok(Outcome::Continue),
+        };
+        tracing::debug!(tid = call.tid, number = call.number, ok = reply.is_ok(), error = ?reply.as_ref().err(), "call");
+        let listener = self.listener.as_fd();
+        match reply {
+            Ok(Outcome::Value(value)) => raw_seccomp::answer(listener, call.id, Ok(value)),
+            Ok(Outcome::Fd { fd, close_on_exec }) => {
+                // The loader may be gone, or out of descriptors: then the object goes with our copy.
+                let _ = raw_seccomp::answer_fd(listener, call.id, fd.as_fd(), close_on_exec);
+            }
+            Ok(Outcome::Continue) => raw_seccomp::pass_on(listener, call.id),
+            Ok(Outcome::Later) => {}
+            Err(errno) => raw_seccomp::answer(listener, call.id, Err(errno.0)),
+        }
+    }
+}
+
+impl Caller<'_> {
+    fn subsystem(&self) -> &Arc<Subsystem> {
+        &self.session.subsystem
+    }
+
+    fn arg(&self, index: usize) -> u64 {
+        self.call.args[index]
+    }
+
+    /// Reads the loader's memory.
+    fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
+        let mut buffer = vec![0; bytes];
+        raw_seccomp::read(self.call.tid, address, &mut buffer).map_err(Errno)?;
+        if !raw_seccomp::is_valid(self.session.listener.as_fd(), self.call.id) {
+            return Err(Errno::EINTR);
+        }
+        Ok(buffer)
+    }
+
+    /// Writes the loader's memory.
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+        raw_seccomp::write(self.call.tid, address, bytes).map_err(Errno)
+    }
+
+    /// A string of at most `max` bytes.
+    fn read_string(&self, address: u64, max: usize) -> Result<String, Errno> {
+        const PAGE: u64 = 4096;
+        let mut text = vec![];
+        while text.len() < max {
+            let at = address + text.len() as u64;
+            let chunk = self.read(at, ((PAGE - at % PAGE) as usize).min(max - text.len()))?;
+            if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
+                text.extend_from_slice(&chunk[..end]);
+                return String::from_utf8(text).map_err(|_| Errno::EINVAL);
+            }
+            text.extend(chunk);
+        }
+        Err(Errno::ENAMETOOLONG)
+    }
+
+    /// A duplicate of one of the loader's descriptors.
+    fn fd(&self, fd: i32) -> Result<OwnedFd, Errno> {
+        if fd < 0 {
+            return Err(Errno::EBADF);
+        }
+        raw_seccomp::get_fd(self.call.tid, fd).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::EBADF.0)))
+    }
+
+    /// The object behind one of the loader's descriptors; `None` for descriptors of the kernel's own.
+    fn object(&self, fd: i32) -> Result<Option<Object>, Errno> {
+        let copy = self.fd(fd)?;
+        Ok(self.subsystem().object(copy.as_fd()))
+    }
+
+    /// Whether a signal waits for the calling thread that it does not block.
+    fn has_signal(tid: u32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+        let fields: HashMap<&str, u64> = status
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .filter_map(|(name, text)| Some((name, u64::from_str_radix(text.trim(), 16).ok()?)))
+            .collect();
+        let mask = |name: &str| fields.get(name).copied().unwrap_or(0);
+        (mask("SigPnd") | mask("ShdPnd")) & !mask("SigBlk") != 0
+    }
+}
+
+/// Logs what is not supported, for people who wonder why a tool fails.
+fn refuse(errno: Errno, what: impl std::fmt::Display) -> Errno {
+    tracing::warn!("refused with {errno:?}: {what}");
+    errno
+}
+

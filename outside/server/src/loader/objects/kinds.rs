@@ -1,0 +1,235 @@
+//! Programs, BTF, perf events, links.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::prog_type;
+use serde_json::{Value, json};
+
+use super::raw_map::{MapObject, OutputBuffer, output_memfd};
+use crate::realm::{AttachmentId, EventFd, LinkSpec, MapSlot, ProgramText, Realm, Refusal};
+
+/// What a descriptor can stand for.
+#[derive(Clone)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Object {
+    Map(Arc<MapObject>),
+    Program(Arc<Program>),
+    Btf(Arc<Btf>),
+    Event(Arc<Event>),
+    Link(Arc<Link>),
+}
+
+impl Object {
+    /// What can be waited on: the eventfd that agents ring, and whether there is something to read now.
+    pub fn readiness(&self) -> Option<(Arc<EventFd>, bool)> {
+        match self {
+            Object::Map(map) => map.doorbell.as_ref().map(|(_, event)| (event.clone(), map.has_data())),
+            Object::Event(event) => event.readiness(),
+            _ => None,
+        }
+    }
+}
+
+/// Type information.
+pub struct Btf {
+    /// Id.
+    pub id: u32,
+    /// The bytes as they were loaded.
+    pub bytes: Vec<u8>,
+}
+
+/// A loaded program.
+pub struct Program {
+    /// Id.
+    pub id: u32,
+    /// Name.
+    pub name: String,
+    /// `BPF_PROG_TYPE_*`.
+    pub prog_type: u32,
+    /// Licence.
+    pub gpl_compatible: bool,
+    /// Instructions as they were loaded.
+    pub insns: Vec<u8>,
+    /// Compiled code.
+    pub text: Arc<ProgramText>,
+    /// Uses per-CPU maps.
+    pub per_cpu: bool,
+    /// Maps it refers to, or was bound to.
+    pub maps: Mutex<Vec<Arc<MapObject>>>,
+    /// Its BTF.
+    pub btf: Option<Arc<Btf>>,
+    /// `CLOCK_BOOTTIME` of loading, ns.
+    pub loaded_ns: u64,
+    /// The target side.
+    pub realm: Arc<Realm>,
+}
+
+impl Program {
+    pub(super) fn describe(&self) -> Value {
+        let kind = prog_type::name(self.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_").to_lowercase();
+        let maps: Vec<u32> = self.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
+        json!({
+            "id": self.id, "type": kind, "name": self.name, "insns": self.insns.len() / 8,
+            "jited_bytes": self.text.code_bytes, "map_ids": maps,
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.realm.drop_program(&self.text);
+    }
+}
+
+/// Where a uprobe event is.
+#[derive(Clone, Debug)]
+pub struct UprobeSite {
+    /// The file as the server opens it.
+    pub file: PathBuf,
+    /// The path as the loader gave it.
+    pub shown: String,
+    /// `st_dev`.
+    pub dev: u64,
+    /// `st_ino`.
+    pub inode: u64,
+    /// Offset in the file.
+    pub offset: u64,
+    /// On return.
+    pub ret: bool,
+    /// Only this process.
+    pub pid: Option<u32>,
+}
+
+/// What a perf event is for.
+pub enum EventKind {
+    /// A probe, with the program that `PERF_EVENT_IOC_SET_BPF` put on it.
+    Uprobe(UprobeSite, Mutex<Option<Attached>>),
+    /// Output of programs.
+    Output {
+        /// The memory, empty until the loader maps it.
+        memfd: OwnedFd,
+        /// `sample_type`.
+        sample_type: u64,
+        /// Events between wake-ups.
+        wakeup_events: u64,
+        /// Made by the first `mmap`.
+        buffer: Mutex<Option<OutputBuffer>>,
+    },
+}
+
+/// A perf event.
+pub struct Event {
+    /// Id.
+    pub id: u32,
+    /// What it is for.
+    pub kind: EventKind,
+    /// The target side.
+    pub realm: Arc<Realm>,
+}
+
+/// A program that is attached; detached when dropped.
+pub struct Attached {
+    /// The program.
+    pub program: Arc<Program>,
+    /// In the realm.
+    id: AttachmentId,
+    /// Cookie.
+    cookie: u64,
+    realm: Arc<Realm>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.realm.detach(self.id);
+    }
+}
+
+impl Event {
+    /// An event for the output of programs.
+    pub fn output(id: u32, realm: Arc<Realm>, sample_type: u64, wakeup_events: u64) -> Result<Event, Errno> {
+        let kind = EventKind::Output { memfd: output_memfd()?, sample_type, wakeup_events, buffer: Mutex::new(None) };
+        Ok(Event { id, kind, realm })
+    }
+
+    /// Attaches a program to a uprobe event.
+    pub fn attach(&self, program: Arc<Program>, link_id: u32, cookie: u64) -> Result<Attached, Refusal> {
+        let EventKind::Uprobe(site, _) = &self.kind else {
+            return Err(Refusal { errno: Errno::EINVAL, message: "programs attach to uprobe events only".into() });
+        };
+        if program.prog_type != prog_type::KPROBE {
+            return Err(Refusal { errno: Errno::EINVAL, message: "only programs of type kprobe attach to uprobes".into() });
+        }
+        let spec = LinkSpec {
+            link_id,
+            prog_id: program.id,
+            prog_name: program.name.clone(),
+            text: program.text.clone(),
+            file: site.file.clone(),
+            dev: site.dev,
+            inode: site.inode,
+            offset: site.offset,
+            ret: site.ret,
+            cookie,
+            pid: site.pid,
+            per_cpu: program.per_cpu,
+        };
+        let id = self.realm.attach(spec)?;
+        Ok(Attached { program, id, cookie, realm: self.realm.clone() })
+    }
+
+    /// GOT slot of the buffer, once it is there.
+    pub fn buffer_slot(&self) -> Option<MapSlot> {
+        match &self.kind {
+            EventKind::Output { buffer, .. } => {
+                buffer.lock().expect("no panic under this lock").as_ref().map(|buffer| buffer.slot)
+            }
+            EventKind::Uprobe(..) => None,
+        }
+    }
+
+    fn readiness(&self) -> Option<(Arc<EventFd>, bool)> {
+        match &self.kind {
+            EventKind::Output { buffer, .. } => {
+                let buffer = buffer.lock().expect("no panic under this lock");
+                buffer.as_ref().map(|buffer| (buffer.doorbell.1.clone(), buffer.has_data()))
+            }
+            EventKind::Uprobe(..) => None,
+        }
+    }
+
+    pub(super) fn describe_attached(&self) -> Option<Value> {
+        let EventKind::Uprobe(site, attached) = &self.kind else { return None };
+        let attached = attached.lock().expect("no panic under this lock");
+        attached.as_ref().map(|attached| describe(self.id, site, attached))
+    }
+}
+
+/// A link from a program to an event.
+pub struct Link {
+    /// Id.
+    pub id: u32,
+    /// The event.
+    pub event: Arc<Event>,
+    /// The program, until the link is detached.
+    pub attached: Mutex<Option<Attached>>,
+}
+
+impl Link {
+    pub(super) fn describe(&self) -> Value {
+        let attached = self.attached.lock().expect("no panic under this lock");
+        match (&self.event.kind, attached.as_ref()) {
+            (EventKind::Uprobe(site, _), Some(attached)) => describe(self.id, site, attached),
+            _ => json!({ "id": self.id }),
+        }
+    }
+}
+
+fn describe(id: u32, site: &UprobeSite, attached: &Attached) -> Value {
+    json!({
+        "id": id, "prog_id": attached.program.id, "file": site.shown, "offset": format!("{:#x}", site.offset),
+        "ret": site.ret, "pid": site.pid, "cookie": attached.cookie,
+    })
+}

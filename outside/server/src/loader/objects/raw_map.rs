@@ -1,0 +1,339 @@
+//! Maps and perf buffers as the server holds them: the memfd, mapped, with the trusted geometry.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer};
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
+use ring3_verifier::MapShape;
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use serde_json::{Value, json};
+
+use super::{Btf, Event, IdKind, Subsystem, errno};
+use crate::realm::{EventFd, MapFile, MapSlot, Realm, possible_cpus};
+
+/// A memfd mapped into the server.
+struct Mapped {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the memory is shared between processes by design; access goes through ring3-maps.
+unsafe impl Send for Mapped {}
+// SAFETY: as for Send.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(file: &OwnedFd, bytes: u64) -> Result<Mapped, Errno> {
+        let bytes = usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: asks for a new mapping; nothing is replaced.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) };
+        Ok(Mapped { base: base.map_err(errno)?.cast(), bytes })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; whoever used it borrowed the owner of this value.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
+    }
+}
+
+/// A memfd of `bytes` bytes. Its name begins with what the cleaning of targets looks for.
+fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
+    let name: String = name.chars().filter(|c| c.is_ascii_graphic() && *c != '/').collect();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(format!("ring3-map:{name}"), flags).map_err(errno)?;
+    rustix::fs::ftruncate(&file, bytes).map_err(errno)?;
+    Ok(file)
+}
+
+/// Whether a thread has ended, as the server sees it.
+fn is_dead(tid: u32) -> bool {
+    !std::path::Path::new(&format!("/proc/{tid}")).exists()
+}
+
+/// Who operates on maps in this thread.
+fn context() -> Context {
+    Context { owner: rustix::thread::gettid().as_raw_nonzero().get() as u32, cpu: 0, owner_is_dead: is_dead, relax: std::thread::yield_now }
+}
+
+/// A map.
+pub struct MapObject {
+    /// Id.
+    pub id: u32,
+    /// Name.
+    pub name: String,
+    /// Flags of creation.
+    pub flags: u32,
+    /// `map_extra`.
+    pub extra: u64,
+    /// BTF and the type ids of key and value.
+    pub btf: Option<(Arc<Btf>, u32, u32)>,
+    /// GOT slot.
+    pub slot: MapSlot,
+    /// The loader may write no more.
+    pub frozen: AtomicBool,
+    /// What wakes readers of a ring buffer.
+    pub doorbell: Option<(u32, Arc<EventFd>)>,
+    /// Perf events in the array, by index.
+    events: Mutex<BTreeMap<u32, Arc<Event>>>,
+    geometry: Geometry,
+    file: Arc<MapFile>,
+    mapped: Mapped,
+    realm: Arc<Realm>,
+}
+
+impl MapObject {
+    /// Creates a map.
+    pub fn create(
+        subsystem: &Subsystem,
+        attributes: Attributes,
+        name: String,
+        extra: u64,
+        btf: Option<(Arc<Btf>, u32, u32)>,
+    ) -> Result<Arc<MapObject>, Errno> {
+        let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
+        let id = subsystem.new_id(IdKind::Map);
+        let is_ring = attributes.map_type == map_type::RINGBUF;
+        let doorbell = is_ring.then(|| subsystem.realm.add_doorbell()).transpose()?;
+        geometry.header.id = id;
+        geometry.header.doorbell = doorbell.as_ref().map_or(0, |(number, _)| *number);
+        let made = memfd(&name, geometry.file_bytes()).and_then(|file| Ok((Mapped::new(&file, geometry.file_bytes())?, file)));
+        let (mapped, memfd) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                doorbell.iter().for_each(|(number, _)| subsystem.realm.drop_doorbell(*number));
+                return Err(error);
+            }
+        };
+        // SAFETY: a fresh mapping of the right size, which lives as long as the object.
+        unsafe { Map::initialize(mapped.base, &geometry) };
+        let file = Arc::new(MapFile {
+            memfd,
+            bytes: geometry.file_bytes(),
+            data_bytes: geometry.header.data_bytes,
+            writable: attributes.map_flags & BPF_F_RDONLY_PROG == 0,
+        });
+        let slot = subsystem.realm.add_map(file.clone())?;
+        Ok(Arc::new(MapObject {
+            id,
+            name,
+            flags: attributes.map_flags,
+            extra,
+            btf,
+            slot,
+            frozen: AtomicBool::new(false),
+            doorbell,
+            events: Mutex::new(BTreeMap::new()),
+            geometry,
+            file,
+            mapped,
+            realm: subsystem.realm.clone(),
+        }))
+    }
+
+    /// The map's operations; nothing of the shared bytes is trusted.
+    pub fn map(&self) -> Map {
+        // SAFETY: the mapping has the geometry's size and lives as long as self.
+        unsafe { Map::trusted(self.mapped.base, &self.geometry) }
+    }
+
+    /// Sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The memory.
+    pub fn memfd(&self) -> &OwnedFd {
+        &self.file.memfd
+    }
+
+    /// Looks a key up.
+    pub fn lookup(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut value = vec![0; self.geometry.user_value_bytes()];
+        self.map().user_lookup(key, &mut value).map(|()| value)
+    }
+
+    /// Stores a value.
+    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+        self.map().user_update(&context(), key, value, flags)
+    }
+
+    /// Removes a key.
+    pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
+        if self.geometry.header.map_type == map_type::PERF_EVENT_ARRAY {
+            let index = u32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
+            let old = self.map().set_object(index, 0)?;
+            self.events.lock().expect("no panic under this lock").remove(&index);
+            return if old == 0 { Err(Errno::ENOENT) } else { Ok(()) };
+        }
+        self.map().user_delete(&context(), key)
+    }
+
+    /// Takes a value out.
+    pub fn lookup_and_delete(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut value = vec![0; self.geometry.user_value_bytes()];
+        self.map().user_lookup_and_delete(&context(), key, &mut value).map(|()| value)
+    }
+
+    /// The key behind `key`.
+    pub fn next_key(&self, key: Option<&[u8]>) -> Result<Vec<u8>, Errno> {
+        let mut next = vec![0; self.geometry.header.key_size as usize];
+        self.map().user_next_key(key, &mut next).map(|()| next)
+    }
+
+    /// Puts an output event into a perf event array.
+    pub fn set_event(&self, key: &[u8], event: Arc<Event>) -> Result<(), Errno> {
+        let index = u32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
+        let slot = event.buffer_slot();
+        self.map().set_object(index, slot.map_or(0, |slot| slot.0 + 1))?;
+        if let Some(slot) = slot {
+            self.realm.add_companion(self.slot, slot).map_err(|refusal| refusal.errno)?;
+        }
+        self.events.lock().expect("no panic under this lock").insert(index, event);
+        Ok(())
+    }
+
+    /// Whether a ring buffer's consumer has something to read.
+    pub fn has_data(&self) -> bool {
+        self.map().ring().is_some_and(|ring| ring.has_data())
+    }
+
+    /// The only value, if neither the loader nor a program can change it any more.
+    /// Mirrors kernel/bpf/verifier.c:bpf_map_is_rdonly.
+    pub fn constant_value(&self) -> Option<Vec<u8>> {
+        let constant = self.flags & BPF_F_RDONLY_PROG != 0 && self.frozen.load(Ordering::Acquire);
+        constant.then(|| self.lookup(&0u32.to_le_bytes()).ok()).flatten()
+    }
+
+    /// What the verifier knows of it.
+    pub fn shape(&self) -> MapShape {
+        let header = &self.geometry.header;
+        MapShape {
+            slot: self.slot.0,
+            map_type: header.map_type,
+            key_size: header.key_size,
+            value_size: header.value_size,
+            max_entries: header.max_entries,
+            map_flags: header.map_flags,
+            stride: header.stride,
+            cpus: header.cpus,
+        }
+    }
+
+    /// Whether a loader may map `bytes` bytes at `offset` of it. Mirrors kernel/bpf/syscall.c:bpf_map_mmap,
+    /// arraymap.c:array_map_mmap and ringbuf.c:ringbuf_map_mmap_kern.
+    pub fn check_mmap(&self, offset: u64, bytes: u64, write: bool) -> Result<(), Errno> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.geometry.header.data_bytes);
+        match self.geometry.header.map_type {
+            map_type::ARRAY => {
+                if write && self.frozen.load(Ordering::Acquire) {
+                    return Err(Errno::EPERM);
+                }
+                if write && self.flags & BPF_F_RDONLY_PROG != 0 {
+                    return Err(Errno::EACCES);
+                }
+                if self.flags & BPF_F_MMAPABLE == 0 || !inside {
+                    return Err(Errno::EINVAL);
+                }
+                Ok(())
+            }
+            map_type::RINGBUF => {
+                if write && (offset != 0 || bytes != ring3_layout::PAGE_BYTES) {
+                    return Err(Errno::EPERM);
+                }
+                if inside { Ok(()) } else { Err(Errno::EINVAL) }
+            }
+            _ => Err(Errno::ENOTSUPP),
+        }
+    }
+
+    pub(super) fn describe(&self) -> Value {
+        let header = &self.geometry.header;
+        let kind = map_type::name(header.map_type).unwrap_or("?").trim_start_matches("BPF_MAP_TYPE_").to_lowercase();
+        json!({
+            "id": self.id, "type": kind, "name": self.name, "key_size": header.key_size,
+            "value_size": header.value_size, "max_entries": header.max_entries, "flags": self.flags,
+            "bytes_memlock": self.geometry.file_bytes(),
+        })
+    }
+}
+
+impl Drop for MapObject {
+    fn drop(&mut self) {
+        self.realm.drop_map(self.slot);
+        if let Some((number, _)) = &self.doorbell {
+            self.realm.drop_doorbell(*number);
+        }
+    }
+}
+
+/// The buffer of an output event, which exists from the loader's `mmap` on.
+pub struct OutputBuffer {
+    /// GOT slot.
+    pub slot: MapSlot,
+    /// What wakes its reader.
+    pub doorbell: (u32, Arc<EventFd>),
+    geometry: Geometry,
+    _file: Arc<MapFile>,
+    mapped: Mapped,
+    realm: Arc<Realm>,
+}
+
+impl OutputBuffer {
+    /// Makes the memfd of an output event a buffer of `data_pages` pages and the control page.
+    pub fn create(
+        realm: &Arc<Realm>,
+        memfd: &OwnedFd,
+        data_pages: u32,
+        sample_type: u64,
+        wakeup_events: u64,
+        id: u64,
+    ) -> Result<OutputBuffer, Errno> {
+        let mut geometry = Geometry::perf_buffer(data_pages)?;
+        rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
+        let mapped = Mapped::new(memfd, geometry.file_bytes())?;
+        let doorbell = realm.add_doorbell()?;
+        geometry.header.doorbell = doorbell.0;
+        // SAFETY: a fresh mapping of the right size, which lives as long as the object.
+        unsafe { PerfBuffer::initialize(mapped.base, &geometry, sample_type, wakeup_events, id) };
+        let file = Arc::new(MapFile {
+            memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?,
+            bytes: geometry.file_bytes(),
+            data_bytes: geometry.header.data_bytes,
+            writable: true,
+        });
+        let slot = realm.add_map(file.clone())?;
+        Ok(OutputBuffer { slot, doorbell, geometry, _file: file, mapped, realm: realm.clone() })
+    }
+
+    /// Whether the reader has something to read.
+    pub fn has_data(&self) -> bool {
+        // SAFETY: the mapping has the geometry's size and lives as long as self.
+        unsafe { PerfBuffer::trusted(self.mapped.base, &self.geometry) }.has_data()
+    }
+
+    /// Bytes that the loader may map.
+    pub fn data_bytes(&self) -> u64 {
+        self.geometry.header.data_bytes
+    }
+}
+
+impl Drop for OutputBuffer {
+    fn drop(&mut self) {
+        self.realm.drop_map(self.slot);
+        self.realm.drop_doorbell(self.doorbell.0);
+    }
+}
+
+/// An empty memfd for an output event.
+pub(super) fn output_memfd() -> Result<OwnedFd, Errno> {
+    memfd("perf", 0)
+}

@@ -1,0 +1,101 @@
+//! Hearing of the last close of what loaders hold.
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fs::inotify::{self, CreateFlags as InotifyFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+
+use super::FileId;
+
+/// The token of the inotify descriptor; pipes have their numbers from 1 on.
+const INOTIFY: u64 = 0;
+
+struct Tables {
+    next: u64,
+    pipes: HashMap<u64, (FileId, OwnedFd)>,
+    watches: HashMap<i32, FileId>,
+}
+
+/// Pipes and memfds that are watched.
+pub(super) struct Watch {
+    epoll: OwnedFd,
+    inotify: OwnedFd,
+    tables: Mutex<Tables>,
+}
+
+impl Watch {
+    pub(super) fn new() -> Result<Watch, Errno> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let inotify = inotify::init(InotifyFlags::CLOEXEC | InotifyFlags::NONBLOCK)?;
+        epoll::add(&epoll, &inotify, EventData::new_u64(INOTIFY), EventFlags::IN)?;
+        let tables = Tables { next: INOTIFY + 1, pipes: HashMap::new(), watches: HashMap::new() };
+        Ok(Watch { epoll, inotify, tables: Mutex::new(tables) })
+    }
+
+    /// Watches the read end of a pipe for the hang-up.
+    pub(super) fn add_pipe(&self, id: FileId, pipe: OwnedFd) -> Result<(), Errno> {
+        let mut tables = self.tables.lock().expect("no panic under this lock");
+        let token = tables.next;
+        tables.next += 1;
+        epoll::add(&self.epoll, pipe.as_fd(), EventData::new_u64(token), EventFlags::HUP)?;
+        tables.pipes.insert(token, (id, pipe));
+        Ok(())
+    }
+
+    /// Watches a memfd, by its path under `/proc/self/fd`, for closed open file descriptions.
+    pub(super) fn add_memfd(&self, id: FileId, path: &str) -> Result<(), Errno> {
+        let flags = WatchFlags::CLOSE_WRITE | WatchFlags::CLOSE_NOWRITE;
+        let mut tables = self.tables.lock().expect("no panic under this lock");
+        let watch = inotify::add_watch(&self.inotify, path, flags)?;
+        tables.watches.insert(watch, id);
+        Ok(())
+    }
+
+    /// The object is gone; its inode may be reused.
+    pub(super) fn forget(&self, id: FileId) {
+        let mut tables = self.tables.lock().expect("no panic under this lock");
+        let gone: Vec<i32> = tables.watches.iter().filter(|(_, of)| **of == id).map(|(watch, _)| *watch).collect();
+        for watch in gone {
+            tables.watches.remove(&watch);
+            let _ = inotify::remove_watch(&self.inotify, watch);
+        }
+    }
+
+    /// Sleeps until something was closed, a second at most.
+    pub(super) fn wait(&self) -> Vec<FileId> {
+        let timeout = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)).is_err() {
+            return vec![];
+        }
+        let mut closed = vec![];
+        for event in &events {
+            let token = event.data.u64();
+            if token == INOTIFY {
+                closed.extend(self.closed_memfds());
+            } else if let Some((id, _)) = self.tables.lock().expect("no panic under this lock").pipes.remove(&token) {
+                // Dropping the read end takes it out of the epoll set.
+                closed.push(id);
+            }
+        }
+        closed
+    }
+
+    fn closed_memfds(&self) -> Vec<FileId> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(self.inotify.as_fd(), &mut buffer);
+        let mut closed = vec![];
+        while let Ok(event) = reader.next() {
+            let closes = ReadFlags::CLOSE_WRITE | ReadFlags::CLOSE_NOWRITE;
+            if event.events().intersects(closes) {
+                let tables = self.tables.lock().expect("no panic under this lock");
+                closed.extend(tables.watches.get(&event.wd()));
+            }
+        }
+        closed
+    }
+}

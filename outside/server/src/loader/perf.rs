@@ -1,0 +1,183 @@
+//! perf_event_open(2) for uprobes and for the output of programs, and the ioctls of both. Other events are
+//! the kernel's own: their calls go on to it.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ring3_uapi::Errno;
+
+use super::raw_seccomp::leader;
+use super::{Caller, Outcome, Reply, refuse};
+use crate::loader::objects::{Event, EventKind, IdKind, Object, UprobeSite};
+
+const TYPE_SOFTWARE: u32 = 1;
+const CONFIG_BPF_OUTPUT: u64 = 10;
+const FLAG_CLOSE_ON_EXEC: u64 = 1 << 3;
+const PATH_BYTES_MAX: usize = 4096;
+const IOC_ENABLE: u64 = 0x2400;
+const IOC_DISABLE: u64 = 0x2401;
+const IOC_REFRESH: u64 = 0x2402;
+const IOC_RESET: u64 = 0x2403;
+const IOC_ID: u64 = 0x8008_2407;
+const IOC_SET_BPF: u64 = 0x4004_2408;
+
+/// The fields of `struct perf_event_attr` that matter here.
+struct PerfAttr {
+    kind: u32,
+    config: u64,
+    sample_type: u64,
+    watermark: bool,
+    wakeup: u32,
+    config1: u64,
+    config2: u64,
+}
+
+impl PerfAttr {
+    fn read(caller: &Caller<'_>) -> Result<PerfAttr, Errno> {
+        const BYTES: usize = 72;
+        const WATERMARK: u64 = 1 << 14;
+        let head = caller.read(caller.arg(0), 8)?;
+        let size = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize;
+        let size = if size == 0 { 64 } else { size };
+        let mut bytes = caller.read(caller.arg(0), size.min(BYTES))?;
+        bytes.resize(BYTES, 0);
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        Ok(PerfAttr {
+            kind: word(0) as u32,
+            config: word(8),
+            sample_type: word(24),
+            watermark: word(40) & WATERMARK != 0,
+            wakeup: word(48) as u32,
+            config1: word(56),
+            config2: word(64),
+        })
+    }
+}
+
+/// The number of the uprobe PMU, and the bit of its config that says "on return".
+fn uprobe_pmu() -> Option<(u32, u64)> {
+    static PMU: OnceLock<Option<(u32, u64)>> = OnceLock::new();
+    *PMU.get_or_init(|| {
+        let folder = Path::new("/sys/bus/event_source/devices/uprobe");
+        let kind = std::fs::read_to_string(folder.join("type")).ok()?.trim().parse().ok()?;
+        let format = std::fs::read_to_string(folder.join("format/retprobe")).ok()?;
+        let bit: u32 = format.trim().strip_prefix("config:")?.parse().ok()?;
+        Some((kind, 1 << bit))
+    })
+}
+
+pub(super) fn open(caller: &Caller<'_>) -> Reply {
+    let attr = PerfAttr::read(caller)?;
+    let close_on_exec = caller.arg(4) & FLAG_CLOSE_ON_EXEC != 0;
+    if attr.kind == TYPE_SOFTWARE && attr.config == CONFIG_BPF_OUTPUT {
+        return open_output(caller, &attr, close_on_exec);
+    }
+    match uprobe_pmu() {
+        Some((kind, ret)) if kind == attr.kind => open_uprobe(caller, &attr, ret, close_on_exec),
+        _ => Ok(Outcome::Continue),
+    }
+}
+
+fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Reply {
+    let subsystem = caller.subsystem();
+    let every = if attr.watermark { 1 } else { u64::from(attr.wakeup) };
+    let id = subsystem.new_id(IdKind::Event);
+    let event = Arc::new(Event::output(id, subsystem.realm.clone(), attr.sample_type, every)?);
+    let EventKind::Output { memfd, .. } = &event.kind else { unreachable!("just made") };
+    let fd = subsystem.open_memfd(Object::Event(event.clone()), memfd.as_fd())?;
+    Ok(Outcome::Fd { fd, close_on_exec })
+}
+
+fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
+    let (pid, cpu) = (caller.arg(1) as i32, caller.arg(2) as i32);
+    if pid == -1 && cpu == -1 {
+        return Err(Errno::EINVAL);
+    }
+    if attr.config >> 32 != 0 {
+        return Err(refuse(Errno::EOPNOTSUPP, "uprobes with a reference counter (USDT semaphores)"));
+    }
+    let pid = match pid {
+        -1 => None,
+        0 => Some(leader(caller.call.tid)),
+        pid if pid > 0 && Path::new(&format!("/proc/{pid}")).exists() => Some(leader(pid as u32)),
+        _ => return Err(Errno::ESRCH),
+    };
+    if attr.config1 == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let shown = caller.read_string(attr.config1, PATH_BYTES_MAX)?;
+    if shown.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    let file = resolve(caller.call.tid, &shown);
+    let meta = std::fs::metadata(&file).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
+    if !meta.is_file() || attr.config2 >= meta.len() {
+        return Err(refuse(Errno::EINVAL, format_args!("uprobe {shown}:{:#x}: no such offset in a file", attr.config2)));
+    }
+    let subsystem = caller.subsystem();
+    subsystem
+        .realm
+        .check_site(&file, attr.config2)
+        .map_err(|refusal| refuse(refusal.errno, format_args!("uprobe {shown}:{:#x}: {refusal}", attr.config2)))?;
+    let site = UprobeSite {
+        file,
+        shown,
+        dev: meta.dev(),
+        inode: meta.ino(),
+        offset: attr.config2,
+        ret: attr.config & ret != 0,
+        pid,
+    };
+    let id = subsystem.new_id(IdKind::Event);
+    let kind = EventKind::Uprobe(site, Mutex::new(None));
+    let event = Arc::new(Event { id, kind, realm: subsystem.realm.clone() });
+    let fd = subsystem.open_pipe(Object::Event(event))?;
+    Ok(Outcome::Fd { fd, close_on_exec })
+}
+
+/// A loader's path as the server can open it, also in another mount namespace.
+fn resolve(tid: u32, path: &str) -> PathBuf {
+    let same_root = std::fs::metadata(format!("/proc/{tid}/root/"))
+        .ok()
+        .zip(std::fs::metadata("/").ok())
+        .is_some_and(|(theirs, ours)| (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()));
+    match (path.strip_prefix('/'), same_root) {
+        (Some(_), true) => PathBuf::from(path),
+        (Some(absolute), false) => PathBuf::from(format!("/proc/{tid}/root/{absolute}")),
+        (None, _) => {
+            let cwd = std::fs::read_link(format!("/proc/{tid}/cwd")).ok().filter(|_| same_root);
+            cwd.unwrap_or_else(|| PathBuf::from(format!("/proc/{tid}/cwd"))).join(path)
+        }
+    }
+}
+
+pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
+    let Ok(Some(Object::Event(event))) = caller.object(caller.arg(0) as i32) else {
+        return Ok(Outcome::Continue);
+    };
+    match caller.arg(1) {
+        // A program runs from the moment it is attached, enabled or not: kernel/trace/trace_uprobe.c:__uprobe_perf_func.
+        IOC_ENABLE | IOC_DISABLE | IOC_RESET | IOC_REFRESH => Ok(Outcome::Value(0)),
+        IOC_ID => {
+            caller.write(caller.arg(2), &u64::from(event.id).to_le_bytes())?;
+            Ok(Outcome::Value(0))
+        }
+        IOC_SET_BPF => set_bpf(caller, &event),
+        other => Err(refuse(Errno::ENOTTY, format_args!("ioctl {other:#x} on a perf event"))),
+    }
+}
+
+fn set_bpf(caller: &Caller<'_>, event: &Arc<Event>) -> Reply {
+    let Some(Object::Program(program)) = caller.object(caller.arg(2) as i32)? else { return Err(Errno::EINVAL) };
+    let EventKind::Uprobe(_, slot) = &event.kind else { return Err(Errno::EINVAL) };
+    if slot.lock().expect("no panic under this lock").is_some() {
+        return Err(Errno::EEXIST);
+    }
+    let attached = event
+        .attach(program, event.id, 0)
+        .map_err(|refusal| refuse(refusal.errno, format_args!("PERF_EVENT_IOC_SET_BPF: {refusal}")))?;
+    *slot.lock().expect("no panic under this lock") = Some(attached);
+    Ok(Outcome::Value(0))
+}

@@ -1,0 +1,242 @@
+//! Seccomp user notification (`seccomp_unotify(2)`), and the memory and descriptors of loaders.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// A caught system call (`struct seccomp_notif`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Notification {
+    /// Names it in answers.
+    pub(crate) id: u64,
+    /// Thread that makes it.
+    pub(crate) tid: u32,
+    flags: u32,
+    /// Number.
+    pub(crate) number: i32,
+    arch: u32,
+    instruction: u64,
+    /// Arguments.
+    pub(crate) args: [u64; 6],
+}
+
+#[repr(C)]
+struct Response {
+    id: u64,
+    value: i64,
+    error: i32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct AddFd {
+    id: u64,
+    flags: u32,
+    source: u32,
+    target: u32,
+    target_flags: u32,
+}
+
+const fn ioctl(direction: u64, number: u64, bytes: usize) -> u64 {
+    direction << 30 | (bytes as u64) << 16 | (b'!' as u64) << 8 | number
+}
+const RECV: u64 = ioctl(3, 0, size_of::<Notification>());
+const SEND: u64 = ioctl(3, 1, size_of::<Response>());
+const ID_VALID: u64 = ioctl(1, 2, 8);
+const ADD_FD: u64 = ioctl(1, 3, size_of::<AddFd>());
+const SET_FLAGS: u64 = ioctl(1, 4, 8);
+const CONTINUE: u32 = 1;
+const ADD_FD_SEND: u32 = 1 << 1;
+const SYNC_WAKE_UP: u64 = 1;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn call<T>(listener: BorrowedFd<'_>, request: u64, argument: *mut T) -> io::Result<libc::c_int> {
+    // SAFETY: callers pass a structure of the request's type.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), request, argument) })
+}
+
+/// The next caught call; `None` if its thread was killed meanwhile.
+pub(crate) fn receive(listener: BorrowedFd<'_>) -> io::Result<Option<Notification>> {
+    // SAFETY: Notification is made of integers; the kernel wants it zeroed.
+    let mut notification: Notification = unsafe { std::mem::zeroed() };
+    match call(listener, RECV, &mut notification) {
+        Ok(_) => Ok(Some(notification)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the thread still waits for the answer: what was read of its memory before was its own.
+pub(crate) fn is_valid(listener: BorrowedFd<'_>, id: u64) -> bool {
+    let mut id = id;
+    call(listener, ID_VALID, &mut id).is_ok()
+}
+
+/// Answers with a result, or with an error number.
+pub(crate) fn answer(listener: BorrowedFd<'_>, id: u64, result: Result<i64, i32>) {
+    let mut response = Response { id, value: result.unwrap_or(0), error: -result.err().unwrap_or(0), flags: 0 };
+    // The thread may be gone; then nobody waits.
+    let _ = call(listener, SEND, &mut response);
+}
+
+/// Lets the kernel carry the call out as it was made.
+pub(crate) fn pass_on(listener: BorrowedFd<'_>, id: u64) {
+    let mut response = Response { id, value: 0, error: 0, flags: CONTINUE };
+    let _ = call(listener, SEND, &mut response);
+}
+
+/// Installs a descriptor in the loader and makes its number the call's result.
+pub(crate) fn answer_fd(listener: BorrowedFd<'_>, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> io::Result<()> {
+    let target_flags = if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 };
+    let mut add = AddFd { id, flags: ADD_FD_SEND, source: fd.as_raw_fd() as u32, target: 0, target_flags };
+    match call(listener, ADD_FD, &mut add) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            answer(listener, id, Err(error.raw_os_error().unwrap_or(libc::EMFILE)));
+            Err(error)
+        }
+    }
+}
+
+/// Hands the CPU over with the answer where the kernel can.
+pub(crate) fn wake_synchronously(listener: BorrowedFd<'_>) {
+    // SAFETY: the argument of this request is a number.
+    let _ = unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
+}
+
+/// A duplicate of a loader's descriptor.
+pub(crate) fn get_fd(tid: u32, fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes numbers. The thread group is found from the thread.
+    let pidfd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, leader(tid), 0usize) } as libc::c_int)?;
+    // SAFETY: a new descriptor that nobody else owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    // SAFETY: takes numbers.
+    let copy = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0usize) } as libc::c_int)?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Thread group id of a thread.
+pub(crate) fn leader(tid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let field = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    field.and_then(|text| text.trim().parse().ok()).unwrap_or(tid)
+}
+
+/// Reads a loader's memory.
+pub(crate) fn read(tid: u32, address: u64, out: &mut [u8]) -> Result<(), i32> {
+    transfer(libc::SYS_process_vm_readv, tid, address, out.as_mut_ptr(), out.len())
+}
+
+/// Writes a loader's memory.
+pub(crate) fn write(tid: u32, address: u64, bytes: &[u8]) -> Result<(), i32> {
+    transfer(libc::SYS_process_vm_writev, tid, address, bytes.as_ptr().cast_mut(), bytes.len())
+}
+
+fn transfer(number: libc::c_long, tid: u32, address: u64, local: *mut u8, bytes: usize) -> Result<(), i32> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let local = libc::iovec { iov_base: local.cast(), iov_len: bytes };
+    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes };
+    // SAFETY: `local` covers the caller's slice (written only by readv); the kernel checks `remote`.
+    let done = unsafe { libc::syscall(number, tid as libc::pid_t, &local, 1usize, &remote, 1usize, 0usize) };
+    if done == bytes as libc::c_long { Ok(()) } else { Err(libc::EFAULT) }
+}
+
+const LOAD_WORD: u16 = 0x20;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_SET: u16 = 0x45;
+const AND: u16 = 0x54;
+const RETURN: u16 = 0x06;
+const ALLOW: u32 = 0x7fff_0000;
+const NOTIFY: u32 = 0x7fc0_0000;
+const AUDIT_X86_64: u32 = 0xc000_003e;
+const AT_NUMBER: u32 = 0;
+const AT_ARCH: u32 = 4;
+/// Offset of the low half of argument `n` in `struct seccomp_data`.
+const fn at_argument(n: u32) -> u32 {
+    16 + 8 * n
+}
+
+fn statement(code: u16, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt: 0, jf: 0, k }
+}
+
+fn branch(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// Catches bpf(2) and its companions; everything else goes on untouched. The jumps count instructions to skip.
+fn filter() -> Vec<libc::sock_filter> {
+    let always = [libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_epoll_ctl, libc::SYS_poll, libc::SYS_ppoll];
+    let mut program = vec![
+        statement(LOAD_WORD, AT_ARCH),
+        branch(JUMP_EQUAL, AUDIT_X86_64, 1, 0),
+        statement(RETURN, ALLOW),
+        statement(LOAD_WORD, AT_NUMBER),
+    ];
+    for number in always {
+        program.push(branch(JUMP_EQUAL, number as u32, 0, 1));
+        program.push(statement(RETURN, NOTIFY));
+    }
+    // ioctl: PERF_EVENT_IOC_* has the type '$'.
+    program.extend([
+        branch(JUMP_EQUAL, libc::SYS_ioctl as u32, 0, 5),
+        statement(LOAD_WORD, at_argument(1)),
+        statement(AND, 0xff00),
+        branch(JUMP_EQUAL, (b'$' as u32) << 8, 0, 1),
+        statement(RETURN, NOTIFY),
+        statement(RETURN, ALLOW),
+    ]);
+    // mmap: shared, and of a file.
+    program.extend([
+        branch(JUMP_EQUAL, libc::SYS_mmap as u32, 0, 5),
+        statement(LOAD_WORD, at_argument(4)),
+        branch(JUMP_EQUAL, u32::MAX, 3, 0),
+        statement(LOAD_WORD, at_argument(3)),
+        branch(JUMP_SET, libc::MAP_SHARED as u32, 0, 1),
+        statement(RETURN, NOTIFY),
+        statement(RETURN, ALLOW),
+    ]);
+    program
+}
+
+/// Installs the filter in this thread, for it and all its descendants, and returns the listener.
+///
+/// # Errors
+/// A message for people: another supervisor holds the listener, or the kernel has no user notification.
+pub fn install_filter() -> Result<OwnedFd, String> {
+    const SET_MODE_FILTER: libc::c_long = 1;
+    const NEW_LISTENER: u64 = 1 << 3;
+    const WAIT_KILLABLE_RECV: u64 = 1 << 5;
+    let mut program = filter();
+    let descriptor = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    let set = |flags: u64| {
+        // SAFETY: wants a sock_fprog that describes a filter: both live here.
+        let fd = unsafe { libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, flags, &descriptor) };
+        check(fd as libc::c_int)
+    };
+    let mut result = set(NEW_LISTENER | WAIT_KILLABLE_RECV);
+    if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EACCES)) {
+        // SAFETY: prctl with numbers. Without privileges a filter needs the promise to gain none.
+        unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        result = set(NEW_LISTENER | WAIT_KILLABLE_RECV);
+    }
+    if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+        result = set(NEW_LISTENER);
+    }
+    match result {
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            Err("another supervisor (a container runtime, or another `ring3 load`) already answers system calls of \
+                 this process; run ring3 outside of it"
+                .into())
+        }
+        Err(error) => Err(format!("seccomp user notification is not available: {error}")),
+    }
+}

@@ -1,0 +1,193 @@
+//! What of bpf(2) is supported: the one table that dispatch consults and `docs/SUPPORT.md` shows.
+
+use std::fmt::Write as _;
+
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::{cmd, map_type, prog_type};
+use ring3_uapi::helper;
+
+/// How far something is supported.
+#[derive(Clone, Copy, Debug)]
+pub enum Support {
+    /// As the kernel.
+    Full,
+    /// As the kernel, but for what the text says.
+    Partial(&'static str),
+    /// Not: this error, for this reason.
+    Refused(Errno, &'static str),
+}
+
+use Support::{Full, Partial, Refused};
+
+const NOT_YET: &str = "not supported yet";
+
+/// A row: number and support.
+type Row = (u32, Support);
+
+const COMMANDS: &[Row] = &[
+    (cmd::MAP_CREATE, Partial("the map types below")),
+    (cmd::MAP_LOOKUP_ELEM, Full),
+    (cmd::MAP_UPDATE_ELEM, Full),
+    (cmd::MAP_DELETE_ELEM, Full),
+    (cmd::MAP_GET_NEXT_KEY, Full),
+    (cmd::PROG_LOAD, Partial("see the README on what is verified so far")),
+    (cmd::MAP_LOOKUP_AND_DELETE_ELEM, Full),
+    (cmd::MAP_FREEZE, Full),
+    (cmd::MAP_LOOKUP_BATCH, Partial("a position is a key")),
+    (cmd::MAP_LOOKUP_AND_DELETE_BATCH, Partial("a position is a key")),
+    (cmd::PROG_BIND_MAP, Full),
+    (cmd::BTF_LOAD, Partial("structure is checked, meaning is not")),
+    (cmd::LINK_CREATE, Partial("perf event links on uprobes")),
+    (cmd::LINK_DETACH, Full),
+    (cmd::OBJ_GET_INFO_BY_FD, Partial("no function and line information of programs")),
+    (cmd::MAP_GET_NEXT_ID, Full),
+    (cmd::PROG_GET_NEXT_ID, Full),
+    (cmd::BTF_GET_NEXT_ID, Full),
+    (cmd::LINK_GET_NEXT_ID, Full),
+    (cmd::MAP_GET_FD_BY_ID, Full),
+    (cmd::PROG_GET_FD_BY_ID, Full),
+    (cmd::BTF_GET_FD_BY_ID, Full),
+    (cmd::LINK_GET_FD_BY_ID, Full),
+    (cmd::OBJ_PIN, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::OBJ_GET, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::PROG_ATTACH, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
+    (cmd::PROG_DETACH, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
+    (cmd::PROG_TEST_RUN, Refused(Errno::ENOTSUPP, NOT_YET)),
+    (cmd::PROG_QUERY, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
+    (cmd::RAW_TRACEPOINT_OPEN, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::TASK_FD_QUERY, Refused(Errno::EOPNOTSUPP, NOT_YET)),
+    (cmd::MAP_UPDATE_BATCH, Refused(Errno::ENOTSUPP, NOT_YET)),
+    (cmd::MAP_DELETE_BATCH, Refused(Errno::ENOTSUPP, NOT_YET)),
+    (cmd::LINK_UPDATE, Refused(Errno::EINVAL, "the kernel's perf event links cannot be updated either")),
+    (cmd::ENABLE_STATS, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::ITER_CREATE, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::TOKEN_CREATE, Refused(Errno::EINVAL, NOT_YET)),
+    (cmd::PROG_STREAM_READ_BY_FD, Refused(Errno::EINVAL, NOT_YET)),
+];
+
+const MAP_TYPES: &[Row] = &[
+    (map_type::HASH, Partial("no BPF_F_LOCK")),
+    (map_type::ARRAY, Partial("no BPF_F_LOCK")),
+    (map_type::PERCPU_HASH, Full),
+    (map_type::PERCPU_ARRAY, Full),
+    (map_type::PERF_EVENT_ARRAY, Partial("output events only")),
+    (map_type::RINGBUF, Full),
+    (map_type::CGROUP_ARRAY, Partial("can be created and asked; no cgroup can be put in")),
+];
+
+const PROG_TYPES: &[Row] = &[
+    (prog_type::KPROBE, Partial("on uprobes and uretprobes")),
+    (prog_type::SOCKET_FILTER, Partial("can be loaded (feature probes), not attached")),
+    (prog_type::TRACEPOINT, Partial("can be loaded, not attached")),
+    (prog_type::RAW_TRACEPOINT, Partial("can be loaded, not attached")),
+    (prog_type::PERF_EVENT, Partial("can be loaded, not attached")),
+    (prog_type::SYSCALL, Partial("can be loaded, not run")),
+    (prog_type::XDP, Partial("can be loaded, not attached")),
+    (prog_type::SCHED_CLS, Partial("can be loaded, not attached")),
+];
+
+const HELPER_NOTES: &[(u32, &str)] = &[
+    (helper::PROBE_READ_KERNEL, "the program's stack and maps are the only kernel memory there is"),
+    (helper::PROBE_READ_KERNEL_STR, "the program's stack and maps are the only kernel memory there is"),
+    (helper::GET_CURRENT_TASK, "returns 0: there is no task_struct"),
+    (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),
+    (helper::GET_CURRENT_PID_TGID, "ids of the process's own pid namespace"),
+    (helper::GET_SMP_PROCESSOR_ID, "the CPU whose part of per-CPU maps the run uses"),
+];
+
+fn refused(table: &[Row], number: u32, otherwise: Errno) -> Option<(Errno, &'static str)> {
+    match table.iter().find(|(row, _)| *row == number) {
+        Some((_, Refused(errno, why))) => Some((*errno, why)),
+        Some(_) => None,
+        None => Some((otherwise, NOT_YET)),
+    }
+}
+
+/// The error and the reason for a command that is not supported.
+pub fn refused_command(command: u32) -> Option<(Errno, &'static str)> {
+    refused(COMMANDS, command, Errno::EINVAL)
+}
+
+/// The error and the reason for a map type that is not supported.
+pub fn refused_map_type(map_type: u32) -> Option<(Errno, &'static str)> {
+    refused(MAP_TYPES, map_type, Errno::EINVAL)
+}
+
+/// The error and the reason for a program type that is not supported.
+pub fn refused_prog_type(prog_type: u32) -> Option<(Errno, &'static str)> {
+    refused(PROG_TYPES, prog_type, Errno::EINVAL)
+}
+
+fn words(support: Support) -> (&'static str, String) {
+    match support {
+        Full => ("full", String::new()),
+        Partial(why) => ("partial", why.to_owned()),
+        Refused(errno, why) => ("refused", format!("{}: {why}", errno.name())),
+    }
+}
+
+type Names = fn(u32) -> Option<&'static str>;
+
+/// Sections of the table: title, rows of name, level and remark.
+fn sections() -> Vec<(&'static str, Vec<(String, &'static str, String)>)> {
+    let rows = |table: &[Row], name: Names| {
+        table
+            .iter()
+            .map(|(number, support)| {
+                let (level, why) = words(*support);
+                (name(*number).unwrap_or("?").to_owned(), level, why)
+            })
+            .collect::<Vec<_>>()
+    };
+    let helpers = ring3_verifier::prototypes()
+        .iter()
+        .map(|prototype| {
+            let note = HELPER_NOTES.iter().find(|(id, _)| *id == prototype.id).map(|(_, note)| *note);
+            let name = format!("bpf_{}", helper::name(prototype.id).unwrap_or("?"));
+            (name, if note.is_some() { "partial" } else { "full" }, note.unwrap_or_default().to_owned())
+        })
+        .collect();
+    vec![
+        ("Commands", rows(COMMANDS, cmd::name)),
+        ("Map types", rows(MAP_TYPES, map_type::name)),
+        ("Program types", rows(PROG_TYPES, prog_type::name)),
+        ("Helpers", helpers),
+    ]
+}
+
+/// `docs/SUPPORT.md`.
+pub fn render_markdown() -> String {
+    let mut out = String::from(
+        "# What of bpf(2) is supported\n\nMade by `cargo xtask support` from the table that the server dispatches by. \
+         What is not listed is refused.\n",
+    );
+    for (title, rows) in sections() {
+        let _ = write!(out, "\n## {title}\n\n| name | support | remark |\n|---|---|---|\n");
+        for (name, level, remark) in rows {
+            let _ = writeln!(out, "| `{name}` | {level} | {remark} |");
+        }
+    }
+    out
+}
+
+/// `ring3 features`.
+pub fn render_text() -> String {
+    let mut out = String::new();
+    for (title, rows) in sections() {
+        let _ = writeln!(out, "{title}:");
+        for (name, level, remark) in rows {
+            let _ = writeln!(out, "  {name:44} {level:8} {remark}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_helper_that_programs_may_call_is_in_the_agent() {
+        for prototype in ring3_verifier::prototypes() {
+            assert!(ring3_image::helper(prototype.id).is_some(), "{:?}", ring3_uapi::helper::name(prototype.id));
+        }
+    }
+}
