@@ -68,7 +68,9 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
         return Err(Error::KernelThread { pid });
     }
     let tracer = number(field("TracerPid")).unwrap_or(0);
-    if tracer != 0 {
+    // Our own tracing is no obstacle: a process that is begun as a target is held when it is looked at.
+    let is_us = std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists();
+    if tracer != 0 && !is_us {
         return Err(Error::AlreadyTraced { pid, tracer });
     }
     check_class(pid)?;
