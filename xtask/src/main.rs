@@ -1,1 +1,103 @@
-fn main() {}
+//! `cargo xtask`: what continuous integration and developers run.
+//!
+//! Runs: on a developer's machine and in CI.
+//! May touch: the work tree's target folder, processes it starts itself.
+//! Never: installs anything (that is the Makefile's).
+//! Start reading at: `main`.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+const USAGE: &str =
+    "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match words.as_slice() {
+        ["ci"] => ci(),
+        ["tidy"] => tidy::run(),
+        ["test"] => tests(),
+        ["agent"] => run("cargo", &["test", "--package", "ring3-image", "--", "--nocapture"]),
+        ["support"] => support(),
+        ["demo"] => demo::run(),
+        ["bench", "probe", options @ ..] => bench::probe(options),
+        _ => Err(USAGE.to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("xtask: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the work tree.
+pub(crate) fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the work tree exists")
+}
+
+/// Runs a command in the root; its failure is an error.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+    println!("$ {program} {}", arguments.join(" "));
+    let status = Command::new(program).args(arguments).current_dir(root()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{program} {}: {status}", arguments.join(" "))),
+        Err(error) => Err(format!("{program}: {error}")),
+    }
+}
+
+fn ci() -> Result<(), String> {
+    run("cargo", &["fmt", "--all", "--", "--check"])?;
+    run(
+        "cargo",
+        &["clippy", "--workspace", "--exclude", "ring3-agent", "--all-targets", "--quiet", "--", "-D", "warnings"],
+    )?;
+    tidy::run()?;
+    run("cargo", &["build", "--release", "--package", "ring3-cli", "--quiet"])?;
+    run("make", &["-s", "-C", "examples/malloc"])?;
+    tests()
+}
+
+/// All tests, with one closing line. A test that cannot run here prints `SKIPPED: why` and is counted so.
+fn tests() -> Result<(), String> {
+    let output = Command::new("cargo")
+        .args(["test", "--workspace", "--exclude", "ring3-agent", "--no-fail-fast", "--", "--nocapture"])
+        .env("RUST_BACKTRACE", "0")
+        .current_dir(root())
+        .stderr(Stdio::inherit())
+        .stdout(Stdio::piped())
+        .spawn()
+        .and_then(std::process::Child::wait_with_output)
+        .map_err(|error| format!("cargo test: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}");
+    let (mut passed, mut failed) = (0, 0);
+    for line in text.lines().filter(|line| line.contains("test result:")) {
+        let count = |what: &str| -> u32 {
+            let before = line.split(what).next().unwrap_or_default();
+            before.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        passed += count(" passed");
+        failed += count(" failed");
+    }
+    let skipped = text.lines().filter(|line| line.contains("SKIPPED:")).count() as u32;
+    println!("{} passed, {failed} failed, {skipped} skipped", passed.saturating_sub(skipped));
+    if output.status.success() { Ok(()) } else { Err("tests failed".into()) }
+}
+
+fn support() -> Result<(), String> {
+    let ring3 = root().join("target/release/ring3");
+    let output = Command::new(&ring3)
+        .args(["features", "--markdown"])
+        .output()
+        .map_err(|error| format!("{}: {error}; run `make build` first", ring3.display()))?;
+    std::fs::write(root().join("docs/SUPPORT.md"), output.stdout).map_err(|error| error.to_string())
+}

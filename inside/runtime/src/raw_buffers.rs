@@ -109,7 +109,14 @@ pub unsafe extern "sysv64" fn ringbuf_query(map: u64, what: u64, _: u64, _: u64,
 ///
 /// # Safety
 /// Called by a verified program with the thread block that it was given.
-pub unsafe extern "sysv64" fn perf_event_output(_: u64, map: u64, flags: u64, data: u64, bytes: u64, env: u64) -> u64 {
+pub unsafe extern "sysv64" fn perf_event_output(
+    _: u64,
+    map: u64,
+    flags: u64,
+    data: u64,
+    bytes: u64,
+    env: u64,
+) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
     if flags & !BPF_F_INDEX_MASK != 0 {

@@ -105,10 +105,12 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
         }
     }
     let used = state(base).used.load(Relaxed).min(THREADS_MAX);
-    (0..used).map(|index| block_address(base, index) as *mut ThreadBlock).filter(|block| *block != tb).find_map(|block| {
-        // SAFETY: a block that was handed out. Its owner does not touch the frame of a fiber that runs here.
-        take(unsafe { &mut *block }, slot)
-    })
+    (0..used).map(|index| block_address(base, index) as *mut ThreadBlock).filter(|block| *block != tb).find_map(
+        |block| {
+            // SAFETY: a block that was handed out. Its owner does not touch the frame of a fiber that runs here.
+            take(unsafe { &mut *block }, slot)
+        },
+    )
 }
 
 /// An unwinder begins: slots show what they held. Mirrors what an unwinder expects of any stack.

@@ -18,9 +18,8 @@ const READY: &str = "ready";
 
 /// Where a command is, as `execvp` would find it.
 pub(crate) fn find_program(name: &str) -> Result<PathBuf, String> {
-    let runnable = |path: &Path| {
-        path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-    };
+    let runnable =
+        |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
     if name.contains('/') {
         let path = PathBuf::from(name);
         return match path.metadata() {

@@ -63,7 +63,11 @@ enum Action {
     /// Detach from everything and end the server
     Stop,
     /// What of bpf(2) is supported
-    Features,
+    Features {
+        /// As docs/SUPPORT.md
+        #[arg(long)]
+        markdown: bool,
+    },
     /// Run the server (started on demand by the others)
     #[command(hide = true)]
     Serve {
@@ -81,7 +85,8 @@ fn main() -> ExitCode {
         Action::Detach { pid } => running().and_then(|c| c.ask(&Request::Detach { pid }, None)).map(drop),
         Action::Status { verbose, json, trace } => status(verbose, json, trace),
         Action::Stop => stop(),
-        Action::Features => show::write_out(&ring3_server::support::render_text()),
+        Action::Features { markdown: true } => show::write_out(&ring3_server::support::render_markdown()),
+        Action::Features { markdown: false } => show::write_out(&ring3_server::support::render_text()),
         Action::Serve { foreground } => launch::serve(foreground),
     };
     match result {

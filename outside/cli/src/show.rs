@@ -53,7 +53,8 @@ fn section(out: &mut String, title: &str, rows: &Value, columns: &[&str]) {
     let rows = rows.as_array().unwrap_or(&empty);
     let _ = writeln!(out, "{title}: {}", rows.len());
     for row in rows {
-        let cells = columns.iter().filter(|name| !row[**name].is_null()).map(|name| format!("{name} {}", text(&row[*name])));
+        let cells =
+            columns.iter().filter(|name| !row[**name].is_null()).map(|name| format!("{name} {}", text(&row[*name])));
         let _ = writeln!(out, "  {}", cells.collect::<Vec<_>>().join("  "));
     }
 }

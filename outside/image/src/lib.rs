@@ -54,11 +54,13 @@ fn image() -> &'static Image {
         let elf = ElfFile64::<Endianness>::parse(file()).expect("the build made a valid file");
         let endian = elf.endian();
         let mut bytes = vec![];
-        let executable = elf.elf_program_headers().iter().filter(|ph| {
-            ph.p_type(endian) == object::elf::PT_LOAD && ph.p_flags(endian) & object::elf::PF_W == 0
-        });
+        let executable = elf
+            .elf_program_headers()
+            .iter()
+            .filter(|ph| ph.p_type(endian) == object::elf::PT_LOAD && ph.p_flags(endian) & object::elf::PF_W == 0);
         for header in executable {
-            let (start, data) = (header.p_vaddr(endian) as usize, header.data(endian, file()).expect("inside the file"));
+            let (start, data) =
+                (header.p_vaddr(endian) as usize, header.data(endian, file()).expect("inside the file"));
             bytes.resize(bytes.len().max(start + data.len()), 0);
             bytes[start..start + data.len()].copy_from_slice(data);
         }

@@ -15,10 +15,10 @@ use ring3_layout::region::{
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use crate::Error;
 use crate::process::{Pid, mappings};
 use crate::raw_ptrace::get_fd;
 use crate::stopped::Stopped;
-use crate::Error;
 
 /// File descriptors per message (the kernel's `SCM_MAX_FD` is 253).
 const FDS_PER_MESSAGE: usize = 128;
@@ -119,7 +119,8 @@ impl Stopped {
         files: &[BorrowedFd<'_>],
         received: &mut Vec<RemoteFd>,
     ) -> Result<(), Error> {
-        let pid = rustix::process::Pid::from_raw(self.pid() as i32).ok_or(Error::NoSuchProcess { pid: self.pid() })?;
+        let pid =
+            rustix::process::Pid::from_raw(self.pid() as i32).ok_or(Error::NoSuchProcess { pid: self.pid() })?;
         let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
             .map_err(|error| Error::io("pidfd_open", error.into()))?;
         let socket = get_fd(pidfd.as_fd(), ends[0].0).map_err(|error| Error::io("pidfd_getfd", error))?;
@@ -181,11 +182,7 @@ impl Stopped {
 }
 
 /// Maps the region and `maps` into the process. On failure nothing stays mapped.
-pub fn map_region(
-    stopped: &mut Stopped,
-    files: &RegionFiles<'_>,
-    maps: &[MapSource<'_>],
-) -> Result<Region, Error> {
+pub fn map_region(stopped: &mut Stopped, files: &RegionFiles<'_>, maps: &[MapSource<'_>]) -> Result<Region, Error> {
     let mut sent = vec![files.agent, files.control, files.realm, files.text];
     sent.extend(maps.iter().map(|(file, _, _)| *file));
     let remote = stopped.send_files(&sent)?;
@@ -209,8 +206,7 @@ fn map_received(
     if tail > 0 {
         stopped.unmap(base + REGION_BYTES, tail)?;
     }
-    let filled = fill_region(stopped, base, files, remote)
-        .and_then(|()| map_sources(stopped, &remote[4..], maps));
+    let filled = fill_region(stopped, base, files, remote).and_then(|()| map_sources(stopped, &remote[4..], maps));
     match filled {
         Ok(maps) => Ok(Region { base, maps }),
         Err(error) => {
@@ -220,12 +216,7 @@ fn map_received(
     }
 }
 
-fn fill_region(
-    stopped: &mut Stopped,
-    base: u64,
-    files: &RegionFiles<'_>,
-    remote: &[RemoteFd],
-) -> Result<(), Error> {
+fn fill_region(stopped: &mut Stopped, base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Result<(), Error> {
     let fixed = libc::MAP_FIXED;
     let shared = libc::MAP_SHARED | fixed;
     let mut put = |offset: u64, bytes: u64, protection: u64, flags: i32, file: Option<RemoteFd>| {
@@ -238,9 +229,7 @@ fn fill_region(
     put(PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | fixed, None)?;
     put(STATE_OFFSET, STATE_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | fixed, None)?;
     let wipe = libc::MADV_WIPEONFORK as u64;
-    stopped
-        .syscall("madvise", libc::SYS_madvise, [base + PROCESS_OFFSET, PROCESS_BYTES, wipe, 0, 0, 0])
-        .map(drop)
+    stopped.syscall("madvise", libc::SYS_madvise, [base + PROCESS_OFFSET, PROCESS_BYTES, wipe, 0, 0, 0]).map(drop)
 }
 
 fn map_sources(stopped: &mut Stopped, remote: &[RemoteFd], maps: &[MapSource<'_>]) -> Result<Vec<u64>, Error> {

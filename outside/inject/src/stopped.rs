@@ -12,9 +12,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use crate::Error;
 use crate::process::{Pid, live_threads, mappings, not_permitted, thread_state};
 use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
-use crate::Error;
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
@@ -190,8 +190,8 @@ impl Stopped {
             libc::SYS_io_getevents,
         ];
         let Ok(mut registers) = ptrace::registers(tid) else { return };
-        let interrupted = registers.rax as i64 == -i64::from(libc::EINTR)
-            && NOT_RESTARTED.contains(&(registers.orig_rax as i64));
+        let interrupted =
+            registers.rax as i64 == -i64::from(libc::EINTR) && NOT_RESTARTED.contains(&(registers.orig_rax as i64));
         let mut before = [0u8; 2];
         let at = registers.rip.wrapping_sub(2);
         if interrupted && self.memory.read_exact_at(&mut before, at).is_ok() && before == [0x0f, 0x05] {
@@ -279,13 +279,7 @@ impl Stopped {
     ///
     /// # Errors
     /// [`Error::BytesDiffer`] or [`Error::ThreadInside`]; then nothing was written.
-    pub fn write_site(
-        &mut self,
-        site: u64,
-        expected: &[u8],
-        new: &[u8],
-        moved: &[(u64, u64)],
-    ) -> Result<(), Error> {
+    pub fn write_site(&mut self, site: u64, expected: &[u8], new: &[u8], moved: &[(u64, u64)]) -> Result<(), Error> {
         let mut found = vec![0u8; expected.len()];
         self.read(site, &mut found)?;
         if found != expected {

@@ -191,7 +191,8 @@ fn a_stopped_process_stays_stopped_afterwards() {
     let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
     let pid = Pid(child.id());
     let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::STOP).expect("sent");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::STOP)
+        .expect("sent");
     wait_until(|| state().contains("T (stopped)"));
     let mut stopped = Stopped::seize(pid, WITHIN).expect("stops");
     stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid");
@@ -210,7 +211,10 @@ fn what_cannot_be_traced_is_refused_with_the_reason() {
     drop(held);
     child.kill().expect("killed");
     child.wait().expect("waited");
-    assert!(matches!(Stopped::seize(Pid(child.id()), WITHIN), Err(Error::NoSuchProcess { .. } | Error::Exited { .. })));
+    assert!(matches!(
+        Stopped::seize(Pid(child.id()), WITHIN),
+        Err(Error::NoSuchProcess { .. } | Error::Exited { .. })
+    ));
 }
 
 fn wait_until(condition: impl Fn() -> bool) {

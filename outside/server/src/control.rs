@@ -140,7 +140,9 @@ impl Connection {
         match serde_json::from_str(&answer) {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Err(why)) => Err(why),
-            Err(_) => Err("the server ended while it worked on the request; see server.log in its run-time folder".into()),
+            Err(_) => {
+                Err("the server ended while it worked on the request; see server.log in its run-time folder".into())
+            }
         }
     }
 

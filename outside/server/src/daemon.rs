@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -12,9 +12,9 @@ use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
 use crate::control::{Connection, Request, runtime_dir};
-use crate::realm::Realm;
 use crate::loader::Session;
 use crate::loader::objects::Subsystem;
+use crate::realm::Realm;
 
 /// Without loaders, targets and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;

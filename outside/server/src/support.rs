@@ -127,9 +127,11 @@ fn words(support: Support) -> (&'static str, String) {
 }
 
 type Names = fn(u32) -> Option<&'static str>;
+/// Name, level and remark.
+type Line = (String, &'static str, String);
 
 /// Sections of the table: title, rows of name, level and remark.
-fn sections() -> Vec<(&'static str, Vec<(String, &'static str, String)>)> {
+fn sections() -> Vec<(&'static str, Vec<Line>)> {
     let rows = |table: &[Row], name: Names| {
         table
             .iter()

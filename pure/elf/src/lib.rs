@@ -136,9 +136,8 @@ impl<'a> File<'a> {
     /// The bytes at an address range, if the file has all of them in one segment.
     pub fn code(&self, range: Range<u64>) -> Option<&'a [u8]> {
         let bytes = range.end.checked_sub(range.start)?;
-        let segment = self.segments.iter().find(|s| {
-            range.start >= s.address && range.end <= s.address + s.file_bytes
-        })?;
+        let segment =
+            self.segments.iter().find(|s| range.start >= s.address && range.end <= s.address + s.file_bytes)?;
         let start = usize::try_from(segment.offset + (range.start - segment.address)).ok()?;
         self.data.get(start..start.checked_add(usize::try_from(bytes).ok()?)?)
     }

@@ -1,1 +1,310 @@
-//! ring3-interp
+//! The reference interpreter: small, obviously right, the oracle for the compiler.
+//!
+//! Runs: in tests.
+//! May touch: the memory that it is given, through checks.
+//! Never: shares code with the compiler.
+//! Start reading at: `run`.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
+use ring3_verifier::Verified;
+
+/// Address of the deepest frame's stack end; frames go down from here.
+pub const STACK_TOP: u64 = 0x7000_0000_0000;
+/// Bytes of a frame.
+pub const FRAME_BYTES: u64 = 512;
+
+/// Why a program stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// An access outside all memory.
+    Memory {
+        /// Instruction.
+        insn: usize,
+        /// Address.
+        address: u64,
+    },
+    /// More instructions than allowed.
+    OutOfFuel,
+    /// A call that the host does not know.
+    UnknownHelper(u32),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+/// What programs live in: helpers and maps.
+pub trait Host {
+    /// Calls a helper.
+    fn call(&mut self, helper: u32, arguments: [u64; 5], memory: &mut Memory) -> Result<u64, Fault>;
+    /// Address of a map (`None`) or of its value at an offset.
+    fn map(&self, slot: u32, offset: Option<u32>) -> u64;
+}
+
+/// Named regions; anything else faults.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    regions: Vec<(u64, Vec<u8>)>,
+}
+
+impl Memory {
+    /// Adds a region at `address`.
+    pub fn add(&mut self, address: u64, bytes: Vec<u8>) {
+        self.regions.push((address, bytes));
+    }
+
+    /// A region's bytes.
+    pub fn region(&self, address: u64) -> Option<&[u8]> {
+        self.regions.iter().find(|(start, _)| *start == address).map(|(_, bytes)| bytes.as_slice())
+    }
+
+    fn at(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
+        self.regions.iter_mut().find_map(|(start, region)| {
+            let offset = usize::try_from(address.checked_sub(*start)?).ok()?;
+            region.get_mut(offset..offset.checked_add(bytes)?)
+        })
+    }
+
+    /// Reads a little-endian number.
+    pub fn load(&mut self, address: u64, bytes: u8) -> Option<u64> {
+        let mut word = [0; 8];
+        word[..usize::from(bytes)].copy_from_slice(self.at(address, usize::from(bytes))?);
+        Some(u64::from_le_bytes(word))
+    }
+
+    /// Writes a little-endian number.
+    pub fn store(&mut self, address: u64, bytes: u8, value: u64) -> Option<()> {
+        self.at(address, usize::from(bytes))?.copy_from_slice(&value.to_le_bytes()[..usize::from(bytes)]);
+        Some(())
+    }
+}
+
+struct Machine<'a, H> {
+    program: &'a Verified,
+    memory: &'a mut Memory,
+    host: &'a mut H,
+    fuel: u64,
+}
+
+/// Runs a program with `r1 = context`; the result is r0. The stack is added to `memory`.
+pub fn run<H: Host>(
+    program: &Verified,
+    context: u64,
+    memory: &mut Memory,
+    host: &mut H,
+    fuel: u64,
+) -> Result<u64, Fault> {
+    const FRAMES: u64 = 8;
+    memory.add(STACK_TOP - FRAMES * FRAME_BYTES, vec![0; (FRAMES * FRAME_BYTES) as usize]);
+    let mut machine = Machine { program, memory, host, fuel };
+    machine.call(0, [context, 0, 0, 0, 0], STACK_TOP)
+}
+
+impl<H: Host> Machine<'_, H> {
+    fn call(&mut self, start: usize, arguments: [u64; 5], stack: u64) -> Result<u64, Fault> {
+        let mut r = [0u64; 11];
+        r[1..6].copy_from_slice(&arguments);
+        r[10] = stack;
+        let mut at = start;
+        loop {
+            self.fuel = self.fuel.checked_sub(1).ok_or(Fault::OutOfFuel)?;
+            let decoded = op(self.program.insns(), at).expect("verified");
+            let wide = self.program.insns()[at].is_wide();
+            match decoded {
+                Op::Exit => return Ok(r[0]),
+                Op::Ja(target) => {
+                    at = target;
+                    continue;
+                }
+                Op::Jump { width, cond, dst, src, target } if holds(width, cond, r[dst as usize], value(&r, src)) => {
+                    at = target;
+                    continue;
+                }
+                Op::Jump { .. } => {}
+                Op::Call(call) => {
+                    let arguments = [r[1], r[2], r[3], r[4], r[5]];
+                    r[0] = match call {
+                        Call::Helper(id) => self.host.call(id, arguments, self.memory)?,
+                        Call::Local(target) => self.call(target, arguments, stack - FRAME_BYTES)?,
+                        Call::Kfunc(id) => return Err(Fault::UnknownHelper(id)),
+                    };
+                }
+                Op::LoadImm64 { dst, value } => r[dst as usize] = self.immediate(at, value),
+                other => self.simple(at, other, &mut r)?,
+            }
+            at += if wide { 2 } else { 1 };
+        }
+    }
+
+    fn immediate(&self, at: usize, value: Immediate) -> u64 {
+        match (self.program.map_at(at), value) {
+            (Some((map, offset)), _) => self.host.map(map.slot, offset),
+            (None, Immediate::Value(value)) => value,
+            (None, _) => 0,
+        }
+    }
+
+    fn simple(&mut self, insn: usize, op: Op, r: &mut [u64; 11]) -> Result<(), Fault> {
+        match op {
+            Op::Alu { width, op, dst, src } => r[dst as usize] = alu(width, op, r[dst as usize], value(r, src)),
+            Op::Neg { width, dst } => r[dst as usize] = cut(width, r[dst as usize].wrapping_neg()),
+            Op::MovSx { width, bits, dst, src } => {
+                let shift = 64 - u32::from(bits);
+                r[dst as usize] = cut(width, (((r[src as usize] << shift) as i64) >> shift) as u64);
+            }
+            Op::Swap { dst, bits, swap } => {
+                let value = r[dst as usize];
+                r[dst as usize] = match (bits, swap) {
+                    (16, true) => u64::from((value as u16).swap_bytes()),
+                    (32, true) => u64::from((value as u32).swap_bytes()),
+                    (_, true) => value.swap_bytes(),
+                    (16, false) => u64::from(value as u16),
+                    (32, false) => u64::from(value as u32),
+                    (_, false) => value,
+                };
+            }
+            Op::Load { size, signed, dst, src, off } => {
+                let read = self.load(insn, r[src as usize].wrapping_add_signed(i64::from(off)), size)?;
+                let shift = 64 - 8 * u32::from(size.bytes());
+                r[dst as usize] = if signed { (((read << shift) as i64) >> shift) as u64 } else { read };
+            }
+            Op::LoadAcquire { size, dst, src, off } => {
+                r[dst as usize] = self.load(insn, r[src as usize].wrapping_add_signed(i64::from(off)), size)?;
+            }
+            Op::Store { size, dst, src, off } => {
+                let address = r[dst as usize].wrapping_add_signed(i64::from(off));
+                self.store(insn, address, size, value(r, src))?;
+            }
+            Op::StoreRelease { size, dst, src, off } => {
+                let address = r[dst as usize].wrapping_add_signed(i64::from(off));
+                self.store(insn, address, size, r[src as usize])?;
+            }
+            Op::Atomic { size, op, fetch, dst, src, off } => {
+                let address = r[dst as usize].wrapping_add_signed(i64::from(off));
+                self.atomic(insn, size, op, fetch, address, src, r)?;
+            }
+            _ => unreachable!("handled by `call`"),
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of the instruction")]
+    fn atomic(
+        &mut self,
+        insn: usize,
+        size: Size,
+        op: AtomicOp,
+        fetch: bool,
+        address: u64,
+        src: u8,
+        r: &mut [u64; 11],
+    ) -> Result<(), Fault> {
+        let width = if size == Size::Dw { Width::W64 } else { Width::W32 };
+        let old = self.load(insn, address, size)?;
+        let operand = cut(width, r[src as usize]);
+        let new = match op {
+            AtomicOp::Add => old.wrapping_add(operand),
+            AtomicOp::Or => old | operand,
+            AtomicOp::And => old & operand,
+            AtomicOp::Xor => old ^ operand,
+            AtomicOp::Xchg => operand,
+            AtomicOp::Cmpxchg if old == cut(width, r[0]) => operand,
+            AtomicOp::Cmpxchg => old,
+        };
+        self.store(insn, address, size, new)?;
+        if op == AtomicOp::Cmpxchg {
+            r[0] = old;
+        } else if fetch {
+            r[src as usize] = old;
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, insn: usize, address: u64, size: Size) -> Result<u64, Fault> {
+        self.memory.load(address, size.bytes()).ok_or(Fault::Memory { insn, address })
+    }
+
+    fn store(&mut self, insn: usize, address: u64, size: Size, value: u64) -> Result<(), Fault> {
+        self.memory.store(address, size.bytes(), value).ok_or(Fault::Memory { insn, address })
+    }
+}
+
+fn value(r: &[u64; 11], operand: Operand) -> u64 {
+    match operand {
+        Operand::Reg(register) => r[register as usize],
+        Operand::Imm(value) => i64::from(value) as u64,
+    }
+}
+
+fn cut(width: Width, value: u64) -> u64 {
+    if width == Width::W64 { value } else { u64::from(value as u32) }
+}
+
+/// RFC 9669 section 4.1.
+fn alu(width: Width, op: AluOp, a: u64, b: u64) -> u64 {
+    if width == Width::W32 {
+        return u64::from(alu32(op, a as u32, b as u32));
+    }
+    match op {
+        AluOp::Add => a.wrapping_add(b),
+        AluOp::Sub => a.wrapping_sub(b),
+        AluOp::Mul => a.wrapping_mul(b),
+        AluOp::Div => a.checked_div(b).unwrap_or(0),
+        AluOp::Sdiv if b == 0 => 0,
+        AluOp::Sdiv => (a as i64).wrapping_div(b as i64) as u64,
+        AluOp::Mod => a.checked_rem(b).unwrap_or(a),
+        AluOp::Smod if b == 0 => a,
+        AluOp::Smod => (a as i64).wrapping_rem(b as i64) as u64,
+        AluOp::Or => a | b,
+        AluOp::And => a & b,
+        AluOp::Xor => a ^ b,
+        AluOp::Lsh => a << (b & 63),
+        AluOp::Rsh => a >> (b & 63),
+        AluOp::Arsh => ((a as i64) >> (b & 63)) as u64,
+        AluOp::Mov => b,
+    }
+}
+
+fn alu32(op: AluOp, a: u32, b: u32) -> u32 {
+    match op {
+        AluOp::Add => a.wrapping_add(b),
+        AluOp::Sub => a.wrapping_sub(b),
+        AluOp::Mul => a.wrapping_mul(b),
+        AluOp::Div => a.checked_div(b).unwrap_or(0),
+        AluOp::Sdiv if b == 0 => 0,
+        AluOp::Sdiv => (a as i32).wrapping_div(b as i32) as u32,
+        AluOp::Mod => a.checked_rem(b).unwrap_or(a),
+        AluOp::Smod if b == 0 => a,
+        AluOp::Smod => (a as i32).wrapping_rem(b as i32) as u32,
+        AluOp::Or => a | b,
+        AluOp::And => a & b,
+        AluOp::Xor => a ^ b,
+        AluOp::Lsh => a << (b & 31),
+        AluOp::Rsh => a >> (b & 31),
+        AluOp::Arsh => ((a as i32) >> (b & 31)) as u32,
+        AluOp::Mov => b,
+    }
+}
+
+fn holds(width: Width, cond: Cond, a: u64, b: u64) -> bool {
+    let (a, b) = (cut(width, a), cut(width, b));
+    let signed = |x: u64| if width == Width::W64 { x as i64 } else { i64::from(x as i32) };
+    match cond {
+        Cond::Eq => a == b,
+        Cond::Ne => a != b,
+        Cond::Gt => a > b,
+        Cond::Ge => a >= b,
+        Cond::Lt => a < b,
+        Cond::Le => a <= b,
+        Cond::Set => a & b != 0,
+        Cond::Sgt => signed(a) > signed(b),
+        Cond::Sge => signed(a) >= signed(b),
+        Cond::Slt => signed(a) < signed(b),
+        Cond::Sle => signed(a) <= signed(b),
+    }
+}

@@ -301,21 +301,15 @@ impl Translator<'_, '_> {
         let for_zero = if remainder { a } else { zero };
         if !signed {
             let divisor = self.builder.ins().select(by_zero, one, b);
-            let result = if remainder {
-                self.builder.ins().urem(a, divisor)
-            } else {
-                self.builder.ins().udiv(a, divisor)
-            };
+            let result =
+                if remainder { self.builder.ins().urem(a, divisor) } else { self.builder.ins().udiv(a, divisor) };
             return self.builder.ins().select(by_zero, for_zero, result);
         }
         let by_minus_one = self.builder.ins().icmp_imm_s(IntCC::Equal, b, -1);
         let special = self.builder.ins().bor(by_zero, by_minus_one);
         let divisor = self.builder.ins().select(special, one, b);
-        let result = if remainder {
-            self.builder.ins().srem(a, divisor)
-        } else {
-            self.builder.ins().sdiv(a, divisor)
-        };
+        let result =
+            if remainder { self.builder.ins().srem(a, divisor) } else { self.builder.ins().sdiv(a, divisor) };
         let for_minus_one = if remainder { zero } else { self.builder.ins().ineg(a) };
         let result = self.builder.ins().select(by_minus_one, for_minus_one, result);
         self.builder.ins().select(by_zero, for_zero, result)
@@ -480,7 +474,8 @@ impl Translator<'_, '_> {
                 self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, pid_tgid) as i32)
             }
             (helper::GET_ATTACH_COOKIE, _) => {
-                let attachment = self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, attachment) as i32);
+                let attachment =
+                    self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, attachment) as i32);
                 self.builder.ins().load(I64, access(), attachment, offset_of!(Attachment, cookie) as i32)
             }
             (helper::MAP_LOOKUP_ELEM, Some(map)) if map.map_type == map_type::ARRAY => self.array_lookup(map),

@@ -3,7 +3,8 @@
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register, RflagsBits};
 
 /// Status flags that a function may leave for the code behind it.
-const STATUS: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::AF | RflagsBits::CF | RflagsBits::PF;
+const STATUS: u32 =
+    RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::AF | RflagsBits::CF | RflagsBits::PF;
 /// Instructions before a `syscall` that are searched for its number.
 const NUMBER_SEARCH: usize = 12;
 
@@ -87,7 +88,8 @@ pub fn find_syscall_sites(code: &[u8], address: u64, number: u32) -> Vec<u64> {
 fn number_set_by<'a>(backwards: impl Iterator<Item = &'a Instruction>) -> Option<u32> {
     for instruction in backwards {
         if instruction.op_count() > 0 && instruction.op0_register().full_register() == Register::RAX {
-            let constant = matches!(instruction.code(), Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32);
+            let constant =
+                matches!(instruction.code(), Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32);
             return constant.then(|| instruction.immediate32());
         }
     }

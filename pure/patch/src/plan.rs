@@ -97,7 +97,10 @@ impl fmt::Display for Refusal {
                 write!(f, "{site:#x} is in the middle of the instruction at {instruction:#x}")
             }
             Refusal::TooShort { bytes } => {
-                write!(f, "only {bytes} bytes up to the end of the code and no padding behind it; a probe needs {JUMP_BYTES}")
+                write!(
+                    f,
+                    "only {bytes} bytes up to the end of the code and no padding behind it; a probe needs {JUMP_BYTES}"
+                )
             }
             Refusal::BranchInto { from, to } => {
                 write!(f, "the branch at {from:#x} goes to {to:#x}, inside the {JUMP_BYTES} bytes of the probe")

@@ -18,8 +18,12 @@ fn reason(refusal: &Refusal) -> &'static str {
 
 #[test]
 fn nearly_all_functions_of_real_files_can_be_probed() {
-    let files =
-        ["/lib/x86_64-linux-gnu/libc.so.6", "/bin/bash", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/local/go/bin/go"];
+    let files = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/bin/bash",
+        "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+        "/usr/local/go/bin/go",
+    ];
     for path in files {
         let Ok(bytes) = std::fs::read(path) else {
             println!("SKIPPED: no {path} here");
@@ -44,7 +48,10 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
             }
         }
         let all = planned + refused.values().sum::<u32>();
-        println!("{path}: {planned} of {all} functions ({:.1} %); refused: {refused:?}", f64::from(planned) * 100.0 / f64::from(all.max(1)));
+        println!(
+            "{path}: {planned} of {all} functions ({:.1} %); refused: {refused:?}",
+            f64::from(planned) * 100.0 / f64::from(all.max(1))
+        );
         assert!(planned * 100 >= all * 90, "{path}");
     }
 }

@@ -162,8 +162,19 @@ fn behaves_as_before(name: &str, offset: u64, arrivals: impl Fn(u64) -> u64) {
 #[test]
 fn functions_of_many_shapes_behave_as_before() {
     let names = [
-        "f_push", "f_rip", "f_tail", "f_switch", "f_varargs", "f_jcc", "f_jrcxz", "f_call", "f_calls_memory",
-        "f_calls_rip", "f_tiny", "f_redzone", "f_flags",
+        "f_push",
+        "f_rip",
+        "f_tail",
+        "f_switch",
+        "f_varargs",
+        "f_jcc",
+        "f_jrcxz",
+        "f_call",
+        "f_calls_memory",
+        "f_calls_rip",
+        "f_tiny",
+        "f_redzone",
+        "f_flags",
     ];
     for name in names {
         behaves_as_before(name, 0, |_| 1);

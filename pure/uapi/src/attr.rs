@@ -164,10 +164,9 @@ pub const fn last_field_end(command: u32) -> Option<usize> {
         cmd::MAP_DELETE_ELEM => map_elem::KEY.end(),
         cmd::MAP_GET_NEXT_KEY => map_elem::NEXT_KEY.end(),
         cmd::MAP_FREEZE => map_elem::MAP_FD.end(),
-        cmd::MAP_LOOKUP_BATCH
-        | cmd::MAP_LOOKUP_AND_DELETE_BATCH
-        | cmd::MAP_UPDATE_BATCH
-        | cmd::MAP_DELETE_BATCH => batch::FLAGS.end(),
+        cmd::MAP_LOOKUP_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH | cmd::MAP_UPDATE_BATCH | cmd::MAP_DELETE_BATCH => {
+            batch::FLAGS.end()
+        }
         cmd::PROG_LOAD => prog_load::KEYRING_ID.end(),
         cmd::OBJ_PIN | cmd::OBJ_GET => obj::PATH_FD.end(),
         cmd::PROG_ATTACH | cmd::PROG_DETACH => 32,

@@ -56,11 +56,8 @@ pub(crate) fn live(
         for to in walk.next(at, &joined).into_iter().flatten() {
             open.push((to, after));
         }
-        match ops[at] {
-            Some(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) => {
-                open.push((target, UNKNOWN));
-            }
-            _ => {}
+        if let Some(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) = ops[at] {
+            open.push((target, UNKNOWN));
         }
     }
     states.iter().map(Option::is_some).collect()

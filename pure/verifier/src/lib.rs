@@ -14,6 +14,8 @@
 mod constants;
 mod flow;
 mod prototypes;
+mod scalar;
+mod tnum;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +56,10 @@ impl MapShape {
     fn is_per_cpu(&self) -> bool {
         matches!(
             self.map_type,
-            map_type::PERCPU_HASH | map_type::PERCPU_ARRAY | map_type::LRU_PERCPU_HASH | map_type::PERCPU_CGROUP_STORAGE
+            map_type::PERCPU_HASH
+                | map_type::PERCPU_ARRAY
+                | map_type::LRU_PERCPU_HASH
+                | map_type::PERCPU_CGROUP_STORAGE
         )
     }
 }
@@ -125,7 +130,8 @@ impl Report {
     }
 
     fn with_log(mut self, insns: &[Insn]) -> Report {
-        let text = self.insn.and_then(|at| Some(format!("{at}: ({:02x}) {}\n", insns.get(at)?.opcode, op(insns, at).ok()?)));
+        let text =
+            self.insn.and_then(|at| Some(format!("{at}: ({:02x}) {}\n", insns.get(at)?.opcode, op(insns, at).ok()?)));
         self.log = format!("{}{}\n{}", text.unwrap_or_default(), self.message, processed(insns.len()));
         self
     }
@@ -133,7 +139,9 @@ impl Report {
 
 /// The last line of a log, as the kernel writes it.
 fn processed(insns: usize) -> String {
-    format!("processed {insns} insns (limit {INSNS_MAX}) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n")
+    format!(
+        "processed {insns} insns (limit {INSNS_MAX}) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n"
+    )
 }
 
 impl Verified {
@@ -223,7 +231,11 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         match op {
             Some(Op::Call(Call::Helper(id))) => check_helper(input, &mut verified, &ops, at, *id)?,
             Some(Op::Call(Call::Kfunc(id))) => {
-                return Err(Report::new(Errno::EINVAL, Some(at), format!("kernel function btf_id {id} is not supported")));
+                return Err(Report::new(
+                    Errno::EINVAL,
+                    Some(at),
+                    format!("kernel function btf_id {id} is not supported"),
+                ));
             }
             _ => {}
         }
@@ -279,7 +291,9 @@ fn check_operands(decoded: &Op, at: usize) -> Result<(), Report> {
     if let Op::Alu { width, op, src: Operand::Imm(value), .. } = decoded {
         let bits = if *width == Width::W64 { 64 } else { 32 };
         match op {
-            AluOp::Div | AluOp::Sdiv | AluOp::Mod | AluOp::Smod if *value == 0 => return refuse("div by zero".into()),
+            AluOp::Div | AluOp::Sdiv | AluOp::Mod | AluOp::Smod if *value == 0 => {
+                return refuse("div by zero".into());
+            }
             AluOp::Lsh | AluOp::Rsh | AluOp::Arsh if !(0..bits).contains(value) => {
                 return refuse(format!("invalid shift {value}"));
             }
@@ -311,7 +325,8 @@ fn resolve_map(input: &Input<'_>, verified: &mut Verified, at: usize, value: Imm
             return Err(Report::new(Errno::EINVAL, Some(at), "kernel variables are not supported"));
         }
     };
-    let map = map.map_err(|fd| Report::new(Errno::EBADF, Some(at), format!("fd {fd} is not pointing to valid bpf_map")))?;
+    let map =
+        map.map_err(|fd| Report::new(Errno::EBADF, Some(at), format!("fd {fd} is not pointing to valid bpf_map")))?;
     if let Some(offset) = offset {
         let direct = map.map_type == map_type::ARRAY && map.max_entries == 1;
         if !direct {

@@ -34,13 +34,8 @@ impl Prototype {
     }
 }
 
-const TRACING: &[u32] = &[
-    prog_type::KPROBE,
-    prog_type::TRACEPOINT,
-    prog_type::RAW_TRACEPOINT,
-    prog_type::PERF_EVENT,
-    prog_type::SYSCALL,
-];
+const TRACING: &[u32] =
+    &[prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::RAW_TRACEPOINT, prog_type::PERF_EVENT, prog_type::SYSCALL];
 const RING: &[u32] = &[map_type::RINGBUF];
 
 const fn plain(id: u32) -> Prototype {

@@ -204,8 +204,7 @@ impl Geometry {
         };
         header.private_bytes = end;
         self.cpu_stride = cpu_stride;
-        self.hash =
-            HashLayout { bucket_mask: (buckets - 1) as u32, elements, element_stride, values, value_stride };
+        self.hash = HashLayout { bucket_mask: (buckets - 1) as u32, elements, element_stride, values, value_stride };
         Some(())
     }
 }

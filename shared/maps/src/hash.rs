@@ -65,7 +65,8 @@ pub(crate) fn hash_bytes(key: &[u8]) -> u32 {
     let mut state = 0u64;
     for (index, chunk) in key.chunks(8).enumerate() {
         let chunk = word(chunk);
-        state = if index == 0 { chunk } else { (state ^ (state >> 32)).wrapping_mul(MULTIPLIER).rotate_left(23) ^ chunk };
+        state =
+            if index == 0 { chunk } else { (state ^ (state >> 32)).wrapping_mul(MULTIPLIER).rotate_left(23) ^ chunk };
     }
     hash_word(state)
 }

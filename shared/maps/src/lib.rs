@@ -9,15 +9,15 @@
 mod array;
 mod geometry;
 mod hash;
-mod map;
-mod perf;
+mod raw_map;
 mod raw_memory;
+mod raw_perf;
 mod ring;
 
 pub use geometry::{Attributes, Geometry, HashLayout};
-pub use map::Map;
-pub use perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
+pub use raw_map::Map;
 pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
+pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
 pub use ring::{Record, Ring};
 
 /// Who operates on a map, and how it waits.

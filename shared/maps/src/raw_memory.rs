@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ring3_layout::map::MapHeader;
 
 use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, HashLayout, WORDS_OFFSET};
-use crate::hash::{END, WALK_MAX, RESTARTS_MAX, hash_bytes, hash_word, hash_words};
+use crate::hash::{END, RESTARTS_MAX, WALK_MAX, hash_bytes, hash_word, hash_words};
 
 /// A mapped map: base of the file's first byte, and the geometry that bounds every access.
 #[derive(Clone, Copy, Debug)]

@@ -16,9 +16,9 @@ use ring3_uapi::flags::{
     BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT, BPF_RINGBUF_HDR_SZ,
 };
 
+use crate::Context;
 use crate::hash::{lock, unlock};
 use crate::raw_memory::Memory;
-use crate::Context;
 
 const CONSUMER_AT: u64 = 0;
 const PRODUCER_AT: u64 = PAGE_BYTES;

@@ -173,7 +173,14 @@ fn a_lock_that_a_dead_owner_left_is_taken_over_and_a_living_ones_wait_is_bounded
 #[test]
 fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
     for kind in [map_type::PERCPU_HASH, map_type::PERCPU_ARRAY] {
-        let owned = Owned::new(Attributes { map_type: kind, key_size: 4, value_size: 4, max_entries: 3, map_flags: 0, cpus: 4 });
+        let owned = Owned::new(Attributes {
+            map_type: kind,
+            key_size: 4,
+            value_size: 4,
+            max_entries: 3,
+            map_flags: 0,
+            cpus: 4,
+        });
         let key = 1u32.to_le_bytes();
         let value = 9u32.to_le_bytes();
         // SAFETY: key and value are readable with their sizes.
@@ -188,7 +195,14 @@ fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
 
 #[test]
 fn arrays_refuse_what_the_kernel_refuses() {
-    let owned = Owned::new(Attributes { map_type: map_type::ARRAY, key_size: 4, value_size: 4, max_entries: 2, map_flags: 0, cpus: 1 });
+    let owned = Owned::new(Attributes {
+        map_type: map_type::ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 2,
+        map_flags: 0,
+        cpus: 1,
+    });
     let cx = context(1, 0);
     let (inside, outside) = (1u32.to_le_bytes(), 2u32.to_le_bytes());
     assert_eq!(owned.map.user_update(&cx, &inside, &[1; 4], 1), Err(Errno::EEXIST));

@@ -13,8 +13,8 @@ use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::Attr;
 use super::{Caller, Outcome, Reply, refuse};
-use crate::realm::MapSlot;
 use crate::loader::objects::{Btf, Event, EventKind, IdKind, Link, MapObject, Object, Program};
+use crate::realm::MapSlot;
 use crate::support;
 
 /// Instructions of a program at most.
@@ -397,10 +397,10 @@ fn check_btf(bytes: &[u8]) -> Option<()> {
         let (name, info) = (word(0)?, word(4)?);
         let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
         let extra = match kind {
-            1 | 14 | 17 => 4,                 // int, var, decl_tag
-            3 => 12,                          // array
-            4 | 5 | 15 | 19 => count * 12,    // struct, union, datasec, enum64
-            6 | 13 => count * 8,              // enum, func_proto
+            1 | 14 | 17 => 4,              // int, var, decl_tag
+            3 => 12,                       // array
+            4 | 5 | 15 | 19 => count * 12, // struct, union, datasec, enum64
+            6 | 13 => count * 8,           // enum, func_proto
             0 => return None,
             kind if kind <= KIND_MAX => 0,
             _ => return None,
@@ -506,8 +506,10 @@ fn map_info(map: &MapObject) -> Info {
 
 /// `struct bpf_prog_info`: counts, names and ids; the caller's buffers for map ids and instructions are filled.
 fn program_info(caller: &Caller<'_>, program: &Program, given: &Info) -> Result<Info, Errno> {
-    let field32 = |at: usize| given.0.get(at..at + 4).map_or(0, |b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
-    let field64 = |at: usize| given.0.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
+    let field32 =
+        |at: usize| given.0.get(at..at + 4).map_or(0, |b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
+    let field64 =
+        |at: usize| given.0.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
     let mut info = Info(vec![0; 232]);
     let ids: Vec<u32> = program.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
     info.put32(0, program.prog_type).put32(4, program.id).put32(16, program.text.code_bytes);
@@ -532,7 +534,8 @@ fn program_info(caller: &Caller<'_>, program: &Program, given: &Info) -> Result<
 /// `struct bpf_btf_info`.
 fn btf_info(caller: &Caller<'_>, btf: &Btf, given: &Info) -> Result<Info, Errno> {
     let mut info = Info(vec![0; 32]);
-    let field64 = |at: usize| given.0.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
+    let field64 =
+        |at: usize| given.0.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
     let room = given.0.get(8..12).map_or(0, |b| u32::from_le_bytes(b.try_into().expect("4 bytes"))) as usize;
     if field64(0) != 0 && room > 0 {
         caller.write(field64(0), &btf.bytes[..room.min(btf.bytes.len())])?;

@@ -15,8 +15,8 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{Caller, Outcome, Reply, raw_seccomp, refuse};
-use crate::realm::EventFd;
 use crate::loader::objects::{Event, EventKind, Object, OutputBuffer};
+use crate::realm::EventFd;
 
 /// `poll` looks for signals of its caller this often.
 const SLICE: Duration = Duration::from_millis(20);
@@ -153,7 +153,7 @@ fn wait_for(
     loop {
         let mut fds: Vec<PollFd<'_>> = vec![];
         let mut owners = vec![];
-        let mut ready: Vec<i16> = entries.iter().map(|entry| own_readiness(entry)).collect();
+        let mut ready: Vec<i16> = entries.iter().map(own_readiness).collect();
         for (index, entry) in entries.iter().enumerate() {
             match (&entry.object, &entry.copy) {
                 (Some((_, event)), _) => {
@@ -200,4 +200,3 @@ fn own_readiness(entry: &Entry) -> i16 {
         _ => 0,
     }
 }
-

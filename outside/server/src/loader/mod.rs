@@ -18,8 +18,8 @@ use std::sync::Arc;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
-pub use raw_seccomp::install_filter;
 use raw_seccomp::Notification;
+pub use raw_seccomp::install_filter;
 
 use crate::loader::objects::{Object, Subsystem};
 
@@ -179,4 +179,3 @@ fn refuse(errno: Errno, what: impl std::fmt::Display) -> Errno {
     tracing::warn!("refused with {errno:?}: {what}");
     errno
 }
-

@@ -114,7 +114,10 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
     let file = resolve(caller.call.tid, &shown);
     let meta = std::fs::metadata(&file).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
     if !meta.is_file() || attr.config2 >= meta.len() {
-        return Err(refuse(Errno::EINVAL, format_args!("uprobe {shown}:{:#x}: no such offset in a file", attr.config2)));
+        return Err(refuse(
+            Errno::EINVAL,
+            format_args!("uprobe {shown}:{:#x}: no such offset in a file", attr.config2),
+        ));
     }
     let subsystem = caller.subsystem();
     subsystem

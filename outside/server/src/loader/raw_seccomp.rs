@@ -89,7 +89,12 @@ pub(crate) fn pass_on(listener: BorrowedFd<'_>, id: u64) {
 }
 
 /// Installs a descriptor in the loader and makes its number the call's result.
-pub(crate) fn answer_fd(listener: BorrowedFd<'_>, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> io::Result<()> {
+pub(crate) fn answer_fd(
+    listener: BorrowedFd<'_>,
+    id: u64,
+    fd: BorrowedFd<'_>,
+    close_on_exec: bool,
+) -> io::Result<()> {
     let target_flags = if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 };
     let mut add = AddFd { id, flags: ADD_FD_SEND, source: fd.as_raw_fd() as u32, target: 0, target_flags };
     match call(listener, ADD_FD, &mut add) {

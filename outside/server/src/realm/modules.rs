@@ -137,17 +137,15 @@ fn read(mut file: File, path: &Path) -> Result<Vec<u8>, Refusal> {
         return Err(Refusal::new(Errno::EFBIG, format!("{}: larger than {FILE_BYTES_MAX} bytes", path.display())));
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    file.read_to_end(&mut bytes)
-        .map_err(|error| Refusal::new(Errno::EIO, format!("{}: {error}", path.display())))?;
+    file.read_to_end(&mut bytes).map_err(|error| Refusal::new(Errno::EIO, format!("{}: {error}", path.display())))?;
     Ok(bytes)
 }
 
 fn static_site(bytes: &[u8], path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
     let refuse = |why: String| Refusal::new(Errno::EINVAL, format!("{}: {why}", path.display()));
     let elf = Elf::parse(bytes).map_err(|error| refuse(error.to_string()))?;
-    let vaddr = elf
-        .offset_to_vaddr(offset)
-        .ok_or_else(|| refuse(format!("offset {offset:#x} is in no loaded segment")))?;
+    let vaddr =
+        elf.offset_to_vaddr(offset).ok_or_else(|| refuse(format!("offset {offset:#x} is in no loaded segment")))?;
     let segment = elf
         .executable_segments()
         .into_iter()

@@ -3,10 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
+use ring3_layout::control::{Recovery, StubArea};
 use ring3_layout::realm::Realm as RealmBlock;
+use ring3_layout::thread::ShadowFrame;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+
+use super::recovery::HeaderView;
 
 /// A writable mapping of a whole memfd; the file stays open for sending it to targets.
 #[derive(Debug)]
@@ -60,21 +64,21 @@ impl SharedFile {
         let offset = self.check(offset, bytes.len());
         // SAFETY: copy_nonoverlapping wants valid, disjoint ranges: `check` proved that the
         // destination lies in the mapping, which no Rust slice ever covers.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().wrapping_add(offset), bytes.len()) }
     }
 
     /// Writes a plain value at `offset`.
     pub(crate) fn write<T: Copy>(&self, offset: u64, value: T) {
         let offset = self.check(offset, size_of::<T>());
         // SAFETY: write_unaligned wants a valid destination of the size of T: `check` proved it.
-        unsafe { self.base.as_ptr().add(offset).cast::<T>().write_unaligned(value) }
+        unsafe { self.base.as_ptr().wrapping_add(offset).cast::<T>().write_unaligned(value) }
     }
 
     /// A reference to a value that consists of atomics (or is written by this process alone) at `offset`.
     ///
     /// # Safety
     /// `T` is valid for any bytes, and whatever others write in it concurrently is atomic.
-    pub(crate) unsafe fn at<T>(&self, offset: u64) -> &T {
+    unsafe fn at<T>(&self, offset: u64) -> &T {
         let offset = self.check(offset, size_of::<T>());
         // SAFETY: `check` proved that the address is inside the mapping; mappings are page-aligned.
         let pointer = unsafe { self.base.as_ptr().add(offset).cast::<T>() };
@@ -88,6 +92,12 @@ impl SharedFile {
     pub(crate) fn realm(&self) -> &RealmBlock {
         // SAFETY: RealmBlock is made of atomics only.
         unsafe { self.at(0) }
+    }
+
+    /// A 32-bit atomic word at `offset`.
+    pub(super) fn word32(&self, offset: u64) -> &std::sync::atomic::AtomicU32 {
+        // SAFETY: atomics are valid for any bytes and shared by design.
+        unsafe { self.at(offset) }
     }
 
     /// An atomic word at `offset`.
@@ -148,24 +158,39 @@ pub(crate) fn read_process(pid: u32, address: u64, out: &mut [u8]) -> Result<(),
     }
 }
 
-/// Reads a plain value of another process.
+/// A type for which any bytes are a valid value: integers, and structures of them without padding.
 ///
 /// # Safety
-/// `T` is valid for any bytes.
-pub(crate) unsafe fn read_value<T: Copy>(pid: u32, address: u64) -> Result<T, Errno> {
+/// That is the implementer's promise.
+pub(super) unsafe trait Plain: Copy {}
+
+// SAFETY: integers.
+unsafe impl Plain for u32 {}
+// SAFETY: integers.
+unsafe impl Plain for u64 {}
+// SAFETY: integers.
+unsafe impl Plain for [u64; 3] {}
+// SAFETY: made of integers.
+unsafe impl Plain for Recovery {}
+// SAFETY: made of integers.
+unsafe impl Plain for StubArea {}
+// SAFETY: made of integers.
+unsafe impl Plain for ShadowFrame {}
+// SAFETY: made of integers.
+unsafe impl Plain for HeaderView {}
+
+/// Reads a plain value of another process.
+pub(super) fn read_value<T: Plain>(pid: u32, address: u64) -> Result<T, Errno> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: the slice covers exactly the zeroed value.
     let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
     read_process(pid, address, bytes)?;
-    // SAFETY: all bytes are initialised, and the caller vouches that any bytes are valid.
+    // SAFETY: all bytes are initialised, and any bytes are a valid T.
     Ok(unsafe { value.assume_init() })
 }
 
-/// `T` from bytes that were read from elsewhere.
-///
-/// # Safety
-/// `T` is valid for any bytes.
-pub(crate) unsafe fn value_from<T: Copy>(bytes: &[u8]) -> Option<T> {
+/// A plain value from bytes that were read from elsewhere.
+pub(super) fn value_from<T: Plain>(bytes: &[u8]) -> Option<T> {
     if bytes.len() < size_of::<T>() {
         return None;
     }

@@ -38,8 +38,9 @@ impl Cleaning {
         self.restore_sites(&mut stopped)?;
         self.restore_returns(&mut stopped);
         let areas = self.stub_areas();
-        let mut ours = vec![self.region..self.region + REGION_BYTES];
-        ours.extend(areas.iter().map(|area| area.base..area.base + area.bytes));
+        let region = self.region..self.region + REGION_BYTES;
+        let stubs = areas.iter().map(|area| area.base..area.base + area.bytes);
+        let ours: Vec<_> = stubs.chain([region]).collect();
         if !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
             return Ok(false);
         }
@@ -64,16 +65,14 @@ impl Cleaning {
             return Ok(());
         }
         for bytes in table.chunks_exact(size_of::<Recovery>()) {
-            // SAFETY: Recovery is made of integers.
-            let Some(entry) = (unsafe { value_from::<Recovery>(bytes) }) else { break };
+            let Some(entry) = value_from::<Recovery>(bytes) else { break };
             if entry.stub == 0 {
                 break;
             }
             let length = (entry.bytes as usize).min(entry.written.len());
             let mut there = vec![0u8; length];
-            let patched = entry.site != 0
-                && stopped.read(entry.site, &mut there).is_ok()
-                && there == entry.written[..length];
+            let patched =
+                entry.site != 0 && stopped.read(entry.site, &mut there).is_ok() && there == entry.written[..length];
             if patched {
                 stopped.write_site(entry.site, &there, &entry.original[..length], &[])?;
             }
@@ -101,8 +100,7 @@ impl Cleaning {
     }
 
     fn blocks(self) -> impl Iterator<Item = u64> {
-        // SAFETY: a u32 is valid for any bytes.
-        let used = unsafe { read_value::<u32>(self.pid, self.region + STATE_OFFSET) }.unwrap_or(0).min(THREADS_MAX);
+        let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
         let first = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
         (0..u64::from(used)).map(move |index| first + index * THREAD_BLOCK_BYTES)
     }
@@ -114,8 +112,7 @@ impl Cleaning {
         if read_process(self.pid, block + shadow as u64, &mut table).is_err() {
             return vec![];
         }
-        // SAFETY: ShadowFrame is made of integers.
-        table.chunks_exact(bytes).filter_map(|frame| unsafe { value_from::<ShadowFrame>(frame) }).collect()
+        table.chunks_exact(bytes).filter_map(value_from::<ShadowFrame>).collect()
     }
 
     fn stub_areas(self) -> Vec<StubArea> {
@@ -123,8 +120,7 @@ impl Cleaning {
         if read_process(self.pid, self.control(STUB_AREAS_OFFSET), &mut table).is_err() {
             return vec![];
         }
-        // SAFETY: StubArea is made of integers.
-        let areas = table.chunks_exact(size_of::<StubArea>()).filter_map(|a| unsafe { value_from::<StubArea>(a) });
+        let areas = table.chunks_exact(size_of::<StubArea>()).filter_map(value_from::<StubArea>);
         areas.take_while(|area| area.base != 0).collect()
     }
 
@@ -167,8 +163,7 @@ fn original_return(frames: &[ShadowFrame], slot: u64, trampoline: u64) -> Option
 /// True if no thread block says that its thread is inside.
 pub(super) fn guards_clear(pid: u32, region: u64) -> bool {
     let guard = std::mem::offset_of!(ThreadBlock, guard) as u64;
-    // SAFETY: a u32 is valid for any bytes.
-    (Cleaning { pid, region }).blocks().all(|block| unsafe { read_value::<u32>(pid, block + guard) } == Ok(0))
+    (Cleaning { pid, region }).blocks().all(|block| read_value::<u32>(pid, block + guard) == Ok(0))
 }
 
 /// The pids of all processes that can be seen.
@@ -190,15 +185,14 @@ fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
     let line = maps.lines().find(|line| line.contains(CONTROL_NAME))?;
     let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
     let region = start.checked_sub(CONTROL_OFFSET)?;
-    // SAFETY: HeaderView is made of integers.
-    let header = unsafe { read_value::<HeaderView>(pid, start) }.ok()?;
+    let header = read_value::<HeaderView>(pid, start).ok()?;
     (header.magic == CONTROL_MAGIC).then_some((region, header))
 }
 
 /// `ControlHeader` as plain numbers, as read from another process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct HeaderView {
+pub(super) struct HeaderView {
     magic: u64,
     version: u32,
     pid: u32,

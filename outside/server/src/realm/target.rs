@@ -173,7 +173,8 @@ impl Target {
         };
         let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
         let map_files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
-        let sent: Vec<_> = map_files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
+        let sent: Vec<_> =
+            map_files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
         let region = inject::map_region(&mut stopped, &files, &sent).map_err(refusal_of)?;
         self.region = region.base;
         self.write_header(shared);
@@ -458,7 +459,8 @@ impl Target {
                 return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
             }
             None => {
-                let base = inject::map_stub_area(stopped, place.mapping.clone(), STUB_AREA_BYTES).map_err(refusal_of)?;
+                let base =
+                    inject::map_stub_area(stopped, place.mapping.clone(), STUB_AREA_BYTES).map_err(refusal_of)?;
                 let entry = STUB_AREAS_OFFSET + self.areas.len() as u64 * size_of::<StubArea>() as u64;
                 self.control.write(entry, StubArea { base, bytes: STUB_AREA_BYTES });
                 self.areas.push((base, 0));
@@ -475,7 +477,8 @@ impl Target {
         let Some(site) = self.sites.get_mut(&address) else { return };
         if site.patched && is_written(stopped, address, &site.jump) {
             let back: Vec<(u64, u64)> = vec![];
-            if let Err(error) = stopped.write_site(address, &site.jump, &site.plan.original[..site.jump.len()], &back) {
+            if let Err(error) = stopped.write_site(address, &site.jump, &site.plan.original[..site.jump.len()], &back)
+            {
                 tracing::warn!(pid = self.pid, "{}: not restored: {error}", site.name);
                 return;
             }
@@ -593,10 +596,8 @@ impl Target {
 
     fn shares_memory(&self, pid: u32) -> bool {
         // The child's copy of the process page is wiped at fork, until its agent initialises it with its own pid.
-        // SAFETY: a u64 is valid for any bytes.
-        let generation = unsafe { read_value::<u64>(pid, self.region + PROCESS_OFFSET) };
-        // SAFETY: as above.
-        let own = unsafe { read_value::<u64>(self.pid, self.region + PROCESS_OFFSET) };
+        let generation = read_value::<u64>(pid, self.region + PROCESS_OFFSET);
+        let own = read_value::<u64>(self.pid, self.region + PROCESS_OFFSET);
         matches!((generation, own), (Ok(child), Ok(own)) if child == own && child != 0)
     }
 
@@ -624,9 +625,7 @@ impl Target {
     pub(super) fn begin_leaving(&mut self) {
         self.leaving = true;
         let retired = std::mem::offset_of!(ControlHeader, retired) as u64;
-        // SAFETY: an AtomicU32 is valid for any bytes, and the agent reads it as one.
-        let retired: &std::sync::atomic::AtomicU32 = unsafe { self.control.at(retired) };
-        retired.store(1, Ordering::SeqCst);
+        self.control.word32(retired).store(1, Ordering::SeqCst);
     }
 
     /// Restores all bytes and return addresses, and unmaps everything once no thread is inside.
@@ -644,7 +643,11 @@ impl Target {
     pub(super) fn status(&self, links: &BTreeMap<AttachmentId, Link>) -> TargetStatus {
         let counts = self.counts();
         let programs = |site: &Site, ret: bool| -> Vec<u32> {
-            site.uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(links.get(&u.attachment)?.spec.prog_id)).collect()
+            site.uses
+                .iter()
+                .filter(|u| u.ret == ret)
+                .filter_map(|u| Some(links.get(&u.attachment)?.spec.prog_id))
+                .collect()
         };
         let sites = self.sites.values().filter(|site| site.patched).map(|site| {
             let (hits, misses) = counts.get(site.hook as usize).copied().unwrap_or_default();
@@ -660,8 +663,7 @@ impl Target {
                 misses,
             }
         });
-        // SAFETY: a u64 is valid for any bytes.
-        let missed = unsafe { read_value::<u64>(self.pid, self.region + STATE_OFFSET + 8) };
+        let missed = read_value::<u64>(self.pid, self.region + STATE_OFFSET + 8);
         TargetStatus {
             pid: self.pid,
             comm: self.comm.clone(),
@@ -682,15 +684,12 @@ impl Target {
     fn counts(&self) -> Vec<(u64, u64)> {
         let hooks = self.hooks_used.min(COUNTED_HOOKS_MAX) as usize;
         let mut sums = vec![(0u64, 0u64); hooks];
-        // SAFETY: a u32 is valid for any bytes.
-        let used = unsafe { read_value::<u32>(self.pid, self.region + STATE_OFFSET) }.unwrap_or(0).min(THREADS_MAX);
-        // SAFETY: a u64 is valid for any bytes.
-        let generation = unsafe { read_value::<u64>(self.pid, self.region + PROCESS_OFFSET) }.unwrap_or(0);
+        let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
+        let generation = read_value::<u64>(self.pid, self.region + PROCESS_OFFSET).unwrap_or(0);
         for block in 0..u64::from(used) {
             let base = self.region + STATE_OFFSET + STATE_HEADER_BYTES + block * THREAD_BLOCK_BYTES;
             let at = base + std::mem::offset_of!(ThreadBlock, generation) as u64;
-            // SAFETY: a u64 is valid for any bytes.
-            if unsafe { read_value::<u64>(self.pid, at) } != Ok(generation) {
+            if read_value::<u64>(self.pid, at) != Ok(generation) {
                 continue;
             }
             let mut hits = vec![0u8; hooks * 8];
@@ -768,8 +767,7 @@ fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool
 
 /// The nonce in the control block of a region at `region`, if there is one.
 pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
-    // SAFETY: an array of u64 is valid for any bytes.
-    let words = unsafe { read_value::<[u64; 3]>(pid, region + CONTROL_OFFSET) }.ok()?;
+    let words = read_value::<[u64; 3]>(pid, region + CONTROL_OFFSET).ok()?;
     (words[0] == CONTROL_MAGIC).then_some(words[2])
 }
 

@@ -106,9 +106,7 @@ impl Tracer {
     fn ask_within<T>(&self, command: impl FnOnce(Sender<T>) -> Command, wait: Duration) -> Result<T, Refusal> {
         let (reply, answer) = channel();
         self.send(command(reply));
-        answer
-            .recv_timeout(wait)
-            .map_err(|_| Refusal::new(Errno::ETIMEDOUT, "the server's tracer does not answer"))
+        answer.recv_timeout(wait).map_err(|_| Refusal::new(Errno::ETIMEDOUT, "the server's tracer does not answer"))
     }
 }
 
@@ -221,7 +219,9 @@ impl Actor {
         if let Some(server) = recovery::other_server(pid) {
             return Err(Refusal::new(
                 Errno::EBUSY,
-                format!("process {pid} is a target of another ring3 server (process {server}); detach it there first"),
+                format!(
+                    "process {pid} is a target of another ring3 server (process {server}); detach it there first"
+                ),
             ));
         }
         let started = Instant::now();
@@ -230,11 +230,7 @@ impl Actor {
         self.finish_adding(prepared, stopped, started)
     }
 
-    fn add_target_at_exec(
-        &mut self,
-        pid: u32,
-        ready: Box<dyn FnOnce() + Send>,
-    ) -> Result<TargetStatus, Refusal> {
+    fn add_target_at_exec(&mut self, pid: u32, ready: Box<dyn FnOnce() + Send>) -> Result<TargetStatus, Refusal> {
         let stopped = inject::Stopped::seize_at_exec(inject::Pid(pid), EXEC_WITHIN, ready).map_err(refusal_of)?;
         let started = Instant::now();
         let prepared = Target::prepare(&self.shared, pid, true).map_err(refusal_of)?;
@@ -274,8 +270,10 @@ impl Actor {
                 Some(Ok(false)) => {
                     return Err(Refusal::new(
                         Errno::EBUSY,
-                        format!("process {pid}: all probes are removed, but a thread is still inside ring3's code; \
-                                 its memory is released when the thread leaves"),
+                        format!(
+                            "process {pid}: all probes are removed, but a thread is still inside ring3's code; \
+                                 its memory is released when the thread leaves"
+                        ),
                     ));
                 }
                 Some(Err(error)) => {

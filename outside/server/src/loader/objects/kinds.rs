@@ -160,7 +160,10 @@ impl Event {
             return Err(Refusal { errno: Errno::EINVAL, message: "programs attach to uprobe events only".into() });
         };
         if program.prog_type != prog_type::KPROBE {
-            return Err(Refusal { errno: Errno::EINVAL, message: "only programs of type kprobe attach to uprobes".into() });
+            return Err(Refusal {
+                errno: Errno::EINVAL,
+                message: "only programs of type kprobe attach to uprobes".into(),
+            });
         }
         let spec = LinkSpec {
             link_id,

@@ -61,7 +61,12 @@ fn is_dead(tid: u32) -> bool {
 
 /// Who operates on maps in this thread.
 fn context() -> Context {
-    Context { owner: rustix::thread::gettid().as_raw_nonzero().get() as u32, cpu: 0, owner_is_dead: is_dead, relax: std::thread::yield_now }
+    Context {
+        owner: rustix::thread::gettid().as_raw_nonzero().get() as u32,
+        cpu: 0,
+        owner_is_dead: is_dead,
+        relax: std::thread::yield_now,
+    }
 }
 
 /// A map.
@@ -105,7 +110,8 @@ impl MapObject {
         let doorbell = is_ring.then(|| subsystem.realm.add_doorbell()).transpose()?;
         geometry.header.id = id;
         geometry.header.doorbell = doorbell.as_ref().map_or(0, |(number, _)| *number);
-        let made = memfd(&name, geometry.file_bytes()).and_then(|file| Ok((Mapped::new(&file, geometry.file_bytes())?, file)));
+        let made = memfd(&name, geometry.file_bytes())
+            .and_then(|file| Ok((Mapped::new(&file, geometry.file_bytes())?, file)));
         let (mapped, memfd) = match made {
             Ok(made) => made,
             Err(error) => {

@@ -4,12 +4,12 @@ use ring3_layout::map::MapHeader;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 
+use crate::Context;
 use crate::array::Array;
 use crate::geometry::Geometry;
 use crate::hash::Hash;
 use crate::raw_memory::{Memory, program_bytes};
 use crate::ring::Ring;
-use crate::Context;
 
 /// A mapped map.
 #[derive(Clone, Copy, Debug)]

@@ -12,10 +12,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ring3_layout::PAGE_BYTES;
 use ring3_uapi::Errno;
 
+use crate::Context;
 use crate::geometry::{Geometry, TYPE_PERF_BUFFER};
 use crate::hash::{lock, unlock};
 use crate::raw_memory::Memory;
-use crate::Context;
 
 /// `sample_type`: the time, ns.
 pub const PERF_SAMPLE_TIME: u64 = 1 << 2;

@@ -1,0 +1,214 @@
+//! Random programs do the same on the interpreter and on the processor.
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use ring3_interp::{Fault, Host, Memory};
+use ring3_isa::Insn;
+use ring3_jit::{Options, compile};
+use ring3_uapi::bpf::prog_type;
+use ring3_verifier::{Input, Verified, verify};
+
+/// Bytes of context, which programs may read and write here.
+const CONTEXT_BYTES: usize = 64;
+const CONTEXT_AT: u64 = 0x1000_0000;
+
+struct NoHost;
+
+impl Host for NoHost {
+    fn call(&mut self, helper: u32, _: [u64; 5], _: &mut Memory) -> Result<u64, Fault> {
+        Err(Fault::UnknownHelper(helper))
+    }
+
+    fn map(&self, _: u32, _: Option<u32>) -> u64 {
+        0
+    }
+}
+
+fn verified(insns: &[Insn]) -> Verified {
+    let input = Input {
+        insns,
+        prog_type: prog_type::KPROBE,
+        gpl_compatible: true,
+        map_by_fd: &|_| None,
+        map_by_index: &|_| None,
+        constant_value: &|_| None,
+    };
+    verify(&input).unwrap_or_else(|report| panic!("{report}"))
+}
+
+/// Runs compiled code in this process: r0 and the context afterwards.
+fn run_natively(program: &Verified, context: &[u8]) -> (u64, Vec<u8>) {
+    let code = compile(program, &Options::default()).expect("compiles");
+    let bytes = code.link(0, &|_| None).expect("no references");
+    let length = bytes.len().next_multiple_of(4096);
+    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: asks for fresh memory.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    assert_ne!(memory, libc::MAP_FAILED);
+    // SAFETY: the mapping has room for the code.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.cast(), bytes.len()) };
+    let entry = memory as usize + code.entry as usize;
+    // SAFETY: the compiler made a function of this type at the entry.
+    let function: extern "sysv64" fn(u64, u64) -> u64 = unsafe { std::mem::transmute(entry) };
+    let mut context = context.to_vec();
+    let mut environment = vec![0u8; size_of::<ring3_layout::thread::ThreadBlock>()];
+    let result = function(context.as_mut_ptr() as u64, environment.as_mut_ptr() as u64);
+    // SAFETY: mapped above, not used any more.
+    unsafe { libc::munmap(memory, length) };
+    (result, context)
+}
+
+fn run_interpreted(program: &Verified, context: &[u8]) -> (u64, Vec<u8>) {
+    let mut memory = Memory::default();
+    memory.add(CONTEXT_AT, context.to_vec());
+    let result = ring3_interp::run(program, CONTEXT_AT, &mut memory, &mut NoHost, 1 << 20).expect("runs");
+    (result, memory.region(CONTEXT_AT).expect("added").to_vec())
+}
+
+/// One instruction that touches r0-r5 and the context (r9), never out of bounds. r9 and r10 are not written.
+fn instruction() -> impl Strategy<Value = Vec<Insn>> {
+    let register = 0u8..6;
+    let width = prop_oneof![Just(0x04u8), Just(0x07)];
+    let constant = prop_oneof![any::<i32>(), -3..4i32, Just(i32::MIN), Just(i32::MAX)];
+    let alu = prop_oneof![
+        Just(0x00u8),
+        Just(0x10),
+        Just(0x20),
+        Just(0x30),
+        Just(0x40),
+        Just(0x50),
+        Just(0x60),
+        Just(0x70),
+        Just(0x90),
+        Just(0xa0),
+        Just(0xb0),
+        Just(0xc0),
+    ];
+    let by_register = (alu.clone(), width.clone(), register.clone(), register.clone(), any::<bool>()).prop_map(
+        |(op, width, dst, src, signed)| {
+            let off = i16::from(signed && matches!(op, 0x30 | 0x90));
+            vec![Insn::new(op | width | 8, dst, src, off, 0)]
+        },
+    );
+    let by_constant = (alu, width.clone(), register.clone(), constant).prop_map(|(op, width, dst, value)| {
+        let bits = if width == 7 { 63 } else { 31 };
+        let value = match op {
+            0x60 | 0x70 | 0xc0 => value & bits,
+            0x30 | 0x90 if value == 0 => 7,
+            _ => value,
+        };
+        vec![Insn::new(op | width, dst, 0, 0, value)]
+    });
+    let sign = (width.clone(), register.clone(), register.clone(), prop_oneof![Just(8i16), Just(16)])
+        .prop_map(|(width, dst, src, bits)| vec![Insn::new(0xb8 | width, dst, src, bits, 0)]);
+    let negate = (width, register.clone()).prop_map(|(width, dst)| vec![Insn::new(0x80 | width, dst, 0, 0, 0)]);
+    let swap = (
+        prop_oneof![Just(0xd4u8), Just(0xdc), Just(0xd7)],
+        register.clone(),
+        prop_oneof![Just(16), Just(32), Just(64)],
+    )
+        .prop_map(|(opcode, dst, bits)| vec![Insn::new(opcode, dst, 0, 0, bits)]);
+    let size = prop_oneof![Just(0x00u8), Just(0x08), Just(0x10), Just(0x18)];
+    let slot = (0..7i16).prop_map(|slot| slot * 8);
+    let load = (size.clone(), register.clone(), slot.clone(), any::<bool>()).prop_map(|(size, dst, off, signed)| {
+        let mode = if signed && size != 0x18 { 0x81 } else { 0x61 };
+        vec![Insn::new(mode | size, dst, 9, off, 0)]
+    });
+    let store = (size.clone(), register.clone(), slot.clone())
+        .prop_map(|(size, src, off)| vec![Insn::new(0x63 | size, 9, src, off, 0)]);
+    let store_constant = (size, slot.clone(), any::<i32>())
+        .prop_map(|(size, off, value)| vec![Insn::new(0x62 | size, 9, 0, off, value)]);
+    static OPERATIONS: [i32; 10] = [0x00, 0x01, 0x40, 0x41, 0x50, 0x51, 0xa0, 0xa1, 0xe1, 0xf1];
+    let atomic =
+        (prop_oneof![Just(0xc3u8), Just(0xdb)], prop::sample::select(&OPERATIONS[..]), register.clone(), slot)
+            .prop_map(|(opcode, operation, src, off)| vec![Insn::new(opcode, 9, src, off, operation)]);
+    let wide = (register, any::<u64>()).prop_map(|(dst, value)| {
+        vec![Insn::new(0x18, dst, 0, 0, value as i32), Insn::new(0, 0, 0, 0, (value >> 32) as i32)]
+    });
+    prop_oneof![by_register, by_constant, sign, negate, swap, load, store, store_constant, atomic, wide]
+}
+
+/// A program: the context goes to r9, registers are filled, then blocks of instructions, some skipped by jumps.
+fn program() -> impl Strategy<Value = Vec<Insn>> {
+    let jump = (0usize..10, 0u8..6, 0u8..6, any::<bool>());
+    prop::collection::vec((instruction(), prop::option::of(jump)), 1..60).prop_map(|parts| {
+        const JUMPS: [u8; 11] = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0xa0, 0xb0, 0xc0, 0xd0];
+        let mut insns = vec![Insn::new(0xbf, 9, 1, 0, 0)];
+        insns.extend((0..6).map(|register| Insn::new(0xb7, register, 0, 0, i32::from(register) * 0x1234_567 - 9)));
+        for (body, jump) in parts {
+            if let Some((kind, dst, src, narrow)) = jump {
+                let class = if narrow { 0x0e } else { 0x0d };
+                insns.push(Insn::new(JUMPS[kind] | class, dst, src, body.len() as i16, 0));
+            }
+            insns.extend(body);
+        }
+        insns.push(Insn::new(0x95, 0, 0, 0, 0));
+        insns
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn random_programs_do_the_same_on_both_engines(
+        insns in program(),
+        context in prop::collection::vec(any::<u8>(), CONTEXT_BYTES),
+    ) {
+        let program = verified(&insns);
+        prop_assert_eq!(run_natively(&program, &context), run_interpreted(&program, &context));
+    }
+}
+
+#[test]
+fn calls_of_subprograms_keep_r6_to_r9_and_have_stacks_of_their_own() {
+    let insns = [
+        Insn::new(0xb7, 6, 0, 0, 100), // r6 = 100
+        Insn::new(0x7a, 10, 0, -8, 5), // *(u64 *)(r10 - 8) = 5
+        Insn::new(0xb7, 1, 0, 0, 7),   // r1 = 7
+        Insn::new(0x85, 0, 1, 0, 3),   // call +3
+        Insn::new(0x79, 2, 10, -8, 0), // r2 = *(u64 *)(r10 - 8)
+        Insn::new(0x0f, 0, 6, 0, 0),   // r0 += r6
+        Insn::new(0x05, 0, 0, 5, 0),   // goto end
+        Insn::new(0xb7, 6, 0, 0, 1),   // r6 = 1
+        Insn::new(0x7a, 10, 0, -8, 9), // *(u64 *)(r10 - 8) = 9
+        Insn::new(0xbf, 0, 1, 0, 0),   // r0 = r1
+        Insn::new(0x27, 0, 0, 0, 3),   // r0 *= 3
+        Insn::new(0x95, 0, 0, 0, 0),   // exit
+    ];
+    // The end belongs to the first subprogram: lay it out before the callee.
+    let mut ordered = insns[..6].to_vec();
+    ordered.push(Insn::new(0x0f, 0, 2, 0, 0)); // r0 += r2
+    ordered.push(Insn::new(0x95, 0, 0, 0, 0));
+    ordered.extend_from_slice(&insns[7..]);
+    ordered[3].imm = 4;
+    let program = verified(&ordered);
+    let context = vec![0; CONTEXT_BYTES];
+    assert_eq!(run_interpreted(&program, &context).0, 21 + 100 + 5);
+    assert_eq!(run_natively(&program, &context).0, 21 + 100 + 5);
+}
+
+#[test]
+fn an_endless_loop_ends() {
+    let insns = [Insn::new(0xb7, 0, 0, 0, 1), Insn::new(0x05, 0, 0, -1, 0), Insn::new(0x95, 0, 0, 0, 0)];
+    let looping = [insns[0], Insn::new(0x55, 0, 0, -1, 0), insns[2]];
+    let program = verified(&looping);
+    assert_eq!(run_natively(&program, &[0; CONTEXT_BYTES]).0, 0);
+}
+
+#[test]
+fn no_compiled_instruction_touches_vector_registers() {
+    use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory};
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    for _ in 0..50 {
+        let insns = program().new_tree(&mut runner).expect("a program").current();
+        let code = compile(&verified(&insns), &Options::default()).expect("compiles");
+        let mut factory = InstructionInfoFactory::new();
+        for instruction in &mut Decoder::with_ip(64, &code.bytes, 0, DecoderOptions::NONE) {
+            for used in factory.info(&instruction).used_registers() {
+                let register = used.register();
+                assert!(!register.is_vector_register() && !register.is_st() && !register.is_mm(), "{instruction}");
+            }
+        }
+    }
+}
