@@ -198,16 +198,31 @@ fn an_endless_loop_ends() {
 
 #[test]
 fn no_compiled_instruction_touches_vector_registers() {
-    use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory};
+    use iced_x86::{Decoder, DecoderOptions, FlowControl, InstructionInfoFactory};
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     for _ in 0..50 {
         let insns = program().new_tree(&mut runner).expect("a program").current();
         let code = compile(&verified(&insns), &Options::default()).expect("compiles");
         let mut factory = InstructionInfoFactory::new();
-        for instruction in &mut Decoder::with_ip(64, &code.bytes, 0, DecoderOptions::NONE) {
+        // Constants lie behind the code: only what control reaches is code.
+        let (mut open, mut seen) = (vec![u64::from(code.entry)], std::collections::HashSet::new());
+        while let Some(at) = open.pop().filter(|at| seen.insert(*at)) {
+            let mut decoder = Decoder::with_ip(64, &code.bytes[at as usize..], at, DecoderOptions::NONE);
+            let instruction = decoder.decode();
             for used in factory.info(&instruction).used_registers() {
                 let register = used.register();
                 assert!(!register.is_vector_register() && !register.is_st() && !register.is_mm(), "{instruction}");
+            }
+            match instruction.flow_control() {
+                FlowControl::Next | FlowControl::Call => open.push(instruction.next_ip()),
+                FlowControl::UnconditionalBranch => open.push(instruction.near_branch_target()),
+                FlowControl::ConditionalBranch => {
+                    open.extend([instruction.next_ip(), instruction.near_branch_target()]);
+                }
+                _ => {}
+            }
+            while open.last().is_some_and(|at| seen.contains(at)) {
+                open.pop();
             }
         }
     }

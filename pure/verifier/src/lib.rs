@@ -14,8 +14,6 @@
 mod constants;
 mod flow;
 mod prototypes;
-mod scalar;
-mod tnum;
 
 use std::collections::BTreeMap;
 use std::fmt;
