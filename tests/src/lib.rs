@@ -1,1 +1,332 @@
-//! ring3-tests
+//! The harness of the whole-system tests: servers of their own, victims, tools, counts.
+//!
+//! Runs: in tests.
+//! May touch: processes and folders that it made itself.
+//! Never: leaves a process or a folder behind; waits without a deadline.
+//! Start reading at: `Bench`.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// A condition must come true within this time.
+pub const WITHIN: Duration = Duration::from_secs(60);
+
+/// The root of the work tree.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the work tree exists")
+}
+
+/// The `ring3` binary: `$RING3_BIN`, or the release build.
+pub fn ring3() -> PathBuf {
+    std::env::var_os("RING3_BIN").map_or_else(|| root().join("target/release/ring3"), PathBuf::from)
+}
+
+/// Whether the tests run as root (the native halves need it).
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Waits for a condition.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WITHIN;
+    while !condition() {
+        assert!(Instant::now() < deadline, "did not come true in time: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Builds something once per test process, one at a time across processes.
+fn built(name: &str, command: impl FnOnce(&Path) -> Command) -> PathBuf {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = root().join("target/victims");
+    std::fs::create_dir_all(&folder).expect("target is writable");
+    let path = folder.join(name);
+    let lock = std::fs::File::create(folder.join(format!("{name}.lock"))).expect("target is writable");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let newest = ["shapes.cc", "library.c", "busy.c"]
+        .iter()
+        .filter_map(|source| root().join("tests/victims").join(source).metadata().ok()?.modified().ok())
+        .max();
+    let made = path.metadata().and_then(|meta| meta.modified()).ok();
+    if made.is_none() || made < newest {
+        let fresh = folder.join(format!("{name}.new"));
+        let output = command(&fresh).output().expect("the compiler runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::rename(&fresh, &path).expect("renamed");
+    }
+    path
+}
+
+/// A victim compiled by `compiler` with `flags` from a source in `tests/victims`.
+pub fn victim(name: &str, compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
+    built(name, |out| {
+        let mut command = Command::new(compiler);
+        command.args(["-O2", "-g0"]).args(flags).arg("-o").arg(out).arg(root().join("tests/victims").join(source));
+        command.args(["-pthread"]);
+        command
+    })
+}
+
+/// The C++ victim of many shapes.
+pub fn shapes() -> PathBuf {
+    victim("shapes", "g++", "shapes.cc", &[])
+}
+
+/// The example tool and its victim, built.
+pub fn example(name: &str) -> PathBuf {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = root().join("examples/malloc");
+    let path = folder.join("build").join(name);
+    if !path.exists() {
+        let status = Command::new("make").args(["-s", "-C"]).arg(folder).status().expect("make runs");
+        assert!(status.success());
+    }
+    path
+}
+
+/// A process with piped input and output, killed when dropped.
+pub struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    errors: Receiver<String>,
+}
+
+fn reader(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines() {
+            let Ok(line) = line else { break };
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+impl Process {
+    /// Starts a command.
+    pub fn start(command: &mut Command) -> Process {
+        let shown = format!("{command:?}");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{shown}: {error}"));
+        let lines = reader(child.stdout.take().expect("piped"));
+        let errors = reader(child.stderr.take().expect("piped"));
+        Process { child, lines, errors }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line of output.
+    pub fn line(&mut self) -> String {
+        self.lines.recv_timeout(WITHIN).unwrap_or_else(|_| {
+            let errors: Vec<String> = self.errors.try_iter().collect();
+            panic!("no output from process {}; standard error: {errors:?}", self.child.id())
+        })
+    }
+
+    /// Sends a line of input.
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().expect("piped"), "{line}").expect("the process reads");
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal);
+    }
+
+    /// Closes its input, waits for its end: exit code, rest of output, standard error.
+    pub fn finish(mut self) -> (Option<i32>, Vec<String>, Vec<String>) {
+        drop(self.child.stdin.take());
+        let code = self.wait();
+        let lines = self.lines.iter().collect();
+        let errors = self.errors.iter().collect();
+        (code, lines, errors)
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + WITHIN;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("waited") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "process {} does not end", self.child.id());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where tools run: under ring3 with a server of its own, or on the kernel.
+pub struct Bench {
+    folder: Option<PathBuf>,
+    user: Option<u32>,
+}
+
+impl Bench {
+    /// Under ring3.
+    pub fn ring3() -> Bench {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
+        Bench { folder: Some(folder), user: None }
+    }
+
+    /// Under ring3, as an ordinary user without any capability.
+    pub fn ring3_as(user: u32) -> Bench {
+        let mut bench = Bench::ring3();
+        bench.user = Some(user);
+        bench
+    }
+
+    /// On the kernel.
+    pub fn native() -> Bench {
+        Bench { folder: None, user: None }
+    }
+
+    /// A command of this bench's user and server.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = match self.user {
+            None => Command::new(program),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                command.args(["--reuid", &user.to_string(), "--regid", &user.to_string(), "--clear-groups"]);
+                command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]).arg(program);
+                command
+            }
+        };
+        if let Some(folder) = &self.folder {
+            command.env("RING3_RUNTIME_DIR", folder);
+        }
+        command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
+        command
+    }
+
+    /// `ring3` with arguments.
+    pub fn ring3_command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(ring3());
+        command.args(arguments);
+        command
+    }
+
+    /// Runs `ring3` to its end: exit code, output, standard error.
+    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.ring3_command(arguments).output().expect("ring3 runs");
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    /// A loader, under ring3 or on the kernel.
+    pub fn load(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        if self.folder.is_some() {
+            let mut command = self.ring3_command(&["load", "--"]);
+            command.arg(program);
+            command
+        } else {
+            Command::new(program)
+        }
+    }
+
+    /// A target from its first instruction, or just the program.
+    pub fn target(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        if self.folder.is_some() {
+            let mut command = self.ring3_command(&["start", "--"]);
+            command.arg(program);
+            command
+        } else {
+            Command::new(program)
+        }
+    }
+
+    /// Counts probes with the example tool: `run` gets the tool's process; the result is its report.
+    pub fn counting(&self, options: &[&str]) -> Counter {
+        let mut command = self.load(example("malloc"));
+        command.args(options);
+        let mut tool = Process::start(&mut command);
+        let attached = tool.line();
+        assert!(attached.starts_with("attached"), "{attached}");
+        Counter { tool }
+    }
+
+    /// The server's status.
+    pub fn status(&self) -> serde_json::Value {
+        let (_, out, error) = self.run(&["status", "--json"]);
+        serde_json::from_str(&out).unwrap_or_else(|_| panic!("no status: {out} {error}"))
+    }
+
+    /// The server's process id.
+    pub fn server(&self) -> u32 {
+        self.status()["server"]["pid"].as_u64().expect("a server runs") as u32
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            let _ = self.run(&["stop"]);
+            if std::thread::panicking() {
+                let log = std::fs::read_to_string(folder.join("server.log")).unwrap_or_default();
+                eprintln!("server.log:\n{log}");
+            }
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// The example tool at work.
+pub struct Counter {
+    /// The tool.
+    pub tool: Process,
+}
+
+impl Counter {
+    /// Counts so far, by process id and probe.
+    pub fn report(&mut self) -> BTreeMap<(u32, String), u64> {
+        self.tool.say("");
+        let mut counts = BTreeMap::new();
+        loop {
+            let line = self.tool.line();
+            let mut words = line.split(' ');
+            let (Some(pid), Some(probe), Some(count)) = (words.next(), words.next(), words.next()) else {
+                return counts;
+            };
+            counts.insert((pid.parse().expect("a pid"), probe.to_owned()), count.parse().expect("a count"));
+        }
+    }
+
+    /// Counts of one probe, all processes together.
+    pub fn total(&mut self, probe: &str) -> u64 {
+        self.report().iter().filter(|((_, name), _)| name == probe).map(|(_, count)| count).sum()
+    }
+}
+
+/// A target that waits for its line.
+pub fn ready(command: &mut Command) -> Process {
+    let mut process = Process::start(command);
+    let line = process.line();
+    assert_eq!(line, "ready");
+    process
+}

@@ -135,7 +135,7 @@ fn program() -> impl Strategy<Value = Vec<Insn>> {
     prop::collection::vec((instruction(), prop::option::of(jump)), 1..60).prop_map(|parts| {
         const JUMPS: [u8; 11] = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0xa0, 0xb0, 0xc0, 0xd0];
         let mut insns = vec![Insn::new(0xbf, 9, 1, 0, 0)];
-        insns.extend((0..6).map(|register| Insn::new(0xb7, register, 0, 0, i32::from(register) * 0x1234_567 - 9)));
+        insns.extend((0..6).map(|register| Insn::new(0xb7, register, 0, 0, i32::from(register) * 0x0123_4567 - 9)));
         for (body, jump) in parts {
             if let Some((kind, dst, src, narrow)) = jump {
                 let class = if narrow { 0x0e } else { 0x0d };

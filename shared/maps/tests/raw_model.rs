@@ -135,7 +135,7 @@ fn threads_lose_no_key_and_no_count() {
             scope.spawn(move || {
                 let cx = context(thread as u32, 0);
                 for round in 0..ROUNDS {
-                    let own = (thread << 32 | round % 97).to_le_bytes();
+                    let own = ((thread << 32) | (round % 97)).to_le_bytes();
                     map.user_update(&cx, &own, &round.to_le_bytes(), 0).expect("room");
                     let mut out = [0; 8];
                     map.user_lookup(&own, &mut out).expect("just stored");

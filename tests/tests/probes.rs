@@ -1,0 +1,186 @@
+//! Victims of many shapes: what they do is unchanged, and every call is counted, as the kernel counts it.
+
+use ring3_tests::{Bench, Process, is_root, ready, shapes};
+
+/// Runs a victim with probes; what it printed, and the counts of the probes.
+fn counted(bench: &Bench, what: &str, n: u32, probes: &[&str]) -> (String, Vec<u64>) {
+    let binary = shapes();
+    let names: Vec<String> = probes.iter().map(|probe| format!("{}:{probe}", binary.display())).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut counter = bench.counting(&names);
+    let mut victim = ready(bench.target(&binary).args([what, &n.to_string()]));
+    victim.say("go");
+    let result = victim.line();
+    let counts = names.iter().map(|name| counter.total(name)).collect();
+    let (code, rest, errors) = victim.finish();
+    assert_eq!((code, rest.len(), errors.len()), (Some(0), 0, 0), "{errors:?}");
+    (result, counts)
+}
+
+/// Under ring3, and on the kernel where the machine lets it; both must say `expected`.
+fn check(what: &str, n: u32, probes: &[&str], result: &str, expected: &[u64]) {
+    let got = counted(&Bench::ring3(), what, n, probes);
+    assert_eq!((got.0.as_str(), got.1.as_slice()), (result, expected), "under ring3");
+    if is_root() {
+        let native = counted(&Bench::native(), what, n, probes);
+        assert_eq!((native.0.as_str(), native.1.as_slice()), (result, expected), "on the kernel");
+    } else {
+        println!("SKIPPED: the native half needs root");
+    }
+}
+
+#[test]
+fn entries_and_returns_are_counted_exactly() {
+    check("plain", 1000, &["plain", "plain:ret"], "1000", &[1000, 1000]);
+}
+
+#[test]
+fn exceptions_pass_through_probed_functions() {
+    // The kernel's uretprobes abort here: the unwinder finds its trampoline.
+    let (result, counts) = counted(&Bench::ring3(), "exceptions", 300, &["through", "through:ret", "thrower:ret"]);
+    assert_eq!(result, "100");
+    assert_eq!(counts, [300, 200, 200]);
+}
+
+#[test]
+fn longjmp_out_of_probed_functions_loses_nothing_else() {
+    check("longjmps", 1000, &["jumper", "jumper:ret"], "500", &[1000, 500]);
+}
+
+#[test]
+fn deep_recursion_is_counted() {
+    check("recursive", 60, &["recursive", "recursive:ret"], "61", &[60, 60]);
+}
+
+#[test]
+fn a_loop_back_to_the_entry_counts_each_round() {
+    check("looping", 9, &["looping"], "1", &[10]);
+}
+
+#[test]
+fn signal_handlers_and_their_probed_functions_work() {
+    check("signals", 200, &["plain", "plain:ret"], "200", &[400, 400]);
+}
+
+#[test]
+fn forked_children_stay_traced() {
+    check("forks", 20, &["plain", "plain:ret"], "20", &[100, 100]);
+}
+
+#[test]
+fn spawned_children_and_system_work_under_probes() {
+    check("spawns", 5, &["plain"], "10", &[0]);
+}
+
+#[test]
+fn threads_old_and_new_are_traced() {
+    check("threads", 500, &["plain", "plain:ret"], "40000", &[40000, 40000]);
+}
+
+#[test]
+fn a_pid_filter_holds() {
+    for bench in [Bench::ring3(), Bench::native()] {
+        let binary = shapes();
+        let probe = format!("{}:plain", binary.display());
+        let mut wanted = ready(std::process::Command::new(&binary).args(["plain", "70"]));
+        let mut other = ready(bench.target(&binary).args(["plain", "50"]));
+        if !is_root() {
+            println!("SKIPPED: the native half needs root");
+            return;
+        }
+        let pid = wanted.pid().to_string();
+        let mut counter = bench.counting(&["-p", &pid, &probe]);
+        for victim in [&mut wanted, &mut other] {
+            victim.say("go");
+            victim.line();
+        }
+        let report = counter.report();
+        assert_eq!(report.len(), 1, "{report:?}");
+        assert_eq!(report[&(wanted.pid(), probe)], 70);
+    }
+}
+
+#[test]
+fn a_library_that_is_loaded_later_is_probed_before_its_first_call() {
+    let library = ring3_tests::victim("liblate.so", "gcc", "library.c", &["-shared", "-fPIC"]);
+    let probe = format!("{}:in_library", library.display());
+    let bench = Bench::ring3();
+    let mut counter = bench.counting(&[&probe]);
+    let mut victim = ready(bench.target(shapes()).args(["libraries", "40"]).env("VICTIM_LIBRARY", &library));
+    victim.say("go");
+    assert_eq!(victim.line(), "40");
+    assert_eq!(counter.total(&probe), 40);
+}
+
+#[test]
+fn static_and_musl_programs_are_traced() {
+    let flags = ["-static"];
+    let statically = ring3_tests::victim("busy-static", "gcc", "busy.c", &flags);
+    let musl = ring3_tests::victim("busy-musl", "musl-gcc", "busy.c", &flags);
+    for binary in [statically, musl] {
+        let probe = format!("{}:work", binary.display());
+        let bench = Bench::ring3();
+        let mut counter = bench.counting(&[&probe, &format!("{probe}:ret")]);
+        let mut victim = ready(bench.target(&binary).arg("3"));
+        ring3_tests::wait_until("some calls are counted", || counter.total(&probe) > 1000);
+        victim.say("");
+        let line = victim.line();
+        let calls: u64 = line.split(' ').next().and_then(|word| word.parse().ok()).expect("a count");
+        assert!(line.ends_with(" 0"), "{line}");
+        assert_eq!(counter.total(&probe), calls);
+        assert_eq!(counter.total(&format!("{probe}:ret")), calls);
+    }
+}
+
+#[test]
+fn a_function_without_room_is_refused_alone() {
+    let bench = Bench::ring3();
+    let binary = shapes();
+    let (tiny, packed) = (format!("{}:tiny", binary.display()), format!("{}:packed", binary.display()));
+    let mut counter = bench.counting(&[&tiny, &packed]);
+    let mut victim = ready(bench.target(&binary).args(["tiny", "30"]));
+    victim.say("go");
+    assert_eq!(victim.line(), "30");
+    assert_eq!((counter.total(&tiny), counter.total(&packed)), (0, 30));
+    drop(victim);
+    let (_, _, errors) = counter.tool.finish();
+    assert!(errors.iter().any(|line| line.contains("tiny")), "{errors:?}");
+}
+
+#[test]
+fn probes_of_several_tools_side_by_side_do_not_disturb_each_other() {
+    let bench = Bench::ring3();
+    let probe = format!("{}:plain", shapes().display());
+    let mut first = bench.counting(&[&probe]);
+    let mut victim = ready(bench.target(shapes()).args(["plain", "100"]));
+    let mut second = bench.counting(&[&probe, &format!("{probe}:ret")]);
+    victim.say("go");
+    assert_eq!(victim.line(), "100");
+    assert_eq!((first.total(&probe), second.total(&probe)), (100, 100));
+    drop(second);
+    ring3_tests::wait_until("the second tool's links are gone", || {
+        bench.status()["links"].as_array().is_some_and(|links| links.len() == 1)
+    });
+    drop(first);
+    ring3_tests::wait_until("the site is restored", || {
+        let status = bench.status();
+        let sites = status["targets"][0]["sites"].as_array().cloned().unwrap_or_default();
+        sites.iter().all(|site| site["kind"] != "probe")
+    });
+}
+
+#[test]
+fn wrappers_between_ring3_and_the_tool_are_seen_through() {
+    for wrapper in [&["env"][..], &["taskset", "1"], &["nice"]] {
+        let bench = Bench::ring3();
+        let probe = format!("{}:plain", shapes().display());
+        let mut command = bench.ring3_command(&["load", "--"]);
+        command.args(wrapper).arg(ring3_tests::example("malloc")).arg(&probe);
+        let mut tool = Process::start(&mut command);
+        assert_eq!(tool.line(), "attached 1");
+        let mut victim = ready(bench.target(shapes()).args(["plain", "10"]));
+        victim.say("go");
+        assert_eq!(victim.line(), "10");
+        assert_eq!(ring3_tests::Counter { tool }.total(&probe), 10);
+    }
+}

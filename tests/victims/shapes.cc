@@ -1,0 +1,106 @@
+// Victims by name: each waits for a line of input, does its work, prints what it knows, and waits again.
+#include <csetjmp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+static char line[64];
+static bool wait_for_line() { return fgets(line, sizeof line, stdin) != nullptr; }
+
+extern "C" {
+__attribute__((noinline, noclone)) int plain(int x) { asm volatile(""); return x + 1; }
+__attribute__((noinline, noclone)) int thrower(int x) { if (x % 3 == 0) throw std::runtime_error("x"); asm volatile(""); return x; }
+__attribute__((noinline, noclone)) int through(int x) { int y = thrower(x); asm volatile(""); return y + 1; }
+static jmp_buf where;
+__attribute__((noinline, noclone)) int jumper(int x) { asm volatile(""); if (x % 2) longjmp(where, 1); return x; }
+__attribute__((noinline, noclone)) int recursive(int x) { int y = x < 2 ? x : recursive(x - 1); asm volatile("" : "+r"(y)); return y + 1; }
+int looping(int x);
+asm(".text\n.globl looping\n.type looping,@function\n.p2align 4\nlooping: lea 1(%rdi),%eax\n sub $1,%edi\n jns looping\n ret\n.size looping,.-looping\n.p2align 4\n");
+int tiny(int x);
+asm(".globl tiny\n.type tiny,@function\ntiny: ret\n.size tiny,.-tiny\n.globl behind_tiny\n.type behind_tiny,@function\nbehind_tiny: ret\n.size behind_tiny,.-behind_tiny\n.p2align 4\n");
+int packed(int x);
+asm(".globl packed\n.type packed,@function\n.p2align 4\npacked: mov %edi,%eax\n ret\n.size packed,.-packed\n.p2align 4\n");
+}
+
+static int exceptions(int n) {
+    int caught = 0;
+    for (int i = 0; i < n; i++) try { through(i); } catch (const std::runtime_error &) { caught++; }
+    return caught;
+}
+static int longjmps(int n) {
+    static volatile int jumps; jumps = 0;
+    for (volatile int i = 0; i < n; i = i + 1) { if (setjmp(where) == 0) jumper(i); else jumps = jumps + 1; }
+    return jumps;
+}
+static volatile int handled;
+static void on_signal(int) { handled = handled + 1; plain(1); }
+static void on_segv(int, siginfo_t *info, void *) { if (info->si_addr == (void *)16) { handled = 1000; siglongjmp(*(sigjmp_buf *)&where, 1); } _exit(9); }
+static int signals(int n) {
+    signal(SIGUSR1, on_signal);
+    for (int i = 0; i < n; i++) { raise(SIGUSR1); plain(i); }
+    int counted = handled;
+    struct sigaction a = {}; a.sa_sigaction = on_segv; a.sa_flags = SA_SIGINFO; sigaction(SIGSEGV, &a, nullptr);
+    if (sigsetjmp(*(sigjmp_buf *)&where, 1) == 0) *(volatile int *)16 = 1;
+    return handled == 1000 ? counted : -1;
+}
+static int forks(int n) {
+    int good = 0;
+    for (int i = 0; i < n; i++) {
+        pid_t child = fork();
+        if (child == 0) { int sum = 0; for (int k = 0; k < 5; k++) sum += plain(k); _exit(sum == 15 ? 7 : 1); }
+        int status; waitpid(child, &status, 0); good += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+    }
+    return good;
+}
+static int spawns(int n) {
+    int good = 0;
+    for (int i = 0; i < n; i++) {
+        pid_t child; char *argv[] = {(char *)"true", nullptr};
+        if (posix_spawn(&child, "/bin/true", nullptr, nullptr, argv, environ) == 0) { int s; waitpid(child, &s, 0); good += s == 0; }
+        good += system("true") == 0;
+    }
+    return good;
+}
+static void *thread_body(void *arg) { for (long i = 0; i < (long)arg; i++) plain(i); return nullptr; }
+static int threads(int n) {
+    for (int round = 0; round < 10; round++) {
+        pthread_t t[8]; for (auto &h : t) pthread_create(&h, nullptr, thread_body, (void *)(long)n);
+        for (auto &h : t) pthread_join(h, nullptr);
+    }
+    return 80 * n;
+}
+static int libraries(int n) {
+    void *library = dlopen(getenv("VICTIM_LIBRARY"), RTLD_NOW);
+    if (!library) return -1;
+    auto function = (int (*)(int))dlsym(library, "in_library");
+    int sum = 0; for (int i = 0; i < n; i++) sum += function(i) == i * 2; return sum;
+}
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    int n = argc > 2 ? atoi(argv[2]) : 100, result = 0;
+    setvbuf(stdout, nullptr, _IONBF, 0); setvbuf(stdin, nullptr, _IONBF, 0);
+    puts("ready");
+    if (!wait_for_line()) return 1;
+    if (!strcmp(what, "plain")) for (int i = 0; i < n; i++) result += plain(i) == i + 1;
+    if (!strcmp(what, "exceptions")) result = exceptions(n);
+    if (!strcmp(what, "longjmps")) result = longjmps(n);
+    if (!strcmp(what, "recursive")) result = recursive(n);
+    if (!strcmp(what, "looping")) result = looping(n);
+    if (!strcmp(what, "signals")) result = signals(n);
+    if (!strcmp(what, "forks")) result = forks(n);
+    if (!strcmp(what, "spawns")) result = spawns(n);
+    if (!strcmp(what, "threads")) result = threads(n);
+    if (!strcmp(what, "libraries")) result = libraries(n);
+    if (!strcmp(what, "tiny")) for (int i = 0; i < n; i++) { tiny(i); result += packed(i) == i; }
+    printf("%d\n", result);
+    wait_for_line();
+    return 0;
+}
