@@ -180,6 +180,51 @@ impl Drop for Process {
     }
 }
 
+/// A command on a terminal of its own (by `script`), as a user has it: lines come at once, Ctrl-C is a key.
+pub struct Terminal {
+    process: Process,
+}
+
+impl Terminal {
+    /// Starts a command on a new terminal.
+    pub fn start(command: &Command) -> Terminal {
+        let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
+        let mut words = vec![quoted(command.get_program())];
+        words.extend(command.get_args().map(quoted));
+        let mut script = Command::new("script");
+        script.args(["-qefc", &format!("exec {}", words.join(" ")), "/dev/null"]);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => script.env(name, value),
+                None => script.env_remove(name),
+            };
+        }
+        Terminal { process: Process::start(&mut script) }
+    }
+
+    /// The next line on the screen.
+    pub fn line(&mut self) -> String {
+        self.process.line().trim_end_matches('\r').to_owned()
+    }
+
+    /// Waits for a line that contains `text`.
+    pub fn wait_for(&mut self, text: &str) {
+        while !self.line().contains(text) {}
+    }
+
+    /// Types; `\r` is Enter, `\x03` Ctrl-C, `\x04` the end of input.
+    pub fn press(&mut self, keys: &str) {
+        let input = self.process.child.stdin.as_mut().expect("piped");
+        input.write_all(keys.as_bytes()).and_then(|()| input.flush()).expect("the terminal reads");
+    }
+
+    /// Waits for the end: exit code, and the lines that are left.
+    pub fn finish(mut self) -> (Option<i32>, Vec<String>) {
+        let code = self.process.wait();
+        (code, self.process.lines.iter().map(|line| line.trim_end_matches('\r').to_owned()).collect())
+    }
+}
+
 /// Where tools run: under ring3 with a server of its own, or on the kernel.
 pub struct Bench {
     folder: Option<PathBuf>,

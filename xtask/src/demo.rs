@@ -2,13 +2,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::root;
 
 /// The victim's calls, per thread.
 const CALLS: &str = "1000000";
 const THREADS: &str = "4";
+/// The tool must have attached within this time.
+const WITHIN: Duration = Duration::from_secs(20);
 
 pub(crate) fn run_line(child: &mut Child) -> Result<String, String> {
     let out = child.stdout.as_mut().ok_or("no output")?;
@@ -37,27 +39,49 @@ pub(crate) fn run() -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     run_line(&mut victim)?;
     let pid = victim.id().to_string();
-    println!("\n$ ring3 load -- funclatency -d 4 -p {pid} c:malloc        # Debian's binary, unchanged");
+    println!("\n$ ring3 load -- funclatency -p {pid} c:malloc        # Debian's binary, unchanged");
     let mut tool = Command::new(&ring3)
-        .args(["load", "--", "funclatency", "-d", "4", "-p", &pid, "c:malloc"])
+        .args(["load", "--", "funclatency", "-p", &pid, "c:malloc"])
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| error.to_string())?;
-    let first = run_line(&mut tool)?;
-    println!("{first}");
+    wait_for_links(&ring3, &mut tool, 2)?;
     say(&mut victim, "go\n")?;
     println!("the victim says: {} calls", run_line(&mut victim)?);
     show("status", &ring3, &["status", "-v"])?;
-    let mut rest = String::new();
-    std::io::Read::read_to_string(tool.stdout.as_mut().ok_or("no output")?, &mut rest).map_err(|e| e.to_string())?;
-    print!("{rest}");
+    println!("\nCtrl-C to the tool; it prints:");
+    let tool_pid = rustix::process::Pid::from_child(&tool);
+    rustix::process::kill_process(tool_pid, rustix::process::Signal::INT).map_err(|error| error.to_string())?;
+    let mut report = String::new();
+    std::io::Read::read_to_string(tool.stdout.as_mut().ok_or("no output")?, &mut report)
+        .map_err(|error| error.to_string())?;
+    print!("{report}");
     tool.wait().map_err(|error| error.to_string())?;
-    let counted: u64 =
-        rest.lines().filter_map(|line| line.split(':').nth(1)?.split('|').next()?.trim().parse::<u64>().ok()).sum();
-    println!("the tool counted {counted} calls, in user space: no uprobe, no kernel eBPF was used.");
     victim.kill().and_then(|()| victim.wait()).map_err(|error| error.to_string())?;
-    std::thread::sleep(Duration::from_millis(10));
-    show("stop", &ring3, &["stop"])
+    show("stop", &ring3, &["stop"])?;
+    let counted: u64 =
+        report.lines().filter_map(|line| line.split(':').nth(1)?.split('|').next()?.trim().parse::<u64>().ok()).sum();
+    println!("\nThe tool counted {counted} calls in user space: no kernel uprobe, no kernel eBPF was used.");
+    Ok(())
+}
+
+/// Waits until the tool has made this many links.
+fn wait_for_links(ring3: &std::path::Path, tool: &mut Child, links: usize) -> Result<(), String> {
+    let deadline = Instant::now() + WITHIN;
+    loop {
+        let status = Command::new(ring3).args(["status", "--json"]).output().map_err(|error| error.to_string())?;
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+        if status["links"].as_array().is_some_and(|made| made.len() >= links) {
+            return Ok(());
+        }
+        if let Ok(Some(code)) = tool.try_wait() {
+            return Err(format!("the tool ended before it had attached: {code}"));
+        }
+        if Instant::now() > deadline {
+            return Err("the tool does not attach".into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn show(what: &str, ring3: &std::path::Path, arguments: &[&str]) -> Result<(), String> {

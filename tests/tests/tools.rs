@@ -1,0 +1,131 @@
+//! Debian's unmodified tools (package libbpf-tools) see the same events under ring3 as on the kernel.
+
+use std::process::Command;
+
+use ring3_tests::{Bench, Terminal, is_root, ready, shapes};
+
+/// The same under ring3 and on the kernel; both results must be equal.
+fn same_as_native<T: PartialEq + std::fmt::Debug>(run: impl Fn(&Bench) -> T) -> T {
+    let ours = run(&Bench::ring3());
+    if is_root() {
+        assert_eq!(ours, run(&Bench::native()), "left: under ring3, right: on the kernel");
+    } else {
+        println!("SKIPPED: the native half needs root");
+    }
+    ours
+}
+
+/// The sum of funclatency's histogram.
+fn histogram_sum(lines: &[String]) -> u64 {
+    let counts = lines.iter().filter_map(|line| line.split(" : ").nth(1)?.split('|').next()?.trim().parse::<u64>().ok());
+    counts.sum()
+}
+
+#[test]
+fn funclatency_of_one_process_counts_every_call() {
+    let counted = same_as_native(|bench| {
+        let mut victim = ready(Command::new(shapes()).args(["plain", "54321"]));
+        let mut load = bench.load("funclatency");
+        load.args(["-p", &victim.pid().to_string(), ":plain"]);
+        let mut tool = Terminal::start(&load);
+        tool.wait_for("Tracing");
+        victim.say("go");
+        assert_eq!(victim.line(), "54321");
+        tool.press("\x03");
+        let (code, lines) = tool.finish();
+        assert_eq!(code, Some(0), "{lines:?}");
+        histogram_sum(&lines)
+    });
+    assert_eq!(counted, 54321);
+}
+
+#[test]
+fn funclatency_of_a_library_function_in_a_threaded_program() {
+    let counted = same_as_native(|bench| {
+        let mut victim = ready(Command::new(ring3_tests::example("alloc")).args(["8", "20000"]));
+        let mut load = bench.load("funclatency");
+        load.args(["-p", &victim.pid().to_string(), "c:calloc"]);
+        let mut tool = Terminal::start(&load);
+        tool.wait_for("Tracing");
+        victim.say("go");
+        assert_eq!(victim.line(), "160000");
+        tool.press("\x03");
+        histogram_sum(&tool.finish().1)
+    });
+    // glibc takes the TLS of each of the 8 threads from calloc; nothing else in this program does.
+    assert!(counted >= 8, "{counted}");
+}
+
+#[test]
+fn funclatency_of_every_target_finds_those_that_start_later() {
+    let counted = same_as_native(|bench| {
+        let mut load = bench.load("funclatency");
+        load.args(["-u", &format!("{}:recursive", shapes().display())]);
+        let mut tool = Terminal::start(&load);
+        tool.wait_for("Tracing");
+        for n in ["10", "20"] {
+            let mut victim = ready(bench.target(shapes()).args(["recursive", n]));
+            victim.say("go");
+            victim.line();
+        }
+        tool.press("\x03");
+        histogram_sum(&tool.finish().1)
+    });
+    assert_eq!(counted, 30);
+}
+
+#[test]
+fn gethostlatency_sees_the_same_lookups() {
+    let seen = same_as_native(|bench| {
+        let mut tool = Terminal::start(&bench.load("gethostlatency"));
+        tool.wait_for("LATms");
+        for lookup in [["hosts", "localhost"], ["ahosts", "127.0.0.1"], ["hosts", "ip6-localhost"], ["ahostsv4", "localhost"]] {
+            let output = bench.target("getent").args(lookup).output().expect("getent runs");
+            assert!(output.stderr.is_empty(), "{output:?}");
+        }
+        // `ahosts` asks twice; each is an event: TIME PID COMM LATms HOST.
+        let mut seen = vec![];
+        while seen.len() < 6 {
+            let line = tool.line();
+            let words: Vec<&str> = line.split_whitespace().collect();
+            seen.push((words[2].to_owned(), words[4].to_owned()));
+        }
+        tool.press("\x03");
+        assert_eq!(tool.finish().1.iter().filter(|line| line.contains("getent")).count(), 0);
+        seen
+    });
+    let hosts: Vec<&str> = seen.iter().map(|(_, host)| host.as_str()).collect();
+    for host in ["localhost", "127.0.0.1", "ip6-localhost"] {
+        assert!(hosts.contains(&host), "{hosts:?}");
+    }
+}
+
+#[test]
+fn bashreadline_sees_the_same_lines() {
+    let typed = ["echo hello", "true", ": grüße", "ls / >/dev/null  # with blanks", "", &"x".repeat(150)];
+    let seen = same_as_native(|bench| {
+        let mut tool = Terminal::start(&bench.load("bashreadline"));
+        tool.wait_for("COMMAND");
+        let mut shell = bench.target("bash");
+        shell.args(["--norc", "--noprofile", "-i"]).env("PROMPT_COMMAND", "echo ready").env("LC_ALL", "C.UTF-8");
+        shell.env("INPUTRC", "/dev/null").env("TERM", "dumb");
+        let mut shell = Terminal::start(&shell);
+        for line in typed {
+            shell.wait_for("ready");
+            shell.press(&format!("{line}\r"));
+        }
+        shell.wait_for("ready");
+        shell.press("exit\r");
+        shell.finish();
+        let mut seen = vec![];
+        while seen.last().is_none_or(|line| line != "exit") {
+            // TIME and PID take 18 columns.
+            seen.push(tool.line().chars().skip(18).collect::<String>());
+        }
+        tool.press("\x03");
+        tool.finish();
+        seen
+    });
+    let cut = |line: &&str| line.chars().take(79).collect::<String>();
+    assert_eq!(seen[..typed.len()], typed.iter().map(cut).collect::<Vec<_>>());
+}
