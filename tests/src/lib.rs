@@ -252,6 +252,11 @@ impl Bench {
         Bench { folder: None, user: None }
     }
 
+    /// The server's run-time folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.as_deref().expect("only asked under ring3")
+    }
+
     /// A command of this bench's user and server.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = match self.user {
@@ -374,4 +379,67 @@ pub fn ready(command: &mut Command) -> Process {
     let line = process.line();
     assert_eq!(line, "ready");
     process
+}
+
+/// What must be as before once a target is left: mappings, descriptors, threads.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Lines of `/proc/PID/maps`.
+    pub mappings: Vec<String>,
+    /// What each descriptor is; which pipe or socket does not count.
+    pub descriptors: Vec<String>,
+    /// The threads' names.
+    pub threads: Vec<String>,
+}
+
+impl Footprint {
+    /// Of a process now.
+    pub fn of(pid: u32) -> Footprint {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process lives");
+        let mut descriptors: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .expect("the process is ours")
+            .flatten()
+            .filter_map(|entry| Some(std::fs::read_link(entry.path()).ok()?.display().to_string()))
+            .map(|name| {
+                name.split_once(":[")
+                    .filter(|(kind, _)| *kind != "anon_inode")
+                    .map_or(name.clone(), |(kind, _)| kind.to_owned())
+            })
+            .collect();
+        descriptors.sort();
+        let mut threads: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/task"))
+            .expect("the process lives")
+            .flatten()
+            .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
+            .collect();
+        threads.sort();
+        // The stack grows by itself.
+        let mappings = maps.lines().filter(|line| !line.ends_with("[stack]")).map(str::to_owned).collect();
+        Footprint { mappings, descriptors, threads }
+    }
+}
+
+/// Asserts that the executable mappings of a process have the bytes of their files.
+pub fn assert_text_is_as_in_its_files(pid: u32) {
+    use std::os::unix::fs::FileExt;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process lives");
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("the process is ours");
+    let mut compared = 0;
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (Some(path), true) = (words.get(5).filter(|path| path.starts_with('/')), words[1].contains('x')) else {
+            continue;
+        };
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
+        let (start, end) = words[0].split_once('-').map(|(a, b)| (hex(a), hex(b))).expect("a range");
+        let mut mapped = vec![0; (end - start) as usize];
+        memory.read_exact_at(&mut mapped, start).expect("readable");
+        let mut stored = vec![0; mapped.len()];
+        let file = std::fs::File::open(path).expect("the file is there");
+        let bytes = file.read_at(&mut stored, hex(words[2])).expect("readable");
+        let different = mapped[..bytes].iter().zip(&stored[..bytes]).position(|(mapped, stored)| mapped != stored);
+        assert_eq!(different, None, "{path}: first difference in {line}");
+        compared += 1;
+    }
+    assert!(compared > 0, "nothing compared");
 }

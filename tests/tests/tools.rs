@@ -17,7 +17,8 @@ fn same_as_native<T: PartialEq + std::fmt::Debug>(run: impl Fn(&Bench) -> T) -> 
 
 /// The sum of funclatency's histogram.
 fn histogram_sum(lines: &[String]) -> u64 {
-    let counts = lines.iter().filter_map(|line| line.split(" : ").nth(1)?.split('|').next()?.trim().parse::<u64>().ok());
+    let counts =
+        lines.iter().filter_map(|line| line.split(" : ").nth(1)?.split('|').next()?.trim().parse::<u64>().ok());
     counts.sum()
 }
 
@@ -79,7 +80,9 @@ fn gethostlatency_sees_the_same_lookups() {
     let seen = same_as_native(|bench| {
         let mut tool = Terminal::start(&bench.load("gethostlatency"));
         tool.wait_for("LATms");
-        for lookup in [["hosts", "localhost"], ["ahosts", "127.0.0.1"], ["hosts", "ip6-localhost"], ["ahostsv4", "localhost"]] {
+        for lookup in
+            [["hosts", "localhost"], ["ahosts", "127.0.0.1"], ["hosts", "ip6-localhost"], ["ahostsv4", "localhost"]]
+        {
             let output = bench.target("getent").args(lookup).output().expect("getent runs");
             assert!(output.stderr.is_empty(), "{output:?}");
         }

@@ -3,7 +3,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -73,7 +72,6 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
     let mut child = Command::new(own)
         .args(["serve", "--foreground"])
         .current_dir("/")
-        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -90,7 +88,11 @@ fn run_server() -> Result<(), String> {
     let filter = EnvFilter::try_from_env("RING3_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
     let _ = rustix::process::setsid();
-    let result = ring3_server::daemon::serve(|| say(READY));
+    let result = ring3_server::daemon::serve(|| {
+        say(READY);
+        // The pipe to whoever waited for that line has done its work.
+        let _ = File::open("/dev/null").map(rustix::stdio::dup2_stdout);
+    });
     if let Err(why) = &result {
         say(why);
     }

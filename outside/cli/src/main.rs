@@ -82,7 +82,8 @@ fn main() -> ExitCode {
         Action::Load { command } => load(&command),
         Action::Start { command } => start(&command),
         Action::Attach { pid } => attach(pid),
-        Action::Detach { pid } => running().and_then(|c| c.ask(&Request::Detach { pid }, None)).map(drop),
+        // A server that was killed may have left something in the process: a new one takes it out.
+        Action::Detach { pid } => launch::server().and_then(|c| c.ask(&Request::Detach { pid }, None)).map(drop),
         Action::Status { verbose, json, trace } => status(verbose, json, trace),
         Action::Stop => stop(),
         Action::Features { markdown: true } => show::write_out(&ring3_server::support::render_markdown()),

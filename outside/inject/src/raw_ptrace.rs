@@ -61,8 +61,9 @@ pub(crate) fn resume_to_syscall(tid: Tid) -> io::Result<()> {
     request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
 }
 
-pub(crate) fn detach(tid: Tid) -> io::Result<()> {
-    request(libc::PTRACE_DETACH, tid, 0, 0).map(drop)
+/// Lets go of a stopped thread, delivering `signal` (0: none).
+pub(crate) fn detach(tid: Tid, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0, signal as usize).map(drop)
 }
 
 pub(crate) fn registers(tid: Tid) -> io::Result<Registers> {

@@ -10,6 +10,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Error;
@@ -414,19 +415,46 @@ impl Drop for Stopped {
         {
             tracing::error!(pid = self.pid, "a thread's registers could not be restored: {error}");
         }
-        for tid in &self.threads {
-            if ptrace::detach(*tid).is_err() {
-                // Running (a failed stop) or dead: an interrupt makes it detachable, or it is reaped.
-                let _ = ptrace::interrupt(*tid);
-                if !matches!(ptrace::wait(*tid, Instant::now() + CALL_WITHIN), Wait::Gone | Wait::Nothing) {
-                    let _ = ptrace::detach(*tid);
-                }
-            }
-        }
+        release(std::mem::take(&mut self.threads));
         if self.stop_signal != 0 {
             ptrace::kill(self.pid, self.stop_signal);
         }
     }
+}
+
+/// Dead threads that could not be waited for yet: a leader outlives its threads, and large processes die slowly.
+/// A dead tracee that nobody waits for stays a zombie, also for its parent.
+static DEAD: Mutex<Vec<Tid>> = Mutex::new(vec![]);
+
+/// Lets go of threads: those that are stopped at once, those that run behind their next stop, dead ones by
+/// waiting for them.
+fn release(threads: Vec<Tid>) {
+    let mut left: Vec<Tid> = threads.into_iter().filter(|tid| ptrace::detach(*tid, 0).is_err()).collect();
+    left.iter().for_each(|tid| drop(ptrace::interrupt(*tid)));
+    let deadline = Instant::now() + CALL_WITHIN;
+    while !left.is_empty() && Instant::now() < deadline {
+        left.retain(|tid| !is_released(*tid));
+        std::thread::yield_now();
+    }
+    DEAD.lock().unwrap_or_else(PoisonError::into_inner).append(&mut left);
+}
+
+/// Whether a thread that was not stopped before is no longer our tracee now.
+fn is_released(tid: Tid) -> bool {
+    match ptrace::poll(tid) {
+        Wait::Nothing => false,
+        Wait::Gone => true,
+        Wait::Signal(signal) => ptrace::detach(tid, signal).is_ok(),
+        Wait::Syscall | Wait::EventStop(_) | Wait::Event(_) => ptrace::detach(tid, 0).is_ok(),
+    }
+}
+
+/// Waits, without blocking, for tracees that died while they were ours; false while some are left. To be
+/// called again then, by the thread that stopped them.
+pub fn reap_the_dead() -> bool {
+    let mut dead = DEAD.lock().unwrap_or_else(PoisonError::into_inner);
+    dead.retain(|tid| !is_released(*tid));
+    dead.is_empty()
 }
 
 fn open_memory(pid: u32) -> Result<File, Error> {

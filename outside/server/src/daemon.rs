@@ -30,9 +30,10 @@ struct Server {
     stopping: AtomicBool,
 }
 
-/// Runs the server until it is idle or told to stop. `ready` is called when it can be reached.
-/// Errors are for people.
+/// Runs the server until it is idle or told to stop, as the only thing that this process does (inherited
+/// descriptors are closed). `ready` is called when it can be reached. Errors are for people.
 pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
+    crate::raw_process::close_inherited();
     let dir = runtime_dir()?;
     let lock = File::create(dir.join("server.lock")).map_err(|error| format!("{}: {error}", dir.display()))?;
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {

@@ -1,4 +1,4 @@
-//! Signals of the server process.
+//! Signals and descriptors of the server process.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -22,4 +22,12 @@ pub(crate) fn signals() -> std::io::Result<OwnedFd> {
     }
     // SAFETY: signalfd returned a new fd that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Closes every descriptor but the standard ones: a daemon must not keep a pipe or a terminal of whoever
+/// happened to start it. Only for the very beginning of the process, before it opens anything.
+pub(crate) fn close_inherited() {
+    // SAFETY: wants that nobody owns a descriptor from 3 on, which the caller promises; kernels without
+    // close_range (before 5.9) leave them open.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
 }

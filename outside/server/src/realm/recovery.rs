@@ -4,7 +4,8 @@
 //! serves an orderly detach and the cleaning up after a server that was killed. It goes in rounds: bytes and
 //! return addresses are restored in the first; memory is unmapped in the first round that finds no thread inside.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
@@ -24,6 +25,34 @@ const MEMFD_PREFIX: &str = "/memfd:ring3-";
 /// Shadow frames of one chain (tail calls into probed functions) that are followed.
 const CHAIN_MAX: usize = 64;
 
+/// Pauses between rounds, from the first to the longest in the background. They grow: each round stops the
+/// process, and a thread must run to leave.
+const FIRST_PAUSE: Duration = Duration::from_micros(500);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// When the next round may begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(super) fn new() -> Patience {
+        Patience { until: Instant::now(), pause: FIRST_PAUSE }
+    }
+
+    /// Whether it is time; if so, the next pause begins.
+    pub(super) fn is_over(&mut self) -> bool {
+        let over = Instant::now() >= self.until;
+        if over {
+            self.until = Instant::now() + self.pause;
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        }
+        over
+    }
+}
+
 /// What is to be cleaned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cleaning {
@@ -32,8 +61,27 @@ pub(super) struct Cleaning {
 }
 
 impl Cleaning {
+    /// Rounds until nothing is left or the time is over (then `Ok(false)`), but at least one. A process that
+    /// is gone needs no cleaning.
+    pub(super) fn finish(self, within: Duration) -> Result<bool, inject::Error> {
+        let deadline = Instant::now() + within;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let done = self.run();
+            let again = matches!(done, Ok(false) | Err(inject::Error::ThreadDoesNotStop { .. }));
+            if !again || Instant::now() + pause > deadline {
+                return match done {
+                    Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => Ok(true),
+                    done => done,
+                };
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(FIRST_PAUSE * 16);
+        }
+    }
+
     /// One round. `Ok(true)`: nothing of ours is left in the process.
-    pub(super) fn run(self) -> Result<bool, inject::Error> {
+    fn run(self) -> Result<bool, inject::Error> {
         let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
         self.restore_sites(&mut stopped)?;
         self.restore_returns(&mut stopped);
@@ -143,7 +191,7 @@ impl Cleaning {
         if read_process(self.pid, self.control(GOT_OFFSET), &mut got).is_err() {
             return Ok(vec![]);
         }
-        let bases: std::collections::BTreeSet<u64> = got
+        let bases: BTreeSet<u64> = got
             .chunks_exact(size_of::<GotEntry>())
             .map(|entry| u64::from_le_bytes(entry[8..16].try_into().expect("8 bytes")))
             .filter(|base| *base != 0)
@@ -206,50 +254,48 @@ pub(super) struct HeaderView {
     server_started: u64,
 }
 
+impl HeaderView {
+    /// Whether the server that made the region still runs. A process that is being killed, or is dead and not
+    /// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
+    fn is_server_alive(&self) -> bool {
+        let exe = std::fs::read_link(format!("/proc/{}/exe", self.server_pid));
+        let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        runs && started(self.server_pid) == Some(self.server_started)
+    }
+}
+
 const _: () = assert!(size_of::<HeaderView>() == size_of::<ControlHeader>());
 
 /// Cleans a process of what a server left that is gone; false if there is nothing to clean.
 pub(super) fn clean_orphan_in(pid: u32, known_nonces: &[u64]) -> bool {
     let Some((region, header)) = region_in(pid) else { return false };
-    let alive = started(header.server_pid) == Some(header.server_started);
-    if known_nonces.contains(&header.nonce) || alive {
+    if known_nonces.contains(&header.nonce) || header.is_server_alive() {
         return false;
     }
     if header.version != ring3_layout::LAYOUT_VERSION {
         tracing::warn!(pid, "left behind by another version of ring3 (layout {}); not touched", header.version);
         return false;
     }
-    let deadline = Instant::now() + LEAVE_WITHIN;
-    loop {
-        match (Cleaning { pid, region }).run() {
-            Ok(true) => {
-                tracing::info!(pid, server = header.server_pid, "cleaned up after a server that is gone");
-                return true;
-            }
-            Ok(false) if Instant::now() < deadline => std::thread::yield_now(),
-            Ok(false) => {
-                tracing::warn!(pid, "left behind by a server that is gone: a thread stays inside; not unmapped");
-                return false;
-            }
-            Err(error) => {
-                tracing::warn!(pid, "left behind by a server that is gone: {error}");
-                return false;
-            }
+    let why = match (Cleaning { pid, region }).finish(LEAVE_WITHIN) {
+        Ok(true) => {
+            tracing::info!(pid, server = header.server_pid, "cleaned up after a server that is gone");
+            return true;
         }
-    }
+        Ok(false) => "a thread stays inside; not unmapped".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(pid, "left behind by a server that is gone: {why}");
+    false
 }
 
-/// Cleans every process that a dead server left instrumented.
-pub(super) fn clean_orphans(known_nonces: &[u64]) {
+/// Cleans every process that a dead server left instrumented; their pids.
+pub(super) fn clean_orphans() -> BTreeSet<u32> {
     let own = std::process::id();
-    for pid in all_processes().into_iter().filter(|pid| *pid != own) {
-        clean_orphan_in(pid, known_nonces);
-    }
+    all_processes().into_iter().filter(|pid| *pid != own && clean_orphan_in(*pid, &[])).collect()
 }
 
 /// The pid of another server that lives and has this process as a target.
 pub(super) fn other_server(pid: u32) -> Option<u32> {
     let (_, header) = region_in(pid)?;
-    let alive = started(header.server_pid) == Some(header.server_started);
-    (alive && header.server_pid != std::process::id()).then_some(header.server_pid)
+    (header.is_server_alive() && header.server_pid != std::process::id()).then_some(header.server_pid)
 }

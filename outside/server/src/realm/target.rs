@@ -23,7 +23,7 @@ use serde::Serialize;
 
 use super::modules::Modules;
 use super::raw_mapping::{SharedFile, read_process, read_value};
-use super::recovery::{self, Cleaning};
+use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::tracer::refusal_of;
 use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared};
@@ -114,7 +114,8 @@ pub(super) struct Target {
     ranges: RangeAllocator,
     /// Base and used bytes of each stub area.
     areas: Vec<(u64, u64)>,
-    leaving: bool,
+    /// Everything is being taken out.
+    leaving: Option<Patience>,
     vdso_clock_gettime: u64,
     inject_us: u64,
     stopped_us: u64,
@@ -147,11 +148,17 @@ impl Target {
             hooks_used: 0,
             ranges: RangeAllocator::default(),
             areas: vec![],
-            leaving: false,
+            leaving: None,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             inject_us: 0,
             stopped_us: 0,
         })
+    }
+
+    /// Reads and parses the files that the links concern, so that this need not happen while the process
+    /// is stopped.
+    pub(super) fn read_modules(&self, modules: &mut Modules, links: &mut BTreeMap<AttachmentId, Link>) {
+        let _ = self.wanted(modules, links);
     }
 
     /// Maps the region into the stopped process, applies all links, and lets it go.
@@ -213,7 +220,7 @@ impl Target {
     }
 
     pub(super) fn is_leaving(&self) -> bool {
-        self.leaving
+        self.leaving.is_some()
     }
 
     pub(super) fn has_map(&self, slot: MapSlot) -> bool {
@@ -239,7 +246,7 @@ impl Target {
         modules: &mut Modules,
         links: &mut BTreeMap<AttachmentId, Link>,
     ) -> Result<(), Refusal> {
-        if self.leaving {
+        if self.is_leaving() {
             return Ok(());
         }
         let wanted = self.wanted(modules, links)?;
@@ -621,21 +628,31 @@ impl Target {
 
     // ---- leaving ----
 
-    /// From now on hooks pass through; [`Target::try_leave`] does the rest.
+    /// From now on hooks pass through; [`Target::leave`] or [`Target::try_leave`] does the rest.
     pub(super) fn begin_leaving(&mut self) {
-        self.leaving = true;
+        self.leaving = Some(Patience::new());
         let retired = std::mem::offset_of!(ControlHeader, retired) as u64;
         self.control.word32(retired).store(1, Ordering::SeqCst);
     }
 
     /// Restores all bytes and return addresses, and unmaps everything once no thread is inside.
-    /// `Ok(false)`: a thread is inside; try again.
-    pub(super) fn try_leave(&mut self) -> Result<bool, inject::Error> {
+    /// `Ok(false)`: a thread stays inside.
+    pub(super) fn leave(&mut self, within: Duration) -> Result<bool, inject::Error> {
         if !self.is_present() {
             return Ok(true);
         }
-        let cleaning = Cleaning { pid: self.pid, region: self.region };
-        cleaning.run()
+        (Cleaning { pid: self.pid, region: self.region }).finish(within)
+    }
+
+    /// One attempt, if it is time for one, in the background. True: nothing of ours is left.
+    pub(super) fn try_leave(&mut self) -> bool {
+        if !self.leaving.as_mut().is_some_and(Patience::is_over) {
+            return false;
+        }
+        self.leave(Duration::ZERO).unwrap_or_else(|error| {
+            tracing::warn!(pid = self.pid, "leaving: {error}");
+            false
+        })
     }
 
     // ---- status ----
@@ -668,7 +685,7 @@ impl Target {
             pid: self.pid,
             comm: self.comm.clone(),
             explicit: self.explicit,
-            leaving: self.leaving,
+            leaving: self.is_leaving(),
             inject_us: self.inject_us,
             stopped_us: self.stopped_us,
             missed_no_block: missed.unwrap_or(0),

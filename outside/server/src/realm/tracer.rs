@@ -3,7 +3,7 @@
 //! An actor: it owns all targets and links; others send [`Command`]s. It never waits for a target
 //! without a deadline, so a command is answered within seconds even when targets misbehave.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::doorbell::EventFd;
 use super::modules::Modules;
-use super::target::{Link, Target, TargetStatus};
+use super::target::{LEAVE_WITHIN, Link, Target, TargetStatus};
 use super::text::TextRange;
 use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, raw_mapping, recovery};
 
@@ -79,6 +79,7 @@ impl Tracer {
                 links: BTreeMap::new(),
                 next_attachment: 1,
                 pending: vec![],
+                cleaned: BTreeSet::new(),
             }
             .run();
         })?;
@@ -126,13 +127,15 @@ struct Actor {
     next_attachment: u64,
     /// What to free, and the processes that may still use it.
     pending: Vec<(Garbage, Vec<u32>)>,
+    /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
+    cleaned: BTreeSet<u32>,
 }
 
 impl Actor {
     fn run(mut self) {
-        recovery::clean_orphans(&[]);
+        self.cleaned = recovery::clean_orphans();
         loop {
-            let timeout = (self.has_unfinished()).then_some(RETRY_EVERY);
+            let timeout = (self.has_unfinished() || !inject::reap_the_dead()).then_some(RETRY_EVERY);
             let exited = self.wait(timeout);
             for pid in exited {
                 self.forget_exited(pid);
@@ -213,7 +216,7 @@ impl Actor {
                 target.explicit |= explicit;
                 return Ok(());
             }
-            self.finish_leaving();
+            self.see_off(pid, LEAVE_WITHIN)?;
         }
         recovery::clean_orphan_in(pid, &self.known_nonces());
         if let Some(server) = recovery::other_server(pid) {
@@ -226,6 +229,7 @@ impl Actor {
         }
         let started = Instant::now();
         let prepared = Target::prepare(&self.shared, pid, explicit).map_err(refusal_of)?;
+        prepared.read_modules(&mut self.modules, &mut self.links);
         let stopped = inject::Stopped::seize(inject::Pid(pid), super::target::STOP_WITHIN).map_err(refusal_of)?;
         self.finish_adding(prepared, stopped, started)
     }
@@ -255,36 +259,28 @@ impl Actor {
         self.forget_vanished();
         self.adopt_children_of(pid);
         let Some(target) = self.targets.get_mut(&pid) else {
-            return if recovery::clean_orphan_in(pid, &self.known_nonces()) {
+            return if self.cleaned.remove(&pid) || recovery::clean_orphan_in(pid, &self.known_nonces()) {
                 Ok(())
             } else {
                 Err(Refusal::new(Errno::ESRCH, format!("process {pid} is not a target; see `ring3 status`")))
             };
         };
         target.begin_leaving();
-        let deadline = Instant::now() + super::target::LEAVE_WITHIN;
-        loop {
-            match self.targets.get_mut(&pid).map(|t| t.try_leave()) {
-                Some(Ok(true)) => break,
-                Some(Ok(false)) if Instant::now() < deadline => std::thread::yield_now(),
-                Some(Ok(false)) => {
-                    return Err(Refusal::new(
-                        Errno::EBUSY,
-                        format!(
-                            "process {pid}: all probes are removed, but a thread is still inside ring3's code; \
-                                 its memory is released when the thread leaves"
-                        ),
-                    ));
-                }
-                Some(Err(error)) => {
-                    self.targets.remove(&pid);
-                    return Err(refusal_of(error));
-                }
-                None => break,
-            }
+        self.see_off(pid, LEAVE_WITHIN)?;
+        tracing::info!(pid, "target removed");
+        Ok(())
+    }
+
+    /// Waits until a leaving target is free of everything. If that fails it stays among the targets, and
+    /// [`Actor::finish_leaving`] goes on.
+    fn see_off(&mut self, pid: u32, within: Duration) -> Result<(), Refusal> {
+        let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
+        if !target.leave(within).map_err(refusal_of)? {
+            let what = "all probes are removed, but a thread is still inside ring3's code; its memory is \
+                        released when the thread leaves";
+            return Err(Refusal::new(Errno::EBUSY, format!("process {pid}: {what}")));
         }
         self.targets.remove(&pid);
-        tracing::info!(pid, "target removed");
         Ok(())
     }
 
@@ -309,13 +305,7 @@ impl Actor {
     }
 
     fn finish_leaving(&mut self) {
-        let leaving: Vec<u32> = self.targets.values().filter(|t| t.is_leaving()).map(|t| t.pid).collect();
-        for pid in leaving {
-            let done = self.targets.get_mut(&pid).map(|t| t.try_leave());
-            if !matches!(done, Some(Ok(false))) {
-                self.targets.remove(&pid);
-            }
-        }
+        self.targets.retain(|_, target| !target.is_leaving() || !target.try_leave());
     }
 
     fn known_nonces(&self) -> Vec<u64> {
@@ -499,10 +489,11 @@ impl Actor {
         for target in self.targets.values_mut() {
             target.begin_leaving();
         }
-        let deadline = Instant::now() + super::target::LEAVE_WITHIN;
-        while !self.targets.is_empty() && Instant::now() < deadline {
-            self.finish_leaving();
-            std::thread::yield_now();
+        let deadline = Instant::now() + LEAVE_WITHIN;
+        for pid in self.targets.keys().copied().collect::<Vec<_>>() {
+            if let Err(refusal) = self.see_off(pid, deadline.saturating_duration_since(Instant::now())) {
+                tracing::warn!(pid, "{refusal}; the next server cleans up");
+            }
         }
     }
 }

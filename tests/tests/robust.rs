@@ -1,0 +1,269 @@
+//! Targets come out of everything unharmed: attach and detach a thousand times, kill anybody at any time.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, ready, shapes, victim, wait_until};
+use rustix::process::Signal;
+
+fn busy() -> std::path::PathBuf {
+    victim("busy", "gcc", "busy.c", &[])
+}
+
+/// A busy victim that leaves the processors to others when they want them.
+fn gentle(threads: &str) -> Command {
+    let mut command = Command::new("nice");
+    command.args(["-n", "19"]).arg(busy()).arg(threads);
+    command
+}
+
+/// Stops a busy victim; its calls, if all of them were right.
+fn calls_of(mut victim: Process) -> u64 {
+    victim.say("");
+    let line = victim.line();
+    let (calls, bad) = line.split_once(' ').expect("calls and faults");
+    assert_eq!(bad, "0", "{line}");
+    let (code, _, errors) = victim.finish();
+    assert_eq!((code, errors.len()), (Some(0), 0), "{errors:?}");
+    calls.parse().expect("a count")
+}
+
+#[test]
+fn a_thousand_attach_and_detach_cycles_leave_a_busy_process_as_it_was() {
+    let bench = Bench::ring3();
+    let probe = format!("{}:work", busy().display());
+    let mut counter = bench.counting(&[&probe, &format!("{probe}:ret")]);
+    let victim = ready(&mut gentle("8"));
+    let pid = victim.pid();
+    let before = Footprint::of(pid);
+    let attach = |pid: u32| {
+        let (code, _, error) = bench.run(&["attach", &pid.to_string()]);
+        assert_eq!(code, Some(0), "{error}");
+    };
+    let detach = |pid: u32| {
+        let (code, _, error) = bench.run(&["detach", &pid.to_string()]);
+        assert_eq!(code, Some(0), "{error}");
+    };
+    attach(pid);
+    wait_until("calls are counted", || counter.total(&probe) > 0);
+    detach(pid);
+    let server = bench.server();
+    let server_before = server_footprint(server);
+    for _ in 0..1000 {
+        attach(pid);
+        detach(pid);
+    }
+    assert_eq!(Footprint::of(pid), before);
+    assert_text_is_as_in_its_files(pid);
+    let server_after = server_footprint(server);
+    assert_eq!(server_after.descriptors, server_before.descriptors);
+    assert_eq!(server_after.threads, server_before.threads);
+    // The allocator's arenas may differ by a few; a leak would be a thousand.
+    assert!(server_after.mappings.len() <= server_before.mappings.len() + 20, "{server_after:#?}");
+    let entries = counter.total(&probe);
+    let calls = calls_of(victim);
+    assert!(entries > 1000 && entries < calls, "{entries} of {calls}");
+}
+
+#[test]
+fn two_hundred_starts_are_counted_and_leave_nothing_in_the_server() {
+    let bench = Bench::ring3();
+    let probe = format!("{}:plain", shapes().display());
+    let mut counter = bench.counting(&[&probe]);
+    let server = bench.server();
+    let mut before = None;
+    for round in 0..200 {
+        let mut victim = ready(bench.target(shapes()).args(["plain", "10"]));
+        victim.say("go");
+        assert_eq!(victim.line(), "10");
+        assert_eq!(victim.finish().0, Some(0));
+        if round == 0 {
+            before = Some(quiet_footprint(&bench, server));
+        }
+    }
+    let after = quiet_footprint(&bench, server);
+    assert_eq!(counter.total(&probe), 2000);
+    let before = before.expect("taken");
+    assert_eq!((after.descriptors, after.threads), (before.descriptors, before.threads));
+}
+
+/// The server once it has noticed that its targets are gone.
+fn quiet_footprint(bench: &Bench, server: u32) -> Footprint {
+    wait_until("no targets are left", || bench.status()["targets"].as_array().is_some_and(Vec::is_empty));
+    server_footprint(server)
+}
+
+/// The server between two requests.
+fn server_footprint(server: u32) -> Footprint {
+    let mut footprint = Footprint::of(server);
+    wait_until("requests are over", || {
+        footprint = Footprint::of(server);
+        !footprint.threads.iter().any(|name| name.starts_with("ring3-request"))
+    });
+    footprint
+}
+
+#[test]
+fn targets_killed_at_any_moment_do_not_disturb_the_others() {
+    let bench = Bench::ring3();
+    let probe = format!("{}:work", busy().display());
+    let mut counter = bench.counting(&[&probe]);
+    let survivor = ready(bench.target(busy()).arg("2"));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    // Killed while it starts, runs or is being instrumented: whatever comes first.
+                    let doomed = ready(&mut gentle("3"));
+                    let mut attach = bench.ring3_command(&["attach", &doomed.pid().to_string()]);
+                    let attach = Process::start(&mut attach);
+                    doomed.signal(Signal::KILL);
+                    let (code, _, errors) = attach.finish();
+                    assert!(code == Some(0) || !errors.is_empty(), "{errors:?}");
+                }
+            });
+        }
+        for _ in 0..60 {
+            let doomed = ready(bench.target("nice").args(["-n", "19"]).arg(busy()).arg("3"));
+            doomed.signal(Signal::KILL);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    wait_until("the dead are gone", || {
+        bench.status()["targets"].as_array().is_some_and(|targets| targets.len() == 1)
+    });
+    let pid = survivor.pid();
+    let calls = calls_of(survivor);
+    assert_eq!(counter.report()[&(pid, probe)], calls);
+}
+
+#[test]
+fn loaders_killed_at_any_moment_take_their_probes_with_them() {
+    let bench = Bench::ring3();
+    let probe = format!("{}:work", busy().display());
+    let victim = ready(bench.target(busy()).arg("4"));
+    let pid = victim.pid();
+    let mut counter = bench.counting(&[&probe]);
+    for round in 0..40 {
+        let mut command = bench.load(ring3_tests::example("malloc"));
+        let mut doomed = Process::start(command.args([&probe, &format!("{probe}:ret")]));
+        if round % 2 == 0 {
+            assert_eq!(doomed.line(), "attached 2");
+        }
+        doomed.signal(Signal::KILL);
+        drop(doomed);
+    }
+    wait_until("only the first tool's link is left", || {
+        bench.status()["links"].as_array().is_some_and(|links| links.len() == 1)
+    });
+    let so_far = counter.total(&probe);
+    wait_until("the first tool still counts", || counter.total(&probe) > so_far);
+    counter.tool.signal(Signal::KILL);
+    drop(counter);
+    wait_until("the text is as before", || {
+        let status = bench.status();
+        let sites = status["targets"][0]["sites"].as_array().cloned().unwrap_or_default();
+        sites.iter().all(|site| site["kind"] != "probe")
+    });
+    assert_eq!(bench.run(&["detach", &pid.to_string()]).0, Some(0));
+    assert_text_is_as_in_its_files(pid);
+    calls_of(victim);
+}
+
+#[test]
+fn a_killed_servers_targets_go_on_and_the_next_server_cleans_up() {
+    for next in ["status", "detach", "attach"] {
+        let bench = Bench::ring3();
+        let probe = format!("{}:work", busy().display());
+        let victim = ready(&mut gentle("8"));
+        let pid = victim.pid();
+        let before = Footprint::of(pid);
+        let mut counter = bench.counting(&[&probe, &format!("{probe}:ret")]);
+        assert_eq!(bench.run(&["attach", &pid.to_string()]).0, Some(0));
+        wait_until("calls are counted", || counter.total(&probe) > 0);
+        kill(bench.server());
+        drop(counter);
+        let shown = pid.to_string();
+        match next {
+            // Any command that starts a server: what the old one left is cleaned.
+            "status" => {
+                drop(bench.counting(&[&probe]));
+                wait_until("the new server has cleaned up", || Footprint::of(pid) == before);
+            }
+            "detach" => {
+                let (code, _, error) = bench.run(&["detach", &shown]);
+                assert_eq!(code, Some(0), "{error}");
+            }
+            _ => {
+                let mut counter = bench.counting(&[&probe]);
+                assert_eq!(bench.run(&["attach", &shown]).0, Some(0));
+                wait_until("the new server counts", || counter.total(&probe) > 0);
+                assert_eq!(bench.run(&["detach", &shown]).0, Some(0));
+            }
+        }
+        assert_eq!(Footprint::of(pid), before, "after {next}");
+        assert_text_is_as_in_its_files(pid);
+        calls_of(victim);
+    }
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+    rustix::process::kill_process(pid, Signal::KILL).expect("ours");
+    // Whoever adopted it may be slow to wait for it.
+    wait_until("the process is dead", || {
+        let proc = format!("/proc/{}", pid.as_raw_nonzero());
+        let stat = std::fs::read_to_string(format!("{proc}/stat")).unwrap_or_default();
+        let threads = std::fs::read_dir(format!("{proc}/task")).map_or(0, Iterator::count);
+        stat.is_empty() || (stat.contains(") Z ") && threads == 1)
+    });
+}
+
+#[test]
+fn a_servers_death_at_any_moment_of_attaching_leaves_a_working_process() {
+    let bench = Bench::ring3();
+    let victim = ready(&mut gentle("8"));
+    let pid = victim.pid();
+    let before = Footprint::of(pid);
+    let probe = format!("{}:work", busy().display());
+    for round in 0..30 {
+        let counter = bench.counting(&[&probe]);
+        let server = bench.server();
+        let mut attach = bench.ring3_command(&["attach", &pid.to_string()]);
+        let attach = Process::start(&mut attach);
+        // A different moment each time.
+        for _ in 0..round * 4000 {
+            std::hint::spin_loop();
+        }
+        kill(server);
+        attach.finish();
+        drop(counter);
+        let (code, _, error) = bench.run(&["detach", &pid.to_string()]);
+        assert!(code == Some(0) || error.contains("not a target"), "{error}");
+    }
+    assert_text_is_as_in_its_files(pid);
+    assert_eq!(Footprint::of(pid), before);
+    calls_of(victim);
+}
+
+#[test]
+fn the_order_of_load_start_and_attach_does_not_matter() {
+    let bench = Bench::ring3();
+    let probe = format!("{}:plain", shapes().display());
+    let mut first = ready(bench.target(shapes()).args(["plain", "11"]));
+    let mut second = ready(Command::new(shapes()).args(["plain", "22"]));
+    assert_eq!(bench.run(&["attach", &second.pid().to_string()]).0, Some(0));
+    let mut counter = bench.counting(&[&probe]);
+    let mut third = ready(bench.target(shapes()).args(["plain", "33"]));
+    let mut fourth = ready(Command::new(shapes()).args(["plain", "44"]));
+    assert_eq!(bench.run(&["attach", &fourth.pid().to_string()]).0, Some(0));
+    for victim in [&mut first, &mut second, &mut third, &mut fourth] {
+        victim.say("go");
+        victim.line();
+    }
+    assert_eq!(
+        counter.report().values().copied().collect::<std::collections::BTreeSet<_>>(),
+        [11, 22, 33, 44].into()
+    );
+}
