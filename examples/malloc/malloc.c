@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Counts how often each process calls malloc, or other functions: an ordinary libbpf tool.
 //
-//   malloc [-p PID] [BINARY:SYMBOL[:ret]]...
+//   malloc [-p PID] [BINARY:SYMBOL[:ret]]...        (0xOFFSET instead of SYMBOL: a place in the file)
 //
 // Prints "attached", then on each line of input (and at the end of input) the counts so far, one line
 // "PID PROBE COUNT" each, and an empty line.
@@ -43,6 +43,7 @@ static int attach(struct malloc_bpf *skel, char *name, unsigned cookie, int pid)
 {
 	LIBBPF_OPTS(bpf_uprobe_opts, opts, .bpf_cookie = cookie);
 	char *spec = strdup(name), *symbol = strchr(spec, ':'), *kind;
+	size_t offset = 0;
 	int error = 0;
 
 	if (!symbol) {
@@ -54,9 +55,12 @@ static int attach(struct malloc_bpf *skel, char *name, unsigned cookie, int pid)
 	if (kind)
 		*kind++ = 0;
 	opts.retprobe = kind && strcmp(kind, "ret") == 0;
-	opts.func_name = symbol;
-	if (!bpf_program__attach_uprobe_opts(opts.retprobe ? skel->progs.on_return : skel->progs.on_entry, pid, spec, 0,
-					     &opts)) {
+	if (strncmp(symbol, "0x", 2) == 0)
+		offset = strtoul(symbol, NULL, 16);
+	else
+		opts.func_name = symbol;
+	if (!bpf_program__attach_uprobe_opts(opts.retprobe ? skel->progs.on_return : skel->progs.on_entry, pid, spec,
+					     offset, &opts)) {
 		error = -errno;
 		fprintf(stderr, "malloc: %s: %s\n", name, strerror(errno));
 	}

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ fn built(name: &str, command: impl FnOnce(&Path) -> Command) -> PathBuf {
     let path = folder.join(name);
     let lock = std::fs::File::create(folder.join(format!("{name}.lock"))).expect("target is writable");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
-    let newest = ["shapes.cc", "library.c", "busy.c"]
+    let newest = ["shapes.cc", "library.c", "busy.c", "narrow.S"]
         .iter()
         .filter_map(|source| root().join("tests/victims").join(source).metadata().ok()?.modified().ok())
         .max();
@@ -86,7 +86,8 @@ pub fn example(name: &str) -> PathBuf {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let folder = root().join("examples/malloc");
     let path = folder.join("build").join(name);
-    if !path.exists() {
+    static MADE: AtomicBool = AtomicBool::new(false);
+    if !MADE.swap(true, Ordering::Relaxed) {
         let status = Command::new("make").args(["-s", "-C"]).arg(folder).status().expect("make runs");
         assert!(status.success());
     }

@@ -10,28 +10,36 @@ use std::time::{Duration, Instant};
 use ring3_server::control::{Connection, runtime_dir};
 use rustix::fs::FlockOperation;
 
+use crate::Failure;
+
 /// The server must be reachable, or gone, within this time.
 const SERVER_WITHIN: Duration = Duration::from_secs(20);
 /// What the server prints when it can be reached.
 const READY: &str = "ready";
 
 /// Where a command is, as `execvp` would find it.
-pub(crate) fn find_program(name: &str) -> Result<PathBuf, String> {
+pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
     let runnable =
         |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
     if name.contains('/') {
         let path = PathBuf::from(name);
         return match path.metadata() {
-            Err(error) => Err(format!("cannot run {name}: {error}")),
+            Err(error) => Err(cannot_run(name, &error)),
             Ok(_) if runnable(&path) => Ok(path),
-            Ok(_) => Err(format!("cannot run {name}: not an executable file")),
+            Ok(_) => Err(Failure { why: format!("cannot run {name}: not an executable file"), code: 126 }),
         };
     }
     let search = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
     std::env::split_paths(&search)
         .map(|dir| dir.join(name))
         .find(|path| runnable(path))
-        .ok_or_else(|| format!("cannot run {name}: no such program in PATH"))
+        .ok_or_else(|| Failure { why: format!("cannot run {name}: no such program in PATH"), code: 127 })
+}
+
+/// The failure of running a program.
+pub(crate) fn cannot_run(name: &str, error: &std::io::Error) -> Failure {
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    Failure { why: format!("cannot run {name}: {error}"), code }
 }
 
 /// A connection to this user's server, which is started if there is none.
@@ -44,16 +52,27 @@ pub(crate) fn server() -> Result<Connection, String> {
         if Instant::now() > deadline {
             return Err("the server does not come up; see server.log in its run-time folder".into());
         }
-        // The lock orders those who start a server at the same time, and waits for one that is ending.
-        let lock = File::create(runtime_dir()?.join("start.lock")).map_err(|error| format!("start.lock: {error}"))?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|error| format!("start.lock: {error}"))?;
+        // The lock orders those who start a server at the same time.
+        let lock_path = runtime_dir()?.join("start.lock");
+        let complain = |error: std::io::Error| format!("{}: {error}", lock_path.display());
+        let lock = File::create(&lock_path).map_err(complain)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|error| complain(error.into()))?;
         if let Some(connection) = Connection::open()? {
             return Ok(connection);
         }
-        let own = std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))?;
-        let status = Command::new(own).arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).status();
-        status.map_err(|error| format!("cannot start the server: {error}"))?;
+        // One that is ending is still there for a moment.
+        wait_until_gone()?;
+        let started = Command::new(own_path()?).arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).output();
+        let started = started.map_err(|error| format!("cannot start the server: {error}"))?;
+        if !started.status.success() {
+            let why = String::from_utf8_lossy(&started.stderr);
+            return Err(format!("cannot start the server: {}", why.trim().trim_start_matches("ring3: ")));
+        }
     }
+}
+
+fn own_path() -> Result<PathBuf, String> {
+    std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))
 }
 
 /// `ring3 serve`: starts the server in a session of its own and returns when it can be reached. The process
@@ -68,8 +87,7 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
         .append(true)
         .open(&log_path)
         .map_err(|error| format!("{}: {error}", log_path.display()))?;
-    let own = std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))?;
-    let mut child = Command::new(own)
+    let mut child = Command::new(own_path()?)
         .args(["serve", "--foreground"])
         .current_dir("/")
         .stdin(Stdio::null())
@@ -80,13 +98,19 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
     let mut line = String::new();
     let out = child.stdout.take().expect("piped");
     BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
-    if line.trim() == READY { Ok(()) } else { Err(line.trim().to_owned()) }
+    match line.trim() {
+        READY => Ok(()),
+        "" => Err(format!("the server ended at once; see {}", log_path.display())),
+        why => Err(why.to_owned()),
+    }
 }
 
 fn run_server() -> Result<(), String> {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("RING3_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
+    // On a full disk the log has gaps; the server goes on.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).log_internal_errors(false);
+    log.with_writer(std::io::stderr).init();
     let _ = rustix::process::setsid();
     let result = ring3_server::daemon::serve(|| {
         say(READY);
@@ -105,7 +129,7 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Waits until no server answers any more.
+/// Waits until there is no server process any more.
 pub(crate) fn wait_until_gone() -> Result<(), String> {
     let lock_path = runtime_dir()?.join("server.lock");
     let Ok(lock) = File::open(&lock_path) else { return Ok(()) };

@@ -81,21 +81,31 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().action {
         Action::Load { command } => load(&command),
         Action::Start { command } => start(&command),
-        Action::Attach { pid } => attach(pid),
-        // A server that was killed may have left something in the process: a new one takes it out.
-        Action::Detach { pid } => launch::server().and_then(|c| c.ask(&Request::Detach { pid }, None)).map(drop),
-        Action::Status { verbose, json, trace } => status(verbose, json, trace),
-        Action::Stop => stop(),
-        Action::Features { markdown: true } => show::write_out(&ring3_server::support::render_markdown()),
-        Action::Features { markdown: false } => show::write_out(&ring3_server::support::render_text()),
-        Action::Serve { foreground } => launch::serve(foreground),
+        Action::Attach { pid } => attach(pid).map_err(Failure::from),
+        Action::Detach { pid } => detach(pid).map_err(Failure::from),
+        Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
+        Action::Stop => stop().map_err(Failure::from),
+        Action::Features { markdown } => features(markdown).map_err(Failure::from),
+        Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("ring3: {why}");
-            ExitCode::FAILURE
+        Err(failure) => {
+            eprintln!("ring3: {}", failure.why);
+            ExitCode::from(failure.code)
         }
+    }
+}
+
+/// Why a command failed, and the exit code: 126 and 127 if the program could not be run, as with env(1).
+struct Failure {
+    why: String,
+    code: u8,
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Failure {
+        Failure { why, code: 1 }
     }
 }
 
@@ -104,7 +114,7 @@ fn running() -> Result<Connection, String> {
     Connection::open()?.ok_or_else(|| "no ring3 server is running for this user".to_owned())
 }
 
-fn load(command: &[String]) -> Result<(), String> {
+fn load(command: &[String]) -> Result<(), Failure> {
     let program = launch::find_program(&command[0])?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
@@ -116,7 +126,7 @@ fn load(command: &[String]) -> Result<(), String> {
     exec(&program, command)
 }
 
-fn start(command: &[String]) -> Result<(), String> {
+fn start(command: &[String]) -> Result<(), Failure> {
     let program = launch::find_program(&command[0])?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
@@ -126,14 +136,24 @@ fn start(command: &[String]) -> Result<(), String> {
     exec(&program, command)
 }
 
-fn exec(program: &std::path::Path, command: &[String]) -> Result<(), String> {
+fn exec(program: &std::path::Path, command: &[String]) -> Result<(), Failure> {
     let error = Command::new(program).arg0(&command[0]).args(&command[1..]).exec();
-    Err(format!("cannot run {}: {error}", program.display()))
+    Err(launch::cannot_run(&command[0], &error))
 }
 
 fn attach(pid: u32) -> Result<(), String> {
     let target = launch::server()?.ask(&Request::Attach { pid }, None)?;
     show::attached(&target)
+}
+
+fn detach(pid: u32) -> Result<(), String> {
+    // A server that was killed may have left something in the process: a new one takes it out.
+    launch::server()?.ask(&Request::Detach { pid }, None).map(drop)
+}
+
+fn features(markdown: bool) -> Result<(), String> {
+    use ring3_server::support::{render_markdown, render_text};
+    show::write_out(&if markdown { render_markdown() } else { render_text() })
 }
 
 fn status(verbose: bool, json: bool, trace: bool) -> Result<(), String> {

@@ -74,8 +74,8 @@ pub fn runtime_dir() -> Result<PathBuf, String> {
     let meta = std::fs::symlink_metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
         return Err(format!(
-            "the run-time folder {} is not a folder that only user {uid} can use (owner {}, mode {:o}); \
-             remove it or set RING3_RUNTIME_DIR to another one",
+            "the run-time folder {} must be a folder of user {uid} with mode 700 (it has owner {}, mode {:o}); \
+             change that, or set RING3_RUNTIME_DIR to another folder",
             path.display(),
             meta.uid(),
             meta.mode() & 0o7777,

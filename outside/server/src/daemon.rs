@@ -11,6 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
+use ring3_uapi::Errno;
+
 use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::Session;
 use crate::loader::objects::Subsystem;
@@ -20,6 +22,10 @@ use crate::realm::Realm;
 const IDLE_SECONDS: u64 = 10;
 /// How often idleness is looked at.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// The lock that shows that there is a server must be free within this time.
+const LOCK_WITHIN: Duration = Duration::from_millis(250);
+/// Pause after a request could not be accepted (out of file descriptors or memory).
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 struct Server {
     realm: Arc<Realm>,
@@ -34,9 +40,16 @@ struct Server {
 /// descriptors are closed). `ready` is called when it can be reached. Errors are for people.
 pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     crate::raw_process::close_inherited();
+    crate::raw_process::lift_limits()?;
     let dir = runtime_dir()?;
     let lock = File::create(dir.join("server.lock")).map_err(|error| format!("{}: {error}", dir.display()))?;
-    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+    // Whoever looks whether there is a server holds the lock for a moment, too.
+    let deadline = Instant::now() + LOCK_WITHIN;
+    while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() < deadline {
+            std::thread::sleep(LOCK_WITHIN / 50);
+            continue;
+        }
         return Err(format!("another ring3 server is running for this user (its folder is {})", dir.display()));
     }
     let signals = crate::raw_process::signals().map_err(|error| format!("signalfd: {error}"))?;
@@ -75,10 +88,14 @@ impl Server {
                 tracing::info!("told to end by a signal");
                 return;
             }
-            if !fds[0].revents().is_empty()
-                && let Ok((stream, _)) = listener.accept()
-            {
-                self.clone().begin(Connection::accepted(stream));
+            if !fds[0].revents().is_empty() {
+                match listener.accept() {
+                    Ok((stream, _)) => self.clone().begin(Connection::accepted(stream)),
+                    Err(error) => {
+                        tracing::error!("a request is not accepted: {error}");
+                        std::thread::sleep(ACCEPT_AGAIN);
+                    }
+                }
             }
             if self.is_busy() {
                 busy_until = Instant::now();
@@ -179,7 +196,8 @@ impl Server {
             tracing::warn!(pid, "start: {refusal}");
             if !answered.load(Ordering::Acquire) {
                 connection.answer(Err(refusal.message));
-            } else if let Some(stderr) = stderr {
+            } else if let Some(stderr) = stderr.filter(|_| refusal.errno != Errno::ESRCH) {
+                // (A process that is gone has told why for itself.)
                 let text = format!("ring3: not traced: {}\n", refusal.message);
                 let _ = rustix::io::write(&stderr, text.as_bytes());
             }

@@ -1,4 +1,4 @@
-//! Signals and descriptors of the server process.
+//! Signals, descriptors and limits of the server process.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -22,6 +22,33 @@ pub(crate) fn signals() -> std::io::Result<OwnedFd> {
     }
     // SAFETY: signalfd returned a new fd that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Open files that the server needs at least: a handful of its own, two per target, one per map and link.
+const OPEN_FILES_MIN: u64 = 256;
+/// Bytes that the server's largest memfds have.
+const FILE_BYTES_MIN: u64 = 64 << 20;
+
+/// Makes the server independent of the soft limits of whoever started it: open files and file sizes (which
+/// hold for memfds as well) are raised to the hard ones. What is larger than allowed fails with EFBIG then,
+/// instead of killing by SIGXFSZ. Errors are for people.
+pub(crate) fn lift_limits() -> Result<(), String> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let maximum = getrlimit(resource).maximum;
+        let _ = setrlimit(resource, Rlimit { current: maximum, maximum });
+    }
+    if let Some(files) = getrlimit(Resource::Nofile).maximum.filter(|files| *files < OPEN_FILES_MIN) {
+        return Err(format!("the limit of open files is {files} (ulimit -n); it must be {OPEN_FILES_MIN} or more"));
+    }
+    if let Some(bytes) = getrlimit(Resource::Fsize).maximum.filter(|bytes| *bytes < FILE_BYTES_MIN) {
+        return Err(format!(
+            "the limit of file sizes is {bytes} bytes (ulimit -f); it must be {FILE_BYTES_MIN} or more"
+        ));
+    }
+    // SAFETY: ignoring a signal installs no handler.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    Ok(())
 }
 
 /// Closes every descriptor but the standard ones: a daemon must not keep a pipe or a terminal of whoever
