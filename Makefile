@@ -29,6 +29,8 @@ demo: build
 test: deps
 	cargo xtask ci
 
+# (Python only for frida, the peer.)
+bench: PACKAGES += python3 python3-venv
 bench: build
 	cargo xtask bench probe
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// The two programs whose cost is measured: one that does nothing, one that counts by process.
+#include <linux/bpf.h>
+#include <linux/ptrace.h>
+#include <bpf/bpf_helpers.h>
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 10240);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+SEC("uprobe")
+int empty(struct pt_regs *ctx)
+{
+	return 0;
+}
+
+SEC("uprobe")
+int counting(struct pt_regs *ctx)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+	__u64 *value = bpf_map_lookup_elem(&counts, &pid);
+
+	if (!value) {
+		__u64 zero = 0;
+		bpf_map_update_elem(&counts, &pid, &zero, BPF_NOEXIST);
+		value = bpf_map_lookup_elem(&counts, &pid);
+		if (!value)
+			return 0;
+	}
+	__sync_fetch_and_add(value, 1);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";
