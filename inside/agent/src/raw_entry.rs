@@ -97,8 +97,10 @@ unsafe extern "C" fn ring3_return_trampoline() {
         "mov rdx, [rsp + {rdx}]",
         "mov rsi, [rsp + {rsi}]",
         "mov rdi, [rsp + {rdi}]",
-        "lea rsp, [rsp + {frame}]",
-        "ret",
+        // No `ret`: the probed function's own has used up what the CPU predicts returns by; the callers' would
+        // all be predicted wrong. The word below the stack pointer is in the red zone.
+        "lea rsp, [rsp + {frame} + 8]",
+        "jmp qword ptr [rsp - 8]",
         // Nobody knows where to go: the slot was reached by a jump into freed stack.
         "2: ud2",
         frame = const size_of::<PtRegs>(),

@@ -229,7 +229,7 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs) -> u64 {
     address
 }
 
-/// Takes all frames of a slot and runs their programs.
+/// Takes the frames of a slot and runs their programs; the address to go on at.
 unsafe fn finish(
     base: u64,
     trampoline: u64,
@@ -238,13 +238,37 @@ unsafe fn finish(
     slot: u64,
     guarded: bool,
 ) -> u64 {
+    let Some(frame) = raw_shadow::pop(block, base, slot) else { return 0 };
+    if frame.return_address == trampoline {
+        // SAFETY: as for this function.
+        return unsafe { finish_chain(base, trampoline, block, regs, slot, guarded, frame.hook) };
+    }
+    // SAFETY: the registers are the trampoline's.
+    unsafe { (*regs).rip = frame.return_address };
+    // SAFETY: as for this function; a frame holds the address of a hook of this region.
+    unsafe { finish_one(base, block, regs, guarded, frame.hook) };
+    frame.return_address
+}
+
+/// Several frames have one slot: a probed function went on to another one by a tail call. The first one's
+/// frame, the last to be taken, has the address.
+#[cold]
+unsafe fn finish_chain(
+    base: u64,
+    trampoline: u64,
+    block: *mut ThreadBlock,
+    regs: *mut PtRegs,
+    slot: u64,
+    guarded: bool,
+    last: u64,
+) -> u64 {
     const CHAIN_MAX: usize = 64;
-    let mut sites = [(0u64, 0u64); CHAIN_MAX];
-    let mut chained = 0;
+    let mut hooks = [last; CHAIN_MAX];
+    let mut chained = 1;
     let mut address = 0;
     while let Some(frame) = raw_shadow::pop(block, base, slot) {
-        if let Some(entry) = sites.get_mut(chained) {
-            *entry = (frame.hook, frame.site);
+        if let Some(hook) = hooks.get_mut(chained) {
+            *hook = frame.hook;
             chained += 1;
         }
         address = frame.return_address;
@@ -254,22 +278,28 @@ unsafe fn finish(
     }
     // SAFETY: the registers are the trampoline's.
     unsafe { (*regs).rip = address };
-    for (hook, _) in sites.iter().take(chained) {
-        // SAFETY: a frame holds the address of a hook of this region, which stays in the table.
-        let hook = unsafe { &*(*hook as *const Hook) };
-        if guarded {
-            if !block.is_null() {
-                // SAFETY: the running thread's own block.
-                miss(unsafe { &mut *block }, hook);
-            }
-            continue;
-        }
-        // SAFETY: not guarded means that there is a block, this thread's.
-        let tb = unsafe { &mut *block };
-        if control(base).retired.load(Relaxed) == 0 {
-            // SAFETY: as for this function.
-            unsafe { run(base, tb, regs, hook, hook.ret.load(Acquire)) };
-        }
+    for hook in hooks.iter().take(chained) {
+        // SAFETY: as for this function; a frame holds the address of a hook of this region.
+        unsafe { finish_one(base, block, regs, guarded, *hook) };
     }
     address
+}
+
+/// Runs the programs of one return, or counts a miss.
+///
+/// # Safety
+/// `block` is null or the running thread's own, and is not null unless `guarded`; `regs` are valid registers, `hook` is
+/// the address of a hook of this region, which stays in the table.
+#[inline(always)]
+unsafe fn finish_one(base: u64, block: *mut ThreadBlock, regs: *mut PtRegs, guarded: bool, hook: u64) {
+    // SAFETY: the caller's promise.
+    let hook = unsafe { &*(hook as *const Hook) };
+    // SAFETY: the caller's promise.
+    let Some(tb) = (unsafe { block.as_mut() }) else { return };
+    if guarded {
+        miss(tb, hook);
+    } else if control(base).retired.load(Relaxed) == 0 {
+        // SAFETY: the registers are the caller's, and the range is the server's.
+        unsafe { run(base, tb, regs, hook, hook.ret.load(Acquire)) };
+    }
 }
