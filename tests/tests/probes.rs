@@ -184,3 +184,39 @@ fn wrappers_between_ring3_and_the_tool_are_seen_through() {
         assert_eq!(ring3_tests::Counter { tool }.total(&probe), 10);
     }
 }
+
+/// The functions that a library exports.
+fn functions_of(library: &str) -> Vec<String> {
+    let output = std::process::Command::new("nm").args(["-D", "--defined-only", library]).output().expect("nm runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let symbol = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        matches!(words.get(1), Some(&"T")).then(|| words[2].split('@').next().unwrap_or_default().to_owned())
+    };
+    let mut names: Vec<String> = text.lines().filter_map(symbol).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[test]
+fn with_every_function_of_libc_probed_at_entry_and_return_programs_do_the_same() {
+    const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+    const SCRIPT: &str = r#"
+        for i in 1 2 3; do echo $(echo $i | tr 1 2) $(ls /bin/sh | wc -l); done
+        trap "echo caught" USR1; kill -USR1 $$; (exit 3); echo $?
+        { (kill -9 $BASHPID); } 2>/dev/null; echo $?; true & wait; printf "%05d %s\n" 42 "$(type -t ls)"
+        diff <(echo a) <(echo b); read -r x <<< word; echo "$x" | awk '{ print toupper($1), exp(1) }'
+        perl -e '@a = map { $_ * 2 } 1..5; print "@a\n"; print `echo sub`; local $@; eval { die "dead\n" }; print $@'
+    "#;
+    let names = functions_of(LIBC);
+    let probes: Vec<String> =
+        names.iter().flat_map(|name| [format!("{LIBC}:{name}"), format!("{LIBC}:{name}:ret")]).collect();
+    let plain = std::process::Command::new("bash").args(["-c", SCRIPT]).output().expect("bash runs");
+    let bench = Bench::ring3();
+    let mut counter = bench.counting(&probes.iter().map(String::as_str).collect::<Vec<_>>());
+    let traced = bench.target("bash").args(["-c", SCRIPT]).output().expect("bash runs");
+    assert_eq!(traced, plain);
+    let functions = counter.report().into_iter().filter(|(_, count)| *count > 0).count();
+    assert!(names.len() > 1000 && functions > 200, "{functions} counts of {} functions", names.len());
+}

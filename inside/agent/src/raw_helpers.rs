@@ -20,10 +20,10 @@ exports! {
     ring3_helper_map_lookup_elem = raw_helpers::map_lookup_elem;
     ring3_helper_map_update_elem = raw_helpers::map_update_elem;
     ring3_helper_map_delete_elem = raw_helpers::map_delete_elem;
-    ring3_helper_probe_read = raw_helpers::probe_read_user;
+    ring3_helper_probe_read = raw_helpers::probe_read;
     ring3_helper_probe_read_user = raw_helpers::probe_read_user;
     ring3_helper_probe_read_kernel = raw_helpers::probe_read_kernel;
-    ring3_helper_probe_read_str = raw_helpers::probe_read_user_str;
+    ring3_helper_probe_read_str = raw_helpers::probe_read_str;
     ring3_helper_probe_read_user_str = raw_helpers::probe_read_user_str;
     ring3_helper_probe_read_kernel_str = raw_helpers::probe_read_kernel_str;
     ring3_helper_copy_from_user = raw_helpers::copy_from_user;

@@ -10,6 +10,9 @@ const STRING_MAX: usize = 128;
 pub(crate) trait Strings {
     /// Copies the string at `address` to `out`, cut if too long; bytes without NUL, or `None` on a bad address.
     fn string(&self, address: u64, out: &mut [u8]) -> Option<usize>;
+
+    /// Fills `out` from `address`; false on a bad one.
+    fn bytes(&self, address: u64, out: &mut [u8]) -> bool;
 }
 
 struct Output<'o> {
@@ -100,6 +103,15 @@ pub(crate) fn format(
                     bytes.next_if_eq(&b's').ok_or(Errno::EINVAL)?;
                     push_string(&mut output, spec, argument, strings);
                 }
+                Some(separated @ (b'i' | b'I')) => {
+                    let separated = *separated == b'I';
+                    bytes.next();
+                    match bytes.next() {
+                        Some(b'4') => push_ip4(&mut output, argument, strings, separated),
+                        Some(b'6') => push_ip6(&mut output, argument, strings, separated),
+                        _ => return Err(Errno::EINVAL),
+                    }
+                }
                 _ => {
                     while bytes.next_if(|byte| matches!(byte, b'x' | b'K' | b'S' | b's' | b'B')).is_some() {}
                     let spec = Spec { zero: true, width: 16, ..Spec::default() };
@@ -135,6 +147,36 @@ fn push_string(output: &mut Output<'_>, spec: Spec, address: u64, strings: &impl
     }
     if spec.left {
         output.repeat(b' ', padding);
+    }
+}
+
+/// `%pi4`: `127.000.000.001`; `%pI4`: `127.0.0.1`.
+fn push_ip4(output: &mut Output<'_>, address: u64, strings: &impl Strings, short: bool) {
+    let mut bytes = [0u8; 4];
+    if !strings.bytes(address, &mut bytes) {
+        bytes = [0; 4];
+    }
+    let spec = Spec { zero: true, width: if short { 0 } else { 3 }, ..Spec::default() };
+    for (index, byte) in bytes.iter().enumerate() {
+        if index > 0 {
+            output.push(b'.');
+        }
+        push_number(output, spec, u64::from(*byte), 10, false, false);
+    }
+}
+
+/// `%pi6`: 32 digits; `%pI6`: with colons.
+fn push_ip6(output: &mut Output<'_>, address: u64, strings: &impl Strings, colons: bool) {
+    let mut bytes = [0u8; 16];
+    if !strings.bytes(address, &mut bytes) {
+        bytes = [0; 16];
+    }
+    let spec = Spec { zero: true, width: 2, ..Spec::default() };
+    for (index, byte) in bytes.iter().enumerate() {
+        if colons && index > 0 && index % 2 == 0 {
+            output.push(b':');
+        }
+        push_number(output, spec, u64::from(*byte), 16, false, false);
     }
 }
 
@@ -198,6 +240,11 @@ mod tests {
             out.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
             Some(text.len())
         }
+
+        fn bytes(&self, address: u64, out: &mut [u8]) -> bool {
+            out.iter_mut().zip([192, 168, 0, 1].iter().cycle()).for_each(|(to, from)| *to = *from);
+            address == 1
+        }
     }
 
     fn check(text: &str, arguments: &[u64], expected: &str) {
@@ -211,6 +258,8 @@ mod tests {
         check("%d %u %x %s|%5d|%-5d|%05d%%", &[u64::MAX, 7, 255, 1, 42, 42, 42], "-1 7 ff hello|   42|42   |00042%");
         check("%lld %llu %lx %c", &[u64::MAX, u64::MAX, 1 << 40, 65], "-1 18446744073709551615 10000000000 A");
         check("%8s|%-8s|%.2s|%s", &[1, 1, 1, 2], "   hello|hello   |he|");
+        check("%pi4 %pI4 %pI4", &[1, 1, 2], "192.168.000.001 192.168.0.1 0.0.0.0");
+        check("%pI6", &[1], "c0a8:0001:c0a8:0001:c0a8:0001:c0a8:0001");
         check("%#x %+d % d", &[16, 5, 5], "0x10 +5  5");
         assert_eq!(format(&mut [], b"%f", &[1], &One), Err(Errno::EINVAL));
         assert_eq!(format(&mut [], b"%d", &[], &One), Err(Errno::EINVAL));

@@ -9,7 +9,7 @@ use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
 
 use crate::raw_dispatch::cpu_of;
-use crate::raw_memory::{clear, is_program_memory, read, read_string, write};
+use crate::raw_memory::{clear, is_program_memory, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_system::{
     SYS_CLOCK_GETTIME, SYS_GETCPU, SYS_GETGID, SYS_GETUID, SYS_PRCTL, is_dead, relax, syscall, syscall0,
@@ -23,6 +23,8 @@ const CLOCK_TAI: u64 = 11;
 const PR_GET_NAME: u64 = 16;
 /// End of user addresses.
 const USER_END: u64 = 0x7fff_ffff_f000;
+/// First address of the kernel's half.
+const KERNEL_START: u64 = 0xffff_8000_0000_0000;
 
 /// What a helper returns for a result.
 pub(crate) fn answer(result: Result<u64, Errno>) -> u64 {
@@ -82,6 +84,24 @@ pub(crate) fn comm() -> [u64; 2] {
     name
 }
 
+/// The error for reading what is not kernel memory: some address of the kernel's half, or none of its.
+/// Mirrors arch/x86/mm/maccess.c:copy_from_kernel_nofault_allowed.
+fn not_kernel_memory(address: u64) -> Errno {
+    if address >= KERNEL_START { Errno::EFAULT } else { Errno::ERANGE }
+}
+
+/// Zeroes what a read that failed had promised.
+///
+/// # Safety
+/// `to` is writable for `bytes` bytes.
+unsafe fn cleared<T>(to: u64, bytes: u64, result: Result<T, Errno>) -> Result<T, Errno> {
+    if result.is_err() {
+        // SAFETY: the caller's promise.
+        unsafe { clear(to, bytes) };
+    }
+    result
+}
+
 macro_rules! helpers {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident),*; $tb:ident) $body:block)*) => {
         $(
@@ -128,16 +148,26 @@ helpers! {
         done(unsafe { map.delete(&context(tb), key) })
     }
 
-    /// `bpf_probe_read_user`; also `bpf_probe_read`, which tries user memory on machines with one address space.
+    /// `bpf_probe_read_user`
     fn probe_read_user(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
         let result = unsafe { read(tb, to, from, bytes) };
-        if result.is_err() {
-            // SAFETY: as above.
-            unsafe { clear(to, bytes) };
-        }
-        done(result)
+        // SAFETY: as above.
+        done(unsafe { cleared(to, bytes, result) })
+    }
+
+    /// `bpf_probe_read`: the address says whether it is user memory. The program's own is user memory here.
+    fn probe_read(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        let result = if from < USER_END {
+            // SAFETY: the verifier proved `to` writable.
+            unsafe { read(tb, to, from, bytes) }
+        } else {
+            Err(not_kernel_memory(from))
+        };
+        // SAFETY: as above.
+        done(unsafe { cleared(to, bytes, result) })
     }
 
     /// `bpf_probe_read_kernel`: what the kernel would call its own memory is the program's stack and maps.
@@ -147,25 +177,32 @@ helpers! {
             // SAFETY: the verifier proved `to` writable.
             unsafe { read(tb, to, from, bytes) }
         } else {
-            Err(Errno::EFAULT)
+            Err(not_kernel_memory(from))
         };
-        if result.is_err() {
-            // SAFETY: as above.
-            unsafe { clear(to, bytes) };
-        }
-        done(result)
+        // SAFETY: as above.
+        done(unsafe { cleared(to, bytes, result) })
     }
 
-    /// `bpf_probe_read_user_str`; also `bpf_probe_read_str`
+    /// `bpf_probe_read_user_str`
     fn probe_read_user_str(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let result = unsafe { read_string(tb, to, from, bytes) };
-        if result.is_err() {
-            // SAFETY: as above.
-            unsafe { clear(to, bytes) };
-        }
-        answer(result)
+        let result = unsafe { read_user_string(tb, to, from, bytes) };
+        // SAFETY: as above.
+        answer(unsafe { cleared(to, bytes, result) })
+    }
+
+    /// `bpf_probe_read_str`: as `bpf_probe_read`.
+    fn probe_read_str(to, bytes, from; tb) {
+        let bytes = u64::from(bytes as u32);
+        let result = if from < USER_END {
+            // SAFETY: the verifier proved `to` writable.
+            unsafe { read_user_string(tb, to, from, bytes) }
+        } else {
+            Err(not_kernel_memory(from))
+        };
+        // SAFETY: as above.
+        answer(unsafe { cleared(to, bytes, result) })
     }
 
     /// `bpf_probe_read_kernel_str`
@@ -175,13 +212,10 @@ helpers! {
             // SAFETY: the verifier proved `to` writable.
             unsafe { read_string(tb, to, from, bytes) }
         } else {
-            Err(Errno::EFAULT)
+            Err(not_kernel_memory(from))
         };
-        if result.is_err() {
-            // SAFETY: as above.
-            unsafe { clear(to, bytes) };
-        }
-        answer(result)
+        // SAFETY: as above.
+        answer(unsafe { cleared(to, bytes, result) })
     }
 
     /// `bpf_copy_from_user`
@@ -189,18 +223,12 @@ helpers! {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
         let result = unsafe { read(tb, to, from, bytes) };
-        if result.is_err() {
-            // SAFETY: as above.
-            unsafe { clear(to, bytes) };
-        }
-        done(result)
+        // SAFETY: as above.
+        done(unsafe { cleared(to, bytes, result) })
     }
 
-    /// `bpf_probe_write_user`: `EPERM` for addresses that are not the program's, `EFAULT` for those it may not write.
+    /// `bpf_probe_write_user`
     fn probe_write_user(to, from, bytes; tb) {
-        if to >= USER_END {
-            return Errno::EPERM.negated() as u64;
-        }
         // SAFETY: the verifier proved `from` readable.
         done(unsafe { write(tb, to, from, u64::from(bytes as u32)) })
     }

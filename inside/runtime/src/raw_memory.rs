@@ -72,7 +72,7 @@ unsafe fn transfer(number: u64, tb: &ThreadBlock, local: u64, remote: u64, bytes
 }
 
 /// Copies a string of at most `bytes` bytes with its NUL. Returns the length including the NUL; a longer string
-/// is cut and ended. Mirrors mm/maccess.c:strncpy_from_user_nofault.
+/// is cut and ended. Mirrors mm/maccess.c:strncpy_from_kernel_nofault.
 ///
 /// # Safety
 /// `target` is writable for `bytes` bytes.
@@ -102,6 +102,31 @@ pub unsafe fn read_string(tb: &ThreadBlock, target: u64, source: u64, bytes: u64
         unsafe { ((target + bytes - 1) as *mut u8).write(0) };
     }
     Ok(bytes)
+}
+
+/// As [`read_string`], and the word with the NUL is stored whole where the destination and the source have it, the
+/// rest zero. Mirrors mm/maccess.c:strncpy_from_user_nofault and lib/strncpy_from_user.c.
+///
+/// # Safety
+/// `target` is writable for `bytes` bytes.
+pub unsafe fn read_user_string(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<u64, Errno> {
+    const WORD: u64 = 8;
+    // SAFETY: the caller's promise.
+    let length = unsafe { read_string(tb, target, source, bytes) }?;
+    let end = length.next_multiple_of(WORD);
+    if end > bytes {
+        return Ok(length);
+    }
+    let last = source.wrapping_add(end).wrapping_sub(1);
+    let mut byte = 0u8;
+    let crosses = last / PAGE != source.wrapping_add(length).wrapping_sub(1) / PAGE;
+    // SAFETY: room for a byte.
+    if crosses && unsafe { read(tb, &raw mut byte as u64, last, 1) }.is_err() {
+        return Ok(length);
+    }
+    // SAFETY: length <= end <= bytes, which the caller vouches for.
+    unsafe { clear(target + length, end - length) };
+    Ok(length)
 }
 
 /// Zeroes what a failed read promised.

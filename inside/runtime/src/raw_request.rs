@@ -6,13 +6,14 @@ use ring3_layout::control::ControlHeader;
 use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
 
-use crate::raw_system::{SYS_FUTEX, syscall};
+use crate::raw_system::{SYS_FUTEX, is_dead, syscall};
 use crate::raw_thread::state;
 
 const FUTEX_WAIT: u64 = 0;
 const FUTEX_WAKE: u64 = 1;
-/// Times that the wait is begun again after a spurious wake-up.
-const WAITS_MAX: u32 = 4;
+const ETIMEDOUT: i64 = 110;
+/// Waits that follow each other while the server lives.
+const WAITS_MAX: u32 = 10;
 
 pub(crate) fn realm(base: u64) -> &'static Realm {
     // SAFETY: the realm block is mapped with the region and made of atomics.
@@ -37,7 +38,8 @@ pub(crate) fn ring(base: u64, number: u32) {
     }
 }
 
-/// Files a request; waits for the answer, within the bound that the server set, if `wait` says so.
+/// Files a request; waits for the answer if `wait` says so, at most [`WAITS_MAX`] times as long as the server set,
+/// once if there is no server any more.
 pub(crate) fn file(base: u64, kind: u32, pid: u32, wait: bool) {
     let free = realm(base).requests.iter().find(|entry| {
         entry.state.load(Relaxed) == request::FREE
@@ -65,7 +67,10 @@ pub(crate) fn file(base: u64, kind: u32, pid: u32, wait: bool) {
         }
         let arguments = [address, FUTEX_WAIT, u64::from(request::PENDING), &raw const timeout as u64, 0, 0];
         // SAFETY: the futex word and the timeout are valid for the call.
-        unsafe { syscall(SYS_FUTEX, arguments) };
+        let result = unsafe { syscall(SYS_FUTEX, arguments) };
+        if result == -ETIMEDOUT && is_dead(control(base).server_pid) {
+            break;
+        }
     }
     if entry.state.compare_exchange(request::PENDING, request::ABANDONED, AcqRel, Acquire).is_ok() {
         state(base).requests_lost.fetch_add(1, Relaxed);

@@ -9,7 +9,7 @@ use ring3_uapi::Errno;
 use crate::format::{Strings, format};
 use crate::raw_dispatch::cpu_of;
 use crate::raw_helpers::{comm, monotonic_ns};
-use crate::raw_memory::read_string;
+use crate::raw_memory::{read, read_string};
 use crate::raw_request::realm;
 
 /// Arguments of one call at most (the kernel: `MAX_BPRINTF_VARARGS`, 12).
@@ -22,6 +22,11 @@ impl Strings for Memory<'_> {
         // SAFETY: `out` is writable for its length.
         let read = unsafe { read_string(self.0, out.as_mut_ptr() as u64, address, out.len() as u64) };
         read.ok().map(|length| length.saturating_sub(1) as usize)
+    }
+
+    fn bytes(&self, address: u64, out: &mut [u8]) -> bool {
+        // SAFETY: `out` is writable for its length.
+        unsafe { read(self.0, out.as_mut_ptr() as u64, address, out.len() as u64) }.is_ok()
     }
 }
 

@@ -24,6 +24,9 @@ struct Arguments {
     action: Action,
 }
 
+/// This much of a tool's command line is kept for `ring3 status`.
+const COMMAND_CHARS_MAX: usize = 1000;
+
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Run a bpf tool (loader) whose bpf(2) ring3 answers
@@ -120,7 +123,8 @@ fn load(command: &[String]) -> Result<(), Failure> {
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
     let listener = ring3_server::loader::install_filter()?;
-    connection.ask(&Request::Load { command: command.to_vec() }, Some(listener.as_fd()))?;
+    let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
+    connection.ask(&Request::Load { command: shown }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);
     exec(&program, command)

@@ -40,7 +40,7 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
         server["text_bytes"],
         server["agent_bytes"],
     );
-    section(&mut out, "loaders", &status["loaders"], &["pid", "comm"]);
+    section(&mut out, "loaders", &status["loaders"], &["pid", "command"]);
     section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);
     section(&mut out, "programs", &status["programs"], &["id", "type", "name", "insns", "jited_bytes"]);
     section(&mut out, "links", &status["links"], &["id", "prog_id", "file", "offset", "ret", "pid", "cookie"]);

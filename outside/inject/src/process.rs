@@ -53,7 +53,10 @@ fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 /// and it has no seccomp filter that our system calls could offend.
 pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     let Pid(pid) = pid;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::NoSuchProcess { pid })?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
+        _ => Error::io(format!("/proc/{pid}/status"), error),
+    })?;
     let field = |name: &str| status_field(&status, name).unwrap_or_default();
     let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u32>().ok());
     if number(field("Tgid")) != Some(pid) {
@@ -65,7 +68,8 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
             return Err(Error::Exited { pid });
         }
     } else if status_field(&status, "VmSize").is_none() {
-        return Err(Error::KernelThread { pid });
+        // No memory: never had any, or is just ending.
+        return Err(if is_kernel_thread(pid) { Error::KernelThread { pid } } else { Error::Exited { pid } });
     }
     let tracer = number(field("TracerPid")).unwrap_or(0);
     // Our own tracing is no obstacle: a process that is begun as a target is held when it is looked at.
@@ -89,6 +93,14 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
         uid: field("Uid").split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0),
         seccomp,
     })
+}
+
+/// `PF_KTHREAD` among the flags of `/proc/PID/stat`.
+fn is_kernel_thread(pid: u32) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
 }
 
 /// The program's ELF class and machine. A program that cannot be read is checked by its code segment later.

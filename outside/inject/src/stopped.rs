@@ -34,6 +34,7 @@ pub struct Stopped {
     /// A stop signal that arrived during remote calls; sent again at the end.
     stop_signal: i32,
     options: libc::c_int,
+    since: Instant,
 }
 
 #[derive(Debug)]
@@ -51,24 +52,30 @@ impl Stopped {
     /// thread goes on as before.
     pub fn seize(pid: Pid, within: Duration) -> Result<Stopped, Error> {
         let mut stopped = Stopped::unattached(pid.0)?;
+        stopped.stop_all(within)?;
+        stopped.checked()
+    }
+
+    /// Stops the threads that are not yet, those that are made meanwhile included.
+    fn stop_all(&mut self, within: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + within;
         for _ in 0..ROUNDS_MAX {
             let new: Vec<Tid> =
-                live_threads(pid.0)?.into_iter().filter(|tid| !stopped.threads.contains(tid)).collect();
+                live_threads(self.pid)?.into_iter().filter(|tid| !self.threads.contains(tid)).collect();
             if new.is_empty() {
-                return stopped.checked();
+                return Ok(());
             }
             let mut waiting = vec![];
             for tid in new {
-                if stopped.attach_thread(tid)? {
+                if self.attach_thread(tid)? {
                     waiting.push(tid);
                 }
             }
             for tid in waiting {
-                stopped.await_stop(tid, deadline)?;
+                self.await_stop(tid, deadline)?;
             }
         }
-        Err(Error::ThreadDoesNotStop { tid: pid.0, state: 'R' })
+        Err(Error::ThreadDoesNotStop { tid: self.pid, state: 'R' })
     }
 
     /// Stops a process at the first instruction of the program that it will execute. `ready` is called once
@@ -98,6 +105,7 @@ impl Stopped {
                 }
             }
         }
+        stopped.since = Instant::now();
         let _ = ptrace::set_options(pid.0, stopped.options & !libc::PTRACE_O_TRACEEXEC);
         stopped.memory = open_memory(pid.0)?;
         stopped.interrupt_again(pid.0)?;
@@ -117,6 +125,7 @@ impl Stopped {
             syscall_instruction: None,
             stop_signal: 0,
             options,
+            since: Instant::now(),
         })
     }
 
@@ -217,6 +226,11 @@ impl Stopped {
     /// The process.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// When its threads were asked to stop.
+    pub fn since(&self) -> Instant {
+        self.since
     }
 
     /// Its threads.
@@ -365,6 +379,9 @@ impl Stopped {
             return Ok(address);
         }
         let mut candidates = mappings(Pid(self.pid))?;
+        if candidates.is_empty() {
+            return Err(Error::Exited { pid: self.pid });
+        }
         candidates.retain(|mapping| mapping.is_executable() && mapping.path != "[vsyscall]");
         candidates.sort_by_key(|mapping| mapping.path != "[vdso]");
         for mapping in candidates {

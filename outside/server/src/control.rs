@@ -23,8 +23,8 @@ const REQUEST_BYTES_MAX: usize = 0x1_0000;
 pub enum Request {
     /// Serve the loader behind the seccomp listener that comes along.
     Load {
-        /// For `ring3 status`.
-        command: Vec<String>,
+        /// The beginning of its command line, for `ring3 status`.
+        command: String,
     },
     /// The asking process is about to `execve` a new target. Its standard error comes along, for what
     /// can only be found out when the new image is there.
@@ -146,20 +146,28 @@ impl Connection {
         }
     }
 
-    /// Receives a request and the fd that may come along; `None` when the other side is gone.
+    /// Receives a request and the fd that may come along; `None` when the other side is gone or makes no sense.
     pub(crate) fn receive(&self) -> Option<(Request, Option<OwnedFd>)> {
         let mut line = vec![0u8; REQUEST_BYTES_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(&mut line)], &mut control, flags).ok()?;
+        let mut filled = 0;
         let mut fd = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                fd = fds.into_iter().next().or(fd);
+        while !line[..filled].ends_with(b"\n") {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let mut room = [IoSliceMut::new(&mut line[filled..])];
+            let got = rustix::net::recvmsg(&self.stream, &mut room, &mut control, flags).ok()?;
+            if got.bytes == 0 {
+                return None;
+            }
+            filled += got.bytes;
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    fd = fds.into_iter().next().or(fd);
+                }
             }
         }
-        let request = serde_json::from_slice(&line[..got.bytes]).ok()?;
+        let request = serde_json::from_slice(&line[..filled]).ok()?;
         Some((request, fd))
     }
 

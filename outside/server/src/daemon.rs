@@ -165,12 +165,12 @@ impl Server {
         }
     }
 
-    fn load(self: &Arc<Server>, fd: Option<OwnedFd>, pid: u32, command: Vec<String>) -> Result<Value, String> {
+    fn load(self: &Arc<Server>, fd: Option<OwnedFd>, pid: u32, command: String) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
         let server = self.clone();
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
-            tracing::info!(pid, ?command, "loader begins");
+            tracing::info!(pid, command, "loader begins");
             Session::run(listener, server.subsystem.clone(), pid, command);
             tracing::info!(pid, "loader ended");
             server.sessions.fetch_sub(1, Ordering::AcqRel);

@@ -119,6 +119,11 @@ impl<'a> File<'a> {
         executable.map(|segment| segment.address..segment.address + segment.file_bytes).collect()
     }
 
+    /// Address of the first instruction (`e_entry`).
+    pub fn entry(&self) -> u64 {
+        self.elf.elf_header().e_entry(self.elf.endian())
+    }
+
     /// File offset of an address.
     pub fn vaddr_to_offset(&self, address: u64) -> Option<u64> {
         let segment = self.segments.iter().find(|s| (s.address..s.address + s.file_bytes).contains(&address))?;

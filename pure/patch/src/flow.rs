@@ -70,6 +70,48 @@ pub(crate) fn flags_live(instructions: &[Instruction]) -> bool {
     true
 }
 
+/// A direct jump: where it is and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Branch {
+    /// Its target.
+    pub to: u64,
+    /// Its first byte.
+    pub from: u64,
+}
+
+/// What looks like a jump with a 4-byte displacement to somewhere in `code` itself, by target. Every byte is
+/// tried, so all real ones are among them, in code that no symbol bounds as well; [`is_branch`] tells them apart.
+pub fn far_branches(code: &[u8], address: u64) -> Vec<Branch> {
+    const JMP: u8 = 0xe9;
+    const JCC: std::ops::RangeInclusive<u8> = 0x80..=0x8f;
+    let mut found = vec![];
+    for (at, window) in code.windows(6).enumerate() {
+        let displacement = match window {
+            [JMP, ..] => 1,
+            [0x0f, second, ..] if JCC.contains(second) => 2,
+            _ => continue,
+        };
+        let bytes = window[displacement..displacement + 4].try_into().expect("4 bytes");
+        let next = at + displacement + 4;
+        let to = (next as u64).wrapping_add(i64::from(i32::from_le_bytes(bytes)) as u64);
+        if to < code.len() as u64 {
+            found.push(Branch { to: address + to, from: address + at as u64 });
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Whether the function `code` at `address` really has this branch.
+pub fn is_branch(code: &[u8], address: u64, branch: Branch) -> bool {
+    branches(code, address).any(|found| found == branch)
+}
+
+/// The direct branches and calls of a function.
+pub fn branches(code: &[u8], address: u64) -> impl Iterator<Item = Branch> {
+    decode(code, address).into_iter().filter_map(|i| Some(Branch { to: direct_target(&i)?, from: i.ip() }))
+}
+
 /// Addresses of the `syscall` instructions in a function whose number is the constant `number`, set in `eax`
 /// shortly before in straight-line code.
 pub fn find_syscall_sites(code: &[u8], address: u64, number: u32) -> Vec<u64> {

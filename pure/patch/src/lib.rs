@@ -10,6 +10,6 @@ mod flow;
 mod plan;
 mod stub;
 
-pub use flow::find_syscall_sites;
+pub use flow::{Branch, branches, far_branches, find_syscall_sites, is_branch};
 pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
 pub use stub::{Moved, STUB_BYTES_MAX, Stub};

@@ -2,7 +2,8 @@
 //!
 //! A 5-byte `jmp rel32` replaces the bytes at the site. The instructions that it covers, wholly or partly, are
 //! displaced: they run in the stub. That is right if nothing ever arrives in the middle of the jump. A direct
-//! branch of the function there is found by decoding all of it; a return address there is found
+//! branch of the function there is found by decoding all of it; one of other code (hand-written
+//! assembly shares tails, compilers put cold parts elsewhere) the caller has looked for; a return address there is found
 //! because only a displaced call can have made one; a thread that stands there is moved by the writer. Bytes
 //! behind the jump stay as they were, so branches to displaced instructions beyond it are harmless.
 
@@ -10,7 +11,7 @@ use std::fmt;
 
 use iced_x86::{FlowControl, Instruction};
 
-use crate::flow::{decode, direct_target, ends_flow, flags_live, is_padding};
+use crate::flow::{Branch, decode, direct_target, ends_flow, flags_live, is_padding};
 
 /// Bytes of the jump.
 pub const JUMP_BYTES: usize = 5;
@@ -26,6 +27,8 @@ pub struct Function<'a> {
     pub address: u64,
     /// Bytes of the function proper; 0: not known.
     pub size: usize,
+    /// A branch of other code into the bytes of the jump, if there is one.
+    pub entered: Option<Branch>,
 }
 
 /// How a site is instrumented.
@@ -145,6 +148,9 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         if let Some(target) = direct_target(instruction).filter(|target| jump.contains(target)) {
             return Err(Refusal::BranchInto { from: instruction.ip(), to: target });
         }
+    }
+    if let Some(branch) = function.entered.filter(|branch| jump.contains(&branch.to)) {
+        return Err(Refusal::BranchInto { from: branch.from, to: branch.to });
     }
     for instruction in displaced {
         let calls = matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall);

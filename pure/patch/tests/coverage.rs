@@ -35,7 +35,8 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
             let end = symbol.address + symbol.size;
             let code = elf.code(symbol.address..end + 24).or_else(|| elf.code(symbol.address..end));
             let Some(code) = code else { continue };
-            let function = Function { bytes: code, address: symbol.address, size: symbol.size as usize };
+            let function =
+                Function { bytes: code, address: symbol.address, size: symbol.size as usize, entered: None };
             match plan_detour(&function, symbol.address) {
                 Ok(plan) => {
                     let stub = symbol.address & !0xffff;

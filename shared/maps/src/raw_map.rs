@@ -192,9 +192,7 @@ impl Map {
         }
         let stride = self.header().stride as usize;
         for (cpu, chunk) in out.chunks_exact_mut(stride).enumerate().take(self.header().cpus as usize) {
-            chunk.fill(0);
-            let copy = chunk.get_mut(..value).ok_or(Errno::EINVAL)?;
-            self.memory.read(offset(cpu as u32).ok_or(Errno::ENOENT)?, copy);
+            self.memory.read(offset(cpu as u32).ok_or(Errno::ENOENT)?, chunk);
         }
         Ok(())
     }
@@ -219,13 +217,11 @@ impl Map {
         }
     }
 
+    /// Per-CPU values are copied in whole words, as kernel/bpf/hashtab.c:bpf_percpu_hash_update has it.
     fn copy_in(&self, offset: impl Fn(u32) -> u64, value: &[u8]) {
-        let bytes = self.header().value_size as usize;
-        let stride = if self.geometry().is_per_cpu() { self.header().stride as usize } else { value.len() };
-        for (cpu, chunk) in value.chunks(stride.max(1)).enumerate().take(self.header().cpus as usize) {
-            if let Some(chunk) = chunk.get(..bytes) {
-                self.memory.write(offset(cpu as u32), chunk);
-            }
+        let stride = if self.geometry().is_per_cpu() { self.header().stride } else { self.header().value_size };
+        for (cpu, chunk) in value.chunks_exact(stride.max(1) as usize).enumerate().take(self.header().cpus as usize) {
+            self.memory.write(offset(cpu as u32), chunk);
         }
     }
 

@@ -1,11 +1,10 @@
 //! `union bpf_attr` as bytes: fields by offset, unknown tails refused as the kernel does.
 
 use ring3_uapi::Errno;
+use ring3_uapi::attr::{ATTR_BYTES, NAME_BYTES, last_field_end};
 
-/// Bytes of the largest attribute that is understood (kernel 6.18).
-const KNOWN_BYTES: usize = 168;
 /// `PAGE_SIZE`, the kernel's limit.
-const BYTES_MAX: usize = 4096;
+pub(super) const BYTES_MAX: usize = 4096;
 
 /// The attribute of a call, zero-filled to what is known.
 pub(super) struct Attr {
@@ -21,10 +20,10 @@ impl Attr {
             return Err(Errno::E2BIG);
         }
         let mut bytes = read(size)?;
-        if bytes.iter().skip(KNOWN_BYTES).any(|byte| *byte != 0) {
+        if bytes.iter().skip(ATTR_BYTES).any(|byte| *byte != 0) {
             return Err(Errno::E2BIG);
         }
-        bytes.resize(KNOWN_BYTES, 0);
+        bytes.resize(ATTR_BYTES, 0);
         Ok(Attr { bytes, passed: size })
     }
 
@@ -40,14 +39,14 @@ impl Attr {
         u64::from_le_bytes(self.bytes[offset..offset + 8].try_into().expect("8 bytes"))
     }
 
-    /// `EINVAL` if a byte from `offset` on is not zero. Mirrors `CHECK_ATTR`.
-    pub(super) fn zero_from(&self, offset: usize) -> Result<(), Errno> {
-        if self.bytes[offset..].iter().any(|byte| *byte != 0) { Err(Errno::EINVAL) } else { Ok(()) }
+    /// `EINVAL` if a byte behind the command's last member is not zero. Mirrors `CHECK_ATTR`.
+    pub(super) fn check_tail(&self, command: u32) -> Result<(), Errno> {
+        let end = last_field_end(command).ok_or(Errno::EINVAL)?;
+        if self.bytes[end..].iter().any(|byte| *byte != 0) { Err(Errno::EINVAL) } else { Ok(()) }
     }
 
     /// An object's name: letters, digits, `_` and `.`, ended by NUL. Mirrors kernel/bpf/syscall.c:bpf_obj_name_cpy.
     pub(super) fn name(&self, offset: usize) -> Result<String, Errno> {
-        const NAME_BYTES: usize = 16;
         let bytes = &self.bytes[offset..offset + NAME_BYTES];
         let end = bytes.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let name = std::str::from_utf8(&bytes[..end]).map_err(|_| Errno::EINVAL)?;

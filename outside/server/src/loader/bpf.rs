@@ -1,19 +1,22 @@
 //! bpf(2).
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use ring3_isa::{Immediate, Op};
 use ring3_maps::Attributes;
 use ring3_uapi::Errno;
+use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
+use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_WRONLY};
 use ring3_verifier::{Input, MapShape, verify};
 
-use super::attr::Attr;
+use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, refuse};
-use crate::loader::objects::{Btf, Event, EventKind, IdKind, Link, MapObject, Object, Program};
+use crate::loader::objects::{Access, Btf, Event, EventKind, IdKind, Link, MapObject, Object, Program};
 use crate::realm::MapSlot;
 use crate::support;
 
@@ -21,17 +24,20 @@ use crate::support;
 const INSNS_MAX: u32 = 1_000_000;
 /// Bytes of BTF at most (`BTF_MAX_SIZE`).
 const BTF_BYTES_MAX: u32 = 16 << 20;
+/// `BPF_F_STRICT_ALIGNMENT` to `BPF_F_TEST_REG_INVARIANTS`.
+const PROG_FLAGS: u32 = 0xff;
 /// Licences under which GPL-only helpers may be called (include/linux/license.h).
 const GPL_COMPATIBLE: [&str; 6] =
     ["GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"];
 
 pub(super) fn serve(caller: &Caller<'_>) -> Reply {
     let command = caller.arg(0) as u32;
+    let attr = Attr::read(caller.arg(2) as u32 as usize, |size| caller.read(caller.arg(1), size))?;
     if let Some((errno, why)) = support::refused_command(command) {
         let name = cmd::name(command).unwrap_or("unknown command");
         return Err(refuse(errno, format_args!("bpf({name}): {why}")));
     }
-    let attr = Attr::read(caller.arg(2) as usize, |size| caller.read(caller.arg(1), size))?;
+    attr.check_tail(command)?;
     let attr = &attr;
     match command {
         cmd::MAP_CREATE => map_create(caller, attr),
@@ -63,9 +69,18 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
 fn map_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<MapObject>, Errno> {
     match caller.object(fd)? {
         Some(Object::Map(map)) => Ok(map),
-        Some(_) => Err(Errno::EINVAL),
-        None => Err(Errno::EINVAL),
+        _ => Err(Errno::EINVAL),
     }
+}
+
+/// A map behind a descriptor that allows what is wanted. Mirrors kernel/bpf/syscall.c:map_get_sys_perms.
+fn map_for(caller: &Caller<'_>, fd: i32, wanted: Access) -> Result<Arc<MapObject>, Errno> {
+    let copy = caller.fd(fd)?;
+    let Some(Object::Map(map)) = caller.subsystem().object(copy.as_fd()) else { return Err(Errno::EINVAL) };
+    let mut allowed = Access::of(copy.as_fd());
+    allowed.write &= !map.frozen.load(Ordering::Acquire);
+    let denied = wanted.read && !allowed.read || wanted.write && !allowed.write;
+    if denied { Err(Errno::EPERM) } else { Ok(map) }
 }
 
 fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
@@ -77,9 +92,14 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         map_flags: attr.u32(16),
         cpus: 0,
     };
+    check_map_fields(attr)?;
+    let access = Access::from_flags(attributes.map_flags)?;
     if let Some((errno, why)) = support::refused_map_type(attributes.map_type) {
         let name = map_type::name(attributes.map_type).unwrap_or("unknown map type");
         return Err(refuse(errno, format_args!("map type {name}: {why}")));
+    }
+    if attr.u32(ring3_uapi::attr::map_create::MAP_IFINDEX.at) != 0 {
+        return Err(refuse(Errno::EOPNOTSUPP, "maps of network devices"));
     }
     let name = attr.name(28)?;
     let btf = match (attr.i32(48), attr.u32(52), attr.u32(56)) {
@@ -90,18 +110,48 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         },
     };
     let map = MapObject::create(caller.subsystem(), attributes, name, attr.u64(64), btf)?;
-    let fd = caller.subsystem().open_memfd(Object::Map(map.clone()), map.memfd().as_fd())?;
+    let fd = caller.subsystem().open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 
+/// Members of `BPF_MAP_CREATE` that no type here has a use for, and the NUMA node.
+/// Mirrors kernel/bpf/syscall.c:map_create and arraymap.c:array_map_alloc_check.
+fn check_map_fields(attr: &Attr) -> Result<(), Errno> {
+    use ring3_uapi::attr::map_create as m;
+    let word = |field: Field| attr.u32(field.at);
+    if word(m::BTF_VMLINUX_VALUE_TYPE_ID) != 0
+        || attr.u64(m::MAP_EXTRA.at) != 0
+        || attr.u64(m::EXCL_PROG_HASH.at) != 0
+        || word(m::EXCL_PROG_HASH_SIZE) != 0
+    {
+        return Err(Errno::EINVAL);
+    }
+    if word(m::MAP_FLAGS) & BPF_F_NUMA_NODE != 0 && word(m::NUMA_NODE) != u32::MAX {
+        let per_cpu = matches!(word(m::MAP_TYPE), map_type::PERCPU_HASH | map_type::PERCPU_ARRAY);
+        let node = format!("/sys/devices/system/node/node{}", word(m::NUMA_NODE));
+        let there = word(m::NUMA_NODE) == 0 || Path::new(&node).exists();
+        if per_cpu || !there {
+            return Err(Errno::EINVAL);
+        }
+    }
+    Ok(())
+}
+
+/// Mirrors kernel/bpf/syscall.c:___bpf_copy_key.
 fn key_of(caller: &Caller<'_>, map: &MapObject, address: u64) -> Result<Vec<u8>, Errno> {
-    caller.read(address, map.geometry().header.key_size as usize)
+    match map.geometry().header.key_size {
+        0 if address != 0 => Err(Errno::EINVAL),
+        bytes => caller.read(address, bytes as usize),
+    }
 }
 
 fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let map = map_of(caller, attr.i32(0))?;
-    if attr.u64(24) != 0 {
+    if attr.u64(24) & !BPF_F_LOCK != 0 {
         return Err(Errno::EINVAL);
+    }
+    let map = map_for(caller, attr.i32(0), Access::READ)?;
+    if attr.u64(24) != 0 {
+        return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
     }
     let key = key_of(caller, &map, attr.u64(8))?;
     caller.write(attr.u64(16), &map.lookup(&key)?)?;
@@ -109,67 +159,91 @@ fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
 }
 
 fn map_update(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let map = map_of(caller, attr.i32(0))?;
-    if map.frozen.load(Ordering::Acquire) {
-        return Err(Errno::EPERM);
+    let map = map_for(caller, attr.i32(0), Access::WRITE)?;
+    let flags = attr.u64(24);
+    if flags & BPF_F_LOCK != 0 {
+        return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
     }
     let key = key_of(caller, &map, attr.u64(8))?;
-    let flags = attr.u64(24);
+    let value = caller.read(attr.u64(16), map.geometry().user_value_bytes())?;
     match map.geometry().header.map_type {
-        map_type::PERF_EVENT_ARRAY => {
-            let fd = caller.read(attr.u64(16), 4)?;
-            let fd = i32::from_le_bytes(fd.try_into().expect("4 bytes"));
-            match caller.object(fd)? {
-                Some(Object::Event(event)) if flags == 0 => map.set_event(&key, event)?,
-                Some(_) => return Err(Errno::EINVAL),
-                None => {
-                    return Err(refuse(Errno::EINVAL, "only bpf-output events go into a perf event array"));
-                }
-            }
-        }
-        map_type::CGROUP_ARRAY => {
-            return Err(refuse(Errno::ENOTSUPP, "cgroups in a cgroup array: programs here do not know cgroups"));
-        }
-        _ => {
-            let value = caller.read(attr.u64(16), map.geometry().user_value_bytes())?;
-            map.update(&key, &value, flags)?;
-        }
+        map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => put_object(caller, &map, &key, &value, flags)?,
+        _ => map.update(&key, &value, flags)?,
     }
     Ok(Outcome::Value(0))
 }
 
-fn map_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let map = map_of(caller, attr.i32(0))?;
-    if map.frozen.load(Ordering::Acquire) {
-        return Err(Errno::EPERM);
+/// Mirrors kernel/bpf/arraymap.c:bpf_fd_array_map_update_elem.
+fn put_object(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+    let word = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).map_err(|_| Errno::EINVAL);
+    if flags != 0 {
+        return Err(Errno::EINVAL);
     }
+    if word(key)? >= map.geometry().header.max_entries {
+        return Err(Errno::E2BIG);
+    }
+    let copy = caller.fd(word(value)? as i32)?;
+    if map.geometry().header.map_type == map_type::PERF_EVENT_ARRAY {
+        return match caller.subsystem().object(copy.as_fd()) {
+            Some(Object::Event(event)) => map.set_event(key, event),
+            None if is_kernel_event(copy.as_fd()) => {
+                Err(refuse(Errno::EINVAL, "only bpf-output events go into a perf event array"))
+            }
+            _ => Err(Errno::EBADF),
+        };
+    }
+    let folder =
+        rustix::fs::fstat(&copy).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir());
+    if folder {
+        return Err(refuse(Errno::ENOTSUPP, "cgroups in a cgroup array: programs here do not know cgroups"));
+    }
+    Err(Errno::EBADF)
+}
+
+fn map_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    let map = map_for(caller, attr.i32(0), Access::WRITE)?;
     map.delete(&key_of(caller, &map, attr.u64(8))?)?;
     Ok(Outcome::Value(0))
 }
 
 fn map_next_key(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let map = map_of(caller, attr.i32(0))?;
+    let map = map_for(caller, attr.i32(0), Access::READ)?;
     let key = if attr.u64(8) == 0 { None } else { Some(key_of(caller, &map, attr.u64(8))?) };
     caller.write(attr.u64(16), &map.next_key(key.as_deref())?)?;
     Ok(Outcome::Value(0))
 }
 
 fn map_lookup_and_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let map = map_of(caller, attr.i32(0))?;
+    if attr.u64(24) & !BPF_F_LOCK != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let map = map_for(caller, attr.i32(0), Access::BOTH)?;
+    if attr.u64(24) != 0 {
+        return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
+    }
     let key = key_of(caller, &map, attr.u64(8))?;
     caller.write(attr.u64(16), &map.lookup_and_delete(&key)?)?;
     Ok(Outcome::Value(0))
 }
 
 fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let map = map_of(caller, attr.i32(0))?;
+    let map = map_for(caller, attr.i32(0), Access::WRITE)?;
     if map.frozen.swap(true, Ordering::AcqRel) { Err(Errno::EBUSY) } else { Ok(Outcome::Value(0)) }
 }
 
 /// `BPF_MAP_LOOKUP_BATCH` and `.._AND_DELETE_BATCH`: the position between batches is the last key.
 fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     const COUNT_AT: u64 = 32;
-    let map = map_of(caller, attr.i32(36))?;
+    let deletes = command == cmd::MAP_LOOKUP_AND_DELETE_BATCH;
+    let map = map_for(caller, attr.i32(36), if deletes { Access::BOTH } else { Access::READ })?;
+    match map.geometry().header.map_type {
+        map_type::HASH | map_type::PERCPU_HASH => {}
+        map_type::ARRAY | map_type::PERCPU_ARRAY if !deletes => {}
+        _ => return Err(Errno::ENOTSUPP),
+    }
+    if attr.u64(40) != 0 || attr.u64(48) != 0 {
+        return Err(Errno::EINVAL);
+    }
     let (wanted, key_bytes) = (attr.u32(32), map.geometry().header.key_size as usize);
     let mut last = match attr.u64(0) {
         0 => None,
@@ -195,7 +269,7 @@ fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
         caller.write(attr.u64(8), last)?;
     }
     caller.write(caller.arg(1) + COUNT_AT, &count.to_le_bytes())?;
-    if command == cmd::MAP_LOOKUP_AND_DELETE_BATCH {
+    if deletes {
         for key in keys.chunks_exact(key_bytes) {
             let _ = map.delete(key);
         }
@@ -205,7 +279,7 @@ fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
 
 // ---- programs ----
 
-/// The program's log buffer.
+/// A log buffer.
 struct Log<'c> {
     caller: &'c Caller<'c>,
     level: u32,
@@ -214,7 +288,23 @@ struct Log<'c> {
     true_size_at: Option<u64>,
 }
 
-impl Log<'_> {
+impl<'c> Log<'c> {
+    /// From its members in the attribute. Mirrors kernel/bpf/log.c:bpf_verifier_log_attr_valid.
+    fn new(
+        caller: &'c Caller<'c>,
+        attr: &Attr,
+        [level, bytes, address, true_size]: [Field; 4],
+    ) -> Result<Log<'c>, Errno> {
+        const LEVELS: u32 = 0xf;
+        let true_size_at = (attr.passed >= true_size.end()).then_some(caller.arg(1) + true_size.at as u64);
+        let (level, bytes, address) = (attr.u32(level.at), attr.u32(bytes.at), attr.u64(address.at));
+        let half = (address == 0) != (bytes == 0);
+        if half || address != 0 && level == 0 || level & !LEVELS != 0 || bytes > u32::MAX >> 2 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Log { caller, level, bytes, address, true_size_at })
+    }
+
     /// Writes the text; `ENOSPC` if it was cut, as kernel/bpf/log.c:bpf_vlog_finalize.
     fn write(&self, text: &str) -> Result<(), Errno> {
         if self.level == 0 {
@@ -223,7 +313,7 @@ impl Log<'_> {
         if let Some(at) = self.true_size_at {
             let _ = self.caller.write(at, &(text.len() as u32 + 1).to_le_bytes());
         }
-        if self.address == 0 || self.bytes == 0 {
+        if self.address == 0 {
             return Ok(());
         }
         let fits = (self.bytes as usize - 1).min(text.len());
@@ -234,36 +324,44 @@ impl Log<'_> {
     }
 }
 
+/// What is loaded is refused: the log says why. A log that has no room is the error then.
+fn refuse_logged(log: &Log<'_>, errno: Errno, text: &str, what: impl std::fmt::Display) -> Errno {
+    refuse(log.write(text).err().unwrap_or(errno), what)
+}
+
 fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    const LOG_TRUE_SIZE_AT: usize = 140;
+    use ring3_uapi::attr::prog_load as p;
     let (kind, count) = (attr.u32(0), attr.u32(4));
-    if let Some((errno, why)) = support::refused_prog_type(kind) {
-        let name = prog_type::name(kind).unwrap_or("unknown program type");
-        return Err(refuse(errno, format_args!("program type {name}: {why}")));
+    if attr.u32(p::PROG_FLAGS.at) & !PROG_FLAGS != 0 {
+        return Err(Errno::EINVAL);
     }
     if count == 0 || count > INSNS_MAX {
         return Err(Errno::E2BIG);
     }
-    let name = attr.name(48)?;
-    let license = caller.read_string(attr.u64(16), 128)?;
+    if [p::ATTACH_PROG_FD, p::ATTACH_BTF_ID, p::PROG_IFINDEX].iter().any(|field| attr.u32(field.at) != 0) {
+        return Err(Errno::EINVAL); // of program types that are not here
+    }
     let bytes = caller.read(attr.u64(8), count as usize * 8)?;
+    let license = caller.read_string(attr.u64(16), 128)?;
+    if let Some((errno, why)) = support::refused_prog_type(kind) {
+        let name = prog_type::name(kind).unwrap_or("unknown program type");
+        return Err(refuse(errno, format_args!("program type {name}: {why}")));
+    }
+    let name = attr.name(48)?;
+    let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
     let btf = match attr.i32(72) {
-        0 if attr.u32(88) == 0 && attr.u32(104) == 0 => None,
+        _ if attr.u32(p::FUNC_INFO_CNT.at) == 0 && attr.u32(p::LINE_INFO_CNT.at) == 0 => None,
         fd => match caller.object(fd)? {
             Some(Object::Btf(btf)) => Some(btf),
-            _ => return Err(Errno::EBADF),
+            _ => return Err(Errno::EINVAL),
         },
     };
-    let maps = maps_of(caller, attr, &insns);
+    let maps = maps_of(caller, attr, &insns).map_err(|fd| {
+        let text = format!("fd {fd} is not pointing to valid bpf_map\n");
+        refuse_logged(&log, Errno::EINVAL, &text, format_args!("program {name:?}: {text}"))
+    })?;
     let gpl_compatible = GPL_COMPATIBLE.contains(&license.as_str());
-    let log = Log {
-        caller,
-        level: attr.u32(24),
-        bytes: attr.u32(28),
-        address: attr.u64(32),
-        true_size_at: (attr.passed >= LOG_TRUE_SIZE_AT + 4).then_some(caller.arg(1) + LOG_TRUE_SIZE_AT as u64),
-    };
     let shape = |key: &Reference| maps.get(key).map(|map| map.shape());
     let verified = verify(&Input {
         insns: &insns,
@@ -273,10 +371,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         map_by_index: &|index| shape(&Reference::Index(index)),
         constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
     })
-    .map_err(|report| {
-        let _ = log.write(&report.log);
-        refuse(report.errno, format_args!("program {name:?}: {report}"))
-    })?;
+    .map_err(|report| refuse_logged(&log, report.errno, &report.log, format_args!("program {name:?}: {report}")))?;
     log.write(&verified.log())?;
     let slots: Vec<MapSlot> = verified.maps().iter().map(|map: &MapShape| MapSlot(map.slot)).collect();
     let realm = caller.subsystem().realm.clone();
@@ -284,6 +379,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         let _ = log.write(&format!("{refusal}\n"));
         refuse(refusal.errno, format_args!("program {name:?}: {refusal}"))
     })?;
+    let bytes = with_map_ids(&insns, bytes, &maps);
     let mut held: Vec<Arc<MapObject>> = maps.into_values().collect();
     held.sort_by_key(|map| map.id);
     held.dedup_by_key(|map| map.id);
@@ -311,17 +407,25 @@ enum Reference {
     Index(u32),
 }
 
-/// All maps that the instructions name and that exist.
-fn maps_of(caller: &Caller<'_>, attr: &Attr, insns: &[ring3_isa::Insn]) -> HashMap<Reference, Arc<MapObject>> {
+/// How an instruction names a map, if it does.
+fn reference(insns: &[ring3_isa::Insn], at: usize) -> Option<Reference> {
+    let Ok(Op::LoadImm64 { value, .. }) = ring3_isa::op(insns, at) else { return None };
+    match value {
+        Immediate::MapFd(fd) | Immediate::MapValue(fd, _) => Some(Reference::Fd(fd)),
+        Immediate::MapIdx(index) | Immediate::MapIdxValue(index, _) => Some(Reference::Index(index)),
+        _ => None,
+    }
+}
+
+/// All maps that the instructions name and that exist; the number of a descriptor that is something else.
+fn maps_of(
+    caller: &Caller<'_>,
+    attr: &Attr,
+    insns: &[ring3_isa::Insn],
+) -> Result<HashMap<Reference, Arc<MapObject>>, i32> {
     let fd_array = attr.u64(120);
     let mut found = HashMap::new();
-    for at in 0..insns.len() {
-        let Ok(Op::LoadImm64 { value, .. }) = ring3_isa::op(insns, at) else { continue };
-        let reference = match value {
-            Immediate::MapFd(fd) | Immediate::MapValue(fd, _) => Reference::Fd(fd),
-            Immediate::MapIdx(index) | Immediate::MapIdxValue(index, _) => Reference::Index(index),
-            _ => continue,
-        };
+    for reference in (0..insns.len()).filter_map(|at| reference(insns, at)) {
         let fd = match reference {
             Reference::Fd(fd) => Some(fd),
             Reference::Index(index) => caller
@@ -329,11 +433,25 @@ fn maps_of(caller: &Caller<'_>, attr: &Attr, insns: &[ring3_isa::Insn]) -> HashM
                 .ok()
                 .map(|bytes| i32::from_le_bytes(bytes.try_into().expect("4 bytes"))),
         };
-        if let Some(map) = fd.and_then(|fd| map_of(caller, fd).ok()) {
-            found.insert(reference, map);
+        let Some(fd) = fd else { continue };
+        match map_of(caller, fd) {
+            Ok(map) => drop(found.insert(reference, map)),
+            Err(Errno::EINVAL) => return Err(fd),
+            Err(_) => {}
         }
     }
-    found
+    Ok(found)
+}
+
+/// The instructions as the kernel shows them: maps by id. Mirrors kernel/bpf/syscall.c:bpf_insn_prepare_dump.
+fn with_map_ids(insns: &[ring3_isa::Insn], mut bytes: Vec<u8>, maps: &HashMap<Reference, Arc<MapObject>>) -> Vec<u8> {
+    for at in 0..insns.len() {
+        let Some(map) = reference(insns, at).and_then(|reference| maps.get(&reference)) else { continue };
+        if let Some(immediate) = bytes.get_mut(at * 8 + 4..at * 8 + 8) {
+            immediate.copy_from_slice(&map.id.to_le_bytes());
+        }
+    }
+    bytes
 }
 
 fn boot_time_ns() -> u64 {
@@ -349,7 +467,9 @@ fn program_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Program>, Errno> {
 }
 
 fn prog_bind_map(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    attr.zero_from(8)?;
+    if attr.u32(8) != 0 {
+        return Err(Errno::EINVAL);
+    }
     let program = program_of(caller, attr.i32(0))?;
     let map = map_of(caller, attr.i32(4))?;
     let mut maps = program.maps.lock().expect("no panic under this lock");
@@ -366,35 +486,62 @@ fn btf_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     if size > BTF_BYTES_MAX {
         return Err(Errno::E2BIG);
     }
+    use ring3_uapi::attr::btf_load as b;
+    let log = Log::new(caller, attr, [b::BTF_LOG_LEVEL, b::BTF_LOG_SIZE, b::BTF_LOG_BUF, b::BTF_LOG_TRUE_SIZE])?;
     let bytes = caller.read(attr.u64(0), size as usize)?;
-    check_btf(&bytes).ok_or_else(|| refuse(Errno::EINVAL, "BTF_LOAD: the type information is damaged"))?;
+    check_btf(&bytes).map_err(|(errno, what)| {
+        refuse_logged(&log, errno, &format!("{what}\n"), format_args!("BTF_LOAD: {what}"))
+    })?;
     let btf = Arc::new(Btf { id: caller.subsystem().new_id(IdKind::Btf), bytes });
     let fd = caller.subsystem().open_pipe(Object::Btf(btf))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 
+fn word_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
 /// Header, section bounds and the chain of types (Documentation/bpf/btf.rst).
-fn check_btf(bytes: &[u8]) -> Option<()> {
+fn check_btf(bytes: &[u8]) -> Result<(), (Errno, &'static str)> {
     const MAGIC: u16 = 0xeb9f;
-    const KIND_MAX: u32 = 19;
-    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
-    let (header, types_at, types, strings_at, strings) = (word(4)?, word(8)?, word(12)?, word(16)?, word(20)?);
-    if magic != MAGIC || bytes.get(2) != Some(&1) || header < 24 || types_at % 4 != 0 {
-        return None;
+    const HEADER_BYTES: usize = 24;
+    let invalid = |what| (Errno::EINVAL, what);
+    let header = word_at(bytes, 4).ok_or(invalid("no header"))? as usize;
+    if header < HEADER_BYTES || header > bytes.len() {
+        return Err(invalid("wrong header size"));
     }
+    if bytes[HEADER_BYTES..header].iter().any(|byte| *byte != 0) {
+        return Err((Errno::E2BIG, "unsupported header"));
+    }
+    if bytes[..2] != MAGIC.to_le_bytes() {
+        return Err(invalid("invalid magic"));
+    }
+    if bytes[2] != 1 || bytes[3] != 0 {
+        return Err((Errno::ENOTSUPP, "unsupported version or flags"));
+    }
+    let field = |at: usize| word_at(bytes, at).ok_or(invalid("no header"));
     let section = |at: u32, length: u32| {
-        let start = header.checked_add(at)? as usize;
+        let start = header.checked_add(at as usize)?;
         bytes.get(start..start.checked_add(length as usize)?)
     };
-    let text = section(strings_at, strings)?;
-    if text.first() != Some(&0) || text.last() != Some(&0) {
-        return None;
+    if field(8)? % 4 != 0 {
+        return Err(invalid("unaligned types"));
     }
-    let mut rest = section(types_at, types)?;
+    let types = section(field(8)?, field(12)?).filter(|types| !types.is_empty()).ok_or(invalid("no type found"))?;
+    let text = section(field(16)?, field(20)?).ok_or(invalid("wrong string section"))?;
+    if text.first() != Some(&0) || text.last() != Some(&0) {
+        return Err(invalid("invalid string section"));
+    }
+    check_types(types, text.len()).ok_or(invalid("the types are damaged"))
+}
+
+fn check_types(types: &[u8], text_bytes: usize) -> Option<()> {
+    const KIND_MAX: u32 = 19;
+    /// `BTF_INFO_MASK`.
+    const INFO_BITS: u32 = 0x9f00_ffff;
+    let (mut rest, mut number, mut referred) = (types, 0u32, 0u32);
     while !rest.is_empty() {
-        let word = |at: usize| Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?));
-        let (name, info) = (word(0)?, word(4)?);
+        let (name, info, of) = (word_at(rest, 0)?, word_at(rest, 4)?, word_at(rest, 8)?);
         let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
         let extra = match kind {
             1 | 14 | 17 => 4,              // int, var, decl_tag
@@ -405,12 +552,17 @@ fn check_btf(bytes: &[u8]) -> Option<()> {
             kind if kind <= KIND_MAX => 0,
             _ => return None,
         };
-        if name as usize >= text.len() {
+        if info & !INFO_BITS != 0 || name as usize >= text_bytes {
             return None;
         }
+        // pointers, typedefs, modifiers, functions, variables, tags
+        if matches!(kind, 2 | 8..=14 | 17 | 18) {
+            referred = referred.max(of);
+        }
         rest = rest.get(12 + extra..)?;
+        number += 1;
     }
-    Some(())
+    (referred <= number).then_some(())
 }
 
 // ---- links ----
@@ -418,9 +570,18 @@ fn check_btf(bytes: &[u8]) -> Option<()> {
 fn event_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Event>, Errno> {
     match caller.object(fd)? {
         Some(Object::Event(event)) => Ok(event),
-        Some(_) => Err(Errno::EINVAL),
-        None => Err(refuse(Errno::EINVAL, "programs attach to uprobe events only; this event is the kernel's own")),
+        None if is_kernel_event(caller.fd(fd)?.as_fd()) => {
+            Err(refuse(Errno::EINVAL, "programs attach to uprobe events only; this event is the kernel's own"))
+        }
+        _ => Err(Errno::EBADF),
     }
+}
+
+/// Whether a descriptor is a perf event of the kernel's.
+fn is_kernel_event(fd: BorrowedFd<'_>) -> bool {
+    use std::os::fd::AsRawFd;
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    link.is_ok_and(|name| name.as_os_str() == "anon_inode:[perf_event]")
 }
 
 fn link_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
@@ -457,6 +618,15 @@ fn link_detach(caller: &Caller<'_>, attr: &Attr) -> Reply {
 struct Info(Vec<u8>);
 
 impl Info {
+    /// 0 where the structure ends before.
+    fn get32(&self, offset: usize) -> u32 {
+        self.0.get(offset..offset + 4).map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().expect("4 bytes")))
+    }
+
+    fn get64(&self, offset: usize) -> u64 {
+        u64::from(self.get32(offset)) | u64::from(self.get32(offset + 4)) << 32
+    }
+
     fn put(&mut self, offset: usize, bytes: &[u8]) -> &mut Info {
         self.0[offset..offset + bytes.len()].copy_from_slice(bytes);
         self
@@ -474,14 +644,20 @@ impl Info {
 fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
     const INFO_LEN_AT: u64 = 4;
     let (passed, address) = (attr.u32(4) as usize, attr.u64(8));
-    let object = caller.object(attr.i32(0))?.ok_or(Errno::EINVAL)?;
-    let given = Info(caller.read(address, passed.min(4096))?);
+    let object = caller.object(attr.i32(0)).map_err(|_| Errno::EBADFD)?.ok_or(Errno::EINVAL)?;
+    if matches!(object, Object::Event(_)) {
+        return Err(Errno::EINVAL);
+    }
+    if passed > attr::BYTES_MAX {
+        return Err(Errno::E2BIG);
+    }
+    let given = Info(caller.read(address, passed)?);
     let info = match &object {
         Object::Map(map) => map_info(map),
         Object::Program(program) => program_info(caller, program, &given)?,
         Object::Btf(btf) => btf_info(caller, btf, &given)?,
-        Object::Link(link) => link_info(link),
-        Object::Event(_) => return Err(Errno::EINVAL),
+        Object::Link(link) => link_info(caller, link, &given)?,
+        Object::Event(_) => unreachable!("refused above"),
     };
     if given.0.iter().skip(info.0.len()).any(|byte| *byte != 0) {
         return Err(Errno::E2BIG);
@@ -495,7 +671,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
 /// `struct bpf_map_info`.
 fn map_info(map: &MapObject) -> Info {
     let header = &map.geometry().header;
-    let mut info = Info(vec![0; 88]);
+    let mut info = Info(vec![0; MAP_INFO_BYTES]);
     info.put32(0, header.map_type).put32(4, map.id).put32(8, header.key_size).put32(12, header.value_size);
     info.put32(16, header.max_entries).put32(20, map.flags).put(24, map.name.as_bytes()).put64(80, map.extra);
     if let Some((btf, key, value)) = &map.btf {
@@ -506,16 +682,15 @@ fn map_info(map: &MapObject) -> Info {
 
 /// `struct bpf_prog_info`: counts, names and ids; the caller's buffers for map ids and instructions are filled.
 fn program_info(caller: &Caller<'_>, program: &Program, given: &Info) -> Result<Info, Errno> {
-    let field32 =
-        |at: usize| given.0.get(at..at + 4).map_or(0, |b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
-    let field64 =
-        |at: usize| given.0.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
-    let mut info = Info(vec![0; 232]);
+    let (field32, field64) = (|at| given.get32(at), |at| given.get64(at));
+    let mut info = Info(vec![0; PROG_INFO_BYTES]);
     let ids: Vec<u32> = program.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
     info.put32(0, program.prog_type).put32(4, program.id).put32(16, program.text.code_bytes);
     info.put32(20, program.insns.len() as u32).put64(40, program.loaded_ns);
     info.put32(48, rustix::process::geteuid().as_raw()).put32(52, ids.len() as u32);
     info.put(64, program.name.as_bytes()).put32(84, u32::from(program.gpl_compatible));
+    // Sizes of records that the kernel names even where there are none.
+    info.put32(132, 8).put32(172, 16).put32(176, 8);
     info.put32(128, program.btf.as_ref().map_or(0, |btf| btf.id)).put32(216, (program.insns.len() / 8) as u32);
     if field64(56) != 0 && field32(52) > 0 {
         let room = (field32(52) as usize).min(ids.len());
@@ -533,29 +708,42 @@ fn program_info(caller: &Caller<'_>, program: &Program, given: &Info) -> Result<
 
 /// `struct bpf_btf_info`.
 fn btf_info(caller: &Caller<'_>, btf: &Btf, given: &Info) -> Result<Info, Errno> {
-    let mut info = Info(vec![0; 32]);
-    let field64 =
-        |at: usize| given.0.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
-    let room = given.0.get(8..12).map_or(0, |b| u32::from_le_bytes(b.try_into().expect("4 bytes"))) as usize;
-    if field64(0) != 0 && room > 0 {
-        caller.write(field64(0), &btf.bytes[..room.min(btf.bytes.len())])?;
+    let mut info = Info(vec![0; BTF_INFO_BYTES]);
+    let room = given.get32(8) as usize;
+    if given.get64(0) != 0 && room > 0 {
+        caller.write(given.get64(0), &btf.bytes[..room.min(btf.bytes.len())])?;
     }
-    info.put64(0, field64(0)).put32(8, btf.bytes.len() as u32).put32(12, btf.id);
+    info.put64(0, given.get64(0)).put32(8, btf.bytes.len() as u32).put32(12, btf.id);
     Ok(info)
 }
 
-/// `struct bpf_link_info` of a perf event link.
-fn link_info(link: &Link) -> Info {
-    const LINK_TYPE_PERF_EVENT: u32 = 7;
-    const PERF_EVENT_UPROBE: u32 = 1;
-    const PERF_EVENT_URETPROBE: u32 = 2;
-    let mut info = Info(vec![0; 64]);
-    let program = link.attached.lock().expect("no panic under this lock").as_ref().map_or(0, |a| a.program.id);
+/// `struct bpf_link_info` of a perf event link. Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_uprobe.
+fn link_info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Info, Errno> {
+    use ring3_uapi::attr::{LINK_TYPE_PERF_EVENT, PERF_EVENT_UPROBE, PERF_EVENT_URETPROBE, link_info as l};
+    let mut info = Info(vec![0; LINK_INFO_BYTES]);
+    let attached = link.attached.lock().expect("no panic under this lock");
+    let (program, cookie) = attached.as_ref().map_or((0, 0), |attached| (attached.program.id, attached.cookie));
     info.put32(0, LINK_TYPE_PERF_EVENT).put32(4, link.id).put32(8, program);
-    if let EventKind::Uprobe(site, _) = &link.event.kind {
-        info.put32(16, if site.ret { PERF_EVENT_URETPROBE } else { PERF_EVENT_UPROBE }).put32(36, site.offset as u32);
+    let EventKind::Uprobe(site, _) = &link.event.kind else { return Ok(info) };
+    let (name, room) = (given.get64(l::UPROBE_FILE_NAME.at), given.get32(l::UPROBE_NAME_LEN.at) as usize);
+    if (name == 0) != (room == 0) {
+        return Err(Errno::EINVAL);
     }
-    info
+    let mut path = site.shown.clone().into_bytes();
+    path.push(0);
+    let bytes = path.len();
+    if name != 0 {
+        path.truncate(room);
+        *path.last_mut().expect("room for a byte") = 0;
+        caller.write(name, &path)?;
+        if room < bytes {
+            return Err(Errno::ENOSPC);
+        }
+    }
+    info.put32(l::PERF_EVENT_TYPE.at, if site.ret { PERF_EVENT_URETPROBE } else { PERF_EVENT_UPROBE });
+    info.put64(l::UPROBE_FILE_NAME.at, name).put32(l::UPROBE_NAME_LEN.at, bytes as u32);
+    info.put32(l::UPROBE_OFFSET.at, site.offset as u32).put64(l::UPROBE_COOKIE.at, cookie);
+    Ok(info)
 }
 
 fn id_of(object: &Object, command: u32) -> Option<u32> {
@@ -571,6 +759,9 @@ fn id_of(object: &Object, command: u32) -> Option<u32> {
 fn next_id(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     const NEXT_ID_AT: u64 = 4;
     let after = attr.u32(0);
+    if after >= i32::MAX as u32 {
+        return Err(Errno::EINVAL);
+    }
     let objects = caller.subsystem().objects();
     let next = objects.iter().filter_map(|object| id_of(object, command)).filter(|id| *id > after).min();
     caller.write(caller.arg(1) + NEXT_ID_AT, &next.ok_or(Errno::ENOENT)?.to_le_bytes())?;
@@ -578,11 +769,16 @@ fn next_id(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
 }
 
 fn fd_by_id(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
+    let open_flags = attr.u32(8);
+    if open_flags & !(BPF_F_RDONLY | BPF_F_WRONLY) != 0 || command == cmd::BTF_GET_FD_BY_ID && open_flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let access = Access::from_flags(open_flags)?;
     let objects = caller.subsystem().objects();
     let found = objects.into_iter().find(|object| id_of(object, command) == Some(attr.u32(0)));
     let object = found.ok_or(Errno::ENOENT)?;
     let fd = match &object {
-        Object::Map(map) => caller.subsystem().open_memfd(object.clone(), map.memfd().as_fd())?,
+        Object::Map(map) => caller.subsystem().open_memfd(object.clone(), map.memfd().as_fd(), access)?,
         _ => caller.subsystem().open_pipe(object)?,
     };
     Ok(Outcome::Fd { fd, close_on_exec: true })

@@ -15,7 +15,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{Caller, Outcome, Reply, raw_seccomp, refuse};
-use crate::loader::objects::{Event, EventKind, Object, OutputBuffer};
+use crate::loader::objects::{Access, Event, EventKind, Object, OutputBuffer};
 use crate::realm::EventFd;
 
 /// `poll` looks for signals of its caller this often.
@@ -26,18 +26,19 @@ const POLL_FDS_MAX: u64 = 4096;
 pub(super) fn mmap(caller: &Caller<'_>) -> Reply {
     let (bytes, protection, fd, offset) = (caller.arg(1), caller.arg(2), caller.arg(4) as i32, caller.arg(5));
     let write = protection & libc::PROT_WRITE as u64 != 0;
-    match caller.object(fd) {
-        Ok(Some(Object::Map(map))) => map.check_mmap(offset, bytes, write)?,
-        Ok(Some(Object::Event(event))) => mmap_event(&event, offset, bytes)?,
-        Ok(Some(_)) => return Err(Errno::ENODEV),
-        _ => {}
+    let Ok(copy) = caller.fd(fd) else { return Ok(Outcome::Continue) };
+    match caller.subsystem().object(copy.as_fd()) {
+        Some(Object::Map(map)) => map.check_mmap(offset, bytes, write, Access::of(copy.as_fd()))?,
+        Some(Object::Event(event)) => mmap_event(&event, offset, bytes)?,
+        Some(_) => return Err(Errno::ENODEV),
+        None => {}
     }
     Ok(Outcome::Continue)
 }
 
 /// The first mapping of an output event makes its buffer. Mirrors kernel/events/core.c:perf_mmap.
 fn mmap_event(event: &Arc<Event>, offset: u64, bytes: u64) -> Result<(), Errno> {
-    let EventKind::Output { memfd, sample_type, wakeup_events, buffer } = &event.kind else {
+    let EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, .. } = &event.kind else {
         return Err(refuse(Errno::EINVAL, "mmap of a uprobe event: samples are not supported"));
     };
     let mut buffer = buffer.lock().expect("no panic under this lock");
@@ -49,9 +50,11 @@ fn mmap_event(event: &Arc<Event>, offset: u64, bytes: u64) -> Result<(), Errno> 
         return Err(Errno::EINVAL);
     }
     let pages = u32::try_from(pages).map_err(|_| Errno::ENOMEM)?;
-    let made = OutputBuffer::create(&event.realm, memfd, pages, *sample_type, *wakeup_events, u64::from(event.id))?;
+    let id = u64::from(event.id);
+    let made = OutputBuffer::create(&event.realm, memfd, pages, *sample_type, *wakeup_events, id, doorbell.0)?;
     *buffer = Some(made);
-    Ok(())
+    drop(buffer);
+    event.buffer_is_made()
 }
 
 pub(super) fn epoll_ctl(caller: &Caller<'_>) -> Reply {
@@ -72,6 +75,8 @@ pub(super) fn epoll_ctl(caller: &Caller<'_>) -> Reply {
             let flags = EventFlags::from_bits_retain(flags);
             if operation == libc::EPOLL_CTL_ADD {
                 epoll::add(&epoll, &event.0, data, flags).map_err(errno)?;
+            } else if operation != libc::EPOLL_CTL_MOD {
+                return Err(Errno::EINVAL);
             } else {
                 epoll::modify(&epoll, &event.0, data, flags).map_err(errno)?;
             }

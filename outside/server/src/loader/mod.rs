@@ -51,7 +51,7 @@ pub struct Session {
 
 impl Session {
     /// Serves a loader until no process of it is left.
-    pub fn run(listener: OwnedFd, subsystem: Arc<Subsystem>, pid: u32, command: Vec<String>) {
+    pub fn run(listener: OwnedFd, subsystem: Arc<Subsystem>, pid: u32, command: String) {
         subsystem.loader_begins(pid, command);
         let session = Session { listener: Arc::new(listener), subsystem };
         raw_seccomp::wake_synchronously(session.listener.as_fd());

@@ -7,14 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ring3_uapi::Errno;
+use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPLE_TYPE};
 
 use super::raw_seccomp::leader;
 use super::{Caller, Outcome, Reply, refuse};
-use crate::loader::objects::{Event, EventKind, IdKind, Object, UprobeSite};
+use crate::loader::objects::{Access, Event, EventKind, IdKind, Object, UprobeSite};
+use crate::realm::possible_cpus;
 
 const TYPE_SOFTWARE: u32 = 1;
 const CONFIG_BPF_OUTPUT: u64 = 10;
 const FLAG_CLOSE_ON_EXEC: u64 = 1 << 3;
+/// `PERF_FLAG_*`.
+const OPEN_FLAGS: u64 = 0xf;
 const PATH_BYTES_MAX: usize = 4096;
 const IOC_ENABLE: u64 = 0x2400;
 const IOC_DISABLE: u64 = 0x2401;
@@ -22,6 +26,7 @@ const IOC_REFRESH: u64 = 0x2402;
 const IOC_RESET: u64 = 0x2403;
 const IOC_ID: u64 = 0x8008_2407;
 const IOC_SET_BPF: u64 = 0x4004_2408;
+const IOC_QUERY_BPF: u64 = 0xc008_240a;
 
 /// The fields of `struct perf_event_attr` that matter here.
 struct PerfAttr {
@@ -35,15 +40,27 @@ struct PerfAttr {
 }
 
 impl PerfAttr {
+    /// Mirrors kernel/events/core.c:perf_copy_attr.
     fn read(caller: &Caller<'_>) -> Result<PerfAttr, Errno> {
-        const BYTES: usize = 72;
+        const SIZE_MAX: usize = 4096;
         const WATERMARK: u64 = 1 << 14;
+        const SAMPLE_TYPES: u64 = (1 << 25) - 1;
         let head = caller.read(caller.arg(0), 8)?;
-        let size = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize;
-        let size = if size == 0 { 64 } else { size };
-        let mut bytes = caller.read(caller.arg(0), size.min(BYTES))?;
-        bytes.resize(BYTES, 0);
+        let size = match u32::from_le_bytes(head[4..8].try_into().expect("4 bytes")) as usize {
+            0 => ATTR_BYTES_VER0,
+            size => size,
+        };
+        let known = (ATTR_BYTES_VER0..=SIZE_MAX).contains(&size);
+        let mut bytes = if known { caller.read(caller.arg(0), size)? } else { vec![] };
+        if !known || bytes.iter().skip(ATTR_BYTES).any(|byte| *byte != 0) {
+            caller.write(caller.arg(0) + 4, &(ATTR_BYTES as u32).to_le_bytes())?;
+            return Err(Errno::E2BIG);
+        }
+        bytes.resize(ATTR_BYTES, 0);
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        if word(FLAGS.at) & FLAGS_RESERVED != 0 || word(SAMPLE_TYPE.at) & !SAMPLE_TYPES != 0 {
+            return Err(Errno::EINVAL);
+        }
         Ok(PerfAttr {
             kind: word(0) as u32,
             config: word(8),
@@ -69,6 +86,9 @@ fn uprobe_pmu() -> Option<(u32, u64)> {
 }
 
 pub(super) fn open(caller: &Caller<'_>) -> Reply {
+    if caller.arg(4) & !OPEN_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
     let attr = PerfAttr::read(caller)?;
     let close_on_exec = caller.arg(4) & FLAG_CLOSE_ON_EXEC != 0;
     if attr.kind == TYPE_SOFTWARE && attr.config == CONFIG_BPF_OUTPUT {
@@ -86,13 +106,14 @@ fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Rep
     let id = subsystem.new_id(IdKind::Event);
     let event = Arc::new(Event::output(id, subsystem.realm.clone(), attr.sample_type, every)?);
     let EventKind::Output { memfd, .. } = &event.kind else { unreachable!("just made") };
-    let fd = subsystem.open_memfd(Object::Event(event.clone()), memfd.as_fd())?;
+    let fd = subsystem.open_memfd(Object::Event(event.clone()), memfd.as_fd(), Access::BOTH)?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }
 
 fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
     let (pid, cpu) = (caller.arg(1) as i32, caller.arg(2) as i32);
-    if pid == -1 && cpu == -1 {
+    let known = u32::try_from(cpu).is_ok_and(|cpu| cpu < possible_cpus());
+    if !known && (pid == -1 || cpu != -1) {
         return Err(Errno::EINVAL);
     }
     if attr.config >> 32 != 0 {
@@ -120,22 +141,15 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
         ));
     }
     let subsystem = caller.subsystem();
+    let ret = attr.config & ret != 0;
     subsystem
         .realm
-        .check_site(&file, attr.config2)
+        .check_site(&file, attr.config2, ret)
         .map_err(|refusal| refuse(refusal.errno, format_args!("uprobe {shown}:{:#x}: {refusal}", attr.config2)))?;
-    let site = UprobeSite {
-        file,
-        shown,
-        dev: meta.dev(),
-        inode: meta.ino(),
-        offset: attr.config2,
-        ret: attr.config & ret != 0,
-        pid,
-    };
+    let site = UprobeSite { file, shown, dev: meta.dev(), inode: meta.ino(), offset: attr.config2, ret, pid };
     let id = subsystem.new_id(IdKind::Event);
     let kind = EventKind::Uprobe(site, Mutex::new(None));
-    let event = Arc::new(Event { id, kind, realm: subsystem.realm.clone() });
+    let event = Arc::new(Event { id, kind, taken: Arc::default(), realm: subsystem.realm.clone() });
     let fd = subsystem.open_pipe(Object::Event(event))?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }
@@ -162,7 +176,11 @@ pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
     };
     match caller.arg(1) {
         // A program runs from the moment it is attached, enabled or not: kernel/trace/trace_uprobe.c:__uprobe_perf_func.
-        IOC_ENABLE | IOC_DISABLE | IOC_RESET | IOC_REFRESH => Ok(Outcome::Value(0)),
+        IOC_ENABLE | IOC_DISABLE | IOC_RESET => Ok(Outcome::Value(0)),
+        // kernel/events/core.c:perf_event_refresh wants samples, kernel/trace/bpf_trace.c:perf_event_query_prog_array
+        // a tracepoint.
+        IOC_REFRESH if matches!(event.kind, EventKind::Output { .. }) => Ok(Outcome::Value(0)),
+        IOC_REFRESH | IOC_QUERY_BPF => Err(Errno::EINVAL),
         IOC_ID => {
             caller.write(caller.arg(2), &u64::from(event.id).to_le_bytes())?;
             Ok(Outcome::Value(0))
@@ -175,9 +193,6 @@ pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
 fn set_bpf(caller: &Caller<'_>, event: &Arc<Event>) -> Reply {
     let Some(Object::Program(program)) = caller.object(caller.arg(2) as i32)? else { return Err(Errno::EINVAL) };
     let EventKind::Uprobe(_, slot) = &event.kind else { return Err(Errno::EINVAL) };
-    if slot.lock().expect("no panic under this lock").is_some() {
-        return Err(Errno::EEXIST);
-    }
     let attached = event
         .attach(program, event.id, 0)
         .map_err(|refusal| refuse(refusal.errno, format_args!("PERF_EVENT_IOC_SET_BPF: {refusal}")))?;

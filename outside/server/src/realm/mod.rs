@@ -16,7 +16,7 @@ mod tracer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ring3_jit::Target as Symbol;
 use ring3_layout::control::MAPS_MAX;
@@ -136,6 +136,8 @@ struct Shared {
     maps: Mutex<Vec<Option<Arc<MapFile>>>>,
     /// Maps that are reached through others: perf buffers by their perf event array.
     companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
+    /// What is known of executable files: a file is read once, mostly before a target is stopped.
+    modules: Mutex<modules::Modules>,
     cpus: u32,
 }
 
@@ -159,6 +161,7 @@ impl Realm {
             doorbells: doorbell::Doorbells::new(),
             maps: Mutex::new(vec![]),
             companions: Mutex::new(BTreeMap::new()),
+            modules: Mutex::default(),
             cpus: possible_cpus(),
         });
         let tracer = Tracer::start(shared.clone())?;
@@ -239,9 +242,9 @@ impl Realm {
         let _ = self.tracer.ask(|reply| Command::Detach(id, reply));
     }
 
-    /// Whether the instruction at `offset` of `file` can be probed at all.
-    pub fn check_site(&self, file: &Path, offset: u64) -> Result<(), Refusal> {
-        modules::check_site(file, offset)
+    /// Whether the instruction at `offset` of `file` (or the return from there, with `ret`) can be probed at all.
+    pub fn check_site(&self, file: &Path, offset: u64, ret: bool) -> Result<(), Refusal> {
+        modules::check_site(&mut self.shared.modules(), file, offset, ret)
     }
 
     /// Makes a running process a target.
@@ -296,6 +299,10 @@ impl Realm {
 }
 
 impl Shared {
+    fn modules(&self) -> MutexGuard<'_, modules::Modules> {
+        self.modules.lock().expect("no panic under this lock")
+    }
+
     fn map_file(&self, slot: MapSlot) -> Option<Arc<MapFile>> {
         self.maps.lock().expect("no panic under this lock").get(slot.0 as usize)?.clone()
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ring3_elf::File as Elf;
 use ring3_layout::control::HookKind;
-use ring3_patch::{Function, plan_detour};
+use ring3_patch::{Branch, Function, JUMP_BYTES, plan_detour};
 use ring3_uapi::Errno;
 
 use super::Refusal;
@@ -35,6 +35,12 @@ const UNWIND_STARTS: [&str; 5] = [
 /// Where a walk is over and the frames that survived go on.
 const UNWIND_ENDS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_DeleteException"];
 
+/// Functions that return more than once, underscores before their names aside (gcc's `special_function_p` knows
+/// the same ones). The second return would come to a replaced return address that nobody awaits any more; the
+/// kernel kills the process with SIGILL then (`kernel/events/uprobes.c:uprobe_handle_trampoline`), or, for `vfork`,
+/// keeps a copy for the child, which shares all memory with its parent here.
+const RETURNS_TWICE: [&str; 5] = ["setjmp", "sigsetjmp", "savectx", "vfork", "getcontext"];
+
 /// A place in a file where a probe is wanted, with what planning needs. Addresses are the file's own.
 #[derive(Debug)]
 pub(super) struct StaticSite {
@@ -48,12 +54,24 @@ pub(super) struct StaticSite {
     pub(super) bytes: Vec<u8>,
     /// `symbol+offset`, or the address where no symbol covers it.
     pub(super) name: String,
+    /// A branch of other code into the middle of what the probe's jump replaces.
+    entered: Option<Branch>,
+    /// Why the return from here cannot be probed.
+    no_return: Option<String>,
 }
 
 impl StaticSite {
+    /// Whether the function's return can be probed.
+    pub(super) fn check_return(&self) -> Result<(), Refusal> {
+        let refuse = |why: &String| Err(Refusal::new(Errno::ENOTSUPP, format!("{}: {why}", self.name)));
+        self.no_return.as_ref().map_or(Ok(()), refuse)
+    }
+
     /// The function as mapped with `bias` added to the file's addresses.
     pub(super) fn function(&self, bias: u64) -> Function<'_> {
-        Function { bytes: &self.bytes, address: self.function.wrapping_add(bias), size: self.function_bytes }
+        let at = |address: u64| address.wrapping_add(bias);
+        let entered = self.entered.map(|branch| Branch { to: at(branch.to), from: at(branch.from) });
+        Function { bytes: &self.bytes, address: at(self.function), size: self.function_bytes, entered }
     }
 }
 
@@ -72,6 +90,8 @@ struct FileKey {
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     sites: HashMap<(FileKey, u64), Result<Arc<StaticSite>, Refusal>>,
+    /// Candidates for branches into the middle of functions, by target.
+    branches: HashMap<FileKey, Vec<Branch>>,
     specials: HashMap<(FileKey, bool), Arc<Specials>>,
 }
 
@@ -82,7 +102,10 @@ impl Modules {
         if let Some(known) = self.sites.get(&(key, offset)) {
             return known.clone();
         }
-        let found = read(file, path).and_then(|bytes| static_site(&bytes, path, offset)).map(Arc::new);
+        let found = read(file, path).and_then(|bytes| {
+            let far = self.branches.entry(key).or_insert_with(|| far_branches(&bytes));
+            static_site(&bytes, path, offset, far).map(Arc::new)
+        });
         self.sites.insert((key, offset), found.clone());
         found
     }
@@ -104,9 +127,13 @@ impl Modules {
     }
 }
 
-/// Whether the instruction at `offset` of `path` can be probed: found in an executable segment, and plannable.
-pub(super) fn check_site(path: &Path, offset: u64) -> Result<(), Refusal> {
-    let site = Modules::default().site(path, offset)?;
+/// Whether the instruction at `offset` of `path`, or with `ret` the return of the function that begins there,
+/// can be probed: found in an executable segment, and plannable.
+pub(super) fn check_site(modules: &mut Modules, path: &Path, offset: u64, ret: bool) -> Result<(), Refusal> {
+    let site = modules.site(path, offset)?;
+    if ret {
+        site.check_return()?;
+    }
     plan_detour(&site.function(0), site.vaddr)
         .map(drop)
         .map_err(|why| Refusal::new(Errno::ENOTSUPP, format!("{}: {}: {why}", path.display(), site.name)))
@@ -141,7 +168,7 @@ fn read(mut file: File, path: &Path) -> Result<Vec<u8>, Refusal> {
     Ok(bytes)
 }
 
-fn static_site(bytes: &[u8], path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
+fn static_site(bytes: &[u8], path: &Path, offset: u64, far: &[Branch]) -> Result<StaticSite, Refusal> {
     let refuse = |why: String| Refusal::new(Errno::EINVAL, format!("{}: {why}", path.display()));
     let elf = Elf::parse(bytes).map_err(|error| refuse(error.to_string()))?;
     let vaddr =
@@ -164,7 +191,67 @@ fn static_site(bytes: &[u8], path: &Path, offset: u64) -> Result<StaticSite, Ref
         None => format!("{vaddr:#x}"),
     };
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
-    Ok(StaticSite { vaddr, function: start, function_bytes, bytes: code, name })
+    let entered = entered(&elf, far, vaddr);
+    let no_return = no_return(&elf, vaddr).map(str::to_owned);
+    Ok(StaticSite { vaddr, function: start, function_bytes, bytes: code, name, entered, no_return })
+}
+
+/// Why the return from the function at `vaddr` cannot be probed.
+fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
+    let mut names = elf.symbols().iter().filter(|symbol| symbol.address == vaddr).map(|symbol| symbol.name);
+    if names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_'))) {
+        return Some("returns more than once; only its entry can be probed");
+    }
+    (vaddr == elf.entry()).then_some("begins the process and has nowhere to return to; only its entry can be probed")
+}
+
+/// A branch of another function into the bytes that a probe's jump at `vaddr` replaces. `far` are the file's
+/// candidates, by target; branches with short displacements come from the neighbours.
+fn entered(elf: &Elf<'_>, far: &[Branch], vaddr: u64) -> Option<Branch> {
+    const SHORT: u64 = 0x80;
+    let mut names = elf.symbols().iter().filter(|symbol| symbol.address == vaddr).map(|symbol| symbol.name);
+    if names.any(|name| matches!(name, "runtime.goexit" | "runtime.goexit.abi0")) {
+        // Go gives each goroutine the address behind its first instruction to return to.
+        return Some(Branch { to: vaddr + 1, from: vaddr });
+    }
+    let inside = vaddr + 1..vaddr + JUMP_BYTES as u64;
+    let code_of = |address: u64| {
+        let bounds = elf.function_bounds(address)?;
+        Some((elf.code(bounds.clone())?, bounds))
+    };
+    let candidates = &far[far.partition_point(|branch| branch.to < inside.start)..];
+    let far = candidates.iter().take_while(|branch| branch.to < inside.end).copied();
+    let mut real = far.filter(|branch| {
+        code_of(branch.from).is_none_or(|(code, bounds)| ring3_patch::is_branch(code, bounds.start, *branch))
+    });
+    if let Some(branch) = real.next() {
+        return Some(branch);
+    }
+    let mut at = vaddr.saturating_sub(SHORT);
+    while at < inside.end + SHORT {
+        let Some((code, bounds)) = code_of(at) else {
+            at += 1;
+            continue;
+        };
+        if let Some(branch) = ring3_patch::branches(code, bounds.start).find(|branch| inside.contains(&branch.to)) {
+            return Some(branch);
+        }
+        at = bounds.end.max(at + 1);
+    }
+    None
+}
+
+/// Candidates for branches into the middle of functions, of all executable segments.
+fn far_branches(bytes: &[u8]) -> Vec<Branch> {
+    let Ok(elf) = Elf::parse(bytes) else { return vec![] };
+    let segments = elf.executable_segments();
+    let mut found: Vec<Branch> = segments
+        .into_iter()
+        .filter_map(|segment| Some(ring3_patch::far_branches(elf.code(segment.clone())?, segment.start)))
+        .flatten()
+        .collect();
+    found.sort_unstable();
+    found
 }
 
 /// The instructions behind the `mmap` system calls of a dynamic loader.

@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
+use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{Recovery, StubArea};
 use ring3_layout::realm::Realm as RealmBlock;
 use ring3_layout::thread::ShadowFrame;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -106,12 +107,18 @@ impl SharedFile {
         unsafe { self.at(offset) }
     }
 
-    /// A copy of all bytes; torn where others write at the same time.
-    pub(crate) fn snapshot(&self) -> Vec<u8> {
-        let mut bytes = vec![0u8; self.bytes];
-        // SAFETY: both ranges are `self.bytes` long and disjoint.
-        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), bytes.as_mut_ptr(), self.bytes) };
-        bytes
+    /// Copies all of `other`, a file of the same size; torn where others write at the same time. Pages that were
+    /// never written stay so, here and there: reading one would allocate it.
+    pub(crate) fn copy_from(&self, other: &SharedFile) {
+        let (mut buffer, mut at) = ([0u8; PAGE_BYTES as usize], 0);
+        while let Ok(start) = rustix::fs::seek(&other.file, SeekFrom::Data(at)) {
+            at = start + PAGE_BYTES;
+            let offset = other.check(start, buffer.len());
+            let from = other.base.as_ptr().wrapping_add(offset);
+            // SAFETY: `check` proved a page at `offset`; the buffer is a page and ours.
+            unsafe { std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), buffer.len()) };
+            self.write_bytes(start, &buffer);
+        }
     }
 
     fn check(&self, offset: u64, bytes: usize) -> usize {

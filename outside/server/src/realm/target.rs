@@ -83,7 +83,7 @@ pub struct TargetStatus {
     pub leaving: bool,
     /// Microseconds from the request to the end of injecting; 0 for an adopted fork.
     pub inject_us: u64,
-    /// Microseconds for which all threads were stopped for it.
+    /// Microseconds from the first thread's stop to the last one's release for it.
     pub stopped_us: u64,
     /// Arrivals without a thread block.
     pub missed_no_block: u64,
@@ -123,7 +123,7 @@ pub(super) struct Target {
 
 impl Target {
     /// What can be done before the process is stopped: checks, and the control block.
-    pub(super) fn prepare(shared: &Shared, pid: u32, explicit: bool) -> Result<Target, inject::Error> {
+    pub(super) fn prepare(pid: u32, explicit: bool) -> Result<Target, inject::Error> {
         let info = inject::inspect(inject::Pid(pid))?;
         let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
@@ -132,7 +132,6 @@ impl Target {
             rustix::process::PidfdFlags::empty(),
         )
         .map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
-        let _ = shared;
         Ok(Target {
             pid,
             own_pid: info.own_pid,
@@ -161,16 +160,15 @@ impl Target {
         let _ = self.wanted(modules, links);
     }
 
-    /// Maps the region into the stopped process, applies all links, and lets it go.
+    /// Maps the region into the stopped process, applies all links, and lets it go. (With the other threads
+    /// running meanwhile, each of the remote system calls would wait for its turn on a busy machine.)
     pub(super) fn enter(
         &mut self,
         shared: &Shared,
-        modules: &mut Modules,
         links: &mut BTreeMap<AttachmentId, Link>,
         mut stopped: inject::Stopped,
         started: Instant,
     ) -> Result<(), Refusal> {
-        let stop_began = Instant::now();
         let files = inject::RegionFiles {
             agent: shared.agent.file(),
             agent_bytes: (ring3_image::bytes().len() as u64).next_multiple_of(4096),
@@ -188,8 +186,11 @@ impl Target {
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, file.bytes, file.data_bytes);
         }
-        let wanted = self.wanted(modules, links).unwrap_or_default();
+        let wanted = self.wanted(&mut shared.modules(), links).unwrap_or_default();
         self.reconcile(&mut stopped, wanted, links);
+        let stop_began = stopped.since();
+        // Whoever has slept is let run before threads that have just been let go.
+        std::thread::sleep(Duration::from_nanos(1));
         drop(stopped);
         self.stopped_us = stop_began.elapsed().as_micros() as u64;
         self.inject_us = started.elapsed().as_micros() as u64;
@@ -243,13 +244,12 @@ impl Target {
     pub(super) fn apply_links(
         &mut self,
         shared: &Shared,
-        modules: &mut Modules,
         links: &mut BTreeMap<AttachmentId, Link>,
     ) -> Result<(), Refusal> {
         if self.is_leaving() {
             return Ok(());
         }
-        let wanted = self.wanted(modules, links)?;
+        let wanted = self.wanted(&mut shared.modules(), links)?;
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
         if missing.is_empty() && self.is_same_but_uses(&wanted) {
@@ -296,7 +296,8 @@ impl Target {
             for place in places(&mappings, self.pid, inode, spec.offset, HookKind::Probe) {
                 returns |= spec.ret;
                 let address = place.address;
-                match modules.site(&spec.file, spec.offset) {
+                let site = modules.site(&spec.file, spec.offset);
+                match site.and_then(|code| if spec.ret { code.check_return().map(|()| code) } else { Ok(code) }) {
                     Ok(code) => wanted
                         .entry(address)
                         .or_insert_with(|| Wanted { place, code, uses: vec![] })
@@ -610,9 +611,9 @@ impl Target {
 
     /// Gives a fork of this target its own control block, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
-        let mut target = Target::prepare(shared, child, self.explicit)?;
+        let mut target = Target::prepare(child, self.explicit)?;
         let mut stopped = inject::Stopped::seize(inject::Pid(child), STOP_WITHIN)?;
-        target.control.write_bytes(0, &self.control.snapshot());
+        target.control.copy_from(&self.control);
         target.region = self.region;
         target.vdso_clock_gettime = self.vdso_clock_gettime;
         target.ancestors = self.ancestors.iter().copied().chain([self.nonce]).collect();

@@ -15,8 +15,7 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
 use super::doorbell::EventFd;
-use super::modules::Modules;
-use super::target::{LEAVE_WITHIN, Link, Target, TargetStatus};
+use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target, TargetStatus};
 use super::text::TextRange;
 use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, raw_mapping, recovery};
 
@@ -74,7 +73,6 @@ impl Tracer {
                 shared,
                 commands,
                 wake,
-                modules: Modules::default(),
                 targets: BTreeMap::new(),
                 links: BTreeMap::new(),
                 next_attachment: 1,
@@ -121,7 +119,6 @@ struct Actor {
     shared: Arc<Shared>,
     commands: Receiver<Command>,
     wake: Arc<EventFd>,
-    modules: Modules,
     targets: BTreeMap<u32, Target>,
     links: BTreeMap<AttachmentId, Link>,
     next_attachment: u64,
@@ -133,6 +130,7 @@ struct Actor {
 
 impl Actor {
     fn run(mut self) {
+        crate::raw_process::take_short_slices();
         self.cleaned = recovery::clean_orphans();
         loop {
             let timeout = (self.has_unfinished() || !inject::reap_the_dead()).then_some(RETRY_EVERY);
@@ -228,16 +226,16 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let prepared = Target::prepare(&self.shared, pid, explicit).map_err(refusal_of)?;
-        prepared.read_modules(&mut self.modules, &mut self.links);
-        let stopped = inject::Stopped::seize(inject::Pid(pid), super::target::STOP_WITHIN).map_err(refusal_of)?;
+        let prepared = Target::prepare(pid, explicit).map_err(refusal_of)?;
+        prepared.read_modules(&mut self.shared.modules(), &mut self.links);
+        let stopped = inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN).map_err(refusal_of)?;
         self.finish_adding(prepared, stopped, started)
     }
 
     fn add_target_at_exec(&mut self, pid: u32, ready: Box<dyn FnOnce() + Send>) -> Result<TargetStatus, Refusal> {
         let stopped = inject::Stopped::seize_at_exec(inject::Pid(pid), EXEC_WITHIN, ready).map_err(refusal_of)?;
         let started = Instant::now();
-        let prepared = Target::prepare(&self.shared, pid, true).map_err(refusal_of)?;
+        let prepared = Target::prepare(pid, true).map_err(refusal_of)?;
         self.finish_adding(prepared, stopped, started)?;
         Ok(self.status_of(pid))
     }
@@ -249,7 +247,7 @@ impl Actor {
         started: Instant,
     ) -> Result<(), Refusal> {
         let pid = target.pid;
-        target.enter(&self.shared, &mut self.modules, &mut self.links, stopped, started)?;
+        target.enter(&self.shared, &mut self.links, stopped, started)?;
         tracing::info!(pid, comm = target.comm, "target added");
         self.targets.insert(pid, target);
         Ok(())
@@ -338,6 +336,7 @@ impl Actor {
                 self.targets.insert(child, target);
                 true
             }
+            Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => false,
             Err(error) => {
                 tracing::warn!(pid = child, parent = parent.pid, "a fork could not be adopted: {error}");
                 false
@@ -376,7 +375,7 @@ impl Actor {
 
     fn apply(&mut self, pid: u32) -> Result<(), Refusal> {
         let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
-        target.apply_links(&self.shared, &mut self.modules, &mut self.links)
+        target.apply_links(&self.shared, &mut self.links)
     }
 
     fn detach(&mut self, id: AttachmentId) {
@@ -385,7 +384,7 @@ impl Actor {
         self.links.remove(&id);
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
             let Some(target) = self.targets.get_mut(&pid) else { continue };
-            if let Err(refusal) = target.apply_links(&self.shared, &mut self.modules, &mut self.links) {
+            if let Err(refusal) = target.apply_links(&self.shared, &mut self.links) {
                 tracing::warn!(pid, "{refusal}");
             }
             let wanted = target.explicit || self.links.values().any(|link| link.spec.pid == Some(pid));

@@ -1,8 +1,9 @@
 //! Programs, BTF, perf events, links.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::prog_type;
@@ -23,6 +24,36 @@ pub enum Object {
 }
 
 impl Object {
+    /// Its memory, if that is what loaders hold it by.
+    pub(super) fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Object::Map(map) => Some(map.memfd().as_fd()),
+            Object::Event(event) => match &event.kind {
+                EventKind::Output { memfd, .. } => Some(memfd.as_fd()),
+                EventKind::Uprobe(..) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// What it keeps alive, and what can be found by its id therefore.
+    pub(super) fn references(&self) -> Vec<Object> {
+        match self {
+            Object::Map(map) => map.btf.iter().map(|(btf, ..)| Object::Btf(btf.clone())).collect(),
+            Object::Program(program) => {
+                let maps = program.maps.lock().expect("no panic under this lock");
+                let maps = maps.iter().cloned().map(Object::Map);
+                maps.chain(program.btf.iter().cloned().map(Object::Btf)).collect()
+            }
+            Object::Event(event) => event.program().into_iter().map(Object::Program).collect(),
+            Object::Link(link) => {
+                let attached = link.attached.lock().expect("no panic under this lock");
+                attached.iter().map(|attached| Object::Program(attached.program.clone())).collect()
+            }
+            Object::Btf(_) => vec![],
+        }
+    }
+
     /// What can be waited on: the eventfd that agents ring, and whether there is something to read now.
     pub fn readiness(&self) -> Option<(Arc<EventFd>, bool)> {
         match self {
@@ -115,8 +146,12 @@ pub enum EventKind {
         sample_type: u64,
         /// Events between wake-ups.
         wakeup_events: u64,
+        /// What wakes its reader.
+        doorbell: (u32, Arc<EventFd>),
         /// Made by the first `mmap`.
         buffer: Mutex<Option<OutputBuffer>>,
+        /// Arrays that it is in, and where.
+        arrays: Mutex<Vec<(Weak<MapObject>, u32)>>,
     },
 }
 
@@ -126,8 +161,20 @@ pub struct Event {
     pub id: u32,
     /// What it is for.
     pub kind: EventKind,
+    /// It has a program, by `PERF_EVENT_IOC_SET_BPF` or by a link; there can be one.
+    pub taken: Arc<AtomicBool>,
     /// The target side.
     pub realm: Arc<Realm>,
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let EventKind::Output { doorbell, buffer, .. } = &mut self.kind {
+            // The buffer first: it rings.
+            drop(buffer.get_mut().expect("no panic under this lock").take());
+            self.realm.drop_doorbell(doorbell.0);
+        }
+    }
 }
 
 /// A program that is attached; detached when dropped.
@@ -137,21 +184,27 @@ pub struct Attached {
     /// In the realm.
     id: AttachmentId,
     /// Cookie.
-    cookie: u64,
+    pub cookie: u64,
+    /// Of the event: it has a program.
+    taken: Arc<AtomicBool>,
     realm: Arc<Realm>,
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
         self.realm.detach(self.id);
+        self.taken.store(false, Ordering::Release);
     }
 }
 
 impl Event {
     /// An event for the output of programs.
     pub fn output(id: u32, realm: Arc<Realm>, sample_type: u64, wakeup_events: u64) -> Result<Event, Errno> {
-        let kind = EventKind::Output { memfd: output_memfd()?, sample_type, wakeup_events, buffer: Mutex::new(None) };
-        Ok(Event { id, kind, realm })
+        let memfd = output_memfd()?;
+        let doorbell = realm.add_doorbell()?;
+        let (buffer, arrays) = (Mutex::new(None), Mutex::new(vec![]));
+        let kind = EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, arrays };
+        Ok(Event { id, kind, taken: Arc::default(), realm })
     }
 
     /// Attaches a program to a uprobe event.
@@ -179,8 +232,23 @@ impl Event {
             pid: site.pid,
             per_cpu: program.per_cpu,
         };
-        let id = self.realm.attach(spec)?;
-        Ok(Attached { program, id, cookie, realm: self.realm.clone() })
+        if self.taken.swap(true, Ordering::AcqRel) {
+            return Err(Refusal { errno: Errno::EEXIST, message: "the event has a program already".into() });
+        }
+        let id = self.realm.attach(spec).inspect_err(|_| self.taken.store(false, Ordering::Release))?;
+        Ok(Attached { program, id, cookie, taken: self.taken.clone(), realm: self.realm.clone() })
+    }
+
+    /// It has a buffer now: programs find it in the arrays that it was put into before.
+    pub fn buffer_is_made(self: &Arc<Event>) -> Result<(), Errno> {
+        let EventKind::Output { arrays, .. } = &self.kind else { return Ok(()) };
+        let arrays = std::mem::take(&mut *arrays.lock().expect("no panic under this lock"));
+        for (array, index) in arrays {
+            if let Some(array) = array.upgrade().filter(|array| array.holds(index, self)) {
+                array.set_event(&index.to_le_bytes(), self.clone())?;
+            }
+        }
+        Ok(())
     }
 
     /// GOT slot of the buffer, once it is there.
@@ -195,12 +263,18 @@ impl Event {
 
     fn readiness(&self) -> Option<(Arc<EventFd>, bool)> {
         match &self.kind {
-            EventKind::Output { buffer, .. } => {
+            EventKind::Output { doorbell, buffer, .. } => {
                 let buffer = buffer.lock().expect("no panic under this lock");
-                buffer.as_ref().map(|buffer| (buffer.doorbell.1.clone(), buffer.has_data()))
+                Some((doorbell.1.clone(), buffer.as_ref().is_some_and(OutputBuffer::has_data)))
             }
             EventKind::Uprobe(..) => None,
         }
+    }
+
+    /// The program that `PERF_EVENT_IOC_SET_BPF` put on it.
+    pub(super) fn program(&self) -> Option<Arc<Program>> {
+        let EventKind::Uprobe(_, attached) = &self.kind else { return None };
+        attached.lock().expect("no panic under this lock").as_ref().map(|attached| attached.program.clone())
     }
 
     pub(super) fn describe_attached(&self) -> Option<Value> {

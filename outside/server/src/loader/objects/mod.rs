@@ -2,10 +2,12 @@
 //!
 //! A loader holds an object by a real descriptor: the write end of a pipe, or for maps and output events a
 //! memfd opened anew. The object is found by the descriptor's inode, and the kernel tells of the last close: the
-//! pipe's hang-up, or an inotify event. References between objects are `Arc`s, as in the kernel: a link
-//! keeps its program, a program its maps.
+//! pipe's hang-up, or an inotify event. Such events melt into one when they are the same, so they are not counted:
+//! each open file description holds a lock on a byte of its own, which is gone with it. References between objects
+//! are `Arc`s, as in the kernel: a link keeps its program, a program its maps.
 
 mod kinds;
+mod raw_lock;
 mod raw_map;
 mod watch;
 
@@ -13,8 +15,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ring3_uapi::Errno;
+use ring3_uapi::flags::{BPF_F_RDONLY, BPF_F_WRONLY};
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 pub use kinds::{Btf, Event, EventKind, Link, Object, Program, UprobeSite};
@@ -22,6 +27,10 @@ pub use raw_map::{MapObject, OutputBuffer};
 use watch::Watch;
 
 use crate::realm::Realm;
+
+/// How often, and after which pause, it is looked whether a description that was closed is gone.
+const CLOSE_LOOKS: u32 = 20;
+const CLOSE_PAUSE: Duration = Duration::from_micros(100);
 
 /// What identifies an open object: device and inode of its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,13 +40,50 @@ pub struct FileId(pub u64, pub u64);
 #[derive(Clone, Debug)]
 struct Loader {
     pid: u32,
-    command: Vec<String>,
+    command: String,
 }
 
 struct Held {
     object: Object,
-    /// Open file descriptions given out.
-    opens: u32,
+    /// For memfds: bytes that open file descriptions have locked.
+    opens: Vec<u32>,
+}
+
+/// What a map's descriptor allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Access {
+    pub read: bool,
+    pub write: bool,
+}
+
+impl Access {
+    /// To read.
+    pub const READ: Access = Access { read: true, write: false };
+    /// To write.
+    pub const WRITE: Access = Access { read: false, write: true };
+    /// To read and write.
+    pub const BOTH: Access = Access { read: true, write: true };
+
+    /// Mirrors kernel/bpf/syscall.c:bpf_get_file_flag.
+    pub fn from_flags(flags: u32) -> Result<Access, Errno> {
+        let access = Access { read: flags & BPF_F_WRONLY == 0, write: flags & BPF_F_RDONLY == 0 };
+        if access.read || access.write { Ok(access) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Of an open descriptor.
+    pub fn of(fd: BorrowedFd<'_>) -> Access {
+        let mode = rustix::fs::fcntl_getfl(fd).map_or(OFlags::RDONLY, |flags| flags & OFlags::ACCMODE);
+        Access { read: mode != OFlags::WRONLY, write: mode != OFlags::RDONLY }
+    }
+
+    fn mode(self) -> OFlags {
+        match (self.read, self.write) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        }
+    }
 }
 
 /// All objects of a server.
@@ -78,6 +124,9 @@ impl Subsystem {
             .spawn(move || {
                 while let Some(subsystem) = weak.upgrade() {
                     let closed = subsystem.watch.wait();
+                    if closed.is_empty() {
+                        subsystem.sweep();
+                    }
                     closed.into_iter().for_each(|id| subsystem.close(id));
                 }
             })
@@ -100,44 +149,83 @@ impl Subsystem {
     pub fn open_pipe(&self, object: Object) -> Result<OwnedFd, Errno> {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(errno)?;
         let id = file_id(theirs.as_fd()).ok_or(Errno::EMFILE)?;
-        self.held.lock().expect("no panic under this lock").insert(id, Held { object, opens: 1 });
+        self.held.lock().expect("no panic under this lock").insert(id, Held { object, opens: vec![] });
         self.watch.add_pipe(id, ours).map_err(errno)?;
         Ok(theirs)
     }
 
     /// A new descriptor for an object that is memory.
-    pub fn open_memfd(&self, object: Object, memfd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    pub fn open_memfd(&self, object: Object, memfd: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, Errno> {
         use std::os::fd::AsRawFd;
         let id = file_id(memfd).ok_or(Errno::EMFILE)?;
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
-        self.watch.add_memfd(id, &path).map_err(errno)?;
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-        let opened = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(errno)?;
+        // Under the lock: a watch that is added here is not forgotten by a close of before.
         let mut held = self.held.lock().expect("no panic under this lock");
-        held.entry(id).or_insert(Held { object, opens: 0 }).opens += 1;
+        self.watch.add_memfd(id, &path).map_err(errno)?;
+        let opened =
+            rustix::fs::open(path, access.mode() | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(errno)?;
+        let entry = held.entry(id).or_insert(Held { object, opens: vec![] });
+        let byte = (0..).find(|byte| !entry.opens.contains(byte)).expect("fewer opens than numbers");
+        raw_lock::lock(opened.as_fd(), byte, access.write).map_err(errno)?;
+        entry.opens.push(byte);
         Ok(opened)
     }
 
     /// An open file description is gone; the last one takes the table's reference with it.
     fn close(&self, id: FileId) {
-        let mut held = self.held.lock().expect("no panic under this lock");
-        let Some(entry) = held.get_mut(&id) else { return };
-        entry.opens -= 1;
-        if entry.opens == 0 {
-            let gone = held.remove(&id);
-            drop(held);
-            self.watch.forget(id);
-            // Dropping may detach probes, which takes the tracer: not under the lock.
-            drop(gone);
+        // The kernel tells of a close before it takes the description's locks away.
+        for _ in 0..CLOSE_LOOKS {
+            if self.look(id) {
+                return;
+            }
+            std::thread::sleep(CLOSE_PAUSE);
         }
     }
 
-    /// All objects that are open.
-    pub fn objects(&self) -> Vec<Object> {
-        self.held.lock().expect("no panic under this lock").values().map(|held| held.object.clone()).collect()
+    /// Looks which open file descriptions are left; whether any is gone.
+    fn look(&self, id: FileId) -> bool {
+        let mut held = self.held.lock().expect("no panic under this lock");
+        let Some(entry) = held.get_mut(&id) else { return true };
+        if let Some(memfd) = entry.object.memfd() {
+            let before = entry.opens.len();
+            entry.opens.retain(|byte| raw_lock::is_locked(memfd, *byte));
+            if !entry.opens.is_empty() {
+                return entry.opens.len() < before;
+            }
+        }
+        let gone = held.remove(&id);
+        self.watch.forget(id);
+        drop(held);
+        // Dropping may detach probes, which takes the tracer: not under the lock.
+        drop(gone);
+        true
     }
 
-    pub(crate) fn loader_begins(&self, pid: u32, command: Vec<String>) {
+    /// Looks at all memfds: of closes that melted together, one may have been looked at too early.
+    fn sweep(&self) {
+        let held = self.held.lock().expect("no panic under this lock");
+        let memfds = held.iter().filter(|(_, held)| held.object.memfd().is_some());
+        let ids: Vec<FileId> = memfds.map(|(id, _)| *id).collect();
+        drop(held);
+        for id in ids {
+            self.look(id);
+        }
+    }
+
+    /// All objects that are open, or that open ones keep alive; some more than once.
+    pub fn objects(&self) -> Vec<Object> {
+        let mut all: Vec<Object> =
+            self.held.lock().expect("no panic under this lock").values().map(|held| held.object.clone()).collect();
+        let mut at = 0;
+        while let Some(object) = all.get(at) {
+            let references = object.references();
+            all.extend(references);
+            at += 1;
+        }
+        all
+    }
+
+    pub(crate) fn loader_begins(&self, pid: u32, command: String) {
         self.loaders.lock().expect("no panic under this lock").insert(pid, Loader { pid, command });
     }
 
@@ -152,7 +240,7 @@ impl Subsystem {
             .lock()
             .expect("no panic under this lock")
             .values()
-            .map(|loader| json!({ "pid": loader.pid, "comm": loader.command.join(" ") }))
+            .map(|loader| json!({ "pid": loader.pid, "command": loader.command }))
             .collect();
         let objects = self.objects();
         let of = |pick: &dyn Fn(&Object) -> Option<Value>| {

@@ -10,11 +10,11 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 use ring3_verifier::MapShape;
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
-use super::{Btf, Event, IdKind, Subsystem, errno};
+use super::{Access, Btf, Event, EventKind, IdKind, Subsystem, errno};
 use crate::realm::{EventFd, MapFile, MapSlot, Realm, possible_cpus};
 
 /// A memfd mapped into the server.
@@ -52,6 +52,12 @@ fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create(format!("ring3-map:{name}"), flags).map_err(errno)?;
     rustix::fs::ftruncate(&file, bytes).map_err(errno)?;
     Ok(file)
+}
+
+/// Fixes a memfd's size: a loader that cut it would take the server's mapping away under it.
+fn seal(file: &OwnedFd) -> Result<(), Errno> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(file, seals).map_err(errno)
 }
 
 /// Whether a thread has ended, as the server sees it.
@@ -111,6 +117,7 @@ impl MapObject {
         geometry.header.id = id;
         geometry.header.doorbell = doorbell.as_ref().map_or(0, |(number, _)| *number);
         let made = memfd(&name, geometry.file_bytes())
+            .and_then(|file| seal(&file).map(|()| file))
             .and_then(|file| Ok((Mapped::new(&file, geometry.file_bytes())?, file)));
         let (mapped, memfd) = match made {
             Ok(made) => made,
@@ -174,11 +181,12 @@ impl MapObject {
 
     /// Removes a key.
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        if self.geometry.header.map_type == map_type::PERF_EVENT_ARRAY {
+        if matches!(self.geometry.header.map_type, map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY) {
             let index = u32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
-            let old = self.map().set_object(index, 0)?;
-            self.events.lock().expect("no panic under this lock").remove(&index);
-            return if old == 0 { Err(Errno::ENOENT) } else { Ok(()) };
+            self.map().set_object(index, 0)?;
+            // An event without a buffer yet has no number in the map.
+            let old = self.events.lock().expect("no panic under this lock").remove(&index);
+            return if old.is_none() { Err(Errno::ENOENT) } else { Ok(()) };
         }
         self.map().user_delete(&context(), key)
     }
@@ -196,15 +204,23 @@ impl MapObject {
     }
 
     /// Puts an output event into a perf event array.
-    pub fn set_event(&self, key: &[u8], event: Arc<Event>) -> Result<(), Errno> {
+    pub fn set_event(self: &Arc<Self>, key: &[u8], event: Arc<Event>) -> Result<(), Errno> {
+        let EventKind::Output { arrays, .. } = &event.kind else { return Err(Errno::EINVAL) };
         let index = u32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
         let slot = event.buffer_slot();
         self.map().set_object(index, slot.map_or(0, |slot| slot.0 + 1))?;
-        if let Some(slot) = slot {
-            self.realm.add_companion(self.slot, slot).map_err(|refusal| refusal.errno)?;
+        match slot {
+            Some(slot) => self.realm.add_companion(self.slot, slot).map_err(|refusal| refusal.errno)?,
+            None => arrays.lock().expect("no panic under this lock").push((Arc::downgrade(self), index)),
         }
         self.events.lock().expect("no panic under this lock").insert(index, event);
         Ok(())
+    }
+
+    /// Whether this event is at `index` of the array.
+    pub(super) fn holds(&self, index: u32, event: &Arc<Event>) -> bool {
+        let events = self.events.lock().expect("no panic under this lock");
+        events.get(&index).is_some_and(|held| Arc::ptr_eq(held, event))
     }
 
     /// Whether a ring buffer's consumer has something to read.
@@ -234,31 +250,33 @@ impl MapObject {
         }
     }
 
-    /// Whether a loader may map `bytes` bytes at `offset` of it. Mirrors kernel/bpf/syscall.c:bpf_map_mmap,
-    /// arraymap.c:array_map_mmap and ringbuf.c:ringbuf_map_mmap_kern.
-    pub fn check_mmap(&self, offset: u64, bytes: u64, write: bool) -> Result<(), Errno> {
+    /// Whether a loader may map `bytes` bytes at `offset` of it by a descriptor that allows `access`. Mirrors
+    /// kernel/bpf/syscall.c:bpf_map_mmap, arraymap.c:array_map_mmap, ringbuf.c:ringbuf_map_mmap_kern and, for
+    /// descriptors that cannot be written, mm/mmap.c:do_mmap.
+    pub fn check_mmap(&self, offset: u64, bytes: u64, write: bool, access: Access) -> Result<(), Errno> {
+        let bytes = bytes.checked_next_multiple_of(ring3_layout::PAGE_BYTES).ok_or(Errno::ENOMEM)?;
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.geometry.header.data_bytes);
-        match self.geometry.header.map_type {
-            map_type::ARRAY => {
-                if write && self.frozen.load(Ordering::Acquire) {
-                    return Err(Errno::EPERM);
-                }
-                if write && self.flags & BPF_F_RDONLY_PROG != 0 {
-                    return Err(Errno::EACCES);
-                }
-                if self.flags & BPF_F_MMAPABLE == 0 || !inside {
-                    return Err(Errno::EINVAL);
-                }
-                Ok(())
-            }
-            map_type::RINGBUF => {
-                if write && (offset != 0 || bytes != ring3_layout::PAGE_BYTES) {
-                    return Err(Errno::EPERM);
-                }
-                if inside { Ok(()) } else { Err(Errno::EINVAL) }
-            }
-            _ => Err(Errno::ENOTSUPP),
+        let kind = self.geometry.header.map_type;
+        if !access.read || write && !access.write {
+            return Err(Errno::EACCES);
         }
+        if !matches!(kind, map_type::ARRAY | map_type::RINGBUF) {
+            return Err(Errno::ENOTSUPP);
+        }
+        if !access.write {
+            return Err(Errno::EINVAL);
+        }
+        if write && self.frozen.load(Ordering::Acquire) {
+            return Err(Errno::EPERM);
+        }
+        if write && self.flags & BPF_F_RDONLY_PROG != 0 {
+            return Err(Errno::EACCES);
+        }
+        if kind == map_type::RINGBUF && write && (offset != 0 || bytes != ring3_layout::PAGE_BYTES) {
+            return Err(Errno::EPERM);
+        }
+        let shared = kind == map_type::RINGBUF || self.flags & BPF_F_MMAPABLE != 0;
+        if shared && inside { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
     pub(super) fn describe(&self) -> Value {
@@ -285,8 +303,6 @@ impl Drop for MapObject {
 pub struct OutputBuffer {
     /// GOT slot.
     pub slot: MapSlot,
-    /// What wakes its reader.
-    pub doorbell: (u32, Arc<EventFd>),
     geometry: Geometry,
     _file: Arc<MapFile>,
     mapped: Mapped,
@@ -302,12 +318,13 @@ impl OutputBuffer {
         sample_type: u64,
         wakeup_events: u64,
         id: u64,
+        doorbell: u32,
     ) -> Result<OutputBuffer, Errno> {
         let mut geometry = Geometry::perf_buffer(data_pages)?;
         rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
+        seal(memfd)?;
         let mapped = Mapped::new(memfd, geometry.file_bytes())?;
-        let doorbell = realm.add_doorbell()?;
-        geometry.header.doorbell = doorbell.0;
+        geometry.header.doorbell = doorbell;
         // SAFETY: a fresh mapping of the right size, which lives as long as the object.
         unsafe { PerfBuffer::initialize(mapped.base, &geometry, sample_type, wakeup_events, id) };
         let file = Arc::new(MapFile {
@@ -317,7 +334,7 @@ impl OutputBuffer {
             writable: true,
         });
         let slot = realm.add_map(file.clone())?;
-        Ok(OutputBuffer { slot, doorbell, geometry, _file: file, mapped, realm: realm.clone() })
+        Ok(OutputBuffer { slot, geometry, _file: file, mapped, realm: realm.clone() })
     }
 
     /// Whether the reader has something to read.
@@ -335,7 +352,6 @@ impl OutputBuffer {
 impl Drop for OutputBuffer {
     fn drop(&mut self) {
         self.realm.drop_map(self.slot);
-        self.realm.drop_doorbell(self.doorbell.0);
     }
 }
 

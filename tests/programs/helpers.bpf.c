@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Calls helpers in all ways that matter and tells what they returned and wrote.
+#include <linux/bpf.h>
+#include <linux/ptrace.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "helpers.h"
+
+struct result results[RESULTS_MAX];
+unsigned count;
+// What a program remembers for the one at the function's return.
+unsigned long long entry_sp, return_address;
+char in_map[16] = "in a map";
+
+// The victim calls one function at a time.
+static __always_inline struct result *next(void)
+{
+	unsigned long index = count++;
+
+	// Not left to the compiler, which hides the bound from the verifier.
+	asm volatile("%0 &= %1" : "+r"(index) : "i"(RESULTS_MAX - 1));
+	return &results[index];
+}
+
+// An address that the compiler may not put into constant data.
+#define ADDRESS(of) ({ unsigned long at = (unsigned long)(of); asm volatile("" : "+r"(at)); at; })
+
+#define TELL_BYTES(text, number, from, length)                                       \
+	do {                                                                         \
+		long long told = (long long)(number);                                \
+		struct result *place = next();                                       \
+		__builtin_memcpy(place->name, text, sizeof(text));                   \
+		place->value = told;                                                 \
+		place->bytes = (length);                                             \
+		__builtin_memcpy(place->data, (from), (length));                     \
+	} while (0)
+#define TELL(text, number) TELL_BYTES(text, number, "", 0)
+
+// Runs a call that writes to `to` (24 bytes, of 0xaa before) and tells its result and those bytes.
+#define WRITES(text, call)                                                           \
+	do {                                                                         \
+		char to[24];                                                         \
+		__builtin_memset(to, 0xaa, sizeof(to));                              \
+		asm volatile("" ::"r"(to) : "memory");                               \
+		long result = (call);                                                \
+		TELL_BYTES(text, result, to, sizeof(to));                            \
+	} while (0)
+
+#define KERNEL_ADDRESS ((void *)0xffff888000001000UL)
+#define NOT_CANONICAL ((void *)0x8000000000001000UL)
+#define END_OF_USER ((void *)0x00007ffffffff000UL)
+
+#define READS(helper)                                                                \
+	WRITES(#helper ": good", helper(to, 16, text));                              \
+	WRITES(#helper ": 1 byte", helper(to, 1, text));                             \
+	WRITES(#helper ": 0 bytes", helper(to, 0, text));                            \
+	WRITES(#helper ": 0 of NULL", helper(to, 0, NULL));                          \
+	WRITES(#helper ": last 8", helper(to, 8, edge));                             \
+	WRITES(#helper ": over the edge", helper(to, 16, edge));                     \
+	WRITES(#helper ": unmapped", helper(to, 16, edge + 8));                      \
+	WRITES(#helper ": NULL", helper(to, 16, NULL));                              \
+	WRITES(#helper ": 8", helper(to, 16, (void *)8));                            \
+	WRITES(#helper ": no access", helper(to, 16, hidden));                       \
+	WRITES(#helper ": not canonical", helper(to, 16, NOT_CANONICAL));            \
+	WRITES(#helper ": end of user", helper(to, 16, END_OF_USER));                \
+	WRITES(#helper ": before the end", helper(to, 16, END_OF_USER - 8))
+
+#define STRINGS(helper)                                                              \
+	WRITES(#helper ": good", helper(to, 24, text));                              \
+	WRITES(#helper ": cut", helper(to, 5, text));                                \
+	WRITES(#helper ": exact", helper(to, 14, text));                             \
+	WRITES(#helper ": one short", helper(to, 13, text));                         \
+	WRITES(#helper ": 1 byte", helper(to, 1, text));                             \
+	WRITES(#helper ": 0 bytes", helper(to, 0, text));                            \
+	WRITES(#helper ": empty", helper(to, 24, empty));                            \
+	WRITES(#helper ": ends at edge", helper(to, 24, edge));                      \
+	WRITES(#helper ": over the edge", helper(to, 24, open));                     \
+	WRITES(#helper ": cut before", helper(to, 8, open));                         \
+	WRITES(#helper ": unmapped", helper(to, 24, edge + 8));                      \
+	WRITES(#helper ": NULL", helper(to, 24, NULL));                              \
+	WRITES(#helper ": no access", helper(to, 24, hidden));                       \
+	WRITES(#helper ": not canonical", helper(to, 24, NOT_CANONICAL))
+
+SEC("uprobe")
+int BPF_KPROBE(reads_user, char *text, char *edge, char *hidden)
+{
+	READS(bpf_probe_read_user);
+	WRITES("bpf_probe_read_user: kernel", bpf_probe_read_user(to, 16, KERNEL_ADDRESS));
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(reads_any, char *text, char *edge, char *hidden)
+{
+	READS(bpf_probe_read);
+	WRITES("bpf_probe_read: map", bpf_probe_read(to, 16, in_map));
+	return 0;
+}
+
+SEC("uprobe.s")
+int BPF_KPROBE(copies, char *text, char *edge, char *hidden)
+{
+	READS(bpf_copy_from_user);
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(strings_user, char *text, char *edge, char *hidden, char *empty, char *open)
+{
+	STRINGS(bpf_probe_read_user_str);
+	WRITES("user_str: kernel", bpf_probe_read_user_str(to, 24, KERNEL_ADDRESS));
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(strings_any, char *text, char *edge, char *hidden, char *empty, char *open)
+{
+	STRINGS(bpf_probe_read_str);
+	// 8 bytes with the NUL: whether the word is filled up depends on what kind of memory it is.
+	WRITES("bpf_probe_read_str: map", bpf_probe_read_str(to, 24, in_map + 1));
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(reads_kernel, char *text)
+{
+	char own[16] = "on the stack";
+
+	WRITES("kernel: stack", bpf_probe_read_kernel(to, 16, own));
+	WRITES("kernel: map", bpf_probe_read_kernel(to, 16, in_map));
+	WRITES("kernel: 0 bytes", bpf_probe_read_kernel(to, 0, in_map));
+	WRITES("kernel: user", bpf_probe_read_kernel(to, 16, text));
+	WRITES("kernel: NULL", bpf_probe_read_kernel(to, 16, NULL));
+	WRITES("kernel: not canonical", bpf_probe_read_kernel(to, 16, NOT_CANONICAL));
+	WRITES("kernel_str: stack", bpf_probe_read_kernel_str(to, 24, own));
+	WRITES("kernel_str: map", bpf_probe_read_kernel_str(to, 24, in_map));
+	WRITES("kernel_str: cut", bpf_probe_read_kernel_str(to, 4, in_map));
+	WRITES("kernel_str: 1 byte", bpf_probe_read_kernel_str(to, 1, in_map));
+	WRITES("kernel_str: 0 bytes", bpf_probe_read_kernel_str(to, 0, in_map));
+	WRITES("kernel_str: empty", bpf_probe_read_kernel_str(to, 24, in_map + 8));
+	WRITES("kernel_str: user", bpf_probe_read_kernel_str(to, 24, text));
+	WRITES("kernel_str: NULL", bpf_probe_read_kernel_str(to, 24, NULL));
+	return 0;
+}
+
+#define MAP(name_, kind)                                                             \
+	struct {                                                                     \
+		__uint(type, kind);                                                  \
+		__uint(max_entries, 2);                                              \
+		__type(key, unsigned);                                               \
+		__type(value, unsigned long long);                                   \
+	} name_ SEC(".maps")
+
+MAP(hash, BPF_MAP_TYPE_HASH);
+MAP(array, BPF_MAP_TYPE_ARRAY);
+MAP(cpu_hash, BPF_MAP_TYPE_PERCPU_HASH);
+MAP(cpu_array, BPF_MAP_TYPE_PERCPU_ARRAY);
+
+#define UPDATES(map)                                                                 \
+	do {                                                                         \
+		unsigned one = 0, two = 1, three = 2;                                \
+		unsigned long long value = 11, *at;                                  \
+		TELL(#map ": lookup", bpf_map_lookup_elem(&map, &one) != NULL);      \
+		TELL(#map ": exist", bpf_map_update_elem(&map, &one, &value, BPF_EXIST)); \
+		TELL(#map ": noexist", bpf_map_update_elem(&map, &one, &value, BPF_NOEXIST)); \
+		value = 12;                                                          \
+		TELL(#map ": noexist again", bpf_map_update_elem(&map, &one, &value, BPF_NOEXIST)); \
+		at = bpf_map_lookup_elem(&map, &one);                                \
+		TELL(#map ": value", at ? *at : -1);                                 \
+		TELL(#map ": exist again", bpf_map_update_elem(&map, &one, &value, BPF_EXIST)); \
+		TELL(#map ": flags 3", bpf_map_update_elem(&map, &one, &value, 3));  \
+		TELL(#map ": flags lock", bpf_map_update_elem(&map, &one, &value, BPF_F_LOCK)); \
+		TELL(#map ": flags 5", bpf_map_update_elem(&map, &one, &value, 5));  \
+		TELL(#map ": flags 8", bpf_map_update_elem(&map, &one, &value, 8));  \
+		TELL(#map ": flags 1 << 40", bpf_map_update_elem(&map, &one, &value, 1UL << 40)); \
+		TELL(#map ": second", bpf_map_update_elem(&map, &two, &value, BPF_ANY)); \
+		TELL(#map ": third", bpf_map_update_elem(&map, &three, &value, BPF_ANY)); \
+		TELL(#map ": third exist", bpf_map_update_elem(&map, &three, &value, BPF_EXIST)); \
+		TELL(#map ": third noexist", bpf_map_update_elem(&map, &three, &value, BPF_NOEXIST)); \
+		TELL(#map ": full, update", bpf_map_update_elem(&map, &two, &value, BPF_ANY)); \
+		at = bpf_map_lookup_elem(&map, &two);                                \
+		if (at)                                                              \
+			*at += 100;                                                  \
+		at = bpf_map_lookup_elem(&map, &two);                                \
+		TELL(#map ": in place", at ? *at : -1);                              \
+		TELL(#map ": delete", bpf_map_delete_elem(&map, &one));              \
+		TELL(#map ": delete again", bpf_map_delete_elem(&map, &one));        \
+		TELL(#map ": delete beyond", bpf_map_delete_elem(&map, &three));     \
+		TELL(#map ": there", bpf_map_lookup_elem(&map, &one) != NULL);       \
+		TELL(#map ": beyond", bpf_map_lookup_elem(&map, &three) != NULL);    \
+		TELL(#map ": room again", bpf_map_update_elem(&map, &three, &value, BPF_NOEXIST)); \
+	} while (0)
+
+SEC("uprobe")
+int updates(void *ctx)
+{
+	UPDATES(hash);
+	UPDATES(array);
+	return 0;
+}
+
+SEC("uprobe")
+int updates_per_cpu(void *ctx)
+{
+	UPDATES(cpu_hash);
+	UPDATES(cpu_array);
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(who, unsigned long pid, unsigned long tid, unsigned long uid, unsigned long gid)
+{
+	unsigned long long ids = bpf_get_current_pid_tgid();
+
+	TELL("process", (ids >> 32) == pid);
+	TELL("thread", (unsigned)ids == tid);
+	TELL("user and group", bpf_get_current_uid_gid() == (gid << 32 | uid));
+	WRITES("comm", bpf_get_current_comm(to, 16));
+	WRITES("comm of 24", bpf_get_current_comm(to, 24));
+	WRITES("comm of 4", bpf_get_current_comm(to, 4));
+	WRITES("comm of 1", bpf_get_current_comm(to, 1));
+	return 0;
+}
+
+SEC("uprobe")
+int registers(struct pt_regs *ctx)
+{
+	unsigned long long top = 0;
+
+	TELL("first", PT_REGS_PARM1(ctx));
+	TELL("second", PT_REGS_PARM2(ctx));
+	TELL("third", PT_REGS_PARM3(ctx));
+	TELL("fourth", PT_REGS_PARM4(ctx));
+	TELL("fifth", PT_REGS_PARM5(ctx));
+	TELL("cookie", bpf_get_attach_cookie(ctx));
+	TELL("ip - function", PT_REGS_IP(ctx) - ctx->r9);
+	TELL("func_ip - function", bpf_get_func_ip(ctx) - ctx->r9);
+	entry_sp = PT_REGS_SP(ctx);
+	TELL("sp % 16", entry_sp % 16);
+	TELL("read at sp", bpf_probe_read_user(&top, 8, (void *)entry_sp));
+	return_address = top;
+	TELL("cs", ctx->cs);
+	TELL("ss", ctx->ss);
+	return 0;
+}
+
+SEC("uretprobe")
+int registers_after(struct pt_regs *ctx)
+{
+	TELL("cookie after", bpf_get_attach_cookie(ctx));
+	TELL("sp after - sp", PT_REGS_SP(ctx) - entry_sp);
+	TELL("ip after - return", PT_REGS_IP(ctx) - return_address);
+	TELL("func_ip after - rax", bpf_get_func_ip(ctx) - PT_REGS_RC(ctx));
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(texts, char *user)
+{
+	static const char format_numbers[] = "%d %i %u %x %X|%5d|%-5d|%05d|%+d|% d|%%";
+	static const char format_longs[] = "%ld %lu %lx %lld %llu %llx %llX";
+	static const char format_strings[] = "%s|%pks|%pus|%s|%c";
+	static const char format_widths[] = "%12s|%-12s|";
+	static const char format_pointers[] = "%px %pi4 %pI4";
+	static const char format_plain[] = "plain text";
+	static const char format_ip6[] = "%pi6 %pI6";
+	static const unsigned char ip6[16] = { 0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 0, 1 };
+	unsigned char ip4[4] = { 192, 168, 0, 1 };
+	char small[8] = "abc";
+	char out[DATA_BYTES];
+	long done;
+
+#define FORMATS(text, format, ...)                                                   \
+	do {                                                                         \
+		unsigned long long data[] = { __VA_ARGS__ };                         \
+		__builtin_memset(out, 0xaa, sizeof(out));                            \
+		done = bpf_snprintf(out, sizeof(out), format, data, sizeof(data));   \
+		TELL_BYTES(text, done, out, sizeof(out));                            \
+	} while (0)
+	FORMATS("numbers", format_numbers, -1, -2, -3, 0xabcdef, 0xabcdef, 42, 42, 42, 42, 42);
+	FORMATS("longs", format_longs, -1, -1, -1, -5, 1ULL << 63, 1ULL << 40, 0xabcULL << 40);
+	FORMATS("strings", format_strings, ADDRESS(in_map), ADDRESS(in_map), ADDRESS(user), 0, 'x');
+	FORMATS("widths", format_widths, ADDRESS(in_map), ADDRESS(in_map));
+	FORMATS("pointers", format_pointers, 0x1234567, ADDRESS(ip4), ADDRESS(ip4));
+	FORMATS("ip6", format_ip6, ADDRESS(ip6), ADDRESS(ip6));
+	__builtin_memset(out, 0xaa, sizeof(out));
+	done = bpf_snprintf(out, 6, format_plain, NULL, 0);
+	TELL_BYTES("cut", done, out, 16);
+	__builtin_memset(out, 0xaa, sizeof(out));
+	done = bpf_snprintf(out, 1, format_plain, NULL, 0);
+	TELL_BYTES("cut to 1", done, out, 16);
+	__builtin_memset(out, 0xaa, sizeof(out));
+	done = bpf_snprintf(out, sizeof(out), format_plain, NULL, 0);
+	TELL_BYTES("plain", done, out, 16);
+	TELL("nowhere", bpf_snprintf(NULL, 0, format_plain, NULL, 0));
+
+	TELL("strncmp equal", bpf_strncmp(small, sizeof(small), "abc"));
+	TELL("strncmp less", bpf_strncmp(small, sizeof(small), "abd"));
+	TELL("strncmp greater", bpf_strncmp(small, sizeof(small), "abA"));
+	TELL("strncmp longer", bpf_strncmp(small, sizeof(small), "abcd"));
+	TELL("strncmp shorter", bpf_strncmp(small, sizeof(small), "ab"));
+	TELL("strncmp prefix", bpf_strncmp(small, 2, "abXX"));
+	TELL("strncmp empty", bpf_strncmp(small, sizeof(small), ""));
+	small[0] = 0xf0;
+	TELL("strncmp high", bpf_strncmp(small, sizeof(small), "abc"));
+	return 0;
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} ring SEC(".maps");
+
+#define RESERVES(text, size)                                                         \
+	do {                                                                         \
+		char *record = bpf_ringbuf_reserve(&ring, size, 0);                  \
+		TELL(text, record != NULL);                                          \
+		if (record) {                                                        \
+			__builtin_memset(record, 's', 4);                            \
+			bpf_ringbuf_submit(record, 0);                               \
+		}                                                                    \
+	} while (0)
+
+SEC("uprobe")
+int rings(void *ctx)
+{
+	char data[16] = "some data";
+	char *record, *second;
+
+	TELL("ring size", bpf_ringbuf_query(&ring, BPF_RB_RING_SIZE));
+	TELL("available", bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA));
+	TELL("consumed", bpf_ringbuf_query(&ring, BPF_RB_CONS_POS));
+	TELL("produced", bpf_ringbuf_query(&ring, BPF_RB_PROD_POS));
+	TELL("unknown", bpf_ringbuf_query(&ring, 99));
+	TELL("output 16", bpf_ringbuf_output(&ring, data, 16, 0));
+	TELL("output 1", bpf_ringbuf_output(&ring, data, 1, BPF_RB_NO_WAKEUP));
+	TELL("output 0", bpf_ringbuf_output(&ring, data, 0, BPF_RB_FORCE_WAKEUP));
+	TELL("output flags 4", bpf_ringbuf_output(&ring, data, 8, 4));
+	RESERVES("reserve 8", 8);
+	RESERVES("reserve 13", 13);
+	record = bpf_ringbuf_reserve(&ring, 32, 0);
+	second = bpf_ringbuf_reserve(&ring, 32, 0);
+	TELL("apart", second - record);
+	if (record)
+		bpf_ringbuf_discard(record, 0);
+	if (second) {
+		__builtin_memcpy(second, "second", 7);
+		bpf_ringbuf_submit(second, BPF_RB_NO_WAKEUP);
+	}
+	record = bpf_ringbuf_reserve(&ring, 24, 1);
+	TELL("reserve with flags", record != NULL);
+	if (record)
+		bpf_ringbuf_discard(record, 0);
+	RESERVES("reserve the ring", 4096);
+	RESERVES("reserve too much", 4089);
+	TELL("available after", bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA));
+	TELL("produced after", bpf_ringbuf_query(&ring, BPF_RB_PROD_POS));
+	RESERVES("reserve a lot", 3000);
+	RESERVES("reserve a lot again", 3000);
+	TELL("output when full", bpf_ringbuf_output(&ring, results, 2000, 0));
+	TELL("produced at the end", bpf_ringbuf_query(&ring, BPF_RB_PROD_POS));
+	return 0;
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__type(key, unsigned);
+	__type(value, unsigned);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, unsigned);
+	__type(value, unsigned);
+} nobody SEC(".maps");
+
+// Its events get buffers after they are put in.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__type(key, unsigned);
+	__type(value, unsigned);
+} late SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_CGROUP_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, unsigned);
+	__type(value, unsigned);
+} groups SEC(".maps");
+
+unsigned long long sequence;
+
+SEC("uprobe")
+int outputs(void *ctx)
+{
+	unsigned long long data[8] = { ++sequence, 1, 2, 3, 4, 5, 6, 7 };
+
+	TELL("output 8", bpf_perf_event_output(ctx, &events, BPF_F_CURRENT_CPU, data, 8));
+	TELL("output 13", bpf_perf_event_output(ctx, &events, BPF_F_CURRENT_CPU, data, 13));
+	TELL("output 64", bpf_perf_event_output(ctx, &events, BPF_F_CURRENT_CPU, data, 64));
+	TELL("output 0", bpf_perf_event_output(ctx, &events, BPF_F_CURRENT_CPU, data, 0));
+	TELL("output beyond", bpf_perf_event_output(ctx, &events, 4000, data, 8));
+	TELL("output flags", bpf_perf_event_output(ctx, &events, 1ULL << 32, data, 8));
+	TELL("output to nobody", bpf_perf_event_output(ctx, &nobody, BPF_F_CURRENT_CPU, data, 8));
+	TELL("output late", bpf_perf_event_output(ctx, &late, BPF_F_CURRENT_CPU, data, 8));
+	TELL("output beyond nobody", bpf_perf_event_output(ctx, &nobody, 2, data, 8));
+	TELL("cgroup unset", bpf_current_task_under_cgroup(&groups, 0));
+	TELL("cgroup beyond", bpf_current_task_under_cgroup(&groups, 2));
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(clocks, unsigned long cpus)
+{
+	unsigned long long first = bpf_ktime_get_ns(), boot = bpf_ktime_get_boot_ns(), second = bpf_ktime_get_ns();
+	unsigned long long tai = bpf_ktime_get_tai_ns();
+	unsigned all = ~0u, any = 0;
+
+	TELL("time goes on", first <= second && first > 0);
+	TELL("boot after monotonic", boot >= first);
+	TELL("tai is a date", tai > 1600000000000000000ULL);
+	TELL("cpu in range", bpf_get_smp_processor_id() < cpus);
+	TELL("node", bpf_get_numa_node_id());
+	for (int i = 0; i < 32; i++) {
+		unsigned random = bpf_get_prandom_u32();
+		all &= random;
+		any |= random;
+	}
+	TELL("random bits", any == ~0u && all == 0);
+	TELL("32 bits", bpf_get_prandom_u32() <= ~0u);
+	TELL("printed", bpf_printk("helpers: %d", 5));
+	return 0;
+}
+
+SEC("uprobe")
+int BPF_KPROBE(writes, char *text, char *constant, char *edge, char *hidden)
+{
+	char data[16] = "from a program";
+
+	TELL("write", bpf_probe_write_user(text, data, 14));
+	TELL("write read-only", bpf_probe_write_user(constant, data, 14));
+	TELL("write over the edge", bpf_probe_write_user(edge, data, 16));
+	TELL("write hidden", bpf_probe_write_user(hidden, data, 8));
+	TELL("write NULL", bpf_probe_write_user(NULL, data, 8));
+	TELL("write kernel", bpf_probe_write_user(KERNEL_ADDRESS, data, 8));
+	TELL("write end of user", bpf_probe_write_user(END_OF_USER, data, 8));
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

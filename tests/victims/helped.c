@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Calls functions whose probes try the helpers: names and arguments are those of tests/programs/helpers.bpf.c.
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static volatile long sink;
+
+#define PROBED(name)                                                                 \
+	__attribute__((noinline, noclone)) long name(long a, long b, long c, long d, long e, long f) \
+	{                                                                            \
+		sink += a + b + c + d + e + f;                                       \
+		return sink;                                                         \
+	}
+
+PROBED(reads_user)
+PROBED(reads_any)
+PROBED(copies)
+PROBED(strings_user)
+PROBED(strings_any)
+PROBED(reads_kernel)
+PROBED(updates)
+PROBED(updates_per_cpu)
+PROBED(who)
+PROBED(texts)
+PROBED(rings)
+PROBED(outputs)
+PROBED(clocks)
+PROBED(writes)
+
+// Returns its own address.
+__attribute__((noinline, noclone)) long registers(long a, long b, long c, long d, long e, long f)
+{
+	sink += a + b + c + d + e;
+	return f;
+}
+
+static void tell_who(void)
+{
+	who(getpid(), gettid(), getuid(), getgid(), 0, 0);
+}
+
+static void *in_thread(void *unused)
+{
+	tell_who();
+	prctl(PR_SET_NAME, "a long thread name");
+	tell_who();
+	return unused;
+}
+
+static void everybody(void)
+{
+	pthread_t thread;
+
+	tell_who();
+	pthread_create(&thread, NULL, in_thread, NULL);
+	pthread_join(thread, NULL);
+	prctl(PR_SET_NAME, "renamed");
+	tell_who();
+	if (fork() == 0) {
+		tell_who();
+		pthread_create(&thread, NULL, in_thread, NULL);
+		pthread_join(thread, NULL);
+		_exit(0);
+	}
+	wait(NULL);
+	tell_who();
+}
+
+// On one CPU, so that the order in which a reader finds the samples is known.
+static void outputs_on(int cpu, int times)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	sched_setaffinity(0, sizeof(set), &set);
+	while (times--)
+		outputs(0, 0, 0, 0, 0, 0);
+}
+
+int main(void)
+{
+	long page = sysconf(_SC_PAGESIZE);
+	int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	// A page with nothing behind it, and one that nobody may read.
+	char *pages = mmap(NULL, 2 * page, protection, flags, -1, 0);
+	char *closing = mmap(NULL, 2 * page, protection, flags, -1, 0);
+	char *hidden = mmap(NULL, page, PROT_NONE, flags, -1, 0);
+	char *edge = pages + page - 8, *open = closing + page - 12, *written = pages;
+	char *constant = mmap(NULL, page, PROT_READ, flags, -1, 0);
+	static char text[32] = "fourteen with";
+	char line[16];
+
+	munmap(pages + page, page);
+	munmap(closing + page, page);
+	memcpy(edge, "at edge", 8);
+	memcpy(open, "no end at al", 12);
+	setvbuf(stdout, NULL, _IONBF, 0);
+	setvbuf(stdin, NULL, _IONBF, 0);
+	puts("ready");
+	if (!fgets(line, sizeof(line), stdin))
+		return 1;
+#define AT(pointer) ((long)(pointer))
+	reads_user(AT(text), AT(edge), AT(hidden), 0, 0, 0);
+	reads_any(AT(text), AT(edge), AT(hidden), 0, 0, 0);
+	copies(AT(text), AT(edge), AT(hidden), 0, 0, 0);
+	strings_user(AT(text), AT(edge), AT(hidden), AT(text + 13), AT(open), 0);
+	strings_any(AT(text), AT(edge), AT(hidden), AT(text + 13), AT(open), 0);
+	reads_kernel(AT(text), 0, 0, 0, 0, 0);
+	updates(0, 0, 0, 0, 0, 0);
+	updates_per_cpu(0, 0, 0, 0, 0, 0);
+	everybody();
+	registers(-1, 2, 0x123456789abcdef0, -4, 5, AT(registers));
+	texts(AT(text), 0, 0, 0, 0, 0);
+	rings(0, 0, 0, 0, 0, 0);
+	outputs_on(0, 3);
+	outputs_on(sysconf(_SC_NPROCESSORS_ONLN) - 1, 2);
+	clocks(sysconf(_SC_NPROCESSORS_CONF), 0, 0, 0, 0, 0);
+	memset(written, '.', 16);
+	writes(AT(written), AT(constant), AT(edge), AT(hidden), 0, 0);
+	printf("%.16s|%d\n", written, constant[0]);
+	return fgets(line, sizeof(line), stdin) ? 0 : 1;
+}
