@@ -931,6 +931,7 @@ fn buffers_can_be_waited_for() {
             show("ppoll", result(polled.into()));
         }
     }
+    select_waits(ring, ready);
     // SAFETY: takes no memory.
     let epoll = unsafe { libc::epoll_create1(0) };
     let control = |operation: i32, fd: i64, event: Option<&mut libc::epoll_event>| {
@@ -951,6 +952,39 @@ fn buffers_can_be_waited_for() {
     show("delete", control(libc::EPOLL_CTL_DEL, ring, None));
     show("delete again", control(libc::EPOLL_CTL_DEL, ring, None));
     perf_buffers_can_be_waited_for(epoll);
+}
+
+fn select_waits(ring: i64, ready: i32) {
+    let set_of = |fds: &[i64]| {
+        fds.iter().fold([0u64; 2], |mut set, fd| {
+            set[*fd as usize / 64] |= 1 << (fd % 64);
+            set
+        })
+    };
+    let both = [ring, i64::from(ready)];
+    for (read, write, fraction) in [
+        (&both[..1], &both[..0], 3000u64),
+        (&both[..], &both[..0], 3000),
+        (&both[..], &both[..], 0),
+        (&[ring, 100], &both[..0], 3000),
+        (&both[..1], &both[..0], u64::MAX),
+        (&both[..1], &both[..0], 0),
+    ] {
+        for call in [libc::SYS_select, libc::SYS_pselect6] {
+            let (mut reads, mut writes, mut time) = (set_of(read), set_of(write), [0u64, fraction]);
+            let null = std::ptr::null_mut::<u64>();
+            let (reads_at, writes_at, time_at) = (reads.as_mut_ptr(), writes.as_mut_ptr(), time.as_mut_ptr());
+            // SAFETY: select reads and writes the sets, of 128 bits, and the time.
+            let done = unsafe { libc::syscall(call, 128, reads_at, writes_at, null, time_at, null) };
+            show("select", result(done));
+            println!(
+                "{MARK}  {:?} {:?} time left {}",
+                reads == set_of(read),
+                writes == set_of(write),
+                time[1] == fraction
+            );
+        }
+    }
 }
 
 fn perf_buffers_can_be_waited_for(epoll: i32) {

@@ -10,6 +10,7 @@ mod files;
 pub mod objects;
 mod perf;
 mod raw_seccomp;
+mod wait;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -89,7 +90,8 @@ impl Session {
             libc::SYS_ioctl => perf::ioctl(&caller),
             libc::SYS_mmap => files::mmap(&caller),
             libc::SYS_epoll_ctl => files::epoll_ctl(&caller),
-            libc::SYS_poll | libc::SYS_ppoll => files::poll(&caller),
+            libc::SYS_poll | libc::SYS_ppoll => wait::poll(&caller),
+            libc::SYS_select | libc::SYS_pselect6 => wait::select(&caller),
             _ => Ok(Outcome::Continue),
         };
         tracing::debug!(tid = call.tid, number = call.number, ok = reply.is_ok(), error = ?reply.as_ref().err(), "call");

@@ -177,7 +177,15 @@ fn branch(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
 
 /// Catches bpf(2) and its companions; everything else goes on untouched. The jumps count instructions to skip.
 fn filter() -> Vec<libc::sock_filter> {
-    let always = [libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_epoll_ctl, libc::SYS_poll, libc::SYS_ppoll];
+    let always = [
+        libc::SYS_bpf,
+        libc::SYS_perf_event_open,
+        libc::SYS_epoll_ctl,
+        libc::SYS_poll,
+        libc::SYS_ppoll,
+        libc::SYS_select,
+        libc::SYS_pselect6,
+    ];
     let mut program = vec![
         statement(LOAD_WORD, AT_ARCH),
         branch(JUMP_EQUAL, AUDIT_X86_64, 1, 0),
