@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// A condition must come true within this time.
@@ -140,6 +140,15 @@ impl Process {
             let errors: Vec<String> = self.errors.try_iter().collect();
             panic!("no output from process {}; standard error: {errors:?}", self.child.id())
         })
+    }
+
+    /// The next line of output; `None` if it ends without one.
+    pub fn line_or_end(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(WITHIN) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("no output from process {}", self.child.id()),
+        }
     }
 
     /// Sends a line of input.
@@ -428,7 +437,8 @@ pub fn assert_text_is_as_in_its_files(pid: u32) {
     let mut compared = 0;
     for line in maps.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let (Some(path), true) = (words.get(5).filter(|path| path.starts_with('/')), words[1].contains('x')) else {
+        let is_file = |path: &&&str| path.starts_with('/') && !path.starts_with("/memfd:");
+        let (Some(path), true) = (words.get(5).filter(is_file), words[1].contains('x')) else {
             continue;
         };
         let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");

@@ -6,6 +6,7 @@
 //! Start reading at: `stopped.rs`, then `region.rs`.
 
 mod error;
+mod lifeline;
 mod process;
 mod raw_ptrace;
 mod region;

@@ -80,6 +80,19 @@ pub(crate) fn set_registers(tid: Tid, registers: &Registers) -> io::Result<()> {
     check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, tid as libc::pid_t, 0usize, pointer) }).map(drop)
 }
 
+/// Vector registers as an XSAVE image (`NT_X86_XSTATE`).
+pub(crate) fn vectors(tid: Tid) -> io::Result<Vec<u8>> {
+    const NT_X86_XSTATE: usize = 0x202;
+    const BYTES_MAX: usize = 0x4000;
+    let mut image = vec![0u8; BYTES_MAX];
+    let mut part = libc::iovec { iov_base: image.as_mut_ptr().cast(), iov_len: image.len() };
+    let pointer: *mut libc::iovec = &mut part;
+    // SAFETY: GETREGSET fills what the iovec describes, which is `image`, and stores the length there.
+    check(unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid as libc::pid_t, NT_X86_XSTATE, pointer) })?;
+    image.truncate(part.iov_len);
+    Ok(image)
+}
+
 pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0u64;
     let pointer: *mut u64 = &mut mask;

@@ -181,12 +181,18 @@ impl Stopped {
     }
 }
 
-/// Maps the region and `maps` into the process. On failure nothing stays mapped.
-pub fn map_region(stopped: &mut Stopped, files: &RegionFiles<'_>, maps: &[MapSource<'_>]) -> Result<Region, Error> {
+/// Maps the region and `maps` into the process. On failure nothing stays mapped. `announce` is told the base before
+/// anything but the reservation is there: the control block, which comes first, can say then whose region it is.
+pub fn map_region(
+    stopped: &mut Stopped,
+    files: &RegionFiles<'_>,
+    maps: &[MapSource<'_>],
+    announce: impl FnOnce(u64),
+) -> Result<Region, Error> {
     let mut sent = vec![files.agent, files.control, files.realm, files.text];
     sent.extend(maps.iter().map(|(file, _, _)| *file));
     let remote = stopped.send_files(&sent)?;
-    let result = map_received(stopped, files, &remote, maps);
+    let result = map_received(stopped, files, &remote, maps, announce);
     stopped.close_files(&remote);
     result
 }
@@ -196,6 +202,7 @@ fn map_received(
     files: &RegionFiles<'_>,
     remote: &[RemoteFd],
     maps: &[MapSource<'_>],
+    announce: impl FnOnce(u64),
 ) -> Result<Region, Error> {
     let raw = stopped.map(0, REGION_BYTES + REGION_ALIGN, PROT_NONE, PRIVATE_ANONYMOUS, None)?;
     let base = raw.next_multiple_of(REGION_ALIGN);
@@ -206,6 +213,7 @@ fn map_received(
     if tail > 0 {
         stopped.unmap(base + REGION_BYTES, tail)?;
     }
+    announce(base);
     let filled = fill_region(stopped, base, files, remote).and_then(|()| map_sources(stopped, &remote[4..], maps));
     match filled {
         Ok(maps) => Ok(Region { base, maps }),
@@ -222,8 +230,8 @@ fn fill_region(stopped: &mut Stopped, base: u64, files: &RegionFiles<'_>, remote
     let mut put = |offset: u64, bytes: u64, protection: u64, flags: i32, file: Option<RemoteFd>| {
         stopped.map(base + offset, bytes, protection, flags, file.map(|fd| (fd, 0))).map(drop)
     };
-    put(AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0]))?;
     put(CONTROL_OFFSET, CONTROL_BYTES, READ, shared, Some(remote[1]))?;
+    put(AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0]))?;
     put(REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[2]))?;
     put(TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[3]))?;
     put(PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | fixed, None)?;

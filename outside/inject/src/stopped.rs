@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::lifeline;
 use crate::process::{Pid, live_threads, mappings, not_permitted, thread_state};
 use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
 
@@ -42,6 +43,17 @@ struct Borrowed {
     tid: Tid,
     registers: Registers,
     mask: u64,
+    /// Where remote calls are made from, once there is such a place.
+    lifeline: Option<Lifeline>,
+}
+
+/// Address and bytes of a [`lifeline`].
+#[derive(Clone, Copy, Debug)]
+struct Lifeline {
+    address: u64,
+    bytes: usize,
+    /// Mapped for this, not the vDSO's end.
+    mapped: bool,
 }
 
 impl Stopped {
@@ -262,7 +274,8 @@ impl Stopped {
         match &mut self.borrowed {
             Some(borrowed) if borrowed.tid == tid => {
                 borrowed.registers = *registers;
-                Ok(())
+                let place = borrowed.lifeline;
+                place.map_or(Ok(()), |place| self.fill(place).map(drop))
             }
             _ => ptrace::set_registers(tid, registers).map_err(|error| self.gone("registers", error)),
         }
@@ -320,13 +333,24 @@ impl Stopped {
     /// # Errors
     /// [`Error::RemoteCall`] if the call itself fails.
     pub fn syscall(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
+        self.borrow_thread()?;
+        self.borrowed_call(name, number, args)
+    }
+
+    /// A call of the borrowed thread: from its lifeline, or at a `syscall` instruction of the process.
+    fn borrowed_call(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
         let instruction = self.find_syscall_instruction()?;
-        let tid = self.borrow_thread()?;
-        let registers = self.borrowed.as_ref().expect("just borrowed").registers;
+        let borrowed = self.borrowed.as_ref().ok_or(Error::Exited { pid: self.pid })?;
+        let (tid, registers) = (borrowed.tid, borrowed.registers);
+        let (rip, rsp) = match borrowed.lifeline {
+            Some(Lifeline { address, .. }) => (address, lifeline::stack_pointer(address)),
+            None => (instruction, registers.rsp),
+        };
         let call = Registers {
             rax: number as u64,
             orig_rax: u64::MAX,
-            rip: instruction,
+            rip,
+            rsp,
             rdi: args[0],
             rsi: args[1],
             rdx: args[2],
@@ -346,17 +370,82 @@ impl Stopped {
         Ok(result)
     }
 
-    /// Takes a thread for remote calls: its registers are saved and its signals blocked.
-    fn borrow_thread(&mut self) -> Result<Tid, Error> {
-        if let Some(borrowed) = &self.borrowed {
-            return Ok(borrowed.tid);
+    /// Takes a thread for remote calls: its registers are saved, its signals blocked, its lifeline laid.
+    fn borrow_thread(&mut self) -> Result<(), Error> {
+        if self.borrowed.is_some() {
+            return Ok(());
         }
-        let tid = *self.threads.first().ok_or(Error::Exited { pid: self.pid })?;
-        let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
+        let (tid, registers) = self.thread_for_calls()?;
         let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
-        ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))?;
-        self.borrowed = Some(Borrowed { tid, registers, mask });
-        Ok(tid)
+        self.borrowed = Some(Borrowed { tid, registers, mask, lifeline: None });
+        self.lay_lifeline()?;
+        ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))
+    }
+
+    /// A thread that is in a system call if there is one, else the first.
+    fn thread_for_calls(&self) -> Result<(Tid, Registers), Error> {
+        let first = *self.threads.first().ok_or(Error::Exited { pid: self.pid })?;
+        let all = self.threads.iter().filter_map(|tid| Some((*tid, ptrace::registers(*tid).ok()?)));
+        match all.into_iter().find(|(_, registers)| lifeline::is_in_call(registers)) {
+            Some(found) => Ok(found),
+            None => Ok((first, ptrace::registers(first).map_err(|error| self.gone("registers", error))?)),
+        }
+    }
+
+    /// In the vDSO if there is room, else in a page that the first remote call maps; some policies forbid that, and
+    /// then it goes without.
+    fn lay_lifeline(&mut self) -> Result<(), Error> {
+        let vdso = mappings(Pid(self.pid))?.into_iter().find(|mapping| mapping.path == "[vdso]");
+        if let Some(vdso) = vdso {
+            let (bytes, mapped) = (lifeline::VDSO_BYTES, false);
+            let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
+            let mut there = vec![0u8; bytes];
+            // A server that died a moment ago may have left a thread there, on its way home.
+            let deserted = self.threads_inside(&[place.address..vdso.range.end])?.is_empty();
+            let readable = self.read(place.address, &mut there).is_ok();
+            if deserted && readable && lifeline::is_free(&there) && self.fill(place)? {
+                return Ok(());
+            }
+        }
+        let protection = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let page = [0, lifeline::PAGE_BYTES as u64, protection, flags, u64::MAX, 0];
+        match self.borrowed_call("mmap", libc::SYS_mmap, page) {
+            Ok(address) => {
+                let place = Lifeline { address, bytes: lifeline::PAGE_BYTES, mapped: true };
+                if !self.fill(place)? {
+                    self.borrowed_call("munmap", libc::SYS_munmap, [address, place.bytes as u64, 0, 0, 0, 0])?;
+                }
+                Ok(())
+            }
+            Err(Error::RemoteCall { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes what the borrowed thread goes on with if we die; from now on calls are made from there. False if it
+    /// does not fit.
+    fn fill(&mut self, place: Lifeline) -> Result<bool, Error> {
+        let Some(Borrowed { tid, registers, mask, .. }) = &self.borrowed else { return Ok(false) };
+        let vectors = ptrace::vectors(*tid).map_err(|error| self.gone("vector registers", error))?;
+        let Some(image) = lifeline::image(place.address, place.bytes, registers, *mask, &vectors) else {
+            return Ok(false);
+        };
+        self.write(place.address, &image)?;
+        if let Some(borrowed) = &mut self.borrowed {
+            borrowed.lifeline = Some(place);
+        }
+        Ok(true)
+    }
+
+    /// The place is as before.
+    fn take_lifeline_up(&mut self) -> Result<(), Error> {
+        let Some(place) = self.borrowed.as_mut().and_then(|borrowed| borrowed.lifeline.take()) else { return Ok(()) };
+        if place.mapped {
+            let range = [place.address, place.bytes as u64, 0, 0, 0, 0];
+            return self.borrowed_call("munmap", libc::SYS_munmap, range).map(drop);
+        }
+        self.write(place.address, &vec![0; place.bytes])
     }
 
     fn run_to_syscall_stop(&mut self, tid: Tid, name: &'static str) -> Result<(), Error> {
@@ -418,10 +507,16 @@ impl Stopped {
 
     fn give_thread_back(&mut self) -> Result<(), Error> {
         let Some(tid) = self.borrowed.as_ref().map(|borrowed| borrowed.tid) else { return Ok(()) };
+        if self.borrowed.as_ref().is_some_and(|borrowed| borrowed.lifeline.is_some_and(|place| place.mapped)) {
+            self.take_lifeline_up()?;
+        }
         self.interrupt_again(tid)?;
-        let borrowed = self.borrowed.take().expect("just seen");
+        let borrowed = self.borrowed.as_ref().expect("just seen");
         ptrace::set_registers(tid, &borrowed.registers).map_err(|error| self.gone("registers", error))?;
-        ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))
+        ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))?;
+        self.take_lifeline_up()?;
+        self.borrowed = None;
+        Ok(())
     }
 }
 

@@ -151,7 +151,7 @@ fn regions_come_and_go_without_a_trace() {
             realm: files[2].as_fd(),
             text: files[3].as_fd(),
         };
-        let mapped = map_region(&mut stopped, &region, &[(files[4].as_fd(), 0x3000, true)]).expect("maps");
+        let mapped = map_region(&mut stopped, &region, &[(files[4].as_fd(), 0x3000, true)], |_| {}).expect("maps");
         let near = mappings(victim.pid()).expect("alive").into_iter().find(|m| m.is_executable()).expect("code");
         let area = map_stub_area(&mut stopped, near.range.clone(), 0x1_0000).expect("room");
         stopped.write(area, b"code").expect("written");

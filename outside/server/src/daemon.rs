@@ -16,7 +16,7 @@ use ring3_uapi::Errno;
 use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::Session;
 use crate::loader::objects::Subsystem;
-use crate::realm::Realm;
+use crate::realm::{EventFd, Realm};
 
 /// Without loaders, targets and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
@@ -34,6 +34,8 @@ struct Server {
     sessions: AtomicUsize,
     connections: AtomicUsize,
     stopping: AtomicBool,
+    /// Wakes the accepting thread when `stopping` is set.
+    wake: EventFd,
 }
 
 /// Runs the server until it is idle or told to stop, as the only thing that this process does (inherited
@@ -64,6 +66,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
         sessions: AtomicUsize::new(0),
         connections: AtomicUsize::new(0),
         stopping: AtomicBool::new(false),
+        wake: EventFd::new().map_err(|error| format!("eventfd: {error}"))?,
     });
     ready();
     server.accept(&listener, &signals);
@@ -82,6 +85,7 @@ impl Server {
             let mut fds = [
                 PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.wake.0.as_fd(), PollFlags::IN),
             ];
             let _ = rustix::event::poll(&mut fds, Some(&LOOK_EVERY));
             if !fds[1].revents().is_empty() {
@@ -136,9 +140,12 @@ impl Server {
                 self.start(connection, pid, fd);
                 return;
             }
+            let stop = matches!(request, Request::Stop);
             let result = self.serve(request, fd, pid);
             connection.answer(result);
-            if self.stopping.load(Ordering::Acquire) {
+            if stop {
+                self.stopping.store(true, Ordering::Release);
+                self.wake.signal();
                 return;
             }
         }
@@ -158,10 +165,7 @@ impl Server {
                 let (lines, next) = self.realm.trace(from);
                 Ok(json!({ "lines": lines, "next": next }))
             }
-            Request::Stop => {
-                self.stopping.store(true, Ordering::Release);
-                Ok(json!({ "loaders": self.sessions.load(Ordering::Acquire) }))
-            }
+            Request::Stop => Ok(json!({ "loaders": self.sessions.load(Ordering::Acquire) })),
         }
     }
 

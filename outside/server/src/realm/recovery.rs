@@ -68,7 +68,10 @@ impl Cleaning {
         let mut pause = FIRST_PAUSE;
         loop {
             let done = self.run();
-            let again = matches!(done, Ok(false) | Err(inject::Error::ThreadDoesNotStop { .. }));
+            let again = match &done {
+                Ok(done) => !done,
+                Err(error) => matches!(error, inject::Error::ThreadDoesNotStop { .. }) || is_passing(error),
+            };
             if !again || Instant::now() + pause > deadline {
                 return match done {
                     Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => Ok(true),
@@ -206,6 +209,27 @@ impl Cleaning {
 fn original_return(frames: &[ShadowFrame], slot: u64, trampoline: u64) -> Option<u64> {
     let chain = frames.iter().filter(|frame| frame.slot == slot).take(CHAIN_MAX);
     chain.map(|frame| frame.return_address).find(|address| *address != trampoline && *address != 0)
+}
+
+/// Whether an error will go away by itself: the process is held for a moment by another ring3 server, which cleans
+/// it up, or by one that is just dying.
+fn is_passing(error: &inject::Error) -> bool {
+    let inject::Error::AlreadyTraced { tracer, .. } = error else { return false };
+    match std::fs::read_link(format!("/proc/{tracer}/exe")) {
+        Ok(exe) => std::fs::read_link("/proc/self/exe").is_ok_and(|own| own == exe),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+/// Tries again while the error is a passing one.
+pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, inject::Error>) -> Result<T, inject::Error> {
+    let deadline = Instant::now() + STOP_WITHIN;
+    loop {
+        match attempt() {
+            Err(error) if is_passing(&error) && Instant::now() < deadline => std::thread::sleep(FIRST_PAUSE),
+            done => return done,
+        }
+    }
 }
 
 /// True if no thread block says that its thread is inside.

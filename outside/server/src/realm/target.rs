@@ -180,9 +180,9 @@ impl Target {
         let map_files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
         let sent: Vec<_> =
             map_files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
-        let region = inject::map_region(&mut stopped, &files, &sent).map_err(refusal_of)?;
+        let announce = |base| self.write_header(shared, base);
+        let region = inject::map_region(&mut stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
-        self.write_header(shared);
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, file.bytes, file.data_bytes);
         }
@@ -197,7 +197,7 @@ impl Target {
         Ok(())
     }
 
-    fn write_header(&self, shared: &Shared) {
+    fn write_header(&self, shared: &Shared, region_base: u64) {
         self.control.write(
             0,
             HeaderBytes {
@@ -205,7 +205,7 @@ impl Target {
                 version: ring3_layout::LAYOUT_VERSION,
                 pid: self.own_pid,
                 nonce: self.nonce,
-                region_base: self.region,
+                region_base,
                 vdso_clock_gettime: self.vdso_clock_gettime,
                 cpus: shared.cpus,
                 request_wait_us: REQUEST_WAIT_US,
@@ -617,7 +617,7 @@ impl Target {
         target.region = self.region;
         target.vdso_clock_gettime = self.vdso_clock_gettime;
         target.ancestors = self.ancestors.iter().copied().chain([self.nonce]).collect();
-        target.write_header(shared);
+        target.write_header(shared, target.region);
         inject::replace_control(&mut stopped, self.region, target.control.file())?;
         target.maps = self.maps.clone();
         target.hooks_used = self.hooks_used;

@@ -226,9 +226,10 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let prepared = Target::prepare(pid, explicit).map_err(refusal_of)?;
+        let prepared = recovery::patiently(|| Target::prepare(pid, explicit)).map_err(refusal_of)?;
         prepared.read_modules(&mut self.shared.modules(), &mut self.links);
-        let stopped = inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN).map_err(refusal_of)?;
+        let stopped =
+            recovery::patiently(|| inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN)).map_err(refusal_of)?;
         self.finish_adding(prepared, stopped, started)
     }
 
