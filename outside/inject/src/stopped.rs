@@ -401,7 +401,7 @@ impl Stopped {
             let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
             let mut there = vec![0u8; bytes];
             // A server that died a moment ago may have left a thread there, on its way home.
-            let deserted = self.threads_inside(&[place.address..vdso.range.end])?.is_empty();
+            let deserted = self.threads_inside(std::slice::from_ref(&(place.address..vdso.range.end)))?.is_empty();
             let readable = self.read(place.address, &mut there).is_ok();
             if deserted && readable && lifeline::is_free(&there) && self.fill(place)? {
                 return Ok(());
