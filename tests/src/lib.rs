@@ -237,34 +237,49 @@ impl Terminal {
 
 /// Where tools run: under ring3 with a server of its own, or on the kernel.
 pub struct Bench {
-    folder: Option<PathBuf>,
+    folder: PathBuf,
+    native: bool,
     user: Option<u32>,
 }
 
 impl Bench {
-    /// Under ring3.
-    pub fn ring3() -> Bench {
+    fn new(native: bool, user: Option<u32>) -> Bench {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
-        Bench { folder: Some(folder), user: None }
+        Bench { folder, native, user }
+    }
+
+    /// Under ring3.
+    pub fn ring3() -> Bench {
+        Bench::new(false, None)
     }
 
     /// Under ring3, as an ordinary user without any capability.
     pub fn ring3_as(user: u32) -> Bench {
-        let mut bench = Bench::ring3();
-        bench.user = Some(user);
-        bench
+        Bench::new(false, Some(user))
     }
 
     /// On the kernel.
     pub fn native() -> Bench {
-        Bench { folder: None, user: None }
+        Bench::new(true, None)
     }
 
     /// The server's run-time folder.
     pub fn folder(&self) -> &Path {
-        self.folder.as_deref().expect("only asked under ring3")
+        &self.folder
+    }
+
+    /// A victim for this bench. The kernel's probes for all processes are in all that run the file: on the kernel it
+    /// is a copy.
+    pub fn victim(&self, path: PathBuf) -> PathBuf {
+        if !self.native {
+            return path;
+        }
+        std::fs::create_dir_all(&self.folder).expect("made");
+        let copy = self.folder.join(path.file_name().expect("a file"));
+        std::fs::copy(&path, &copy).expect("copied");
+        copy
     }
 
     /// A command of this bench's user and server.
@@ -278,8 +293,8 @@ impl Bench {
                 command
             }
         };
-        if let Some(folder) = &self.folder {
-            command.env("RING3_RUNTIME_DIR", folder);
+        if !self.native {
+            command.env("RING3_RUNTIME_DIR", &self.folder);
         }
         command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
         command
@@ -301,7 +316,7 @@ impl Bench {
 
     /// A loader, under ring3 or on the kernel.
     pub fn load(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        if self.folder.is_some() {
+        if !self.native {
             let mut command = self.ring3_command(&["load", "--"]);
             command.arg(program);
             command
@@ -312,7 +327,7 @@ impl Bench {
 
     /// A target from its first instruction, or just the program.
     pub fn target(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        if self.folder.is_some() {
+        if !self.native {
             let mut command = self.ring3_command(&["start", "--"]);
             command.arg(program);
             command
@@ -345,14 +360,14 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        if let Some(folder) = &self.folder {
+        if !self.native {
             let _ = self.run(&["stop"]);
             if std::thread::panicking() {
-                let log = std::fs::read_to_string(folder.join("server.log")).unwrap_or_default();
+                let log = std::fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
                 eprintln!("server.log:\n{log}");
             }
-            let _ = std::fs::remove_dir_all(folder);
         }
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -4,7 +4,7 @@ use ring3_tests::{Bench, Process, is_root, ready, shapes};
 
 /// Runs a victim with probes; what it printed, and the counts of the probes.
 fn counted(bench: &Bench, what: &str, n: u32, probes: &[&str]) -> (String, Vec<u64>) {
-    let binary = shapes();
+    let binary = bench.victim(shapes());
     let names: Vec<String> = probes.iter().map(|probe| format!("{}:{probe}", binary.display())).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut counter = bench.counting(&names);
@@ -19,7 +19,8 @@ fn counted(bench: &Bench, what: &str, n: u32, probes: &[&str]) -> (String, Vec<u
 
 /// Under ring3, and on the kernel where the machine lets it; both must say `expected`.
 fn check(what: &str, n: u32, probes: &[&str], result: &str, expected: &[u64]) {
-    let got = counted(&Bench::ring3(), what, n, probes);
+    let bench = Bench::ring3();
+    let got = counted(&bench, what, n, probes);
     assert_eq!((got.0.as_str(), got.1.as_slice()), (result, expected), "under ring3");
     if is_root() {
         let native = counted(&Bench::native(), what, n, probes);
@@ -80,7 +81,7 @@ fn threads_old_and_new_are_traced() {
 #[test]
 fn a_pid_filter_holds() {
     for bench in [Bench::ring3(), Bench::native()] {
-        let binary = shapes();
+        let binary = bench.victim(shapes());
         let probe = format!("{}:plain", binary.display());
         let mut wanted = ready(std::process::Command::new(&binary).args(["plain", "70"]));
         let mut other = ready(bench.target(&binary).args(["plain", "50"]));

@@ -61,11 +61,12 @@ fn funclatency_of_a_library_function_in_a_threaded_program() {
 fn funclatency_of_every_target_finds_those_that_start_later() {
     let counted = same_as_native(|bench| {
         let mut load = bench.load("funclatency");
-        load.args(["-u", &format!("{}:recursive", shapes().display())]);
+        let binary = bench.victim(shapes());
+        load.args(["-u", &format!("{}:recursive", binary.display())]);
         let mut tool = Terminal::start(&load);
         tool.wait_for("Tracing");
         for n in ["10", "20"] {
-            let mut victim = ready(bench.target(shapes()).args(["recursive", n]));
+            let mut victim = ready(bench.target(&binary).args(["recursive", n]));
             victim.say("go");
             victim.line();
         }

@@ -128,10 +128,14 @@ impl fmt::Display for Error {
                 write!(f, "{name} inside the process failed: {}", std::io::Error::from_raw_os_error(*errno))
             }
             Error::NoRoom { what } => write!(f, "no room for {what}"),
-            Error::BytesDiffer { address, expected, found } => write!(
-                f,
-                "the code at {address:#x} is not what its file says (expected {expected:02x?}, found {found:02x?}); another tool changed it"
-            ),
+            Error::BytesDiffer { address, expected, found } => {
+                let who = match found.first() {
+                    Some(0xcc) => "a breakpoint is there: a kernel uprobe's, or a debugger's",
+                    _ => "another tool changed it",
+                };
+                let bytes = format!("expected {expected:02x?}, found {found:02x?}");
+                write!(f, "the code at {address:#x} is not what its file says ({bytes}); {who}")
+            }
             Error::ThreadInside { tid, address } => {
                 write!(f, "thread {tid} stands at {address:#x}, inside the instructions to be replaced")
             }
