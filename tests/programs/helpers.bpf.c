@@ -207,6 +207,57 @@ int updates_per_cpu(void *ctx)
 	return 0;
 }
 
+#define KEYLESS(name_, kind)                                                         \
+	struct {                                                                     \
+		__uint(type, kind);                                                  \
+		__uint(max_entries, 2);                                              \
+		__type(value, unsigned long long);                                   \
+	} name_ SEC(".maps")
+
+KEYLESS(queue, BPF_MAP_TYPE_QUEUE);
+KEYLESS(stack, BPF_MAP_TYPE_STACK);
+KEYLESS(filter, BPF_MAP_TYPE_BLOOM_FILTER);
+
+#define PUSHES(map)                                                                  \
+	do {                                                                         \
+		unsigned long long value = 5;                                        \
+		TELL(#map ": peek empty", bpf_map_peek_elem(&map, &value));          \
+		TELL(#map ": zeroed", value);                                        \
+		TELL(#map ": pop empty", bpf_map_pop_elem(&map, &value));            \
+		value = 1;                                                           \
+		TELL(#map ": push", bpf_map_push_elem(&map, &value, BPF_ANY));       \
+		value = 2;                                                           \
+		TELL(#map ": push exist", bpf_map_push_elem(&map, &value, BPF_EXIST)); \
+		value = 3;                                                           \
+		TELL(#map ": full", bpf_map_push_elem(&map, &value, BPF_ANY));       \
+		TELL(#map ": noexist", bpf_map_push_elem(&map, &value, BPF_NOEXIST)); \
+		TELL(#map ": flags 3", bpf_map_push_elem(&map, &value, 3));          \
+		TELL(#map ": flags 4", bpf_map_push_elem(&map, &value, 4));          \
+		TELL(#map ": peek", bpf_map_peek_elem(&map, &value));                \
+		TELL(#map ": peeked", value);                                        \
+		value = 4;                                                           \
+		TELL(#map ": replace", bpf_map_push_elem(&map, &value, BPF_EXIST));  \
+		for (int i = 0; i < 3; i++) {                                        \
+			TELL(#map ": pop", bpf_map_pop_elem(&map, &value));          \
+			TELL(#map ": popped", value);                                \
+		}                                                                    \
+	} while (0)
+
+SEC("uprobe")
+int queues(void *ctx)
+{
+	unsigned long long value = 5;
+
+	PUSHES(queue);
+	PUSHES(stack);
+	TELL("filter: peek empty", bpf_map_peek_elem(&filter, &value));
+	TELL("filter: push", bpf_map_push_elem(&filter, &value, BPF_ANY));
+	TELL("filter: push exist", bpf_map_push_elem(&filter, &value, BPF_EXIST));
+	TELL("filter: peek", bpf_map_peek_elem(&filter, &value));
+	TELL("filter: value kept", value);
+	return 0;
+}
+
 SEC("uprobe")
 int BPF_KPROBE(who, unsigned long pid, unsigned long tid, unsigned long uid, unsigned long gid)
 {

@@ -3,8 +3,6 @@
 //! A scenario is a list of calls that print a line each. It runs in a process of its own, once as it is (which
 //! needs root) and once under `ring3 load`.
 
-use std::io::Write;
-
 use ring3_tests::{Bench, Process, is_root, wait_until};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{self, ATTR_BYTES, Field};
@@ -84,7 +82,7 @@ fn create(kind: u32, key: u32, value: u32, entries: u32, flags: u32) -> Attr {
     attr.with(m::VALUE_SIZE, value.into()).with(m::MAX_ENTRIES, entries.into()).with(m::MAP_FLAGS, flags.into())
 }
 
-const KINDS: [u32; 7] = [
+const KINDS: [u32; 10] = [
     map_type::HASH,
     map_type::ARRAY,
     map_type::PERCPU_HASH,
@@ -92,10 +90,13 @@ const KINDS: [u32; 7] = [
     map_type::PERF_EVENT_ARRAY,
     map_type::RINGBUF,
     map_type::CGROUP_ARRAY,
+    map_type::QUEUE,
+    map_type::STACK,
+    map_type::BLOOM_FILTER,
 ];
 
 fn maps_are_created() {
-    let sizes: [(u32, u32, u32); 12] = [
+    let sizes: [(u32, u32, u32); 15] = [
         (4, 8, 10),
         (4, 4, 10),
         (8, 8, 10),
@@ -108,6 +109,9 @@ fn maps_are_created() {
         (0, 0, 12288),
         (4, 40000, 2),
         (4, u32::MAX, 2),
+        (0, 4 << 20, 2),
+        (0, (4 << 20) + 1, 2),
+        (0, 8, 0),
     ];
     for kind in KINDS {
         for (key, value, entries) in sizes {
@@ -115,7 +119,11 @@ fn maps_are_created() {
             close(show_fd(&format!("create {kind} {key} {value} {entries}"), made));
         }
         for bit in 0..19 {
-            let (key, value, entries) = if kind == map_type::RINGBUF { (0, 0, 4096) } else { (4, 4, 2) };
+            let (key, value, entries) = match kind {
+                map_type::RINGBUF => (0, 0, 4096),
+                map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => (0, 4, 2),
+                _ => (4, 4, 2),
+            };
             let made = bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, 1 << bit));
             close(show_fd(&format!("create {kind} with flag {bit}"), made));
         }
@@ -126,6 +134,41 @@ fn maps_are_created() {
     }
     for kind in [0, 35, 36, 1000, u32::MAX] {
         show_fd(&format!("create unknown {kind}"), bpf(cmd::MAP_CREATE, &mut create(kind, 4, 4, 2, 0)));
+    }
+}
+
+fn maps_without_keys_push_pop_and_peek() {
+    for kind in [map_type::QUEUE, map_type::STACK, map_type::BLOOM_FILTER] {
+        let map = show_fd(&format!("{kind}"), bpf(cmd::MAP_CREATE, &mut create(kind, 0, 12, 3, 0)));
+        let step = |what: &str, command: u32, fill: u8, flags: u64| {
+            let mut bytes = vec![fill; 64];
+            let done = element(map, command, None, &mut bytes, flags);
+            show(&format!("{kind} {what} {fill} flags {flags}"), done);
+            println!("{MARK}  value {:?}", &bytes[..16]);
+        };
+        step("peek when empty", cmd::MAP_LOOKUP_ELEM, 9, 0);
+        step("pop when empty", cmd::MAP_LOOKUP_AND_DELETE_ELEM, 9, 0);
+        for (value, flags) in [(1, 0), (2, 1), (3, 2), (4, 0), (5, 0), (6, 2), (7, 2), (8, 3), (9, 4), (10, 8)] {
+            step("push", cmd::MAP_UPDATE_ELEM, value, flags);
+            step("peek", cmd::MAP_LOOKUP_ELEM, value, 0);
+        }
+        for flags in [0, 1, 4] {
+            step("peek", cmd::MAP_LOOKUP_ELEM, 1, flags);
+            step("pop", cmd::MAP_LOOKUP_AND_DELETE_ELEM, 1, flags);
+        }
+        for round in 0..5 {
+            step("push", cmd::MAP_UPDATE_ELEM, 20 + round, 0);
+            step("pop", cmd::MAP_LOOKUP_AND_DELETE_ELEM, 77, 0);
+            step("pop", cmd::MAP_LOOKUP_AND_DELETE_ELEM, 77, 0);
+        }
+        step("delete", cmd::MAP_DELETE_ELEM, 1, 0);
+        step("next", cmd::MAP_GET_NEXT_KEY, 1, 0);
+    }
+    for extra in [0u64, 1, 15, 16, 1 << 40] {
+        for kind in [map_type::BLOOM_FILTER, map_type::QUEUE] {
+            let mut attr = create(kind, 0, 8, 1000, 0).with(attr::map_create::MAP_EXTRA, extra);
+            close(show_fd(&format!("{kind} with extra {extra:#x}"), bpf(cmd::MAP_CREATE, &mut attr)));
+        }
     }
 }
 
@@ -172,6 +215,7 @@ fn elements_behave() {
         let (key, value, entries) = match kind {
             map_type::RINGBUF => (0, 0, 4096),
             map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => (4, 4, 3),
+            map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => (0, 12, 3),
             _ => (4, 12, 3),
         };
         let map =
@@ -1236,7 +1280,7 @@ fn compare(name: &str) {
         ["loaders", "maps", "programs", "links"].iter().all(|kind| is_empty(&status, kind))
     });
     if !is_root() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: {name}: comparing with the kernel needs root");
+        println!("SKIPPED: {name}: comparing with the kernel needs root");
         return;
     }
     let kernel = lines(&Bench::native(), name);
@@ -1260,6 +1304,7 @@ scenarios! {
     maps_are_created
     map_names_and_fields_are_checked
     elements_behave
+    maps_without_keys_push_pop_and_peek
     bad_pointers_and_descriptors_are_told
     attributes_are_checked
     access_modes_and_freezing_are_kept
@@ -1287,7 +1332,7 @@ fn programs_may_call_no_helper_that_the_kernel_would_refuse_them() {
     let ours = lines(&Bench::ring3(), "helpers");
     assert!(ours.iter().all(|line| line.contains("map_lookup_elem")), "{ours:?}");
     if !is_root() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: comparing with the kernel needs root");
+        println!("SKIPPED: comparing with the kernel needs root");
         return;
     }
     for (ours, kernel) in ours.iter().zip(&lines(&Bench::native(), "helpers")) {

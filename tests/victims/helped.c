@@ -28,6 +28,7 @@ PROBED(strings_any)
 PROBED(reads_kernel)
 PROBED(updates)
 PROBED(updates_per_cpu)
+PROBED(queues)
 PROBED(who)
 PROBED(texts)
 PROBED(rings)
@@ -117,6 +118,7 @@ int main(void)
 	reads_kernel(AT(text), 0, 0, 0, 0, 0);
 	updates(0, 0, 0, 0, 0, 0);
 	updates_per_cpu(0, 0, 0, 0, 0, 0);
+	queues(0, 0, 0, 0, 0, 0);
 	everybody();
 	registers(-1, 2, 0x123456789abcdef0, -4, 5, AT(registers));
 	texts(AT(text), 0, 0, 0, 0, 0);

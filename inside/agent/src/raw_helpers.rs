@@ -20,6 +20,9 @@ exports! {
     ring3_helper_map_lookup_elem = raw_helpers::map_lookup_elem;
     ring3_helper_map_update_elem = raw_helpers::map_update_elem;
     ring3_helper_map_delete_elem = raw_helpers::map_delete_elem;
+    ring3_helper_map_push_elem = raw_helpers::map_push_elem;
+    ring3_helper_map_pop_elem = raw_helpers::map_pop_elem;
+    ring3_helper_map_peek_elem = raw_helpers::map_peek_elem;
     ring3_helper_probe_read = raw_helpers::probe_read;
     ring3_helper_probe_read_user = raw_helpers::probe_read_user;
     ring3_helper_probe_read_kernel = raw_helpers::probe_read_kernel;

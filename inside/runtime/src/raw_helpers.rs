@@ -148,6 +148,30 @@ helpers! {
         done(unsafe { map.delete(&context(tb), key) })
     }
 
+    /// `bpf_map_push_elem`
+    fn map_push_elem(map, value, flags; tb) {
+        // SAFETY: the verifier proved a map and a value of its size.
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        // SAFETY: as above.
+        done(unsafe { map.push(&context(tb), value, flags) })
+    }
+
+    /// `bpf_map_pop_elem`
+    fn map_pop_elem(map, value; tb) {
+        // SAFETY: the verifier proved a map and room for a value.
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        // SAFETY: as above.
+        done(unsafe { map.pop(&context(tb), value) })
+    }
+
+    /// `bpf_map_peek_elem`
+    fn map_peek_elem(map, value; tb) {
+        // SAFETY: the verifier proved a map and room for a value.
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        // SAFETY: as above.
+        done(unsafe { map.peek(&context(tb), value) })
+    }
+
     /// `bpf_probe_read_user`
     fn probe_read_user(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);

@@ -72,6 +72,9 @@ const MAP_TYPES: &[Row] = &[
     (map_type::PERCPU_ARRAY, Full),
     (map_type::PERF_EVENT_ARRAY, Partial("output events only")),
     (map_type::RINGBUF, Full),
+    (map_type::QUEUE, Full),
+    (map_type::STACK, Full),
+    (map_type::BLOOM_FILTER, Full),
     (map_type::CGROUP_ARRAY, Partial("can be created and asked; no cgroup can be put in")),
 ];
 

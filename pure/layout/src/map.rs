@@ -35,8 +35,10 @@ pub struct MapHeader {
     pub doorbell: u32,
     /// The map's id.
     pub id: u32,
+    /// `map_extra` of creation.
+    pub map_extra: u64,
     /// Zero.
-    pub reserved: [u64; 9],
+    pub reserved: [u64; 8],
 }
 
 const _: () = assert!(size_of::<MapHeader>() == 128);

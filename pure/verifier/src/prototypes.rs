@@ -28,6 +28,7 @@ impl Prototype {
     pub fn takes(&self, map_type: u32) -> bool {
         if self.map_types.is_empty() {
             !matches!(map_type, map_type::PERF_EVENT_ARRAY | map_type::RINGBUF | map_type::CGROUP_ARRAY)
+                && !KEYLESS.contains(&map_type)
         } else {
             self.map_types.contains(&map_type)
         }
@@ -37,6 +38,8 @@ impl Prototype {
 const TRACING: &[u32] =
     &[prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::RAW_TRACEPOINT, prog_type::PERF_EVENT, prog_type::SYSCALL];
 const RING: &[u32] = &[map_type::RINGBUF];
+const QUEUES: &[u32] = &[map_type::QUEUE, map_type::STACK];
+const KEYLESS: &[u32] = &[map_type::QUEUE, map_type::STACK, map_type::BLOOM_FILTER];
 
 const fn plain(id: u32) -> Prototype {
     Prototype { id, gpl_only: false, map_argument: None, map_types: &[], prog_types: &[] }
@@ -54,6 +57,9 @@ static PROTOTYPES: &[Prototype] = &[
     on_map(helper::MAP_LOOKUP_ELEM, &[]),
     on_map(helper::MAP_UPDATE_ELEM, &[]),
     on_map(helper::MAP_DELETE_ELEM, &[]),
+    on_map(helper::MAP_PUSH_ELEM, KEYLESS),
+    on_map(helper::MAP_POP_ELEM, QUEUES),
+    on_map(helper::MAP_PEEK_ELEM, KEYLESS),
     tracing(helper::PROBE_READ, true),
     plain(helper::KTIME_GET_NS),
     Prototype { gpl_only: true, ..plain(helper::TRACE_PRINTK) },

@@ -26,9 +26,12 @@ pub(crate) const WORDS_BYTES: u64 = 192;
 /// Offset of those words from the header.
 pub(crate) const WORDS_OFFSET: u64 = size_of::<MapHeader>() as u64;
 /// Offset of what follows them.
-const TABLES_OFFSET: u64 = WORDS_OFFSET + WORDS_BYTES;
+pub(crate) const TABLES_OFFSET: u64 = WORDS_OFFSET + WORDS_BYTES;
 /// Access bits of file descriptors and programs.
 const ACCESS: u32 = BPF_F_RDONLY | BPF_F_WRONLY | BPF_F_RDONLY_PROG | BPF_F_WRONLY_PROG;
+/// Hash functions of a Bloom filter that names no number, and the bits of `map_extra` that name one.
+const BLOOM_HASHES: u32 = 5;
+const BLOOM_HASHES_MASK: u32 = 0xf;
 /// Bytes of a bucket: head and lock.
 pub(crate) const BUCKET_BYTES: u64 = 8;
 /// Bytes before an element's key: link and hash.
@@ -51,6 +54,8 @@ pub struct Attributes {
     pub map_flags: u32,
     /// CPUs that per-CPU values are kept for.
     pub cpus: u32,
+    /// What the type makes of it; for a Bloom filter the number of hash functions.
+    pub map_extra: u64,
 }
 
 /// Where a hash map's parts lie, from its header.
@@ -78,6 +83,8 @@ pub struct Geometry {
     pub cpu_stride: u64,
     /// For hash types.
     pub hash: HashLayout,
+    /// For Bloom filters: bits minus one; their number is a power of two.
+    pub bloom_mask: u32,
 }
 
 /// Whether a type keeps a value per CPU.
@@ -105,6 +112,7 @@ impl Geometry {
             max_entries: header.max_entries,
             map_flags: header.map_flags,
             cpus: header.cpus,
+            map_extra: header.map_extra,
         };
         let mut geometry = Geometry::lay_out(&attributes)?;
         geometry.header.doorbell = header.doorbell;
@@ -161,13 +169,19 @@ impl Geometry {
                 private_bytes: TABLES_OFFSET,
                 doorbell: 0,
                 id: 0,
-                reserved: [0; 9],
+                map_extra: a.map_extra,
+                reserved: [0; 8],
             },
             cpu_stride: 0,
             hash: HashLayout::default(),
+            bloom_mask: 0,
         };
         match a.map_type {
             map_type::HASH | map_type::PERCPU_HASH => geometry.lay_out_hash(cpus)?,
+            map_type::QUEUE | map_type::STACK => {
+                geometry.header.private_bytes += (entries + 1).checked_mul(stride)?
+            }
+            map_type::BLOOM_FILTER => geometry.lay_out_bloom(),
             map_type::RINGBUF => geometry.header.data_bytes = 2 * PAGE_BYTES + 2 * entries,
             TYPE_PERF_BUFFER => geometry.header.data_bytes = PAGE_BYTES + entries.checked_mul(PAGE_BYTES)?,
             map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => {
@@ -183,6 +197,22 @@ impl Geometry {
         header.data_bytes = header.data_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         header.private_bytes = header.private_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         (geometry.file_bytes() <= FILE_BYTES_MAX).then_some(geometry)
+    }
+
+    /// Hash functions of a Bloom filter.
+    pub(crate) fn bloom_hashes(&self) -> u32 {
+        match self.header.map_extra as u32 & BLOOM_HASHES_MASK {
+            0 => BLOOM_HASHES,
+            given => given,
+        }
+    }
+
+    /// 7 bits for 5 hashes of each element, a power of two in all. Mirrors kernel/bpf/bloom_filter.c:bloom_map_alloc.
+    fn lay_out_bloom(&mut self) {
+        let hashes = self.header.max_entries.checked_mul(self.bloom_hashes());
+        let bits = hashes.and_then(|hashes| (hashes / 5).checked_mul(7)).filter(|bits| *bits <= 1 << 31);
+        self.bloom_mask = bits.map_or(u32::MAX, |bits| bits.max(64).next_power_of_two() - 1);
+        self.header.private_bytes += (u64::from(self.bloom_mask) + 1) / 8;
     }
 
     fn lay_out_hash(&mut self, cpus: u32) -> Option<()> {
@@ -233,6 +263,19 @@ fn check(a: &Attributes) -> Result<(), Errno> {
             let perf = if a.map_type == map_type::PERF_EVENT_ARRAY { BPF_F_PRESERVE_ELEMS } else { 0 };
             let known = BPF_F_NUMA_NODE | BPF_F_RDONLY | BPF_F_WRONLY | perf;
             invalid(a.map_flags & !known != 0 || a.max_entries == 0 || a.key_size != 4 || a.value_size != 4)
+        }
+        map_type::QUEUE | map_type::STACK => {
+            invalid(a.max_entries == 0 || a.key_size != 0 || a.value_size == 0)?;
+            invalid(a.map_flags & !(BPF_F_NUMA_NODE | ACCESS) != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
+            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY))?;
+            check_size(a, u64::from(a.value_size) > ELEMENT_BYTES_MAX)
+        }
+        map_type::BLOOM_FILTER => {
+            let known = BPF_F_NUMA_NODE | BPF_F_ZERO_SEED | ACCESS;
+            check_size(a, u64::from(a.value_size) > ELEMENT_BYTES_MAX)?;
+            invalid(a.max_entries == 0 || a.key_size != 0 || a.value_size == 0)?;
+            invalid(a.map_flags & !known != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
+            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY) || a.map_extra & !u64::from(BLOOM_HASHES_MASK) != 0)
         }
         map_type::RINGBUF => {
             let pages = u64::from(a.max_entries).is_multiple_of(PAGE_BYTES);

@@ -7,8 +7,10 @@
 #![no_std]
 
 mod array;
+mod bloom;
 mod geometry;
 mod hash;
+mod queue;
 mod raw_map;
 mod raw_memory;
 mod raw_perf;

@@ -6,9 +6,11 @@ use ring3_uapi::bpf::map_type;
 
 use crate::Context;
 use crate::array::Array;
+use crate::bloom::Bloom;
 use crate::geometry::Geometry;
 use crate::hash::Hash;
-use crate::raw_memory::{Memory, program_bytes};
+use crate::queue::Queue;
+use crate::raw_memory::{Memory, program_bytes, program_bytes_mut};
 use crate::ring::Ring;
 
 /// A mapped map.
@@ -21,6 +23,8 @@ enum Kind<'m> {
     Hash(Hash<'m>),
     Array(Array<'m>),
     Objects(Array<'m>),
+    Queue(Queue<'m>),
+    Bloom(Bloom<'m>),
     Other,
 }
 
@@ -77,6 +81,8 @@ impl Map {
             map_type::HASH | map_type::PERCPU_HASH => Kind::Hash(Hash(&self.memory)),
             map_type::ARRAY | map_type::PERCPU_ARRAY => Kind::Array(Array(&self.memory)),
             map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => Kind::Objects(Array(&self.memory)),
+            map_type::QUEUE | map_type::STACK => Kind::Queue(Queue(&self.memory)),
+            map_type::BLOOM_FILTER => Kind::Bloom(Bloom(&self.memory)),
             _ => Kind::Other,
         }
     }
@@ -89,7 +95,7 @@ impl Map {
         match self.kind() {
             Kind::Hash(hash) => Some(hash.value_at(hash.find(key)?, cpu)),
             Kind::Array(array) => Some(array.value_at(array.index(key)?, cpu)),
-            Kind::Objects(_) | Kind::Other => None,
+            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => None,
         }
     }
 
@@ -127,8 +133,38 @@ impl Map {
                 self.memory.write(array.value_at(index, cx.cpu), value);
                 Ok(())
             }
-            Kind::Objects(_) | Kind::Other => Err(Errno::EINVAL),
+            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => Err(Errno::EINVAL),
         }
+    }
+
+    /// `bpf_map_push_elem`.
+    ///
+    /// # Safety
+    /// The program may read `value_size` bytes at `value`.
+    pub unsafe fn push(&self, cx: &Context, value: u64, flags: u64) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let value = unsafe { program_bytes(value, self.header().value_size as usize) };
+        self.user_push(cx, value, flags)
+    }
+
+    /// `bpf_map_pop_elem`.
+    ///
+    /// # Safety
+    /// The program may write `value_size` bytes at `value`.
+    pub unsafe fn pop(&self, cx: &Context, value: u64) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let value = unsafe { program_bytes_mut(value, self.header().value_size as usize) };
+        self.user_pop(cx, value)
+    }
+
+    /// `bpf_map_peek_elem`.
+    ///
+    /// # Safety
+    /// The program may read and write `value_size` bytes at `value`.
+    pub unsafe fn peek(&self, cx: &Context, value: u64) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let value = unsafe { program_bytes_mut(value, self.header().value_size as usize) };
+        self.user_peek(cx, value)
     }
 
     /// Mirrors kernel/bpf/hashtab.c:pcpu_init_value: a new element is zero on all other CPUs.
@@ -169,14 +205,42 @@ impl Map {
 
     // ---- from bpf(2) ----
 
+    /// `BPF_MAP_UPDATE_ELEM` of types without keys.
+    pub fn user_push(&self, cx: &Context, value: &[u8], flags: u64) -> Result<(), Errno> {
+        match self.kind() {
+            Kind::Queue(queue) => queue.push(cx, value, flags),
+            Kind::Bloom(bloom) => bloom.push(value, flags),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM` of types without keys.
+    pub fn user_pop(&self, cx: &Context, out: &mut [u8]) -> Result<(), Errno> {
+        match self.kind() {
+            Kind::Queue(queue) => queue.take(cx, out, true),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    /// `BPF_MAP_LOOKUP_ELEM` of types without keys: a queue gives a value, a Bloom filter is asked for one.
+    pub fn user_peek(&self, cx: &Context, value: &mut [u8]) -> Result<(), Errno> {
+        match self.kind() {
+            Kind::Queue(queue) => queue.take(cx, value, false),
+            Kind::Bloom(bloom) => bloom.peek(value),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    /// Whether elements have no keys: they are pushed, popped and peeked at.
+    pub fn is_keyless(&self) -> bool {
+        matches!(self.kind(), Kind::Queue(_) | Kind::Bloom(_))
+    }
+
     /// `BPF_MAP_LOOKUP_ELEM`: copies the value, all CPUs' copies for per-CPU types. `out` has
     /// [`Geometry::user_value_bytes`] bytes.
     pub fn user_lookup(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
         let key = self.check_key(key)?;
-        if matches!(self.kind(), Kind::Objects(_)) {
-            return Err(Errno::ENOTSUPP);
-        }
-        if matches!(self.kind(), Kind::Other) {
+        if matches!(self.kind(), Kind::Objects(_) | Kind::Other) {
             return Err(Errno::ENOTSUPP);
         }
         self.value_offset(key, 0).ok_or(Errno::ENOENT)?;
@@ -213,7 +277,7 @@ impl Map {
                 Ok(())
             }
             Kind::Objects(_) => Err(Errno::EINVAL),
-            Kind::Other => Err(Errno::ENOTSUPP),
+            Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => Err(Errno::ENOTSUPP),
         }
     }
 
@@ -230,7 +294,8 @@ impl Map {
         let key = self.check_key(key)?;
         match self.kind() {
             Kind::Hash(hash) => hash.delete(cx, key, |_| {}),
-            Kind::Array(_) | Kind::Objects(_) => Err(Errno::EINVAL),
+            Kind::Array(_) | Kind::Objects(_) | Kind::Queue(_) => Err(Errno::EINVAL),
+            Kind::Bloom(_) => Err(Errno::EOPNOTSUPP),
             Kind::Other => Err(Errno::ENOTSUPP),
         }
     }
@@ -255,6 +320,8 @@ impl Map {
         let key = key.map(|key| self.check_key(key)).transpose()?;
         let out = out.get_mut(..self.header().key_size as usize).ok_or(Errno::EINVAL)?;
         match self.kind() {
+            Kind::Queue(_) => Err(Errno::EINVAL),
+            Kind::Bloom(_) => Err(Errno::EOPNOTSUPP),
             Kind::Hash(hash) => {
                 let next = hash.next(key).ok_or(Errno::ENOENT)?;
                 if hash.read_key(next, out) { Ok(()) } else { Err(Errno::ENOENT) }

@@ -147,6 +147,15 @@ pub(crate) unsafe fn program_bytes<'a>(address: u64, bytes: usize) -> &'a [u8] {
     unsafe { core::slice::from_raw_parts(address as *const u8, bytes) }
 }
 
+/// Where a program wants a value: `bytes` writable bytes at `address`.
+///
+/// # Safety
+/// The verifier proved that the program may write `bytes` bytes at `address`.
+pub(crate) unsafe fn program_bytes_mut<'a>(address: u64, bytes: usize) -> &'a mut [u8] {
+    // SAFETY: the caller passes on the verifier's proof.
+    unsafe { core::slice::from_raw_parts_mut(address as *mut u8, bytes) }
+}
+
 /// Words of a hash map's private area that specialised lookups load; see `hash.rs`.
 #[inline(always)]
 unsafe fn lookup(header: u64, hash: u32, same: impl Fn(u64) -> bool) -> u64 {

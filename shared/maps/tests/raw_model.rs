@@ -44,7 +44,7 @@ fn context(owner: u32, cpu: u32) -> Context {
 }
 
 fn hash(key_size: u32, value_size: u32, max_entries: u32) -> Attributes {
-    Attributes { map_type: map_type::HASH, key_size, value_size, max_entries, map_flags: 0, cpus: 4 }
+    Attributes { map_type: map_type::HASH, key_size, value_size, max_entries, map_flags: 0, cpus: 4, map_extra: 0 }
 }
 
 fn keys(map: &Map) -> Vec<Vec<u8>> {
@@ -180,6 +180,7 @@ fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
             max_entries: 3,
             map_flags: 0,
             cpus: 4,
+            map_extra: 0,
         });
         let key = 1u32.to_le_bytes();
         let value = 9u32.to_le_bytes();
@@ -193,6 +194,102 @@ fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
     }
 }
 
+fn keyless(map_type: u32, max_entries: u32) -> Attributes {
+    Attributes { map_type, value_size: 8, max_entries, cpus: 1, ..Attributes::default() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn queues_and_stacks_do_what_a_deque_does(
+        lifo in any::<bool>(),
+        room in 1u32..6,
+        operations in prop::collection::vec((0u8..4, any::<u64>()), 1..200),
+    ) {
+        let owned = Owned::new(keyless(if lifo { map_type::STACK } else { map_type::QUEUE }, room));
+        let cx = context(1, 0);
+        let mut model = std::collections::VecDeque::new();
+        for (operation, value) in operations {
+            let mut out = [0xffu8; 8];
+            match operation {
+                0 | 1 => {
+                    let full = model.len() == room as usize;
+                    let replace = operation == 1;
+                    let expected = if full && !replace { Err(Errno::E2BIG) } else { Ok(()) };
+                    if full && replace {
+                        model.pop_front();
+                    }
+                    if expected.is_ok() {
+                        model.push_back(value);
+                    }
+                    prop_assert_eq!(owned.map.user_push(&cx, &value.to_le_bytes(), if replace { 2 } else { 0 }), expected);
+                }
+                _ => {
+                    let next = if lifo { model.back() } else { model.front() }.copied();
+                    let got = if operation == 2 { owned.map.user_peek(&cx, &mut out) } else { owned.map.user_pop(&cx, &mut out) };
+                    prop_assert_eq!(got, next.map(|_| ()).ok_or(Errno::ENOENT));
+                    prop_assert_eq!(u64::from_le_bytes(out), next.unwrap_or(0));
+                    if operation == 3 {
+                        if lifo { model.pop_back() } else { model.pop_front() };
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_queue_between_threads_loses_and_doubles_nothing() {
+    const EACH: u64 = 20_000;
+    let owned = Owned::new(keyless(map_type::QUEUE, 16));
+    let map = owned.map;
+    let sums: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+    let taken = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for producer in 0..4u64 {
+            let sums = &sums;
+            let taken = &taken;
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    let value = (producer << 32 | number).to_le_bytes();
+                    while map.user_push(&context(1 + producer as u32, 0), &value, 0).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let mut out = [0; 8];
+                while taken.load(Ordering::Relaxed) < 4 * EACH {
+                    if map.user_pop(&context(10 + producer as u32, 0), &mut out).is_ok() {
+                        let value = u64::from_le_bytes(out);
+                        sums[(value >> 32) as usize].fetch_add(value as u32 as u64, Ordering::Relaxed);
+                        taken.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+    assert!(sums.iter().all(|sum| sum.load(Ordering::Relaxed) == EACH * (EACH - 1) / 2));
+}
+
+#[test]
+fn a_bloom_filter_never_denies_what_was_pushed_and_seldom_claims_what_was_not() {
+    for map_extra in [0, 1, 7, 15] {
+        let owned = Owned::new(Attributes { map_extra, ..keyless(map_type::BLOOM_FILTER, 1000) });
+        let cx = context(1, 0);
+        for number in 0..1000u64 {
+            owned.map.user_push(&cx, &number.to_le_bytes(), 0).expect("always room");
+        }
+        let claims = |number: u64| owned.map.user_peek(&cx, &mut number.to_le_bytes()).is_ok();
+        assert!((0..1000).all(claims));
+        let wrong = (1_000_000..1_010_000).filter(|number| claims(*number)).count();
+        let worst = if map_extra == 1 { 7000 } else { 1500 };
+        assert!(wrong < worst, "{wrong} of 10000 with {map_extra} hashes");
+    }
+}
+
 #[test]
 fn arrays_refuse_what_the_kernel_refuses() {
     let owned = Owned::new(Attributes {
@@ -202,6 +299,7 @@ fn arrays_refuse_what_the_kernel_refuses() {
         max_entries: 2,
         map_flags: 0,
         cpus: 1,
+        map_extra: 0,
     });
     let cx = context(1, 0);
     let (inside, outside) = (1u32.to_le_bytes(), 2u32.to_le_bytes());

@@ -91,6 +91,7 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         max_entries: attr.u32(12),
         map_flags: attr.u32(16),
         cpus: 0,
+        map_extra: attr.u64(ring3_uapi::attr::map_create::MAP_EXTRA.at),
     };
     check_map_fields(attr)?;
     let access = Access::from_flags(attributes.map_flags)?;
@@ -109,7 +110,7 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
             _ => return Err(Errno::EINVAL),
         },
     };
-    let map = MapObject::create(caller.subsystem(), attributes, name, attr.u64(64), btf)?;
+    let map = MapObject::create(caller.subsystem(), attributes, name, btf)?;
     let fd = caller.subsystem().open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
@@ -120,7 +121,7 @@ fn check_map_fields(attr: &Attr) -> Result<(), Errno> {
     use ring3_uapi::attr::map_create as m;
     let word = |field: Field| attr.u32(field.at);
     if word(m::BTF_VMLINUX_VALUE_TYPE_ID) != 0
-        || attr.u64(m::MAP_EXTRA.at) != 0
+        || attr.u64(m::MAP_EXTRA.at) != 0 && word(m::MAP_TYPE) != map_type::BLOOM_FILTER
         || attr.u64(m::EXCL_PROG_HASH.at) != 0
         || word(m::EXCL_PROG_HASH_SIZE) != 0
     {
@@ -154,6 +155,14 @@ fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
     }
     let key = key_of(caller, &map, attr.u64(8))?;
+    if map.is_keyless() {
+        let bloom = map.geometry().header.map_type == map_type::BLOOM_FILTER;
+        let bytes = map.geometry().user_value_bytes();
+        let mut value = if bloom { caller.read(attr.u64(16), bytes)? } else { vec![0; bytes] };
+        map.peek(&mut value)?;
+        caller.write(attr.u64(16), &value)?;
+        return Ok(Outcome::Value(0));
+    }
     caller.write(attr.u64(16), &map.lookup(&key)?)?;
     Ok(Outcome::Value(0))
 }
@@ -168,6 +177,7 @@ fn map_update(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let value = caller.read(attr.u64(16), map.geometry().user_value_bytes())?;
     match map.geometry().header.map_type {
         map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => put_object(caller, &map, &key, &value, flags)?,
+        _ if map.is_keyless() => map.push(&value, flags)?,
         _ => map.update(&key, &value, flags)?,
     }
     Ok(Outcome::Value(0))
@@ -222,6 +232,12 @@ fn map_lookup_and_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
     }
     let key = key_of(caller, &map, attr.u64(8))?;
+    if matches!(map.geometry().header.map_type, map_type::QUEUE | map_type::STACK) {
+        let mut value = vec![0; map.geometry().user_value_bytes()];
+        map.pop(&mut value)?;
+        caller.write(attr.u64(16), &value)?;
+        return Ok(Outcome::Value(0));
+    }
     caller.write(attr.u64(16), &map.lookup_and_delete(&key)?)?;
     Ok(Outcome::Value(0))
 }
@@ -673,7 +689,7 @@ fn map_info(map: &MapObject) -> Info {
     let header = &map.geometry().header;
     let mut info = Info(vec![0; MAP_INFO_BYTES]);
     info.put32(0, header.map_type).put32(4, map.id).put32(8, header.key_size).put32(12, header.value_size);
-    info.put32(16, header.max_entries).put32(20, map.flags).put(24, map.name.as_bytes()).put64(80, map.extra);
+    info.put32(16, header.max_entries).put32(20, map.flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
     if let Some((btf, key, value)) = &map.btf {
         info.put32(64, btf.id).put32(68, *key).put32(72, *value);
     }

@@ -83,8 +83,6 @@ pub struct MapObject {
     pub name: String,
     /// Flags of creation.
     pub flags: u32,
-    /// `map_extra`.
-    pub extra: u64,
     /// BTF and the type ids of key and value.
     pub btf: Option<(Arc<Btf>, u32, u32)>,
     /// GOT slot.
@@ -107,7 +105,6 @@ impl MapObject {
         subsystem: &Subsystem,
         attributes: Attributes,
         name: String,
-        extra: u64,
         btf: Option<(Arc<Btf>, u32, u32)>,
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
@@ -139,7 +136,6 @@ impl MapObject {
             id,
             name,
             flags: attributes.map_flags,
-            extra,
             btf,
             slot,
             frozen: AtomicBool::new(false),
@@ -189,6 +185,26 @@ impl MapObject {
             return if old.is_none() { Err(Errno::ENOENT) } else { Ok(()) };
         }
         self.map().user_delete(&context(), key)
+    }
+
+    /// Whether its elements have no keys.
+    pub fn is_keyless(&self) -> bool {
+        self.map().is_keyless()
+    }
+
+    /// Pushes a value.
+    pub fn push(&self, value: &[u8], flags: u64) -> Result<(), Errno> {
+        self.map().user_push(&context(), value, flags)
+    }
+
+    /// Pops a value; an empty map gives zeros with its error.
+    pub fn pop(&self, value: &mut [u8]) -> Result<(), Errno> {
+        self.map().user_pop(&context(), value)
+    }
+
+    /// Peeks at a value, or asks for it.
+    pub fn peek(&self, value: &mut [u8]) -> Result<(), Errno> {
+        self.map().user_peek(&context(), value)
     }
 
     /// Takes a value out.

@@ -1,0 +1,101 @@
+//! QUEUE and STACK.
+//!
+//! One word says where the oldest element is and how many there are. A push writes into a free place and then stores
+//! that word, a pop copies and then stores it: each change is one store, so the lock of an owner that
+//! died is taken over without repair. There is one place more than elements, so a push that takes
+//! the oldest one's turn writes into a free place as well.
+//!
+//! Words (64-bit, behind the header): 0: place of the oldest, count << 32; 1: lock; 2: waits that were given up.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ring3_uapi::Errno;
+use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
+
+use crate::Context;
+use crate::geometry::TABLES_OFFSET;
+use crate::hash::{lock, unlock};
+use crate::raw_memory::Memory;
+
+const WORD_STATE: u64 = 0;
+const WORD_LOCK: u64 = 1;
+const WORD_GAVE_UP: u64 = 2;
+
+/// A queue's or a stack's operations on its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queue<'m>(pub(crate) &'m Memory);
+
+impl Queue<'_> {
+    fn places(&self) -> u32 {
+        self.0.geometry.header.max_entries.saturating_add(1)
+    }
+
+    /// Offset of the place `distance` behind `place`.
+    fn place_at(&self, place: u32, distance: u32) -> u64 {
+        let number = (u64::from(place) + u64::from(distance)) % u64::from(self.places());
+        self.0.private(TABLES_OFFSET + number * u64::from(self.0.geometry.header.stride))
+    }
+
+    /// Place of the oldest element, and the number of elements. The word may be damaged.
+    fn state(&self) -> (u32, u32) {
+        let word = self.0.word64(self.0.own_word(WORD_STATE)).load(Acquire);
+        (word as u32 % self.places(), ((word >> 32) as u32).min(self.0.geometry.header.max_entries))
+    }
+
+    fn set_state(&self, oldest: u32, count: u32) {
+        let word = u64::from(oldest % self.places()) | u64::from(count) << 32;
+        self.0.word64(self.0.own_word(WORD_STATE)).store(word, Release);
+    }
+
+    fn locked<T>(&self, cx: &Context, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        let at = self.0.own_word(WORD_LOCK);
+        if !lock(self.0, at, cx) {
+            self.0.word64(self.0.own_word(WORD_GAVE_UP)).fetch_add(1, Relaxed);
+            return Err(Errno::EBUSY);
+        }
+        let result = change();
+        unlock(self.0, at);
+        result
+    }
+
+    /// `bpf_map_push_elem`: with `BPF_EXIST` a full map loses its oldest element.
+    /// Mirrors kernel/bpf/queue_stack_maps.c:queue_stack_map_push_elem.
+    pub(crate) fn push(&self, cx: &Context, value: &[u8], flags: u64) -> Result<(), Errno> {
+        if flags & BPF_NOEXIST != 0 || flags > BPF_EXIST {
+            return Err(Errno::EINVAL);
+        }
+        self.locked(cx, || {
+            let (oldest, count) = self.state();
+            let full = count == self.0.geometry.header.max_entries;
+            if full && flags & BPF_EXIST == 0 {
+                return Err(Errno::E2BIG);
+            }
+            self.0.write(self.place_at(oldest, count), value);
+            if full {
+                self.set_state(oldest + 1, count);
+            } else {
+                self.set_state(oldest, count + 1);
+            }
+            Ok(())
+        })
+    }
+
+    /// `bpf_map_peek_elem`, or with `remove` `bpf_map_pop_elem`. `ENOENT` from an empty map, and zeros.
+    /// Mirrors kernel/bpf/queue_stack_maps.c:__queue_map_get and __stack_map_get.
+    pub(crate) fn take(&self, cx: &Context, out: &mut [u8], remove: bool) -> Result<(), Errno> {
+        let lifo = self.0.geometry.header.map_type == map_type::STACK;
+        self.locked(cx, || {
+            let (oldest, count) = self.state();
+            if count == 0 {
+                out.fill(0);
+                return Err(Errno::ENOENT);
+            }
+            self.0.read(self.place_at(oldest, if lifo { count - 1 } else { 0 }), out);
+            if remove {
+                self.set_state(if lifo { oldest } else { oldest + 1 }, count - 1);
+            }
+            Ok(())
+        })
+    }
+}
