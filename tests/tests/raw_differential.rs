@@ -82,7 +82,7 @@ fn create(kind: u32, key: u32, value: u32, entries: u32, flags: u32) -> Attr {
     attr.with(m::VALUE_SIZE, value.into()).with(m::MAX_ENTRIES, entries.into()).with(m::MAP_FLAGS, flags.into())
 }
 
-const KINDS: [u32; 10] = [
+const KINDS: [u32; 12] = [
     map_type::HASH,
     map_type::ARRAY,
     map_type::PERCPU_HASH,
@@ -93,6 +93,8 @@ const KINDS: [u32; 10] = [
     map_type::QUEUE,
     map_type::STACK,
     map_type::BLOOM_FILTER,
+    map_type::LRU_HASH,
+    map_type::LRU_PERCPU_HASH,
 ];
 
 fn maps_are_created() {
@@ -216,6 +218,8 @@ fn elements_behave() {
             map_type::RINGBUF => (0, 0, 4096),
             map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => (4, 4, 3),
             map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => (0, 12, 3),
+            // What a full one evicts is its own affair.
+            map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => (4, 12, 1000),
             _ => (4, 12, 3),
         };
         let map =
@@ -246,7 +250,7 @@ fn elements_behave() {
             println!("{MARK}  value {:?}", &bytes[..64]);
         }
         let mut next = [0u8; 4096];
-        if matches!(kind, map_type::HASH | map_type::PERCPU_HASH) {
+        if matches!(kind, map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH) {
             // The order of a hash is its own affair.
             let mut keys = vec![];
             while keys.len() < 9 {

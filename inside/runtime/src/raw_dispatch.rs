@@ -161,7 +161,7 @@ fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
                 return;
             }
         }
-        relax();
+        relax(false);
     }
     // All holders are suspended: share this CPU's part rather than wait on another process without a bound.
     tb.cpu_slot = 0;

@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 
+pub(crate) const SYS_NANOSLEEP: u64 = 35;
 pub(crate) const SYS_GETPID: u64 = 39;
 pub(crate) const SYS_SCHED_YIELD: u64 = 24;
 pub(crate) const SYS_GETUID: u64 = 102;
@@ -48,9 +49,15 @@ pub(crate) fn syscall0(number: u64) -> i64 {
     unsafe { syscall(number, [0; 6]) }
 }
 
-/// Lets other threads run.
-pub(crate) fn relax() {
-    syscall0(SYS_SCHED_YIELD);
+/// Lets other threads run; `sleeps`: for [`ring3_maps::NAP_NS`].
+pub(crate) fn relax(sleeps: bool) {
+    if !sleeps {
+        syscall0(SYS_SCHED_YIELD);
+        return;
+    }
+    let time = [0u64, ring3_maps::NAP_NS];
+    // SAFETY: nanosleep reads the time; what was left of it is not wanted.
+    unsafe { syscall(SYS_NANOSLEEP, [&raw const time as u64, 0, 0, 0, 0, 0]) };
 }
 
 /// Whether no thread has this id any more.

@@ -82,7 +82,7 @@ fn set_up_process(base: u64) -> u64 {
         if page.initializing.compare_exchange(0, 1, AcqRel, Acquire).is_ok() {
             break;
         }
-        relax();
+        relax(false);
     }
     let pid = syscall0(SYS_GETPID) as u64;
     let state = state(base);

@@ -74,8 +74,9 @@ fn image() -> &'static Image {
     })
 }
 
-/// Makes calls through the table of addresses (`call [rip + slot]`, which the compiler emits for `memcpy` and its
-/// kin) direct, as linkers do for `R_X86_64_GOTPCRELX`. So the image needs no relocation and no data.
+/// Makes uses of the table of addresses direct, as linkers do for `R_X86_64_(REX_)GOTPCRELX`: calls and jumps
+/// through it (`call [rip + slot]`, which the compiler emits for `memcpy` and its kin), and loads from it
+/// (`mov reg, [rip + slot]`), which become `lea`. So the image needs no relocation and no data.
 fn relax(elf: &ElfFile64<'_, Endianness>, bytes: &mut [u8]) {
     let slots: HashMap<u64, u64> = elf
         .dynamic_relocations()
@@ -84,16 +85,20 @@ fn relax(elf: &ElfFile64<'_, Endianness>, bytes: &mut [u8]) {
         .map(|(slot, relocation)| (slot, relocation.addend() as u64))
         .collect();
     for at in 0..bytes.len().saturating_sub(5) {
-        if bytes[at] != 0xff || !matches!(bytes[at + 1], 0x15 | 0x25) {
-            continue;
-        }
-        let end = at as u64 + 6;
-        let displacement = i32::from_le_bytes(bytes[at + 2..at + 6].try_into().expect("4 bytes"));
-        let Some(target) = slots.get(&end.wrapping_add_signed(i64::from(displacement))) else { continue };
-        let direct = (target.wrapping_sub(end) as i32).to_le_bytes();
-        // The prefix keeps the length: addr32 call, addr32 jmp.
-        bytes[at] = 0x67;
-        bytes[at + 1] = if bytes[at + 1] == 0x15 { 0xe8 } else { 0xe9 };
-        bytes[at + 2..at + 6].copy_from_slice(&direct);
+        // Offset of the displacement, and the bytes that replace what is before it. A prefix keeps the length:
+        // addr32 call, addr32 jmp.
+        let (displacement_at, direct): (usize, &[u8]) = match bytes[at..at + 3] {
+            [0xff, 0x15, _] => (2, &[0x67, 0xe8]),
+            [0xff, 0x25, _] => (2, &[0x67, 0xe9]),
+            [0x48 | 0x4c, 0x8b, modrm] if modrm & 0xc7 == 0x05 => (3, &[bytes[at], 0x8d, modrm]),
+            _ => continue,
+        };
+        let direct = direct.to_vec();
+        let end = at + displacement_at + 4;
+        let Some(displacement) = bytes.get(end - 4..end) else { continue };
+        let displacement = i32::from_le_bytes(displacement.try_into().expect("4 bytes"));
+        let Some(target) = slots.get(&(end as u64).wrapping_add_signed(i64::from(displacement))) else { continue };
+        bytes[at..end - 4].copy_from_slice(&direct);
+        bytes[end - 4..end].copy_from_slice(&(target.wrapping_sub(end as u64) as i32).to_le_bytes());
     }
 }

@@ -20,6 +20,9 @@ use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
+/// How often threads in a dead server's lifeline are let go on, and for how long.
+const HOMEWARD_MAX: u32 = 20;
+const HOMEWARD_PAUSE: Duration = Duration::from_micros(50);
 /// A remote system call must return within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
 
@@ -400,8 +403,7 @@ impl Stopped {
             let (bytes, mapped) = (lifeline::VDSO_BYTES, false);
             let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
             let mut there = vec![0u8; bytes];
-            // A server that died a moment ago may have left a thread there, on its way home.
-            let deserted = self.threads_inside(std::slice::from_ref(&(place.address..vdso.range.end)))?.is_empty();
+            let deserted = self.send_home(place.address..vdso.range.end)?;
             let readable = self.read(place.address, &mut there).is_ok();
             if deserted && readable && lifeline::is_free(&there) && self.fill(place)? {
                 return Ok(());
@@ -421,6 +423,30 @@ impl Stopped {
             Err(Error::RemoteCall { .. }) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Lets threads go on that a server which died a moment ago has left in its lifeline: they are a few
+    /// instructions from home. True if none is left there.
+    fn send_home(&mut self, lifeline: Range<u64>) -> Result<bool, Error> {
+        let borrowed = self.borrowed.as_ref().map(|borrowed| borrowed.tid);
+        for _ in 0..HOMEWARD_MAX {
+            let inside = self.threads_inside(std::slice::from_ref(&lifeline))?;
+            if inside.is_empty() {
+                return Ok(true);
+            }
+            for tid in inside {
+                ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
+                std::thread::sleep(HOMEWARD_PAUSE);
+                ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
+                self.await_stop(tid, Instant::now() + CALL_WITHIN)?;
+                if borrowed == Some(tid) {
+                    let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
+                    let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+                    self.borrowed = Some(Borrowed { tid, registers, mask, lifeline: None });
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Writes what the borrowed thread goes on with if we die; from now on calls are made from there. False if it

@@ -70,6 +70,8 @@ const MAP_TYPES: &[Row] = &[
     (map_type::ARRAY, Partial("no BPF_F_LOCK")),
     (map_type::PERCPU_HASH, Full),
     (map_type::PERCPU_ARRAY, Full),
+    (map_type::LRU_HASH, Partial("no BPF_F_LOCK; one list for all CPUs")),
+    (map_type::LRU_PERCPU_HASH, Partial("one list for all CPUs")),
     (map_type::PERF_EVENT_ARRAY, Partial("output events only")),
     (map_type::RINGBUF, Full),
     (map_type::QUEUE, Full),

@@ -9,8 +9,8 @@ use ring3_layout::map::{MAP_MAGIC, MapHeader};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{
-    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_F_NUMA_NODE, BPF_F_PRESERVE_ELEMS, BPF_F_RDONLY,
-    BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG, BPF_F_ZERO_SEED,
+    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_COMMON_LRU, BPF_F_NO_PREALLOC, BPF_F_NUMA_NODE, BPF_F_PRESERVE_ELEMS,
+    BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG, BPF_F_ZERO_SEED,
 };
 
 /// What `kmalloc` gives at most (`KMALLOC_MAX_SIZE` of x86-64), bytes: the kernel's limit for an element.
@@ -83,13 +83,30 @@ pub struct Geometry {
     pub cpu_stride: u64,
     /// For hash types.
     pub hash: HashLayout,
+    /// For LRU types: offset of a bit per element, set by a look-up.
+    pub references: u64,
     /// For Bloom filters: bits minus one; their number is a power of two.
     pub bloom_mask: u32,
 }
 
 /// Whether a type keeps a value per CPU.
 const fn is_per_cpu(map_type: u32) -> bool {
-    matches!(map_type, map_type::PERCPU_HASH | map_type::PERCPU_ARRAY)
+    matches!(map_type, map_type::PERCPU_HASH | map_type::PERCPU_ARRAY | map_type::LRU_PERCPU_HASH)
+}
+
+/// Whether a full map of this type makes room by itself.
+const fn is_lru(map_type: u32) -> bool {
+    matches!(map_type, map_type::LRU_HASH | map_type::LRU_PERCPU_HASH)
+}
+
+/// A list per CPU in the kernel; here there is one, but the number of elements is rounded as there.
+/// Mirrors kernel/bpf/hashtab.c:htab_map_alloc.
+fn rounded_entries(a: &Attributes) -> u32 {
+    if !is_lru(a.map_type) || a.map_flags & BPF_F_NO_COMMON_LRU == 0 {
+        return a.max_entries;
+    }
+    let cpus = a.cpus.max(1);
+    a.max_entries.checked_next_multiple_of(cpus).unwrap_or(a.max_entries / cpus * cpus)
 }
 
 impl Geometry {
@@ -146,6 +163,11 @@ impl Geometry {
         }
     }
 
+    /// A full map evicts an element that was not used lately.
+    pub fn is_lru(&self) -> bool {
+        is_lru(self.header.map_type)
+    }
+
     /// A value per CPU.
     pub fn is_per_cpu(&self) -> bool {
         is_per_cpu(self.header.map_type)
@@ -153,7 +175,8 @@ impl Geometry {
 
     fn lay_out(a: &Attributes) -> Option<Geometry> {
         let stride = u64::from(a.value_size).checked_next_multiple_of(8)?;
-        let entries = u64::from(a.max_entries);
+        let max_entries = rounded_entries(a);
+        let entries = u64::from(max_entries);
         let cpus = if is_per_cpu(a.map_type) { a.cpus.max(1) } else { 1 };
         let mut geometry = Geometry {
             header: MapHeader {
@@ -161,7 +184,7 @@ impl Geometry {
                 map_type: a.map_type,
                 key_size: a.key_size,
                 value_size: a.value_size,
-                max_entries: a.max_entries,
+                max_entries,
                 map_flags: a.map_flags,
                 stride: u32::try_from(stride).ok()?,
                 cpus,
@@ -174,10 +197,13 @@ impl Geometry {
             },
             cpu_stride: 0,
             hash: HashLayout::default(),
+            references: 0,
             bloom_mask: 0,
         };
         match a.map_type {
-            map_type::HASH | map_type::PERCPU_HASH => geometry.lay_out_hash(cpus)?,
+            map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {
+                geometry.lay_out_hash(cpus)?;
+            }
             map_type::QUEUE | map_type::STACK => {
                 geometry.header.private_bytes += (entries + 1).checked_mul(stride)?
             }
@@ -233,6 +259,10 @@ impl Geometry {
             (elements + ELEMENT_KEY_OFFSET + key, element_stride, 0, end)
         };
         header.private_bytes = end;
+        if is_lru(header.map_type) {
+            self.references = end.checked_next_multiple_of(8)?;
+            header.private_bytes = self.references.checked_add(entries.div_ceil(64) * 8)?;
+        }
         self.cpu_stride = cpu_stride;
         self.hash = HashLayout { bucket_mask: (buckets - 1) as u32, elements, element_stride, values, value_stride };
         Some(())
@@ -243,10 +273,14 @@ fn check(a: &Attributes) -> Result<(), Errno> {
     let invalid = |wrong: bool| if wrong { Err(Errno::EINVAL) } else { Ok(()) };
     let both = |x: u32, y: u32| a.map_flags & (x | y) == x | y;
     match a.map_type {
-        map_type::HASH | map_type::PERCPU_HASH => {
-            let known = BPF_F_NO_PREALLOC | BPF_F_NUMA_NODE | BPF_F_ZERO_SEED | ACCESS;
+        map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {
+            let known = BPF_F_NO_PREALLOC | BPF_F_NUMA_NODE | BPF_F_ZERO_SEED | BPF_F_NO_COMMON_LRU | ACCESS;
+            let lru = is_lru(a.map_type);
             invalid(a.map_flags & !known != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
-            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY))?;
+            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY) || !lru && a.map_flags & BPF_F_NO_COMMON_LRU != 0)?;
+            if lru && a.map_flags & BPF_F_NO_PREALLOC != 0 {
+                return Err(Errno::ENOTSUPP);
+            }
             invalid(a.max_entries == 0 || a.key_size == 0 || a.value_size == 0)?;
             let element = u64::from(a.key_size) + u64::from(a.value_size);
             check_size(a, element >= ELEMENT_BYTES_MAX - KERNEL_ELEMENT_HEADER)

@@ -1,4 +1,4 @@
-//! HASH and PERCPU_HASH.
+//! HASH, PERCPU_HASH, LRU_HASH and LRU_PERCPU_HASH.
 //!
 //! Buckets of chained elements. A lookup takes no lock: it walks links. An element that is deleted and used
 //! again in another bucket could lead a walk astray, so the end of a chain names its bucket (as the kernel's
@@ -7,8 +7,12 @@
 //! taken over without repair. Elements never move, and free ones are used before fresh ones, so memory is
 //! touched as the map fills.
 //!
+//! A full LRU map makes room: a hand goes round the elements, spares those that were looked up since it came by
+//! last, and takes the first other one out of its bucket (the second-chance clock; approximate, as the kernel's
+//! lists are). It holds no lock while it looks, and one while it takes.
+//!
 //! Words (64-bit, behind the header): 0-4 [`HashLayout`]; 5: free list, tag and index + 1; 6: elements ever
-//! taken; 7: elements in use; 8: waits that were given up.
+//! taken; 7: elements in use; 8: waits that were given up; 9: the LRU hand.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -25,16 +29,24 @@ pub(crate) const END: u32 = 1 << 31;
 pub(crate) const WALK_MAX: u32 = 4096;
 /// Walks begun again because a chain led elsewhere.
 pub(crate) const RESTARTS_MAX: u32 = 64;
-/// Rounds of waiting for a lock before other threads are let run, and rounds of that.
+/// Rounds of waiting for a lock: first on the CPU, then letting others run, then asleep. An owner that lost its CPU
+/// gets it back within some tens of milliseconds; all naps together are 0.1 s.
 const SPINS: u32 = 256;
-const YIELDS: u32 = 4096;
-/// The owner is asked for once in this many yields.
-const DEAD_CHECK_EVERY: u32 = 64;
+const YIELDS: u32 = SPINS + 64;
+const NAPS: u32 = YIELDS + 400;
+/// It is asked whether the owner lives once in this many rounds.
+const DEAD_CHECK_EVERY: u32 = 16;
 
 const WORD_FREE: u64 = 5;
 const WORD_FRESH: u64 = 6;
 const WORD_COUNT: u64 = 7;
 const WORD_GAVE_UP: u64 = 8;
+const WORD_HAND: u64 = 9;
+/// Elements that the hand spares at most, and that it looks at at most, before it takes what comes or gives up.
+const SPARED_MAX: u32 = 128;
+const LOOKS_MAX: u32 = 1024;
+/// Times that an update makes room, if others take it away.
+const EVICTIONS_MAX: u32 = 16;
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -91,10 +103,10 @@ pub(crate) fn lock(memory: &Memory, offset: u64, cx: &Context) -> bool {
                 return true;
             }
         }
-        if round > SPINS + YIELDS {
+        if round >= NAPS {
             return false;
         }
-        (cx.relax)();
+        (cx.relax)(round >= YIELDS);
     }
 }
 
@@ -199,24 +211,100 @@ impl Hash<'_> {
     ) -> Result<T, Errno> {
         let hash = hash_key(key);
         let bucket = self.bucket_of(hash);
+        self.with_locked(cx, bucket, || change(hash, bucket))
+    }
+
+    fn with_locked<T>(
+        &self,
+        cx: &Context,
+        bucket: u32,
+        change: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let lock_at = self.bucket_at(bucket) + 4;
         if !lock(self.0, lock_at, cx) {
             self.word(WORD_GAVE_UP).fetch_add(1, Relaxed);
             return Err(Errno::EBUSY);
         }
-        let result = change(hash, bucket);
+        let result = change();
         unlock(self.0, lock_at);
         result
     }
 
-    /// `bpf_map_update_elem`: `write(index)` stores the value. Mirrors kernel/bpf/hashtab.c:htab_map_update_elem.
-    pub(crate) fn update(
+    /// An element's bit among the references: the word and the bit.
+    fn reference(&self, index: u32) -> (&core::sync::atomic::AtomicU64, u64) {
+        let word = self.0.private(self.0.geometry.references + u64::from(index) / 64 * 8);
+        (self.0.word64(word), 1 << (index % 64))
+    }
+
+    /// Notes that an element of an LRU map was looked up.
+    pub(crate) fn touch(&self, index: u32) {
+        let (word, bit) = self.reference(index);
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, Relaxed);
+        }
+    }
+
+    /// Frees an element of a full LRU map; false if none could be taken.
+    fn evict(&self, cx: &Context) -> bool {
+        let mut spared = 0;
+        for _ in 0..LOOKS_MAX {
+            let hand = self.word(WORD_HAND).fetch_add(1, Relaxed);
+            let index = (hand % u64::from(self.0.geometry.header.max_entries.max(1))) as u32;
+            let (word, bit) = self.reference(index);
+            if spared < SPARED_MAX && word.fetch_and(!bit, Relaxed) & bit != 0 {
+                spared += 1;
+                continue;
+            }
+            // Of a free element this is a link, and its bucket does not have it.
+            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed));
+            if self.with_locked(cx, bucket, || self.unlink(bucket, |candidate| candidate == index)).is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes the first element that is `wanted` out of a bucket, which is locked. It stays readable.
+    fn unlink(&self, bucket: u32, mut wanted: impl FnMut(u32) -> bool) -> Result<(), Errno> {
+        let mut link_at = self.bucket_at(bucket);
+        let mut link = self.first_link(bucket);
+        for _ in 0..WALK_MAX {
+            let Some(index) = self.element_of(link) else { break };
+            if wanted(index) {
+                self.0.word32(link_at).store(self.next_link(index), Release);
+                self.word(WORD_COUNT).fetch_sub(1, Relaxed);
+                self.give_element(index);
+                return Ok(());
+            }
+            link_at = self.element_at(index);
+            link = self.next_link(index);
+        }
+        Err(Errno::ENOENT)
+    }
+
+    /// As [`Hash::update`], and a full LRU map makes room. Mirrors kernel/bpf/hashtab.c:htab_lru_map_update_elem.
+    pub(crate) fn update_or_evict(
         &self,
         cx: &Context,
         key: &[u8],
         flags: u64,
         write: impl Fn(u32, bool),
     ) -> Result<(), Errno> {
+        if !self.0.geometry.is_lru() {
+            return self.update(cx, key, flags, write);
+        }
+        for _ in 0..EVICTIONS_MAX {
+            match self.update(cx, key, flags, &write) {
+                Err(Errno::E2BIG) if self.evict(cx) => {}
+                Err(Errno::E2BIG) => break,
+                done => return done,
+            }
+        }
+        Err(Errno::ENOMEM)
+    }
+
+    /// `bpf_map_update_elem`: `write(index)` stores the value. Mirrors kernel/bpf/hashtab.c:htab_map_update_elem.
+    fn update(&self, cx: &Context, key: &[u8], flags: u64, write: impl Fn(u32, bool)) -> Result<(), Errno> {
         if flags & !BPF_F_LOCK > BPF_EXIST {
             return Err(Errno::EINVAL);
         }
@@ -237,6 +325,10 @@ impl Hash<'_> {
             debug_assert!(flags == BPF_ANY || flags == BPF_NOEXIST);
             let index = self.take_element().ok_or(Errno::E2BIG)?;
             let element = self.element_at(index);
+            if self.0.geometry.is_lru() {
+                let (word, bit) = self.reference(index);
+                word.fetch_and(!bit, Relaxed);
+            }
             self.0.word32(element + 4).store(hash, Relaxed);
             self.0.write(element + ELEMENT_KEY_OFFSET, key);
             write(index, true);
@@ -252,21 +344,14 @@ impl Hash<'_> {
     /// Removes a key; `last_look(index)` sees the element before it goes.
     pub(crate) fn delete(&self, cx: &Context, key: &[u8], last_look: impl FnOnce(u32)) -> Result<(), Errno> {
         self.with_bucket(cx, key, |hash, bucket| {
-            let mut link_at = self.bucket_at(bucket);
-            let mut link = self.first_link(bucket);
-            for _ in 0..WALK_MAX {
-                let Some(index) = self.element_of(link) else { break };
-                if self.is_key(index, hash, key) {
-                    last_look(index);
-                    self.0.word32(link_at).store(self.next_link(index), Release);
-                    self.word(WORD_COUNT).fetch_sub(1, Relaxed);
-                    self.give_element(index);
-                    return Ok(());
+            let mut last_look = Some(last_look);
+            self.unlink(bucket, |index| {
+                let found = self.is_key(index, hash, key);
+                if found && let Some(look) = last_look.take() {
+                    look(index);
                 }
-                link_at = self.element_at(index);
-                link = self.next_link(index);
-            }
-            Err(Errno::ENOENT)
+                found
+            })
         })
     }
 

@@ -22,6 +22,9 @@ pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
 pub use ring::{Record, Ring};
 
+/// Length of a nap, ns.
+pub const NAP_NS: u64 = 250_000;
+
 /// Who operates on a map, and how it waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
@@ -31,6 +34,6 @@ pub struct Context {
     pub cpu: u32,
     /// Whether the thread with this id has ended.
     pub owner_is_dead: fn(u32) -> bool,
-    /// Lets other threads run (`sched_yield`).
-    pub relax: fn(),
+    /// Lets other threads run (`sched_yield`), or if it is told so sleeps for [`NAP_NS`].
+    pub relax: fn(sleeps: bool),
 }

@@ -78,7 +78,9 @@ impl Map {
 
     fn kind(&self) -> Kind<'_> {
         match self.header().map_type {
-            map_type::HASH | map_type::PERCPU_HASH => Kind::Hash(Hash(&self.memory)),
+            map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {
+                Kind::Hash(Hash(&self.memory))
+            }
             map_type::ARRAY | map_type::PERCPU_ARRAY => Kind::Array(Array(&self.memory)),
             map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => Kind::Objects(Array(&self.memory)),
             map_type::QUEUE | map_type::STACK => Kind::Queue(Queue(&self.memory)),
@@ -109,6 +111,13 @@ impl Map {
         // SAFETY: the caller's promise.
         let key = unsafe { program_bytes(key, self.header().key_size as usize) };
         let bytes = u64::from(self.header().value_size);
+        if self.geometry().is_lru()
+            && let Kind::Hash(hash) = self.kind()
+        {
+            let Some(index) = hash.find(key) else { return 0 };
+            hash.touch(index);
+            return self.memory.pointer(hash.value_at(index, cpu), bytes) as u64;
+        }
         self.value_offset(key, cpu).map_or(0, |offset| self.memory.pointer(offset, bytes) as u64)
     }
 
@@ -122,7 +131,7 @@ impl Map {
         // SAFETY: the caller's promise.
         let value = unsafe { program_bytes(value, self.header().value_size as usize) };
         match self.kind() {
-            Kind::Hash(hash) => hash.update(cx, key, flags, |index, fresh| {
+            Kind::Hash(hash) => hash.update_or_evict(cx, key, flags, |index, fresh| {
                 if fresh {
                     self.clear_other_cpus(&hash, index, cx.cpu);
                 }
@@ -269,7 +278,7 @@ impl Map {
         }
         match self.kind() {
             Kind::Hash(hash) => {
-                hash.update(cx, key, flags, |index, _| self.copy_in(|cpu| hash.value_at(index, cpu), value))
+                hash.update_or_evict(cx, key, flags, |index, _| self.copy_in(|cpu| hash.value_at(index, cpu), value))
             }
             Kind::Array(array) => {
                 let index = array.check_update(key, flags)?;

@@ -40,7 +40,11 @@ fn memory(bytes: usize) -> *mut u8 {
 }
 
 fn context(owner: u32, cpu: u32) -> Context {
-    Context { owner, cpu, owner_is_dead: |tid| tid == 666, relax: std::thread::yield_now }
+    let relax = |sleeps| match sleeps {
+        true => std::thread::sleep(std::time::Duration::from_nanos(ring3_maps::NAP_NS)),
+        false => std::thread::yield_now(),
+    };
+    Context { owner, cpu, owner_is_dead: |tid| tid == 666, relax }
 }
 
 fn hash(key_size: u32, value_size: u32, max_entries: u32) -> Attributes {
@@ -192,6 +196,61 @@ fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
         expected[16] = 9;
         assert_eq!(out, expected);
     }
+}
+
+#[test]
+fn a_full_lru_map_keeps_what_is_used() {
+    let owned = Owned::new(Attributes { map_type: map_type::LRU_HASH, ..hash(4, 8, 1000) });
+    let cx = context(1, 0);
+    let put = |key: u32| owned.map.user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0);
+    // SAFETY: the key is readable with its size.
+    let used = |key: u32| unsafe { owned.map.lookup(key.to_le_bytes().as_ptr() as u64, 0) } != 0;
+    (0..1000).for_each(|key| put(key).expect("room"));
+    assert!((0..100).all(used));
+    for key in 1000..20_000 {
+        put(key).expect("room is made");
+        assert!((0..100).all(used), "after {key}");
+        owned.map.user_lookup(&key.to_le_bytes(), &mut [0; 8]).expect("just put");
+    }
+    let left = keys(&owned.map);
+    assert_eq!(left.len(), 1000);
+    for key in left {
+        let mut value = [0; 8];
+        owned.map.user_lookup(&key, &mut value).expect("listed");
+        assert_eq!(value[..4], key);
+    }
+}
+
+#[test]
+fn an_lru_map_between_threads_stays_whole() {
+    let owned = Owned::new(Attributes { map_type: map_type::LRU_HASH, ..hash(4, 8, 64) });
+    let map = owned.map;
+    std::thread::scope(|scope| {
+        for thread in 1..5u32 {
+            scope.spawn(move || {
+                let cx = context(thread, 0);
+                for round in 0..50_000u32 {
+                    let key = round.wrapping_mul(2_654_435_761).wrapping_add(thread) % 200;
+                    let done = map.user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0);
+                    assert!(matches!(done, Ok(()) | Err(Errno::ENOMEM)), "{done:?}");
+                    if round % 7 == 0 {
+                        let _ = map.user_delete(&cx, &key.to_le_bytes());
+                    }
+                }
+            });
+        }
+    });
+    let left = keys(&map);
+    assert!(left.len() <= 64 && left.len() > 32, "{}", left.len());
+    let distinct: std::collections::BTreeSet<_> = left.iter().collect();
+    assert_eq!(distinct.len(), left.len());
+    // All elements can still be had.
+    let cx = context(1, 0);
+    left.iter().for_each(|key| map.user_delete(&cx, key).expect("listed"));
+    for key in 0..64u32 {
+        map.user_update(&cx, &key.to_le_bytes(), &[0; 8], 1).expect("room");
+    }
+    assert_eq!(keys(&map).len(), 64);
 }
 
 fn keyless(map_type: u32, max_entries: u32) -> Attributes {

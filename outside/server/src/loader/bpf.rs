@@ -11,7 +11,7 @@ use ring3_maps::Attributes;
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
-use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_WRONLY};
+use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_WRONLY};
 use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::{self, Attr};
@@ -128,7 +128,9 @@ fn check_map_fields(attr: &Attr) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     if word(m::MAP_FLAGS) & BPF_F_NUMA_NODE != 0 && word(m::NUMA_NODE) != u32::MAX {
-        let per_cpu = matches!(word(m::MAP_TYPE), map_type::PERCPU_HASH | map_type::PERCPU_ARRAY);
+        let per_cpu =
+            matches!(word(m::MAP_TYPE), map_type::PERCPU_HASH | map_type::PERCPU_ARRAY | map_type::LRU_PERCPU_HASH)
+                || word(m::MAP_FLAGS) & BPF_F_NO_COMMON_LRU != 0;
         let node = format!("/sys/devices/system/node/node{}", word(m::NUMA_NODE));
         let there = word(m::NUMA_NODE) == 0 || Path::new(&node).exists();
         if per_cpu || !there {
@@ -253,7 +255,7 @@ fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     let deletes = command == cmd::MAP_LOOKUP_AND_DELETE_BATCH;
     let map = map_for(caller, attr.i32(36), if deletes { Access::BOTH } else { Access::READ })?;
     match map.geometry().header.map_type {
-        map_type::HASH | map_type::PERCPU_HASH => {}
+        map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {}
         map_type::ARRAY | map_type::PERCPU_ARRAY if !deletes => {}
         _ => return Err(Errno::ENOTSUPP),
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer};
 use ring3_uapi::Errno;
@@ -71,7 +72,10 @@ fn context() -> Context {
         owner: rustix::thread::gettid().as_raw_nonzero().get() as u32,
         cpu: 0,
         owner_is_dead: is_dead,
-        relax: std::thread::yield_now,
+        relax: |sleeps| match sleeps {
+            true => std::thread::sleep(Duration::from_nanos(ring3_maps::NAP_NS)),
+            false => std::thread::yield_now(),
+        },
     }
 }
 
