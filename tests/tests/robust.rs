@@ -13,7 +13,7 @@ fn busy() -> std::path::PathBuf {
 /// A busy victim that leaves the processors to others when they want them.
 fn gentle(threads: &str) -> Command {
     let mut command = Command::new("nice");
-    command.args(["-n", "19"]).arg(busy()).arg(threads);
+    command.args(["-n", "5"]).arg(busy()).arg(threads);
     command
 }
 
@@ -125,7 +125,7 @@ fn targets_killed_at_any_moment_do_not_disturb_the_others() {
             });
         }
         for _ in 0..60 {
-            let doomed = ready(bench.target("nice").args(["-n", "19"]).arg(busy()).arg("3"));
+            let doomed = ready(bench.target("nice").args(["-n", "5"]).arg(busy()).arg("3"));
             doomed.signal(Signal::KILL);
         }
         done.store(true, Ordering::Relaxed);

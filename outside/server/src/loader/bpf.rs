@@ -48,6 +48,7 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::MAP_LOOKUP_AND_DELETE_ELEM => map_lookup_and_delete(caller, attr),
         cmd::MAP_FREEZE => map_freeze(caller, attr),
         cmd::MAP_LOOKUP_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH => map_lookup_batch(caller, attr, command),
+        cmd::MAP_UPDATE_BATCH | cmd::MAP_DELETE_BATCH => map_change_batch(caller, attr, command),
         cmd::PROG_LOAD => prog_load(caller, attr),
         cmd::PROG_BIND_MAP => prog_bind_map(caller, attr),
         cmd::BTF_LOAD => btf_load(caller, attr),
@@ -249,16 +250,50 @@ fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
     if map.frozen.swap(true, Ordering::AcqRel) { Err(Errno::EBUSY) } else { Ok(Outcome::Value(0)) }
 }
 
+/// Offset of `batch.count`, which tells how far a batch came.
+const BATCH_COUNT_AT: u64 = 32;
+
+fn check_batch_type(map: &MapObject, deletes: bool) -> Result<(), Errno> {
+    match map.geometry().header.map_type {
+        map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => Ok(()),
+        map_type::ARRAY | map_type::PERCPU_ARRAY if !deletes => Ok(()),
+        _ => Err(Errno::ENOTSUPP),
+    }
+}
+
+/// `BPF_MAP_UPDATE_BATCH` and `BPF_MAP_DELETE_BATCH`. Mirrors kernel/bpf/syscall.c:generic_map_update_batch and
+/// generic_map_delete_batch.
+fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
+    let deletes = command == cmd::MAP_DELETE_BATCH;
+    let map = map_for(caller, attr.i32(36), Access::WRITE)?;
+    check_batch_type(&map, deletes)?;
+    if attr.u64(40) != 0 {
+        return Err(Errno::EINVAL); // no flags, and no bpf_spin_lock in values yet
+    }
+    let wanted = u64::from(attr.u32(32));
+    if wanted == 0 {
+        return Ok(Outcome::Value(0));
+    }
+    let (key_bytes, value_bytes) = (map.geometry().header.key_size as usize, map.geometry().user_value_bytes());
+    let change = |number: u64| {
+        let key = caller.read(attr.u64(16).wrapping_add(number * key_bytes as u64), key_bytes)?;
+        if deletes {
+            return map.delete(&key);
+        }
+        let value = caller.read(attr.u64(24).wrapping_add(number * value_bytes as u64), value_bytes)?;
+        map.update(&key, &value, 0)
+    };
+    let stopped = (0..wanted).map(|number| (number, change(number))).find(|(_, done)| done.is_err());
+    let (count, done) = stopped.unwrap_or((wanted, Ok(())));
+    caller.write(caller.arg(1) + BATCH_COUNT_AT, &(count as u32).to_le_bytes())?;
+    done.map(|()| Outcome::Value(0))
+}
+
 /// `BPF_MAP_LOOKUP_BATCH` and `.._AND_DELETE_BATCH`: the position between batches is the last key.
 fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
-    const COUNT_AT: u64 = 32;
     let deletes = command == cmd::MAP_LOOKUP_AND_DELETE_BATCH;
     let map = map_for(caller, attr.i32(36), if deletes { Access::BOTH } else { Access::READ })?;
-    match map.geometry().header.map_type {
-        map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {}
-        map_type::ARRAY | map_type::PERCPU_ARRAY if !deletes => {}
-        _ => return Err(Errno::ENOTSUPP),
-    }
+    check_batch_type(&map, deletes)?;
     if attr.u64(40) != 0 || attr.u64(48) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -286,7 +321,7 @@ fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     if let Some(last) = &last {
         caller.write(attr.u64(8), last)?;
     }
-    caller.write(caller.arg(1) + COUNT_AT, &count.to_le_bytes())?;
+    caller.write(caller.arg(1) + BATCH_COUNT_AT, &count.to_le_bytes())?;
     if deletes {
         for key in keys.chunks_exact(key_bytes) {
             let _ = map.delete(key);
