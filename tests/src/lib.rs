@@ -42,37 +42,27 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Builds something once per test process, one at a time across processes.
-fn built(name: &str, command: impl FnOnce(&Path) -> Command) -> PathBuf {
+/// A victim compiled by `compiler` with `flags` from a source in `tests/victims`, if it is newer: once, by one test
+/// process at a time.
+pub fn victim(name: &str, compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let folder = root().join("target/victims");
     std::fs::create_dir_all(&folder).expect("target is writable");
-    let path = folder.join(name);
+    let (path, source) = (folder.join(name), root().join("tests/victims").join(source));
     let lock = std::fs::File::create(folder.join(format!("{name}.lock"))).expect("target is writable");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
-    let newest = ["shapes.cc", "library.c", "busy.c", "narrow.S"]
-        .iter()
-        .filter_map(|source| root().join("tests/victims").join(source).metadata().ok()?.modified().ok())
-        .max();
-    let made = path.metadata().and_then(|meta| meta.modified()).ok();
-    if made.is_none() || made < newest {
+    let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
+    let made = modified(&path);
+    if made.is_none() || made < modified(&source) {
         let fresh = folder.join(format!("{name}.new"));
-        let output = command(&fresh).output().expect("the compiler runs");
+        let mut command = Command::new(compiler);
+        command.args(["-O2", "-g0"]).args(flags).arg("-o").arg(&fresh).arg(source).arg("-pthread");
+        let output = command.output().expect("the compiler runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         std::fs::rename(&fresh, &path).expect("renamed");
     }
     path
-}
-
-/// A victim compiled by `compiler` with `flags` from a source in `tests/victims`.
-pub fn victim(name: &str, compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
-    built(name, |out| {
-        let mut command = Command::new(compiler);
-        command.args(["-O2", "-g0"]).args(flags).arg("-o").arg(out).arg(root().join("tests/victims").join(source));
-        command.args(["-pthread"]);
-        command
-    })
 }
 
 /// The C++ victim of many shapes.

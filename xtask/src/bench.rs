@@ -411,7 +411,8 @@ impl Bench {
         match engine {
             Engine::Ring3 => command.arg(&tool),
             Engine::Kernel => &mut command,
-            Engine::Frida => command.arg(root().join("bench/probe/frida_tool.py")),
+            // It leaves a folder behind: in ours, which goes away.
+            Engine::Frida => command.arg(root().join("bench/probe/frida_tool.py")).env("TMPDIR", &self.ring3.folder),
         };
         command.arg(victim.process.child.id().to_string()).arg(self.build.join("victim"));
         command.args([&format!("victim_{}", row.shape), row.kind, row.program]);

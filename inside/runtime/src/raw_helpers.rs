@@ -90,6 +90,12 @@ fn not_kernel_memory(address: u64) -> Errno {
     if address >= KERNEL_START { Errno::EFAULT } else { Errno::ERANGE }
 }
 
+/// Reads from an address that is `allowed`; else the error says what it is not.
+#[inline(always)]
+fn only_if<T>(allowed: bool, address: u64, read: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    if allowed { read() } else { Err(not_kernel_memory(address)) }
+}
+
 /// Zeroes what a read that failed had promised.
 ///
 /// # Safety
@@ -100,6 +106,15 @@ unsafe fn cleared<T>(to: u64, bytes: u64, result: Result<T, Errno>) -> Result<T,
         unsafe { clear(to, bytes) };
     }
     result
+}
+
+/// The map that a program passes by the address of its header.
+///
+/// # Safety
+/// `header` is the address of a mapped map's header.
+unsafe fn map_at(header: u64) -> Result<Map, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { Map::from_header(header) }.ok_or(Errno::EINVAL)
 }
 
 macro_rules! helpers {
@@ -135,41 +150,41 @@ helpers! {
     /// `bpf_map_update_elem`
     fn map_update_elem(map, key, value, flags; tb) {
         // SAFETY: the verifier proved a map, a key and a value of its sizes.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        let change = |map: Map| unsafe { map.update(&context(tb), key, value, flags) };
         // SAFETY: as above.
-        done(unsafe { map.update(&context(tb), key, value, flags) })
+        done(unsafe { map_at(map) }.and_then(change))
     }
 
     /// `bpf_map_delete_elem`
     fn map_delete_elem(map, key; tb) {
         // SAFETY: the verifier proved a map and a key of its size.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        let change = |map: Map| unsafe { map.delete(&context(tb), key) };
         // SAFETY: as above.
-        done(unsafe { map.delete(&context(tb), key) })
+        done(unsafe { map_at(map) }.and_then(change))
     }
 
     /// `bpf_map_push_elem`
     fn map_push_elem(map, value, flags; tb) {
         // SAFETY: the verifier proved a map and a value of its size.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        let change = |map: Map| unsafe { map.push(&context(tb), value, flags) };
         // SAFETY: as above.
-        done(unsafe { map.push(&context(tb), value, flags) })
+        done(unsafe { map_at(map) }.and_then(change))
     }
 
     /// `bpf_map_pop_elem`
     fn map_pop_elem(map, value; tb) {
         // SAFETY: the verifier proved a map and room for a value.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        let change = |map: Map| unsafe { map.pop(&context(tb), value) };
         // SAFETY: as above.
-        done(unsafe { map.pop(&context(tb), value) })
+        done(unsafe { map_at(map) }.and_then(change))
     }
 
     /// `bpf_map_peek_elem`
     fn map_peek_elem(map, value; tb) {
         // SAFETY: the verifier proved a map and room for a value.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        let change = |map: Map| unsafe { map.peek(&context(tb), value) };
         // SAFETY: as above.
-        done(unsafe { map.peek(&context(tb), value) })
+        done(unsafe { map_at(map) }.and_then(change))
     }
 
     /// `bpf_probe_read_user`
@@ -184,12 +199,9 @@ helpers! {
     /// `bpf_probe_read`: the address says whether it is user memory. The program's own is user memory here.
     fn probe_read(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
-        let result = if from < USER_END {
-            // SAFETY: the verifier proved `to` writable.
-            unsafe { read(tb, to, from, bytes) }
-        } else {
-            Err(not_kernel_memory(from))
-        };
+        // SAFETY: the verifier proved `to` writable.
+        let read = || unsafe { read(tb, to, from, bytes) };
+        let result = only_if(from < USER_END, from, read);
         // SAFETY: as above.
         done(unsafe { cleared(to, bytes, result) })
     }
@@ -197,12 +209,9 @@ helpers! {
     /// `bpf_probe_read_kernel`: what the kernel would call its own memory is the program's stack and maps.
     fn probe_read_kernel(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
-        let result = if is_program_memory(tb, from, bytes) {
-            // SAFETY: the verifier proved `to` writable.
-            unsafe { read(tb, to, from, bytes) }
-        } else {
-            Err(not_kernel_memory(from))
-        };
+        // SAFETY: the verifier proved `to` writable.
+        let read = || unsafe { read(tb, to, from, bytes) };
+        let result = only_if(is_program_memory(tb, from, bytes), from, read);
         // SAFETY: as above.
         done(unsafe { cleared(to, bytes, result) })
     }
@@ -219,12 +228,9 @@ helpers! {
     /// `bpf_probe_read_str`: as `bpf_probe_read`.
     fn probe_read_str(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
-        let result = if from < USER_END {
-            // SAFETY: the verifier proved `to` writable.
-            unsafe { read_user_string(tb, to, from, bytes) }
-        } else {
-            Err(not_kernel_memory(from))
-        };
+        // SAFETY: the verifier proved `to` writable.
+        let read = || unsafe { read_user_string(tb, to, from, bytes) };
+        let result = only_if(from < USER_END, from, read);
         // SAFETY: as above.
         answer(unsafe { cleared(to, bytes, result) })
     }
@@ -232,12 +238,9 @@ helpers! {
     /// `bpf_probe_read_kernel_str`
     fn probe_read_kernel_str(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
-        let result = if is_program_memory(tb, from, 1) {
-            // SAFETY: the verifier proved `to` writable.
-            unsafe { read_string(tb, to, from, bytes) }
-        } else {
-            Err(not_kernel_memory(from))
-        };
+        // SAFETY: the verifier proved `to` writable.
+        let read = || unsafe { read_string(tb, to, from, bytes) };
+        let result = only_if(is_program_memory(tb, from, 1), from, read);
         // SAFETY: as above.
         answer(unsafe { cleared(to, bytes, result) })
     }

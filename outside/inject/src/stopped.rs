@@ -342,12 +342,11 @@ impl Stopped {
 
     /// A call of the borrowed thread: from its lifeline, or at a `syscall` instruction of the process.
     fn borrowed_call(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
-        let instruction = self.find_syscall_instruction()?;
-        let borrowed = self.borrowed.as_ref().ok_or(Error::Exited { pid: self.pid })?;
-        let (tid, registers) = (borrowed.tid, borrowed.registers);
-        let (rip, rsp) = match borrowed.lifeline {
+        let &Borrowed { tid, registers, lifeline, .. } =
+            self.borrowed.as_ref().ok_or(Error::Exited { pid: self.pid })?;
+        let (rip, rsp) = match lifeline {
             Some(Lifeline { address, .. }) => (address, lifeline::stack_pointer(address)),
-            None => (instruction, registers.rsp),
+            None => (self.find_syscall_instruction()?, registers.rsp),
         };
         let call = Registers {
             rax: number as u64,
@@ -533,6 +532,7 @@ impl Stopped {
 
     fn give_thread_back(&mut self) -> Result<(), Error> {
         let Some(tid) = self.borrowed.as_ref().map(|borrowed| borrowed.tid) else { return Ok(()) };
+        // A page goes by a call of the thread; the vDSO is needed until the thread has its own registers again.
         if self.borrowed.as_ref().is_some_and(|borrowed| borrowed.lifeline.is_some_and(|place| place.mapped)) {
             self.take_lifeline_up()?;
         }

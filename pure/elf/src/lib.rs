@@ -164,13 +164,20 @@ impl<'a> File<'a> {
         self.symbols().iter().find(|symbol| symbol.name == name).map(|symbol| symbol.address)
     }
 
+    /// The symbols whose first byte is at an address.
+    pub fn symbols_at(&self, address: u64) -> &[Symbol<'a>] {
+        let symbols = self.symbols();
+        let start = symbols.partition_point(|symbol| symbol.address < address);
+        let end = symbols.partition_point(|symbol| symbol.address <= address);
+        &symbols[start..end]
+    }
+
     /// Name, address and size of the symbol that covers an address.
     pub fn symbol_at(&self, address: u64) -> Option<(&'a str, u64, u64)> {
         let symbols = self.symbols();
         let end = symbols.partition_point(|symbol| symbol.address <= address);
-        let before = symbols[..end].iter().rev();
-        let nearest = before.clone().next()?.address;
-        let mut candidates = before.take_while(|symbol| symbol.address == nearest);
+        let nearest = symbols[..end].last()?.address;
+        let mut candidates = self.symbols_at(nearest).iter().rev();
         candidates
             .find(|symbol| address < symbol.address + symbol.size || symbol.address == address)
             .map(|symbol| (symbol.name, symbol.address, symbol.size))

@@ -79,7 +79,7 @@ pub struct ControlHeader {
     pub vdso_clock_gettime: u64,
     /// `num_possible_cpus()` of the machine, at most [`crate::realm::CPUS_MAX`].
     pub cpus: u32,
-    /// Doorbell requests wait at most this many microseconds for the server.
+    /// Requests wait this many microseconds at a time for the server.
     pub request_wait_us: u32,
     /// Set to 1 while the target is being cleaned up: hooks pass through without running anything.
     pub retired: AtomicU32,

@@ -89,8 +89,13 @@ pub struct Geometry {
     pub bloom_mask: u32,
 }
 
+/// Whether a type is a hash table.
+pub const fn is_hash(map_type: u32) -> bool {
+    matches!(map_type, map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH)
+}
+
 /// Whether a type keeps a value per CPU.
-const fn is_per_cpu(map_type: u32) -> bool {
+pub const fn is_per_cpu(map_type: u32) -> bool {
     matches!(map_type, map_type::PERCPU_HASH | map_type::PERCPU_ARRAY | map_type::LRU_PERCPU_HASH)
 }
 
@@ -201,9 +206,7 @@ impl Geometry {
             bloom_mask: 0,
         };
         match a.map_type {
-            map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {
-                geometry.lay_out_hash(cpus)?;
-            }
+            t if is_hash(t) => geometry.lay_out_hash(cpus)?,
             map_type::QUEUE | map_type::STACK => {
                 geometry.header.private_bytes += (entries + 1).checked_mul(stride)?
             }
@@ -273,7 +276,7 @@ fn check(a: &Attributes) -> Result<(), Errno> {
     let invalid = |wrong: bool| if wrong { Err(Errno::EINVAL) } else { Ok(()) };
     let both = |x: u32, y: u32| a.map_flags & (x | y) == x | y;
     match a.map_type {
-        map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {
+        t if is_hash(t) => {
             let known = BPF_F_NO_PREALLOC | BPF_F_NUMA_NODE | BPF_F_ZERO_SEED | BPF_F_NO_COMMON_LRU | ACCESS;
             let lru = is_lru(a.map_type);
             invalid(a.map_flags & !known != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;

@@ -7,7 +7,7 @@ use ring3_uapi::bpf::map_type;
 use crate::Context;
 use crate::array::Array;
 use crate::bloom::Bloom;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, is_hash};
 use crate::hash::Hash;
 use crate::queue::Queue;
 use crate::raw_memory::{Memory, program_bytes, program_bytes_mut};
@@ -78,9 +78,7 @@ impl Map {
 
     fn kind(&self) -> Kind<'_> {
         match self.header().map_type {
-            map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => {
-                Kind::Hash(Hash(&self.memory))
-            }
+            t if is_hash(t) => Kind::Hash(Hash(&self.memory)),
             map_type::ARRAY | map_type::PERCPU_ARRAY => Kind::Array(Array(&self.memory)),
             map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => Kind::Objects(Array(&self.memory)),
             map_type::QUEUE | map_type::STACK => Kind::Queue(Queue(&self.memory)),

@@ -255,7 +255,7 @@ const BATCH_COUNT_AT: u64 = 32;
 
 fn check_batch_type(map: &MapObject, deletes: bool) -> Result<(), Errno> {
     match map.geometry().header.map_type {
-        map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => Ok(()),
+        t if ring3_maps::is_hash(t) => Ok(()),
         map_type::ARRAY | map_type::PERCPU_ARRAY if !deletes => Ok(()),
         _ => Err(Errno::ENOTSUPP),
     }

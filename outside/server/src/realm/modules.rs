@@ -198,7 +198,7 @@ fn static_site(bytes: &[u8], path: &Path, offset: u64, far: &[Branch]) -> Result
 
 /// Why the return from the function at `vaddr` cannot be probed.
 fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
-    let mut names = elf.symbols().iter().filter(|symbol| symbol.address == vaddr).map(|symbol| symbol.name);
+    let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
     if names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_'))) {
         return Some("returns more than once; only its entry can be probed");
     }
@@ -209,7 +209,7 @@ fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
 /// candidates, by target; branches with short displacements come from the neighbours.
 fn entered(elf: &Elf<'_>, far: &[Branch], vaddr: u64) -> Option<Branch> {
     const SHORT: u64 = 0x80;
-    let mut names = elf.symbols().iter().filter(|symbol| symbol.address == vaddr).map(|symbol| symbol.name);
+    let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
     if names.any(|name| matches!(name, "runtime.goexit" | "runtime.goexit.abi0")) {
         // Go gives each goroutine the address behind its first instruction to return to.
         return Some(Branch { to: vaddr + 1, from: vaddr });

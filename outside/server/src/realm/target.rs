@@ -32,7 +32,7 @@ use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared};
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// A target must be free of our memory within this time, or it is finished in the background.
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// Agents wait at most this long for the server, us.
+/// Agents wait this long at a time for the server, us.
 const REQUEST_WAIT_US: u32 = 200_000;
 /// Bytes of one stub area.
 const STUB_AREA_BYTES: u64 = 0x1_0000;
