@@ -244,12 +244,13 @@ struct Ring3 {
 }
 
 impl Ring3 {
-    fn new() -> Ring3 {
+    fn new() -> Result<Ring3, String> {
+        use std::os::unix::fs::DirBuilderExt;
         let release = || root().join("target/release/ring3");
-        Ring3 {
-            binary: std::env::var_os("RING3_BIN").map_or_else(release, PathBuf::from),
-            folder: std::env::temp_dir().join(format!("ring3-bench-{}", std::process::id())),
-        }
+        let folder = std::env::temp_dir().join(format!("ring3-bench-{}", std::process::id()));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+        made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(Ring3 { binary: std::env::var_os("RING3_BIN").map_or_else(release, PathBuf::from), folder })
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -292,9 +293,20 @@ impl Ring3 {
     }
 }
 
+/// Ends the processes that run a program in `folder`: frida's helper stays, and belongs to nobody.
+fn end_programs_in(folder: &Path) {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for process in processes.filter(|p| std::fs::read_link(p.path().join("exe")).is_ok_and(|e| e.starts_with(folder)))
+    {
+        let pid = process.file_name().to_str().and_then(|name| rustix::process::Pid::from_raw(name.parse().ok()?));
+        let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL));
+    }
+}
+
 impl Drop for Ring3 {
     fn drop(&mut self) {
         let _ = self.run(&["stop"]);
+        end_programs_in(&self.folder);
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
@@ -328,7 +340,7 @@ pub(crate) fn probe(options: &[&str]) -> Result<(), String> {
     let build = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/probe", &format!("OUT={}", build.display())])?;
     let mut bench =
-        Bench { build, ring3: Ring3::new(), figures: Figures::default(), skipped: BTreeMap::new(), frida: None };
+        Bench { build, ring3: Ring3::new()?, figures: Figures::default(), skipped: BTreeMap::new(), frida: None };
     bench.run(rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(rounds, &goals);
