@@ -79,8 +79,13 @@ const SETS: [(i16, i16); 3] = [
 ];
 
 pub(super) fn select(caller: &Caller<'_>) -> Reply {
-    let count = caller.arg(0);
-    if count == 0 || count > FDS_MAX {
+    // What lies beyond the caller's table is not looked at. Mirrors fs/select.c:core_sys_select.
+    let table = raw_seccomp::fd_table_size(caller.call.tid).map_or(FDS_MAX, u64::from);
+    let count = match caller.arg(0) as i32 {
+        ..=0 => return Ok(Outcome::Continue),
+        count => (count as u64).min(table),
+    };
+    if count > FDS_MAX {
         return Ok(Outcome::Continue);
     }
     let bytes = (count as usize).div_ceil(WORD_BITS) * 8;
