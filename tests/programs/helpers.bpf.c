@@ -4,37 +4,14 @@
 #include <linux/ptrace.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
-#include "helpers.h"
+#include "tell.bpf.h"
 
-struct result results[RESULTS_MAX];
-unsigned count;
 // What a program remembers for the one at the function's return.
 unsigned long long entry_sp, return_address;
 char in_map[16] = "in a map";
 
-// The victim calls one function at a time.
-static __always_inline struct result *next(void)
-{
-	unsigned long index = count++;
-
-	// Not left to the compiler, which hides the bound from the verifier.
-	asm volatile("%0 &= %1" : "+r"(index) : "i"(RESULTS_MAX - 1));
-	return &results[index];
-}
-
 // An address that the compiler may not put into constant data.
 #define ADDRESS(of) ({ unsigned long at = (unsigned long)(of); asm volatile("" : "+r"(at)); at; })
-
-#define TELL_BYTES(text, number, from, length)                                       \
-	do {                                                                         \
-		long long told = (long long)(number);                                \
-		struct result *place = next();                                       \
-		__builtin_memcpy(place->name, text, sizeof(text));                   \
-		place->value = told;                                                 \
-		place->bytes = (length);                                             \
-		__builtin_memcpy(place->data, (from), (length));                     \
-	} while (0)
-#define TELL(text, number) TELL_BYTES(text, number, "", 0)
 
 // Runs a call that writes to `to` (24 bytes, of 0xaa before) and tells its result and those bytes.
 #define WRITES(text, call)                                                           \

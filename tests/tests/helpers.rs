@@ -1,5 +1,5 @@
-//! What helpers return and write, in a program on a real victim: as `programs/helpers.expected` says, under ring3
-//! and on the kernel. `BLESS=1` writes that file anew, from the kernel where the machine lets it.
+//! What helpers return and write, and where control goes, in programs on real victims: as `programs/*.expected` say,
+//! under ring3 and on the kernel. `BLESS=1` writes those files anew, from the kernel where the machine lets it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,15 +39,38 @@ fn told(bench: &Bench) -> Vec<String> {
     lines
 }
 
-fn expected() -> Vec<String> {
-    let path = root().join("tests/programs/helpers.expected");
+/// What programs/flow tells about two calls of everything, and about changes between them.
+fn told_of_flow(bench: &Bench) -> Vec<String> {
+    let victim = built().join("stepped");
+    let mut tool = Process::start(bench.load(built().join("flow")).arg(&victim));
+    let mut lines: Vec<String> = std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "attached")).collect();
+    let mut victim = ready(&mut bench.target(&victim));
+    for number in ["3", "4"] {
+        victim.say(number);
+        lines.push(format!("sum: {}", victim.line()));
+        tool.say("");
+        lines.extend(std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "end")));
+    }
+    let (code, _, errors) = tool.finish();
+    assert_eq!(code, Some(0), "{errors:?}");
+    lines
+}
+
+/// The lines of an expectation; with `BLESS` set they are written anew.
+fn expected(name: &str, told: impl FnOnce() -> Vec<String>) -> Vec<String> {
+    let path = root().join("tests/programs").join(name).with_extension("expected");
     if std::env::var_os("BLESS").is_some() {
-        let ours = told(&Bench::ring3());
-        let lines = if is_root() { with_writes_of(told(&Bench::native()), &ours) } else { ours };
-        std::fs::write(&path, lines.join("\n") + "\n").expect("the work tree is writable");
+        std::fs::write(&path, told().join("\n") + "\n").expect("the work tree is writable");
     }
     let text = std::fs::read_to_string(&path).expect("the expectation is there");
     text.lines().map(str::to_owned).collect()
+}
+
+fn expected_of_helpers() -> Vec<String> {
+    expected("helpers", || {
+        let ours = told(&Bench::ring3());
+        if is_root() { with_writes_of(told(&Bench::native()), &ours) } else { ours }
+    })
 }
 
 /// Of `bpf_probe_write_user`, which a locked down kernel has not.
@@ -68,21 +91,32 @@ fn with_writes_of(mut kernel: Vec<String>, other: &[String]) -> Vec<String> {
     kernel
 }
 
-fn check(got: &[String], whose: &str) {
-    let expected = expected();
-    let pairs = got.iter().zip(&expected).filter(|(got, expected)| got != expected);
+fn check(got: &[String], expected: &[String], whose: &str) {
+    let pairs = got.iter().zip(expected).filter(|(got, expected)| got != expected);
     let differ: Vec<String> = pairs.map(|(got, expected)| format!("{whose} {got}\n  expected {expected}")).collect();
     assert!(differ.is_empty(), "{} lines differ:\n{}", differ.len(), differ.join("\n"));
     assert_eq!(got.len(), expected.len());
 }
 
-// One test: a kernel's probes and ring3's on the same functions at a time would be a test of something else.
+// One test each: a kernel's probes and ring3's on the same functions at a time would be a test of something else.
 #[test]
 fn helpers_return_and_write_what_the_kernels_do() {
-    check(&told(&Bench::ring3()), "ring3:");
+    let expected = expected_of_helpers();
+    check(&told(&Bench::ring3()), &expected, "ring3:");
     if is_root() {
-        check(&told(&Bench::ring3_as(ORDINARY)), "ring3 of an ordinary user:");
-        check(&with_writes_of(told(&Bench::native()), &expected()), "the kernel:");
+        check(&told(&Bench::ring3_as(ORDINARY)), &expected, "ring3 of an ordinary user:");
+        check(&with_writes_of(told(&Bench::native()), &expected), &expected, "the kernel:");
+    } else {
+        println!("SKIPPED: comparing with the kernel needs root");
+    }
+}
+
+#[test]
+fn tail_calls_callbacks_and_maps_of_maps_are_as_the_kernels() {
+    let expected = expected("flow", || told_of_flow(&if is_root() { Bench::native() } else { Bench::ring3() }));
+    check(&told_of_flow(&Bench::ring3()), &expected, "ring3:");
+    if is_root() {
+        check(&told_of_flow(&Bench::native()), &expected, "the kernel:");
     } else {
         println!("SKIPPED: comparing with the kernel needs root");
     }

@@ -3,10 +3,16 @@
 //! A scenario is a list of calls that print a line each. It runs in a process of its own, once as it is (which
 //! needs root) and once under `ring3 load`.
 
+mod scenarios;
+
 use ring3_tests::{Bench, Process, is_root, wait_until};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{self, ATTR_BYTES, Field};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
+
+use crate::scenarios::raw_members::{
+    arrays_of_programs_hold_one_kind, maps_of_objects_are_checked, maps_of_objects_behave,
+};
 
 /// What starts a line of a scenario's output; the rest is the test harness's.
 const MARK: &str = "| ";
@@ -1256,7 +1262,7 @@ fn the_unsupported_is_refused() {
         let name = cmd::name(command).unwrap_or("unknown");
         show(name.trim_start_matches("BPF_"), bpf(command, &mut Attr::new()));
     }
-    for kind in [map_type::PROG_ARRAY, map_type::CGROUP_STORAGE, map_type::REUSEPORT_SOCKARRAY] {
+    for kind in [map_type::STACK_TRACE, map_type::CGROUP_STORAGE, map_type::REUSEPORT_SOCKARRAY] {
         let name = map_type::name(kind).unwrap_or("unknown");
         let made = bpf(cmd::MAP_CREATE, &mut create(kind, 4, 4, 4, 0));
         show_fd(name.trim_start_matches("BPF_MAP_TYPE_"), made);
@@ -1282,7 +1288,7 @@ const REFUSED: [&str; 17] = [
     "ENABLE_STATS: EINVAL",
     "ITER_CREATE: EINVAL",
     "unknown: EINVAL",
-    "PROG_ARRAY: EINVAL",
+    "STACK_TRACE: EINVAL",
     "CGROUP_STORAGE: EINVAL",
     "REUSEPORT_SOCKARRAY: EINVAL",
     "TRACING: EINVAL",
@@ -1360,6 +1366,9 @@ scenarios! {
     batches_are_looked_up
     batches_change_maps
     children_and_duplicates_share_descriptors
+    maps_of_objects_are_checked
+    maps_of_objects_behave
+    arrays_of_programs_hold_one_kind
 }
 
 #[test]

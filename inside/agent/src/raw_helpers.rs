@@ -1,6 +1,6 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
-use ring3_runtime::{raw_buffers, raw_helpers};
+use ring3_runtime::{raw_buffers, raw_callbacks, raw_helpers};
 
 macro_rules! exports {
     ($($symbol:ident = $function:path;)*) => {
@@ -55,6 +55,17 @@ exports! {
     ring3_helper_ringbuf_submit = raw_buffers::ringbuf_submit;
     ring3_helper_ringbuf_discard = raw_buffers::ringbuf_discard;
     ring3_helper_ringbuf_query = raw_buffers::ringbuf_query;
+    ring3_helper_loop = raw_callbacks::bpf_loop;
+    ring3_helper_for_each_map_elem = raw_callbacks::for_each_map_elem;
+    ring3_helper_tail_call = raw_callbacks::tail_call;
+}
+
+/// # Safety
+/// Called by a compiled program with its context and the thread block that it was given.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_tail_run(context: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    unsafe { raw_callbacks::tail_run(context, env) }
 }
 
 macro_rules! lookups {

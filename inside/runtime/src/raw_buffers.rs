@@ -11,9 +11,6 @@ use crate::raw_dispatch::cpu_of;
 use crate::raw_helpers::{answer, block, context, monotonic_ns};
 use crate::raw_request::ring as ring_doorbell;
 
-/// Reservations of one run that can be open at a time: pairs of record address and map in the scratch words.
-const OPEN_MAX: usize = 8;
-
 /// The ring buffer whose header is at `map`.
 fn ring_of(map: u64) -> Option<(Ring, u32)> {
     // SAFETY: the verifier proved that a program passes a map here.
@@ -53,22 +50,18 @@ pub unsafe extern "sysv64" fn ringbuf_reserve(map: u64, bytes: u64, flags: u64, 
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
     let Some((ring, _)) = ring_of(map).filter(|_| flags == 0) else { return 0 };
-    let Some(free) = tb.scratch.chunks_exact(2).take(OPEN_MAX).position(|pair| pair.first() == Some(&0)) else {
-        return 0;
-    };
-    let Some(record) = ring.reserve(&context(tb), bytes) else { return 0 };
-    if let Some([address, of]) = tb.scratch.get_mut(free * 2..free * 2 + 2) {
-        *address = record.address;
-        *of = map;
-    }
+    let cx = context(tb);
+    let Some(free) = tb.open_records.iter_mut().find(|[address, _]| *address == 0) else { return 0 };
+    let Some(record) = ring.reserve(&cx, bytes) else { return 0 };
+    *free = [record.address, map];
     record.address
 }
 
 /// Ends a reservation of this run.
 fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 {
-    let open = tb.scratch.chunks_exact_mut(2).take(OPEN_MAX).find(|pair| pair.first() == Some(&address));
-    let Some([slot, map]) = open else { return 0 };
-    *slot = 0;
+    let open = tb.open_records.iter_mut().find(|[open, _]| *open == address);
+    let Some([open, map]) = open else { return 0 };
+    *open = 0;
     let map = *map;
     if let Some((ring, doorbell)) = ring_of(map)
         && ring.commit(Record { address }, flags, discard)

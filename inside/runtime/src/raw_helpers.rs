@@ -3,7 +3,11 @@
 //! Each takes the five argument registers and the thread block. Addresses that a helper's prototype calls memory
 //! were proved by the verifier; addresses of the traced program's memory are any numbers and are read guarded.
 
-use ring3_layout::control::{Attachment, Hook};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Acquire;
+
+use ring3_layout::control::{Attachment, GotEntry, Hook, MAPS_MAX};
+use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
@@ -117,6 +121,20 @@ unsafe fn map_at(header: u64) -> Result<Map, Errno> {
     unsafe { Map::from_header(header) }.ok_or(Errno::EINVAL)
 }
 
+/// The header of the map that an element of a map of maps names; 0 for none. `value` is the element's address, or 0.
+/// Mirrors kernel/bpf/arraymap.c:array_of_map_lookup_elem.
+fn inner_map(tb: &ThreadBlock, value: u64) -> u64 {
+    if value == 0 {
+        return 0;
+    }
+    // SAFETY: a map operation gave the address of an element's value, a word. Only the server writes it.
+    let slot = unsafe { AtomicU32::from_ptr(value as *mut u32) }.load(Acquire);
+    let Some(slot) = slot.checked_sub(1).filter(|slot| *slot < MAPS_MAX) else { return 0 };
+    let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
+    // SAFETY: the GOT is mapped in every target, and consists of atomics.
+    unsafe { &*entry }.header.load(Acquire)
+}
+
 macro_rules! helpers {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident),*; $tb:ident) $body:block)*) => {
         $(
@@ -141,10 +159,10 @@ helpers! {
     /// `bpf_map_lookup_elem`
     fn map_lookup_elem(map, key; tb) {
         // SAFETY: the verifier proved a map and a key of its size.
-        unsafe { Map::from_header(map) }.map_or(0, |map| {
-            // SAFETY: as above.
-            unsafe { map.lookup(key, cpu_of(tb)) }
-        })
+        let Some(map) = (unsafe { Map::from_header(map) }) else { return 0 };
+        // SAFETY: as above.
+        let value = unsafe { map.lookup(key, cpu_of(tb)) };
+        if map.is_of_maps() { inner_map(tb, value) } else { value }
     }
 
     /// `bpf_map_update_elem`

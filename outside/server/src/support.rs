@@ -72,11 +72,14 @@ const MAP_TYPES: &[Row] = &[
     (map_type::PERCPU_ARRAY, Full),
     (map_type::LRU_HASH, Partial("no BPF_F_LOCK; one list for all CPUs")),
     (map_type::LRU_PERCPU_HASH, Partial("one list for all CPUs")),
+    (map_type::PROG_ARRAY, Full),
     (map_type::PERF_EVENT_ARRAY, Partial("output events only")),
     (map_type::RINGBUF, Full),
     (map_type::QUEUE, Full),
     (map_type::STACK, Full),
     (map_type::BLOOM_FILTER, Full),
+    (map_type::ARRAY_OF_MAPS, Full),
+    (map_type::HASH_OF_MAPS, Full),
     (map_type::CGROUP_ARRAY, Partial("can be created and asked; no cgroup can be put in")),
 ];
 
@@ -94,6 +97,7 @@ const PROG_TYPES: &[Row] = &[
 const HELPER_NOTES: &[(u32, &str)] = &[
     (helper::PROBE_READ_KERNEL, "the program's stack and maps are the only kernel memory there is"),
     (helper::PROBE_READ_KERNEL_STR, "the program's stack and maps are the only kernel memory there is"),
+    (helper::LOOP, "all loops of a run together have 64 Mi rounds"),
     (helper::GET_CURRENT_TASK, "returns 0: there is no task_struct"),
     (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),
     (helper::GET_CURRENT_PID_TGID, "ids of the process's own pid namespace"),

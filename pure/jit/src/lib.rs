@@ -13,17 +13,19 @@ use std::sync::OnceLock;
 
 use cranelift_codegen::binemit::Reloc;
 use cranelift_codegen::control::ControlPlane;
-use cranelift_codegen::ir::{ExternalName, UserExternalName};
+use cranelift_codegen::ir::{ExternalName, Function, UserExternalName};
 use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_codegen::{Context, FinalizedRelocTarget};
 use ring3_verifier::Verified;
 
+use crate::translate::External;
+
 /// Functions begin at multiples of this in the code.
 const FUNCTION_ALIGN: usize = 16;
 /// Rounds through all loops of one run before the program is ended with 0: a belt, since the verifier does
-/// not prove termination yet.
-pub const FUEL: i64 = 8 << 20;
+/// not prove termination yet. Eight times what one `bpf_loop` may have.
+pub const FUEL: i64 = 64 << 20;
 
 /// How to compile.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,11 +56,11 @@ pub struct Relocation {
 }
 
 /// Machine code that still has to be placed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Code {
     /// The code, subprograms included.
     pub bytes: Vec<u8>,
-    /// Offset of the entry.
+    /// Offset of the entry. A tail call goes to offset 0, the entry of programs that have none themselves.
     pub entry: u32,
     /// Distances to things outside.
     pub relocations: Vec<Relocation>,
@@ -104,21 +106,48 @@ impl std::error::Error for LinkError {}
 /// Compiles a program.
 pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
     let isa = target_isa();
-    let mut code = Code { bytes: vec![], entry: 0, relocations: vec![], pc_map: vec![] };
-    let mut starts = vec![];
-    let mut local_calls = vec![];
-    for (index, _) in program.subprograms().iter().enumerate() {
+    let mut assembly = Assembly::default();
+    for index in 0..program.subprograms().len() {
         let (function, externals) = translate::function(program, index, isa.frontend_config());
+        assembly.add(&isa, function, &externals, true)?;
+    }
+    if program.tail_calls() {
+        let (function, externals) = translate::entry(isa.frontend_config());
+        assembly.code.entry = assembly.add(&isa, function, &externals, false)?;
+    }
+    Ok(assembly.finish())
+}
+
+/// Functions of a program, laid one behind the other.
+#[derive(Default)]
+struct Assembly {
+    code: Code,
+    /// Offsets of the subprograms.
+    starts: Vec<u32>,
+    /// Place, addend and subprogram of distances inside the code.
+    local: Vec<(u32, i64, usize)>,
+}
+
+impl Assembly {
+    /// Compiles a function and puts it behind the others; its offset.
+    fn add(
+        &mut self,
+        isa: &OwnedTargetIsa,
+        function: Function,
+        externals: &[External],
+        located: bool,
+    ) -> Result<u32, Error> {
         let mut context = Context::for_function(function);
         let compiled = context
             .compile(isa.as_ref(), &mut ControlPlane::default())
             .map_err(|error| Error(format!("{:?}", error.inner)))?;
+        let code = &mut self.code;
         code.bytes.resize(code.bytes.len().next_multiple_of(FUNCTION_ALIGN), 0xcc);
-        let base = code.bytes.len();
-        starts.push(base);
+        let base = code.bytes.len() as u32;
+        self.starts.push(base);
         code.bytes.extend_from_slice(compiled.code_buffer());
-        for location in compiled.buffer.get_srclocs_sorted() {
-            code.pc_map.push((base as u32 + location.start, location.loc.bits()));
+        for location in compiled.buffer.get_srclocs_sorted().iter().filter(|_| located) {
+            code.pc_map.push((base + location.start, location.loc.bits()));
         }
         let relocations = compiled.buffer.relocs().to_vec();
         for relocation in relocations {
@@ -129,23 +158,30 @@ pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
                 return Err(Error(format!("unexpected target {:?}", relocation.target)));
             };
             let name: &UserExternalName = &context.func.params.user_named_funcs()[name];
-            let offset = base as u32 + relocation.offset;
+            let offset = base + relocation.offset;
             match externals.get(name.index as usize) {
-                Some(translate::External::Outside(target)) => {
+                Some(External::Outside(target)) => {
                     code.relocations.push(Relocation { offset, addend: relocation.addend, target: *target });
                 }
-                Some(translate::External::Subprogram(callee)) => {
-                    local_calls.push((offset, relocation.addend, *callee));
+                Some(External::Subprogram(callee)) => {
+                    if relocation.kind == Reloc::X86GOTPCRel4 {
+                        relax(&mut code.bytes[offset as usize - 2])?;
+                    }
+                    self.local.push((offset, relocation.addend, *callee));
                 }
                 None => return Err(Error("a name without a meaning".into())),
             }
         }
+        Ok(base)
     }
-    for (offset, addend, callee) in local_calls {
-        let distance = starts[callee] as i64 + addend - i64::from(offset);
-        code.bytes[offset as usize..offset as usize + 4].copy_from_slice(&(distance as i32).to_le_bytes());
+
+    fn finish(mut self) -> Code {
+        for (offset, addend, callee) in self.local {
+            let distance = i64::from(self.starts[callee]) + addend - i64::from(offset);
+            self.code.bytes[offset as usize..offset as usize + 4].copy_from_slice(&(distance as i32).to_le_bytes());
+        }
+        self.code
     }
-    Ok(code)
 }
 
 impl Code {
@@ -162,6 +198,18 @@ impl Code {
         }
         Ok(bytes)
     }
+}
+
+/// A subprogram's address is loaded from a GOT entry, which it has not: the opcode of `mov` becomes that of `lea`, as
+/// linkers do for `R_X86_64_REX_GOTPCRELX`.
+fn relax(opcode: &mut u8) -> Result<(), Error> {
+    const MOV: u8 = 0x8b;
+    const LEA: u8 = 0x8d;
+    if *opcode != MOV {
+        return Err(Error(format!("opcode {opcode:#x} loads an address")));
+    }
+    *opcode = LEA;
+    Ok(())
 }
 
 /// x86-64 with nothing beyond the baseline, of which only general registers are used.

@@ -10,8 +10,8 @@ use std::mem::offset_of;
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::types::{I8, I16, I32, I64};
 use cranelift_codegen::ir::{
-    AbiParam, AtomicRmwOp, Block, ExtFuncData, ExternalName, Function, GlobalValueData, InstBuilder, MemFlagsData,
-    Signature, SourceLoc, StackSlotData, StackSlotKind, Type, UserExternalName, UserFuncName, Value,
+    AbiParam, AtomicRmwOp, Block, ExtFuncData, ExternalName, FuncRef, Function, GlobalValueData, InstBuilder,
+    MemFlagsData, Signature, SourceLoc, StackSlotData, StackSlotKind, Type, UserExternalName, UserFuncName, Value,
 };
 use cranelift_codegen::isa::{CallConv, TargetFrontendConfig};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
@@ -27,7 +27,10 @@ use crate::{FUEL, Target};
 /// Bytes of a subprogram's stack.
 const STACK_BYTES: u32 = 512;
 /// Offset of the fuel word in the thread block.
-const FUEL_OFFSET: i32 = (offset_of!(ThreadBlock, scratch) + 17 * 8) as i32;
+const FUEL_OFFSET: i32 = offset_of!(ThreadBlock, fuel) as i32;
+/// Offsets of the words of tail calls there.
+const TAIL_TARGET_OFFSET: i32 = offset_of!(ThreadBlock, tail_target) as i32;
+const TAIL_CALLS_OFFSET: i32 = offset_of!(ThreadBlock, tail_calls) as i32;
 
 /// What a name in the code means; the name's index is the index in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +44,8 @@ struct Translator<'a, 'f> {
     builder: FunctionBuilder<'f>,
     registers: Vec<Variable>,
     env: Variable,
+    /// It is the program's entry, not what that calls.
+    is_main: bool,
     externals: Vec<External>,
     known: HashMap<External, usize>,
     blocks: BTreeMap<usize, Block>,
@@ -62,6 +67,7 @@ pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendC
         builder,
         registers,
         env,
+        is_main: index == 0,
         externals: vec![],
         known: HashMap::new(),
         blocks: BTreeMap::new(),
@@ -81,6 +87,43 @@ pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendC
         at += if program.insns()[at].is_wide() { 2 } else { 1 };
     }
     let Translator { mut builder, externals, .. } = translator;
+    builder.seal_all_blocks();
+    builder.finalize(config);
+    (function, externals)
+}
+
+/// The agent's routine that goes on with the program of a tail call, and with what that one goes on with.
+const TAIL_RUN: &str = "ring3_tail_run";
+
+/// What a program with tail calls is entered by: it runs subprogram 0, and then what that goes on with.
+pub(crate) fn entry(config: TargetFrontendConfig) -> (Function, Vec<External>) {
+    let externals = vec![External::Subprogram(0), External::Outside(Target::Symbol(TAIL_RUN))];
+    let mut function = Function::with_name_signature(UserFuncName::user(0, u32::MAX), signature(2));
+    let mut context = FunctionBuilderContext::new();
+    let mut builder = FunctionBuilder::new(&mut function, &mut context);
+    let callees: [FuncRef; 2] = std::array::from_fn(|index| {
+        let name = builder.func.declare_imported_user_function(UserExternalName::new(1, index as u32));
+        let signature = builder.func.import_signature(signature(2));
+        let name = ExternalName::user(name);
+        builder.func.import_function(ExtFuncData { name, signature, colocated: true, patchable: false })
+    });
+    let (start, tail, end) = (builder.create_block(), builder.create_block(), builder.create_block());
+    builder.append_block_params_for_function_params(start);
+    builder.switch_to_block(start);
+    let arguments = builder.block_params(start).to_vec();
+    let zero = builder.ins().iconst(I64, 0);
+    builder.ins().store(access(), zero, arguments[1], TAIL_CALLS_OFFSET);
+    builder.ins().store(access(), zero, arguments[1], TAIL_TARGET_OFFSET);
+    let call = builder.ins().call(callees[0], &arguments);
+    let result = builder.inst_results(call)[0];
+    let target = builder.ins().load(I64, access(), arguments[1], TAIL_TARGET_OFFSET);
+    builder.ins().brif(target, tail, &[], end, &[]);
+    builder.switch_to_block(tail);
+    let call = builder.ins().call(callees[1], &arguments);
+    let tail_result = builder.inst_results(call)[0];
+    builder.ins().return_(&[tail_result]);
+    builder.switch_to_block(end);
+    builder.ins().return_(&[result]);
     builder.seal_all_blocks();
     builder.finalize(config);
     (function, externals)
@@ -416,11 +459,18 @@ impl Translator<'_, '_> {
         ExternalName::user(self.builder.func.declare_imported_user_function(name))
     }
 
-    fn call_external(&mut self, external: External, arguments: &[Value]) -> Value {
+    fn subprogram_at(&self, start: usize) -> usize {
+        self.program.subprograms().iter().position(|s| s.start == start).expect("verified")
+    }
+
+    fn function(&mut self, external: External, parameters: usize) -> FuncRef {
         let name = self.name(external);
-        let signature = self.builder.func.import_signature(signature(arguments.len()));
-        let function =
-            self.builder.func.import_function(ExtFuncData { name, signature, colocated: true, patchable: false });
+        let signature = self.builder.func.import_signature(signature(parameters));
+        self.builder.func.import_function(ExtFuncData { name, signature, colocated: true, patchable: false })
+    }
+
+    fn call_external(&mut self, external: External, arguments: &[Value]) -> Value {
+        let function = self.function(external, arguments.len());
         let call = self.builder.ins().call(function, arguments);
         self.builder.inst_results(call)[0]
     }
@@ -442,7 +492,11 @@ impl Translator<'_, '_> {
                 self.builder.ins().iadd_imm_s(data, i64::from(offset))
             }
             (None, Immediate::Value(value)) => self.constant(value as i64),
-            // Only helpers with callbacks take a subprogram's address, and the verifier refuses those.
+            (None, Immediate::Func(target)) => {
+                let function = self.function(External::Subprogram(self.subprogram_at(target)), 6);
+                self.builder.ins().func_addr(I64, function)
+            }
+            // The verifier let no other reference through.
             (None, _) => self.constant(0),
         };
         self.set(dst, loaded);
@@ -452,9 +506,8 @@ impl Translator<'_, '_> {
         let result = match call {
             Call::Helper(id) => self.helper(at, id),
             Call::Local(target) => {
-                let callee = self.program.subprograms().iter().position(|s| s.start == target).expect("verified");
                 let arguments = self.arguments();
-                self.call_external(External::Subprogram(callee), &arguments)
+                self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments)
             }
             Call::Kfunc(_) => self.constant(0),
         };
@@ -470,6 +523,7 @@ impl Translator<'_, '_> {
     fn helper(&mut self, at: usize, id: u32) -> Value {
         let env = self.builder.use_var(self.env);
         match (id, self.program.helper_map(at)) {
+            (helper::TAIL_CALL, _) => self.tail_call(),
             (helper::GET_CURRENT_PID_TGID, _) => {
                 self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, pid_tgid) as i32)
             }
@@ -491,6 +545,26 @@ impl Translator<'_, '_> {
             }
             _ => self.plain_helper(id),
         }
+    }
+
+    /// Where there is a program to go on with, the entry ends and [`entry`] goes on with it; a subprogram runs it and
+    /// ends with its result, as the kernel's compiler has it (arch/x86/net/bpf_jit_comp.c:emit_bpf_tail_call_indirect).
+    fn tail_call(&mut self) -> Value {
+        let context = self.get(1);
+        let target = self.plain_helper(helper::TAIL_CALL);
+        let (leave, on) = (self.builder.create_block(), self.builder.create_block());
+        self.builder.ins().brif(target, leave, &[], on, &[]);
+        self.builder.switch_to_block(leave);
+        let env = self.builder.use_var(self.env);
+        self.builder.ins().store(access(), target, env, TAIL_TARGET_OFFSET);
+        let result = if self.is_main {
+            self.constant(0)
+        } else {
+            self.call_external(External::Outside(Target::Symbol(TAIL_RUN)), &[context, env])
+        };
+        self.builder.ins().return_(&[result]);
+        self.builder.switch_to_block(on);
+        self.constant(0)
     }
 
     fn plain_helper(&mut self, id: u32) -> Value {

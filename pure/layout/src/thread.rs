@@ -12,6 +12,10 @@ pub const THREADS_MAX: u32 = 1024;
 pub const THREAD_BLOCK_BYTES: u64 = 0x1_0000;
 /// Bytes of the state header.
 pub const STATE_HEADER_BYTES: u64 = 0x4000;
+/// Ring buffer records that one run can have reserved at a time.
+pub const OPEN_RECORDS_MAX: usize = 8;
+/// Tail calls of one run at most (`MAX_TAIL_CALL_CNT`).
+pub const TAIL_CALLS_MAX: u64 = 33;
 /// Frames whose return is awaited, per thread (the kernel: `MAX_URETPROBE_DEPTH`, 64).
 pub const SHADOW_FRAMES_MAX: u32 = 256;
 
@@ -95,8 +99,14 @@ pub struct ThreadBlock {
     pub shadow_used: u32,
     /// Returns that could not be awaited: no free frame.
     pub shadow_full: u64,
-    /// Reserved for stubs and compiled code.
-    pub scratch: [u64; 18],
+    /// Ring buffer records that the running program has reserved: address and map of each; address 0: none.
+    pub open_records: [[u64; 2]; OPEN_RECORDS_MAX],
+    /// Rounds through loops that the running program has left.
+    pub fuel: i64,
+    /// Address of the program that a tail call goes on with; 0: none.
+    pub tail_target: u64,
+    /// Tail calls of this run so far.
+    pub tail_calls: u64,
     /// Calls whose return is awaited.
     pub shadow: [ShadowFrame; SHADOW_FRAMES_MAX as usize],
     /// Arrivals that ran programs, per hook.

@@ -101,7 +101,10 @@ fn call_depth(
     let mut deepest = 1;
     let callees: BTreeSet<usize> = (subprogram.start..subprogram.end)
         .filter_map(|at| match ops[at] {
-            Some(Op::Call(Call::Local(target))) => subprograms.iter().position(|s| s.start == target),
+            // Whoever names a subprogram has it called by a helper.
+            Some(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) => {
+                subprograms.iter().position(|s| s.start == target)
+            }
             _ => None,
         })
         .collect();
@@ -112,9 +115,9 @@ fn call_depth(
     Ok(deepest)
 }
 
-/// The `ld_imm64` that certainly put a map into argument register `register` of the call at `at`: the search goes
+/// The `ld_imm64` that certainly set argument register `register` of the call at `at`: the search goes
 /// back through straight-line code that nothing jumps into.
-pub(crate) fn constant_map(ops: &[Option<Op>], at: usize, register: u8) -> Option<usize> {
+pub(crate) fn constant_load(ops: &[Option<Op>], at: usize, register: u8) -> Option<usize> {
     let mut wanted = register;
     let targets: BTreeSet<usize> = ops
         .iter()

@@ -21,6 +21,7 @@ use std::fmt;
 use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_uapi::helper;
 
 pub use prototypes::{Prototype, prototype, prototypes};
 
@@ -48,17 +49,21 @@ pub struct MapShape {
     pub stride: u32,
     /// CPUs with copies of their own.
     pub cpus: u32,
+    /// For maps of maps: type of the inner maps.
+    pub inner_type: u32,
 }
 
 impl MapShape {
     fn is_per_cpu(&self) -> bool {
-        matches!(
-            self.map_type,
-            map_type::PERCPU_HASH
-                | map_type::PERCPU_ARRAY
-                | map_type::LRU_PERCPU_HASH
-                | map_type::PERCPU_CGROUP_STORAGE
-        )
+        [self.map_type, self.inner_type].into_iter().any(|kind| {
+            matches!(
+                kind,
+                map_type::PERCPU_HASH
+                    | map_type::PERCPU_ARRAY
+                    | map_type::LRU_PERCPU_HASH
+                    | map_type::PERCPU_CGROUP_STORAGE
+            )
+        })
     }
 }
 
@@ -186,9 +191,14 @@ impl Verified {
         maps
     }
 
-    /// It uses memory of which each CPU has its own.
+    /// It uses memory of which each CPU has its own, or goes on with programs that may.
     pub fn uses_per_cpu(&self) -> bool {
-        self.maps.values().any(|(map, _)| map.is_per_cpu())
+        self.maps.values().any(|(map, _)| map.is_per_cpu() || map.map_type == map_type::PROG_ARRAY)
+    }
+
+    /// It has tail calls.
+    pub fn tail_calls(&self) -> bool {
+        self.helpers.contains(&helper::TAIL_CALL)
     }
 
     /// What the kernel would write to the log at level 4.
@@ -358,8 +368,14 @@ fn check_helper(
         return refuse("cannot call GPL-restricted function from non-GPL compatible program".into());
     }
     verified.helpers.push(id);
+    if let Some(argument) = prototype.callback_argument {
+        let constant = flow::constant_load(ops, at, argument).and_then(|load| ops[load]);
+        if !matches!(constant, Some(Op::LoadImm64 { value: Immediate::Func(_), .. })) {
+            return refuse(format!("R{argument} is not a subprogram where bpf_{name}#{id} is called"));
+        }
+    }
     let Some(argument) = prototype.map_argument else { return Ok(()) };
-    let constant = flow::constant_map(ops, at, argument).and_then(|load| verified.map_at(load));
+    let constant = flow::constant_load(ops, at, argument).and_then(|load| verified.map_at(load));
     if let Some((map, None)) = constant {
         if !prototype.takes(map.map_type) {
             let map_name = map_type::name(map.map_type).unwrap_or("unknown");

@@ -12,7 +12,9 @@ pub struct Prototype {
     pub gpl_only: bool,
     /// Which argument register is a map.
     pub map_argument: Option<u8>,
-    /// Map types that argument may have; empty: any with keys and values.
+    /// Which argument register is the address of a subprogram that the helper calls.
+    pub callback_argument: Option<u8>,
+    /// Map types that argument may have.
     map_types: &'static [u32],
     /// Program types that may call it; empty: all.
     prog_types: &'static [u32],
@@ -26,23 +28,38 @@ impl Prototype {
 
     /// Whether its map argument may be of this type.
     pub fn takes(&self, map_type: u32) -> bool {
-        if self.map_types.is_empty() {
-            !matches!(map_type, map_type::PERF_EVENT_ARRAY | map_type::RINGBUF | map_type::CGROUP_ARRAY)
-                && !KEYLESS.contains(&map_type)
-        } else {
-            self.map_types.contains(&map_type)
-        }
+        self.map_types.contains(&map_type)
     }
 }
 
 const TRACING: &[u32] =
     &[prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::RAW_TRACEPOINT, prog_type::PERF_EVENT, prog_type::SYSCALL];
+/// Types whose elements programs look up, change and delete by their keys.
+const KEYED: &[u32] = &[
+    map_type::HASH,
+    map_type::ARRAY,
+    map_type::PERCPU_HASH,
+    map_type::PERCPU_ARRAY,
+    map_type::LRU_HASH,
+    map_type::LRU_PERCPU_HASH,
+];
+/// Those, and types whose elements are maps.
+const LOOKED_UP: &[u32] = &[
+    map_type::HASH,
+    map_type::ARRAY,
+    map_type::PERCPU_HASH,
+    map_type::PERCPU_ARRAY,
+    map_type::LRU_HASH,
+    map_type::LRU_PERCPU_HASH,
+    map_type::ARRAY_OF_MAPS,
+    map_type::HASH_OF_MAPS,
+];
 const RING: &[u32] = &[map_type::RINGBUF];
 const QUEUES: &[u32] = &[map_type::QUEUE, map_type::STACK];
 const KEYLESS: &[u32] = &[map_type::QUEUE, map_type::STACK, map_type::BLOOM_FILTER];
 
 const fn plain(id: u32) -> Prototype {
-    Prototype { id, gpl_only: false, map_argument: None, map_types: &[], prog_types: &[] }
+    Prototype { id, gpl_only: false, map_argument: None, callback_argument: None, map_types: &[], prog_types: &[] }
 }
 
 const fn tracing(id: u32, gpl_only: bool) -> Prototype {
@@ -54,9 +71,9 @@ const fn on_map(id: u32, map_types: &'static [u32]) -> Prototype {
 }
 
 static PROTOTYPES: &[Prototype] = &[
-    on_map(helper::MAP_LOOKUP_ELEM, &[]),
-    on_map(helper::MAP_UPDATE_ELEM, &[]),
-    on_map(helper::MAP_DELETE_ELEM, &[]),
+    on_map(helper::MAP_LOOKUP_ELEM, LOOKED_UP),
+    on_map(helper::MAP_UPDATE_ELEM, KEYED),
+    on_map(helper::MAP_DELETE_ELEM, KEYED),
     on_map(helper::MAP_PUSH_ELEM, KEYLESS),
     on_map(helper::MAP_POP_ELEM, QUEUES),
     on_map(helper::MAP_PEEK_ELEM, KEYLESS),
@@ -64,6 +81,7 @@ static PROTOTYPES: &[Prototype] = &[
     plain(helper::KTIME_GET_NS),
     Prototype { gpl_only: true, ..plain(helper::TRACE_PRINTK) },
     plain(helper::GET_PRANDOM_U32),
+    Prototype { map_argument: Some(2), map_types: &[map_type::PROG_ARRAY], ..plain(helper::TAIL_CALL) },
     plain(helper::GET_SMP_PROCESSOR_ID),
     tracing(helper::GET_CURRENT_PID_TGID, false),
     tracing(helper::GET_CURRENT_UID_GID, false),
@@ -99,6 +117,8 @@ static PROTOTYPES: &[Prototype] = &[
     tracing(helper::GET_FUNC_IP, true),
     tracing(helper::GET_ATTACH_COOKIE, false),
     Prototype { gpl_only: true, ..plain(helper::TRACE_VPRINTK) },
+    Prototype { callback_argument: Some(2), ..on_map(helper::FOR_EACH_MAP_ELEM, KEYED) },
+    Prototype { callback_argument: Some(2), ..plain(helper::LOOP) },
     plain(helper::STRNCMP),
     plain(helper::KTIME_GET_TAI_NS),
 ];

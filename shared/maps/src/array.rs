@@ -1,4 +1,4 @@
-//! ARRAY, PERCPU_ARRAY and the arrays of objects (PERF_EVENT_ARRAY, CGROUP_ARRAY).
+//! ARRAY, PERCPU_ARRAY and the arrays of objects (PROG_ARRAY, PERF_EVENT_ARRAY, CGROUP_ARRAY, ARRAY_OF_MAPS).
 
 use core::sync::atomic::Ordering;
 
@@ -49,13 +49,18 @@ impl Array<'_> {
         }
     }
 
+    /// For arrays of objects: offset of the word.
+    pub(crate) fn object_at(&self, index: u32) -> u64 {
+        u64::from(index) * 4
+    }
+
     /// For arrays of objects: what the server stored at `index`, 0 for nothing.
     pub(crate) fn object(&self, index: u32) -> u32 {
-        self.0.word32(u64::from(index) * 4).load(Ordering::Acquire)
+        self.0.word32(self.object_at(index)).load(Ordering::Acquire)
     }
 
     /// Stores an object's number, or 0.
     pub(crate) fn set_object(&self, index: u32, object: u32) {
-        self.0.word32(u64::from(index) * 4).store(object, Ordering::Release);
+        self.0.word32(self.object_at(index)).store(object, Ordering::Release);
     }
 }

@@ -91,7 +91,14 @@ pub struct Geometry {
 
 /// Whether a type is a hash table.
 pub const fn is_hash(map_type: u32) -> bool {
-    matches!(map_type, map_type::HASH | map_type::PERCPU_HASH | map_type::LRU_HASH | map_type::LRU_PERCPU_HASH)
+    use map_type::{HASH, HASH_OF_MAPS, LRU_HASH, LRU_PERCPU_HASH, PERCPU_HASH};
+    matches!(map_type, HASH | PERCPU_HASH | LRU_HASH | LRU_PERCPU_HASH | HASH_OF_MAPS)
+}
+
+/// Whether a type's elements are objects that the server puts in: programs only look them up.
+pub const fn is_of_objects(map_type: u32) -> bool {
+    use map_type::{ARRAY_OF_MAPS, CGROUP_ARRAY, HASH_OF_MAPS, PERF_EVENT_ARRAY, PROG_ARRAY};
+    matches!(map_type, PROG_ARRAY | PERF_EVENT_ARRAY | CGROUP_ARRAY | ARRAY_OF_MAPS | HASH_OF_MAPS)
 }
 
 /// Whether a type keeps a value per CPU.
@@ -213,7 +220,7 @@ impl Geometry {
             map_type::BLOOM_FILTER => geometry.lay_out_bloom(),
             map_type::RINGBUF => geometry.header.data_bytes = 2 * PAGE_BYTES + 2 * entries,
             TYPE_PERF_BUFFER => geometry.header.data_bytes = PAGE_BYTES + entries.checked_mul(PAGE_BYTES)?,
-            map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => {
+            t if is_of_objects(t) => {
                 geometry.header.stride = 4;
                 geometry.header.data_bytes = entries * 4;
             }
@@ -285,6 +292,7 @@ fn check(a: &Attributes) -> Result<(), Errno> {
                 return Err(Errno::ENOTSUPP);
             }
             invalid(a.max_entries == 0 || a.key_size == 0 || a.value_size == 0)?;
+            invalid(a.map_type == map_type::HASH_OF_MAPS && a.value_size != 4)?;
             let element = u64::from(a.key_size) + u64::from(a.value_size);
             check_size(a, element >= ELEMENT_BYTES_MAX - KERNEL_ELEMENT_HEADER)
         }
@@ -296,7 +304,7 @@ fn check(a: &Attributes) -> Result<(), Errno> {
             invalid(both(BPF_F_RDONLY, BPF_F_WRONLY))?;
             check_size(a, a.value_size > i32::MAX as u32)
         }
-        map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => {
+        t if is_of_objects(t) => {
             let perf = if a.map_type == map_type::PERF_EVENT_ARRAY { BPF_F_PRESERVE_ELEMS } else { 0 };
             let known = BPF_F_NUMA_NODE | BPF_F_RDONLY | BPF_F_WRONLY | perf;
             invalid(a.map_flags & !known != 0 || a.max_entries == 0 || a.key_size != 4 || a.value_size != 4)

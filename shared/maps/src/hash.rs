@@ -1,4 +1,4 @@
-//! HASH, PERCPU_HASH, LRU_HASH and LRU_PERCPU_HASH.
+//! HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH and HASH_OF_MAPS.
 //!
 //! Buckets of chained elements. A lookup takes no lock: it walks links. An element that is deleted and used
 //! again in another bucket could lead a walk astray, so the end of a chain names its bucket (as the kernel's
@@ -399,8 +399,31 @@ impl Hash<'_> {
         (first_bucket..=self.0.geometry.hash.bucket_mask).find_map(|bucket| self.element_of(self.first_link(bucket)))
     }
 
+    /// Offset of an element's key.
+    pub(crate) fn key_at(&self, index: u32) -> u64 {
+        self.element_at(index) + ELEMENT_KEY_OFFSET
+    }
+
+    /// Calls `visit` with each element until it says false. It may delete the element that it sees; a chain that leads
+    /// to another bucket, since an element was used again there, is left.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u32) -> bool) {
+        for bucket in 0..=self.0.geometry.hash.bucket_mask {
+            let mut link = self.first_link(bucket);
+            for _ in 0..WALK_MAX {
+                let Some(index) = self.element_of(link) else { break };
+                if self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed)) != bucket {
+                    break;
+                }
+                link = self.next_link(index);
+                if !visit(index) {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Copies an element's key.
     pub(crate) fn read_key(&self, index: u32, out: &mut [u8]) -> bool {
-        self.0.read(self.element_at(index) + ELEMENT_KEY_OFFSET, out)
+        self.0.read(self.key_at(index), out)
     }
 }

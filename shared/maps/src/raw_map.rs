@@ -7,7 +7,7 @@ use ring3_uapi::bpf::map_type;
 use crate::Context;
 use crate::array::Array;
 use crate::bloom::Bloom;
-use crate::geometry::{Geometry, is_hash};
+use crate::geometry::{Geometry, is_hash, is_of_objects};
 use crate::hash::Hash;
 use crate::queue::Queue;
 use crate::raw_memory::{Memory, program_bytes, program_bytes_mut};
@@ -80,7 +80,7 @@ impl Map {
         match self.header().map_type {
             t if is_hash(t) => Kind::Hash(Hash(&self.memory)),
             map_type::ARRAY | map_type::PERCPU_ARRAY => Kind::Array(Array(&self.memory)),
-            map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => Kind::Objects(Array(&self.memory)),
+            t if is_of_objects(t) => Kind::Objects(Array(&self.memory)),
             map_type::QUEUE | map_type::STACK => Kind::Queue(Queue(&self.memory)),
             map_type::BLOOM_FILTER => Kind::Bloom(Bloom(&self.memory)),
             _ => Kind::Other,
@@ -95,8 +95,14 @@ impl Map {
         match self.kind() {
             Kind::Hash(hash) => Some(hash.value_at(hash.find(key)?, cpu)),
             Kind::Array(array) => Some(array.value_at(array.index(key)?, cpu)),
+            Kind::Objects(array) if self.is_of_maps() => Some(array.object_at(array.index(key)?)),
             Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => None,
         }
+    }
+
+    /// Whether its elements are maps.
+    pub fn is_of_maps(&self) -> bool {
+        matches!(self.header().map_type, map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS)
     }
 
     // ---- from programs ----
@@ -190,6 +196,32 @@ impl Map {
         // SAFETY: the caller's promise.
         let key = unsafe { program_bytes(key, self.header().key_size as usize) };
         self.user_delete(cx, key)
+    }
+
+    /// `bpf_for_each_map_elem`: calls `visit` with the addresses of each key and value (this CPU's) until it says false;
+    /// how many elements it saw. Elements may be added and deleted meanwhile.
+    pub fn for_each(&self, cpu: u32, mut visit: impl FnMut(u64, u64) -> bool) -> Result<u64, Errno> {
+        let (key_bytes, value_bytes) = (u64::from(self.header().key_size), u64::from(self.header().value_size));
+        let mut seen = 0;
+        match self.kind() {
+            Kind::Hash(hash) => hash.for_each(|index| {
+                seen += 1;
+                let key = self.memory.pointer(hash.key_at(index), key_bytes) as u64;
+                let value = self.memory.pointer(hash.value_at(index, cpu), value_bytes) as u64;
+                key != 0 && value != 0 && visit(key, value)
+            }),
+            Kind::Array(array) => {
+                for index in 0..self.header().max_entries {
+                    let value = self.memory.pointer(array.value_at(index, cpu), value_bytes) as u64;
+                    seen += 1;
+                    if value == 0 || !visit(&raw const index as u64, value) {
+                        break;
+                    }
+                }
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(seen)
     }
 
     /// For arrays of objects: the number stored at `index`, 0 for none; `E2BIG` beyond the end.

@@ -16,7 +16,7 @@ use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, refuse};
-use crate::loader::objects::{Access, Btf, Event, EventKind, IdKind, Link, MapObject, Object, Program};
+use crate::loader::objects::{Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Object, Program};
 use crate::realm::MapSlot;
 use crate::support;
 
@@ -111,7 +111,13 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
             _ => return Err(Errno::EINVAL),
         },
     };
-    let map = MapObject::create(caller.subsystem(), attributes, name, btf)?;
+    let inner = match attributes.map_type {
+        map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS => {
+            Some(Inner::of(&*map_of(caller, attr.i32(ring3_uapi::attr::map_create::INNER_MAP_FD.at))?)?)
+        }
+        _ => None,
+    };
+    let map = MapObject::create(caller.subsystem(), attributes, name, btf, inner)?;
     let fd = caller.subsystem().open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
@@ -178,24 +184,42 @@ fn map_update(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     let key = key_of(caller, &map, attr.u64(8))?;
     let value = caller.read(attr.u64(16), map.geometry().user_value_bytes())?;
-    match map.geometry().header.map_type {
-        map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => put_object(caller, &map, &key, &value, flags)?,
-        _ if map.is_keyless() => map.push(&value, flags)?,
-        _ => map.update(&key, &value, flags)?,
+    if map.is_keyless() {
+        map.push(&value, flags)?;
+    } else {
+        update(caller, &map, &key, &value, flags)?;
     }
     Ok(Outcome::Value(0))
 }
 
-/// Mirrors kernel/bpf/arraymap.c:bpf_fd_array_map_update_elem.
-fn put_object(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+/// Stores a value; where elements are objects, the one that it is the descriptor of.
+/// Mirrors kernel/bpf/syscall.c:bpf_map_update_value and arraymap.c:bpf_fd_array_map_update_elem.
+fn update(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+    let kind = map.geometry().header.map_type;
+    if !ring3_maps::is_of_objects(kind) {
+        return map.update(key, value, flags);
+    }
     let word = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).map_err(|_| Errno::EINVAL);
+    let fd = word(value)? as i32;
+    if kind == map_type::HASH_OF_MAPS {
+        return map.set_inner(key, map_of(caller, fd)?, flags);
+    }
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
     if word(key)? >= map.geometry().header.max_entries {
         return Err(Errno::E2BIG);
     }
-    let copy = caller.fd(word(value)? as i32)?;
+    match kind {
+        map_type::ARRAY_OF_MAPS => map.set_inner(key, map_of(caller, fd)?, 0),
+        map_type::PROG_ARRAY => map.set_program(key, program_of(caller, fd)?),
+        _ => put_file(caller, map, key, fd),
+    }
+}
+
+/// Puts a perf event, or would put a cgroup, into its array.
+fn put_file(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], fd: i32) -> Result<(), Errno> {
+    let copy = caller.fd(fd)?;
     if map.geometry().header.map_type == map_type::PERF_EVENT_ARRAY {
         return match caller.subsystem().object(copy.as_fd()) {
             Some(Object::Event(event)) => map.set_event(key, event),
@@ -241,6 +265,9 @@ fn map_lookup_and_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
         caller.write(attr.u64(16), &value)?;
         return Ok(Outcome::Value(0));
     }
+    if ring3_maps::is_of_objects(map.geometry().header.map_type) {
+        return Err(Errno::ENOTSUPP);
+    }
     caller.write(attr.u64(16), &map.lookup_and_delete(&key)?)?;
     Ok(Outcome::Value(0))
 }
@@ -256,7 +283,7 @@ const BATCH_COUNT_AT: u64 = 32;
 fn check_batch_type(map: &MapObject, deletes: bool) -> Result<(), Errno> {
     match map.geometry().header.map_type {
         t if ring3_maps::is_hash(t) => Ok(()),
-        map_type::ARRAY | map_type::PERCPU_ARRAY if !deletes => Ok(()),
+        map_type::ARRAY | map_type::PERCPU_ARRAY | map_type::ARRAY_OF_MAPS if !deletes => Ok(()),
         _ => Err(Errno::ENOTSUPP),
     }
 }
@@ -281,7 +308,7 @@ fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
             return map.delete(&key);
         }
         let value = caller.read(attr.u64(24).wrapping_add(number * value_bytes as u64), value_bytes)?;
-        map.update(&key, &value, 0)
+        update(caller, &map, &key, &value, 0)
     };
     let stopped = (0..wanted).map(|number| (number, change(number))).find(|(_, done)| done.is_err());
     let (count, done) = stopped.unwrap_or((wanted, Ok(())));
@@ -425,6 +452,16 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
     })
     .map_err(|report| refuse_logged(&log, report.errno, &report.log, format_args!("program {name:?}: {report}")))?;
+    let owner = (kind, attr.u32(p::EXPECTED_ATTACH_TYPE.at));
+    let arrays = maps.values().filter(|map| map.geometry().header.map_type == map_type::PROG_ARRAY);
+    for array in arrays {
+        if !array.admits(owner) {
+            return Err(refuse(
+                Errno::EINVAL,
+                format_args!("program {name:?}: tail calls to programs of another type"),
+            ));
+        }
+    }
     log.write(&verified.log())?;
     let slots: Vec<MapSlot> = verified.maps().iter().map(|map: &MapShape| MapSlot(map.slot)).collect();
     let realm = caller.subsystem().realm.clone();
@@ -440,6 +477,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         id: caller.subsystem().new_id(IdKind::Program),
         name,
         prog_type: kind,
+        expected_attach_type: owner.1,
         gpl_compatible,
         insns: bytes,
         text: Arc::new(text),

@@ -134,7 +134,8 @@ struct Shared {
     doorbells: doorbell::Doorbells,
     /// Index: GOT slot. A slot is free again once every target has unmapped it.
     maps: Mutex<Vec<Option<Arc<MapFile>>>>,
-    /// Maps that are reached through others: perf buffers by their perf event array.
+    /// Maps that are reached through others: perf buffers through their perf event array, inner maps through their outer
+    /// ones, and the maps of programs through the arrays that these are in.
     companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
     modules: Mutex<modules::Modules>,
@@ -263,11 +264,12 @@ impl Realm {
         self.tracer.ask(|reply| Command::RemoveTarget(pid, reply))?
     }
 
-    /// A perf buffer (or inner map) can be reached through another map: wherever that one is mapped, now or
-    /// later, the buffer is mapped too. On return it is in all present targets. Undone by [`Realm::drop_map`].
-    pub fn add_companion(&self, array: MapSlot, buffer: MapSlot) -> Result<(), Refusal> {
+    /// Perf buffers, inner maps and what the programs of an array use can be reached through another map: wherever
+    /// that one is mapped, now or later, they are mapped too. On return they are in all present targets. Undone by
+    /// [`Realm::drop_map`].
+    pub fn add_companions(&self, map: MapSlot, reached: &[MapSlot]) -> Result<(), Refusal> {
         let mut companions = self.shared.companions.lock().expect("no panic under this lock");
-        companions.entry(array).or_default().insert(buffer);
+        companions.entry(map).or_default().extend(reached);
         drop(companions);
         self.tracer.ask(Command::MapCompanions)?
     }
@@ -310,10 +312,11 @@ impl Shared {
     /// The maps themselves and all that can be reached through them.
     fn with_companions(&self, slots: impl Iterator<Item = MapSlot>) -> BTreeSet<MapSlot> {
         let companions = self.companions.lock().expect("no panic under this lock");
-        let mut all = BTreeSet::new();
-        for slot in slots {
-            all.insert(slot);
-            all.extend(companions.get(&slot).into_iter().flatten());
+        let (mut all, mut open) = (BTreeSet::new(), slots.collect::<Vec<_>>());
+        while let Some(slot) = open.pop() {
+            if all.insert(slot) {
+                open.extend(companions.get(&slot).into_iter().flatten());
+            }
         }
         all
     }

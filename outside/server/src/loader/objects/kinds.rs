@@ -9,7 +9,8 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::prog_type;
 use serde_json::{Value, json};
 
-use super::raw_map::{MapObject, OutputBuffer, output_memfd};
+use super::IdKind;
+use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use crate::realm::{AttachmentId, EventFd, LinkSpec, MapSlot, ProgramText, Realm, Refusal};
 
 /// What a descriptor can stand for.
@@ -39,7 +40,7 @@ impl Object {
     /// What it keeps alive, and what can be found by its id therefore.
     pub(super) fn references(&self) -> Vec<Object> {
         match self {
-            Object::Map(map) => map.btf.iter().map(|(btf, ..)| Object::Btf(btf.clone())).collect(),
+            Object::Map(map) => map.references(),
             Object::Program(program) => {
                 let maps = program.maps.lock().expect("no panic under this lock");
                 let maps = maps.iter().cloned().map(Object::Map);
@@ -51,6 +52,17 @@ impl Object {
                 attached.iter().map(|attached| Object::Program(attached.program.clone())).collect()
             }
             Object::Btf(_) => vec![],
+        }
+    }
+
+    /// Its kind and its id.
+    pub(super) fn name(&self) -> (IdKind, u32) {
+        match self {
+            Object::Map(map) => (IdKind::Map, map.id),
+            Object::Program(program) => (IdKind::Program, program.id),
+            Object::Btf(btf) => (IdKind::Btf, btf.id),
+            Object::Event(event) => (IdKind::Event, event.id),
+            Object::Link(link) => (IdKind::Link, link.id),
         }
     }
 
@@ -80,6 +92,8 @@ pub struct Program {
     pub name: String,
     /// `BPF_PROG_TYPE_*`.
     pub prog_type: u32,
+    /// `expected_attach_type` of loading.
+    pub expected_attach_type: u32,
     /// Licence.
     pub gpl_compatible: bool,
     /// Instructions as they were loaded.
@@ -99,6 +113,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// What arrays of programs it may be in.
+    pub fn owner(&self) -> Owner {
+        (self.prog_type, self.expected_attach_type)
+    }
+
     pub(super) fn describe(&self) -> Value {
         let kind = prog_type::name(self.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_").to_lowercase();
         let maps: Vec<u32> = self.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();

@@ -11,6 +11,7 @@ mod raw_lock;
 mod raw_map;
 mod watch;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +24,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 pub use kinds::{Btf, Event, EventKind, Link, Object, Program, UprobeSite};
-pub use raw_map::{MapObject, OutputBuffer};
+pub use raw_map::{Inner, MapObject, OutputBuffer};
 use watch::Watch;
 
 use crate::realm::Realm;
@@ -97,7 +98,7 @@ pub struct Subsystem {
 }
 
 /// Kinds of ids.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum IdKind {
     Map,
@@ -196,6 +197,9 @@ impl Subsystem {
         let gone = held.remove(&id);
         self.watch.forget(id);
         drop(held);
+        if let Some(Held { object: Object::Map(map), .. }) = &gone {
+            map.is_closed();
+        }
         // Dropping may detach probes, which takes the tracer: not under the lock.
         drop(gone);
         true
@@ -212,17 +216,18 @@ impl Subsystem {
         }
     }
 
-    /// All objects that are open, or that open ones keep alive; some more than once.
+    /// All objects that are open, or that open ones keep alive.
     pub fn objects(&self) -> Vec<Object> {
-        let mut all: Vec<Object> =
+        let mut open: Vec<Object> =
             self.held.lock().expect("no panic under this lock").values().map(|held| held.object.clone()).collect();
-        let mut at = 0;
-        while let Some(object) = all.get(at) {
-            let references = object.references();
-            all.extend(references);
-            at += 1;
+        let mut all = BTreeMap::new();
+        while let Some(object) = open.pop() {
+            if let Entry::Vacant(entry) = all.entry(object.name()) {
+                open.extend(object.references());
+                entry.insert(object);
+            }
         }
-        all
+        all.into_values().collect()
     }
 
     pub(crate) fn loader_begins(&self, pid: u32, command: String) {

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer};
+use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_of_objects};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
-use ring3_uapi::flags::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
+use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 use ring3_verifier::MapShape;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
-use super::{Access, Btf, Event, EventKind, IdKind, Subsystem, errno};
+use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Subsystem, errno};
 use crate::realm::{EventFd, MapFile, MapSlot, Realm, possible_cpus};
 
 /// A memfd mapped into the server.
@@ -61,6 +61,10 @@ fn seal(file: &OwnedFd) -> Result<(), Errno> {
     rustix::fs::fcntl_add_seals(file, seals).map_err(errno)
 }
 
+fn index_of(key: &[u8]) -> Result<u32, Errno> {
+    key.try_into().map(u32::from_le_bytes).map_err(|_| Errno::EINVAL)
+}
+
 /// Whether a thread has ended, as the server sees it.
 fn is_dead(tid: u32) -> bool {
     !std::path::Path::new(&format!("/proc/{tid}")).exists()
@@ -76,6 +80,49 @@ fn context() -> Context {
             true => std::thread::sleep(Duration::from_nanos(ring3_maps::NAP_NS)),
             false => std::thread::yield_now(),
         },
+    }
+}
+
+/// An element that is an object.
+#[derive(Clone)]
+pub(super) enum Member {
+    Event(Arc<Event>),
+    Program(Arc<Program>),
+    Map(Arc<MapObject>),
+}
+
+/// What programs an array of programs is for (`struct bpf_map_owner`): program type and expected attach type.
+pub(super) type Owner = (u32, u32);
+
+/// What all elements of a map of maps are like (`bpf_map::inner_map_meta`).
+#[derive(Clone, Copy, Debug)]
+pub struct Inner {
+    attributes: Attributes,
+}
+
+impl Inner {
+    /// As this map is. Mirrors kernel/bpf/map_in_map.c:bpf_map_meta_alloc.
+    ///
+    /// # Errors
+    /// `EINVAL` for maps of maps, `ENOTSUPP` for types that cannot be elements.
+    pub fn of(map: &MapObject) -> Result<Inner, Errno> {
+        match map.geometry.header.map_type {
+            map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS => Err(Errno::EINVAL),
+            map_type::PROG_ARRAY => Err(Errno::ENOTSUPP),
+            _ => Ok(Inner { attributes: map.attributes() }),
+        }
+    }
+
+    /// Mirrors kernel/bpf/map_in_map.c:bpf_map_meta_equal and arraymap.c:array_map_meta_equal.
+    fn admits(&self, map: &MapObject) -> bool {
+        let (wanted, given) = (self.attributes, map.attributes());
+        let sized = matches!(wanted.map_type, map_type::ARRAY | map_type::PERCPU_ARRAY)
+            && wanted.map_flags & BPF_F_INNER_MAP == 0;
+        wanted.map_type == given.map_type
+            && wanted.key_size == given.key_size
+            && wanted.value_size == given.value_size
+            && wanted.map_flags == given.map_flags
+            && (!sized || wanted.max_entries == given.max_entries)
     }
 }
 
@@ -95,8 +142,12 @@ pub struct MapObject {
     pub frozen: AtomicBool,
     /// What wakes readers of a ring buffer.
     pub doorbell: Option<(u32, Arc<EventFd>)>,
-    /// Perf events in the array, by index.
-    events: Mutex<BTreeMap<u32, Arc<Event>>>,
+    /// For types whose elements are objects: those, by key.
+    members: Mutex<BTreeMap<Vec<u8>, Member>>,
+    /// For arrays of programs: what programs they are for, once the first was put in or loaded with it.
+    owner: Mutex<Option<Owner>>,
+    /// For maps of maps: what its elements are like.
+    inner: Option<Inner>,
     geometry: Geometry,
     file: Arc<MapFile>,
     mapped: Mapped,
@@ -110,6 +161,7 @@ impl MapObject {
         attributes: Attributes,
         name: String,
         btf: Option<(Arc<Btf>, u32, u32)>,
+        inner: Option<Inner>,
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
         let id = subsystem.new_id(IdKind::Map);
@@ -133,7 +185,8 @@ impl MapObject {
             memfd,
             bytes: geometry.file_bytes(),
             data_bytes: geometry.header.data_bytes,
-            writable: attributes.map_flags & BPF_F_RDONLY_PROG == 0,
+            // What objects there are, targets are told and do not tell: they go where elements lead.
+            writable: attributes.map_flags & BPF_F_RDONLY_PROG == 0 && !is_of_objects(attributes.map_type),
         });
         let slot = subsystem.realm.add_map(file.clone())?;
         Ok(Arc::new(MapObject {
@@ -144,7 +197,9 @@ impl MapObject {
             slot,
             frozen: AtomicBool::new(false),
             doorbell,
-            events: Mutex::new(BTreeMap::new()),
+            members: Mutex::default(),
+            owner: Mutex::default(),
+            inner,
             geometry,
             file,
             mapped,
@@ -168,8 +223,35 @@ impl MapObject {
         &self.file.memfd
     }
 
-    /// Looks a key up.
+    fn attributes(&self) -> Attributes {
+        let header = &self.geometry.header;
+        Attributes {
+            map_type: header.map_type,
+            key_size: header.key_size,
+            value_size: header.value_size,
+            max_entries: header.max_entries,
+            map_flags: header.map_flags,
+            cpus: header.cpus,
+            map_extra: header.map_extra,
+        }
+    }
+
+    fn members(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Member>> {
+        self.members.lock().expect("no panic under this lock")
+    }
+
+    /// Looks a key up; an element that is a program or a map is its id.
+    /// Mirrors kernel/bpf/arraymap.c:bpf_fd_array_map_lookup_elem.
     pub fn lookup(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
+        if is_of_objects(self.geometry.header.map_type) {
+            let id = match (self.geometry.header.map_type, self.members().get(key)) {
+                (map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY, _) => return Err(Errno::ENOTSUPP),
+                (_, Some(Member::Program(program))) => program.id,
+                (_, Some(Member::Map(map))) => map.id,
+                (_, Some(Member::Event(_)) | None) => return Err(Errno::ENOENT),
+            };
+            return Ok(id.to_le_bytes().into());
+        }
         let mut value = vec![0; self.geometry.user_value_bytes()];
         self.map().user_lookup(key, &mut value).map(|()| value)
     }
@@ -181,14 +263,34 @@ impl MapObject {
 
     /// Removes a key.
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        if matches!(self.geometry.header.map_type, map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY) {
-            let index = u32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
-            self.map().set_object(index, 0)?;
-            // An event without a buffer yet has no number in the map.
-            let old = self.events.lock().expect("no panic under this lock").remove(&index);
-            return if old.is_none() { Err(Errno::ENOENT) } else { Ok(()) };
+        if !is_of_objects(self.geometry.header.map_type) {
+            return self.map().user_delete(&context(), key);
         }
-        self.map().user_delete(&context(), key)
+        let mut members = self.members();
+        if self.geometry.header.map_type == map_type::HASH_OF_MAPS {
+            self.map().user_delete(&context(), key)?;
+        } else {
+            self.map().set_object(index_of(key)?, 0)?;
+        }
+        // An event without a buffer yet has no number in the map.
+        let old = members.remove(key);
+        drop(members);
+        if old.is_none() { Err(Errno::ENOENT) } else { Ok(()) }
+    }
+
+    /// The last descriptor is gone: an array of programs is emptied, since its programs may hold it.
+    /// Mirrors kernel/bpf/arraymap.c:prog_array_map_clear.
+    pub(super) fn is_closed(&self) {
+        if self.geometry.header.map_type != map_type::PROG_ARRAY {
+            return;
+        }
+        let mut members = self.members();
+        for key in members.keys() {
+            let _ = index_of(key).and_then(|index| self.map().set_object(index, 0));
+        }
+        let old = std::mem::take(&mut *members);
+        drop(members);
+        drop(old);
     }
 
     /// Whether its elements have no keys.
@@ -226,21 +328,82 @@ impl MapObject {
     /// Puts an output event into a perf event array.
     pub fn set_event(self: &Arc<Self>, key: &[u8], event: Arc<Event>) -> Result<(), Errno> {
         let EventKind::Output { arrays, .. } = &event.kind else { return Err(Errno::EINVAL) };
-        let index = u32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
-        let slot = event.buffer_slot();
-        self.map().set_object(index, slot.map_or(0, |slot| slot.0 + 1))?;
-        match slot {
-            Some(slot) => self.realm.add_companion(self.slot, slot).map_err(|refusal| refusal.errno)?,
-            None => arrays.lock().expect("no panic under this lock").push((Arc::downgrade(self), index)),
+        let index = index_of(key)?;
+        match event.buffer_slot() {
+            Some(slot) => {
+                self.reach(&[slot])?;
+                self.map().set_object(index, slot.0 + 1)?;
+            }
+            None => {
+                self.map().set_object(index, 0)?;
+                arrays.lock().expect("no panic under this lock").push((Arc::downgrade(self), index));
+            }
         }
-        self.events.lock().expect("no panic under this lock").insert(index, event);
+        let old = self.members().insert(key.to_vec(), Member::Event(event));
+        drop(old);
         Ok(())
     }
 
     /// Whether this event is at `index` of the array.
     pub(super) fn holds(&self, index: u32, event: &Arc<Event>) -> bool {
-        let events = self.events.lock().expect("no panic under this lock");
-        events.get(&index).is_some_and(|held| Arc::ptr_eq(held, event))
+        let members = self.members();
+        matches!(members.get(&index.to_le_bytes()[..]), Some(Member::Event(held)) if Arc::ptr_eq(held, event))
+    }
+
+    /// Wherever this map is mapped, those will be.
+    fn reach(&self, slots: &[MapSlot]) -> Result<(), Errno> {
+        self.realm.add_companions(self.slot, slots).map_err(|refusal| refusal.errno)
+    }
+
+    /// Whether programs of this kind may be in this array or go on with what is in it; the first one decides.
+    /// Mirrors kernel/bpf/core.c:__bpf_prog_map_compatible.
+    pub fn admits(&self, owner: Owner) -> bool {
+        *self.owner.lock().expect("no panic under this lock").get_or_insert(owner) == owner
+    }
+
+    /// Puts a program into an array of programs.
+    pub fn set_program(&self, key: &[u8], program: Arc<Program>) -> Result<(), Errno> {
+        let index = index_of(key)?;
+        if !self.admits(program.owner()) {
+            return Err(Errno::EINVAL);
+        }
+        self.reach(&program.text.maps)?;
+        let mut members = self.members();
+        self.map().set_object(index, program.text.range.offset + 1)?;
+        let old = members.insert(key.to_vec(), Member::Program(program));
+        drop(members);
+        drop(old);
+        Ok(())
+    }
+
+    /// Puts a map into a map of maps. Mirrors kernel/bpf/map_in_map.c:bpf_map_fd_get_ptr and
+    /// hashtab.c:bpf_fd_htab_map_update_elem.
+    pub fn set_inner(&self, key: &[u8], map: Arc<MapObject>, flags: u64) -> Result<(), Errno> {
+        if !self.inner.is_some_and(|inner| inner.admits(&map)) {
+            return Err(Errno::EINVAL);
+        }
+        self.reach(&[map.slot])?;
+        let mut members = self.members();
+        if self.geometry.header.map_type == map_type::HASH_OF_MAPS {
+            self.map().user_update(&context(), key, &(map.slot.0 + 1).to_le_bytes(), flags)?;
+        } else {
+            self.map().set_object(index_of(key)?, map.slot.0 + 1)?;
+        }
+        let old = members.insert(key.to_vec(), Member::Map(map));
+        drop(members);
+        drop(old);
+        Ok(())
+    }
+
+    /// The objects in it.
+    pub(super) fn references(&self) -> Vec<Object> {
+        let members = self.members();
+        let members = members.values().filter_map(|member| match member {
+            Member::Event(_) => None,
+            Member::Program(program) => Some(Object::Program(program.clone())),
+            Member::Map(map) => Some(Object::Map(map.clone())),
+        });
+        members.chain(self.btf.iter().map(|(btf, ..)| Object::Btf(btf.clone()))).collect()
     }
 
     /// Whether a ring buffer's consumer has something to read.
@@ -267,6 +430,7 @@ impl MapObject {
             map_flags: header.map_flags,
             stride: header.stride,
             cpus: header.cpus,
+            inner_type: self.inner.map_or(0, |inner| inner.attributes.map_type),
         }
     }
 

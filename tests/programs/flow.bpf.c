@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Programs that go on with other programs, call subprograms through helpers, and find maps in maps.
+#include <linux/bpf.h>
+#include <linux/ptrace.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "tell.bpf.h"
+
+// ---- tail calls ----
+
+int goes_on(struct pt_regs *ctx);
+int ends(struct pt_regs *ctx);
+int repeats(struct pt_regs *ctx);
+int answers(struct pt_regs *ctx);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 8);
+	__uint(key_size, 4);
+	__array(values, int(void *));
+} jumps SEC(".maps") = {
+	.values = { [0] = (void *)&goes_on, [1] = (void *)&ends, [2] = (void *)&repeats, [3] = (void *)&answers },
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, unsigned);
+	__type(value, unsigned long long);
+} passes SEC(".maps");
+
+unsigned rounds;
+
+SEC("uprobe")
+int tails(struct pt_regs *ctx)
+{
+	TELL("tails: begins", PT_REGS_PARM1(ctx));
+	bpf_tail_call(ctx, &jumps, 5);
+	TELL("tails: an empty place", 0);
+	bpf_tail_call(ctx, &jumps, 8);
+	TELL("tails: behind the end", 0);
+	bpf_tail_call(ctx, &jumps, 0xffffffff);
+	bpf_tail_call(ctx, &jumps, 0);
+	TELL("tails: not reached", 0);
+	return 0;
+}
+
+SEC("uprobe")
+int goes_on(struct pt_regs *ctx)
+{
+	unsigned zero = 0;
+	unsigned long long *passed = bpf_map_lookup_elem(&passes, &zero);
+
+	if (passed)
+		++*passed;
+	TELL("goes_on", PT_REGS_PARM1(ctx));
+	bpf_tail_call(ctx, &jumps, 1);
+	TELL("goes_on: not reached", 0);
+	return 0;
+}
+
+SEC("uprobe")
+int ends(struct pt_regs *ctx)
+{
+	unsigned long index = PT_REGS_PARM1(ctx);
+
+	TELL("ends", index);
+	// A place that is only known at run time.
+	bpf_tail_call(ctx, &jumps, index + 60);
+	return 0;
+}
+
+SEC("uprobe")
+int repeated(struct pt_regs *ctx)
+{
+	rounds = 0;
+	bpf_tail_call(ctx, &jumps, 2);
+	return 0;
+}
+
+SEC("uprobe")
+int repeats(struct pt_regs *ctx)
+{
+	rounds++;
+	bpf_tail_call(ctx, &jumps, 2);
+	TELL("repeats: as often as may be", rounds);
+	bpf_tail_call(ctx, &jumps, 1);
+	TELL("repeats: the limit holds for all", rounds);
+	return 0;
+}
+
+SEC("uprobe")
+int answers(struct pt_regs *ctx)
+{
+	TELL("answers", PT_REGS_PARM1(ctx));
+	return 42;
+}
+
+static __attribute__((noinline)) int asks(struct pt_regs *ctx, int place)
+{
+	int own = 7;
+
+	// The compiler believes that this is the only end.
+	asm volatile("" : "+r"(own));
+	bpf_tail_call(ctx, &jumps, place);
+	return own;
+}
+
+SEC("uprobe")
+int asked(struct pt_regs *ctx)
+{
+	TELL("asked: a subprogram's tail call", asks(ctx, 3));
+	TELL("asked: of an empty place", asks(ctx, 5));
+	TELL("asked: again", asks(ctx, 3));
+	return 0;
+}
+
+// ---- maps of maps ----
+
+struct counters {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4);
+	__type(key, unsigned);
+	__type(value, unsigned long long);
+};
+
+struct counters first SEC(".maps"), second SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 3);
+	__type(key, unsigned);
+	__array(values, struct counters);
+} by_index SEC(".maps") = { .values = { [0] = &first, [1] = &second } };
+
+struct cells {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, unsigned);
+	__type(value, unsigned long long);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH_OF_MAPS);
+	__uint(max_entries, 3);
+	__type(key, unsigned long long);
+	__array(values, struct cells);
+} by_name SEC(".maps");
+
+static __attribute__((noinline)) int tries(unsigned index, unsigned key)
+{
+	void *map = bpf_map_lookup_elem(&by_index, &index);
+	unsigned long long value = 100 + index, *found;
+
+	if (!map) {
+		TELL("inner: no map at", index);
+		return 0;
+	}
+	TELL("inner: added", bpf_map_update_elem(map, &key, &value, BPF_NOEXIST));
+	found = bpf_map_lookup_elem(map, &key);
+	TELL("inner: found", found ? *found : -1);
+	key = 77;
+	TELL("inner: deleted", bpf_map_delete_elem(map, &key));
+	TELL("inner: last", bpf_map_update_elem(map, &key, &value, BPF_EXIST));
+	return 0;
+}
+
+SEC("uprobe")
+int inner(struct pt_regs *ctx)
+{
+	unsigned key = PT_REGS_PARM1(ctx);
+
+	tries(0, key);
+	tries(1, key);
+	tries(2, key);
+	tries(3, key);
+	return 0;
+}
+
+static __attribute__((noinline)) int calls(unsigned long long name)
+{
+	void *map = bpf_map_lookup_elem(&by_name, &name);
+	unsigned long long *cell;
+	unsigned one = 1;
+
+	cell = map ? bpf_map_lookup_elem(map, &one) : 0;
+	if (cell)
+		*cell += 5;
+	TELL("named", cell ? (long long)*cell : -1);
+	return 0;
+}
+
+SEC("uprobe")
+int named(struct pt_regs *ctx)
+{
+	calls(0);
+	calls(1);
+	calls(2);
+	calls(3);
+	return 0;
+}
+
+// ---- callbacks ----
+
+// In a map: on the stack the verifier would follow every sum.
+unsigned long long total, left;
+
+struct step {
+	unsigned long long width;
+};
+
+static long adds(unsigned long index, struct step *step)
+{
+	total += index * step->width;
+	return left-- == 1;
+}
+
+static long nests(unsigned long index, struct step *step)
+{
+	struct step own = { .width = 2 };
+
+	bpf_loop(index, adds, &own, 0);
+	return 0;
+}
+
+SEC("uprobe")
+int looped(struct pt_regs *ctx)
+{
+	struct step step = { .width = 1 };
+
+	total = left = 0;
+	TELL("loop: none", bpf_loop(0, adds, &step, 0));
+	TELL("loop: 1000", bpf_loop(1000, adds, &step, 0));
+	TELL("loop: sum", total);
+	left = 10;
+	TELL("loop: ended", bpf_loop(1000, adds, &step, 0));
+	TELL("loop: sum", total);
+	TELL("loop: as many as may be", bpf_loop(1 << 23, adds, &step, 0));
+	TELL("loop: more", bpf_loop((1 << 23) + 1, adds, &step, 0));
+	TELL("loop: flags", bpf_loop(1, adds, &step, 1));
+	total = 0;
+	TELL("loop: nested", bpf_loop(100, nests, &step, 0));
+	TELL("loop: sum", total);
+	return 0;
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__type(key, unsigned);
+	__type(value, unsigned long long);
+} walked SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_PERCPU_HASH);
+	__uint(max_entries, 64);
+	__type(key, unsigned);
+	__type(value, unsigned long long);
+} walked_per_cpu SEC(".maps");
+
+struct cells cells SEC(".maps");
+
+static long visits(void *map, unsigned *key, unsigned long long *value, struct step *step)
+{
+	total += *key * 1000 + *value;
+	(*value)++;
+	return left-- == 1;
+}
+
+static long drops_even(void *map, unsigned *key, unsigned long long *value, struct step *step)
+{
+	unsigned copy = *key;
+
+	total++;
+	if (copy % 2 == 0)
+		bpf_map_delete_elem(&walked, &copy);
+	return 0;
+}
+
+static long fills(unsigned long index, struct step *step)
+{
+	unsigned key = index;
+
+	bpf_map_update_elem(&walked, &key, &step->width, 0);
+	bpf_map_update_elem(&walked_per_cpu, &key, &step->width, 0);
+	return 0;
+}
+
+SEC("uprobe")
+int walks(struct pt_regs *ctx)
+{
+	struct step step = { .width = 1 };
+
+	total = left = 0;
+	TELL("walk: an empty map", bpf_for_each_map_elem(&walked, visits, &step, 0));
+	bpf_loop(20, fills, &step, 0);
+	total = left = 0;
+	TELL("walk: hash", bpf_for_each_map_elem(&walked, visits, &step, 0));
+	TELL("walk: sum", total);
+	left = 5;
+	TELL("walk: ended", bpf_for_each_map_elem(&walked, visits, &step, 0));
+	TELL("walk: deleting", bpf_for_each_map_elem(&walked, drops_even, &step, 0));
+	total = 0;
+	TELL("walk: what is left", bpf_for_each_map_elem(&walked, drops_even, &step, 0));
+	TELL("walk: sum", total);
+	total = left = 0;
+	TELL("walk: per CPU", bpf_for_each_map_elem(&walked_per_cpu, visits, &step, 0));
+	TELL("walk: sum", total);
+	TELL("walk: array", bpf_for_each_map_elem(&cells, visits, &step, 0));
+	TELL("walk: flags", bpf_for_each_map_elem(&walked, visits, &step, 1));
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

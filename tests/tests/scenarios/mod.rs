@@ -1,0 +1,3 @@
+//! Scenarios by subject.
+
+pub(crate) mod raw_members;
