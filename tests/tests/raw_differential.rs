@@ -14,6 +14,8 @@ use crate::scenarios::raw_members::{
     arrays_of_programs_hold_one_kind, maps_of_objects_are_checked, maps_of_objects_behave,
 };
 
+use crate::scenarios::raw_names::names_are_given_and_taken;
+
 /// What starts a line of a scenario's output; the rest is the test harness's.
 const MARK: &str = "| ";
 const SCENARIO: &str = "RING3_TEST_SCENARIO";
@@ -1247,8 +1249,6 @@ fn helpers_may_be_called() {
 /// What ring3 knowingly does not do: only that it says so. Not compared.
 fn the_unsupported_is_refused() {
     let commands = [
-        cmd::OBJ_PIN,
-        cmd::OBJ_GET,
         cmd::PROG_ATTACH,
         cmd::PROG_TEST_RUN,
         cmd::TASK_FD_QUERY,
@@ -1277,9 +1277,7 @@ fn the_unsupported_is_refused() {
     show_fd("reference counter", open_event(&counted, -1, 0, -1, 0));
 }
 
-const REFUSED: [&str; 17] = [
-    "OBJ_PIN: EINVAL",
-    "OBJ_GET: EINVAL",
+const REFUSED: [&str; 15] = [
     "PROG_ATTACH: EINVAL",
     "PROG_TEST_RUN: ENOTSUPP",
     "TASK_FD_QUERY: ENOTSUP",
@@ -1369,6 +1367,7 @@ scenarios! {
     maps_of_objects_are_checked
     maps_of_objects_behave
     arrays_of_programs_hold_one_kind
+    names_are_given_and_taken
 }
 
 #[test]

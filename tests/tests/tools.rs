@@ -133,3 +133,36 @@ fn bashreadline_sees_the_same_lines() {
     let cut = |line: &&str| line.chars().take(79).collect::<String>();
     assert_eq!(seen[..typed.len()], typed.iter().map(cut).collect::<Vec<_>>());
 }
+
+#[test]
+fn bpftool_finds_a_map_by_its_name_in_the_file_system() {
+    const SCRIPT: &str = "set -e; at=/sys/fs/bpf/ring3-tools; mkdir $at
+        bpftool map create $at/map type hash key 4 value 8 entries 10 name tools
+        bpftool map update pinned $at/map key 1 0 0 0 value 2 0 0 0 0 0 0 0
+        bpftool map dump pinned $at/map
+        bpftool map lookup pinned $at/map key 9 0 0 0 || echo not there
+        bpftool map delete pinned $at/map key 1 0 0 0
+        bpftool map dump pinned $at/map";
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").expect("a PATH"));
+    let run = |mut command: Command| {
+        let output = command.env("PATH", &path).output().expect("a shell");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let shell = |bench: &Bench| {
+        let mut command = bench.load("sh");
+        command.args(["-c", SCRIPT]);
+        run(command)
+    };
+    let ours = shell(&Bench::ring3());
+    assert!(ours.contains("02 00 00 00 00 00 00 00") && ours.contains("Found 0 elements"), "{ours}");
+    if !is_root() {
+        println!("SKIPPED: as another user, and on the kernel: needs root");
+        return;
+    }
+    assert_eq!(ours, shell(&Bench::ring3_as(65534)));
+    // In a file system that goes with the shell.
+    let mut native = Command::new("unshare");
+    native.args(["--mount", "sh", "-c", &format!("mount -t bpf bpf /sys/fs/bpf && {{ {SCRIPT}\n}}")]);
+    assert_eq!(ours, run(native));
+}

@@ -63,6 +63,11 @@ enum Action {
         #[arg(long)]
         trace: bool,
     },
+    /// Take away the name of an object that a tool has pinned
+    Unpin {
+        /// Its path, as `ring3 status` shows it
+        path: std::path::PathBuf,
+    },
     /// Detach from everything and end the server
     Stop,
     /// What of bpf(2) is supported
@@ -87,6 +92,7 @@ fn main() -> ExitCode {
         Action::Attach { pid } => attach(pid).map_err(Failure::from),
         Action::Detach { pid } => detach(pid).map_err(Failure::from),
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
+        Action::Unpin { path } => unpin(path).map_err(Failure::from),
         Action::Stop => stop().map_err(Failure::from),
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
@@ -153,6 +159,10 @@ fn attach(pid: u32) -> Result<(), String> {
 fn detach(pid: u32) -> Result<(), String> {
     // A server that was killed may have left something in the process: a new one takes it out.
     launch::server()?.ask(&Request::Detach { pid }, None).map(drop)
+}
+
+fn unpin(path: std::path::PathBuf) -> Result<(), String> {
+    running()?.ask(&Request::Unpin { path }, None).map(drop)
 }
 
 fn features(markdown: bool) -> Result<(), String> {

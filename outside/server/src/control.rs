@@ -46,6 +46,11 @@ pub enum Request {
         /// Number of the first line wanted.
         from: u64,
     },
+    /// Take the name of a pinned object away.
+    Unpin {
+        /// The path.
+        path: PathBuf,
+    },
     /// Detach from everything and end.
     Stop,
 }

@@ -18,7 +18,7 @@ use crate::loader::Session;
 use crate::loader::objects::Subsystem;
 use crate::realm::{EventFd, Realm};
 
-/// Without loaders, targets and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
+/// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
 /// How often idleness is looked at.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -114,6 +114,7 @@ impl Server {
         self.connections.load(Ordering::Acquire) > 0
             || self.sessions.load(Ordering::Acquire) > 0
             || self.realm.target_count() > 0
+            || self.subsystem.has_pins()
     }
 
     fn begin(self: Arc<Server>, connection: Connection) {
@@ -160,6 +161,10 @@ impl Server {
                 Ok(json!(target))
             }
             Request::Detach { pid } => self.realm.remove_target(pid).map(|()| Value::Null).map_err(|r| r.message),
+            Request::Unpin { path } => match self.subsystem.unpin(&path) {
+                Ok(()) => Ok(Value::Null),
+                Err(_) => Err(format!("nothing is pinned as {}; `ring3 status` shows what is", path.display())),
+            },
             Request::Status => Ok(self.status()),
             Request::Trace { from } => {
                 let (lines, next) = self.realm.trace(from);

@@ -34,6 +34,9 @@ pub const BPF_F_PRESERVE_ELEMS: u32 = 1 << 11;
 /// Inner maps may differ in size.
 pub const BPF_F_INNER_MAP: u32 = 1 << 12;
 
+/// Pinning: the path is relative to `path_fd`.
+pub const BPF_F_PATH_FD: u32 = 1 << 14;
+
 /// `bpf_perf_event_output`: index bits.
 pub const BPF_F_INDEX_MASK: u64 = 0xffff_ffff;
 /// `bpf_perf_event_output`: the current CPU's entry.

@@ -15,7 +15,7 @@ use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_
 use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, refuse};
+use super::{Caller, Outcome, Reply, names, refuse};
 use crate::loader::objects::{Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Object, Program};
 use crate::realm::MapSlot;
 use crate::support;
@@ -49,6 +49,8 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::MAP_FREEZE => map_freeze(caller, attr),
         cmd::MAP_LOOKUP_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH => map_lookup_batch(caller, attr, command),
         cmd::MAP_UPDATE_BATCH | cmd::MAP_DELETE_BATCH => map_change_batch(caller, attr, command),
+        cmd::OBJ_PIN => names::pin(caller, attr),
+        cmd::OBJ_GET => names::get(caller, attr),
         cmd::PROG_LOAD => prog_load(caller, attr),
         cmd::PROG_BIND_MAP => prog_bind_map(caller, attr),
         cmd::BTF_LOAD => btf_load(caller, attr),

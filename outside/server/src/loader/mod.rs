@@ -7,6 +7,7 @@
 mod attr;
 mod bpf;
 mod files;
+mod names;
 pub mod objects;
 mod perf;
 mod raw_seccomp;
@@ -92,6 +93,15 @@ impl Session {
             libc::SYS_epoll_ctl => files::epoll_ctl(&caller),
             libc::SYS_poll | libc::SYS_ppoll => wait::poll(&caller),
             libc::SYS_select | libc::SYS_pselect6 => wait::select(&caller),
+            libc::SYS_statfs => names::statfs(&caller),
+            libc::SYS_mkdir => names::mkdir(&caller, libc::AT_FDCWD, call.args[0]),
+            libc::SYS_mkdirat => names::mkdir(&caller, call.args[0] as i32, call.args[1]),
+            libc::SYS_rmdir => names::remove(&caller, libc::AT_FDCWD, call.args[0], true),
+            libc::SYS_unlink => names::remove(&caller, libc::AT_FDCWD, call.args[0], false),
+            libc::SYS_unlinkat => {
+                let is_folder = call.args[2] & libc::AT_REMOVEDIR as u64 != 0;
+                names::remove(&caller, call.args[0] as i32, call.args[1], is_folder)
+            }
             _ => Ok(Outcome::Continue),
         };
         tracing::debug!(tid = call.tid, number = call.number, ok = reply.is_ok(), error = ?reply.as_ref().err(), "call");

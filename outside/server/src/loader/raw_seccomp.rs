@@ -193,6 +193,12 @@ fn filter() -> Vec<libc::sock_filter> {
         libc::SYS_ppoll,
         libc::SYS_select,
         libc::SYS_pselect6,
+        libc::SYS_statfs,
+        libc::SYS_mkdir,
+        libc::SYS_mkdirat,
+        libc::SYS_rmdir,
+        libc::SYS_unlink,
+        libc::SYS_unlinkat,
     ];
     let mut program = vec![
         statement(LOAD_WORD, AT_ARCH),

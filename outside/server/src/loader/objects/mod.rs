@@ -7,6 +7,7 @@
 //! are `Arc`s, as in the kernel: a link keeps its program, a program its maps.
 
 mod kinds;
+pub(super) mod pins;
 mod raw_lock;
 mod raw_map;
 mod watch;
@@ -14,8 +15,9 @@ mod watch;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ring3_uapi::Errno;
@@ -24,6 +26,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 pub use kinds::{Btf, Event, EventKind, Link, Object, Program, UprobeSite};
+use pins::Pins;
 pub use raw_map::{Inner, MapObject, OutputBuffer};
 use watch::Watch;
 
@@ -92,6 +95,7 @@ pub struct Subsystem {
     /// The target side.
     pub realm: Arc<Realm>,
     held: Mutex<HashMap<FileId, Held>>,
+    pins: Mutex<Pins>,
     loaders: Mutex<BTreeMap<u32, Loader>>,
     watch: Watch,
     next_id: [AtomicU32; 5],
@@ -114,7 +118,8 @@ impl Subsystem {
         let watch = Watch::new().expect("inotify and epoll are available");
         let subsystem = Arc::new(Subsystem {
             realm,
-            held: Mutex::new(HashMap::new()),
+            held: Mutex::default(),
+            pins: Mutex::default(),
             loaders: Mutex::new(BTreeMap::new()),
             watch,
             next_id: std::array::from_fn(|_| AtomicU32::new(1)),
@@ -143,14 +148,14 @@ impl Subsystem {
     /// The object behind a descriptor (a duplicate of the loader's).
     pub fn object(&self, fd: BorrowedFd<'_>) -> Option<Object> {
         let id = file_id(fd)?;
-        self.held.lock().expect("no panic under this lock").get(&id).map(|held| held.object.clone())
+        self.held().get(&id).map(|held| held.object.clone())
     }
 
     /// A new descriptor for an object that lives as long as the loader keeps it open.
     pub fn open_pipe(&self, object: Object) -> Result<OwnedFd, Errno> {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(errno)?;
         let id = file_id(theirs.as_fd()).ok_or(Errno::EMFILE)?;
-        self.held.lock().expect("no panic under this lock").insert(id, Held { object, opens: vec![] });
+        self.held().insert(id, Held { object, opens: vec![] });
         self.watch.add_pipe(id, ours).map_err(errno)?;
         Ok(theirs)
     }
@@ -161,7 +166,7 @@ impl Subsystem {
         let id = file_id(memfd).ok_or(Errno::EMFILE)?;
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
         // Under the lock: a watch that is added here is not forgotten by a close of before.
-        let mut held = self.held.lock().expect("no panic under this lock");
+        let mut held = self.held();
         self.watch.add_memfd(id, &path).map_err(errno)?;
         let opened =
             rustix::fs::open(path, access.mode() | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(errno)?;
@@ -185,7 +190,7 @@ impl Subsystem {
 
     /// Looks which open file descriptions are left; whether any is gone.
     fn look(&self, id: FileId) -> bool {
-        let mut held = self.held.lock().expect("no panic under this lock");
+        let mut held = self.held();
         let Some(entry) = held.get_mut(&id) else { return true };
         if let Some(memfd) = entry.object.memfd() {
             let before = entry.opens.len();
@@ -197,17 +202,77 @@ impl Subsystem {
         let gone = held.remove(&id);
         self.watch.forget(id);
         drop(held);
-        if let Some(Held { object: Object::Map(map), .. }) = &gone {
-            map.is_closed();
+        if let Some(held) = &gone {
+            self.released(&held.object);
         }
         // Dropping may detach probes, which takes the tracer: not under the lock.
         drop(gone);
         true
     }
 
+    /// A descriptor or a name of it is gone; perhaps the last one.
+    fn released(&self, object: &Object) {
+        let Object::Map(map) = object else { return };
+        let is_open = file_id(map.memfd().as_fd()).is_some_and(|id| self.held().contains_key(&id));
+        let is_it = |other: &Object| matches!(other, Object::Map(other) if Arc::ptr_eq(other, map));
+        if !is_open && !self.pins().objects().any(is_it) {
+            map.is_closed();
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<FileId, Held>> {
+        self.held.lock().expect("no panic under this lock")
+    }
+
+    fn pins(&self) -> MutexGuard<'_, Pins> {
+        self.pins.lock().expect("no panic under this lock")
+    }
+
+    /// Names an object.
+    pub fn pin(&self, path: PathBuf, object: Object) -> Result<(), Errno> {
+        self.pins().pin(path, object)
+    }
+
+    /// The object of this name.
+    pub fn pinned(&self, path: &Path) -> Result<Object, Errno> {
+        self.pins().get(path)
+    }
+
+    /// Takes a name away.
+    pub fn unpin(&self, path: &Path) -> Result<(), Errno> {
+        let object = self.pins().unpin(path)?;
+        self.released(&object);
+        Ok(())
+    }
+
+    /// Whether names there are the table's, and not files.
+    pub fn covers(&self, path: &Path) -> bool {
+        Pins::covers(path)
+    }
+
+    /// Whether the table has this name, or a folder of it.
+    pub fn has_name(&self, path: &Path) -> bool {
+        self.pins().knows(path)
+    }
+
+    /// Makes a folder for names.
+    pub fn add_folder(&self, path: PathBuf) -> Result<(), Errno> {
+        self.pins().add_folder(path)
+    }
+
+    /// Takes an empty folder away.
+    pub fn remove_folder(&self, path: &Path) -> Result<(), Errno> {
+        self.pins().remove_folder(path)
+    }
+
+    /// Whether some object has a name.
+    pub fn has_pins(&self) -> bool {
+        self.pins().objects().next().is_some()
+    }
+
     /// Looks at all memfds: of closes that melted together, one may have been looked at too early.
     fn sweep(&self) {
-        let held = self.held.lock().expect("no panic under this lock");
+        let held = self.held();
         let memfds = held.iter().filter(|(_, held)| held.object.memfd().is_some());
         let ids: Vec<FileId> = memfds.map(|(id, _)| *id).collect();
         drop(held);
@@ -216,10 +281,10 @@ impl Subsystem {
         }
     }
 
-    /// All objects that are open, or that open ones keep alive.
+    /// All objects that are open or have names, or that such ones keep alive.
     pub fn objects(&self) -> Vec<Object> {
-        let mut open: Vec<Object> =
-            self.held.lock().expect("no panic under this lock").values().map(|held| held.object.clone()).collect();
+        let mut open: Vec<Object> = self.held().values().map(|held| held.object.clone()).collect();
+        open.extend(self.pins().objects().cloned());
         let mut all = BTreeMap::new();
         while let Some(object) = open.pop() {
             if let Entry::Vacant(entry) = all.entry(object.name()) {
@@ -238,7 +303,7 @@ impl Subsystem {
         self.loaders.lock().expect("no panic under this lock").remove(&pid);
     }
 
-    /// For `ring3 status`: loaders, maps, programs, links.
+    /// For `ring3 status`: loaders, maps, programs, links, names.
     pub fn snapshot(&self) -> Value {
         let loaders: Vec<Value> = self
             .loaders
@@ -258,6 +323,7 @@ impl Subsystem {
             "loaders": loaders,
             "maps": of(&|object| match object { Object::Map(map) => Some(map.describe()), _ => None }),
             "programs": of(&|object| match object { Object::Program(program) => Some(program.describe()), _ => None }),
+            "pins": self.pins().describe(),
             "links": of(&|object| match object {
                 Object::Link(link) => Some(link.describe()),
                 Object::Event(event) => event.describe_attached(),

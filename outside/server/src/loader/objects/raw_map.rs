@@ -46,11 +46,12 @@ impl Drop for Mapped {
     }
 }
 
-/// A memfd of `bytes` bytes. Its name begins with what the cleaning of targets looks for.
+/// A memfd of `bytes` bytes. Its name begins with what the cleaning of targets looks for, and has in it what the link
+/// of a map's descriptor in `/proc` has, by which bpftool knows one.
 fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
     let name: String = name.chars().filter(|c| c.is_ascii_graphic() && *c != '/').collect();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create(format!("ring3-map:{name}"), flags).map_err(errno)?;
+    let file = rustix::fs::memfd_create(format!("ring3-map:bpf-map:{name}"), flags).map_err(errno)?;
     rustix::fs::ftruncate(&file, bytes).map_err(errno)?;
     Ok(file)
 }

@@ -1,0 +1,128 @@
+//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`, and the calls by which loaders look after the BPF file system: statfs, mkdir,
+//! rmdir, unlink.
+
+use std::os::fd::AsFd;
+use std::path::{Component, Path, PathBuf};
+
+use ring3_uapi::Errno;
+use ring3_uapi::attr::obj;
+use ring3_uapi::flags::{BPF_F_PATH_FD, BPF_F_RDONLY, BPF_F_WRONLY};
+
+use super::attr::Attr;
+use super::objects::pins::{BPF_FS_MAGIC, is_in_kernel};
+use super::objects::{Access, Object};
+use super::{Caller, Outcome, Reply, refuse};
+
+/// `PATH_MAX`, `NAME_MAX`.
+const PATH_BYTES_MAX: usize = 4096;
+const NAME_BYTES_MAX: u64 = 255;
+
+/// A path as the loader means it, from the root, without `.` and `..`. Symbolic links are not followed.
+fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<PathBuf, Errno> {
+    let given = caller.read_string(address, PATH_BYTES_MAX)?;
+    if given.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let from = match folder {
+        libc::AT_FDCWD => format!("/proc/{}/cwd", caller.call.tid),
+        _ if given.starts_with('/') => "/".into(),
+        fd => format!("/proc/{}/fd/{fd}", caller.call.tid),
+    };
+    let mut path = std::fs::read_link(&from).unwrap_or_else(|_| PathBuf::from("/"));
+    for part in Path::new(&given).components() {
+        match part {
+            Component::RootDir | Component::Prefix(_) => path = PathBuf::from("/"),
+            Component::CurDir => {}
+            Component::ParentDir => drop(path.pop()),
+            Component::Normal(name) => path.push(name),
+        }
+    }
+    Ok(path)
+}
+
+/// The path that `BPF_OBJ_*` names, from `path_fd` on if that is given.
+fn path_in(caller: &Caller<'_>, attr: &Attr) -> Result<PathBuf, Errno> {
+    let flags = attr.u32(obj::FILE_FLAGS.at);
+    let folder = if flags & BPF_F_PATH_FD != 0 { attr.i32(obj::PATH_FD.at) } else { libc::AT_FDCWD };
+    path_of(caller, folder, attr.u64(obj::PATHNAME.at))
+}
+
+/// Flags beyond `known` are refused, and a folder without the flag for it. Mirrors kernel/bpf/syscall.c:bpf_obj_pin.
+fn check_flags(attr: &Attr, known: u32) -> Result<u32, Errno> {
+    let flags = attr.u32(obj::FILE_FLAGS.at);
+    if flags & !(known | BPF_F_PATH_FD) != 0 || flags & BPF_F_PATH_FD == 0 && attr.u32(obj::PATH_FD.at) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(flags)
+}
+
+/// Mirrors kernel/bpf/inode.c:bpf_obj_pin_user.
+pub(super) fn pin(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    check_flags(attr, 0)?;
+    let object = match caller.object(attr.i32(obj::BPF_FD.at)) {
+        Ok(Some(object @ (Object::Map(_) | Object::Program(_) | Object::Link(_)))) => object,
+        _ => return Err(Errno::EINVAL),
+    };
+    caller.subsystem().pin(path_in(caller, attr)?, object)?;
+    Ok(Outcome::Value(0))
+}
+
+/// Mirrors kernel/bpf/inode.c:bpf_obj_get_user.
+pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    let flags = check_flags(attr, BPF_F_RDONLY | BPF_F_WRONLY)?;
+    if attr.u32(obj::BPF_FD.at) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let access = Access::from_flags(flags)?;
+    let path = path_in(caller, attr)?;
+    let object = caller.subsystem().pinned(&path).map_err(|errno| match errno {
+        Errno::EACCES if is_in_kernel(&path) && !path.is_dir() => {
+            refuse(errno, format_args!("{} is an object of the kernel's", path.display()))
+        }
+        errno => errno,
+    })?;
+    let fd = match &object {
+        Object::Map(map) => caller.subsystem().open_memfd(object.clone(), map.memfd().as_fd(), access)?,
+        Object::Link(_) if access != Access::BOTH => return Err(Errno::EINVAL),
+        _ => caller.subsystem().open_pipe(object)?,
+    };
+    Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
+/// statfs(2) of what only the table has: as the kernel answers in a BPF file system (fs/libfs.c:simple_statfs).
+pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
+    let path = path_of(caller, libc::AT_FDCWD, caller.arg(0))?;
+    if !caller.subsystem().has_name(&path) || is_in_kernel(&path) {
+        return Ok(Outcome::Continue);
+    }
+    let mut words = [0u64; 15];
+    (words[0], words[1]) = (BPF_FS_MAGIC as u64, ring3_layout::PAGE_BYTES);
+    (words[8], words[9]) = (NAME_BYTES_MAX, ring3_layout::PAGE_BYTES);
+    caller.write(caller.arg(1), words.map(u64::to_le_bytes).as_flattened())?;
+    Ok(Outcome::Value(0))
+}
+
+/// mkdir(2) where the kernel has no BPF file system, or none that the loader may write.
+pub(super) fn mkdir(caller: &Caller<'_>, folder: i32, address: u64) -> Reply {
+    let path = path_of(caller, folder, address)?;
+    let writable = |path: &Path| is_in_kernel(path) && rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    if !caller.subsystem().covers(&path) || path.exists() || path.parent().is_some_and(writable) {
+        return Ok(Outcome::Continue);
+    }
+    caller.subsystem().add_folder(path)?;
+    Ok(Outcome::Value(0))
+}
+
+/// unlink(2) of a name, rmdir(2) of a folder.
+pub(super) fn remove(caller: &Caller<'_>, folder: i32, address: u64, is_folder: bool) -> Reply {
+    let path = path_of(caller, folder, address)?;
+    if !caller.subsystem().has_name(&path) || path.exists() {
+        return Ok(Outcome::Continue);
+    }
+    if is_folder {
+        caller.subsystem().remove_folder(&path)?;
+    } else {
+        caller.subsystem().unpin(&path)?;
+    }
+    Ok(Outcome::Value(0))
+}
