@@ -15,6 +15,7 @@ use crate::scenarios::raw_members::{
 };
 
 use crate::scenarios::raw_names::names_are_given_and_taken;
+use crate::scenarios::raw_values::{keys_and_values_have_types, values_with_a_lock_behave};
 
 /// What starts a line of a scenario's output; the rest is the test harness's.
 const MARK: &str = "| ";
@@ -541,7 +542,6 @@ fn btf_is_loaded_and_checked() {
         close(show_fd(&format!("first {bytes} bytes"), load_btf(&good[..bytes])));
     }
     let btf = show_fd("int again", load_btf(&good));
-    // What the types are of is not compared yet: only that right ones are taken.
     for kind in [map_type::ARRAY, map_type::HASH, map_type::PERCPU_ARRAY] {
         use attr::map_create as m;
         let attr = create(kind, 4, 4, 3, 0).with(m::BTF_FD, btf as u64);
@@ -1368,6 +1368,8 @@ scenarios! {
     maps_of_objects_behave
     arrays_of_programs_hold_one_kind
     names_are_given_and_taken
+    keys_and_values_have_types
+    values_with_a_lock_behave
 }
 
 #[test]

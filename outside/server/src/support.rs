@@ -66,11 +66,11 @@ const COMMANDS: &[Row] = &[
 ];
 
 const MAP_TYPES: &[Row] = &[
-    (map_type::HASH, Partial("no BPF_F_LOCK")),
-    (map_type::ARRAY, Partial("no BPF_F_LOCK")),
+    (map_type::HASH, Full),
+    (map_type::ARRAY, Full),
     (map_type::PERCPU_HASH, Full),
     (map_type::PERCPU_ARRAY, Full),
-    (map_type::LRU_HASH, Partial("no BPF_F_LOCK; one list for all CPUs")),
+    (map_type::LRU_HASH, Partial("one list for all CPUs")),
     (map_type::LRU_PERCPU_HASH, Partial("one list for all CPUs")),
     (map_type::PROG_ARRAY, Full),
     (map_type::PERF_EVENT_ARRAY, Partial("output events only")),

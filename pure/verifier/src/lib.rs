@@ -196,6 +196,12 @@ impl Verified {
         self.maps.values().any(|(map, _)| map.is_per_cpu() || map.map_type == map_type::PROG_ARRAY)
     }
 
+    /// Its type is one of those that trace. Mirrors kernel/bpf/verifier.c:is_tracing_prog_type.
+    pub fn is_tracing(&self) -> bool {
+        use prog_type::{KPROBE, PERF_EVENT, RAW_TRACEPOINT, TRACEPOINT};
+        [KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT].contains(&self.prog_type)
+    }
+
     /// It has tail calls.
     pub fn tail_calls(&self) -> bool {
         self.helpers.contains(&helper::TAIL_CALL)

@@ -2,3 +2,4 @@
 
 pub(crate) mod raw_members;
 pub(crate) mod raw_names;
+pub(crate) mod raw_values;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use ring3_isa::{Immediate, Op};
-use ring3_maps::Attributes;
+use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
@@ -15,8 +15,10 @@ use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_
 use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, names, refuse};
-use crate::loader::objects::{Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Object, Program};
+use super::{Caller, Outcome, Reply, names, refuse, value_types};
+use crate::loader::objects::{
+    Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
+};
 use crate::realm::MapSlot;
 use crate::support;
 
@@ -119,7 +121,15 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         }
         _ => None,
     };
-    let map = MapObject::create(caller.subsystem(), attributes, name, btf, inner)?;
+    let lock = match &btf {
+        Some((btf, key, value)) if *value != 0 => {
+            // Attributes that no map has come first.
+            Geometry::new(&Attributes { cpus: 1, ..attributes })?;
+            value_types::check(&btf.types, &attributes, *key, *value)?
+        }
+        _ => None,
+    };
+    let map = MapObject::create(caller.subsystem(), attributes, name, btf, Members { inner, lock })?;
     let fd = caller.subsystem().open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
@@ -130,6 +140,7 @@ fn check_map_fields(attr: &Attr) -> Result<(), Errno> {
     use ring3_uapi::attr::map_create as m;
     let word = |field: Field| attr.u32(field.at);
     if word(m::BTF_VMLINUX_VALUE_TYPE_ID) != 0
+        || word(m::BTF_KEY_TYPE_ID) != 0 && word(m::BTF_VALUE_TYPE_ID) == 0
         || attr.u64(m::MAP_EXTRA.at) != 0 && word(m::MAP_TYPE) != map_type::BLOOM_FILTER
         || attr.u64(m::EXCL_PROG_HASH.at) != 0
         || word(m::EXCL_PROG_HASH_SIZE) != 0
@@ -157,14 +168,17 @@ fn key_of(caller: &Caller<'_>, map: &MapObject, address: u64) -> Result<Vec<u8>,
     }
 }
 
+/// `BPF_F_LOCK` is for values with a lock.
+fn check_lock_flag(map: &MapObject, flags: u64) -> Result<(), Errno> {
+    if flags & BPF_F_LOCK != 0 && !map.has_lock() { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
     if attr.u64(24) & !BPF_F_LOCK != 0 {
         return Err(Errno::EINVAL);
     }
     let map = map_for(caller, attr.i32(0), Access::READ)?;
-    if attr.u64(24) != 0 {
-        return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
-    }
+    check_lock_flag(&map, attr.u64(24))?;
     let key = key_of(caller, &map, attr.u64(8))?;
     if map.is_keyless() {
         let bloom = map.geometry().header.map_type == map_type::BLOOM_FILTER;
@@ -181,9 +195,7 @@ fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
 fn map_update(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let map = map_for(caller, attr.i32(0), Access::WRITE)?;
     let flags = attr.u64(24);
-    if flags & BPF_F_LOCK != 0 {
-        return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
-    }
+    check_lock_flag(&map, flags)?;
     let key = key_of(caller, &map, attr.u64(8))?;
     let value = caller.read(attr.u64(16), map.geometry().user_value_bytes())?;
     if map.is_keyless() {
@@ -257,9 +269,7 @@ fn map_lookup_and_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(Errno::EINVAL);
     }
     let map = map_for(caller, attr.i32(0), Access::BOTH)?;
-    if attr.u64(24) != 0 {
-        return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
-    }
+    check_lock_flag(&map, attr.u64(24))?;
     let key = key_of(caller, &map, attr.u64(8))?;
     if matches!(map.geometry().header.map_type, map_type::QUEUE | map_type::STACK) {
         let mut value = vec![0; map.geometry().user_value_bytes()];
@@ -275,6 +285,10 @@ fn map_lookup_and_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
 }
 
 fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    let map = map_of(caller, attr.i32(0))?;
+    if map.has_lock() {
+        return Err(Errno::ENOTSUPP);
+    }
     let map = map_for(caller, attr.i32(0), Access::WRITE)?;
     if map.frozen.swap(true, Ordering::AcqRel) { Err(Errno::EBUSY) } else { Ok(Outcome::Value(0)) }
 }
@@ -296,9 +310,11 @@ fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     let deletes = command == cmd::MAP_DELETE_BATCH;
     let map = map_for(caller, attr.i32(36), Access::WRITE)?;
     check_batch_type(&map, deletes)?;
-    if attr.u64(40) != 0 {
-        return Err(Errno::EINVAL); // no flags, and no bpf_spin_lock in values yet
+    let flags = attr.u64(40);
+    if flags & !BPF_F_LOCK != 0 {
+        return Err(Errno::EINVAL);
     }
+    check_lock_flag(&map, flags)?;
     let wanted = u64::from(attr.u32(32));
     if wanted == 0 {
         return Ok(Outcome::Value(0));
@@ -310,7 +326,7 @@ fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
             return map.delete(&key);
         }
         let value = caller.read(attr.u64(24).wrapping_add(number * value_bytes as u64), value_bytes)?;
-        update(caller, &map, &key, &value, 0)
+        update(caller, &map, &key, &value, flags)
     };
     let stopped = (0..wanted).map(|number| (number, change(number))).find(|(_, done)| done.is_err());
     let (count, done) = stopped.unwrap_or((wanted, Ok(())));
@@ -323,9 +339,10 @@ fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     let deletes = command == cmd::MAP_LOOKUP_AND_DELETE_BATCH;
     let map = map_for(caller, attr.i32(36), if deletes { Access::BOTH } else { Access::READ })?;
     check_batch_type(&map, deletes)?;
-    if attr.u64(40) != 0 || attr.u64(48) != 0 {
+    if attr.u64(40) & !BPF_F_LOCK != 0 || attr.u64(48) != 0 {
         return Err(Errno::EINVAL);
     }
+    check_lock_flag(&map, attr.u64(40))?;
     let (wanted, key_bytes) = (attr.u32(32), map.geometry().header.key_size as usize);
     let mut last = match attr.u64(0) {
         0 => None,
@@ -454,6 +471,13 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
     })
     .map_err(|report| refuse_logged(&log, report.errno, &report.log, format_args!("program {name:?}: {report}")))?;
+    if let Some(map) = maps.values().find(|map| map.has_lock())
+        && (verified.is_tracing() || kind == prog_type::SOCKET_FILTER)
+    {
+        let who = if verified.is_tracing() { "tracing" } else { "socket filter" };
+        let text = format!("{who} progs cannot use bpf_spin_lock yet\n");
+        return Err(refuse_logged(&log, Errno::EINVAL, &text, format_args!("map {:?}: {text}", map.name)));
+    }
     let owner = (kind, attr.u32(p::EXPECTED_ATTACH_TYPE.at));
     let arrays = maps.values().filter(|map| map.geometry().header.map_type == map_type::PROG_ARRAY);
     for array in arrays {
@@ -582,80 +606,12 @@ fn btf_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     use ring3_uapi::attr::btf_load as b;
     let log = Log::new(caller, attr, [b::BTF_LOG_LEVEL, b::BTF_LOG_SIZE, b::BTF_LOG_BUF, b::BTF_LOG_TRUE_SIZE])?;
     let bytes = caller.read(attr.u64(0), size as usize)?;
-    check_btf(&bytes).map_err(|(errno, what)| {
+    let types = ring3_btf::Btf::parse(bytes).map_err(|(errno, what)| {
         refuse_logged(&log, errno, &format!("{what}\n"), format_args!("BTF_LOAD: {what}"))
     })?;
-    let btf = Arc::new(Btf { id: caller.subsystem().new_id(IdKind::Btf), bytes });
+    let btf = Arc::new(Btf { id: caller.subsystem().new_id(IdKind::Btf), types });
     let fd = caller.subsystem().open_pipe(Object::Btf(btf))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
-}
-
-fn word_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-/// Header, section bounds and the chain of types (Documentation/bpf/btf.rst).
-fn check_btf(bytes: &[u8]) -> Result<(), (Errno, &'static str)> {
-    const MAGIC: u16 = 0xeb9f;
-    const HEADER_BYTES: usize = 24;
-    let invalid = |what| (Errno::EINVAL, what);
-    let header = word_at(bytes, 4).ok_or(invalid("no header"))? as usize;
-    if header < HEADER_BYTES || header > bytes.len() {
-        return Err(invalid("wrong header size"));
-    }
-    if bytes[HEADER_BYTES..header].iter().any(|byte| *byte != 0) {
-        return Err((Errno::E2BIG, "unsupported header"));
-    }
-    if bytes[..2] != MAGIC.to_le_bytes() {
-        return Err(invalid("invalid magic"));
-    }
-    if bytes[2] != 1 || bytes[3] != 0 {
-        return Err((Errno::ENOTSUPP, "unsupported version or flags"));
-    }
-    let field = |at: usize| word_at(bytes, at).ok_or(invalid("no header"));
-    let section = |at: u32, length: u32| {
-        let start = header.checked_add(at as usize)?;
-        bytes.get(start..start.checked_add(length as usize)?)
-    };
-    if field(8)? % 4 != 0 {
-        return Err(invalid("unaligned types"));
-    }
-    let types = section(field(8)?, field(12)?).filter(|types| !types.is_empty()).ok_or(invalid("no type found"))?;
-    let text = section(field(16)?, field(20)?).ok_or(invalid("wrong string section"))?;
-    if text.first() != Some(&0) || text.last() != Some(&0) {
-        return Err(invalid("invalid string section"));
-    }
-    check_types(types, text.len()).ok_or(invalid("the types are damaged"))
-}
-
-fn check_types(types: &[u8], text_bytes: usize) -> Option<()> {
-    const KIND_MAX: u32 = 19;
-    /// `BTF_INFO_MASK`.
-    const INFO_BITS: u32 = 0x9f00_ffff;
-    let (mut rest, mut number, mut referred) = (types, 0u32, 0u32);
-    while !rest.is_empty() {
-        let (name, info, of) = (word_at(rest, 0)?, word_at(rest, 4)?, word_at(rest, 8)?);
-        let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
-        let extra = match kind {
-            1 | 14 | 17 => 4,              // int, var, decl_tag
-            3 => 12,                       // array
-            4 | 5 | 15 | 19 => count * 12, // struct, union, datasec, enum64
-            6 | 13 => count * 8,           // enum, func_proto
-            0 => return None,
-            kind if kind <= KIND_MAX => 0,
-            _ => return None,
-        };
-        if info & !INFO_BITS != 0 || name as usize >= text_bytes {
-            return None;
-        }
-        // pointers, typedefs, modifiers, functions, variables, tags
-        if matches!(kind, 2 | 8..=14 | 17 | 18) {
-            referred = referred.max(of);
-        }
-        rest = rest.get(12 + extra..)?;
-        number += 1;
-    }
-    (referred <= number).then_some(())
 }
 
 // ---- links ----
@@ -804,9 +760,10 @@ fn btf_info(caller: &Caller<'_>, btf: &Btf, given: &Info) -> Result<Info, Errno>
     let mut info = Info(vec![0; BTF_INFO_BYTES]);
     let room = given.get32(8) as usize;
     if given.get64(0) != 0 && room > 0 {
-        caller.write(given.get64(0), &btf.bytes[..room.min(btf.bytes.len())])?;
+        let bytes = btf.types.bytes();
+        caller.write(given.get64(0), &bytes[..room.min(bytes.len())])?;
     }
-    info.put64(0, given.get64(0)).put32(8, btf.bytes.len() as u32).put32(12, btf.id);
+    info.put64(0, given.get64(0)).put32(8, btf.types.bytes().len() as u32).put32(12, btf.id);
     Ok(info)
 }
 

@@ -11,6 +11,7 @@ mod names;
 pub mod objects;
 mod perf;
 mod raw_seccomp;
+mod value_types;
 mod wait;
 
 use std::collections::HashMap;

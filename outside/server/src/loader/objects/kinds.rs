@@ -80,8 +80,8 @@ impl Object {
 pub struct Btf {
     /// Id.
     pub id: u32,
-    /// The bytes as they were loaded.
-    pub bytes: Vec<u8>,
+    /// The types.
+    pub types: ring3_btf::Btf,
 }
 
 /// A loaded program.

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 pub use kinds::{Btf, Event, EventKind, Link, Object, Program, UprobeSite};
 use pins::Pins;
-pub use raw_map::{Inner, MapObject, OutputBuffer};
+pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
 use watch::Watch;
 
 use crate::realm::Realm;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_of_objects};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
-use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
+use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_LOCK, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 use ring3_verifier::MapShape;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -127,6 +127,15 @@ impl Inner {
     }
 }
 
+/// What elements are that are more than bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Members {
+    /// For maps of maps: what its elements are like.
+    pub inner: Option<Inner>,
+    /// Offset of a `bpf_spin_lock` in values.
+    pub lock: Option<u32>,
+}
+
 /// A map.
 pub struct MapObject {
     /// Id.
@@ -149,6 +158,8 @@ pub struct MapObject {
     owner: Mutex<Option<Owner>>,
     /// For maps of maps: what its elements are like.
     inner: Option<Inner>,
+    /// Offset of a `bpf_spin_lock` in values.
+    lock: Option<u32>,
     geometry: Geometry,
     file: Arc<MapFile>,
     mapped: Mapped,
@@ -162,7 +173,7 @@ impl MapObject {
         attributes: Attributes,
         name: String,
         btf: Option<(Arc<Btf>, u32, u32)>,
-        inner: Option<Inner>,
+        Members { inner, lock }: Members,
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
         let id = subsystem.new_id(IdKind::Map);
@@ -201,6 +212,7 @@ impl MapObject {
             members: Mutex::default(),
             owner: Mutex::default(),
             inner,
+            lock,
             geometry,
             file,
             mapped,
@@ -257,9 +269,20 @@ impl MapObject {
         self.map().user_lookup(key, &mut value).map(|()| value)
     }
 
+    /// Whether values have a lock. No program that runs here may take one (the kernel forbids it to tracing programs), so
+    /// it is always free, and all there is to `BPF_F_LOCK` is that the loader does not get to write it.
+    pub fn has_lock(&self) -> bool {
+        self.lock.is_some()
+    }
+
     /// Stores a value.
     pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        self.map().user_update(&context(), key, value, flags)
+        let Some(lock) = self.lock else { return self.map().user_update(&context(), key, value, flags) };
+        let mut value = value.to_vec();
+        if let Some(word) = value.get_mut(lock as usize..lock as usize + 4) {
+            word.fill(0);
+        }
+        self.map().user_update(&context(), key, &value, flags & !BPF_F_LOCK)
     }
 
     /// Removes a key.
@@ -444,6 +467,9 @@ impl MapObject {
         let kind = self.geometry.header.map_type;
         if !access.read || write && !access.write {
             return Err(Errno::EACCES);
+        }
+        if self.has_lock() {
+            return Err(Errno::ENOTSUPP);
         }
         if !matches!(kind, map_type::ARRAY | map_type::RINGBUF) {
             return Err(Errno::ENOTSUPP);
