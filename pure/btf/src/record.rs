@@ -76,7 +76,7 @@ fn add(found: &mut Vec<Special>, special: Special, align: u32, ignored: &[Specia
     if again || found.len() >= SPECIALS_MAX {
         return Err(Errno::E2BIG);
     }
-    if special.at % align != 0 {
+    if !special.at.is_multiple_of(align) {
         return Err(Errno::EFAULT);
     }
     found.push(special);
