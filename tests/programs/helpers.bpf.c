@@ -410,6 +410,13 @@ struct {
 	__type(value, unsigned);
 } late SEC(".maps");
 
+// Events that nobody maps.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__type(key, unsigned);
+	__type(value, unsigned);
+} mute SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_CGROUP_ARRAY);
 	__uint(max_entries, 2);
@@ -432,6 +439,7 @@ int outputs(void *ctx)
 	TELL("output flags", bpf_perf_event_output(ctx, &events, 1ULL << 32, data, 8));
 	TELL("output to nobody", bpf_perf_event_output(ctx, &nobody, BPF_F_CURRENT_CPU, data, 8));
 	TELL("output late", bpf_perf_event_output(ctx, &late, BPF_F_CURRENT_CPU, data, 8));
+	TELL("output without a buffer", bpf_perf_event_output(ctx, &mute, BPF_F_CURRENT_CPU, data, 8));
 	TELL("output beyond nobody", bpf_perf_event_output(ctx, &nobody, 2, data, 8));
 	TELL("cgroup unset", bpf_current_task_under_cgroup(&groups, 0));
 	TELL("cgroup beyond", bpf_current_task_under_cgroup(&groups, 2));

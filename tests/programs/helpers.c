@@ -64,7 +64,7 @@ static void on_lost(void *unused, int cpu, unsigned long long count)
 	printf("lost %llu on %d\n", count, cpu);
 }
 
-// Puts an event per CPU into an array, and gives them buffers only then.
+// Puts an event per CPU into an array, and gives them buffers only then, if at all.
 static void add_late(int map, struct perf_event_mmap_page **pages, int cpus)
 {
 	struct perf_event_attr attr = {
@@ -82,6 +82,8 @@ static void add_late(int map, struct perf_event_mmap_page **pages, int cpus)
 		if (event < 0 || bpf_map_update_elem(map, &cpu, &event, 0))
 			printf("no late event: %s\n", strerror(errno));
 		ioctl(event, PERF_EVENT_IOC_ENABLE, 0);
+		if (!pages)
+			continue;
 		pages[cpu] = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, event, 0);
 		if (pages[cpu] == MAP_FAILED)
 			printf("no late buffer: %s\n", strerror(errno));
@@ -127,6 +129,7 @@ int main(int argc, char **argv)
 	ring = ring_buffer__new(bpf_map__fd(skel->maps.ring), on_record, NULL, NULL);
 	perf = perf_buffer__new(bpf_map__fd(skel->maps.events), 8, on_sample, on_lost, &samples, NULL);
 	add_late(bpf_map__fd(skel->maps.late), pages, cpus);
+	add_late(bpf_map__fd(skel->maps.mute), NULL, cpus);
 	if (!ring || !perf) {
 		fprintf(stderr, "helpers: no buffers: %s\n", strerror(errno));
 		return 1;

@@ -452,6 +452,19 @@ fn id_of(fd: i64) -> u64 {
     told[1].into()
 }
 
+/// Freezing with a mapping that can be written.
+fn freeze_mapped(map: i64) {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, map as i32, 0) };
+    if at != libc::MAP_FAILED {
+        let freeze = bpf(cmd::MAP_FREEZE, &mut Attr::new().with(attr::map_elem::MAP_FD, map as u64));
+        show("freeze while mapped", freeze);
+        // SAFETY: unmaps what was just mapped.
+        unsafe { libc::munmap(at, 4096) };
+    }
+}
+
 fn mappings_are_checked() {
     let maps = [
         ("array", create(map_type::ARRAY, 4, 8, 1000, 0)),
@@ -465,6 +478,7 @@ fn mappings_are_checked() {
         let map = show_fd(name, bpf(cmd::MAP_CREATE, &mut attr));
         for frozen in [false, true] {
             if frozen {
+                freeze_mapped(map);
                 let freeze = bpf(cmd::MAP_FREEZE, &mut Attr::new().with(attr::map_elem::MAP_FD, map as u64));
                 show("freeze", freeze);
             }

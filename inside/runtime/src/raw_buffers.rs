@@ -1,6 +1,6 @@
 //! Ring and perf buffers from programs.
 
-use ring3_layout::control::{GotEntry, MAPS_MAX};
+use ring3_layout::control::{EVENT_WITHOUT_BUFFER, GotEntry, MAPS_MAX};
 use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample};
@@ -98,7 +98,7 @@ pub unsafe extern "sysv64" fn ringbuf_query(map: u64, what: u64, _: u64, _: u64,
 }
 
 /// `bpf_perf_event_output`. Mirrors kernel/trace/bpf_trace.c:__bpf_perf_event_output: `E2BIG` beyond the array,
-/// `ENOENT` for an empty entry, `EINVAL` for unknown flags.
+/// `ENOENT` for an empty entry, `ENOSPC` for an event that nobody has mapped, `EINVAL` for unknown flags.
 ///
 /// # Safety
 /// Called by a verified program with the thread block that it was given.
@@ -124,7 +124,11 @@ pub unsafe extern "sysv64" fn perf_event_output(
 fn output(tb: &ThreadBlock, map: u64, index: u32, data: &[u8]) -> Result<(), Errno> {
     // SAFETY: the verifier proved that a program passes a map here.
     let array = unsafe { Map::from_header(map) }.ok_or(Errno::EINVAL)?;
-    let slot = array.object(index)?.checked_sub(1).filter(|slot| *slot < MAPS_MAX).ok_or(Errno::ENOENT)?;
+    let word = array.object(index)?;
+    if word == EVENT_WITHOUT_BUFFER {
+        return Err(Errno::ENOSPC);
+    }
+    let slot = word.checked_sub(1).filter(|slot| *slot < MAPS_MAX).ok_or(Errno::ENOENT)?;
     let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
     // SAFETY: the GOT is mapped in every target and made of atomics; the slot is inside it.
     let header = unsafe { (*entry).header.load(core::sync::atomic::Ordering::Acquire) };

@@ -20,6 +20,9 @@ pub enum Support {
 use Support::{Full, Partial, Refused};
 
 const NOT_YET: &str = "not supported yet";
+const OF_LSM: &str = "for programs of security modules, which run in the kernel only";
+const OF_THE_NETWORK: &str = "for programs of the network, which run in the kernel only";
+const OF_CGROUPS: &str = "for programs of cgroups, which run in the kernel only";
 
 /// A row: number and support.
 type Row = (u32, Support);
@@ -81,6 +84,25 @@ const MAP_TYPES: &[Row] = &[
     (map_type::ARRAY_OF_MAPS, Full),
     (map_type::HASH_OF_MAPS, Full),
     (map_type::CGROUP_ARRAY, Partial("can be created and asked; no cgroup can be put in")),
+    (
+        map_type::TASK_STORAGE,
+        Refused(Errno::EINVAL, "programs find it by a task_struct, of which there is none here yet"),
+    ),
+    (map_type::ARENA, Refused(Errno::EINVAL, "its pages are allocated by kfuncs, and there are none here yet")),
+    (map_type::INODE_STORAGE, Refused(Errno::EINVAL, OF_LSM)),
+    (map_type::SK_STORAGE, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::DEVMAP, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::DEVMAP_HASH, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::CPUMAP, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::XSKMAP, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::SOCKMAP, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::SOCKHASH, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::REUSEPORT_SOCKARRAY, Refused(Errno::EINVAL, OF_THE_NETWORK)),
+    (map_type::CGROUP_STORAGE, Refused(Errno::EINVAL, OF_CGROUPS)),
+    (map_type::PERCPU_CGROUP_STORAGE, Refused(Errno::EINVAL, OF_CGROUPS)),
+    (map_type::CGRP_STORAGE, Refused(Errno::EINVAL, OF_CGROUPS)),
+    (map_type::STRUCT_OPS, Refused(Errno::EINVAL, "implements operations of the kernel's")),
+    (map_type::INSN_ARRAY, Refused(Errno::EINVAL, NOT_YET)),
 ];
 
 const PROG_TYPES: &[Row] = &[

@@ -16,6 +16,8 @@ pub const HEADER_OFFSET: u64 = 0;
 pub const GOT_OFFSET: u64 = 0x1000;
 /// Maps that one server can hold at a time; the slot is an index into each target's GOT.
 pub const MAPS_MAX: u32 = 4096;
+/// In a perf event array, what is no GOT slot plus 1: an event whose buffer is not mapped yet.
+pub const EVENT_WITHOUT_BUFFER: u32 = u32::MAX;
 /// Offset of the hook table in the control block.
 pub const HOOKS_OFFSET: u64 = GOT_OFFSET + MAPS_MAX as u64 * 16;
 /// Hooks (sites) of one target.

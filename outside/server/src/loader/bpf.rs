@@ -290,6 +290,9 @@ fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(Errno::ENOTSUPP);
     }
     let map = map_for(caller, attr.i32(0), Access::WRITE)?;
+    if caller.has_mapped_for_writing(map.memfd().as_fd()) {
+        return Err(Errno::EBUSY);
+    }
     if map.frozen.swap(true, Ordering::AcqRel) { Err(Errno::EBUSY) } else { Ok(Outcome::Value(0)) }
 }
 

@@ -15,7 +15,7 @@ mod value_types;
 mod wait;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ring3_uapi::Errno;
@@ -172,6 +172,17 @@ impl Caller<'_> {
     fn object(&self, fd: i32) -> Result<Option<Object>, Errno> {
         let copy = self.fd(fd)?;
         Ok(self.subsystem().object(copy.as_fd()))
+    }
+
+    /// Whether the calling process has a file mapped so that it can write. (What others have is not looked at.)
+    fn has_mapped_for_writing(&self, file: BorrowedFd<'_>) -> bool {
+        let Ok(stat) = rustix::fs::fstat(file) else { return false };
+        let mappings = std::fs::read_to_string(format!("/proc/{}/maps", self.call.tid)).unwrap_or_default();
+        mappings.lines().any(|line| {
+            let mut fields = line.split_ascii_whitespace().skip(1);
+            let writable = fields.next().is_some_and(|access| access.contains("w") && access.ends_with('s'));
+            writable && fields.nth(2).and_then(|inode| inode.parse().ok()) == Some(stat.st_ino)
+        })
     }
 
     /// Whether a signal waits for the calling thread that it does not block.

@@ -296,7 +296,6 @@ impl MapObject {
         } else {
             self.map().set_object(index_of(key)?, 0)?;
         }
-        // An event without a buffer yet has no number in the map.
         let old = members.remove(key);
         drop(members);
         if old.is_none() { Err(Errno::ENOENT) } else { Ok(()) }
@@ -359,7 +358,7 @@ impl MapObject {
                 self.map().set_object(index, slot.0 + 1)?;
             }
             None => {
-                self.map().set_object(index, 0)?;
+                self.map().set_object(index, ring3_layout::control::EVENT_WITHOUT_BUFFER)?;
                 arrays.lock().expect("no panic under this lock").push((Arc::downgrade(self), index));
             }
         }
