@@ -311,4 +311,48 @@ int walks(struct pt_regs *ctx)
 	return 0;
 }
 
+// ---- dynamic pointers ----
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} ring SEC(".maps");
+
+char memory[32] = "memory of some length";
+unsigned length = 21;
+
+SEC("uprobe")
+int dynptrs(struct pt_regs *ctx)
+{
+	struct bpf_dynptr of_memory, in_ring, none;
+	char read[8] = {}, *data;
+	unsigned bytes = length;
+
+	if (bytes > sizeof(memory))
+		return 0;
+	TELL("dynptr: flags", bpf_dynptr_from_mem(memory, bytes, 1, &none));
+	TELL("dynptr: read none", bpf_dynptr_read(read, 4, &none, 0, 0));
+	TELL("dynptr: of memory", bpf_dynptr_from_mem(memory, bytes, 0, &of_memory));
+	TELL_BYTES("dynptr: read", bpf_dynptr_read(read, 8, &of_memory, 3, 0), read, 8);
+	TELL("dynptr: read the end", bpf_dynptr_read(read, 8, &of_memory, 13, 0));
+	TELL("dynptr: read over the end", bpf_dynptr_read(read, 8, &of_memory, 14, 0));
+	TELL("dynptr: read far away", bpf_dynptr_read(read, 8, &of_memory, 0xfffffffe, 0));
+	TELL("dynptr: read flags", bpf_dynptr_read(read, 8, &of_memory, 0, 1));
+	TELL("dynptr: write", bpf_dynptr_write(&of_memory, 10, "!!", 2, 0));
+	TELL("dynptr: write over the end", bpf_dynptr_write(&of_memory, 20, "!!", 2, 0));
+	TELL("dynptr: write flags", bpf_dynptr_write(&of_memory, 0, "!!", 2, 1));
+	data = bpf_dynptr_data(&of_memory, 9, 4);
+	if (data)
+		TELL_BYTES("dynptr: data", 0, data, 4);
+	TELL("dynptr: data over the end", !!bpf_dynptr_data(&of_memory, 18, 4));
+	TELL("dynptr: reserve too much", bpf_ringbuf_reserve_dynptr(&ring, 5000, 0, &in_ring));
+	bpf_ringbuf_discard_dynptr(&in_ring, 0);
+	TELL("dynptr: reserve", bpf_ringbuf_reserve_dynptr(&ring, bytes, 0, &in_ring));
+	TELL("dynptr: write there", bpf_dynptr_write(&in_ring, 1, memory, 8, 0));
+	TELL_BYTES("dynptr: read there", bpf_dynptr_read(read, 8, &in_ring, 1, 0), read, 8);
+	bpf_ringbuf_submit_dynptr(&in_ring, 0);
+	TELL("dynptr: in the ring", bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA));
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "GPL";

@@ -14,7 +14,7 @@
 #include "helpers.h"
 #include "flow.skel.h"
 
-static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks" };
+static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks", "dynptrs" };
 
 static void show(const char *what, int result)
 {
@@ -88,7 +88,8 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin)) {
 		for (; told < skel->bss->count && told < RESULTS_MAX; told++)
-			printf("%s: %lld\n", skel->bss->results[told].name, skel->bss->results[told].value);
+			printf("%s: %lld %.*s\n", skel->bss->results[told].name, skel->bss->results[told].value,
+			       (int)skel->bss->results[told].bytes, skel->bss->results[told].data);
 		change(skel);
 		printf("end\n");
 		fflush(stdout);

@@ -18,6 +18,7 @@ STEP(inner)
 STEP(named)
 STEP(looped)
 STEP(walks)
+STEP(dynptrs)
 
 int main(void)
 {
@@ -27,7 +28,7 @@ int main(void)
 	fflush(stdout);
 	while (scanf("%d", &number) == 1) {
 		printf("%d\n", tails(number) + repeated(number) + asked(number) + inner(number) + named(number) +
-				       looped(number) + walks(number));
+				       looped(number) + walks(number) + dynptrs(number));
 		fflush(stdout);
 	}
 	return 0;

@@ -1,6 +1,6 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
-use ring3_runtime::{raw_buffers, raw_callbacks, raw_helpers};
+use ring3_runtime::{raw_buffers, raw_callbacks, raw_dynptr, raw_helpers};
 
 macro_rules! exports {
     ($($symbol:ident = $function:path;)*) => {
@@ -57,6 +57,14 @@ exports! {
     ring3_helper_ringbuf_query = raw_buffers::ringbuf_query;
     ring3_helper_loop = raw_callbacks::bpf_loop;
     ring3_helper_for_each_map_elem = raw_callbacks::for_each_map_elem;
+    ring3_helper_dynptr_from_mem = raw_dynptr::dynptr_from_mem;
+    ring3_helper_dynptr_read = raw_dynptr::dynptr_read;
+    ring3_helper_dynptr_write = raw_dynptr::dynptr_write;
+    ring3_helper_dynptr_data = raw_dynptr::dynptr_data;
+    ring3_helper_ringbuf_reserve_dynptr = raw_dynptr::ringbuf_reserve_dynptr;
+    ring3_helper_ringbuf_submit_dynptr = raw_dynptr::ringbuf_submit_dynptr;
+    ring3_helper_ringbuf_discard_dynptr = raw_dynptr::ringbuf_discard_dynptr;
+    ring3_helper_user_ringbuf_drain = raw_dynptr::user_ringbuf_drain;
     ring3_helper_tail_call = raw_callbacks::tail_call;
 }
 

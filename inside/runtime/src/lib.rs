@@ -10,6 +10,7 @@ mod format;
 pub mod raw_buffers;
 pub mod raw_callbacks;
 pub mod raw_dispatch;
+pub mod raw_dynptr;
 pub mod raw_helpers;
 pub mod raw_memory;
 mod raw_request;

@@ -11,14 +11,14 @@ use crate::raw_helpers::{answer, block};
 /// `BPF_MAX_LOOPS`.
 const LOOPS_MAX: u64 = 8 << 20;
 
-type Callback = unsafe extern "sysv64" fn(u64, u64, u64, u64, u64, u64) -> u64;
+pub(crate) type Callback = unsafe extern "sysv64" fn(u64, u64, u64, u64, u64, u64) -> u64;
 type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 
 /// A subprogram as a helper calls it: with five arguments and the thread block.
 ///
 /// # Safety
 /// `address` is that of a compiled subprogram.
-unsafe fn callback(address: u64) -> Callback {
+pub(crate) unsafe fn callback(address: u64) -> Callback {
     // SAFETY: the caller's promise; all subprograms have this convention.
     unsafe { core::mem::transmute::<u64, Callback>(address) }
 }
@@ -27,7 +27,7 @@ unsafe fn callback(address: u64) -> Callback {
 ///
 /// # Safety
 /// `env` is the running thread's block.
-unsafe fn burn(env: u64) -> bool {
+pub(crate) unsafe fn burn(env: u64) -> bool {
     // SAFETY: the caller's promise.
     let fuel = unsafe { &raw mut (*(env as *mut ThreadBlock)).fuel };
     // SAFETY: as above; only this thread uses the word.

@@ -120,7 +120,15 @@ static PROTOTYPES: &[Prototype] = &[
     Prototype { callback_argument: Some(2), ..on_map(helper::FOR_EACH_MAP_ELEM, KEYED) },
     Prototype { callback_argument: Some(2), ..plain(helper::LOOP) },
     plain(helper::STRNCMP),
+    plain(helper::DYNPTR_FROM_MEM),
+    on_map(helper::RINGBUF_RESERVE_DYNPTR, RING),
+    plain(helper::RINGBUF_SUBMIT_DYNPTR),
+    plain(helper::RINGBUF_DISCARD_DYNPTR),
+    plain(helper::DYNPTR_READ),
+    plain(helper::DYNPTR_WRITE),
+    plain(helper::DYNPTR_DATA),
     plain(helper::KTIME_GET_TAI_NS),
+    Prototype { callback_argument: Some(2), ..on_map(helper::USER_RINGBUF_DRAIN, &[map_type::USER_RINGBUF]) },
 ];
 
 /// All helpers.

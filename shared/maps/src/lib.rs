@@ -15,12 +15,14 @@ mod raw_map;
 mod raw_memory;
 mod raw_perf;
 mod ring;
+mod user_ring;
 
 pub use geometry::{Attributes, Geometry, HashLayout, is_hash, is_of_objects, is_per_cpu};
 pub use raw_map::Map;
 pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
 pub use ring::{Record, Ring};
+pub use user_ring::{Sampled, UserRing};
 
 /// Length of a nap, ns.
 pub const NAP_NS: u64 = 250_000;

@@ -12,6 +12,7 @@ use crate::hash::Hash;
 use crate::queue::Queue;
 use crate::raw_memory::{Memory, program_bytes, program_bytes_mut};
 use crate::ring::Ring;
+use crate::user_ring::UserRing;
 
 /// A mapped map.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +75,11 @@ impl Map {
     /// The ring buffer in it.
     pub fn ring(&self) -> Option<Ring> {
         (self.header().map_type == map_type::RINGBUF).then_some(Ring::new(self.memory))
+    }
+
+    /// The user ring buffer in it.
+    pub fn user_ring(&self) -> Option<UserRing> {
+        (self.header().map_type == map_type::USER_RINGBUF).then_some(UserRing::new(self.memory))
     }
 
     fn kind(&self) -> Kind<'_> {
