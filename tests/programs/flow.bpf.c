@@ -311,6 +311,44 @@ int walks(struct pt_regs *ctx)
 	return 0;
 }
 
+// ---- a value that is deleted while a program has its address ----
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, unsigned);
+	__type(value, unsigned long long);
+} small SEC(".maps");
+
+SEC("uprobe")
+int stale(struct pt_regs *ctx)
+{
+	unsigned first = 1, second = 2, third = 3;
+	unsigned long long value = 11, *kept, *other;
+
+	bpf_map_update_elem(&small, &first, &value, 0);
+	value = 22;
+	bpf_map_update_elem(&small, &second, &value, 0);
+	TELL("stale: full", bpf_map_update_elem(&small, &third, &value, 0));
+	kept = bpf_map_lookup_elem(&small, &first);
+	if (!kept)
+		return 0;
+	TELL("stale: deleted", bpf_map_delete_elem(&small, &first));
+	TELL("stale: still readable", *kept);
+	*kept = 33;
+	TELL("stale: gone", !bpf_map_lookup_elem(&small, &first));
+	other = bpf_map_lookup_elem(&small, &second);
+	TELL("stale: the other", other ? *other : -1);
+	value = 44;
+	TELL("stale: room again", bpf_map_update_elem(&small, &third, &value, 0));
+	other = bpf_map_lookup_elem(&small, &third);
+	TELL("stale: the new one", other ? *other : -1);
+	bpf_map_delete_elem(&small, &third);
+	bpf_map_delete_elem(&small, &second);
+	return 0;
+}
+
 // ---- dynamic pointers ----
 
 struct {

@@ -14,7 +14,7 @@
 #include "helpers.h"
 #include "flow.skel.h"
 
-static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks", "dynptrs" };
+static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks", "stale", "dynptrs" };
 
 static void show(const char *what, int result)
 {

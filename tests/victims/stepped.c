@@ -18,6 +18,7 @@ STEP(inner)
 STEP(named)
 STEP(looped)
 STEP(walks)
+STEP(stale)
 STEP(dynptrs)
 
 int main(void)
@@ -28,7 +29,7 @@ int main(void)
 	fflush(stdout);
 	while (scanf("%d", &number) == 1) {
 		printf("%d\n", tails(number) + repeated(number) + asked(number) + inner(number) + named(number) +
-				       looped(number) + walks(number) + dynptrs(number));
+				       looped(number) + walks(number) + stale(number) + dynptrs(number));
 		fflush(stdout);
 	}
 	return 0;
