@@ -349,6 +349,47 @@ int stale(struct pt_regs *ctx)
 	return 0;
 }
 
+// ---- values of the running thread ----
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, unsigned long long);
+} mine SEC(".maps");
+
+SEC("uprobe")
+int storage(struct pt_regs *ctx)
+{
+	unsigned long long start = 5, *value;
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	value = bpf_task_storage_get(&mine, task, 0, 0);
+	TELL("storage: there", value ? (long long)*value : -1);
+	value = bpf_task_storage_get(&mine, task, &start, 2);
+	TELL("storage: flags", value ? (long long)*value : -1);
+	value = bpf_task_storage_get(&mine, task, &start, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	TELL("storage: made", value ? (long long)*value : -1);
+	if (value)
+		*value += PT_REGS_PARM1(ctx);
+	value = bpf_task_storage_get(&mine, task, 0, 0);
+	TELL("storage: kept", value ? (long long)*value : -1);
+	return 0;
+}
+
+SEC("uprobe")
+int unstorage(struct pt_regs *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	unsigned long long *value;
+
+	TELL("storage: deleted", bpf_task_storage_delete(&mine, task));
+	TELL("storage: again", bpf_task_storage_delete(&mine, task));
+	value = bpf_task_storage_get(&mine, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	TELL("storage: zero", value ? (long long)*value : -1);
+	return 0;
+}
+
 // ---- dynamic pointers ----
 
 struct {

@@ -3,18 +3,21 @@
 //
 //   flow VICTIM
 //
-// Prints "attached"; on a line of input, what the programs told, one line each, and "end". Before the next line it
+// Prints "attached"; on a line of input with the pid of the victim, what the programs told, one line each, and "end". Before the next line it
 // changes what is in the arrays.
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "helpers.h"
 #include "flow.skel.h"
 
-static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks", "stale", "dynptrs" };
+static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks", "stale", "dynptrs",
+					"storage", "unstorage" };
 
 static void show(const char *what, int result)
 {
@@ -61,6 +64,23 @@ static void change(struct flow_bpf *skel)
 	close(cells);
 }
 
+// What threads of the victim keep, by their pidfds. Between rounds the victim's main thread has a value.
+static void change_storage(struct flow_bpf *skel, int pid)
+{
+	int mine = bpf_map__fd(skel->maps.mine), thread = syscall(SYS_pidfd_open, pid, 0), none = -1;
+	unsigned long long value = 0;
+
+	show("storage lookup", bpf_map_lookup_elem(mine, &thread, &value));
+	printf("storage value: %llu\n", value);
+	value = 1000;
+	show("storage add", bpf_map_update_elem(mine, &thread, &value, BPF_NOEXIST));
+	show("storage change", bpf_map_update_elem(mine, &thread, &value, BPF_EXIST));
+	show("storage of nobody", bpf_map_lookup_elem(mine, &none, &value));
+	show("storage of a map", bpf_map_lookup_elem(mine, &mine, &value));
+	show("storage next", bpf_map_get_next_key(mine, NULL, &none));
+	close(thread);
+}
+
 static int attach(struct flow_bpf *skel, const char *victim)
 {
 	for (unsigned i = 0; i < sizeof(attached) / sizeof(*attached); i++) {
@@ -76,7 +96,7 @@ static int attach(struct flow_bpf *skel, const char *victim)
 int main(int argc, char **argv)
 {
 	struct flow_bpf *skel = argc < 2 ? NULL : flow_bpf__open_and_load();
-	char line[16];
+	char line[32];
 	unsigned told = 0;
 
 	if (!skel || attach(skel, argv[1])) {
@@ -91,6 +111,7 @@ int main(int argc, char **argv)
 			printf("%s: %lld %.*s\n", skel->bss->results[told].name, skel->bss->results[told].value,
 			       (int)skel->bss->results[told].bytes, skel->bss->results[told].data);
 		change(skel);
+		change_storage(skel, atoi(line));
 		printf("end\n");
 		fflush(stdout);
 	}

@@ -48,7 +48,7 @@ fn told_of_flow(bench: &Bench) -> Vec<String> {
     for number in ["3", "4"] {
         victim.say(number);
         lines.push(format!("sum: {}", victim.line()));
-        tool.say("");
+        tool.say(&victim.pid().to_string());
         lines.extend(std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "end")));
     }
     let (code, _, errors) = tool.finish();

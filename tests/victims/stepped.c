@@ -20,6 +20,8 @@ STEP(looped)
 STEP(walks)
 STEP(stale)
 STEP(dynptrs)
+STEP(storage)
+STEP(unstorage)
 
 int main(void)
 {
@@ -29,7 +31,7 @@ int main(void)
 	fflush(stdout);
 	while (scanf("%d", &number) == 1) {
 		printf("%d\n", tails(number) + repeated(number) + asked(number) + inner(number) + named(number) +
-				       looped(number) + walks(number) + stale(number) + dynptrs(number));
+				       looped(number) + walks(number) + stale(number) + dynptrs(number) + (number % 2 ? storage(number) : unstorage(number)));
 		fflush(stdout);
 	}
 	return 0;

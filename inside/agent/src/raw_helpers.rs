@@ -1,6 +1,6 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
-use ring3_runtime::{raw_buffers, raw_callbacks, raw_dynptr, raw_helpers};
+use ring3_runtime::{raw_buffers, raw_callbacks, raw_dynptr, raw_helpers, raw_task};
 
 macro_rules! exports {
     ($($symbol:ident = $function:path;)*) => {
@@ -65,6 +65,9 @@ exports! {
     ring3_helper_ringbuf_submit_dynptr = raw_dynptr::ringbuf_submit_dynptr;
     ring3_helper_ringbuf_discard_dynptr = raw_dynptr::ringbuf_discard_dynptr;
     ring3_helper_user_ringbuf_drain = raw_dynptr::user_ringbuf_drain;
+    ring3_helper_get_current_task_btf = raw_task::get_current_task_btf;
+    ring3_helper_task_storage_get = raw_task::task_storage_get;
+    ring3_helper_task_storage_delete = raw_task::task_storage_delete;
     ring3_helper_tail_call = raw_callbacks::tail_call;
 }
 

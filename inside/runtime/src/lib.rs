@@ -16,5 +16,6 @@ pub mod raw_memory;
 mod raw_request;
 mod raw_shadow;
 mod raw_system;
+pub mod raw_task;
 mod raw_thread;
 pub mod raw_trace;

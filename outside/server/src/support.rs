@@ -86,7 +86,7 @@ const MAP_TYPES: &[Row] = &[
     (map_type::CGROUP_ARRAY, Partial("can be created and asked; no cgroup can be put in")),
     (
         map_type::TASK_STORAGE,
-        Refused(Errno::EINVAL, "programs find it by a task_struct, of which there is none here yet"),
+        Partial("of the running thread, for 65536 threads; from bpf(2) for threads that a program has seen"),
     ),
     (map_type::ARENA, Refused(Errno::EINVAL, "its pages are allocated by kfuncs, and there are none here yet")),
     (map_type::INODE_STORAGE, Refused(Errno::EINVAL, OF_LSM)),
@@ -119,6 +119,7 @@ const PROG_TYPES: &[Row] = &[
 const HELPER_NOTES: &[(u32, &str)] = &[
     (helper::PROBE_READ_KERNEL, "the program's stack and maps are the only kernel memory there is"),
     (helper::PROBE_READ_KERNEL_STR, "the program's stack and maps are the only kernel memory there is"),
+    (helper::GET_CURRENT_TASK_BTF, "for task storage; a task_struct cannot be read"),
     (helper::LOOP, "all loops of a run together have 64 Mi rounds"),
     (helper::GET_CURRENT_TASK, "returns 0: there is no task_struct"),
     (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),

@@ -109,6 +109,10 @@ pub struct Realm {
     pub cpu_slots: [CpuSlot; CPUS_MAX as usize],
     /// Claimed by compare-and-exchange of `state`.
     pub requests: [Request; REQUESTS_MAX as usize],
+    /// Threads ever seen.
+    pub threads: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
     /// Lines ever begun; the entry of line n is `n % TRACE_ENTRIES`.
     pub trace_head: AtomicU64,
     /// Ring of lines; old ones are overwritten.

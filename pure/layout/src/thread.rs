@@ -91,6 +91,10 @@ pub struct ThreadBlock {
     pub hook: u64,
     /// Region base.
     pub region_base: u64,
+    /// Number of the thread among all that the realm has seen; the key of its values in task storage.
+    pub serial: u32,
+    /// Zero.
+    pub reserved: u32,
     /// State of `bpf_get_prandom_u32`.
     pub random: u64,
     /// Nonzero while an unwinder walks this thread's stack and return addresses are restored.
@@ -122,5 +126,6 @@ const _: () = {
     assert!(size_of::<ProcessPage>() <= 4096);
     assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
     assert!(size_of::<ShadowFrame>() == 64);
-    assert!(size_of::<ThreadBlock>() as u64 <= THREAD_BLOCK_BYTES);
+    // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known.
+    assert!(size_of::<ThreadBlock>() as u64 + 0x4000 <= THREAD_BLOCK_BYTES);
 };

@@ -34,6 +34,11 @@ pub const BPF_F_PRESERVE_ELEMS: u32 = 1 << 11;
 /// Inner maps may differ in size.
 pub const BPF_F_INNER_MAP: u32 = 1 << 12;
 
+/// `bpf_task_storage_get`: make a value if there is none.
+pub const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
+/// Map creation: a clone of a task gets copies of its values.
+pub const BPF_F_CLONE: u32 = 1 << 9;
+
 /// Pinning: the path is relative to `path_fd`.
 pub const BPF_F_PATH_FD: u32 = 1 << 14;
 

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 
 use ring3_isa::{AluOp, Call, Cond, Immediate, Op, Operand, Width};
 
+use ring3_uapi::helper;
+
 use crate::Verified;
 use crate::flow::successors;
 
@@ -17,6 +19,8 @@ enum Known {
     Number(u64),
     /// Address in a map's only value: slot and offset.
     Value(u32, u64),
+    /// Address in the running thread's `task_struct`, of which there is none.
+    Task,
 }
 
 type State = [Known; 11];
@@ -31,12 +35,20 @@ struct Walk<'a> {
     values: HashMap<u32, Option<Vec<u8>>>,
 }
 
-/// For each instruction whether it can be reached.
-pub(crate) fn live(
+/// What the walk found.
+pub(crate) struct Found {
+    /// For each instruction whether it can be reached.
+    pub(crate) live: Vec<bool>,
+    /// An instruction that reads a `task_struct`.
+    pub(crate) reads_task: Option<usize>,
+}
+
+/// Walks all ways through the program.
+pub(crate) fn walk(
     ops: &[Option<Op>],
     verified: &Verified,
     constant_value: &dyn Fn(u32) -> Option<Vec<u8>>,
-) -> Vec<bool> {
+) -> Found {
     let mut walk = Walk { ops, verified, constant_value, values: HashMap::new() };
     let mut states: Vec<Option<State>> = vec![None; ops.len()];
     let mut open = vec![(0, UNKNOWN)];
@@ -60,7 +72,11 @@ pub(crate) fn live(
             open.push((target, UNKNOWN));
         }
     }
-    states.iter().map(Option::is_some).collect()
+    let reads_task = states.iter().zip(ops).position(|(state, op)| match (state, op) {
+        (Some(state), Some(Op::Load { src, .. })) => state[*src as usize] == Known::Task,
+        _ => false,
+    });
+    Found { live: states.iter().map(Option::is_some).collect(), reads_task }
 }
 
 fn join(a: &State, b: &State) -> State {
@@ -89,6 +105,7 @@ impl Walk<'_> {
                     (_, Some(a), Some(b), _) => compute(width, op, a, b),
                     (AluOp::Add, None, Some(b), _) if width == Width::W64 => match state[dst as usize] {
                         Known::Value(slot, offset) => Known::Value(slot, offset.wrapping_add(b)),
+                        Known::Task => Known::Task,
                         _ => Known::Nothing,
                     },
                     _ => Known::Nothing,
@@ -118,7 +135,12 @@ impl Walk<'_> {
                 state[src as usize] = Known::Nothing;
                 state[0] = Known::Nothing;
             }
-            Op::Call(_) => state[..6].fill(Known::Nothing),
+            Op::Call(call) => {
+                state[..6].fill(Known::Nothing);
+                if call == Call::Helper(helper::GET_CURRENT_TASK_BTF) {
+                    state[0] = Known::Task;
+                }
+            }
             Op::Store { .. } | Op::StoreRelease { .. } | Op::Jump { .. } | Op::Ja(_) | Op::Exit => {}
         }
     }

@@ -240,7 +240,15 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
             resolve_map(input, &mut verified, at, *value)?;
         }
     }
-    verified.live = constants::live(&ops, &verified, input.constant_value);
+    let found = constants::walk(&ops, &verified, input.constant_value);
+    if let Some(at) = found.reads_task {
+        return Err(Report::new(
+            Errno::EACCES,
+            Some(at),
+            "a task_struct cannot be read: there is none in user space",
+        ));
+    }
+    verified.live = found.live;
     for (at, op) in ops.iter().enumerate().filter(|(at, _)| verified.live[*at]).collect::<Vec<_>>() {
         match op {
             Some(Op::Call(Call::Helper(id))) => check_helper(input, &mut verified, &ops, at, *id)?,

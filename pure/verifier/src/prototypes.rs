@@ -55,6 +55,7 @@ const LOOKED_UP: &[u32] = &[
     map_type::HASH_OF_MAPS,
 ];
 const RING: &[u32] = &[map_type::RINGBUF];
+const TASKS: &[u32] = &[map_type::TASK_STORAGE];
 const QUEUES: &[u32] = &[map_type::QUEUE, map_type::STACK];
 const KEYLESS: &[u32] = &[map_type::QUEUE, map_type::STACK, map_type::BLOOM_FILTER];
 
@@ -93,6 +94,9 @@ static PROTOTYPES: &[Prototype] = &[
         ..tracing(helper::PERF_EVENT_OUTPUT, true)
     },
     tracing(helper::GET_CURRENT_TASK, true),
+    tracing(helper::GET_CURRENT_TASK_BTF, true),
+    Prototype { map_argument: Some(1), map_types: TASKS, ..tracing(helper::TASK_STORAGE_GET, false) },
+    Prototype { map_argument: Some(1), map_types: TASKS, ..tracing(helper::TASK_STORAGE_DELETE, false) },
     tracing(helper::PROBE_WRITE_USER, true),
     Prototype {
         map_argument: Some(1),

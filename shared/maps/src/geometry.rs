@@ -9,8 +9,8 @@ use ring3_layout::map::{MAP_MAGIC, MapHeader};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{
-    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_COMMON_LRU, BPF_F_NO_PREALLOC, BPF_F_NUMA_NODE, BPF_F_PRESERVE_ELEMS,
-    BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG, BPF_F_ZERO_SEED,
+    BPF_F_CLONE, BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_COMMON_LRU, BPF_F_NO_PREALLOC, BPF_F_NUMA_NODE,
+    BPF_F_PRESERVE_ELEMS, BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG, BPF_F_ZERO_SEED,
 };
 
 /// What `kmalloc` gives at most (`KMALLOC_MAX_SIZE` of x86-64), bytes: the kernel's limit for an element.
@@ -19,6 +19,10 @@ const ELEMENT_BYTES_MAX: u64 = 4 << 20;
 const KERNEL_ELEMENT_HEADER: u64 = 48;
 /// `PCPU_MIN_UNIT_SIZE`: the kernel's limit for a per-CPU value, bytes.
 const PER_CPU_VALUE_MAX: u64 = 32 << 10;
+/// Threads whose values a task storage keeps.
+const TASKS_MAX: u32 = 1 << 16;
+/// `BPF_LOCAL_STORAGE_MAX_VALUE_SIZE`, bytes.
+const TASK_VALUE_MAX: u32 = 65407;
 /// Files larger than this are refused, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 40;
 /// Bytes of the type's own words behind the header.
@@ -91,8 +95,8 @@ pub struct Geometry {
 
 /// Whether a type is a hash table.
 pub const fn is_hash(map_type: u32) -> bool {
-    use map_type::{HASH, HASH_OF_MAPS, LRU_HASH, LRU_PERCPU_HASH, PERCPU_HASH};
-    matches!(map_type, HASH | PERCPU_HASH | LRU_HASH | LRU_PERCPU_HASH | HASH_OF_MAPS)
+    use map_type::{HASH, HASH_OF_MAPS, LRU_HASH, LRU_PERCPU_HASH, PERCPU_HASH, TASK_STORAGE};
+    matches!(map_type, HASH | PERCPU_HASH | LRU_HASH | LRU_PERCPU_HASH | HASH_OF_MAPS | TASK_STORAGE)
 }
 
 /// Whether a type's elements are objects that the server puts in: programs only look them up.
@@ -106,14 +110,18 @@ pub const fn is_per_cpu(map_type: u32) -> bool {
     matches!(map_type, map_type::PERCPU_HASH | map_type::PERCPU_ARRAY | map_type::LRU_PERCPU_HASH)
 }
 
-/// Whether a full map of this type makes room by itself.
+/// Whether a full map of this type makes room by itself. Values of threads that have ended are never used again, so in
+/// task storage it is those that go.
 const fn is_lru(map_type: u32) -> bool {
-    matches!(map_type, map_type::LRU_HASH | map_type::LRU_PERCPU_HASH)
+    matches!(map_type, map_type::LRU_HASH | map_type::LRU_PERCPU_HASH | map_type::TASK_STORAGE)
 }
 
 /// A list per CPU in the kernel; here there is one, but the number of elements is rounded as there.
 /// Mirrors kernel/bpf/hashtab.c:htab_map_alloc.
 fn rounded_entries(a: &Attributes) -> u32 {
+    if a.map_type == map_type::TASK_STORAGE {
+        return TASKS_MAX;
+    }
     if !is_lru(a.map_type) || a.map_flags & BPF_F_NO_COMMON_LRU == 0 {
         return a.max_entries;
     }
@@ -283,6 +291,12 @@ fn check(a: &Attributes) -> Result<(), Errno> {
     let invalid = |wrong: bool| if wrong { Err(Errno::EINVAL) } else { Ok(()) };
     let both = |x: u32, y: u32| a.map_flags & (x | y) == x | y;
     match a.map_type {
+        // Mirrors kernel/bpf/bpf_local_storage.c:bpf_local_storage_map_alloc_check.
+        map_type::TASK_STORAGE => {
+            invalid(a.map_flags & !(BPF_F_NO_PREALLOC | BPF_F_CLONE) != 0 || a.map_flags & BPF_F_NO_PREALLOC == 0)?;
+            invalid(a.max_entries != 0 || a.key_size != 4 || a.value_size == 0)?;
+            check_size(a, a.value_size > TASK_VALUE_MAX)
+        }
         t if is_hash(t) => {
             let known = BPF_F_NO_PREALLOC | BPF_F_NUMA_NODE | BPF_F_ZERO_SEED | BPF_F_NO_COMMON_LRU | ACCESS;
             let lru = is_lru(a.map_type);

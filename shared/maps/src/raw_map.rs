@@ -3,6 +3,7 @@
 use ring3_layout::map::MapHeader;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::BPF_NOEXIST;
 
 use crate::Context;
 use crate::array::Array;
@@ -228,6 +229,36 @@ impl Map {
             _ => return Err(Errno::EINVAL),
         }
         Ok(seen)
+    }
+
+    /// `bpf_task_storage_get`: address of a thread's value, which with `create` is made of `value` (0: zeros) if there is
+    /// none; 0 without one.
+    ///
+    /// # Safety
+    /// The program may read `value_size` bytes at `value`, unless that is 0.
+    pub unsafe fn task_value(&self, cx: &Context, thread: u32, value: u64, create: bool) -> u64 {
+        let Kind::Hash(hash) = self.kind() else { return 0 };
+        let (key, bytes) = (thread.to_le_bytes(), u64::from(self.header().value_size));
+        let find = || {
+            let index = hash.find(&key)?;
+            hash.touch(index);
+            Some(self.memory.pointer(hash.value_at(index, 0), bytes) as u64)
+        };
+        if let Some(there) = find() {
+            return there;
+        }
+        let write = |index, _| {
+            if value == 0 {
+                self.memory.clear(hash.value_at(index, 0), bytes);
+            } else {
+                // SAFETY: the caller's promise.
+                self.memory.write(hash.value_at(index, 0), unsafe { program_bytes(value, bytes as usize) });
+            }
+        };
+        if !create || hash.update_or_evict(cx, &key, BPF_NOEXIST, write).is_err() {
+            return 0;
+        }
+        find().unwrap_or(0)
     }
 
     /// For arrays of objects: the number stored at `index`, 0 for none; `E2BIG` beyond the end.

@@ -122,6 +122,10 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         _ => None,
     };
     let lock = match &btf {
+        None if attributes.map_type == map_type::TASK_STORAGE => {
+            Geometry::new(&Attributes { cpus: 1, ..attributes })?;
+            return Err(Errno::EINVAL);
+        }
         Some((btf, key, value)) if *value != 0 => {
             // Attributes that no map has come first.
             Geometry::new(&Attributes { cpus: 1, ..attributes })?;
@@ -160,8 +164,14 @@ fn check_map_fields(attr: &Attr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Mirrors kernel/bpf/syscall.c:___bpf_copy_key.
+/// A key; where the loader gives a thread's pidfd, the thread's. Mirrors kernel/bpf/syscall.c:___bpf_copy_key and
+/// bpf_task_storage.c:bpf_pid_task_storage_lookup_elem.
 fn key_of(caller: &Caller<'_>, map: &MapObject, address: u64) -> Result<Vec<u8>, Errno> {
+    if map.geometry().header.map_type == map_type::TASK_STORAGE {
+        let key = caller.read(address, 4)?;
+        let fd = i32::from_le_bytes(key.try_into().map_err(|_| Errno::EINVAL)?);
+        return Ok(thread_of(caller, fd)?.to_le_bytes().into());
+    }
     match map.geometry().header.key_size {
         0 if address != 0 => Err(Errno::EINVAL),
         bytes => caller.read(address, bytes as usize),
@@ -171,6 +181,20 @@ fn key_of(caller: &Caller<'_>, map: &MapObject, address: u64) -> Result<Vec<u8>,
 /// `BPF_F_LOCK` is for values with a lock.
 fn check_lock_flag(map: &MapObject, flags: u64) -> Result<(), Errno> {
     if flags & BPF_F_LOCK != 0 && !map.has_lock() { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// The key of the values of the thread that a pidfd stands for.
+fn thread_of(caller: &Caller<'_>, fd: i32) -> Result<u32, Errno> {
+    use std::os::fd::AsRawFd;
+    let copy = caller.fd(fd)?;
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", copy.as_raw_fd())).unwrap_or_default();
+    let of = |text: &str, name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().last()?.parse::<i64>().ok()
+    };
+    let tid = of(&info, "Pid:").ok_or(Errno::EBADF)?;
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).map_err(|_| Errno::ESRCH)?;
+    let (pid, own_tid) = of(&status, "Tgid:").zip(of(&status, "NSpid:")).ok_or(Errno::ESRCH)?;
+    caller.subsystem().realm.thread_serial(pid as u32, own_tid as u32).ok_or(Errno::ENOENT)
 }
 
 fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
@@ -259,6 +283,9 @@ fn map_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
 
 fn map_next_key(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let map = map_for(caller, attr.i32(0), Access::READ)?;
+    if map.geometry().header.map_type == map_type::TASK_STORAGE {
+        return Err(Errno::ENOTSUPP);
+    }
     let key = if attr.u64(8) == 0 { None } else { Some(key_of(caller, &map, attr.u64(8))?) };
     caller.write(attr.u64(16), &map.next_key(key.as_deref())?)?;
     Ok(Outcome::Value(0))
@@ -270,6 +297,9 @@ fn map_lookup_and_delete(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     let map = map_for(caller, attr.i32(0), Access::BOTH)?;
     check_lock_flag(&map, attr.u64(24))?;
+    if map.geometry().header.map_type == map_type::TASK_STORAGE {
+        return Err(Errno::ENOTSUPP);
+    }
     let key = key_of(caller, &map, attr.u64(8))?;
     if matches!(map.geometry().header.map_type, map_type::QUEUE | map_type::STACK) {
         let mut value = vec![0; map.geometry().user_value_bytes()];
@@ -301,6 +331,7 @@ const BATCH_COUNT_AT: u64 = 32;
 
 fn check_batch_type(map: &MapObject, deletes: bool) -> Result<(), Errno> {
     match map.geometry().header.map_type {
+        map_type::TASK_STORAGE => Err(Errno::ENOTSUPP),
         t if ring3_maps::is_hash(t) => Ok(()),
         map_type::ARRAY | map_type::PERCPU_ARRAY | map_type::ARRAY_OF_MAPS if !deletes => Ok(()),
         _ => Err(Errno::ENOTSUPP),
@@ -725,7 +756,9 @@ fn map_info(map: &MapObject) -> Info {
     let header = &map.geometry().header;
     let mut info = Info(vec![0; MAP_INFO_BYTES]);
     info.put32(0, header.map_type).put32(4, map.id).put32(8, header.key_size).put32(12, header.value_size);
-    info.put32(16, header.max_entries).put32(20, map.flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
+    // What the kernel does not bound has no bound there.
+    let entries = if header.map_type == map_type::TASK_STORAGE { 0 } else { header.max_entries };
+    info.put32(16, entries).put32(20, map.flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
     if let Some((btf, key, value)) = &map.btf {
         info.put32(64, btf.id).put32(68, *key).put32(72, *value);
     }

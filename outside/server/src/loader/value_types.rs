@@ -80,7 +80,7 @@ fn check_place(map: u32, member: SpecialKind) -> Result<(), Errno> {
 fn check_for_type(btf: &Btf, map: &Attributes, key: Option<u32>, value: u32) -> Result<(), Errno> {
     use map_type::{
         ARRAY, ARRAY_OF_MAPS, BLOOM_FILTER, CGROUP_ARRAY, HASH_OF_MAPS, LPM_TRIE, PERCPU_ARRAY, PERF_EVENT_ARRAY,
-        STACK_TRACE,
+        STACK_TRACE, TASK_STORAGE,
     };
     let invalid = |wrong: bool| if wrong { Err(Errno::EINVAL) } else { Ok(()) };
     match (map.map_type, key) {
@@ -89,6 +89,7 @@ fn check_for_type(btf: &Btf, map: &Attributes, key: Option<u32>, value: u32) -> 
         (PERCPU_ARRAY, None) => Err(Errno::EINVAL),
         (ARRAY | PERCPU_ARRAY, Some(key)) => invalid(!btf.is_i32(key)),
         (BLOOM_FILTER, key) => invalid(key.is_some()),
+        (TASK_STORAGE, key) => invalid(!key.is_some_and(|key| btf.is_i32(key))),
         (LPM_TRIE, key) => invalid(key.and_then(|key| btf.kind(key)) != Some(kind::STRUCT)),
         (PERF_EVENT_ARRAY | CGROUP_ARRAY | ARRAY_OF_MAPS | HASH_OF_MAPS | STACK_TRACE, _) => Err(Errno::ENOTSUPP),
         _ => Ok(()),

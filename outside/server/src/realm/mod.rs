@@ -274,6 +274,12 @@ impl Realm {
         self.tracer.ask(Command::MapCompanions)?
     }
 
+    /// The key of a thread's values in task storage: of the thread `tid` (in its own pid namespace) of process `pid`, if
+    /// that is a target and a program has run in the thread.
+    pub fn thread_serial(&self, pid: u32, tid: u32) -> Option<u32> {
+        self.tracer.ask(|reply| Command::ThreadSerial(pid, tid, reply)).ok()?
+    }
+
     /// How many targets there are.
     pub fn target_count(&self) -> usize {
         self.tracer.ask(Command::Count).unwrap_or(0)

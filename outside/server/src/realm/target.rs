@@ -698,18 +698,33 @@ impl Target {
         }
     }
 
+    /// Addresses of the thread blocks of this process.
+    fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
+        let (pid, region) = (self.pid, self.region);
+        let used = read_value::<u32>(pid, region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
+        let generation = read_value::<u64>(pid, region + PROCESS_OFFSET).unwrap_or(0);
+        let address = move |block| region + STATE_OFFSET + STATE_HEADER_BYTES + block * THREAD_BLOCK_BYTES;
+        (0..u64::from(used)).map(address).filter(move |base| {
+            read_value(pid, base + std::mem::offset_of!(ThreadBlock, generation) as u64) == Ok(generation)
+        })
+    }
+
+    /// The serial of the thread with this id (in its own namespace), if a program has seen it.
+    pub(super) fn serial(&self, tid: u32) -> Option<u32> {
+        let word = |base, offset: usize| read_value::<u64>(self.pid, base + offset as u64);
+        let blocks = self.blocks().filter(|base| {
+            word(*base, std::mem::offset_of!(ThreadBlock, pid_tgid)).is_ok_and(|ids| ids as u32 == tid)
+        });
+        // A thread has another block from before its C library gave it an FS base.
+        let serials = blocks.filter_map(|base| word(base, std::mem::offset_of!(ThreadBlock, serial)).ok());
+        serials.map(|serial| serial as u32).max()
+    }
+
     /// Hits and misses per hook, summed over the thread blocks of this process.
     fn counts(&self) -> Vec<(u64, u64)> {
         let hooks = self.hooks_used.min(COUNTED_HOOKS_MAX) as usize;
         let mut sums = vec![(0u64, 0u64); hooks];
-        let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
-        let generation = read_value::<u64>(self.pid, self.region + PROCESS_OFFSET).unwrap_or(0);
-        for block in 0..u64::from(used) {
-            let base = self.region + STATE_OFFSET + STATE_HEADER_BYTES + block * THREAD_BLOCK_BYTES;
-            let at = base + std::mem::offset_of!(ThreadBlock, generation) as u64;
-            if read_value::<u64>(self.pid, at) != Ok(generation) {
-                continue;
-            }
+        for base in self.blocks() {
             let mut hits = vec![0u8; hooks * 8];
             let mut misses = vec![0u8; hooks * 4];
             let hits_at = base + std::mem::offset_of!(ThreadBlock, hits) as u64;

@@ -34,6 +34,7 @@ pub(super) enum Command {
     AddTargetAtExec(u32, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, Sender<Result<(), Refusal>>),
     MapCompanions(Sender<Result<(), Refusal>>),
+    ThreadSerial(u32, u32, Sender<Option<u32>>),
     DropMap(MapSlot),
     DropText(TextRange),
     Requests,
@@ -183,6 +184,9 @@ impl Actor {
             Command::AddTargetAtExec(pid, ready, reply) => drop(reply.send(self.add_target_at_exec(pid, ready))),
             Command::RemoveTarget(pid, reply) => drop(reply.send(self.remove_target(pid))),
             Command::MapCompanions(reply) => drop(reply.send(self.apply_everywhere())),
+            Command::ThreadSerial(pid, tid, reply) => {
+                let _ = reply.send(self.targets.get(&pid).and_then(|target| target.serial(tid)));
+            }
             Command::DropMap(slot) => self.drop_map(slot),
             Command::DropText(range) => {
                 let users = self.targets.keys().copied().collect();

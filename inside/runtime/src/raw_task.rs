@@ -1,0 +1,56 @@
+//! Task storage: values that belong to the running thread (kernel/bpf/bpf_task_storage.c; v6.18).
+
+use ring3_layout::thread::ThreadBlock;
+use ring3_maps::Map;
+use ring3_uapi::Errno;
+use ring3_uapi::flags::BPF_LOCAL_STORAGE_GET_F_CREATE;
+
+use crate::raw_helpers::{answer, block, context};
+
+/// What programs hold for the running thread's `task_struct`: the zeros behind its block. The verifier refuses what reads
+/// there as far as it sees it.
+fn task_of(tb: &ThreadBlock) -> u64 {
+    tb.this + size_of::<ThreadBlock>() as u64
+}
+
+/// `bpf_get_current_task_btf`
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn get_current_task_btf(_: u64, _: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    task_of(unsafe { block(env) })
+}
+
+/// `bpf_task_storage_get`: address of the running thread's value, 0 if there is none.
+///
+/// # Safety
+/// Called by a verified program with a map, a task, the address of a value or 0, and the thread block that it was given.
+pub unsafe extern "sysv64" fn task_storage_get(map: u64, task: u64, value: u64, flags: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    if flags & !BPF_LOCAL_STORAGE_GET_F_CREATE != 0 || task != task_of(tb) {
+        return 0;
+    }
+    // SAFETY: the verifier proved a map.
+    let Some(map) = (unsafe { Map::from_header(map) }) else { return 0 };
+    let create = flags & BPF_LOCAL_STORAGE_GET_F_CREATE != 0;
+    // SAFETY: the verifier proved a value of the map's size, or nothing.
+    unsafe { map.task_value(&context(tb), tb.serial, value, create) }
+}
+
+/// `bpf_task_storage_delete`
+///
+/// # Safety
+/// Called by a verified program with a map, a task and the thread block that it was given.
+pub unsafe extern "sysv64" fn task_storage_delete(map: u64, task: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    if task != task_of(tb) {
+        return Errno::EINVAL.negated() as u64;
+    }
+    // SAFETY: the verifier proved a map.
+    let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+    let key = tb.serial.to_le_bytes();
+    answer(map.user_delete(&context(tb), &key).map(|()| 0))
+}
