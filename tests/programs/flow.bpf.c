@@ -434,4 +434,35 @@ int dynptrs(struct pt_regs *ctx)
 	return 0;
 }
 
+// ---- samples from the loader ----
+
+struct {
+	__uint(type, BPF_MAP_TYPE_USER_RINGBUF);
+	__uint(max_entries, 4096);
+} samples SEC(".maps");
+
+static long takes(struct bpf_dynptr *sample, struct step *step)
+{
+	unsigned long long number = 0, more = 0;
+	// Before anything that the compiler could keep the pointer on the stack for: the verifier loses it there.
+	long read = bpf_dynptr_read(&number, sizeof(number), sample, 0, 0);
+	long behind = bpf_dynptr_read(&more, sizeof(more), sample, 9, 0);
+
+	TELL("drain: number", read ? read : (long)number);
+	TELL("drain: behind the end", behind);
+	return number == step->width;
+}
+
+SEC("uprobe")
+int drains(struct pt_regs *ctx)
+{
+	struct step step = { .width = 3 };
+
+	TELL("drain: flags", bpf_user_ringbuf_drain(&samples, takes, &step, 4));
+	TELL("drain: to the third", bpf_user_ringbuf_drain(&samples, takes, &step, 0));
+	TELL("drain: the rest", bpf_user_ringbuf_drain(&samples, takes, &step, BPF_RB_NO_WAKEUP));
+	TELL("drain: nothing", bpf_user_ringbuf_drain(&samples, takes, &step, BPF_RB_FORCE_WAKEUP));
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "GPL";

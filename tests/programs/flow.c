@@ -17,7 +17,7 @@
 #include "flow.skel.h"
 
 static const char *const attached[] = { "tails", "repeated", "asked", "inner", "named", "looped", "walks", "stale", "dynptrs",
-					"storage", "unstorage" };
+					"storage", "unstorage", "drains" };
 
 static void show(const char *what, int result)
 {
@@ -81,6 +81,26 @@ static void change_storage(struct flow_bpf *skel, int pid)
 	close(thread);
 }
 
+// Samples 1 to 5, of which the second is discarded; then as many as there is room for.
+static void write_samples(struct user_ring_buffer *ring)
+{
+	unsigned many = 0;
+
+	for (unsigned long long number = 1; number <= 5; number++) {
+		unsigned long long *sample = user_ring_buffer__reserve(ring, 16);
+
+		*sample = number;
+		if (number == 2)
+			user_ring_buffer__discard(ring, sample);
+		else
+			user_ring_buffer__submit(ring, sample);
+	}
+	for (void *sample; (sample = user_ring_buffer__reserve(ring, 1000)); many++)
+		user_ring_buffer__discard(ring, sample);
+	printf("room for: %u\n", many);
+	printf("room at once: %d\n", !!user_ring_buffer__reserve_blocking(ring, 1000, 10));
+}
+
 static int attach(struct flow_bpf *skel, const char *victim)
 {
 	for (unsigned i = 0; i < sizeof(attached) / sizeof(*attached); i++) {
@@ -96,6 +116,7 @@ static int attach(struct flow_bpf *skel, const char *victim)
 int main(int argc, char **argv)
 {
 	struct flow_bpf *skel = argc < 2 ? NULL : flow_bpf__open_and_load();
+	struct user_ring_buffer *ring;
 	char line[32];
 	unsigned told = 0;
 
@@ -104,6 +125,12 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	name_cells(skel);
+	ring = user_ring_buffer__new(bpf_map__fd(skel->maps.samples), NULL);
+	if (!ring) {
+		fprintf(stderr, "flow: no ring: %s\n", strerror(errno));
+		return 1;
+	}
+	write_samples(ring);
 	printf("attached\n");
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin)) {
@@ -112,9 +139,11 @@ int main(int argc, char **argv)
 			       (int)skel->bss->results[told].bytes, skel->bss->results[told].data);
 		change(skel);
 		change_storage(skel, atoi(line));
+		write_samples(ring);
 		printf("end\n");
 		fflush(stdout);
 	}
+	user_ring_buffer__free(ring);
 	flow_bpf__destroy(skel);
 	return 0;
 }

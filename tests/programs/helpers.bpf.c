@@ -235,6 +235,234 @@ int queues(void *ctx)
 	return 0;
 }
 
+// Of kernels that have it and tell of it.
+struct bpf_map {};
+extern long long bpf_map_sum_elem_count(const struct bpf_map *map) __weak __ksym;
+
+#define COUNT(map) TELL("count: " #map, bpf_map_sum_elem_count((struct bpf_map *)&map))
+
+SEC("uprobe")
+int counts(void *ctx)
+{
+	unsigned one = 1;
+
+	COUNT(hash);
+	bpf_map_delete_elem(&hash, &one);
+	COUNT(hash);
+	COUNT(cpu_hash);
+	COUNT(array);
+	COUNT(queue);
+	return 0;
+}
+
+struct prefix {
+	unsigned bits;
+	unsigned char data[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 3);
+	__type(key, struct prefix);
+	__type(value, unsigned long long);
+} trie SEC(".maps");
+
+SEC("uprobe")
+int tries(void *ctx)
+{
+	struct prefix net = { 8, { 10, 0, 0, 0 } }, part = { 24, { 10, 1, 2, 0 } };
+	struct prefix host = { 32, { 10, 1, 2, 3 } }, other = { 32, { 10, 1, 3, 3 } }, long_ = { 33, { 10 } };
+	unsigned long long value = 8, *at;
+
+#define PUT(text, key, flags) TELL("trie: " text, bpf_map_update_elem(&trie, key, &value, flags))
+#define GET(text, key)                                                               \
+	do {                                                                         \
+		at = bpf_map_lookup_elem(&trie, key);                                \
+		TELL("trie: " text, at ? *at : -1);                                  \
+	} while (0)
+	GET("empty", &host);
+	PUT("exist", &net, BPF_EXIST);
+	PUT("net", &net, BPF_NOEXIST);
+	PUT("net again", &net, BPF_NOEXIST);
+	PUT("flags 3", &net, 3);
+	PUT("flags lock", &net, BPF_F_LOCK);
+	PUT("flags 1 << 40", &net, 1UL << 40);
+	PUT("too long", &long_, BPF_ANY);
+	GET("host by net", &host);
+	value = 24;
+	PUT("part", &part, BPF_ANY);
+	GET("host by part", &host);
+	GET("other by net", &other);
+	GET("too long", &long_);
+	value = 32;
+	PUT("other", &other, BPF_ANY);
+	PUT("full", &host, BPF_ANY);
+	PUT("full, update", &part, BPF_EXIST);
+	at = bpf_map_lookup_elem(&trie, &host);
+	if (at)
+		*at += 100;
+	GET("in place", &host);
+	TELL("trie: delete", bpf_map_delete_elem(&trie, &part));
+	TELL("trie: delete again", bpf_map_delete_elem(&trie, &part));
+	TELL("trie: delete too long", bpf_map_delete_elem(&trie, &long_));
+	GET("host by net again", &host);
+	PUT("room again", &host, BPF_NOEXIST);
+	GET("host", &host);
+	return 0;
+}
+
+SEC("uprobe")
+int lookups_of_cpus(void *ctx)
+{
+	unsigned one = 1, beyond = 2, own = bpf_get_smp_processor_id();
+	unsigned long long value = 77, *at;
+
+#define CPUS(map)                                                                    \
+	do {                                                                         \
+		bpf_map_update_elem(&map, &one, &value, BPF_ANY);                    \
+		at = bpf_map_lookup_percpu_elem(&map, &one, own);                    \
+		TELL(#map ": of this cpu", at ? *at : -1);                           \
+		TELL(#map ": the same", at && at == bpf_map_lookup_elem(&map, &one)); \
+		at = bpf_map_lookup_percpu_elem(&map, &one, own ? 0 : 1);            \
+		TELL(#map ": of another cpu", at ? *at : -1);                        \
+		TELL(#map ": of no cpu", bpf_map_lookup_percpu_elem(&map, &one, 8192) != NULL); \
+		TELL(#map ": of cpu -1", bpf_map_lookup_percpu_elem(&map, &one, ~0u) != NULL); \
+		TELL(#map ": no element", bpf_map_lookup_percpu_elem(&map, &beyond, own) != NULL); \
+	} while (0)
+	bpf_map_delete_elem(&cpu_hash, &one);
+	CPUS(cpu_hash);
+	CPUS(cpu_array);
+	return 0;
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
+	__uint(max_entries, 1);
+	__uint(key_size, 4);
+	__uint(value_size, 5 * 8);
+} trace SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
+	__uint(max_entries, 1000);
+	__uint(key_size, 4);
+	__uint(value_size, 127 * 8);
+} traces SEC(".maps");
+
+// Addresses are told from here on: the victim's `chained`.
+unsigned long long stack_base;
+unsigned long long frames[160];
+
+#define UNTOUCHED 0xaaaaaaaaaaaaaaaaULL
+
+static __always_inline void tell_frames(void)
+{
+	for (int i = 0; i < 6; i++)
+		TELL("  frame", frames[i] == UNTOUCHED ? -1 : frames[i] ? frames[i] - stack_base : 0);
+}
+
+#define STACK(text, size, flags)                                                     \
+	do {                                                                         \
+		__builtin_memset(frames, 0xaa, 8 * 8);                               \
+		TELL("stack " text, bpf_get_stack(ctx, frames, size, flags));        \
+		tell_frames();                                                       \
+	} while (0)
+#define STACK_FAILS(text, size, flags)                                               \
+	do {                                                                         \
+		__builtin_memset(frames, 0xaa, 8 * 8);                               \
+		TELL("stack " text, bpf_get_stack(ctx, frames, size, flags));        \
+		TELL("  first", frames[0]);                                          \
+	} while (0)
+#define STACK_ID(text, map, flags) TELL("stack id " text, bpf_get_stackid(ctx, &map, flags))
+
+SEC("uprobe")
+int stacks(struct pt_regs *ctx)
+{
+	long first, second;
+
+	stack_base = PT_REGS_PARM1(ctx);
+	STACK("whole", sizeof(frames), BPF_F_USER_STACK);
+	STACK("of 3", 24, BPF_F_USER_STACK);
+	STACK("but 1", sizeof(frames), BPF_F_USER_STACK | 1);
+	STACK("2 but 1", 16, BPF_F_USER_STACK | 1);
+	STACK("but all", sizeof(frames), BPF_F_USER_STACK | 5);
+	STACK_FAILS("but more", sizeof(frames), BPF_F_USER_STACK | 6);
+	STACK_FAILS("odd", 20, BPF_F_USER_STACK);
+	STACK_FAILS("of ids, odd", 24, BPF_F_USER_STACK | BPF_F_USER_BUILD_ID);
+	// What is in an entry differs: here they have no build ids.
+	TELL("stack of ids", bpf_get_stack(ctx, frames, 3 * 32, BPF_F_USER_STACK | BPF_F_USER_BUILD_ID));
+	STACK_FAILS("of the kernel", sizeof(frames), 0);
+	STACK_FAILS("of the kernel but 1", sizeof(frames), 1);
+	STACK_FAILS("of the kernel with ids", 64, BPF_F_USER_BUILD_ID);
+	STACK_FAILS("flags", sizeof(frames), BPF_F_USER_STACK | BPF_F_REUSE_STACKID);
+	STACK_FAILS("flags 1 << 40", sizeof(frames), BPF_F_USER_STACK | 1UL << 40);
+	STACK_ID("flags", trace, BPF_F_USER_STACK | BPF_F_USER_BUILD_ID);
+	STACK_ID("of the kernel", trace, 0);
+	STACK_ID("but all", trace, BPF_F_USER_STACK | 5);
+	STACK_ID("but more", trace, BPF_F_USER_STACK | 255);
+	STACK_ID("whole", trace, BPF_F_USER_STACK);
+	STACK_ID("whole again", trace, BPF_F_USER_STACK);
+	STACK_ID("fast", trace, BPF_F_USER_STACK | BPF_F_FAST_STACK_CMP);
+	STACK_ID("another", trace, BPF_F_USER_STACK | 1);
+	STACK_ID("another, fast", trace, BPF_F_USER_STACK | BPF_F_FAST_STACK_CMP | 1);
+	// The only place is in use, also for what would replace it.
+	STACK_ID("another instead", trace, BPF_F_USER_STACK | BPF_F_REUSE_STACKID | 1);
+	first = bpf_get_stackid(ctx, &traces, BPF_F_USER_STACK);
+	second = bpf_get_stackid(ctx, &traces, BPF_F_USER_STACK);
+	TELL("stack id in range", first >= 0 && first < 1024 && first == second);
+	return 0;
+}
+
+// Not of `stacks` too: while one of two returns by the same slot is handled, the kernel shows its address twice.
+SEC("uretprobe")
+int hopped_after(struct pt_regs *ctx)
+{
+	STACK("after hopped", sizeof(frames), BPF_F_USER_STACK);
+	return 0;
+}
+
+SEC("uretprobe")
+int chain_middle_after(struct pt_regs *ctx)
+{
+	STACK("after chain_middle", sizeof(frames), BPF_F_USER_STACK);
+	return 0;
+}
+
+SEC("uretprobe")
+int chain_outer_after(struct pt_regs *ctx)
+{
+	STACK("after chain_outer", sizeof(frames), BPF_F_USER_STACK);
+	return 0;
+}
+
+SEC("uprobe")
+int stacks_bare(struct pt_regs *ctx)
+{
+	// Begins with another instruction: the caller is not found.
+	STACK("bare", sizeof(frames), BPF_F_USER_STACK);
+	return 0;
+}
+
+SEC("uprobe")
+int stacks_deep(struct pt_regs *ctx)
+{
+	STACK("deep", sizeof(frames), BPF_F_USER_STACK);
+	TELL("last", frames[126] - stack_base);
+	TELL("behind", frames[127]);
+	STACK("deep but 100", sizeof(frames), BPF_F_USER_STACK | 100);
+	STACK_FAILS("deep but 200", sizeof(frames), BPF_F_USER_STACK | 200);
+	TELL("stack id deep", bpf_get_stackid(ctx, &traces, BPF_F_USER_STACK) >= 0);
+	return 0;
+}
+
+SEC("uprobe")
+int stacks_broken(struct pt_regs *ctx)
+{
+	STACK("broken", sizeof(frames), BPF_F_USER_STACK);
+	return 0;
+}
+
 SEC("uprobe")
 int BPF_KPROBE(who, unsigned long pid, unsigned long tid, unsigned long uid, unsigned long gid)
 {

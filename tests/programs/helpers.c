@@ -90,6 +90,23 @@ static void add_late(int map, struct perf_event_mmap_page **pages, int cpus)
 	}
 }
 
+// The stacks in a map, from a function of the victim on.
+static void show_stacks(int map, unsigned long long base)
+{
+	unsigned long long addresses[5];
+	unsigned key = 0, *last = NULL;
+
+	for (; bpf_map_get_next_key(map, last, &key) == 0; last = &key) {
+		printf("stack %u: %d", key, bpf_map_lookup_elem(map, &key, addresses));
+		for (unsigned i = 0; i < 5; i++)
+			printf(" %lld", addresses[i] ? addresses[i] - base : 0);
+		printf("\n");
+	}
+	printf("delete a stack: %d", bpf_map_delete_elem(map, &key));
+	printf(", again %d", bpf_map_delete_elem(map, &key));
+	printf(", put one %d\n", bpf_map_update_elem(map, &key, addresses, 0));
+}
+
 static struct helpers_bpf *loaded(bool writes)
 {
 	struct helpers_bpf *skel = helpers_bpf__open();
@@ -97,6 +114,7 @@ static struct helpers_bpf *loaded(bool writes)
 	if (!skel)
 		return NULL;
 	bpf_program__set_autoload(skel->progs.writes, writes);
+	bpf_program__set_autoload(skel->progs.counts, access("/sys/kernel/btf/vmlinux", R_OK) == 0);
 	if (!helpers_bpf__load(skel))
 		return skel;
 	helpers_bpf__destroy(skel);
@@ -163,6 +181,7 @@ int main(int argc, char **argv)
 		show_bytes(result->data, result->bytes);
 		printf("\n");
 	}
+	show_stacks(bpf_map__fd(skel->maps.trace), skel->bss->stack_base);
 	printf("records consumed: %d\n", ring_buffer__consume(ring));
 	printf("samples consumed: %d\n", perf_buffer__consume(perf) < 0 ? -1 : samples);
 	for (int cpu = 0; cpu < cpus; cpu++)

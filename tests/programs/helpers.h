@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* What programs tell: a name, a number, some bytes. */
-#define RESULTS_MAX 512
+#define RESULTS_MAX 1024
 #define DATA_BYTES 64
 
 struct result {

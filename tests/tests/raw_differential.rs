@@ -91,7 +91,7 @@ fn create(kind: u32, key: u32, value: u32, entries: u32, flags: u32) -> Attr {
     attr.with(m::VALUE_SIZE, value.into()).with(m::MAX_ENTRIES, entries.into()).with(m::MAP_FLAGS, flags.into())
 }
 
-const KINDS: [u32; 12] = [
+const KINDS: [u32; 15] = [
     map_type::HASH,
     map_type::ARRAY,
     map_type::PERCPU_HASH,
@@ -104,7 +104,26 @@ const KINDS: [u32; 12] = [
     map_type::BLOOM_FILTER,
     map_type::LRU_HASH,
     map_type::LRU_PERCPU_HASH,
+    map_type::LPM_TRIE,
+    map_type::STACK_TRACE,
+    map_type::USER_RINGBUF,
 ];
+
+const NO_PREALLOC: u32 = 1;
+
+/// Attributes of a small map of a type, with values of `value` bytes where the type leaves a choice.
+fn small(kind: u32, value: u32) -> Attr {
+    match kind {
+        map_type::RINGBUF | map_type::USER_RINGBUF => create(kind, 0, 0, 4096, 0),
+        map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => create(kind, 4, 4, 3, 0),
+        map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => create(kind, 0, value, 3, 0),
+        // What a full one evicts is its own affair.
+        map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => create(kind, 4, value, 1000, 0),
+        map_type::LPM_TRIE => create(kind, 8, value, 3, NO_PREALLOC),
+        map_type::STACK_TRACE => create(kind, 4, 16, 3, 0),
+        _ => create(kind, 4, value, 3, 0),
+    }
+}
 
 fn maps_are_created() {
     let sizes: [(u32, u32, u32); 15] = [
@@ -125,21 +144,24 @@ fn maps_are_created() {
         (0, 8, 0),
     ];
     for kind in KINDS {
+        let always = if kind == map_type::LPM_TRIE { NO_PREALLOC } else { 0 };
         for (key, value, entries) in sizes {
-            let made = bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, 0));
+            let made = bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, always));
             close(show_fd(&format!("create {kind} {key} {value} {entries}"), made));
         }
         for bit in 0..19 {
             let (key, value, entries) = match kind {
-                map_type::RINGBUF => (0, 0, 4096),
+                map_type::RINGBUF | map_type::USER_RINGBUF => (0, 0, 4096),
                 map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => (0, 4, 2),
+                map_type::LPM_TRIE => (8, 4, 2),
+                map_type::STACK_TRACE => (4, 64, 2),
                 _ => (4, 4, 2),
             };
-            let made = bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, 1 << bit));
+            let made = bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, always | 1 << bit));
             close(show_fd(&format!("create {kind} with flag {bit}"), made));
         }
         for flags in [0x18, 0x180] {
-            let made = bpf(cmd::MAP_CREATE, &mut create(kind, 4, 4, 2, flags));
+            let made = bpf(cmd::MAP_CREATE, &mut create(kind, 4, 4, 2, always | flags));
             close(show_fd(&format!("create {kind} with flags {flags:#x}"), made));
         }
     }
@@ -183,6 +205,140 @@ fn maps_without_keys_push_pop_and_peek() {
     }
 }
 
+fn tries_and_stack_maps_are_checked() {
+    const BUILD_ID: u32 = 1 << 5;
+    let largest = (4 << 20) - 256 - 24;
+    for (key, value, entries, flags) in [
+        (5, 1, 1, 1),
+        (4, 1, 1, 1),
+        (3, 1, 1, 1),
+        (0, 1, 1, 1),
+        (260, 1, 1, 1),
+        (261, 1, 1, 1),
+        (u32::MAX, 1, 1, 1),
+        (8, 0, 1, 1),
+        (8, 1, 0, 1),
+        (8, 8, 1, 0),
+        (8, 8, u32::MAX, 1),
+        (8, largest, 1, 1),
+        (8, largest + 1, 1, 1),
+        (8, 8, 4, 1 | 0x18),
+        (8, 8, 4, 1 | 0x180),
+        (8, 8, 4, 1 | 0x88),
+    ] {
+        let made = bpf(cmd::MAP_CREATE, &mut create(map_type::LPM_TRIE, key, value, entries, flags));
+        close(show_fd(&format!("trie {key} {value} {entries} {flags:#x}"), made));
+    }
+    for (key, value, entries, flags) in [
+        (4, 8, 1, 0),
+        (4, 4, 1, 0),
+        (4, 12, 1, 0),
+        (4, 127 * 8, 3, 0),
+        (4, 128 * 8, 3, 0),
+        (8, 8, 1, 0),
+        (4, 8, 0, 0),
+        (4, 8, (1 << 31) + 1, 0),
+        (4, 32, 1, BUILD_ID),
+        (4, 16, 1, BUILD_ID),
+        (4, 127 * 32, 1, BUILD_ID),
+        (4, 128 * 32, 1, BUILD_ID),
+        (4, 16, 1, 0x18),
+        (4, 16, 1, 0x80),
+    ] {
+        let made = bpf(cmd::MAP_CREATE, &mut create(map_type::STACK_TRACE, key, value, entries, flags));
+        close(show_fd(&format!("stacks {key} {value} {entries} {flags:#x}"), made));
+    }
+}
+
+/// Random operations on prefixes that meet often; after each of some, all prefixes in their order.
+fn tries_find_and_list_prefixes() {
+    for (data_bytes, value_bytes, entries) in [(1usize, 1u32, 6u32), (4, 8, 12), (16, 5, 40), (13, 3, 9)] {
+        let attr = &mut create(map_type::LPM_TRIE, 4 + data_bytes as u32, value_bytes, entries, NO_PREALLOC);
+        let map = show_fd(&format!("trie of {data_bytes}"), bpf(cmd::MAP_CREATE, attr));
+        let mut seed = 7u32 + data_bytes as u32;
+        let mut random = |below: u32| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) % below
+        };
+        for round in 0..400u32 {
+            let mut key = vec![0u8; 4 + data_bytes];
+            key[4] = random(3) as u8 * 0x55;
+            key[4 + data_bytes / 2] ^= random(4) as u8 * 0x41;
+            key[3 + data_bytes] ^= random(8) as u8;
+            let bits = random(data_bytes as u32 * 8 + 2);
+            key[..4].copy_from_slice(&bits.to_ne_bytes());
+            let (command, flags) = match random(8) {
+                0..4 => (cmd::MAP_UPDATE_ELEM, [0, 0, 1, 2, 3, 8][random(6) as usize]),
+                4 => (cmd::MAP_DELETE_ELEM, 0),
+                5 => (cmd::MAP_LOOKUP_ELEM, [0, 0, 1, 4][random(4) as usize]),
+                6 => (cmd::MAP_GET_NEXT_KEY, 0),
+                _ => (cmd::MAP_LOOKUP_AND_DELETE_ELEM, 0),
+            };
+            let mut value = vec![round as u8; 64];
+            let done = if command == cmd::MAP_DELETE_ELEM {
+                let attr = Attr::new().with(attr::map_elem::MAP_FD, map as u64);
+                bpf(command, &mut attr.with(attr::map_elem::KEY, address(&key[..])))
+            } else {
+                element(map, command, Some(&key), &mut value, flags)
+            };
+            show(&format!("{command} {key:?} flags {flags}"), done);
+            println!("{MARK}  value {:?}", &value[..24]);
+            if round % 8 == 7 {
+                println!("{MARK}{:?}", listed(map, 4 + data_bytes));
+            }
+        }
+        batches_of_prefixes(map, 4 + data_bytes, value_bytes as usize);
+        close(map);
+    }
+}
+
+/// All keys of a map, from the first one on.
+fn listed(map: i64, key_bytes: usize) -> Vec<Vec<u8>> {
+    let (mut all, mut next): (Vec<Vec<u8>>, _) = (vec![], vec![0; key_bytes]);
+    while all.len() < 100 && element(map, cmd::MAP_GET_NEXT_KEY, all.last().map(Vec::as_slice), &mut next, 0).is_ok()
+    {
+        all.push(next.clone());
+    }
+    all
+}
+
+fn batches_of_prefixes(map: i64, key_bytes: usize, value_bytes: usize) {
+    use attr::batch as b;
+    let keys = listed(map, key_bytes).concat();
+    let wrong = [vec![0xff; key_bytes], keys.clone()].concat();
+    let (mut found, mut got, mut position) = (vec![0u8; 8192], vec![9u8; 8192], vec![0u8; key_bytes]);
+    for (command, count, from) in [
+        (cmd::MAP_LOOKUP_BATCH, 3, None),
+        (cmd::MAP_LOOKUP_BATCH, 2, Some(())),
+        (cmd::MAP_LOOKUP_BATCH, 100, Some(())),
+        (cmd::MAP_LOOKUP_BATCH, 100, Some(())),
+        (cmd::MAP_LOOKUP_AND_DELETE_BATCH, 3, None),
+        (cmd::MAP_LOOKUP_BATCH, 0, None),
+    ] {
+        let attr = Attr::new().with(b::MAP_FD, map as u64).with(b::COUNT, count);
+        let attr = attr.with(b::IN_BATCH, from.map_or(0, |()| address(&position[..])));
+        let attr = attr.with(b::OUT_BATCH, position.as_mut_ptr() as u64).with(b::KEYS, found.as_mut_ptr() as u64);
+        let mut attr = attr.with(b::VALUES, got.as_mut_ptr() as u64);
+        show(&format!("batch {command} of {count}"), bpf(command, &mut attr));
+        let came = attr.get(b::COUNT) as usize;
+        println!("{MARK}  {came} {:?}", &found[..came.min(50) * key_bytes]);
+        println!("{MARK}  {:?} {position:?}", &got[..came.min(50) * value_bytes]);
+    }
+    for (command, keys) in [
+        (cmd::MAP_UPDATE_BATCH, &keys),
+        (cmd::MAP_UPDATE_BATCH, &wrong),
+        (cmd::MAP_DELETE_BATCH, &wrong),
+        (cmd::MAP_DELETE_BATCH, &keys),
+        (cmd::MAP_DELETE_BATCH, &keys),
+    ] {
+        let count = (keys.len() / key_bytes) as u64;
+        let attr = Attr::new().with(b::MAP_FD, map as u64).with(b::COUNT, count);
+        let mut attr = attr.with(b::KEYS, address(&keys[..])).with(b::VALUES, address(&got[..]));
+        show(&format!("batch {command} of {count}"), bpf(command, &mut attr));
+        println!("{MARK}  came to {} left {:?}", attr.get(b::COUNT), listed(map, key_bytes));
+    }
+}
+
 fn map_names_and_fields_are_checked() {
     use attr::map_create as m;
     let base = || create(map_type::ARRAY, 4, 8, 1, 0);
@@ -222,17 +378,10 @@ fn element(map: i64, command: u32, key: Option<&[u8]>, value: &mut [u8], flags: 
 }
 
 fn elements_behave() {
+    // As long as the longest key.
+    let key_of = |index: u32| u64::from(index).to_ne_bytes();
     for kind in KINDS {
-        let (key, value, entries) = match kind {
-            map_type::RINGBUF => (0, 0, 4096),
-            map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => (4, 4, 3),
-            map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => (0, 12, 3),
-            // What a full one evicts is its own affair.
-            map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => (4, 12, 1000),
-            _ => (4, 12, 3),
-        };
-        let map =
-            show_fd(&format!("map of type {kind}"), bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, 0)));
+        let map = show_fd(&format!("map of type {kind}"), bpf(cmd::MAP_CREATE, &mut small(kind, 12)));
         for (index, flags) in [
             (0u32, 0u64),
             (0, 1),
@@ -249,12 +398,12 @@ fn elements_behave() {
             (0, 5),
         ] {
             let mut bytes = vec![index as u8 + 7; 4096];
-            let done = element(map, cmd::MAP_UPDATE_ELEM, Some(&index.to_ne_bytes()), &mut bytes, flags);
+            let done = element(map, cmd::MAP_UPDATE_ELEM, Some(&key_of(index)), &mut bytes, flags);
             show(&format!("{kind} update {index} flags {flags}"), done);
         }
         for (index, flags) in [(0u32, 0u64), (1, 0), (2, 0), (3, 0), (9, 0), (0, 4), (0, 1), (0, 8)] {
             let mut bytes = vec![0; 4096];
-            let done = element(map, cmd::MAP_LOOKUP_ELEM, Some(&index.to_ne_bytes()), &mut bytes, flags);
+            let done = element(map, cmd::MAP_LOOKUP_ELEM, Some(&key_of(index)), &mut bytes, flags);
             show(&format!("{kind} lookup {index} flags {flags}"), done);
             println!("{MARK}  value {:?}", &bytes[..64]);
         }
@@ -275,7 +424,7 @@ fn elements_behave() {
             show("next after an unknown one", element(map, cmd::MAP_GET_NEXT_KEY, Some(&[77; 4]), &mut next, 0));
         } else {
             for from in [None, Some(0u32), Some(2), Some(77)] {
-                let key = from.map(u32::to_ne_bytes);
+                let key = from.map(key_of);
                 let done = element(map, cmd::MAP_GET_NEXT_KEY, key.as_ref().map(|key| &key[..]), &mut next, 0);
                 show(&format!("{kind} next after {from:?}"), done);
                 println!("{MARK}  next {:?}", &next[..4]);
@@ -284,14 +433,14 @@ fn elements_behave() {
         show("next with flags", element(map, cmd::MAP_GET_NEXT_KEY, None, &mut next, 1));
         for (index, flags) in [(0u32, 0u64), (0, 0), (1, 4), (9, 0), (1, 1)] {
             let mut bytes = vec![0; 4096];
-            let key = index.to_ne_bytes();
+            let key = key_of(index);
             let done = element(map, cmd::MAP_LOOKUP_AND_DELETE_ELEM, Some(&key), &mut bytes, flags);
             show(&format!("{kind} take {index} flags {flags}"), done);
             println!("{MARK}  value {:?}", &bytes[..64]);
         }
         for index in [1u32, 1, 9] {
             let attr = Attr::new().with(attr::map_elem::MAP_FD, map as u64);
-            let key = index.to_ne_bytes();
+            let key = key_of(index);
             let done = bpf(cmd::MAP_DELETE_ELEM, &mut attr.with(attr::map_elem::KEY, address(&key)));
             show(&format!("{kind} delete {index}"), done);
             show("delete with a value", element(map, cmd::MAP_DELETE_ELEM, Some(&key), &mut [1], 0));
@@ -471,6 +620,9 @@ fn mappings_are_checked() {
         ("mmapable", create(map_type::ARRAY, 4, 8, 1000, 1 << 10)),
         ("mmapable rdonly prog", create(map_type::ARRAY, 4, 8, 1000, 1 << 10 | 1 << 7)),
         ("ring", create(map_type::RINGBUF, 0, 0, 8192, 0)),
+        ("user ring", create(map_type::USER_RINGBUF, 0, 0, 8192, 0)),
+        ("trie", create(map_type::LPM_TRIE, 8, 8, 10, NO_PREALLOC)),
+        ("stacks", create(map_type::STACK_TRACE, 4, 16, 10, 0)),
         ("hash", create(map_type::HASH, 4, 8, 10, 0)),
         ("rdonly fd", create(map_type::ARRAY, 4, 8, 1000, 1 << 10 | 8)),
     ];
@@ -1147,15 +1299,14 @@ fn batches_are_looked_up() {
 fn batches_change_maps() {
     use attr::batch as b;
     for kind in KINDS {
-        let (key, value, entries) = match kind {
-            map_type::RINGBUF => (0, 0, 4096),
-            map_type::QUEUE | map_type::STACK | map_type::BLOOM_FILTER => (0, 8, 5),
-            map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY => (4, 4, 5),
-            map_type::LRU_HASH | map_type::LRU_PERCPU_HASH => (4, 8, 1000),
-            _ => (4, 8, 5),
-        };
-        let map = show_fd(&format!("map {kind}"), bpf(cmd::MAP_CREATE, &mut create(kind, key, value, entries, 0)));
-        let keys = [3u32, 1, 4, 1, 77, 2, 9, 0];
+        use attr::map_create as m;
+        let mut attr = small(kind, 8);
+        if attr.get(m::MAX_ENTRIES) == 3 {
+            attr = attr.with(m::MAX_ENTRIES, 5);
+        }
+        let map = show_fd(&format!("map {kind}"), bpf(cmd::MAP_CREATE, &mut attr));
+        // The zeros are the ends of longer keys.
+        let keys = [3u32, 1, 4, 1, 77, 2, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let values = vec![5u64; 64 * 8];
         for (command, count, flags, keys_at) in [
             (cmd::MAP_UPDATE_BATCH, 0, 0, address(&[0; 4])),
@@ -1364,6 +1515,8 @@ scenarios! {
     map_names_and_fields_are_checked
     elements_behave
     maps_without_keys_push_pop_and_peek
+    tries_and_stack_maps_are_checked
+    tries_find_and_list_prefixes
     bad_pointers_and_descriptors_are_told
     attributes_are_checked
     access_modes_and_freezing_are_kept

@@ -1,6 +1,7 @@
 //! Debian's unmodified tools (package libbpf-tools) see the same events under ring3 as on the kernel.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ring3_tests::{Bench, Terminal, is_root, ready, shapes};
 
@@ -165,4 +166,59 @@ fn bpftool_finds_a_map_by_its_name_in_the_file_system() {
     let mut native = Command::new("unshare");
     native.args(["--mount", "sh", "-c", &format!("mount -t bpf bpf /sys/fs/bpf && {{ {SCRIPT}\n}}")]);
     assert_eq!(ours, run(native));
+}
+
+/// Reads what the programs below print for one victim, from the first one that all of them were attached for.
+fn whole_block(tool: &mut Terminal) -> Vec<String> {
+    loop {
+        let lines: Vec<String> = std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "end")).collect();
+        let last_begin = lines.iter().rposition(|line| line == "begin").unwrap_or(0);
+        let block: Vec<String> = lines[last_begin..].iter().map(|line| line.trim().to_owned()).collect();
+        if ["begin", "middle", "outer", "deep"].iter().all(|word| block.iter().any(|line| line == word)) {
+            return block;
+        }
+    }
+}
+
+#[test]
+fn bpftrace_shows_the_same_stacks() {
+    if Command::new("bpftrace").arg("--version").output().is_err() {
+        println!("SKIPPED: bpftrace is not installed");
+        return;
+    }
+    let seen = same_as_native(|bench| {
+        let binary = bench.victim(ring3_tests::victim("helped", "cc", "helped.c", &["-Wno-unused-result"]));
+        let at =
+            |kind: &str, function: &str, what: &str| format!("{kind}:{}:{function} {{ {what} }} ", binary.display());
+        let program = [
+            at("uprobe", "stacks", r#"printf("begin\n%s\n", ustack);"#),
+            at("uretprobe", "chain_middle", r#"printf("middle\n%s\n", ustack);"#),
+            at("uretprobe", "chain_outer", r#"printf("outer\n%s\n", ustack);"#),
+            at("uprobe", "stacks_deep", r#"printf("deep\n%s\n", ustack(5));"#),
+            at("uprobe", "stacks_broken", r#"printf("end\n");"#),
+        ];
+        let mut tool = Terminal::start(bench.load("bpftrace").args(["-e", &program.concat()]));
+        tool.wait_for("Attaching");
+        // It does not say when it has attached. Victims stay, so that it finds the names of their functions.
+        let stop = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut victims = vec![];
+                while !stop.load(Ordering::Acquire) && victims.len() < 100 {
+                    let mut victim = ready(&mut bench.target(&binary));
+                    victim.say("go");
+                    victim.line();
+                    victims.push(victim);
+                }
+            });
+            let seen = whole_block(&mut tool);
+            stop.store(true, Ordering::Release);
+            seen
+        });
+        tool.press("\x03");
+        tool.finish();
+        seen
+    });
+    let stack = ["begin", "", "stacks+0", "chain_middle+13", "chain_outer+13", "chained+8", "", "middle"];
+    assert_eq!(seen[..stack.len()], stack, "{seen:?}");
 }

@@ -29,6 +29,9 @@ PROBED(reads_kernel)
 PROBED(updates)
 PROBED(updates_per_cpu)
 PROBED(queues)
+PROBED(counts)
+PROBED(tries)
+PROBED(lookups_of_cpus)
 PROBED(who)
 PROBED(texts)
 PROBED(rings)
@@ -42,6 +45,40 @@ __attribute__((noinline, noclone)) long registers(long a, long b, long c, long d
 	sink += a + b + c + d + e;
 	return f;
 }
+
+// A chain of calls with frame pointers, at addresses that no compiler moves; its oldest frame has none. The first
+// argument stays where it is.
+void chained(void *self);
+asm(".text\n"
+    ".type chained, @function\n"
+    ".globl chained\n"
+    "chained: push %rbp\n"
+    "	xor %ebp, %ebp\n"
+    "	call chain_outer\n"
+    "	call chain_bare\n"
+    "	mov $150, %esi\n"
+    "	call chain_deep\n"
+    "	call chain_broken\n"
+    "	pop %rbp\n"
+    "	ret\n"
+    ".size chained, . - chained\n"
+#define FRAMED(name, body)                                                           \
+    ".type " #name ", @function\n.globl " #name "\n"                                 \
+    #name ": push %rbp\n	mov %rsp, %rbp\n	sub $16, %rsp\n" body               \
+    "	leave\n	ret\n.size " #name ", . - " #name "\n"
+    FRAMED(chain_outer, "	call chain_middle\n")
+    FRAMED(chain_middle, "	call hopped\n")
+    FRAMED(stacks, "")
+    FRAMED(chain_bare, "	call stacks_bare\n")
+    FRAMED(chain_deep, "	dec %esi\n	jz 1f\n	call chain_deep\n	jmp 2f\n1:	call stacks_deep\n2:\n")
+    FRAMED(stacks_deep, "")
+    FRAMED(chain_broken, "	movq $8, (%rbp)\n	call stacks_broken\n	movq $0, (%rbp)\n")
+    FRAMED(stacks_broken, "")
+    // Goes on to another probed function by a jump.
+    ".type hopped, @function\n.globl hopped\n"
+    "hopped: nopl 0(%rax, %rax, 1)\n	jmp stacks\n.size hopped, . - hopped\n"
+    ".type stacks_bare, @function\n.globl stacks_bare\n"
+    "stacks_bare: nopl 0(%rax, %rax, 1)\n	ret\n.size stacks_bare, . - stacks_bare\n");
 
 static void tell_who(void)
 {
@@ -119,6 +156,10 @@ int main(void)
 	updates(0, 0, 0, 0, 0, 0);
 	updates_per_cpu(0, 0, 0, 0, 0, 0);
 	queues(0, 0, 0, 0, 0, 0);
+	counts(0, 0, 0, 0, 0, 0);
+	tries(0, 0, 0, 0, 0, 0);
+	lookups_of_cpus(0, 0, 0, 0, 0, 0);
+	chained(chained);
 	everybody();
 	registers(-1, 2, 0x123456789abcdef0, -4, 5, AT(registers));
 	texts(AT(text), 0, 0, 0, 0, 0);

@@ -22,6 +22,7 @@ STEP(stale)
 STEP(dynptrs)
 STEP(storage)
 STEP(unstorage)
+STEP(drains)
 
 int main(void)
 {
@@ -31,7 +32,7 @@ int main(void)
 	fflush(stdout);
 	while (scanf("%d", &number) == 1) {
 		printf("%d\n", tails(number) + repeated(number) + asked(number) + inner(number) + named(number) +
-				       looped(number) + walks(number) + stale(number) + dynptrs(number) + (number % 2 ? storage(number) : unstorage(number)));
+				       looped(number) + walks(number) + stale(number) + dynptrs(number) + drains(number) + (number % 2 ? storage(number) : unstorage(number)));
 		fflush(stdout);
 	}
 	return 0;

@@ -1,6 +1,6 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
-use ring3_runtime::{raw_buffers, raw_callbacks, raw_dynptr, raw_helpers, raw_task};
+use ring3_runtime::{raw_buffers, raw_callbacks, raw_dynptr, raw_helpers, raw_stack, raw_task};
 
 macro_rules! exports {
     ($($symbol:ident = $function:path;)*) => {
@@ -20,6 +20,8 @@ exports! {
     ring3_helper_map_lookup_elem = raw_helpers::map_lookup_elem;
     ring3_helper_map_update_elem = raw_helpers::map_update_elem;
     ring3_helper_map_delete_elem = raw_helpers::map_delete_elem;
+    ring3_helper_map_lookup_percpu_elem = raw_helpers::map_lookup_percpu_elem;
+    ring3_helper_map_sum_elem_count = raw_helpers::map_sum_elem_count;
     ring3_helper_map_push_elem = raw_helpers::map_push_elem;
     ring3_helper_map_pop_elem = raw_helpers::map_pop_elem;
     ring3_helper_map_peek_elem = raw_helpers::map_peek_elem;
@@ -55,6 +57,8 @@ exports! {
     ring3_helper_ringbuf_submit = raw_buffers::ringbuf_submit;
     ring3_helper_ringbuf_discard = raw_buffers::ringbuf_discard;
     ring3_helper_ringbuf_query = raw_buffers::ringbuf_query;
+    ring3_helper_get_stackid = raw_stack::get_stackid;
+    ring3_helper_get_stack = raw_stack::get_stack;
     ring3_helper_loop = raw_callbacks::bpf_loop;
     ring3_helper_for_each_map_elem = raw_callbacks::for_each_map_elem;
     ring3_helper_dynptr_from_mem = raw_dynptr::dynptr_from_mem;

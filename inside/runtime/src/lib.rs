@@ -15,6 +15,7 @@ pub mod raw_helpers;
 pub mod raw_memory;
 mod raw_request;
 mod raw_shadow;
+pub mod raw_stack;
 mod raw_system;
 pub mod raw_task;
 mod raw_thread;

@@ -165,6 +165,21 @@ helpers! {
         if map.is_of_maps() { inner_map(tb, value) } else { value }
     }
 
+    /// `bpf_map_lookup_percpu_elem`
+    fn map_lookup_percpu_elem(map, key, cpu; tb) {
+        // SAFETY: the verifier proved a map and a key of its size.
+        unsafe { Map::from_header(map) }.map_or(0, |map| {
+            // SAFETY: as above.
+            unsafe { map.lookup_percpu(key, cpu as u32) }
+        })
+    }
+
+    /// `bpf_map_sum_elem_count`
+    fn map_sum_elem_count(map; tb) {
+        // SAFETY: the verifier proved a map.
+        unsafe { Map::from_header(map) }.map_or(0, |map| map.count())
+    }
+
     /// `bpf_map_update_elem`
     fn map_update_elem(map, key, value, flags; tb) {
         // SAFETY: the verifier proved a map, a key and a value of its sizes.

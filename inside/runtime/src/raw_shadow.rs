@@ -63,7 +63,7 @@ pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampo
         tb.shadow_full += 1;
         return false;
     };
-    *frame = ShadowFrame { slot, return_address, hook, site, restored: 0, reserved: [0; 3] };
+    *frame = ShadowFrame { slot, return_address, hook, site, restored: 0, trampoline, reserved: [0; 2] };
     tb.shadow_used += 1;
     // SAFETY: as above; the slot is this thread's.
     unsafe { (slot as *mut u64).write(trampoline) };
@@ -79,6 +79,16 @@ fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
         let content = slot_content(unsafe { &*view }, frame.slot);
         content == Some(trampoline) || (frame.restored != 0 && content == Some(frame.return_address))
     });
+}
+
+/// The return address that `content`, found in the slot at `slot`, stands for. Mirrors
+/// kernel/events/callchain.c:fixup_uretprobe_trampoline_entries.
+pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
+    let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
+    let frames = tb.shadow.get(..used).unwrap_or_default();
+    let awaited = |frame: &&ShadowFrame| frame.slot == slot && frame.trampoline == content;
+    // Of several frames with one slot the first has the address.
+    frames.iter().find(awaited).map_or(content, |frame| frame.return_address)
 }
 
 /// Takes the latest frame with this slot out of a block.

@@ -37,6 +37,7 @@ pub mod kind {
     pub const VOLATILE: u32 = 9;
     pub const CONST: u32 = 10;
     pub const RESTRICT: u32 = 11;
+    pub const FUNC: u32 = 12;
     pub const FUNC_PROTO: u32 = 13;
     pub const VAR: u32 = 14;
     pub const DATASEC: u32 = 15;
@@ -160,6 +161,12 @@ impl Btf {
             TYPEDEF | VOLATILE | CONST | RESTRICT | VAR | TYPE_TAG => self.sized_within(found.size_or_type, depth),
             _ => None,
         }
+    }
+
+    /// Ids and names of all types of a kind.
+    pub fn of_kind(&self, kind: u32) -> impl Iterator<Item = (u32, &[u8])> {
+        let types = (1..).zip(&self.types).filter(move |(_, found)| found.kind == kind);
+        types.map(|(id, found)| (id, self.name(found)))
     }
 
     /// Whether a type is a 32-bit integer. Mirrors kernel/bpf/btf.c:btf_type_is_i32.

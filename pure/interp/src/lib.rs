@@ -129,9 +129,8 @@ impl<H: Host> Machine<'_, H> {
                 Op::Call(call) => {
                     let arguments = [r[1], r[2], r[3], r[4], r[5]];
                     r[0] = match call {
-                        Call::Helper(id) => self.host.call(id, arguments, self.memory)?,
+                        Call::Helper(id) | Call::Kfunc(id) => self.host.call(id, arguments, self.memory)?,
                         Call::Local(target) => self.call(target, arguments, stack - FRAME_BYTES)?,
-                        Call::Kfunc(id) => return Err(Fault::UnknownHelper(id)),
                     };
                 }
                 Op::LoadImm64 { dst, value } => r[dst as usize] = self.immediate(at, value),

@@ -504,12 +504,11 @@ impl Translator<'_, '_> {
 
     fn call(&mut self, at: usize, call: Call) {
         let result = match call {
-            Call::Helper(id) => self.helper(at, id),
+            Call::Helper(id) | Call::Kfunc(id) => self.helper(at, id),
             Call::Local(target) => {
                 let arguments = self.arguments();
                 self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments)
             }
-            Call::Kfunc(_) => self.constant(0),
         };
         self.set(0, result);
     }

@@ -130,9 +130,14 @@ pub struct Hook {
     pub entry: AtomicU64,
     /// Packed range of return attachments.
     pub ret: AtomicU64,
+    /// `HOOK_*`.
+    pub flags: u64,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
+
+/// The instruction is what functions begin with: the return address is at the stack pointer.
+pub const HOOK_AT_ENTRY: u64 = 1 << 0;
 
 /// One program on one hook. 48 bytes.
 #[repr(C)]

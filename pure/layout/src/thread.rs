@@ -63,8 +63,10 @@ pub struct ShadowFrame {
     pub site: u64,
     /// 1 while the original return address stands in the slot (an unwinder is at work).
     pub restored: u64,
+    /// What stands in the slot instead.
+    pub trampoline: u64,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// What the agent knows of one thread. The head is read and written by stubs and compiled code.

@@ -41,6 +41,24 @@ pub const BPF_F_CLONE: u32 = 1 << 9;
 
 /// Pinning: the path is relative to `path_fd`.
 pub const BPF_F_PATH_FD: u32 = 1 << 14;
+/// `bpf_get_stack`, `bpf_get_stackid`: frames to leave out.
+pub const BPF_F_SKIP_FIELD_MASK: u64 = 0xff;
+/// `bpf_get_stack`, `bpf_get_stackid`: the user's stack, not the kernel's.
+pub const BPF_F_USER_STACK: u64 = 1 << 8;
+/// `bpf_get_stackid`: stacks with the same hash are the same.
+pub const BPF_F_FAST_STACK_CMP: u64 = 1 << 9;
+/// `bpf_get_stackid`: another stack with the same id is replaced.
+pub const BPF_F_REUSE_STACKID: u64 = 1 << 10;
+/// `bpf_get_stack`: entries are `struct bpf_stack_build_id`.
+pub const BPF_F_USER_BUILD_ID: u64 = 1 << 11;
+/// `struct bpf_stack_build_id`: bytes.
+pub const STACK_BUILD_ID_BYTES: usize = 32;
+/// `struct bpf_stack_build_id`: offset of the address.
+pub const STACK_BUILD_ID_IP_AT: usize = 24;
+/// `struct bpf_stack_build_id::status`: there is an address instead of a build id (`BPF_STACK_BUILD_ID_IP`).
+pub const STACK_BUILD_ID_IP: u32 = 2;
+/// Frames of a stack at most (`kernel.perf_event_max_stack`, as kernels come).
+pub const STACK_FRAMES_MAX: usize = 127;
 
 /// `bpf_perf_event_output`: index bits.
 pub const BPF_F_INDEX_MASK: u64 = 0xffff_ffff;

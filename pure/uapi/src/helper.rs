@@ -641,7 +641,17 @@ pub const NAMES: &[&str] = &[
     "cgrp_storage_delete",
 ];
 
-/// The name of a helper without its prefix `bpf_`.
+/// Numbers from here on are ours, of kernel functions: programs name those by type ids of the kernel's BTF.
+pub const KFUNC_FIRST: u32 = 1 << 31;
+/// `bpf_map_sum_elem_count`
+pub const MAP_SUM_ELEM_COUNT: u32 = KFUNC_FIRST;
+/// Names of kernel functions without the prefix `bpf_`, from [`KFUNC_FIRST`] on.
+pub const KFUNC_NAMES: &[&str] = &["map_sum_elem_count"];
+
+/// The name of a helper or a kernel function without its prefix `bpf_`.
 pub fn name(helper: u32) -> Option<&'static str> {
-    NAMES.get(helper as usize).copied()
+    match helper.checked_sub(KFUNC_FIRST) {
+        Some(kfunc) => KFUNC_NAMES.get(kfunc as usize).copied(),
+        None => NAMES.get(helper as usize).copied(),
+    }
 }

@@ -21,7 +21,7 @@ use std::fmt;
 use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
-use ring3_uapi::helper;
+use ring3_uapi::helper::{self, KFUNC_FIRST};
 
 pub use prototypes::{Prototype, prototype, prototypes};
 
@@ -251,13 +251,21 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     verified.live = found.live;
     for (at, op) in ops.iter().enumerate().filter(|(at, _)| verified.live[*at]).collect::<Vec<_>>() {
         match op {
-            Some(Op::Call(Call::Helper(id))) => check_helper(input, &mut verified, &ops, at, *id)?,
+            Some(Op::Call(Call::Helper(id))) if *id < KFUNC_FIRST => {
+                check_helper(input, &mut verified, &ops, at, *id)?
+            }
+            Some(Op::Call(Call::Kfunc(id))) if *id >= KFUNC_FIRST && prototype(*id).is_some() => {
+                check_helper(input, &mut verified, &ops, at, *id)?;
+            }
             Some(Op::Call(Call::Kfunc(id))) => {
                 return Err(Report::new(
                     Errno::EINVAL,
                     Some(at),
                     format!("kernel function btf_id {id} is not supported"),
                 ));
+            }
+            Some(Op::Call(Call::Helper(id))) => {
+                return Err(Report::new(Errno::EINVAL, Some(at), format!("invalid func unknown#{id}")));
             }
             _ => {}
         }

@@ -35,15 +35,10 @@ impl Prototype {
 const TRACING: &[u32] =
     &[prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::RAW_TRACEPOINT, prog_type::PERF_EVENT, prog_type::SYSCALL];
 /// Types whose elements programs look up, change and delete by their keys.
-const KEYED: &[u32] = &[
-    map_type::HASH,
-    map_type::ARRAY,
-    map_type::PERCPU_HASH,
-    map_type::PERCPU_ARRAY,
-    map_type::LRU_HASH,
-    map_type::LRU_PERCPU_HASH,
-];
-/// Those, and types whose elements are maps.
+const KEYED: &[u32] = LOOKED_UP.split_at(7).0;
+/// Of those, the ones that can be walked.
+const WALKED: &[u32] = LOOKED_UP.split_at(6).0;
+/// Those, and those whose elements are maps.
 const LOOKED_UP: &[u32] = &[
     map_type::HASH,
     map_type::ARRAY,
@@ -51,6 +46,7 @@ const LOOKED_UP: &[u32] = &[
     map_type::PERCPU_ARRAY,
     map_type::LRU_HASH,
     map_type::LRU_PERCPU_HASH,
+    map_type::LPM_TRIE,
     map_type::ARRAY_OF_MAPS,
     map_type::HASH_OF_MAPS,
 ];
@@ -58,6 +54,10 @@ const RING: &[u32] = &[map_type::RINGBUF];
 const TASKS: &[u32] = &[map_type::TASK_STORAGE];
 const QUEUES: &[u32] = &[map_type::QUEUE, map_type::STACK];
 const KEYLESS: &[u32] = &[map_type::QUEUE, map_type::STACK, map_type::BLOOM_FILTER];
+
+const PER_CPU: &[u32] = &[map_type::PERCPU_HASH, map_type::PERCPU_ARRAY, map_type::LRU_PERCPU_HASH];
+/// Program types with registers or a sample to take a stack from.
+const STACKED: &[u32] = &[prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::RAW_TRACEPOINT, prog_type::PERF_EVENT];
 
 const fn plain(id: u32) -> Prototype {
     Prototype { id, gpl_only: false, map_argument: None, callback_argument: None, map_types: &[], prog_types: &[] }
@@ -93,6 +93,13 @@ static PROTOTYPES: &[Prototype] = &[
         gpl_only: true,
         ..tracing(helper::PERF_EVENT_OUTPUT, true)
     },
+    Prototype {
+        map_argument: Some(2),
+        map_types: &[map_type::STACK_TRACE],
+        gpl_only: true,
+        prog_types: STACKED,
+        ..plain(helper::GET_STACKID)
+    },
     tracing(helper::GET_CURRENT_TASK, true),
     tracing(helper::GET_CURRENT_TASK_BTF, true),
     Prototype { map_argument: Some(1), map_types: TASKS, ..tracing(helper::TASK_STORAGE_GET, false) },
@@ -105,6 +112,7 @@ static PROTOTYPES: &[Prototype] = &[
     },
     plain(helper::GET_NUMA_NODE_ID),
     tracing(helper::PROBE_READ_STR, true),
+    Prototype { gpl_only: true, prog_types: STACKED, ..plain(helper::GET_STACK) },
     tracing(helper::PROBE_READ_USER, true),
     tracing(helper::PROBE_READ_KERNEL, true),
     tracing(helper::PROBE_READ_USER_STR, true),
@@ -121,7 +129,7 @@ static PROTOTYPES: &[Prototype] = &[
     tracing(helper::GET_FUNC_IP, true),
     tracing(helper::GET_ATTACH_COOKIE, false),
     Prototype { gpl_only: true, ..plain(helper::TRACE_VPRINTK) },
-    Prototype { callback_argument: Some(2), ..on_map(helper::FOR_EACH_MAP_ELEM, KEYED) },
+    Prototype { callback_argument: Some(2), ..on_map(helper::FOR_EACH_MAP_ELEM, WALKED) },
     Prototype { callback_argument: Some(2), ..plain(helper::LOOP) },
     plain(helper::STRNCMP),
     plain(helper::DYNPTR_FROM_MEM),
@@ -133,6 +141,9 @@ static PROTOTYPES: &[Prototype] = &[
     plain(helper::DYNPTR_DATA),
     plain(helper::KTIME_GET_TAI_NS),
     Prototype { callback_argument: Some(2), ..on_map(helper::USER_RINGBUF_DRAIN, &[map_type::USER_RINGBUF]) },
+    on_map(helper::MAP_LOOKUP_PERCPU_ELEM, PER_CPU),
+    // Of any map; such without a count have none.
+    Prototype { gpl_only: true, ..plain(helper::MAP_SUM_ELEM_COUNT) },
 ];
 
 /// All helpers.

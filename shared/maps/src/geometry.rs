@@ -10,8 +10,12 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{
     BPF_F_CLONE, BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_COMMON_LRU, BPF_F_NO_PREALLOC, BPF_F_NUMA_NODE,
-    BPF_F_PRESERVE_ELEMS, BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_WRONLY, BPF_F_WRONLY_PROG, BPF_F_ZERO_SEED,
+    BPF_F_PRESERVE_ELEMS, BPF_F_RDONLY, BPF_F_RDONLY_PROG, BPF_F_STACK_BUILD_ID, BPF_F_WRONLY, BPF_F_WRONLY_PROG,
+    BPF_F_ZERO_SEED, STACK_BUILD_ID_BYTES, STACK_FRAMES_MAX,
 };
+
+use crate::pool::NODE_HEADER_BYTES;
+use crate::trie::KEY_DATA_OFFSET;
 
 /// What `kmalloc` gives at most (`KMALLOC_MAX_SIZE` of x86-64), bytes: the kernel's limit for an element.
 const ELEMENT_BYTES_MAX: u64 = 4 << 20;
@@ -40,6 +44,18 @@ const BLOOM_HASHES_MASK: u32 = 0xf;
 pub(crate) const BUCKET_BYTES: u64 = 8;
 /// Bytes before an element's key: link and hash.
 pub(crate) const ELEMENT_KEY_OFFSET: u64 = 8;
+/// Bytes of a stack map's bucket.
+pub(crate) const STACK_BUCKET_BYTES: u64 = 8;
+/// Bytes before a stack's addresses: the pool's, hash and length.
+pub(crate) const STACK_DATA_OFFSET: u64 = NODE_HEADER_BYTES + 8;
+/// Bytes before a prefix's data: the pool's, two links, length and flags.
+pub(crate) const TRIE_DATA_OFFSET: u64 = NODE_HEADER_BYTES + 24;
+/// Nodes lie before this, bytes from the header: links have 32 bits for words of 8 bytes.
+const POOL_BYTES_MAX: u64 = (u32::MAX as u64) * 8;
+/// Bytes of a prefix's data.
+const TRIE_DATA_BYTES_MAX: u32 = 256;
+/// `sizeof(struct lpm_trie_node)` in the kernel, which counts against its limit for a value.
+const KERNEL_TRIE_NODE_HEADER: u64 = 24;
 /// A perf buffer is a map of ours only; the number is outside `enum bpf_map_type`.
 pub(crate) const TYPE_PERF_BUFFER: u32 = 0x1000;
 
@@ -78,6 +94,19 @@ pub struct HashLayout {
     pub value_stride: u64,
 }
 
+/// Where the nodes of a trie or a stack map lie.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PoolLayout {
+    /// Offset of the first node from the header.
+    pub nodes: u64,
+    /// Offset of the last node.
+    pub last: u64,
+    /// Bytes from one node to the next.
+    pub stride: u32,
+    /// Buckets of a stack map minus one; their number is a power of two.
+    pub bucket_mask: u32,
+}
+
 /// A map's file: sizes and offsets.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
@@ -87,6 +116,8 @@ pub struct Geometry {
     pub cpu_stride: u64,
     /// For hash types.
     pub hash: HashLayout,
+    /// For tries and stack maps.
+    pub pool: PoolLayout,
     /// For LRU types: offset of a bit per element, set by a look-up.
     pub references: u64,
     /// For Bloom filters: bits minus one; their number is a power of two.
@@ -217,6 +248,7 @@ impl Geometry {
             },
             cpu_stride: 0,
             hash: HashLayout::default(),
+            pool: PoolLayout::default(),
             references: 0,
             bloom_mask: 0,
         };
@@ -226,7 +258,9 @@ impl Geometry {
                 geometry.header.private_bytes += (entries + 1).checked_mul(stride)?
             }
             map_type::BLOOM_FILTER => geometry.lay_out_bloom(),
-            map_type::RINGBUF => geometry.header.data_bytes = 2 * PAGE_BYTES + 2 * entries,
+            map_type::LPM_TRIE => geometry.lay_out_trie(),
+            map_type::STACK_TRACE => geometry.lay_out_stacks()?,
+            map_type::RINGBUF | map_type::USER_RINGBUF => geometry.header.data_bytes = 2 * PAGE_BYTES + 2 * entries,
             TYPE_PERF_BUFFER => geometry.header.data_bytes = PAGE_BYTES + entries.checked_mul(PAGE_BYTES)?,
             t if is_of_objects(t) => {
                 geometry.header.stride = 4;
@@ -257,6 +291,33 @@ impl Geometry {
         let bits = hashes.and_then(|hashes| (hashes / 5).checked_mul(7)).filter(|bits| *bits <= 1 << 31);
         self.bloom_mask = bits.map_or(u32::MAX, |bits| bits.max(64).next_power_of_two() - 1);
         self.header.private_bytes += (u64::from(self.bloom_mask) + 1) / 8;
+    }
+
+    /// Each prefix may need a node that parts it from another one, and an update one more. There cannot be more than all
+    /// prefixes of a short key. Of what the file has no room for, an update is told that there is no memory, as of
+    /// the kernel's nodes, which are allocated as they are needed.
+    fn lay_out_trie(&mut self) {
+        let header = &mut self.header;
+        let data = header.key_size.saturating_sub(KEY_DATA_OFFSET as u32);
+        let stride = TRIE_DATA_OFFSET + u64::from(data).next_multiple_of(8) + u64::from(header.stride);
+        let prefixes = if data < 4 { 2u64 << (data * 8) } else { u64::MAX };
+        let room = (POOL_BYTES_MAX - TABLES_OFFSET) / stride;
+        let count = (2 * u64::from(header.max_entries) + 1).min(prefixes).min(room);
+        header.private_bytes = TABLES_OFFSET + count * stride;
+        let last = header.private_bytes - stride;
+        self.pool = PoolLayout { nodes: TABLES_OFFSET, last, stride: stride as u32, bucket_mask: 0 };
+    }
+
+    /// Mirrors kernel/bpf/stackmap.c:stack_map_alloc.
+    fn lay_out_stacks(&mut self) -> Option<()> {
+        let header = &mut self.header;
+        let buckets = header.max_entries.checked_next_power_of_two()?;
+        let nodes = TABLES_OFFSET + u64::from(buckets) * STACK_BUCKET_BYTES;
+        let stride = STACK_DATA_OFFSET + u64::from(header.stride);
+        header.private_bytes = nodes.checked_add(u64::from(header.max_entries).checked_mul(stride)?)?;
+        let last = header.private_bytes.checked_sub(stride)?;
+        self.pool = PoolLayout { nodes, last, stride: u32::try_from(stride).ok()?, bucket_mask: buckets - 1 };
+        (header.private_bytes <= POOL_BYTES_MAX).then_some(())
     }
 
     fn lay_out_hash(&mut self, cpus: u32) -> Option<()> {
@@ -336,7 +397,21 @@ fn check(a: &Attributes) -> Result<(), Errno> {
             invalid(a.map_flags & !known != 0 || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
             invalid(both(BPF_F_RDONLY, BPF_F_WRONLY) || a.map_extra & !u64::from(BLOOM_HASHES_MASK) != 0)
         }
-        map_type::RINGBUF => {
+        map_type::LPM_TRIE => {
+            let known = BPF_F_NO_PREALLOC | BPF_F_NUMA_NODE | ACCESS;
+            let values = ELEMENT_BYTES_MAX - u64::from(TRIE_DATA_BYTES_MAX) - KERNEL_TRIE_NODE_HEADER;
+            let data = a.key_size.saturating_sub(KEY_DATA_OFFSET as u32);
+            invalid(a.max_entries == 0 || a.map_flags & BPF_F_NO_PREALLOC == 0 || a.map_flags & !known != 0)?;
+            invalid(both(BPF_F_RDONLY, BPF_F_WRONLY) || both(BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG))?;
+            invalid(data == 0 || data > TRIE_DATA_BYTES_MAX || a.value_size == 0 || u64::from(a.value_size) > values)
+        }
+        map_type::STACK_TRACE => {
+            let known = BPF_F_NUMA_NODE | BPF_F_RDONLY | BPF_F_WRONLY | BPF_F_STACK_BUILD_ID;
+            let entry = if a.map_flags & BPF_F_STACK_BUILD_ID == 0 { 8 } else { STACK_BUILD_ID_BYTES as u32 };
+            invalid(a.map_flags & !known != 0 || a.max_entries == 0 || a.key_size != 4 || a.value_size == 0)?;
+            invalid(!a.value_size.is_multiple_of(entry) || a.value_size / entry > STACK_FRAMES_MAX as u32)
+        }
+        map_type::RINGBUF | map_type::USER_RINGBUF => {
             let pages = u64::from(a.max_entries).is_multiple_of(PAGE_BYTES);
             invalid(a.map_flags & !BPF_F_NUMA_NODE != 0 || a.key_size != 0 || a.value_size != 0)?;
             invalid(!a.max_entries.is_power_of_two() || !pages)

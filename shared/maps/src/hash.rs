@@ -138,6 +138,11 @@ impl Hash<'_> {
         self.0.word64(self.0.own_word(index))
     }
 
+    /// Elements in use.
+    pub(crate) fn count(&self) -> u64 {
+        self.word(WORD_COUNT).load(Relaxed)
+    }
+
     fn bucket_at(&self, bucket: u32) -> u64 {
         self.0.private(WORDS_OFFSET + WORDS_BYTES + u64::from(bucket) * BUCKET_BYTES)
     }

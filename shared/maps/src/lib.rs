@@ -10,11 +10,14 @@ mod array;
 mod bloom;
 mod geometry;
 mod hash;
+mod pool;
 mod queue;
 mod raw_map;
 mod raw_memory;
 mod raw_perf;
 mod ring;
+mod stacks;
+mod trie;
 mod user_ring;
 
 pub use geometry::{Attributes, Geometry, HashLayout, is_hash, is_of_objects, is_per_cpu};

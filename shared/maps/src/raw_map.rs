@@ -13,6 +13,8 @@ use crate::hash::Hash;
 use crate::queue::Queue;
 use crate::raw_memory::{Memory, program_bytes, program_bytes_mut};
 use crate::ring::Ring;
+use crate::stacks::Stacks;
+use crate::trie::Trie;
 use crate::user_ring::UserRing;
 
 /// A mapped map.
@@ -27,6 +29,8 @@ enum Kind<'m> {
     Objects(Array<'m>),
     Queue(Queue<'m>),
     Bloom(Bloom<'m>),
+    Trie(Trie<'m>),
+    Stacks(Stacks<'m>),
     Other,
 }
 
@@ -90,6 +94,8 @@ impl Map {
             t if is_of_objects(t) => Kind::Objects(Array(&self.memory)),
             map_type::QUEUE | map_type::STACK => Kind::Queue(Queue(&self.memory)),
             map_type::BLOOM_FILTER => Kind::Bloom(Bloom(&self.memory)),
+            map_type::LPM_TRIE => Kind::Trie(Trie(&self.memory)),
+            map_type::STACK_TRACE => Kind::Stacks(Stacks(&self.memory)),
             _ => Kind::Other,
         }
     }
@@ -103,7 +109,8 @@ impl Map {
             Kind::Hash(hash) => Some(hash.value_at(hash.find(key)?, cpu)),
             Kind::Array(array) => Some(array.value_at(array.index(key)?, cpu)),
             Kind::Objects(array) if self.is_of_maps() => Some(array.object_at(array.index(key)?)),
-            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => None,
+            Kind::Trie(trie) => trie.find(key),
+            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Stacks(_) | Kind::Other => None,
         }
     }
 
@@ -153,8 +160,45 @@ impl Map {
                 self.memory.write(array.value_at(index, cx.cpu), value);
                 Ok(())
             }
-            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => Err(Errno::EINVAL),
+            Kind::Trie(trie) => trie.update(cx, key, value, flags),
+            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Stacks(_) | Kind::Other => Err(Errno::EINVAL),
         }
+    }
+
+    /// `bpf_map_lookup_percpu_elem`: address of the value for `cpu`, or 0. Mirrors
+    /// kernel/bpf/hashtab.c:htab_percpu_map_lookup_percpu_elem.
+    ///
+    /// # Safety
+    /// As for [`Map::lookup`].
+    pub unsafe fn lookup_percpu(&self, key: u64, cpu: u32) -> u64 {
+        if cpu >= self.header().cpus {
+            return 0;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.lookup(key, cpu) }
+    }
+
+    /// `bpf_map_sum_elem_count`: elements of a hash, 0 for other types. Mirrors
+    /// kernel/bpf/map_iter.c:bpf_map_sum_elem_count.
+    pub fn count(&self) -> u64 {
+        if let Kind::Hash(hash) = self.kind() { hash.count() } else { 0 }
+    }
+
+    /// `bpf_get_stackid` of a stack's addresses; `flags` are `BPF_F_FAST_STACK_CMP` and `BPF_F_REUSE_STACKID`.
+    ///
+    /// # Errors
+    /// `EFAULT` without addresses, `EEXIST` if another stack has the id, `ENOMEM` from a full map, `EBUSY` if its lock
+    /// cannot be had, `EINVAL` if this is no stack map.
+    pub fn stack_id(&self, cx: &Context, addresses: &[u64], flags: u64) -> Result<u32, Errno> {
+        match self.kind() {
+            Kind::Stacks(stacks) => stacks.id(cx, addresses, flags),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Addresses that a stack map keeps of a stack at most; 0 for other maps.
+    pub fn stack_depth(&self) -> usize {
+        if let Kind::Stacks(stacks) = self.kind() { stacks.depth() } else { 0 }
     }
 
     /// `bpf_map_push_elem`.
@@ -316,8 +360,14 @@ impl Map {
     /// [`Geometry::user_value_bytes`] bytes.
     pub fn user_lookup(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
         let key = self.check_key(key)?;
-        if matches!(self.kind(), Kind::Objects(_) | Kind::Other) {
-            return Err(Errno::ENOTSUPP);
+        match self.kind() {
+            Kind::Objects(_) | Kind::Other => return Err(Errno::ENOTSUPP),
+            Kind::Trie(trie) => {
+                let out = out.get_mut(..self.header().value_size as usize).ok_or(Errno::EINVAL)?;
+                return trie.copy(key, out);
+            }
+            Kind::Stacks(stacks) => return stacks.copy(key, out),
+            Kind::Hash(_) | Kind::Array(_) | Kind::Queue(_) | Kind::Bloom(_) => {}
         }
         self.value_offset(key, 0).ok_or(Errno::ENOENT)?;
         self.copy_out(|cpu| self.value_offset(key, cpu), out)
@@ -352,7 +402,11 @@ impl Map {
                 self.copy_in(|cpu| array.value_at(index, cpu), value);
                 Ok(())
             }
-            Kind::Objects(_) => Err(Errno::EINVAL),
+            Kind::Trie(trie) => {
+                let value = value.get(..self.header().value_size as usize).ok_or(Errno::EINVAL)?;
+                trie.update(cx, key, value, flags)
+            }
+            Kind::Objects(_) | Kind::Stacks(_) => Err(Errno::EINVAL),
             Kind::Queue(_) | Kind::Bloom(_) | Kind::Other => Err(Errno::ENOTSUPP),
         }
     }
@@ -372,6 +426,8 @@ impl Map {
             Kind::Hash(hash) => hash.delete(cx, key, |_| {}),
             Kind::Array(_) | Kind::Objects(_) | Kind::Queue(_) => Err(Errno::EINVAL),
             Kind::Bloom(_) => Err(Errno::EOPNOTSUPP),
+            Kind::Trie(trie) => trie.delete(cx, key),
+            Kind::Stacks(stacks) => stacks.delete(cx, key),
             Kind::Other => Err(Errno::ENOTSUPP),
         }
     }
@@ -387,6 +443,7 @@ impl Map {
                 })?;
                 copied
             }
+            Kind::Stacks(stacks) => stacks.take(cx, key, out),
             _ => Err(Errno::ENOTSUPP),
         }
     }
@@ -404,6 +461,12 @@ impl Map {
             }
             Kind::Array(array) | Kind::Objects(array) => {
                 let next = array.next(key).ok_or(Errno::ENOENT)?;
+                out.copy_from_slice(&next.to_le_bytes());
+                Ok(())
+            }
+            Kind::Trie(trie) => trie.next(key, out),
+            Kind::Stacks(stacks) => {
+                let next = stacks.next(key).ok_or(Errno::ENOENT)?;
                 out.copy_from_slice(&next.to_le_bytes());
                 Ok(())
             }

@@ -94,6 +94,15 @@ impl Memory {
         unsafe { AtomicU64::from_ptr(pointer.cast()) }
     }
 
+    /// `N` words at `offset`, if they are in the file: checked once, read as one likes.
+    #[inline(always)]
+    pub(crate) fn words<const N: usize>(&self, offset: u64) -> Option<&[AtomicU64; N]> {
+        let inside = offset.checked_add(N as u64 * 8).is_some_and(|end| end <= self.geometry.file_bytes());
+        let pointer: *const [AtomicU64; N] = self.base.wrapping_add(offset as usize).cast();
+        // SAFETY: inside the mapping, aligned (the base is page-aligned), and atomics are valid for any bytes.
+        (inside && offset.is_multiple_of(8)).then(|| unsafe { &*pointer })
+    }
+
     /// Copies from the map to `out`; true if the bytes are in the file.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> bool {
         let pointer = self.pointer(offset, out.len() as u64);

@@ -62,6 +62,13 @@ impl UserRing {
         self.memory.word32(self.memory.own_word(0)).store(0, Release);
     }
 
+    /// Whether the producer may write. Mirrors kernel/bpf/ringbuf.c:ringbuf_map_poll_user.
+    pub fn has_room(&self) -> bool {
+        let (consumer, producer) =
+            (self.memory.word64(CONSUMER_AT).load(Acquire), self.memory.word64(PRODUCER_AT).load(Acquire));
+        producer.wrapping_sub(consumer) < u64::from(self.memory.geometry.header.max_entries)
+    }
+
     /// Looks at the next sample of at most `bytes_max` bytes. Mirrors kernel/bpf/ringbuf.c:__bpf_user_ringbuf_peek.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_
 use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, names, refuse, value_types};
+use super::{Caller, Outcome, Reply, kfuncs, names, refuse, value_types};
 use crate::loader::objects::{
     Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
 };
@@ -329,9 +329,11 @@ fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
 /// Offset of `batch.count`, which tells how far a batch came.
 const BATCH_COUNT_AT: u64 = 32;
 
-fn check_batch_type(map: &MapObject, deletes: bool) -> Result<(), Errno> {
+fn check_batch_type(map: &MapObject, command: u32) -> Result<(), Errno> {
+    let deletes = matches!(command, cmd::MAP_DELETE_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH);
     match map.geometry().header.map_type {
         map_type::TASK_STORAGE => Err(Errno::ENOTSUPP),
+        map_type::LPM_TRIE if command != cmd::MAP_LOOKUP_AND_DELETE_BATCH => Ok(()),
         t if ring3_maps::is_hash(t) => Ok(()),
         map_type::ARRAY | map_type::PERCPU_ARRAY | map_type::ARRAY_OF_MAPS if !deletes => Ok(()),
         _ => Err(Errno::ENOTSUPP),
@@ -343,7 +345,7 @@ fn check_batch_type(map: &MapObject, deletes: bool) -> Result<(), Errno> {
 fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     let deletes = command == cmd::MAP_DELETE_BATCH;
     let map = map_for(caller, attr.i32(36), Access::WRITE)?;
-    check_batch_type(&map, deletes)?;
+    check_batch_type(&map, command)?;
     let flags = attr.u64(40);
     if flags & !BPF_F_LOCK != 0 {
         return Err(Errno::EINVAL);
@@ -372,7 +374,7 @@ fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
 fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     let deletes = command == cmd::MAP_LOOKUP_AND_DELETE_BATCH;
     let map = map_for(caller, attr.i32(36), if deletes { Access::BOTH } else { Access::READ })?;
-    check_batch_type(&map, deletes)?;
+    check_batch_type(&map, command)?;
     if attr.u64(40) & !BPF_F_LOCK != 0 || attr.u64(48) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -482,7 +484,8 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     let name = attr.name(48)?;
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
-    let insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
+    let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
+    kfuncs::renumber(&mut insns);
     let btf = match attr.i32(72) {
         _ if attr.u32(p::FUNC_INFO_CNT.at) == 0 && attr.u32(p::LINE_INFO_CNT.at) == 0 => None,
         fd => match caller.object(fd)? {

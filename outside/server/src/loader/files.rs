@@ -62,7 +62,11 @@ pub(super) fn epoll_ctl(caller: &Caller<'_>) -> Reply {
         libc::EPOLL_CTL_DEL => epoll::delete(&epoll, &event.0).map_err(errno)?,
         operation => {
             let bytes = caller.read(caller.arg(3), 12)?;
-            let flags = u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes")) | libc::EPOLLET as u32;
+            let asked = u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes"));
+            // The eventfd tells of room to write as of data to read.
+            let room = object.events() == libc::POLLOUT && asked & libc::EPOLLOUT as u32 != 0;
+            let asked = if room { asked & !(libc::EPOLLOUT as u32) | libc::EPOLLIN as u32 } else { asked };
+            let flags = asked | libc::EPOLLET as u32;
             let data = EventData::new_u64(u64::from_le_bytes(bytes[4..].try_into().expect("8 bytes")));
             let flags = EventFlags::from_bits_retain(flags);
             if operation == libc::EPOLL_CTL_ADD {

@@ -7,6 +7,7 @@
 mod attr;
 mod bpf;
 mod files;
+mod kfuncs;
 mod names;
 pub mod objects;
 mod perf;

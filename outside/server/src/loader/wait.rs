@@ -223,7 +223,7 @@ fn own_readiness(entry: &Entry) -> i16 {
     match (&entry.object, &entry.copy) {
         (Some((object, _)), _) => {
             let ready = object.readiness().is_some_and(|(_, ready)| ready);
-            if ready { entry.events & libc::POLLIN } else { 0 }
+            if ready { entry.events & object.events() } else { 0 }
         }
         (None, None) if entry.number >= 0 => INVALID,
         _ => 0,

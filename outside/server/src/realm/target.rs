@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOKS_MAX, HOOKS_OFFSET, Hook,
-    HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, range_pack, range_unpack,
+    ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOKS_MAX,
+    HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, range_pack,
+    range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, STATE_OFFSET, TEXT_OFFSET, got_offset};
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
@@ -432,7 +433,13 @@ impl Target {
         self.hooks_used += 1;
         self.control.write(
             hook_offset,
-            [place.address, place.kind as u64 | u64::from(index) << 32, range_pack(0, 0), range_pack(0, 0)],
+            [
+                place.address,
+                place.kind as u64 | u64::from(index) << 32,
+                range_pack(0, 0),
+                range_pack(0, 0),
+                hook_flags(&plan.original),
+            ],
         );
         let moved = stub.moved.iter().map(|m| (m.original, stub_address + u64::from(m.stub_offset))).collect();
         Ok(Site {
@@ -777,6 +784,13 @@ const _: () = {
     assert!(size_of::<HeaderBytes>() == size_of::<ControlHeader>());
     assert!(size_of::<AttachmentBytes>() == size_of::<Attachment>());
 };
+
+/// `HOOK_*` of a site with these bytes: a frame pointer is about to be saved (`push rbp`), or an indirect branch's
+/// landing (`endbr64`, `endbr32`) comes before. Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
+fn hook_flags(original: &[u8]) -> u64 {
+    let landing = matches!(original, [0xf3, 0x0f, 0x1e, 0xfa | 0xfb, ..]);
+    if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
+}
 
 fn kind_name(kind: HookKind) -> &'static str {
     match kind {

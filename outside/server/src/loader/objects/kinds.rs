@@ -66,10 +66,18 @@ impl Object {
         }
     }
 
+    /// For what it is waited on, bits of poll(2).
+    pub fn events(&self) -> i16 {
+        match self {
+            Object::Map(map) => map.events(),
+            _ => libc::POLLIN,
+        }
+    }
+
     /// What can be waited on: the eventfd that agents ring, and whether there is something to read now.
     pub fn readiness(&self) -> Option<(Arc<EventFd>, bool)> {
         match self {
-            Object::Map(map) => map.doorbell.as_ref().map(|(_, event)| (event.clone(), map.has_data())),
+            Object::Map(map) => map.doorbell.as_ref().map(|(_, event)| (event.clone(), map.is_ready())),
             Object::Event(event) => event.readiness(),
             _ => None,
         }

@@ -150,7 +150,7 @@ pub struct MapObject {
     pub slot: MapSlot,
     /// The loader may write no more.
     pub frozen: AtomicBool,
-    /// What wakes readers of a ring buffer.
+    /// What wakes readers of a ring buffer, and who waits for room in a user ring buffer.
     pub doorbell: Option<(u32, Arc<EventFd>)>,
     /// For types whose elements are objects: those, by key.
     members: Mutex<BTreeMap<Vec<u8>, Member>>,
@@ -177,7 +177,7 @@ impl MapObject {
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
         let id = subsystem.new_id(IdKind::Map);
-        let is_ring = attributes.map_type == map_type::RINGBUF;
+        let is_ring = matches!(attributes.map_type, map_type::RINGBUF | map_type::USER_RINGBUF);
         let doorbell = is_ring.then(|| subsystem.realm.add_doorbell()).transpose()?;
         geometry.header.id = id;
         geometry.header.doorbell = doorbell.as_ref().map_or(0, |(number, _)| *number);
@@ -429,9 +429,16 @@ impl MapObject {
         members.chain(self.btf.iter().map(|(btf, ..)| Object::Btf(btf.clone()))).collect()
     }
 
-    /// Whether a ring buffer's consumer has something to read.
-    pub fn has_data(&self) -> bool {
-        self.map().ring().is_some_and(|ring| ring.has_data())
+    /// Whether a ring buffer's consumer has something to read, or a user ring buffer's producer room to write.
+    /// Mirrors kernel/bpf/ringbuf.c:ringbuf_map_poll_kern and ringbuf_map_poll_user.
+    pub fn is_ready(&self) -> bool {
+        let map = self.map();
+        map.ring().is_some_and(|ring| ring.has_data()) || map.user_ring().is_some_and(|ring| ring.has_room())
+    }
+
+    /// For what its descriptor is waited on.
+    pub fn events(&self) -> i16 {
+        if self.geometry.header.map_type == map_type::USER_RINGBUF { libc::POLLOUT } else { libc::POLLIN }
     }
 
     /// The only value, if neither the loader nor a program can change it any more.
@@ -470,7 +477,7 @@ impl MapObject {
         if self.has_lock() {
             return Err(Errno::ENOTSUPP);
         }
-        if !matches!(kind, map_type::ARRAY | map_type::RINGBUF) {
+        if !matches!(kind, map_type::ARRAY | map_type::RINGBUF | map_type::USER_RINGBUF) {
             return Err(Errno::ENOTSUPP);
         }
         if !access.write {
@@ -485,7 +492,11 @@ impl MapObject {
         if kind == map_type::RINGBUF && write && (offset != 0 || bytes != ring3_layout::PAGE_BYTES) {
             return Err(Errno::EPERM);
         }
-        let shared = kind == map_type::RINGBUF || self.flags & BPF_F_MMAPABLE != 0;
+        // The loader fills a user ring buffer: all but the consumer's page is its own.
+        if kind == map_type::USER_RINGBUF && write && offset == 0 {
+            return Err(Errno::EPERM);
+        }
+        let shared = matches!(kind, map_type::RINGBUF | map_type::USER_RINGBUF) || self.flags & BPF_F_MMAPABLE != 0;
         if shared && inside { Ok(()) } else { Err(Errno::EINVAL) }
     }
 

@@ -1,0 +1,172 @@
+//! `bpf_get_stack` and `bpf_get_stackid`: the user's stack, by frame pointers.
+//!
+//! What a probe in the kernel sees, which unwinds user stacks in no other way either (arch/x86/events/core.c:
+//! perf_callchain_user). Kernel stacks there are none: at a uprobe, where the registers are the user's, the kernel
+//! answers with an empty one too.
+
+use ring3_layout::control::{HOOK_AT_ENTRY, Hook};
+use ring3_layout::thread::ThreadBlock;
+use ring3_maps::Map;
+use ring3_uapi::Errno;
+use ring3_uapi::flags::{
+    BPF_F_FAST_STACK_CMP, BPF_F_REUSE_STACKID, BPF_F_SKIP_FIELD_MASK, BPF_F_USER_BUILD_ID, BPF_F_USER_STACK,
+    STACK_BUILD_ID_BYTES, STACK_BUILD_ID_IP, STACK_BUILD_ID_IP_AT, STACK_FRAMES_MAX,
+};
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_helpers::{answer, block, context};
+use crate::raw_memory::{clear, read};
+use crate::raw_shadow::original;
+
+const PAGE: u64 = 4096;
+/// Bytes of a frame: the caller's frame pointer and the return address.
+const FRAME_BYTES: u64 = 16;
+/// Bytes of the stack that are fetched at a time.
+const WINDOW_BYTES: u64 = 512;
+
+/// A piece of the stack, copied.
+struct Window<'t> {
+    tb: &'t ThreadBlock,
+    at: u64,
+    bytes: u64,
+    content: [u8; WINDOW_BYTES as usize],
+}
+
+impl Window<'_> {
+    /// The words at `address` and behind it, if they can be read.
+    fn pair(&mut self, address: u64) -> Option<[u64; 2]> {
+        let inside = |window: &Self| {
+            let offset = address.checked_sub(window.at)?;
+            (offset.checked_add(FRAME_BYTES)? <= window.bytes).then_some(offset as usize)
+        };
+        if inside(self).is_none() {
+            self.fetch(address)?;
+        }
+        let pair = self.content.get(inside(self)?..)?;
+        let (first, rest) = pair.split_first_chunk()?;
+        Some([u64::from_le_bytes(*first), u64::from_le_bytes(*rest.first_chunk()?)])
+    }
+
+    /// Up to the end of the page, which is there if its beginning is; or just a frame across it.
+    fn fetch(&mut self, address: u64) -> Option<()> {
+        let bytes = (PAGE - address % PAGE).clamp(FRAME_BYTES, WINDOW_BYTES);
+        self.bytes = 0;
+        // SAFETY: the window has room for WINDOW_BYTES, which is not less.
+        unsafe { read(self.tb, self.content.as_mut_ptr() as u64, address, bytes) }.ok()?;
+        (self.at, self.bytes) = (address, bytes);
+        Some(())
+    }
+}
+
+/// Gives the addresses of the stack, at most `limit`, with their numbers to `put`; how many there are.
+/// Mirrors arch/x86/events/core.c:perf_callchain_user.
+fn walk(tb: &ThreadBlock, regs: &PtRegs, limit: usize, mut put: impl FnMut(usize, u64)) -> usize {
+    let mut count = 0;
+    let mut store = |address| {
+        if count < limit {
+            put(count, address);
+            count += 1;
+        }
+        count < limit
+    };
+    let mut window = Window { tb, at: 0, bytes: 0, content: [0; WINDOW_BYTES as usize] };
+    let mut more = store(regs.rip);
+    if more
+        && is_at_entry(tb, regs)
+        && let Some([address, _]) = window.pair(regs.rsp)
+    {
+        more = store(original(tb, regs.rsp, address));
+    }
+    let mut frame = regs.rbp;
+    while more && let Some([next, address]) = window.pair(frame) {
+        more = store(original(tb, frame.wrapping_add(8), address));
+        frame = next;
+    }
+    count
+}
+
+/// Whether the return address is at the stack pointer still, as far as the kernel can tell from the first instruction.
+/// Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
+fn is_at_entry(tb: &ThreadBlock, regs: &PtRegs) -> bool {
+    // SAFETY: dispatch set the hook that runs.
+    let hook = unsafe { &*(tb.hook as *const Hook) };
+    regs.rip == hook.site && hook.flags & HOOK_AT_ENTRY != 0
+}
+
+/// Mirrors kernel/bpf/stackmap.c:bpf_get_stackid.
+fn stack_id(tb: &ThreadBlock, regs: &PtRegs, map: &Map, flags: u64) -> Result<u64, Errno> {
+    let known = BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK | BPF_F_FAST_STACK_CMP | BPF_F_REUSE_STACKID;
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if flags & BPF_F_USER_STACK == 0 {
+        return Err(Errno::EFAULT);
+    }
+    let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
+    let mut addresses = [0u64; STACK_FRAMES_MAX];
+    let limit = (map.stack_depth() + skip).min(STACK_FRAMES_MAX);
+    let count = walk(tb, regs, limit, |number, address| {
+        if let Some(place) = number.checked_sub(skip).and_then(|place| addresses.get_mut(place)) {
+            *place = address;
+        }
+    });
+    let addresses = addresses.get(..count.saturating_sub(skip)).unwrap_or_default();
+    map.stack_id(&context(tb), addresses, flags).map(u64::from)
+}
+
+/// Fills `bytes` bytes at `to`, which are zero; how many are addresses. Mirrors kernel/bpf/stackmap.c:__bpf_get_stack.
+///
+/// # Safety
+/// `to` is writable for `bytes` bytes.
+unsafe fn stack(tb: &ThreadBlock, regs: &PtRegs, to: u64, bytes: u64, flags: u64) -> Result<u64, Errno> {
+    let (user, builds) = (flags & BPF_F_USER_STACK != 0, flags & BPF_F_USER_BUILD_ID != 0);
+    let entry_bytes = if builds { STACK_BUILD_ID_BYTES } else { 8 } as u64;
+    let known = BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK | BPF_F_USER_BUILD_ID;
+    if flags & !known != 0 || !user && builds || !bytes.is_multiple_of(entry_bytes) {
+        return Err(Errno::EINVAL);
+    }
+    let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
+    let room = (bytes / entry_bytes) as usize;
+    let limit = if user { (room + skip).min(STACK_FRAMES_MAX) } else { 0 };
+    let count = walk(tb, regs, limit, |number, address| {
+        let Some(entry) = number.checked_sub(skip).filter(|entry| *entry < room) else { return };
+        let at = to + entry as u64 * entry_bytes;
+        let (status, address_at) = if builds { (STACK_BUILD_ID_IP, STACK_BUILD_ID_IP_AT) } else { (0, 0) };
+        // SAFETY: the entry lies in the room, which the caller vouches for.
+        unsafe { (at as *mut u32).write_unaligned(status) };
+        // SAFETY: as above; an entry has room for its address.
+        unsafe { ((at + address_at as u64) as *mut u64).write_unaligned(address) };
+    });
+    let count = count.checked_sub(skip).ok_or(Errno::EFAULT)?;
+    Ok(count as u64 * entry_bytes)
+}
+
+/// `bpf_get_stackid`
+///
+/// # Safety
+/// Called by a verified program with its context, a stack map and the thread block that it was given.
+pub unsafe extern "sysv64" fn get_stackid(regs: u64, map: u64, flags: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    // SAFETY: the verifier proved a map.
+    let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+    // SAFETY: the verifier proved the context, which is the registers of a probe.
+    let regs = unsafe { &*(regs as *const PtRegs) };
+    answer(stack_id(tb, regs, &map, flags))
+}
+
+/// `bpf_get_stack`
+///
+/// # Safety
+/// Called by a verified program with its context, writable memory and the thread block that it was given.
+pub unsafe extern "sysv64" fn get_stack(regs: u64, to: u64, bytes: u64, flags: u64, _: u64, env: u64) -> u64 {
+    let bytes = u64::from(bytes as u32);
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    // SAFETY: the verifier proved the context, which is the registers of a probe.
+    let regs = unsafe { &*(regs as *const PtRegs) };
+    // SAFETY: the verifier proved `to` writable for `bytes` bytes.
+    unsafe { clear(to, bytes) };
+    // SAFETY: as above.
+    answer(unsafe { stack(tb, regs, to, bytes, flags) })
+}
