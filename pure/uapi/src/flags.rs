@@ -33,6 +33,8 @@ pub const BPF_F_MMAPABLE: u32 = 1 << 10;
 pub const BPF_F_PRESERVE_ELEMS: u32 = 1 << 11;
 /// Inner maps may differ in size.
 pub const BPF_F_INNER_MAP: u32 = 1 << 12;
+/// Map creation: `map_token_fd` is valid.
+pub const BPF_F_TOKEN_FD: u32 = 1 << 16;
 
 /// `bpf_task_storage_get`: make a value if there is none.
 pub const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;

@@ -21,6 +21,7 @@ use std::fmt;
 use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 use ring3_uapi::helper::{self, KFUNC_FIRST};
 
 pub use prototypes::{Prototype, prototype, prototypes};
@@ -402,6 +403,10 @@ fn check_helper(
         if !prototype.takes(map.map_type) {
             let map_name = map_type::name(map.map_type).unwrap_or("unknown");
             return refuse(format!("cannot pass map_type {} ({map_name}) into func bpf_{name}#{id}", map.map_type));
+        }
+        // Mirrors kernel/bpf/verifier.c:record_func_map.
+        if map.map_flags & BPF_F_RDONLY_PROG != 0 && prototype.writes_map() {
+            return Err(Report::new(Errno::EACCES, Some(at), "write into map forbidden"));
         }
         verified.helper_maps.insert(at, map);
     }

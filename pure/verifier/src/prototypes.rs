@@ -26,6 +26,12 @@ impl Prototype {
         self.prog_types.is_empty() || self.prog_types.contains(&prog_type)
     }
 
+    /// Whether it changes which elements its map has.
+    pub fn writes_map(&self) -> bool {
+        let writers = [helper::MAP_UPDATE_ELEM, helper::MAP_DELETE_ELEM, helper::MAP_PUSH_ELEM, helper::MAP_POP_ELEM];
+        writers.contains(&self.id)
+    }
+
     /// Whether its map argument may be of this type.
     pub fn takes(&self, map_type: u32) -> bool {
         self.map_types.contains(&map_type)

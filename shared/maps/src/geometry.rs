@@ -147,6 +147,11 @@ const fn is_lru(map_type: u32) -> bool {
     matches!(map_type, map_type::LRU_HASH | map_type::LRU_PERCPU_HASH | map_type::TASK_STORAGE)
 }
 
+/// Whether looking at an element changes the map's memory: an LRU map notes it, a queue takes its lock.
+pub const fn is_changed_by_reads(map_type: u32) -> bool {
+    is_lru(map_type) || matches!(map_type, map_type::QUEUE | map_type::STACK)
+}
+
 /// A list per CPU in the kernel; here there is one, but the number of elements is rounded as there.
 /// Mirrors kernel/bpf/hashtab.c:htab_map_alloc.
 fn rounded_entries(a: &Attributes) -> u32 {

@@ -427,6 +427,17 @@ impl Hash<'_> {
         }
     }
 
+    /// Shows the elements of a bucket to `see`; false if the walk was led into another bucket, whose elements it saw.
+    pub(crate) fn visit(&self, bucket: u32, mut see: impl FnMut(u32)) -> bool {
+        let mut link = self.first_link(bucket);
+        for _ in 0..WALK_MAX {
+            let Some(index) = self.element_of(link) else { break };
+            see(index);
+            link = self.next_link(index);
+        }
+        self.is_end_of(link, bucket)
+    }
+
     /// Copies an element's key.
     pub(crate) fn read_key(&self, index: u32, out: &mut [u8]) -> bool {
         self.0.read(self.key_at(index), out)

@@ -20,7 +20,7 @@ mod stacks;
 mod trie;
 mod user_ring;
 
-pub use geometry::{Attributes, Geometry, HashLayout, is_hash, is_of_objects, is_per_cpu};
+pub use geometry::{Attributes, Geometry, HashLayout, is_changed_by_reads, is_hash, is_of_objects, is_per_cpu};
 pub use raw_map::Map;
 pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};

@@ -448,6 +448,18 @@ impl Map {
         }
     }
 
+    /// For hash types: shows the keys of a bucket to `see`, each copied into `key`. False if others changed the bucket
+    /// meanwhile so that it saw some of another one.
+    pub fn user_bucket(&self, bucket: u32, key: &mut [u8], mut see: impl FnMut(&[u8])) -> bool {
+        let Kind::Hash(hash) = self.kind() else { return true };
+        bucket <= self.geometry().hash.bucket_mask
+            && hash.visit(bucket, |element| {
+                if hash.read_key(element, key) {
+                    see(key);
+                }
+            })
+    }
+
     /// `BPF_MAP_GET_NEXT_KEY`; `ENOENT` behind the last.
     pub fn user_next_key(&self, key: Option<&[u8]>, out: &mut [u8]) -> Result<(), Errno> {
         let key = key.map(|key| self.check_key(key)).transpose()?;

@@ -127,6 +127,24 @@ fn specialised_lookups_find_what_general_updates_stored() {
 }
 
 #[test]
+fn each_key_is_in_one_bucket() {
+    let owned = Owned::new(hash(9, 8, 100));
+    let mut expected = vec![];
+    for number in 0..100u8 {
+        let key = [number; 9];
+        owned.map.user_update(&context(1, 0), &key, &[1; 8], 0).expect("there is room");
+        expected.push(key.to_vec());
+    }
+    let mut found = vec![];
+    for bucket in 0..=owned.map.geometry().hash.bucket_mask {
+        assert!(owned.map.user_bucket(bucket, &mut [0; 9], |key| found.push(key.to_vec())));
+    }
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    assert!(!owned.map.user_bucket(u32::MAX, &mut [0; 9], |_| panic!("there is no such bucket")));
+}
+
+#[test]
 fn threads_lose_no_key_and_no_count() {
     const THREADS: u64 = 8;
     const ROUNDS: u64 = 20_000;

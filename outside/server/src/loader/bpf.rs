@@ -11,11 +11,13 @@ use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
-use ring3_uapi::flags::{BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_WRONLY};
+use ring3_uapi::flags::{
+    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_TOKEN_FD, BPF_F_WRONLY,
+};
 use ring3_verifier::{Input, MapShape, verify};
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, kfuncs, names, refuse, value_types};
+use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, value_types};
 use crate::loader::objects::{
     Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
 };
@@ -49,8 +51,8 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::MAP_GET_NEXT_KEY => map_next_key(caller, attr),
         cmd::MAP_LOOKUP_AND_DELETE_ELEM => map_lookup_and_delete(caller, attr),
         cmd::MAP_FREEZE => map_freeze(caller, attr),
-        cmd::MAP_LOOKUP_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH => map_lookup_batch(caller, attr, command),
-        cmd::MAP_UPDATE_BATCH | cmd::MAP_DELETE_BATCH => map_change_batch(caller, attr, command),
+        cmd::MAP_LOOKUP_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH => batch::look_up(caller, attr, command),
+        cmd::MAP_UPDATE_BATCH | cmd::MAP_DELETE_BATCH => batch::change(caller, attr, command),
         cmd::OBJ_PIN => names::pin(caller, attr),
         cmd::OBJ_GET => names::get(caller, attr),
         cmd::PROG_LOAD => prog_load(caller, attr),
@@ -79,7 +81,7 @@ fn map_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<MapObject>, Errno> {
 }
 
 /// A map behind a descriptor that allows what is wanted. Mirrors kernel/bpf/syscall.c:map_get_sys_perms.
-fn map_for(caller: &Caller<'_>, fd: i32, wanted: Access) -> Result<Arc<MapObject>, Errno> {
+pub(super) fn map_for(caller: &Caller<'_>, fd: i32, wanted: Access) -> Result<Arc<MapObject>, Errno> {
     let copy = caller.fd(fd)?;
     let Some(Object::Map(map)) = caller.subsystem().object(copy.as_fd()) else { return Err(Errno::EINVAL) };
     let mut allowed = Access::of(copy.as_fd());
@@ -94,7 +96,7 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         key_size: attr.u32(4),
         value_size: attr.u32(8),
         max_entries: attr.u32(12),
-        map_flags: attr.u32(16),
+        map_flags: attr.u32(16) & !BPF_F_TOKEN_FD,
         cpus: 0,
         map_extra: attr.u64(ring3_uapi::attr::map_create::MAP_EXTRA.at),
     };
@@ -106,6 +108,12 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     if attr.u32(ring3_uapi::attr::map_create::MAP_IFINDEX.at) != 0 {
         return Err(refuse(Errno::EOPNOTSUPP, "maps of network devices"));
+    }
+    if attr.u32(16) & BPF_F_TOKEN_FD != 0 {
+        // There are no tokens here, so it is none; but the type is asked first.
+        Geometry::new(&attributes)?;
+        caller.fd(attr.i32(ring3_uapi::attr::map_create::MAP_TOKEN_FD.at))?;
+        return Err(refuse(Errno::EINVAL, "bpf tokens"));
     }
     let name = attr.name(28)?;
     let btf = match (attr.i32(48), attr.u32(52), attr.u32(56)) {
@@ -179,7 +187,7 @@ fn key_of(caller: &Caller<'_>, map: &MapObject, address: u64) -> Result<Vec<u8>,
 }
 
 /// `BPF_F_LOCK` is for values with a lock.
-fn check_lock_flag(map: &MapObject, flags: u64) -> Result<(), Errno> {
+pub(super) fn check_lock_flag(map: &MapObject, flags: u64) -> Result<(), Errno> {
     if flags & BPF_F_LOCK != 0 && !map.has_lock() { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
@@ -205,9 +213,12 @@ fn map_lookup(caller: &Caller<'_>, attr: &Attr) -> Reply {
     check_lock_flag(&map, attr.u64(24))?;
     let key = key_of(caller, &map, attr.u64(8))?;
     if map.is_keyless() {
-        let bloom = map.geometry().header.map_type == map_type::BLOOM_FILTER;
         let bytes = map.geometry().user_value_bytes();
-        let mut value = if bloom { caller.read(attr.u64(16), bytes)? } else { vec![0; bytes] };
+        if map.geometry().header.map_type == map_type::BLOOM_FILTER {
+            map.peek(&mut caller.read(attr.u64(16), bytes)?)?;
+            return Ok(Outcome::Value(0));
+        }
+        let mut value = vec![0; bytes];
         map.peek(&mut value)?;
         caller.write(attr.u64(16), &value)?;
         return Ok(Outcome::Value(0));
@@ -232,7 +243,13 @@ fn map_update(caller: &Caller<'_>, attr: &Attr) -> Reply {
 
 /// Stores a value; where elements are objects, the one that it is the descriptor of.
 /// Mirrors kernel/bpf/syscall.c:bpf_map_update_value and arraymap.c:bpf_fd_array_map_update_elem.
-fn update(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+pub(super) fn update(
+    caller: &Caller<'_>,
+    map: &Arc<MapObject>,
+    key: &[u8],
+    value: &[u8],
+    flags: u64,
+) -> Result<(), Errno> {
     let kind = map.geometry().header.map_type;
     if !ring3_maps::is_of_objects(kind) {
         return map.update(key, value, flags);
@@ -324,92 +341,6 @@ fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(Errno::EBUSY);
     }
     if map.frozen.swap(true, Ordering::AcqRel) { Err(Errno::EBUSY) } else { Ok(Outcome::Value(0)) }
-}
-
-/// Offset of `batch.count`, which tells how far a batch came.
-const BATCH_COUNT_AT: u64 = 32;
-
-fn check_batch_type(map: &MapObject, command: u32) -> Result<(), Errno> {
-    let deletes = matches!(command, cmd::MAP_DELETE_BATCH | cmd::MAP_LOOKUP_AND_DELETE_BATCH);
-    match map.geometry().header.map_type {
-        map_type::TASK_STORAGE => Err(Errno::ENOTSUPP),
-        map_type::LPM_TRIE if command != cmd::MAP_LOOKUP_AND_DELETE_BATCH => Ok(()),
-        t if ring3_maps::is_hash(t) => Ok(()),
-        map_type::ARRAY | map_type::PERCPU_ARRAY | map_type::ARRAY_OF_MAPS if !deletes => Ok(()),
-        _ => Err(Errno::ENOTSUPP),
-    }
-}
-
-/// `BPF_MAP_UPDATE_BATCH` and `BPF_MAP_DELETE_BATCH`. Mirrors kernel/bpf/syscall.c:generic_map_update_batch and
-/// generic_map_delete_batch.
-fn map_change_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
-    let deletes = command == cmd::MAP_DELETE_BATCH;
-    let map = map_for(caller, attr.i32(36), Access::WRITE)?;
-    check_batch_type(&map, command)?;
-    let flags = attr.u64(40);
-    if flags & !BPF_F_LOCK != 0 {
-        return Err(Errno::EINVAL);
-    }
-    check_lock_flag(&map, flags)?;
-    let wanted = u64::from(attr.u32(32));
-    if wanted == 0 {
-        return Ok(Outcome::Value(0));
-    }
-    let (key_bytes, value_bytes) = (map.geometry().header.key_size as usize, map.geometry().user_value_bytes());
-    let change = |number: u64| {
-        let key = caller.read(attr.u64(16).wrapping_add(number * key_bytes as u64), key_bytes)?;
-        if deletes {
-            return map.delete(&key);
-        }
-        let value = caller.read(attr.u64(24).wrapping_add(number * value_bytes as u64), value_bytes)?;
-        update(caller, &map, &key, &value, flags)
-    };
-    let stopped = (0..wanted).map(|number| (number, change(number))).find(|(_, done)| done.is_err());
-    let (count, done) = stopped.unwrap_or((wanted, Ok(())));
-    caller.write(caller.arg(1) + BATCH_COUNT_AT, &(count as u32).to_le_bytes())?;
-    done.map(|()| Outcome::Value(0))
-}
-
-/// `BPF_MAP_LOOKUP_BATCH` and `.._AND_DELETE_BATCH`: the position between batches is the last key.
-fn map_lookup_batch(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
-    let deletes = command == cmd::MAP_LOOKUP_AND_DELETE_BATCH;
-    let map = map_for(caller, attr.i32(36), if deletes { Access::BOTH } else { Access::READ })?;
-    check_batch_type(&map, command)?;
-    if attr.u64(40) & !BPF_F_LOCK != 0 || attr.u64(48) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    check_lock_flag(&map, attr.u64(40))?;
-    let (wanted, key_bytes) = (attr.u32(32), map.geometry().header.key_size as usize);
-    let mut last = match attr.u64(0) {
-        0 => None,
-        address => Some(caller.read(address, key_bytes)?),
-    };
-    let (mut keys, mut values, mut count) = (vec![], vec![], 0u32);
-    let mut ended = false;
-    while count < wanted {
-        let Ok(key) = map.next_key(last.as_deref()) else {
-            ended = true;
-            break;
-        };
-        if let Ok(value) = map.lookup(&key) {
-            keys.extend_from_slice(&key);
-            values.extend(value);
-            count += 1;
-        }
-        last = Some(key);
-    }
-    caller.write(attr.u64(16), &keys)?;
-    caller.write(attr.u64(24), &values)?;
-    if let Some(last) = &last {
-        caller.write(attr.u64(8), last)?;
-    }
-    caller.write(caller.arg(1) + BATCH_COUNT_AT, &count.to_le_bytes())?;
-    if deletes {
-        for key in keys.chunks_exact(key_bytes) {
-            let _ = map.delete(key);
-        }
-    }
-    if ended { Err(Errno::ENOENT) } else { Ok(Outcome::Value(0)) }
 }
 
 // ---- programs ----
@@ -757,11 +688,13 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
 /// `struct bpf_map_info`.
 fn map_info(map: &MapObject) -> Info {
     let header = &map.geometry().header;
+    // Mirrors kernel/bpf/syscall.c:bpf_map_flags_retain_permanent: what the first descriptor allows is not the map's.
+    let flags = map.flags & !(BPF_F_RDONLY | BPF_F_WRONLY);
     let mut info = Info(vec![0; MAP_INFO_BYTES]);
     info.put32(0, header.map_type).put32(4, map.id).put32(8, header.key_size).put32(12, header.value_size);
     // What the kernel does not bound has no bound there.
     let entries = if header.map_type == map_type::TASK_STORAGE { 0 } else { header.max_entries };
-    info.put32(16, entries).put32(20, map.flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
+    info.put32(16, entries).put32(20, flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
     if let Some((btf, key, value)) = &map.btf {
         info.put32(64, btf.id).put32(68, *key).put32(72, *value);
     }

@@ -5,6 +5,7 @@
 //! the notification's validity checked, so that what was read was the caller's (`seccomp_unotify(2)`).
 
 mod attr;
+mod batch;
 mod bpf;
 mod files;
 mod kfuncs;

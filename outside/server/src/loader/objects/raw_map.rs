@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_of_objects};
+use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_changed_by_reads, is_of_objects};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_LOCK, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
@@ -17,6 +17,9 @@ use serde_json::{Value, json};
 
 use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Subsystem, errno};
 use crate::realm::{EventFd, MapFile, MapSlot, Realm, possible_cpus};
+
+/// Walks through a bucket at most, if others change it all the time.
+const BUCKET_LOOKS_MAX: u32 = 4;
 
 /// A memfd mapped into the server.
 struct Mapped {
@@ -198,7 +201,8 @@ impl MapObject {
             bytes: geometry.file_bytes(),
             data_bytes: geometry.header.data_bytes,
             // What objects there are, targets are told and do not tell: they go where elements lead.
-            writable: attributes.map_flags & BPF_F_RDONLY_PROG == 0 && !is_of_objects(attributes.map_type),
+            writable: !is_of_objects(attributes.map_type)
+                && (attributes.map_flags & BPF_F_RDONLY_PROG == 0 || is_changed_by_reads(attributes.map_type)),
         });
         let slot = subsystem.realm.add_map(file.clone())?;
         Ok(Arc::new(MapObject {
@@ -338,6 +342,10 @@ impl MapObject {
 
     /// Takes a value out.
     pub fn lookup_and_delete(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
+        if is_of_objects(self.geometry.header.map_type) {
+            let id = self.lookup(key)?;
+            return self.delete(key).map(|()| id);
+        }
         let mut value = vec![0; self.geometry.user_value_bytes()];
         self.map().user_lookup_and_delete(&context(), key, &mut value).map(|()| value)
     }
@@ -346,6 +354,18 @@ impl MapObject {
     pub fn next_key(&self, key: Option<&[u8]>) -> Result<Vec<u8>, Errno> {
         let mut next = vec![0; self.geometry.header.key_size as usize];
         self.map().user_next_key(key, &mut next).map(|()| next)
+    }
+
+    /// The keys of a hash map's bucket.
+    pub fn bucket_keys(&self, bucket: u32) -> Vec<Vec<u8>> {
+        let (mut keys, mut key) = (vec![], vec![0; self.geometry.header.key_size as usize]);
+        for _ in 0..BUCKET_LOOKS_MAX {
+            keys.clear();
+            if self.map().user_bucket(bucket, &mut key, |key: &[u8]| keys.push(key.to_vec())) {
+                break;
+            }
+        }
+        keys
     }
 
     /// Puts an output event into a perf event array.
