@@ -1,5 +1,6 @@
 //! Debian's unmodified tools (package libbpf-tools) see the same events under ring3 as on the kernel.
 
+use std::collections::VecDeque;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -199,16 +200,20 @@ fn bpftrace_shows_the_same_stacks() {
         ];
         let mut tool = Terminal::start(bench.load("bpftrace").args(["-e", &program.concat()]));
         tool.wait_for("Attaching");
-        // It does not say when it has attached. Victims stay, so that it finds the names of their functions.
+        // It does not say when it has attached. Victims stay a while, so that it finds the names of their functions.
         let stop = AtomicBool::new(false);
         let seen = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut victims = vec![];
-                while !stop.load(Ordering::Acquire) && victims.len() < 100 {
+                const STAYING: usize = 50;
+                let mut victims = VecDeque::new();
+                while !stop.load(Ordering::Acquire) {
                     let mut victim = ready(&mut bench.target(&binary));
                     victim.say("go");
                     victim.line();
-                    victims.push(victim);
+                    victims.push_back(victim);
+                    if victims.len() > STAYING {
+                        victims.pop_front();
+                    }
                 }
             });
             let seen = whole_block(&mut tool);

@@ -6,6 +6,7 @@ use core::sync::atomic::compiler_fence;
 use ring3_layout::control::{
     ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, Hook, HookKind, range_unpack,
 };
+use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, request};
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, ThreadBlock};
@@ -16,8 +17,10 @@ use crate::raw_shadow;
 use crate::raw_system::{cpu_number, is_dead, relax};
 use crate::raw_thread::current;
 
-/// Rounds of waiting for a CPU slot.
-const SLOT_ROUNDS: u32 = 64;
+/// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
+/// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
+const SLOT_YIELDS: u32 = 64;
+const SLOT_NAPS: u32 = SLOT_YIELDS + 2000;
 const PROT_EXEC: u64 = 4;
 const ERRNO_MAX: u64 = 4095;
 
@@ -144,31 +147,50 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, r
     ran
 }
 
+/// What this thread is called in shared memory. The control block tells of the namespace of its process; in a fork that
+/// has not been adopted yet nothing is known of it.
+pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
+    let control = control(base);
+    let namespace = if u64::from(control.pid) == tb.generation { control.namespace } else { NAMESPACE_UNKNOWN };
+    owner::name(namespace, tb.pid_tgid as u32)
+}
+
 /// Takes the part of per-CPU maps that belongs to this CPU, or another free one, for one run.
 fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
-    let slots = &realm(base).cpu_slots;
     let cpus = control(base).cpus.clamp(1, CPUS_MAX);
-    let own = tb.pid_tgid as u32;
+    let slots = realm(base).cpu_slots.get(..cpus as usize).unwrap_or(&[]);
+    let own = name(base, tb);
     let first = cpu_number() % cpus;
-    for round in 0..SLOT_ROUNDS {
+    tb.cpu_slot = 0;
+    for round in 1..=SLOT_NAPS {
         for step in 0..cpus {
             let number = (first + step) % cpus;
             let Some(slot) = slots.get(number as usize) else { continue };
             let owner = slot.owner.load(Relaxed);
-            let stale = owner != 0 && round + 1 == SLOT_ROUNDS && is_dead(owner);
+            let stale = owner != 0 && round % SLOT_YIELDS == 0 && is_near(own, owner) && is_dead(tid(owner));
             if (owner == 0 || stale) && slot.owner.compare_exchange(owner, own, Acquire, Relaxed).is_ok() {
                 tb.cpu_slot = number + 1;
                 return;
             }
         }
-        relax(false);
+        // Holders that somebody has waited for in vain are suspended: it is not worth to sleep for them.
+        let sleeps = round >= SLOT_YIELDS;
+        if sleeps && slots.iter().all(|slot| slot.owner.load(Relaxed) == slot.outlasted.load(Relaxed)) {
+            return;
+        }
+        relax(sleeps);
     }
     // All holders are suspended: share this CPU's part rather than wait on another process without a bound.
-    tb.cpu_slot = 0;
+    for slot in slots {
+        slot.outlasted.store(slot.owner.load(Relaxed), Relaxed);
+    }
 }
 
 fn give_cpu_slot(base: u64, tb: &mut ThreadBlock) {
     if let Some(slot) = tb.cpu_slot.checked_sub(1).and_then(|n| realm(base).cpu_slots.get(n as usize)) {
+        if slot.outlasted.load(Relaxed) != 0 {
+            slot.outlasted.store(0, Relaxed);
+        }
         slot.owner.store(0, Release);
     }
     tb.cpu_slot = 0;

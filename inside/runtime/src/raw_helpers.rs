@@ -12,7 +12,7 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
 
-use crate::raw_dispatch::cpu_of;
+use crate::raw_dispatch::{cpu_of, name};
 use crate::raw_memory::{clear, is_program_memory, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_system::{
@@ -55,7 +55,7 @@ pub(crate) unsafe fn block<'t>(env: u64) -> &'t mut ThreadBlock {
 /// Who operates on maps.
 #[inline(always)]
 pub(crate) fn context(tb: &ThreadBlock) -> Context {
-    Context { owner: tb.pid_tgid as u32, cpu: cpu_of(tb), owner_is_dead: is_dead, relax }
+    Context { owner: name(tb.region_base, tb), cpu: cpu_of(tb), owner_is_dead: is_dead, relax }
 }
 
 /// Time of a clock, ns, by the vDSO where there is one.

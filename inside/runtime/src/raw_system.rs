@@ -60,10 +60,20 @@ pub(crate) fn relax(sleeps: bool) {
     unsafe { syscall(SYS_NANOSLEEP, [&raw const time as u64, 0, 0, 0, 0, 0]) };
 }
 
-/// Whether no thread has this id any more.
+/// Whether no thread of this pid namespace has this id any more, or it has no memory any more: a process that was
+/// killed is a zombie until its parent waits for it, but runs nothing. Mirrors mm/process_vm_access.c:process_vm_rw_core.
 pub(crate) fn is_dead(tid: u32) -> bool {
     // SAFETY: tkill with signal 0 only looks.
-    unsafe { syscall(SYS_TKILL, [u64::from(tid), 0, 0, 0, 0, 0]) == -ESRCH }
+    if unsafe { syscall(SYS_TKILL, [u64::from(tid), 0, 0, 0, 0, 0]) } == -ESRCH {
+        return true;
+    }
+    let mut byte = 0u64;
+    let local = [&raw mut byte as u64, 1];
+    // Nothing is mapped there: of a living thread no byte is read.
+    let remote = [1u64, 1];
+    let (local, remote) = (&raw const local as u64, &raw const remote as u64);
+    // SAFETY: reads at most a byte into `byte`.
+    unsafe { syscall(SYS_PROCESS_VM_READV, [u64::from(tid), local, 1, remote, 1, 0]) == -ESRCH }
 }
 
 /// Base of FS. The server checked that user code may ask (`AT_HWCAP2`).

@@ -90,6 +90,11 @@ pub struct ControlHeader {
     /// Start time of the server, clock ticks since boot (`/proc/PID/stat`, field 22): with the pid it tells
     /// whether the server still lives.
     pub server_started: u64,
+    /// Number of the target's pid namespace ([`crate::owner`]). It holds for the process with the id above: a fork that
+    /// has not been adopted yet may be in another one.
+    pub namespace: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.

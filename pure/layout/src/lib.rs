@@ -9,6 +9,7 @@
 
 pub mod control;
 pub mod map;
+pub mod owner;
 pub mod realm;
 pub mod region;
 pub mod thread;

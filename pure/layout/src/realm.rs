@@ -33,8 +33,10 @@ pub struct Doorbell {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CpuSlot {
-    /// Thread id of the holder; 0: free.
+    /// Name of the holder ([`crate::owner`]); 0: free.
     pub owner: AtomicU32,
+    /// Name of a holder for whom somebody waited in vain; the next one waits less for it.
+    pub outlasted: AtomicU32,
 }
 
 /// Request states, in order of a request's life.

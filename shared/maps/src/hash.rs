@@ -7,15 +7,21 @@
 //! taken over without repair. Elements never move, and free ones are used before fresh ones, so memory is
 //! touched as the map fills.
 //!
+//! What a death can leave is an element that is in no chain and not free either: taken and not yet linked, or
+//! unlinked and not yet given back. One element a death at most, and the count may be one too low. A map that seems
+//! full and has a reason to doubt that collects such elements ([`Hash::reclaim`]).
+//!
 //! A full LRU map makes room: a hand goes round the elements, spares those that were looked up since it came by
 //! last, and takes the first other one out of its bucket (the second-chance clock; approximate, as the kernel's
 //! lists are). It holds no lock while it looks, and one while it takes.
 //!
 //! Words (64-bit, behind the header): 0-4 [`HashLayout`]; 5: free list, tag and index + 1; 6: elements ever
-//! taken; 7: elements in use; 8: waits that were given up; 9: the LRU hand.
+//! taken; 7: elements in use; 8: waits that were given up; 9: the LRU hand; 10: locks taken over from dead
+//! owners since elements were collected; 11: lock of who collects; 12: doubts whether a full map is full.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use ring3_layout::PAGE_BYTES;
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_ANY, BPF_EXIST, BPF_F_LOCK, BPF_NOEXIST};
 
@@ -37,16 +43,29 @@ const NAPS: u32 = YIELDS + 400;
 /// It is asked whether the owner lives once in this many rounds.
 const DEAD_CHECK_EVERY: u32 = 16;
 
-const WORD_FREE: u64 = 5;
-const WORD_FRESH: u64 = 6;
-const WORD_COUNT: u64 = 7;
+pub(crate) const WORD_FREE: u64 = 5;
+pub(crate) const WORD_FRESH: u64 = 6;
+pub(crate) const WORD_COUNT: u64 = 7;
 const WORD_GAVE_UP: u64 = 8;
 const WORD_HAND: u64 = 9;
+pub(crate) const WORD_TAKEOVERS: u64 = 10;
+const WORD_COLLECTOR: u64 = 11;
+const WORD_DOUBTS: u64 = 12;
+/// Locks looked at per doubt, on average.
+const LOOKS_PER_DOUBT: u64 = 64;
+/// Owners of locks that are judged in one doubt, and locks taken over in one collection, at most.
+const JUDGED_MAX: usize = 256;
+const TAKEN_OVER_MAX: u64 = 1024;
 /// Elements that the hand spares at most, and that it looks at at most, before it takes what comes or gives up.
 const SPARED_MAX: u32 = 128;
 const LOOKS_MAX: u32 = 1024;
+/// Locked buckets that the hand passes at most.
+const BUSY_MAX: u32 = 8;
 /// Times that an update makes room, if others take it away.
 const EVICTIONS_MAX: u32 = 16;
+/// Links followed at most while elements are collected, per element and besides: a bound for damaged chains.
+const COLLECT_STEPS: u64 = 256;
+const COLLECT_STEPS_MORE: u64 = 1 << 18;
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -83,13 +102,28 @@ pub(crate) fn hash_bytes(key: &[u8]) -> u32 {
     hash_word(state)
 }
 
+/// How a lock word was had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Acquired {
+    /// Its owner lives and does not let go.
+    Not,
+    /// It was free.
+    Free,
+    /// Its owner was dead.
+    TakenOver,
+}
+
 /// Takes a lock word for `cx`, waiting within bounds; false if its owner lives and does not let go.
 pub(crate) fn lock(memory: &Memory, offset: u64, cx: &Context) -> bool {
+    acquire(memory, offset, cx, NAPS) != Acquired::Not
+}
+
+fn acquire(memory: &Memory, offset: u64, cx: &Context, rounds: u32) -> Acquired {
     let word = memory.word32(offset);
     let mut round = 0;
     loop {
         let owner = match word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed) {
-            Ok(_) => return true,
+            Ok(_) => return Acquired::Free,
             Err(owner) => owner,
         };
         round += 1;
@@ -97,14 +131,14 @@ pub(crate) fn lock(memory: &Memory, offset: u64, cx: &Context) -> bool {
             core::hint::spin_loop();
             continue;
         }
-        if owner != 0 && round % DEAD_CHECK_EVERY == 0 && (cx.owner_is_dead)(owner) {
+        if owner != 0 && round % DEAD_CHECK_EVERY == 0 && cx.is_dead(owner) {
             // Whatever the dead owner did was one store, done or not done.
             if word.compare_exchange(owner, cx.owner, Acquire, Relaxed).is_ok() {
-                return true;
+                return Acquired::TakenOver;
             }
         }
-        if round >= NAPS {
-            return false;
+        if round >= rounds {
+            return Acquired::Not;
         }
         (cx.relax)(round >= YIELDS);
     }
@@ -112,6 +146,13 @@ pub(crate) fn lock(memory: &Memory, offset: u64, cx: &Context) -> bool {
 
 pub(crate) fn unlock(memory: &Memory, offset: u64) {
     memory.word32(offset).store(0, Release);
+}
+
+/// Frees a lock whose owner is dead; whether there was one.
+pub(crate) fn release_dead(memory: &Memory, offset: u64, is_dead: impl Fn(u32) -> bool) -> bool {
+    let word = memory.word32(offset);
+    let owner = word.load(Relaxed);
+    owner != 0 && is_dead(owner) && word.compare_exchange(owner, 0, AcqRel, Relaxed).is_ok()
 }
 
 /// A hash map's operations on its memory.
@@ -134,7 +175,7 @@ impl Hash<'_> {
         }
     }
 
-    fn word(&self, index: u64) -> &core::sync::atomic::AtomicU64 {
+    pub(crate) fn word(&self, index: u64) -> &core::sync::atomic::AtomicU64 {
         self.0.word64(self.0.own_word(index))
     }
 
@@ -143,15 +184,20 @@ impl Hash<'_> {
         self.word(WORD_COUNT).load(Relaxed)
     }
 
-    fn bucket_at(&self, bucket: u32) -> u64 {
+    /// Waits for its locks that were given up.
+    pub(crate) fn gave_up(&self) -> u64 {
+        self.word(WORD_GAVE_UP).load(Relaxed)
+    }
+
+    pub(crate) fn bucket_at(&self, bucket: u32) -> u64 {
         self.0.private(WORDS_OFFSET + WORDS_BYTES + u64::from(bucket) * BUCKET_BYTES)
     }
 
-    fn bucket_of(&self, hash: u32) -> u32 {
+    pub(crate) fn bucket_of(&self, hash: u32) -> u32 {
         hash & self.0.geometry.hash.bucket_mask
     }
 
-    fn element_at(&self, index: u32) -> u64 {
+    pub(crate) fn element_at(&self, index: u32) -> u64 {
         let layout = &self.0.geometry.hash;
         self.0.private(layout.elements + u64::from(index) * layout.element_stride)
     }
@@ -165,26 +211,26 @@ impl Hash<'_> {
     }
 
     /// The element that a link names, if it is one.
-    fn element_of(&self, link: u32) -> Option<u32> {
+    pub(crate) fn element_of(&self, link: u32) -> Option<u32> {
         (link & END == 0 && link != 0).then(|| link - 1).filter(|index| *index < self.0.geometry.header.max_entries)
     }
 
-    fn first_link(&self, bucket: u32) -> u32 {
+    pub(crate) fn first_link(&self, bucket: u32) -> u32 {
         self.0.word32(self.bucket_at(bucket)).load(Acquire)
     }
 
-    fn next_link(&self, index: u32) -> u32 {
+    pub(crate) fn next_link(&self, index: u32) -> u32 {
         self.0.word32(self.element_at(index)).load(Acquire)
     }
 
     /// Whether a walk that ended with `link` ended in `bucket` (0: a bucket never used).
-    fn is_end_of(&self, link: u32, bucket: u32) -> bool {
+    pub(crate) fn is_end_of(&self, link: u32, bucket: u32) -> bool {
         link == 0 || link == END | bucket
     }
 
     fn is_key(&self, index: u32, hash: u32, key: &[u8]) -> bool {
         let element = self.element_at(index);
-        self.0.word32(element + 4).load(Relaxed) == hash && self.0.equals(element + ELEMENT_KEY_OFFSET, key)
+        self.0.word32(element + 4).load(Acquire) == hash && self.0.equals(element + ELEMENT_KEY_OFFSET, key)
     }
 
     /// The element with this key.
@@ -225,14 +271,25 @@ impl Hash<'_> {
         bucket: u32,
         change: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let lock_at = self.bucket_at(bucket) + 4;
-        if !lock(self.0, lock_at, cx) {
+        if !self.lock_bucket(cx, bucket, NAPS) {
             self.word(WORD_GAVE_UP).fetch_add(1, Relaxed);
             return Err(Errno::EBUSY);
         }
         let result = change();
-        unlock(self.0, lock_at);
+        self.unlock_bucket(bucket);
         result
+    }
+
+    fn lock_bucket(&self, cx: &Context, bucket: u32, rounds: u32) -> bool {
+        let acquired = acquire(self.0, self.bucket_at(bucket) + 4, cx, rounds);
+        if acquired == Acquired::TakenOver {
+            self.word(WORD_TAKEOVERS).fetch_add(1, Relaxed);
+        }
+        acquired != Acquired::Not
+    }
+
+    fn unlock_bucket(&self, bucket: u32) {
+        unlock(self.0, self.bucket_at(bucket) + 4);
     }
 
     /// An element's bit among the references: the word and the bit.
@@ -251,7 +308,7 @@ impl Hash<'_> {
 
     /// Frees an element of a full LRU map; false if none could be taken.
     fn evict(&self, cx: &Context) -> bool {
-        let mut spared = 0;
+        let (mut spared, mut busy) = (0, 0);
         for _ in 0..LOOKS_MAX {
             let hand = self.word(WORD_HAND).fetch_add(1, Relaxed);
             let index = (hand % u64::from(self.0.geometry.header.max_entries.max(1))) as u32;
@@ -262,7 +319,16 @@ impl Hash<'_> {
             }
             // Of a free element this is a link, and its bucket does not have it.
             let bucket = self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed));
-            if self.with_locked(cx, bucket, || self.unlink(bucket, |candidate| candidate == index)).is_ok() {
+            if !self.lock_bucket(cx, bucket, YIELDS) {
+                busy += 1;
+                if busy > BUSY_MAX {
+                    return false;
+                }
+                continue;
+            }
+            let taken = self.unlink(bucket, |candidate| candidate == index).is_ok();
+            self.unlock_bucket(bucket);
+            if taken {
                 return true;
             }
         }
@@ -276,8 +342,9 @@ impl Hash<'_> {
         for _ in 0..WALK_MAX {
             let Some(index) = self.element_of(link) else { break };
             if wanted(index) {
-                self.0.word32(link_at).store(self.next_link(index), Release);
+                // First, and in `update` last: after deaths the count is never more than there is.
                 self.word(WORD_COUNT).fetch_sub(1, Relaxed);
+                self.0.word32(link_at).store(self.next_link(index), Release);
                 self.give_element(index);
                 return Ok(());
             }
@@ -295,17 +362,120 @@ impl Hash<'_> {
         flags: u64,
         write: impl Fn(u32, bool),
     ) -> Result<(), Errno> {
-        if !self.0.geometry.is_lru() {
-            return self.update(cx, key, flags, write);
-        }
         for _ in 0..EVICTIONS_MAX {
             match self.update(cx, key, flags, &write) {
+                Err(Errno::E2BIG) if self.reclaim(cx) => {}
+                Err(Errno::E2BIG) if !self.0.geometry.is_lru() => return Err(Errno::E2BIG),
                 Err(Errno::E2BIG) if self.evict(cx) => {}
                 Err(Errno::E2BIG) => break,
                 done => return done,
             }
         }
-        Err(Errno::ENOMEM)
+        Err(if self.0.geometry.is_lru() { Errno::ENOMEM } else { Errno::E2BIG })
+    }
+
+    /// After deaths: makes every element that is in no chain a free one, also those that dead owners had in hand.
+    /// Elements are in hand only while a bucket is locked, so all buckets are locked meanwhile, each with the
+    /// patience of yields and not of naps. False if there is no reason to, if a living owner holds a bucket, or if
+    /// the map is full indeed.
+    pub(crate) fn reclaim(&self, cx: &Context) -> bool {
+        let collector_at = self.0.own_word(WORD_COLLECTOR);
+        if !self.is_doubtful(cx) || acquire(self.0, collector_at, cx, YIELDS) == Acquired::Not {
+            return false;
+        }
+        let last = self.0.geometry.hash.bucket_mask;
+        // A collector that died holds them all: they are taken over some at a time.
+        let takeovers = self.word(WORD_TAKEOVERS).load(Relaxed);
+        let is_enough = || self.word(WORD_TAKEOVERS).load(Relaxed).wrapping_sub(takeovers) > TAKEN_OVER_MAX;
+        let locked = (0..=last).find(|bucket| is_enough() || !self.lock_bucket(cx, *bucket, YIELDS));
+        let found = locked.is_none() && self.collect();
+        (0..locked.unwrap_or(last.saturating_add(1))).for_each(|bucket| self.unlock_bucket(bucket));
+        unlock(self.0, collector_at);
+        found
+    }
+
+    /// Whether a map without a free element may have some in the hands of the dead: a lock was taken over, or
+    /// fewer elements are linked than there are and a dead owner holds a lock. Living ones have elements in hand all the
+    /// time, so a large map's locks are looked at once in many doubts.
+    fn is_doubtful(&self, cx: &Context) -> bool {
+        if self.word(WORD_TAKEOVERS).load(Relaxed) != 0 {
+            return true;
+        }
+        if self.word(WORD_COUNT).load(Relaxed) >= u64::from(self.0.geometry.header.max_entries) {
+            return false;
+        }
+        let last = self.0.geometry.hash.bucket_mask;
+        if self.word(WORD_DOUBTS).fetch_add(LOOKS_PER_DOUBT, Relaxed).saturating_add(LOOKS_PER_DOUBT)
+            < u64::from(last)
+        {
+            return false;
+        }
+        self.word(WORD_DOUBTS).store(0, Relaxed);
+        let owners = (0..=last).map(|bucket| self.0.word32(self.bucket_at(bucket) + 4).load(Relaxed));
+        owners.filter(|owner| *owner != 0).take(JUDGED_MAX).any(|owner| cx.is_dead(owner))
+    }
+
+    /// Lets go of the buckets that are locked by dead owners, and collects what these had in hand. `next_data` says
+    /// from which offset of the file on there is memory at or behind an offset: what was never touched stays so.
+    pub(crate) fn bury(&self, cx: &Context, is_dead: impl Fn(u32) -> bool, next_data: impl Fn(u64) -> u64) {
+        let mut bucket = 0;
+        while bucket <= self.0.geometry.hash.bucket_mask {
+            let at = self.bucket_at(bucket);
+            let skipped = next_data(at).saturating_sub(at) / BUCKET_BYTES;
+            if skipped > 0 {
+                bucket = u32::try_from(skipped).map_or(u32::MAX, |skipped| bucket.saturating_add(skipped));
+                continue;
+            }
+            let page_end = (at / PAGE_BYTES + 1) * PAGE_BYTES;
+            for _ in 0..(page_end - at).div_ceil(BUCKET_BYTES) {
+                if bucket <= self.0.geometry.hash.bucket_mask
+                    && release_dead(self.0, self.bucket_at(bucket) + 4, &is_dead)
+                {
+                    self.word(WORD_TAKEOVERS).fetch_add(1, Relaxed);
+                }
+                bucket = bucket.saturating_add(1);
+            }
+        }
+        release_dead(self.0, self.0.own_word(WORD_COLLECTOR), &is_dead);
+        self.reclaim(cx);
+    }
+
+    /// Rebuilds the free list. All buckets are locked. A death on the way leaves elements for the next time.
+    fn collect(&self) -> bool {
+        let max = self.0.geometry.header.max_entries;
+        let fresh = self.word(WORD_FRESH).load(Relaxed).min(u64::from(max)) as u32;
+        let list = self.word(WORD_FREE);
+        list.store((list.load(Relaxed) >> 32).wrapping_add(1) << 32, Release);
+        let mut steps = COLLECT_STEPS * u64::from(fresh) + COLLECT_STEPS_MORE;
+        let mut linked = 0;
+        for index in 0..fresh {
+            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed));
+            match self.is_linked(bucket, index, &mut steps) {
+                Some(true) => linked += 1,
+                Some(false) => self.give_element(index),
+                None => {
+                    // Damaged chains do not get better by trying again.
+                    self.word(WORD_TAKEOVERS).store(0, Relaxed);
+                    return false;
+                }
+            }
+        }
+        self.word(WORD_COUNT).store(linked, Relaxed);
+        self.word(WORD_TAKEOVERS).store(0, Relaxed);
+        linked < u64::from(max)
+    }
+
+    /// Whether an element is in a bucket's chain; `None` when the steps are used up.
+    pub(crate) fn is_linked(&self, bucket: u32, element: u32, steps: &mut u64) -> Option<bool> {
+        let mut link = self.first_link(bucket);
+        while let Some(index) = self.element_of(link) {
+            if index == element {
+                return Some(true);
+            }
+            *steps = steps.checked_sub(1)?;
+            link = self.next_link(index);
+        }
+        Some(false)
     }
 
     /// `bpf_map_update_elem`: `write(index)` stores the value. Mirrors kernel/bpf/hashtab.c:htab_map_update_elem.
@@ -334,9 +504,10 @@ impl Hash<'_> {
                 let (word, bit) = self.reference(index);
                 word.fetch_and(!bit, Relaxed);
             }
-            self.0.word32(element + 4).store(hash, Relaxed);
-            self.0.write(element + ELEMENT_KEY_OFFSET, key);
+            // A walk may still stand on the element since its last life: it takes it for the new one by the hash only.
             write(index, true);
+            self.0.write(element + ELEMENT_KEY_OFFSET, key);
+            self.0.word32(element + 4).store(hash, Release);
             let head = self.first_link(bucket);
             let next = if head == 0 { END | bucket } else { head };
             self.0.word32(element).store(next, Release);
@@ -374,7 +545,7 @@ impl Hash<'_> {
             }
         }
         let max = u64::from(self.0.geometry.header.max_entries);
-        let fresh = self.word(WORD_FRESH).fetch_update(AcqRel, Acquire, |n| (n < max).then_some(n + 1));
+        let fresh = self.word(WORD_FRESH).fetch_update(AcqRel, Acquire, |n| (n < max).then(|| n + 1));
         fresh.ok().map(|index| index as u32)
     }
 

@@ -8,6 +8,7 @@
 
 mod array;
 mod bloom;
+mod check;
 mod geometry;
 mod hash;
 mod pool;
@@ -20,6 +21,7 @@ mod stacks;
 mod trie;
 mod user_ring;
 
+pub use check::{Census, Damage};
 pub use geometry::{Attributes, Geometry, HashLayout, is_changed_by_reads, is_hash, is_of_objects, is_per_cpu};
 pub use raw_map::Map;
 pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
@@ -33,12 +35,20 @@ pub const NAP_NS: u64 = 250_000;
 /// Who operates on a map, and how it waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
-    /// Thread id; names the owner of locks and of ring buffer records. Not 0.
+    /// Names the owner of locks and of ring buffer records (`ring3_layout::owner`). Not 0.
     pub owner: u32,
     /// CPU (slot) whose copy of per-CPU values is meant.
     pub cpu: u32,
-    /// Whether the thread with this id has ended.
+    /// Whether the thread with this id, in the caller's own pid namespace, has ended.
     pub owner_is_dead: fn(u32) -> bool,
     /// Lets other threads run (`sched_yield`), or if it is told so sleeps for [`NAP_NS`].
     pub relax: fn(sleeps: bool),
+}
+
+impl Context {
+    /// Whether the owner with this name has certainly ended: one of another pid namespace never has, as far as can be
+    /// told from here; what it left is the server's to take away ([`Map::bury`]).
+    pub(crate) fn is_dead(&self, owner: u32) -> bool {
+        ring3_layout::owner::is_near(self.owner, owner) && (self.owner_is_dead)(ring3_layout::owner::tid(owner))
+    }
 }

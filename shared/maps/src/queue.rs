@@ -15,11 +15,11 @@ use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
 
 use crate::Context;
 use crate::geometry::TABLES_OFFSET;
-use crate::hash::{lock, unlock};
+use crate::hash::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
-const WORD_STATE: u64 = 0;
-const WORD_LOCK: u64 = 1;
+pub(crate) const WORD_STATE: u64 = 0;
+pub(crate) const WORD_LOCK: u64 = 1;
 const WORD_GAVE_UP: u64 = 2;
 
 /// A queue's or a stack's operations on its memory.
@@ -46,6 +46,15 @@ impl Queue<'_> {
     fn set_state(&self, oldest: u32, count: u32) {
         let word = u64::from(oldest % self.places()) | u64::from(count) << 32;
         self.0.word64(self.0.own_word(WORD_STATE)).store(word, Release);
+    }
+
+    pub(crate) fn gave_up(&self) -> u64 {
+        self.0.word64(self.0.own_word(WORD_GAVE_UP)).load(Relaxed)
+    }
+
+    /// Lets go of the lock if a dead owner has it.
+    pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+        release_dead(self.0, self.0.own_word(WORD_LOCK), is_dead);
     }
 
     fn locked<T>(&self, cx: &Context, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {

@@ -8,6 +8,7 @@ use ring3_uapi::flags::BPF_NOEXIST;
 use crate::Context;
 use crate::array::Array;
 use crate::bloom::Bloom;
+use crate::check::{Census, Damage};
 use crate::geometry::{Geometry, is_hash, is_of_objects};
 use crate::hash::Hash;
 use crate::queue::Queue;
@@ -85,6 +86,39 @@ impl Map {
     /// The user ring buffer in it.
     pub fn user_ring(&self) -> Option<UserRing> {
         (self.header().map_type == map_type::USER_RINGBUF).then_some(UserRing::new(self.memory))
+    }
+
+    /// Takes away what dead owners left: locks, records never submitted, elements in hand. True if a ring buffer's
+    /// consumer should be woken. `is_dead` judges owners of any pid namespace; `next_data` says from which offset
+    /// of the file on there is memory at or behind an offset, so that memory never touched stays so.
+    pub fn bury(&self, cx: &Context, is_dead: impl Fn(u32) -> bool, next_data: impl Fn(u64) -> u64) -> bool {
+        match self.kind() {
+            Kind::Hash(hash) => hash.bury(cx, is_dead, next_data),
+            Kind::Queue(queue) => queue.bury(is_dead),
+            _ => return self.ring().is_some_and(|ring| ring.discard_dead(cx, is_dead)),
+        }
+        false
+    }
+
+    /// Waits for locks of this map that were given up, ever.
+    pub fn gave_up(&self) -> u64 {
+        match self.kind() {
+            Kind::Hash(hash) => hash.gave_up(),
+            Kind::Queue(queue) => queue.gave_up(),
+            _ => 0,
+        }
+    }
+
+    /// Walks every structure of the map and counts; nobody else operates on it meanwhile. For tests.
+    ///
+    /// # Errors
+    /// The first thing that no sequence of operations and deaths can have made.
+    pub fn check(&self) -> Result<Census, Damage> {
+        match self.kind() {
+            Kind::Hash(hash) => hash.check(),
+            Kind::Queue(queue) => queue.check(),
+            _ => self.ring().map_or(Ok(Census::default()), |ring| ring.check()),
+        }
     }
 
     fn kind(&self) -> Kind<'_> {

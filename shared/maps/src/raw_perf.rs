@@ -14,7 +14,7 @@ use ring3_uapi::Errno;
 
 use crate::Context;
 use crate::geometry::{Geometry, TYPE_PERF_BUFFER};
-use crate::hash::{lock, unlock};
+use crate::hash::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
 /// `sample_type`: the time, ns.
@@ -105,6 +105,11 @@ impl PerfBuffer {
     /// Whether the reader has something to read.
     pub fn has_data(&self) -> bool {
         self.memory.word64(HEAD_AT).load(Acquire) != self.memory.word64(TAIL_AT).load(Acquire)
+    }
+
+    /// Takes away what dead owners left: the lock.
+    pub fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+        release_dead(&self.memory, self.memory.own_word(0), is_dead);
     }
 
     /// Writes a sample; `Ok(true)` if the reader must be woken.

@@ -17,19 +17,19 @@ use ring3_uapi::flags::{
 };
 
 use crate::Context;
-use crate::hash::{lock, unlock};
+use crate::hash::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
-const CONSUMER_AT: u64 = 0;
-const PRODUCER_AT: u64 = PAGE_BYTES;
-const DATA_AT: u64 = 2 * PAGE_BYTES;
+pub(crate) const CONSUMER_AT: u64 = 0;
+pub(crate) const PRODUCER_AT: u64 = PAGE_BYTES;
+pub(crate) const DATA_AT: u64 = 2 * PAGE_BYTES;
 /// `RINGBUF_MAX_RECORD_SZ`: a quarter of what a length can say.
 const RECORD_BYTES_MAX: u64 = (u32::MAX / 4) as u64;
 
 /// A ring buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
-    memory: Memory,
+    pub(crate) memory: Memory,
 }
 
 /// A reserved record.
@@ -44,15 +44,15 @@ impl Ring {
         Ring { memory }
     }
 
-    fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         u64::from(self.memory.geometry.header.max_entries)
     }
 
-    fn mask(&self) -> u64 {
+    pub(crate) fn mask(&self) -> u64 {
         self.size() - 1
     }
 
-    fn position(&self, at: u64) -> u64 {
+    pub(crate) fn position(&self, at: u64) -> u64 {
         self.memory.word64(at).load(Acquire)
     }
 
@@ -133,9 +133,28 @@ impl Ring {
         self.position(CONSUMER_AT) != self.position(PRODUCER_AT)
     }
 
-    /// Discards what dead owners reserved and never submitted; true if there was any. Bounded by the
-    /// buffer's size whatever its bytes say.
-    pub fn discard_dead(&self, owner_is_dead: fn(u32) -> bool) -> bool {
+    /// Whether the consumer stands before a record that was reserved and not yet submitted or discarded.
+    pub fn is_held_up(&self) -> bool {
+        let consumer = self.position(CONSUMER_AT);
+        let header = self.memory.word32(DATA_AT + (consumer & self.mask() & !7));
+        consumer != self.position(PRODUCER_AT) && header.load(Acquire) & BPF_RINGBUF_BUSY_BIT != 0
+    }
+
+    /// Discards what dead owners reserved and never submitted; true if there was any, and the consumer should be
+    /// woken. Bounded by the buffer's size whatever its bytes say. Producers are kept out meanwhile: the
+    /// consumer may pass a record, but its header is not reused while it is looked at.
+    pub fn discard_dead(&self, cx: &Context, is_dead: impl Fn(u32) -> bool) -> bool {
+        let lock_at = self.memory.own_word(0);
+        release_dead(&self.memory, lock_at, &is_dead);
+        if !lock(&self.memory, lock_at, cx) {
+            return false;
+        }
+        let any = self.discard_locked(&is_dead);
+        unlock(&self.memory, lock_at);
+        any
+    }
+
+    fn discard_locked(&self, is_dead: &impl Fn(u32) -> bool) -> bool {
         let producer = self.position(PRODUCER_AT);
         let mut at = self.position(CONSUMER_AT) & !7;
         let mut any = false;
@@ -146,7 +165,7 @@ impl Ring {
             let offset = DATA_AT + (at & self.mask());
             let length = self.memory.word32(offset).load(Acquire);
             let owner = self.memory.word32(offset + 4).load(Relaxed);
-            if length & BPF_RINGBUF_BUSY_BIT != 0 && owner_is_dead(owner) {
+            if length & BPF_RINGBUF_BUSY_BIT != 0 && is_dead(owner) {
                 let dead = length & !BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT;
                 any |= self.memory.word32(offset).compare_exchange(length, dead, AcqRel, Relaxed).is_ok();
             }

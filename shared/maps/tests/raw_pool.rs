@@ -499,7 +499,7 @@ fn damaged_memory_makes_no_operation_read_outside_or_run_on() {
             let at = if round % 2 == 0 { at } else { near };
             // SAFETY: inside the mapping.
             unsafe { owned.base.wrapping_add(at).cast::<u64>().write_unaligned(random() >> (random() % 60)) };
-            let cx = Context { owner_is_dead: |_| true, ..context(1) };
+            let cx = Context { owner_is_dead: |_| true, relax: |_| (), ..context(1) };
             let word = random();
             let data = (word as u32 & 0x0303_0303).to_le_bytes();
             let wanted =

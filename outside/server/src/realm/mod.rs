@@ -6,9 +6,11 @@
 
 mod doorbell;
 mod modules;
+mod owners;
 mod raw_mapping;
 mod recovery;
 mod site;
+mod status;
 mod target;
 mod text;
 mod tracer;
@@ -26,7 +28,8 @@ use ring3_verifier::Verified;
 use serde::Serialize;
 
 pub use doorbell::EventFd;
-pub use target::{SiteStatus, TargetStatus};
+pub use owners::Death;
+pub use status::{SiteStatus, TargetStatus};
 pub use text::TextRange;
 use tracer::{Command, Tracer};
 
@@ -132,6 +135,8 @@ struct Shared {
     block: raw_mapping::SharedFile,
     text: text::TextStore,
     doorbells: doorbell::Doorbells,
+    namespaces: owners::Namespaces,
+    deaths: owners::Deaths,
     /// Index: GOT slot. A slot is free again once every target has unmapped it.
     maps: Mutex<Vec<Option<Arc<MapFile>>>>,
     /// Maps that are reached through others: perf buffers through their perf event array, inner maps through their outer
@@ -160,6 +165,8 @@ impl Realm {
             block: raw_mapping::SharedFile::new("ring3-realm", REALM_BYTES, false)?,
             text: text::TextStore::new()?,
             doorbells: doorbell::Doorbells::new(),
+            namespaces: owners::Namespaces::new(),
+            deaths: owners::Deaths::new()?,
             maps: Mutex::new(vec![]),
             companions: Mutex::new(BTreeMap::new()),
             modules: Mutex::default(),
@@ -202,6 +209,21 @@ impl Realm {
     /// Gives a doorbell number back.
     pub fn drop_doorbell(&self, number: u32) {
         self.shared.doorbells.drop_bell(number);
+    }
+
+    /// Readable when targets have ended.
+    pub fn deaths_bell(&self) -> Arc<EventFd> {
+        self.shared.deaths.bell.clone()
+    }
+
+    /// The targets that have ended since the last time.
+    pub fn take_deaths(&self) -> Vec<Death> {
+        self.shared.deaths.take()
+    }
+
+    /// Which of these owners of locks and records, of whatever pid namespaces, run no more.
+    pub fn dead_among(&self, owners: &BTreeSet<u32>) -> BTreeSet<u32> {
+        self.shared.namespaces.dead_among(owners)
     }
 
     /// Compiles a proved program into the text.

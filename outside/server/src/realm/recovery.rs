@@ -276,6 +276,8 @@ pub(super) struct HeaderView {
     retired: u32,
     server_pid: u32,
     server_started: u64,
+    namespace: u32,
+    reserved: u32,
 }
 
 impl HeaderView {

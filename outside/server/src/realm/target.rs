@@ -16,13 +16,12 @@ use ring3_layout::control::{
     HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, range_pack,
     range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, STATE_OFFSET, TEXT_OFFSET, got_offset};
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
-use serde::Serialize;
 
 use super::modules::Modules;
+use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
@@ -48,52 +47,6 @@ pub(super) struct Link {
     pub(super) refused: BTreeMap<u32, Refusal>,
 }
 
-/// A site for `ring3 status -v`.
-#[derive(Clone, Debug, Serialize)]
-pub struct SiteStatus {
-    /// Runtime address.
-    pub address: u64,
-    /// `symbol+offset`.
-    pub symbol: String,
-    /// The module's path.
-    pub module: String,
-    /// How it is instrumented.
-    pub tactic: String,
-    /// `probe`, or ring3's own: `mapping-added`, `unwind-start`, `unwind-end`.
-    pub kind: String,
-    /// Programs on entry.
-    pub entry_programs: Vec<u32>,
-    /// Programs on return.
-    pub return_programs: Vec<u32>,
-    /// Arrivals that ran programs.
-    pub hits: u64,
-    /// Arrivals that could not.
-    pub misses: u64,
-}
-
-/// A target for `ring3 status`.
-#[derive(Clone, Debug, Serialize)]
-pub struct TargetStatus {
-    /// Process id.
-    pub pid: u32,
-    /// Its name.
-    pub comm: String,
-    /// Asked for by `start` or `attach` (else by a link for its pid, or as a fork of a target).
-    pub explicit: bool,
-    /// Everything is being taken out.
-    pub leaving: bool,
-    /// Microseconds from the request to the end of injecting; 0 for an adopted fork.
-    pub inject_us: u64,
-    /// Microseconds from the first thread's stop to the last one's release for it.
-    pub stopped_us: u64,
-    /// Arrivals without a thread block.
-    pub missed_no_block: u64,
-    /// Patched sites.
-    pub sites: Vec<SiteStatus>,
-    /// Links that could not be applied: link id and reason.
-    pub refused: Vec<(u32, String)>,
-}
-
 /// A process that is instrumented.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -106,20 +59,20 @@ pub(super) struct Target {
     /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
     ancestors: Vec<u64>,
     pidfd: OwnedFd,
-    region: u64,
+    pub(super) region: u64,
     control: SharedFile,
     /// Address and bytes of each mapped map.
     maps: BTreeMap<MapSlot, (u64, u64)>,
-    sites: BTreeMap<u64, Site>,
-    hooks_used: u32,
+    pub(super) sites: BTreeMap<u64, Site>,
+    pub(super) hooks_used: u32,
     ranges: RangeAllocator,
     /// Base and used bytes of each stub area.
     areas: Vec<(u64, u64)>,
     /// Everything is being taken out.
     leaving: Option<Patience>,
     vdso_clock_gettime: u64,
-    inject_us: u64,
-    stopped_us: u64,
+    pub(super) inject_us: u64,
+    pub(super) stopped_us: u64,
 }
 
 impl Target {
@@ -213,12 +166,24 @@ impl Target {
                 retired: 0,
                 server_pid: std::process::id(),
                 server_started: recovery::started(std::process::id()).unwrap_or(0),
+                namespace: shared.namespaces.number_of(self.pid),
+                reserved: 0,
             },
         );
     }
 
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+
+    /// What its end means for others.
+    pub(super) fn death(&self) -> Death {
+        let namespace =
+            self.control.word32(std::mem::offset_of!(ControlHeader, namespace) as u64).load(Ordering::Relaxed);
+        Death {
+            leader: ring3_layout::owner::name(namespace, self.own_pid),
+            maps: self.maps.keys().copied().collect(),
+        }
     }
 
     pub(super) fn is_leaving(&self) -> bool {
@@ -662,92 +627,6 @@ impl Target {
             false
         })
     }
-
-    // ---- status ----
-
-    pub(super) fn status(&self, links: &BTreeMap<AttachmentId, Link>) -> TargetStatus {
-        let counts = self.counts();
-        let programs = |site: &Site, ret: bool| -> Vec<u32> {
-            site.uses
-                .iter()
-                .filter(|u| u.ret == ret)
-                .filter_map(|u| Some(links.get(&u.attachment)?.spec.prog_id))
-                .collect()
-        };
-        let sites = self.sites.values().filter(|site| site.patched).map(|site| {
-            let (hits, misses) = counts.get(site.hook as usize).copied().unwrap_or_default();
-            SiteStatus {
-                address: site.place.address,
-                symbol: site.name.clone(),
-                module: site.place.path.clone(),
-                tactic: site.plan.tactic.to_string(),
-                kind: kind_name(site.place.kind).to_owned(),
-                entry_programs: programs(site, false),
-                return_programs: programs(site, true),
-                hits,
-                misses,
-            }
-        });
-        let missed = read_value::<u64>(self.pid, self.region + STATE_OFFSET + 8);
-        TargetStatus {
-            pid: self.pid,
-            comm: self.comm.clone(),
-            explicit: self.explicit,
-            leaving: self.is_leaving(),
-            inject_us: self.inject_us,
-            stopped_us: self.stopped_us,
-            missed_no_block: missed.unwrap_or(0),
-            sites: sites.collect(),
-            refused: links
-                .values()
-                .filter_map(|link| Some((link.spec.link_id, link.refused.get(&self.pid)?.message.clone())))
-                .collect(),
-        }
-    }
-
-    /// Addresses of the thread blocks of this process.
-    fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
-        let (pid, region) = (self.pid, self.region);
-        let used = read_value::<u32>(pid, region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
-        let generation = read_value::<u64>(pid, region + PROCESS_OFFSET).unwrap_or(0);
-        let address = move |block| region + STATE_OFFSET + STATE_HEADER_BYTES + block * THREAD_BLOCK_BYTES;
-        (0..u64::from(used)).map(address).filter(move |base| {
-            read_value(pid, base + std::mem::offset_of!(ThreadBlock, generation) as u64) == Ok(generation)
-        })
-    }
-
-    /// The serial of the thread with this id (in its own namespace), if a program has seen it.
-    pub(super) fn serial(&self, tid: u32) -> Option<u32> {
-        let word = |base, offset: usize| read_value::<u64>(self.pid, base + offset as u64);
-        let blocks = self.blocks().filter(|base| {
-            word(*base, std::mem::offset_of!(ThreadBlock, pid_tgid)).is_ok_and(|ids| ids as u32 == tid)
-        });
-        // A thread has another block from before its C library gave it an FS base.
-        let serials = blocks.filter_map(|base| word(base, std::mem::offset_of!(ThreadBlock, serial)).ok());
-        serials.map(|serial| serial as u32).max()
-    }
-
-    /// Hits and misses per hook, summed over the thread blocks of this process.
-    fn counts(&self) -> Vec<(u64, u64)> {
-        let hooks = self.hooks_used.min(COUNTED_HOOKS_MAX) as usize;
-        let mut sums = vec![(0u64, 0u64); hooks];
-        for base in self.blocks() {
-            let mut hits = vec![0u8; hooks * 8];
-            let mut misses = vec![0u8; hooks * 4];
-            let hits_at = base + std::mem::offset_of!(ThreadBlock, hits) as u64;
-            let misses_at = base + std::mem::offset_of!(ThreadBlock, misses) as u64;
-            if read_process(self.pid, hits_at, &mut hits).is_err()
-                || read_process(self.pid, misses_at, &mut misses).is_err()
-            {
-                continue;
-            }
-            for (index, sum) in sums.iter_mut().enumerate() {
-                sum.0 += u64::from_le_bytes(hits[index * 8..][..8].try_into().expect("8 bytes"));
-                sum.1 += u64::from(u32::from_le_bytes(misses[index * 4..][..4].try_into().expect("4 bytes")));
-            }
-        }
-        sums
-    }
 }
 
 /// `ControlHeader` without atomics, for writing it as a value.
@@ -765,6 +644,8 @@ struct HeaderBytes {
     retired: u32,
     server_pid: u32,
     server_started: u64,
+    namespace: u32,
+    reserved: u32,
 }
 
 /// `Attachment` as a value that can be copied.
@@ -790,15 +671,6 @@ const _: () = {
 fn hook_flags(original: &[u8]) -> u64 {
     let landing = matches!(original, [0xf3, 0x0f, 0x1e, 0xfa | 0xfb, ..]);
     if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
-}
-
-fn kind_name(kind: HookKind) -> &'static str {
-    match kind {
-        HookKind::Probe => "probe",
-        HookKind::MappingAdded => "mapping-added",
-        HookKind::UnwindStart => "unwind-start",
-        HookKind::UnwindEnd => "unwind-end",
-    }
 }
 
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {

@@ -14,10 +14,11 @@ use ring3_layout::realm::request;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
+use super::TargetStatus;
 use super::doorbell::EventFd;
-use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target, TargetStatus};
+use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
 use super::text::TextRange;
-use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, raw_mapping, recovery};
+use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, owners, raw_mapping, recovery};
 
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -292,6 +293,9 @@ impl Actor {
         self.adopt_children_of(pid);
         if let Some(target) = self.targets.remove(&pid) {
             tracing::info!(pid, comm = target.comm, "target exited");
+            let death = target.death();
+            owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
+            self.shared.deaths.tell(death);
         }
         for link in self.links.values_mut() {
             link.refused.remove(&pid);

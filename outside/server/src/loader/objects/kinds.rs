@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::IdKind;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
-use crate::realm::{AttachmentId, EventFd, LinkSpec, MapSlot, ProgramText, Realm, Refusal};
+use crate::realm::{AttachmentId, Death, EventFd, LinkSpec, MapSlot, ProgramText, Realm, Refusal};
 
 /// What a descriptor can stand for.
 #[derive(Clone)]
@@ -285,6 +285,15 @@ impl Event {
                 buffer.lock().expect("no panic under this lock").as_ref().map(|buffer| buffer.slot)
             }
             EventKind::Uprobe(..) => None,
+        }
+    }
+
+    /// Takes away what targets that have ended left in its buffer.
+    pub(super) fn bury(&self, deaths: &[Death]) {
+        if let EventKind::Output { buffer, .. } = &self.kind
+            && let Some(buffer) = &*buffer.lock().expect("no panic under this lock")
+        {
+            buffer.bury(deaths);
         }
     }
 

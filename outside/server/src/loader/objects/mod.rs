@@ -13,7 +13,7 @@ mod raw_map;
 mod watch;
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -115,7 +115,7 @@ pub enum IdKind {
 impl Subsystem {
     /// An empty subsystem; starts the thread that hears of closed descriptors.
     pub fn new(realm: Arc<Realm>) -> Arc<Subsystem> {
-        let watch = Watch::new().expect("inotify and epoll are available");
+        let watch = Watch::new(&realm.deaths_bell()).expect("inotify and epoll are available");
         let subsystem = Arc::new(Subsystem {
             realm,
             held: Mutex::default(),
@@ -130,6 +130,7 @@ impl Subsystem {
             .spawn(move || {
                 while let Some(subsystem) = weak.upgrade() {
                     let closed = subsystem.watch.wait();
+                    subsystem.tend();
                     if closed.is_empty() {
                         subsystem.sweep();
                     }
@@ -268,6 +269,28 @@ impl Subsystem {
     /// Whether some object has a name.
     pub fn has_pins(&self) -> bool {
         self.pins().objects().next().is_some()
+    }
+
+    /// Takes away what targets that have ended left in maps, and what anybody was seen to wait for in vain.
+    fn tend(&self) {
+        let deaths = self.realm.take_deaths();
+        let mut seen = BTreeSet::new();
+        for object in self.objects() {
+            match object {
+                Object::Map(map) if seen.insert(map.slot) => {
+                    let of_map: Vec<u32> = deaths
+                        .iter()
+                        .filter(|death| death.maps.contains(&map.slot))
+                        .map(|death| death.leader)
+                        .collect();
+                    if !of_map.is_empty() || map.is_held_up() {
+                        map.bury(&of_map);
+                    }
+                }
+                Object::Event(event) if !deaths.is_empty() => event.bury(&deaths),
+                _ => {}
+            }
+        }
     }
 
     /// Looks at all memfds: of closes that melted together, one may have been looked at too early.

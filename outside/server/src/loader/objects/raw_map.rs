@@ -1,8 +1,9 @@
 //! Maps and perf buffers as the server holds them: the memfd, mapped, with the trusted geometry.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
 use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Subsystem, errno};
-use crate::realm::{EventFd, MapFile, MapSlot, Realm, possible_cpus};
+use crate::realm::{Death, EventFd, MapFile, MapSlot, Realm, possible_cpus};
 
 /// Walks through a bucket at most, if others change it all the time.
 const BUCKET_LOOKS_MAX: u32 = 4;
@@ -69,9 +70,9 @@ fn index_of(key: &[u8]) -> Result<u32, Errno> {
     key.try_into().map(u32::from_le_bytes).map_err(|_| Errno::EINVAL)
 }
 
-/// Whether a thread has ended, as the server sees it.
+/// Whether a thread of the server's own pid namespace has ended, or is a zombie, which has no executable any more.
 fn is_dead(tid: u32) -> bool {
-    !std::path::Path::new(&format!("/proc/{tid}")).exists()
+    std::fs::read_link(format!("/proc/{tid}/exe")).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// Who operates on maps in this thread.
@@ -139,6 +140,23 @@ pub struct Members {
     pub lock: Option<u32>,
 }
 
+/// Lets `bury` take away what owners left that are named, or found to be dead: first it tells of all owners, then these
+/// are judged together, and then those that are dead are buried. The shared bytes may name any number of owners.
+fn bury_dead(realm: &Realm, leaders: &[u32], bury: impl Fn(&dyn Fn(u32) -> bool) -> bool) -> bool {
+    const OWNERS_MAX: usize = 1024;
+    let owners = RefCell::new(BTreeSet::new());
+    bury(&|owner| {
+        let mut owners = owners.borrow_mut();
+        if owners.len() < OWNERS_MAX {
+            owners.insert(owner);
+        }
+        false
+    });
+    let mut dead = realm.dead_among(&owners.into_inner());
+    dead.extend(leaders);
+    !dead.is_empty() && bury(&|owner| dead.contains(&owner))
+}
+
 /// A map.
 pub struct MapObject {
     /// Id.
@@ -163,6 +181,8 @@ pub struct MapObject {
     inner: Option<Inner>,
     /// Offset of a `bpf_spin_lock` in values.
     lock: Option<u32>,
+    /// Waits given up when that was looked at last.
+    gave_up_seen: AtomicU64,
     geometry: Geometry,
     file: Arc<MapFile>,
     mapped: Mapped,
@@ -217,6 +237,7 @@ impl MapObject {
             owner: Mutex::default(),
             inner,
             lock,
+            gave_up_seen: AtomicU64::new(0),
             geometry,
             file,
             mapped,
@@ -461,6 +482,25 @@ impl MapObject {
         if self.geometry.header.map_type == map_type::USER_RINGBUF { libc::POLLOUT } else { libc::POLLIN }
     }
 
+    /// Whether somebody waited in vain since this was asked last: for a lock, or as the consumer of a ring buffer before
+    /// a record that is not submitted.
+    pub(super) fn is_held_up(&self) -> bool {
+        let gave_up = self.map().gave_up();
+        let new = self.gave_up_seen.swap(gave_up, Ordering::Relaxed) != gave_up;
+        new || self.map().ring().is_some_and(|ring| ring.is_held_up())
+    }
+
+    /// Takes away what dead owners left: those named, and whoever else is found to be dead.
+    pub(super) fn bury(&self, leaders: &[u32]) {
+        let next_data = |at| rustix::fs::seek(&self.file.memfd, rustix::fs::SeekFrom::Data(at)).unwrap_or(u64::MAX);
+        let bury = |is_dead: &dyn Fn(u32) -> bool| self.map().bury(&context(), is_dead, next_data);
+        if bury_dead(&self.realm, leaders, bury)
+            && let Some((_, bell)) = &self.doorbell
+        {
+            bell.signal();
+        }
+    }
+
     /// The only value, if neither the loader nor a program can change it any more.
     /// Mirrors kernel/bpf/verifier.c:bpf_map_is_rdonly.
     pub fn constant_value(&self) -> Option<Vec<u8>> {
@@ -582,6 +622,21 @@ impl OutputBuffer {
     pub fn has_data(&self) -> bool {
         // SAFETY: the mapping has the geometry's size and lives as long as self.
         unsafe { PerfBuffer::trusted(self.mapped.base, &self.geometry) }.has_data()
+    }
+
+    /// Takes away what targets that have ended left in it.
+    pub(super) fn bury(&self, deaths: &[Death]) {
+        let mut leaders =
+            deaths.iter().filter(|death| death.maps.contains(&self.slot)).map(|death| death.leader).peekable();
+        if leaders.peek().is_some() {
+            let leaders: Vec<u32> = leaders.collect();
+            // SAFETY: the mapping has the geometry's size and lives as long as self.
+            let buffer = unsafe { PerfBuffer::trusted(self.mapped.base, &self.geometry) };
+            bury_dead(&self.realm, &leaders, |is_dead| {
+                buffer.bury(is_dead);
+                true
+            });
+        }
     }
 
     /// Bytes that the loader may map.

@@ -10,9 +10,11 @@ use rustix::fs::inotify::{self, CreateFlags as InotifyFlags, ReadFlags, WatchFla
 use rustix::io::Errno;
 
 use super::FileId;
+use crate::realm::EventFd;
 
-/// The token of the inotify descriptor; pipes have their numbers from 1 on.
+/// The tokens of the inotify descriptor and of the bell that tells of targets' ends; pipes have numbers behind them.
 const INOTIFY: u64 = 0;
+const DEATHS: u64 = 1;
 
 struct Tables {
     next: u64,
@@ -28,11 +30,13 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new() -> Result<Watch, Errno> {
+    /// Also wakes when `deaths` becomes readable.
+    pub(super) fn new(deaths: &EventFd) -> Result<Watch, Errno> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let inotify = inotify::init(InotifyFlags::CLOEXEC | InotifyFlags::NONBLOCK)?;
         epoll::add(&epoll, &inotify, EventData::new_u64(INOTIFY), EventFlags::IN)?;
-        let tables = Tables { next: INOTIFY + 1, pipes: HashMap::new(), watches: HashMap::new() };
+        epoll::add(&epoll, &deaths.0, EventData::new_u64(DEATHS), EventFlags::IN)?;
+        let tables = Tables { next: DEATHS + 1, pipes: HashMap::new(), watches: HashMap::new() };
         Ok(Watch { epoll, inotify, tables: Mutex::new(tables) })
     }
 

@@ -1,0 +1,182 @@
+//! Who holds what in shared memory, and whether he still lives: judged for threads of all pid namespaces.
+//!
+//! Targets judge threads of their own namespace only (`ring3_layout::owner`). The server hears of each target's end
+//! and takes away what its threads left: CPU slots here, locks and records in maps where maps are known
+//! ([`Deaths`]). That also bounds the time in which a dead owner's thread id could be given to another thread.
+
+use std::collections::BTreeSet;
+use std::os::linux::fs::MetadataExt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Arc, Mutex};
+
+use ring3_layout::owner;
+use ring3_layout::realm::Realm as RealmBlock;
+
+use super::MapSlot;
+use super::doorbell::EventFd;
+use super::recovery::all_processes;
+
+/// Numbers of pid namespaces: the index in a list of their inodes, the server's own first.
+#[derive(Debug)]
+pub(super) struct Namespaces {
+    inodes: Mutex<Vec<u64>>,
+}
+
+/// A target that has ended.
+#[derive(Clone, Debug)]
+pub struct Death {
+    /// Name of its first thread. The others' names are names of threads that no longer exist.
+    pub leader: u32,
+    /// What it had mapped.
+    pub maps: Vec<MapSlot>,
+}
+
+/// Ends of targets, for whoever tends the maps.
+#[derive(Debug)]
+pub(super) struct Deaths {
+    pub(super) bell: Arc<EventFd>,
+    told: Mutex<Vec<Death>>,
+}
+
+impl Namespaces {
+    pub(super) fn new() -> Namespaces {
+        Namespaces { inodes: Mutex::new(vec![inode_of("self").unwrap_or(0)]) }
+    }
+
+    /// The number of a process's namespace; `NAMESPACE_UNKNOWN` if there are too many.
+    pub(super) fn number_of(&self, pid: u32) -> u32 {
+        let Some(inode) = inode_of(&pid.to_string()) else { return owner::NAMESPACE_UNKNOWN };
+        let mut inodes = self.inodes.lock().expect("no panic under this lock");
+        if let Some(number) = inodes.iter().position(|known| *known == inode) {
+            return number as u32;
+        }
+        if inodes.len() >= owner::NAMESPACE_UNKNOWN as usize {
+            return owner::NAMESPACE_UNKNOWN;
+        }
+        inodes.push(inode);
+        inodes.len() as u32 - 1
+    }
+
+    /// Those names whose threads run no more. For a name without a namespace: no thread of that number in any. The
+    /// names were read before; what is read later may be of threads that have begun since.
+    pub(super) fn dead_among(&self, names: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let is_near = |name: u32| owner::namespace(name) == owner::NAMESPACE_SERVER;
+        let (near, far): (Vec<u32>, Vec<u32>) = names.iter().partition(|name| is_near(**name));
+        let gone = |tid: u32| own_tid(&format!("/proc/{tid}")) != Some(tid);
+        let mut dead: BTreeSet<u32> = near.into_iter().filter(|name| gone(owner::tid(*name))).collect();
+        if far.is_empty() {
+            return dead;
+        }
+        let inodes = self.inodes.lock().expect("no panic under this lock").clone();
+        let mut living = BTreeSet::new();
+        for pid in all_processes() {
+            let number = inode_of(&pid.to_string()).and_then(|inode| inodes.iter().position(|known| *known == inode));
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            for tid in tasks.filter_map(|task| own_tid(&task.path().to_string_lossy())) {
+                living.extend(number.map(|number| owner::name(number as u32, tid)));
+                living.insert(owner::name(owner::NAMESPACE_UNKNOWN, tid));
+            }
+        }
+        dead.extend(far.into_iter().filter(|name| !living.contains(name)));
+        dead
+    }
+}
+
+/// Inode of a process's pid namespace.
+fn inode_of(process: &str) -> Option<u64> {
+    std::fs::metadata(format!("/proc/{process}/ns/pid")).ok().map(|meta| meta.st_ino())
+}
+
+/// The id in its own namespace of the thread in a folder of `/proc`, if it runs: is not a zombie at most.
+fn own_tid(folder: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim_start();
+    let runs = !field("State:").starts_with(['Z', 'X']);
+    field("NSpid:").split_whitespace().last().filter(|_| runs)?.parse().ok()
+}
+
+impl Deaths {
+    pub(super) fn new() -> std::io::Result<Deaths> {
+        Ok(Deaths { bell: Arc::new(EventFd::new()?), told: Mutex::new(vec![]) })
+    }
+
+    pub(super) fn tell(&self, death: Death) {
+        self.told.lock().expect("no panic under this lock").push(death);
+        self.bell.signal();
+    }
+
+    pub(super) fn take(&self) -> Vec<Death> {
+        self.bell.clear();
+        std::mem::take(&mut self.told.lock().expect("no panic under this lock"))
+    }
+}
+
+/// Frees the CPU slots of dead owners: those named, and whoever else is found to be dead.
+pub(super) fn free_cpu_slots(block: &RealmBlock, namespaces: &Namespaces, leader: u32) {
+    let owners = block.cpu_slots.iter().map(|slot| slot.owner.load(Relaxed)).filter(|name| *name != 0).collect();
+    let dead = namespaces.dead_among(&owners);
+    for slot in &block.cpu_slots {
+        let name = slot.owner.load(Relaxed);
+        if name == leader || dead.contains(&name) {
+            let _ = slot.owner.compare_exchange(name, 0, Acquire, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn wait_until(mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !condition() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+    }
+
+    fn started(program: &str, arguments: &[&str]) -> Child {
+        Command::new(program).args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts")
+    }
+
+    #[test]
+    fn a_process_that_was_killed_is_dead_before_it_is_waited_for() {
+        let namespaces = Namespaces::new();
+        let is_dead = |name| !namespaces.dead_among(&[name].into()).is_empty();
+        let mut child = started("cat", &[]);
+        assert_eq!(namespaces.number_of(child.id()), owner::NAMESPACE_SERVER);
+        let name = owner::name(owner::NAMESPACE_SERVER, child.id());
+        assert!(!is_dead(name));
+        child.kill().expect("killed");
+        wait_until(|| is_dead(name));
+        child.wait().expect("waited for");
+        assert!(is_dead(name));
+    }
+
+    #[test]
+    fn threads_of_another_pid_namespace_are_told_from_those_with_the_same_number_here() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: making a pid namespace needs root");
+            return;
+        }
+        let namespaces = Namespaces::new();
+        let is_dead = |name| !namespaces.dead_among(&[name].into()).is_empty();
+        let mut child = started("unshare", &["--pid", "--fork", "--kill-child", "cat"]);
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        let inner = || std::fs::read_to_string(&children).ok()?.trim().parse::<u32>().ok();
+        wait_until(|| inner().is_some_and(|inner| inode_of(&inner.to_string()) != inode_of("self")));
+        let number = namespaces.number_of(inner().expect("there"));
+        assert_ne!(number, owner::NAMESPACE_SERVER);
+        assert!(!is_dead(owner::name(number, 1)));
+        assert!(is_dead(owner::name(number, 2)), "there is one thread");
+        assert!(!owner::is_near(owner::name(number, 1), owner::name(owner::NAMESPACE_SERVER, 1)));
+        child.kill().expect("killed");
+        wait_until(|| is_dead(owner::name(number, 1)));
+        child.wait().expect("waited for");
+        // A fork's name without a namespace is anybody's of that number.
+        assert!(!is_dead(owner::name(owner::NAMESPACE_UNKNOWN, std::process::id())));
+    }
+}

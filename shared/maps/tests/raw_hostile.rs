@@ -1,0 +1,198 @@
+//! A target that scribbles over a map: whatever the bytes say, and while they change, no operation of the server's side
+//! reads or writes outside the map's memory (which lies between pages that may not be touched) or runs on.
+//! `RING3_SEED` repeats a run.
+
+mod raw;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
+
+use raw::Random;
+use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
+use ring3_uapi::bpf::map_type;
+
+const PAGE: usize = 4096;
+/// Scribbles between which all operations run.
+const ROUNDS: u32 = 150;
+/// All rounds of a map together; what runs on does not end.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Memory between two pages that may not be touched.
+struct Fenced {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: threads share it as processes do a map: by ring3-maps and atomics.
+unsafe impl Sync for Fenced {}
+
+impl Fenced {
+    fn new(bytes: usize) -> Fenced {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let all = bytes + 2 * PAGE;
+        // SAFETY: asks for fresh memory that nobody may touch.
+        let fence = unsafe { libc::mmap(std::ptr::null_mut(), all, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(fence, libc::MAP_FAILED);
+        let base = fence.cast::<u8>().wrapping_add(PAGE);
+        // SAFETY: opens what lies between the fences.
+        assert_eq!(unsafe { libc::mprotect(base.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) }, 0);
+        Fenced { base, bytes }
+    }
+
+    /// Overwrites a word with something that is likely to hurt: noise, a number near the map's sizes, an end of a chain.
+    fn scribble(&self, random: &mut Random, sizes: [u64; 4]) {
+        let value = match random.below(6) {
+            0 => random.below(u64::MAX),
+            1 => sizes[random.below(4) as usize].wrapping_add(random.below(5)).wrapping_sub(2),
+            2 => 1 << 31 | random.below(32),
+            3 => random.below(64),
+            4 => u64::MAX << random.below(64),
+            _ => (sizes[random.below(4) as usize] << 32) + random.below(1 << 33),
+        };
+        // Half of the time among the words that lead, which lie in few pages.
+        let from_end = self.bytes / 4 * random.below(4) as usize;
+        let at = match random.below(3) {
+            0 => random.below(self.bytes as u64) as usize,
+            1 => (from_end + random.below(512) as usize).min(self.bytes - 1),
+            _ => random.below(sizes[3].min(self.bytes as u64)) as usize,
+        };
+        if random.below(2) == 0 {
+            let word = self.base.wrapping_add((at & !7).min(self.bytes - 8));
+            // SAFETY: a whole word inside the memory.
+            unsafe { AtomicU64::from_ptr(word.cast()) }.store(value, Relaxed);
+        } else {
+            let word = self.base.wrapping_add(at & !3);
+            // SAFETY: as above.
+            unsafe { AtomicU32::from_ptr(word.cast()) }.store(value as u32, Relaxed);
+        }
+    }
+}
+
+impl Drop for Fenced {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this size.
+        unsafe { libc::munmap(self.base.wrapping_sub(PAGE).cast(), self.bytes + 2 * PAGE) };
+    }
+}
+
+fn context(dead: bool) -> Context {
+    Context { owner: 1, cpu: 1, owner_is_dead: if dead { |_| true } else { |_| false }, relax: |_| () }
+}
+
+/// Everything that the server does with a map.
+fn operate(map: &Map, random: &mut Random) {
+    let cx = context(random.below(2) == 0);
+    let mut value = vec![0; map.geometry().user_value_bytes().max(64)];
+    let key_bytes = map.header().key_size as usize;
+    let mut key = vec![0; key_bytes];
+    key.iter_mut().take(4).zip(random.below(80).to_le_bytes()).for_each(|(to, from)| *to = from);
+    let _ = map.user_update(&cx, &key, &value, random.below(4));
+    let _ = map.user_lookup(&key, &mut value);
+    let _ = map.user_lookup_and_delete(&cx, &key, &mut value);
+    let _ = map.user_delete(&cx, &key);
+    let mut next = vec![0; key_bytes];
+    let mut at = None;
+    // As a batch walks: a number of keys.
+    for _ in 0..map.header().max_entries.min(12) {
+        if map.user_next_key(at.as_deref(), &mut next).is_err() {
+            break;
+        }
+        at = Some(next.clone());
+    }
+    let bytes = map.header().value_size as usize;
+    let _ = map.user_push(&cx, &value[..bytes], random.below(3));
+    let _ = map.user_peek(&cx, &mut value[..bytes]);
+    let _ = map.user_pop(&cx, &mut value[..bytes]);
+    let _ = map.object(random.below(80) as u32);
+    let _ = map.set_object(random.below(80) as u32, random.below(1 << 32) as u32);
+    let _ = map.gave_up();
+    let _ = map.check();
+    let is_dead = random.below(2) == 0;
+    map.bury(&cx, |owner| is_dead || owner % 2 == 0, |at| at);
+    if let Some(ring) = map.ring() {
+        (0..5).for_each(|what| assert!(ring.query(what) != 1 << 63 || what > 1));
+        let _ = (ring.has_data(), ring.is_held_up());
+        let _ = ring.output(&cx, &value[..random.below(64) as usize], 0);
+        if let Some(record) = ring.reserve(&cx, random.below(5000)) {
+            ring.commit(record, random.below(4), random.below(2) == 0);
+        }
+    }
+}
+
+/// Scribbles and operates in turns, and then at the same time.
+fn torment(memory: &Fenced, seed: &mut Random, sizes: [u64; 4], operate: &(dyn Fn(&mut Random) + Sync)) {
+    let began = Instant::now();
+    for _ in 0..ROUNDS {
+        (0..=seed.below(8)).for_each(|_| memory.scribble(seed, sizes));
+        operate(seed);
+        assert!(began.elapsed() < HANG);
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut other = Random(seed.below(u64::MAX));
+        let over = &over;
+        scope.spawn(move || {
+            while !over.load(Relaxed) {
+                memory.scribble(&mut other, sizes);
+            }
+        });
+        for _ in 0..ROUNDS {
+            operate(seed);
+            assert!(began.elapsed() < HANG);
+        }
+        over.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn scribbled_maps_of_every_type_lead_no_operation_astray() {
+    let mut random = Random::seeded();
+    let kinds = [
+        (map_type::HASH, 4, 8, 64),
+        (map_type::HASH, 40, 3, 5),
+        (map_type::PERCPU_HASH, 8, 12, 64),
+        (map_type::LRU_HASH, 4, 8, 64),
+        (map_type::LRU_PERCPU_HASH, 16, 8, 33),
+        (map_type::ARRAY, 4, 8, 64),
+        (map_type::PERCPU_ARRAY, 4, 8, 64),
+        (map_type::PERF_EVENT_ARRAY, 4, 4, 64),
+        (map_type::CGROUP_ARRAY, 4, 4, 64),
+        (map_type::QUEUE, 0, 8, 7),
+        (map_type::STACK, 0, 24, 64),
+        (map_type::BLOOM_FILTER, 0, 8, 64),
+        (map_type::RINGBUF, 0, 0, 4096),
+        (map_type::RINGBUF, 0, 0, 1 << 15),
+    ];
+    for (map_type, key_size, value_size, max_entries) in kinds {
+        let attributes = Attributes { map_type, key_size, value_size, max_entries, cpus: 4, ..Attributes::default() };
+        let geometry = Geometry::new(&attributes).expect("valid");
+        let memory = Fenced::new(geometry.file_bytes() as usize);
+        // SAFETY: fresh zeroed memory of the right size.
+        let map = unsafe { Map::initialize(memory.base, &geometry) };
+        let sizes = [u64::from(max_entries), geometry.file_bytes(), geometry.header.data_bytes, 4096];
+        for _ in 0..3 {
+            torment(&memory, &mut random, sizes, &|random| operate(&map, random));
+        }
+    }
+}
+
+#[test]
+fn scribbled_perf_buffers_lead_no_operation_astray() {
+    let mut random = Random::seeded();
+    for pages in [1, 8] {
+        let geometry = Geometry::perf_buffer(pages).expect("valid");
+        let memory = Fenced::new(geometry.file_bytes() as usize);
+        let kinds = PERF_SAMPLE_RAW | PERF_SAMPLE_TIME;
+        // SAFETY: fresh zeroed memory of the right size.
+        let buffer = unsafe { PerfBuffer::initialize(memory.base, &geometry, kinds, 1, 7) };
+        let sizes = [u64::from(pages), geometry.file_bytes(), geometry.header.data_bytes, 4096];
+        let data = [7; 3000];
+        torment(&memory, &mut random, sizes, &|random| {
+            let sample = Sample { time_ns: 1, data: &data[..random.below(3000) as usize] };
+            let _ = buffer.output(&context(random.below(2) == 0), &sample);
+            let _ = buffer.has_data();
+            buffer.bury(|owner| owner % 2 == 0);
+        });
+    }
+}

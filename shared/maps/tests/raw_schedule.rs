@@ -1,0 +1,169 @@
+//! Two operations, one of them begun and held up at every of its instructions while the other happens as a whole.
+//!
+//! With the deaths of `raw_crash.rs` these are the schedules that the protocols have to stand: a look-up whose element is
+//! deleted and used again elsewhere, a free list that changes between a look and an exchange, a lock that is held.
+
+mod raw;
+
+use raw::{ENTRIES, Model, Shared, contents, context, interrupted, key, put};
+use ring3_maps::{Attributes, Map};
+use ring3_uapi::bpf::map_type;
+
+type Step<'s> = &'s dyn Fn(&Map);
+
+fn hash_of(map_type: u32) -> Shared {
+    Shared::fresh(Attributes {
+        map_type,
+        key_size: 4,
+        value_size: 8,
+        max_entries: ENTRIES,
+        cpus: 1,
+        ..Attributes::default()
+    })
+}
+
+fn delete(map: &Map, owner: u32, number: u32) {
+    map.user_delete(&context(owner), &key(number)).unwrap_or(());
+}
+
+/// What a map of one process would have after these.
+fn result_of(shared: &Shared, steps: &[Step<'_>]) -> Model {
+    let alone = Shared::of(shared.bytes(), shared.geometry);
+    steps.iter().for_each(|step| step(&alone.map()));
+    contents(&alone.map())
+}
+
+#[test]
+fn two_changes_of_a_hash_map_have_the_effect_of_one_after_the_other() {
+    let changes: [Step<'_>; 2] = [&|map| put(map, 1, 9, 91), &|map| delete(map, 1, 2)];
+    let others: [Step<'_>; 4] = [
+        // Elements go and come back in another order: what was read of the free list is no longer so.
+        &|map| {
+            put(map, 2, 10, 101);
+            put(map, 2, 11, 102);
+            delete(map, 2, 10);
+        },
+        &|map| put(map, 2, 9, 103),
+        &|map| delete(map, 2, 2),
+        &|map| {
+            delete(map, 2, 3);
+            delete(map, 2, 2);
+            put(map, 2, 3, 104);
+        },
+    ];
+    for change in changes {
+        for other in others {
+            let shared = hash_of(map_type::HASH);
+            (0..6).for_each(|number| put(&shared.map(), 3, number, number as u8 + 1));
+            (4..6).for_each(|number| delete(&shared.map(), 3, number));
+            let before = Shared::of(shared.bytes(), shared.geometry);
+            let possible = [[change, other], [other, change]].map(|order| result_of(&before, &order));
+            let alone = result_of(&before, &[change]);
+            let judge = || {
+                let census = shared.map().check().expect("whole");
+                assert_eq!((census.in_hand, census.locked, census.miscounted), (0, 0, 0));
+                let now = contents(&shared.map());
+                if !possible.contains(&now) {
+                    // The other gave up (`EBUSY`) what needed a bucket that the first one is held up in.
+                    assert!(shared.map().gave_up() > 0, "{now:?} is none of {possible:?}");
+                    let untouched =
+                        |model: &Model| model.clone().into_iter().filter(|(key, _)| *key < 2).collect::<Vec<_>>();
+                    assert_eq!(untouched(&now), untouched(&alone));
+                }
+            };
+            interrupted(&shared, change, other, &judge);
+        }
+    }
+}
+
+#[test]
+fn a_lookup_finds_what_stays_wherever_the_elements_around_it_go() {
+    let shared = hash_of(map_type::HASH);
+    let answer = Shared::new(shared.geometry);
+    (0..ENTRIES).for_each(|number| put(&shared.map(), 3, number, number as u8 + 1));
+    for sought in [0, 3, 7] {
+        let lookup = |map: &Map| {
+            let mut value = [0; 8];
+            let found = map.user_lookup(&key(sought), &mut value).is_ok();
+            // SAFETY: the answer's memory has more than 8 bytes; the child writes them, the parent reads later.
+            unsafe { answer.base.cast::<u64>().write_volatile(if found { u64::from_le_bytes(value) } else { 0 }) };
+        };
+        // Every other element is deleted and used again under another key.
+        let churn = |map: &Map| {
+            (0..ENTRIES).filter(|number| *number != sought).for_each(|number| delete(map, 2, number));
+            (20..20 + ENTRIES - 1).rev().for_each(|number| put(map, 2, number, 99));
+        };
+        let judge = || {
+            // SAFETY: as above; the child has ended.
+            let found = unsafe { answer.base.cast::<u64>().read_volatile() };
+            assert_eq!(found, u64::from_le_bytes([sought as u8 + 1; 8]));
+        };
+        let before = shared.bytes().to_vec();
+        interrupted(&shared, &lookup, &churn, &judge);
+        shared.restore(&before);
+    }
+}
+
+#[test]
+fn a_lookup_of_a_key_that_goes_and_comes_finds_one_of_its_values_or_nothing() {
+    let shared = hash_of(map_type::HASH);
+    let answer = Shared::new(shared.geometry);
+    (0..6).for_each(|number| put(&shared.map(), 3, number, number as u8 + 1));
+    let lookup = |map: &Map| {
+        let mut value = [0; 8];
+        let found = map.user_lookup(&key(2), &mut value).is_ok();
+        // SAFETY: the answer's memory has more than 8 bytes; the child writes them, the parent reads later.
+        unsafe { answer.base.cast::<u64>().write_volatile(if found { u64::from_le_bytes(value) } else { 0 }) };
+    };
+    let churn = |map: &Map| {
+        delete(map, 2, 2);
+        put(map, 2, 12, 98);
+        put(map, 2, 2, 99);
+    };
+    let judge = || {
+        // SAFETY: as above; the child has ended.
+        let found = unsafe { answer.base.cast::<u64>().read_volatile() };
+        // An element that was deleted and given to another key shows that one's value, as the kernel's do.
+        assert!([0, 3, 98, 99].map(|byte| u64::from_le_bytes([byte; 8])).contains(&found), "{found:#x}");
+    };
+    interrupted(&shared, &lookup, &churn, &judge);
+}
+
+#[test]
+fn two_producers_and_a_discarder_of_a_ring_buffer_keep_it_whole() {
+    let shared =
+        Shared::fresh(Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() });
+    let output = |map: &Map, owner: u32| {
+        let _ = map.ring().expect("a ring buffer").output(&context(owner), &u64::from(owner).to_le_bytes(), 0);
+    };
+    let twice = |map: &Map| {
+        output(map, 2);
+        map.bury(&context(2), |owner| owner >= raw::DEAD, |at| at);
+        output(map, 2);
+    };
+    let judge = || {
+        let census = shared.map().check().expect("whole");
+        // The second one finds the lock held, or not.
+        assert!((1..=3).contains(&census.elements) && census.busy == 0 && census.locked == 0, "{census:?}");
+    };
+    interrupted(&shared, &|map| output(map, 1), &twice, &judge);
+}
+
+#[test]
+fn two_users_of_a_queue_keep_it_whole() {
+    let attributes =
+        Attributes { map_type: map_type::QUEUE, value_size: 8, max_entries: 4, cpus: 1, ..Attributes::default() };
+    let shared = Shared::fresh(attributes);
+    (0..3u64).for_each(|n| shared.map().user_push(&context(3), &n.to_le_bytes(), 0).expect("room"));
+    let push = |map: &Map| map.user_push(&context(1), &9u64.to_le_bytes(), 0).unwrap_or(());
+    let pop = |map: &Map| map.user_pop(&context(2), &mut [0; 8]).unwrap_or(());
+    for (first, second) in [(&push as Step, &pop as Step), (&pop, &push), (&push, &push), (&pop, &pop)] {
+        let before = shared.bytes().to_vec();
+        let judge = || {
+            let census = shared.map().check().expect("whole");
+            assert!(census.locked == 0 && (1..=4).contains(&census.elements), "{census:?}");
+        };
+        interrupted(&shared, first, second, &judge);
+        shared.restore(&before);
+    }
+}
