@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -58,7 +60,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     let path = dir.join("server.sock");
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let realm = Realm::start().map_err(|error| format!("cannot set up shared memory: {error}"))?;
+    let realm = Realm::start(name_of(&dir)).map_err(|error| format!("cannot set up shared memory: {error}"))?;
     let server = Arc::new(Server {
         subsystem: Subsystem::new(realm.clone()),
         realm,
@@ -75,6 +77,12 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     server.realm.shut_down();
     tracing::info!("the server ends");
     Ok(())
+}
+
+/// A number for a folder: of its device and inode.
+fn name_of(folder: &Path) -> u32 {
+    let stat = std::fs::metadata(folder).map_or((0, 0), |stat| (stat.dev(), stat.ino()));
+    stat.0.rotate_left(40) as u32 ^ (stat.1 ^ stat.1 >> 32) as u32
 }
 
 impl Server {

@@ -93,8 +93,8 @@ pub struct ControlHeader {
     /// Number of the target's pid namespace ([`crate::owner`]). It holds for the process with the id above: a fork that
     /// has not been adopted yet may be in another one.
     pub namespace: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Names the run-time folder of the server: the next one of the same folder cleans up after it.
+    pub folder: u32,
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.

@@ -145,6 +145,7 @@ struct Shared {
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
     modules: Mutex<modules::Modules>,
     cpus: u32,
+    folder: u32,
 }
 
 /// The realm of one server.
@@ -155,8 +156,8 @@ pub struct Realm {
 }
 
 impl Realm {
-    /// Makes the realm and starts its two threads (doorbells, tracer).
-    pub fn start() -> std::io::Result<Arc<Realm>> {
+    /// Makes the realm and starts its two threads (doorbells, tracer). `folder` names the server's run-time folder.
+    pub fn start(folder: u32) -> std::io::Result<Arc<Realm>> {
         let image = ring3_image::bytes();
         let agent = raw_mapping::SharedFile::new("ring3-agent", (image.len() as u64).next_multiple_of(4096), true)?;
         agent.write_bytes(0, image);
@@ -171,6 +172,7 @@ impl Realm {
             companions: Mutex::new(BTreeMap::new()),
             modules: Mutex::default(),
             cpus: possible_cpus(),
+            folder,
         });
         let tracer = Tracer::start(shared.clone())?;
         let realm = Arc::new(Realm { shared: shared.clone(), tracer });

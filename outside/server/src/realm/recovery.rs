@@ -277,7 +277,7 @@ pub(super) struct HeaderView {
     server_pid: u32,
     server_started: u64,
     namespace: u32,
-    reserved: u32,
+    folder: u32,
 }
 
 impl HeaderView {
@@ -314,10 +314,12 @@ pub(super) fn clean_orphan_in(pid: u32, known_nonces: &[u64]) -> bool {
     false
 }
 
-/// Cleans every process that a dead server left instrumented; their pids.
-pub(super) fn clean_orphans() -> BTreeSet<u32> {
+/// Cleans every process that a dead server of this run-time folder left instrumented; their pids. (What one of another
+/// folder left is its successor's, or `ring3 detach`'s.)
+pub(super) fn clean_orphans(folder: u32) -> BTreeSet<u32> {
     let own = std::process::id();
-    all_processes().into_iter().filter(|pid| *pid != own && clean_orphan_in(*pid, &[])).collect()
+    let is_ours = |pid: &u32| *pid != own && region_in(*pid).is_some_and(|(_, header)| header.folder == folder);
+    all_processes().into_iter().filter(is_ours).filter(|pid| clean_orphan_in(*pid, &[])).collect()
 }
 
 /// The pid of another server that lives and has this process as a target.

@@ -167,7 +167,7 @@ impl Target {
                 server_pid: std::process::id(),
                 server_started: recovery::started(std::process::id()).unwrap_or(0),
                 namespace: shared.namespaces.number_of(self.pid),
-                reserved: 0,
+                folder: shared.folder,
             },
         );
     }
@@ -645,7 +645,7 @@ struct HeaderBytes {
     server_pid: u32,
     server_started: u64,
     namespace: u32,
-    reserved: u32,
+    folder: u32,
 }
 
 /// `Attachment` as a value that can be copied.

@@ -133,7 +133,7 @@ struct Actor {
 impl Actor {
     fn run(mut self) {
         crate::raw_process::take_short_slices();
-        self.cleaned = recovery::clean_orphans();
+        self.cleaned = recovery::clean_orphans(self.shared.folder);
         loop {
             let timeout = (self.has_unfinished() || !inject::reap_the_dead()).then_some(RETRY_EVERY);
             let exited = self.wait(timeout);
