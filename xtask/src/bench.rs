@@ -72,14 +72,14 @@ fn rows() -> impl Iterator<Item = Row> {
 
 /// The middle of some figures, and where their middle half lies.
 #[derive(Clone, Copy)]
-struct Spread {
+pub(crate) struct Spread {
     q1: f64,
-    median: f64,
+    pub(crate) median: f64,
     q3: f64,
 }
 
 impl Spread {
-    fn of(figures: &[f64]) -> Option<Spread> {
+    pub(crate) fn of(figures: &[f64]) -> Option<Spread> {
         let mut sorted = figures.to_vec();
         sorted.sort_by(f64::total_cmp);
         let at = |part: f64| {
@@ -112,14 +112,14 @@ struct Figures {
 }
 
 /// A process with piped input and output, killed when dropped.
-struct Process {
-    child: Child,
+pub(crate) struct Process {
+    pub(crate) child: Child,
     lines: Receiver<String>,
     name: String,
 }
 
 impl Process {
-    fn start(command: &mut Command) -> Result<Process, String> {
+    pub(crate) fn start(command: &mut Command) -> Result<Process, String> {
         let name = Path::new(command.get_program()).file_name().unwrap_or_default().display().to_string();
         let mut child = command
             .stdin(Stdio::piped())
@@ -135,7 +135,7 @@ impl Process {
         Ok(Process { child, lines, name })
     }
 
-    fn line(&mut self) -> Result<String, String> {
+    pub(crate) fn line(&mut self) -> Result<String, String> {
         self.lines.recv_timeout(WITHIN).map_err(|error| match error {
             RecvTimeoutError::Timeout => format!("{} does not answer", self.name),
             RecvTimeoutError::Disconnected => self.ended(),
@@ -148,7 +148,7 @@ impl Process {
         format!("{} ended: {status}", self.name)
     }
 
-    fn expect(&mut self, wanted: &str) -> Result<(), String> {
+    pub(crate) fn expect(&mut self, wanted: &str) -> Result<(), String> {
         let line = self.line()?;
         if line == wanted { Ok(()) } else { Err(format!("{}: {line:?} instead of {wanted:?}", self.name)) }
     }
@@ -163,7 +163,7 @@ impl Process {
             .ok_or_else(|| format!("{}: {line}: {answer:?}", self.name))
     }
 
-    fn say(&mut self, line: &str) -> Result<(), String> {
+    pub(crate) fn say(&mut self, line: &str) -> Result<(), String> {
         let input = self.child.stdin.as_mut().ok_or("no input")?;
         writeln!(input, "{line}").map_err(|_| self.ended())
     }
@@ -238,13 +238,13 @@ impl Victim {
 const MEMORY: [&str; 2] = ["Rss", "Pss"];
 
 /// A ring3 of our own: the binary, and the folder of a server that is stopped when this is dropped.
-struct Ring3 {
+pub(crate) struct Ring3 {
     binary: PathBuf,
     folder: PathBuf,
 }
 
 impl Ring3 {
-    fn new() -> Result<Ring3, String> {
+    pub(crate) fn new() -> Result<Ring3, String> {
         use std::os::unix::fs::DirBuilderExt;
         let release = || root().join("target/release/ring3");
         let folder = std::env::temp_dir().join(format!("ring3-bench-{}", std::process::id()));
@@ -253,7 +253,7 @@ impl Ring3 {
         Ok(Ring3 { binary: std::env::var_os("RING3_BIN").map_or_else(release, PathBuf::from), folder })
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).env("RING3_RUNTIME_DIR", &self.folder);
         command
@@ -264,7 +264,7 @@ impl Ring3 {
     }
 
     /// The server's last words, for whoever looks into a failure.
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         let text = std::fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines.iter().skip(lines.len().saturating_sub(LOG_LINES)).map(|line| format!("\n  {line}")).collect()
@@ -650,7 +650,7 @@ impl Bench {
     }
 }
 
-fn machine() -> Value {
+pub(crate) fn machine() -> Value {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));
     json!({
@@ -660,16 +660,16 @@ fn machine() -> Value {
     })
 }
 
-enum Limit {
+pub(crate) enum Limit {
     AtMost(f64),
     AtLeast(f64),
 }
 
-struct Goal {
-    text: String,
+pub(crate) struct Goal {
+    pub(crate) text: String,
     /// None: not measured.
-    figure: Option<f64>,
-    limit: Limit,
+    pub(crate) figure: Option<f64>,
+    pub(crate) limit: Limit,
 }
 
 impl Goal {
@@ -681,7 +681,7 @@ impl Goal {
         })
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let (at_most, at_least) = match self.limit {
             Limit::AtMost(limit) => (Some(limit), None),
             Limit::AtLeast(limit) => (None, Some(limit)),

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_maps;
 mod demo;
 mod tidy;
 
@@ -14,7 +15,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
-    "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]";
+    "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
+    | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         ["support"] => support(),
         ["demo"] => demo::run(),
         ["bench", "probe", options @ ..] => bench::probe(options),
+        ["bench", "maps", options @ ..] => bench_maps::maps(options),
         _ => Err(USAGE.to_owned()),
     };
     match result {

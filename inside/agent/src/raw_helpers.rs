@@ -84,21 +84,34 @@ unsafe extern "sysv64" fn ring3_tail_run(context: u64, env: u64) -> u64 {
 }
 
 macro_rules! lookups {
-    ($($symbol:ident = $function:path;)*) => {
+    ($($symbol:ident($($argument:ident),*) = $function:path;)*) => {
         $(
             /// # Safety
-            /// Called by a verified program with a hash map of this key size.
+            /// Called by a verified program with a hash map of this type and key size.
             #[unsafe(no_mangle)]
-            unsafe extern "sysv64" fn $symbol(map: u64, key: u64) -> u64 {
+            unsafe extern "sysv64" fn $symbol($($argument: u64),*) -> u64 {
                 // SAFETY: this function's contract.
-                unsafe { $function(map, key) }
+                unsafe { $function($($argument),*) }
             }
         )*
     };
 }
 
 lookups! {
-    ring3_hash_lookup_4 = ring3_maps::hash_lookup_4;
-    ring3_hash_lookup_8 = ring3_maps::hash_lookup_8;
-    ring3_hash_lookup_16 = ring3_maps::hash_lookup_16;
+    ring3_hash_lookup_4(map, key) = ring3_maps::hash_lookup_4;
+    ring3_hash_lookup_8(map, key) = ring3_maps::hash_lookup_8;
+    ring3_hash_lookup_16(map, key) = ring3_maps::hash_lookup_16;
+    ring3_hash_lookup_64(map, key) = ring3_maps::hash_lookup_64;
+    ring3_percpu_hash_lookup_4(map, key, cpu) = ring3_maps::percpu_hash_lookup_4;
+    ring3_percpu_hash_lookup_8(map, key, cpu) = ring3_maps::percpu_hash_lookup_8;
+    ring3_percpu_hash_lookup_16(map, key, cpu) = ring3_maps::percpu_hash_lookup_16;
+    ring3_percpu_hash_lookup_64(map, key, cpu) = ring3_maps::percpu_hash_lookup_64;
+    ring3_lru_hash_lookup_4(map, key) = ring3_maps::lru_hash_lookup_4;
+    ring3_lru_hash_lookup_8(map, key) = ring3_maps::lru_hash_lookup_8;
+    ring3_lru_hash_lookup_16(map, key) = ring3_maps::lru_hash_lookup_16;
+    ring3_lru_hash_lookup_64(map, key) = ring3_maps::lru_hash_lookup_64;
+    ring3_lru_percpu_hash_lookup_4(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_4;
+    ring3_lru_percpu_hash_lookup_8(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_8;
+    ring3_lru_percpu_hash_lookup_16(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_16;
+    ring3_lru_percpu_hash_lookup_64(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_64;
 }

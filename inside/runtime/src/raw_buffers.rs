@@ -12,7 +12,7 @@ use crate::raw_helpers::{answer, block, context, monotonic_ns};
 use crate::raw_request::ring as ring_doorbell;
 
 /// The ring buffer whose header is at `map`.
-fn ring_of(map: u64) -> Option<(Ring, u32)> {
+fn ring_of<'m>(map: u64) -> Option<(Ring<'m>, u32)> {
     // SAFETY: the verifier proved that a program passes a map here.
     let map = unsafe { Map::from_header(map) }?;
     Some((map.ring()?, map.header().doorbell))

@@ -9,7 +9,7 @@ use ring3_layout::control::{
 use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, request};
 use ring3_layout::region::CONTROL_OFFSET;
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, ThreadBlock};
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_request::{control, file, realm};
@@ -161,7 +161,8 @@ fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
     let slots = realm(base).cpu_slots.get(..cpus as usize).unwrap_or(&[]);
     let own = name(base, tb);
     let first = cpu_number() % cpus;
-    tb.cpu_slot = 0;
+    // Shared with whoever has it, unless it can be had.
+    tb.cpu_slot = first | CPU_SLOT_SET;
     for round in 1..=SLOT_NAPS {
         for step in 0..cpus {
             let number = (first + step) % cpus;
@@ -169,7 +170,7 @@ fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
             let owner = slot.owner.load(Relaxed);
             let stale = owner != 0 && round % SLOT_YIELDS == 0 && is_near(own, owner) && is_dead(tid(owner));
             if (owner == 0 || stale) && slot.owner.compare_exchange(owner, own, Acquire, Relaxed).is_ok() {
-                tb.cpu_slot = number + 1;
+                tb.cpu_slot = number | CPU_SLOT_SET | CPU_SLOT_HELD;
                 return;
             }
         }
@@ -187,7 +188,9 @@ fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
 }
 
 fn give_cpu_slot(base: u64, tb: &mut ThreadBlock) {
-    if let Some(slot) = tb.cpu_slot.checked_sub(1).and_then(|n| realm(base).cpu_slots.get(n as usize)) {
+    if tb.cpu_slot & CPU_SLOT_HELD != 0
+        && let Some(slot) = realm(base).cpu_slots.get(usize::from(tb.cpu_slot as u16))
+    {
         if slot.outlasted.load(Relaxed) != 0 {
             slot.outlasted.store(0, Relaxed);
         }
@@ -196,9 +199,16 @@ fn give_cpu_slot(base: u64, tb: &mut ThreadBlock) {
     tb.cpu_slot = 0;
 }
 
-/// The CPU whose part of per-CPU maps the running program uses.
+/// The CPU whose part of per-CPU maps the running program uses; 0 if it uses no such maps. (To ask for the number of the
+/// CPU would take longer than most operations do.)
+#[inline(always)]
+pub(crate) fn map_cpu(tb: &ThreadBlock) -> u32 {
+    u32::from(tb.cpu_slot as u16)
+}
+
+/// The CPU that the running program is told: the one whose part of per-CPU maps it uses, or the present one.
 pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
-    tb.cpu_slot.checked_sub(1).unwrap_or_else(cpu_number)
+    if tb.cpu_slot & CPU_SLOT_SET != 0 { u32::from(tb.cpu_slot as u16) } else { cpu_number() }
 }
 
 /// ring3's own sites.

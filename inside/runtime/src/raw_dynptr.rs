@@ -243,7 +243,7 @@ fn wake(tb: &ThreadBlock, doorbell: u32) {
 ///
 /// # Safety
 /// As of the helper.
-unsafe fn drain(ring: &ring3_maps::UserRing, function: u64, data: u64, env: u64) -> Result<u64, Errno> {
+unsafe fn drain(ring: &ring3_maps::UserRing<'_>, function: u64, data: u64, env: u64) -> Result<u64, Errno> {
     // SAFETY: the verifier proved a subprogram.
     let function = unsafe { callback(function) };
     let mut shown = 0;

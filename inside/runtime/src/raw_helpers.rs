@@ -12,7 +12,7 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
 
-use crate::raw_dispatch::{cpu_of, name};
+use crate::raw_dispatch::{cpu_of, map_cpu, name};
 use crate::raw_memory::{clear, is_program_memory, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_system::{
@@ -55,7 +55,7 @@ pub(crate) unsafe fn block<'t>(env: u64) -> &'t mut ThreadBlock {
 /// Who operates on maps.
 #[inline(always)]
 pub(crate) fn context(tb: &ThreadBlock) -> Context {
-    Context { owner: name(tb.region_base, tb), cpu: cpu_of(tb), owner_is_dead: is_dead, relax }
+    Context { owner: name(tb.region_base, tb), cpu: map_cpu(tb), owner_is_dead: is_dead, relax }
 }
 
 /// Time of a clock, ns, by the vDSO where there is one.
@@ -116,7 +116,7 @@ unsafe fn cleared<T>(to: u64, bytes: u64, result: Result<T, Errno>) -> Result<T,
 ///
 /// # Safety
 /// `header` is the address of a mapped map's header.
-unsafe fn map_at(header: u64) -> Result<Map, Errno> {
+unsafe fn map_at<'m>(header: u64) -> Result<Map<'m>, Errno> {
     // SAFETY: the caller's promise.
     unsafe { Map::from_header(header) }.ok_or(Errno::EINVAL)
 }
@@ -161,7 +161,7 @@ helpers! {
         // SAFETY: the verifier proved a map and a key of its size.
         let Some(map) = (unsafe { Map::from_header(map) }) else { return 0 };
         // SAFETY: as above.
-        let value = unsafe { map.lookup(key, cpu_of(tb)) };
+        let value = unsafe { map.lookup(key, map_cpu(tb)) };
         if map.is_of_maps() { inner_map(tb, value) } else { value }
     }
 
@@ -183,7 +183,7 @@ helpers! {
     /// `bpf_map_update_elem`
     fn map_update_elem(map, key, value, flags; tb) {
         // SAFETY: the verifier proved a map, a key and a value of its sizes.
-        let change = |map: Map| unsafe { map.update(&context(tb), key, value, flags) };
+        let change = |map: Map<'_>| unsafe { map.update(&context(tb), key, value, flags) };
         // SAFETY: as above.
         done(unsafe { map_at(map) }.and_then(change))
     }
@@ -191,7 +191,7 @@ helpers! {
     /// `bpf_map_delete_elem`
     fn map_delete_elem(map, key; tb) {
         // SAFETY: the verifier proved a map and a key of its size.
-        let change = |map: Map| unsafe { map.delete(&context(tb), key) };
+        let change = |map: Map<'_>| unsafe { map.delete(&context(tb), key) };
         // SAFETY: as above.
         done(unsafe { map_at(map) }.and_then(change))
     }
@@ -199,7 +199,7 @@ helpers! {
     /// `bpf_map_push_elem`
     fn map_push_elem(map, value, flags; tb) {
         // SAFETY: the verifier proved a map and a value of its size.
-        let change = |map: Map| unsafe { map.push(&context(tb), value, flags) };
+        let change = |map: Map<'_>| unsafe { map.push(&context(tb), value, flags) };
         // SAFETY: as above.
         done(unsafe { map_at(map) }.and_then(change))
     }
@@ -207,7 +207,7 @@ helpers! {
     /// `bpf_map_pop_elem`
     fn map_pop_elem(map, value; tb) {
         // SAFETY: the verifier proved a map and room for a value.
-        let change = |map: Map| unsafe { map.pop(&context(tb), value) };
+        let change = |map: Map<'_>| unsafe { map.pop(&context(tb), value) };
         // SAFETY: as above.
         done(unsafe { map_at(map) }.and_then(change))
     }
@@ -215,7 +215,7 @@ helpers! {
     /// `bpf_map_peek_elem`
     fn map_peek_elem(map, value; tb) {
         // SAFETY: the verifier proved a map and room for a value.
-        let change = |map: Map| unsafe { map.peek(&context(tb), value) };
+        let change = |map: Map<'_>| unsafe { map.peek(&context(tb), value) };
         // SAFETY: as above.
         done(unsafe { map_at(map) }.and_then(change))
     }

@@ -150,6 +150,36 @@ fn type_of(size: Size) -> Type {
     }
 }
 
+/// The agent's lookup for hash maps of a type with keys of this size, if it has one. Per-CPU ones want a CPU as well.
+fn hash_lookup(map_type: u32, key_size: u32) -> Option<&'static str> {
+    let symbols = match map_type {
+        map_type::HASH => {
+            ["ring3_hash_lookup_4", "ring3_hash_lookup_8", "ring3_hash_lookup_16", "ring3_hash_lookup_64"]
+        }
+        map_type::PERCPU_HASH => [
+            "ring3_percpu_hash_lookup_4",
+            "ring3_percpu_hash_lookup_8",
+            "ring3_percpu_hash_lookup_16",
+            "ring3_percpu_hash_lookup_64",
+        ],
+        map_type::LRU_HASH => [
+            "ring3_lru_hash_lookup_4",
+            "ring3_lru_hash_lookup_8",
+            "ring3_lru_hash_lookup_16",
+            "ring3_lru_hash_lookup_64",
+        ],
+        map_type::LRU_PERCPU_HASH => [
+            "ring3_lru_percpu_hash_lookup_4",
+            "ring3_lru_percpu_hash_lookup_8",
+            "ring3_lru_percpu_hash_lookup_16",
+            "ring3_lru_percpu_hash_lookup_64",
+        ],
+        _ => return None,
+    };
+    let place = [4, 8, 16, 64].iter().position(|size| *size == key_size)?;
+    symbols.get(place).copied()
+}
+
 impl Translator<'_, '_> {
     /// Blocks begin at jump targets and behind jumps.
     fn make_blocks(&mut self, start: usize, end: usize) {
@@ -531,17 +561,7 @@ impl Translator<'_, '_> {
                     self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, attachment) as i32);
                 self.builder.ins().load(I64, access(), attachment, offset_of!(Attachment, cookie) as i32)
             }
-            (helper::MAP_LOOKUP_ELEM, Some(map)) if map.map_type == map_type::ARRAY => self.array_lookup(map),
-            (helper::MAP_LOOKUP_ELEM, Some(map)) if map.map_type == map_type::HASH => {
-                let symbol = match map.key_size {
-                    4 => "ring3_hash_lookup_4",
-                    8 => "ring3_hash_lookup_8",
-                    16 => "ring3_hash_lookup_16",
-                    _ => return self.plain_helper(id),
-                };
-                let arguments = [self.get(1), self.get(2)];
-                self.call_external(External::Outside(Target::Symbol(symbol)), &arguments)
-            }
+            (helper::MAP_LOOKUP_ELEM, Some(map)) => self.lookup(map),
             _ => self.plain_helper(id),
         }
     }
@@ -566,6 +586,28 @@ impl Translator<'_, '_> {
         self.constant(0)
     }
 
+    fn lookup(&mut self, map: MapShape) -> Value {
+        if matches!(map.map_type, map_type::ARRAY | map_type::PERCPU_ARRAY) {
+            return self.array_lookup(map);
+        }
+        let per_cpu = matches!(map.map_type, map_type::PERCPU_HASH | map_type::LRU_PERCPU_HASH);
+        let Some(symbol) = hash_lookup(map.map_type, map.key_size) else {
+            return self.plain_helper(helper::MAP_LOOKUP_ELEM);
+        };
+        let mut arguments = vec![self.get(1), self.get(2)];
+        if per_cpu {
+            arguments.push(self.cpu());
+        }
+        self.call_external(External::Outside(Target::Symbol(symbol)), &arguments)
+    }
+
+    /// The CPU whose part of per-CPU maps the program uses: dispatch has set it.
+    fn cpu(&mut self) -> Value {
+        let env = self.builder.use_var(self.env);
+        let cpu = self.builder.ins().load(I16, access(), env, offset_of!(ThreadBlock, cpu_slot) as i32);
+        self.builder.ins().uextend(I64, cpu)
+    }
+
     fn plain_helper(&mut self, id: u32) -> Value {
         let arguments = self.arguments();
         self.call_external(External::Outside(Target::Helper(id)), &arguments)
@@ -579,7 +621,12 @@ impl Translator<'_, '_> {
         let index = self.builder.ins().uextend(I64, index);
         let offset = self.builder.ins().imul_imm_s(index, i64::from(map.stride));
         let data = self.got(Target::GotData(map.slot));
-        let value = self.builder.ins().iadd(data, offset);
+        let mut value = self.builder.ins().iadd(data, offset);
+        if map.map_type == map_type::PERCPU_ARRAY {
+            let cpu = self.cpu();
+            let of_cpu = self.builder.ins().imul_imm_s(cpu, map.cpu_stride as i64);
+            value = self.builder.ins().iadd(value, of_cpu);
+        }
         let null = self.constant(0);
         self.builder.ins().select(inside, value, null)
     }

@@ -5,8 +5,9 @@ use proptest::strategy::ValueTree;
 use ring3_interp::{Fault, Host, Memory};
 use ring3_isa::Insn;
 use ring3_jit::{Options, compile};
+use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET};
 use ring3_uapi::bpf::prog_type;
-use ring3_verifier::{Input, Verified, verify};
+use ring3_verifier::{Input, MapShape, Verified, verify};
 
 /// Bytes of context, which programs may read and write here.
 const CONTEXT_BYTES: usize = 64;
@@ -226,4 +227,71 @@ fn no_compiled_instruction_touches_vector_registers() {
             }
         }
     }
+}
+
+/// Compiles a lookup of `key` in a per-CPU array and runs it: the distance of the value from the array's data.
+fn per_cpu_array_lookup(map: MapShape, cpu: u32, key: i32) -> Option<u64> {
+    const DATA: u64 = 0x10_0000;
+    let insns = [
+        Insn::new(0x62, 10, 0, -4, key),
+        Insn::new(0xbf, 2, 10, 0, 0),
+        Insn::new(0x07, 2, 0, 0, -4),
+        Insn::new(0x18, 1, 1, 0, 5),
+        Insn::new(0, 0, 0, 0, 0),
+        Insn::new(0x85, 0, 0, 0, ring3_uapi::helper::MAP_LOOKUP_ELEM as i32),
+        Insn::new(0x95, 0, 0, 0, 0),
+    ];
+    let input = Input {
+        insns: &insns,
+        prog_type: prog_type::KPROBE,
+        gpl_compatible: true,
+        map_by_fd: &|fd| (fd == 5).then_some(map),
+        map_by_index: &|_| None,
+        constant_value: &|_| None,
+    };
+    let program = verify(&input).unwrap_or_else(|report| panic!("{report}"));
+    let code = compile(&program, &Options::default()).expect("compiles");
+    // Behind the code: the words of the GOT.
+    let got = code.bytes.len().next_multiple_of(8);
+    let mut bytes = code.link(0, &|_| Some(got as u64)).expect("near");
+    bytes.resize(got, 0);
+    bytes.extend(DATA.to_le_bytes());
+    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: asks for fresh memory.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes.len(), protection, flags, -1, 0) };
+    assert_ne!(memory, libc::MAP_FAILED);
+    // SAFETY: the mapping has room for the bytes.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.cast(), bytes.len()) };
+    // SAFETY: the compiler made a function of this type at the entry.
+    let function: extern "sysv64" fn(u64, u64) -> u64 =
+        unsafe { std::mem::transmute(memory as usize + code.entry as usize) };
+    let mut environment = vec![0u64; size_of::<ring3_layout::thread::ThreadBlock>() / 8];
+    let slot = std::mem::offset_of!(ring3_layout::thread::ThreadBlock, cpu_slot);
+    environment[slot / 8] |= u64::from(cpu | CPU_SLOT_SET | CPU_SLOT_HELD) << (slot % 8 * 8);
+    let value = function(0, environment.as_mut_ptr() as u64);
+    // SAFETY: mapped above, not used any more.
+    unsafe { libc::munmap(memory, bytes.len()) };
+    value.checked_sub(DATA)
+}
+
+#[test]
+fn a_per_cpu_array_lookup_leads_to_the_value_of_the_cpu_that_dispatch_set() {
+    let map = MapShape {
+        slot: 0,
+        map_type: ring3_uapi::bpf::map_type::PERCPU_ARRAY,
+        key_size: 4,
+        value_size: 12,
+        max_entries: 10,
+        map_flags: 0,
+        stride: 16,
+        cpus: 300,
+        inner_type: 0,
+        cpu_stride: 192,
+    };
+    assert_eq!(per_cpu_array_lookup(map, 0, 0), Some(0));
+    assert_eq!(per_cpu_array_lookup(map, 0, 9), Some(9 * 16));
+    assert_eq!(per_cpu_array_lookup(map, 299, 3), Some(299 * 192 + 3 * 16));
+    assert_eq!(per_cpu_array_lookup(map, 299, 10), None);
+    assert_eq!(per_cpu_array_lookup(map, 1, -1), None);
 }

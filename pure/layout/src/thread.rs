@@ -16,6 +16,10 @@ pub const STATE_HEADER_BYTES: u64 = 0x4000;
 pub const OPEN_RECORDS_MAX: usize = 8;
 /// Tail calls of one run at most (`MAX_TAIL_CALL_CNT`).
 pub const TAIL_CALLS_MAX: u64 = 33;
+/// Of `ThreadBlock::cpu_slot`: it names a CPU.
+pub const CPU_SLOT_SET: u32 = 1 << 30;
+/// Of `ThreadBlock::cpu_slot`: the realm's slot of that CPU is held.
+pub const CPU_SLOT_HELD: u32 = 1 << 31;
 /// Frames whose return is awaited, per thread (the kernel: `MAX_URETPROBE_DEPTH`, 64).
 pub const SHADOW_FRAMES_MAX: u32 = 256;
 
@@ -83,7 +87,8 @@ pub struct ThreadBlock {
     pub pid_tgid: u64,
     /// Nonzero while the thread runs programs.
     pub guard: AtomicU32,
-    /// CPU slot held, plus one; 0: none.
+    /// While a program runs that uses per-CPU maps: the CPU whose part of them is its own, in the low 16 bits, and
+    /// `CPU_SLOT_*`. Else 0.
     pub cpu_slot: u32,
     /// Stack pointer when the guard was set; a higher one on arrival means that a longjmp left it set.
     pub guard_sp: u64,

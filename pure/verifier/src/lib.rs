@@ -52,6 +52,8 @@ pub struct MapShape {
     pub cpus: u32,
     /// For maps of maps: type of the inner maps.
     pub inner_type: u32,
+    /// Bytes from one CPU's values to the next CPU's.
+    pub cpu_stride: u64,
 }
 
 impl MapShape {

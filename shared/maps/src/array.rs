@@ -9,7 +9,7 @@ use crate::raw_memory::Memory;
 
 /// An array's operations on its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Array<'m>(pub(crate) &'m Memory);
+pub(crate) struct Array<'m>(pub(crate) &'m Memory<'m>);
 
 impl Array<'_> {
     /// The index that a key is, if there is such an element.

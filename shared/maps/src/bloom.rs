@@ -1,4 +1,4 @@
-//! BLOOM_FILTER: bits that are only ever set, each by one atomic `or`. No lock, nothing to repair.
+//! BLOOM_FILTER: bits that are only ever set, each by one atomic `or`, if it is not set yet. No lock, nothing to repair.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -6,7 +6,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::flags::BPF_ANY;
 
 use crate::geometry::TABLES_OFFSET;
-use crate::hash::{hash_bytes, hash_word};
+use crate::hashing::{hash_bytes, hash_word};
 use crate::raw_memory::Memory;
 
 /// Bits of a word.
@@ -14,7 +14,7 @@ const WORD_BITS: u64 = 64;
 
 /// A Bloom filter's operations on its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bloom<'m>(pub(crate) &'m Memory);
+pub(crate) struct Bloom<'m>(pub(crate) &'m Memory<'m>);
 
 impl Bloom<'_> {
     /// Offset of the word, and the bit in it, for each hash of a value.
@@ -35,7 +35,10 @@ impl Bloom<'_> {
             return Err(Errno::EINVAL);
         }
         for (word, bit) in self.bits(value) {
-            self.0.word64(self.0.private(word)).fetch_or(bit, Relaxed);
+            let word = self.0.word64(self.0.private(word));
+            if word.load(Relaxed) & bit == 0 {
+                word.fetch_or(bit, Relaxed);
+            }
         }
         Ok(())
     }

@@ -8,9 +8,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use ring3_uapi::flags::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT, BPF_RINGBUF_HDR_SZ};
 
 use crate::geometry::ELEMENT_KEY_OFFSET;
-use crate::hash::{Hash, WORD_COUNT, WORD_FREE, WORD_FRESH, WORD_TAKEOVERS};
+use crate::hash::{FREE_LISTS, Hash, WORD_FRESH, WORD_TAKEOVERS};
+use crate::hashing::hash_bytes;
 use crate::queue::{Queue, WORD_LOCK, WORD_STATE};
-use crate::raw_memory::hash_key;
 use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT, Ring};
 
 /// Longer keys are not hashed again.
@@ -61,13 +61,14 @@ impl Hash<'_> {
             census.locked += u64::from(self.0.word32(self.bucket_at(bucket) + 4).load(Relaxed) != 0);
             census.elements += self.check_chain(bucket, fresh)?;
         }
-        census.free = self.check_free(fresh)?;
+        for list in 0..FREE_LISTS {
+            census.free += self.check_free(list, fresh)?;
+        }
         let Some(in_hand) = fresh.checked_sub(census.elements + census.free) else {
             return damage("more elements are linked and free than were ever taken", fresh);
         };
         census.in_hand = in_hand;
-        census.miscounted =
-            self.word(WORD_COUNT).load(Relaxed).wrapping_sub(census.elements).cast_signed().unsigned_abs();
+        census.miscounted = self.count().wrapping_sub(census.elements).cast_signed().unsigned_abs();
         Ok(census)
     }
 
@@ -77,7 +78,7 @@ impl Hash<'_> {
         let mut count = 0;
         while let Some(index) = self.element_of(link) {
             count += 1;
-            if u64::from(index) >= fresh {
+            if u64::from(self.fresh_element(index)) >= fresh {
                 return damage("a chain has an element that was never taken", index);
             }
             if count > fresh {
@@ -95,13 +96,13 @@ impl Hash<'_> {
         if self.is_end_of(link, bucket) { Ok(count) } else { damage("a chain ends in another bucket", bucket) }
     }
 
-    /// Elements of the free list.
-    fn check_free(&self, fresh: u64) -> Result<u64, Damage> {
-        let mut link = self.word(WORD_FREE).load(Relaxed) as u32;
+    /// Elements of a free list.
+    fn check_free(&self, list: u32, fresh: u64) -> Result<u64, Damage> {
+        let mut link = self.free_list(list).load(Relaxed) as u32;
         let mut count = 0;
         while let Some(index) = self.element_of(link) {
             count += 1;
-            if u64::from(index) >= fresh {
+            if u64::from(self.fresh_element(index)) >= fresh {
                 return damage("an element is free that was never taken", index);
             }
             if count > fresh {
@@ -120,7 +121,7 @@ impl Hash<'_> {
         let mut buffer = [0; KEY_BYTES_MAX];
         let key = buffer.get_mut(..self.0.geometry.header.key_size as usize)?;
         self.0.read(self.element_at(index) + ELEMENT_KEY_OFFSET, key);
-        Some(hash_key(key))
+        Some(hash_bytes(key))
     }
 }
 
@@ -140,7 +141,7 @@ impl Queue<'_> {
     }
 }
 
-impl Ring {
+impl Ring<'_> {
     /// Records lead from the consumer's position exactly to the producer's.
     pub(crate) fn check(&self) -> Result<Census, Damage> {
         let (mut at, producer) = (self.position(CONSUMER_AT), self.position(PRODUCER_AT));

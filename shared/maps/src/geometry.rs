@@ -1,8 +1,7 @@
 //! Where everything lies in a map's file, computed from its attributes alone.
 //!
 //! The server keeps a map's `Geometry` in its own memory and never reads a size or an offset from the
-//! shared file. A target computes it from the header that it has mapped; what it does to itself by
-//! damaging that is its own affair.
+//! shared file. Targets use the copy that the private area starts with, in place.
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::map::{MAP_MAGIC, MapHeader};
@@ -30,9 +29,9 @@ const TASK_VALUE_MAX: u32 = 65407;
 /// Files larger than this are refused, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 40;
 /// Bytes of the type's own words behind the header.
-pub(crate) const WORDS_BYTES: u64 = 192;
-/// Offset of those words from the header.
-pub(crate) const WORDS_OFFSET: u64 = size_of::<MapHeader>() as u64;
+pub(crate) const WORDS_BYTES: u64 = 640;
+/// Offset of those words from the header: behind the geometry, in a cache line of their own.
+pub(crate) const WORDS_OFFSET: u64 = 256;
 /// Offset of what follows them.
 pub(crate) const TABLES_OFFSET: u64 = WORDS_OFFSET + WORDS_BYTES;
 /// Access bits of file descriptors and programs.
@@ -84,6 +83,8 @@ pub struct Attributes {
 pub struct HashLayout {
     /// Buckets minus one; their number is a power of two.
     pub bucket_mask: u32,
+    /// Zero.
+    reserved: u32,
     /// Offset of element 0.
     pub elements: u64,
     /// Bytes from one element to the next.
@@ -108,10 +109,14 @@ pub struct PoolLayout {
 }
 
 /// A map's file: sizes and offsets.
+/// A map's file: sizes and offsets. The private area starts with it.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct Geometry {
     /// What the header says.
     pub header: MapHeader,
+    /// Bytes of the file.
+    bytes: u64,
     /// Bytes from one CPU's values to the next CPU's.
     pub cpu_stride: u64,
     /// For hash types.
@@ -122,7 +127,11 @@ pub struct Geometry {
     pub references: u64,
     /// For Bloom filters: bits minus one; their number is a power of two.
     pub bloom_mask: u32,
+    /// Zero.
+    reserved: u32,
 }
+
+const _: () = assert!(size_of::<Geometry>() as u64 <= WORDS_OFFSET);
 
 /// Whether a type is a hash table.
 pub const fn is_hash(map_type: u32) -> bool {
@@ -176,23 +185,6 @@ impl Geometry {
         Geometry::lay_out(attributes).ok_or(Errno::E2BIG)
     }
 
-    /// The geometry that a mapped header implies. Nothing is checked.
-    pub(crate) fn from_header(header: &MapHeader) -> Option<Geometry> {
-        let attributes = Attributes {
-            map_type: header.map_type,
-            key_size: header.key_size,
-            value_size: header.value_size,
-            max_entries: header.max_entries,
-            map_flags: header.map_flags,
-            cpus: header.cpus,
-            map_extra: header.map_extra,
-        };
-        let mut geometry = Geometry::lay_out(&attributes)?;
-        geometry.header.doorbell = header.doorbell;
-        geometry.header.id = header.id;
-        Some(geometry)
-    }
-
     /// A perf buffer with `data_pages` pages of data (a power of two) behind its control page.
     ///
     /// # Errors
@@ -208,7 +200,7 @@ impl Geometry {
 
     /// Bytes of the file.
     pub fn file_bytes(&self) -> u64 {
-        self.header.data_bytes + self.header.private_bytes
+        self.bytes
     }
 
     /// Bytes of a value as bpf(2) passes it: all CPUs' copies for per-CPU types.
@@ -251,11 +243,13 @@ impl Geometry {
                 map_extra: a.map_extra,
                 reserved: [0; 8],
             },
+            bytes: 0,
             cpu_stride: 0,
             hash: HashLayout::default(),
             pool: PoolLayout::default(),
             references: 0,
             bloom_mask: 0,
+            reserved: 0,
         };
         match a.map_type {
             t if is_hash(t) => geometry.lay_out_hash(cpus)?,
@@ -279,7 +273,8 @@ impl Geometry {
         let header = &mut geometry.header;
         header.data_bytes = header.data_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         header.private_bytes = header.private_bytes.checked_next_multiple_of(PAGE_BYTES)?;
-        (geometry.file_bytes() <= FILE_BYTES_MAX).then_some(geometry)
+        geometry.bytes = header.data_bytes + header.private_bytes;
+        (geometry.bytes <= FILE_BYTES_MAX).then_some(geometry)
     }
 
     /// Hash functions of a Bloom filter.
@@ -348,7 +343,14 @@ impl Geometry {
             header.private_bytes = self.references.checked_add(entries.div_ceil(64) * 8)?;
         }
         self.cpu_stride = cpu_stride;
-        self.hash = HashLayout { bucket_mask: (buckets - 1) as u32, elements, element_stride, values, value_stride };
+        self.hash = HashLayout {
+            bucket_mask: (buckets - 1) as u32,
+            reserved: 0,
+            elements,
+            element_stride,
+            values,
+            value_stride,
+        };
         Some(())
     }
 }

@@ -15,9 +15,9 @@
 //! last, and takes the first other one out of its bucket (the second-chance clock; approximate, as the kernel's
 //! lists are). It holds no lock while it looks, and one while it takes.
 //!
-//! Words (64-bit, behind the header): 0-4 [`HashLayout`]; 5: free list, tag and index + 1; 6: elements ever
-//! taken; 7: elements in use; 8: waits that were given up; 9: the LRU hand; 10: locks taken over from dead
-//! owners since elements were collected; 11: lock of who collects; 12: doubts whether a full map is full.
+//! Words (64-bit, behind the geometry): 6: elements ever taken; 8: waits that were given up; 9: the LRU hand; 10: locks
+//! taken over from dead owners since elements were collected; 11: lock of who collects; 12: doubts whether a full
+//! map is full; 16, 24 ...: free lists, tag and index + 1; 17, 25 ...: their parts of the number of elements in use.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -26,8 +26,10 @@ use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_ANY, BPF_EXIST, BPF_F_LOCK, BPF_NOEXIST};
 
 use crate::Context;
-use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, WORDS_BYTES, WORDS_OFFSET};
-use crate::raw_memory::{Memory, hash_key};
+use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, TABLES_OFFSET};
+use crate::hashing::hash_bytes;
+use crate::lock::{Acquired, NAPS, YIELDS, acquire, release_dead, unlock};
+use crate::raw_memory::Memory;
 
 /// A link with this bit is the end of a chain; the other bits name the bucket.
 pub(crate) const END: u32 = 1 << 31;
@@ -35,17 +37,12 @@ pub(crate) const END: u32 = 1 << 31;
 pub(crate) const WALK_MAX: u32 = 4096;
 /// Walks begun again because a chain led elsewhere.
 pub(crate) const RESTARTS_MAX: u32 = 64;
-/// Rounds of waiting for a lock: first on the CPU, then letting others run, then asleep. An owner that lost its CPU
-/// gets it back within some tens of milliseconds; all naps together are 0.1 s.
-const SPINS: u32 = 256;
-const YIELDS: u32 = SPINS + 64;
-const NAPS: u32 = YIELDS + 400;
-/// It is asked whether the owner lives once in this many rounds.
-const DEAD_CHECK_EVERY: u32 = 16;
-
-pub(crate) const WORD_FREE: u64 = 5;
+/// Lists of free elements, each in a cache line of its own: threads that insert and delete keep out of each other's way.
+pub(crate) const FREE_LISTS: u32 = 8;
+const WORD_FREE: u64 = 16;
+const WORD_COUNT: u64 = 17;
+const WORDS_OF_LINE: u64 = 8;
 pub(crate) const WORD_FRESH: u64 = 6;
-pub(crate) const WORD_COUNT: u64 = 7;
 const WORD_GAVE_UP: u64 = 8;
 const WORD_HAND: u64 = 9;
 pub(crate) const WORD_TAKEOVERS: u64 = 10;
@@ -67,121 +64,23 @@ const EVICTIONS_MAX: u32 = 16;
 const COLLECT_STEPS: u64 = 256;
 const COLLECT_STEPS_MORE: u64 = 1 << 18;
 
-const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// Hash of a key of at most 8 bytes, zero-extended.
-#[inline(always)]
-pub(crate) fn hash_word(word: u64) -> u32 {
-    let mixed = (word ^ (word >> 32)).wrapping_mul(MULTIPLIER);
-    (mixed >> 32) as u32
-}
-
-/// Hash of a key of 16 bytes.
-#[inline(always)]
-pub(crate) fn hash_words(words: [u64; 2]) -> u32 {
-    let first = (words[0] ^ (words[0] >> 32)).wrapping_mul(MULTIPLIER);
-    hash_word(first.rotate_left(23) ^ words[1])
-}
-
-/// Hash of a key of any length; equals the above for 4, 8 and 16 bytes.
-pub(crate) fn hash_bytes(key: &[u8]) -> u32 {
-    let word = |bytes: &[u8]| {
-        let mut padded = [0u8; 8];
-        padded.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-        u64::from_le_bytes(padded)
-    };
-    if key.len() <= 8 {
-        return hash_word(word(key));
-    }
-    let mut state = 0u64;
-    for (index, chunk) in key.chunks(8).enumerate() {
-        let chunk = word(chunk);
-        state =
-            if index == 0 { chunk } else { (state ^ (state >> 32)).wrapping_mul(MULTIPLIER).rotate_left(23) ^ chunk };
-    }
-    hash_word(state)
-}
-
-/// How a lock word was had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Acquired {
-    /// Its owner lives and does not let go.
-    Not,
-    /// It was free.
-    Free,
-    /// Its owner was dead.
-    TakenOver,
-}
-
-/// Takes a lock word for `cx`, waiting within bounds; false if its owner lives and does not let go.
-pub(crate) fn lock(memory: &Memory, offset: u64, cx: &Context) -> bool {
-    acquire(memory, offset, cx, NAPS) != Acquired::Not
-}
-
-fn acquire(memory: &Memory, offset: u64, cx: &Context, rounds: u32) -> Acquired {
-    let word = memory.word32(offset);
-    let mut round = 0;
-    loop {
-        let owner = match word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed) {
-            Ok(_) => return Acquired::Free,
-            Err(owner) => owner,
-        };
-        round += 1;
-        if round < SPINS {
-            core::hint::spin_loop();
-            continue;
-        }
-        if owner != 0 && round % DEAD_CHECK_EVERY == 0 && cx.is_dead(owner) {
-            // Whatever the dead owner did was one store, done or not done.
-            if word.compare_exchange(owner, cx.owner, Acquire, Relaxed).is_ok() {
-                return Acquired::TakenOver;
-            }
-        }
-        if round >= rounds {
-            return Acquired::Not;
-        }
-        (cx.relax)(round >= YIELDS);
-    }
-}
-
-pub(crate) fn unlock(memory: &Memory, offset: u64) {
-    memory.word32(offset).store(0, Release);
-}
-
-/// Frees a lock whose owner is dead; whether there was one.
-pub(crate) fn release_dead(memory: &Memory, offset: u64, is_dead: impl Fn(u32) -> bool) -> bool {
-    let word = memory.word32(offset);
-    let owner = word.load(Relaxed);
-    owner != 0 && is_dead(owner) && word.compare_exchange(owner, 0, AcqRel, Relaxed).is_ok()
-}
-
 /// A hash map's operations on its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hash<'m>(pub(crate) &'m Memory);
+pub(crate) struct Hash<'m>(pub(crate) &'m Memory<'m>);
 
 impl Hash<'_> {
-    /// Fresh memory: the layout for the specialised lookups, and every chain's end.
-    pub(crate) fn initialize(&self) {
-        let layout = self.0.geometry.hash;
-        let words = [
-            u64::from(layout.bucket_mask),
-            layout.elements,
-            layout.element_stride,
-            layout.values,
-            layout.value_stride,
-        ];
-        for (index, word) in words.into_iter().enumerate() {
-            self.0.word64(self.0.own_word(index as u64)).store(word, Relaxed);
-        }
-    }
-
     pub(crate) fn word(&self, index: u64) -> &core::sync::atomic::AtomicU64 {
         self.0.word64(self.0.own_word(index))
     }
 
     /// Elements in use.
     pub(crate) fn count(&self) -> u64 {
-        self.word(WORD_COUNT).load(Relaxed)
+        (0..FREE_LISTS).fold(0, |sum, list| sum.wrapping_add(self.part_of_count(list).load(Relaxed)))
+    }
+
+    /// The part of that number that goes with a free list; each is modulo 2^64.
+    fn part_of_count(&self, list: u32) -> &core::sync::atomic::AtomicU64 {
+        self.word(WORD_COUNT + u64::from(list % FREE_LISTS) * WORDS_OF_LINE)
     }
 
     /// Waits for its locks that were given up.
@@ -190,7 +89,7 @@ impl Hash<'_> {
     }
 
     pub(crate) fn bucket_at(&self, bucket: u32) -> u64 {
-        self.0.private(WORDS_OFFSET + WORDS_BYTES + u64::from(bucket) * BUCKET_BYTES)
+        self.0.private(TABLES_OFFSET + u64::from(bucket) * BUCKET_BYTES)
     }
 
     pub(crate) fn bucket_of(&self, hash: u32) -> u32 {
@@ -235,8 +134,13 @@ impl Hash<'_> {
 
     /// The element with this key.
     pub(crate) fn find(&self, key: &[u8]) -> Option<u32> {
-        let hash = hash_key(key);
-        let bucket = self.bucket_of(hash);
+        let hash = hash_bytes(key);
+        self.find_in(hash, self.bucket_of(hash), key)
+    }
+
+    /// The element with this key, whose hash and bucket are known.
+    #[inline(always)]
+    fn find_in(&self, hash: u32, bucket: u32, key: &[u8]) -> Option<u32> {
         for _ in 0..RESTARTS_MAX {
             let mut link = self.first_link(bucket);
             for _ in 0..WALK_MAX {
@@ -260,7 +164,7 @@ impl Hash<'_> {
         key: &[u8],
         change: impl FnOnce(u32, u32) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let hash = hash_key(key);
+        let hash = hash_bytes(key);
         let bucket = self.bucket_of(hash);
         self.with_locked(cx, bucket, || change(hash, bucket))
     }
@@ -326,7 +230,7 @@ impl Hash<'_> {
                 }
                 continue;
             }
-            let taken = self.unlink(bucket, |candidate| candidate == index).is_ok();
+            let taken = self.unlink(cx, bucket, |candidate| candidate == index).is_ok();
             self.unlock_bucket(bucket);
             if taken {
                 return true;
@@ -336,16 +240,16 @@ impl Hash<'_> {
     }
 
     /// Takes the first element that is `wanted` out of a bucket, which is locked. It stays readable.
-    fn unlink(&self, bucket: u32, mut wanted: impl FnMut(u32) -> bool) -> Result<(), Errno> {
+    fn unlink(&self, cx: &Context, bucket: u32, mut wanted: impl FnMut(u32) -> bool) -> Result<(), Errno> {
         let mut link_at = self.bucket_at(bucket);
         let mut link = self.first_link(bucket);
         for _ in 0..WALK_MAX {
             let Some(index) = self.element_of(link) else { break };
             if wanted(index) {
                 // First, and in `update` last: after deaths the count is never more than there is.
-                self.word(WORD_COUNT).fetch_sub(1, Relaxed);
+                self.part_of_count(cx.owner).fetch_sub(1, Relaxed);
                 self.0.word32(link_at).store(self.next_link(index), Release);
-                self.give_element(index);
+                self.give_element(cx.owner, index);
                 return Ok(());
             }
             link_at = self.element_at(index);
@@ -401,7 +305,7 @@ impl Hash<'_> {
         if self.word(WORD_TAKEOVERS).load(Relaxed) != 0 {
             return true;
         }
-        if self.word(WORD_COUNT).load(Relaxed) >= u64::from(self.0.geometry.header.max_entries) {
+        if self.count() >= u64::from(self.0.geometry.header.max_entries) {
             return false;
         }
         let last = self.0.geometry.hash.bucket_mask;
@@ -440,19 +344,20 @@ impl Hash<'_> {
         self.reclaim(cx);
     }
 
-    /// Rebuilds the free list. All buckets are locked. A death on the way leaves elements for the next time.
+    /// Rebuilds the free lists. All buckets are locked. A death on the way leaves elements for the next time.
     fn collect(&self) -> bool {
         let max = self.0.geometry.header.max_entries;
         let fresh = self.word(WORD_FRESH).load(Relaxed).min(u64::from(max)) as u32;
-        let list = self.word(WORD_FREE);
-        list.store((list.load(Relaxed) >> 32).wrapping_add(1) << 32, Release);
+        for list in (0..FREE_LISTS).map(|list| self.free_list(list)) {
+            list.store((list.load(Relaxed) >> 32).wrapping_add(1) << 32, Release);
+        }
         let mut steps = COLLECT_STEPS * u64::from(fresh) + COLLECT_STEPS_MORE;
         let mut linked = 0;
-        for index in 0..fresh {
+        for index in (0..fresh).map(|turn| self.fresh_element(turn)) {
             let bucket = self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed));
             match self.is_linked(bucket, index, &mut steps) {
                 Some(true) => linked += 1,
-                Some(false) => self.give_element(index),
+                Some(false) => self.give_element(index, index),
                 None => {
                     // Damaged chains do not get better by trying again.
                     self.word(WORD_TAKEOVERS).store(0, Relaxed);
@@ -460,7 +365,9 @@ impl Hash<'_> {
                 }
             }
         }
-        self.word(WORD_COUNT).store(linked, Relaxed);
+        for list in 0..FREE_LISTS {
+            self.part_of_count(list).store(if list == 0 { linked } else { 0 }, Relaxed);
+        }
         self.word(WORD_TAKEOVERS).store(0, Relaxed);
         linked < u64::from(max)
     }
@@ -487,7 +394,7 @@ impl Hash<'_> {
             return Err(Errno::EINVAL); // no bpf_spin_lock in values yet
         }
         self.with_bucket(cx, key, |hash, bucket| {
-            if let Some(index) = self.find(key) {
+            if let Some(index) = self.find_in(hash, bucket, key) {
                 if flags == BPF_NOEXIST {
                     return Err(Errno::EEXIST);
                 }
@@ -498,11 +405,13 @@ impl Hash<'_> {
                 return Err(Errno::ENOENT);
             }
             debug_assert!(flags == BPF_ANY || flags == BPF_NOEXIST);
-            let index = self.take_element().ok_or(Errno::E2BIG)?;
+            let index = self.take_element(cx).ok_or(Errno::E2BIG)?;
             let element = self.element_at(index);
             if self.0.geometry.is_lru() {
                 let (word, bit) = self.reference(index);
-                word.fetch_and(!bit, Relaxed);
+                if word.load(Relaxed) & bit != 0 {
+                    word.fetch_and(!bit, Relaxed);
+                }
             }
             // A walk may still stand on the element since its last life: it takes it for the new one by the hash only.
             write(index, true);
@@ -512,7 +421,7 @@ impl Hash<'_> {
             let next = if head == 0 { END | bucket } else { head };
             self.0.word32(element).store(next, Release);
             self.0.word32(self.bucket_at(bucket)).store(index + 1, Release);
-            self.word(WORD_COUNT).fetch_add(1, Relaxed);
+            self.part_of_count(cx.owner).fetch_add(1, Relaxed);
             Ok(())
         })
     }
@@ -521,7 +430,7 @@ impl Hash<'_> {
     pub(crate) fn delete(&self, cx: &Context, key: &[u8], last_look: impl FnOnce(u32)) -> Result<(), Errno> {
         self.with_bucket(cx, key, |hash, bucket| {
             let mut last_look = Some(last_look);
-            self.unlink(bucket, |index| {
+            self.unlink(cx, bucket, |index| {
                 let found = self.is_key(index, hash, key);
                 if found && let Some(look) = last_look.take() {
                     look(index);
@@ -533,8 +442,18 @@ impl Hash<'_> {
 
     /// A free element, or one never used. The free list's links lie in the elements' hash words, since a
     /// walk may still follow the link of an element that has just been deleted.
-    fn take_element(&self) -> Option<u32> {
-        let list = self.word(WORD_FREE);
+    fn take_element(&self, cx: &Context) -> Option<u32> {
+        let own = cx.owner % FREE_LISTS;
+        let lists = (0..FREE_LISTS).map(|step| (own + step) % FREE_LISTS);
+        lists.map(|list| self.take_free(list)).find(Option::is_some).unwrap_or_else(|| self.take_fresh())
+    }
+
+    pub(crate) fn free_list(&self, list: u32) -> &core::sync::atomic::AtomicU64 {
+        self.word(WORD_FREE + u64::from(list % FREE_LISTS) * WORDS_OF_LINE)
+    }
+
+    fn take_free(&self, list: u32) -> Option<u32> {
+        let list = self.free_list(list);
         let mut head = list.load(Acquire);
         while let Some(index) = self.element_of(head as u32) {
             let next = self.0.word32(self.element_at(index) + 4).load(Relaxed);
@@ -544,13 +463,28 @@ impl Hash<'_> {
                 Err(now) => head = now,
             }
         }
-        let max = u64::from(self.0.geometry.header.max_entries);
-        let fresh = self.word(WORD_FRESH).fetch_update(AcqRel, Acquire, |n| (n < max).then(|| n + 1));
-        fresh.ok().map(|index| index as u32)
+        None
     }
 
-    fn give_element(&self, index: u32) {
-        let list = self.word(WORD_FREE);
+    /// The element whose turn to be taken it is; also, whose turn an element is. In each block of 64 those that are taken
+    /// one after the other, by several threads perhaps, lie eight apart: in other cache lines, on the same page.
+    pub(crate) fn fresh_element(&self, turn: u32) -> u32 {
+        let block = turn & !63;
+        if block.checked_add(64).is_none_or(|end| end > self.0.geometry.header.max_entries) {
+            return turn;
+        }
+        block | (turn & 7) << 3 | (turn >> 3) & 7
+    }
+
+    fn take_fresh(&self) -> Option<u32> {
+        let max = u64::from(self.0.geometry.header.max_entries);
+        let fresh = self.word(WORD_FRESH).fetch_update(AcqRel, Acquire, |n| (n < max).then(|| n + 1));
+        fresh.ok().map(|turn| self.fresh_element(turn as u32))
+    }
+
+    /// Puts an element on a free list.
+    fn give_element(&self, list: u32, index: u32) {
+        let list = self.free_list(list);
         let mut head = list.load(Acquire);
         loop {
             self.0.word32(self.element_at(index) + 4).store(head as u32, Relaxed);
@@ -570,7 +504,7 @@ impl Hash<'_> {
             if let Some(next) = self.element_of(self.next_link(index)) {
                 return Some(next);
             }
-            first_bucket = self.bucket_of(hash_key(key)).checked_add(1)?;
+            first_bucket = self.bucket_of(hash_bytes(key)).checked_add(1)?;
         }
         (first_bucket..=self.0.geometry.hash.bucket_mask).find_map(|bucket| self.element_of(self.first_link(bucket)))
     }

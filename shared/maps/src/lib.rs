@@ -11,8 +11,11 @@ mod bloom;
 mod check;
 mod geometry;
 mod hash;
+mod hashing;
+mod lock;
 mod pool;
 mod queue;
+mod raw_lookup;
 mod raw_map;
 mod raw_memory;
 mod raw_perf;
@@ -23,8 +26,13 @@ mod user_ring;
 
 pub use check::{Census, Damage};
 pub use geometry::{Attributes, Geometry, HashLayout, is_changed_by_reads, is_hash, is_of_objects, is_per_cpu};
+pub use raw_lookup::{hash_lookup_4, hash_lookup_8, hash_lookup_16, hash_lookup_64};
+pub use raw_lookup::{lru_hash_lookup_4, lru_hash_lookup_8, lru_hash_lookup_16, lru_hash_lookup_64};
+pub use raw_lookup::{
+    lru_percpu_hash_lookup_4, lru_percpu_hash_lookup_8, lru_percpu_hash_lookup_16, lru_percpu_hash_lookup_64,
+};
+pub use raw_lookup::{percpu_hash_lookup_4, percpu_hash_lookup_8, percpu_hash_lookup_16, percpu_hash_lookup_64};
 pub use raw_map::Map;
-pub use raw_memory::{hash_lookup_4, hash_lookup_8, hash_lookup_16};
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
 pub use ring::{Record, Ring};
 pub use user_ring::{Sampled, UserRing};

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 use ring3_uapi::Errno;
 
 use crate::Context;
-use crate::hash::{lock, unlock};
+use crate::lock::{lock, unlock};
 use crate::raw_memory::Memory;
 
 const WORD_ROOT: u64 = 0;
@@ -52,7 +52,7 @@ pub(crate) fn check(first: &AtomicU64, link: u64) -> Result<(), Stale> {
 
 /// A map's nodes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pool<'m>(pub(crate) &'m Memory);
+pub(crate) struct Pool<'m>(pub(crate) &'m Memory<'m>);
 
 /// The pool while this thread holds its lock: what was taken is remembered until the change is made.
 #[derive(Debug)]

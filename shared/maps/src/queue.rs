@@ -15,7 +15,7 @@ use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
 
 use crate::Context;
 use crate::geometry::TABLES_OFFSET;
-use crate::hash::{lock, release_dead, unlock};
+use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
 pub(crate) const WORD_STATE: u64 = 0;
@@ -24,7 +24,7 @@ const WORD_GAVE_UP: u64 = 2;
 
 /// A queue's or a stack's operations on its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Queue<'m>(pub(crate) &'m Memory);
+pub(crate) struct Queue<'m>(pub(crate) &'m Memory<'m>);
 
 impl Queue<'_> {
     fn places(&self) -> u32 {
@@ -33,18 +33,25 @@ impl Queue<'_> {
 
     /// Offset of the place `distance` behind `place`.
     fn place_at(&self, place: u32, distance: u32) -> u64 {
-        let number = (u64::from(place) + u64::from(distance)) % u64::from(self.places());
+        // (Both are at most the number of places. A division would take longer than all the rest.)
+        let (sum, places) = (u64::from(place) + u64::from(distance), u64::from(self.places()));
+        let number = if sum < places { sum } else { sum - places };
         self.0.private(TABLES_OFFSET + number * u64::from(self.0.geometry.header.stride))
+    }
+
+    /// The place itself, or the first one for a number behind the last place.
+    fn place(&self, number: u32) -> u32 {
+        if number < self.places() { number } else { 0 }
     }
 
     /// Place of the oldest element, and the number of elements. The word may be damaged.
     fn state(&self) -> (u32, u32) {
         let word = self.0.word64(self.0.own_word(WORD_STATE)).load(Acquire);
-        (word as u32 % self.places(), ((word >> 32) as u32).min(self.0.geometry.header.max_entries))
+        (self.place(word as u32), ((word >> 32) as u32).min(self.0.geometry.header.max_entries))
     }
 
     fn set_state(&self, oldest: u32, count: u32) {
-        let word = u64::from(oldest % self.places()) | u64::from(count) << 32;
+        let word = u64::from(self.place(oldest)) | u64::from(count) << 32;
         self.0.word64(self.0.own_word(WORD_STATE)).store(word, Release);
     }
 

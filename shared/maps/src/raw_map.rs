@@ -20,8 +20,8 @@ use crate::user_ring::UserRing;
 
 /// A mapped map.
 #[derive(Clone, Copy, Debug)]
-pub struct Map {
-    memory: Memory,
+pub struct Map<'g> {
+    memory: Memory<'g>,
 }
 
 enum Kind<'m> {
@@ -35,17 +35,14 @@ enum Kind<'m> {
     Other,
 }
 
-impl Map {
+impl<'g> Map<'g> {
     /// Makes a map in fresh, zeroed memory.
     ///
     /// # Safety
     /// `base` is the start of a mapping of `geometry.file_bytes()` bytes that outlives the value.
-    pub unsafe fn initialize(base: *mut u8, geometry: &Geometry) -> Map {
+    pub unsafe fn initialize(base: *mut u8, geometry: &'g Geometry) -> Map<'g> {
         // SAFETY: the caller's promise.
         let map = unsafe { Map::trusted(base, geometry) };
-        if let Kind::Hash(hash) = map.kind() {
-            hash.initialize();
-        }
         map.memory.write_header();
         map
     }
@@ -54,16 +51,17 @@ impl Map {
     ///
     /// # Safety
     /// As for [`Map::initialize`].
-    pub unsafe fn trusted(base: *mut u8, geometry: &Geometry) -> Map {
+    pub unsafe fn trusted(base: *mut u8, geometry: &'g Geometry) -> Map<'g> {
         // SAFETY: the caller's promise.
-        Map { memory: unsafe { Memory::new(base, *geometry) } }
+        Map { memory: unsafe { Memory::new(base, geometry) } }
     }
 
     /// A map as a program holds it: by the address of its header.
     ///
     /// # Safety
     /// `header` is the address of a mapped map's header.
-    pub unsafe fn from_header(header: u64) -> Option<Map> {
+    #[inline(always)]
+    pub unsafe fn from_header(header: u64) -> Option<Map<'g>> {
         // SAFETY: the caller's promise.
         Some(Map { memory: unsafe { Memory::from_header(header) }? })
     }
@@ -75,16 +73,16 @@ impl Map {
 
     /// Sizes and offsets.
     pub fn geometry(&self) -> &Geometry {
-        &self.memory.geometry
+        self.memory.geometry
     }
 
     /// The ring buffer in it.
-    pub fn ring(&self) -> Option<Ring> {
+    pub fn ring(&self) -> Option<Ring<'g>> {
         (self.header().map_type == map_type::RINGBUF).then_some(Ring::new(self.memory))
     }
 
     /// The user ring buffer in it.
-    pub fn user_ring(&self) -> Option<UserRing> {
+    pub fn user_ring(&self) -> Option<UserRing<'g>> {
         (self.header().map_type == map_type::USER_RINGBUF).then_some(UserRing::new(self.memory))
     }
 

@@ -1,51 +1,54 @@
 //! The memory of one map: every access goes through [`Memory`], which checks offsets against the geometry.
-//! And the hash lookups that compiled programs call directly.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use ring3_layout::map::MapHeader;
+use ring3_layout::map::{MAP_MAGIC, MapHeader};
 
-use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, HashLayout, WORDS_OFFSET};
-use crate::hash::{END, RESTARTS_MAX, WALK_MAX, hash_bytes, hash_word, hash_words};
+use crate::geometry::{Geometry, WORDS_OFFSET};
 
 /// A mapped map: base of the file's first byte, and the geometry that bounds every access.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct Memory<'g> {
     base: *mut u8,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: &'g Geometry,
 }
 
 // SAFETY: what is shared between threads and processes is accessed by atomics, or as bytes that may be torn
 // as a map's values may be in the kernel.
-unsafe impl Send for Memory {}
+unsafe impl Send for Memory<'_> {}
 // SAFETY: as for Send.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for Memory<'_> {}
 
-impl Memory {
+impl<'g> Memory<'g> {
     /// # Safety
     /// `base..base + geometry.file_bytes()` stays mapped, readable and (for operations that write) writable as
     /// long as the value is used.
-    pub(crate) unsafe fn new(base: *mut u8, geometry: Geometry) -> Memory {
+    pub(crate) unsafe fn new(base: *mut u8, geometry: &'g Geometry) -> Memory<'g> {
         Memory { base, geometry }
     }
 
-    /// The map whose header is at `header` in this process; `None` if that is no header.
+    /// The map whose header is at `header` in this process, with the geometry that is there; `None` if that is no
+    /// header.
     ///
     /// # Safety
-    /// `header` is the address of a mapped map's header, mapped as a whole.
-    pub(crate) unsafe fn from_header(header: u64) -> Option<Memory> {
-        // SAFETY: the caller says that a MapHeader is mapped there; it is page-aligned.
-        let read = unsafe { (header as *const MapHeader).read_volatile() };
-        let geometry = Geometry::from_header(&read)?;
-        Some(Memory { base: header.checked_sub(geometry.header.data_bytes)? as *mut u8, geometry })
+    /// `header` is the address of a mapped map's header, mapped as a whole for as long as the value is used.
+    #[inline(always)]
+    pub(crate) unsafe fn from_header(header: u64) -> Option<Memory<'g>> {
+        // SAFETY: the caller says that a map's private area is mapped there, which starts with a geometry; it is
+        // page-aligned, and any bytes are a valid one.
+        let geometry = unsafe { &*(header as *const Geometry) };
+        if geometry.header.magic != MAP_MAGIC {
+            return None;
+        }
+        Some(Memory { base: header.wrapping_sub(geometry.header.data_bytes) as *mut u8, geometry })
     }
 
-    /// Writes the header (into zeroed memory).
+    /// Writes the geometry, which begins with the header, into zeroed memory.
     pub(crate) fn write_header(&self) {
-        let header = self.pointer(self.private(0), size_of::<MapHeader>() as u64).cast::<MapHeader>();
-        if !header.is_null() {
+        let at = self.pointer(self.private(0), size_of::<Geometry>() as u64).cast::<Geometry>();
+        if !at.is_null() {
             // SAFETY: `pointer` proved room; the private area is page-aligned.
-            unsafe { header.write(self.geometry.header) };
+            unsafe { at.write(*self.geometry) };
         }
     }
 
@@ -143,7 +146,7 @@ impl Memory {
         // SAFETY: `pointer` proved the range. Others may write there at the same time; a torn read is a mismatch or
         // a match that was true a moment ago.
         let there = unsafe { core::slice::from_raw_parts(pointer, bytes.len()) };
-        there == bytes
+        same(there, bytes)
     }
 }
 
@@ -165,82 +168,12 @@ pub(crate) unsafe fn program_bytes_mut<'a>(address: u64, bytes: usize) -> &'a mu
     unsafe { core::slice::from_raw_parts_mut(address as *mut u8, bytes) }
 }
 
-/// Words of a hash map's private area that specialised lookups load; see `hash.rs`.
+/// Whether two slices of one length are equal, word by word.
 #[inline(always)]
-unsafe fn lookup(header: u64, hash: u32, same: impl Fn(u64) -> bool) -> u64 {
-    let words = header + WORDS_OFFSET;
-    // SAFETY: the caller passes the address of a mapped hash map's header, whose words follow it.
-    let layout = unsafe { (words as *const HashLayout).read() };
-    let bucket = hash & layout.bucket_mask;
-    let tables = header + WORDS_OFFSET + crate::geometry::WORDS_BYTES;
-    for _ in 0..RESTARTS_MAX {
-        let head = tables + u64::from(bucket) * BUCKET_BYTES;
-        // SAFETY: the bucket index is masked, so the head lies in the bucket table.
-        let mut link = unsafe { AtomicU32::from_ptr(head as *mut u32) }.load(Ordering::Acquire);
-        let mut steps = 0;
-        while link & END == 0 && link != 0 && steps < WALK_MAX {
-            let index = u64::from(link - 1);
-            let element = header + layout.elements + index * layout.element_stride;
-            // SAFETY: links are written by map operations only and name elements of this map.
-            let element_hash = unsafe { AtomicU32::from_ptr((element + 4) as *mut u32) }.load(Ordering::Relaxed);
-            if element_hash == hash && same(element + ELEMENT_KEY_OFFSET) {
-                return header + layout.values + index * layout.value_stride;
-            }
-            // SAFETY: as above.
-            link = unsafe { AtomicU32::from_ptr(element as *mut u32) }.load(Ordering::Acquire);
-            steps += 1;
-        }
-        if link == 0 || link == END | bucket {
-            return 0;
-        }
-    }
-    0
-}
-
-/// Looks up a 4-byte key in a (not per-CPU) hash map: the value's address, or 0.
-///
-/// # Safety
-/// `header` is the address of such a map's header in this process, `key` of 4 readable bytes.
-#[inline]
-pub unsafe fn hash_lookup_4(header: u64, key: u64) -> u64 {
-    // SAFETY: the caller proved 4 readable bytes.
-    let wanted = unsafe { (key as *const u32).read_unaligned() };
-    // SAFETY: `lookup` passes the address of a key of this map, 4 bytes.
-    let same = |at: u64| unsafe { (at as *const u32).read_unaligned() } == wanted;
-    // SAFETY: the header is the caller's.
-    unsafe { lookup(header, hash_word(u64::from(wanted)), same) }
-}
-
-/// Looks up an 8-byte key; see [`hash_lookup_4`].
-///
-/// # Safety
-/// As for [`hash_lookup_4`], with 8 bytes.
-#[inline]
-pub unsafe fn hash_lookup_8(header: u64, key: u64) -> u64 {
-    // SAFETY: the caller proved 8 readable bytes.
-    let wanted = unsafe { (key as *const u64).read_unaligned() };
-    // SAFETY: `lookup` passes the address of a key of this map, 8 bytes.
-    let same = |at: u64| unsafe { (at as *const u64).read_unaligned() } == wanted;
-    // SAFETY: the header is the caller's.
-    unsafe { lookup(header, hash_word(wanted), same) }
-}
-
-/// Looks up a 16-byte key; see [`hash_lookup_4`].
-///
-/// # Safety
-/// As for [`hash_lookup_4`], with 16 bytes.
-#[inline]
-pub unsafe fn hash_lookup_16(header: u64, key: u64) -> u64 {
-    // SAFETY: the caller proved 16 readable bytes.
-    let wanted = unsafe { (key as *const [u64; 2]).read_unaligned() };
-    let hash = hash_words(wanted);
-    // SAFETY: `lookup` passes the address of a key of this map, 16 bytes.
-    let same = |at: u64| unsafe { (at as *const [u64; 2]).read_unaligned() } == wanted;
-    // SAFETY: the header is the caller's.
-    unsafe { lookup(header, hash, same) }
-}
-
-/// The hash of a key of any length, equal to the specialised ones for 4, 8 and 16 bytes.
-pub(crate) fn hash_key(key: &[u8]) -> u32 {
-    hash_bytes(key)
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let ((words_a, rest_a), (words_b, rest_b)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    let words = words_a.iter().zip(words_b).all(|(x, y)| u64::from_le_bytes(*x) == u64::from_le_bytes(*y));
+    let ((half_a, rest_a), (half_b, rest_b)) = (rest_a.as_chunks::<4>(), rest_b.as_chunks::<4>());
+    let half = half_a.iter().zip(half_b).all(|(x, y)| u32::from_le_bytes(*x) == u32::from_le_bytes(*y));
+    words && half && rest_a.iter().zip(rest_b).all(|(x, y)| x == y)
 }

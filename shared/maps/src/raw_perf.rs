@@ -14,7 +14,7 @@ use ring3_uapi::Errno;
 
 use crate::Context;
 use crate::geometry::{Geometry, TYPE_PERF_BUFFER};
-use crate::hash::{lock, release_dead, unlock};
+use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
 /// `sample_type`: the time, ns.
@@ -43,24 +43,24 @@ pub struct Sample<'d> {
 
 /// A perf buffer.
 #[derive(Clone, Copy, Debug)]
-pub struct PerfBuffer {
-    memory: Memory,
+pub struct PerfBuffer<'g> {
+    memory: Memory<'g>,
 }
 
-impl PerfBuffer {
+impl<'g> PerfBuffer<'g> {
     /// Makes a buffer in fresh, zeroed memory.
     ///
     /// # Safety
     /// `base` is the start of a mapping of `geometry.file_bytes()` bytes that outlives the value.
     pub unsafe fn initialize(
         base: *mut u8,
-        geometry: &Geometry,
+        geometry: &'g Geometry,
         sample_type: u64,
         wakeup_events: u64,
         id: u64,
-    ) -> PerfBuffer {
+    ) -> PerfBuffer<'g> {
         // SAFETY: the caller's promise.
-        let buffer = PerfBuffer { memory: unsafe { Memory::new(base, *geometry) } };
+        let buffer = PerfBuffer { memory: unsafe { Memory::new(base, geometry) } };
         buffer.memory.word64(OFFSET_AT).store(PAGE_BYTES, Relaxed);
         buffer.memory.word64(SIZE_AT).store(buffer.data_bytes(), Relaxed);
         buffer.word(2).store(sample_type, Relaxed);
@@ -74,16 +74,16 @@ impl PerfBuffer {
     ///
     /// # Safety
     /// As for [`PerfBuffer::initialize`].
-    pub unsafe fn trusted(base: *mut u8, geometry: &Geometry) -> PerfBuffer {
+    pub unsafe fn trusted(base: *mut u8, geometry: &'g Geometry) -> PerfBuffer<'g> {
         // SAFETY: the caller's promise.
-        PerfBuffer { memory: unsafe { Memory::new(base, *geometry) } }
+        PerfBuffer { memory: unsafe { Memory::new(base, geometry) } }
     }
 
     /// A buffer by the address of its header.
     ///
     /// # Safety
     /// `header` is the address of a mapped header.
-    pub unsafe fn from_header(header: u64) -> Option<PerfBuffer> {
+    pub unsafe fn from_header(header: u64) -> Option<PerfBuffer<'g>> {
         // SAFETY: the caller's promise.
         let memory = unsafe { Memory::from_header(header) }?;
         (memory.geometry.header.map_type == TYPE_PERF_BUFFER).then_some(PerfBuffer { memory })

@@ -17,7 +17,7 @@ use ring3_uapi::flags::{
 };
 
 use crate::Context;
-use crate::hash::{lock, release_dead, unlock};
+use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
 pub(crate) const CONSUMER_AT: u64 = 0;
@@ -28,8 +28,8 @@ const RECORD_BYTES_MAX: u64 = (u32::MAX / 4) as u64;
 
 /// A ring buffer.
 #[derive(Clone, Copy, Debug)]
-pub struct Ring {
-    pub(crate) memory: Memory,
+pub struct Ring<'m> {
+    pub(crate) memory: Memory<'m>,
 }
 
 /// A reserved record.
@@ -39,8 +39,8 @@ pub struct Record {
     pub address: u64,
 }
 
-impl Ring {
-    pub(crate) fn new(memory: Memory) -> Ring {
+impl<'m> Ring<'m> {
+    pub(crate) fn new(memory: Memory<'m>) -> Ring<'m> {
         Ring { memory }
     }
 
@@ -126,6 +126,11 @@ impl Ring {
             BPF_RB_PROD_POS => producer,
             _ => 0,
         }
+    }
+
+    /// Where the consumer and the producers are.
+    pub fn positions(&self) -> [u64; 2] {
+        [self.position(CONSUMER_AT), self.position(PRODUCER_AT)]
     }
 
     /// Whether the consumer has something to read.

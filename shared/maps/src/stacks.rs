@@ -23,7 +23,7 @@ const RESTARTS_MAX: u32 = 64;
 
 /// A stack map's operations on its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stacks<'m>(pub(crate) &'m Memory);
+pub(crate) struct Stacks<'m>(pub(crate) &'m Memory<'m>);
 
 /// Hash of addresses: `hashword` of Bob Jenkins's lookup3 (2006, public domain), which the kernel's ids come from too.
 fn hash_of(addresses: &[u64]) -> u32 {

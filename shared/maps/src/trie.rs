@@ -30,7 +30,7 @@ const RESTARTS_MAX: u32 = 4096;
 
 /// A trie's operations on its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Trie<'m>(pub(crate) &'m Memory);
+pub(crate) struct Trie<'m>(pub(crate) &'m Memory<'m>);
 
 /// `struct bpf_lpm_trie_key`.
 #[derive(Clone, Copy, Debug)]

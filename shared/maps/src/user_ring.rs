@@ -18,8 +18,8 @@ const DATA_AT: u64 = 2 * PAGE_BYTES;
 
 /// A user ring buffer.
 #[derive(Clone, Copy, Debug)]
-pub struct UserRing {
-    memory: Memory,
+pub struct UserRing<'m> {
+    memory: Memory<'m>,
 }
 
 /// What is next in a user ring buffer.
@@ -40,8 +40,8 @@ pub enum Sampled {
     },
 }
 
-impl UserRing {
-    pub(crate) fn new(memory: Memory) -> UserRing {
+impl<'m> UserRing<'m> {
+    pub(crate) fn new(memory: Memory<'m>) -> UserRing<'m> {
         UserRing { memory }
     }
 

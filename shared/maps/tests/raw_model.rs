@@ -4,23 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample, hash_lookup_4};
+use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
+
+/// Where a hash map's buckets begin, behind the header.
+const BUCKETS_AT: u64 = 896;
 
 struct Owned {
     base: *mut u8,
     bytes: usize,
-    map: Map,
+    map: Map<'static>,
 }
 
 impl Owned {
     fn new(attributes: Attributes) -> Owned {
-        let geometry = Geometry::new(&attributes).expect("valid");
+        let geometry = Box::leak(Box::new(Geometry::new(&attributes).expect("valid")));
         let bytes = geometry.file_bytes() as usize;
         let base = memory(bytes);
         // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
-        Owned { base, bytes, map: unsafe { Map::initialize(base, &geometry) } }
+        Owned { base, bytes, map: unsafe { Map::initialize(base, geometry) } }
     }
 }
 
@@ -108,21 +111,135 @@ proptest! {
     }
 }
 
+/// What a compiled program calls for a map of this type with keys of this size.
+type Lookup = unsafe fn(u64, u64, u64) -> u64;
+
+macro_rules! without_cpu {
+    ($function:path) => {{
+        unsafe fn lookup(header: u64, key: u64, _: u64) -> u64 {
+            // SAFETY: as for the function.
+            unsafe { $function(header, key) }
+        }
+        lookup as Lookup
+    }};
+}
+
+fn specialised() -> [(u32, [Lookup; 4]); 4] {
+    use ring3_maps as maps;
+    [
+        (
+            map_type::HASH,
+            [
+                without_cpu!(maps::hash_lookup_4),
+                without_cpu!(maps::hash_lookup_8),
+                without_cpu!(maps::hash_lookup_16),
+                without_cpu!(maps::hash_lookup_64),
+            ],
+        ),
+        (
+            map_type::LRU_HASH,
+            [
+                without_cpu!(maps::lru_hash_lookup_4),
+                without_cpu!(maps::lru_hash_lookup_8),
+                without_cpu!(maps::lru_hash_lookup_16),
+                without_cpu!(maps::lru_hash_lookup_64),
+            ],
+        ),
+        (
+            map_type::PERCPU_HASH,
+            [
+                maps::percpu_hash_lookup_4,
+                maps::percpu_hash_lookup_8,
+                maps::percpu_hash_lookup_16,
+                maps::percpu_hash_lookup_64,
+            ],
+        ),
+        (
+            map_type::LRU_PERCPU_HASH,
+            [
+                maps::lru_percpu_hash_lookup_4,
+                maps::lru_percpu_hash_lookup_8,
+                maps::lru_percpu_hash_lookup_16,
+                maps::lru_percpu_hash_lookup_64,
+            ],
+        ),
+    ]
+}
+
 #[test]
 fn specialised_lookups_find_what_general_updates_stored() {
-    let owned = Owned::new(hash(4, 8, 1000));
-    let cx = context(1, 0);
-    for key in 0..1000u32 {
-        owned.map.user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0).expect("room");
+    const CPU: u32 = 2;
+    for (kind, lookups) in specialised() {
+        for (key_size, lookup) in [4, 8, 16, 64].into_iter().zip(lookups) {
+            let owned = Owned::new(Attributes { map_type: kind, ..hash(key_size, 8, 2000) });
+            let cx = context(1, CPU);
+            let key_of = |number: u32| -> Vec<u8> { number.to_le_bytes().repeat(key_size as usize / 4) };
+            for number in 0..1000 {
+                let (key, value) = (key_of(number), u64::from(number).to_le_bytes());
+                // SAFETY: a key and a value of the map's sizes.
+                unsafe { owned.map.update(&cx, key.as_ptr() as u64, value.as_ptr() as u64, 0) }.expect("room");
+            }
+            let header = owned.base as u64 + owned.map.header().data_bytes;
+            for number in 0..2000 {
+                let key = key_of(number);
+                // SAFETY: the header of a live map, a key of its size, and a CPU that it has.
+                let value = unsafe { lookup(header, key.as_ptr() as u64, u64::from(CPU)) };
+                // SAFETY: the header of a live map.
+                let map = unsafe { Map::from_header(header) }.expect("a header");
+                // SAFETY: a key of the map's size.
+                assert_eq!(value, unsafe { map.lookup(key.as_ptr() as u64, CPU) }, "{kind}, {key_size}, {number}");
+                assert_eq!(value != 0, number < 1000, "{kind}, {key_size}, {number}");
+                // SAFETY: a value of this map has 8 bytes.
+                assert!(value == 0 || unsafe { (value as *const u64).read() } == u64::from(number));
+            }
+        }
     }
-    let header: *const _ = owned.base.wrapping_add(owned.map.header().data_bytes as usize);
-    for key in 0..2000u32 {
-        let key_at: *const u32 = &key;
-        // SAFETY: the header of a live map, and 4 readable bytes.
-        let value = unsafe { hash_lookup_4(header as u64, key_at as u64) };
-        assert_eq!(value != 0, key < 1000);
-        // SAFETY: a value of this map has 8 bytes.
-        assert!(value == 0 || unsafe { (value as *const u64).read() } == u64::from(key));
+}
+
+#[test]
+fn a_map_holds_exactly_its_number_of_elements_each_with_a_value_of_its_own() {
+    for entries in [1u32, 7, 63, 64, 65, 200] {
+        let owned = Owned::new(hash(4, 4, entries));
+        // Several threads in turn, which keep free elements apart, and a round of deletion between.
+        for round in 0..3u32 {
+            for key in 0..entries {
+                let (cx, value) = (context(1 + key % 11 + round, 0), (key ^ round).to_le_bytes());
+                owned.map.user_update(&cx, &key.to_le_bytes(), &value, 1).expect("room");
+            }
+            let full = owned.map.user_update(&context(1, 0), &entries.to_le_bytes(), &[0; 4], 0);
+            assert_eq!(full, Err(Errno::E2BIG));
+            for key in 0..entries {
+                let mut out = [0; 4];
+                owned.map.user_lookup(&key.to_le_bytes(), &mut out).expect("stored");
+                assert_eq!(u32::from_le_bytes(out), key ^ round);
+                owned.map.user_delete(&context(5 + key % 3, 0), &key.to_le_bytes()).expect("there");
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_of_any_length_that_differ_in_one_bit_spread_over_the_buckets() {
+    for key_size in [1usize, 3, 5, 8, 11, 16, 17, 31, 32, 40, 64, 100] {
+        let owned = Owned::new(hash(key_size as u32, 1, 4096));
+        let cx = context(1, 0);
+        let mut key = vec![0; key_size];
+        owned.map.user_update(&cx, &key, &[0], 0).expect("room");
+        for bit in 0..key_size * 8 {
+            key[bit / 8] ^= 1 << (bit % 8);
+            owned.map.user_update(&cx, &key, &[0], 1).expect("another key");
+            key[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!(keys(&owned.map).len(), key_size * 8 + 1);
+        let (base, table) = (owned.base as u64 + owned.map.header().data_bytes, 4096u64);
+        // SAFETY: the bucket table is in the mapping; each bucket begins with a link.
+        let head = |bucket: u64| unsafe { ((base + BUCKETS_AT + bucket * 8) as *const u32).read() };
+        let used = (0..table).filter(|bucket| head(*bucket) != 0).count();
+        assert!(
+            used * 10 > (key_size * 8 + 1) * 7,
+            "{used} buckets for {} keys of {key_size} bytes",
+            key_size * 8 + 1
+        );
     }
 }
 
@@ -184,7 +301,7 @@ fn a_lock_that_a_dead_owner_left_is_taken_over_and_a_living_ones_wait_is_bounded
     let header = owned.map.header().data_bytes as usize;
     for (owner, expected) in [(666u32, Ok(())), (5, Err(Errno::EBUSY))] {
         for bucket in 0..4usize {
-            let lock = owned.base.wrapping_add(header + 128 + 192 + bucket * 8 + 4).cast::<u32>();
+            let lock = owned.base.wrapping_add(header + BUCKETS_AT as usize + bucket * 8 + 4).cast::<u32>();
             // SAFETY: the lock words of the four buckets lie behind header and words.
             unsafe { lock.write(owner) };
         }
@@ -195,7 +312,8 @@ fn a_lock_that_a_dead_owner_left_is_taken_over_and_a_living_ones_wait_is_bounded
 #[test]
 fn a_lock_of_another_pid_namespace_is_not_taken_over_until_the_server_has_buried_its_owner() {
     let owned = Owned::new(hash(4, 4, 1));
-    let lock = owned.base.wrapping_add(owned.map.header().data_bytes as usize + 128 + 192 + 4).cast::<u32>();
+    let header = owned.map.header().data_bytes as usize;
+    let lock = owned.base.wrapping_add(header + BUCKETS_AT as usize + 4).cast::<u32>();
     let far = ring3_layout::owner::name(3, 666);
     // SAFETY: the lock word of the only bucket lies behind header and words.
     unsafe { lock.write(far) };

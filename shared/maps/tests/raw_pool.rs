@@ -11,12 +11,12 @@ use ring3_uapi::flags::{BPF_F_FAST_STACK_CMP, BPF_F_NO_PREALLOC, BPF_F_REUSE_STA
 struct Owned {
     base: *mut u8,
     bytes: usize,
-    map: Map,
+    map: Map<'static>,
 }
 
 impl Owned {
     fn new(attributes: Attributes) -> Owned {
-        let geometry = Geometry::new(&attributes).expect("valid");
+        let geometry = Box::leak(Box::new(Geometry::new(&attributes).expect("valid")));
         let bytes = geometry.file_bytes() as usize;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -24,7 +24,7 @@ impl Owned {
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
-        Owned { base: base.cast(), bytes, map: unsafe { Map::initialize(base.cast(), &geometry) } }
+        Owned { base: base.cast(), bytes, map: unsafe { Map::initialize(base.cast(), geometry) } }
     }
 }
 

@@ -3,10 +3,18 @@
 //! An agent sets its buffer's bit in the realm block and wakes the futex if the server sleeps there. One
 //! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. What it reads is
 //! writable by every target: a bit set for nothing costs a spurious wake-up of one reader, no more.
+//!
+//! A producer wakes a ring buffer's reader only if that stands at its record. The reader's last store of its position
+//! may still be under way when it finds nothing more to read and goes to sleep, and then a producer that looks at the
+//! same moment takes it for awake. (The kernel looks for data when the reader goes to sleep; an eventfd cannot.)
+//! So a ring buffer that was rung for is looked at until nothing has moved in it for a while, and rung for again if that
+//! is so although it has data.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use ring3_layout::realm::{DOORBELL_REQUESTS, DOORBELLS_MAX};
 use ring3_uapi::Errno;
@@ -16,6 +24,9 @@ use super::raw_mapping::{SharedFile, futex_wait, futex_wake};
 
 /// The thread looks at the stop flag at least this often, ms.
 const SLEEP_MS: u64 = 500;
+/// A ring buffer that was rung for is looked at after this long, ms, and after twice as long each time that its reader
+/// does not move, at most every [`SLEEP_MS`].
+const LOOK_MS: u64 = 1;
 
 /// An eventfd, written when a buffer has something to read.
 #[derive(Debug)]
@@ -38,10 +49,32 @@ impl EventFd {
     }
 }
 
+/// Tells a ring buffer's consumer and producer positions; `None` if there is no such buffer any more.
+pub(crate) type Positions = dyn Fn() -> Option<[u64; 2]> + Send + Sync;
+
+#[derive(Clone)]
+struct Bell {
+    event: Arc<EventFd>,
+    positions: Option<Arc<Positions>>,
+}
+
+impl std::fmt::Debug for Bell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bell").field("event", &self.event).finish_non_exhaustive()
+    }
+}
+
+/// A ring buffer that was rung for: where it stood, when it is looked at again, and how long that wait is.
+struct Watched {
+    positions: Option<[u64; 2]>,
+    next: Instant,
+    wait: Duration,
+}
+
 /// The doorbells of one realm.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
-    bells: Mutex<Vec<Option<Arc<EventFd>>>>,
+    bells: Mutex<Vec<Option<Bell>>>,
     stopping: AtomicBool,
 }
 
@@ -58,8 +91,19 @@ impl Doorbells {
         let first = DOORBELL_REQUESTS as usize + 1;
         let number = (first..bells.len()).find(|&n| bells[n].is_none()).ok_or(Errno::ENOSPC)?;
         let event = Arc::new(EventFd::new().map_err(|e| Errno(e.raw_os_error()))?);
-        bells[number] = Some(event.clone());
+        bells[number] = Some(Bell { event: event.clone(), positions: None });
         Ok((number as u32, event))
+    }
+
+    /// From now on the ring buffer of a doorbell is watched while it is in use.
+    pub(crate) fn watch(&self, number: u32, positions: Arc<Positions>) {
+        if let Some(bell) = &mut self.bells.lock().expect("no panic under this lock")[number as usize] {
+            bell.positions = Some(positions);
+        }
+    }
+
+    fn bell(&self, number: u32) -> Option<Bell> {
+        self.bells.lock().expect("no panic under this lock").get(number as usize).cloned().flatten()
     }
 
     pub(crate) fn drop_bell(&self, number: u32) {
@@ -79,19 +123,49 @@ impl Doorbells {
     /// The doorbell thread: sleeps, rings, and calls `requests` when an agent asks for the server.
     pub(crate) fn run(&self, block: &SharedFile, requests: &dyn Fn()) {
         let doorbell = &block.realm().doorbell;
+        let mut watched = BTreeMap::new();
         while !self.stopping.load(Ordering::Acquire) {
             let sequence = doorbell.sequence.load(Ordering::SeqCst);
             doorbell.sleeping.store(1, Ordering::SeqCst);
-            if !self.ring(block, requests) {
-                futex_wait(&doorbell.sequence, sequence, SLEEP_MS);
+            if !self.ring(block, requests, &mut watched) {
+                let now = Instant::now();
+                let next = watched.values().map(|ring: &Watched| ring.next.saturating_duration_since(now)).min();
+                let sleep_ms = next.map_or(SLEEP_MS, |next| next.as_millis() as u64 + 1);
+                futex_wait(&doorbell.sequence, sequence, sleep_ms);
             }
             doorbell.sleeping.store(0, Ordering::SeqCst);
-            self.ring(block, requests);
+            self.ring(block, requests, &mut watched);
+            self.look(&mut watched);
         }
     }
 
+    /// Looks at ring buffers whose time has come.
+    fn look(&self, watched: &mut BTreeMap<u32, Watched>) {
+        let now = Instant::now();
+        watched.retain(|number, ring| {
+            if ring.next > now {
+                return true;
+            }
+            let Some(bell) = self.bell(*number) else { return false };
+            let Some(positions) = bell.positions.and_then(|positions| positions()) else { return false };
+            let [consumer, producer] = positions;
+            if ring.positions.is_some_and(|[before, _]| before == consumer) {
+                if consumer == producer {
+                    return false;
+                }
+                bell.event.signal();
+                ring.wait = (ring.wait * 2).min(Duration::from_millis(SLEEP_MS));
+            } else {
+                ring.wait = Duration::from_millis(LOOK_MS);
+            }
+            ring.positions = Some(positions);
+            ring.next = now + ring.wait;
+            true
+        });
+    }
+
     /// Takes all set bits and rings them; false if there was none.
-    fn ring(&self, block: &SharedFile, requests: &dyn Fn()) -> bool {
+    fn ring(&self, block: &SharedFile, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> bool {
         let mut any = false;
         for (index, word) in block.realm().doorbell.bits.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
@@ -104,13 +178,70 @@ impl Doorbells {
                 bits &= bits - 1;
                 if number == DOORBELL_REQUESTS {
                     requests();
-                } else if let Some(Some(bell)) =
-                    self.bells.lock().expect("no panic under this lock").get(number as usize)
-                {
-                    bell.signal();
+                } else if let Some(bell) = self.bell(number) {
+                    bell.event.signal();
+                    if bell.positions.is_some() {
+                        let wait = Duration::from_millis(LOOK_MS);
+                        let fresh = || Watched { positions: None, next: Instant::now() + wait, wait };
+                        watched.entry(number).or_insert_with(fresh);
+                    }
                 }
             }
         }
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use ring3_layout::region::REALM_BYTES;
+
+    use super::*;
+
+    /// Rings a ring buffer's bell once, then waits until `done`.
+    fn rung_until(positions: impl Fn() -> Option<[u64; 2]> + Send + Sync + 'static, done: impl Fn(&EventFd) -> bool) {
+        let block = SharedFile::new("ring3-test", REALM_BYTES, false).expect("a memfd");
+        let doorbells = Doorbells::new();
+        let (number, event) = doorbells.add().expect("a number");
+        doorbells.watch(number, Arc::new(positions));
+        block.realm().doorbell.bits[number as usize / 64].fetch_or(1 << (number % 64), Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| doorbells.run(&block, &|| {}));
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let mut is_done = done(&event);
+            while !is_done && Instant::now() < deadline {
+                std::thread::yield_now();
+                is_done = done(&event);
+            }
+            doorbells.stop(&block);
+            assert!(is_done);
+        });
+    }
+
+    #[test]
+    fn a_reader_that_sleeps_beside_data_is_rung_for_again() {
+        let rings = AtomicU64::new(0);
+        rung_until(
+            || Some([0, 16]),
+            |event| {
+                let rung = u64::from(event.clear());
+                rings.fetch_add(rung, Ordering::Relaxed) + rung >= 3
+            },
+        );
+    }
+
+    #[test]
+    fn a_ring_buffer_that_is_read_empty_is_left_alone_after_a_while() {
+        let looks = Arc::new(AtomicU64::new(0));
+        let counted = looks.clone();
+        let positions = move || Some([counted.fetch_add(1, Ordering::Relaxed).min(1) * 16, 16]);
+        let rings = AtomicU64::new(0);
+        rung_until(positions, |event| {
+            rings.fetch_add(u64::from(event.clear()), Ordering::Relaxed);
+            looks.load(Ordering::Relaxed) == 3
+        });
+        assert_eq!((looks.load(Ordering::Relaxed), rings.load(Ordering::Relaxed)), (3, 1));
     }
 }

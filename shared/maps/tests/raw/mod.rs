@@ -54,7 +54,7 @@ impl Shared {
         unsafe { std::ptr::copy_nonoverlapping(state.as_ptr(), self.base, state.len()) };
     }
 
-    pub(crate) fn map(&self) -> Map {
+    pub(crate) fn map(&self) -> Map<'_> {
         // SAFETY: mapped with the geometry's size while self lives.
         unsafe { Map::trusted(self.base, &self.geometry) }
     }

@@ -225,7 +225,7 @@ impl MapObject {
                 && (attributes.map_flags & BPF_F_RDONLY_PROG == 0 || is_changed_by_reads(attributes.map_type)),
         });
         let slot = subsystem.realm.add_map(file.clone())?;
-        Ok(Arc::new(MapObject {
+        let object = Arc::new(MapObject {
             id,
             name,
             flags: attributes.map_flags,
@@ -242,11 +242,17 @@ impl MapObject {
             file,
             mapped,
             realm: subsystem.realm.clone(),
-        }))
+        });
+        if let Some((number, _)) = &object.doorbell {
+            let weak = Arc::downgrade(&object);
+            let positions = move || weak.upgrade()?.map().ring().map(|ring| ring.positions());
+            object.realm.watch_doorbell(*number, positions);
+        }
+        Ok(object)
     }
 
     /// The map's operations; nothing of the shared bytes is trusted.
-    pub fn map(&self) -> Map {
+    pub fn map(&self) -> Map<'_> {
         // SAFETY: the mapping has the geometry's size and lives as long as self.
         unsafe { Map::trusted(self.mapped.base, &self.geometry) }
     }
@@ -521,6 +527,7 @@ impl MapObject {
             stride: header.stride,
             cpus: header.cpus,
             inner_type: self.inner.map_or(0, |inner| inner.attributes.map_type),
+            cpu_stride: self.geometry.cpu_stride,
         }
     }
 
@@ -584,7 +591,7 @@ impl Drop for MapObject {
 pub struct OutputBuffer {
     /// GOT slot.
     pub slot: MapSlot,
-    geometry: Geometry,
+    geometry: Box<Geometry>,
     _file: Arc<MapFile>,
     mapped: Mapped,
     realm: Arc<Realm>,
@@ -601,7 +608,7 @@ impl OutputBuffer {
         id: u64,
         doorbell: u32,
     ) -> Result<OutputBuffer, Errno> {
-        let mut geometry = Geometry::perf_buffer(data_pages)?;
+        let mut geometry = Box::new(Geometry::perf_buffer(data_pages)?);
         rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
         seal(memfd)?;
         let mapped = Mapped::new(memfd, geometry.file_bytes())?;

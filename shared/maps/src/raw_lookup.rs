@@ -1,0 +1,225 @@
+//! The hash lookups that compiled programs call directly, by type of map and size of key.
+//!
+//! They do what `Map::lookup` does, with key sizes that the compiler knows. Links and hashes lie in memory that others
+//! may write: an index is checked before it is followed.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, TABLES_OFFSET};
+use crate::hash::{END, RESTARTS_MAX, WALK_MAX};
+use crate::hashing::{hash_blocks, hash_half, hash_word, hash_words};
+
+/// A key of a size that the compiler knows.
+trait Key: Copy {
+    /// # Safety
+    /// `address` is that of a readable key.
+    unsafe fn at(address: u64) -> Self;
+
+    fn hash(self) -> u32;
+
+    /// Whether the key at `address` is this one.
+    ///
+    /// # Safety
+    /// As for [`Key::at`].
+    unsafe fn is_at(self, address: u64) -> bool;
+}
+
+macro_rules! small_keys {
+    ($($type:ty, $key:ident => $hash:expr;)*) => {
+        $(
+            impl Key for $type {
+                #[inline(always)]
+                unsafe fn at(address: u64) -> Self {
+                    // SAFETY: the caller's promise.
+                    unsafe { (address as *const $type).read_unaligned() }
+                }
+
+                #[inline(always)]
+                fn hash(self) -> u32 {
+                    let $key = self;
+                    $hash
+                }
+
+                #[inline(always)]
+                unsafe fn is_at(self, address: u64) -> bool {
+                    // SAFETY: the caller's promise.
+                    unsafe { (address as *const $type).read_unaligned() == self }
+                }
+            }
+        )*
+    };
+}
+
+small_keys! {
+    u32, key => hash_half(key);
+    u64, key => hash_word(key);
+    [u64; 2], key => hash_words(key);
+}
+
+/// A key of 64 bytes, where it lies.
+#[derive(Clone, Copy)]
+struct Long(*const [u64; 8]);
+
+impl Key for Long {
+    #[inline(always)]
+    unsafe fn at(address: u64) -> Self {
+        Long(address as *const [u64; 8])
+    }
+
+    #[inline(always)]
+    fn hash(self) -> u32 {
+        // SAFETY: `at` was promised a readable key.
+        let words = unsafe { self.0.read_unaligned() };
+        hash_blocks(words)
+    }
+
+    #[inline(always)]
+    unsafe fn is_at(self, address: u64) -> bool {
+        // SAFETY: `at` was promised a readable key.
+        let own = unsafe { self.0.read_unaligned() };
+        // SAFETY: the caller's promise.
+        let there = unsafe { (address as *const [u64; 8]).read_unaligned() };
+        let different = own.iter().zip(&there).fold(0, |different, (x, y)| different | (x ^ y));
+        different == 0
+    }
+}
+
+/// The index of the element with this key, and the link at which the walk ended.
+///
+/// # Safety
+/// `header` is the address of a mapped hash map's header, with keys of this size; `bucket` is one of its buckets.
+#[inline(always)]
+unsafe fn walk<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket: u32, key: K) -> (Option<u32>, u32) {
+    let layout = &geometry.hash;
+    let head = header + TABLES_OFFSET + u64::from(bucket) * BUCKET_BYTES;
+    // SAFETY: the head lies in the bucket table.
+    let mut link = unsafe { AtomicU32::from_ptr(head as *mut u32) }.load(Ordering::Acquire);
+    for _ in 0..WALK_MAX {
+        // (Of the end of a chain and of 0 this is no index either.)
+        let index = link.wrapping_sub(1);
+        if index >= geometry.header.max_entries {
+            break;
+        }
+        let element = header + layout.elements + u64::from(index) * layout.element_stride;
+        // SAFETY: the index is below the number of elements.
+        let element_hash = unsafe { AtomicU32::from_ptr((element + 4) as *mut u32) }.load(Ordering::Relaxed);
+        // SAFETY: an element has room for a key of the map's size.
+        if element_hash == hash && unsafe { key.is_at(element + ELEMENT_KEY_OFFSET) } {
+            return (Some(index), link);
+        }
+        // SAFETY: as for the hash.
+        link = unsafe { AtomicU32::from_ptr(element as *mut u32) }.load(Ordering::Acquire);
+    }
+    (None, link)
+}
+
+/// The index of the element with this key. Mirrors `hash.rs`.
+///
+/// # Safety
+/// `header` is the address of a mapped hash map's header, with keys of this size.
+#[inline(always)]
+unsafe fn find<K: Key>(header: u64, geometry: &Geometry, key: K) -> Option<u32> {
+    let hash = key.hash();
+    let bucket = hash & geometry.hash.bucket_mask;
+    // SAFETY: the caller's promise; the bucket is masked.
+    let (found, end) = unsafe { walk(header, geometry, hash, bucket, key) };
+    if found.is_some() || end == 0 || end == END | bucket {
+        return found;
+    }
+    // SAFETY: as above.
+    unsafe { find_again(header, geometry, hash, bucket, key) }
+}
+
+/// The chain led elsewhere: once more.
+///
+/// # Safety
+/// As for [`walk`].
+#[cold]
+#[inline(never)]
+unsafe fn find_again<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket: u32, key: K) -> Option<u32> {
+    for _ in 1..RESTARTS_MAX {
+        // SAFETY: the caller's promise.
+        let (found, end) = unsafe { walk(header, geometry, hash, bucket, key) };
+        if found.is_some() || end == 0 || end == END | bucket {
+            return found;
+        }
+    }
+    None
+}
+
+/// # Safety
+/// `header` is the address of a mapped hash map's header, `key` of a readable key of its size, `cpu` one of its CPUs; a
+/// map that notes references is writable.
+#[inline(always)]
+unsafe fn lookup<K: Key, const LRU: bool>(header: u64, key: u64, cpu: u64) -> u64 {
+    // SAFETY: the header begins with a geometry.
+    let geometry = unsafe { &*(header as *const Geometry) };
+    // SAFETY: the caller's promise.
+    let key = unsafe { K::at(key) };
+    // SAFETY: the caller's promise.
+    let Some(index) = (unsafe { find(header, geometry, key) }) else { return 0 };
+    if LRU {
+        let word = header + geometry.references + u64::from(index / 64) * 8;
+        // SAFETY: there is a bit for each element.
+        let word = unsafe { AtomicU64::from_ptr(word as *mut u64) };
+        let bit = 1 << (index % 64);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+    let layout = &geometry.hash;
+    header + layout.values + u64::from(index) * layout.value_stride + cpu * geometry.cpu_stride
+}
+
+macro_rules! lookups {
+    ($($name:ident, $per_cpu:ident, $lru:ident, $lru_per_cpu:ident: $key:ty;)*) => {
+        $(
+            /// Looks up a key of this size in a hash map: the value's address, or 0.
+            ///
+            /// # Safety
+            /// `header` is the address of such a map's header in this process, `key` of that many readable bytes.
+            #[inline]
+            pub unsafe fn $name(header: u64, key: u64) -> u64 {
+                // SAFETY: the caller's promise.
+                unsafe { lookup::<$key, false>(header, key, 0) }
+            }
+
+            /// As the plain one, in a per-CPU map; `cpu` is one of the map's CPUs.
+            ///
+            /// # Safety
+            /// As for the plain one.
+            #[inline]
+            pub unsafe fn $per_cpu(header: u64, key: u64, cpu: u64) -> u64 {
+                // SAFETY: the caller's promise.
+                unsafe { lookup::<$key, false>(header, key, cpu) }
+            }
+
+            /// As the plain one, in an LRU map.
+            ///
+            /// # Safety
+            /// As for the plain one; the map is writable.
+            #[inline]
+            pub unsafe fn $lru(header: u64, key: u64) -> u64 {
+                // SAFETY: the caller's promise.
+                unsafe { lookup::<$key, true>(header, key, 0) }
+            }
+
+            /// As the plain one, in a per-CPU LRU map; `cpu` is one of the map's CPUs.
+            ///
+            /// # Safety
+            /// As for the plain one; the map is writable.
+            #[inline]
+            pub unsafe fn $lru_per_cpu(header: u64, key: u64, cpu: u64) -> u64 {
+                // SAFETY: the caller's promise.
+                unsafe { lookup::<$key, true>(header, key, cpu) }
+            }
+        )*
+    };
+}
+
+lookups! {
+    hash_lookup_4, percpu_hash_lookup_4, lru_hash_lookup_4, lru_percpu_hash_lookup_4: u32;
+    hash_lookup_8, percpu_hash_lookup_8, lru_hash_lookup_8, lru_percpu_hash_lookup_8: u64;
+    hash_lookup_16, percpu_hash_lookup_16, lru_hash_lookup_16, lru_percpu_hash_lookup_16: [u64; 2];
+    hash_lookup_64, percpu_hash_lookup_64, lru_hash_lookup_64, lru_percpu_hash_lookup_64: Long;
+}
