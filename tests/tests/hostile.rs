@@ -19,8 +19,8 @@ fn a_target_that_scribbles_over_shared_memory_spoils_only_what_it_may_write() {
     let mut own = bench.counting(&["-p", &pid.to_string(), &probes[1]]);
     let mut rounds = 0;
     for seed in 1..=8u64 {
-        // Its map is in both targets, the other tool's in the healthy one alone.
-        let both = bench.counting(&[&probes[0]]);
+        // Its map is in both targets, and programs use it in both; the other tool's is in the healthy one alone.
+        let both = bench.counting(&[&probes[0], &probes[1]]);
         let mut bad = ready(&mut bench.target(hostile()));
         for round in 0..10 {
             bad.say(&format!("200000 {}", seed * 1000 + round));

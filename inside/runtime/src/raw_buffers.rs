@@ -14,7 +14,7 @@ use crate::raw_request::ring as ring_doorbell;
 /// The ring buffer whose header is at `map`.
 fn ring_of<'m>(map: u64) -> Option<(Ring<'m>, u32)> {
     // SAFETY: the verifier proved that a program passes a map here.
-    let map = unsafe { Map::from_header(map) }?;
+    let map = unsafe { Map::from_view(map) }?;
     Some((map.ring()?, map.header().doorbell))
 }
 
@@ -123,7 +123,7 @@ pub unsafe extern "sysv64" fn perf_event_output(
 
 fn output(tb: &ThreadBlock, map: u64, index: u32, data: &[u8]) -> Result<(), Errno> {
     // SAFETY: the verifier proved that a program passes a map here.
-    let array = unsafe { Map::from_header(map) }.ok_or(Errno::EINVAL)?;
+    let array = unsafe { Map::from_view(map) }.ok_or(Errno::EINVAL)?;
     let word = array.object(index)?;
     if word == EVENT_WITHOUT_BUFFER {
         return Err(Errno::ENOSPC);
@@ -131,12 +131,12 @@ fn output(tb: &ThreadBlock, map: u64, index: u32, data: &[u8]) -> Result<(), Err
     let slot = word.checked_sub(1).filter(|slot| *slot < MAPS_MAX).ok_or(Errno::ENOENT)?;
     let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
     // SAFETY: the GOT is mapped in every target and made of atomics; the slot is inside it.
-    let header = unsafe { (*entry).header.load(core::sync::atomic::Ordering::Acquire) };
+    let header = unsafe { (*entry).view.load(core::sync::atomic::Ordering::Acquire) };
     if header == 0 {
         return Err(Errno::ENOENT);
     }
     // SAFETY: a nonzero GOT entry is the address of a mapped header.
-    let buffer = unsafe { PerfBuffer::from_header(header) }.ok_or(Errno::EINVAL)?;
+    let buffer = unsafe { PerfBuffer::from_view(header) }.ok_or(Errno::EINVAL)?;
     if buffer.output(&context(tb), &Sample { time_ns: monotonic_ns(tb), data })? {
         wake(tb, buffer.doorbell());
     }

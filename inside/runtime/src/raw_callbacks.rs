@@ -80,7 +80,7 @@ pub unsafe extern "sysv64" fn for_each_map_elem(
         return Errno::EINVAL.negated() as u64;
     }
     // SAFETY: the verifier proved a map.
-    let Some(elements) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+    let Some(elements) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
     // SAFETY: this function's contract.
     let cpu = cpu_of(unsafe { block(env) });
     // SAFETY: the verifier proved a subprogram.
@@ -102,7 +102,7 @@ pub unsafe extern "sysv64" fn tail_call(_: u64, programs: u64, index: u64, _: u6
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
     // SAFETY: the verifier proved a map.
-    let Some(programs) = (unsafe { Map::from_header(programs) }) else { return 0 };
+    let Some(programs) = (unsafe { Map::from_view(programs) }) else { return 0 };
     let Ok(place) = programs.object(index as u32) else { return 0 };
     if place == 0 || tb.tail_calls >= TAIL_CALLS_MAX || u64::from(place) > TEXT_BYTES {
         return 0;

@@ -215,7 +215,7 @@ pub unsafe extern "sysv64" fn user_ringbuf_drain(
         return Errno::EINVAL.negated() as u64;
     }
     // SAFETY: the verifier proved a map.
-    let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+    let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
     // SAFETY: this function's contract.
     let cx = context(unsafe { block(env) });
     let Some(ring) = map.user_ring() else { return Errno::EINVAL.negated() as u64 };

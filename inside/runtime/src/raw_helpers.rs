@@ -118,7 +118,7 @@ unsafe fn cleared<T>(to: u64, bytes: u64, result: Result<T, Errno>) -> Result<T,
 /// `header` is the address of a mapped map's header.
 unsafe fn map_at<'m>(header: u64) -> Result<Map<'m>, Errno> {
     // SAFETY: the caller's promise.
-    unsafe { Map::from_header(header) }.ok_or(Errno::EINVAL)
+    unsafe { Map::from_view(header) }.ok_or(Errno::EINVAL)
 }
 
 /// The header of the map that an element of a map of maps names; 0 for none. `value` is the element's address, or 0.
@@ -132,7 +132,7 @@ fn inner_map(tb: &ThreadBlock, value: u64) -> u64 {
     let Some(slot) = slot.checked_sub(1).filter(|slot| *slot < MAPS_MAX) else { return 0 };
     let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
     // SAFETY: the GOT is mapped in every target, and consists of atomics.
-    unsafe { &*entry }.header.load(Acquire)
+    unsafe { &*entry }.view.load(Acquire)
 }
 
 macro_rules! helpers {
@@ -159,7 +159,7 @@ helpers! {
     /// `bpf_map_lookup_elem`
     fn map_lookup_elem(map, key; tb) {
         // SAFETY: the verifier proved a map and a key of its size.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return 0 };
+        let Some(map) = (unsafe { Map::from_view(map) }) else { return 0 };
         // SAFETY: as above.
         let value = unsafe { map.lookup(key, map_cpu(tb)) };
         if map.is_of_maps() { inner_map(tb, value) } else { value }
@@ -168,7 +168,7 @@ helpers! {
     /// `bpf_map_lookup_percpu_elem`
     fn map_lookup_percpu_elem(map, key, cpu; tb) {
         // SAFETY: the verifier proved a map and a key of its size.
-        unsafe { Map::from_header(map) }.map_or(0, |map| {
+        unsafe { Map::from_view(map) }.map_or(0, |map| {
             // SAFETY: as above.
             unsafe { map.lookup_percpu(key, cpu as u32) }
         })
@@ -177,7 +177,7 @@ helpers! {
     /// `bpf_map_sum_elem_count`
     fn map_sum_elem_count(map; tb) {
         // SAFETY: the verifier proved a map.
-        unsafe { Map::from_header(map) }.map_or(0, |map| map.count())
+        unsafe { Map::from_view(map) }.map_or(0, |map| map.count())
     }
 
     /// `bpf_map_update_elem`
@@ -430,7 +430,7 @@ helpers! {
     /// `bpf_current_task_under_cgroup`: no cgroup can be set in such an array yet, which the kernel answers so.
     fn current_task_under_cgroup(map, index; tb) {
         // SAFETY: the verifier proved a map.
-        let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+        let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
         match map.object(index as u32) {
             Err(errno) => errno.negated() as u64,
             Ok(_) => Errno::EAGAIN.negated() as u64,

@@ -145,19 +145,19 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
         return true;
     }
     use ring3_layout::control::{GotEntry, MAPS_MAX};
-    use ring3_layout::map::MapHeader;
     use ring3_layout::region::got_offset;
+    use ring3_maps::View;
     (0..MAPS_MAX).any(|slot| {
         let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
         // SAFETY: the GOT is mapped in every target, and consists of atomics.
         let entry = unsafe { &*entry };
-        let header = entry.header.load(core::sync::atomic::Ordering::Relaxed);
-        if header == 0 {
+        let view = entry.view.load(core::sync::atomic::Ordering::Relaxed);
+        if view == 0 {
             return false;
         }
-        // SAFETY: a nonzero entry is the address of a mapped header.
-        let map = unsafe { (header as *const MapHeader).read_volatile() };
-        let start = header.wrapping_sub(map.data_bytes);
-        address >= start && address.wrapping_add(bytes) <= header.wrapping_add(map.private_bytes)
+        // SAFETY: a nonzero entry is the address of a view.
+        let view = unsafe { &*(view as *const View) };
+        let end = view.base.wrapping_add(view.geometry.file_bytes());
+        address >= view.base && address.wrapping_add(bytes) <= end
     })
 }

@@ -149,7 +149,7 @@ pub unsafe extern "sysv64" fn get_stackid(regs: u64, map: u64, flags: u64, _: u6
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
     // SAFETY: the verifier proved a map.
-    let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+    let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
     // SAFETY: the verifier proved the context, which is the registers of a probe.
     let regs = unsafe { &*(regs as *const PtRegs) };
     answer(stack_id(tb, regs, &map, flags))

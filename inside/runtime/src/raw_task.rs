@@ -33,7 +33,7 @@ pub unsafe extern "sysv64" fn task_storage_get(map: u64, task: u64, value: u64, 
         return 0;
     }
     // SAFETY: the verifier proved a map.
-    let Some(map) = (unsafe { Map::from_header(map) }) else { return 0 };
+    let Some(map) = (unsafe { Map::from_view(map) }) else { return 0 };
     let create = flags & BPF_LOCAL_STORAGE_GET_F_CREATE != 0;
     // SAFETY: the verifier proved a value of the map's size, or nothing.
     unsafe { map.task_value(&context(tb), tb.serial, value, create) }
@@ -50,7 +50,7 @@ pub unsafe extern "sysv64" fn task_storage_delete(map: u64, task: u64, _: u64, _
         return Errno::EINVAL.negated() as u64;
     }
     // SAFETY: the verifier proved a map.
-    let Some(map) = (unsafe { Map::from_header(map) }) else { return Errno::EINVAL.negated() as u64 };
+    let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
     let key = tb.serial.to_le_bytes();
     answer(map.user_delete(&context(tb), &key).map(|()| 0))
 }

@@ -34,6 +34,11 @@ pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 4
 pub const STUB_AREAS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
 /// Stub areas of one target.
 pub const STUB_AREAS_MAX: u32 = 256;
+/// Offset of the table of views in the control block: where each mapped map lies, and its geometry (`ring3_maps::View`).
+/// What programs do with a map is bounded by it, and by nothing that other targets can write.
+pub const VIEWS_OFFSET: u64 = 0x20_0000;
+/// Bytes of a view's place.
+pub const VIEW_BYTES: u64 = 256;
 
 /// How to undo one site. 64 bytes; the entry of hook i is entry i.
 #[repr(C)]
@@ -101,8 +106,8 @@ pub struct ControlHeader {
 #[repr(C)]
 #[derive(Debug)]
 pub struct GotEntry {
-    /// Address of the map's [`crate::map::MapHeader`]; 0: not mapped here.
-    pub header: AtomicU64,
+    /// Address of the map's view, which is what programs hold for a map; 0: not mapped here.
+    pub view: AtomicU64,
     /// Address of the map's element data (array types) or of its first byte.
     pub data: AtomicU64,
 }
@@ -184,5 +189,6 @@ const _: () = {
     assert!(size_of::<Hook>() == 64);
     assert!(size_of::<Attachment>() == 48);
     assert!(size_of::<Recovery>() == 64);
-    assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= crate::region::CONTROL_BYTES);
+    assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= VIEWS_OFFSET);
+    assert!(VIEWS_OFFSET + MAPS_MAX as u64 * VIEW_BYTES <= crate::region::CONTROL_BYTES);
 };

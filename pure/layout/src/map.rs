@@ -2,7 +2,8 @@
 //!
 //! The data area is what a loader may `mmap` (array elements, ring buffer pages, perf buffer
 //! pages) and starts at file offset 0, as the kernel's does; hash types have none. The private
-//! area starts with a [`MapHeader`] and holds tables, locks and positions.
+//! area holds tables, locks and positions. What bounds all access, the [`MapHeader`] and what follows from it,
+//! does not lie in this memory, which every target of the map can write.
 
 /// `MapHeader::magic`.
 pub const MAP_MAGIC: u32 = u32::from_le_bytes(*b"r3mp");

@@ -24,7 +24,7 @@ pub const AGENT_BYTES_MAX: u64 = 0x8_0000;
 /// Offset of the control block ([`crate::control`]).
 pub const CONTROL_OFFSET: u64 = AGENT_OFFSET + AGENT_BYTES_MAX;
 /// Bytes of the control block.
-pub const CONTROL_BYTES: u64 = 0x20_0000;
+pub const CONTROL_BYTES: u64 = 0x30_0000;
 
 /// Offset of the realm block ([`crate::realm`]).
 pub const REALM_OFFSET: u64 = CONTROL_OFFSET + CONTROL_BYTES;
@@ -49,6 +49,11 @@ pub const STATE_BYTES: u64 =
 
 /// Bytes of the whole reservation.
 pub const REGION_BYTES: u64 = STATE_OFFSET + STATE_BYTES;
+
+/// Offset of the view of map slot `slot`, from the region's base.
+pub const fn view_offset(slot: u32) -> u64 {
+    CONTROL_OFFSET + crate::control::VIEWS_OFFSET + slot as u64 * crate::control::VIEW_BYTES
+}
 
 /// Offset of one GOT entry of [`crate::control::GotEntry`] for map slot `slot`, from the region's base.
 pub const fn got_offset(slot: u32) -> u64 {

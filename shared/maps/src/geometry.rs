@@ -108,30 +108,39 @@ pub struct PoolLayout {
     pub bucket_mask: u32,
 }
 
-/// A map's file: sizes and offsets.
-/// A map's file: sizes and offsets. The private area starts with it.
+/// A map's file: sizes and offsets. What lookups need comes first, and together.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Geometry {
-    /// What the header says.
-    pub header: MapHeader,
-    /// Bytes of the file.
-    bytes: u64,
-    /// Bytes from one CPU's values to the next CPU's.
-    pub cpu_stride: u64,
     /// For hash types.
     pub hash: HashLayout,
-    /// For tries and stack maps.
-    pub pool: PoolLayout,
+    /// Bytes from one CPU's values to the next CPU's.
+    pub cpu_stride: u64,
     /// For LRU types: offset of a bit per element, set by a look-up.
     pub references: u64,
+    /// Bytes of the file.
+    bytes: u64,
+    /// Attributes, and what follows from them.
+    pub header: MapHeader,
+    /// For tries and stack maps.
+    pub pool: PoolLayout,
     /// For Bloom filters: bits minus one; their number is a power of two.
     pub bloom_mask: u32,
     /// Zero.
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<Geometry>() as u64 <= WORDS_OFFSET);
+/// A map as a program holds it, by the address of this: in memory of its process that only the server writes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct View {
+    /// Address of the file's first byte.
+    pub base: u64,
+    /// Sizes and offsets.
+    pub geometry: Geometry,
+}
+
+const _: () = assert!(size_of::<View>() as u64 <= ring3_layout::control::VIEW_BYTES);
 
 /// Whether a type is a hash table.
 pub const fn is_hash(map_type: u32) -> bool {

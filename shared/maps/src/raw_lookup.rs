@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, TABLES_OFFSET};
+use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, TABLES_OFFSET, View};
 use crate::hash::{END, RESTARTS_MAX, WALK_MAX};
 use crate::hashing::{hash_blocks, hash_half, hash_word, hash_words};
 
@@ -87,7 +87,7 @@ impl Key for Long {
 /// The index of the element with this key, and the link at which the walk ended.
 ///
 /// # Safety
-/// `header` is the address of a mapped hash map's header, with keys of this size; `bucket` is one of its buckets.
+/// `header` is the address of a mapped hash map's first byte, with keys of this size; `bucket` is one of its buckets.
 #[inline(always)]
 unsafe fn walk<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket: u32, key: K) -> (Option<u32>, u32) {
     let layout = &geometry.hash;
@@ -102,7 +102,7 @@ unsafe fn walk<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket: u32,
         }
         let element = header + layout.elements + u64::from(index) * layout.element_stride;
         // SAFETY: the index is below the number of elements.
-        let element_hash = unsafe { AtomicU32::from_ptr((element + 4) as *mut u32) }.load(Ordering::Relaxed);
+        let element_hash = unsafe { AtomicU32::from_ptr((element + 4) as *mut u32) }.load(Ordering::Acquire);
         // SAFETY: an element has room for a key of the map's size.
         if element_hash == hash && unsafe { key.is_at(element + ELEMENT_KEY_OFFSET) } {
             return (Some(index), link);
@@ -116,7 +116,7 @@ unsafe fn walk<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket: u32,
 /// The index of the element with this key. Mirrors `hash.rs`.
 ///
 /// # Safety
-/// `header` is the address of a mapped hash map's header, with keys of this size.
+/// `header` is the address of a mapped hash map's first byte, with keys of this size.
 #[inline(always)]
 unsafe fn find<K: Key>(header: u64, geometry: &Geometry, key: K) -> Option<u32> {
     let hash = key.hash();
@@ -148,12 +148,14 @@ unsafe fn find_again<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket
 }
 
 /// # Safety
-/// `header` is the address of a mapped hash map's header, `key` of a readable key of its size, `cpu` one of its CPUs; a
+/// `view` is the address of a mapped hash map's view, `key` of a readable key of its size, `cpu` one of its CPUs; a
 /// map that notes references is writable.
 #[inline(always)]
-unsafe fn lookup<K: Key, const LRU: bool>(header: u64, key: u64, cpu: u64) -> u64 {
-    // SAFETY: the header begins with a geometry.
-    let geometry = unsafe { &*(header as *const Geometry) };
+unsafe fn lookup<K: Key, const LRU: bool>(view: u64, key: u64, cpu: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    let View { base, geometry } = unsafe { &*(view as *const View) };
+    // Of hash types nothing lies before the private area.
+    let header = *base;
     // SAFETY: the caller's promise.
     let key = unsafe { K::at(key) };
     // SAFETY: the caller's promise.
@@ -177,11 +179,11 @@ macro_rules! lookups {
             /// Looks up a key of this size in a hash map: the value's address, or 0.
             ///
             /// # Safety
-            /// `header` is the address of such a map's header in this process, `key` of that many readable bytes.
+            /// `view` is the address of such a map's view in this process, `key` of that many readable bytes.
             #[inline]
-            pub unsafe fn $name(header: u64, key: u64) -> u64 {
+            pub unsafe fn $name(view: u64, key: u64) -> u64 {
                 // SAFETY: the caller's promise.
-                unsafe { lookup::<$key, false>(header, key, 0) }
+                unsafe { lookup::<$key, false>(view, key, 0) }
             }
 
             /// As the plain one, in a per-CPU map; `cpu` is one of the map's CPUs.
@@ -189,9 +191,9 @@ macro_rules! lookups {
             /// # Safety
             /// As for the plain one.
             #[inline]
-            pub unsafe fn $per_cpu(header: u64, key: u64, cpu: u64) -> u64 {
+            pub unsafe fn $per_cpu(view: u64, key: u64, cpu: u64) -> u64 {
                 // SAFETY: the caller's promise.
-                unsafe { lookup::<$key, false>(header, key, cpu) }
+                unsafe { lookup::<$key, false>(view, key, cpu) }
             }
 
             /// As the plain one, in an LRU map.
@@ -199,9 +201,9 @@ macro_rules! lookups {
             /// # Safety
             /// As for the plain one; the map is writable.
             #[inline]
-            pub unsafe fn $lru(header: u64, key: u64) -> u64 {
+            pub unsafe fn $lru(view: u64, key: u64) -> u64 {
                 // SAFETY: the caller's promise.
-                unsafe { lookup::<$key, true>(header, key, 0) }
+                unsafe { lookup::<$key, true>(view, key, 0) }
             }
 
             /// As the plain one, in a per-CPU LRU map; `cpu` is one of the map's CPUs.
@@ -209,9 +211,9 @@ macro_rules! lookups {
             /// # Safety
             /// As for the plain one; the map is writable.
             #[inline]
-            pub unsafe fn $lru_per_cpu(header: u64, key: u64, cpu: u64) -> u64 {
+            pub unsafe fn $lru_per_cpu(view: u64, key: u64, cpu: u64) -> u64 {
                 // SAFETY: the caller's promise.
-                unsafe { lookup::<$key, true>(header, key, cpu) }
+                unsafe { lookup::<$key, true>(view, key, cpu) }
             }
         )*
     };

@@ -36,34 +36,23 @@ enum Kind<'m> {
 }
 
 impl<'g> Map<'g> {
-    /// Makes a map in fresh, zeroed memory.
+    /// A map, in memory that was zeroed when it was made, and that may be hostile.
     ///
     /// # Safety
     /// `base` is the start of a mapping of `geometry.file_bytes()` bytes that outlives the value.
-    pub unsafe fn initialize(base: *mut u8, geometry: &'g Geometry) -> Map<'g> {
-        // SAFETY: the caller's promise.
-        let map = unsafe { Map::trusted(base, geometry) };
-        map.memory.write_header();
-        map
-    }
-
-    /// A map whose geometry is known from elsewhere than its memory, which may be hostile.
-    ///
-    /// # Safety
-    /// As for [`Map::initialize`].
     pub unsafe fn trusted(base: *mut u8, geometry: &'g Geometry) -> Map<'g> {
         // SAFETY: the caller's promise.
         Map { memory: unsafe { Memory::new(base, geometry) } }
     }
 
-    /// A map as a program holds it: by the address of its header.
+    /// A map as a program holds it: by the address of its view.
     ///
     /// # Safety
-    /// `header` is the address of a mapped map's header.
+    /// `view` is the address of a mapped map's view.
     #[inline(always)]
-    pub unsafe fn from_header(header: u64) -> Option<Map<'g>> {
+    pub unsafe fn from_view(view: u64) -> Option<Map<'g>> {
         // SAFETY: the caller's promise.
-        Some(Map { memory: unsafe { Memory::from_header(header) }? })
+        Some(Map { memory: unsafe { Memory::from_view(view) }? })
     }
 
     /// The header as the geometry has it.

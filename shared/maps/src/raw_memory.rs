@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use ring3_layout::map::{MAP_MAGIC, MapHeader};
 
-use crate::geometry::{Geometry, WORDS_OFFSET};
+use crate::geometry::{Geometry, View, WORDS_OFFSET};
 
 /// A mapped map: base of the file's first byte, and the geometry that bounds every access.
 #[derive(Clone, Copy, Debug)]
@@ -27,29 +27,18 @@ impl<'g> Memory<'g> {
         Memory { base, geometry }
     }
 
-    /// The map whose header is at `header` in this process, with the geometry that is there; `None` if that is no
-    /// header.
+    /// The map that is seen by the view at `view`; `None` if there is none.
     ///
     /// # Safety
-    /// `header` is the address of a mapped map's header, mapped as a whole for as long as the value is used.
+    /// `view` is the address of a view of a mapped map, which stays mapped for as long as the value is used.
     #[inline(always)]
-    pub(crate) unsafe fn from_header(header: u64) -> Option<Memory<'g>> {
-        // SAFETY: the caller says that a map's private area is mapped there, which starts with a geometry; it is
-        // page-aligned, and any bytes are a valid one.
-        let geometry = unsafe { &*(header as *const Geometry) };
-        if geometry.header.magic != MAP_MAGIC {
+    pub(crate) unsafe fn from_view(view: u64) -> Option<Memory<'g>> {
+        // SAFETY: the caller's promise; any bytes are a valid view.
+        let view = unsafe { &*(view as *const View) };
+        if view.geometry.header.magic != MAP_MAGIC {
             return None;
         }
-        Some(Memory { base: header.wrapping_sub(geometry.header.data_bytes) as *mut u8, geometry })
-    }
-
-    /// Writes the geometry, which begins with the header, into zeroed memory.
-    pub(crate) fn write_header(&self) {
-        let at = self.pointer(self.private(0), size_of::<Geometry>() as u64).cast::<Geometry>();
-        if !at.is_null() {
-            // SAFETY: `pointer` proved room; the private area is page-aligned.
-            unsafe { at.write(*self.geometry) };
-        }
+        Some(Memory { base: view.base as *mut u8, geometry: &view.geometry })
     }
 
     /// Offset in the file of an offset in the private area.

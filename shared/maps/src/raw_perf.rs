@@ -66,7 +66,6 @@ impl<'g> PerfBuffer<'g> {
         buffer.word(2).store(sample_type, Relaxed);
         buffer.word(3).store(wakeup_events, Relaxed);
         buffer.word(5).store(id, Relaxed);
-        buffer.memory.write_header();
         buffer
     }
 
@@ -79,13 +78,13 @@ impl<'g> PerfBuffer<'g> {
         PerfBuffer { memory: unsafe { Memory::new(base, geometry) } }
     }
 
-    /// A buffer by the address of its header.
+    /// A buffer by the address of its view.
     ///
     /// # Safety
-    /// `header` is the address of a mapped header.
-    pub unsafe fn from_header(header: u64) -> Option<PerfBuffer<'g>> {
+    /// `view` is the address of a mapped map's view.
+    pub unsafe fn from_view(view: u64) -> Option<PerfBuffer<'g>> {
         // SAFETY: the caller's promise.
-        let memory = unsafe { Memory::from_header(header) }?;
+        let memory = unsafe { Memory::from_view(view) }?;
         (memory.geometry.header.map_type == TYPE_PERF_BUFFER).then_some(PerfBuffer { memory })
     }
 

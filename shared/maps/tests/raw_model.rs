@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample};
+use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample, View};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 
@@ -23,7 +23,7 @@ impl Owned {
         let bytes = geometry.file_bytes() as usize;
         let base = memory(bytes);
         // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
-        Owned { base, bytes, map: unsafe { Map::initialize(base, geometry) } }
+        Owned { base, bytes, map: unsafe { Map::trusted(base, geometry) } }
     }
 }
 
@@ -179,13 +179,14 @@ fn specialised_lookups_find_what_general_updates_stored() {
                 // SAFETY: a key and a value of the map's sizes.
                 unsafe { owned.map.update(&cx, key.as_ptr() as u64, value.as_ptr() as u64, 0) }.expect("room");
             }
-            let header = owned.base as u64 + owned.map.header().data_bytes;
+            let view = View { base: owned.base as u64, geometry: *owned.map.geometry() };
+            let view = &raw const view as u64;
             for number in 0..2000 {
                 let key = key_of(number);
-                // SAFETY: the header of a live map, a key of its size, and a CPU that it has.
-                let value = unsafe { lookup(header, key.as_ptr() as u64, u64::from(CPU)) };
-                // SAFETY: the header of a live map.
-                let map = unsafe { Map::from_header(header) }.expect("a header");
+                // SAFETY: the view of a live map, a key of its size, and a CPU that it has.
+                let value = unsafe { lookup(view, key.as_ptr() as u64, u64::from(CPU)) };
+                // SAFETY: the view of a live map.
+                let map = unsafe { Map::from_view(view) }.expect("a view");
                 // SAFETY: a key of the map's size.
                 assert_eq!(value, unsafe { map.lookup(key.as_ptr() as u64, CPU) }, "{kind}, {key_size}, {number}");
                 assert_eq!(value != 0, number < 1000, "{kind}, {key_size}, {number}");

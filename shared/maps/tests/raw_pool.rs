@@ -24,7 +24,7 @@ impl Owned {
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
-        Owned { base: base.cast(), bytes, map: unsafe { Map::initialize(base.cast(), geometry) } }
+        Owned { base: base.cast(), bytes, map: unsafe { Map::trusted(base.cast(), geometry) } }
     }
 }
 

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use ring3_jit::Target as Symbol;
 use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
+use ring3_maps::Geometry;
 use ring3_uapi::Errno;
 use ring3_verifier::Verified;
 use serde::Serialize;
@@ -38,10 +39,8 @@ use tracer::{Command, Tracer};
 pub struct MapFile {
     /// `[data area][private area]`, see `ring3_layout::map`.
     pub memfd: OwnedFd,
-    /// Bytes of the file.
-    pub bytes: u64,
-    /// Bytes of the data area; the header lies behind it.
-    pub data_bytes: u64,
+    /// Sizes and offsets.
+    pub geometry: Geometry,
     /// False for maps that programs may only read (`BPF_F_RDONLY_PROG`).
     pub writable: bool,
 }

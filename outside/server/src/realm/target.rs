@@ -16,7 +16,8 @@ use ring3_layout::control::{
     HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, range_pack,
     range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
+use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
@@ -132,13 +133,15 @@ impl Target {
         };
         let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
         let map_files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
-        let sent: Vec<_> =
-            map_files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
+        let sent: Vec<_> = map_files
+            .iter()
+            .map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable))
+            .collect();
         let announce = |base| self.write_header(shared, base);
         let region = inject::map_region(&mut stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
-            self.note_map(*slot, address, file.bytes, file.data_bytes);
+            self.note_map(*slot, address, &file.geometry);
         }
         let wanted = self.wanted(&mut shared.modules(), links).unwrap_or_default();
         self.reconcile(&mut stopped, wanted, links);
@@ -518,10 +521,11 @@ impl Target {
 
     // ---- maps ----
 
-    fn note_map(&mut self, slot: MapSlot, address: u64, bytes: u64, data_bytes: u64) {
-        self.maps.insert(slot, (address, bytes));
-        let got = got_offset(slot.0) - CONTROL_OFFSET;
-        self.control.word(got).store(address + data_bytes, Ordering::SeqCst);
+    fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
+        self.maps.insert(slot, (address, geometry.file_bytes()));
+        let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
+        self.control.write(view - CONTROL_OFFSET, View { base: address, geometry: *geometry });
+        self.control.word(got).store(self.region + view, Ordering::SeqCst);
         self.control.word(got + 8).store(address, Ordering::SeqCst);
     }
 
@@ -535,10 +539,11 @@ impl Target {
         if files.is_empty() {
             return Ok(());
         }
-        let sent: Vec<_> = files.iter().map(|(_, file)| (file.memfd.as_fd(), file.bytes, file.writable)).collect();
+        let sent: Vec<_> =
+            files.iter().map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable)).collect();
         let addresses = inject::map_files(stopped, &sent).map_err(refusal_of)?;
         for ((slot, file), address) in files.iter().zip(addresses) {
-            self.note_map(*slot, address, file.bytes, file.data_bytes);
+            self.note_map(*slot, address, &file.geometry);
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Shared {
     pub(crate) fn fresh(attributes: Attributes) -> Shared {
         let shared = Shared::new(Geometry::new(&attributes).expect("valid"));
         // SAFETY: fresh zeroed memory of the right size.
-        unsafe { Map::initialize(shared.base, &shared.geometry) };
+        unsafe { Map::trusted(shared.base, &shared.geometry) };
         shared
     }
 

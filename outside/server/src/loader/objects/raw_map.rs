@@ -214,12 +214,9 @@ impl MapObject {
                 return Err(error);
             }
         };
-        // SAFETY: a fresh mapping of the right size, which lives as long as the object.
-        unsafe { Map::initialize(mapped.base, &geometry) };
         let file = Arc::new(MapFile {
             memfd,
-            bytes: geometry.file_bytes(),
-            data_bytes: geometry.header.data_bytes,
+            geometry,
             // What objects there are, targets are told and do not tell: they go where elements lead.
             writable: !is_of_objects(attributes.map_type)
                 && (attributes.map_flags & BPF_F_RDONLY_PROG == 0 || is_changed_by_reads(attributes.map_type)),
@@ -617,8 +614,7 @@ impl OutputBuffer {
         unsafe { PerfBuffer::initialize(mapped.base, &geometry, sample_type, wakeup_events, id) };
         let file = Arc::new(MapFile {
             memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?,
-            bytes: geometry.file_bytes(),
-            data_bytes: geometry.header.data_bytes,
+            geometry: *geometry,
             writable: true,
         });
         let slot = realm.add_map(file.clone())?;
