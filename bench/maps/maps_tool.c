@@ -64,11 +64,24 @@ static int by_size(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-// A key of a number: its first four bytes are the number, since arrays want that.
-static void make_key(unsigned char *key, unsigned bytes, unsigned number)
+// A key of a number: its first four bytes are the number, since arrays want that, or the length of the rest in bits,
+// since tries do.
+static void make_key(unsigned type, unsigned char *key, unsigned bytes, unsigned number)
 {
+	unsigned first = type == BPF_MAP_TYPE_LPM_TRIE ? (bytes - 4) * 8 : number;
+
 	for (unsigned i = 0; i < bytes; i++)
-		key[i] = i < 4 ? number >> (8 * i) : (number * 2654435761u) >> (i % 4 * 8);
+		key[i] = i < 4 ? first >> (8 * i) : (number * 2654435761u) >> (i % 4 * 8);
+}
+
+static int of_maps(unsigned type)
+{
+	return type == BPF_MAP_TYPE_ARRAY_OF_MAPS || type == BPF_MAP_TYPE_HASH_OF_MAPS;
+}
+
+static int inner_map(void)
+{
+	return bpf_map_create(BPF_MAP_TYPE_ARRAY, "inner", 4, 8, 1, NULL);
 }
 
 // Values of types without keys have the size of keys.
@@ -86,17 +99,20 @@ static int per_cpu(unsigned type)
 static void fill(unsigned type, unsigned key_bytes, unsigned value_bytes)
 {
 	unsigned char key[KEY_BYTES_MAX], *value = calloc(libbpf_num_possible_cpus(), (value_bytes + 7) & ~7);
-	int fd = bpf_map__fd(skel->maps.map);
+	int fd = bpf_map__fd(skel->maps.map), inner = of_maps(type) ? inner_map() : -1;
 
+	if (inner >= 0)
+		memcpy(value, &inner, sizeof(inner));
 	for (unsigned i = 0; i < KEYS; i++) {
-		make_key(key, key_bytes, i);
+		make_key(type, key, key_bytes, i);
 		if (bpf_map_update_elem(fd, keyless(type) ? NULL : key, keyless(type) ? key : value, BPF_ANY))
 			fail("fill");
 	}
+	close(inner);
 	free(value);
 }
 
-static void prepare_keys(unsigned key_bytes, const char *which)
+static void prepare_keys(unsigned type, unsigned key_bytes, const char *which)
 {
 	unsigned order[KEYS], seed = 1;
 	// A miss in an array is an index behind its end.
@@ -109,7 +125,7 @@ static void prepare_keys(unsigned key_bytes, const char *which)
 		order[j] = i;
 	}
 	for (unsigned i = 0; i < KEYS + (SLOTS - 1) * KEYS_APART; i++)
-		make_key(skel->bss->keys + i * key_bytes, key_bytes, first + order[i % KEYS]);
+		make_key(type, skel->bss->keys + i * key_bytes, key_bytes, first + order[i % KEYS]);
 }
 
 static void unload(void)
@@ -139,8 +155,14 @@ static void load(unsigned type, unsigned key_bytes, unsigned value_bytes, unsign
 	bpf_map__set_key_size(skel->maps.map, keyless(type) ? 0 : key_bytes);
 	bpf_map__set_value_size(skel->maps.map, keyless(type) ? key_bytes : value_bytes);
 	bpf_map__set_max_entries(skel->maps.map, entries);
+	if (type == BPF_MAP_TYPE_LPM_TRIE)
+		bpf_map__set_map_flags(skel->maps.map, BPF_F_NO_PREALLOC);
+	if (of_maps(type) && bpf_map__set_inner_map_fd(skel->maps.map, inner_map()))
+		fail("inner map");
+	if (of_maps(type))
+		bpf_map__set_value_size(skel->maps.map, 4);
 	skel->rodata->key_bytes = key_bytes;
-	prepare_keys(key_bytes, which);
+	prepare_keys(type, key_bytes, which);
 	if (maps_tool_bpf__load(skel))
 		fail("load");
 	fill(type, key_bytes, value_bytes);
@@ -281,7 +303,7 @@ static void fill_up_to(int fd, unsigned type, unsigned key_bytes, unsigned value
 		unsigned count = to - from < BATCH ? to - from : BATCH, i;
 
 		for (i = 0; i < count; i++)
-			make_key(keys + i * key_bytes, key_bytes, from + i);
+			make_key(type, keys + i * key_bytes, key_bytes, from + i);
 		if (keyless(type))
 			for (i = 0; i < count && !bpf_map_update_elem(fd, NULL, values, BPF_ANY); i++)
 				;
@@ -295,13 +317,14 @@ static void fill_up_to(int fd, unsigned type, unsigned key_bytes, unsigned value
 
 static void memory(unsigned type, unsigned key_bytes, unsigned value_bytes, unsigned entries)
 {
+	LIBBPF_OPTS(bpf_map_create_opts, opts, .map_flags = type == BPF_MAP_TYPE_LPM_TRIE ? BPF_F_NO_PREALLOC : 0);
 	unsigned long bytes[3], took[CREATIONS], begin;
 	int fd = -1;
 
 	for (int i = 0; i < CREATIONS; i++) {
 		close(fd);
 		begin = nanoseconds();
-		fd = bpf_map_create(type, "memory", keyless(type) ? 0 : key_bytes, value_bytes, entries, NULL);
+		fd = bpf_map_create(type, "memory", keyless(type) ? 0 : key_bytes, value_bytes, entries, &opts);
 		took[i] = nanoseconds() - begin;
 		if (fd < 0)
 			fail("create");

@@ -79,12 +79,15 @@ const BLOOM: &[Operation] = &[
     operation("peek miss", "peek", "absent", 0.0),
 ];
 
+const OF_MAPS: &[Operation] =
+    &[operation("lookup hit", "lookup", "present", 1.0), operation("lookup miss", "lookup", "absent", 0.0)];
+
 const fn kind(name: &'static str, number: u32, keys: &'static [u32], operations: &'static [Operation]) -> Kind {
     Kind { name, number, keys, operations }
 }
 
-/// (For queues, stacks and Bloom filters "keys" are values.)
-const KINDS: [Kind; 9] = [
+/// (For queues, stacks and Bloom filters "keys" are values; of a trie's, 4 bytes are the length.)
+const KINDS: [Kind; 12] = [
     kind("HASH", 1, &KEYS, HASH),
     kind("PERCPU_HASH", 5, &KEYS, HASH),
     kind("LRU_HASH", 9, &KEYS, HASH),
@@ -94,10 +97,13 @@ const KINDS: [Kind; 9] = [
     kind("QUEUE", 22, &[8, 64], QUEUE),
     kind("STACK", 23, &[8, 64], QUEUE),
     kind("BLOOM_FILTER", 30, &KEYS, BLOOM),
+    kind("LPM_TRIE", 11, &[8, 20], HASH),
+    kind("ARRAY_OF_MAPS", 12, &[4], OF_MAPS),
+    kind("HASH_OF_MAPS", 13, &[4, 16], OF_MAPS),
 ];
 
 /// What the memory of is measured: number, bytes of key and value.
-const MEMORY: [(&str, u32, u32, u32); 8] = [
+const MEMORY: [(&str, u32, u32, u32); 9] = [
     ("HASH", 1, 8, 8),
     ("PERCPU_HASH", 5, 8, 8),
     ("LRU_HASH", 9, 8, 8),
@@ -106,6 +112,7 @@ const MEMORY: [(&str, u32, u32, u32); 8] = [
     ("PERCPU_ARRAY", 6, 4, 8),
     ("QUEUE", 22, 0, 8),
     ("BLOOM_FILTER", 30, 0, 8),
+    ("LPM_TRIE", 11, 8, 8),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

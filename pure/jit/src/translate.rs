@@ -16,7 +16,8 @@ use cranelift_codegen::ir::{
 use cranelift_codegen::isa::{CallConv, TargetFrontendConfig};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
 use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
-use ring3_layout::control::Attachment;
+use ring3_layout::control::{Attachment, GotEntry};
+use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::helper;
@@ -153,7 +154,7 @@ fn type_of(size: Size) -> Type {
 /// The agent's lookup for hash maps of a type with keys of this size, if it has one. Per-CPU ones want a CPU as well.
 fn hash_lookup(map_type: u32, key_size: u32) -> Option<&'static str> {
     let symbols = match map_type {
-        map_type::HASH => {
+        map_type::HASH | map_type::HASH_OF_MAPS => {
             ["ring3_hash_lookup_4", "ring3_hash_lookup_8", "ring3_hash_lookup_16", "ring3_hash_lookup_64"]
         }
         map_type::PERCPU_HASH => [
@@ -587,6 +588,9 @@ impl Translator<'_, '_> {
     }
 
     fn lookup(&mut self, map: MapShape) -> Value {
+        if map.map_type == map_type::ARRAY_OF_MAPS {
+            return self.array_of_maps_lookup(map);
+        }
         if matches!(map.map_type, map_type::ARRAY | map_type::PERCPU_ARRAY) {
             return self.array_lookup(map);
         }
@@ -598,7 +602,49 @@ impl Translator<'_, '_> {
         if per_cpu {
             arguments.push(self.cpu());
         }
-        self.call_external(External::Outside(Target::Symbol(symbol)), &arguments)
+        let value = self.call_external(External::Outside(Target::Symbol(symbol)), &arguments);
+        if map.map_type == map_type::HASH_OF_MAPS { self.inner_map(value) } else { value }
+    }
+
+    /// Mirrors kernel/bpf/arraymap.c:array_of_map_gen_lookup.
+    fn array_of_maps_lookup(&mut self, map: MapShape) -> Value {
+        let key = self.get(2);
+        let index = self.builder.ins().load(I32, access(), key, 0);
+        let inside = self.builder.ins().icmp_imm_u(IntCC::UnsignedLessThan, index, i64::from(map.max_entries));
+        let (index, zero) = (self.widen(index), self.constant(0));
+        let index = self.builder.ins().select(inside, index, zero);
+        let offset = self.builder.ins().ishl_imm_u(index, 2);
+        let data = self.got(Target::GotData(map.slot));
+        let element = self.builder.ins().iadd(data, offset);
+        let place = self.builder.ins().load(I32, access(), element, 0);
+        let place = self.widen(place);
+        let place = self.builder.ins().select(inside, place, zero);
+        self.view(place)
+    }
+
+    /// The map that an element at `value` names; 0 if there is no element.
+    fn inner_map(&mut self, value: Value) -> Value {
+        let zero = self.constant(0);
+        let (found, on) = (self.builder.create_block(), self.builder.create_block());
+        self.builder.append_block_param(on, I64);
+        self.builder.ins().brif(value, found, &[], on, &[zero.into()]);
+        self.builder.switch_to_block(found);
+        let place = self.builder.ins().load(I32, access(), value, 0);
+        let place = self.widen(place);
+        let view = self.view(place);
+        self.builder.ins().jump(on, &[view.into()]);
+        self.builder.switch_to_block(on);
+        self.builder.block_params(on)[0]
+    }
+
+    /// The view of the map in GOT slot `place` minus 1. Of 0 it is the word before the GOT, which is 0.
+    fn view(&mut self, place: Value) -> Value {
+        const ENTRY_BYTES: u64 = size_of::<GotEntry>() as u64;
+        let env = self.builder.use_var(self.env);
+        let region = self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, region_base) as i32);
+        let offset = self.builder.ins().imul_imm_s(place, ENTRY_BYTES as i64);
+        let entry = self.builder.ins().iadd(region, offset);
+        self.builder.ins().load(I64, access(), entry, (got_offset(0) - ENTRY_BYTES) as i32)
     }
 
     /// The CPU whose part of per-CPU maps the program uses: dispatch has set it.
