@@ -13,6 +13,7 @@
 //! Half of the seeds are always the same, half begin at the clock's time. `RING3_SEED=N` begins at N, with
 //! `RING3_SEQUENCES=N` sequences in all; sequence n of seed s is sequence 0 of seed s + n.
 
+mod calls;
 mod random_maps;
 
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -12,9 +12,10 @@ use ring3_uapi::attr::{batch as b, id, info as i, map_create as m, map_elem as e
 use ring3_uapi::bpf::cmd;
 
 use super::kinds::{self, Kind, LOOSE_BELOW, Shape};
-use super::raw_calls::{Attr, SLOT_BYTES, Slot, bpf, bpf_fd};
+use super::raw_calls::{SLOT_BYTES, Slot, bpf_fd};
 use super::raw_program::{Program, Shown, Victim, try_load};
 use super::sequence::{Data, Step};
+use crate::calls::raw_bpf::{Attr, bpf};
 
 /// What fills memory that is to be written.
 const BLANK: u8 = 0xee;

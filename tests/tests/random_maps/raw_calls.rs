@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::calls::raw_bpf::{Attr, bpf, result};
 use ring3_uapi::Errno;
-use ring3_uapi::attr::{ATTR_BYTES, Field};
 
 use super::sequence::Data;
 
@@ -12,37 +12,6 @@ pub(crate) const SLOT_BYTES: usize = 1 << 20;
 const PAGE_BYTES: usize = 4096;
 /// Where nothing is ever mapped.
 const BAD_ADDRESS: u64 = 8;
-
-/// `union bpf_attr`.
-#[derive(Clone)]
-pub(crate) struct Attr(pub(crate) [u8; ATTR_BYTES]);
-
-impl Attr {
-    pub(crate) fn new() -> Attr {
-        Attr([0; ATTR_BYTES])
-    }
-
-    pub(crate) fn with(mut self, field: Field, value: u64) -> Attr {
-        self.0[field.at..field.end()].copy_from_slice(&value.to_ne_bytes()[..field.bytes]);
-        self
-    }
-
-    pub(crate) fn get(&self, field: Field) -> u64 {
-        let mut bytes = [0; 8];
-        bytes[..field.bytes].copy_from_slice(&self.0[field.at..field.end()]);
-        u64::from_ne_bytes(bytes)
-    }
-}
-
-fn result(value: i64) -> Result<i64, Errno> {
-    if value < 0 { Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))) } else { Ok(value) }
-}
-
-pub(crate) fn bpf(command: u32, attr: &mut Attr) -> Result<i64, Errno> {
-    // SAFETY: bpf(2) reads and writes ATTR_BYTES bytes at the attribute, and at the addresses in it, which are those
-    // of slots or lead to nothing.
-    result(unsafe { libc::syscall(libc::SYS_bpf, command, attr.0.as_mut_ptr(), ATTR_BYTES) })
-}
 
 /// bpf(2) with a command that gives a descriptor.
 pub(crate) fn bpf_fd(command: u32, attr: &mut Attr) -> Result<OwnedFd, Errno> {
@@ -70,11 +39,6 @@ pub(crate) fn stay_on_one_cpu() {
     let first = 1u64;
     // SAFETY: reads the 8 bytes of the set.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, &raw const first) };
-}
-
-/// Address of something that outlives the call that gets it.
-pub(crate) fn address<T: ?Sized>(value: &T) -> u64 {
-    std::ptr::from_ref(value).cast::<u8>() as u64
 }
 
 /// Memory for one argument: it lies at the end, and behind the end is nothing.

@@ -12,7 +12,8 @@ use ring3_uapi::{Errno, helper, perf};
 
 use super::generate::{PROGRAM_KEY_MAX, PROGRAM_VALUE_MAX};
 use super::kinds::Shape;
-use super::raw_calls::{Attr, address, bpf, bpf_fd, ioctl, perf_event_open};
+use super::raw_calls::{bpf_fd, ioctl, perf_event_open};
+use crate::calls::raw_bpf::{Attr, address, bpf};
 
 /// The control record: operation, flags, result, key, value.
 const FLAGS_AT: u32 = 8;

@@ -4,7 +4,8 @@ use ring3_uapi::Errno;
 use ring3_uapi::attr;
 use ring3_uapi::bpf::{cmd, map_type, prog_type};
 
-use crate::{Attr, EXIT, MARK, MOV_R0_0, address, bpf, close, create, element, id_of, load_attr, show, show_fd};
+use super::raw_calls::{EXIT, MARK, MOV_R0_0, close, create, element, id_of, load_attr, show, show_fd};
+use crate::calls::raw_bpf::{Attr, address, bpf};
 
 const KINDS: [u32; 3] = [map_type::PROG_ARRAY, map_type::ARRAY_OF_MAPS, map_type::HASH_OF_MAPS];
 

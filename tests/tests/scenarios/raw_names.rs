@@ -6,7 +6,8 @@ use ring3_uapi::Errno;
 use ring3_uapi::attr::obj;
 use ring3_uapi::bpf::{cmd, map_type, prog_type};
 
-use crate::{Attr, EXIT, MARK, MOV_R0_0, bpf, close, create, element, id_of, load_attr, result, show, show_fd};
+use super::raw_calls::{EXIT, MARK, MOV_R0_0, close, create, element, id_of, load_attr, show, show_fd};
+use crate::calls::raw_bpf::{Attr, bpf, result};
 
 const ROOT: &str = "/sys/fs/bpf";
 

@@ -3,10 +3,8 @@
 use ring3_uapi::attr;
 use ring3_uapi::bpf::{cmd, map_type, prog_type};
 
-use crate::{
-    Attr, EXIT, MARK, MOV_R0_0, address, bpf, btf_blob, close, create, element, load_attr, load_btf, result, show,
-    show_fd,
-};
+use super::raw_calls::{EXIT, MARK, MOV_R0_0, btf_blob, close, create, element, load_attr, load_btf, show, show_fd};
+use crate::calls::raw_bpf::{Attr, address, bpf, result};
 
 /// What `types` makes, by id.
 const INT: u64 = 1;

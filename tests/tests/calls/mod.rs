@@ -1,0 +1,3 @@
+//! System calls that several tests make.
+
+pub(crate) mod raw_bpf;
