@@ -187,6 +187,10 @@ fn bpftrace_shows_the_same_stacks() {
         println!("SKIPPED: bpftrace is not installed");
         return;
     }
+    if !is_root() {
+        println!("SKIPPED: bpftrace runs for root only");
+        return;
+    }
     let seen = same_as_native(|bench| {
         let binary = bench.victim(ring3_tests::victim("helped", "cc", "helped.c", &["-Wno-unused-result"]));
         let at =

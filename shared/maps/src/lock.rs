@@ -8,7 +8,9 @@ use crate::raw_memory::Memory;
 
 /// Rounds of waiting for a lock: first on the CPU, then letting others run, then asleep. An owner that lost its CPU
 /// gets it back within some tens of milliseconds; all naps together are 0.1 s.
-const SPINS: u32 = 256;
+const SPINS: u32 = 32;
+/// Pauses of the CPU between two looks at the lock, at most: each look takes its cache line from who works there.
+const PAUSES_MAX: u32 = 16;
 /// Rounds before naps.
 pub(crate) const YIELDS: u32 = SPINS + 64;
 /// All rounds.
@@ -46,15 +48,16 @@ pub(crate) fn acquire(memory: &Memory<'_>, offset: u64, cx: &Context, rounds: u3
 #[cold]
 #[inline(never)]
 fn wait(word: &AtomicU32, cx: &Context, rounds: u32) -> Acquired {
-    let mut round = 0;
+    let (mut round, mut pauses) = (0, 1);
     loop {
-        let owner = match word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed) {
-            Ok(_) => return Acquired::Free,
-            Err(owner) => owner,
-        };
+        let owner = word.load(Relaxed);
+        if owner == 0 && word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed).is_ok() {
+            return Acquired::Free;
+        }
         round += 1;
         if round < SPINS {
-            core::hint::spin_loop();
+            (0..pauses).for_each(|_| core::hint::spin_loop());
+            pauses = (pauses * 2).min(PAUSES_MAX);
             continue;
         }
         if owner != 0 && round % DEAD_CHECK_EVERY == 0 && cx.is_dead(owner) {
