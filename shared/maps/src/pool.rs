@@ -79,8 +79,8 @@ impl<'m> Pool<'m> {
     /// The first `N` words of the node that a link names, the first one with its generation, and which node it is.
     #[inline(always)]
     pub(crate) fn words<const N: usize>(&self, link: u64) -> Option<(u32, &'m [AtomicU64; N])> {
-        let index = self.index(link)?;
-        Some((index, self.0.words(self.node_at(index))?))
+        let index = link as u32;
+        Some((index, self.0.node(u64::from(index) * 8)?))
     }
 
     fn word(&self, index: u64) -> &'m AtomicU64 {

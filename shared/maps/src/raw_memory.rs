@@ -86,13 +86,16 @@ impl<'g> Memory<'g> {
         unsafe { AtomicU64::from_ptr(pointer.cast()) }
     }
 
-    /// `N` words at `offset`, if they are in the file: checked once, read as one likes.
+    /// The first `N` words of the node of a pool that is at `at`, words from the header times 8, if one can be there.
     #[inline(always)]
-    pub(crate) fn words<const N: usize>(&self, offset: u64) -> Option<&[AtomicU64; N]> {
-        let inside = offset.checked_add(N as u64 * 8).is_some_and(|end| end <= self.geometry.file_bytes());
-        let pointer: *const [AtomicU64; N] = self.base.wrapping_add(offset as usize).cast();
-        // SAFETY: inside the mapping, aligned (the base is page-aligned), and atomics are valid for any bytes.
-        (inside && offset.is_multiple_of(8)).then(|| unsafe { &*pointer })
+    pub(crate) fn node<const N: usize>(&self, at: u64) -> Option<&'g [AtomicU64; N]> {
+        let pool = &self.geometry.pool;
+        let inside = at.wrapping_sub(pool.nodes) <= pool.last.wrapping_sub(pool.nodes);
+        let room = pool.stride as usize >= N * 8 && pool.nodes <= pool.last;
+        let pointer: *const [AtomicU64; N] = self.base.wrapping_add(self.private(at) as usize).cast();
+        // SAFETY: between the first and the last node there is room for a node's words; aligned (the private area is
+        // page-aligned, `at` a multiple of 8), and atomics are valid for any bytes.
+        (inside && room).then(|| unsafe { &*pointer })
     }
 
     /// Copies from the map to `out`; true if the bytes are in the file.
