@@ -402,13 +402,13 @@ fn check_helper(
     let Some(argument) = prototype.map_argument else { return Ok(()) };
     let constant = flow::constant_load(ops, at, argument).and_then(|load| verified.map_at(load));
     if let Some((map, None)) = constant {
+        // Mirrors kernel/bpf/verifier.c:record_func_map, and then check_map_func_compatibility.
+        if map.map_flags & BPF_F_RDONLY_PROG != 0 && prototype.writes_map() {
+            return Err(Report::new(Errno::EACCES, Some(at), "write into map forbidden"));
+        }
         if !prototype.takes(map.map_type) {
             let map_name = map_type::name(map.map_type).unwrap_or("unknown");
             return refuse(format!("cannot pass map_type {} ({map_name}) into func bpf_{name}#{id}", map.map_type));
-        }
-        // Mirrors kernel/bpf/verifier.c:record_func_map.
-        if map.map_flags & BPF_F_RDONLY_PROG != 0 && prototype.writes_map() {
-            return Err(Report::new(Errno::EACCES, Some(at), "write into map forbidden"));
         }
         verified.helper_maps.insert(at, map);
     }

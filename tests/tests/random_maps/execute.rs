@@ -509,7 +509,9 @@ impl<'v> Machine<'v> {
 
     fn in_program(&mut self, made: &mut Made, step: &Step) -> String {
         let Some(map) = &made.fd else { return "no map".to_owned() };
-        let (shape, value_bytes) = (made.kind.shape, made.value_bytes as u32);
+        // A map of maps gives programs the map, whose memory is the kernel's own.
+        let value_bytes = if made.kind.holds_objects { 0 } else { made.value_bytes as u32 };
+        let shape = made.kind.shape;
         let of = Shown { map, shape, value_bytes, flags: made.flags };
         if !of.fits(&step.verb) {
             return "unfit".to_owned();
