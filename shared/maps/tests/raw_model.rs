@@ -1,5 +1,7 @@
 //! Maps against models, from one thread and from many.
 
+mod raw;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,61 +10,13 @@ use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 
+use raw::{DEAD, Shared, keys, waiting};
+
 /// Where a hash map's buckets begin, behind the header.
 const BUCKETS_AT: u64 = 896;
 
-struct Owned {
-    base: *mut u8,
-    bytes: usize,
-    map: Map<'static>,
-}
-
-impl Owned {
-    fn new(attributes: Attributes) -> Owned {
-        let geometry = Box::leak(Box::new(Geometry::new(&attributes).expect("valid")));
-        let bytes = geometry.file_bytes() as usize;
-        let base = memory(bytes);
-        // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
-        Owned { base, bytes, map: unsafe { Map::trusted(base, geometry) } }
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `memory` with this size.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
-    }
-}
-
-fn memory(bytes: usize) -> *mut u8 {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: asks for fresh memory.
-    let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    assert_ne!(base, libc::MAP_FAILED);
-    base.cast()
-}
-
-fn context(owner: u32, cpu: u32) -> Context {
-    let relax = |sleeps| match sleeps {
-        true => std::thread::sleep(std::time::Duration::from_nanos(ring3_maps::NAP_NS)),
-        false => std::thread::yield_now(),
-    };
-    Context { owner, cpu, owner_is_dead: |tid| tid == 666, relax }
-}
-
 fn hash(key_size: u32, value_size: u32, max_entries: u32) -> Attributes {
     Attributes { map_type: map_type::HASH, key_size, value_size, max_entries, map_flags: 0, cpus: 4, map_extra: 0 }
-}
-
-fn keys(map: &Map) -> Vec<Vec<u8>> {
-    let mut found: Vec<Vec<u8>> = vec![];
-    loop {
-        let mut key = vec![0; map.header().key_size as usize];
-        if map.user_next_key(found.last().map(Vec::as_slice), &mut key).is_err() {
-            return found;
-        }
-        found.push(key);
-    }
 }
 
 proptest! {
@@ -72,8 +26,8 @@ proptest! {
         key_size in prop_oneof![Just(1u32), Just(4), Just(7), Just(8), Just(16), Just(40)],
         operations in prop::collection::vec((0u8..4, 0u8..24, any::<u8>(), 0u64..5), 1..300),
     ) {
-        let owned = Owned::new(hash(key_size, 5, 16));
-        let cx = context(1, 0);
+        let shared = Shared::fresh(hash(key_size, 5, 16));
+        let cx = waiting(1);
         let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         for (operation, key, value, flags) in operations {
             let key = vec![key; key_size as usize];
@@ -88,23 +42,23 @@ proptest! {
                         _ if !there && model.len() == 16 => Err(Errno::E2BIG),
                         _ => Ok(()),
                     };
-                    prop_assert_eq!(owned.map.user_update(&cx, &key, &value, flags), expected);
+                    prop_assert_eq!(shared.map().user_update(&cx, &key, &value, flags), expected);
                     if expected.is_ok() {
                         model.insert(key, value);
                     }
                 }
                 2 => {
                     let expected = model.remove(&key).map(drop).ok_or(Errno::ENOENT);
-                    prop_assert_eq!(owned.map.user_delete(&cx, &key), expected);
+                    prop_assert_eq!(shared.map().user_delete(&cx, &key), expected);
                 }
                 _ => {
                     let mut out = [0; 5];
-                    let result = owned.map.user_lookup(&key, &mut out);
+                    let result = shared.map().user_lookup(&key, &mut out);
                     prop_assert_eq!(result.is_ok(), model.contains_key(&key));
                     prop_assert!(result.is_err() || model[&key] == out);
                 }
             }
-            let mut all = keys(&owned.map);
+            let mut all = keys(&shared.map());
             all.sort();
             prop_assert_eq!(all, model.keys().cloned().collect::<Vec<_>>());
         }
@@ -171,15 +125,15 @@ fn specialised_lookups_find_what_general_updates_stored() {
     const CPU: u32 = 2;
     for (kind, lookups) in specialised() {
         for (key_size, lookup) in [4, 8, 16, 64].into_iter().zip(lookups) {
-            let owned = Owned::new(Attributes { map_type: kind, ..hash(key_size, 8, 2000) });
-            let cx = context(1, CPU);
+            let shared = Shared::fresh(Attributes { map_type: kind, ..hash(key_size, 8, 2000) });
+            let cx = Context { cpu: CPU, ..waiting(1) };
             let key_of = |number: u32| -> Vec<u8> { number.to_le_bytes().repeat(key_size as usize / 4) };
             for number in 0..1000 {
                 let (key, value) = (key_of(number), u64::from(number).to_le_bytes());
                 // SAFETY: a key and a value of the map's sizes.
-                unsafe { owned.map.update(&cx, key.as_ptr() as u64, value.as_ptr() as u64, 0) }.expect("room");
+                unsafe { shared.map().update(&cx, key.as_ptr() as u64, value.as_ptr() as u64, 0) }.expect("room");
             }
-            let view = View { base: owned.base as u64, geometry: *owned.map.geometry() };
+            let view = View { base: shared.base as u64, geometry: *shared.map().geometry() };
             let view = &raw const view as u64;
             for number in 0..2000 {
                 let key = key_of(number);
@@ -200,20 +154,20 @@ fn specialised_lookups_find_what_general_updates_stored() {
 #[test]
 fn a_map_holds_exactly_its_number_of_elements_each_with_a_value_of_its_own() {
     for entries in [1u32, 7, 63, 64, 65, 200] {
-        let owned = Owned::new(hash(4, 4, entries));
+        let shared = Shared::fresh(hash(4, 4, entries));
         // Several threads in turn, which keep free elements apart, and a round of deletion between.
         for round in 0..3u32 {
             for key in 0..entries {
-                let (cx, value) = (context(1 + key % 11 + round, 0), (key ^ round).to_le_bytes());
-                owned.map.user_update(&cx, &key.to_le_bytes(), &value, 1).expect("room");
+                let (cx, value) = (waiting(1 + key % 11 + round), (key ^ round).to_le_bytes());
+                shared.map().user_update(&cx, &key.to_le_bytes(), &value, 1).expect("room");
             }
-            let full = owned.map.user_update(&context(1, 0), &entries.to_le_bytes(), &[0; 4], 0);
+            let full = shared.map().user_update(&waiting(1), &entries.to_le_bytes(), &[0; 4], 0);
             assert_eq!(full, Err(Errno::E2BIG));
             for key in 0..entries {
                 let mut out = [0; 4];
-                owned.map.user_lookup(&key.to_le_bytes(), &mut out).expect("stored");
+                shared.map().user_lookup(&key.to_le_bytes(), &mut out).expect("stored");
                 assert_eq!(u32::from_le_bytes(out), key ^ round);
-                owned.map.user_delete(&context(5 + key % 3, 0), &key.to_le_bytes()).expect("there");
+                shared.map().user_delete(&waiting(5 + key % 3), &key.to_le_bytes()).expect("there");
             }
         }
     }
@@ -222,17 +176,17 @@ fn a_map_holds_exactly_its_number_of_elements_each_with_a_value_of_its_own() {
 #[test]
 fn keys_of_any_length_that_differ_in_one_bit_spread_over_the_buckets() {
     for key_size in [1usize, 3, 5, 8, 11, 16, 17, 31, 32, 40, 64, 100] {
-        let owned = Owned::new(hash(key_size as u32, 1, 4096));
-        let cx = context(1, 0);
+        let shared = Shared::fresh(hash(key_size as u32, 1, 4096));
+        let cx = waiting(1);
         let mut key = vec![0; key_size];
-        owned.map.user_update(&cx, &key, &[0], 0).expect("room");
+        shared.map().user_update(&cx, &key, &[0], 0).expect("room");
         for bit in 0..key_size * 8 {
             key[bit / 8] ^= 1 << (bit % 8);
-            owned.map.user_update(&cx, &key, &[0], 1).expect("another key");
+            shared.map().user_update(&cx, &key, &[0], 1).expect("another key");
             key[bit / 8] ^= 1 << (bit % 8);
         }
-        assert_eq!(keys(&owned.map).len(), key_size * 8 + 1);
-        let (base, table) = (owned.base as u64 + owned.map.header().data_bytes, 4096u64);
+        assert_eq!(keys(&shared.map()).len(), key_size * 8 + 1);
+        let (base, table) = (shared.base as u64 + shared.map().header().data_bytes, 4096u64);
         // SAFETY: the bucket table is in the mapping; each bucket begins with a link.
         let head = |bucket: u64| unsafe { ((base + BUCKETS_AT + bucket * 8) as *const u32).read() };
         let used = (0..table).filter(|bucket| head(*bucket) != 0).count();
@@ -246,34 +200,34 @@ fn keys_of_any_length_that_differ_in_one_bit_spread_over_the_buckets() {
 
 #[test]
 fn each_key_is_in_one_bucket() {
-    let owned = Owned::new(hash(9, 8, 100));
+    let shared = Shared::fresh(hash(9, 8, 100));
     let mut expected = vec![];
     for number in 0..100u8 {
         let key = [number; 9];
-        owned.map.user_update(&context(1, 0), &key, &[1; 8], 0).expect("there is room");
+        shared.map().user_update(&waiting(1), &key, &[1; 8], 0).expect("there is room");
         expected.push(key.to_vec());
     }
     let mut found = vec![];
-    for bucket in 0..=owned.map.geometry().hash.bucket_mask {
-        assert!(owned.map.user_bucket(bucket, &mut [0; 9], |key| found.push(key.to_vec())));
+    for bucket in 0..=shared.map().geometry().hash.bucket_mask {
+        assert!(shared.map().user_bucket(bucket, &mut [0; 9], |key| found.push(key.to_vec())));
     }
     found.sort_unstable();
     assert_eq!(found, expected);
-    assert!(!owned.map.user_bucket(u32::MAX, &mut [0; 9], |_| panic!("there is no such bucket")));
+    assert!(!shared.map().user_bucket(u32::MAX, &mut [0; 9], |_| panic!("there is no such bucket")));
 }
 
 #[test]
 fn threads_lose_no_key_and_no_count() {
     const THREADS: u64 = 8;
     const ROUNDS: u64 = 20_000;
-    let owned = Owned::new(hash(8, 8, 4096));
-    let map = owned.map;
-    let shared = 7u64.to_le_bytes();
-    map.user_update(&context(100, 0), &shared, &[0; 8], 0).expect("room");
+    let shared = Shared::fresh(hash(8, 8, 4096));
+    let map = shared.map();
+    let common = 7u64.to_le_bytes();
+    map.user_update(&waiting(100), &common, &[0; 8], 0).expect("room");
     std::thread::scope(|scope| {
         for thread in 1..=THREADS {
             scope.spawn(move || {
-                let cx = context(thread as u32, 0);
+                let cx = waiting(thread as u32);
                 for round in 0..ROUNDS {
                     let own = ((thread << 32) | (round % 97)).to_le_bytes();
                     map.user_update(&cx, &own, &round.to_le_bytes(), 0).expect("room");
@@ -283,55 +237,55 @@ fn threads_lose_no_key_and_no_count() {
                     map.user_delete(&cx, &own).expect("there");
                     assert_eq!(map.user_lookup(&own, &mut out), Err(Errno::ENOENT));
                     // SAFETY: 8 readable bytes.
-                    let value = unsafe { map.lookup(shared.as_ptr() as u64, 0) };
-                    // SAFETY: the value of the shared key is 8 bytes and stays.
+                    let value = unsafe { map.lookup(common.as_ptr() as u64, 0) };
+                    // SAFETY: the value of the common key is 8 bytes and stays.
                     unsafe { AtomicU64::from_ptr(value as *mut u64) }.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
     });
     let mut out = [0; 8];
-    map.user_lookup(&shared, &mut out).expect("never deleted");
+    map.user_lookup(&common, &mut out).expect("never deleted");
     assert_eq!(u64::from_le_bytes(out), THREADS * ROUNDS);
-    assert_eq!(keys(&map), [shared.to_vec()]);
+    assert_eq!(keys(&map), [common.to_vec()]);
 }
 
 #[test]
 fn a_lock_that_a_dead_owner_left_is_taken_over_and_a_living_ones_wait_is_bounded() {
-    let owned = Owned::new(hash(4, 4, 4));
-    let header = owned.map.header().data_bytes as usize;
-    for (owner, expected) in [(666u32, Ok(())), (5, Err(Errno::EBUSY))] {
+    let shared = Shared::fresh(hash(4, 4, 4));
+    let header = shared.map().header().data_bytes as usize;
+    for (owner, expected) in [(DEAD, Ok(())), (5, Err(Errno::EBUSY))] {
         for bucket in 0..4usize {
-            let lock = owned.base.wrapping_add(header + BUCKETS_AT as usize + bucket * 8 + 4).cast::<u32>();
+            let lock = shared.base.wrapping_add(header + BUCKETS_AT as usize + bucket * 8 + 4).cast::<u32>();
             // SAFETY: the lock words of the four buckets lie behind header and words.
             unsafe { lock.write(owner) };
         }
-        assert_eq!(owned.map.user_update(&context(1, 0), &[1, 0, 0, 0], &[0; 4], 0), expected);
+        assert_eq!(shared.map().user_update(&waiting(1), &[1, 0, 0, 0], &[0; 4], 0), expected);
     }
 }
 
 #[test]
 fn a_lock_of_another_pid_namespace_is_not_taken_over_until_the_server_has_buried_its_owner() {
-    let owned = Owned::new(hash(4, 4, 1));
-    let header = owned.map.header().data_bytes as usize;
-    let lock = owned.base.wrapping_add(header + BUCKETS_AT as usize + 4).cast::<u32>();
-    let far = ring3_layout::owner::name(3, 666);
+    let shared = Shared::fresh(hash(4, 4, 1));
+    let header = shared.map().header().data_bytes as usize;
+    let lock = shared.base.wrapping_add(header + BUCKETS_AT as usize + 4).cast::<u32>();
+    let far = ring3_layout::owner::name(3, DEAD);
     // SAFETY: the lock word of the only bucket lies behind header and words.
     unsafe { lock.write(far) };
-    let put = || owned.map.user_update(&context(1, 0), &[1, 0, 0, 0], &[0; 4], 0);
+    let put = || shared.map().user_update(&waiting(1), &[1, 0, 0, 0], &[0; 4], 0);
     // The same number is that of a dead thread here.
     assert_eq!(put(), Err(Errno::EBUSY));
-    owned.map.bury(&context(1, 0), |_| false, |at| at);
+    shared.map().bury(&waiting(1), |_| false, |at| at);
     assert_eq!(put(), Err(Errno::EBUSY));
-    assert_eq!(owned.map.gave_up(), 2);
-    owned.map.bury(&context(1, 0), |owner| owner == far, |at| at);
+    assert_eq!(shared.map().gave_up(), 2);
+    shared.map().bury(&waiting(1), |owner| owner == far, |at| at);
     assert_eq!(put(), Ok(()));
 }
 
 #[test]
 fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
     for kind in [map_type::PERCPU_HASH, map_type::PERCPU_ARRAY] {
-        let owned = Owned::new(Attributes {
+        let shared = Shared::fresh(Attributes {
             map_type: kind,
             key_size: 4,
             value_size: 4,
@@ -343,9 +297,12 @@ fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
         let key = 1u32.to_le_bytes();
         let value = 9u32.to_le_bytes();
         // SAFETY: key and value are readable with their sizes.
-        unsafe { owned.map.update(&context(1, 2), key.as_ptr() as u64, value.as_ptr() as u64, 0) }.expect("room");
+        unsafe {
+            shared.map().update(&Context { cpu: 2, ..waiting(1) }, key.as_ptr() as u64, value.as_ptr() as u64, 0)
+        }
+        .expect("room");
         let mut out = [0xff; 32];
-        owned.map.user_lookup(&key, &mut out).expect("there");
+        shared.map().user_lookup(&key, &mut out).expect("there");
         let mut expected = [0u8; 32];
         expected[16] = 9;
         assert_eq!(out, expected);
@@ -354,35 +311,35 @@ fn per_cpu_values_are_apart_and_fresh_elements_are_zero_elsewhere() {
 
 #[test]
 fn a_full_lru_map_keeps_what_is_used() {
-    let owned = Owned::new(Attributes { map_type: map_type::LRU_HASH, ..hash(4, 8, 1000) });
-    let cx = context(1, 0);
-    let put = |key: u32| owned.map.user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0);
+    let shared = Shared::fresh(Attributes { map_type: map_type::LRU_HASH, ..hash(4, 8, 1000) });
+    let cx = waiting(1);
+    let put = |key: u32| shared.map().user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0);
     // SAFETY: the key is readable with its size.
-    let used = |key: u32| unsafe { owned.map.lookup(key.to_le_bytes().as_ptr() as u64, 0) } != 0;
+    let used = |key: u32| unsafe { shared.map().lookup(key.to_le_bytes().as_ptr() as u64, 0) } != 0;
     (0..1000).for_each(|key| put(key).expect("room"));
     assert!((0..100).all(used));
     for key in 1000..20_000 {
         put(key).expect("room is made");
         assert!((0..100).all(used), "after {key}");
-        owned.map.user_lookup(&key.to_le_bytes(), &mut [0; 8]).expect("just put");
+        shared.map().user_lookup(&key.to_le_bytes(), &mut [0; 8]).expect("just put");
     }
-    let left = keys(&owned.map);
+    let left = keys(&shared.map());
     assert_eq!(left.len(), 1000);
     for key in left {
         let mut value = [0; 8];
-        owned.map.user_lookup(&key, &mut value).expect("listed");
+        shared.map().user_lookup(&key, &mut value).expect("listed");
         assert_eq!(value[..4], key);
     }
 }
 
 #[test]
 fn an_lru_map_between_threads_stays_whole() {
-    let owned = Owned::new(Attributes { map_type: map_type::LRU_HASH, ..hash(4, 8, 64) });
-    let map = owned.map;
+    let shared = Shared::fresh(Attributes { map_type: map_type::LRU_HASH, ..hash(4, 8, 64) });
+    let map = shared.map();
     std::thread::scope(|scope| {
         for thread in 1..5u32 {
             scope.spawn(move || {
-                let cx = context(thread, 0);
+                let cx = waiting(thread);
                 for round in 0..50_000u32 {
                     let key = round.wrapping_mul(2_654_435_761).wrapping_add(thread) % 200;
                     let done = map.user_update(&cx, &key.to_le_bytes(), &u64::from(key).to_le_bytes(), 0);
@@ -399,7 +356,7 @@ fn an_lru_map_between_threads_stays_whole() {
     let distinct: std::collections::BTreeSet<_> = left.iter().collect();
     assert_eq!(distinct.len(), left.len());
     // All elements can still be had.
-    let cx = context(1, 0);
+    let cx = waiting(1);
     left.iter().for_each(|key| map.user_delete(&cx, key).expect("listed"));
     for key in 0..64u32 {
         map.user_update(&cx, &key.to_le_bytes(), &[0; 8], 1).expect("room");
@@ -419,8 +376,8 @@ proptest! {
         room in 1u32..6,
         operations in prop::collection::vec((0u8..4, any::<u64>()), 1..200),
     ) {
-        let owned = Owned::new(keyless(if lifo { map_type::STACK } else { map_type::QUEUE }, room));
-        let cx = context(1, 0);
+        let shared = Shared::fresh(keyless(if lifo { map_type::STACK } else { map_type::QUEUE }, room));
+        let cx = waiting(1);
         let mut model = std::collections::VecDeque::new();
         for (operation, value) in operations {
             let mut out = [0xffu8; 8];
@@ -435,11 +392,11 @@ proptest! {
                     if expected.is_ok() {
                         model.push_back(value);
                     }
-                    prop_assert_eq!(owned.map.user_push(&cx, &value.to_le_bytes(), if replace { 2 } else { 0 }), expected);
+                    prop_assert_eq!(shared.map().user_push(&cx, &value.to_le_bytes(), if replace { 2 } else { 0 }), expected);
                 }
                 _ => {
                     let next = if lifo { model.back() } else { model.front() }.copied();
-                    let got = if operation == 2 { owned.map.user_peek(&cx, &mut out) } else { owned.map.user_pop(&cx, &mut out) };
+                    let got = if operation == 2 { shared.map().user_peek(&cx, &mut out) } else { shared.map().user_pop(&cx, &mut out) };
                     prop_assert_eq!(got, next.map(|_| ()).ok_or(Errno::ENOENT));
                     prop_assert_eq!(u64::from_le_bytes(out), next.unwrap_or(0));
                     if operation == 3 {
@@ -454,8 +411,8 @@ proptest! {
 #[test]
 fn a_queue_between_threads_loses_and_doubles_nothing() {
     const EACH: u64 = 20_000;
-    let owned = Owned::new(keyless(map_type::QUEUE, 16));
-    let map = owned.map;
+    let shared = Shared::fresh(keyless(map_type::QUEUE, 16));
+    let map = shared.map();
     let sums: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let taken = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -465,7 +422,7 @@ fn a_queue_between_threads_loses_and_doubles_nothing() {
             scope.spawn(move || {
                 for number in 0..EACH {
                     let value = (producer << 32 | number).to_le_bytes();
-                    while map.user_push(&context(1 + producer as u32, 0), &value, 0).is_err() {
+                    while map.user_push(&waiting(1 + producer as u32), &value, 0).is_err() {
                         std::thread::yield_now();
                     }
                 }
@@ -473,7 +430,7 @@ fn a_queue_between_threads_loses_and_doubles_nothing() {
             scope.spawn(move || {
                 let mut out = [0; 8];
                 while taken.load(Ordering::Relaxed) < 4 * EACH {
-                    if map.user_pop(&context(10 + producer as u32, 0), &mut out).is_ok() {
+                    if map.user_pop(&waiting(10 + producer as u32), &mut out).is_ok() {
                         let value = u64::from_le_bytes(out);
                         sums[(value >> 32) as usize].fetch_add(value as u32 as u64, Ordering::Relaxed);
                         taken.fetch_add(1, Ordering::Relaxed);
@@ -490,12 +447,12 @@ fn a_queue_between_threads_loses_and_doubles_nothing() {
 #[test]
 fn a_bloom_filter_never_denies_what_was_pushed_and_seldom_claims_what_was_not() {
     for map_extra in [0, 1, 7, 15] {
-        let owned = Owned::new(Attributes { map_extra, ..keyless(map_type::BLOOM_FILTER, 1000) });
-        let cx = context(1, 0);
+        let shared = Shared::fresh(Attributes { map_extra, ..keyless(map_type::BLOOM_FILTER, 1000) });
+        let cx = waiting(1);
         for number in 0..1000u64 {
-            owned.map.user_push(&cx, &number.to_le_bytes(), 0).expect("always room");
+            shared.map().user_push(&cx, &number.to_le_bytes(), 0).expect("always room");
         }
-        let claims = |number: u64| owned.map.user_peek(&cx, &mut number.to_le_bytes()).is_ok();
+        let claims = |number: u64| shared.map().user_peek(&cx, &mut number.to_le_bytes()).is_ok();
         assert!((0..1000).all(claims));
         let wrong = (1_000_000..1_010_000).filter(|number| claims(*number)).count();
         let worst = if map_extra == 1 { 7000 } else { 1500 };
@@ -505,7 +462,7 @@ fn a_bloom_filter_never_denies_what_was_pushed_and_seldom_claims_what_was_not() 
 
 #[test]
 fn arrays_refuse_what_the_kernel_refuses() {
-    let owned = Owned::new(Attributes {
+    let shared = Shared::fresh(Attributes {
         map_type: map_type::ARRAY,
         key_size: 4,
         value_size: 4,
@@ -514,22 +471,23 @@ fn arrays_refuse_what_the_kernel_refuses() {
         cpus: 1,
         map_extra: 0,
     });
-    let cx = context(1, 0);
+    let cx = waiting(1);
     let (inside, outside) = (1u32.to_le_bytes(), 2u32.to_le_bytes());
-    assert_eq!(owned.map.user_update(&cx, &inside, &[1; 4], 1), Err(Errno::EEXIST));
-    assert_eq!(owned.map.user_update(&cx, &outside, &[1; 4], 0), Err(Errno::E2BIG));
-    assert_eq!(owned.map.user_update(&cx, &inside, &[1; 4], 3), Err(Errno::EINVAL));
-    assert_eq!(owned.map.user_delete(&cx, &inside), Err(Errno::EINVAL));
-    assert_eq!(owned.map.user_lookup(&outside, &mut [0; 4]), Err(Errno::ENOENT));
-    assert_eq!(owned.map.user_next_key(Some(&inside), &mut [0; 4]), Err(Errno::ENOENT));
+    assert_eq!(shared.map().user_update(&cx, &inside, &[1; 4], 1), Err(Errno::EEXIST));
+    assert_eq!(shared.map().user_update(&cx, &outside, &[1; 4], 0), Err(Errno::E2BIG));
+    assert_eq!(shared.map().user_update(&cx, &inside, &[1; 4], 3), Err(Errno::EINVAL));
+    assert_eq!(shared.map().user_delete(&cx, &inside), Err(Errno::EINVAL));
+    assert_eq!(shared.map().user_lookup(&outside, &mut [0; 4]), Err(Errno::ENOENT));
+    assert_eq!(shared.map().user_next_key(Some(&inside), &mut [0; 4]), Err(Errno::ENOENT));
 }
 
 #[test]
 fn many_producers_lose_no_record_that_fits() {
     const PRODUCERS: u32 = 4;
     const RECORDS: u32 = 20_000;
-    let owned = Owned::new(Attributes { map_type: map_type::RINGBUF, max_entries: 1 << 16, ..Attributes::default() });
-    let (map, base) = (owned.map, owned.base as u64);
+    let shared =
+        Shared::fresh(Attributes { map_type: map_type::RINGBUF, max_entries: 1 << 16, ..Attributes::default() });
+    let (map, base) = (shared.map(), shared.base as u64);
     let (mut next, mut lost) = ([0u32; PRODUCERS as usize], 0u32);
     let failed = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -539,7 +497,7 @@ fn many_producers_lose_no_record_that_fits() {
                 let ring = map.ring().expect("a ring buffer");
                 for number in 0..RECORDS {
                     let data = [producer.to_le_bytes(), number.to_le_bytes()].concat();
-                    while ring.output(&context(producer + 1, 0), &data, 0).is_err() {
+                    while ring.output(&waiting(producer + 1), &data, 0).is_err() {
                         failed.fetch_add(1, Ordering::Relaxed);
                         std::thread::yield_now();
                     }
@@ -575,12 +533,13 @@ fn many_producers_lose_no_record_that_fits() {
 
 #[test]
 fn a_dead_owners_record_is_discarded() {
-    let owned = Owned::new(Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() });
-    let ring = owned.map.ring().expect("a ring buffer");
-    let dead = ring.reserve(&context(666, 0), 16).expect("room");
-    let alive = ring.reserve(&context(1, 0), 16).expect("room");
-    assert!(ring.discard_dead(&context(2, 0), |owner| owner == 666));
-    assert!(!ring.discard_dead(&context(2, 0), |owner| owner == 666));
+    let shared =
+        Shared::fresh(Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() });
+    let ring = shared.map().ring().expect("a ring buffer");
+    let dead = ring.reserve(&waiting(DEAD), 16).expect("room");
+    let alive = ring.reserve(&waiting(1), 16).expect("room");
+    assert!(ring.discard_dead(&waiting(2), |owner| owner == DEAD));
+    assert!(!ring.discard_dead(&waiting(2), |owner| owner == DEAD));
     // SAFETY: the record's header precedes its data.
     let header = |address: u64| unsafe { ((address - 8) as *const u32).read() };
     assert_eq!((header(dead.address), header(alive.address)), (16 | 1 << 30, 16 | 1 << 31));
@@ -589,10 +548,11 @@ fn a_dead_owners_record_is_discarded() {
 #[test]
 fn a_full_perf_buffer_counts_what_it_loses_and_says_so_later() {
     let geometry = Geometry::perf_buffer(1).expect("valid");
-    let base = memory(geometry.file_bytes() as usize);
-    // SAFETY: fresh zeroed memory of the right size; leaked by the test.
-    let buffer = unsafe { PerfBuffer::initialize(base, &geometry, PERF_SAMPLE_RAW, 1, 77) };
-    let cx = context(1, 0);
+    let shared = Shared::new(geometry);
+    let base = shared.base;
+    // SAFETY: fresh zeroed memory of the right size, which outlives the buffer.
+    let buffer = unsafe { PerfBuffer::initialize(base, &shared.geometry, PERF_SAMPLE_RAW, 1, 77) };
+    let cx = waiting(1);
     let sample = Sample { time_ns: 0, data: &[5; 1000] };
     let results: Vec<_> = (0..6).map(|_| buffer.output(&cx, &sample)).collect();
     assert_eq!(results[..4], [Ok(true); 4]);

@@ -1,47 +1,16 @@
 //! Tries and stack maps: against models, between threads, after deaths at any instant, in damaged memory.
 
+mod raw;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use ring3_maps::{Attributes, Context, Geometry, Map};
+use ring3_maps::{Attributes, Context, Map};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_FAST_STACK_CMP, BPF_F_NO_PREALLOC, BPF_F_REUSE_STACKID, BPF_F_STACK_BUILD_ID};
 
-struct Owned {
-    base: *mut u8,
-    bytes: usize,
-    map: Map<'static>,
-}
-
-impl Owned {
-    fn new(attributes: Attributes) -> Owned {
-        let geometry = Box::leak(Box::new(Geometry::new(&attributes).expect("valid")));
-        let bytes = geometry.file_bytes() as usize;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: asks for fresh memory.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
-        assert_ne!(base, libc::MAP_FAILED);
-        // SAFETY: fresh zeroed memory of the right size, unmapped by Drop.
-        Owned { base: base.cast(), bytes, map: unsafe { Map::trusted(base.cast(), geometry) } }
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this size.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
-    }
-}
-
-fn context(owner: u32) -> Context {
-    let relax = |sleeps| match sleeps {
-        true => std::thread::sleep(std::time::Duration::from_nanos(ring3_maps::NAP_NS)),
-        false => std::thread::yield_now(),
-    };
-    Context { owner, cpu: 0, owner_is_dead: |tid| tid >= 666, relax }
-}
+use raw::{Random, Shared, keys, waiting, zeroed_and_shared};
 
 fn trie(data_bytes: u32, value_size: u32, max_entries: u32) -> Attributes {
     Attributes {
@@ -67,18 +36,6 @@ fn stacks(frames: u32, max_entries: u32) -> Attributes {
 
 fn key(bits: u32, data: &[u8]) -> Vec<u8> {
     [&bits.to_le_bytes(), data].concat()
-}
-
-fn keys(map: &Map) -> Vec<Vec<u8>> {
-    let mut found: Vec<Vec<u8>> = vec![];
-    loop {
-        let mut key = vec![0; map.header().key_size as usize];
-        if map.user_next_key(found.last().map(Vec::as_slice), &mut key).is_err() {
-            return found;
-        }
-        found.push(key);
-        assert!(found.len() < 100_000, "iteration does not end");
-    }
 }
 
 // ---- tries ----
@@ -151,8 +108,8 @@ proptest! {
         operations in prop::collection::vec((0u8..5, 0u32..170, any::<u32>(), any::<u8>(), 0u64..4), 1..200),
     ) {
         const MAX: u32 = 12;
-        let owned = Owned::new(trie(data_bytes, value_size, MAX));
-        let cx = context(1);
+        let shared = Shared::fresh(trie(data_bytes, value_size, MAX));
+        let cx = waiting(1);
         let mut model = Model::default();
         for (operation, bits, seed, fill, flags) in operations {
             // Few bits vary, so that prefixes meet; they are at the beginning, in the middle and at the end.
@@ -165,12 +122,12 @@ proptest! {
             match operation {
                 0 | 1 => {
                     let expected = model.update(bits, &data, &value, flags, MAX as usize);
-                    prop_assert_eq!(owned.map.user_update(&cx, &wanted, &value, flags), expected);
+                    prop_assert_eq!(shared.map().user_update(&cx, &wanted, &value, flags), expected);
                 }
-                2 => prop_assert_eq!(owned.map.user_delete(&cx, &wanted), model.delete(bits, &data)),
+                2 => prop_assert_eq!(shared.map().user_delete(&cx, &wanted), model.delete(bits, &data)),
                 3 => {
                     let mut out = vec![0; value_size as usize];
-                    let found = owned.map.user_lookup(&wanted, &mut out).map(|()| &out[..]).ok();
+                    let found = shared.map().user_lookup(&wanted, &mut out).map(|()| &out[..]).ok();
                     let expected = if bits > data_bytes * 8 { None } else { model.lookup(bits, &data) };
                     prop_assert_eq!(found, expected);
                 }
@@ -179,11 +136,11 @@ proptest! {
                     let at = model.position(bits.min(data_bytes * 8), &data).filter(|_| bits <= data_bytes * 8);
                     let at = at.map(|at| key(bits, &model.prefixes[at].1));
                     let next = at.map_or(0, |at| all.iter().position(|key| *key == at).expect("there") + 1);
-                    let got = owned.map.user_next_key(Some(&wanted), &mut out).map(|()| &out);
+                    let got = shared.map().user_next_key(Some(&wanted), &mut out).map(|()| &out);
                     prop_assert_eq!(got, all.get(next).ok_or(Errno::ENOENT));
                 }
             }
-            prop_assert_eq!(keys(&owned.map), model.keys());
+            prop_assert_eq!(keys(&shared.map()), model.keys());
         }
     }
 }
@@ -204,10 +161,10 @@ fn get(map: &Map, data: [u8; 4]) -> Result<(u32, [u8; 4]), Errno> {
 
 #[test]
 fn readers_between_writers_find_a_prefix_that_fits_and_never_miss_one_that_stays() {
-    let owned = Owned::new(trie(4, 16, 64));
-    let map = owned.map;
-    put(&map, &context(1), 0, [0; 4], 0).expect("room");
-    put(&map, &context(1), 8, [10, 0, 0, 0], 0).expect("room");
+    let shared = Shared::fresh(trie(4, 16, 64));
+    let map = shared.map();
+    put(&map, &waiting(1), 0, [0; 4], 0).expect("room");
+    put(&map, &waiting(1), 8, [10, 0, 0, 0], 0).expect("room");
     let done = AtomicBool::new(false);
     let looked = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -229,7 +186,7 @@ fn readers_between_writers_find_a_prefix_that_fits_and_never_miss_one_that_stays
         let writers: Vec<_> = (10..12u32)
             .map(|thread| {
                 scope.spawn(move || {
-                    let (cx, mut seed) = (context(thread), thread);
+                    let (cx, mut seed) = (waiting(thread), thread);
                     for _ in 0..100_000 {
                         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                         let data = [10, (seed >> 20 & 3) as u8, (seed >> 16 & 3) as u8, 1];
@@ -252,7 +209,7 @@ fn readers_between_writers_find_a_prefix_that_fits_and_never_miss_one_that_stays
 
 /// All prefixes can be taken out, and as many as there may be can be put in.
 fn check_whole(map: &Map, max: u32) {
-    let cx = context(1);
+    let cx = waiting(1);
     let left = keys(map);
     let distinct: std::collections::BTreeSet<_> = left.iter().collect();
     assert_eq!(distinct.len(), left.len());
@@ -267,12 +224,6 @@ fn check_whole(map: &Map, max: u32) {
     put(map, &cx, 32, data(0), 2).expect("a full map is updated");
     assert_eq!(keys(map).len(), max as usize);
     keys(map).iter().for_each(|key| map.user_delete(&cx, key).expect("listed"));
-}
-
-/// A word that is shared with children.
-fn counter() -> Owned {
-    let (key_size, value_size, max_entries) = (4, 8, 1);
-    Owned::new(Attributes { map_type: map_type::ARRAY, key_size, value_size, max_entries, ..Attributes::default() })
 }
 
 /// Runs `work` in a process that is killed after it has done `rounds` rounds and a bit more.
@@ -300,11 +251,9 @@ fn killed_after(rounds: u64, progress: &AtomicU64, work: impl Fn(u64)) {
 fn a_writer_killed_at_any_instant_costs_no_prefix_and_no_room() {
     const MAX: u32 = 24;
     const VALID_AT: usize = 128 + 6 * 8;
-    let owned = Owned::new(trie(4, 16, MAX));
-    let counters = counter();
-    // SAFETY: the only value of a live array map, in memory that is shared with children.
-    let progress = unsafe { AtomicU64::from_ptr(counters.base.cast()) };
-    let map = owned.map;
+    let shared = Shared::fresh(trie(4, 16, MAX));
+    let progress: &AtomicU64 = zeroed_and_shared();
+    let map = shared.map();
     let mut unfinished = 0;
     for kill in 0..300u32 {
         killed_after(u64::from(kill % 7), progress, |round| {
@@ -312,13 +261,13 @@ fn a_writer_killed_at_any_instant_costs_no_prefix_and_no_room() {
             let data = [10, (seed >> 20 & 3) as u8, (seed >> 16 & 3) as u8, 1];
             let bits = 9 + (seed >> 24) % 24;
             let _ = match seed >> 30 {
-                0 | 1 => map.user_delete(&context(1000 + kill), &key(bits, &data)),
-                _ => put(&map, &context(1000 + kill), bits, data, 0),
+                0 | 1 => map.user_delete(&waiting(1000 + kill), &key(bits, &data)),
+                _ => put(&map, &waiting(1000 + kill), bits, data, 0),
             };
         });
         // SAFETY: the word that says whether the record of a change is valid.
-        unfinished += u64::from(unsafe { owned.base.wrapping_add(VALID_AT).cast::<u64>().read_volatile() } != 0);
-        put(&map, &context(1), 8, [10, 0, 0, 0], 0)
+        unfinished += u64::from(unsafe { shared.base.wrapping_add(VALID_AT).cast::<u64>().read_volatile() } != 0);
+        put(&map, &waiting(1), 8, [10, 0, 0, 0], 0)
             .or_else(|errno| match errno {
                 Errno::ENOSPC => Ok(()),
                 errno => Err(errno),
@@ -338,39 +287,39 @@ fn a_writer_killed_at_any_instant_costs_no_prefix_and_no_room() {
 #[test]
 fn a_trie_of_any_size_costs_what_is_in_it() {
     for max_entries in [1 << 20, u32::MAX] {
-        let owned = Owned::new(trie(4, 8, max_entries));
+        let shared = Shared::fresh(trie(4, 8, max_entries));
         for number in 0..10u32 {
             let value = u64::from(number).to_le_bytes();
-            owned.map.user_update(&context(1), &key(32, &number.to_be_bytes()), &value, 0).expect("room");
+            shared.map().user_update(&waiting(1), &key(32, &number.to_be_bytes()), &value, 0).expect("room");
         }
-        assert_eq!(keys(&owned.map).len(), 10);
-        let pages = owned.bytes / 4096;
+        assert_eq!(keys(&shared.map()).len(), 10);
+        let pages = shared.geometry.file_bytes() as usize / 4096;
         let mut there = vec![0u8; pages.min(1 << 20)];
         // SAFETY: the pages asked for are mapped, and the vector has a byte for each.
-        unsafe { libc::mincore(owned.base.cast(), there.len() * 4096, there.as_mut_ptr()) };
+        unsafe { libc::mincore(shared.base.cast(), there.len() * 4096, there.as_mut_ptr()) };
         assert!(there.iter().filter(|page| **page & 1 != 0).count() < 16);
     }
-    let widest = Owned::new(trie(256, 4 << 19, u32::MAX));
+    let widest = Shared::fresh(trie(256, 4 << 19, u32::MAX));
     let value = vec![7; 4 << 19];
-    widest.map.user_update(&context(1), &key(2048, &[1; 256]), &value, 0).expect("room");
-    let tiny = Owned::new(trie(1, 1, 1000));
+    widest.map().user_update(&waiting(1), &key(2048, &[1; 256]), &value, 0).expect("room");
+    let tiny = Shared::fresh(trie(1, 1, 1000));
     for bits in 0..=8 {
         for number in 0..1u32 << bits {
             let data = [((number << 8) >> bits) as u8];
-            tiny.map.user_update(&context(1), &key(bits, &data), &[1], 1).expect("each prefix of a byte");
-            tiny.map.user_update(&context(1), &key(bits, &data), &[2], 2).expect("again");
+            tiny.map().user_update(&waiting(1), &key(bits, &data), &[1], 1).expect("each prefix of a byte");
+            tiny.map().user_update(&waiting(1), &key(bits, &data), &[2], 2).expect("again");
         }
     }
-    assert_eq!(keys(&tiny.map).len(), 511);
+    assert_eq!(keys(&tiny.map()).len(), 511);
 }
 
 // ---- stacks ----
 
 #[test]
 fn stacks_have_ids_by_which_they_are_found() {
-    let owned = Owned::new(stacks(4, 3));
-    let cx = context(1);
-    let (map, mut out) = (&owned.map, [0xffu8; 32]);
+    let shared = Shared::fresh(stacks(4, 3));
+    let cx = waiting(1);
+    let (map, mut out) = (&shared.map(), [0xffu8; 32]);
     assert_eq!(map.stack_id(&cx, &[], 0), Err(Errno::EFAULT));
     let id = map.stack_id(&cx, &[1, 2], 0).expect("room");
     assert_eq!(map.stack_id(&cx, &[1, 2], 0), Ok(id));
@@ -398,23 +347,23 @@ fn stacks_have_ids_by_which_they_are_found() {
 #[test]
 fn stacks_for_build_ids_say_that_they_have_addresses() {
     let attributes = Attributes { map_flags: BPF_F_STACK_BUILD_ID, ..stacks(12, 4) };
-    let owned = Owned::new(attributes);
-    let id = owned.map.stack_id(&context(1), &[0x1234, 0x5678, 3, 4], 0).expect("room");
+    let shared = Shared::fresh(attributes);
+    let id = shared.map().stack_id(&waiting(1), &[0x1234, 0x5678, 3, 4], 0).expect("room");
     let mut out = [0xffu8; 96];
-    owned.map.user_lookup(&id.to_le_bytes(), &mut out).expect("there");
+    shared.map().user_lookup(&id.to_le_bytes(), &mut out).expect("there");
     let word = |at: usize| u64::from_le_bytes(out[at..at + 8].try_into().expect("8 bytes"));
     assert_eq!([0, 8, 16, 24, 32, 56, 64, 88].map(word), [2, 0, 0, 0x1234, 2, 0x5678, 2, 3]);
-    assert_eq!(owned.map.stack_id(&context(1), &[0x1234, 0x5678, 3], 0), Ok(id), "the fourth address has no room");
+    assert_eq!(shared.map().stack_id(&waiting(1), &[0x1234, 0x5678, 3], 0), Ok(id), "the fourth address has no room");
 }
 
 #[test]
 fn stacks_between_threads_are_whole_and_none_is_lost() {
-    let owned = Owned::new(stacks(8, 16));
-    let map = owned.map;
+    let shared = Shared::fresh(stacks(8, 16));
+    let map = shared.map();
     std::thread::scope(|scope| {
         for thread in 1..5u32 {
             scope.spawn(move || {
-                let (cx, mut seed) = (context(thread), thread);
+                let (cx, mut seed) = (waiting(thread), thread);
                 for _ in 0..50_000 {
                     seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     let (first, count) = (u64::from(seed >> 24), 1 + (seed >> 16 & 7) as usize);
@@ -445,7 +394,7 @@ fn stacks_between_threads_are_whole_and_none_is_lost() {
 
 /// As many stacks as there are buckets can be put in.
 fn check_all_nodes(map: &Map, buckets: usize) {
-    let cx = context(1);
+    let cx = waiting(1);
     keys(map).iter().for_each(|key| map.user_delete(&cx, key).expect("listed"));
     let made: std::collections::BTreeSet<u32> = (0..10_000).filter_map(|n| map.stack_id(&cx, &[n], 0).ok()).collect();
     assert_eq!(made.len(), buckets, "all nodes can be had still");
@@ -454,21 +403,19 @@ fn check_all_nodes(map: &Map, buckets: usize) {
 
 #[test]
 fn a_process_killed_while_it_adds_and_removes_stacks_costs_no_room() {
-    let owned = Owned::new(stacks(8, 16));
-    let counters = counter();
-    // SAFETY: the only value of a live array map, in memory that is shared with children.
-    let progress = unsafe { AtomicU64::from_ptr(counters.base.cast()) };
-    let map = owned.map;
+    let shared = Shared::fresh(stacks(8, 16));
+    let progress: &AtomicU64 = zeroed_and_shared();
+    let map = shared.map();
     for kill in 0..200u32 {
         killed_after(u64::from(kill % 7), progress, |round| {
-            let cx = context(1000 + kill);
+            let cx = waiting(1000 + kill);
             let word = (round as u32).wrapping_add(kill << 8).wrapping_mul(2_654_435_761) >> 20;
             if let Ok(id) = map.stack_id(&cx, &[u64::from(word), 2, 3], BPF_F_REUSE_STACKID) {
                 let _ = if word.is_multiple_of(3) { map.user_delete(&cx, &id.to_le_bytes()) } else { Ok(()) };
             }
         });
         // Who takes the lock next finishes what the dead process had written down.
-        let _ = map.user_delete(&context(1), &0u32.to_le_bytes());
+        let _ = map.user_delete(&waiting(1), &0u32.to_le_bytes());
         for id in keys(&map) {
             let mut out = [0u64; 8].map(u64::to_le_bytes);
             map.user_lookup(&id, out.as_flattened_mut()).expect("listed");
@@ -483,24 +430,20 @@ fn a_process_killed_while_it_adds_and_removes_stacks_costs_no_room() {
 #[test]
 fn damaged_memory_makes_no_operation_read_outside_or_run_on() {
     for attributes in [trie(4, 16, 32), stacks(4, 32)] {
-        let owned = Owned::new(attributes);
-        let map = owned.map;
+        let shared = Shared::fresh(attributes);
+        let map = shared.map();
         let is_trie = attributes.map_type == map_type::LPM_TRIE;
-        let mut seed = 0x1234_5678_9abc_def1u64;
-        let mut random = || {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            seed
-        };
+        let mut random = Random(0x1234_5678_9abc_def1);
         for round in 0..20_000 {
-            let at = random() as usize % (owned.bytes - 8);
-            let near = 128 + random() as usize % 512;
+            let at = random.below(shared.geometry.file_bytes() - 8) as usize;
+            let near = 128 + random.below(512) as usize;
             let at = if round % 2 == 0 { at } else { near };
             // SAFETY: inside the mapping.
-            unsafe { owned.base.wrapping_add(at).cast::<u64>().write_unaligned(random() >> (random() % 60)) };
-            let cx = Context { owner_is_dead: |_| true, relax: |_| (), ..context(1) };
-            let word = random();
+            unsafe {
+                shared.base.wrapping_add(at).cast::<u64>().write_unaligned(random.below(u64::MAX) >> random.below(60))
+            };
+            let cx = Context { owner_is_dead: |_| true, relax: |_| (), ..waiting(1) };
+            let word = random.below(u64::MAX);
             let data = (word as u32 & 0x0303_0303).to_le_bytes();
             let wanted =
                 if is_trie { key((word >> 32) as u32 % 33, &data) } else { (word as u32 % 32).to_le_bytes().into() };

@@ -14,6 +14,15 @@ pub(crate) fn context(owner: u32) -> Context {
     Context { owner, cpu: 0, owner_is_dead: |tid| tid >= DEAD, relax: |_| () }
 }
 
+/// Of a thread that others run beside.
+pub(crate) fn waiting(owner: u32) -> Context {
+    let relax = |sleeps| match sleeps {
+        true => std::thread::sleep(std::time::Duration::from_nanos(ring3_maps::NAP_NS)),
+        false => std::thread::yield_now(),
+    };
+    Context { relax, ..context(owner) }
+}
+
 /// A map in memory that children share.
 pub(crate) struct Shared {
     pub(crate) base: *mut u8,
@@ -25,7 +34,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     pub(crate) fn new(geometry: Geometry) -> Shared {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let bytes = geometry.file_bytes() as usize;
         // SAFETY: asks for fresh memory.
         let base =
@@ -35,10 +44,7 @@ impl Shared {
     }
 
     pub(crate) fn fresh(attributes: Attributes) -> Shared {
-        let shared = Shared::new(Geometry::new(&attributes).expect("valid"));
-        // SAFETY: fresh zeroed memory of the right size.
-        unsafe { Map::trusted(shared.base, &shared.geometry) };
-        shared
+        Shared::new(Geometry::new(&attributes).expect("valid"))
     }
 
     pub(crate) fn of(state: &[u8], geometry: Geometry) -> Shared {
@@ -166,6 +172,19 @@ pub(crate) fn contents(map: &Map) -> Model {
     listed.sort();
     assert_eq!(listed, found.keys().copied().collect::<Vec<_>>());
     found
+}
+
+/// Keys in the order of iteration.
+pub(crate) fn keys(map: &Map) -> Vec<Vec<u8>> {
+    let mut found: Vec<Vec<u8>> = vec![];
+    loop {
+        let mut key = vec![0; map.header().key_size as usize];
+        if map.user_next_key(found.last().map(Vec::as_slice), &mut key).is_err() {
+            return found;
+        }
+        found.push(key);
+        assert!(found.len() < 100_000, "iteration does not end");
+    }
 }
 
 pub(crate) fn put(map: &Map, owner: u32, number: u32, byte: u8) {
