@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// A condition must come true within this time.
@@ -82,6 +82,19 @@ pub fn example(name: &str) -> PathBuf {
         assert!(status.success());
     }
     path
+}
+
+/// Where the loaders of `tests/programs` and the victims that belong to them are, built.
+pub fn programs() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = root().join("target/programs");
+        let out = format!("OUT={}", folder.display());
+        let output = Command::new("make").args(["-s", "-C"]).arg(root().join("tests/programs")).arg(out).output();
+        let output = output.expect("make runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        folder
+    })
 }
 
 /// A process with piped input and output, killed when dropped.

@@ -1,32 +1,17 @@
 //! What helpers return and write, and where control goes, in programs on real victims: as `programs/*.expected` say,
 //! under ring3 and on the kernel. `BLESS=1` writes those files anew, from the kernel where the machine lets it.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
 
-use ring3_tests::{Bench, Process, is_root, ready, root};
+use ring3_tests::{Bench, Process, is_root, programs, ready, root};
 
 /// A user without any privilege.
 const ORDINARY: u32 = 65534;
 
-/// Where the tool and its victim are, built.
-fn built() -> &'static PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = root().join("target/programs");
-        let out = format!("OUT={}", folder.display());
-        let output = Command::new("make").args(["-s", "-C"]).arg(root().join("tests/programs")).arg(out).output();
-        let output = output.expect("make runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        folder
-    })
-}
-
 /// What the programs tell, and what the victim finds in its memory.
 fn told(bench: &Bench) -> Vec<String> {
-    let victim = built().join("helped");
-    let mut tool = Process::start(bench.load(built().join("helpers")).arg(&victim));
+    let victim = programs().join("helped");
+    let mut tool = Process::start(bench.load(programs().join("helpers")).arg(&victim));
     assert_eq!(tool.line(), "attached");
     let mut victim = ready(&mut bench.target(&victim));
     victim.say("go");
@@ -41,8 +26,8 @@ fn told(bench: &Bench) -> Vec<String> {
 
 /// What programs/flow tells about two calls of everything, and about changes between them.
 fn told_of_flow(bench: &Bench) -> Vec<String> {
-    let victim = built().join("stepped");
-    let mut tool = Process::start(bench.load(built().join("flow")).arg(&victim));
+    let victim = programs().join("stepped");
+    let mut tool = Process::start(bench.load(programs().join("flow")).arg(&victim));
     let mut lines: Vec<String> = std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "attached")).collect();
     let mut victim = ready(&mut bench.target(&victim));
     for number in ["3", "4"] {

@@ -3,23 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
 
-use ring3_tests::{Bench, Process, is_root, ready, root, victim, wait_until};
+use ring3_tests::{Bench, Process, is_root, programs, ready, victim, wait_until};
 use rustix::process::Signal;
-
-/// The tool, built.
-fn tool() -> &'static PathBuf {
-    static TOOL: OnceLock<PathBuf> = OnceLock::new();
-    TOOL.get_or_init(|| {
-        let folder = root().join("target/programs");
-        let out = format!("OUT={}", folder.display());
-        let output = Command::new("make").args(["-s", "-C"]).arg(root().join("tests/programs")).arg(out).output();
-        let output = output.expect("make runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        folder.join("storm")
-    })
-}
 
 fn stormy() -> PathBuf {
     victim("stormy", "gcc", "stormy.c", &[])
@@ -55,9 +41,18 @@ impl Report {
 }
 
 fn attached(bench: &Bench) -> Process {
-    let mut tool = Process::start(bench.load(tool()).arg(stormy()));
+    let mut tool = Process::start(bench.load(programs().join("storm")).arg(stormy()));
     assert_eq!(tool.line(), "attached");
     tool
+}
+
+/// Waits until more records of the survivor have arrived than the buffer holds: a consumer that never passed a dead
+/// one's record would have read none of them.
+fn goes_on(tool: &mut Process, survivor: &Process) {
+    let before = Report::of(tool).received(survivor.pid());
+    wait_until("the survivor's records arrive", || {
+        Report::of(tool).received(survivor.pid()) > before + (1 << 18) / 24
+    });
 }
 
 #[test]
@@ -70,11 +65,7 @@ fn a_consumer_goes_on_when_targets_are_killed_between_reserving_and_submitting()
         wait_until("the doomed one's records arrive", || Report::of(&mut tool).received(doomed.pid()) > 0);
         doomed.signal(Signal::KILL);
         // It is a zombie until it is dropped.
-        let before = Report::of(&mut tool).received(survivor.pid());
-        // More than the buffer holds: whoever never passed the dead one's record would have read none of them.
-        wait_until("the survivor's records arrive", || {
-            Report::of(&mut tool).received(survivor.pid()) > before + (1 << 18) / 24
-        });
+        goes_on(&mut tool, &survivor);
     }
     let pid = survivor.pid();
     survivor.say("");
@@ -132,10 +123,7 @@ fn a_consumer_goes_on_when_a_target_of_another_pid_namespace_is_killed() {
         let from = Report::of(&mut tool).received(1);
         wait_until("the doomed one's records arrive", || Report::of(&mut tool).received(1) > from);
         doomed.signal(Signal::KILL);
-        let before = Report::of(&mut tool).received(survivor.pid());
-        wait_until("the survivor's records arrive", || {
-            Report::of(&mut tool).received(survivor.pid()) > before + (1 << 18) / 24
-        });
+        goes_on(&mut tool, &survivor);
     }
     let pid = survivor.pid();
     survivor.say("");

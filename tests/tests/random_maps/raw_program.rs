@@ -3,7 +3,6 @@
 use std::ffi::CString;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 
 use ring3_uapi::attr::{Field, map_create, map_elem, prog_load};
@@ -14,6 +13,7 @@ use super::generate::{PROGRAM_KEY_MAX, PROGRAM_VALUE_MAX};
 use super::kinds::Shape;
 use super::raw_calls::{bpf_fd, ioctl, perf_event_open};
 use crate::calls::raw_bpf::{Attr, address, bpf};
+use crate::calls::site::{probed, site};
 
 /// The control record: operation, flags, result, key, value.
 const FLAGS_AT: u32 = 8;
@@ -243,26 +243,6 @@ fn uprobe() -> [u8; 136] {
     put(perf::CONFIG1, path);
     put(perf::CONFIG2, offset);
     attr
-}
-
-/// What is probed: only victims call it.
-#[inline(never)]
-extern "C" fn probed(a: u64, b: u64) -> u64 {
-    std::hint::black_box(a).rotate_left(7) ^ std::hint::black_box(b).wrapping_mul(3)
-}
-
-/// This file, and the offset of [`probed`] in it.
-fn site() -> (CString, u64) {
-    let path = std::env::current_exe().expect("this file");
-    let at = std::hint::black_box(probed as extern "C" fn(u64, u64) -> u64) as usize as u64;
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("this process has mappings");
-    let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
-    let offset = maps.lines().find_map(|line| {
-        let words: Vec<&str> = line.split(' ').collect();
-        let (start, end) = words[0].split_once('-')?;
-        (hex(start)..hex(end)).contains(&at).then(|| at - hex(start) + hex(words[2]))
-    });
-    (CString::new(path.as_os_str().as_bytes()).expect("a path"), offset.expect("a function is mapped"))
 }
 
 /// The process in which programs run, as the executor has it.

@@ -1,6 +1,7 @@
 //! Perf events, links, and waiting for buffers.
 
 use crate::calls::raw_bpf::{Attr, address, bpf, result};
+use crate::calls::site::site;
 use ring3_tests::wait_until;
 use ring3_uapi::Errno;
 use ring3_uapi::attr;
@@ -178,26 +179,6 @@ pub(crate) fn links_are_checked(ret: i64, event: i64, program: i64, filter: i64,
         }
         Err(_) => false,
     });
-}
-
-/// What is probed; nobody calls it.
-#[inline(never)]
-extern "C" fn probed(a: u64, b: u64) -> u64 {
-    std::hint::black_box(a).rotate_left(7) ^ std::hint::black_box(b).wrapping_mul(3)
-}
-
-/// This file, and the offset of [`probed`] in it.
-pub(crate) fn site() -> (std::ffi::CString, u64) {
-    let path = std::env::current_exe().expect("this file").into_os_string().into_encoded_bytes();
-    let at = std::hint::black_box(probed as extern "C" fn(u64, u64) -> u64) as usize as u64;
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("this process has mappings");
-    let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
-    let offset = maps.lines().find_map(|line| {
-        let words: Vec<&str> = line.split(' ').collect();
-        let (start, end) = words[0].split_once('-')?;
-        (hex(start)..hex(end)).contains(&at).then(|| at - hex(start) + hex(words[2]))
-    });
-    (std::ffi::CString::new(path).expect("a path"), offset.expect("a function is mapped"))
 }
 
 pub(crate) fn buffers_can_be_waited_for() {

@@ -1,6 +1,7 @@
 //! BTF and programs, what is told of them, how long they live, and what is refused.
 
 use crate::calls::raw_bpf::{Attr, address, bpf};
+use crate::calls::site::site;
 use ring3_tests::wait_until;
 use ring3_uapi::Errno;
 use ring3_uapi::attr;
@@ -9,7 +10,7 @@ use ring3_uapi::bpf::{cmd, map_type, prog_type};
 use super::raw_calls::{
     BAD, EXIT, MARK, MOV_R0_0, btf_blob, close, create, element, id_of, load_attr, load_btf, named, show, show_fd,
 };
-use super::raw_events::{open_event, perf_event, site, uprobe_type};
+use super::raw_events::{open_event, perf_event, uprobe_type};
 
 pub(crate) fn btf_is_loaded_and_checked() {
     let cases: Vec<(&str, Vec<u8>)> = vec![
