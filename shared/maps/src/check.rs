@@ -5,13 +5,13 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use ring3_uapi::flags::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT, BPF_RINGBUF_HDR_SZ};
+use ring3_uapi::flags::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT};
 
 use crate::geometry::ELEMENT_KEY_OFFSET;
 use crate::hash::{FREE_LISTS, Hash, WORD_FRESH, WORD_TAKEOVERS};
 use crate::hashing::hash_bytes;
 use crate::queue::{Queue, WORD_LOCK, WORD_STATE};
-use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT, Ring};
+use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT, Ring, record_bytes};
 
 /// Longer keys are not hashed again.
 const KEY_BYTES_MAX: usize = 512;
@@ -158,7 +158,7 @@ impl Ring<'_> {
             census.elements += 1;
             census.busy += u64::from(header & BPF_RINGBUF_BUSY_BIT != 0);
             let bytes = u64::from(header & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT));
-            at = at.wrapping_add((bytes + u64::from(BPF_RINGBUF_HDR_SZ)).next_multiple_of(8));
+            at = at.wrapping_add(record_bytes(bytes));
         }
         Ok(census)
     }

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 use ring3_uapi::Errno;
 
 use crate::Context;
-use crate::lock::{lock, unlock};
+use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 
 const WORD_ROOT: u64 = 0;
@@ -123,6 +123,16 @@ impl<'m> Pool<'m> {
     /// The link that names a node as it is now.
     pub(crate) fn link(&self, index: u32) -> u64 {
         u64::from(self.generation(index).load(Relaxed)) << 32 | u64::from(index)
+    }
+
+    /// Waits for the lock that were given up, ever.
+    pub(crate) fn gave_up(&self) -> u64 {
+        self.word(WORD_GAVE_UP).load(Relaxed)
+    }
+
+    /// Lets go of the lock if a dead owner has it; what it wrote down is for whoever gets it next.
+    pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+        release_dead(self.0, self.0.own_word(WORD_LOCK), is_dead);
     }
 
     /// Runs `change` with the lock held. `EBUSY` if its owner lives and does not let go.

@@ -82,7 +82,15 @@ impl<'g> Map<'g> {
         match self.kind() {
             Kind::Hash(hash) => hash.bury(cx, is_dead, next_data),
             Kind::Queue(queue) => queue.bury(is_dead),
-            _ => return self.ring().is_some_and(|ring| ring.discard_dead(cx, is_dead)),
+            Kind::Trie(trie) => trie.pool().bury(is_dead),
+            Kind::Stacks(stacks) => stacks.pool().bury(is_dead),
+            Kind::Array(_) | Kind::Objects(_) | Kind::Bloom(_) => {}
+            Kind::Other => {
+                if let Some(ring) = self.user_ring() {
+                    ring.bury(&is_dead);
+                }
+                return self.ring().is_some_and(|ring| ring.discard_dead(cx, is_dead));
+            }
         }
         false
     }
@@ -92,7 +100,9 @@ impl<'g> Map<'g> {
         match self.kind() {
             Kind::Hash(hash) => hash.gave_up(),
             Kind::Queue(queue) => queue.gave_up(),
-            _ => 0,
+            Kind::Trie(trie) => trie.pool().gave_up(),
+            Kind::Stacks(stacks) => stacks.pool().gave_up(),
+            Kind::Array(_) | Kind::Objects(_) | Kind::Bloom(_) | Kind::Other => 0,
         }
     }
 

@@ -26,6 +26,11 @@ pub(crate) const DATA_AT: u64 = 2 * PAGE_BYTES;
 /// `RINGBUF_MAX_RECORD_SZ`: a quarter of what a length can say.
 const RECORD_BYTES_MAX: u64 = (u32::MAX / 4) as u64;
 
+/// Bytes that a record with so much data takes, its header included.
+pub(crate) fn record_bytes(data: u64) -> u64 {
+    (data + u64::from(BPF_RINGBUF_HDR_SZ)).next_multiple_of(8)
+}
+
 /// A ring buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring<'m> {
@@ -61,7 +66,7 @@ impl<'m> Ring<'m> {
         if bytes > RECORD_BYTES_MAX {
             return None;
         }
-        let length = (bytes + u64::from(BPF_RINGBUF_HDR_SZ)).next_multiple_of(8);
+        let length = record_bytes(bytes);
         if length > self.size() {
             return None;
         }
@@ -175,7 +180,7 @@ impl<'m> Ring<'m> {
                 any |= self.memory.word32(offset).compare_exchange(length, dead, AcqRel, Relaxed).is_ok();
             }
             let bytes = u64::from(length & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT));
-            at = at.wrapping_add((bytes + u64::from(BPF_RINGBUF_HDR_SZ)).next_multiple_of(8));
+            at = at.wrapping_add(record_bytes(bytes));
         }
         any
     }

@@ -68,7 +68,7 @@ fn finished([a, b, c]: [u32; 3]) -> u32 {
 }
 
 impl<'m> Stacks<'m> {
-    fn pool(&self) -> Pool<'m> {
+    pub(crate) fn pool(&self) -> Pool<'m> {
         Pool(self.0)
     }
 

@@ -115,7 +115,7 @@ struct Spot {
 }
 
 impl<'m> Trie<'m> {
-    fn pool(&self) -> Pool<'m> {
+    pub(crate) fn pool(&self) -> Pool<'m> {
         Pool(self.0)
     }
 

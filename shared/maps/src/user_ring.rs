@@ -1,20 +1,17 @@
 //! USER_RINGBUF: one producer that has the pages mapped, the loader; consumers are programs.
 //!
 //! The file is as a ring buffer's. What the producer writes is hostile: positions and lengths are checked against the
-//! buffer each time. One consumer at a time: word 0 behind the header names its thread.
+//! buffer each time. One consumer at a time: the first of its own words names its thread.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use ring3_layout::PAGE_BYTES;
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT, BPF_RINGBUF_HDR_SZ};
 
 use crate::Context;
+use crate::lock::release_dead;
 use crate::raw_memory::Memory;
-
-const CONSUMER_AT: u64 = 0;
-const PRODUCER_AT: u64 = PAGE_BYTES;
-const DATA_AT: u64 = 2 * PAGE_BYTES;
+use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT, record_bytes};
 
 /// A user ring buffer.
 #[derive(Clone, Copy, Debug)]
@@ -51,15 +48,18 @@ impl<'m> UserRing<'m> {
         match busy.compare_exchange(0, cx.owner, Acquire, Relaxed) {
             Ok(_) => true,
             // What a dead one left half done is the sample that it was shown, which is shown again.
-            Err(owner) => {
-                (cx.owner_is_dead)(owner) && busy.compare_exchange(owner, cx.owner, Acquire, Relaxed).is_ok()
-            }
+            Err(owner) => cx.is_dead(owner) && busy.compare_exchange(owner, cx.owner, Acquire, Relaxed).is_ok(),
         }
     }
 
     /// Is the consumer no more.
     pub fn end(&self) {
         self.memory.word32(self.memory.own_word(0)).store(0, Release);
+    }
+
+    /// Makes room for another consumer if this one is dead.
+    pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+        release_dead(&self.memory, self.memory.own_word(0), is_dead);
     }
 
     /// Whether the producer may write. Mirrors kernel/bpf/ringbuf.c:ringbuf_map_poll_user.
@@ -86,7 +86,7 @@ impl<'m> UserRing<'m> {
         let at = DATA_AT + (consumer & (size - 1) & !7);
         let word = self.memory.word32(at).load(Acquire);
         let bytes = u64::from(word & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT));
-        let total = (bytes + u64::from(BPF_RINGBUF_HDR_SZ)).next_multiple_of(8);
+        let total = record_bytes(bytes);
         if total > producer - consumer {
             return Err(Errno::EINVAL);
         }

@@ -10,7 +10,10 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_FAST_STACK_CMP, BPF_F_NO_PREALLOC, BPF_F_REUSE_STACKID, BPF_F_STACK_BUILD_ID};
 
-use raw::{Random, Shared, keys, waiting, zeroed_and_shared};
+use raw::{DEAD, Random, Shared, keys, waiting, zeroed_and_shared};
+
+/// Where a map's own words begin.
+const WORDS_AT: usize = 256;
 
 fn trie(data_bytes: u32, value_size: u32, max_entries: u32) -> Attributes {
     Attributes {
@@ -250,7 +253,7 @@ fn killed_after(rounds: u64, progress: &AtomicU64, work: impl Fn(u64)) {
 #[test]
 fn a_writer_killed_at_any_instant_costs_no_prefix_and_no_room() {
     const MAX: u32 = 24;
-    const VALID_AT: usize = 128 + 6 * 8;
+    const VALID_AT: usize = WORDS_AT + 6 * 8;
     let shared = Shared::fresh(trie(4, 16, MAX));
     let progress: &AtomicU64 = zeroed_and_shared();
     let map = shared.map();
@@ -425,6 +428,36 @@ fn a_process_killed_while_it_adds_and_removes_stacks_costs_no_room() {
     }
 }
 
+// ---- owners far away ----
+
+/// The lock in the word `at` belongs to a thread of another pid namespace: `works` has to fail until it is buried.
+fn is_not_taken_over_until_buried(shared: &Shared, word: usize, works: impl Fn(&Map) -> bool) {
+    // The same number is that of a dead thread here.
+    let far = ring3_layout::owner::name(3, DEAD);
+    let lock =
+        shared.base.wrapping_add(shared.map().header().data_bytes as usize + WORDS_AT + word * 8).cast::<u32>();
+    // SAFETY: one of the map's own words.
+    unsafe { lock.write(far) };
+    assert!(!works(&shared.map()));
+    shared.map().bury(&waiting(1), |_| false, |at| at);
+    assert!(!works(&shared.map()));
+    shared.map().bury(&waiting(1), |owner| owner == far, |at| at);
+    assert!(works(&shared.map()));
+}
+
+#[test]
+fn locks_of_another_pid_namespace_are_not_taken_over_until_the_server_has_buried_their_owners() {
+    let tries = Shared::fresh(trie(4, 16, 8));
+    is_not_taken_over_until_buried(&tries, 1, |map| put(map, &waiting(1), 8, [10, 0, 0, 0], 0).is_ok());
+    assert_eq!(tries.map().gave_up(), 2);
+    let traces = Shared::fresh(stacks(4, 3));
+    is_not_taken_over_until_buried(&traces, 1, |map| map.stack_id(&waiting(1), &[1, 2, 3], 0).is_ok());
+    assert_eq!(traces.map().gave_up(), 2);
+    let map_type = map_type::USER_RINGBUF;
+    let ring = Shared::fresh(Attributes { map_type, max_entries: 4096, ..Attributes::default() });
+    is_not_taken_over_until_buried(&ring, 0, |map| map.user_ring().is_some_and(|ring| ring.begin(&waiting(1))));
+}
+
 // ---- damage ----
 
 #[test]
@@ -436,7 +469,7 @@ fn damaged_memory_makes_no_operation_read_outside_or_run_on() {
         let mut random = Random(0x1234_5678_9abc_def1);
         for round in 0..20_000 {
             let at = random.below(shared.geometry.file_bytes() - 8) as usize;
-            let near = 128 + random.below(512) as usize;
+            let near = WORDS_AT + random.below(640) as usize;
             let at = if round % 2 == 0 { at } else { near };
             // SAFETY: inside the mapping.
             unsafe {
