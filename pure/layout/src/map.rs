@@ -8,7 +8,7 @@
 /// `MapHeader::magic`.
 pub const MAP_MAGIC: u32 = u32::from_le_bytes(*b"r3mp");
 
-/// What every map type's private area starts with. 128 bytes; type-specific words follow.
+/// A map's attributes and sizes. 128 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MapHeader {
@@ -28,9 +28,9 @@ pub struct MapHeader {
     pub stride: u32,
     /// Per-CPU copies of a value; 1 for types without.
     pub cpus: u32,
-    /// Bytes of the data area; the header lies this far behind the first byte of the file.
+    /// Bytes of the data area; the private area begins this far behind the first byte of the file.
     pub data_bytes: u64,
-    /// Bytes of the private area, header included.
+    /// Bytes of the private area.
     pub private_bytes: u64,
     /// Number of the map's doorbell ([`crate::realm::Doorbell`]); 0: none.
     pub doorbell: u32,

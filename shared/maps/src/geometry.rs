@@ -1,7 +1,7 @@
 //! Where everything lies in a map's file, computed from its attributes alone.
 //!
 //! The server keeps a map's `Geometry` in its own memory and never reads a size or an offset from the
-//! shared file. Targets use the copy that the private area starts with, in place.
+//! shared file. Targets use a copy in their read-only control block, the map's [`View`].
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::map::{MAP_MAGIC, MapHeader};
@@ -28,9 +28,9 @@ const TASKS_MAX: u32 = 1 << 16;
 const TASK_VALUE_MAX: u32 = 65407;
 /// Files larger than this are refused, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 40;
-/// Bytes of the type's own words behind the header.
+/// Bytes of the type's own words.
 pub(crate) const WORDS_BYTES: u64 = 640;
-/// Offset of those words from the header: behind the geometry, in a cache line of their own.
+/// Offset of those words in the private area, in cache lines of their own.
 pub(crate) const WORDS_OFFSET: u64 = 256;
 /// Offset of what follows them.
 pub(crate) const TABLES_OFFSET: u64 = WORDS_OFFSET + WORDS_BYTES;
@@ -49,7 +49,7 @@ pub(crate) const STACK_BUCKET_BYTES: u64 = 8;
 pub(crate) const STACK_DATA_OFFSET: u64 = NODE_HEADER_BYTES + 8;
 /// Bytes before a prefix's data: the pool's, two links, length and flags.
 pub(crate) const TRIE_DATA_OFFSET: u64 = NODE_HEADER_BYTES + 24;
-/// Nodes lie before this, bytes from the header: links have 32 bits for words of 8 bytes.
+/// Nodes lie before this, bytes from the private area's start: links have 32 bits for words of 8 bytes.
 const POOL_BYTES_MAX: u64 = (u32::MAX as u64) * 8;
 /// Bytes of a prefix's data.
 const TRIE_DATA_BYTES_MAX: u32 = 256;
@@ -98,7 +98,7 @@ pub struct HashLayout {
 /// Where the nodes of a trie or a stack map lie.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PoolLayout {
-    /// Offset of the first node from the header.
+    /// Offset of the first node in the private area.
     pub nodes: u64,
     /// Offset of the last node.
     pub last: u64,
@@ -155,7 +155,7 @@ pub const fn is_of_objects(map_type: u32) -> bool {
 }
 
 /// Whether a type keeps a value per CPU.
-pub const fn is_per_cpu(map_type: u32) -> bool {
+const fn is_per_cpu(map_type: u32) -> bool {
     matches!(map_type, map_type::PERCPU_HASH | map_type::PERCPU_ARRAY | map_type::LRU_PERCPU_HASH)
 }
 

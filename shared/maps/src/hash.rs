@@ -1,4 +1,4 @@
-//! HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH and HASH_OF_MAPS.
+//! HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH, HASH_OF_MAPS and TASK_STORAGE.
 //!
 //! Buckets of chained elements. A lookup takes no lock: it walks links. An element that is deleted and used
 //! again in another bucket could lead a walk astray, so the end of a chain names its bucket (as the kernel's
@@ -15,7 +15,7 @@
 //! last, and takes the first other one out of its bucket (the second-chance clock; approximate, as the kernel's
 //! lists are). It holds no lock while it looks, and one while it takes.
 //!
-//! Words (64-bit, behind the geometry): 6: elements ever taken; 8: waits that were given up; 9: the LRU hand; 10: locks
+//! Own words (64-bit): 6: elements ever taken; 8: waits that were given up; 9: the LRU hand; 10: locks
 //! taken over from dead owners since elements were collected; 11: lock of who collects; 12: doubts whether a full
 //! map is full; 16, 24 ...: free lists, tag and index + 1; 17, 25 ...: their parts of the number of elements in use.
 

@@ -25,7 +25,7 @@ mod trie;
 mod user_ring;
 
 pub use check::{Census, Damage};
-pub use geometry::{Attributes, Geometry, HashLayout, View, is_changed_by_reads, is_hash, is_of_objects, is_per_cpu};
+pub use geometry::{Attributes, Geometry, View, is_changed_by_reads, is_hash, is_of_objects};
 pub use raw_lookup::{hash_lookup_4, hash_lookup_8, hash_lookup_16, hash_lookup_64};
 pub use raw_lookup::{lru_hash_lookup_4, lru_hash_lookup_8, lru_hash_lookup_16, lru_hash_lookup_64};
 pub use raw_lookup::{

@@ -6,12 +6,13 @@
 //! carries it out once more. So a death at any instant loses neither a node nor a count; a change that was written down is
 //! made at the latest by the next one, as if its owner had been slow.
 //!
-//! Readers take no lock. A link tells where a node is (in words from the header: what is read at each step of a walk
+//! Readers take no lock. A link tells where a node is (in words from the private area's start: what is read at each step of a walk
 //! should need no multiplication) and its generation; a node's generation changes before the node is
 //! used again. A reader that has read a node asks whether it still has the link's generation, else what it
 //! read is void. A node that was taken out and is not used yet reads as it was.
 //!
-//! Words (64-bit, behind the header): 0: the root, for tries; 1: lock; 2: waits that were given up; 3: free list; 4: nodes ever taken; 5: elements; 6: whether the record is valid; 7-12: the record.
+//! Own words (64-bit): 0: the root, for tries; 1: lock; 2: waits that were given up; 3: free list; 4: nodes ever
+//! taken; 5: elements; 6: whether the record is valid; 7-12: the record.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};

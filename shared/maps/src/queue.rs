@@ -5,7 +5,7 @@
 //! died is taken over without repair. There is one place more than elements, so a push that takes
 //! the oldest one's turn writes into a free place as well.
 //!
-//! Words (64-bit, behind the header): 0: place of the oldest, count << 32; 1: lock; 2: waits that were given up.
+//! Own words (64-bit): 0: place of the oldest, count << 32; 1: lock; 2: waits that were given up.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

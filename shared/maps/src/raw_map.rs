@@ -135,16 +135,6 @@ impl<'g> Map<'g> {
         if key.len() == self.header().key_size as usize { Ok(key) } else { Err(Errno::EINVAL) }
     }
 
-    fn value_offset(&self, key: &[u8], cpu: u32) -> Option<u64> {
-        match self.kind() {
-            Kind::Hash(hash) => Some(hash.value_at(hash.find(key)?, cpu)),
-            Kind::Array(array) => Some(array.value_at(array.index(key)?, cpu)),
-            Kind::Objects(array) if self.is_of_maps() => Some(array.object_at(array.index(key)?)),
-            Kind::Trie(trie) => trie.find(key),
-            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Stacks(_) | Kind::Other => None,
-        }
-    }
-
     /// Whether its elements are maps.
     pub fn is_of_maps(&self) -> bool {
         matches!(self.header().map_type, map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS)
@@ -159,15 +149,20 @@ impl<'g> Map<'g> {
     pub unsafe fn lookup(&self, key: u64, cpu: u32) -> u64 {
         // SAFETY: the caller's promise.
         let key = unsafe { program_bytes(key, self.header().key_size as usize) };
+        let offset = match self.kind() {
+            Kind::Hash(hash) => hash.find(key).map(|index| {
+                if self.geometry().is_lru() {
+                    hash.touch(index);
+                }
+                hash.value_at(index, cpu)
+            }),
+            Kind::Array(array) => array.index(key).map(|index| array.value_at(index, cpu)),
+            Kind::Objects(array) if self.is_of_maps() => array.index(key).map(|index| array.object_at(index)),
+            Kind::Trie(trie) => trie.find(key),
+            Kind::Objects(_) | Kind::Queue(_) | Kind::Bloom(_) | Kind::Stacks(_) | Kind::Other => None,
+        };
         let bytes = u64::from(self.header().value_size);
-        if self.geometry().is_lru()
-            && let Kind::Hash(hash) = self.kind()
-        {
-            let Some(index) = hash.find(key) else { return 0 };
-            hash.touch(index);
-            return self.memory.pointer(hash.value_at(index, cpu), bytes) as u64;
-        }
-        self.value_offset(key, cpu).map_or(0, |offset| self.memory.pointer(offset, bytes) as u64)
+        offset.map_or(0, |offset| self.memory.pointer(offset, bytes) as u64)
     }
 
     /// `bpf_map_update_elem`.
@@ -314,12 +309,10 @@ impl<'g> Map<'g> {
     pub unsafe fn task_value(&self, cx: &Context, thread: u32, value: u64, create: bool) -> u64 {
         let Kind::Hash(hash) = self.kind() else { return 0 };
         let (key, bytes) = (thread.to_le_bytes(), u64::from(self.header().value_size));
-        let find = || {
-            let index = hash.find(&key)?;
-            hash.touch(index);
-            Some(self.memory.pointer(hash.value_at(index, 0), bytes) as u64)
-        };
-        if let Some(there) = find() {
+        // SAFETY: a key of 4 bytes, as this type's are.
+        let find = || unsafe { self.lookup(key.as_ptr() as u64, 0) };
+        let there = find();
+        if there != 0 || !create {
             return there;
         }
         let write = |index, _| {
@@ -330,10 +323,7 @@ impl<'g> Map<'g> {
                 self.memory.write(hash.value_at(index, 0), unsafe { program_bytes(value, bytes as usize) });
             }
         };
-        if !create || hash.update_or_evict(cx, &key, BPF_NOEXIST, write).is_err() {
-            return 0;
-        }
-        find().unwrap_or(0)
+        if hash.update_or_evict(cx, &key, BPF_NOEXIST, write).is_err() { 0 } else { find() }
     }
 
     /// For arrays of objects: the number stored at `index`, 0 for none; `E2BIG` beyond the end.
@@ -392,28 +382,33 @@ impl<'g> Map<'g> {
     pub fn user_lookup(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
         let key = self.check_key(key)?;
         match self.kind() {
-            Kind::Objects(_) | Kind::Other => return Err(Errno::ENOTSUPP),
+            Kind::Hash(hash) => {
+                let index = hash.find(key).ok_or(Errno::ENOENT)?;
+                self.copy_out(|cpu| hash.value_at(index, cpu), out)
+            }
+            Kind::Array(array) => {
+                let index = array.index(key).ok_or(Errno::ENOENT)?;
+                self.copy_out(|cpu| array.value_at(index, cpu), out)
+            }
             Kind::Trie(trie) => {
                 let out = out.get_mut(..self.header().value_size as usize).ok_or(Errno::EINVAL)?;
-                return trie.copy(key, out);
+                trie.copy(key, out)
             }
-            Kind::Stacks(stacks) => return stacks.copy(key, out),
-            Kind::Hash(_) | Kind::Array(_) | Kind::Queue(_) | Kind::Bloom(_) => {}
+            Kind::Stacks(stacks) => stacks.copy(key, out),
+            Kind::Queue(_) | Kind::Bloom(_) => Err(Errno::ENOENT),
+            Kind::Objects(_) | Kind::Other => Err(Errno::ENOTSUPP),
         }
-        self.value_offset(key, 0).ok_or(Errno::ENOENT)?;
-        self.copy_out(|cpu| self.value_offset(key, cpu), out)
     }
 
-    fn copy_out(&self, offset: impl Fn(u32) -> Option<u64>, out: &mut [u8]) -> Result<(), Errno> {
+    fn copy_out(&self, offset: impl Fn(u32) -> u64, out: &mut [u8]) -> Result<(), Errno> {
         let value = self.header().value_size as usize;
         if !self.geometry().is_per_cpu() {
-            let out = out.get_mut(..value).ok_or(Errno::EINVAL)?;
-            self.memory.read(offset(0).ok_or(Errno::ENOENT)?, out);
+            self.memory.read(offset(0), out.get_mut(..value).ok_or(Errno::EINVAL)?);
             return Ok(());
         }
         let stride = self.header().stride as usize;
         for (cpu, chunk) in out.chunks_exact_mut(stride).enumerate().take(self.header().cpus as usize) {
-            self.memory.read(offset(cpu as u32).ok_or(Errno::ENOENT)?, chunk);
+            self.memory.read(offset(cpu as u32), chunk);
         }
         Ok(())
     }
@@ -470,7 +465,7 @@ impl<'g> Map<'g> {
             Kind::Hash(hash) => {
                 let mut copied = Ok(());
                 hash.delete(cx, key, |index| {
-                    copied = self.copy_out(|cpu| Some(hash.value_at(index, cpu)), out);
+                    copied = self.copy_out(|cpu| hash.value_at(index, cpu), out);
                 })?;
                 copied
             }

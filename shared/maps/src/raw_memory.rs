@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use ring3_layout::map::{MAP_MAGIC, MapHeader};
+use ring3_layout::map::MAP_MAGIC;
 
 use crate::geometry::{Geometry, View, WORDS_OFFSET};
 
@@ -64,11 +64,11 @@ impl<'g> Memory<'g> {
         address.checked_sub(self.base as u64).filter(|offset| *offset < self.geometry.file_bytes())
     }
 
-    /// The offset if a word of `bytes` bytes is there, else that of a reserved word of the header: the agent has
+    /// The offset if a word of `bytes` bytes is there, else that of a spare one before the own words: the agent has
     /// no memory of its own for a dummy.
     fn checked(&self, offset: u64, bytes: u64) -> usize {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.geometry.file_bytes());
-        let spare = self.private(size_of::<MapHeader>() as u64 - 8);
+        let spare = self.private(WORDS_OFFSET - 8);
         if inside && offset.is_multiple_of(bytes) { offset as usize } else { spare as usize }
     }
 
@@ -86,7 +86,7 @@ impl<'g> Memory<'g> {
         unsafe { AtomicU64::from_ptr(pointer.cast()) }
     }
 
-    /// The first `N` words of the node of a pool that is at `at`, words from the header times 8, if one can be there.
+    /// The first `N` words of the node of a pool that is at `at`, words from the private area's start times 8, if one can be there.
     #[inline(always)]
     pub(crate) fn node<const N: usize>(&self, at: u64) -> Option<&'g [AtomicU64; N]> {
         let pool = &self.geometry.pool;

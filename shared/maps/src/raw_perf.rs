@@ -4,7 +4,7 @@
 //! becomes visible by the store of `data_head`. What does not fit is counted and told by a
 //! `PERF_RECORD_LOST` before the next record that fits.
 //!
-//! Words behind the header: 0: lock; 1: records lost and not yet told; 2: `sample_type`; 3: events between
+//! Own words: 0: lock; 1: records lost and not yet told; 2: `sample_type`; 3: events between
 //! wake-ups; 4: events since the last; 5: event id.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

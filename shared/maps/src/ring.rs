@@ -5,7 +5,7 @@
 //! buffer. A record's header is its length with a busy bit, and its owner's thread id where the kernel keeps a
 //! page offset (consumers ignore it): what a dead owner never submitted is discarded by the server.
 //!
-//! Word 0 behind the header: the producers' lock.
+//! Own word 0: the producers' lock.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 

@@ -1,7 +1,7 @@
 //! USER_RINGBUF: one producer that has the pages mapped, the loader; consumers are programs.
 //!
 //! The file is as a ring buffer's. What the producer writes is hostile: positions and lengths are checked against the
-//! buffer each time. One consumer at a time: the first of its own words names its thread.
+//! buffer each time. One consumer at a time: own word 0 names its thread.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
