@@ -18,6 +18,7 @@ use crate::root;
 
 const ROUNDS: usize = 5;
 const THREADS: [u32; 4] = [1, 2, 4, 8];
+const THREADS_MAX: u32 = THREADS[THREADS.len() - 1];
 const KEYS: [u32; 4] = [4, 8, 16, 64];
 /// Operations in a run of a program (`maps_tool.h`).
 const OPERATIONS: f64 = 1024.0;
@@ -121,6 +122,15 @@ enum Engine {
     Ring3,
 }
 
+impl Engine {
+    fn name(self) -> &'static str {
+        match self {
+            Engine::Kernel => "kernel",
+            Engine::Ring3 => "ring3",
+        }
+    }
+}
+
 /// An engine's tool, and for ring3 the processes that its programs run in.
 struct Side {
     engine: Engine,
@@ -142,13 +152,13 @@ impl Side {
             }
         };
         if engine == Engine::Ring3 {
-            for _ in 0..*THREADS.last().unwrap_or(&1) {
+            for _ in 0..THREADS_MAX {
                 let mut process = Process::start(&mut Command::new(&victim))?;
                 process.expect("ready")?;
                 victims.push(process);
             }
         }
-        let name = if engine == Engine::Kernel { "kernel" } else { "ring3" };
+        let name = engine.name();
         let mut tool = Process::start(command.arg(name))?;
         tool.expect("ready")?;
         Ok(Side { engine, tool, victims, victim })
@@ -421,7 +431,7 @@ impl Bench {
     fn measure_throughput(&mut self) -> Result<(), String> {
         let rounds = self.options.rounds.min(3);
         for side in &mut self.sides {
-            side.load(1, 4, "output", "present", THREADS.len() * 2)?;
+            side.load(1, 4, "output", "present", THREADS_MAX as usize)?;
         }
         for &producers in self.options.threads() {
             eprintln!("RINGBUF, {producers} producers");
@@ -559,7 +569,7 @@ impl Bench {
         println!("\nring buffer, 32 bytes, processes that write as fast as they can, one consumer");
         println!("{:<26}{:>16}{:>9}{:>16}{:>8}", "", "million read/s", "lost", "lost with room", "wrong");
         for ((producers, engine), rounds) in &self.figures.throughput {
-            let name = if *engine == Engine::Kernel { "kernel" } else { "ring3" };
+            let name = engine.name();
             let middle = |of: &dyn Fn(&Throughput) -> f64| {
                 Spread::of(&rounds.iter().map(of).collect::<Vec<_>>()).map_or(0.0, |spread| spread.median)
             };
@@ -610,14 +620,14 @@ impl Bench {
         });
         let memory = self.figures.memory.iter().map(|((place, engine), [none, ten, all, ns])| {
             json!({
-                "map": MEMORY[*place].0, "engine": if *engine == Engine::Kernel { "kernel" } else { "ring3" },
+                "map": MEMORY[*place].0, "engine": engine.name(),
                 "bytes_none": none, "bytes_10": ten, "bytes_all": all, "creation_ns": ns,
             })
         });
         let throughput = self.figures.throughput.iter().flat_map(|((producers, engine), rounds)| {
             rounds.iter().map(move |t| {
                 json!({
-                    "producers": producers, "engine": if *engine == Engine::Kernel { "kernel" } else { "ring3" },
+                    "producers": producers, "engine": engine.name(),
                     "million_read": t.read, "lost": t.lost, "lost_with_room": t.lost_with_room, "wrong": t.wrong,
                 })
             })

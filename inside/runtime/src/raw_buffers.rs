@@ -1,24 +1,24 @@
 //! Ring and perf buffers from programs.
 
-use ring3_layout::control::{EVENT_WITHOUT_BUFFER, GotEntry, MAPS_MAX};
-use ring3_layout::region::got_offset;
+use ring3_layout::control::EVENT_WITHOUT_BUFFER;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_F_CURRENT_CPU, BPF_F_INDEX_MASK};
 
 use crate::raw_dispatch::cpu_of;
-use crate::raw_helpers::{answer, block, context, monotonic_ns};
+use crate::raw_helpers::{answer, block, context, map_at, monotonic_ns, view_named};
 use crate::raw_request::ring as ring_doorbell;
 
-/// The ring buffer whose header is at `map`.
+/// The ring buffer that a program passes by the address of its view.
 fn ring_of<'m>(map: u64) -> Option<(Ring<'m>, u32)> {
     // SAFETY: the verifier proved that a program passes a map here.
     let map = unsafe { Map::from_view(map) }?;
     Some((map.ring()?, map.header().doorbell))
 }
 
-fn wake(tb: &ThreadBlock, doorbell: u32) {
+/// Tells the server that there is something to read, or room to write.
+pub(crate) fn wake(tb: &ThreadBlock, doorbell: u32) {
     if doorbell != 0 {
         ring_doorbell(tb.region_base, doorbell);
     }
@@ -123,20 +123,17 @@ pub unsafe extern "sysv64" fn perf_event_output(
 
 fn output(tb: &ThreadBlock, map: u64, index: u32, data: &[u8]) -> Result<(), Errno> {
     // SAFETY: the verifier proved that a program passes a map here.
-    let array = unsafe { Map::from_view(map) }.ok_or(Errno::EINVAL)?;
+    let array = unsafe { map_at(map) }?;
     let word = array.object(index)?;
     if word == EVENT_WITHOUT_BUFFER {
         return Err(Errno::ENOSPC);
     }
-    let slot = word.checked_sub(1).filter(|slot| *slot < MAPS_MAX).ok_or(Errno::ENOENT)?;
-    let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
-    // SAFETY: the GOT is mapped in every target and made of atomics; the slot is inside it.
-    let header = unsafe { (*entry).view.load(core::sync::atomic::Ordering::Acquire) };
-    if header == 0 {
+    let view = view_named(tb, word);
+    if view == 0 {
         return Err(Errno::ENOENT);
     }
-    // SAFETY: a nonzero GOT entry is the address of a mapped header.
-    let buffer = unsafe { PerfBuffer::from_view(header) }.ok_or(Errno::EINVAL)?;
+    // SAFETY: the address of a mapped map's view.
+    let buffer = unsafe { PerfBuffer::from_view(view) }.ok_or(Errno::EINVAL)?;
     if buffer.output(&context(tb), &Sample { time_ns: monotonic_ns(tb), data })? {
         wake(tb, buffer.doorbell());
     }

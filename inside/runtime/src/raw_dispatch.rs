@@ -208,7 +208,7 @@ pub(crate) fn map_cpu(tb: &ThreadBlock) -> u32 {
 
 /// The CPU that the running program is told: the one whose part of per-CPU maps it uses, or the present one.
 pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
-    if tb.cpu_slot & CPU_SLOT_SET != 0 { u32::from(tb.cpu_slot as u16) } else { cpu_number() }
+    if tb.cpu_slot & CPU_SLOT_SET != 0 { map_cpu(tb) } else { cpu_number() }
 }
 
 /// ring3's own sites.

@@ -1,15 +1,13 @@
 //! Dynamic pointers: memory whose size is known at run time (kernel/bpf/helpers.c; v6.18), and the user ring buffer,
 //! whose samples programs get as such.
 
-use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Map, Sampled};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 
-use crate::raw_buffers::{ringbuf_discard, ringbuf_reserve, ringbuf_submit};
+use crate::raw_buffers::{ringbuf_discard, ringbuf_reserve, ringbuf_submit, wake};
 use crate::raw_callbacks::{burn, callback};
 use crate::raw_helpers::{answer, block, context};
-use crate::raw_request::ring as ring_doorbell;
 
 /// `DYNPTR_MAX_SIZE`, bytes.
 const DYNPTR_BYTES_MAX: u64 = (1 << 24) - 1;
@@ -231,12 +229,6 @@ pub unsafe extern "sysv64" fn user_ringbuf_drain(
         wake(unsafe { block(env) }, map.header().doorbell);
     }
     answer(result)
-}
-
-fn wake(tb: &ThreadBlock, doorbell: u32) {
-    if doorbell != 0 {
-        ring_doorbell(tb.region_base, doorbell);
-    }
 }
 
 /// Shows samples to the callback until it says that it has enough; how many it saw.

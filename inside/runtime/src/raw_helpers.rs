@@ -112,27 +112,32 @@ unsafe fn cleared<T>(to: u64, bytes: u64, result: Result<T, Errno>) -> Result<T,
     result
 }
 
-/// The map that a program passes by the address of its header.
+/// The map that a program passes by the address of its view.
 ///
 /// # Safety
-/// `header` is the address of a mapped map's header.
-unsafe fn map_at<'m>(header: u64) -> Result<Map<'m>, Errno> {
+/// `view` is the address of a mapped map's view.
+pub(crate) unsafe fn map_at<'m>(view: u64) -> Result<Map<'m>, Errno> {
     // SAFETY: the caller's promise.
-    unsafe { Map::from_view(header) }.ok_or(Errno::EINVAL)
+    unsafe { Map::from_view(view) }.ok_or(Errno::EINVAL)
 }
 
-/// The header of the map that an element of a map of maps names; 0 for none. `value` is the element's address, or 0.
+/// The view of the map that an element of an array of objects names by its slot plus one; 0 for none.
+#[inline]
+pub(crate) fn view_named(tb: &ThreadBlock, word: u32) -> u64 {
+    let Some(slot) = word.checked_sub(1).filter(|slot| *slot < MAPS_MAX) else { return 0 };
+    let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
+    // SAFETY: the GOT is mapped in every target, and consists of atomics; the slot is inside it.
+    unsafe { &*entry }.view.load(Acquire)
+}
+
+/// The view of the map that an element of a map of maps names; 0 for none. `value` is the element's address, or 0.
 /// Mirrors kernel/bpf/arraymap.c:array_of_map_lookup_elem.
 fn inner_map(tb: &ThreadBlock, value: u64) -> u64 {
     if value == 0 {
         return 0;
     }
     // SAFETY: a map operation gave the address of an element's value, a word. Only the server writes it.
-    let slot = unsafe { AtomicU32::from_ptr(value as *mut u32) }.load(Acquire);
-    let Some(slot) = slot.checked_sub(1).filter(|slot| *slot < MAPS_MAX) else { return 0 };
-    let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
-    // SAFETY: the GOT is mapped in every target, and consists of atomics.
-    unsafe { &*entry }.view.load(Acquire)
+    view_named(tb, unsafe { AtomicU32::from_ptr(value as *mut u32) }.load(Acquire))
 }
 
 macro_rules! helpers {
@@ -430,10 +435,7 @@ helpers! {
     /// `bpf_current_task_under_cgroup`: no cgroup can be set in such an array yet, which the kernel answers so.
     fn current_task_under_cgroup(map, index; tb) {
         // SAFETY: the verifier proved a map.
-        let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
-        match map.object(index as u32) {
-            Err(errno) => errno.negated() as u64,
-            Ok(_) => Errno::EAGAIN.negated() as u64,
-        }
+        let object = unsafe { map_at(map) }.and_then(|map| map.object(index as u32));
+        answer(object.and(Err(Errno::EAGAIN)))
     }
 }

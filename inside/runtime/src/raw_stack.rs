@@ -14,7 +14,7 @@ use ring3_uapi::flags::{
 };
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_helpers::{answer, block, context};
+use crate::raw_helpers::{answer, block, context, map_at};
 use crate::raw_memory::{clear, read};
 use crate::raw_shadow::original;
 
@@ -149,10 +149,10 @@ pub unsafe extern "sysv64" fn get_stackid(regs: u64, map: u64, flags: u64, _: u6
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
     // SAFETY: the verifier proved a map.
-    let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
+    let map = unsafe { map_at(map) };
     // SAFETY: the verifier proved the context, which is the registers of a probe.
     let regs = unsafe { &*(regs as *const PtRegs) };
-    answer(stack_id(tb, regs, &map, flags))
+    answer(map.and_then(|map| stack_id(tb, regs, &map, flags)))
 }
 
 /// `bpf_get_stack`

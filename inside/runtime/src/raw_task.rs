@@ -5,7 +5,7 @@ use ring3_maps::Map;
 use ring3_uapi::Errno;
 use ring3_uapi::flags::BPF_LOCAL_STORAGE_GET_F_CREATE;
 
-use crate::raw_helpers::{answer, block, context};
+use crate::raw_helpers::{answer, block, context, map_at};
 
 /// What programs hold for the running thread's `task_struct`: the zeros behind its block. The verifier refuses what reads
 /// there as far as it sees it.
@@ -50,7 +50,6 @@ pub unsafe extern "sysv64" fn task_storage_delete(map: u64, task: u64, _: u64, _
         return Errno::EINVAL.negated() as u64;
     }
     // SAFETY: the verifier proved a map.
-    let Some(map) = (unsafe { Map::from_view(map) }) else { return Errno::EINVAL.negated() as u64 };
-    let key = tb.serial.to_le_bytes();
-    answer(map.user_delete(&context(tb), &key).map(|()| 0))
+    let map = unsafe { map_at(map) };
+    answer(map.and_then(|map| map.user_delete(&context(tb), &tb.serial.to_le_bytes())).map(|()| 0))
 }

@@ -13,7 +13,7 @@ mod region;
 mod stopped;
 
 pub use error::Error;
-pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings};
+pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, status_field};
 pub use raw_ptrace::{Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, Region, RegionFiles, RemoteFd, map_files, map_region, map_stub_area, replace_control, unmap_region,

@@ -45,7 +45,8 @@ impl Mapping {
     }
 }
 
-fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+/// A field of `/proc/*/status` or `fdinfo`, trimmed.
+pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::lifeline;
-use crate::process::{Pid, live_threads, mappings, not_permitted, thread_state};
+use crate::process::{Pid, live_threads, mappings, not_permitted, status_field, thread_state};
 use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
@@ -167,7 +167,7 @@ impl Stopped {
 
     fn why_not(&self, tid: Tid) -> Error {
         let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).unwrap_or_default();
-        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")?.trim().parse().ok());
+        let tracer = status_field(&status, "TracerPid").and_then(|tracer| tracer.parse().ok());
         match tracer {
             Some(tracer @ 1..) => Error::AlreadyTraced { pid: self.pid, tracer },
             _ => not_permitted(self.pid),

@@ -197,11 +197,11 @@ fn thread_of(caller: &Caller<'_>, fd: i32) -> Result<u32, Errno> {
     let copy = caller.fd(fd)?;
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", copy.as_raw_fd())).unwrap_or_default();
     let of = |text: &str, name: &str| {
-        text.lines().find_map(|line| line.strip_prefix(name))?.split_ascii_whitespace().last()?.parse::<i64>().ok()
+        ring3_inject::status_field(text, name)?.split_ascii_whitespace().last()?.parse::<i64>().ok()
     };
-    let tid = of(&info, "Pid:").ok_or(Errno::EBADF)?;
+    let tid = of(&info, "Pid").ok_or(Errno::EBADF)?;
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).map_err(|_| Errno::ESRCH)?;
-    let (pid, own_tid) = of(&status, "Tgid:").zip(of(&status, "NSpid:")).ok_or(Errno::ESRCH)?;
+    let (pid, own_tid) = of(&status, "Tgid").zip(of(&status, "NSpid")).ok_or(Errno::ESRCH)?;
     caller.subsystem().realm.thread_serial(pid as u32, own_tid as u32).ok_or(Errno::ENOENT)
 }
 
@@ -689,7 +689,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
 fn map_info(map: &MapObject) -> Info {
     let header = &map.geometry().header;
     // Mirrors kernel/bpf/syscall.c:bpf_map_flags_retain_permanent: what the first descriptor allows is not the map's.
-    let flags = map.flags & !(BPF_F_RDONLY | BPF_F_WRONLY);
+    let flags = map.geometry().header.map_flags & !(BPF_F_RDONLY | BPF_F_WRONLY);
     let mut info = Info(vec![0; MAP_INFO_BYTES]);
     info.put32(0, header.map_type).put32(4, map.id).put32(8, header.key_size).put32(12, header.value_size);
     // What the kernel does not bound has no bound there.

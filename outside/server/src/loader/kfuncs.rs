@@ -4,16 +4,15 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use ring3_btf::{Btf, kind};
-use ring3_isa::Insn;
+use ring3_isa::{Insn, code};
 use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 
 const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
-const CALL: u8 = 0x85;
 const PSEUDO_KFUNC_CALL: u8 = 2;
 
 /// Puts our numbers in place of the kernel's for functions that are here; the others stay, and will be refused.
 pub(super) fn renumber(insns: &mut [Insn]) {
-    for insn in insns.iter_mut().filter(|insn| insn.opcode == CALL && insn.src() == PSEUDO_KFUNC_CALL) {
+    for insn in insns.iter_mut().filter(|insn| insn.opcode == code::BPF_CALL && insn.src() == PSEUDO_KFUNC_CALL) {
         // With an offset it would be a module's BTF; a number of ours was never an id.
         let known = u32::try_from(insn.imm).ok().filter(|_| insn.off == 0).and_then(|id| kernel_functions().get(&id));
         insn.imm = known.map_or(insn.imm.max(0), |number| *number as i32);

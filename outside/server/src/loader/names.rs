@@ -24,15 +24,14 @@ fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<PathBuf, Er
         return Err(Errno::ENOENT);
     }
     let from = match folder {
-        libc::AT_FDCWD => format!("/proc/{}/cwd", caller.call.tid),
-        _ if given.starts_with('/') => "/".into(),
-        fd => format!("/proc/{}/fd/{fd}", caller.call.tid),
+        _ if given.starts_with('/') => None,
+        libc::AT_FDCWD => Some(format!("/proc/{}/cwd", caller.call.tid)),
+        fd => Some(format!("/proc/{}/fd/{fd}", caller.call.tid)),
     };
-    let mut path = std::fs::read_link(&from).unwrap_or_else(|_| PathBuf::from("/"));
+    let mut path = from.and_then(|from| std::fs::read_link(from).ok()).unwrap_or_else(|| PathBuf::from("/"));
     for part in Path::new(&given).components() {
         match part {
-            Component::RootDir | Component::Prefix(_) => path = PathBuf::from("/"),
-            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) | Component::CurDir => {}
             Component::ParentDir => drop(path.pop()),
             Component::Normal(name) => path.push(name),
         }

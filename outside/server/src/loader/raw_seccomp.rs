@@ -126,17 +126,17 @@ pub(crate) fn get_fd(tid: u32, fd: RawFd) -> io::Result<OwnedFd> {
 
 /// Thread group id of a thread.
 pub(crate) fn leader(tid: u32) -> u32 {
-    status_field(tid, "Tgid:").unwrap_or(tid)
+    status_number(tid, "Tgid").unwrap_or(tid)
 }
 
 /// How many descriptors a thread's table has room for.
 pub(crate) fn fd_table_size(tid: u32) -> Option<u32> {
-    status_field(tid, "FDSize:")
+    status_number(tid, "FDSize")
 }
 
-fn status_field(tid: u32, name: &str) -> Option<u32> {
+fn status_number(tid: u32, name: &str) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+    ring3_inject::status_field(&status, name)?.parse().ok()
 }
 
 /// Reads a loader's memory.

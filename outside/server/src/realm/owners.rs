@@ -9,6 +9,7 @@ use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
+use ring3_inject::status_field;
 use ring3_layout::owner;
 use ring3_layout::realm::Realm as RealmBlock;
 
@@ -90,9 +91,9 @@ fn inode_of(process: &str) -> Option<u64> {
 /// The id in its own namespace of the thread in a folder of `/proc`, if it runs: is not a zombie at most.
 fn own_tid(folder: &str) -> Option<u32> {
     let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim_start();
-    let runs = !field("State:").starts_with(['Z', 'X']);
-    field("NSpid:").split_whitespace().last().filter(|_| runs)?.parse().ok()
+    let field = |name: &str| status_field(&status, name).unwrap_or_default();
+    let runs = !field("State").starts_with(['Z', 'X']);
+    field("NSpid").split_whitespace().last().filter(|_| runs)?.parse().ok()
 }
 
 impl Deaths {

@@ -13,7 +13,7 @@ mod raw_map;
 mod watch;
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -274,10 +274,9 @@ impl Subsystem {
     /// Takes away what targets that have ended left in maps, and what anybody was seen to wait for in vain.
     fn tend(&self) {
         let deaths = self.realm.take_deaths();
-        let mut seen = BTreeSet::new();
         for object in self.objects() {
             match object {
-                Object::Map(map) if seen.insert(map.slot) => {
+                Object::Map(map) => {
                     let of_map: Vec<u32> = deaths
                         .iter()
                         .filter(|death| death.maps.contains(&map.slot))
@@ -339,7 +338,6 @@ impl Subsystem {
         let of = |pick: &dyn Fn(&Object) -> Option<Value>| {
             let mut rows: Vec<Value> = objects.iter().filter_map(pick).collect();
             rows.sort_by_key(|row| row["id"].as_u64());
-            rows.dedup();
             rows
         };
         json!({

@@ -111,7 +111,7 @@ impl Inner {
     /// # Errors
     /// `EINVAL` for maps of maps, `ENOTSUPP` for types that cannot be elements.
     pub fn of(map: &MapObject) -> Result<Inner, Errno> {
-        match map.geometry.header.map_type {
+        match map.geometry().header.map_type {
             map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS => Err(Errno::EINVAL),
             map_type::PROG_ARRAY => Err(Errno::ENOTSUPP),
             _ => Ok(Inner { attributes: map.attributes() }),
@@ -163,8 +163,6 @@ pub struct MapObject {
     pub id: u32,
     /// Name.
     pub name: String,
-    /// Flags of creation.
-    pub flags: u32,
     /// BTF and the type ids of key and value.
     pub btf: Option<(Arc<Btf>, u32, u32)>,
     /// GOT slot.
@@ -183,7 +181,6 @@ pub struct MapObject {
     lock: Option<u32>,
     /// Waits given up when that was looked at last.
     gave_up_seen: AtomicU64,
-    geometry: Geometry,
     file: Arc<MapFile>,
     mapped: Mapped,
     realm: Arc<Realm>,
@@ -225,7 +222,6 @@ impl MapObject {
         let object = Arc::new(MapObject {
             id,
             name,
-            flags: attributes.map_flags,
             btf,
             slot,
             frozen: AtomicBool::new(false),
@@ -235,7 +231,6 @@ impl MapObject {
             inner,
             lock,
             gave_up_seen: AtomicU64::new(0),
-            geometry,
             file,
             mapped,
             realm: subsystem.realm.clone(),
@@ -251,12 +246,12 @@ impl MapObject {
     /// The map's operations; nothing of the shared bytes is trusted.
     pub fn map(&self) -> Map<'_> {
         // SAFETY: the mapping has the geometry's size and lives as long as self.
-        unsafe { Map::trusted(self.mapped.base, &self.geometry) }
+        unsafe { Map::trusted(self.mapped.base, &self.file.geometry) }
     }
 
     /// Sizes.
     pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+        &self.file.geometry
     }
 
     /// The memory.
@@ -265,7 +260,7 @@ impl MapObject {
     }
 
     fn attributes(&self) -> Attributes {
-        let header = &self.geometry.header;
+        let header = &self.file.geometry.header;
         Attributes {
             map_type: header.map_type,
             key_size: header.key_size,
@@ -284,8 +279,8 @@ impl MapObject {
     /// Looks a key up; an element that is a program or a map is its id.
     /// Mirrors kernel/bpf/arraymap.c:bpf_fd_array_map_lookup_elem.
     pub fn lookup(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
-        if is_of_objects(self.geometry.header.map_type) {
-            let id = match (self.geometry.header.map_type, self.members().get(key)) {
+        if is_of_objects(self.file.geometry.header.map_type) {
+            let id = match (self.file.geometry.header.map_type, self.members().get(key)) {
                 (map_type::PERF_EVENT_ARRAY | map_type::CGROUP_ARRAY, _) => return Err(Errno::ENOTSUPP),
                 (_, Some(Member::Program(program))) => program.id,
                 (_, Some(Member::Map(map))) => map.id,
@@ -293,7 +288,7 @@ impl MapObject {
             };
             return Ok(id.to_le_bytes().into());
         }
-        let mut value = vec![0; self.geometry.user_value_bytes()];
+        let mut value = vec![0; self.file.geometry.user_value_bytes()];
         self.map().user_lookup(key, &mut value).map(|()| value)
     }
 
@@ -315,11 +310,11 @@ impl MapObject {
 
     /// Removes a key.
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        if !is_of_objects(self.geometry.header.map_type) {
+        if !is_of_objects(self.file.geometry.header.map_type) {
             return self.map().user_delete(&context(), key);
         }
         let mut members = self.members();
-        if self.geometry.header.map_type == map_type::HASH_OF_MAPS {
+        if self.file.geometry.header.map_type == map_type::HASH_OF_MAPS {
             self.map().user_delete(&context(), key)?;
         } else {
             self.map().set_object(index_of(key)?, 0)?;
@@ -332,7 +327,7 @@ impl MapObject {
     /// The last descriptor is gone: an array of programs is emptied, since its programs may hold it.
     /// Mirrors kernel/bpf/arraymap.c:prog_array_map_clear.
     pub(super) fn is_closed(&self) {
-        if self.geometry.header.map_type != map_type::PROG_ARRAY {
+        if self.file.geometry.header.map_type != map_type::PROG_ARRAY {
             return;
         }
         let mut members = self.members();
@@ -366,23 +361,23 @@ impl MapObject {
 
     /// Takes a value out.
     pub fn lookup_and_delete(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
-        if is_of_objects(self.geometry.header.map_type) {
+        if is_of_objects(self.file.geometry.header.map_type) {
             let id = self.lookup(key)?;
             return self.delete(key).map(|()| id);
         }
-        let mut value = vec![0; self.geometry.user_value_bytes()];
+        let mut value = vec![0; self.file.geometry.user_value_bytes()];
         self.map().user_lookup_and_delete(&context(), key, &mut value).map(|()| value)
     }
 
     /// The key behind `key`.
     pub fn next_key(&self, key: Option<&[u8]>) -> Result<Vec<u8>, Errno> {
-        let mut next = vec![0; self.geometry.header.key_size as usize];
+        let mut next = vec![0; self.file.geometry.header.key_size as usize];
         self.map().user_next_key(key, &mut next).map(|()| next)
     }
 
     /// The keys of a hash map's bucket.
     pub fn bucket_keys(&self, bucket: u32) -> Vec<Vec<u8>> {
-        let (mut keys, mut key) = (vec![], vec![0; self.geometry.header.key_size as usize]);
+        let (mut keys, mut key) = (vec![], vec![0; self.file.geometry.header.key_size as usize]);
         for _ in 0..BUCKET_LOOKS_MAX {
             keys.clear();
             if self.map().user_bucket(bucket, &mut key, |key: &[u8]| keys.push(key.to_vec())) {
@@ -451,7 +446,7 @@ impl MapObject {
         }
         self.reach(&[map.slot])?;
         let mut members = self.members();
-        if self.geometry.header.map_type == map_type::HASH_OF_MAPS {
+        if self.file.geometry.header.map_type == map_type::HASH_OF_MAPS {
             self.map().user_update(&context(), key, &(map.slot.0 + 1).to_le_bytes(), flags)?;
         } else {
             self.map().set_object(index_of(key)?, map.slot.0 + 1)?;
@@ -482,7 +477,7 @@ impl MapObject {
 
     /// For what its descriptor is waited on.
     pub fn events(&self) -> i16 {
-        if self.geometry.header.map_type == map_type::USER_RINGBUF { libc::POLLOUT } else { libc::POLLIN }
+        if self.file.geometry.header.map_type == map_type::USER_RINGBUF { libc::POLLOUT } else { libc::POLLIN }
     }
 
     /// Whether somebody waited in vain since this was asked last: for a lock, or as the consumer of a ring buffer before
@@ -507,13 +502,14 @@ impl MapObject {
     /// The only value, if neither the loader nor a program can change it any more.
     /// Mirrors kernel/bpf/verifier.c:bpf_map_is_rdonly.
     pub fn constant_value(&self) -> Option<Vec<u8>> {
-        let constant = self.flags & BPF_F_RDONLY_PROG != 0 && self.frozen.load(Ordering::Acquire);
+        let constant =
+            self.file.geometry.header.map_flags & BPF_F_RDONLY_PROG != 0 && self.frozen.load(Ordering::Acquire);
         constant.then(|| self.lookup(&0u32.to_le_bytes()).ok()).flatten()
     }
 
     /// What the verifier knows of it.
     pub fn shape(&self) -> MapShape {
-        let header = &self.geometry.header;
+        let header = &self.file.geometry.header;
         MapShape {
             slot: self.slot.0,
             map_type: header.map_type,
@@ -524,7 +520,7 @@ impl MapObject {
             stride: header.stride,
             cpus: header.cpus,
             inner_type: self.inner.map_or(0, |inner| inner.attributes.map_type),
-            cpu_stride: self.geometry.cpu_stride,
+            cpu_stride: self.file.geometry.cpu_stride,
         }
     }
 
@@ -533,8 +529,8 @@ impl MapObject {
     /// descriptors that cannot be written, mm/mmap.c:do_mmap.
     pub fn check_mmap(&self, offset: u64, bytes: u64, write: bool, access: Access) -> Result<(), Errno> {
         let bytes = bytes.checked_next_multiple_of(ring3_layout::PAGE_BYTES).ok_or(Errno::ENOMEM)?;
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.geometry.header.data_bytes);
-        let kind = self.geometry.header.map_type;
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.file.geometry.header.data_bytes);
+        let kind = self.file.geometry.header.map_type;
         if !access.read || write && !access.write {
             return Err(Errno::EACCES);
         }
@@ -550,7 +546,7 @@ impl MapObject {
         if write && self.frozen.load(Ordering::Acquire) {
             return Err(Errno::EPERM);
         }
-        if write && self.flags & BPF_F_RDONLY_PROG != 0 {
+        if write && self.file.geometry.header.map_flags & BPF_F_RDONLY_PROG != 0 {
             return Err(Errno::EACCES);
         }
         if kind == map_type::RINGBUF && write && (offset != 0 || bytes != ring3_layout::PAGE_BYTES) {
@@ -560,17 +556,18 @@ impl MapObject {
         if kind == map_type::USER_RINGBUF && write && offset == 0 {
             return Err(Errno::EPERM);
         }
-        let shared = matches!(kind, map_type::RINGBUF | map_type::USER_RINGBUF) || self.flags & BPF_F_MMAPABLE != 0;
+        let shared = matches!(kind, map_type::RINGBUF | map_type::USER_RINGBUF)
+            || self.file.geometry.header.map_flags & BPF_F_MMAPABLE != 0;
         if shared && inside { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
     pub(super) fn describe(&self) -> Value {
-        let header = &self.geometry.header;
+        let header = &self.file.geometry.header;
         let kind = map_type::name(header.map_type).unwrap_or("?").trim_start_matches("BPF_MAP_TYPE_").to_lowercase();
         json!({
             "id": self.id, "type": kind, "name": self.name, "key_size": header.key_size,
-            "value_size": header.value_size, "max_entries": header.max_entries, "flags": self.flags,
-            "bytes_memlock": self.geometry.file_bytes(),
+            "value_size": header.value_size, "max_entries": header.max_entries, "flags": self.file.geometry.header.map_flags,
+            "bytes_memlock": self.file.geometry.file_bytes(),
         })
     }
 }
@@ -588,8 +585,7 @@ impl Drop for MapObject {
 pub struct OutputBuffer {
     /// GOT slot.
     pub slot: MapSlot,
-    geometry: Box<Geometry>,
-    _file: Arc<MapFile>,
+    file: Arc<MapFile>,
     mapped: Mapped,
     realm: Arc<Realm>,
 }
@@ -605,26 +601,23 @@ impl OutputBuffer {
         id: u64,
         doorbell: u32,
     ) -> Result<OutputBuffer, Errno> {
-        let mut geometry = Box::new(Geometry::perf_buffer(data_pages)?);
+        let mut geometry = Geometry::perf_buffer(data_pages)?;
         rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
         seal(memfd)?;
         let mapped = Mapped::new(memfd, geometry.file_bytes())?;
         geometry.header.doorbell = doorbell;
         // SAFETY: a fresh mapping of the right size, which lives as long as the object.
         unsafe { PerfBuffer::initialize(mapped.base, &geometry, sample_type, wakeup_events, id) };
-        let file = Arc::new(MapFile {
-            memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?,
-            geometry: *geometry,
-            writable: true,
-        });
+        let file =
+            Arc::new(MapFile { memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?, geometry, writable: true });
         let slot = realm.add_map(file.clone())?;
-        Ok(OutputBuffer { slot, geometry, _file: file, mapped, realm: realm.clone() })
+        Ok(OutputBuffer { slot, file, mapped, realm: realm.clone() })
     }
 
     /// Whether the reader has something to read.
     pub fn has_data(&self) -> bool {
         // SAFETY: the mapping has the geometry's size and lives as long as self.
-        unsafe { PerfBuffer::trusted(self.mapped.base, &self.geometry) }.has_data()
+        unsafe { PerfBuffer::trusted(self.mapped.base, &self.file.geometry) }.has_data()
     }
 
     /// Takes away what targets that have ended left in it.
@@ -634,7 +627,7 @@ impl OutputBuffer {
         if leaders.peek().is_some() {
             let leaders: Vec<u32> = leaders.collect();
             // SAFETY: the mapping has the geometry's size and lives as long as self.
-            let buffer = unsafe { PerfBuffer::trusted(self.mapped.base, &self.geometry) };
+            let buffer = unsafe { PerfBuffer::trusted(self.mapped.base, &self.file.geometry) };
             bury_dead(&self.realm, &leaders, |is_dead| {
                 buffer.bury(is_dead);
                 true
@@ -644,7 +637,7 @@ impl OutputBuffer {
 
     /// Bytes that the loader may map.
     pub fn data_bytes(&self) -> u64 {
-        self.geometry.header.data_bytes
+        self.file.geometry.header.data_bytes
     }
 }
 
