@@ -13,6 +13,7 @@
 
 mod constants;
 mod flow;
+mod prototype;
 mod prototypes;
 
 use std::collections::BTreeMap;
@@ -24,7 +25,8 @@ use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 use ring3_uapi::helper::{self, KFUNC_FIRST};
 
-pub use prototypes::{Prototype, prototype, prototypes};
+pub use prototype::{Arg, DynptrUse, Prototype, Return};
+pub use prototypes::{prototype, prototype_for, prototypes};
 
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const INSNS_MAX: usize = 1_000_000;
@@ -257,7 +259,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
             Some(Op::Call(Call::Helper(id))) if *id < KFUNC_FIRST => {
                 check_helper(input, &mut verified, &ops, at, *id)?
             }
-            Some(Op::Call(Call::Kfunc(id))) if *id >= KFUNC_FIRST && prototype(*id).is_some() => {
+            Some(Op::Call(Call::Kfunc(id))) if *id >= KFUNC_FIRST && runs(*id) => {
                 check_helper(input, &mut verified, &ops, at, *id)?;
             }
             Some(Op::Call(Call::Kfunc(id))) => {
@@ -374,6 +376,11 @@ fn resolve_map(input: &Input<'_>, verified: &mut Verified, at: usize, value: Imm
     Ok(())
 }
 
+/// Whether the agent has a helper.
+fn runs(id: u32) -> bool {
+    prototype(id).is_some_and(|prototype| prototype.runs)
+}
+
 fn check_helper(
     input: &Input<'_>,
     verified: &mut Verified,
@@ -383,23 +390,23 @@ fn check_helper(
 ) -> Result<(), Report> {
     let refuse = |message: String| Err(Report::new(Errno::EINVAL, Some(at), message));
     let name = ring3_uapi::helper::name(id).unwrap_or("unknown");
-    let Some(prototype) = prototype(id) else {
+    if !runs(id) {
         return refuse(format!("unknown func bpf_{name}#{id}"));
-    };
-    if !prototype.allows(input.prog_type) {
-        return refuse(format!("program of this type cannot use helper bpf_{name}#{id}"));
     }
+    let Some(prototype) = prototype_for(id, input.prog_type) else {
+        return refuse(format!("program of this type cannot use helper bpf_{name}#{id}"));
+    };
     if prototype.gpl_only && !input.gpl_compatible {
         return refuse("cannot call GPL-restricted function from non-GPL compatible program".into());
     }
     verified.helpers.push(id);
-    if let Some(argument) = prototype.callback_argument {
+    if let Some(argument) = prototype.callback_argument() {
         let constant = flow::constant_load(ops, at, argument).and_then(|load| ops[load]);
         if !matches!(constant, Some(Op::LoadImm64 { value: Immediate::Func(_), .. })) {
             return refuse(format!("R{argument} is not a subprogram where bpf_{name}#{id} is called"));
         }
     }
-    let Some(argument) = prototype.map_argument else { return Ok(()) };
+    let Some(argument) = prototype.map_argument() else { return Ok(()) };
     let constant = flow::constant_load(ops, at, argument).and_then(|load| verified.map_at(load));
     if let Some((map, None)) = constant {
         // Mirrors kernel/bpf/verifier.c:record_func_map, and then check_map_func_compatibility.
