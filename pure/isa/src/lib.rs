@@ -29,6 +29,8 @@ pub mod code {
     pub const BPF_ALU64: u8 = 0x07;
     pub const BPF_X: u8 = 0x08;
     pub const BPF_IMM: u8 = 0x00;
+    pub const BPF_ABS: u8 = 0x20;
+    pub const BPF_IND: u8 = 0x40;
     pub const BPF_MEM: u8 = 0x60;
     pub const BPF_MEMSX: u8 = 0x80;
     pub const BPF_ATOMIC: u8 = 0xc0;

@@ -120,6 +120,11 @@ impl fmt::Display for Op {
                 }
             }
             Op::Ja(target) => write!(f, "goto {target}"),
+            Op::MayGoto(target) => write!(f, "may_goto {target}"),
+            Op::LoadPacket { size, src: None, imm } => write!(f, "r0 = *({} *)skb[{imm}]", sized(size, false)),
+            Op::LoadPacket { size, src: Some(src), imm } => {
+                write!(f, "r0 = *({} *)skb[r{src} + {imm}]", sized(size, false))
+            }
             Op::Call(Call::Helper(id)) => write!(f, "call {id}"),
             Op::Call(Call::Local(target)) => write!(f, "call pc {target}"),
             Op::Call(Call::Kfunc(id)) => write!(f, "call kfunc {id}"),

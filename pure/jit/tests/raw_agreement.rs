@@ -7,7 +7,7 @@ use ring3_isa::Insn;
 use ring3_jit::{Options, compile};
 use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET};
 use ring3_uapi::bpf::prog_type;
-use ring3_verifier::{Input, MapShape, Verified, verify};
+use ring3_verifier::{Content, Context, Field, Input, MapShape, Policy, Sizes, Verified, verify};
 
 /// Bytes of context, which programs may read and write here.
 const CONTEXT_BYTES: usize = 64;
@@ -25,16 +25,27 @@ impl Host for NoHost {
     }
 }
 
+/// A context of plain bytes.
+fn writable_context() -> Policy {
+    let bytes = Field { at: 0..CONTEXT_BYTES as u32, sizes: Sizes::Any, write: true, content: Content::Number };
+    Policy { context: Context::new(vec![bytes]), ..Policy::targets(prog_type::KPROBE) }
+}
+
 fn verified(insns: &[Insn]) -> Verified {
     let input = Input {
         insns,
         prog_type: prog_type::KPROBE,
         gpl_compatible: true,
+        sleepable: false,
+        cpus: 1,
+        policy: writable_context(),
+        log_level: 1,
+        lines: vec![],
         map_by_fd: &|_| None,
         map_by_index: &|_| None,
         constant_value: &|_| None,
     };
-    verify(&input).unwrap_or_else(|report| panic!("{report}"))
+    verify(&input).unwrap_or_else(|report| panic!("{}", report.log))
 }
 
 /// Runs compiled code in this process: r0 and the context afterwards.
@@ -245,11 +256,16 @@ fn per_cpu_array_lookup(map: MapShape, cpu: u32, key: i32) -> Option<u64> {
         insns: &insns,
         prog_type: prog_type::KPROBE,
         gpl_compatible: true,
+        sleepable: false,
+        cpus: 1,
+        policy: writable_context(),
+        log_level: 1,
+        lines: vec![],
         map_by_fd: &|fd| (fd == 5).then_some(map),
         map_by_index: &|_| None,
         constant_value: &|_| None,
     };
-    let program = verify(&input).unwrap_or_else(|report| panic!("{report}"));
+    let program = verify(&input).unwrap_or_else(|report| panic!("{}", report.log));
     let code = compile(&program, &Options::default()).expect("compiles");
     // Behind the code: the words of the GOT.
     let got = code.bytes.len().next_multiple_of(8);
@@ -286,7 +302,8 @@ fn a_per_cpu_array_lookup_leads_to_the_value_of_the_cpu_that_dispatch_set() {
         map_flags: 0,
         stride: 16,
         cpus: 300,
-        inner_type: 0,
+        lock: None,
+        inner: None,
         cpu_stride: 192,
     };
     assert_eq!(per_cpu_array_lookup(map, 0, 0), Some(0));

@@ -12,16 +12,16 @@ use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
 use ring3_uapi::flags::{
-    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_TOKEN_FD, BPF_F_WRONLY,
+    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_SLEEPABLE, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
-use ring3_verifier::{Input, MapShape, verify};
+use ring3_verifier::{Input, MapShape, Policy, verify};
 
 use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, value_types};
 use crate::loader::objects::{
     Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
 };
-use crate::realm::MapSlot;
+use crate::realm::{MapSlot, possible_cpus};
 use crate::support;
 
 /// Instructions of a program at most.
@@ -434,6 +434,11 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         insns: &insns,
         prog_type: kind,
         gpl_compatible,
+        sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
+        cpus: possible_cpus(),
+        policy: Policy::targets(kind),
+        log_level: log.level,
+        lines: vec![],
         map_by_fd: &|fd| shape(&Reference::Fd(fd)),
         map_by_index: &|index| shape(&Reference::Index(index)),
         constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
@@ -456,7 +461,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
             ));
         }
     }
-    log.write(&verified.log())?;
+    log.write(verified.log())?;
     let slots: Vec<MapSlot> = verified.maps().iter().map(|map: &MapShape| MapSlot(map.slot)).collect();
     let realm = caller.subsystem().realm.clone();
     let text = realm.publish_program(&verified, slots).map_err(|refusal| {
