@@ -203,8 +203,8 @@ static PROTOTYPES: &[Prototype] = &[
         .maps(&[map_type::CGROUP_STORAGE, map_type::PERCPU_CGROUP_STORAGE])
         .from(LSM),
     row(SKB_ANCESTOR_CGROUP_ID).given(&[CONTEXT, Anything]).from(TC),
-    row(SK_LOOKUP_TCP).given(&[CONTEXT, MEMORY, Size, Anything, Anything]).gives(acquired("sock")).from(TC_XDP),
-    row(SK_LOOKUP_UDP).given(&[CONTEXT, MEMORY, Size, Anything, Anything]).gives(acquired("sock")).from(TC_XDP),
+    row(SK_LOOKUP_TCP).given(&[CONTEXT, MEMORY, SizeOrZero, Anything, Anything]).gives(acquired("sock")).from(TC_XDP),
+    row(SK_LOOKUP_UDP).given(&[CONTEXT, MEMORY, SizeOrZero, Anything, Anything]).gives(acquired("sock")).from(TC_XDP),
     row(SK_RELEASE).given(&[Arg::Object { name: "sock_common", nullable: false, release: true }]).from(TC_XDP),
     row(MAP_PUSH_ELEM).given(&[Map, MapValue { nullable: false }, Anything]).maps(KEYLESS).runs(),
     row(MAP_POP_ELEM).given(&[Map, MapValueOut]).maps(QUEUES).runs(),
@@ -212,11 +212,12 @@ static PROTOTYPES: &[Prototype] = &[
     row(SPIN_LOCK).given(&[SpinLock]).gives(Void),
     row(SPIN_UNLOCK).given(&[SpinLock]).gives(Void),
     row(SK_FULLSOCK).given(&[SOCKET]).gives(found("sock")).from(TC),
-    row(TCP_SOCK).given(&[SOCKET]).gives(found("tcp_sock")).from(TC),
+    // As programs see it, not as the kernel does.
+    row(TCP_SOCK).given(&[SOCKET]).gives(found("bpf_tcp_sock")).from(TC),
     row(SKB_ECN_SET_CE).given(&[CONTEXT]).from(TC),
     row(GET_LISTENER_SOCK).given(&[SOCKET]).gives(found("sock")).from(TC),
     row(SKC_LOOKUP_TCP)
-        .given(&[CONTEXT, MEMORY, Size, Anything, Anything])
+        .given(&[CONTEXT, MEMORY, SizeOrZero, Anything, Anything])
         .gives(acquired("sock_common"))
         .from(TC_XDP),
     row(TCP_CHECK_SYNCOOKIE).given(&[SOCKET, MEMORY, Size, MEMORY, Size]).gpl().from(TC_XDP),
