@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::Insn;
 use crate::code::{
-    BPF_ABS, BPF_ALU, BPF_ALU64, BPF_ATOMIC, BPF_IND, BPF_JMP, BPF_JMP32, BPF_LD_IMM64, BPF_LDX, BPF_MEM, BPF_MEMSX, BPF_ST, BPF_STX,
-    BPF_X,
+    BPF_ABS, BPF_ALU, BPF_ALU64, BPF_ATOMIC, BPF_IND, BPF_JMP, BPF_JMP32, BPF_LD_IMM64, BPF_LDX, BPF_MEM, BPF_MEMSX,
+    BPF_ST, BPF_STX, BPF_X,
 };
 
 /// Width of an operation.

@@ -216,9 +216,7 @@ fn check_sane(pointer: &Register, distance: &Scalar, name: &str) -> Result<(), R
         return refuse(format!("{name} pointer offset {} is not allowed", pointer.fixed));
     }
     if distance.smin == i64::MIN {
-        return refuse(format!(
-            "math between {name} pointer and register with unbounded min value is not allowed"
-        ));
+        return refuse(format!("math between {name} pointer and register with unbounded min value is not allowed"));
     }
     if distance.smin >= DISTANCE_MAX || distance.smin <= -DISTANCE_MAX {
         return refuse(format!("value {} makes {name} pointer be out of bounds", distance.smin));

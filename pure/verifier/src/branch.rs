@@ -139,7 +139,8 @@ fn compare_pointers(
     if nullable.nullable && other.is_null() {
         settle(maps, same, nullable.id, false);
         settle(maps, differ, nullable.id, true);
-    } else if nullable.nullable && other.is_pointer() && !other.nullable && !matches!(other.kind, Kind::Object { .. }) {
+    } else if nullable.nullable && other.is_pointer() && !other.nullable && !matches!(other.kind, Kind::Object { .. })
+    {
         settle(maps, same, nullable.id, true);
     }
 }

@@ -164,10 +164,7 @@ impl Explorer<'_> {
         }
         self.state.frames.pop();
         // Pointers to the stack that is gone.
-        self.state.change(
-            |register| register.kind == Kind::Stack(frame),
-            |register| *register = Register::unknown(),
-        );
+        self.state.change(|register| register.kind == Kind::Stack(frame), |register| *register = Register::unknown());
         Ok(())
     }
 
@@ -214,7 +211,10 @@ impl Explorer<'_> {
         }
         if let Some(allowed) = self.input.policy.result.clone() {
             if !result.is_scalar() {
-                return refuse(Errno::EINVAL, format!("At program exit the register R0 is not a known value ({})", result.kind_name()));
+                return refuse(
+                    Errno::EINVAL,
+                    format!("At program exit the register R0 is not a known value ({})", result.kind_name()),
+                );
             }
             self.decides(&[0]);
             let Scalar { smin, smax, .. } = result.number;

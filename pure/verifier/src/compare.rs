@@ -93,7 +93,9 @@ pub(crate) fn covers(point: &Point, new: &State, how: Match) -> bool {
         return false;
     }
     let mut frames = old.frames.iter().zip(&new.frames).enumerate();
-    frames.all(|(index, (a, b))| Rc::ptr_eq(a, b) && how == Match::Exact || frame(point, index as u8, a, b, how, &mut ids))
+    frames.all(|(index, (a, b))| {
+        Rc::ptr_eq(a, b) && how == Match::Exact || frame(point, index as u8, a, b, how, &mut ids)
+    })
 }
 
 fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &mut Ids) -> bool {

@@ -34,7 +34,10 @@ impl Explorer<'_> {
         let frame = match value.kind {
             Kind::Dynptr if used == DynptrUse::Any => return Ok(Used::default()),
             Kind::Dynptr => {
-                return refuse(Errno::EINVAL, format!("R{register} cannot pass pointer to const bpf_dynptr, the helper mutates it"));
+                return refuse(
+                    Errno::EINVAL,
+                    format!("R{register} cannot pass pointer to const bpf_dynptr, the helper mutates it"),
+                );
             }
             Kind::Stack(frame) => frame,
             _ => {
@@ -66,8 +69,10 @@ impl Explorer<'_> {
                 self.path.read(Place::slot_at(frame, low - 1));
                 let frame_state = &self.state.frames[usize::from(frame)];
                 let (lower, upper) = (frame_state.slot(low).special, frame_state.slot(low - 1).special);
-                let (Some(Special::Dynptr { first: true, record, id, .. }), Some(Special::Dynptr { first: false, .. })) =
-                    (lower, upper)
+                let (
+                    Some(Special::Dynptr { first: true, record, id, .. }),
+                    Some(Special::Dynptr { first: false, .. }),
+                ) = (lower, upper)
                 else {
                     return refuse(Errno::EINVAL, format!("Expected an initialized dynptr as arg #{}", register - 1));
                 };
@@ -75,7 +80,10 @@ impl Explorer<'_> {
                     return Ok(Used { id, ..Used::default() });
                 }
                 if !record {
-                    return refuse(Errno::EINVAL, format!("Expected a dynptr of type ringbuf as arg #{}", register - 1));
+                    return refuse(
+                        Errno::EINVAL,
+                        format!("Expected a dynptr of type ringbuf as arg #{}", register - 1),
+                    );
                 }
                 Ok(Used { id, takes: Some((frame, low)), ..Used::default() })
             }

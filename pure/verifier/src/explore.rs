@@ -74,12 +74,7 @@ pub(crate) struct Explorer<'a> {
 }
 
 impl<'a> Explorer<'a> {
-    pub(crate) fn new(
-        input: &'a Input<'a>,
-        ops: &'a [Option<Op>],
-        flow: &'a Flow,
-        named: &'a Named,
-    ) -> Explorer<'a> {
+    pub(crate) fn new(input: &'a Input<'a>, ops: &'a [Option<Op>], flow: &'a Flow, named: &'a Named) -> Explorer<'a> {
         let mut maps = named.maps.clone();
         let mut inner = vec![None; maps.len()];
         for index in 0..maps.len() {
@@ -89,11 +84,8 @@ impl<'a> Explorer<'a> {
                 inner.push(None);
             }
         }
-        let found = Found {
-            live: vec![false; ops.len()],
-            stack_bytes: vec![0; flow.subprograms.len()],
-            ..Found::default()
-        };
+        let found =
+            Found { live: vec![false; ops.len()], stack_bytes: vec![0; flow.subprograms.len()], ..Found::default() };
         Explorer {
             input,
             ops,

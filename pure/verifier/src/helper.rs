@@ -118,9 +118,8 @@ impl Explorer<'_> {
         found: &mut Arguments,
     ) -> Result<(), Refusal> {
         let value = self.read(register)?;
-        let expected = |what: &str| {
-            refuse(Errno::EACCES, format!("R{register} type={} expected={what}", value.kind_name()))
-        };
+        let expected =
+            |what: &str| refuse(Errno::EACCES, format!("R{register} type={} expected={what}", value.kind_name()));
         let nullable = match arg {
             Arg::MapValue { nullable }
             | Arg::Context { nullable }
@@ -177,7 +176,10 @@ impl Explorer<'_> {
             Arg::Size | Arg::SizeOrZero => self.size(prototype, register, &value, arg == Arg::SizeOrZero, found)?,
             Arg::AllocSize => {
                 let Some(bytes) = value.number.value().filter(|_| value.is_scalar()) else {
-                    return refuse(Errno::EACCES, format!("R{register} unbounded size, use 'var &= const' or 'if (var < const)'"));
+                    return refuse(
+                        Errno::EACCES,
+                        format!("R{register} unbounded size, use 'var &= const' or 'if (var < const)'"),
+                    );
                 };
                 self.decides(&[register]);
                 let Ok(bytes) = u32::try_from(bytes) else {
@@ -312,10 +314,7 @@ impl Explorer<'_> {
         };
         if !(pointer.is_null() && number.umax == 0 && zero) {
             if pointer.is_scalar() {
-                return refuse(
-                    Errno::EACCES,
-                    format!("R{memory} type={} expected=fp", pointer.kind_name()),
-                );
+                return refuse(Errno::EACCES, format!("R{memory} type={} expected=fp", pointer.kind_name()));
             }
             let all = number.value().is_some();
             self.helper_access(prototype.id, memory, &pointer, number.umax as u32, write, all)?;
@@ -397,7 +396,8 @@ impl Explorer<'_> {
             return refuse(Errno::EACCES, format!("R{register} type={kind} expected=trusted_ptr_, rcu_ptr_"));
         };
         let wanted = self.object_id(name);
-        let is_it = id == wanted || self.input.policy.objects.as_ref().is_some_and(|objects| objects.is_a(id, wanted));
+        let is_it =
+            id == wanted || self.input.policy.objects.as_ref().is_some_and(|objects| objects.is_a(id, wanted));
         if name.is_empty() || is_it {
             return Ok(());
         }
@@ -617,12 +617,7 @@ fn changes_packet(id: u32) -> bool {
 fn is_memory(value: &Register) -> bool {
     matches!(
         value.kind,
-        Kind::Stack(_)
-            | Kind::Packet
-            | Kind::PacketMeta
-            | Kind::MapKey(_)
-            | Kind::MapValue(_)
-            | Kind::Memory { .. }
+        Kind::Stack(_) | Kind::Packet | Kind::PacketMeta | Kind::MapKey(_) | Kind::MapValue(_) | Kind::Memory { .. }
     )
 }
 

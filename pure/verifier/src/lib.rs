@@ -384,8 +384,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     if let Err(Refusal { errno, message }) = outcome {
         return Err(Report { statistics, log: log.finish(true), ..Report::new(errno, Some(at), message) });
     }
-    flow::check_stack(&ops, &flow, &found.stack_bytes)
-        .map_err(|report| Report { statistics, ..report })?;
+    flow::check_stack(&ops, &flow, &found.stack_bytes).map_err(|report| Report { statistics, ..report })?;
     let mut helpers = found.helpers;
     helpers.sort_unstable();
     helpers.dedup();
@@ -394,11 +393,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     Ok(Verified {
         insns: input.insns.to_vec(),
         prog_type: input.prog_type,
-        maps: named
-            .loads
-            .iter()
-            .filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset))))
-            .collect(),
+        maps: named.loads.iter().filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset)))).collect(),
         helper_maps: found.helper_maps.iter().filter_map(|(at, index)| Some((*at, of((*index)?)?))).collect(),
         helpers,
         live: found.live,
@@ -483,11 +478,7 @@ fn check_operands(decoded: &Op, at: usize) -> Result<(), Report> {
     if written == Some(10) { refuse("frame pointer is read only".into()) } else { Ok(()) }
 }
 
-fn resolve_map(
-    input: &Input<'_>,
-    at: usize,
-    value: Immediate,
-) -> Result<Option<(MapShape, Option<u32>)>, Report> {
+fn resolve_map(input: &Input<'_>, at: usize, value: Immediate) -> Result<Option<(MapShape, Option<u32>)>, Report> {
     let (map, offset) = match value {
         Immediate::Value(_) | Immediate::Func(_) => return Ok(None),
         Immediate::MapFd(fd) => ((input.map_by_fd)(fd).ok_or(fd), None),

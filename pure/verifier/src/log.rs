@@ -248,10 +248,7 @@ fn range(number: &Scalar, fields: &mut Vec<String>) {
     field(number.smin32 != i32::MIN && low(number.smin32, number.smin), format!("smin32={}", number.smin32));
     field(number.smax32 != i32::MAX && low(number.smax32, number.smax), format!("smax32={}", number.smax32));
     field(number.umin32 != 0 && u64::from(number.umin32) != number.umin, format!("umin32={}", number.umin32));
-    field(
-        number.umax32 != u32::MAX && u64::from(number.umax32) != number.umax,
-        format!("umax32={}", number.umax32),
-    );
+    field(number.umax32 != u32::MAX && u64::from(number.umax32) != number.umax, format!("umax32={}", number.umax32));
     let bits = number.bits;
     field(bits.mask != u64::MAX, format!("var_off=({:#x}; {:#x})", bits.value, bits.mask));
 }

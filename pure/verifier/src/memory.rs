@@ -178,9 +178,8 @@ impl Explorer<'_> {
     ) -> Result<(), Refusal> {
         let Access { register, off, bytes, .. } = access;
         let number = &pointer.number;
-        let outside = |at: i64| {
-            refuse(format!("invalid access to {what}, {size_name}={limit} off={at} size={bytes}"))
-        };
+        let outside =
+            |at: i64| refuse(format!("invalid access to {what}, {size_name}={limit} off={at} size={bytes}"));
         if let Some(value) = number.value() {
             let at = (value as i64).saturating_add(off);
             let inside = at >= 0 && at.saturating_add(i64::from(bytes)) <= i64::from(limit);
@@ -193,9 +192,7 @@ impl Explorer<'_> {
             ));
         }
         if number.umax >= DISTANCE_MAX {
-            return refuse(format!(
-                "R{register} unbounded memory access, make sure to bounds check any such access"
-            ));
+            return refuse(format!("R{register} unbounded memory access, make sure to bounds check any such access"));
         }
         let highest = number.umax as i64 + off;
         if highest + i64::from(bytes) > i64::from(limit) { outside(highest) } else { Ok(()) }
@@ -241,7 +238,9 @@ impl Explorer<'_> {
     fn context_access(&mut self, access: Access, pointer: &Register) -> Result<Register, Refusal> {
         let Access { register, off, bytes, write } = access;
         match pointer.number.value() {
-            None => return refuse(format!("variable ctx access disallowed: the offset of R{register} must be constant")),
+            None => {
+                return refuse(format!("variable ctx access disallowed: the offset of R{register} must be constant"));
+            }
             Some(0) => {}
             Some(moved) => {
                 let moved = moved as i64;
@@ -290,9 +289,10 @@ impl Explorer<'_> {
         let member = member.and_then(|at| objects.member(id, at, access.bytes));
         match member {
             Ok(crate::policy::Member::Number) => Ok(Register::scalar(Scalar::loaded(access.bytes))),
-            Ok(crate::policy::Member::Object(to)) => {
-                Ok(Register::pointer(Kind::Object { id: to, trusted: trusted && objects.is_trusted_member(id, at as u32) }))
-            }
+            Ok(crate::policy::Member::Object(to)) => Ok(Register::pointer(Kind::Object {
+                id: to,
+                trusted: trusted && objects.is_trusted_member(id, at as u32),
+            })),
             Err(message) => refuse(message),
         }
     }

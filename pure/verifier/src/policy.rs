@@ -193,12 +193,7 @@ pub fn context(kind: u32) -> Context {
         prog_type::TRACEPOINT => vec![numbers(8..TRACEPOINT_BYTES_MAX, Sizes::Any)],
         prog_type::RAW_TRACEPOINT => vec![numbers(0..RAW_ARGUMENTS_MAX * 8, Sizes::Any)],
         prog_type::RAW_TRACEPOINT_WRITABLE => vec![
-            Field {
-                at: 0..8,
-                sizes: Sizes::Only(8),
-                write: false,
-                content: Content::Buffer { bytes: 1 << 15 },
-            },
+            Field { at: 0..8, sizes: Sizes::Only(8), write: false, content: Content::Buffer { bytes: 1 << 15 } },
             numbers(8..RAW_ARGUMENTS_MAX * 8, Sizes::Any),
         ],
         prog_type::PERF_EVENT => vec![

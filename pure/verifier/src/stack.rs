@@ -199,7 +199,9 @@ impl Explorer<'_> {
             let (slot, byte) = slot_of(offset);
             let slot = frame.slot(slot);
             match slot.bytes[byte] {
-                Byte::Special => return refuse(Errno::EACCES, format!("invalid read from stack off {offset}+0 size {bytes}")),
+                Byte::Special => {
+                    return refuse(Errno::EACCES, format!("invalid read from stack off {offset}+0 size {bytes}"));
+                }
                 Byte::Zero => {}
                 _ => zeros = false,
             }
