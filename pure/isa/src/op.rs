@@ -37,7 +37,7 @@ impl Size {
         }
     }
 
-    const fn decode(opcode: u8) -> Size {
+    pub(crate) const fn decode(opcode: u8) -> Size {
         match opcode & 0x18 {
             0x00 => Size::W,
             0x08 => Size::H,
