@@ -210,7 +210,7 @@ pub struct Text<'a> {
 }
 
 /// The instruction at `index` as the kernel writes it (`{}`), or so that [`crate::assemble`] gives it back
-/// (`{:#}`: 16-byte loads end in `ll`). What the kernel has no text for is an `.insn`.
+/// (`{:#}`: 16-byte loads end in `ll`). What is no valid instruction is an `.insn`.
 pub fn text(insns: &[Insn], index: usize) -> Text<'_> {
     Text { insns, at: index }
 }
