@@ -16,6 +16,11 @@ fn refuse<T>(message: String) -> Result<T, Refusal> {
     Err(Refusal::new(Errno::EACCES, message))
 }
 
+/// A distance that no pointer has.
+fn insane<T>(message: String) -> Result<T, Refusal> {
+    Err(Refusal::new(Errno::EINVAL, message))
+}
+
 impl Explorer<'_> {
     pub(crate) fn compute(&mut self, width: Width, op: AluOp, dst: u8, src: Operand) -> Result<(), Refusal> {
         if op == AluOp::Mov {
@@ -62,7 +67,7 @@ impl Explorer<'_> {
         let mut value = self.read(src)?;
         if width == Width::W32 {
             if value.is_pointer() {
-                return refuse(format!("R{src} partial copy of pointer"));
+                value = Register::unknown();
             }
             let number = value.number.zero_extended();
             if value.number.umax <= u64::from(u32::MAX) {
@@ -88,7 +93,7 @@ impl Explorer<'_> {
     pub(crate) fn move_signed(&mut self, width: Width, bits: u8, dst: u8, src: u8) -> Result<(), Refusal> {
         let mut value = self.read(src)?;
         if value.is_pointer() {
-            return refuse(format!("R{src} sign-extension part of pointer"));
+            value = Register::unknown();
         }
         let unchanged = value.number.umax < 1 << (bits - 1);
         if unchanged {
@@ -101,12 +106,10 @@ impl Explorer<'_> {
         Ok(())
     }
 
+    /// A register as a number; of a pointer nothing is known.
     fn number_of(&mut self, register: u8) -> Result<Scalar, Refusal> {
         let value = self.read(register)?;
-        if value.is_pointer() {
-            return refuse(format!("R{register} pointer arithmetic prohibited"));
-        }
-        Ok(value.number)
+        Ok(if value.is_pointer() { Scalar::UNKNOWN } else { value.number })
     }
 
     pub(crate) fn negate(&mut self, width: Width, dst: u8) -> Result<(), Refusal> {
@@ -118,11 +121,8 @@ impl Explorer<'_> {
 
     pub(crate) fn swap(&mut self, dst: u8, bits: u8, swap: bool) -> Result<(), Refusal> {
         let number = self.number_of(dst)?;
-        let result = match (number.value(), swap) {
-            (_, false) => number.truncated(u32::from(bits)),
-            (Some(value), true) => Scalar::constant(value.swap_bytes() >> (64 - bits)),
-            (None, true) => Scalar::loaded(u32::from(bits) / 8),
-        };
+        let cut = number.truncated(u32::from(bits));
+        let result = if swap { cut.swapped(u32::from(bits)) } else { cut };
         self.write(dst, Register::scalar(result), [Some(dst), None]);
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Explorer<'_> {
         let null = offset.number.value() == Some(0);
         match pointer.kind {
             Kind::Map(_) if null && op == AluOp::Add => return Ok(pointer),
-            Kind::Map(_) | Kind::PacketEnd | Kind::Function(_) | Kind::Dynptr => {
+            Kind::Map(_) | Kind::PacketEnd | Kind::Dynptr => {
                 return refuse(format!("R{dst} pointer arithmetic on {name} prohibited"));
             }
             _ => {}
@@ -208,18 +208,18 @@ fn linked_sum(left: &Register, right: &Register) -> (u32, i32) {
 fn check_sane(pointer: &Register, distance: &Scalar, name: &str) -> Result<(), Refusal> {
     if let Some(value) = distance.value().map(|value| value as i64) {
         if !(-DISTANCE_MAX + 1..DISTANCE_MAX).contains(&value) {
-            return refuse(format!("math between {name} pointer and {value} is not allowed"));
+            return insane(format!("math between {name} pointer and {value} is not allowed"));
         }
         return Ok(());
     }
     if i64::from(pointer.fixed).abs() >= DISTANCE_MAX {
-        return refuse(format!("{name} pointer offset {} is not allowed", pointer.fixed));
+        return insane(format!("{name} pointer offset {} is not allowed", pointer.fixed));
     }
     if distance.smin == i64::MIN {
-        return refuse(format!("math between {name} pointer and register with unbounded min value is not allowed"));
+        return insane(format!("math between {name} pointer and register with unbounded min value is not allowed"));
     }
     if distance.smin >= DISTANCE_MAX || distance.smin <= -DISTANCE_MAX {
-        return refuse(format!("value {} makes {name} pointer be out of bounds", distance.smin));
+        return insane(format!("value {} makes {name} pointer be out of bounds", distance.smin));
     }
     Ok(())
 }

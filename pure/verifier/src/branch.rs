@@ -5,7 +5,7 @@
 use ring3_isa::{AluOp, Cond, Operand, Width};
 
 use crate::explore::{Explorer, Next};
-use crate::path::Point;
+use crate::path::{Place, Point};
 use crate::scalar::{Scalar, Test};
 use crate::state::{Kind, Register, State};
 use crate::{MapShape, Refusal};
@@ -61,31 +61,32 @@ impl Explorer<'_> {
     }
 
     pub(crate) fn may_goto(&mut self, target: usize) -> Result<Next, Refusal> {
-        let out = self.state.clone();
+        let mut on = self.state.clone();
         // The nearest one is of this very round.
         let rounds = self.path.points().filter(|(insn, _)| *insn == self.at);
         let before = rounds.map(|(_, point)| point.clone()).nth(1);
-        self.fork(target, out)?;
-        self.state.may_goto += 1;
-        if let Some(before) = before {
-            self.widen(&before);
-        }
-        Ok(Next::To(self.at + 1))
+        on.may_goto += 1;
+        let next = self.at + 1;
+        let widened = before.map_or_else(Vec::new, |before| widen(&mut on, &before));
+        let path = self.fork(next, on)?;
+        widened.into_iter().for_each(|place| path.set(place, [None, None]));
+        Ok(Next::To(target))
     }
+}
 
-    /// Numbers that change from round to round, and on which nothing depends so far, become unknown, so that the
-    /// rounds come to an end. Mirrors kernel/bpf/verifier.c:widen_imprecise_scalars.
-    pub(crate) fn widen(&mut self, before: &Point) {
-        for place in self.state.places(Register::is_scalar) {
-            let Some(old) = before.state.at(place).filter(|old| old.is_scalar()) else { continue };
-            let Some(new) = self.state.at_mut(place) else { continue };
-            if before.is_precise(place) || new.number == old.number {
-                continue;
-            }
-            *new = Register::unknown();
-            self.path.set(place, [None, None]);
-        }
+/// Numbers that change from round to round, and on which nothing depends so far, become unknown, so that the
+/// rounds come to an end. Gives their places. Mirrors kernel/bpf/verifier.c:widen_imprecise_scalars.
+pub(crate) fn widen(state: &mut State, before: &Point) -> Vec<Place> {
+    let changed = |state: &State, place: &Place| {
+        let (old, new) = (before.state.at(*place), state.at(*place));
+        old.filter(|old| old.is_scalar()).zip(new).is_some_and(|(old, new)| old.number != new.number)
+    };
+    let mut places = state.places(Register::is_scalar);
+    places.retain(|place| !before.is_precise(*place) && changed(state, place));
+    for place in &places {
+        state.at_mut(*place).into_iter().for_each(|value| *value = Register::unknown());
     }
+    places
 }
 
 /// What comparing pointers certainly gives.

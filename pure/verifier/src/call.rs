@@ -1,11 +1,13 @@
 //! Calls of the program's own functions, callbacks, and returns.
 //! Mirrors kernel/bpf/verifier.c:setup_func_entry, push_callback_call and prepare_func_exit.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use ring3_uapi::Errno;
 use ring3_uapi::helper;
 
+use crate::branch::widen;
 use crate::explore::{Explorer, Next};
 use crate::path::Place;
 use crate::scalar::Scalar;
@@ -176,13 +178,8 @@ impl Explorer<'_> {
         self.decides(&[0]);
         let number = result.number;
         if number.smin < 0 || number.umax > callback.result_max {
-            return refuse(
-                Errno::EINVAL,
-                format!(
-                    "At callback return the register R0 has smin={} smax={} should have been in [0, {}]",
-                    number.smin, number.smax, callback.result_max
-                ),
-            );
+            let range = 0..callback.result_max as i64 + 1;
+            return refuse(Errno::EINVAL, outside("At callback return", &number, &range));
         }
         if let Some(held) = self.state.references.get(callback.references as usize) {
             return self.leaks(held.id);
@@ -193,7 +190,8 @@ impl Explorer<'_> {
         self.drop_frame(frame)?;
         self.state.frame_mut().rounds += 1;
         if let Some(before) = self.previous_point(call_site) {
-            self.widen(&before);
+            let widened = widen(&mut self.state, &before);
+            widened.into_iter().for_each(|place| self.path.set(place, [None, None]));
         }
         Ok(Next::To(call_site))
     }
@@ -219,14 +217,7 @@ impl Explorer<'_> {
             self.decides(&[0]);
             let Scalar { smin, smax, .. } = result.number;
             if smin < allowed.start || smax >= allowed.end {
-                return refuse(
-                    Errno::EINVAL,
-                    format!(
-                        "At program exit the register R0 has smin={smin} smax={smax} should have been in [{}, {}]",
-                        allowed.start,
-                        allowed.end - 1
-                    ),
-                );
+                return refuse(Errno::EINVAL, outside("At program exit", &result.number, &allowed));
             }
         }
         Ok(Next::End)
@@ -234,6 +225,22 @@ impl Explorer<'_> {
 
     pub(crate) fn leaks<T>(&self, reference: u32) -> Result<T, Refusal> {
         let insn = self.state.references.iter().find(|held| held.id == reference).map_or(0, |held| held.insn);
-        refuse(Errno::EINVAL, format!("Unreleased reference id={reference} alloc_insn={insn}"))
+        let message = "BPF_EXIT instruction in main prog would lead to reference leak";
+        refuse(Errno::EINVAL, format!("Unreleased reference id={reference} alloc_insn={insn}\n{message}"))
     }
+}
+
+/// A result that must not be. Mirrors kernel/bpf/verifier.c:verbose_invalid_scalar.
+fn outside(when: &str, number: &Scalar, allowed: &Range<i64>) -> String {
+    let mut has = String::new();
+    if number.smin > i64::MIN {
+        has += &format!(" smin={}", number.smin);
+    }
+    if number.smax < i64::MAX {
+        has += &format!(" smax={}", number.smax);
+    }
+    if has.is_empty() {
+        has += " unknown scalar value";
+    }
+    format!("{when} the register R0 has{has} should have been in [{}, {}]", allowed.start, allowed.end - 1)
 }

@@ -24,6 +24,14 @@ pub(crate) struct Used {
     pub(crate) takes: Option<(u8, usize)>,
 }
 
+/// What the kernel says of a dynptr that is none, and why.
+fn unsuitable(used: DynptrUse, why: &str) -> String {
+    match used {
+        DynptrUse::NewLocal | DynptrUse::NewRecord => format!("Dynptr has to be an uninitialized dynptr: {why}"),
+        _ => format!("Expected an initialized dynptr as {why}"),
+    }
+}
+
 impl Explorer<'_> {
     pub(crate) fn dynptr_argument(
         &mut self,
@@ -46,10 +54,10 @@ impl Explorer<'_> {
             }
         };
         let Some(offset) = value.number.value().map(|offset| offset as i64) else {
-            return refuse(Errno::EINVAL, "dynptr has to be at a constant offset".into());
+            return refuse(Errno::EINVAL, unsuitable(used, "it has to be at a constant offset"));
         };
         if offset % SLOT_BYTES as i64 != 0 {
-            return refuse(Errno::EINVAL, format!("cannot pass in dynptr at an offset={offset}"));
+            return refuse(Errno::EINVAL, unsuitable(used, "it has to be at a multiple of 8"));
         }
         let stretch = self.stretch(register, value, frame, 0, 2 * SLOT_BYTES as u32, "write to")?;
         let (low, _) = slot_of(stretch.first);
@@ -59,7 +67,7 @@ impl Explorer<'_> {
                 for slot in [low, low - 1] {
                     let special = self.state.frames[usize::from(frame)].slot(slot).special;
                     if let Some(Special::Iterator { .. } | Special::Dynptr { record: true, .. }) = special {
-                        return refuse(Errno::EINVAL, "Dynptr has to be an uninitialized dynptr".into());
+                        return refuse(Errno::EINVAL, unsuitable(used, "there is one that is referenced"));
                     }
                 }
                 Ok(Used { makes: Some((frame, low, record)), ..Used::default() })
@@ -71,19 +79,22 @@ impl Explorer<'_> {
                 let (lower, upper) = (frame_state.slot(low).special, frame_state.slot(low - 1).special);
                 let (
                     Some(Special::Dynptr { first: true, record, id, .. }),
-                    Some(Special::Dynptr { first: false, .. }),
+                    Some(Special::Dynptr { first: false, id: other, .. }),
                 ) = (lower, upper)
                 else {
-                    return refuse(Errno::EINVAL, format!("Expected an initialized dynptr as arg #{}", register - 1));
+                    if used == DynptrUse::ReleaseRecord {
+                        return refuse(Errno::EINVAL, format!("arg {register} is an unacquired reference"));
+                    }
+                    return refuse(Errno::EINVAL, unsuitable(used, &format!("arg #{}", register - 1)));
                 };
+                if id != other {
+                    return refuse(Errno::EINVAL, unsuitable(used, "these are halves of two"));
+                }
                 if used == DynptrUse::Any {
                     return Ok(Used { id, ..Used::default() });
                 }
                 if !record {
-                    return refuse(
-                        Errno::EINVAL,
-                        format!("Expected a dynptr of type ringbuf as arg #{}", register - 1),
-                    );
+                    return refuse(Errno::EINVAL, format!("arg {register} is an unacquired reference"));
                 }
                 Ok(Used { id, takes: Some((frame, low)), ..Used::default() })
             }

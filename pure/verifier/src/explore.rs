@@ -13,6 +13,7 @@ use ring3_uapi::Errno;
 use crate::compare::{self, Match};
 use crate::flow::{Flow, Stop};
 use crate::log::Log;
+use crate::memory::Access;
 use crate::path::{Path, Place, Places, Point};
 use crate::state::{Kind, Register, State};
 use crate::{Input, MapShape, Named, Refusal, Statistics};
@@ -155,12 +156,14 @@ impl<'a> Explorer<'a> {
             Op::Swap { dst, bits, swap } => self.swap(dst, bits, swap)?,
             Op::Load { size, signed, dst, src, off } => self.load(size, signed, dst, src, off)?,
             Op::LoadAcquire { size, dst, src, off } => {
-                self.check_atomic(src)?;
+                let bytes = u32::from(size.bytes());
+                self.check_atomic(Access { register: src, off: i64::from(off), bytes, write: false })?;
                 self.load(size, false, dst, src, off)?;
             }
             Op::Store { size, dst, src, off } => self.store(size, dst, src, off)?,
             Op::StoreRelease { size, dst, src, off } => {
-                self.check_atomic(dst)?;
+                let bytes = u32::from(size.bytes());
+                self.check_atomic(Access { register: dst, off: i64::from(off), bytes, write: true })?;
                 self.store(size, dst, Operand::Reg(src), off)?;
             }
             Op::Atomic { size, op, fetch, dst, src, off } => self.atomic(size, op, fetch, dst, src, off)?,
@@ -349,7 +352,10 @@ impl<'a> Explorer<'a> {
             self.path.mark_precise(marks.precise);
             return Ok(true);
         }
-        if self.flow.stops[self.at] == Stop::Always {
+        // A round that was counted: the rounds will come to an end.
+        let counted = point.state.may_goto < self.state.may_goto
+            || point.state.frame().rounds < self.state.frame().rounds;
+        if self.flow.stops[self.at] == Stop::Always && counted {
             if !compare::covers(point, &self.state, Match::Contained) {
                 return Ok(false);
             }

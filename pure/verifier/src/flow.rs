@@ -108,7 +108,7 @@ fn check(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<(), Report> {
     for index in calls_first(ops, subprograms)? {
         if frames[index] > CALL_FRAMES_MAX {
             let message = format!("the call stack of {} frames is too deep", frames[index]);
-            return Err(refuse(subprograms[index].start, message));
+            return Err(Report::new(Errno::E2BIG, Some(subprograms[index].start), message));
         }
         for callee in callees(ops, subprograms, subprograms[index]) {
             frames[callee] = frames[callee].max(frames[index] + 1);
@@ -165,7 +165,8 @@ fn calls_first(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<Vec<usi
                 open.pop();
             }
             Some(callee) if seen[callee] == Seen::Above => {
-                return Err(refuse(subprograms[callee].start, "recursive call"));
+                let message = format!("the call stack of {} frames is too deep: a recursive call", open.len() + 1);
+                return Err(Report::new(Errno::E2BIG, Some(subprograms[callee].start), message));
             }
             Some(callee) if seen[callee] == Seen::No => {
                 seen[callee] = Seen::Above;
@@ -196,9 +197,9 @@ fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Rep
             continue;
         }
         let (next, target) = successors(ops, at);
-        for to in [next, target].into_iter().flatten() {
+        for to in [target, next].into_iter().flatten() {
             if !inside.contains(&to) {
-                let message = if to >= ops.len() || Some(to) == next {
+                let message = if Some(to) != target {
                     "last insn is not an exit or jmp".to_owned()
                 } else {
                     format!("jump out of range from insn {at} to {to}")
@@ -206,7 +207,7 @@ fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Rep
                 return Err(refuse(at, message));
             }
             if ops[to].is_none() {
-                return Err(refuse(at, "jump into the middle of ldimm64 insn"));
+                return Err(refuse(at, format!("jump into the middle of ldimm64 insn {}", to - 1)));
             }
             open.push(to);
         }

@@ -167,19 +167,20 @@ impl Explorer<'_> {
                 }
                 found.memory = Some((register, value, matches!(arg, Arg::MemoryOut { .. })));
             }
-            Arg::Fixed { bytes, write, .. } => {
+            Arg::Fixed { bytes, write, align } => {
                 if !is_memory(&value) {
                     return expected(expected_kinds(arg));
+                }
+                if align > 1 {
+                    let what = if let Kind::Stack(_) = value.kind { "stack" } else { "value" };
+                    self.check_alignment(Access { register, off: 0, bytes: align, write }, &value, what)?;
                 }
                 self.helper_access(prototype.id, register, &value, bytes, write, true)?;
             }
             Arg::Size | Arg::SizeOrZero => self.size(prototype, register, &value, arg == Arg::SizeOrZero, found)?,
             Arg::AllocSize => {
                 let Some(bytes) = value.number.value().filter(|_| value.is_scalar()) else {
-                    return refuse(
-                        Errno::EACCES,
-                        format!("R{register} unbounded size, use 'var &= const' or 'if (var < const)'"),
-                    );
+                    return refuse(Errno::EACCES, format!("R{register} is not a known constant'"));
                 };
                 self.decides(&[register]);
                 let Ok(bytes) = u32::try_from(bytes) else {
@@ -194,6 +195,11 @@ impl Explorer<'_> {
                 }
             }
             Arg::Function => match value.kind {
+                Kind::Function(_) if value.number.value() != Some(0) => {
+                    let off = value.number.smin;
+                    let message = format!("dereference of modified func ptr R{register} off={off} disallowed");
+                    return refuse(Errno::EACCES, message);
+                }
                 Kind::Function(subprogram) => found.callback = Some(subprogram),
                 _ => return expected("func"),
             },
@@ -255,6 +261,9 @@ impl Explorer<'_> {
             return refuse(Errno::EACCES, format!("R{register} type={} expected={kinds}", value.kind_name()));
         }
         let shape = self.maps[map as usize];
+        if arg == Arg::MapKey && shape.key_size == 0 {
+            return refuse(Errno::EACCES, format!("R{register} invalid zero-sized read"));
+        }
         if arg == Arg::MapKey {
             self.helper_access(prototype.id, register, value, shape.key_size, false, false)?;
             found.key = self.known_key(value, shape.key_size);
@@ -357,7 +366,7 @@ impl Explorer<'_> {
         };
         let shape = self.maps[map as usize];
         if shape.map_flags & BPF_F_RDONLY_PROG == 0 {
-            return refuse(Errno::EACCES, format!("R{register} does not point to a readonly map"));
+            return refuse(Errno::EACCES, format!("R{register} does not point to a readonly map'"));
         }
         let Some(at) = value.number.value() else {
             return refuse(Errno::EACCES, format!("R{register} is not a constant address"));
@@ -430,11 +439,17 @@ impl Explorer<'_> {
         if map.map_flags & BPF_F_WRONLY_PROG != 0 && id == helper::MAP_PEEK_ELEM {
             return refuse(Errno::EACCES, "read from map forbidden".into());
         }
+        if id == helper::TAIL_CALL && map.map_type != map_type::PROG_ARRAY {
+            return refuse(Errno::EINVAL, "expected prog array map for tail call".into());
+        }
+        if id == helper::FOR_EACH_MAP_ELEM && !prototype.takes(map.map_type) {
+            return refuse(Errno::ENOTSUPP, "callback function not allowed for map".into());
+        }
         if !prototype.takes(map.map_type) {
             let map_name = map_type::name(map.map_type).unwrap_or("unknown");
             return refuse(
                 Errno::EINVAL,
-                format!("cannot pass map_type {} ({map_name}) into func bpf_{name}#{id}", map.map_type),
+                format!("cannot pass map_type {} into func bpf_{name}#{id} ({map_name})", map.map_type),
             );
         }
         let known = self.found.helper_maps.entry(self.at).or_insert(Some(index));

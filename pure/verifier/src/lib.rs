@@ -433,11 +433,7 @@ fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Report> {
     while ops.len() < insns.len() {
         let at = ops.len();
         let decoded = op(insns, at).map_err(|error| {
-            let message = match error {
-                DecodeError::TargetOutside => format!("jump out of range from insn {at}"),
-                other => other.to_string(),
-            };
-            Report::new(Errno::EINVAL, Some(at), message)
+            Report::new(Errno::EINVAL, Some(at), undecodable(insns, at, error))
         })?;
         check_operands(&decoded, at)?;
         ops.push(Some(decoded));
@@ -446,6 +442,46 @@ fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Report> {
         }
     }
     Ok(ops)
+}
+
+/// What the kernel says of an instruction that is none.
+fn undecodable(insns: &[Insn], at: usize, error: DecodeError) -> String {
+    use ring3_isa::code::*;
+    let insn = insns[at];
+    let name = match (insn.class(), insn.opcode & 0xf0) {
+        (BPF_JMP, 0xe0) if error == DecodeError::Reserved => return format!("invalid may_goto imm {}", insn.imm),
+        (BPF_ALU | BPF_ALU64, 0x80) => "BPF_NEG",
+        (BPF_ALU | BPF_ALU64, 0xb0) => "BPF_MOV",
+        (BPF_ALU | BPF_ALU64, 0xd0) => "BPF_END",
+        (BPF_ALU | BPF_ALU64, _) => "BPF_ALU",
+        (BPF_JMP | BPF_JMP32, 0x00) => "BPF_JA",
+        (BPF_JMP, 0x80) => "BPF_CALL",
+        (BPF_JMP, 0x90) => "BPF_EXIT",
+        (BPF_JMP | BPF_JMP32, _) => "BPF_JMP/BPF_JMP32",
+        (BPF_LDX, _) => "BPF_LDX",
+        (BPF_ST, _) => "BPF_ST",
+        (BPF_STX, _) if insn.opcode & 0xe0 == BPF_ATOMIC => "BPF_ATOMIC",
+        (BPF_STX, _) => "BPF_STX",
+        _ => "BPF_LD",
+    };
+    match error {
+        DecodeError::TargetOutside => {
+            let long = insn.opcode == BPF_CALL || insn.class() == BPF_JMP32 && insn.opcode & 0xf0 == 0;
+            let by = if long { i64::from(insn.imm) } else { i64::from(insn.off) };
+            format!("jump out of range from insn {at} to {}", at as i64 + 1 + by)
+        }
+        DecodeError::Reserved if insn.is_wide() && insn.src() > 6 => "unrecognized bpf_ld_imm64 insn".into(),
+        DecodeError::BadImm64 if at + 1 == insns.len() => "last insn is not an exit or jmp".into(),
+        DecodeError::Reserved if name == "BPF_ATOMIC" => match insn.opcode & 0x18 {
+            0x00 | 0x18 => format!("BPF_ATOMIC uses invalid atomic opcode {:02x}", insn.imm),
+            _ => "invalid atomic operand size".into(),
+        },
+        DecodeError::Reserved if name == "BPF_LD" && insn.opcode & 0x18 == 0x18 => {
+            format!("unknown opcode {:02x}", insn.opcode)
+        }
+        DecodeError::Reserved => format!("{name} uses reserved fields"),
+        other => other.to_string(),
+    }
 }
 
 /// Mirrors kernel/bpf/verifier.c:check_alu_op and the frame pointer's protection.
@@ -475,7 +511,10 @@ fn check_operands(decoded: &Op, at: usize) -> Result<(), Report> {
         Op::Atomic { fetch: true, src, .. } => Some(*src),
         _ => None,
     };
-    if written == Some(10) { refuse("frame pointer is read only".into()) } else { Ok(()) }
+    if written == Some(10) {
+        return Err(Report::new(Errno::EACCES, Some(at), "frame pointer is read only"));
+    }
+    Ok(())
 }
 
 fn resolve_map(input: &Input<'_>, at: usize, value: Immediate) -> Result<Option<(MapShape, Option<u32>)>, Report> {

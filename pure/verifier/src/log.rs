@@ -135,7 +135,7 @@ impl<'a> Log<'a> {
 
 /// An instruction's text.
 pub(crate) fn text(input: &Input<'_>, at: usize) -> String {
-    ring3_isa::op(input.insns, at).map_or_else(|error| error.to_string(), |op| op.to_string())
+    ring3_isa::text(input.insns, at).to_string()
 }
 
 /// The registers and the stack of the innermost frame.

@@ -13,6 +13,7 @@ use crate::path::Place;
 use crate::policy::Content;
 use crate::scalar::Scalar;
 use crate::state::{Kind, Register};
+use crate::tnum::Tnum;
 
 /// Distances above this are no bound (`BPF_MAX_VAR_OFF`).
 const DISTANCE_MAX: u64 = 1 << 29;
@@ -63,7 +64,7 @@ impl Explorer<'_> {
         if let Kind::Stack(frame) = pointer.kind
             && !pointer.nullable
         {
-            self.check_stack_alignment(access, pointer)?;
+            self.check_alignment(access, pointer, "stack")?;
             let stretch = self.stretch(access.register, pointer, frame, access.off, access.bytes, "read from")?;
             return self.stack_load(stretch);
         }
@@ -102,7 +103,7 @@ impl Explorer<'_> {
         if let Kind::Stack(frame) = pointer.kind
             && !pointer.nullable
         {
-            self.check_stack_alignment(access, &pointer)?;
+            self.check_alignment(access, &pointer, "stack")?;
             let stretch = self.stretch(dst, &pointer, frame, access.off, access.bytes, "write to")?;
             let source = match src {
                 Operand::Reg(register) => Some(register),
@@ -116,15 +117,19 @@ impl Explorer<'_> {
         self.check_region(access, &pointer)
     }
 
-    /// Mirrors kernel/bpf/verifier.c:check_ptr_alignment: stack slots are strict.
-    fn check_stack_alignment(&self, access: Access, pointer: &Register) -> Result<(), Refusal> {
-        let bits = pointer.number.bits.add(crate::tnum::Tnum::constant(access.off as u64));
+    /// Mirrors kernel/bpf/verifier.c:check_generic_ptr_alignment.
+    pub(crate) fn check_alignment(&self, access: Access, pointer: &Register, what: &str) -> Result<(), Refusal> {
+        let bits = pointer.number.bits.add(Tnum::constant(access.off as u64));
         let low = u64::from(access.bytes) - 1;
         if bits.value & low == 0 && bits.mask & low == 0 {
             return Ok(());
         }
-        let at = pointer.number.value().map_or("(variable)".to_owned(), |value| (value as i64).to_string());
-        refuse(format!("misaligned stack access off {at}+0+{} size {}", access.off, access.bytes))
+        let (variable, fixed) = match pointer.number.value() {
+            Some(value) => (Tnum::constant(0), value as i64),
+            None => (pointer.number.bits, 0),
+        };
+        let Access { off, bytes, .. } = access;
+        refuse(format!("misaligned {what} access off {variable}+{fixed}+{off} size {bytes}"))
     }
 
     /// Everything but stack, context and kernel objects.
@@ -163,6 +168,9 @@ impl Explorer<'_> {
             Kind::Packet | Kind::PacketMeta => self.check_packet(access, pointer),
             Kind::Object { .. } if access.write => {
                 refuse(format!("R{register} is a kernel object; only read is supported"))
+            }
+            Kind::Map(_) if access.write => {
+                refuse(format!("R{register} points to a map: only read from bpf_array is supported"))
             }
             _ => refuse(format!("R{register} invalid mem access '{name}'")),
         }
@@ -239,7 +247,8 @@ impl Explorer<'_> {
         let Access { register, off, bytes, write } = access;
         match pointer.number.value() {
             None => {
-                return refuse(format!("variable ctx access disallowed: the offset of R{register} must be constant"));
+                let bits = pointer.number.bits;
+                return refuse(format!("variable ctx access var_off={bits} disallowed"));
             }
             Some(0) => {}
             Some(moved) => {
@@ -297,14 +306,18 @@ impl Explorer<'_> {
         }
     }
 
-    /// What atomic operations may not touch. Mirrors kernel/bpf/verifier.c:atomic_ptr_type_ok.
-    pub(crate) fn check_atomic(&mut self, register: u8) -> Result<(), Refusal> {
+    /// What atomic operations may not touch, and that what they touch is aligned.
+    /// Mirrors kernel/bpf/verifier.c:atomic_ptr_type_ok.
+    pub(crate) fn check_atomic(&mut self, access: Access) -> Result<(), Refusal> {
+        let Access { register, write, .. } = access;
         let pointer = self.read(register)?;
         match pointer.kind {
-            Kind::Context | Kind::Packet | Kind::PacketMeta => {
-                refuse(format!("BPF_ATOMIC stores into R{register} {} is not allowed", pointer.kind_name()))
+            Kind::Context | Kind::Packet | Kind::PacketMeta | Kind::Object { .. } => {
+                let verb = if write { "stores into" } else { "loads from" };
+                refuse(format!("BPF_ATOMIC {verb} R{register} {} is not allowed", pointer.kind_name()))
             }
-            _ => Ok(()),
+            Kind::Stack(_) => Ok(()),
+            _ => self.check_alignment(access, &pointer, "value"),
         }
     }
 
@@ -317,38 +330,31 @@ impl Explorer<'_> {
         src: u8,
         off: i16,
     ) -> Result<(), Refusal> {
-        let value = self.read(src)?;
+        self.read(src)?;
         if op == AtomicOp::Cmpxchg {
             self.read(0)?;
         }
-        let _ = value;
-        self.check_atomic(dst)?;
-        let pointer = self.read(dst)?;
         let bytes = u32::from(size.bytes());
         let access = Access { register: dst, off: i64::from(off), bytes, write: true };
-        let old = if let Kind::Stack(frame) = pointer.kind
+        self.check_atomic(access)?;
+        let pointer = self.read(dst)?;
+        let (old, from) = if let Kind::Stack(frame) = pointer.kind
             && !pointer.nullable
         {
-            self.check_stack_alignment(access, &pointer)?;
-            let stretch = self.stretch(dst, &pointer, frame, access.off, bytes, "atomic access to")?;
-            let (old, _) = self.stack_load(stretch)?;
-            if old.is_pointer() {
-                return refuse(format!("R{dst} atomic operation on a spilled pointer"));
-            }
-            self.stack_store(stretch, &Register::unknown(), None)?;
-            Register::scalar(Scalar::loaded(bytes))
+            self.check_alignment(access, &pointer, "stack")?;
+            let stretch = self.stretch(dst, &pointer, frame, access.off, bytes, "read from")?;
+            let old = self.stack_load(stretch)?;
+            self.stack_changes(stretch)?;
+            old
         } else {
-            if let Kind::Object { .. } = pointer.kind {
-                return refuse(format!("BPF_ATOMIC stores into R{dst} {} is not allowed", pointer.kind_name()));
-            }
             self.check_region(Access { write: false, ..access }, &pointer)?;
             self.check_region(access, &pointer)?;
-            Register::scalar(Scalar::loaded(bytes))
+            (Register::scalar(Scalar::loaded(bytes)), None)
         };
         if op == AtomicOp::Cmpxchg {
-            self.write(0, old, [None, None]);
+            self.write_from(0, old, from);
         } else if fetch {
-            self.write(src, old, [None, None]);
+            self.write_from(src, old, from);
         }
         Ok(())
     }

@@ -198,6 +198,13 @@ impl Scalar {
         }
     }
 
+    /// The low `bits` bits, of which alone there are any, with their bytes in the other order.
+    pub(crate) fn swapped(&self, bits: u32) -> Scalar {
+        let Tnum { value, mask } = self.bits;
+        let swap = |word: u64| word.swap_bytes() >> (64 - bits);
+        Scalar { bits: Tnum { value: swap(value), mask: swap(mask) }, ..Scalar::UNKNOWN }.settled()
+    }
+
     /// The low `bits` bits, sign-extended to `width`.
     pub(crate) fn extended(&self, bits: u32, width: Width) -> Scalar {
         let wide = match bits {

@@ -60,8 +60,9 @@ impl Explorer<'_> {
         let (first, last) = (number.smin + off, number.smax + off);
         let stretch = Stretch { frame, first, last, bytes: i64::from(bytes) };
         if first < -STACK_BYTES || last + stretch.bytes > 0 || bytes == 0 && last > 0 {
-            let at = if fixed { format!("off={first}") } else { format!("var_off=({first}..{last})") };
-            return refuse(Errno::EACCES, format!("invalid {kind}{what} stack R{register} {at} size={bytes}"));
+            let at = if fixed { format!("off={first}") } else { format!("var_off={} off={off}", number.bits) };
+            let errno = if first < -STACK_BYTES || first >= 0 { Errno::EACCES } else { Errno::EINVAL };
+            return refuse(errno, format!("invalid {kind}{what} stack R{register} {at} size={bytes}"));
         }
         self.touch_stack(frame, -first);
         Ok(stretch)
@@ -125,6 +126,10 @@ impl Explorer<'_> {
         let whole = bytes == SLOT_BYTES;
         if value.is_pointer() && !whole {
             return refuse(Errno::EACCES, "invalid size of register spill".into());
+        }
+        if matches!(value.kind, Kind::Stack(_)) && stretch.frame != self.state.depth() {
+            let message = "cannot spill pointers to stack into stack frame of the caller";
+            return refuse(Errno::EINVAL, message.into());
         }
         let place = Place::slot_at(stretch.frame, slot);
         let zero = value.is_null();
@@ -256,9 +261,19 @@ impl Explorer<'_> {
         Ok(())
     }
 
+    /// An atomic operation changed these bytes.
+    pub(crate) fn stack_changes(&mut self, stretch: Stretch) -> Result<(), Refusal> {
+        self.stack_is_written(stretch, false)
+    }
+
     /// A helper writes these bytes: all of them, or perhaps only some.
     pub(crate) fn stack_is_written(&mut self, stretch: Stretch, all: bool) -> Result<(), Refusal> {
         for slot in stretch.slots() {
+            let special = self.state.frames[usize::from(stretch.frame)].slot(slot).special;
+            if let Some(Special::Dynptr { .. }) = special {
+                let at = stretch.first;
+                return refuse(Errno::EACCES, format!("potential write to dynptr at off={at} disallowed"));
+            }
             self.spoil(stretch.frame, slot)?;
         }
         for offset in stretch.offsets() {

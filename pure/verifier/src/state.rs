@@ -124,6 +124,8 @@ impl Register {
             Kind::Scalar => "scalar",
             Kind::Context => "ctx",
             Kind::Stack(_) => "fp",
+            // What a lookup in a map of maps gives is a value until it was compared with null.
+            Kind::Map(_) if self.nullable => "map_value",
             Kind::Map(_) => "map_ptr",
             Kind::MapValue(_) => "map_value",
             Kind::MapKey(_) => "map_key",

@@ -3,11 +3,24 @@
 //! The algebra is that of "Sound, Precise, and Fast Abstract Interpretation with Tristate Numbers"
 //! (Vishwanathan et al., CGO 2022), which the kernel uses too (kernel/bpf/tnum.c). Invariant: `value & mask == 0`.
 
+use std::fmt;
+
 /// A tristate number: bits in `mask` are unknown, the others are those of `value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tnum {
     pub(crate) value: u64,
     pub(crate) mask: u64,
+}
+
+impl fmt::Display for Tnum {
+    /// As kernel/bpf/tnum.c:tnum_strn.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tnum { value: 0, mask: 0 } => f.write_str("0"),
+            Tnum { value, mask: 0 } => write!(f, "{value:#x}"),
+            Tnum { value, mask } => write!(f, "({value:#x}; {mask:#x})"),
+        }
+    }
 }
 
 impl Tnum {
