@@ -165,6 +165,14 @@ impl std::fmt::Display for Verdict {
 }
 
 impl Verdict {
+    /// The verdict without the words.
+    pub(crate) fn wordless(&self) -> Verdict {
+        match self {
+            Verdict::Refuse { errno, .. } => Verdict::Refuse { errno: *errno, message: None },
+            Verdict::Accept => Verdict::Accept,
+        }
+    }
+
     /// Whether what was expected (`self`) is what was `said`: the errno and, if one is expected, the message.
     pub(crate) fn covers(&self, said: &Verdict) -> bool {
         match (self, said) {
