@@ -84,6 +84,9 @@ fn verdict(case: &Case) -> Verdict {
 /// Stands where a reason is missing.
 const NO_REASON: &str = "(why?)";
 
+/// Stands where a line was.
+const GONE: &str = "\0";
+
 /// Writes what was `said` into a case's lines.
 fn bless(lines: &mut [String], case: &Case, said: &Verdict) {
     let expect = case.expect_line - 1;
@@ -93,7 +96,7 @@ fn bless(lines: &mut [String], case: &Case, said: &Verdict) {
     let kernel_says = case.kernel.as_ref().unwrap_or(&case.expect).wordless();
     lines[expect] = format!("; expect: {}", on_one_line(said));
     match kernel {
-        Some(kernel) if kernel_says == said.wordless() => lines[kernel].clear(),
+        Some(kernel) if kernel_says == said.wordless() => lines[kernel] = GONE.to_owned(),
         None if kernel_says != said.wordless() => lines[expect] += &format!("\n; kernel: {kernel_says} {NO_REASON}"),
         _ => {}
     }
@@ -119,6 +122,7 @@ fn our_verdicts_are_those_of_the_case_files() {
             }
         }
         if blessing {
+            lines.retain(|line| line != GONE);
             std::fs::write(&file, lines.join("\n") + "\n").expect("written");
         }
     }
