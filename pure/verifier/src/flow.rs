@@ -93,7 +93,7 @@ fn successors(ops: &[Option<Op>], at: usize) -> (Option<usize>, Option<usize>) {
     let next = if matches!(ops[at], Some(Op::LoadImm64 { .. })) { at + 2 } else { at + 1 };
     match ops[at] {
         Some(Op::Exit) => (None, None),
-        Some(Op::Ja(target)) => (Some(target), None),
+        Some(Op::Ja(target)) => (None, Some(target)),
         Some(Op::Jump { target, .. } | Op::MayGoto(target)) => (Some(next), Some(target)),
         _ => (Some(next), None),
     }

@@ -43,8 +43,10 @@ impl Explorer<'_> {
                 loaded.unlink();
             }
             loaded.number = loaded.number.extended(bytes * 8, ring3_isa::Width::W64);
+        } else if signed && pointer.kind == Kind::Context {
+            return refuse(format!("invalid bpf_context access off={off} size={bytes}"));
         } else if signed {
-            return Err(Refusal::new(Errno::EACCES, format!("R{src} sign-extended load of a pointer")));
+            return refuse(format!("R{src} sign-extended load of a pointer"));
         }
         if loaded.is_scalar() && from.is_some() && loaded.id == 0 && loaded.number.value().is_none() && !signed {
             loaded.id = self.new_id();
