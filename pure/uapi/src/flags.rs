@@ -38,6 +38,11 @@ pub const BPF_F_TOKEN_FD: u32 = 1 << 16;
 /// Program load: it may sleep.
 pub const BPF_F_SLEEPABLE: u32 = 1 << 4;
 
+/// Program load: it may sleep.
+pub const BPF_F_SLEEPABLE: u32 = 1 << 4;
+/// Program load: it knows XDP frames of several fragments.
+pub const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
+
 /// `bpf_task_storage_get`: make a value if there is none.
 pub const BPF_LOCAL_STORAGE_GET_F_CREATE: u64 = 1;
 /// Map creation: a clone of a task gets copies of its values.
