@@ -1,7 +1,5 @@
 //! The objects of Debian's libbpf-tools, as they are installed, for the kernel that runs.
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
@@ -19,27 +17,19 @@ fn kernel() -> Option<&'static Kernel> {
     KERNEL.get_or_init(|| Some(Kernel::parse(std::fs::read(TYPES).ok()?).expect("the kernel's types"))).as_ref()
 }
 
-/// Names and objects of the tools that are installed; none without the package.
+/// Names and objects of the tools that are installed.
 fn tools() -> Vec<(String, Vec<u8>)> {
-    let listed = Command::new("dpkg").args(["-L", "libbpf-tools"]).output();
-    let listed = listed.map_or(String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let paths =
-        listed.lines().map(PathBuf::from).filter(|path| path.parent().is_some_and(|in_| in_.ends_with("sbin")));
-    let files = paths.filter(|path| path.is_file() && !path.is_symlink());
-    files
-        .flat_map(|path| {
-            let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-            let bytes = std::fs::read(&path).expect("an installed file");
-            embedded(&bytes).map(|object| (name.clone(), object.to_vec())).collect::<Vec<_>>()
-        })
-        .collect()
+    let objects = |(name, bytes): (String, Vec<u8>)| -> Vec<(String, Vec<u8>)> {
+        embedded(&bytes).map(|object| (name.clone(), object.to_vec())).collect()
+    };
+    ring3_tests::libbpf_tools().into_iter().flat_map(objects).collect()
 }
 
 #[test]
 fn objects_of_installed_tools_are_made_ready() {
-    let (Some(kernel), tools) = (kernel(), tools()) else { return eprintln!("skipped: no {TYPES}") };
+    let (Some(kernel), tools) = (kernel(), tools()) else { return println!("SKIPPED: no {TYPES}") };
     if tools.is_empty() {
-        return eprintln!("skipped: libbpf-tools is not installed");
+        return println!("SKIPPED: libbpf-tools is not installed");
     }
     let (mut programs, mut failures) = (0, vec![]);
     for (name, bytes) in &tools {
@@ -48,7 +38,7 @@ fn objects_of_installed_tools_are_made_ready() {
             Err(error) => failures.push(format!("{name}: {error}")),
         }
     }
-    eprintln!("{} objects, {programs} programs", tools.len());
+    println!("{} objects, {programs} programs", tools.len());
     assert!(failures.is_empty(), "{failures:#?}");
     assert!(programs >= tools.len());
 }
@@ -75,7 +65,7 @@ proptest! {
         let (objects, small) = OBJECTS.get_or_init(|| {
             let mut all: Vec<Vec<u8>> = tools().into_iter().map(|(_, bytes)| bytes).collect();
             if all.is_empty() {
-                eprintln!("skipped: libbpf-tools is not installed");
+                println!("SKIPPED: libbpf-tools is not installed");
             }
             all.sort_by_key(Vec::len);
             (all, no_types())

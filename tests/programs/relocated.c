@@ -1,0 +1,38 @@
+// What libbpf makes of an object file's programs: their instructions when it would load them. The loading itself may
+// fail; by then they are made.
+#include <bpf/libbpf.h>
+#include <linux/bpf.h>
+#include <stdio.h>
+
+static int quiet(enum libbpf_print_level level, const char *format, va_list rest)
+{
+	(void)level, (void)format, (void)rest;
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	libbpf_set_print(quiet);
+	struct bpf_object *object = argc == 2 ? bpf_object__open(argv[1]) : NULL;
+	if (!object)
+		return 1;
+	// What the tools do before they load: maps that cannot be made would end it before the instructions are.
+	struct bpf_map *map;
+	bpf_object__for_each_map(map, object) {
+		if (bpf_map__type(map) == BPF_MAP_TYPE_STACK_TRACE && !bpf_map__value_size(map))
+			bpf_map__set_value_size(map, 127 * 8);
+		if (!bpf_map__max_entries(map) && bpf_map__type(map) != BPF_MAP_TYPE_PERF_EVENT_ARRAY)
+			bpf_map__set_max_entries(map, 1024);
+	}
+	bpf_object__load(object);
+	struct bpf_program *program;
+	bpf_object__for_each_program(program, object) {
+		const unsigned char *bytes = (const unsigned char *)bpf_program__insns(program);
+		printf("%s %d %d ", bpf_program__name(program), bpf_program__type(program),
+		       bpf_program__expected_attach_type(program));
+		for (size_t at = 0; at < bpf_program__insn_cnt(program) * sizeof(struct bpf_insn); at++)
+			printf("%02x", bytes[at]);
+		printf("\n");
+	}
+	return 0;
+}
