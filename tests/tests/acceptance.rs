@@ -5,13 +5,13 @@ mod kernel;
 #[path = "calls/raw_bpf.rs"]
 mod raw_bpf;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use ring3_btf::kind;
 use ring3_isa::Insn;
 use ring3_isa::code::BPF_EXIT;
-use ring3_object::{Kernel, Object, Program, Settings, embedded};
+use ring3_object::{Kernel, MapDef, Object, Program, Settings, embedded};
 use ring3_tests::{is_root, libbpf_tools, programs, root};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{attach_type, prog_type};
@@ -36,8 +36,9 @@ struct Row {
 impl Row {
     /// Refusals that are no fault of ours: libbpf gets the same.
     fn is_expected(&self, refusal: &Refusal, entries_forbidden: bool) -> bool {
-        // A structure has no such member any more; the tool is older than the kernel.
-        let outdated = refusal.why.contains(POISON);
+        // A structure has no such member any more, as the tool is older than the kernel; or data is not among the
+        // names that the kernel keeps.
+        let outdated = [POISON, NO_DATA_NAMES].iter().any(|known| refusal.why.contains(known));
         let forbidden = entries_forbidden && ENTRIES.contains(&self.attach_type) && refusal.why.is_empty();
         self.homeless || outdated || forbidden
     }
@@ -57,7 +58,11 @@ impl Row {
 
 /// What the kernel says of a call that stands for what could not be relocated.
 const POISON: &str = "invalid func unknown#195896080";
-const ENTRIES: [u32; 3] = [attach_type::TRACE_FENTRY, attach_type::TRACE_FEXIT, attach_type::MODIFY_RETURN];
+/// What a kernel says that names no data.
+const NO_DATA_NAMES: &str = "failed to find the address for kernel symbol";
+/// Programs that stand between the kernel's functions and their callers.
+const ENTRIES: [u32; 4] =
+    [attach_type::TRACE_FENTRY, attach_type::TRACE_FEXIT, attach_type::MODIFY_RETURN, attach_type::LSM_MAC];
 
 /// Whether this host lets nobody attach programs to entries of the kernel's functions.
 fn forbids_entries(types: &Kernel) -> bool {
@@ -88,34 +93,45 @@ fn settings() -> Settings {
     Settings { version, cookies: true, syscall_wrappers: true, ..Settings::default() }
 }
 
-/// All programs of the installed tools; what of their objects cannot be had at all.
+/// Names and bytes of the objects of the installed tools, and of one that asks for what none of those does.
+fn objects() -> Vec<(String, Vec<u8>)> {
+    let tools = libbpf_tools();
+    if tools.is_empty() {
+        println!("SKIPPED: libbpf-tools is not installed");
+    }
+    let inside = |(name, bytes): &(String, Vec<u8>)| -> Vec<(String, Vec<u8>)> {
+        embedded(bytes).map(|object| (name.clone(), object.to_vec())).collect()
+    };
+    let own = std::fs::read(programs().join("features.bpf.o")).expect("it is built");
+    tools.iter().flat_map(inside).chain([("features".to_owned(), own)]).collect()
+}
+
+/// All programs of all objects; what of the objects cannot be had at all.
 fn rows(types: &Kernel) -> (Vec<Row>, Vec<String>) {
     let (mut rows, mut failures) = (vec![], vec![]);
-    for (tool, binary) in libbpf_tools() {
-        for bytes in embedded(&binary) {
-            let object = Object::load(bytes, types, &settings()).map_err(|error| error.to_string());
-            let made = object.and_then(|object| Ok((Made::of(&object)?, object)));
-            let (mut made, object) = match made {
-                Ok(made) => made,
-                Err(why) => {
-                    failures.push(format!("{tool}: {why}"));
-                    continue;
-                }
-            };
-            for program in &object.programs {
-                let kernel = made.load(&object, program);
-                let wants_type = matches!(program.prog_type, prog_type::TRACING | prog_type::LSM);
-                rows.push(Row {
-                    tool: tool.clone(),
-                    program: program.name.clone(),
-                    section: program.section.clone(),
-                    prog_type: program.prog_type,
-                    attach_type: program.expected_attach_type,
-                    insns: program.insns.len(),
-                    homeless: wants_type && program.attach_btf_id == 0,
-                    kernel,
-                });
+    for (tool, bytes) in objects() {
+        let object = Object::load(&bytes, types, &settings()).map_err(|error| error.to_string());
+        let made = object.and_then(|object| Ok((Made::of(&object)?, object)));
+        let (mut made, object) = match made {
+            Ok(made) => made,
+            Err(why) => {
+                failures.push(format!("{tool}: {why}"));
+                continue;
             }
+        };
+        for program in &object.programs {
+            let kernel = made.load(&object, program);
+            let wants_type = matches!(program.prog_type, prog_type::TRACING | prog_type::LSM);
+            rows.push(Row {
+                tool: tool.clone(),
+                program: program.name.clone(),
+                section: program.section.clone(),
+                prog_type: program.prog_type,
+                attach_type: program.expected_attach_type,
+                insns: program.insns.len(),
+                homeless: wants_type && program.attach_btf_id == 0,
+                kernel,
+            });
         }
     }
     (rows, failures)
@@ -131,9 +147,6 @@ fn the_kernel_accepts_what_the_tools_load() {
     };
     let types = Kernel::parse(types).expect("the kernel's types");
     let (rows, failures) = rows(&types);
-    if rows.is_empty() && failures.is_empty() {
-        return println!("SKIPPED: libbpf-tools is not installed");
-    }
     for row in &rows {
         println!("{}", row.line());
     }
@@ -147,37 +160,86 @@ fn the_kernel_accepts_what_the_tools_load() {
     assert!(unexpected.is_empty(), "{unexpected:#?}");
 }
 
+/// A call of a function that there is none of is what libbpf 1.3 and later make of it; before, one of function 0.
+const OTHERWISE: &str = "functions_not_there ";
+
 /// Name, type and attach type of a program to its instructions.
 type Listing = BTreeMap<String, Vec<Insn>>;
 
-/// Programs with their maps counted in the order of those that any of them uses: descriptors and indices are the same.
-fn with_counted_maps(mut listing: Listing) -> Listing {
-    const MAP_SOURCES: [u8; 4] = [1, 2, 5, 6];
-    let refers = |insn: &&mut Insn| insn.is_wide() && MAP_SOURCES.contains(&insn.src());
-    let used: BTreeSet<i32> = listing.values_mut().flatten().filter(refers).map(|insn| insn.imm).collect();
-    for insn in listing.values_mut().flatten().filter(refers) {
-        insn.imm = used.range(..insn.imm).count() as i32;
-        // By descriptor, or by index: 1 and 5, 2 and 6.
-        insn.regs = insn.dst() | (insn.src() % 4) << 4;
+/// Which maps of ours are which descriptors of libbpf's.
+#[derive(Default)]
+struct SameMaps(BTreeMap<i32, i32>);
+
+impl SameMaps {
+    /// Whether two instructions are the same but for how they name maps: we by index, libbpf by descriptor.
+    fn same(&mut self, ours: &Insn, theirs: &Insn) -> bool {
+        let by_index = ours.is_wide() && matches!(ours.src(), 5 | 6);
+        if !by_index {
+            return ours == theirs;
+        }
+        let known = *self.0.entry(ours.imm).or_insert(theirs.imm);
+        let other = self.0.iter().any(|(index, fd)| *index != ours.imm && *fd == theirs.imm);
+        let named = Insn::new(ours.opcode, ours.dst(), ours.src() - 4, ours.off, known);
+        named == *theirs && !other
     }
-    listing
 }
 
-fn by_libbpf(path: &std::path::Path) -> Listing {
+/// What is made of an object.
+#[derive(Default)]
+struct Listed {
+    maps: Vec<String>,
+    types: Vec<u8>,
+    programs: Listing,
+}
+
+fn hexadecimal(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal")).collect()
+}
+
+fn by_libbpf(path: &std::path::Path) -> Listed {
     let output = Command::new(programs().join("relocated")).arg(path).output().expect("it runs");
     assert!(output.status.success(), "{}", path.display());
     let text = String::from_utf8(output.stdout).expect("text");
-    let program = |line: &str| {
-        let (name, code) = line.rsplit_once(' ').expect("a name and code");
-        let byte = |at| u8::from_str_radix(&code[at..at + 2], 16).expect("hexadecimal");
-        let bytes: Vec<u8> = (0..code.len()).step_by(2).map(byte).collect();
-        (name.to_owned(), ring3_isa::decode(&bytes).expect("whole instructions"))
+    let mut listed = Listed::default();
+    // Sections of variables are called after the object as well.
+    let mut add_map = |line: &str| {
+        let (name, rest) = line.split_once(' ').expect("a name and more");
+        let name = name.find('.').map_or(name, |at| &name[at..]);
+        listed.maps.push(format!("{name} {rest}"));
     };
-    text.lines().map(program).collect()
+    for line in text.lines() {
+        if let Some(map) = line.strip_prefix("map ").or_else(|| line.strip_prefix("types of ")) {
+            add_map(map);
+        } else if let Some(types) = line.strip_prefix("types ") {
+            listed.types = hexadecimal(types);
+        } else if let Some((name, code)) = line.strip_prefix("program ").and_then(|line| line.rsplit_once(' ')) {
+            listed.programs.insert(name.into(), ring3_isa::decode(&hexadecimal(code)).expect("whole instructions"));
+        }
+    }
+    listed
+}
+
+fn by_us(object: Object) -> Listed {
+    let map = |map: &MapDef| {
+        let MapDef { name, map_type, key_size, value_size, max_entries, map_flags, numa_node, map_extra, .. } = map;
+        let flags = if *map_flags == 0 { "0".into() } else { format!("{map_flags:#x}") };
+        let extra = if *map_extra == 0 { "0".into() } else { format!("{map_extra:#x}") };
+        format!("{name} {map_type} {key_size} {value_size} {max_entries} {flags} {numa_node} {extra}")
+    };
+    let types = |map: &MapDef| format!("{} {} {}", map.name, map.key_type, map.value_type);
+    let program = |program: Program| {
+        let name = format!("{} {} {}", program.name, program.prog_type, program.expected_attach_type);
+        (name, program.insns)
+    };
+    Listed {
+        maps: object.maps.iter().map(map).chain(object.maps.iter().map(types)).collect(),
+        types: object.btf.unwrap_or_default(),
+        programs: object.programs.into_iter().map(program).collect(),
+    }
 }
 
 #[test]
-fn programs_are_what_libbpf_makes_of_them() {
+fn objects_are_what_libbpf_makes_of_them() {
     if !is_root() {
         return println!("SKIPPED: libbpf makes maps first, which needs root");
     }
@@ -185,29 +247,27 @@ fn programs_are_what_libbpf_makes_of_them() {
         return println!("SKIPPED: this kernel does not tell its types");
     };
     let types = Kernel::parse(types).expect("the kernel's types");
-    let tools = libbpf_tools();
-    if tools.is_empty() {
-        return println!("SKIPPED: libbpf-tools is not installed");
-    }
     let folder = root().join("target/objects");
     std::fs::create_dir_all(&folder).expect("target is writable");
     let (mut compared, mut different) = (0, vec![]);
-    for (tool, binary) in &tools {
-        for bytes in embedded(binary) {
-            let path = folder.join(format!("{tool}.o"));
-            std::fs::write(&path, bytes).expect("target is writable");
-            let object = Object::load(bytes, &types, &settings()).expect("an object");
-            let named = object.programs.into_iter().map(|program| {
-                let name = format!("{} {} {}", program.name, program.prog_type, program.expected_attach_type);
-                (name, program.insns)
-            });
-            let ours = with_counted_maps(named.collect());
-            let theirs = with_counted_maps(by_libbpf(&path));
-            assert!(ours.keys().eq(theirs.keys()), "{tool}: left {:?}, right {:?}", ours.keys(), theirs.keys());
-            compared += ours.len();
-            for (name, insns) in ours.iter().filter(|(name, insns)| theirs[*name] != **insns) {
-                let at = insns.iter().zip(&theirs[name]).position(|(ours, theirs)| ours != theirs);
-                different.push(format!("{tool}: {name}: instruction {at:?}"));
+    for (tool, bytes) in objects() {
+        let path = folder.join(format!("{tool}.o"));
+        std::fs::write(&path, &bytes).expect("target is writable");
+        let object = Object::load(&bytes, &types, &settings()).expect("an object");
+        let (ours, theirs) = (by_us(object), by_libbpf(&path));
+        assert_eq!(ours.maps, theirs.maps, "{tool}");
+        assert!(ours.types == theirs.types, "{tool}: types");
+        let (ours, theirs) = (ours.programs, theirs.programs);
+        assert!(ours.keys().eq(theirs.keys()), "{tool}: left {:?}, right {:?}", ours.keys(), theirs.keys());
+        let mut maps = SameMaps::default();
+        for ((name, ours), theirs) in ours.iter().zip(theirs.values()) {
+            if name.starts_with(OTHERWISE) {
+                continue;
+            }
+            compared += 1;
+            let at = ours.iter().zip(theirs).position(|(ours, theirs)| !maps.same(ours, theirs));
+            if at.is_some() || ours.len() != theirs.len() {
+                different.push(format!("{tool}: {name}: instruction {at:?}, {} and {}", ours.len(), theirs.len()));
             }
         }
     }

@@ -85,5 +85,12 @@ fn records<const N: usize>(mut bytes: &[u8], file: &File<'_>, types: &Btf) -> Op
             found.push(Record { section, insn: at as usize / 8, words });
         }
     }
+    found.sort_by_key(|record| (record.section, record.insn));
     Some(found)
+}
+
+/// Those of a function, by its section and its first instruction and number of instructions there.
+pub(crate) fn within<const N: usize>(all: &[Record<N>], section: usize, start: usize, count: usize) -> &[Record<N>] {
+    let before = |insn: usize| all.partition_point(|record| (record.section, record.insn) < (section, insn));
+    &all[before(start)..before(start + count)]
 }

@@ -13,7 +13,7 @@ use crate::{Error, MapDef};
 const DEFINITIONS: &str = ".maps";
 /// `LIBBPF_PIN_BY_NAME`.
 const PIN_BY_NAME: u32 = 1;
-/// Bytes of a section of variables at most: what no kernel would take need not be made.
+/// Bytes of variables at most: a small file can ask for much.
 const VARIABLES_BYTES_MAX: u64 = 1 << 28;
 
 /// Where a map is in the file.
@@ -49,6 +49,7 @@ impl Maps {
             let mut sections = types?.of_kind(kind::DATASEC);
             sections.find(|(_, known)| *known == name.as_bytes()).map(|(id, _)| id)
         };
+        let mut bytes = 0;
         for (index, section) in file.sections.iter().enumerate() {
             let is = |name: &str| {
                 let rest = section.name.strip_prefix(name);
@@ -58,8 +59,9 @@ impl Maps {
             if section.size == 0 || !(constant || is(".data") || is(".bss")) {
                 continue;
             }
-            if section.size > VARIABLES_BYTES_MAX {
-                return Err(Error::Unsupported(format!("{} bytes in {}", section.size, section.name)));
+            bytes = section.size.saturating_add(bytes);
+            if bytes > VARIABLES_BYTES_MAX {
+                return Err(Error::Unsupported(format!("{bytes} bytes of variables")));
             }
             let mut initial = section.data.to_vec();
             initial.resize(section.size as usize, 0);

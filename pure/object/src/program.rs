@@ -9,7 +9,7 @@ use ring3_isa::Insn;
 use ring3_isa::code::BPF_CALL;
 
 use crate::attach::Attachment;
-use crate::extended::{Extended, Record};
+use crate::extended::{Extended, within};
 use crate::externs::{AllResolved, Resolved};
 use crate::file::File;
 use crate::maps::Maps;
@@ -28,6 +28,8 @@ const INSN_BYTES: u64 = 8;
 const SUBPROGRAMS: &str = ".text";
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const INSNS_MAX: usize = 1_000_000;
+/// Instructions of all programs at most: functions are copied to each program that needs them.
+const ALL_INSNS_MAX: usize = 1 << 24;
 
 /// A function.
 pub(crate) struct Function<'d> {
@@ -137,7 +139,7 @@ impl<'d> Functions<'d> {
         kernel: &Kernel,
     ) -> Result<Vec<Program>, Error> {
         let only_subprograms = self.all.iter().all(|function| Some(function.section) == self.subprograms);
-        let mut programs = vec![];
+        let (mut programs, mut all_insns) = (vec![], 0);
         for (index, function) in self.all.iter().enumerate() {
             // A lone function of `.text` is a program (libbpf: prog_is_subprog).
             if Some(function.section) == self.subprograms && !(only_subprograms && self.all.len() == 1) {
@@ -146,6 +148,10 @@ impl<'d> Functions<'d> {
             let section = file.sections.get(function.section).map_or("", |section| section.name);
             let attachment = Attachment::of(section);
             let joined = self.join(index)?;
+            all_insns += joined.insns.len();
+            if all_insns > ALL_INSNS_MAX {
+                return Err(Error::Unsupported(format!("{all_insns} instructions and more")));
+            }
             let (func_info, line_info) = self.told(&joined, extended);
             programs.push(Program {
                 name: function.name.into(),
@@ -203,17 +209,18 @@ impl<'d> Functions<'d> {
         let (mut functions, mut lines) = (vec![], vec![]);
         for index in &joined.order {
             let (function, start) = (&self.all[*index], joined.starts[index]);
-            let place = |section, insn| function.holds(section, insn).then(|| (insn - function.start + start) as u32);
-            let of = |record: &Record<1>| place(record.section, record.insn).map(|at| (at, record.words[0]));
-            let before = functions.len();
-            functions.extend(extended.functions.iter().filter_map(of));
-            if *index == joined.order[0] && functions.len() == before {
+            let (section, count) = (function.section, function.insns.len());
+            let place = |insn: usize| (insn - function.start + start) as u32;
+            let types = within(&extended.functions, section, function.start, count);
+            if *index == joined.order[0] && types.is_empty() {
                 // libbpf tells nothing of a program whose own function nothing is told of.
                 return (vec![], vec![]);
             }
-            lines.extend(extended.lines.iter().filter_map(|record| {
+            functions.extend(types.iter().map(|record| (place(record.insn), record.words[0])));
+            let here = within(&extended.lines, section, function.start, count);
+            lines.extend(here.iter().map(|record| {
                 let [file, line, column] = record.words;
-                place(record.section, record.insn).map(|at| [at, file, line, column])
+                [place(record.insn), file, line, column]
             }));
         }
         (functions, lines)
@@ -247,10 +254,10 @@ impl Function<'_> {
         let executable = file.sections.get(found.section)?.flags & u64::from(SHF_EXECINSTR) != 0;
         if executable && matches!(found.kind, STT_SECTION | STT_FUNC) {
             let to = found.value.checked_add_signed(i64::from(insn.imm))?;
-            (insn.src() == PSEUDO_FUNC && to.is_multiple_of(INSN_BYTES)).then_some(())?;
+            to.is_multiple_of(INSN_BYTES).then_some(())?;
             self.targets.insert(at, (found.section, (to / INSN_BYTES) as usize));
-            // The rest is known when functions are joined.
-            code[1].imm = 0;
+            // Where it is is known when functions are joined.
+            write(code, PSEUDO_FUNC, 0, Some(0));
             return Some(());
         }
         let (map, variables) = maps.find(found.section, found.value)?;

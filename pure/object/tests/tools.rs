@@ -34,7 +34,14 @@ fn objects_of_installed_tools_are_made_ready() {
     let (mut programs, mut failures) = (0, vec![]);
     for (name, bytes) in &tools {
         match Object::load(bytes, kernel, &settings()) {
-            Ok(object) => programs += object.programs.len(),
+            Ok(object) => {
+                programs += object.programs.len();
+                for program in &object.programs {
+                    assert_eq!(program.func_info.first().map(|(at, _)| *at), Some(0), "{name}: {}", program.name);
+                    assert!(program.func_info.is_sorted() && program.line_info.is_sorted());
+                    assert!(program.line_info.len() > 1, "{name}: {}", program.name);
+                }
+            }
             Err(error) => failures.push(format!("{name}: {error}")),
         }
     }

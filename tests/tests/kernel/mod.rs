@@ -74,7 +74,11 @@ fn make_map(def: &MapDef, btf: Option<&OwnedFd>) -> Result<OwnedFd, String> {
     }
     if entries == 0 {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        entries = if def.map_type == map_type::PERF_EVENT_ARRAY { processors } else { ENTRIES_UNTOLD };
+        entries = match def.map_type {
+            map_type::PERF_EVENT_ARRAY => processors,
+            map_type::TASK_STORAGE => 0,
+            _ => ENTRIES_UNTOLD,
+        };
     }
     let mut attr = Attr::new()
         .with(map_create::MAP_TYPE, def.map_type.into())

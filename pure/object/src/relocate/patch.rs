@@ -224,7 +224,9 @@ fn field(kind: Kind, spec: &Spec<'_>) -> Result<Number, &'static str> {
             let signed = enumeration || btf.int_encoding(of) & encoding::SIGNED != 0;
             Number { value: u64::from(signed), ..Number::default() }
         }
-        Kind::FieldLshift => of_field(u64::from(64u32.saturating_sub(spec.at_bits.saturating_sub(at * 8) + bits))),
+        Kind::FieldLshift => {
+            of_field(u64::from(64u32.saturating_sub(spec.at_bits.saturating_sub(at * 8).saturating_add(bits))))
+        }
         Kind::FieldRshift => Number { value: u64::from(64u32.saturating_sub(bits)), ..Number::default() },
         _ => return Err("a question that is not one of fields"),
     })
