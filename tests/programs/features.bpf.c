@@ -65,13 +65,24 @@ struct inner {
 	__uint(max_entries, 4);
 	__type(key, int);
 	__type(value, long);
-};
+} first SEC(".maps");
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 2);
 	__type(key, int);
 	__array(values, struct inner);
-} outer SEC(".maps");
+} outer SEC(".maps"), ready SEC(".maps") = {
+	.values = { 0, &first },
+};
+int tail(void *context);
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 3);
+	__uint(key_size, 4);
+	__array(values, int(void *));
+} next SEC(".maps") = {
+	.values = { [2] = (void *)&tail },
+};
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
@@ -231,6 +242,21 @@ int poisoned(void *context)
 		bpf_probe_read_kernel(&value, sizeof(value), &file->no_such_member);
 	seen += value;
 	return 0;
+}
+
+SEC("socket")
+int tail(void *context)
+{
+	return 0;
+}
+
+SEC("socket")
+int tails(void *context)
+{
+	int key = 1;
+	void *map = bpf_map_lookup_elem(&ready, &key);
+	bpf_tail_call(context, &next, 2);
+	return map != 0;
 }
 
 SEC("iter.s/task")

@@ -160,7 +160,7 @@ fn the_kernel_accepts_what_the_tools_load() {
     assert!(unexpected.is_empty(), "{unexpected:#?}");
 }
 
-/// A call of a function that there is none of is what libbpf 1.3 and later make of it; before, one of function 0.
+/// A call of a function that there is none of was one of function 0 in older libbpf.
 const OTHERWISE: &str = "functions_not_there ";
 
 /// Name, type and attach type of a program to its instructions.

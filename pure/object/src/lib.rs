@@ -73,6 +73,8 @@ pub struct MapDef {
     pub map_extra: u64,
     /// What its values are like, if they are maps.
     pub inner: Option<Box<MapDef>>,
+    /// What it holds from the beginning, by index: other objects of the file.
+    pub slots: Vec<(u32, Slot)>,
     /// The value to begin with, at key 0.
     pub initial: Option<Vec<u8>>,
     /// To be frozen once it has that value.
@@ -83,6 +85,15 @@ pub struct MapDef {
     pub key_type: u32,
     /// Type of its values; 0: not told.
     pub value_type: u32,
+}
+
+/// What a map of objects holds from the beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// A map, by its index in [`Object::maps`].
+    Map(usize),
+    /// A program, by name.
+    Program(String),
 }
 
 /// A program to be loaded.

@@ -2,17 +2,20 @@
 //!
 //! Mirrors src/libbpf.c:parse_btf_map_def and bpf_object__init_global_data_maps.
 
-use ring3_btf::{Btf, kind, linkage};
+use object::elf::STT_FUNC;
+use ring3_btf::{Btf, Placed, kind, linkage};
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 
 use crate::externs::CONFIGURATION;
 use crate::file::File;
-use crate::{Error, MapDef};
+use crate::{Error, MapDef, Slot};
 
 const DEFINITIONS: &str = ".maps";
 /// `LIBBPF_PIN_BY_NAME`.
 const PIN_BY_NAME: u32 = 1;
+/// Bytes of an entry of a definition's `values`.
+const POINTER_BYTES: u64 = 8;
 /// Bytes of variables at most: a small file can ask for much.
 const VARIABLES_BYTES_MAX: u64 = 1 << 28;
 
@@ -44,6 +47,7 @@ impl Maps {
         if let Some((section, _)) = file.section(DEFINITIONS) {
             let types = types.ok_or(Error::corrupt("maps without types"))?;
             maps.define(types, section)?;
+            maps.fill(types, file, section)?;
         }
         let section_type = |name: &str| {
             let mut sections = types?.of_kind(kind::DATASEC);
@@ -113,6 +117,39 @@ impl Maps {
             let map = map.ok_or_else(|| Error::Unsupported(format!("the definition of the map {name}")))?;
             self.places.push(Place::Defined(section, u64::from(variable.at)));
             self.defs.push(map);
+        }
+        Ok(())
+    }
+
+    /// Finds what maps are to hold from the beginning: relocations inside their definitions.
+    /// Mirrors src/libbpf.c:bpf_object__collect_map_relos.
+    fn fill(&mut self, types: &Btf, file: &File<'_>, section: usize) -> Result<(), Error> {
+        let mut sections = types.of_kind(kind::DATASEC);
+        let of = sections.find(|(_, name)| *name == DEFINITIONS.as_bytes()).map_or(0, |(of, _)| of);
+        let relocations = file.sections.get(section).map_or(&[][..], |section| &section.relocations);
+        for relocation in relocations {
+            let damaged = || Error::Unsupported(format!("what is at {:#x} of maps' definitions", relocation.at));
+            let inside = |placed: &Placed| {
+                let place = u64::from(placed.at)..u64::from(placed.at) + u64::from(placed.size);
+                place.contains(&relocation.at)
+            };
+            let (map, placed) =
+                (0..).zip(types.variables(of)).find(|(_, placed)| inside(placed)).ok_or_else(damaged)?;
+            let definition = types.plain(types.size_or_type(placed.of));
+            let values = types.members(definition).find(|member| member.name == b"values").ok_or_else(damaged)?;
+            let at = relocation.at - u64::from(placed.at);
+            let at = at.checked_sub(u64::from(values.at_bits / 8)).filter(|at| at % POINTER_BYTES == 0);
+            let index = at.and_then(|at| u32::try_from(at / POINTER_BYTES).ok()).ok_or_else(damaged)?;
+            let symbol = file.symbols.get(relocation.symbol).ok_or_else(damaged)?;
+            let slot = match self.defs.get(map).ok_or_else(damaged)?.map_type {
+                map_type::PROG_ARRAY if symbol.kind == STT_FUNC => Slot::Program(symbol.name.into()),
+                map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS => {
+                    let (inner, variables) = self.find(symbol.section, symbol.value).ok_or_else(damaged)?;
+                    (!variables).then_some(Slot::Map(inner)).ok_or_else(damaged)?
+                }
+                _ => return Err(damaged()),
+            };
+            self.defs[map].slots.push((index, slot));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ mod raw_fds;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use ring3_object::{MapDef, Object, Program};
+use ring3_object::{MapDef, Object, Program, Slot};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{self, Field, NAME_BYTES, map_create, map_elem, prog_load};
 use ring3_uapi::bpf::{cmd, map_type};
@@ -129,7 +129,36 @@ impl Made {
         });
         let btf = btf.transpose()?;
         let maps = object.maps.iter().map(|def| make_map(def, btf.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Made { maps, btf, log })
+        let mut made = Made { maps, btf, log };
+        made.fill(object)?;
+        Ok(made)
+    }
+
+    /// Puts into maps what the file says that they hold.
+    fn fill(&mut self, object: &Object) -> Result<(), String> {
+        for (map, def) in object.maps.iter().enumerate() {
+            for (index, slot) in &def.slots {
+                let to = self.maps[map].as_raw_fd() as u64;
+                let put = |fd: i32| {
+                    let attr = Attr::new().with(map_elem::MAP_FD, to);
+                    bpf(
+                        cmd::MAP_UPDATE_ELEM,
+                        &mut attr.with(map_elem::KEY, address(index)).with(map_elem::VALUE, address(&fd)),
+                    )
+                };
+                let put = match slot {
+                    Slot::Map(inner) => put(self.maps[*inner].as_raw_fd()),
+                    Slot::Program(name) => {
+                        let program = object.programs.iter().find(|program| program.name == *name);
+                        let program = program.ok_or_else(|| format!("{}: no program {name}", def.name))?;
+                        let loaded = self.load_logged(object, program, LOG_STATS);
+                        loaded.and_then(|fd| put(fd.as_raw_fd()))
+                    }
+                };
+                put.map_err(|errno| format!("{}[{index}]: {errno:?}", def.name))?;
+            }
+        }
+        Ok(())
     }
 
     /// Loads a program, once more with the whole log if it is refused.

@@ -236,3 +236,51 @@ fn types_match(local: &Btf, one: u32, target: &Btf, other: u32, mut behind: bool
     }
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Types: 1 int, 2 `struct s { int a; }`, 3 `struct s { int a; int b; }`, 4 a pointer to 2, 5 one to 3,
+    /// 6 `struct s___other { unsigned a; }`, 7 unsigned int, 8 void *, 9 int(struct s *), 10 int(void *).
+    fn types() -> Btf {
+        let (structure, pointer, prototype) = (0x0400_0000, 0x0200_0000, 0x0d00_0001);
+        #[rustfmt::skip]
+        let words = [
+            1, 0x0100_0000, 4, 0x0100_0020,
+            5, structure | 1, 4, 7, 1, 0,
+            5, structure | 2, 8, 7, 1, 0, 9, 1, 32,
+            0, pointer, 2,
+            0, pointer, 3,
+            11, structure | 1, 4, 7, 7, 0,
+            1, 0x0100_0000, 4, 32,
+            0, pointer, 0,
+            0, prototype, 1, 0, 4,
+            0, prototype, 1, 0, 8,
+        ];
+        let text = b"\0int\0s\0a\0b\0s___other\0";
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        let header = [24, 0, words.len() as u32 * 4, words.len() as u32 * 4, text.len() as u32];
+        bytes.extend(header.iter().chain(&words).flat_map(|word| word.to_le_bytes()));
+        bytes.extend(text);
+        Btf::parse_any(bytes).expect("well-formed")
+    }
+
+    #[test]
+    fn a_type_matches_one_that_holds_all_it_has() {
+        let types = types();
+        let matches = |one, other| types_match(&types, one, &types, other, false, LEVELS_MAX);
+        assert!(matches(2, 2) && matches(2, 3), "a member more is no matter");
+        assert!(!matches(3, 2), "a member less is");
+        assert!(matches(5, 4), "structures behind pointers are told by their names");
+        assert!(!matches(6, 2), "a member of another sign is another");
+    }
+
+    #[test]
+    fn prototypes_are_compatible_as_far_as_values_go() {
+        let types = types();
+        assert!(types_are_compatible(&types, 4, &types, 5));
+        assert!(!types_are_compatible(&types, 9, &types, 10), "void is no structure");
+        assert!(!types_are_compatible(&types, 1, &types, 4));
+    }
+}

@@ -6,7 +6,7 @@
 //! not found is 0 where the question was whether or how large it is; else the instruction becomes a call of a helper
 //! that there is not, which matters only if it can be reached.
 //!
-//! Mirrors src/relo_core.c (libbpf 1.5) and kernel/bpf/btf.c (v6.18).
+//! Mirrors src/relo_core.c (libbpf 1.8) and kernel/bpf/btf.c (v6.18).
 
 mod fit;
 mod patch;
