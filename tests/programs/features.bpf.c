@@ -100,6 +100,12 @@ extern _Bool LINUX_HAS_SYSCALL_WRAPPER __kconfig __weak;
 extern _Bool CONFIG_THAT_IS_NOT_THERE __kconfig __weak;
 extern enum libbpf_tristate CONFIG_NO_TRISTATE __kconfig __weak;
 extern char CONFIG_NO_TEXT[8] __kconfig __weak;
+extern unsigned short CONFIG_HZ __kconfig;
+extern _Bool CONFIG_BPF_JIT __kconfig;
+extern enum libbpf_tristate CONFIG_BPF_SYSCALL __kconfig;
+extern char CONFIG_NET __kconfig;
+extern unsigned long CONFIG_PHYSICAL_START __kconfig __weak;
+extern char CONFIG_CC_VERSION_TEXT[7] __kconfig __weak;
 
 struct rq {
 	int nr_running;
@@ -160,6 +166,7 @@ int configured(void *context)
 		seen++;
 	if (CONFIG_THAT_IS_NOT_THERE || CONFIG_NO_TRISTATE == TRI_MODULE || CONFIG_NO_TEXT[0] || LINUX_HAS_SYSCALL_WRAPPER)
 		seen += 2;
+	seen += CONFIG_HZ + CONFIG_BPF_JIT + CONFIG_BPF_SYSCALL + CONFIG_NET + CONFIG_PHYSICAL_START + CONFIG_CC_VERSION_TEXT[2];
 	return 0;
 }
 

@@ -37,6 +37,12 @@ int main(int argc, char **argv)
 			bpf_map__set_max_entries(map, 1024);
 	}
 	bpf_object__load(object);
+	bpf_object__for_each_map(map, object) {
+		size_t count = 0;
+		const unsigned char *value = bpf_map__initial_value(map, &count);
+		printf("value of %s ", bpf_map__name(map));
+		show(value, value ? count : 0);
+	}
 	bpf_object__for_each_map(map, object)
 		printf("types of %s %u %u\n", bpf_map__name(map), bpf_map__btf_key_type_id(map),
 		       bpf_map__btf_value_type_id(map));

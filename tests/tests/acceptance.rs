@@ -36,11 +36,9 @@ struct Row {
 impl Row {
     /// Refusals that are no fault of ours: libbpf gets the same.
     fn is_expected(&self, refusal: &Refusal, entries_forbidden: bool) -> bool {
-        // A structure has no such member any more, as the tool is older than the kernel; or data is not among the
-        // names that the kernel keeps.
-        let outdated = [POISON, NO_DATA_NAMES].iter().any(|known| refusal.why.contains(known));
+        let told = NO_FAULT_OF_OURS.iter().any(|known| refusal.why.contains(known));
         let forbidden = entries_forbidden && ENTRIES.contains(&self.attach_type) && refusal.why.is_empty();
-        self.homeless || outdated || forbidden
+        self.homeless || told || forbidden
     }
 
     fn line(&self) -> String {
@@ -56,10 +54,15 @@ impl Row {
     }
 }
 
-/// What the kernel says of a call that stands for what could not be relocated.
-const POISON: &str = "invalid func unknown#195896080";
-/// What a kernel says that names no data.
-const NO_DATA_NAMES: &str = "failed to find the address for kernel symbol";
+/// What kernels say of programs that are as they should be.
+const NO_FAULT_OF_OURS: [&str; 3] = [
+    // A structure has no such member any more: the tool is older than the kernel.
+    "invalid func unknown#195896080",
+    // Data is not among the names that the kernel keeps.
+    "failed to find the address for kernel symbol",
+    // Locked down.
+    "cannot use helper bpf_probe_write_user",
+];
 /// Programs that stand between the kernel's functions and their callers.
 const ENTRIES: [u32; 4] =
     [attach_type::TRACE_FENTRY, attach_type::TRACE_FEXIT, attach_type::MODIFY_RETURN, attach_type::LSM_MAC];
@@ -90,10 +93,16 @@ fn settings() -> Settings {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0u32);
     let version = next() << 16 | next() << 8 | next().min(255);
-    Settings { version, cookies: true, syscall_wrappers: true, ..Settings::default() }
+    let text = Command::new("zcat").arg("/proc/config.gz").output().map_or(vec![], |output| output.stdout);
+    let line = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let config: BTreeMap<String, String> =
+        String::from_utf8_lossy(&text).lines().filter(|line| !line.starts_with('#')).filter_map(line).collect();
+    // libbpf finds that out by making a kprobe.
+    let syscall_wrappers = config.contains_key("CONFIG_KPROBES");
+    Settings { version, cookies: true, syscall_wrappers, config, ..Settings::default() }
 }
 
-/// Names and bytes of the objects of the installed tools, and of one that asks for what none of those does.
+/// Names and bytes of the objects of the installed tools, and of our own, one of which asks for what no tool does.
 fn objects() -> Vec<(String, Vec<u8>)> {
     let tools = libbpf_tools();
     if tools.is_empty() {
@@ -102,8 +111,11 @@ fn objects() -> Vec<(String, Vec<u8>)> {
     let inside = |(name, bytes): &(String, Vec<u8>)| -> Vec<(String, Vec<u8>)> {
         embedded(bytes).map(|object| (name.clone(), object.to_vec())).collect()
     };
-    let own = std::fs::read(programs().join("features.bpf.o")).expect("it is built");
-    tools.iter().flat_map(inside).chain([("features".to_owned(), own)]).collect()
+    let own = ["features", "flow", "helpers", "storm"].map(|name| {
+        let path = programs().join(format!("{name}.bpf.o"));
+        (name.to_owned(), std::fs::read(path).expect("it is built"))
+    });
+    tools.iter().flat_map(inside).chain(own).collect()
 }
 
 /// All programs of all objects; what of the objects cannot be had at all.
@@ -208,7 +220,8 @@ fn by_libbpf(path: &std::path::Path) -> Listed {
         listed.maps.push(format!("{name} {rest}"));
     };
     for line in text.lines() {
-        if let Some(map) = line.strip_prefix("map ").or_else(|| line.strip_prefix("types of ")) {
+        let of_map = ["map ", "value of ", "types of "].iter().find_map(|prefix| line.strip_prefix(prefix));
+        if let Some(map) = of_map {
             add_map(map);
         } else if let Some(types) = line.strip_prefix("types ") {
             listed.types = hexadecimal(types);
@@ -226,13 +239,23 @@ fn by_us(object: Object) -> Listed {
         let extra = if *map_extra == 0 { "0".into() } else { format!("{map_extra:#x}") };
         format!("{name} {map_type} {key_size} {value_size} {max_entries} {flags} {numa_node} {extra}")
     };
+    let value = |map: &MapDef| {
+        let bytes: String = map.initial.iter().flatten().map(|byte| format!("{byte:02x}")).collect();
+        format!("{} {bytes}", map.name)
+    };
     let types = |map: &MapDef| format!("{} {} {}", map.name, map.key_type, map.value_type);
     let program = |program: Program| {
         let name = format!("{} {} {}", program.name, program.prog_type, program.expected_attach_type);
         (name, program.insns)
     };
     Listed {
-        maps: object.maps.iter().map(map).chain(object.maps.iter().map(types)).collect(),
+        maps: object
+            .maps
+            .iter()
+            .map(map)
+            .chain(object.maps.iter().map(value))
+            .chain(object.maps.iter().map(types))
+            .collect(),
         types: object.btf.unwrap_or_default(),
         programs: object.programs.into_iter().map(program).collect(),
     }

@@ -251,9 +251,10 @@ fn put_text(place: &mut [u8], form: Form, signed: bool, text: &str) -> Option<()
     match (form, text) {
         (Form::Bool, "y" | "n") => put_number(place, form, signed, u64::from(text == "y")),
         (Form::Tristate, "y" | "m" | "n") => {
+            // `enum libbpf_tristate`.
             let value: u32 = match text {
-                "y" => 2,
-                "m" => 1,
+                "y" => 1,
+                "m" => 2,
                 _ => 0,
             };
             place.copy_from_slice(&value.to_le_bytes());
