@@ -47,6 +47,9 @@ impl Row {
                 "{:>8} us {:>7} insns {:>5} states (peak {})",
                 stats.usec, stats.insns_processed, stats.total_states, stats.peak_states
             ),
+            Err(refusal) if self.homeless => {
+                format!("REFUSED {:?}: what it is attached to is not here", refusal.errno)
+            }
             Err(refusal) => format!("REFUSED {:?}: {}", refusal.errno, refusal.why),
         };
         let kind = prog_type::name(self.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_");
