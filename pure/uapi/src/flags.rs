@@ -37,9 +37,6 @@ pub const BPF_F_INNER_MAP: u32 = 1 << 12;
 pub const BPF_F_TOKEN_FD: u32 = 1 << 16;
 /// Program load: it may sleep.
 pub const BPF_F_SLEEPABLE: u32 = 1 << 4;
-
-/// Program load: it may sleep.
-pub const BPF_F_SLEEPABLE: u32 = 1 << 4;
 /// Program load: it knows XDP frames of several fragments.
 pub const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 

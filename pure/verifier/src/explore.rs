@@ -14,6 +14,7 @@ use crate::compare::{self, Match};
 use crate::flow::{Flow, Stop};
 use crate::log::Log;
 use crate::memory::Access;
+use crate::objects::Variable;
 use crate::path::{Path, Place, Places, Point};
 use crate::state::{Kind, Register, State};
 use crate::{Input, MapShape, Named, Refusal, Statistics};
@@ -211,6 +212,13 @@ impl<'a> Explorer<'a> {
             (None, Immediate::Func(target)) => {
                 Register::pointer(Kind::Function(self.flow.subprogram_at(target) as u32))
             }
+            (None, Immediate::BtfId(id)) => match self.input.policy.objects.as_ref().and_then(|known| known.variable(id)) {
+                Some(Variable::Object(id)) => Register::pointer(Kind::Object { id, trusted: false }),
+                Some(Variable::Memory(bytes)) => {
+                    Register::pointer(Kind::Memory { bytes, write: false, record: false })
+                }
+                None => return Err(Refusal::new(Errno::EINVAL, "kernel variables are not supported")),
+            },
             _ => return Err(Refusal::new(Errno::EINVAL, "unrecognized bpf_ld_imm64 insn")),
         };
         self.write(dst, loaded, [None, None]);

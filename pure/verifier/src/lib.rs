@@ -22,6 +22,7 @@ mod flow;
 mod helper;
 mod log;
 mod memory;
+mod objects;
 mod path;
 mod policy;
 mod prototype;
@@ -42,7 +43,8 @@ use ring3_uapi::helper::TAIL_CALL;
 use explore::Explorer;
 use flow::Flow;
 
-pub use policy::{Content, Context, Field, Member, Objects, PROCESSED_MAX, Policy, Sizes, context};
+pub use objects::KernelTypes;
+pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
 pub use prototype::{Arg, DynptrUse, Prototype, Return};
 pub use prototypes::{prototype, prototype_for, prototypes};
 
@@ -524,8 +526,12 @@ fn resolve_map(input: &Input<'_>, at: usize, value: Immediate) -> Result<Option<
         Immediate::MapValue(fd, offset) => ((input.map_by_fd)(fd).ok_or(fd), Some(offset)),
         Immediate::MapIdx(index) => ((input.map_by_index)(index).ok_or(index as i32), None),
         Immediate::MapIdxValue(index, offset) => ((input.map_by_index)(index).ok_or(index as i32), Some(offset)),
-        Immediate::BtfId(_) => {
-            return Err(Report::new(Errno::EINVAL, Some(at), "kernel variables are not supported"));
+        Immediate::BtfId(id) => {
+            let known = input.policy.objects.as_ref().and_then(|objects| objects.variable(id));
+            return match known {
+                Some(_) => Ok(None),
+                None => Err(Report::new(Errno::EINVAL, Some(at), "kernel variables are not supported")),
+            };
         }
     };
     let map =

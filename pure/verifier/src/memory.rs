@@ -9,6 +9,7 @@ use ring3_uapi::flags::{BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG};
 
 use crate::Refusal;
 use crate::explore::Explorer;
+use crate::objects::Member;
 use crate::path::Place;
 use crate::policy::Content;
 use crate::scalar::Scalar;
@@ -280,7 +281,7 @@ impl Explorer<'_> {
 
     /// A member of a kernel object.
     fn object_load(&mut self, access: Access, pointer: &Register) -> Result<Register, Refusal> {
-        let Kind::Object { id, trusted } = pointer.kind else {
+        let Kind::Object { id, .. } = pointer.kind else {
             return refuse(format!("R{} invalid mem access", access.register));
         };
         if pointer.nullable {
@@ -299,11 +300,8 @@ impl Explorer<'_> {
         let member = u32::try_from(at).map_err(|_| format!("R{} offset {at} is negative", access.register));
         let member = member.and_then(|at| objects.member(id, at, access.bytes));
         match member {
-            Ok(crate::policy::Member::Number) => Ok(Register::scalar(Scalar::loaded(access.bytes))),
-            Ok(crate::policy::Member::Object(to)) => Ok(Register::pointer(Kind::Object {
-                id: to,
-                trusted: trusted && objects.is_trusted_member(id, at as u32),
-            })),
+            Ok(Member::Number) => Ok(Register::scalar(Scalar::loaded(access.bytes))),
+            Ok(Member::Object(to)) => Ok(Register::pointer(Kind::Object { id: to, trusted: false })),
             Err(message) => refuse(message),
         }
     }

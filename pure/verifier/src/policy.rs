@@ -4,12 +4,12 @@
 //! net/core/filter.c for the network, kernel/bpf/syscall.c for `SYSCALL`.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
 use ring3_uapi::bpf::prog_type;
 
+use crate::objects::KernelTypes;
 use crate::prototypes;
 
 /// Instructions that may be processed at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
@@ -92,32 +92,6 @@ impl Context {
     }
 }
 
-/// What a load from a kernel object gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Member {
-    /// A number.
-    Number,
-    /// A pointer to another object.
-    Object(u32),
-}
-
-/// The kernel's types, for programs that walk its objects.
-pub trait Objects: fmt::Debug {
-    /// A structure by its name.
-    fn find(&self, name: &str) -> Option<u32>;
-    /// What lies at a place of an object.
-    ///
-    /// # Errors
-    /// Why nothing can be read there.
-    fn member(&self, id: u32, at: u32, bytes: u32) -> Result<Member, String>;
-    /// Whether a pointer read from there is as trustworthy as the object itself.
-    fn is_trusted_member(&self, id: u32, at: u32) -> bool;
-    /// Whether the first is the second, or begins with it.
-    fn is_a(&self, id: u32, wanted: u32) -> bool;
-    /// A structure's name.
-    fn name(&self, id: u32) -> String;
-}
-
 /// What a program may do.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -132,7 +106,7 @@ pub struct Policy {
     /// What r0 may be at the end.
     pub result: Option<Range<i64>>,
     /// Kernel objects may be read.
-    pub objects: Option<Rc<dyn Objects>>,
+    pub objects: Option<Rc<KernelTypes>>,
     /// Instructions that may be processed.
     pub processed_max: u64,
 }
