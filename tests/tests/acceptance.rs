@@ -93,16 +93,8 @@ fn forbids_entries(types: &Kernel) -> bool {
 
 fn settings() -> Settings {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel has a release");
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    let mut next = || numbers.next().unwrap_or(0u32);
-    let version = next() << 16 | next() << 8 | next().min(255);
     let text = Command::new("zcat").arg("/proc/config.gz").output().map_or(vec![], |output| output.stdout);
-    let line = |line: &str| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let config: BTreeMap<String, String> =
-        String::from_utf8_lossy(&text).lines().filter(|line| !line.starts_with('#')).filter_map(line).collect();
-    // libbpf finds that out by making a kprobe.
-    let syscall_wrappers = config.contains_key("CONFIG_KPROBES");
-    Settings { version, cookies: true, syscall_wrappers, config, ..Settings::default() }
+    Settings::of_kernel(&release, &String::from_utf8_lossy(&text))
 }
 
 /// Names and bytes of the objects of the installed tools, and of our own, one of which asks for what no tool does.

@@ -123,7 +123,27 @@ pub struct Program {
     pub line_info: Vec<[u32; 4]>,
 }
 
+impl Settings {
+    /// Of a kernel, by its release (`6.18.2-custom`) and its configuration, which may be empty.
+    pub fn of_kernel(release: &str, configuration: &str) -> Settings {
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+        let mut next = || numbers.next().unwrap_or(0u32);
+        let version = next() << 16 | next() << 8 | next().min(255);
+        let lines = configuration.lines().filter(|line| !line.starts_with('#'));
+        let set = lines.filter_map(|line| line.split_once('='));
+        let config: BTreeMap<String, String> = set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        // libbpf finds that out by making a kprobe.
+        let syscall_wrappers = config.contains_key("CONFIG_KPROBES");
+        Settings { version, cookies: true, syscall_wrappers, config, ..Settings::default() }
+    }
+}
+
 impl Object {
+    /// Whether its programs may call GPL-only helpers.
+    pub fn is_gpl_compatible(&self) -> bool {
+        ring3_uapi::bpf::is_gpl_compatible(&self.license)
+    }
+
     /// Reads an object file and fits it to a kernel.
     ///
     /// # Errors

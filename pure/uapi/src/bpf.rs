@@ -532,3 +532,12 @@ pub mod attach_type {
         })
     }
 }
+
+/// Licences under which GPL-only helpers may be called (include/linux/license.h).
+const GPL_COMPATIBLE: [&str; 6] =
+    ["GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"];
+
+/// Whether programs under this licence may call GPL-only helpers.
+pub fn is_gpl_compatible(license: &str) -> bool {
+    GPL_COMPATIBLE.contains(&license)
+}

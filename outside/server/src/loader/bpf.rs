@@ -10,7 +10,7 @@ use ring3_isa::{Immediate, Op};
 use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
-use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
+use ring3_uapi::bpf::{attach_type, cmd, is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::{
     BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_SLEEPABLE, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
@@ -30,9 +30,6 @@ const INSNS_MAX: u32 = 1_000_000;
 const BTF_BYTES_MAX: u32 = 16 << 20;
 /// `BPF_F_STRICT_ALIGNMENT` to `BPF_F_TEST_REG_INVARIANTS`.
 const PROG_FLAGS: u32 = 0xff;
-/// Licences under which GPL-only helpers may be called (include/linux/license.h).
-const GPL_COMPATIBLE: [&str; 6] =
-    ["GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"];
 
 pub(super) fn serve(caller: &Caller<'_>) -> Reply {
     let command = caller.arg(0) as u32;
@@ -428,12 +425,11 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         let text = format!("fd {fd} is not pointing to valid bpf_map\n");
         refuse_logged(&log, Errno::EINVAL, &text, format_args!("program {name:?}: {text}"))
     })?;
-    let gpl_compatible = GPL_COMPATIBLE.contains(&license.as_str());
     let shape = |key: &Reference| maps.get(key).map(|map| map.shape());
     let verified = verify(&Input {
         insns: &insns,
         prog_type: kind,
-        gpl_compatible,
+        gpl_compatible: is_gpl_compatible(&license),
         sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
         cpus: possible_cpus(),
         policy: Policy::targets(kind),
@@ -477,7 +473,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         name,
         prog_type: kind,
         expected_attach_type: owner.1,
-        gpl_compatible,
+        gpl_compatible: is_gpl_compatible(&license),
         insns: bytes,
         text: Arc::new(text),
         per_cpu: verified.uses_per_cpu(),
