@@ -240,6 +240,7 @@ impl fmt::Display for Text<'_> {
             }
             Ok(Op::Ja(_)) if insn.class() == BPF_JMP32 => write!(f, "gotol pc{imm:+}"),
             Ok(Op::Ja(_)) => write!(f, "goto pc{off:+}"),
+            Ok(Op::MayGoto(_)) => write!(f, "may_goto pc{off:+}"),
             Ok(Op::Call(Call::Local(_))) => write!(f, "call pc{imm:+}"),
             Ok(Op::Call(Call::Kfunc(_))) if off != 0 && f.alternate() => write_raw(f, insn),
             Ok(Op::LoadImm64 { value: Immediate::Func(_) | Immediate::BtfId(_), .. })
@@ -263,18 +264,11 @@ impl fmt::Display for Text<'_> {
 fn write_without_op(f: &mut fmt::Formatter<'_>, insn: &Insn) -> fmt::Result {
     let Insn { off, imm, .. } = *insn;
     let (dst, src) = (insn.dst(), insn.src());
-    let size = Size::decode(insn.opcode);
-    let packet = insn.class() == BPF_LD && insn.opcode != BPF_LD_IMM64 && size != Size::Dw && dst == 0 && off == 0;
     match insn.opcode {
+        // It leaves the program.
         BPF_MAY_GOTO if dst == 0 && src == 0 && imm == 0 => write!(f, "may_goto pc{off:+}"),
         BPF_MOV_X if off == ADDR_SPACE_CAST && dst <= 10 && src <= 10 => {
             write!(f, "r{dst} = addr_space_cast(r{src}, {}, {})", imm as u32 >> 16, imm as u16)
-        }
-        opcode if packet && opcode & 0xe0 == BPF_ABS && src == 0 => {
-            write!(f, "r0 = *({} *)skb[{imm}]", sized(size, false))
-        }
-        opcode if packet && opcode & 0xe0 == BPF_IND && src <= 10 => {
-            write!(f, "r0 = *({} *)skb[r{src} + {imm}]", sized(size, false))
         }
         _ => write_raw(f, insn),
     }

@@ -3,7 +3,7 @@
 
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
-use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG};
+use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_RDONLY_PROG};
 use ring3_uapi::helper;
 
 use crate::Refusal;
@@ -400,6 +400,9 @@ impl Explorer<'_> {
     }
 
     fn object_argument(&mut self, register: u8, value: &Register, name: &'static str) -> Result<(), Refusal> {
+        if name == "bpf_map" && matches!(value.kind, Kind::Map(_)) {
+            return Ok(());
+        }
         let Kind::Object { id, .. } = value.kind else {
             let kind = value.kind_name();
             return refuse(Errno::EACCES, format!("R{register} type={kind} expected=trusted_ptr_, rcu_ptr_"));
@@ -435,9 +438,6 @@ impl Explorer<'_> {
         // Mirrors kernel/bpf/verifier.c:record_func_map.
         if map.map_flags & BPF_F_RDONLY_PROG != 0 && prototype.writes_map() {
             return refuse(Errno::EACCES, "write into map forbidden".into());
-        }
-        if map.map_flags & BPF_F_WRONLY_PROG != 0 && id == helper::MAP_PEEK_ELEM {
-            return refuse(Errno::EACCES, "read from map forbidden".into());
         }
         if id == helper::TAIL_CALL && map.map_type != map_type::PROG_ARRAY {
             return refuse(Errno::EINVAL, "expected prog array map for tail call".into());
