@@ -109,8 +109,7 @@ impl<'a> World<'a> {
         let (bytes, writable) = match prog_type {
             prog_type::SOCKET_FILTER => (SK_BUFF_BYTES, SK_BUFF_CB),
             prog_type::XDP => (XDP_BYTES, 0..0),
-            // Since v6.18 programs on uprobes may write the registers.
-            _ => (PT_REGS_BYTES, 0..PT_REGS_BYTES),
+            _ => (PT_REGS_BYTES, 0..0),
         };
         let context = filled(bytes, random);
         let context = memory.add("context", context, writable, random());
