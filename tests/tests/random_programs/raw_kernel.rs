@@ -1,15 +1,17 @@
 //! The kernel's verdict.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use ring3_generate::{MAPS, Program};
-use ring3_uapi::Errno;
 use ring3_isa::{Call, Immediate, Insn, Op, op};
+use ring3_uapi::Errno;
 use ring3_uapi::attr::{btf_load, map_create, map_elem, prog_load};
-use ring3_uapi::bpf::cmd;
+use ring3_uapi::bpf::{cmd, prog_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
-use crate::calls::raw_bpf::{Attr, address, bpf};
+use super::reasons::calls_back;
+use crate::raw_bpf::{Attr, address, bpf};
 
 /// Room for the text that says why.
 const LOG_BYTES: usize = 1 << 22;
@@ -49,13 +51,10 @@ fn functions(insns: &[Insn]) -> Vec<[u32; 2]> {
     starts.into_iter().map(|start| [start, BTF_FUNCTION]).collect()
 }
 
-fn calls_back(insns: &[Insn]) -> bool {
-    insns.iter().any(|insn| insn.is_wide() && insn.src() == 4)
-}
-
 /// The maps and the types, made once.
 pub(crate) struct Kernel {
-    fds: Vec<i32>,
+    /// By program type: an array of programs takes those of one type only.
+    fds: BTreeMap<u32, Vec<i32>>,
     btf: OwnedFd,
     _maps: Vec<OwnedFd>,
 }
@@ -64,8 +63,9 @@ impl Kernel {
     /// # Errors
     /// The kernel's, for maps.
     pub(crate) fn new() -> Result<Kernel, Errno> {
-        let mut maps = vec![];
-        for map in &MAPS {
+        let (mut maps, mut fds) = (vec![], BTreeMap::<u32, Vec<i32>>::new());
+        let types = [prog_type::SOCKET_FILTER, prog_type::XDP, prog_type::KPROBE];
+        for (prog_type, map) in types.into_iter().flat_map(|prog_type| MAPS.iter().map(move |map| (prog_type, map))) {
             let flags = if map.constant.is_some() { BPF_F_RDONLY_PROG } else { 0 };
             let mut attr = Attr::new()
                 .with(map_create::MAP_TYPE, map.map_type.into())
@@ -80,11 +80,12 @@ impl Kernel {
                 bpf(cmd::MAP_UPDATE_ELEM, &mut value.clone())?;
                 bpf(cmd::MAP_FREEZE, &mut attr.clone())?;
             }
+            fds.entry(prog_type).or_default().push(fd.as_raw_fd());
             maps.push(fd);
         }
         let mut attr = Attr::new().with(btf_load::BTF, address(&BTF)).with(btf_load::BTF_SIZE, BTF_BYTES);
         let btf = bpf_fd(cmd::BTF_LOAD, &mut attr)?;
-        Ok(Kernel { fds: maps.iter().map(AsRawFd::as_raw_fd).collect(), btf, _maps: maps })
+        Ok(Kernel { fds, btf, _maps: maps })
     }
 
     /// `functions` must outlive the attributes.
@@ -98,25 +99,25 @@ impl Kernel {
                 .with(prog_load::FUNC_INFO, address(functions))
                 .with(prog_load::FUNC_INFO_CNT, functions.len() as u64)
         };
-        attr
-            .with(prog_load::PROG_TYPE, program.prog_type.into())
+        attr.with(prog_load::PROG_TYPE, program.prog_type.into())
             .with(prog_load::INSN_CNT, program.insns.len() as u64)
             .with(prog_load::INSNS, address(program.insns.as_slice()))
             .with(prog_load::LICENSE, address(c"GPL"))
-            .with(prog_load::FD_ARRAY, address(self.fds.as_slice()))
+            .with(prog_load::FD_ARRAY, address(self.fds[&program.prog_type].as_slice()))
     }
 
     /// Whether the kernel takes it.
     pub(crate) fn accepts(&self, program: &Program) -> bool {
-        let functions = if calls_back(&program.insns) { functions(&program.insns) } else { vec![] };
+        let functions = if calls_back(program) { functions(&program.insns) } else { vec![] };
         bpf_fd(cmd::PROG_LOAD, &mut self.attr(program, &functions)).is_ok()
     }
 
     /// What the kernel says to it; `Err` has the log of a refusal.
     pub(crate) fn judge(&self, program: &Program) -> Result<(), String> {
         let log = vec![0u8; LOG_BYTES];
-        let functions = if calls_back(&program.insns) { functions(&program.insns) } else { vec![] };
-        let attr = self.attr(program, &functions).with(prog_load::LOG_LEVEL, 1).with(prog_load::LOG_SIZE, LOG_BYTES as u64);
+        let functions = if calls_back(program) { functions(&program.insns) } else { vec![] };
+        let attr =
+            self.attr(program, &functions).with(prog_load::LOG_LEVEL, 1).with(prog_load::LOG_SIZE, LOG_BYTES as u64);
         let mut attr = attr.with(prog_load::LOG_BUF, address(log.as_slice()));
         match bpf_fd(cmd::PROG_LOAD, &mut attr) {
             Ok(_) => Ok(()),
@@ -133,7 +134,18 @@ pub(crate) fn message(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("processed ")).collect();
     let said = |line: &&&str| {
         let insn = line.split_once(": ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
-        let other = ["from ", "mark_precise", "errno ", "func#", "verification time", "stack depth", "; ", "caller:"];
+        let other = [
+            "from ",
+            "mark_precise",
+            "errno ",
+            "func#",
+            "verification time",
+            "stack depth",
+            "; ",
+            "caller:",
+            "old state:",
+            "cur state:",
+        ];
         !insn && !line.is_empty() && !other.iter().any(|start| line.starts_with(start))
     };
     let last = lines.iter().rfind(said).or(lines.last());

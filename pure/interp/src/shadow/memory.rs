@@ -113,7 +113,9 @@ pub(crate) struct Memory {
 }
 
 /// Distance of regions.
-const APART: u64 = 1 << 36;
+const APART: u64 = 1 << 34;
+/// So many have places of their own; more than that are records of loops, long submitted.
+const PLACES: usize = 4096;
 /// Where the first one lies: as the kernel's, in the upper half.
 const FIRST: u64 = 0xffff_8880_0000_0000;
 
@@ -133,7 +135,7 @@ impl Memory {
             4 => 0x7fff_fff8,
             _ => (hint >> 8) & 0xffff_fff8,
         };
-        let address = FIRST + self.regions.len() as u64 * APART + low;
+        let address = FIRST + (self.regions.len() % PLACES) as u64 * APART + low;
         self.regions.push(Region { name, address, bytes, shadow: vec![], writable, live: true, life: 0 });
         self.regions.len() as u32 - 1
     }

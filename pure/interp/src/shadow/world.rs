@@ -352,7 +352,9 @@ impl<'a> World<'a> {
         let place = self.memory.locate(record);
         let held = self.records.iter().position(|held| place == Some((*held, 0)));
         let held = held.ok_or(Wrong::Argument(1, "not a record that is held"))?;
-        self.memory.end(self.records.swap_remove(held));
+        let record = self.records.swap_remove(held);
+        self.memory.end(record);
+        *self.memory.bytes_mut(record) = vec![];
         Ok(0)
     }
 
