@@ -21,7 +21,7 @@ fn most_after(width: u8, operation: u8, most: u64, imm: i32) -> u64 {
         (MOV, Some(imm)) | (AND, Some(imm)) => imm,
         (MOD, Some(imm)) if imm > 0 => imm - 1,
         (RSH, Some(imm)) => most >> (imm & 63),
-        (ADD, Some(imm)) => most.checked_add(imm).unwrap_or(u64::MAX),
+        (ADD, Some(imm)) => most.saturating_add(imm),
         (DIV, Some(imm)) if imm > 0 => most / imm,
         _ => u64::MAX,
     };

@@ -207,15 +207,14 @@ impl Writer {
         let right = self.right();
         let open = self.code.jump(JMP, condition, left, right);
         let before = self.state.clone();
-        if self.level == 0 && !self.callback && self.random.one_in(3) {
-            if let Some(context) = self.holding(|held| held == Held::Context) {
-                let index = self.random.below(5) as i32;
-                self.code.copy(1, context);
-                self.code.wide(2, 5, 5, 0);
-                self.code.set(3, index);
-                self.code.call(ring3_uapi::helper::TAIL_CALL);
-                self.state.clobber();
-            }
+        let goes_on = self.level == 0 && !self.callback && self.random.one_in(3);
+        if let Some(context) = self.holding(|held| held == Held::Context).filter(|_| goes_on) {
+            let index = self.random.below(5) as i32;
+            self.code.copy(1, context);
+            self.code.wide(2, 5, 5, 0);
+            self.code.set(3, index);
+            self.code.call(ring3_uapi::helper::TAIL_CALL);
+            self.state.clobber();
         }
         self.finish();
         self.state = before;

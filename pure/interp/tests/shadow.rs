@@ -21,13 +21,8 @@ const RING: usize = 1;
 const CONSTANT: usize = 2;
 
 fn maps() -> Vec<MapSpec> {
-    let map = |kind, key_bytes, value_bytes, entries, constant| MapSpec {
-        kind,
-        key_bytes,
-        value_bytes,
-        entries,
-        constant,
-    };
+    let map =
+        |kind, key_bytes, value_bytes, entries, constant| MapSpec { kind, key_bytes, value_bytes, entries, constant };
     vec![
         map(MapKind::Array, 4, 16, 1, None),
         map(MapKind::Ring, 0, 0, 4096, None),

@@ -27,10 +27,13 @@ pub use world::{MapKind, MapSpec};
 
 /// Calls within calls at most (`MAX_CALL_FRAMES`).
 const FRAMES_MAX: usize = 8;
-/// More than a verified program can run without `bpf_loop`: no path is longer than what the kernel looks at.
+/// Instructions that a verified program runs at most between its start and its end, and each callback between
+/// its own, callbacks aside: no path is longer than what the kernel looks at.
 const FUEL: u64 = 1_000_000;
-/// Callbacks in one run. What needs more is given up: only `bpf_loop`'s own limit bounds it.
+/// Callbacks in one run, and instructions in all of them. What needs more is given up: only `bpf_loop`'s own limit
+/// bounds it.
 const CALLBACKS_MAX: u64 = 4096;
+const CALLBACK_INSNS_MAX: u64 = 4_000_000;
 
 /// What a program did wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +90,16 @@ impl<'a> Program<'a> {
     /// What the program does wrong.
     pub fn run(&self, random: &mut dyn FnMut() -> u64) -> Result<End, Fault> {
         let world = World::new(self.prog_type, self.maps, self.unwritten_stack_is_read, random);
-        let mut machine = Machine { program: self, world, frames: vec![], depth: 0, fuel: FUEL, callbacks: 0, at: 0 };
+        let mut machine = Machine {
+            program: self,
+            world,
+            frames: vec![],
+            depth: 0,
+            fuel: FUEL,
+            callbacks: 0,
+            callback_insns: 0,
+            at: 0,
+        };
         let context = machine.world.memory.pointer(machine.world.context, 0);
         let mut arguments = [Value::UNSET; 5];
         arguments[0] = context;
@@ -125,6 +137,7 @@ struct Machine<'a> {
     depth: usize,
     fuel: u64,
     callbacks: u64,
+    callback_insns: u64,
     /// The instruction at work.
     at: usize,
 }
@@ -238,10 +251,13 @@ impl Machine<'_> {
             return Err(Wrong::Argument(2, "not a subprogram").into());
         };
         self.callbacks += 1;
-        if self.callbacks > CALLBACKS_MAX {
+        if self.callbacks > CALLBACKS_MAX || self.callback_insns > CALLBACK_INSNS_MAX {
             return Err(Stop::GivenUp);
         }
-        match self.call(target as usize, arguments)? {
+        let outer = std::mem::replace(&mut self.fuel, FUEL);
+        let result = self.call(target as usize, arguments)?;
+        self.callback_insns += FUEL - std::mem::replace(&mut self.fuel, outer);
+        match result {
             Value { bits: 0, kind: Kind::Number } => Ok(false),
             Value { bits: 1, kind: Kind::Number } => Ok(true),
             other => Err(Wrong::CallbackResult(other.bits).into()),

@@ -135,6 +135,10 @@ impl<'a> World<'a> {
         (self.random)()
     }
 
+    fn one_in(&mut self, count: u64) -> bool {
+        self.next().is_multiple_of(count)
+    }
+
     fn element(&mut self, map: &MapSpec) -> u32 {
         let bytes = match map.constant {
             Some(constant) => constant.to_vec(),
@@ -150,7 +154,7 @@ impl<'a> World<'a> {
             MapKind::Hash => {
                 let mut elements = BTreeMap::new();
                 for number in 0..FIRST_KEYS {
-                    if self.next() % 2 == 0 {
+                    if self.one_in(2) {
                         let key = number.to_le_bytes()[..map.key_bytes.min(8) as usize].to_vec();
                         elements.insert(key, self.element(map));
                     }
@@ -230,7 +234,7 @@ impl<'a> World<'a> {
             id::GET_PRANDOM_U32 => self.next() & 0xffff_ffff,
             id::GET_SMP_PROCESSOR_ID => self.next() % 4,
             id::PROBE_READ | id::PROBE_READ_USER | id::PROBE_READ_KERNEL => {
-                let failed = self.next() % 4 == 0;
+                let failed = self.one_in(4);
                 self.write(r[0], r[1].bits, failed)?;
                 if failed { EFAULT } else { 0 }
             }
@@ -240,7 +244,7 @@ impl<'a> World<'a> {
             }
             id::SKB_LOAD_BYTES => {
                 self.check_context(1, r[0])?;
-                let failed = self.next() % 4 == 0;
+                let failed = self.one_in(4);
                 self.write(r[2], r[3].bits, failed)?;
                 if failed { EFAULT } else { 0 }
             }
@@ -252,14 +256,14 @@ impl<'a> World<'a> {
             id::RINGBUF_OUTPUT => {
                 self.map(1, r[0], &[MapKind::Ring])?;
                 self.memory.read(r[1], r[2].bits)?;
-                if self.next() % 4 == 0 { EPERM } else { 0 }
+                if self.one_in(4) { EPERM } else { 0 }
             }
             id::RINGBUF_RESERVE => return self.reserve(r),
             id::RINGBUF_SUBMIT | id::RINGBUF_DISCARD => self.submit(r[0])?,
             id::TAIL_CALL => {
                 self.check_context(1, r[0])?;
                 self.map(2, r[1], &[MapKind::Programs])?;
-                if self.next() % 2 == 0 {
+                if self.one_in(2) {
                     return Ok(Done::TailCalled);
                 }
                 ENOENT
@@ -338,7 +342,7 @@ impl<'a> World<'a> {
 
     fn reserve(&mut self, r: [Value; 5]) -> Result<Done, Wrong> {
         let (_, map) = self.map(1, r[0], &[MapKind::Ring])?;
-        if r[2].bits != 0 || r[1].bits > map.entries.into() || self.next() % 4 == 0 {
+        if r[2].bits != 0 || r[1].bits > map.entries.into() || self.one_in(4) {
             return Ok(Done::Result(0));
         }
         let (bytes, hint) = (filled(r[1].bits as usize, self.random), self.next());
@@ -365,7 +369,7 @@ impl<'a> World<'a> {
             self.memory.end(end);
         }
         self.place_packet();
-        Ok(if self.next() % 4 == 0 { EINVAL } else { 0 })
+        Ok(if self.one_in(4) { EINVAL } else { 0 })
     }
 }
 
