@@ -39,7 +39,7 @@ const FINDINGS_MAX: usize = 5;
 /// Programs that a thread takes at a time.
 const AT_A_TIME: u64 = 64;
 /// One program in so many is shown to `prevail`.
-const OPINION_EVERY: u64 = 16;
+const OPINION_EVERY: u64 = 64;
 
 /// What the sides say to a program; `None`: not asked.
 #[derive(Clone, Debug, Default)]

@@ -11,6 +11,7 @@
 //! are where a program is wrong by that little.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod code;
 mod model;
 mod random;

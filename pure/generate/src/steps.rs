@@ -5,8 +5,8 @@ use ring3_uapi::helper;
 
 use crate::MAPS;
 use crate::code::{
-    ADD, AND, ARSH, DIV, JEQ, JGE, JGT, JLE, JLT, JMP, JMP32, JNE, JSET, JSGT, JSLT, LSH, MOD, MOV, MUL, OR, Open,
-    RSH, Right, SUB, W32, W64, XOR,
+    ADD, AND, ARSH, DIV, JEQ, JGE, JGT, JLE, JLT, JMP, JMP32, JNE, LSH, MOD, MOV, MUL, OR, Open, RSH, Right, SUB,
+    W32, W64, XOR,
 };
 use crate::model::{Held, SLOTS, Sort};
 use crate::write::Writer;
@@ -35,7 +35,7 @@ impl Writer {
         self.state.kept & 1 << register == 0
     }
 
-    fn choose(&mut self, fits: impl Fn(u8, Held) -> bool) -> Option<u8> {
+    pub(crate) fn choose(&mut self, fits: impl Fn(u8, Held) -> bool) -> Option<u8> {
         let first = self.random.below(10) as u8;
         (0..10).map(|n| (first + n) % 10).find(|register| fits(*register, self.state.r[usize::from(*register)]))
     }
@@ -79,7 +79,7 @@ impl Writer {
         }
     }
 
-    fn hold(&mut self, register: u8, held: Held) {
+    pub(crate) fn hold(&mut self, register: u8, held: Held) {
         self.state.r[usize::from(register)] = held;
     }
 
@@ -92,7 +92,7 @@ impl Writer {
     }
 
     /// A number that nobody knows beforehand, mostly.
-    fn fresh_number(&mut self, register: u8) {
+    pub(crate) fn fresh_number(&mut self, register: u8) {
         let context = self.holding(|held| held == Held::Context);
         match (self.random.below(4), context) {
             (0, _) | (_, None) => {
@@ -205,16 +205,16 @@ impl Writer {
         (off, off)
     }
 
-    fn slot(&mut self) -> usize {
+    pub(crate) fn slot(&mut self) -> usize {
         self.random.below((self.frame_bytes / 8) as u64) as usize
     }
 
-    fn slot_off(slot: usize) -> i32 {
+    pub(crate) fn slot_off(slot: usize) -> i32 {
         -8 * (slot as i32 + 1)
     }
 
     /// What lies in these bytes of the frame is a number now.
-    fn frame_written(&mut self, start: i32, bytes: i32) {
+    pub(crate) fn frame_written(&mut self, start: i32, bytes: i32) {
         for slot in 0..SLOTS {
             let off = Writer::slot_off(slot);
             if off < start + bytes && start < off + 8 {
@@ -339,56 +339,6 @@ impl Writer {
         self.access(pointer);
     }
 
-    /// Makes a register at most `limit`; what jumps away if it is more.
-    fn limit(&mut self, register: u8, limit: u64) -> Vec<Open> {
-        let limit = if self.slip() { limit.wrapping_add(1) } else { limit } as i32;
-        let right = Right::Imm(limit);
-        let mask = ((limit as u32 + 1).next_power_of_two() >> u32::from(!(limit as u32 + 1).is_power_of_two())) - 1;
-        // Of remainders verifiers know little.
-        let way = match self.random.below(11) {
-            1 if !self.random.one_in(10) => 2,
-            way => way,
-        };
-        let code = &mut self.code;
-        match way {
-            0 => code.alu(self.random.of(&[W32, W64]), AND, register, Right::Imm(mask as i32)),
-            1 => code.alu(self.random.of(&[W32, W64]), MOD, register, Right::Imm(limit + 1)),
-            2 => return vec![code.jump(JMP, JGT, register, right)],
-            3 => {
-                let high = code.jump(JMP, JSGT, register, right);
-                let low = code.jump(JMP, JSLT, register, Right::Imm(0));
-                return vec![high, low];
-            }
-            4 => {
-                code.alu(W32, MOV, register, Right::Reg(register));
-                return vec![code.jump(JMP32, JGT, register, right)];
-            }
-            5 => code.alu(W64, RSH, register, Right::Imm(64 - (mask.count_ones() as i32).max(1))),
-            6 => {
-                let value = self.random.below(limit as u64 + 1) as i32;
-                return vec![code.jump(JMP, JNE, register, Right::Imm(value))];
-            }
-            7 => {
-                let inside = code.jump(JMP, JLT, register, Right::Imm(limit.wrapping_add(1)));
-                let outside = code.always();
-                code.land(inside);
-                return vec![outside];
-            }
-            8 => return vec![code.jump(JMP, JSET, register, Right::Imm(!(mask as i32)))],
-            9 => {
-                // 32-bit bounds of a number whose high half is zero.
-                code.alu(W64, LSH, register, Right::Imm(32));
-                code.alu(W64, RSH, register, Right::Imm(32));
-                let high = code.jump(JMP32, JSGT, register, right);
-                let low = code.jump(JMP32, JSLT, register, Right::Imm(0));
-                return vec![high, low];
-            }
-            _ => return vec![code.jump(JMP, JGE, register, Right::Imm(limit.wrapping_add(1)))],
-        }
-        // Without jumps; a mask of nothing leaves 0 or 1.
-        vec![]
-    }
-
     /// An access whose offset is a number within bounds.
     pub(crate) fn access_at_number(&mut self) {
         let base = self.memory();
@@ -410,7 +360,7 @@ impl Writer {
             self.fresh_number(number);
         }
         let room = room.min(i32::from(u16::MAX));
-        let guards = self.limit(number, room as u64);
+        let guards = self.bound(number, room as u64, &[number, pointer, base]);
         self.hold(number, Held::Number(room as u64));
         self.guarded(guards, &entry, |writer| {
             writer.code.copy(pointer, base);
@@ -569,7 +519,7 @@ impl Writer {
             let number = probe;
             self.fresh_number(number);
             let most = self.random.of(&[1, 8, 64, 255, 0x7fff, 0xffff]);
-            guards = self.limit(number, most);
+            guards = self.bound(number, most, &[data, end, probe]);
             self.code.alu(W64, ADD, data, Right::Reg(number));
         }
         self.code.copy(probe, data);
@@ -779,7 +729,7 @@ impl Writer {
                 if number != size {
                     self.code.copy(size, number);
                 }
-                let guards = self.limit(size, (room - least) as u64);
+                let guards = self.bound(size, (room - least) as u64, &[memory, size]);
                 if least > 0 && !self.slip() {
                     self.code.add(size, least);
                 }

@@ -1,5 +1,7 @@
 //! What our side says to a program: the verifier's verdict, and what the judging interpreter sees.
 
+use std::sync::LazyLock;
+
 use ring3_generate::{MAPS, Program, Random};
 use ring3_interp::shadow::{self, End, Fault, MapKind, MapSpec};
 use ring3_uapi::bpf::map_type;
@@ -22,9 +24,14 @@ pub(crate) fn specs() -> Vec<MapSpec> {
     MAPS.iter().map(spec).collect()
 }
 
+/// As the kernel counts them, or fewer: it knows that `bpf_get_smp_processor_id` gives less.
+static CPUS: LazyLock<u64> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64));
+
 /// Runs a program on `inputs` random worlds: the first fault, or the number of runs that came to an end.
 pub(crate) fn run(program: &Program, specs: &[MapSpec], inputs: u64) -> Result<u64, Fault> {
-    let subject = shadow::Program::new(&program.insns, program.prog_type, specs);
+    let mut subject = shadow::Program::new(&program.insns, program.prog_type, specs);
+    subject.cpus = *CPUS;
     let mut ended = 0;
     for input in 0..inputs {
         let mut random = Random::new(0x5eed, input);

@@ -21,10 +21,11 @@ const KERNEL_ALONE_REFUSES: &[Reason] = &[
 ];
 
 /// We refuse, the kernel may accept.
-const RING3_ALONE_REFUSES: &[Reason] = &[
-    // As in `explain_fault`.
-    Reason { message: "infinite loop detected", name: "an endless loop around a call of a callback" },
-];
+const RING3_ALONE_REFUSES: &[Reason] =
+    &[Reason { message: "unknown func bpf_", name: "a helper that ring3 does not have" }];
+/// As in `explain_fault`.
+const ENDLESS: &[Reason] =
+    &[Reason { message: "infinite loop detected", name: "we refuse an endless loop around a call of a callback" }];
 
 fn find(reasons: &'static [Reason], message: &str) -> Option<&'static str> {
     reasons.iter().find(|reason| message.contains(reason.message)).map(|reason| reason.name)
@@ -37,7 +38,8 @@ pub(crate) fn kernel_alone_refuses(message: &str) -> Option<&'static str> {
 
 /// Why we alone refuse.
 pub(crate) fn ring3_alone_refuses(program: &Program, message: &str) -> Option<&'static str> {
-    find(RING3_ALONE_REFUSES, message).filter(|_| calls_back(program))
+    let endless = || find(ENDLESS, message).filter(|_| calls_back(program));
+    find(RING3_ALONE_REFUSES, message).or_else(endless)
 }
 
 pub(crate) fn calls_back(program: &Program) -> bool {

@@ -68,6 +68,8 @@ pub struct Program<'a> {
     maps: &'a [MapSpec],
     /// Stack that was never written may be read, as the kernel allows who has `CAP_PERFMON`.
     pub unwritten_stack_is_read: bool,
+    /// Processors of the machine: the kernel knows that their numbers are less.
+    pub cpus: u64,
 }
 
 impl<'a> Program<'a> {
@@ -81,7 +83,7 @@ impl<'a> Program<'a> {
                 ops.push(None);
             }
         }
-        Program { ops, prog_type, maps, unwritten_stack_is_read: true }
+        Program { ops, prog_type, maps, unwritten_stack_is_read: true, cpus: 1 }
     }
 
     /// Runs it once; `random` gives what memory, context and helpers hold.
@@ -89,7 +91,8 @@ impl<'a> Program<'a> {
     /// # Errors
     /// What the program does wrong.
     pub fn run(&self, random: &mut dyn FnMut() -> u64) -> Result<End, Fault> {
-        let world = World::new(self.prog_type, self.maps, self.unwritten_stack_is_read, random);
+        let mut world = World::new(self.prog_type, self.maps, self.unwritten_stack_is_read, random);
+        world.cpus = self.cpus;
         let mut machine = Machine {
             program: self,
             world,

@@ -70,6 +70,7 @@ pub(crate) struct World<'a> {
     maps: &'a [MapSpec],
     elements: Vec<Elements>,
     packet: Option<(u32, u32)>,
+    pub(crate) cpus: u64,
     records: Vec<u32>,
     /// Of keys that callbacks get.
     pub(crate) key: u32,
@@ -113,8 +114,18 @@ impl<'a> World<'a> {
         };
         let context = filled(bytes, random);
         let context = memory.add("context", context, writable, random());
-        let mut world =
-            World { memory, context, prog_type, maps, elements: vec![], packet: None, records: vec![], key, random };
+        let mut world = World {
+            memory,
+            context,
+            prog_type,
+            maps,
+            elements: vec![],
+            packet: None,
+            cpus: 1,
+            records: vec![],
+            key,
+            random,
+        };
         if prog_type == prog_type::XDP {
             world.place_packet();
         }
@@ -232,7 +243,7 @@ impl<'a> World<'a> {
             id::MAP_DELETE_ELEM => self.delete(r)?,
             id::KTIME_GET_NS | id::GET_CURRENT_PID_TGID => self.next(),
             id::GET_PRANDOM_U32 => self.next() & 0xffff_ffff,
-            id::GET_SMP_PROCESSOR_ID => self.next() % 4,
+            id::GET_SMP_PROCESSOR_ID => self.next() % self.cpus,
             id::PROBE_READ | id::PROBE_READ_USER | id::PROBE_READ_KERNEL => {
                 let failed = self.one_in(4);
                 self.write(r[0], r[1].bits, failed)?;
