@@ -48,7 +48,7 @@ pub(crate) struct Writer {
 pub fn program(seed: u64, number: u64) -> Program {
     let mut random = Random::new(seed, number);
     let prog_type = random.of(&[prog_type::SOCKET_FILTER, prog_type::XDP, prog_type::XDP, prog_type::KPROBE]);
-    let slips = random.of(&[0, 60, 20, 10, 5]);
+    let slips = random.of(&[0, 40, 14, 7, 4]);
     let scale = 2 + random.below(5);
     let budget = 2 + random.below(1 << scale) as u32;
     let calls = random.one_in(2);

@@ -41,11 +41,9 @@ const BTF_FUNCTION: u32 = 3;
 fn functions(insns: &[Insn]) -> Vec<[u32; 2]> {
     let mut starts = std::collections::BTreeSet::from([0]);
     for at in 0..insns.len() {
-        match op(insns, at) {
-            Ok(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) => {
-                starts.insert(target as u32);
-            }
-            _ => {}
+        let decoded = op(insns, at);
+        if let Ok(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) = decoded {
+            starts.insert(target as u32);
         }
     }
     starts.into_iter().map(|start| [start, BTF_FUNCTION]).collect()
