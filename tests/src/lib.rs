@@ -33,6 +33,18 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Names and bytes of the binaries of Debian's package libbpf-tools; none if it is not installed.
+pub fn libbpf_tools() -> Vec<(String, Vec<u8>)> {
+    let listed = Command::new("dpkg").args(["-L", "libbpf-tools"]).output();
+    let listed = listed.map_or(String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let paths =
+        listed.lines().map(Path::new).filter(|path| path.parent().is_some_and(|folder| folder.ends_with("sbin")));
+    // Tools that are links to others differ in their names only.
+    let files = paths.filter(|path| path.is_file() && !path.is_symlink());
+    let named = files.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), std::fs::read(path).ok()?)));
+    named.collect()
+}
+
 /// Waits for a condition.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + WITHIN;

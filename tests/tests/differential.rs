@@ -131,8 +131,8 @@ fn the_unsupported_is_refused_with_an_error_of_the_kernels() {
 
 #[test]
 fn programs_may_call_no_helper_that_the_kernel_would_refuse_them() {
-    /// Refused by kernels that are locked down; a clock that does no harm.
-    const MORE: [&str; 2] = ["probe_write_user", "ktime_get_coarse_ns"];
+    /// Refused by kernels that are locked down.
+    const MORE: [&str; 1] = ["probe_write_user"];
     let ours = lines(&Bench::ring3(), "helpers");
     assert!(ours.iter().all(|line| line.contains("map_lookup_elem")), "{ours:?}");
     if !is_root() {

@@ -8,6 +8,7 @@
 
 mod launch;
 mod show;
+mod verify;
 
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -70,6 +71,26 @@ enum Action {
     },
     /// Detach from everything and end the server
     Stop,
+    /// Say what the verifier says of the programs in a BPF object file; exit code 1 if it refuses one
+    Verify {
+        /// The object file (ELF)
+        file: std::path::PathBuf,
+        /// Only this program
+        #[arg(long)]
+        program: Option<String>,
+        /// A kernel's types (BTF) instead of the running one's
+        #[arg(long)]
+        btf: Option<std::path::PathBuf>,
+        /// As programs that run in targets: what ring3's agent has, no kernel objects
+        #[arg(long)]
+        targets: bool,
+        /// The whole log
+        #[arg(short, long)]
+        verbose: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// What of bpf(2) is supported
     Features {
         /// As docs/SUPPORT.md
@@ -94,6 +115,14 @@ fn main() -> ExitCode {
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
         Action::Unpin { path } => unpin(path).map_err(Failure::from),
         Action::Stop => stop().map_err(Failure::from),
+        Action::Verify { file, program, btf, targets, verbose, json } => {
+            let wanted = verify::Wanted { file, program, btf, targets, verbose, json };
+            match verify::run(&wanted) {
+                Ok(true) => Ok(()),
+                Ok(false) => return ExitCode::FAILURE,
+                Err(why) => Err(Failure { why, code: 2 }),
+            }
+        }
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };

@@ -9,13 +9,17 @@
 //! sane size, say) is not yet.
 #![forbid(unsafe_code)]
 
+mod draft;
 mod record;
+mod view;
 
 use std::ops::Range;
 
 use ring3_uapi::Errno;
 
+pub use draft::Draft;
 pub use record::{Special, SpecialKind};
+pub use view::{Array, Member, Placed, encoding, linkage};
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
@@ -33,6 +37,7 @@ pub mod kind {
     pub const STRUCT: u32 = 4;
     pub const UNION: u32 = 5;
     pub const ENUM: u32 = 6;
+    pub const FWD: u32 = 7;
     pub const TYPEDEF: u32 = 8;
     pub const VOLATILE: u32 = 9;
     pub const CONST: u32 = 10;
@@ -53,6 +58,8 @@ pub(crate) struct Type {
     name: u32,
     pub(crate) kind: u32,
     pub(crate) count: usize,
+    /// `kind_flag`.
+    pub(crate) flag: bool,
     /// A size in bytes, or a type's id.
     pub(crate) size_or_type: u32,
     /// What follows it.
@@ -77,6 +84,19 @@ impl Btf {
     /// # Errors
     /// The kernel's number, and what is wrong.
     pub fn parse(bytes: Vec<u8>) -> Result<Btf, (Errno, &'static str)> {
+        let btf = Btf::parse_any(bytes)?;
+        let structures = (1..).zip(&btf.types).filter(|(_, found)| found.kind == kind::STRUCT);
+        for (id, _) in structures {
+            btf.check_structure(id).map_err(|errno| (errno, "a structure's members cannot be together"))?;
+        }
+        Ok(btf)
+    }
+
+    /// The same for types that are not loaded: the kernel's own may hold structures that programs' may not.
+    ///
+    /// # Errors
+    /// As [`Btf::parse`].
+    pub fn parse_any(bytes: Vec<u8>) -> Result<Btf, (Errno, &'static str)> {
         let invalid = |what| (Errno::EINVAL, what);
         let header = word_at(&bytes, 4).ok_or(invalid("no header"))? as usize;
         if header < HEADER_BYTES || header > bytes.len() {
@@ -108,12 +128,7 @@ impl Btf {
             return Err(invalid("invalid string section"));
         }
         let types = parse_types(&bytes, types, strings.len()).ok_or(invalid("the types are damaged"))?;
-        let btf = Btf { bytes, types, strings };
-        let structures = (1..).zip(&btf.types).filter(|(_, found)| found.kind == kind::STRUCT);
-        for (id, _) in structures {
-            btf.check_structure(id).map_err(|errno| (errno, "a structure's members cannot be together"))?;
-        }
-        Ok(btf)
+        Ok(Btf { bytes, types, strings })
     }
 
     /// As they were loaded.
@@ -203,7 +218,7 @@ fn parse_types(bytes: &[u8], section: Range<usize>, text_bytes: usize) -> Option
         if end > section.end {
             return None;
         }
-        types.push(Type { name, kind, count, size_or_type: of, extra: at + 12..end });
+        types.push(Type { name, kind, count, flag: info >> 31 == 1, size_or_type: of, extra: at + 12..end });
         at = end;
     }
     (referred as usize <= types.len()).then_some(types)

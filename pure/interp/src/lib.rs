@@ -21,6 +21,9 @@ pub const STACK_TOP: u64 = 0x7000_0000_0000;
 /// Bytes of a frame.
 pub const FRAME_BYTES: u64 = 512;
 
+/// Rounds of one run that `may_goto` allows (`BPF_MAX_LOOPS`).
+const ROUNDS_MAX: u64 = 8 << 20;
+
 /// Why a program stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -94,6 +97,8 @@ struct Machine<'a, H> {
     memory: &'a mut Memory,
     host: &'a mut H,
     fuel: u64,
+    /// How often `may_goto` went on.
+    rounds: u64,
 }
 
 /// Runs a program with `r1 = context`; the result is r0. The stack is added to `memory`.
@@ -106,7 +111,7 @@ pub fn run<H: Host>(
 ) -> Result<u64, Fault> {
     const FRAMES: u64 = 8;
     memory.add(STACK_TOP - FRAMES * FRAME_BYTES, vec![0; (FRAMES * FRAME_BYTES) as usize]);
-    let mut machine = Machine { program, memory, host, fuel };
+    let mut machine = Machine { program, memory, host, fuel, rounds: 0 };
     machine.call(0, [context, 0, 0, 0, 0], STACK_TOP)
 }
 
@@ -131,6 +136,13 @@ impl<H: Host> Machine<'_, H> {
                     continue;
                 }
                 Op::Jump { .. } => {}
+                Op::MayGoto(target) => {
+                    self.rounds += 1;
+                    if self.rounds > ROUNDS_MAX {
+                        at = target;
+                        continue;
+                    }
+                }
                 Op::Call(call) => {
                     let arguments = [r[1], r[2], r[3], r[4], r[5]];
                     r[0] = match call {

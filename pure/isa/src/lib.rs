@@ -9,12 +9,15 @@
 
 extern crate alloc;
 
+mod assemble;
 mod op;
 mod text;
 
 use alloc::vec::Vec;
 
+pub use assemble::{AssembleError, assemble};
 pub use op::{AluOp, AtomicOp, Call, Cond, DecodeError, Immediate, Op, Operand, Size, Width, op};
+pub use text::{Text, listing, text};
 
 /// Instruction classes and modes, by the kernel's names (RFC 9669 section 3).
 #[expect(missing_docs, reason = "the names are those of RFC 9669")]
@@ -29,12 +32,18 @@ pub mod code {
     pub const BPF_ALU64: u8 = 0x07;
     pub const BPF_X: u8 = 0x08;
     pub const BPF_IMM: u8 = 0x00;
+    pub const BPF_ABS: u8 = 0x20;
+    pub const BPF_IND: u8 = 0x40;
     pub const BPF_MEM: u8 = 0x60;
     pub const BPF_MEMSX: u8 = 0x80;
     pub const BPF_ATOMIC: u8 = 0xc0;
     pub const BPF_LD_IMM64: u8 = 0x18;
     pub const BPF_CALL: u8 = 0x85;
     pub const BPF_EXIT: u8 = 0x95;
+    pub const BPF_MOV_X: u8 = 0xbf;
+    pub const BPF_MAY_GOTO: u8 = 0xe5;
+    /// `BPF_ADDR_SPACE_CAST`, the offset of a `BPF_MOV_X`.
+    pub const ADDR_SPACE_CAST: i16 = 1;
 }
 
 /// An instruction as it lies in memory, 8 bytes.

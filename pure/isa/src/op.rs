@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::Insn;
 use crate::code::{
-    BPF_ALU, BPF_ALU64, BPF_ATOMIC, BPF_JMP, BPF_JMP32, BPF_LD_IMM64, BPF_LDX, BPF_MEM, BPF_MEMSX, BPF_ST, BPF_STX,
-    BPF_X,
+    BPF_ABS, BPF_ALU, BPF_ALU64, BPF_ATOMIC, BPF_IND, BPF_JMP, BPF_JMP32, BPF_LD_IMM64, BPF_LDX, BPF_MEM, BPF_MEMSX,
+    BPF_ST, BPF_STX, BPF_X,
 };
 
 /// Width of an operation.
@@ -37,7 +37,7 @@ impl Size {
         }
     }
 
-    const fn decode(opcode: u8) -> Size {
+    pub(crate) const fn decode(opcode: u8) -> Size {
         match opcode & 0x18 {
             0x00 => Size::W,
             0x08 => Size::H,
@@ -252,6 +252,17 @@ pub enum Op {
     },
     /// Jump to an instruction index.
     Ja(usize),
+    /// Jump to an instruction index once the program has gone round too often (`may_goto`).
+    MayGoto(usize),
+    /// `r0 = *(size *)skb[src + imm]`, a legacy packet load (`ld_abs`, `ld_ind`).
+    LoadPacket {
+        /// Size.
+        size: Size,
+        /// Register with a part of the offset, for `ld_ind`.
+        src: Option<u8>,
+        /// Offset.
+        imm: i32,
+    },
     /// Call.
     Call(Call),
     /// Return.
@@ -310,6 +321,7 @@ pub fn op(insns: &[Insn], index: usize) -> Result<Op, DecodeError> {
         BPF_STX if insn.opcode & 0xe0 == BPF_ATOMIC => atomic(insn),
         BPF_STX => store(insn, Operand::Reg(insn.src())),
         _ if insn.opcode == BPF_LD_IMM64 => immediate(insns, index, insn),
+        _ if matches!(insn.opcode & 0xe0, BPF_ABS | BPF_IND) => load_packet(insn),
         _ => Err(DecodeError::UnknownOpcode(insn.opcode)),
     }
 }
@@ -384,6 +396,10 @@ fn jump(insns: &[Insn], index: usize, insn: &Insn) -> Result<Op, DecodeError> {
             let offset = if long { i64::from(insn.imm) } else { i64::from(insn.off) };
             return Ok(Op::Ja(target(insns, index, offset)?));
         }
+        0xe0 if !long => {
+            zero(insn.opcode & BPF_X == 0 && insn.regs == 0 && insn.imm == 0)?;
+            return Ok(Op::MayGoto(target(insns, index, i64::from(insn.off))?));
+        }
         0x80 if !long => {
             zero(insn.opcode & BPF_X == 0 && insn.dst() == 0)?;
             let call = match insn.src() {
@@ -434,6 +450,13 @@ fn load(insn: &Insn) -> Result<Op, DecodeError> {
         _ => return Err(DecodeError::UnknownOpcode(insn.opcode)),
     };
     Ok(Op::Load { size, signed, dst: insn.dst(), src: insn.src(), off: insn.off })
+}
+
+fn load_packet(insn: &Insn) -> Result<Op, DecodeError> {
+    let size = Size::decode(insn.opcode);
+    let indirect = insn.opcode & 0xe0 == BPF_IND;
+    zero(insn.dst() == 0 && insn.off == 0 && size != Size::Dw && (indirect || insn.src() == 0))?;
+    Ok(Op::LoadPacket { size, src: indirect.then_some(insn.src()), imm: insn.imm })
 }
 
 fn store(insn: &Insn, src: Operand) -> Result<Op, DecodeError> {

@@ -23,8 +23,8 @@ use crate::translate::External;
 
 /// Functions begin at multiples of this in the code.
 const FUNCTION_ALIGN: usize = 16;
-/// Rounds through all loops of one run before the program is ended with 0: a belt, since the verifier does
-/// not prove termination yet. Eight times what one `bpf_loop` may have.
+/// Rounds through all loops of one run before the program is ended with 0. The verifier proves that loops end, not that
+/// they end soon: `bpf_loop` in `bpf_loop` need not. Eight times what one `bpf_loop` may have.
 pub const FUEL: i64 = 64 << 20;
 
 /// How to compile.

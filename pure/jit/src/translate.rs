@@ -190,7 +190,7 @@ impl Translator<'_, '_> {
             let next = at + if self.program.insns()[at].is_wide() { 2 } else { 1 };
             match op(self.program.insns(), at).expect("verified") {
                 Op::Ja(target) => starts.extend([target, next]),
-                Op::Jump { target, .. } => starts.extend([target, next]),
+                Op::Jump { target, .. } | Op::MayGoto(target) => starts.extend([target, next]),
                 Op::Exit => starts.push(next),
                 _ => {}
             }
@@ -330,7 +330,10 @@ impl Translator<'_, '_> {
             }
             Op::Jump { width, cond, dst, src, target } => self.branch(at, width, cond, dst, src, target),
             Op::Ja(target) => self.jump(at, target),
+            Op::MayGoto(target) => self.may_goto(at, target),
             Op::Call(call) => self.call(at, call),
+            // Targets have no packets; as one that is too short, none ends the program with 0.
+            Op::LoadPacket { .. } => self.end_dead(),
             Op::Exit => {
                 let result = self.get(0);
                 self.builder.ins().return_(&[result]);
@@ -466,12 +469,27 @@ impl Translator<'_, '_> {
         self.builder.ins().brif(holds, then, &[], otherwise, &[]);
     }
 
+    /// Leaves a loop once half of the fuel is burnt, so that the program comes to its own end.
+    fn may_goto(&mut self, at: usize, target: usize) {
+        let env = self.builder.use_var(self.env);
+        let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
+        let little = self.builder.ins().icmp_imm_s(IntCC::SignedLessThan, fuel, FUEL / 2);
+        let (out, on) = (self.blocks[&target], self.blocks[&(at + 1)]);
+        self.builder.ins().brif(little, out, &[], on, &[]);
+        self.ended = true;
+    }
+
     /// Before a jump back: one unit of fuel, or the end.
     fn burn(&mut self) {
         let env = self.builder.use_var(self.env);
         let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
         let fuel = self.builder.ins().iadd_imm_s(fuel, -1);
         self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
+        self.end_if_dry(fuel);
+    }
+
+    /// Ends this function with 0 if no fuel is left.
+    fn end_if_dry(&mut self, fuel: Value) {
         let empty = self.builder.ins().icmp_imm_s(IntCC::SignedLessThan, fuel, 0);
         let (end, on) = (self.builder.create_block(), self.builder.create_block());
         self.builder.ins().brif(empty, end, &[], on, &[]);
@@ -538,7 +556,12 @@ impl Translator<'_, '_> {
             Call::Helper(id) | Call::Kfunc(id) => self.helper(at, id),
             Call::Local(target) => {
                 let arguments = self.arguments();
-                self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments)
+                let result = self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments);
+                // What ran dry did not return what the verifier knows it returns.
+                let env = self.builder.use_var(self.env);
+                let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
+                self.end_if_dry(fuel);
+                result
             }
         };
         self.set(0, result);

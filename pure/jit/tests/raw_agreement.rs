@@ -7,11 +7,12 @@ use ring3_isa::Insn;
 use ring3_jit::{Options, compile};
 use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET};
 use ring3_uapi::bpf::prog_type;
-use ring3_verifier::{Input, MapShape, Verified, verify};
+use ring3_verifier::{Content, Context, Field, Input, MapShape, Policy, Sizes, Verified, verify};
 
-/// Bytes of context, which programs may read and write here.
-const CONTEXT_BYTES: usize = 64;
-const CONTEXT_AT: u64 = 0x1000_0000;
+/// Bytes that programs may read and write here.
+const BUFFER_BYTES: usize = 64;
+const BUFFER_AT: u64 = 0x1000_0000;
+const CONTEXT_AT: u64 = 0x2000_0000;
 
 struct NoHost;
 
@@ -25,20 +26,32 @@ impl Host for NoHost {
     }
 }
 
+/// A context that is the address of plain bytes.
+fn with_buffer() -> Policy {
+    let content = Content::Buffer { bytes: BUFFER_BYTES as u32 };
+    let buffer = Field { at: 0..8, sizes: Sizes::Only(8), write: false, content };
+    Policy { context: Context::new(vec![buffer]), ..Policy::targets(prog_type::KPROBE) }
+}
+
 fn verified(insns: &[Insn]) -> Verified {
     let input = Input {
         insns,
         prog_type: prog_type::KPROBE,
         gpl_compatible: true,
+        sleepable: false,
+        cpus: 1,
+        policy: with_buffer(),
+        log_level: 1,
+        lines: vec![],
         map_by_fd: &|_| None,
         map_by_index: &|_| None,
         constant_value: &|_| None,
     };
-    verify(&input).unwrap_or_else(|report| panic!("{report}"))
+    verify(&input).unwrap_or_else(|report| panic!("{}", report.log))
 }
 
-/// Runs compiled code in this process: r0 and the context afterwards.
-fn run_natively(program: &Verified, context: &[u8]) -> (u64, Vec<u8>) {
+/// Runs compiled code in this process: r0 and the buffer afterwards.
+fn run_natively(program: &Verified, buffer: &[u8]) -> (u64, Vec<u8>) {
     let code = compile(program, &Options::default()).expect("compiles");
     let bytes = code.link(0, &|_| None).expect("no references");
     let length = bytes.len().next_multiple_of(4096);
@@ -52,22 +65,24 @@ fn run_natively(program: &Verified, context: &[u8]) -> (u64, Vec<u8>) {
     let entry = memory as usize + code.entry as usize;
     // SAFETY: the compiler made a function of this type at the entry.
     let function: extern "sysv64" fn(u64, u64) -> u64 = unsafe { std::mem::transmute(entry) };
-    let mut context = context.to_vec();
+    let mut buffer = buffer.to_vec();
+    let context = [buffer.as_mut_ptr() as u64];
     let mut environment = vec![0u8; size_of::<ring3_layout::thread::ThreadBlock>()];
-    let result = function(context.as_mut_ptr() as u64, environment.as_mut_ptr() as u64);
+    let result = function(context.as_ptr() as u64, environment.as_mut_ptr() as u64);
     // SAFETY: mapped above, not used any more.
     unsafe { libc::munmap(memory, length) };
-    (result, context)
+    (result, buffer)
 }
 
-fn run_interpreted(program: &Verified, context: &[u8]) -> (u64, Vec<u8>) {
+fn run_interpreted(program: &Verified, buffer: &[u8]) -> (u64, Vec<u8>) {
     let mut memory = Memory::default();
-    memory.add(CONTEXT_AT, context.to_vec());
+    memory.add(CONTEXT_AT, BUFFER_AT.to_le_bytes().to_vec());
+    memory.add(BUFFER_AT, buffer.to_vec());
     let result = ring3_interp::run(program, CONTEXT_AT, &mut memory, &mut NoHost, 1 << 20).expect("runs");
-    (result, memory.region(CONTEXT_AT).expect("added").to_vec())
+    (result, memory.region(BUFFER_AT).expect("added").to_vec())
 }
 
-/// One instruction that touches r0-r5 and the context (r9), never out of bounds. r9 and r10 are not written.
+/// One instruction that touches r0-r5 and the buffer (r9), never out of bounds. r9 and r10 are not written.
 fn instruction() -> impl Strategy<Value = Vec<Insn>> {
     let register = 0u8..6;
     let width = prop_oneof![Just(0x04u8), Just(0x07)];
@@ -130,12 +145,12 @@ fn instruction() -> impl Strategy<Value = Vec<Insn>> {
     prop_oneof![by_register, by_constant, sign, negate, swap, load, store, store_constant, atomic, wide]
 }
 
-/// A program: the context goes to r9, registers are filled, then blocks of instructions, some skipped by jumps.
+/// A program: the buffer goes to r9, registers are filled, then blocks of instructions, some skipped by jumps.
 fn program() -> impl Strategy<Value = Vec<Insn>> {
     let jump = (0usize..10, 0u8..6, 0u8..6, any::<bool>());
     prop::collection::vec((instruction(), prop::option::of(jump)), 1..60).prop_map(|parts| {
         const JUMPS: [u8; 11] = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0xa0, 0xb0, 0xc0, 0xd0];
-        let mut insns = vec![Insn::new(0xbf, 9, 1, 0, 0)];
+        let mut insns = vec![Insn::new(0x79, 9, 1, 0, 0)]; // r9 = *(u64 *)(r1 + 0)
         insns.extend((0..6).map(|register| Insn::new(0xb7, register, 0, 0, i32::from(register) * 0x0123_4567 - 9)));
         for (body, jump) in parts {
             if let Some((kind, dst, src, narrow)) = jump {
@@ -154,10 +169,10 @@ proptest! {
     #[test]
     fn random_programs_do_the_same_on_both_engines(
         insns in program(),
-        context in prop::collection::vec(any::<u8>(), CONTEXT_BYTES),
+        buffer in prop::collection::vec(any::<u8>(), BUFFER_BYTES),
     ) {
         let program = verified(&insns);
-        prop_assert_eq!(run_natively(&program, &context), run_interpreted(&program, &context));
+        prop_assert_eq!(run_natively(&program, &buffer), run_interpreted(&program, &buffer));
     }
 }
 
@@ -184,17 +199,22 @@ fn calls_of_subprograms_keep_r6_to_r9_and_have_stacks_of_their_own() {
     ordered.extend_from_slice(&insns[7..]);
     ordered[3].imm = 4;
     let program = verified(&ordered);
-    let context = vec![0; CONTEXT_BYTES];
-    assert_eq!(run_interpreted(&program, &context).0, 21 + 100 + 5);
-    assert_eq!(run_natively(&program, &context).0, 21 + 100 + 5);
+    let buffer = vec![0; BUFFER_BYTES];
+    assert_eq!(run_interpreted(&program, &buffer).0, 21 + 100 + 5);
+    assert_eq!(run_natively(&program, &buffer).0, 21 + 100 + 5);
 }
 
 #[test]
-fn an_endless_loop_ends() {
-    let insns = [Insn::new(0xb7, 0, 0, 0, 1), Insn::new(0x05, 0, 0, -1, 0), Insn::new(0x95, 0, 0, 0, 0)];
-    let looping = [insns[0], Insn::new(0x55, 0, 0, -1, 0), insns[2]];
-    let program = verified(&looping);
-    assert_eq!(run_natively(&program, &[0; CONTEXT_BYTES]).0, 0);
+fn a_loop_without_bounds_ends_where_may_goto_leads() {
+    let insns = [
+        Insn::new(0xb7, 0, 0, 0, 0),  // r0 = 0
+        Insn::new(0xe5, 0, 0, 2, 0),  // may_goto +2
+        Insn::new(0x07, 0, 0, 0, 1),  // r0 += 1
+        Insn::new(0x05, 0, 0, -3, 0), // goto -3
+        Insn::new(0x95, 0, 0, 0, 0),  // exit
+    ];
+    let rounds = run_natively(&verified(&insns), &[0; BUFFER_BYTES]).0;
+    assert!(rounds >= 8 << 20, "{rounds}");
 }
 
 #[test]
@@ -245,11 +265,16 @@ fn per_cpu_array_lookup(map: MapShape, cpu: u32, key: i32) -> Option<u64> {
         insns: &insns,
         prog_type: prog_type::KPROBE,
         gpl_compatible: true,
+        sleepable: false,
+        cpus: 1,
+        policy: with_buffer(),
+        log_level: 1,
+        lines: vec![],
         map_by_fd: &|fd| (fd == 5).then_some(map),
         map_by_index: &|_| None,
         constant_value: &|_| None,
     };
-    let program = verify(&input).unwrap_or_else(|report| panic!("{report}"));
+    let program = verify(&input).unwrap_or_else(|report| panic!("{}", report.log));
     let code = compile(&program, &Options::default()).expect("compiles");
     // Behind the code: the words of the GOT.
     let got = code.bytes.len().next_multiple_of(8);
@@ -286,7 +311,8 @@ fn a_per_cpu_array_lookup_leads_to_the_value_of_the_cpu_that_dispatch_set() {
         map_flags: 0,
         stride: 16,
         cpus: 300,
-        inner_type: 0,
+        lock: None,
+        inner: None,
         cpu_stride: 192,
     };
     assert_eq!(per_cpu_array_lookup(map, 0, 0), Some(0));

@@ -438,8 +438,30 @@ pub mod attach_type {
     pub const TRACE_KPROBE_MULTI: u32 = 42;
     /// `BPF_LSM_CGROUP`
     pub const LSM_CGROUP: u32 = 43;
+    /// `BPF_STRUCT_OPS`
+    pub const STRUCT_OPS: u32 = 44;
+    /// `BPF_NETFILTER`
+    pub const NETFILTER: u32 = 45;
+    /// `BPF_TCX_INGRESS`
+    pub const TCX_INGRESS: u32 = 46;
+    /// `BPF_TCX_EGRESS`
+    pub const TCX_EGRESS: u32 = 47;
     /// `BPF_TRACE_UPROBE_MULTI`
     pub const TRACE_UPROBE_MULTI: u32 = 48;
+    /// `BPF_CGROUP_UNIX_CONNECT`
+    pub const CGROUP_UNIX_CONNECT: u32 = 49;
+    /// `BPF_CGROUP_UNIX_SENDMSG`
+    pub const CGROUP_UNIX_SENDMSG: u32 = 50;
+    /// `BPF_CGROUP_UNIX_RECVMSG`
+    pub const CGROUP_UNIX_RECVMSG: u32 = 51;
+    /// `BPF_CGROUP_UNIX_GETPEERNAME`
+    pub const CGROUP_UNIX_GETPEERNAME: u32 = 52;
+    /// `BPF_CGROUP_UNIX_GETSOCKNAME`
+    pub const CGROUP_UNIX_GETSOCKNAME: u32 = 53;
+    /// `BPF_NETKIT_PRIMARY`
+    pub const NETKIT_PRIMARY: u32 = 54;
+    /// `BPF_NETKIT_PEER`
+    pub const NETKIT_PEER: u32 = 55;
     /// `BPF_TRACE_KPROBE_SESSION`
     pub const TRACE_KPROBE_SESSION: u32 = 56;
     /// `BPF_TRACE_UPROBE_SESSION`
@@ -492,10 +514,30 @@ pub mod attach_type {
             41 => "BPF_PERF_EVENT",
             42 => "BPF_TRACE_KPROBE_MULTI",
             43 => "BPF_LSM_CGROUP",
+            44 => "BPF_STRUCT_OPS",
+            45 => "BPF_NETFILTER",
+            46 => "BPF_TCX_INGRESS",
+            47 => "BPF_TCX_EGRESS",
             48 => "BPF_TRACE_UPROBE_MULTI",
+            49 => "BPF_CGROUP_UNIX_CONNECT",
+            50 => "BPF_CGROUP_UNIX_SENDMSG",
+            51 => "BPF_CGROUP_UNIX_RECVMSG",
+            52 => "BPF_CGROUP_UNIX_GETPEERNAME",
+            53 => "BPF_CGROUP_UNIX_GETSOCKNAME",
+            54 => "BPF_NETKIT_PRIMARY",
+            55 => "BPF_NETKIT_PEER",
             56 => "BPF_TRACE_KPROBE_SESSION",
             57 => "BPF_TRACE_UPROBE_SESSION",
             _ => return None,
         })
     }
+}
+
+/// Licences under which GPL-only helpers may be called (include/linux/license.h).
+const GPL_COMPATIBLE: [&str; 6] =
+    ["GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"];
+
+/// Whether programs under this licence may call GPL-only helpers.
+pub fn is_gpl_compatible(license: &str) -> bool {
+    GPL_COMPATIBLE.contains(&license)
 }

@@ -1,18 +1,76 @@
-//! Control flow: subprograms, reachability, call depth, and constants in straight-line code.
+//! Control flow: subprograms, reachability, call depth, stack depth, and where paths may stop.
 
 use std::collections::BTreeSet;
 
 use ring3_isa::{Call, Immediate, Op};
-use ring3_uapi::Errno;
+use ring3_uapi::{Errno, helper};
 
-use crate::{CALL_FRAMES_MAX, Report, Subprogram};
+use crate::{CALL_FRAMES_MAX, Report, Subprogram, prototypes};
+
+/// Whether a path may stop before an instruction because what is known there was known before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Never asked.
+    Never,
+    /// Where ways part and meet.
+    Maybe,
+    /// Where rounds begin whose number is not known: it must be asked each time.
+    Always,
+}
+
+/// A program's shape.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) subprograms: Vec<Subprogram>,
+    pub(crate) stops: Vec<Stop>,
+}
+
+impl Flow {
+    pub(crate) fn new(ops: &[Option<Op>]) -> Result<Flow, Report> {
+        let subprograms = subprograms(ops)?;
+        check(ops, &subprograms)?;
+        let stops = stops(ops, &subprograms);
+        Ok(Flow { subprograms, stops })
+    }
+
+    /// Index of the subprogram that starts at an instruction.
+    pub(crate) fn subprogram_at(&self, start: usize) -> usize {
+        self.subprograms.binary_search_by_key(&start, |subprogram| subprogram.start).unwrap_or(0)
+    }
+}
+
+/// Mirrors kernel/bpf/verifier.c:visit_insn.
+fn stops(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Vec<Stop> {
+    let mut stops = vec![Stop::Never; ops.len()];
+    for subprogram in &subprograms[1..] {
+        stops[subprogram.start] = Stop::Maybe;
+    }
+    for (at, op) in ops.iter().enumerate() {
+        match op {
+            Some(Op::Jump { target, .. }) => (stops[at], stops[*target]) = (Stop::Maybe, Stop::Maybe),
+            Some(Op::Ja(target)) => stops[*target] = Stop::Maybe,
+            Some(Op::MayGoto(target)) => stops[*target] = Stop::Maybe,
+            Some(Op::Call(Call::Local(_))) if at + 1 < ops.len() => stops[at + 1] = Stop::Maybe,
+            _ => {}
+        }
+    }
+    for (at, op) in ops.iter().enumerate() {
+        let calls_back = |id| prototypes::prototype(id).is_some_and(|row| row.callback_argument().is_some());
+        match op {
+            Some(Op::MayGoto(_)) => stops[at] = Stop::Always,
+            Some(Op::Call(Call::Helper(id) | Call::Kfunc(id))) if calls_back(*id) => stops[at] = Stop::Always,
+            _ => {}
+        }
+    }
+    stops
+}
 
 fn refuse(at: usize, message: impl Into<String>) -> Report {
     Report::new(Errno::EINVAL, Some(at), message)
 }
 
 /// The program's subprograms: its entry, and what calls and function references name.
-pub(crate) fn subprograms(ops: &[Option<Op>]) -> Result<Vec<Subprogram>, Report> {
+fn subprograms(ops: &[Option<Op>]) -> Result<Vec<Subprogram>, Report> {
     let mut starts = BTreeSet::from([0]);
     for (at, op) in ops.iter().enumerate() {
         let target = match op {
@@ -31,26 +89,103 @@ pub(crate) fn subprograms(ops: &[Option<Op>]) -> Result<Vec<Subprogram>, Report>
 }
 
 /// Where control goes from an instruction, inside its subprogram.
-pub(crate) fn successors(ops: &[Option<Op>], at: usize) -> (Option<usize>, Option<usize>) {
+fn successors(ops: &[Option<Op>], at: usize) -> (Option<usize>, Option<usize>) {
     let next = if matches!(ops[at], Some(Op::LoadImm64 { .. })) { at + 2 } else { at + 1 };
     match ops[at] {
         Some(Op::Exit) => (None, None),
-        Some(Op::Ja(target)) => (Some(target), None),
-        Some(Op::Jump { target, .. }) => (Some(next), Some(target)),
+        Some(Op::Ja(target)) => (None, Some(target)),
+        Some(Op::Jump { target, .. } | Op::MayGoto(target)) => (Some(next), Some(target)),
         _ => (Some(next), None),
     }
 }
 
 /// Mirrors kernel/bpf/verifier.c:check_cfg, check_subprogs and check_max_stack_depth.
-pub(crate) fn check(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<(), Report> {
+fn check(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<(), Report> {
     for subprogram in subprograms {
         check_reachable(ops, *subprogram)?;
     }
-    let depth = call_depth(ops, subprograms, 0, &mut vec![])?;
-    if depth > CALL_FRAMES_MAX {
-        return Err(refuse(0, format!("the call stack of {depth} frames is too deep")));
+    let mut frames = vec![1; subprograms.len()];
+    for index in calls_first(ops, subprograms)? {
+        if frames[index] > CALL_FRAMES_MAX {
+            let message = format!("the call stack of {} frames is too deep", frames[index]);
+            return Err(Report::new(Errno::E2BIG, Some(subprograms[index].start), message));
+        }
+        for callee in callees(ops, subprograms, subprograms[index]) {
+            frames[callee] = frames[callee].max(frames[index] + 1);
+        }
     }
     Ok(())
+}
+
+/// What the frames of calls within calls need together. Mirrors kernel/bpf/verifier.c:check_max_stack_depth.
+pub(crate) fn check_stack(ops: &[Option<Op>], flow: &Flow, stack_bytes: &[u32]) -> Result<(), Report> {
+    /// `MAX_BPF_STACK`
+    const TOTAL_MAX: u32 = 512;
+    /// What frames above one that makes tail calls may need.
+    const BEFORE_TAIL_CALLS_MAX: u32 = 256;
+    let mut above = vec![(0, 1); flow.subprograms.len()];
+    for index in calls_first(ops, &flow.subprograms)? {
+        let subprogram = flow.subprograms[index];
+        let (before, frames) = above[index];
+        let depth: u32 = before + stack_bytes[index].next_multiple_of(16);
+        let tail_call = Some(Op::Call(Call::Helper(helper::TAIL_CALL)));
+        if before >= BEFORE_TAIL_CALLS_MAX && ops[subprogram.start..subprogram.end].contains(&tail_call) {
+            let message =
+                format!("tail_calls are not allowed when call stack of previous frames is {before} bytes. Too large");
+            return Err(Report::new(Errno::EACCES, None, message));
+        }
+        if depth > TOTAL_MAX {
+            let message = format!("combined stack size of {frames} calls is {depth}. Too large");
+            return Err(Report::new(Errno::EACCES, None, message));
+        }
+        for callee in callees(ops, &flow.subprograms, subprogram) {
+            above[callee] = above[callee].max((depth, frames + 1));
+        }
+    }
+    Ok(())
+}
+
+/// The subprograms that the entry comes to, each before those that it calls.
+fn calls_first(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<Vec<usize>, Report> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Seen {
+        No,
+        Above,
+        Done,
+    }
+    let mut seen = vec![Seen::No; subprograms.len()];
+    let mut order = vec![];
+    let mut open = vec![(0, callees(ops, subprograms, subprograms[0]).into_iter())];
+    seen[0] = Seen::Above;
+    while let Some((index, rest)) = open.last_mut() {
+        match rest.next() {
+            None => {
+                seen[*index] = Seen::Done;
+                order.push(*index);
+                open.pop();
+            }
+            Some(callee) if seen[callee] == Seen::Above => {
+                let message = format!("the call stack of {} frames is too deep: a recursive call", open.len() + 1);
+                return Err(Report::new(Errno::E2BIG, Some(subprograms[callee].start), message));
+            }
+            Some(callee) if seen[callee] == Seen::No => {
+                seen[callee] = Seen::Above;
+                open.push((callee, callees(ops, subprograms, subprograms[callee]).into_iter()));
+            }
+            Some(_) => {}
+        }
+    }
+    order.reverse();
+    Ok(order)
+}
+
+/// Subprograms that a subprogram calls, or has called.
+fn callees(ops: &[Option<Op>], subprograms: &[Subprogram], of: Subprogram) -> BTreeSet<usize> {
+    let targets = (of.start..of.end).filter_map(|at| match ops[at] {
+        Some(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) => Some(target),
+        _ => None,
+    });
+    targets.filter_map(|target| subprograms.binary_search_by_key(&target, |other| other.start).ok()).collect()
 }
 
 fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Report> {
@@ -62,9 +197,9 @@ fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Rep
             continue;
         }
         let (next, target) = successors(ops, at);
-        for to in [next, target].into_iter().flatten() {
+        for to in [target, next].into_iter().flatten() {
             if !inside.contains(&to) {
-                let message = if to >= ops.len() || Some(to) == next {
+                let message = if Some(to) != target {
                     "last insn is not an exit or jmp".to_owned()
                 } else {
                     format!("jump out of range from insn {at} to {to}")
@@ -72,7 +207,7 @@ fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Rep
                 return Err(refuse(at, message));
             }
             if ops[to].is_none() {
-                return Err(refuse(at, "jump into the middle of ldimm64 insn"));
+                return Err(refuse(at, format!("jump into the middle of ldimm64 insn {}", to - 1)));
             }
             open.push(to);
         }
@@ -80,85 +215,5 @@ fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Rep
     match inside.filter(|at| ops[*at].is_some()).find(|at| !seen.contains(at)) {
         Some(at) => Err(refuse(at, format!("unreachable insn {at}"))),
         None => Ok(()),
-    }
-}
-
-/// Frames needed from a subprogram on; recursion is refused.
-fn call_depth(
-    ops: &[Option<Op>],
-    subprograms: &[Subprogram],
-    index: usize,
-    path: &mut Vec<usize>,
-) -> Result<usize, Report> {
-    let subprogram = subprograms[index];
-    if path.contains(&index) {
-        return Err(refuse(subprogram.start, "recursive call"));
-    }
-    if path.len() >= CALL_FRAMES_MAX {
-        return Err(refuse(subprogram.start, format!("the call stack of {} frames is too deep", path.len() + 1)));
-    }
-    path.push(index);
-    let mut deepest = 1;
-    let callees: BTreeSet<usize> = (subprogram.start..subprogram.end)
-        .filter_map(|at| match ops[at] {
-            // Whoever names a subprogram has it called by a helper.
-            Some(Op::Call(Call::Local(target)) | Op::LoadImm64 { value: Immediate::Func(target), .. }) => {
-                subprograms.iter().position(|s| s.start == target)
-            }
-            _ => None,
-        })
-        .collect();
-    for callee in callees {
-        deepest = deepest.max(1 + call_depth(ops, subprograms, callee, path)?);
-    }
-    path.pop();
-    Ok(deepest)
-}
-
-/// The `ld_imm64` that certainly set argument register `register` of the call at `at`: the search goes
-/// back through straight-line code that nothing jumps into.
-pub(crate) fn constant_load(ops: &[Option<Op>], at: usize, register: u8) -> Option<usize> {
-    let mut wanted = register;
-    let targets: BTreeSet<usize> = ops
-        .iter()
-        .flatten()
-        .filter_map(|op| match op {
-            Op::Jump { target, .. } | Op::Ja(target) => Some(*target),
-            Op::Call(Call::Local(target)) => Some(*target),
-            _ => None,
-        })
-        .collect();
-    let mut index = at;
-    while index > 0 && !targets.contains(&index) {
-        index -= 1;
-        use ring3_isa::{AluOp, Operand, Width};
-        match ops[index] {
-            None => {}
-            Some(Op::LoadImm64 { dst, .. }) if dst == wanted => return Some(index),
-            Some(Op::Alu { width: Width::W64, op: AluOp::Mov, dst, src: Operand::Reg(src) }) if dst == wanted => {
-                wanted = src;
-            }
-            Some(Op::Call(_)) if wanted <= 5 => return None,
-            Some(Op::Exit | Op::Ja(_)) => return None,
-            Some(other) if writes(&other, wanted) => return None,
-            Some(_) => {}
-        }
-    }
-    None
-}
-
-fn writes(op: &Op, register: u8) -> bool {
-    use ring3_isa::AtomicOp;
-    match *op {
-        Op::Alu { dst, .. }
-        | Op::MovSx { dst, .. }
-        | Op::Neg { dst, .. }
-        | Op::Swap { dst, .. }
-        | Op::Load { dst, .. }
-        | Op::LoadAcquire { dst, .. }
-        | Op::LoadImm64 { dst, .. } => dst == register,
-        Op::Atomic { op: AtomicOp::Cmpxchg, .. } => register == 0,
-        Op::Atomic { fetch: true, src, .. } => src == register,
-        _ => false,
     }
 }

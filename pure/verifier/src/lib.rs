@@ -5,26 +5,48 @@
 //! Never: accepts what it has not checked; the compiler takes only what this crate made.
 //! Start reading at: `verify`.
 //!
-//! What is proved so far: every instruction is valid and reachable, control flow stays inside subprograms, calls
-//! do not recurse and need at most 8 frames, helpers exist, fit the program type and the licence, and get
-//! the map types they want where the map is a constant; r10 is not written. Compiled code bounds loops at run time.
-//! Not proved yet: that memory accesses stay inside what a pointer points to.
+//! All ways through the program are walked, each with what is known of every register and stack slot (`explore.rs`);
+//! a way ends where what is known was known before (`compare.rs`, `path.rs`). A program passes if every access stays
+//! inside what its pointer points to, every helper gets what it wants, whatever is taken is given back, and all ways
+//! end. The walk, its limits and its words are those of kernel/bpf/verifier.c (v6.18), so that what the kernel accepts
+//! passes here, and its log looks as loaders expect.
 #![forbid(unsafe_code)]
 
-mod constants;
+mod arithmetic;
+mod branch;
+mod call;
+mod compare;
+mod dynptr;
+mod explore;
 mod flow;
+mod helper;
+mod log;
+mod memory;
+mod objects;
+mod path;
+mod policy;
+mod prototype;
 mod prototypes;
+mod scalar;
+mod stack;
+mod state;
+mod tnum;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
+use ring3_isa::{DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
-use ring3_uapi::flags::BPF_F_RDONLY_PROG;
-use ring3_uapi::helper::{self, KFUNC_FIRST};
+use ring3_uapi::helper::TAIL_CALL;
 
-pub use prototypes::{Prototype, prototype, prototypes};
+use explore::Explorer;
+use flow::Flow;
+
+pub use objects::KernelTypes;
+pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
+pub use prototype::{Arg, DynptrUse, Prototype, Return};
+pub use prototypes::{prototype, prototype_for, prototypes};
 
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const INSNS_MAX: usize = 1_000_000;
@@ -50,15 +72,55 @@ pub struct MapShape {
     pub stride: u32,
     /// CPUs with copies of their own.
     pub cpus: u32,
-    /// For maps of maps: type of the inner maps.
-    pub inner_type: u32,
     /// Bytes from one CPU's values to the next CPU's.
     pub cpu_stride: u64,
+    /// Where in a value its `bpf_spin_lock` is, bytes.
+    pub lock: Option<u32>,
+    /// For maps of maps: what the inner maps are.
+    pub inner: Option<InnerShape>,
+}
+
+/// What is known of all inner maps of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InnerShape {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes of a key.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+    /// Elements at most.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub map_flags: u32,
+    /// Where in a value its `bpf_spin_lock` is, bytes.
+    pub lock: Option<u32>,
+}
+
+impl InnerShape {
+    /// As a map that no program names.
+    fn shape(self) -> MapShape {
+        let InnerShape { map_type, key_size, value_size, max_entries, map_flags, lock } = self;
+        MapShape {
+            slot: u32::MAX,
+            map_type,
+            key_size,
+            value_size,
+            max_entries,
+            map_flags,
+            stride: 0,
+            cpus: 0,
+            cpu_stride: 0,
+            lock,
+            inner: None,
+        }
+    }
 }
 
 impl MapShape {
     fn is_per_cpu(&self) -> bool {
-        [self.map_type, self.inner_type].into_iter().any(|kind| {
+        let inner = self.inner.map_or(0, |inner| inner.map_type);
+        [self.map_type, inner].into_iter().any(|kind| {
             matches!(
                 kind,
                 map_type::PERCPU_HASH
@@ -78,6 +140,16 @@ pub struct Input<'a> {
     pub prog_type: u32,
     /// The licence allows GPL-only helpers.
     pub gpl_compatible: bool,
+    /// It may sleep (`BPF_F_SLEEPABLE`).
+    pub sleepable: bool,
+    /// CPUs that there can be.
+    pub cpus: u32,
+    /// What it may do.
+    pub policy: Policy,
+    /// `BPF_LOG_LEVEL*`: 1 for the way to an error, 2 for all ways, 4 for the last line only.
+    pub log_level: u32,
+    /// Source lines, in order of instructions.
+    pub lines: Vec<Line>,
     /// Map of a loader's file descriptor.
     pub map_by_fd: &'a dyn Fn(i32) -> Option<MapShape>,
     /// Map by index in `fd_array`.
@@ -85,6 +157,38 @@ pub struct Input<'a> {
     /// The bytes of a map's only value if nobody can change them any more (frozen, read-only for programs),
     /// by GOT slot. Branches that such constants decide are followed one way only, as the kernel does.
     pub constant_value: &'a dyn Fn(u32) -> Option<Vec<u8>>,
+}
+
+/// A line of source code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The first of its instructions.
+    pub insn: u32,
+    /// What it says.
+    pub text: String,
+}
+
+/// What verifying a program took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Instructions looked at.
+    pub processed: u64,
+    /// States kept.
+    pub states: u64,
+    /// States kept of one instruction at most.
+    pub states_per_insn_max: u64,
+}
+
+impl fmt::Display for Statistics {
+    /// As the last line of the kernel's log (kernel/bpf/verifier.c:print_verification_stats).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Statistics { processed, states, states_per_insn_max } = self;
+        write!(
+            f,
+            "processed {processed} insns (limit {PROCESSED_MAX}) max_states_per_insn {states_per_insn_max} \
+             total_states {states} peak_states {states} mark_read 0"
+        )
+    }
 }
 
 /// A program that passed.
@@ -97,6 +201,8 @@ pub struct Verified {
     helper_maps: BTreeMap<usize, MapShape>,
     helpers: Vec<u32>,
     live: Vec<bool>,
+    statistics: Statistics,
+    log: String,
 }
 
 /// A subprogram's instructions, `start..end`; the first one is the program's entry.
@@ -119,6 +225,8 @@ pub struct Report {
     pub message: String,
     /// For the loader's log buffer.
     pub log: String,
+    /// What it took to find out.
+    pub statistics: Statistics,
 }
 
 impl fmt::Display for Report {
@@ -132,22 +240,57 @@ impl fmt::Display for Report {
 
 impl Report {
     fn new(errno: Errno, insn: Option<usize>, message: impl Into<String>) -> Report {
-        Report { errno, insn, message: message.into(), log: String::new() }
+        let (message, log, statistics) = (message.into(), String::new(), Statistics::default());
+        Report { errno, insn, message, log, statistics }
     }
 
-    fn with_log(mut self, insns: &[Insn]) -> Report {
-        let text =
-            self.insn.and_then(|at| Some(format!("{at}: ({:02x}) {}\n", insns.get(at)?.opcode, op(insns, at).ok()?)));
-        self.log = format!("{}{}\n{}", text.unwrap_or_default(), self.message, processed(insns.len()));
+    /// What would make the program acceptable, where that can be said.
+    pub fn advice(&self) -> Option<&'static str> {
+        advice(&self.message)
+    }
+
+    fn with_log(mut self, input: &Input<'_>) -> Report {
+        if self.log.is_empty()
+            && let Some(at) = self.insn.filter(|at| *at < input.insns.len())
+        {
+            self.log = format!("{at}: ({:02x}) {}\n", input.insns[at].opcode, log::text(input, at));
+        }
+        let advice = self.advice().map(|advice| format!("; {advice}\n")).unwrap_or_default();
+        self.log = format!("{}{}\n{advice}{}\n", self.log, self.message, self.statistics);
         self
     }
 }
 
-/// The last line of a log, as the kernel writes it.
-fn processed(insns: usize) -> String {
-    format!(
-        "processed {insns} insns (limit {INSNS_MAX}) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n"
-    )
+/// What to do about a refusal.
+fn advice(message: &str) -> Option<&'static str> {
+    const ADVICE: &[(&str, &str)] = &[
+        ("_or_null'", "compare the pointer with NULL before it is used"),
+        ("null-check it first", "compare the pointer with NULL before it is used"),
+        ("expected=fp, pkt", "pass a pointer to enough initialised memory, checked against NULL"),
+        ("min value is negative", "compare the index as an unsigned number before it is used"),
+        ("unbounded memory access", "compare the size or index with its limit, or mask it, before it is used"),
+        ("invalid access to packet", "compare the pointer behind the access with data_end first"),
+        ("invalid access to m", "compare the index with the size before it is used"),
+        ("!read_ok", "give the register a value on every way that leads here"),
+        ("infinite loop", "make the loop's counter reach its bound on every way"),
+        ("too large. Processed", "split the program, or bound its loops more tightly (bpf_loop, may_goto)"),
+        ("Unreleased reference", "submit or discard what was reserved on every way"),
+        ("invalid mem access 'scalar'", "read other memory by bpf_probe_read_user or bpf_probe_read_kernel"),
+    ];
+    ADVICE.iter().find(|(part, _)| message.contains(part)).map(|(_, advice)| *advice)
+}
+
+/// Why the walk ended, at the instruction where it stands.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    errno: Errno,
+    message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(errno: Errno, message: impl Into<String>) -> Refusal {
+        Refusal { errno, message: message.into() }
+    }
 }
 
 impl Verified {
@@ -207,93 +350,83 @@ impl Verified {
 
     /// It has tail calls.
     pub fn tail_calls(&self) -> bool {
-        self.helpers.contains(&helper::TAIL_CALL)
+        self.helpers.contains(&TAIL_CALL)
     }
 
-    /// What the kernel would write to the log at level 4.
-    pub fn log(&self) -> String {
-        processed(self.insns.len())
+    /// What it took to verify it.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// For the loader's log buffer.
+    pub fn log(&self) -> &str {
+        &self.log
     }
 }
 
 /// Checks a program.
+///
+/// # Errors
+/// The kernel's errno, the instruction at fault, and why.
 pub fn verify(input: &Input<'_>) -> Result<Verified, Report> {
-    check(input).map_err(|report| report.with_log(input.insns))
+    check(input).map_err(|report| report.with_log(input))
 }
 
 fn check(input: &Input<'_>) -> Result<Verified, Report> {
-    check_type(input.prog_type)?;
     if input.insns.is_empty() || input.insns.len() > INSNS_MAX {
         return Err(Report::new(Errno::E2BIG, None, format!("a program has 1 to {INSNS_MAX} instructions")));
     }
     let ops = decode(input.insns)?;
-    let subprograms = flow::subprograms(&ops)?;
-    flow::check(&ops, &subprograms)?;
-    let mut verified = Verified {
+    let flow = Flow::new(&ops)?;
+    let named = resolve_maps(input, &ops)?;
+    let mut explorer = Explorer::new(input, &ops, &flow, &named);
+    let outcome = explorer.run();
+    let (at, found, log) = (explorer.at, explorer.found, explorer.log);
+    let statistics = found.statistics;
+    if let Err(Refusal { errno, message }) = outcome {
+        return Err(Report { statistics, log: log.finish(true), ..Report::new(errno, Some(at), message) });
+    }
+    flow::check_stack(&ops, &flow, &found.stack_bytes).map_err(|report| Report { statistics, ..report })?;
+    let mut helpers = found.helpers;
+    helpers.sort_unstable();
+    helpers.dedup();
+    let of = |index: u32| named.maps.get(index as usize).copied();
+    let text = log.finish(false);
+    Ok(Verified {
         insns: input.insns.to_vec(),
         prog_type: input.prog_type,
-        subprograms,
-        maps: BTreeMap::new(),
-        helper_maps: BTreeMap::new(),
-        helpers: vec![],
-        live: vec![],
-    };
-    for (at, op) in ops.iter().enumerate() {
-        if let Some(Op::LoadImm64 { value, .. }) = op {
-            resolve_map(input, &mut verified, at, *value)?;
-        }
-    }
-    let found = constants::walk(&ops, &verified, input.constant_value);
-    if let Some(at) = found.reads_task {
-        return Err(Report::new(
-            Errno::EACCES,
-            Some(at),
-            "a task_struct cannot be read: there is none in user space",
-        ));
-    }
-    verified.live = found.live;
-    for (at, op) in ops.iter().enumerate().filter(|(at, _)| verified.live[*at]).collect::<Vec<_>>() {
-        match op {
-            Some(Op::Call(Call::Helper(id))) if *id < KFUNC_FIRST => {
-                check_helper(input, &mut verified, &ops, at, *id)?
-            }
-            Some(Op::Call(Call::Kfunc(id))) if *id >= KFUNC_FIRST && prototype(*id).is_some() => {
-                check_helper(input, &mut verified, &ops, at, *id)?;
-            }
-            Some(Op::Call(Call::Kfunc(id))) => {
-                return Err(Report::new(
-                    Errno::EINVAL,
-                    Some(at),
-                    format!("kernel function btf_id {id} is not supported"),
-                ));
-            }
-            Some(Op::Call(Call::Helper(id))) => {
-                return Err(Report::new(Errno::EINVAL, Some(at), format!("invalid func unknown#{id}")));
-            }
-            _ => {}
-        }
-    }
-    verified.helpers.sort_unstable();
-    verified.helpers.dedup();
-    Ok(verified)
+        maps: named.loads.iter().filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset)))).collect(),
+        helper_maps: found.helper_maps.iter().filter_map(|(at, index)| Some((*at, of((*index)?)?))).collect(),
+        helpers,
+        live: found.live,
+        statistics,
+        log: if input.log_level == 0 { String::new() } else { format!("{text}{statistics}\n") },
+        subprograms: flow.subprograms,
+    })
 }
 
-fn check_type(kind: u32) -> Result<(), Report> {
-    let known = [
-        prog_type::SOCKET_FILTER,
-        prog_type::KPROBE,
-        prog_type::TRACEPOINT,
-        prog_type::RAW_TRACEPOINT,
-        prog_type::PERF_EVENT,
-        prog_type::SYSCALL,
-        prog_type::XDP,
-        prog_type::SCHED_CLS,
-    ];
-    if known.contains(&kind) {
-        return Ok(());
+/// The maps that a program names.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    /// Each once.
+    pub(crate) maps: Vec<MapShape>,
+    /// Instruction to index in `maps`, and offset in the value if it is a value's address.
+    pub(crate) loads: BTreeMap<usize, (u32, Option<u32>)>,
+}
+
+fn resolve_maps(input: &Input<'_>, ops: &[Option<Op>]) -> Result<Named, Report> {
+    let mut named = Named::default();
+    for (at, op) in ops.iter().enumerate() {
+        let Some(Op::LoadImm64 { value, .. }) = op else { continue };
+        let Some((map, offset)) = resolve_map(input, at, *value)? else { continue };
+        let known = named.maps.iter().position(|other| other.slot == map.slot);
+        let index = known.unwrap_or_else(|| {
+            named.maps.push(map);
+            named.maps.len() - 1
+        });
+        named.loads.insert(at, (index as u32, offset));
     }
-    let name = prog_type::name(kind).unwrap_or("unknown");
-    Err(Report::new(Errno::EINVAL, None, format!("program type {kind} ({name}) is not supported")))
+    Ok(named)
 }
 
 /// All instructions as operations; `None` for second halves.
@@ -302,11 +435,7 @@ fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Report> {
     while ops.len() < insns.len() {
         let at = ops.len();
         let decoded = op(insns, at).map_err(|error| {
-            let message = match error {
-                DecodeError::TargetOutside => format!("jump out of range from insn {at}"),
-                other => other.to_string(),
-            };
-            Report::new(Errno::EINVAL, Some(at), message)
+            Report::new(Errno::EINVAL, Some(at), undecodable(insns, at, error))
         })?;
         check_operands(&decoded, at)?;
         ops.push(Some(decoded));
@@ -315,6 +444,46 @@ fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Report> {
         }
     }
     Ok(ops)
+}
+
+/// What the kernel says of an instruction that is none.
+fn undecodable(insns: &[Insn], at: usize, error: DecodeError) -> String {
+    use ring3_isa::code::*;
+    let insn = insns[at];
+    let name = match (insn.class(), insn.opcode & 0xf0) {
+        (BPF_JMP, 0xe0) if error == DecodeError::Reserved => return format!("invalid may_goto imm {}", insn.imm),
+        (BPF_ALU | BPF_ALU64, 0x80) => "BPF_NEG",
+        (BPF_ALU | BPF_ALU64, 0xb0) => "BPF_MOV",
+        (BPF_ALU | BPF_ALU64, 0xd0) => "BPF_END",
+        (BPF_ALU | BPF_ALU64, _) => "BPF_ALU",
+        (BPF_JMP | BPF_JMP32, 0x00) => "BPF_JA",
+        (BPF_JMP, 0x80) => "BPF_CALL",
+        (BPF_JMP, 0x90) => "BPF_EXIT",
+        (BPF_JMP | BPF_JMP32, _) => "BPF_JMP/BPF_JMP32",
+        (BPF_LDX, _) => "BPF_LDX",
+        (BPF_ST, _) => "BPF_ST",
+        (BPF_STX, _) if insn.opcode & 0xe0 == BPF_ATOMIC => "BPF_ATOMIC",
+        (BPF_STX, _) => "BPF_STX",
+        _ => "BPF_LD",
+    };
+    match error {
+        DecodeError::TargetOutside => {
+            let long = insn.opcode == BPF_CALL || insn.class() == BPF_JMP32 && insn.opcode & 0xf0 == 0;
+            let by = if long { i64::from(insn.imm) } else { i64::from(insn.off) };
+            format!("jump out of range from insn {at} to {}", at as i64 + 1 + by)
+        }
+        DecodeError::Reserved if insn.is_wide() && insn.src() > 6 => "unrecognized bpf_ld_imm64 insn".into(),
+        DecodeError::BadImm64 if at + 1 == insns.len() => "last insn is not an exit or jmp".into(),
+        DecodeError::Reserved if name == "BPF_ATOMIC" => match insn.opcode & 0x18 {
+            0x00 | 0x18 => format!("BPF_ATOMIC uses invalid atomic opcode {:02x}", insn.imm),
+            _ => "invalid atomic operand size".into(),
+        },
+        DecodeError::Reserved if name == "BPF_LD" && insn.opcode & 0x18 == 0x18 => {
+            format!("unknown opcode {:02x}", insn.opcode)
+        }
+        DecodeError::Reserved => format!("{name} uses reserved fields"),
+        other => other.to_string(),
+    }
 }
 
 /// Mirrors kernel/bpf/verifier.c:check_alu_op and the frame pointer's protection.
@@ -344,18 +513,25 @@ fn check_operands(decoded: &Op, at: usize) -> Result<(), Report> {
         Op::Atomic { fetch: true, src, .. } => Some(*src),
         _ => None,
     };
-    if written == Some(10) { refuse("frame pointer is read only".into()) } else { Ok(()) }
+    if written == Some(10) {
+        return Err(Report::new(Errno::EACCES, Some(at), "frame pointer is read only"));
+    }
+    Ok(())
 }
 
-fn resolve_map(input: &Input<'_>, verified: &mut Verified, at: usize, value: Immediate) -> Result<(), Report> {
+fn resolve_map(input: &Input<'_>, at: usize, value: Immediate) -> Result<Option<(MapShape, Option<u32>)>, Report> {
     let (map, offset) = match value {
-        Immediate::Value(_) | Immediate::Func(_) => return Ok(()),
+        Immediate::Value(_) | Immediate::Func(_) => return Ok(None),
         Immediate::MapFd(fd) => ((input.map_by_fd)(fd).ok_or(fd), None),
         Immediate::MapValue(fd, offset) => ((input.map_by_fd)(fd).ok_or(fd), Some(offset)),
         Immediate::MapIdx(index) => ((input.map_by_index)(index).ok_or(index as i32), None),
         Immediate::MapIdxValue(index, offset) => ((input.map_by_index)(index).ok_or(index as i32), Some(offset)),
-        Immediate::BtfId(_) => {
-            return Err(Report::new(Errno::EINVAL, Some(at), "kernel variables are not supported"));
+        Immediate::BtfId(id) => {
+            let known = input.policy.objects.as_ref().and_then(|objects| objects.variable(id));
+            return match known {
+                Some(_) => Ok(None),
+                None => Err(Report::new(Errno::EINVAL, Some(at), "kernel variables are not supported")),
+            };
         }
     };
     let map =
@@ -370,47 +546,5 @@ fn resolve_map(input: &Input<'_>, verified: &mut Verified, at: usize, value: Imm
             return Err(Report::new(Errno::EINVAL, Some(at), message));
         }
     }
-    verified.maps.insert(at, (map, offset));
-    Ok(())
-}
-
-fn check_helper(
-    input: &Input<'_>,
-    verified: &mut Verified,
-    ops: &[Option<Op>],
-    at: usize,
-    id: u32,
-) -> Result<(), Report> {
-    let refuse = |message: String| Err(Report::new(Errno::EINVAL, Some(at), message));
-    let name = ring3_uapi::helper::name(id).unwrap_or("unknown");
-    let Some(prototype) = prototype(id) else {
-        return refuse(format!("unknown func bpf_{name}#{id}"));
-    };
-    if !prototype.allows(input.prog_type) {
-        return refuse(format!("program of this type cannot use helper bpf_{name}#{id}"));
-    }
-    if prototype.gpl_only && !input.gpl_compatible {
-        return refuse("cannot call GPL-restricted function from non-GPL compatible program".into());
-    }
-    verified.helpers.push(id);
-    if let Some(argument) = prototype.callback_argument {
-        let constant = flow::constant_load(ops, at, argument).and_then(|load| ops[load]);
-        if !matches!(constant, Some(Op::LoadImm64 { value: Immediate::Func(_), .. })) {
-            return refuse(format!("R{argument} is not a subprogram where bpf_{name}#{id} is called"));
-        }
-    }
-    let Some(argument) = prototype.map_argument else { return Ok(()) };
-    let constant = flow::constant_load(ops, at, argument).and_then(|load| verified.map_at(load));
-    if let Some((map, None)) = constant {
-        // Mirrors kernel/bpf/verifier.c:record_func_map, and then check_map_func_compatibility.
-        if map.map_flags & BPF_F_RDONLY_PROG != 0 && prototype.writes_map() {
-            return Err(Report::new(Errno::EACCES, Some(at), "write into map forbidden"));
-        }
-        if !prototype.takes(map.map_type) {
-            let map_name = map_type::name(map.map_type).unwrap_or("unknown");
-            return refuse(format!("cannot pass map_type {} ({map_name}) into func bpf_{name}#{id}", map.map_type));
-        }
-        verified.helper_maps.insert(at, map);
-    }
-    Ok(())
+    Ok(Some((map, offset)))
 }

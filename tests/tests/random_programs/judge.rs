@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use ring3_generate::{MAPS, Program, Random};
 use ring3_interp::shadow::{self, End, Fault, MapKind, MapSpec};
 use ring3_uapi::bpf::map_type;
-use ring3_verifier::{Input, MapShape, verify};
+use ring3_verifier::{Input, MapShape, Policy, verify};
 
 /// The maps, as the interpreter wants them.
 pub(crate) fn specs() -> Vec<MapSpec> {
@@ -52,8 +52,9 @@ fn shape(slot: u32) -> Option<MapShape> {
         map_flags: read_only,
         stride: map.value_bytes.next_multiple_of(8),
         cpus: 1,
-        inner_type: 0,
         cpu_stride: 0,
+        lock: None,
+        inner: None,
     })
 }
 
@@ -63,6 +64,11 @@ pub(crate) fn verdict(program: &Program) -> Result<(), String> {
         insns: &program.insns,
         prog_type: program.prog_type,
         gpl_compatible: true,
+        sleepable: false,
+        cpus: *CPUS as u32,
+        policy: Policy::kernel(program.prog_type),
+        log_level: 0,
+        lines: vec![],
         map_by_fd: &|_| None,
         map_by_index: &shape,
         constant_value: &|slot| MAPS.get(slot as usize)?.constant.map(<[u8]>::to_vec),

@@ -10,18 +10,18 @@ use ring3_isa::{Immediate, Op};
 use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
-use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
+use ring3_uapi::bpf::{attach_type, cmd, is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::{
-    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_TOKEN_FD, BPF_F_WRONLY,
+    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_SLEEPABLE, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
-use ring3_verifier::{Input, MapShape, verify};
+use ring3_verifier::{Input, MapShape, Policy, verify};
 
 use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, value_types};
 use crate::loader::objects::{
     Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
 };
-use crate::realm::MapSlot;
+use crate::realm::{MapSlot, possible_cpus};
 use crate::support;
 
 /// Instructions of a program at most.
@@ -30,9 +30,6 @@ const INSNS_MAX: u32 = 1_000_000;
 const BTF_BYTES_MAX: u32 = 16 << 20;
 /// `BPF_F_STRICT_ALIGNMENT` to `BPF_F_TEST_REG_INVARIANTS`.
 const PROG_FLAGS: u32 = 0xff;
-/// Licences under which GPL-only helpers may be called (include/linux/license.h).
-const GPL_COMPATIBLE: [&str; 6] =
-    ["GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"];
 
 pub(super) fn serve(caller: &Caller<'_>) -> Reply {
     let command = caller.arg(0) as u32;
@@ -428,12 +425,16 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         let text = format!("fd {fd} is not pointing to valid bpf_map\n");
         refuse_logged(&log, Errno::EINVAL, &text, format_args!("program {name:?}: {text}"))
     })?;
-    let gpl_compatible = GPL_COMPATIBLE.contains(&license.as_str());
     let shape = |key: &Reference| maps.get(key).map(|map| map.shape());
     let verified = verify(&Input {
         insns: &insns,
         prog_type: kind,
-        gpl_compatible,
+        gpl_compatible: is_gpl_compatible(&license),
+        sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
+        cpus: possible_cpus(),
+        policy: Policy::targets(kind),
+        log_level: log.level,
+        lines: vec![],
         map_by_fd: &|fd| shape(&Reference::Fd(fd)),
         map_by_index: &|index| shape(&Reference::Index(index)),
         constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
@@ -456,7 +457,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
             ));
         }
     }
-    log.write(&verified.log())?;
+    log.write(verified.log())?;
     let slots: Vec<MapSlot> = verified.maps().iter().map(|map: &MapShape| MapSlot(map.slot)).collect();
     let realm = caller.subsystem().realm.clone();
     let text = realm.publish_program(&verified, slots).map_err(|refusal| {
@@ -472,7 +473,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         name,
         prog_type: kind,
         expected_attach_type: owner.1,
-        gpl_compatible,
+        gpl_compatible: is_gpl_compatible(&license),
         insns: bytes,
         text: Arc::new(text),
         per_cpu: verified.uses_per_cpu(),

@@ -11,7 +11,7 @@ use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_changed_by_r
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_LOCK, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
-use ring3_verifier::MapShape;
+use ring3_verifier::{InnerShape, MapShape};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
@@ -103,6 +103,8 @@ pub(super) type Owner = (u32, u32);
 #[derive(Clone, Copy, Debug)]
 pub struct Inner {
     attributes: Attributes,
+    /// Offset of a `bpf_spin_lock` in values.
+    lock: Option<u32>,
 }
 
 impl Inner {
@@ -114,8 +116,13 @@ impl Inner {
         match map.geometry().header.map_type {
             map_type::ARRAY_OF_MAPS | map_type::HASH_OF_MAPS => Err(Errno::EINVAL),
             map_type::PROG_ARRAY => Err(Errno::ENOTSUPP),
-            _ => Ok(Inner { attributes: map.attributes() }),
+            _ => Ok(Inner { attributes: map.attributes(), lock: map.lock }),
         }
+    }
+
+    fn shape(&self) -> InnerShape {
+        let Attributes { map_type, key_size, value_size, max_entries, map_flags, .. } = self.attributes;
+        InnerShape { map_type, key_size, value_size, max_entries, map_flags, lock: self.lock }
     }
 
     /// Mirrors kernel/bpf/map_in_map.c:bpf_map_meta_equal and arraymap.c:array_map_meta_equal.
@@ -519,8 +526,9 @@ impl MapObject {
             map_flags: header.map_flags,
             stride: header.stride,
             cpus: header.cpus,
-            inner_type: self.inner.map_or(0, |inner| inner.attributes.map_type),
             cpu_stride: self.file.geometry.cpu_stride,
+            lock: self.lock,
+            inner: self.inner.map(|inner| inner.shape()),
         }
     }
 

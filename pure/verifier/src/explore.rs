@@ -1,0 +1,384 @@
+//! Walks all ways through a program, each with what is known on it.
+//!
+//! Depth first, the way that falls through before the way that jumps, as the kernel does; so are the places at which a
+//! path may stop because what is known there was seen before, and the rules when such a point is kept.
+//! Mirrors kernel/bpf/verifier.c:do_check, is_state_visited and is_branch_taken.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ring3_isa::{Call, Immediate, Op, Operand};
+use ring3_uapi::Errno;
+
+use crate::compare::{self, Match};
+use crate::flow::{Flow, Stop};
+use crate::log::Log;
+use crate::memory::Access;
+use crate::objects::Variable;
+use crate::path::{Path, Place, Places, Point};
+use crate::state::{Kind, Register, State};
+use crate::{Input, MapShape, Named, Refusal, Statistics};
+
+/// What the walk found out about the program.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// For each instruction whether it can be reached.
+    pub(crate) live: Vec<bool>,
+    /// For each helper call with a map, that map if it is the same on all paths.
+    pub(crate) helper_maps: BTreeMap<usize, Option<u32>>,
+    /// Helpers called.
+    pub(crate) helpers: Vec<u32>,
+    /// For each subprogram, bytes of stack that it touches.
+    pub(crate) stack_bytes: Vec<u32>,
+    /// Bytes of context that are touched.
+    pub(crate) context_bytes: u32,
+    pub(crate) statistics: Statistics,
+}
+
+/// A way that is still to be gone.
+struct Open {
+    at: usize,
+    from: usize,
+    state: State,
+    path: Path,
+}
+
+/// Where control goes.
+pub(crate) enum Next {
+    To(usize),
+    /// This path is at its end.
+    End,
+}
+
+pub(crate) struct Explorer<'a> {
+    pub(crate) input: &'a Input<'a>,
+    pub(crate) ops: &'a [Option<Op>],
+    pub(crate) flow: &'a Flow,
+    /// Maps that the program names, then those inside of them.
+    pub(crate) maps: Vec<MapShape>,
+    /// For each map, the one that is inside.
+    pub(crate) inner: Vec<Option<u32>>,
+    /// Instruction to map and offset in its value.
+    loads: &'a BTreeMap<usize, (u32, Option<u32>)>,
+    /// Kernel objects of which only the name is known.
+    pub(crate) names: Vec<&'static str>,
+    pub(crate) state: State,
+    pub(crate) path: Path,
+    pub(crate) at: usize,
+    pub(crate) found: Found,
+    pub(crate) log: Log<'a>,
+    points: Vec<Vec<Rc<Point>>>,
+    open: Vec<Open>,
+    last_id: u32,
+    jumps: u64,
+    /// Jumps and instructions when the last point was made.
+    kept_at: (u64, u64),
+}
+
+impl<'a> Explorer<'a> {
+    pub(crate) fn new(input: &'a Input<'a>, ops: &'a [Option<Op>], flow: &'a Flow, named: &'a Named) -> Explorer<'a> {
+        let mut maps = named.maps.clone();
+        let mut inner = vec![None; maps.len()];
+        for index in 0..maps.len() {
+            if let Some(shape) = maps[index].inner {
+                inner[index] = Some(maps.len() as u32);
+                maps.push(shape.shape());
+                inner.push(None);
+            }
+        }
+        let found =
+            Found { live: vec![false; ops.len()], stack_bytes: vec![0; flow.subprograms.len()], ..Found::default() };
+        Explorer {
+            input,
+            ops,
+            flow,
+            maps,
+            inner,
+            loads: &named.loads,
+            names: vec![],
+            state: State::at_entry(),
+            path: Path::default(),
+            at: 0,
+            found,
+            log: Log::new(input),
+            points: vec![vec![]; ops.len()],
+            open: vec![],
+            last_id: 0,
+            jumps: 0,
+            kept_at: (0, 0),
+        }
+    }
+
+    /// Walks until no way is left.
+    pub(crate) fn run(&mut self) -> Result<(), Refusal> {
+        loop {
+            let next = if self.flow.stops[self.at] != Stop::Never && self.is_known()? {
+                self.log.known(self.at);
+                Next::End
+            } else {
+                self.step()?
+            };
+            match next {
+                Next::To(at) => self.at = at,
+                Next::End => {
+                    self.path = Path::default();
+                    let Some(open) = self.open.pop() else { return Ok(()) };
+                    (self.at, self.state, self.path) = (open.at, open.state, open.path);
+                    self.log.goes_on(open.from, self.at, &self.state);
+                }
+            }
+        }
+    }
+
+    /// One instruction.
+    fn step(&mut self) -> Result<Next, Refusal> {
+        let at = self.at;
+        self.found.statistics.processed += 1;
+        if self.found.statistics.processed > self.input.policy.processed_max {
+            let message = format!("BPF program is too large. Processed {} insn", self.found.statistics.processed);
+            return Err(Refusal::new(Errno::E2BIG, message));
+        }
+        self.found.live[at] = true;
+        self.log.instruction(at, &self.state);
+        let Some(op) = self.ops[at] else {
+            return Err(Refusal::new(Errno::EINVAL, "control comes to the second half of an instruction"));
+        };
+        let next = self.perform(op)?;
+        self.log.result(&self.state);
+        Ok(next)
+    }
+
+    fn perform(&mut self, op: Op) -> Result<Next, Refusal> {
+        let at = self.at;
+        match op {
+            Op::Alu { width, op, dst, src } => self.compute(width, op, dst, src)?,
+            Op::MovSx { width, bits, dst, src } => self.move_signed(width, bits, dst, src)?,
+            Op::Neg { width, dst } => self.negate(width, dst)?,
+            Op::Swap { dst, bits, swap } => self.swap(dst, bits, swap)?,
+            Op::Load { size, signed, dst, src, off } => self.load(size, signed, dst, src, off)?,
+            Op::LoadAcquire { size, dst, src, off } => {
+                let bytes = u32::from(size.bytes());
+                self.check_atomic(Access { register: src, off: i64::from(off), bytes, write: false })?;
+                self.load(size, false, dst, src, off)?;
+            }
+            Op::Store { size, dst, src, off } => self.store(size, dst, src, off)?,
+            Op::StoreRelease { size, dst, src, off } => {
+                let bytes = u32::from(size.bytes());
+                self.check_atomic(Access { register: dst, off: i64::from(off), bytes, write: true })?;
+                self.store(size, dst, Operand::Reg(src), off)?;
+            }
+            Op::Atomic { size, op, fetch, dst, src, off } => self.atomic(size, op, fetch, dst, src, off)?,
+            Op::LoadImm64 { dst, value } => {
+                self.load_immediate(dst, value)?;
+                return Ok(Next::To(at + 2));
+            }
+            Op::Ja(target) => {
+                self.jumps += 1;
+                return Ok(Next::To(target));
+            }
+            Op::Jump { width, cond, dst, src, target } => {
+                self.jumps += 1;
+                return self.branch(width, cond, dst, src, target);
+            }
+            Op::MayGoto(target) => {
+                self.jumps += 1;
+                return self.may_goto(target);
+            }
+            Op::Call(call) => {
+                self.jumps += 1;
+                return match call {
+                    Call::Local(target) => self.call_local(target),
+                    Call::Helper(id) | Call::Kfunc(id) => self.call_helper(id),
+                };
+            }
+            Op::Exit => {
+                self.jumps += 1;
+                return self.exit();
+            }
+            Op::LoadPacket { size, src, .. } => self.load_packet(size, src)?,
+        }
+        Ok(Next::To(at + 1))
+    }
+
+    fn load_immediate(&mut self, dst: u8, value: Immediate) -> Result<(), Refusal> {
+        let loaded = match (self.loads.get(&self.at), value) {
+            (Some((map, None)), _) => Register::pointer(Kind::Map(*map)),
+            (Some((map, Some(offset))), _) => {
+                let mut pointer = Register::pointer(Kind::MapValue(*map));
+                pointer.number = crate::scalar::Scalar::constant(u64::from(*offset));
+                pointer
+            }
+            (None, Immediate::Value(value)) => Register::constant(value),
+            (None, Immediate::Func(target)) => {
+                Register::pointer(Kind::Function(self.flow.subprogram_at(target) as u32))
+            }
+            (None, Immediate::BtfId(id)) => match self.input.policy.objects.as_ref().and_then(|known| known.variable(id)) {
+                Some(Variable::Object(id)) => Register::pointer(Kind::Object { id, trusted: false }),
+                Some(Variable::Memory(bytes)) => {
+                    Register::pointer(Kind::Memory { bytes, write: false, record: false })
+                }
+                None => return Err(Refusal::new(Errno::EINVAL, "kernel variables are not supported")),
+            },
+            _ => return Err(Refusal::new(Errno::EINVAL, "unrecognized bpf_ld_imm64 insn")),
+        };
+        self.write(dst, loaded, [None, None]);
+        Ok(())
+    }
+
+    /// A number that no other thing has.
+    pub(crate) fn new_id(&mut self) -> u32 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// A register as it is read. Mirrors kernel/bpf/verifier.c:check_reg_arg.
+    pub(crate) fn read(&mut self, register: u8) -> Result<Register, Refusal> {
+        let value = *self.state.register(register);
+        if value.kind == Kind::NotInit {
+            return Err(Refusal::new(Errno::EACCES, format!("R{register} !read_ok")));
+        }
+        self.path.read(self.state.place(register));
+        Ok(value)
+    }
+
+    pub(crate) fn operand(&mut self, operand: Operand) -> Result<Register, Refusal> {
+        match operand {
+            Operand::Reg(register) => self.read(register),
+            Operand::Imm(value) => Ok(Register::constant(i64::from(value) as u64)),
+        }
+    }
+
+    /// A register gets a value that depends on others.
+    pub(crate) fn write(&mut self, register: u8, value: Register, from: [Option<u8>; 2]) {
+        let place = self.state.place(register);
+        let from = from.map(|register| register.map(|register| self.state.place(register)));
+        self.state.set(register, value);
+        self.path.set(place, from);
+    }
+
+    /// A register gets a value that comes from this place.
+    pub(crate) fn write_from(&mut self, register: u8, value: Register, from: Option<Place>) {
+        let place = self.state.place(register);
+        self.state.set(register, value);
+        self.path.set(place, [from, None]);
+    }
+
+    /// What happens next depends on the numbers in these registers.
+    pub(crate) fn decides(&mut self, registers: &[u8]) {
+        let places: Places = registers.iter().map(|register| self.state.place(*register)).collect();
+        self.path.mark_precise(places);
+    }
+
+    /// Another way is to be gone later.
+    pub(crate) fn fork(&mut self, at: usize, state: State) -> Result<&mut Path, Refusal> {
+        /// `BPF_COMPLEXITY_LIMIT_JMP_SEQ`
+        const OPEN_MAX: usize = 8192;
+        if self.open.len() >= OPEN_MAX {
+            let message = format!("The sequence of {} jumps is too complex.", self.open.len());
+            return Err(Refusal::new(Errno::E2BIG, message));
+        }
+        self.path.close(None);
+        self.log.forks();
+        self.open.push(Open { at, from: self.at, state, path: self.path.clone() });
+        Ok(&mut self.open.last_mut().expect("just pushed").path)
+    }
+
+    /// Whether what is known here was known before, so that this path need not go on. Else it may become a point.
+    fn is_known(&mut self) -> Result<bool, Refusal> {
+        /// Moves between points at most, unless there is no place for one.
+        const MOVES_MAX: usize = 400;
+        let forced = self.flow.stops[self.at] == Stop::Always || self.path.open_moves() > MOVES_MAX;
+        let (jumps, insns) = (self.jumps - self.kept_at.0, self.found.statistics.processed - self.kept_at.1);
+        let mut keep = forced || jumps >= 2 && insns >= 8;
+        let mut points = std::mem::take(&mut self.points[self.at]);
+        let mut index = 0;
+        let mut known = Ok(false);
+        while let Some(point) = points.get(index) {
+            if !compare::same_calls(&point.state, &self.state) {
+                index += 1;
+                continue;
+            }
+            match self.compare_with(point) {
+                Ok(true) => {
+                    point.hits.set(point.hits.get() + 1);
+                    known = Ok(true);
+                    break;
+                }
+                Ok(false) => {}
+                Err(refusal) => {
+                    known = Err(refusal);
+                    break;
+                }
+            }
+            if !point.complete.get() && !forced && jumps < 20 && insns < 100 {
+                keep = false;
+            }
+            index += 1;
+            if keep {
+                point.misses.set(point.misses.get() + 1);
+                let patience = if self.flow.stops[self.at] == Stop::Always { 64 } else { 3 };
+                if point.misses.get() > point.hits.get() * patience + patience {
+                    index -= 1;
+                    points.remove(index);
+                }
+            }
+        }
+        self.points[self.at] = points;
+        if let Ok(false) = known
+            && keep
+        {
+            self.keep_point();
+        }
+        known
+    }
+
+    fn keep_point(&mut self) {
+        let point = Rc::new(Point::new(self.state.clone()));
+        self.points[self.at].push(point.clone());
+        self.path.close(Some((self.at, point)));
+        self.kept_at = (self.jumps, self.found.statistics.processed);
+        let statistics = &mut self.found.statistics;
+        statistics.states += 1;
+        statistics.states_per_insn_max = statistics.states_per_insn_max.max(self.points[self.at].len() as u64);
+    }
+
+    fn compare_with(&self, point: &Point) -> Result<bool, Refusal> {
+        if point.complete.get() {
+            if !compare::covers(point, &self.state, Match::Marked) {
+                return Ok(false);
+            }
+            let marks = *point.marks.borrow();
+            for place in self.state.places(|register| register.kind != Kind::NotInit) {
+                if marks.read.contains(place) {
+                    self.path.read(place);
+                }
+            }
+            for (frame, slots) in self.state.frames.iter().enumerate() {
+                let places = (0..slots.slots.len()).map(|slot| Place::slot_at(frame as u8, slot));
+                places.filter(|place| marks.read.contains(*place)).for_each(|place| self.path.read(place));
+            }
+            self.path.mark_precise(marks.precise);
+            return Ok(true);
+        }
+        // A round that was counted: the rounds will come to an end.
+        let counted = point.state.may_goto < self.state.may_goto
+            || point.state.frame().rounds < self.state.frame().rounds;
+        if self.flow.stops[self.at] == Stop::Always && counted {
+            if !compare::covers(point, &self.state, Match::Contained) {
+                return Ok(false);
+            }
+            self.path.mark_all(compare::all_places(&self.state));
+            return Ok(true);
+        }
+        if compare::covers(point, &self.state, Match::Exact) {
+            return Err(Refusal::new(Errno::EINVAL, format!("infinite loop detected at insn {}", self.at)));
+        }
+        Ok(false)
+    }
+
+    /// The nearest point of this path at the instruction `at` with the same calls.
+    pub(crate) fn previous_point(&self, at: usize) -> Option<Rc<Point>> {
+        let mut points = self.path.points().filter(|(insn, _)| *insn == at);
+        points.find(|(_, point)| compare::same_calls(&point.state, &self.state)).map(|(_, point)| point.clone())
+    }
+}

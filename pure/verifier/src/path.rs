@@ -1,0 +1,311 @@
+//! The ways that were gone, and what turned out to matter on them.
+//!
+//! A path is a chain of [`Node`]s; where paths fork they share the nodes before. A node may end in a [`Point`]: what was
+//! known there, kept so that later paths which know no less can stop. Two states may differ in what nothing
+//! depends on. That is not known when a state is seen first, so it is found out backwards: when a place is read,
+//! it is marked as read in the points before it, up to where it was written; when a number decides something (a
+//! branch, an address, a size), the moves are followed back to where it came from, and it is marked as precise on
+//! the way. A point whose node is gone has no path left behind it, so its marks are complete.
+//! Mirrors kernel/bpf/verifier.c:mark_reg_read and mark_chain_precision, which decodes the instructions backwards.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::CALL_FRAMES_MAX;
+use crate::state::State;
+
+/// A register or a stack slot of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    frame: u8,
+    number: u8,
+}
+
+const SLOTS_FROM: u8 = 11;
+const ARGUMENTS: u128 = 0b11_1110;
+
+impl Place {
+    pub(crate) const fn register(frame: u8, register: u8) -> Place {
+        Place { frame, number: register }
+    }
+
+    pub(crate) const fn slot_at(frame: u8, slot: usize) -> Place {
+        Place { frame, number: SLOTS_FROM + slot as u8 }
+    }
+
+    pub(crate) const fn frame(self) -> usize {
+        self.frame as usize
+    }
+
+    /// The register's number.
+    pub(crate) const fn number(self) -> usize {
+        self.number as usize
+    }
+
+    pub(crate) const fn slot(self) -> Option<usize> {
+        if self.number < SLOTS_FROM { None } else { Some((self.number - SLOTS_FROM) as usize) }
+    }
+}
+
+/// One step of a path.
+#[derive(Clone, Debug)]
+pub(crate) enum Move {
+    /// The place got a value that depends on these.
+    Set(Place, [Option<Place>; 2]),
+    /// Knowledge of one of these became knowledge of all.
+    Link(Box<[Place]>),
+    /// A function was called: this frame is new, its r1 to r5 are the caller's.
+    Enter(u8),
+    /// The function returned: its r0 is the caller's.
+    Leave(u8),
+}
+
+/// A set of places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Places([u128; CALL_FRAMES_MAX]);
+
+impl Places {
+    pub(crate) fn insert(&mut self, place: Place) {
+        self.0[place.frame()] |= 1 << place.number;
+    }
+
+    fn remove(&mut self, place: Place) {
+        self.0[place.frame()] &= !(1 << place.number);
+    }
+
+    pub(crate) fn contains(&self, place: Place) -> bool {
+        self.0[place.frame()] & 1 << place.number != 0
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|frame| *frame == 0)
+    }
+
+    fn insert_frame(&mut self, frame: u8) {
+        self.0[usize::from(frame)] = u128::MAX;
+    }
+
+    /// Adds `more`; what of it was new.
+    fn absorb(&mut self, more: &Places) -> Places {
+        let mut fresh = Places::default();
+        for ((own, more), fresh) in self.0.iter_mut().zip(more.0).zip(&mut fresh.0) {
+            *fresh = more & !*own;
+            *own |= more;
+        }
+        fresh
+    }
+
+    /// From the places that matter behind these moves to those that matter before them.
+    fn follow_back(&mut self, moves: &[Move]) {
+        for step in moves.iter().rev() {
+            match step {
+                Move::Set(to, from) => {
+                    if self.contains(*to) {
+                        self.remove(*to);
+                        from.iter().flatten().for_each(|place| self.insert(*place));
+                    }
+                }
+                Move::Link(places) => {
+                    if places.iter().any(|place| self.contains(*place)) {
+                        places.iter().for_each(|place| self.insert(*place));
+                    }
+                }
+                Move::Enter(frame) => {
+                    let arguments = self.0[usize::from(*frame)] & ARGUMENTS;
+                    self.0[usize::from(*frame)] = 0;
+                    self.0[usize::from(*frame) - 1] |= arguments;
+                }
+                Move::Leave(frame) => {
+                    let caller = &mut self.0[usize::from(*frame) - 1];
+                    let result = *caller & 1;
+                    *caller &= !(ARGUMENTS | 1);
+                    self.0[usize::from(*frame)] |= result;
+                }
+            }
+            if self.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+/// What later paths need of a point.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Marks {
+    pub(crate) read: Places,
+    pub(crate) precise: Places,
+}
+
+/// What was known where a path passed.
+#[derive(Debug)]
+pub(crate) struct Point {
+    pub(crate) state: State,
+    pub(crate) marks: RefCell<Marks>,
+    /// No path goes on from here any more.
+    pub(crate) complete: Cell<bool>,
+    /// Paths that stopped here, and that did not.
+    pub(crate) hits: Cell<u32>,
+    pub(crate) misses: Cell<u32>,
+}
+
+impl Point {
+    pub(crate) fn new(state: State) -> Point {
+        Point {
+            state,
+            marks: RefCell::default(),
+            complete: Cell::new(false),
+            hits: Cell::new(0),
+            misses: Cell::new(0),
+        }
+    }
+
+    pub(crate) fn is_read(&self, place: Place) -> bool {
+        self.marks.borrow().read.contains(place)
+    }
+
+    pub(crate) fn is_precise(&self, place: Place) -> bool {
+        self.marks.borrow().precise.contains(place)
+    }
+}
+
+/// A piece of a path: moves, then perhaps a point.
+#[derive(Debug)]
+pub(crate) struct Node {
+    parent: Option<Rc<Node>>,
+    moves: Vec<Move>,
+    written: Places,
+    pub(crate) point: Option<(usize, Rc<Point>)>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some((_, point)) = &self.point {
+            point.complete.set(true);
+        }
+        // A long chain must not be dropped by recursion.
+        let mut parent = self.parent.take();
+        while let Some(mut node) = parent.and_then(Rc::into_inner) {
+            parent = node.parent.take();
+        }
+    }
+}
+
+/// Where a path is: the nodes behind it, and its moves since.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Path {
+    last: Option<Rc<Node>>,
+    moves: Vec<Move>,
+    written: Places,
+}
+
+impl Path {
+    /// Ends the piece, with a point or without one.
+    pub(crate) fn close(&mut self, point: Option<(usize, Rc<Point>)>) {
+        if point.is_none() && self.moves.is_empty() && self.written.is_empty() {
+            return;
+        }
+        let written = std::mem::take(&mut self.written);
+        let moves = std::mem::take(&mut self.moves);
+        self.last = Some(Rc::new(Node { parent: self.last.take(), moves, written, point }));
+    }
+
+    /// Moves of the piece that is not closed yet.
+    pub(crate) fn open_moves(&self) -> usize {
+        self.moves.len()
+    }
+
+    /// The points behind, the nearest first.
+    pub(crate) fn points(&self) -> impl Iterator<Item = &(usize, Rc<Point>)> {
+        let nodes = std::iter::successors(self.last.as_deref(), |node| node.parent.as_deref());
+        nodes.filter_map(|node| node.point.as_ref())
+    }
+
+    /// `place` was written as a whole, and the new value depends on `from`.
+    pub(crate) fn set(&mut self, place: Place, from: [Option<Place>; 2]) {
+        self.written.insert(place);
+        self.moves.push(Move::Set(place, from));
+    }
+
+    /// Part of `place` was written; what is kept of it depends on `from`.
+    pub(crate) fn set_part(&mut self, place: Place, from: Option<Place>) {
+        self.moves.push(Move::Set(place, [from, None]));
+    }
+
+    pub(crate) fn link(&mut self, places: Vec<Place>) {
+        self.moves.push(Move::Link(places.into()));
+    }
+
+    pub(crate) fn enter(&mut self, frame: u8) {
+        self.written.insert_frame(frame);
+        self.moves.push(Move::Enter(frame));
+    }
+
+    /// The place holds nothing any more.
+    pub(crate) fn wipe(&mut self, place: Place) {
+        self.written.insert(place);
+    }
+
+    pub(crate) fn leave(&mut self, frame: u8) {
+        (0..6).for_each(|register| self.written.insert(Place::register(frame - 1, register)));
+        self.moves.push(Move::Leave(frame));
+    }
+
+    /// The place is read here.
+    pub(crate) fn read(&self, place: Place) {
+        if self.written.contains(place) {
+            return;
+        }
+        let mut node = self.last.as_deref();
+        while let Some(piece) = node {
+            if let Some((_, point)) = &piece.point {
+                let mut marks = point.marks.borrow_mut();
+                if marks.read.contains(place) {
+                    return;
+                }
+                marks.read.insert(place);
+            }
+            if piece.written.contains(place) {
+                return;
+            }
+            node = piece.parent.as_deref();
+        }
+    }
+
+    /// The numbers in these places decide something here.
+    pub(crate) fn mark_precise(&self, mut places: Places) {
+        places.follow_back(&self.moves);
+        let mut node = self.last.as_deref();
+        while let Some(piece) = node {
+            if places.is_empty() {
+                return;
+            }
+            if let Some((_, point)) = &piece.point {
+                places = point.marks.borrow_mut().precise.absorb(&places);
+            }
+            places.follow_back(&piece.moves);
+            node = piece.parent.as_deref();
+        }
+    }
+
+    /// Everything in these places matters here, in every way.
+    pub(crate) fn mark_all(&self, places: Places) {
+        let mut node = self.last.as_deref();
+        while let Some(piece) = node {
+            if let Some((_, point)) = &piece.point {
+                let mut marks = point.marks.borrow_mut();
+                marks.read.absorb(&places);
+                marks.precise.absorb(&places);
+            }
+            node = piece.parent.as_deref();
+        }
+        self.mark_precise(places);
+    }
+}
+
+impl FromIterator<Place> for Places {
+    fn from_iter<T: IntoIterator<Item = Place>>(places: T) -> Places {
+        let mut set = Places::default();
+        places.into_iter().for_each(|place| set.insert(place));
+        set
+    }
+}
