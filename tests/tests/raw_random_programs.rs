@@ -252,6 +252,17 @@ fn what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
             kinds.push((*number, finding.clone()));
         }
     }
+    // What is unsafe first.
+    kinds.sort_by_key(|(_, finding)| match finding {
+        Finding::Ring3AcceptsFault(_) => 0,
+        Finding::KernelAcceptsFault(_) => 1,
+        Finding::Ring3AloneRefuses(_) => 2,
+        Finding::KernelAloneRefuses(_) => 3,
+    });
+    for (number, kind) in &kinds {
+        let count = found.iter().filter(|(_, finding)| finding.is_as(kind)).count();
+        println!("{count:9} as program {number}: {kind:?}");
+    }
     let shown: Vec<String> =
         kinds.iter().take(FINDINGS_MAX).map(|(number, finding)| court.explained(seed, *number, finding)).collect();
     assert!(found.is_empty(), "{} programs, of {} kinds:\n{}", found.len(), kinds.len(), shown.join("\n"));
