@@ -3,13 +3,18 @@
 //! Runs: in tests.
 //! May touch: the memory that it is given, through checks.
 //! Never: shares code with the compiler.
-//! Start reading at: `run`.
+//! Start reading at: `run`; `shadow` runs what no verifier has seen and says what is wrong with it.
 #![forbid(unsafe_code)]
+
+mod arithmetic;
+pub mod shadow;
 
 use std::fmt;
 
-use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
+use ring3_isa::{AtomicOp, Call, Immediate, Op, Operand, Size, Width, op};
 use ring3_verifier::Verified;
+
+use arithmetic::{alu, atomic, cut, extend, holds, swap};
 
 /// Address of the deepest frame's stack end; frames go down from here.
 pub const STACK_TOP: u64 = 0x7000_0000_0000;
@@ -165,24 +170,12 @@ impl<H: Host> Machine<'_, H> {
             Op::Alu { width, op, dst, src } => r[dst as usize] = alu(width, op, r[dst as usize], value(r, src)),
             Op::Neg { width, dst } => r[dst as usize] = cut(width, r[dst as usize].wrapping_neg()),
             Op::MovSx { width, bits, dst, src } => {
-                let shift = 64 - u32::from(bits);
-                r[dst as usize] = cut(width, (((r[src as usize] << shift) as i64) >> shift) as u64);
+                r[dst as usize] = cut(width, extend(u32::from(bits), r[src as usize]));
             }
-            Op::Swap { dst, bits, swap } => {
-                let value = r[dst as usize];
-                r[dst as usize] = match (bits, swap) {
-                    (16, true) => u64::from((value as u16).swap_bytes()),
-                    (32, true) => u64::from((value as u32).swap_bytes()),
-                    (_, true) => value.swap_bytes(),
-                    (16, false) => u64::from(value as u16),
-                    (32, false) => u64::from(value as u32),
-                    (_, false) => value,
-                };
-            }
+            Op::Swap { dst, bits, swap: swapped } => r[dst as usize] = swap(bits, swapped, r[dst as usize]),
             Op::Load { size, signed, dst, src, off } => {
                 let read = self.load(insn, r[src as usize].wrapping_add_signed(i64::from(off)), size)?;
-                let shift = 64 - 8 * u32::from(size.bytes());
-                r[dst as usize] = if signed { (((read << shift) as i64) >> shift) as u64 } else { read };
+                r[dst as usize] = if signed { extend(8 * u32::from(size.bytes()), read) } else { read };
             }
             Op::LoadAcquire { size, dst, src, off } => {
                 r[dst as usize] = self.load(insn, r[src as usize].wrapping_add_signed(i64::from(off)), size)?;
@@ -218,15 +211,7 @@ impl<H: Host> Machine<'_, H> {
         let width = if size == Size::Dw { Width::W64 } else { Width::W32 };
         let old = self.load(insn, address, size)?;
         let operand = cut(width, r[src as usize]);
-        let new = match op {
-            AtomicOp::Add => old.wrapping_add(operand),
-            AtomicOp::Or => old | operand,
-            AtomicOp::And => old & operand,
-            AtomicOp::Xor => old ^ operand,
-            AtomicOp::Xchg => operand,
-            AtomicOp::Cmpxchg if old == cut(width, r[0]) => operand,
-            AtomicOp::Cmpxchg => old,
-        };
+        let new = atomic(op, old, operand, cut(width, r[0]));
         self.store(insn, address, size, new)?;
         if op == AtomicOp::Cmpxchg {
             r[0] = old;
@@ -249,73 +234,5 @@ fn value(r: &[u64; 11], operand: Operand) -> u64 {
     match operand {
         Operand::Reg(register) => r[register as usize],
         Operand::Imm(value) => i64::from(value) as u64,
-    }
-}
-
-fn cut(width: Width, value: u64) -> u64 {
-    if width == Width::W64 { value } else { u64::from(value as u32) }
-}
-
-/// RFC 9669 section 4.1.
-fn alu(width: Width, op: AluOp, a: u64, b: u64) -> u64 {
-    if width == Width::W32 {
-        return u64::from(alu32(op, a as u32, b as u32));
-    }
-    match op {
-        AluOp::Add => a.wrapping_add(b),
-        AluOp::Sub => a.wrapping_sub(b),
-        AluOp::Mul => a.wrapping_mul(b),
-        AluOp::Div => a.checked_div(b).unwrap_or(0),
-        AluOp::Sdiv if b == 0 => 0,
-        AluOp::Sdiv => (a as i64).wrapping_div(b as i64) as u64,
-        AluOp::Mod => a.checked_rem(b).unwrap_or(a),
-        AluOp::Smod if b == 0 => a,
-        AluOp::Smod => (a as i64).wrapping_rem(b as i64) as u64,
-        AluOp::Or => a | b,
-        AluOp::And => a & b,
-        AluOp::Xor => a ^ b,
-        AluOp::Lsh => a << (b & 63),
-        AluOp::Rsh => a >> (b & 63),
-        AluOp::Arsh => ((a as i64) >> (b & 63)) as u64,
-        AluOp::Mov => b,
-    }
-}
-
-fn alu32(op: AluOp, a: u32, b: u32) -> u32 {
-    match op {
-        AluOp::Add => a.wrapping_add(b),
-        AluOp::Sub => a.wrapping_sub(b),
-        AluOp::Mul => a.wrapping_mul(b),
-        AluOp::Div => a.checked_div(b).unwrap_or(0),
-        AluOp::Sdiv if b == 0 => 0,
-        AluOp::Sdiv => (a as i32).wrapping_div(b as i32) as u32,
-        AluOp::Mod => a.checked_rem(b).unwrap_or(a),
-        AluOp::Smod if b == 0 => a,
-        AluOp::Smod => (a as i32).wrapping_rem(b as i32) as u32,
-        AluOp::Or => a | b,
-        AluOp::And => a & b,
-        AluOp::Xor => a ^ b,
-        AluOp::Lsh => a << (b & 31),
-        AluOp::Rsh => a >> (b & 31),
-        AluOp::Arsh => ((a as i32) >> (b & 31)) as u32,
-        AluOp::Mov => b,
-    }
-}
-
-fn holds(width: Width, cond: Cond, a: u64, b: u64) -> bool {
-    let (a, b) = (cut(width, a), cut(width, b));
-    let signed = |x: u64| if width == Width::W64 { x as i64 } else { i64::from(x as i32) };
-    match cond {
-        Cond::Eq => a == b,
-        Cond::Ne => a != b,
-        Cond::Gt => a > b,
-        Cond::Ge => a >= b,
-        Cond::Lt => a < b,
-        Cond::Le => a <= b,
-        Cond::Set => a & b != 0,
-        Cond::Sgt => signed(a) > signed(b),
-        Cond::Sge => signed(a) >= signed(b),
-        Cond::Slt => signed(a) < signed(b),
-        Cond::Sle => signed(a) <= signed(b),
     }
 }

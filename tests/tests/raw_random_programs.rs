@@ -1,0 +1,273 @@
+//! Random programs: what is accepted does no wrong, and the kernel and ring3 accept the same.
+//!
+//! `ring3_generate` writes programs that are right or wrong by little. Each gets the kernel's verdict, which needs root
+//! (`random_programs/raw_kernel.rs`), and ring3's; what either accepts is run in the judging interpreter, in
+//! random worlds (`random_programs/judge.rs`), and must not fault. A fault in what the kernel accepts is a mistake of the
+//! interpreter, or one of the kernel's (`random_programs/reasons.rs` has those that are understood). Some are also
+//! shown to `prevail` (`random_programs/opinion.rs`), whose opinion is printed and binds nobody.
+//!
+//! Of what should not be the test makes a small program that shows it and prints it with seed and number.
+//!
+//! The usual programs are always the same. `RING3_SEED=S RING3_PROGRAMS=N` judges programs 0 to N of another
+//! seed, `RING3_PROGRAM=P` one alone. `RING3_VERIFIER=1` asks ring3's verifier as well.
+
+mod random_programs;
+#[path = "calls/raw_bpf.rs"]
+#[expect(dead_code, reason = "programs are only loaded here")]
+mod raw_bpf;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use random_programs::judge;
+use random_programs::opinion::{is_simple, opinion};
+use random_programs::raw_kernel::{Kernel, message};
+use random_programs::reasons::{explain_fault, kernel_alone_refuses, ring3_alone_refuses};
+use ring3_generate::{Program, program, shrink, text};
+use ring3_interp::shadow::{Fault, MapSpec};
+use ring3_tests::is_root;
+
+/// Programs when nothing else is said.
+const PROGRAMS_USUAL: u64 = 5000;
+const SEED_USUAL: u64 = 1;
+/// Random worlds that a program runs in.
+const INPUTS: u64 = 16;
+/// What is found that should not be: so many are shrunk and shown.
+const FINDINGS_MAX: usize = 5;
+/// Programs that a thread takes at a time.
+const AT_A_TIME: u64 = 64;
+/// One program in so many is shown to `prevail`.
+const OPINION_EVERY: u64 = 64;
+
+/// What the sides say to a program; `None`: not asked.
+#[derive(Clone, Debug, Default)]
+struct Verdicts {
+    kernel: Option<bool>,
+    ring3: Option<Result<(), String>>,
+}
+
+/// What should not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Finding {
+    /// The kernel accepts it and it faults: the interpreter's mistake, or the kernel's.
+    KernelAcceptsFault(Fault),
+    /// Ring3 accepts it and it faults.
+    Ring3AcceptsFault(Fault),
+    /// Ring3 accepts what the kernel refuses with this message.
+    KernelAloneRefuses(String),
+    /// Ring3 refuses with this message what the kernel accepts.
+    Ring3AloneRefuses(String),
+}
+
+impl Finding {
+    /// Whether another shows the same: instructions and numbers may differ.
+    fn is_as(&self, other: &Finding) -> bool {
+        let words = |text: &str| -> String { text.chars().filter(|c| !c.is_ascii_hexdigit()).collect() };
+        match (self, other) {
+            (Finding::KernelAcceptsFault(a), Finding::KernelAcceptsFault(b))
+            | (Finding::Ring3AcceptsFault(a), Finding::Ring3AcceptsFault(b)) => {
+                std::mem::discriminant(&a.wrong) == std::mem::discriminant(&b.wrong)
+            }
+            (Finding::KernelAloneRefuses(a), Finding::KernelAloneRefuses(b))
+            | (Finding::Ring3AloneRefuses(a), Finding::Ring3AloneRefuses(b)) => words(a) == words(b),
+            _ => false,
+        }
+    }
+}
+
+/// What came out, counted.
+#[derive(Default)]
+struct Counts {
+    by_name: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    fn add(&mut self, name: impl Into<String>) {
+        *self.by_name.entry(name.into()).or_default() += 1;
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.by_name.get(name).copied().unwrap_or(0)
+    }
+
+    fn join(&mut self, other: Counts) {
+        for (name, count) in other.by_name {
+            *self.by_name.entry(name).or_default() += count;
+        }
+    }
+}
+
+/// Who is asked.
+struct Court {
+    kernel: Option<Kernel>,
+    asks_ring3: bool,
+    specs: Vec<MapSpec>,
+}
+
+impl Court {
+    fn new() -> Court {
+        let kernel = is_root().then(|| Kernel::new().unwrap_or_else(|errno| panic!("maps: {errno:?}")));
+        if kernel.is_none() {
+            println!("SKIPPED: comparing with the kernel needs root");
+        }
+        let asks_ring3 = number_of("RING3_VERIFIER").is_some_and(|number| number != 0);
+        if !asks_ring3 {
+            println!("SKIPPED: ring3's own verdicts are asked for with RING3_VERIFIER=1");
+        }
+        Court { kernel, asks_ring3, specs: judge::specs() }
+    }
+
+    fn verdicts(&self, program: &Program) -> Verdicts {
+        Verdicts {
+            kernel: self.kernel.as_ref().map(|kernel| kernel.accepts(program)),
+            ring3: self.asks_ring3.then(|| judge::verdict(program)),
+        }
+    }
+
+    /// The one place that says what verdicts mean.
+    fn weigh(&self, program: &Program, verdicts: &Verdicts, counts: &mut Counts) -> Option<Finding> {
+        let kernel = verdicts.kernel;
+        let ring3 = verdicts.ring3.as_ref().map(Result::is_ok);
+        let ran = judge::run(program, &self.specs, INPUTS);
+        if let Some(verdict) = kernel {
+            counts.add(if verdict { "accepted by the kernel" } else { "refused by the kernel" });
+        }
+        match (&ran, kernel) {
+            (Err(_), Some(false)) => counts.add("refused by the kernel, and faults"),
+            (Ok(0), _) => counts.add("given up by the interpreter"),
+            _ => {}
+        }
+        if let (Err(fault), true) = (&ran, kernel == Some(true)) {
+            match explain_fault(program, fault) {
+                Some(reason) => counts.add(reason),
+                None => return Some(Finding::KernelAcceptsFault(fault.clone())),
+            }
+        }
+        if let (Err(fault), true) = (&ran, ring3 == Some(true)) {
+            return Some(Finding::Ring3AcceptsFault(fault.clone()));
+        }
+        match (kernel, &verdicts.ring3) {
+            (Some(false), Some(Ok(()))) => {
+                let log = self.kernel.as_ref().and_then(|kernel| kernel.judge(program).err());
+                let message = message(&log.unwrap_or_default());
+                match kernel_alone_refuses(&message) {
+                    Some(reason) => counts.add(reason),
+                    None => return Some(Finding::KernelAloneRefuses(message)),
+                }
+            }
+            (Some(true), Some(Err(message))) => match ring3_alone_refuses(program, message) {
+                Some(reason) => counts.add(reason),
+                None => return Some(Finding::Ring3AloneRefuses(message.clone())),
+            },
+            _ => {}
+        }
+        None
+    }
+
+    fn judge(&self, program: &Program, counts: &mut Counts) -> Option<Finding> {
+        self.weigh(program, &self.verdicts(program), counts)
+    }
+
+    /// What `prevail` says, beside the others.
+    fn ask_for_opinion(&self, program: &Program, verdicts: &Verdicts, counts: &mut Counts) {
+        let verdict = match verdicts.kernel {
+            Some(true) => "the kernel accepts",
+            Some(false) => "the kernel refuses",
+            None => "the kernel is not asked",
+        };
+        let faults = if judge::run(program, &self.specs, INPUTS).is_err() { ", it faults" } else { "" };
+        counts.add(format!("prevail {:?} what {verdict}{faults}", opinion(program)));
+    }
+
+    /// A finding at its smallest.
+    fn explained(&self, seed: u64, number: u64, found: &Finding) -> String {
+        let mut shows = |candidate: &Program| {
+            self.judge(candidate, &mut Counts::default()).is_some_and(|other| other.is_as(found))
+        };
+        let small = shrink(program(seed, number), &mut shows);
+        let found = self.judge(&small, &mut Counts::default());
+        let opinion = if is_simple(&small) { format!("; prevail {:?} it", opinion(&small)) } else { String::new() };
+        format!(
+            "RING3_SEED={seed} RING3_PROGRAM={number}, at its smallest, of program type {}:\n{}{found:?}{opinion}\n",
+            small.prog_type,
+            text(&small.insns)
+        )
+    }
+}
+
+fn number_of(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
+}
+
+#[test]
+fn what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
+    let court = Court::new();
+    let seed = number_of("RING3_SEED").unwrap_or(SEED_USUAL);
+    let alone = number_of("RING3_PROGRAM");
+    let first = alone.unwrap_or(0);
+    let end = alone.map_or_else(|| number_of("RING3_PROGRAMS").unwrap_or(PROGRAMS_USUAL), |number| number + 1);
+    if alone.is_some() {
+        println!("{}", text(&program(seed, first).insns));
+    }
+    let (next, found) = (AtomicU64::new(first), Mutex::new(vec![]));
+    let all = Mutex::new(Counts::default());
+    let started = Instant::now();
+    let work = || {
+        let mut counts = Counts::default();
+        loop {
+            let start = next.fetch_add(AT_A_TIME, Ordering::Relaxed);
+            for number in start..(start + AT_A_TIME).min(end) {
+                let subject = program(seed, number);
+                let verdicts = court.verdicts(&subject);
+                if number % OPINION_EVERY == 0 && is_simple(&subject) {
+                    court.ask_for_opinion(&subject, &verdicts, &mut counts);
+                }
+                if let Some(finding) = court.weigh(&subject, &verdicts, &mut counts) {
+                    found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((number, finding));
+                }
+            }
+            if start + AT_A_TIME >= end {
+                break;
+            }
+        }
+        all.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).join(counts);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let counts = all.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let rate = (end - first) as f64 / started.elapsed().as_secs_f64();
+    println!("{} programs from RING3_SEED={seed} on, {rate:.0} a second", end - first);
+    counts.by_name.iter().for_each(|(name, count)| println!("{count:9} {name}"));
+    let mut found = found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    found.sort_by_key(|(number, _)| *number);
+    // One of each kind.
+    let mut kinds: Vec<(u64, Finding)> = vec![];
+    for (number, finding) in &found {
+        if !kinds.iter().any(|(_, known)| known.is_as(finding)) {
+            kinds.push((*number, finding.clone()));
+        }
+    }
+    // What is unsafe first.
+    kinds.sort_by_key(|(_, finding)| match finding {
+        Finding::Ring3AcceptsFault(_) => 0,
+        Finding::KernelAcceptsFault(_) => 1,
+        Finding::Ring3AloneRefuses(_) => 2,
+        Finding::KernelAloneRefuses(_) => 3,
+    });
+    for (number, kind) in &kinds {
+        let count = found.iter().filter(|(_, finding)| finding.is_as(kind)).count();
+        println!("{count:9} as program {number}: {kind:?}");
+    }
+    let shown: Vec<String> =
+        kinds.iter().take(FINDINGS_MAX).map(|(number, finding)| court.explained(seed, *number, finding)).collect();
+    assert!(found.is_empty(), "{} programs, of {} kinds:\n{}", found.len(), kinds.len(), shown.join("\n"));
+    let many = alone.is_none() && end >= PROGRAMS_USUAL && court.kernel.is_some();
+    let share = counts.get("accepted by the kernel") as f64 / (end - first) as f64;
+    assert!(!many || (0.3..0.8).contains(&share), "the kernel accepts {share:.2}: too many or too few");
+    assert!(!many || counts.get("refused by the kernel, and faults") > 0, "the interpreter sees no fault");
+}
