@@ -12,9 +12,11 @@ use ring3_btf::kind;
 use ring3_isa::Insn;
 use ring3_isa::code::BPF_EXIT;
 use ring3_object::{Kernel, MapDef, Object, Program, Settings, embedded};
-use ring3_tests::{is_root, libbpf_tools, programs, root};
+use ring3_tests::{is_root, libbpf_tools, programs, ring3, root};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{attach_type, prog_type};
+
+use serde_json::Value;
 
 use kernel::{Made, Refusal, Stats};
 
@@ -29,8 +31,8 @@ struct Row {
     /// What it is attached to is not in this kernel.
     homeless: bool,
     kernel: Result<Stats, Refusal>,
-    // Our own verdict on the same program stands here, once there is one to compare: what the kernel accepts we accept,
-    // what it refuses we may refuse for another reason.
+    /// What `ring3 verify --json` says of it.
+    ours: Value,
 }
 
 impl Row {
@@ -52,8 +54,23 @@ impl Row {
             }
             Err(refusal) => format!("REFUSED {:?}: {}", refusal.errno, refusal.why),
         };
+        let ours = format!(
+            "{:>8} us {:>7} insns {:>5} states  {}",
+            self.ours["usec"],
+            self.ours["processed"],
+            self.ours["states"],
+            if self.is_accepted() { "accepted".into() } else { format!("REFUSED {}", self.ours["reason"]) }
+        );
         let kind = prog_type::name(self.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_");
-        format!("{:<16} {:<32} {kind:<15} {:>5}  {verdict}", self.tool, self.program, self.insns)
+        format!("{:<16} {:<32} {kind:<15} {:>5}  {verdict} | ours {ours}", self.tool, self.program, self.insns)
+    }
+
+    fn is_not_known(&self) -> bool {
+        self.tool == "features" && NOT_KNOWN.iter().any(|(name, _)| *name == self.program)
+    }
+
+    fn is_accepted(&self) -> bool {
+        self.ours["accepted"] == true
     }
 }
 
@@ -65,6 +82,11 @@ const NO_FAULT_OF_OURS: [&str; 3] = [
     "failed to find the address for kernel symbol",
     // Locked down.
     "cannot use helper bpf_probe_write_user",
+];
+/// What the kernel accepts and we do not, and why.
+const NOT_KNOWN: [(&str, &str); 2] = [
+    ("functions", "a kernel function that programs in targets have no use for"),
+    ("connects", "the context of CGROUP_SOCK_ADDR is not known"),
 ];
 /// Programs that stand between the kernel's functions and their callers.
 const ENTRIES: [u32; 4] =
@@ -113,6 +135,17 @@ fn objects() -> Vec<(String, Vec<u8>)> {
     tools.iter().flat_map(inside).chain(own).collect()
 }
 
+/// What `ring3 verify` says of each program of an object.
+fn our_verdicts(tool: &str, bytes: &[u8]) -> Vec<Value> {
+    let folder = root().join("target/objects");
+    std::fs::create_dir_all(&folder).expect("target is writable");
+    let path = folder.join(format!("{tool}.o"));
+    std::fs::write(&path, bytes).expect("target is writable");
+    let output = Command::new(ring3()).args(["verify", "--json"]).arg(&path).output().expect("it runs");
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    said["programs"].as_array().cloned().unwrap_or_default()
+}
+
 /// All programs of all objects; what of the objects cannot be had at all.
 fn rows(types: &Kernel) -> (Vec<Row>, Vec<String>) {
     let (mut rows, mut failures) = (vec![], vec![]);
@@ -126,8 +159,10 @@ fn rows(types: &Kernel) -> (Vec<Row>, Vec<String>) {
                 continue;
             }
         };
+        let verdicts = our_verdicts(&tool, &bytes);
         for program in &object.programs {
             let kernel = made.load(&object, program);
+            let ours = verdicts.iter().find(|verdict| verdict["name"] == program.name.as_str());
             let wants_type = matches!(program.prog_type, prog_type::TRACING | prog_type::LSM);
             rows.push(Row {
                 tool: tool.clone(),
@@ -138,6 +173,7 @@ fn rows(types: &Kernel) -> (Vec<Row>, Vec<String>) {
                 insns: program.insns.len(),
                 homeless: wants_type && program.attach_btf_id == 0,
                 kernel,
+                ours: ours.cloned().unwrap_or_default(),
             });
         }
     }
@@ -165,6 +201,19 @@ fn the_kernel_accepts_what_the_tools_load() {
         rows.iter().filter(|row| row.kernel.as_ref().is_err_and(|refusal| !row.is_expected(refusal, forbidden)));
     let unexpected: Vec<String> = unexpected.map(|row| format!("{} ({})", row.line(), row.section)).collect();
     assert!(unexpected.is_empty(), "{unexpected:#?}");
+    let total = |usec: &dyn Fn(&Row) -> u64| rows.iter().filter(|row| row.kernel.is_ok()).map(usec).sum::<u64>();
+    let kernel = total(&|row| row.kernel.as_ref().map_or(0, |stats| stats.usec));
+    let ours = total(&|row| row.ours["usec"].as_u64().unwrap_or(0));
+    let also = rows.iter().filter(|row| row.kernel.is_err() && row.is_accepted()).count();
+    println!(
+        "verification of what the kernel accepts: kernel {kernel} us, ours {ours} us; {also} more accepted by ours"
+    );
+    let refused: Vec<String> = rows
+        .iter()
+        .filter(|row| row.kernel.is_ok() && !row.is_accepted() && !row.is_not_known())
+        .map(Row::line)
+        .collect();
+    assert!(refused.is_empty(), "the kernel accepts what ours refuses:\n{}", refused.join("\n"));
 }
 
 /// A call of a function that there is none of was one of function 0 in older libbpf.

@@ -152,7 +152,7 @@ impl Court {
             (Some(false), Some(Ok(()))) => {
                 let log = self.kernel.as_ref().and_then(|kernel| kernel.judge(program).err());
                 let message = message(&log.unwrap_or_default());
-                match kernel_alone_refuses(&message) {
+                match kernel_alone_refuses(program, &message) {
                     Some(reason) => counts.add(reason),
                     None => return Some(Finding::KernelAloneRefuses(message)),
                 }

@@ -49,8 +49,8 @@ pub(crate) fn run(wanted: &Wanted) -> Result<bool, String> {
     let btf_file = wanted.btf.as_deref().unwrap_or(Path::new(KERNEL_BTF));
     let types = read(btf_file).map_err(|why| format!("{why}; name a kernel's types with --btf FILE"))?;
     let kernel = Kernel::parse(types).map_err(|error| format!("{}: {error}", btf_file.display()))?;
-    let object = Object::load(&bytes, &kernel, &settings())
-        .map_err(|error| format!("{}: {error}", wanted.file.display()))?;
+    let object =
+        Object::load(&bytes, &kernel, &settings()).map_err(|error| format!("{}: {error}", wanted.file.display()))?;
     if let Some(name) = &wanted.program
         && !object.programs.iter().any(|program| program.name == *name)
     {
@@ -110,22 +110,26 @@ impl<'a> Judge<'a> {
             let ours = u32::try_from(insn.imm).ok().and_then(|id| self.functions.get(&id));
             insn.imm = ours.map_or(insn.imm, |number| *number as i32);
         }
-        let input = Input {
+        let mut input = Input {
             insns: &insns,
             prog_type: program.prog_type,
             gpl_compatible: self.object.is_gpl_compatible(),
             sleepable: program.flags & BPF_F_SLEEPABLE != 0,
             cpus: processors(),
             policy: self.policy(program),
-            log_level: if self.wanted.verbose { 2 } else { 1 },
+            log_level: 0,
             lines: self.lines(program),
             map_by_fd: &|_| None,
             map_by_index: &|index| self.maps.get(index as usize).copied(),
             constant_value: &|slot| self.constant(slot),
         };
         let begun = Instant::now();
-        let verdict = verify(&input);
+        let mut verdict = verify(&input);
         let usec = begun.elapsed().as_micros();
+        if verdict.is_err() || self.wanted.verbose {
+            input.log_level = if self.wanted.verbose { 2 } else { 1 };
+            verdict = verify(&input);
+        }
         let (name, section) = (program.name.clone(), program.section.clone());
         Judged { name, section, kind: program.prog_type, insns: insns.len(), usec, verdict }
     }
@@ -252,7 +256,11 @@ fn as_text(judged: &[Judged], wanted: &Wanted) -> String {
         let verdict = if program.verdict.is_ok() { "accepted" } else { "REFUSED" };
         out += &format!(
             "{verdict}  {}  ({}, {})  {} insns, {processed} processed, {states} states, {} us\n",
-            program.name, program.section, program.kind(), program.insns, program.usec
+            program.name,
+            program.section,
+            program.kind(),
+            program.insns,
+            program.usec
         );
         if program.verdict.is_err() && !wanted.verbose {
             // The end of the way that led there.

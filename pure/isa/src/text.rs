@@ -10,9 +10,7 @@ use core::fmt;
 use ring3_uapi::helper;
 
 use crate::Insn;
-use crate::code::{
-    ADDR_SPACE_CAST, BPF_ABS, BPF_ALU64, BPF_IND, BPF_JMP32, BPF_LD, BPF_LD_IMM64, BPF_MAY_GOTO, BPF_MOV_X, BPF_X,
-};
+use crate::code::{ADDR_SPACE_CAST, BPF_ALU64, BPF_JMP32, BPF_MAY_GOTO, BPF_MOV_X, BPF_X};
 use crate::op::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
 
 impl fmt::Display for Operand {

@@ -4,7 +4,7 @@
 //! path may stop because what is known there was seen before, and the rules when such a point is kept.
 //! Mirrors kernel/bpf/verifier.c:do_check, is_state_visited and is_branch_taken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use ring3_isa::{Call, Immediate, Op, Operand};
@@ -60,6 +60,8 @@ pub(crate) struct Explorer<'a> {
     pub(crate) inner: Vec<Option<u32>>,
     /// Instruction to map and offset in its value.
     loads: &'a BTreeMap<usize, (u32, Option<u32>)>,
+    /// What was read of maps that never change, by slot.
+    pub(crate) constants: HashMap<u32, Option<Vec<u8>>>,
     /// Kernel objects of which only the name is known.
     pub(crate) names: Vec<&'static str>,
     pub(crate) state: State,
@@ -95,6 +97,7 @@ impl<'a> Explorer<'a> {
             maps,
             inner,
             loads: &named.loads,
+            constants: HashMap::new(),
             names: vec![],
             state: State::at_entry(),
             path: Path::default(),
@@ -143,6 +146,7 @@ impl<'a> Explorer<'a> {
         let Some(op) = self.ops[at] else {
             return Err(Refusal::new(Errno::EINVAL, "control comes to the second half of an instruction"));
         };
+        crate::check_operands(&op)?;
         let next = self.perform(op)?;
         self.log.result(&self.state);
         Ok(next)
@@ -212,13 +216,15 @@ impl<'a> Explorer<'a> {
             (None, Immediate::Func(target)) => {
                 Register::pointer(Kind::Function(self.flow.subprogram_at(target) as u32))
             }
-            (None, Immediate::BtfId(id)) => match self.input.policy.objects.as_ref().and_then(|known| known.variable(id)) {
-                Some(Variable::Object(id)) => Register::pointer(Kind::Object { id, trusted: false }),
-                Some(Variable::Memory(bytes)) => {
-                    Register::pointer(Kind::Memory { bytes, write: false, record: false })
+            (None, Immediate::BtfId(id)) => {
+                match self.input.policy.objects.as_ref().and_then(|known| known.variable(id)) {
+                    Some(Variable::Object(id)) => Register::pointer(Kind::Object { id, trusted: false }),
+                    Some(Variable::Memory(bytes)) => {
+                        Register::pointer(Kind::Memory { bytes, write: false, record: false })
+                    }
+                    None => return Err(Refusal::new(Errno::EINVAL, "kernel variables are not supported")),
                 }
-                None => return Err(Refusal::new(Errno::EINVAL, "kernel variables are not supported")),
-            },
+            }
             _ => return Err(Refusal::new(Errno::EINVAL, "unrecognized bpf_ld_imm64 insn")),
         };
         self.write(dst, loaded, [None, None]);
@@ -288,7 +294,9 @@ impl<'a> Explorer<'a> {
         /// Moves between points at most, unless there is no place for one.
         const MOVES_MAX: usize = 400;
         let forced = self.flow.stops[self.at] == Stop::Always || self.path.open_moves() > MOVES_MAX;
-        let (jumps, insns) = (self.jumps - self.kept_at.0, self.found.statistics.processed - self.kept_at.1);
+        // The instruction here counts.
+        let processed = self.found.statistics.processed + 1;
+        let (jumps, insns) = (self.jumps - self.kept_at.0, processed - self.kept_at.1);
         let mut keep = forced || jumps >= 2 && insns >= 8;
         let mut points = std::mem::take(&mut self.points[self.at]);
         let mut index = 0;
@@ -336,7 +344,7 @@ impl<'a> Explorer<'a> {
         let point = Rc::new(Point::new(self.state.clone()));
         self.points[self.at].push(point.clone());
         self.path.close(Some((self.at, point)));
-        self.kept_at = (self.jumps, self.found.statistics.processed);
+        self.kept_at = (self.jumps, self.found.statistics.processed + 1);
         let statistics = &mut self.found.statistics;
         statistics.states += 1;
         statistics.states_per_insn_max = statistics.states_per_insn_max.max(self.points[self.at].len() as u64);
@@ -361,8 +369,8 @@ impl<'a> Explorer<'a> {
             return Ok(true);
         }
         // A round that was counted: the rounds will come to an end.
-        let counted = point.state.may_goto < self.state.may_goto
-            || point.state.frame().rounds < self.state.frame().rounds;
+        let counted =
+            point.state.may_goto < self.state.may_goto || point.state.frame().rounds < self.state.frame().rounds;
         if self.flow.stops[self.at] == Stop::Always && counted {
             if !compare::covers(point, &self.state, Match::Contained) {
                 return Ok(false);

@@ -434,10 +434,8 @@ fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Report> {
     let mut ops = vec![];
     while ops.len() < insns.len() {
         let at = ops.len();
-        let decoded = op(insns, at).map_err(|error| {
-            Report::new(Errno::EINVAL, Some(at), undecodable(insns, at, error))
-        })?;
-        check_operands(&decoded, at)?;
+        let decoded =
+            op(insns, at).map_err(|error| Report::new(Errno::EINVAL, Some(at), undecodable(insns, at, error)))?;
         ops.push(Some(decoded));
         if insns[at].is_wide() {
             ops.push(None);
@@ -487,9 +485,9 @@ fn undecodable(insns: &[Insn], at: usize, error: DecodeError) -> String {
 }
 
 /// Mirrors kernel/bpf/verifier.c:check_alu_op and the frame pointer's protection.
-fn check_operands(decoded: &Op, at: usize) -> Result<(), Report> {
+pub(crate) fn check_operands(decoded: &Op) -> Result<(), Refusal> {
     use ring3_isa::{AluOp, Operand, Width};
-    let refuse = |message: String| Err(Report::new(Errno::EINVAL, Some(at), message));
+    let refuse = |message: String| Err(Refusal::new(Errno::EINVAL, message));
     if let Op::Alu { width, op, src: Operand::Imm(value), .. } = decoded {
         let bits = if *width == Width::W64 { 64 } else { 32 };
         match op {
@@ -514,7 +512,7 @@ fn check_operands(decoded: &Op, at: usize) -> Result<(), Report> {
         _ => None,
     };
     if written == Some(10) {
-        return Err(Report::new(Errno::EACCES, Some(at), "frame pointer is read only"));
+        return Err(Refusal::new(Errno::EACCES, "frame pointer is read only"));
     }
     Ok(())
 }

@@ -86,13 +86,14 @@ impl Explorer<'_> {
     }
 
     /// What nobody can change any more is known.
-    fn constant_of(&self, map: u32, pointer: &Register, access: Access) -> Option<u64> {
+    fn constant_of(&mut self, map: u32, pointer: &Register, access: Access) -> Option<u64> {
         let at = pointer.number.value()?.wrapping_add(access.off as u64);
         let shape = &self.maps[map as usize];
         if shape.map_type != map_type::ARRAY || shape.max_entries != 1 {
             return None;
         }
-        let value = (self.input.constant_value)(shape.slot)?;
+        let slot = shape.slot;
+        let value = self.constants.entry(slot).or_insert_with(|| (self.input.constant_value)(slot)).as_ref()?;
         let read = value.get(usize::try_from(at).ok()?..)?.get(..access.bytes as usize)?;
         let mut word = [0; 8];
         word[..read.len()].copy_from_slice(read);

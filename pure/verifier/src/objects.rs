@@ -90,7 +90,8 @@ impl KernelTypes {
             let Some((_, element)) = self.btf.sized(inner).filter(|(_, element)| *element > 0) else { continue };
             // An array without a length at the end is as long as need be.
             let flexible = length == 0 && first == size;
-            let stretch = first..if flexible { u32::MAX } else { first.saturating_add(element.saturating_mul(length)) };
+            let stretch =
+                first..if flexible { u32::MAX } else { first.saturating_add(element.saturating_mul(length)) };
             if !stretch.contains(&at) {
                 continue;
             }

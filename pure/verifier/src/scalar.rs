@@ -7,6 +7,9 @@ use ring3_isa::{AluOp, Cond, Width};
 
 use crate::tnum::Tnum;
 
+/// The low half.
+const LOW: u64 = 0xffff_ffff;
+
 /// A set of 64-bit numbers. Never empty once settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scalar {
@@ -19,6 +22,24 @@ pub(crate) struct Scalar {
     pub(crate) umax32: u32,
     pub(crate) smin32: i32,
     pub(crate) smax32: i32,
+}
+
+/// Numbers that both readings allow: those without the sign's bit, then those with it. Either part may be empty.
+macro_rules! learn_signs {
+    ($set:ident, $umin:ident, $umax:ident, $smin:ident, $smax:ident, $unsigned:ty, $signed:ty) => {
+        let plus = ($set.$umin.max($set.$smin.max(0) as $unsigned), $set.$umax.min($set.$smax as $unsigned));
+        let minus = ($set.$umin.max($set.$smin as $unsigned), $set.$umax.min($set.$smax.min(-1) as $unsigned));
+        let has_plus = $set.$smax >= 0 && plus.0 <= plus.1;
+        let has_minus = $set.$smin < 0 && minus.0 <= minus.1;
+        let (first, last) = match (has_plus, has_minus) {
+            (true, true) => (plus, minus),
+            (true, false) => (plus, plus),
+            (false, true) => (minus, minus),
+            (false, false) => return None,
+        };
+        ($set.$umin, $set.$umax) = (first.0, last.1);
+        ($set.$smin, $set.$smax) = (last.0 as $signed, first.1 as $signed);
+    };
 }
 
 impl Scalar {
@@ -87,19 +108,21 @@ impl Scalar {
     pub(crate) fn settle(mut self) -> Option<Scalar> {
         const ROUNDS_MAX: u32 = 8;
         for _ in 0..ROUNDS_MAX {
+            if let Some(value) = self.only() {
+                let constant = Scalar::constant(value);
+                return self.contains(&constant).then_some(constant);
+            }
             let before = self;
-            self.learn_from_bits();
-            self.learn_signs();
-            self.learn_halves();
-            if self.umin > self.umax
-                || self.smin > self.smax
-                || self.umin32 > self.umax32
-                || self.smin32 > self.smax32
-            {
+            self.learn_from_bits()?;
+            learn_signs!(self, umin, umax, smin, smax, u64, i64);
+            self.learn_low_half();
+            learn_signs!(self, umin32, umax32, smin32, smax32, u32, i32);
+            self.learn_from_low_half()?;
+            if self.umin > self.umax || self.smin > self.smax {
                 return None;
             }
             let half = Tnum::range(u64::from(self.umin32), u64::from(self.umax32));
-            let half = Tnum { value: half.value, mask: half.mask | !0xffff_ffff };
+            let half = Tnum { value: half.value, mask: half.mask | !LOW };
             self.bits = self.bits.intersect(Tnum::range(self.umin, self.umax))?.intersect(half)?;
             if self == before {
                 break;
@@ -108,80 +131,107 @@ impl Scalar {
         Some(self)
     }
 
-    fn learn_from_bits(&mut self) {
+    /// The only number there can be, if one of the wide views leaves no other.
+    fn only(&self) -> Option<u64> {
+        if self.bits.mask == 0 {
+            return Some(self.bits.value);
+        }
+        if self.smin == self.smax { Some(self.smin as u64) } else { self.value() }
+    }
+
+    /// The ends of ranges become numbers that the bits allow.
+    fn learn_from_bits(&mut self) -> Option<()> {
         const SIGN: u64 = 1 << 63;
         const SIGN32: u64 = 1 << 31;
-        let Tnum { value, mask } = self.bits;
-        self.umin = self.umin.max(value);
-        self.umax = self.umax.min(value | mask);
-        self.smin = self.smin.max((value | (mask & SIGN)) as i64);
-        self.smax = self.smax.min((value | (mask & !SIGN)) as i64);
-        self.umin32 = self.umin32.max(value as u32);
-        self.umax32 = self.umax32.min((value | mask) as u32);
-        self.smin32 = self.smin32.max((value | (mask & SIGN32)) as i32);
-        self.smax32 = self.smax32.min((value | (mask & !SIGN32)) as i32);
+        let bits = self.bits;
+        (self.umin, self.umax) = (bits.first_from(self.umin)?, bits.last_to(self.umax)?);
+        // In this order of the numbers the negative ones come first.
+        let signed = bits.flip(SIGN);
+        self.smin = (signed.first_from(self.smin as u64 ^ SIGN)? ^ SIGN) as i64;
+        self.smax = (signed.last_to(self.smax as u64 ^ SIGN)? ^ SIGN) as i64;
+        let half = bits.low(32);
+        self.umin32 = half.first_from(u64::from(self.umin32))? as u32;
+        self.umax32 = half.last_to(u64::from(self.umax32))? as u32;
+        let signed = half.flip(SIGN32);
+        self.smin32 = (signed.first_from(u64::from(self.smin32 as u32) ^ SIGN32)? ^ SIGN32) as i32;
+        self.smax32 = (signed.last_to(u64::from(self.smax32 as u32) ^ SIGN32)? ^ SIGN32) as i32;
+        Some(())
     }
 
-    /// A range that does not cross the sign's boundary means the same in both readings.
-    fn learn_signs(&mut self) {
-        if self.umin as i64 <= self.umax as i64 && self.umin <= self.umax {
-            self.smin = self.smin.max(self.umin as i64);
-            self.smax = self.smax.min(self.umax as i64);
-        }
-        if (self.smin >= 0) == (self.smax >= 0) && self.smin <= self.smax {
-            self.umin = self.umin.max(self.smin as u64);
-            self.umax = self.umax.min(self.smax as u64);
-        }
-        if self.umin32 as i32 <= self.umax32 as i32 && self.umin32 <= self.umax32 {
-            self.smin32 = self.smin32.max(self.umin32 as i32);
-            self.smax32 = self.smax32.min(self.umax32 as i32);
-        }
-        if (self.smin32 >= 0) == (self.smax32 >= 0) && self.smin32 <= self.smax32 {
-            self.umin32 = self.umin32.max(self.smin32 as u32);
-            self.umax32 = self.umax32.min(self.smax32 as u32);
+    /// The low halves of fewer than 2^32 numbers in a row are a range in one reading or the other.
+    fn learn_low_half(&mut self) {
+        for (min, max) in [(self.umin, self.umax), (self.smin as u64, self.smax as u64)] {
+            if max.wrapping_sub(min) > LOW {
+                continue;
+            }
+            let (min, max) = (min as u32, max as u32);
+            if min <= max {
+                (self.umin32, self.umax32) = (self.umin32.max(min), self.umax32.min(max));
+            }
+            let (min, max) = (min as i32, max as i32);
+            if min <= max {
+                (self.smin32, self.smax32) = (self.smin32.max(min), self.smax32.min(max));
+            }
         }
     }
 
-    fn learn_halves(&mut self) {
-        const LOW: u64 = 0xffff_ffff;
-        if self.umin >> 32 == self.umax >> 32 && self.umin <= self.umax {
-            self.umin32 = self.umin32.max(self.umin as u32);
-            self.umax32 = self.umax32.min(self.umax as u32);
+    /// The ends of ranges become numbers with a low half that there can be.
+    fn learn_from_low_half(&mut self) -> Option<()> {
+        const UPPER_ONE: u64 = 1 << 32;
+        let ends = |min: u64, max: u64| {
+            let first = self.low_half_from(min as u32).map_or((true, self.umin32), |low| (false, low));
+            let last = self.low_half_to(max as u32).map_or((true, self.umax32), |low| (false, low));
+            (first, last)
+        };
+        let place = |number: u64, low: u32| number & !LOW | u64::from(low);
+        let ((next, first), (previous, last)) = ends(self.umin, self.umax);
+        let (smin, smax) = (self.smin as u64, self.smax as u64);
+        let ((signed_next, signed_first), (signed_previous, signed_last)) = ends(smin, smax);
+        let step = |wanted: bool| if wanted { UPPER_ONE } else { 0 };
+        self.umin = place(self.umin, first).checked_add(step(next))?;
+        self.umax = place(self.umax, last).checked_sub(step(previous))?;
+        self.smin = (place(smin, signed_first) as i64).checked_add(step(signed_next) as i64)?;
+        self.smax = (place(smax, signed_last) as i64).checked_sub(step(signed_previous) as i64)?;
+        Some(())
+    }
+
+    /// Where both readings of the low half cross the sign's boundary, nothing lies between.
+    fn low_half_gap(&self) -> Option<(u32, u32)> {
+        (self.smin32 < 0 && self.smax32 >= 0).then_some((self.smax32 as u32, self.smin32 as u32))
+    }
+
+    fn low_half_from(&self, low: u32) -> Option<u32> {
+        match self.low_half_gap() {
+            _ if low > self.umax32 => None,
+            Some((before, after)) if before < low && low < after => Some(after),
+            _ => Some(low.max(self.umin32)),
         }
-        if self.smin >> 32 == self.smax >> 32 && self.smin <= self.smax {
-            self.umin32 = self.umin32.max(self.smin as u32);
-            self.umax32 = self.umax32.min(self.smax as u32);
+    }
+
+    fn low_half_to(&self, low: u32) -> Option<u32> {
+        match self.low_half_gap() {
+            _ if low < self.umin32 => None,
+            Some((before, after)) if before < low && low < after => Some(before),
+            _ => Some(low.min(self.umax32)),
         }
-        if let (Ok(min), Ok(max)) = (i32::try_from(self.smin), i32::try_from(self.smax)) {
-            self.smin32 = self.smin32.max(min);
-            self.smax32 = self.smax32.min(max);
-            self.smin = self.smin.max(i64::from(self.smin32));
-            self.smax = self.smax.min(i64::from(self.smax32));
-        }
-        // A number with the smallest upper half has a lower half of at least `umin32`; others are larger anyway.
-        self.umin = self.umin.max(self.umin & !LOW | u64::from(self.umin32));
-        self.umax = self.umax.min(self.umax & !LOW | u64::from(self.umax32));
-        self.smin = self.smin.max((self.smin as u64 & !LOW | u64::from(self.umin32)) as i64);
-        self.smax = self.smax.min((self.smax as u64 & !LOW | u64::from(self.umax32)) as i64);
     }
 
     /// The low half, zero-extended.
     pub(crate) fn zero_extended(&self) -> Scalar {
+        if self.umax <= LOW {
+            return *self;
+        }
         let (umin, umax) = (u64::from(self.umin32), u64::from(self.umax32));
         Scalar { bits: self.bits.low(32), umin, umax, smin: umin as i64, smax: umax as i64, ..*self }.settled()
     }
 
     /// The low half, sign-extended.
     fn sign_extended(&self) -> Scalar {
-        Scalar {
-            bits: Tnum { value: self.bits.value << 32, mask: self.bits.mask << 32 }.sar(32),
-            umin: 0,
-            umax: u64::MAX,
-            smin: i64::from(self.smin32),
-            smax: i64::from(self.smax32),
-            ..*self
+        let (smin, smax) = (i64::from(self.smin32), i64::from(self.smax32));
+        if (smin, smax) == (self.smin, self.smax) {
+            return *self;
         }
-        .settled()
+        Scalar { bits: self.bits.shl(32).sar(32), umin: 0, umax: u64::MAX, smin, smax, ..*self }.settled()
     }
 
     fn settled(self) -> Scalar {
@@ -194,8 +244,26 @@ impl Scalar {
             64 => *self,
             32 => self.zero_extended(),
             _ if self.umax < 1 << bits => *self,
-            _ => Scalar { bits: self.bits.low(bits), ..Scalar::unsigned(0, (1 << bits) - 1) }.settled(),
+            _ => {
+                let most = (1 << bits) - 1;
+                let (umin, umax) = match self.row(most) {
+                    Some((min, max)) if min & most <= max & most => (min & most, max & most),
+                    _ => (0, most),
+                };
+                Scalar { bits: self.bits.low(bits), umin, umax, ..Scalar::UNKNOWN }.settled()
+            }
         }
+    }
+
+    /// The ends of a range at most `distance_max` long, in which a number with the same low half lies.
+    fn row(&self, distance_max: u64) -> Option<(u64, u64)> {
+        let rows = [
+            (self.umin, self.umax),
+            (self.smin as u64, self.smax as u64),
+            (self.umin32.into(), self.umax32.into()),
+            (i64::from(self.smin32) as u64, i64::from(self.smax32) as u64),
+        ];
+        rows.into_iter().find(|(min, max)| max.wrapping_sub(*min) <= distance_max)
     }
 
     /// The low `bits` bits, of which alone there are any, with their bytes in the other order.
@@ -207,66 +275,68 @@ impl Scalar {
 
     /// The low `bits` bits, sign-extended to `width`.
     pub(crate) fn extended(&self, bits: u32, width: Width) -> Scalar {
-        let wide = match bits {
-            32 => self.sign_extended(),
-            _ => {
-                let (min, max) = (-(1i64 << (bits - 1)), (1i64 << (bits - 1)) - 1);
-                if min <= self.smin && self.smax <= max {
-                    *self
-                } else {
-                    let bits = self.bits.shl(64 - bits).sar(64 - bits);
-                    Scalar { bits, ..Scalar::signed(min, max) }.settled()
-                }
-            }
+        let above = 64 - bits;
+        let extend = |number: u64| (number << above) as i64 >> above;
+        let all = (extend(1 << (bits - 1)), (1 << (bits - 1)) - 1);
+        let wide = if bits == 32 {
+            self.sign_extended()
+        } else if all.0 <= self.smin && self.smax <= all.1 {
+            *self
+        } else {
+            let row = self.row((1 << bits) - 1).map(|(min, max)| (extend(min), extend(max)));
+            let (smin, smax) = row.filter(|(min, max)| min <= max).unwrap_or(all);
+            Scalar { bits: self.bits.shl(above).sar(above), smin, smax, ..Scalar::UNKNOWN }.settled()
         };
         if width == Width::W32 { wide.zero_extended() } else { wide }
     }
 
     /// `self op other`.
     pub(crate) fn compute(&self, width: Width, op: AluOp, other: &Scalar) -> Scalar {
-        if op == AluOp::Mov {
-            return if width == Width::W32 { other.zero_extended() } else { *other };
+        match (width, op) {
+            (Width::W64, AluOp::Mov) => *other,
+            (Width::W32, AluOp::Mov) => other.zero_extended(),
+            _ if depends_on_low_bits_only(op) => self.compute_by_readings(width, op, other),
+            (Width::W64, _) => wide(op, self, other, 64),
+            (Width::W32, AluOp::Arsh) => wide(op, &self.sign_extended(), other, 32).zero_extended(),
+            (Width::W32, AluOp::Sdiv | AluOp::Smod) => {
+                wide(op, &self.sign_extended(), &other.sign_extended(), 32).zero_extended()
+            }
+            (Width::W32, _) => wide(op, &self.zero_extended(), &other.zero_extended(), 32).zero_extended(),
         }
-        let bits = if width == Width::W64 { 64 } else { 32 };
-        if width == Width::W32 {
-            return self.compute_low(op, other, bits).zero_extended();
-        }
-        let wide = wide(op, self, other, bits);
-        if !depends_on_low_bits_only(op) {
-            return wide;
-        }
-        let low = self.compute_low(op, other, bits);
-        Scalar { umin32: low.umin32, umax32: low.umax32, smin32: low.smin32, smax32: low.smax32, ..wide }
-            .settle()
-            .unwrap_or(wide)
     }
 
-    /// The low half of the result is right, the rest of no meaning.
-    fn compute_low(&self, op: AluOp, other: &Scalar, bits: u32) -> Scalar {
-        match op {
-            AluOp::Arsh | AluOp::Sdiv | AluOp::Smod => {
-                let right = if op == AluOp::Arsh { other.zero_extended() } else { other.sign_extended() };
-                wide(op, &self.sign_extended(), &right, bits)
-            }
-            _ if depends_on_low_bits_only(op) => {
-                let a = wide(op, &self.zero_extended(), &other.zero_extended(), bits);
-                let count = op == AluOp::Lsh;
-                let right = if count { other.zero_extended() } else { other.sign_extended() };
-                let b = wide(op, &self.sign_extended(), &right, bits);
-                let bits = a.bits.low(32).intersect(b.bits.low(32)).unwrap_or(a.bits);
-                Scalar {
-                    bits: Tnum { value: bits.value, mask: bits.mask | !0xffff_ffff },
-                    umin32: a.umin32.max(b.umin32),
-                    umax32: a.umax32.min(b.umax32),
-                    smin32: a.smin32.max(b.smin32),
-                    smax32: a.smax32.min(b.smax32),
-                    ..Scalar::UNKNOWN
-                }
-                .settle()
-                .unwrap_or(a)
-            }
-            _ => wide(op, &self.zero_extended(), &other.zero_extended(), bits),
+    /// What holds of the low half of the result for one reading of the operands' low halves holds for all: for those
+    /// that have nothing above, and for those that have copies of the sign.
+    fn compute_by_readings(&self, width: Width, op: AluOp, other: &Scalar) -> Scalar {
+        let zero = || (self.zero_extended(), other.zero_extended());
+        let (first, bits) = if width == Width::W64 { ((*self, *other), 64) } else { (zero(), 32) };
+        let mut known = wide(op, &first.0, &first.1, bits);
+        if width == Width::W32 {
+            known = known.zero_extended();
         }
+        if known.value().is_some() {
+            return known;
+        }
+        let zero = zero();
+        if zero != first {
+            known = known.with_low_half(&wide(op, &zero.0, &zero.1, bits));
+        }
+        let sign = (self.sign_extended(), if op == AluOp::Lsh { zero.1 } else { other.sign_extended() });
+        if sign != first && sign != zero {
+            known = known.with_low_half(&wide(op, &sign.0, &sign.1, bits));
+        }
+        known
+    }
+
+    /// Those whose low half is that of a member of `low`.
+    fn with_low_half(self, low: &Scalar) -> Scalar {
+        let bits = Tnum { value: low.bits.value & LOW, mask: low.bits.mask | !LOW };
+        let both = self.bits.intersect(bits).and_then(|bits| {
+            let (umin32, umax32) = (self.umin32.max(low.umin32), self.umax32.min(low.umax32));
+            let (smin32, smax32) = (self.smin32.max(low.smin32), self.smax32.min(low.smax32));
+            Scalar { bits, umin32, umax32, smin32, smax32, ..self }.settle()
+        });
+        both.unwrap_or(self)
     }
 
     /// `(self, other)` where `self cond other` holds; `None` if it never does.
@@ -393,7 +463,6 @@ fn assume64(a: &mut Scalar, test: Test, b: &mut Scalar) -> bool {
 }
 
 fn assume32(a: &mut Scalar, test: Test, b: &mut Scalar) -> bool {
-    const LOW: u64 = 0xffff_ffff;
     if let Some((order, signed)) = test.order() {
         return if signed {
             assume_order!(a, order, b, smin32, smax32)
@@ -463,27 +532,22 @@ fn wide(op: AluOp, a: &Scalar, b: &Scalar, bits: u32) -> Scalar {
         AluOp::Add => add(a, b),
         AluOp::Sub => sub(a, b),
         AluOp::Mul => mul(a, b),
-        AluOp::And => {
-            let umax = a.umax.min(b.umax);
-            Scalar { bits: a.bits.and(b.bits), umax, ..Scalar::UNKNOWN }
-        }
-        AluOp::Or => {
-            let umin = a.umin.max(b.umin);
-            Scalar { bits: a.bits.or(b.bits), umin, ..Scalar::UNKNOWN }
-        }
-        AluOp::Xor => Scalar { bits: a.bits.xor(b.bits), ..Scalar::UNKNOWN },
+        AluOp::And => Scalar { bits: a.bits.and(b.bits), umax: a.umax.min(b.umax), ..copies_of_sign(a, b) },
+        AluOp::Or => Scalar { bits: a.bits.or(b.bits), umin: a.umin.max(b.umin), ..copies_of_sign(a, b) },
+        AluOp::Xor => Scalar { bits: a.bits.xor(b.bits), ..copies_of_sign(a, b) },
         AluOp::Lsh | AluOp::Rsh | AluOp::Arsh => shift(op, a, b, bits),
-        AluOp::Div => match b.umin {
-            0 => Scalar { umax: a.umax, ..Scalar::UNKNOWN },
-            least => Scalar { umin: a.umin / b.umax, umax: a.umax / least, ..Scalar::UNKNOWN },
-        },
-        AluOp::Mod if b.umin == 0 => Scalar { umax: a.umax, ..Scalar::UNKNOWN },
-        AluOp::Mod if a.umax < b.umin => *a,
-        AluOp::Mod => Scalar { umax: a.umax.min(b.umax - 1), ..Scalar::UNKNOWN },
-        AluOp::Sdiv | AluOp::Smod => signed_division(op, a, b),
+        AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod => divide(op, a, b),
         AluOp::Mov => *b,
     };
     result.settled()
+}
+
+/// The numbers whose upper bits are copies of the sign, as many as in all members of both: bitwise operations on
+/// those give such a number.
+fn copies_of_sign(a: &Scalar, b: &Scalar) -> Scalar {
+    let differ = [a, b].map(|x| (x.smin ^ x.smin >> 63) | (x.smax ^ x.smax >> 63));
+    let copies = (differ[0] | differ[1]).leading_zeros() - 1;
+    Scalar { smin: i64::MIN >> copies, smax: i64::MAX >> copies, ..Scalar::UNKNOWN }
 }
 
 /// A range whose ends wrap both or not at all is still a range.
@@ -527,23 +591,27 @@ fn mul(a: &Scalar, b: &Scalar) -> Scalar {
     result
 }
 
+/// Counts are taken modulo `bits`.
 fn shift(op: AluOp, a: &Scalar, b: &Scalar, bits: u32) -> Scalar {
-    if b.umax >= u64::from(bits) {
-        return Scalar::UNKNOWN;
-    }
-    let (least, most) = (b.umin as u32, b.umax as u32);
+    let count = b.truncated(bits.ilog2());
+    let (least, most) = (count.umin as u32, count.umax as u32);
     let known = least == most;
     let mut result = Scalar::UNKNOWN;
     match op {
         AluOp::Lsh => {
             if known {
                 result.bits = a.bits.shl(least);
-                if (a.smin << least) >> least == a.smin && (a.smax << least) >> least == a.smax {
-                    (result.smin, result.smax) = (a.smin << least, a.smax << least);
-                }
             }
-            if a.umax <= u64::MAX >> most {
-                (result.umin, result.umax) = (a.umin << least, a.umax << most);
+            // Nothing of what lies above the low half is left.
+            let (umin, umax) = if least >= 32 { (a.umin32.into(), a.umax32.into()) } else { (a.umin, a.umax) };
+            let (smin, smax) = if least >= 32 { (a.smin32.into(), a.smax32.into()) } else { (a.smin, a.smax) };
+            if umax <= u64::MAX >> most {
+                (result.umin, result.umax) = (umin << least, umax << most);
+            }
+            let room = i64::MIN >> most..=i64::MAX >> most;
+            if room.contains(&smin) && room.contains(&smax) {
+                result.smin = smin << if smin < 0 { most } else { least };
+                result.smax = smax << if smax < 0 { least } else { most };
             }
         }
         AluOp::Rsh => {
@@ -565,23 +633,40 @@ fn shift(op: AluOp, a: &Scalar, b: &Scalar, bits: u32) -> Scalar {
 
 /// Division by zero gives 0, remainder by zero the dividend, `MIN / -1` is `MIN`; so it is in the low half of
 /// sign-extended operands.
-fn signed_division(op: AluOp, a: &Scalar, b: &Scalar) -> Scalar {
+fn divide(op: AluOp, a: &Scalar, b: &Scalar) -> Scalar {
     if let (Some(x), Some(y)) = (a.value(), b.value()) {
-        let (x, y) = (x as i64, y as i64);
-        let value = match op {
-            AluOp::Sdiv if y == 0 => 0,
-            AluOp::Sdiv => x.wrapping_div(y),
-            _ if y == 0 => x,
-            _ => x.wrapping_rem(y),
-        };
-        return Scalar::constant(value as u64);
+        let (signed_x, signed_y) = (x as i64, y as i64);
+        return Scalar::constant(match op {
+            AluOp::Div => x.checked_div(y).unwrap_or(0),
+            AluOp::Mod => x.checked_rem(y).unwrap_or(x),
+            _ if y == 0 => {
+                if op == AluOp::Sdiv {
+                    0
+                } else {
+                    x
+                }
+            }
+            AluOp::Sdiv => signed_x.wrapping_div(signed_y) as u64,
+            _ => signed_x.wrapping_rem(signed_y) as u64,
+        });
     }
-    if op == AluOp::Smod && b.smin > 0 {
-        let most = b.smax - 1;
-        let (smin, smax) = (if a.smin >= 0 { 0 } else { -most }, if a.smax <= 0 { 0 } else { most });
-        return Scalar { smin, smax, ..Scalar::UNKNOWN };
+    match op {
+        AluOp::Div => {
+            let (umin, umax) = if b.umin == 0 { (0, a.umax) } else { (a.umin / b.umax, a.umax / b.umin) };
+            Scalar { umin, umax, ..Scalar::UNKNOWN }
+        }
+        AluOp::Mod if a.umax < b.umin => *a,
+        AluOp::Mod => {
+            let umax = if b.umin == 0 { a.umax } else { a.umax.min(b.umax - 1) };
+            Scalar { umax, ..Scalar::UNKNOWN }
+        }
+        AluOp::Smod if b.smin > 0 => {
+            let most = b.smax - 1;
+            let (smin, smax) = (if a.smin >= 0 { 0 } else { -most }, if a.smax <= 0 { 0 } else { most });
+            Scalar { smin, smax, ..Scalar::UNKNOWN }
+        }
+        _ => Scalar::UNKNOWN,
     }
-    Scalar::UNKNOWN
 }
 
 #[cfg(test)]

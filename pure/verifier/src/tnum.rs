@@ -46,6 +46,41 @@ impl Tnum {
         self.value | self.mask
     }
 
+    /// With the known value of one bit, or of none, reversed.
+    pub(crate) const fn flip(self, bit: u64) -> Tnum {
+        Tnum { value: self.value ^ (bit & !self.mask), mask: self.mask }
+    }
+
+    /// The least member that is at least `min`.
+    pub(crate) const fn first_from(self, min: u64) -> Option<u64> {
+        let near = min & self.mask | self.value;
+        let differ = near ^ min;
+        if differ == 0 {
+            return Some(min);
+        }
+        let below = u64::MAX >> differ.leading_zeros();
+        if near > min {
+            // The highest bit that differs is known to be 1: of those below, the free ones may be 0.
+            return Some(near & !(self.mask & below));
+        }
+        // It is known to be 0: a free bit above it must become 1.
+        let free = self.mask & !near & !below;
+        if free == 0 {
+            return None;
+        }
+        let carry = free & free.wrapping_neg();
+        Some((near | carry) & !(self.mask & (carry - 1)))
+    }
+
+    /// The largest member that is at most `max`.
+    pub(crate) const fn last_to(self, max: u64) -> Option<u64> {
+        let reversed = Tnum { value: !self.value & !self.mask, mask: self.mask };
+        match reversed.first_from(!max) {
+            Some(number) => Some(!number),
+            None => None,
+        }
+    }
+
     /// Members of both; `None` if a bit is known to differ.
     pub(crate) const fn intersect(self, other: Tnum) -> Option<Tnum> {
         if (self.value ^ other.value) & !self.mask & !other.mask != 0 {
@@ -110,19 +145,52 @@ impl Tnum {
         Tnum { value: (self.value as i64 >> by) as u64, mask: (self.mask as i64 >> by) as u64 }
     }
 
-    /// School multiplication: each bit of `self` adds a shifted `other`, or might.
+    /// What [`Tnum::sum_of_products`] gives depends on which factor leads: what both say holds.
     pub(crate) const fn mul(self, other: Tnum) -> Tnum {
+        if self.mask | other.mask == 0 || self.max() == 0 || other.max() == 0 {
+            return Tnum::constant(self.value.wrapping_mul(other.value));
+        }
+        if self.mask == u64::MAX || other.mask == u64::MAX {
+            return Tnum::UNKNOWN.shl(self.max().trailing_zeros() + other.max().trailing_zeros());
+        }
+        let product = self.sum_of_products(other);
+        product.and_also(other.sum_of_products(self))
+    }
+
+    /// Two school multiplications, neither of which is always better. Both add a shifted `other` for each bit of
+    /// `self`. The paper's adds the known parts apart from the unknown ones; the other one (that of
+    /// kernel/bpf/tnum.c:tnum_mul since v6.18) joins, for an unknown bit, the sums with and without.
+    const fn sum_of_products(self, other: Tnum) -> Tnum {
         let (mut left, mut right) = (self, other);
-        let mut unknown = Tnum::constant(0);
+        let (mut unknown, mut sum) = (Tnum::constant(0), Tnum::constant(0));
         while left.value | left.mask != 0 {
             if left.value & 1 != 0 {
                 unknown = unknown.add(Tnum { value: 0, mask: right.mask });
+                sum = sum.add(right);
             } else if left.mask & 1 != 0 {
                 unknown = unknown.add(Tnum { value: 0, mask: right.max() });
+                sum = sum.join(sum.add(right));
             }
             left = left.shr(1);
             right = right.shl(1);
         }
-        Tnum::constant(self.value.wrapping_mul(other.value)).add(unknown)
+        Tnum::constant(self.value.wrapping_mul(other.value)).add(unknown).and_also(sum)
+    }
+
+    /// Members of both, of which there are some.
+    const fn and_also(self, other: Tnum) -> Tnum {
+        match self.intersect(other) {
+            Some(both) => both,
+            None => self,
+        }
+    }
+
+    /// All members of either.
+    const fn join(self, other: Tnum) -> Tnum {
+        let mask = self.mask | other.mask | (self.value ^ other.value);
+        Tnum { value: self.value & !mask, mask }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,44 +2,74 @@
 
 use ring3_generate::Program;
 use ring3_interp::shadow::{Fault, Wrong};
+use ring3_isa::{AluOp, Op};
 
 /// A difference that is understood.
-pub(crate) struct Reason {
+struct Reason {
     /// Part of the message of the side that refuses.
     message: &'static str,
+    /// What the program has, besides.
+    has: fn(&Program) -> bool,
     /// Its name in the test's table.
-    pub(crate) name: &'static str,
+    name: &'static str,
+}
+
+const fn told(message: &'static str, name: &'static str) -> Reason {
+    Reason { message, has: |_| true, name }
 }
 
 /// The kernel refuses, we may accept.
 const KERNEL_ALONE_REFUSES: &[Reason] = &[
     // Its own limits of patience: what is behind them is not unsafe. Ours are others.
-    Reason { message: "BPF program is too large. Processed", name: "the kernel gave up: instructions" },
-    Reason { message: "jumps is too complex", name: "the kernel gave up: branches" },
+    told("BPF program is too large. Processed", "the kernel gave up: instructions"),
+    told("jumps is too complex", "the kernel gave up: branches"),
     // Its own assertions (6.18: `No program to jit`, `stack slot`), seen with callbacks behind dead code.
-    Reason { message: "verifier bug", name: "the kernel contradicts itself" },
+    told("verifier bug", "the kernel contradicts itself"),
+    // It knows nothing of what it gets by dividing (6.18), so that it neither bounds it nor sees what is dead behind.
+    Reason { message: "", has: divides, name: "the kernel bounds no quotients and remainders" },
+    // It wants a register's spill of just the key's size.
+    told("'map_value_or_null'", "a constant key of an array is known to us in more forms"),
+    // A pointer where a number was seen safe is one: numbers may have any value. The kernel looks at that path again.
+    Reason { message: "pointer", has: fetches, name: "we take a pointer that was fetched for a number" },
 ];
 
 /// We refuse, the kernel may accept.
-const RING3_ALONE_REFUSES: &[Reason] =
-    &[Reason { message: "unknown func bpf_", name: "a helper that ring3 does not have" }];
-/// As in `explain_fault`.
-const ENDLESS: &[Reason] =
-    &[Reason { message: "infinite loop detected", name: "we refuse an endless loop around a call of a callback" }];
+const RING3_ALONE_REFUSES: &[Reason] = &[
+    told("unknown func bpf_", "a helper that ring3 does not have"),
+    // As in `explain_fault`.
+    Reason {
+        message: "infinite loop detected",
+        has: calls_back,
+        name: "we refuse an endless loop around a call of a callback",
+    },
+];
 
-fn find(reasons: &'static [Reason], message: &str) -> Option<&'static str> {
-    reasons.iter().find(|reason| message.contains(reason.message)).map(|reason| reason.name)
+fn find(reasons: &'static [Reason], program: &Program, message: &str) -> Option<&'static str> {
+    let fits = |reason: &&Reason| message.contains(reason.message) && (reason.has)(program);
+    reasons.iter().find(fits).map(|reason| reason.name)
 }
 
 /// Why the kernel alone refuses, if that is understood.
-pub(crate) fn kernel_alone_refuses(message: &str) -> Option<&'static str> {
-    find(KERNEL_ALONE_REFUSES, message)
+pub(crate) fn kernel_alone_refuses(program: &Program, message: &str) -> Option<&'static str> {
+    find(KERNEL_ALONE_REFUSES, program, message)
 }
 
 /// Why we alone refuse.
 pub(crate) fn ring3_alone_refuses(program: &Program, message: &str) -> Option<&'static str> {
-    let endless = || find(ENDLESS, message).filter(|_| calls_back(program));
-    find(RING3_ALONE_REFUSES, message).or_else(endless)
+    find(RING3_ALONE_REFUSES, program, message)
+}
+
+fn any(program: &Program, wanted: impl Fn(Op) -> bool) -> bool {
+    (0..program.insns.len()).filter_map(|at| ring3_isa::op(&program.insns, at).ok()).any(wanted)
+}
+
+fn divides(program: &Program) -> bool {
+    use AluOp::{Div, Mod, Sdiv, Smod};
+    any(program, |op| matches!(op, Op::Alu { op: Div | Mod | Sdiv | Smod, .. }))
+}
+
+fn fetches(program: &Program) -> bool {
+    any(program, |op| matches!(op, Op::Atomic { fetch: true, .. }))
 }
 
 pub(crate) fn calls_back(program: &Program) -> bool {

@@ -2,6 +2,8 @@
 
 use super::*;
 
+mod exhaustive;
+
 /// SplitMix64.
 struct Random(u64);
 
@@ -31,6 +33,11 @@ impl Random {
 
     /// A set with at least this member.
     fn set_with(&mut self, member: u64) -> Scalar {
+        self.raw(member).settle().expect("it has a member")
+    }
+
+    /// Something that is known of this member, in one or two of the views.
+    fn raw(&mut self, member: u64) -> Scalar {
         let mut set = Scalar::UNKNOWN;
         let other = self.number();
         match self.next() % 7 {
@@ -52,7 +59,7 @@ impl Random {
         if self.next().is_multiple_of(3) {
             (set.umin, set.umax) = (set.umin.max(member - member % 16), set.umax.min(member.saturating_add(100)));
         }
-        set.settle().expect("it has a member")
+        set
     }
 }
 
