@@ -106,7 +106,8 @@ impl Scalar {
 
     /// Lets the views learn from each other; `None` if they contradict each other: no number is left.
     pub(crate) fn settle(mut self) -> Option<Scalar> {
-        const ROUNDS_MAX: u32 = 8;
+        // The second round sometimes learns; no third one was ever seen to.
+        const ROUNDS_MAX: u32 = 3;
         for _ in 0..ROUNDS_MAX {
             if let Some(value) = self.only() {
                 let constant = Scalar::constant(value);
@@ -321,7 +322,7 @@ impl Scalar {
         if zero != first {
             known = known.with_low_half(&wide(op, &zero.0, &zero.1, bits));
         }
-        let sign = (self.sign_extended(), if op == AluOp::Lsh { zero.1 } else { other.sign_extended() });
+        let sign = (self.sign_extended(), other.sign_extended());
         if sign != first && sign != zero {
             known = known.with_low_half(&wide(op, &sign.0, &sign.1, bits));
         }

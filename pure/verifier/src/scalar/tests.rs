@@ -255,3 +255,107 @@ fn a_bound_on_the_low_half_bounds_the_zero_extended_number() {
     let offset = index.compute(Width::W64, AluOp::Lsh, &Scalar::constant(3));
     assert_eq!((offset.umin, offset.umax), (0, 200));
 }
+
+#[test]
+fn numbers_that_several_things_are_known_of_stay_members() {
+    let mut random = Random(4);
+    for _ in 0..1_000_000 {
+        let member = random.number();
+        let (a, b, c) = (random.raw(member), random.raw(member), random.raw(member));
+        let mut both = a;
+        for other in [b, c] {
+            both.bits = both.bits.intersect(other.bits).expect("they have a member in common");
+            (both.umin, both.umax) = (both.umin.max(other.umin), both.umax.min(other.umax));
+            (both.smin, both.smax) = (both.smin.max(other.smin), both.smax.min(other.smax));
+            (both.umin32, both.umax32) = (both.umin32.max(other.umin32), both.umax32.min(other.umax32));
+            (both.smin32, both.smax32) = (both.smin32.max(other.smin32), both.smax32.min(other.smax32));
+        }
+        let settled = both.settle().unwrap_or_else(|| panic!("{member:#x} of {both:?}"));
+        assert!(has(&settled, member), "{member:#x}\n{both:?}\n{settled:?}");
+        assert!(both.contains(&settled), "{both:?}\n{settled:?}");
+        assert_eq!(settled.settle(), Some(settled), "nothing is left to learn of {both:?}");
+    }
+}
+
+/// What the kernel (v6.18) knows here, and once we did not.
+mod kernel_knows {
+    use super::*;
+
+    fn op(width: Width, op: AluOp, a: Scalar, b: u64) -> Scalar {
+        a.compute(width, op, &Scalar::constant(b))
+    }
+
+    /// __scalar64_min_max_lsh, for compilers that extend signs by shifting to and fro.
+    #[test]
+    fn shifting_by_32_to_and_fro_extends_the_sign_of_a_range() {
+        let low = Scalar { smin32: -5, smax32: 10, ..Scalar::UNKNOWN }.settle().expect("there are such numbers");
+        let up = op(Width::W64, AluOp::Lsh, low, 32);
+        assert_eq!((up.smin, up.smax), (-5 << 32, 10 << 32));
+        let down = op(Width::W64, AluOp::Arsh, up, 32);
+        assert_eq!((down.smin, down.smax), (-5, 10));
+    }
+
+    /// coerce_reg_to_size
+    #[test]
+    fn a_range_within_256_numbers_is_one_after_truncation_to_a_byte() {
+        let byte = Scalar::unsigned(0x4105, 0x4164).truncated(8);
+        assert_eq!((byte.umin, byte.umax), (5, 0x64));
+    }
+
+    /// coerce_reg_to_size_sx
+    #[test]
+    fn a_range_within_256_numbers_is_one_after_extension_of_a_byte() {
+        let byte = Scalar::unsigned(0x4181, 0x41f0).extended(8, Width::W64);
+        assert_eq!((byte.smin, byte.smax), (-127, -16));
+    }
+
+    /// __reg64_deduce_bounds
+    #[test]
+    fn ranges_that_both_cross_the_signs_boundary_cut_each_other_where_they_meet_once() {
+        let set = Scalar { umin: 7, umax: 1 << 63, smin: i64::MIN + 5, smax: 100, ..Scalar::UNKNOWN };
+        let set = set.settle().expect("there are such numbers");
+        assert_eq!((set.umin, set.umax, set.smin, set.smax), (7, 100, 7, 100));
+    }
+
+    /// __reg32_deduce_bounds
+    #[test]
+    fn a_range_across_a_multiple_of_2_to_the_32_is_a_signed_range_of_the_low_half() {
+        let set = Scalar::unsigned(0x1_ffff_fff0, 0x2_0000_000f);
+        assert_eq!((set.smin32, set.smax32), (-16, 15));
+    }
+
+    /// __reg_deduce_mixed_bounds
+    #[test]
+    fn a_low_half_that_is_not_negative_is_all_of_a_number_within_32_bits() {
+        let set = Scalar { smin: i32::MIN.into(), smax: u32::MAX.into(), smin32: 0, smax32: 31, ..Scalar::UNKNOWN };
+        let set = set.settle().expect("there are such numbers");
+        assert_eq!((set.umin, set.umax), (0, 31));
+    }
+
+    /// tnum_mul
+    #[test]
+    fn a_product_joins_the_sums_with_and_without_an_unknown_bit() {
+        let factor = Tnum { value: 0, mask: 1 };
+        assert_eq!(factor.mul(Tnum::constant(5)), Tnum { value: 0, mask: 5 });
+        assert_eq!(Tnum { value: 1, mask: 2 }.mul(Tnum::constant(7)), Tnum { value: 5, mask: 18 });
+    }
+}
+
+#[test]
+fn bitwise_operations_on_small_numbers_of_either_sign_give_small_numbers() {
+    let (a, b) = (Scalar::signed(-5, 3), Scalar::signed(-8, 7));
+    for op in [AluOp::And, AluOp::Or, AluOp::Xor] {
+        for width in [Width::W32, Width::W64] {
+            let result = a.compute(width, op, &b);
+            assert_eq!((result.smin32, result.smax32), (-8, 7), "{op:?} {width:?}");
+        }
+    }
+}
+
+#[test]
+fn shift_counts_are_taken_modulo_the_width() {
+    let byte = Scalar::unsigned(0, 200);
+    assert_eq!(byte.compute(Width::W64, AluOp::Rsh, &Scalar::UNKNOWN).umax, 200);
+    assert_eq!(byte.compute(Width::W64, AluOp::Rsh, &Scalar::constant(65)).umax, 100);
+    assert_eq!(byte.compute(Width::W32, AluOp::Arsh, &Scalar::constant(33)).umax, 100);
+}
