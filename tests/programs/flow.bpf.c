@@ -223,6 +223,29 @@ static long nests(unsigned long index, struct step *step)
 	return 0;
 }
 
+struct bpf_iter_num {
+	unsigned long long opaque;
+} __attribute__((aligned(8)));
+
+extern int bpf_iter_num_new(struct bpf_iter_num *it, int start, int end) __weak __ksym;
+extern int *bpf_iter_num_next(struct bpf_iter_num *it) __weak __ksym;
+extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __weak __ksym;
+
+/* The sum of the numbers from start to before end. */
+static __attribute__((noinline)) long numbers(int start, int end)
+{
+	struct bpf_iter_num it;
+	long sum = 0;
+	int *number;
+
+	TELL("numbers: begin", bpf_iter_num_new(&it, start, end));
+	while ((number = bpf_iter_num_next(&it)))
+		sum += *number;
+	TELL("numbers: none left", bpf_iter_num_next(&it) != 0);
+	bpf_iter_num_destroy(&it);
+	return sum;
+}
+
 SEC("uprobe")
 int looped(struct pt_regs *ctx)
 {
@@ -241,6 +264,13 @@ int looped(struct pt_regs *ctx)
 	total = 0;
 	TELL("loop: nested", bpf_loop(100, nests, &step, 0));
 	TELL("loop: sum", total);
+	TELL("numbers: 0 to 10", numbers(0, 10));
+	TELL("numbers: -3 to 3", numbers(-3, 3));
+	TELL("numbers: none", numbers(5, 5));
+	TELL("numbers: backwards", numbers(7, 3));
+	TELL("numbers: as many as may be", numbers(0, 1 << 23));
+	TELL("numbers: more", numbers(0, (1 << 23) + 1));
+	TELL("numbers: all", numbers(-0x7fffffff - 1, 0x7fffffff));
 	return 0;
 }
 

@@ -22,6 +22,9 @@ exports! {
     ring3_helper_map_delete_elem = raw_helpers::map_delete_elem;
     ring3_helper_map_lookup_percpu_elem = raw_helpers::map_lookup_percpu_elem;
     ring3_helper_map_sum_elem_count = raw_helpers::map_sum_elem_count;
+    ring3_helper_iter_num_new = raw_helpers::iter_num_new;
+    ring3_helper_iter_num_next = raw_helpers::iter_num_next;
+    ring3_helper_iter_num_destroy = raw_helpers::iter_num_destroy;
     ring3_helper_map_push_elem = raw_helpers::map_push_elem;
     ring3_helper_map_pop_elem = raw_helpers::map_pop_elem;
     ring3_helper_map_peek_elem = raw_helpers::map_peek_elem;

@@ -9,7 +9,7 @@ use crate::raw_dispatch::cpu_of;
 use crate::raw_helpers::{answer, block};
 
 /// `BPF_MAX_LOOPS`.
-const LOOPS_MAX: u64 = 8 << 20;
+pub(crate) const LOOPS_MAX: u64 = 8 << 20;
 
 pub(crate) type Callback = unsafe extern "sysv64" fn(u64, u64, u64, u64, u64, u64) -> u64;
 type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;

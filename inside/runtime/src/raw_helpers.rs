@@ -12,6 +12,7 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
 
+use crate::raw_callbacks::LOOPS_MAX;
 use crate::raw_dispatch::{cpu_of, map_cpu, name};
 use crate::raw_memory::{clear, is_program_memory, read, read_string, read_user_string, write};
 use crate::raw_request::control;
@@ -183,6 +184,41 @@ helpers! {
     fn map_sum_elem_count(map; tb) {
         // SAFETY: the verifier proved a map.
         unsafe { Map::from_view(map) }.map_or(0, |map| map.count())
+    }
+
+    /// `bpf_iter_num_new`. Mirrors kernel/bpf/bpf_iter.c.
+    fn iter_num_new(iterator, start, end; tb) {
+        let (start, end) = (i64::from(start as i32), i64::from(end as i32));
+        let error = match end - start {
+            length if length < 0 => Some(Errno::EINVAL),
+            length if length > LOOPS_MAX as i64 => Some(Errno::E2BIG),
+            _ => None,
+        };
+        let iterator = iterator as *mut [i32; 2];
+        let range = if error.is_some() { [0, 0] } else { [(start as i32).wrapping_sub(1), end as i32] };
+        // SAFETY: the verifier proved a `struct bpf_iter_num` on the program's stack, which has this form.
+        unsafe { iterator.write(range) };
+        done(error.map_or(Ok(()), Err))
+    }
+
+    /// `bpf_iter_num_next`: where the number is, or null behind the last one.
+    fn iter_num_next(iterator; tb) {
+        let iterator = iterator as *mut [i32; 2];
+        // SAFETY: as above, and it was initialised.
+        let [current, end] = unsafe { iterator.read() };
+        let goes_on = i64::from(current.wrapping_add(1)) < i64::from(end);
+        let range = if goes_on { [current + 1, end] } else { [0, 0] };
+        // SAFETY: as above.
+        unsafe { iterator.write(range) };
+        if goes_on { iterator as u64 } else { 0 }
+    }
+
+    /// `bpf_iter_num_destroy`
+    fn iter_num_destroy(iterator; tb) {
+        let iterator = iterator as *mut [i32; 2];
+        // SAFETY: as above.
+        unsafe { iterator.write([0, 0]) };
+        0
     }
 
     /// `bpf_map_update_elem`

@@ -645,8 +645,14 @@ pub const NAMES: &[&str] = &[
 pub const KFUNC_FIRST: u32 = 1 << 31;
 /// `bpf_map_sum_elem_count`
 pub const MAP_SUM_ELEM_COUNT: u32 = KFUNC_FIRST;
+/// `bpf_iter_num_new`
+pub const ITER_NUM_NEW: u32 = KFUNC_FIRST + 1;
+/// `bpf_iter_num_next`
+pub const ITER_NUM_NEXT: u32 = KFUNC_FIRST + 2;
+/// `bpf_iter_num_destroy`
+pub const ITER_NUM_DESTROY: u32 = KFUNC_FIRST + 3;
 /// Names of kernel functions without the prefix `bpf_`, from [`KFUNC_FIRST`] on.
-pub const KFUNC_NAMES: &[&str] = &["map_sum_elem_count"];
+pub const KFUNC_NAMES: &[&str] = &["map_sum_elem_count", "iter_num_new", "iter_num_next", "iter_num_destroy"];
 
 /// The name of a helper or a kernel function without its prefix `bpf_`.
 pub fn name(helper: u32) -> Option<&'static str> {

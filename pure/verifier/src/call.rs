@@ -81,7 +81,9 @@ impl Explorer<'_> {
             inside.frames.push(Rc::new(callee));
             let start = self.flow.subprograms[index].start;
             for (_, _, from) in &arguments {
-                from.iter().for_each(|register| self.path.read(self.state.place(*register)));
+                if let Some(register) = from {
+                    self.path.read(self.state.place(*register));
+                }
             }
             let caller = self.state.depth();
             let path = self.fork(start, inside)?;

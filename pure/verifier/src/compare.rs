@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use crate::path::{Place, Places, Point};
+use crate::path::{Place, Point};
 use crate::state::{Byte, Frame, Kind, Register, SLOT_BYTES, Slot, Special, State};
 
 /// How much must agree.
@@ -26,17 +26,6 @@ pub(crate) fn same_calls(a: &State, b: &State) -> bool {
         && a.frames.iter().zip(&b.frames).all(|(a, b)| {
             a.call_site == b.call_site && a.subprogram == b.subprogram && a.callback.is_some() == b.callback.is_some()
         })
-}
-
-/// All places of a state that hold something.
-pub(crate) fn all_places(state: &State) -> Places {
-    let registers = state.places(|register| register.kind != Kind::NotInit);
-    let slots = state
-        .frames
-        .iter()
-        .enumerate()
-        .flat_map(|(frame, of)| (0..of.slots.len()).map(move |slot| Place::slot_at(frame as u8, slot)));
-    registers.into_iter().chain(slots).collect()
 }
 
 /// Names of the old state and of the new one.

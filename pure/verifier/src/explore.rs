@@ -15,7 +15,7 @@ use crate::flow::{Flow, Stop};
 use crate::log::Log;
 use crate::memory::Access;
 use crate::objects::Variable;
-use crate::path::{Path, Place, Places, Point};
+use crate::path::{Path, Place, Places, Point, Return};
 use crate::state::{Kind, Register, State};
 use crate::{Input, MapShape, Named, Refusal, Statistics};
 
@@ -70,6 +70,8 @@ pub(crate) struct Explorer<'a> {
     pub(crate) found: Found,
     pub(crate) log: Log<'a>,
     points: Vec<Vec<Rc<Point>>>,
+    /// Paths that stopped where marks were not complete.
+    returns: Vec<Return>,
     open: Vec<Open>,
     last_id: u32,
     jumps: u64,
@@ -105,6 +107,7 @@ impl<'a> Explorer<'a> {
             found,
             log: Log::new(input),
             points: vec![vec![]; ops.len()],
+            returns: vec![],
             open: vec![],
             last_id: 0,
             jumps: 0,
@@ -125,6 +128,7 @@ impl<'a> Explorer<'a> {
                 Next::To(at) => self.at = at,
                 Next::End => {
                     self.path = Path::default();
+                    self.carry_returns();
                     let Some(open) = self.open.pop() else { return Ok(()) };
                     (self.at, self.state, self.path) = (open.at, open.state, open.path);
                     self.log.goes_on(open.from, self.at, &self.state);
@@ -350,38 +354,40 @@ impl<'a> Explorer<'a> {
         statistics.states_per_insn_max = statistics.states_per_insn_max.max(self.points[self.at].len() as u64);
     }
 
-    fn compare_with(&self, point: &Point) -> Result<bool, Refusal> {
+    fn compare_with(&mut self, point: &Rc<Point>) -> Result<bool, Refusal> {
         if point.complete.get() {
-            if !compare::covers(point, &self.state, Match::Marked) {
-                return Ok(false);
+            let covered = compare::covers(point, &self.state, Match::Marked);
+            if covered {
+                self.path.need(&point.marks.borrow());
             }
-            let marks = *point.marks.borrow();
-            for place in self.state.places(|register| register.kind != Kind::NotInit) {
-                if marks.read.contains(place) {
-                    self.path.read(place);
-                }
-            }
-            for (frame, slots) in self.state.frames.iter().enumerate() {
-                let places = (0..slots.slots.len()).map(|slot| Place::slot_at(frame as u8, slot));
-                places.filter(|place| marks.read.contains(*place)).for_each(|place| self.path.read(place));
-            }
-            self.path.mark_precise(marks.precise);
-            return Ok(true);
+            return Ok(covered);
         }
         // A round that was counted: the rounds will come to an end.
-        let counted =
-            point.state.may_goto < self.state.may_goto || point.state.frame().rounds < self.state.frame().rounds;
-        if self.flow.stops[self.at] == Stop::Always && counted {
-            if !compare::covers(point, &self.state, Match::Contained) {
-                return Ok(false);
+        let counted = || {
+            point.state.may_goto < self.state.may_goto
+                || point.state.frame().rounds < self.state.frame().rounds
+                || self.iterates(&point.state)
+        };
+        if point.has_ended() || self.flow.stops[self.at] == Stop::Always && counted() {
+            let covered = compare::covers(point, &self.state, Match::Contained);
+            if covered {
+                self.returns.push(Return::new(&self.path, point.clone()));
             }
-            self.path.mark_all(compare::all_places(&self.state));
-            return Ok(true);
+            return Ok(covered);
         }
         if compare::covers(point, &self.state, Match::Exact) {
             return Err(Refusal::new(Errno::EINVAL, format!("infinite loop detected at insn {}", self.at)));
         }
         Ok(false)
+    }
+
+    /// Where rounds have ended, what they need is carried round.
+    fn carry_returns(&mut self) {
+        if self.returns.is_empty() || !self.returns.iter().all(Return::has_ended) {
+            return;
+        }
+        while self.returns.iter().fold(false, |news, round| round.carry() | news) {}
+        self.returns.clear();
     }
 
     /// The nearest point of this path at the instruction `at` with the same calls.

@@ -57,7 +57,7 @@ fn stops(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Vec<Stop> {
     for (at, op) in ops.iter().enumerate() {
         let calls_back = |id| prototypes::prototype(id).is_some_and(|row| row.callback_argument().is_some());
         match op {
-            Some(Op::MayGoto(_)) => stops[at] = Stop::Always,
+            Some(Op::MayGoto(_) | Op::Call(Call::Kfunc(helper::ITER_NUM_NEXT))) => stops[at] = Stop::Always,
             Some(Op::Call(Call::Helper(id) | Call::Kfunc(id))) if calls_back(*id) => stops[at] = Stop::Always,
             _ => {}
         }

@@ -10,7 +10,7 @@ use crate::Refusal;
 use crate::explore::{Explorer, Next};
 use crate::memory::Access;
 use crate::path::Place;
-use crate::prototype::{Arg, Prototype, Return};
+use crate::prototype::{Arg, IteratorUse, Prototype, Return};
 use crate::prototypes;
 use crate::scalar::Scalar;
 use crate::state::{Byte, Kind, Lock, Reference, Register, SLOT_BYTES, slot_of};
@@ -44,6 +44,7 @@ struct Arguments {
     new_dynptr: Option<(u8, usize, bool)>,
     old_dynptr: Option<(u8, usize)>,
     object: Option<Register>,
+    iterator: Option<((u8, usize), IteratorUse)>,
 }
 
 impl Explorer<'_> {
@@ -61,6 +62,12 @@ impl Explorer<'_> {
         }
         if let Some((frame, slot)) = arguments.old_dynptr {
             self.drop_dynptr(frame, slot)?;
+        }
+        match arguments.iterator {
+            Some((place, IteratorUse::Next)) => return self.next_number(place),
+            Some((place, IteratorUse::New)) => self.make_iterator(place),
+            Some((place, IteratorUse::Destroy)) => self.drop_iterator(place)?,
+            None => {}
         }
         if arguments.released != 0 {
             self.release(arguments.released)?;
@@ -214,6 +221,7 @@ impl Explorer<'_> {
                 found.new_dynptr = found.new_dynptr.or(dynptr.makes);
                 found.old_dynptr = dynptr.takes;
             }
+            Arg::Iterator(used) => found.iterator = Some((self.iterator_argument(register, &value, used)?, used)),
             Arg::SpinLock => found.lock = Some(self.lock_argument(register, &value)?),
             Arg::Timer | Arg::Kptr | Arg::PerCpuVariable => return expected(expected_kinds(arg)),
             Arg::Object { name, release, .. } => {
@@ -647,6 +655,7 @@ fn expected_kinds(arg: Arg) -> &'static str {
         Arg::Function => "func",
         Arg::Record => "ringbuf_mem",
         Arg::Dynptr(_) => "fp, dynptr_ptr",
+        Arg::Iterator(_) => "fp",
         Arg::Object { .. } => "trusted_ptr_, rcu_ptr_",
         Arg::PerCpuVariable => "percpu_ptr_",
         _ => "fp, pkt, pkt_meta, map_key, map_value, mem, ringbuf_mem, buf, trusted_ptr_",

@@ -20,6 +20,7 @@ mod dynptr;
 mod explore;
 mod flow;
 mod helper;
+mod iterator;
 mod log;
 mod memory;
 mod objects;
@@ -45,7 +46,7 @@ use flow::Flow;
 
 pub use objects::KernelTypes;
 pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
-pub use prototype::{Arg, DynptrUse, Prototype, Return};
+pub use prototype::{Arg, DynptrUse, IteratorUse, Prototype, Return};
 pub use prototypes::{prototype, prototype_for, prototypes};
 
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).

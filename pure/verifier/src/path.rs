@@ -6,6 +6,10 @@
 //! it is marked as read in the points before it, up to where it was written; when a number decides something (a
 //! branch, an address, a size), the moves are followed back to where it came from, and it is marked as precise on
 //! the way. A point whose node is gone has no path left behind it, so its marks are complete.
+//!
+//! A path that comes round to a point of its own, and knows no less than that, stops there: what it needs is what the
+//! point will turn out to need. Such a path is kept as a [`Return`] until the point has ended, and the marks
+//! are then carried round until nothing changes; until then all points on it stay incomplete.
 //! Mirrors kernel/bpf/verifier.c:mark_reg_read and mark_chain_precision, which decodes the instructions backwards.
 
 use std::cell::{Cell, RefCell};
@@ -81,6 +85,16 @@ impl Places {
         self.0.iter().all(|frame| *frame == 0)
     }
 
+    fn list(&self) -> Vec<Place> {
+        let frames = self.0.iter().enumerate().filter(|(_, bits)| **bits != 0);
+        frames
+            .flat_map(|(frame, bits)| {
+                let numbers = (0..128).filter(move |number| bits & 1 << number != 0);
+                numbers.map(move |number| Place { frame: frame as u8, number })
+            })
+            .collect()
+    }
+
     fn insert_frame(&mut self, frame: u8) {
         self.0[usize::from(frame)] = u128::MAX;
     }
@@ -142,6 +156,8 @@ pub(crate) struct Point {
     pub(crate) state: State,
     pub(crate) marks: RefCell<Marks>,
     /// No path goes on from here any more.
+    ended: Cell<bool>,
+    /// And no mark can come any more.
     pub(crate) complete: Cell<bool>,
     /// Paths that stopped here, and that did not.
     pub(crate) hits: Cell<u32>,
@@ -153,10 +169,16 @@ impl Point {
         Point {
             state,
             marks: RefCell::default(),
+            ended: Cell::new(false),
             complete: Cell::new(false),
             hits: Cell::new(0),
             misses: Cell::new(0),
         }
+    }
+
+    /// No path goes on from here any more; marks may still come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.get()
     }
 
     pub(crate) fn is_read(&self, place: Place) -> bool {
@@ -190,10 +212,29 @@ impl Drop for Node {
     }
 }
 
+/// That some path goes on from a point.
+#[derive(Debug)]
+struct Life {
+    parent: Option<Rc<Life>>,
+    point: Rc<Point>,
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.point.ended.set(true);
+        let mut parent = self.parent.take();
+        while let Some(mut life) = parent.and_then(Rc::into_inner) {
+            parent = life.parent.take();
+        }
+    }
+}
+
 /// Where a path is: the nodes behind it, and its moves since.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Path {
     last: Option<Rc<Node>>,
+    /// What it keeps from being at an end, unless it rests.
+    life: Option<Rc<Life>>,
     moves: Vec<Move>,
     written: Places,
 }
@@ -206,6 +247,9 @@ impl Path {
         }
         let written = std::mem::take(&mut self.written);
         let moves = std::mem::take(&mut self.moves);
+        if let Some((_, point)) = &point {
+            self.life = Some(Rc::new(Life { parent: self.life.take(), point: point.clone() }));
+        }
         self.last = Some(Rc::new(Node { parent: self.last.take(), moves, written, point }));
     }
 
@@ -250,55 +294,82 @@ impl Path {
         self.moves.push(Move::Leave(frame));
     }
 
-    /// The place is read here.
-    pub(crate) fn read(&self, place: Place) {
+    /// The place is read here. Whether that was news to the points before.
+    pub(crate) fn read(&self, place: Place) -> bool {
+        let mut news = false;
         if self.written.contains(place) {
-            return;
+            return news;
         }
         let mut node = self.last.as_deref();
         while let Some(piece) = node {
             if let Some((_, point)) = &piece.point {
                 let mut marks = point.marks.borrow_mut();
                 if marks.read.contains(place) {
-                    return;
+                    return news;
                 }
                 marks.read.insert(place);
+                news = true;
             }
             if piece.written.contains(place) {
-                return;
+                return news;
             }
             node = piece.parent.as_deref();
         }
+        news
     }
 
-    /// The numbers in these places decide something here.
-    pub(crate) fn mark_precise(&self, mut places: Places) {
+    /// The numbers in these places decide something here. Whether that was news to the points before.
+    pub(crate) fn mark_precise(&self, mut places: Places) -> bool {
+        let mut news = false;
         places.follow_back(&self.moves);
         let mut node = self.last.as_deref();
         while let Some(piece) = node {
             if places.is_empty() {
-                return;
+                return news;
             }
             if let Some((_, point)) = &piece.point {
                 places = point.marks.borrow_mut().precise.absorb(&places);
+                news |= !places.is_empty();
             }
             places.follow_back(&piece.moves);
             node = piece.parent.as_deref();
         }
+        news
     }
 
-    /// Everything in these places matters here, in every way.
-    pub(crate) fn mark_all(&self, places: Places) {
-        let mut node = self.last.as_deref();
-        while let Some(piece) = node {
-            if let Some((_, point)) = &piece.point {
-                let mut marks = point.marks.borrow_mut();
-                marks.read.absorb(&places);
-                marks.precise.absorb(&places);
-            }
-            node = piece.parent.as_deref();
-        }
-        self.mark_precise(places);
+    /// All of this matters here. Whether that was news to the points before.
+    pub(crate) fn need(&self, marks: &Marks) -> bool {
+        let read = marks.read.list().into_iter().fold(false, |news, place| self.read(place) | news);
+        self.mark_precise(marks.precise) | read
+    }
+
+    /// This path without being one that goes on.
+    fn at_rest(&self) -> Path {
+        Path { life: None, ..self.clone() }
+    }
+}
+
+/// A path that stopped at a point whose marks were not complete.
+#[derive(Debug)]
+pub(crate) struct Return {
+    path: Path,
+    to: Rc<Point>,
+}
+
+impl Return {
+    pub(crate) fn new(path: &Path, to: Rc<Point>) -> Return {
+        Return { path: path.at_rest(), to }
+    }
+
+    /// No path goes on from where it leads.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.to.ended.get()
+    }
+
+    /// The path needs what the point needs. Whether that was news.
+    pub(crate) fn carry(&self) -> bool {
+        let marks = *self.to.marks.borrow();
+        self.path.need(&marks)
     }
 }
 

@@ -62,6 +62,8 @@ pub enum Arg {
     Record,
     /// A dynptr (`ARG_PTR_TO_DYNPTR` and its flags).
     Dynptr(DynptrUse),
+    /// A `struct bpf_iter_num` on the stack.
+    Iterator(IteratorUse),
     /// A `bpf_spin_lock` in a map's value (`ARG_PTR_TO_SPIN_LOCK`).
     SpinLock,
     /// A `bpf_timer` in a map's value (`ARG_PTR_TO_TIMER`).
@@ -93,6 +95,17 @@ pub enum DynptrUse {
     Any,
     /// Takes it back; of a ring buffer (`DYNPTR_TYPE_RINGBUF | OBJ_RELEASE`).
     ReleaseRecord,
+}
+
+/// How a kernel function uses an iterator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IteratorUse {
+    /// Initialises it (`KF_ITER_NEW`).
+    New,
+    /// Goes on (`KF_ITER_NEXT`).
+    Next,
+    /// Ends it (`KF_ITER_DESTROY`).
+    Destroy,
 }
 
 /// What a helper returns (`enum bpf_return_type`).

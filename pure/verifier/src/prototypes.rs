@@ -11,7 +11,7 @@ use ring3_uapi::helper::*;
 
 use crate::prototype::Arg::*;
 use crate::prototype::Return::{DynptrDataOrNull, MapValueOrNull, PerCpuMemory, RecordOrNull, Void};
-use crate::prototype::{Arg, DynptrUse, Prototype, Return, row};
+use crate::prototype::{Arg, DynptrUse, IteratorUse, Prototype, Return, row};
 
 // ---- who calls ----
 
@@ -365,6 +365,9 @@ static PROTOTYPES: &[Prototype] = &[
     row(CGRP_STORAGE_DELETE).given(&[Map, object_or_null("cgroup")]).maps(CGROUPS),
     // A kernel function: a map of any type; such without a count have none.
     row(MAP_SUM_ELEM_COUNT).given(&[object("bpf_map")]).gpl().runs(),
+    row(ITER_NUM_NEW).given(&[Iterator(IteratorUse::New), Anything, Anything]).gpl().runs(),
+    row(ITER_NUM_NEXT).given(&[Iterator(IteratorUse::Next)]).gpl().runs(),
+    row(ITER_NUM_DESTROY).given(&[Iterator(IteratorUse::Destroy)]).gives(Void).gpl().runs(),
 ];
 
 /// All helpers, those that run and those that do not.
