@@ -653,7 +653,10 @@ fn divide(op: AluOp, a: &Scalar, b: &Scalar) -> Scalar {
     }
     match op {
         AluOp::Div => {
-            let (umin, umax) = if b.umin == 0 { (0, a.umax) } else { (a.umin / b.umax, a.umax / b.umin) };
+            let (umin, umax) = match b.umin {
+                0 => (0, a.umax),
+                least => (a.umin / b.umax, a.umax / least),
+            };
             Scalar { umin, umax, ..Scalar::UNKNOWN }
         }
         AluOp::Mod if a.umax < b.umin => *a,
