@@ -9,7 +9,7 @@
 //! Of what should not be the test makes a small program that shows it and prints it with seed and number.
 //!
 //! The usual programs are always the same. `RING3_SEED=S RING3_PROGRAMS=N` judges programs 0 to N of another
-//! seed, `RING3_PROGRAM=P` one alone. `RING3_VERIFIER=1` asks ring3's verifier as well.
+//! seed, `RING3_PROGRAM=P` one alone.
 
 mod random_programs;
 #[path = "calls/raw_bpf.rs"]
@@ -23,11 +23,12 @@ use std::time::Instant;
 
 use random_programs::judge;
 use random_programs::opinion::{is_simple, opinion};
-use random_programs::raw_kernel::{Kernel, message};
+use random_programs::raw_kernel::{Kernel, message, refused_at};
 use random_programs::reasons::{explain_fault, kernel_alone_refuses, ring3_alone_refuses};
 use ring3_generate::{Program, program, shrink, text};
 use ring3_interp::shadow::{Fault, MapSpec};
 use ring3_tests::is_root;
+use ring3_verifier::Verified;
 
 /// Programs when nothing else is said.
 const PROGRAMS_USUAL: u64 = 5000;
@@ -41,11 +42,10 @@ const AT_A_TIME: u64 = 64;
 /// One program in so many is shown to `prevail`.
 const OPINION_EVERY: u64 = 64;
 
-/// What the sides say to a program; `None`: not asked.
-#[derive(Clone, Debug, Default)]
+/// What the sides say to a program; the kernel may not be asked.
 struct Verdicts {
     kernel: Option<bool>,
-    ring3: Option<Result<(), String>>,
+    ring3: Result<Verified, String>,
 }
 
 /// What should not be.
@@ -102,7 +102,6 @@ impl Counts {
 /// Who is asked.
 struct Court {
     kernel: Option<Kernel>,
-    asks_ring3: bool,
     specs: Vec<MapSpec>,
 }
 
@@ -112,24 +111,19 @@ impl Court {
         if kernel.is_none() {
             println!("SKIPPED: comparing with the kernel needs root");
         }
-        let asks_ring3 = number_of("RING3_VERIFIER").is_some_and(|number| number != 0);
-        if !asks_ring3 {
-            println!("SKIPPED: ring3's own verdicts are asked for with RING3_VERIFIER=1");
-        }
-        Court { kernel, asks_ring3, specs: judge::specs() }
+        Court { kernel, specs: judge::specs() }
     }
 
     fn verdicts(&self, program: &Program) -> Verdicts {
         Verdicts {
             kernel: self.kernel.as_ref().map(|kernel| kernel.accepts(program)),
-            ring3: self.asks_ring3.then(|| judge::verdict(program)),
+            ring3: judge::verdict(program),
         }
     }
 
     /// The one place that says what verdicts mean.
     fn weigh(&self, program: &Program, verdicts: &Verdicts, counts: &mut Counts) -> Option<Finding> {
         let kernel = verdicts.kernel;
-        let ring3 = verdicts.ring3.as_ref().map(Result::is_ok);
         let ran = judge::run(program, &self.specs, INPUTS);
         if let Some(verdict) = kernel {
             counts.add(if verdict { "accepted by the kernel" } else { "refused by the kernel" });
@@ -145,19 +139,23 @@ impl Court {
                 None => return Some(Finding::KernelAcceptsFault(fault.clone())),
             }
         }
-        if let (Err(fault), true) = (&ran, ring3 == Some(true)) {
+        if let (Err(fault), true) = (&ran, verdicts.ring3.is_ok()) {
             return Some(Finding::Ring3AcceptsFault(fault.clone()));
         }
         match (kernel, &verdicts.ring3) {
-            (Some(false), Some(Ok(()))) => {
-                let log = self.kernel.as_ref().and_then(|kernel| kernel.judge(program).err());
-                let message = message(&log.unwrap_or_default());
+            (Some(false), Ok(verified)) => {
+                let log = self.kernel.as_ref().and_then(|kernel| kernel.judge(program).err()).unwrap_or_default();
+                let message = message(&log);
+                if refused_at(&log).is_some_and(|at| !verified.is_live(at)) {
+                    counts.add("the kernel refuses what we know is never reached");
+                    return None;
+                }
                 match kernel_alone_refuses(program, &message) {
                     Some(reason) => counts.add(reason),
                     None => return Some(Finding::KernelAloneRefuses(message)),
                 }
             }
-            (Some(true), Some(Err(message))) => match ring3_alone_refuses(program, message) {
+            (Some(true), Err(message)) => match ring3_alone_refuses(program, message) {
                 Some(reason) => counts.add(reason),
                 None => return Some(Finding::Ring3AloneRefuses(message.clone())),
             },

@@ -94,7 +94,7 @@ fn certain(cond: Cond, left: &Register, right: &Register) -> Option<bool> {
     let exists = |value: &Register| {
         let known = !matches!(
             value.kind,
-            Kind::Packet | Kind::PacketMeta | Kind::PacketEnd | Kind::Object { trusted: false, .. }
+            Kind::Packet | Kind::PacketMeta | Kind::PacketEnd | Kind::Untrusted | Kind::Object { trusted: false, .. }
         );
         value.is_pointer() && !value.nullable && known
     };

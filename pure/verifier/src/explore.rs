@@ -297,6 +297,10 @@ impl<'a> Explorer<'a> {
     fn is_known(&mut self) -> Result<bool, Refusal> {
         /// Moves between points at most, unless there is no place for one.
         const MOVES_MAX: usize = 400;
+        /// Points of an instruction that are kept however little they help.
+        const POINTS_MIN: usize = 64;
+        /// Paths that may pass a point before it must stop one.
+        const PATIENCE: u32 = 3;
         let forced = self.flow.stops[self.at] == Stop::Always || self.path.open_moves() > MOVES_MAX;
         // The instruction here counts.
         let processed = self.found.statistics.processed + 1;
@@ -328,8 +332,7 @@ impl<'a> Explorer<'a> {
             index += 1;
             if keep {
                 point.misses.set(point.misses.get() + 1);
-                let patience = if self.flow.stops[self.at] == Stop::Always { 64 } else { 3 };
-                if point.misses.get() > point.hits.get() * patience + patience {
+                if points.len() > POINTS_MIN && point.misses.get() > point.hits.get() * PATIENCE + PATIENCE {
                     index -= 1;
                     points.remove(index);
                 }

@@ -77,6 +77,9 @@ impl Explorer<'_> {
         if let Kind::Object { .. } = pointer.kind {
             return Ok((self.object_load(access, pointer)?, None));
         }
+        if let Kind::Untrusted = pointer.kind {
+            return Ok((Register::scalar(Scalar::loaded(access.bytes)), None));
+        }
         self.check_region(access, pointer)?;
         let known = match pointer.kind {
             Kind::MapValue(map) => self.constant_of(map, pointer, access),
@@ -173,6 +176,7 @@ impl Explorer<'_> {
             Kind::Object { .. } if access.write => {
                 refuse(format!("R{register} is a kernel object; only read is supported"))
             }
+            Kind::Untrusted => refuse(format!("R{register} cannot write into {name}")),
             Kind::Map(_) if access.write => {
                 refuse(format!("R{register} points to a map: only read from bpf_array is supported"))
             }
@@ -303,6 +307,7 @@ impl Explorer<'_> {
         match member {
             Ok(Member::Number) => Ok(Register::scalar(Scalar::loaded(access.bytes))),
             Ok(Member::Object(to)) => Ok(Register::pointer(Kind::Object { id: to, trusted: false })),
+            Ok(Member::Memory) => Ok(Register::pointer(Kind::Untrusted)),
             Err(message) => refuse(message),
         }
     }
@@ -313,7 +318,7 @@ impl Explorer<'_> {
         let Access { register, write, .. } = access;
         let pointer = self.read(register)?;
         match pointer.kind {
-            Kind::Context | Kind::Packet | Kind::PacketMeta | Kind::Object { .. } => {
+            Kind::Context | Kind::Packet | Kind::PacketMeta | Kind::Object { .. } | Kind::Untrusted => {
                 let verb = if write { "stores into" } else { "loads from" };
                 refuse(format!("BPF_ATOMIC {verb} R{register} {} is not allowed", pointer.kind_name()))
             }

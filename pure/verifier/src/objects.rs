@@ -18,6 +18,8 @@ pub(crate) enum Member {
     Number,
     /// A pointer to another object.
     Object(u32),
+    /// A pointer to something else, of which no size is known.
+    Memory,
 }
 
 /// What a kernel variable is.
@@ -109,7 +111,7 @@ impl KernelTypes {
             if within != 0 || bytes != 8 {
                 return Err(format!("cannot access ptr member of struct {} with off {at} size {bytes}", name()));
             }
-            return Ok(self.pointed_to(plain).map_or(Member::Number, Member::Object));
+            return Ok(self.pointed_to(plain).map_or(Member::Memory, Member::Object));
         }
         if end > size {
             return Err(format!("access beyond struct {} at off {at} size {bytes}", name()));

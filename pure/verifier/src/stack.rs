@@ -226,7 +226,8 @@ impl Explorer<'_> {
             return Ok((*spilled, place));
         }
         if spilled.is_pointer() {
-            return refuse(Errno::EACCES, "invalid size of register fill".into());
+            // A part of a pointer is a number, as it is where another way left only bytes there.
+            return Ok((loaded, None));
         }
         if byte == 0 && bytes <= length {
             let mut filled = *spilled;

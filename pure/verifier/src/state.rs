@@ -37,6 +37,8 @@ pub(crate) enum Kind {
     PacketEnd,
     /// A kernel object, by its type's id in the kernel's BTF; trusted ones are alive.
     Object { id: u32, trusted: bool },
+    /// Kernel memory of which nothing is known; loads from it are guarded.
+    Untrusted,
     /// A subprogram, by index.
     Function(u32),
     /// A dynptr that a helper gave to a callback.
@@ -137,6 +139,7 @@ impl Register {
             Kind::PacketEnd => "pkt_end",
             Kind::Object { trusted: true, .. } => "trusted_ptr_",
             Kind::Object { .. } => "ptr_",
+            Kind::Untrusted => "rdonly_untrusted_mem",
             Kind::Function(_) => "func",
             Kind::Dynptr => "dynptr_ptr",
         };

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use ring3_generate::{MAPS, Program, Random};
 use ring3_interp::shadow::{self, End, Fault, MapKind, MapSpec};
 use ring3_uapi::bpf::map_type;
-use ring3_verifier::{Input, MapShape, Policy, verify};
+use ring3_verifier::{Input, MapShape, Policy, Verified, verify};
 
 /// The maps, as the interpreter wants them.
 pub(crate) fn specs() -> Vec<MapSpec> {
@@ -59,7 +59,7 @@ fn shape(slot: u32) -> Option<MapShape> {
 }
 
 /// Our verifier's verdict.
-pub(crate) fn verdict(program: &Program) -> Result<(), String> {
+pub(crate) fn verdict(program: &Program) -> Result<Verified, String> {
     let input = Input {
         insns: &program.insns,
         prog_type: program.prog_type,
@@ -73,5 +73,5 @@ pub(crate) fn verdict(program: &Program) -> Result<(), String> {
         map_by_index: &shape,
         constant_value: &|slot| MAPS.get(slot as usize)?.constant.map(<[u8]>::to_vec),
     };
-    verify(&input).map(|_| ()).map_err(|report| report.to_string())
+    verify(&input).map_err(|report| report.to_string())
 }

@@ -127,6 +127,12 @@ impl Kernel {
     }
 }
 
+/// The instruction that a log ends with.
+pub(crate) fn refused_at(log: &str) -> Option<usize> {
+    let number = |line: &str| line.split_once(": (").and_then(|(number, _)| number.parse().ok());
+    log.lines().rev().find_map(number)
+}
+
 /// The line of a log that says what is wrong.
 pub(crate) fn message(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("processed ")).collect();
