@@ -14,7 +14,7 @@ use ring3_uapi::bpf::{attach_type, cmd, is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::{
     BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_SLEEPABLE, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
-use ring3_verifier::{Input, MapShape, Policy, verify};
+use ring3_verifier::{Input, Line, MapShape, Policy, verify};
 
 use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, value_types};
@@ -434,7 +434,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         cpus: possible_cpus(),
         policy: Policy::targets(kind),
         log_level: log.level,
-        lines: vec![],
+        lines: source_lines(caller, attr, btf.as_deref())?,
         map_by_fd: &|fd| shape(&Reference::Fd(fd)),
         map_by_index: &|index| shape(&Reference::Index(index)),
         constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
@@ -484,6 +484,41 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     });
     let fd = caller.subsystem().open_pipe(Object::Program(program))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
+/// Lines of source code at most; programs have no more instructions.
+const LINES_MAX: u32 = INSNS_MAX;
+
+/// The source lines that a program comes with. Mirrors kernel/bpf/verifier.c:check_btf_line.
+fn source_lines(caller: &Caller<'_>, attr: &Attr, btf: Option<&Btf>) -> Result<Vec<Line>, Errno> {
+    use ring3_uapi::attr::prog_load as p;
+    /// `struct bpf_line_info`: instruction, file, line, column.
+    const RECORD_BYTES: u32 = 16;
+    /// `MAX_LINEINFO_REC_SIZE`
+    const RECORD_BYTES_MAX: u32 = 252;
+    let (count, bytes) = (attr.u32(p::LINE_INFO_CNT.at), attr.u32(p::LINE_INFO_REC_SIZE.at));
+    let Some(btf) = btf.filter(|_| count > 0) else { return Ok(vec![]) };
+    if !(RECORD_BYTES..=RECORD_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(4) || count > LINES_MAX {
+        return Err(refuse(Errno::EINVAL, format_args!("{count} line_info records of {bytes} bytes")));
+    }
+    let records = caller.read(attr.u64(p::LINE_INFO.at), count as usize * bytes as usize)?;
+    let word =
+        |record: &[u8], at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
+    let mut lines = vec![];
+    for record in records.chunks_exact(bytes as usize) {
+        let insn = word(record, 0);
+        if lines.last().is_some_and(|last: &Line| last.insn >= insn) {
+            return Err(refuse(
+                Errno::EINVAL,
+                format_args!("line_info[{}].insn_off {insn} is not in order", lines.len()),
+            ));
+        }
+        let Some(text) = btf.types.text(word(record, 8)) else {
+            return Err(refuse(Errno::EINVAL, format_args!("line_info[{}]: invalid line_off", lines.len())));
+        };
+        lines.push(Line { insn, text: String::from_utf8_lossy(text).into_owned() });
+    }
+    Ok(lines)
 }
 
 /// How an instruction names a map.
