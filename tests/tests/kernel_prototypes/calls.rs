@@ -269,7 +269,7 @@ impl Bench {
             Arg::Size | Arg::SizeOrZero | Arg::AllocSize => code.push(insn(SET, register, 0, 0, SIZE)),
             Arg::ConstString => code.extend(wide(register, MAP_VALUE, self.constant.fd.as_raw_fd())),
             Arg::Function => code.extend(wide(register, FUNCTION, 0)),
-            Arg::Dynptr(_) => code.extend(stack(register, DYNPTR)),
+            Arg::Dynptr(_) | Arg::Iterator(_) => code.extend(stack(register, DYNPTR)),
             Arg::Timer => code.extend(wide(register, MAP_VALUE, self.timed.fd.as_raw_fd())),
             Arg::Object { nullable: true, .. } => code.push(insn(SET, register, 0, 0, 0)),
             Arg::Record | Arg::Object { .. } | Arg::SpinLock | Arg::Kptr | Arg::PerCpuVariable => {
