@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use ring3_isa::{Call, Immediate, Op, Operand};
 use ring3_uapi::Errno;
+use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 
 use crate::compare::{self, Match};
 use crate::flow::{Flow, Stop};
@@ -196,6 +197,15 @@ impl<'a> Explorer<'a> {
                 self.jumps += 1;
                 return match call {
                     Call::Local(target) => self.call_local(target),
+                    Call::Kfunc(id) if id < KFUNC_FIRST => {
+                        let message = format!(
+                            "calling kernel function (BTF id {id}) is not allowed: of those there are only {KFUNC_NAMES:?}"
+                        );
+                        Err(Refusal::new(Errno::EINVAL, message))
+                    }
+                    Call::Helper(id) if id >= KFUNC_FIRST => {
+                        Err(Refusal::new(Errno::EINVAL, format!("invalid func unknown#{}", id as i32)))
+                    }
                     Call::Helper(id) | Call::Kfunc(id) => self.call_helper(id),
                 };
             }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use ring3_uapi::bpf::prog_type;
+use ring3_uapi::bpf::{attach_type, prog_type};
 
 use crate::objects::KernelTypes;
 use crate::prototypes;
@@ -124,6 +124,17 @@ impl Policy {
             objects: None,
             processed_max: PROCESSED_MAX,
         }
+    }
+
+    /// For programs that are attached so: what r0 may be. Mirrors kernel/bpf/verifier.c:check_return_code.
+    pub fn attached(self, kind: u32, attach: u32) -> Policy {
+        let result = match (kind, attach) {
+            (prog_type::TRACING, attach_type::TRACE_FENTRY | attach_type::TRACE_FEXIT) => Some(0..1),
+            (prog_type::TRACING, attach_type::TRACE_ITER) => Some(0..2),
+            (prog_type::KPROBE, attach_type::TRACE_KPROBE_SESSION | attach_type::TRACE_UPROBE_SESSION) => Some(0..2),
+            _ => None,
+        };
+        Policy { result, ..self }
     }
 
     /// As the kernel would: all that is known.

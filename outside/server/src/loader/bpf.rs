@@ -432,7 +432,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         gpl_compatible: is_gpl_compatible(&license),
         sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
         cpus: possible_cpus(),
-        policy: Policy::targets(kind),
+        policy: Policy::targets(kind).attached(kind, attr.u32(p::EXPECTED_ATTACH_TYPE.at)),
         log_level: log.level,
         lines: source_lines(caller, attr, btf.as_deref())?,
         map_by_fd: &|fd| shape(&Reference::Fd(fd)),
