@@ -9,6 +9,7 @@
 mod bench;
 mod bench_maps;
 mod demo;
+mod mutate;
 mod tidy;
 
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
-    | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]";
+    | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT] [--programs N]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["bench", "probe", options @ ..] => bench::probe(options),
         ["bench", "maps", options @ ..] => bench_maps::maps(options),
+        ["mutate", options @ ..] => mutate::mutate(options),
         _ => Err(USAGE.to_owned()),
     };
     match result {
