@@ -4,7 +4,7 @@
 //! each. They are made in a copy of the work tree (`target/mutants/tree`), never in the tree itself. A mutant that no
 //! test catches is an error: the tests lack a case.
 //!
-//! It takes some seconds a mutant, so it is run by hand: `cargo xtask mutate [--only TEXT] [--programs N]`, as root, so
+//! It takes some seconds a mutant, so it is run by hand: `cargo xtask mutate [--only TEXT]... [--programs N]`, as root, so
 //! that random programs are also compared with the kernel's verdicts.
 
 mod table;
@@ -67,16 +67,25 @@ struct Test {
     target: &'static [&'static str],
     /// What its output has if it fails because of a mutant.
     shows: &'static str,
+    /// The files that it looks at; all if there are none.
+    files: &'static [&'static str],
 }
 
-const TESTS: [Test; 4] = [
-    Test { name: "cases", target: &["--package", "ring3-verifier", "--test", "cases"], shows: "" },
-    Test { name: "hostile", target: &["--package", "ring3-verifier", "--test", "hostile"], shows: "" },
-    Test { name: "domains", target: &["--package", "ring3-verifier", "--lib"], shows: "" },
+const TESTS: [Test; 5] = [
+    Test { name: "cases", target: &["--package", "ring3-verifier", "--test", "cases"], shows: "", files: &[] },
+    Test { name: "policies", target: &["--package", "ring3-verifier", "--test", "policies"], shows: "", files: &[] },
+    Test {
+        name: "domains",
+        target: &["--package", "ring3-verifier", "--lib"],
+        shows: "",
+        files: &["scalar.rs", "tnum.rs"],
+    },
+    Test { name: "hostile", target: &["--package", "ring3-verifier", "--test", "hostile"], shows: "", files: &[] },
     Test {
         name: "random programs",
         target: &["--package", "ring3-tests", "--test", "raw_random_programs"],
         shows: "Ring3AcceptsFault",
+        files: &[],
     },
 ];
 
@@ -88,15 +97,18 @@ enum Outcome {
 }
 
 pub(crate) fn mutate(options: &[&str]) -> Result<(), String> {
-    let (mut only, mut programs) = ("", PROGRAMS_USUAL);
+    let (mut only, mut programs) = (vec![], PROGRAMS_USUAL);
     for option in options.chunks(2) {
         match option {
-            ["--only", text] => only = text,
+            ["--only", text] => only.push(*text),
             ["--programs", number] => programs = number,
-            _ => return Err("usage: cargo xtask mutate [--only TEXT] [--programs N]".to_owned()),
+            _ => return Err("usage: cargo xtask mutate [--only TEXT]... [--programs N]".to_owned()),
         }
     }
-    let wanted = |mutation: &&Mutation| format!("{} {}", mutation.file, mutation.breaks).contains(only);
+    let wanted = |mutation: &&Mutation| {
+        let name = format!("{} {}", mutation.file, mutation.breaks);
+        only.is_empty() || only.iter().any(|text| name.contains(text))
+    };
     let mutations: Vec<&Mutation> = MUTATIONS.iter().filter(wanted).collect();
     let bench = Bench { tree: root().join("target/mutants/tree"), programs: programs.to_owned() };
     bench.copy()?;
@@ -182,13 +194,13 @@ impl Bench {
     fn judge(&self, mutation: &Mutation) -> Result<Option<String>, String> {
         let (file, original) = (self.file(mutation), self.source(mutation)?);
         at(&file, fs::write(&file, mutation.apply(&original)?))?;
-        let caught = self.first_to_catch();
+        let caught = self.first_to_catch(mutation.file);
         at(&file, fs::write(&file, original))?;
         caught.map_err(|why| format!("{}: {}: {why}", mutation.file, mutation.breaks))
     }
 
-    fn first_to_catch(&self) -> Result<Option<String>, String> {
-        for test in &TESTS {
+    fn first_to_catch(&self, file: &str) -> Result<Option<String>, String> {
+        for test in TESTS.iter().filter(|test| test.files.is_empty() || test.files.contains(&file)) {
             if let Outcome::Failed(why) = self.ask(test)? {
                 return Ok(Some(format!("{}: {why}", test.name)));
             }

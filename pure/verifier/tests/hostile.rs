@@ -323,6 +323,7 @@ fn damaged_case_files_get_an_answer() {
             value_size: map.value,
             max_entries: map.entries,
             map_flags: map.flags,
+            lock: map.lock,
             ..shape(map.map_type)
         });
         surrounded(insns, case.prog_type, maps.collect(), random)

@@ -34,6 +34,18 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "memory.rs",
+        "a kernel object that may be null is read",
+        "if pointer.nullable {\n            return refuse(format!(\"R{} invalid mem access",
+        "if false {\n            return refuse(format!(\"R{} invalid mem access",
+    ),
+    mutation(
+        "memory.rs",
+        "kernel objects are written",
+        "Kind::Object { .. } if access.write => {\n                refuse(",
+        "Kind::Object { .. } if access.write => return Ok(()),\n            Kind::Object { .. } if access.write => {\n                refuse(",
+    ),
+    mutation(
+        "memory.rs",
         "values of maps that programs only read are written",
         "let forbidden = if access.write { BPF_F_RDONLY_PROG } else { BPF_F_WRONLY_PROG };",
         "let forbidden = if access.write { 0 } else { BPF_F_WRONLY_PROG };",
@@ -757,6 +769,24 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "a callback returns with a lock held",
         "if self.state.lock.is_some() {\n            return refuse(Errno::EINVAL, \"a callback",
         "if false {\n            return refuse(Errno::EINVAL, \"a callback",
+    ),
+    mutation(
+        "call.rs",
+        "a program may end with any result",
+        "if smin < allowed.start || smax >= allowed.end {",
+        "if false {",
+    ),
+    mutation(
+        "call.rs",
+        "a result is the largest of those that are not allowed",
+        "if smin < allowed.start || smax >= allowed.end {",
+        "if smin < allowed.start || smax > allowed.end {",
+    ),
+    mutation(
+        "call.rs",
+        "a program's result decides nothing",
+        "self.decides(&[0]);\n            let Scalar",
+        "let Scalar",
     ),
     // ---- helpers ----
     mutation("helper.rs", "a size may be negative", "if number.smin < 0 {", "if false {"),
