@@ -20,8 +20,8 @@ use table::MUTATIONS;
 
 /// Where the verifier is.
 const SOURCES: &str = "pure/verifier/src";
-/// Random programs that are judged.
-const PROGRAMS_USUAL: &str = "2000";
+/// Random programs, and bad inputs of each kind, that are judged.
+const PROGRAMS_USUAL: &str = "1000";
 /// A test that takes longer does not end.
 const TEST_TIME_MAX: Duration = Duration::from_secs(180);
 /// Address space of a test, KiB: a mutant that never ends may not take the machine with it.
@@ -80,13 +80,13 @@ const TESTS: [Test; 5] = [
         shows: "",
         files: &["scalar.rs", "tnum.rs"],
     },
-    Test { name: "hostile", target: &["--package", "ring3-verifier", "--test", "hostile"], shows: "", files: &[] },
     Test {
         name: "random programs",
         target: &["--package", "ring3-tests", "--test", "raw_random_programs"],
         shows: "Ring3AcceptsFault",
         files: &[],
     },
+    Test { name: "hostile", target: &["--package", "ring3-verifier", "--test", "hostile"], shows: "", files: &[] },
 ];
 
 /// What a test said.
@@ -218,6 +218,7 @@ impl Bench {
             .args(["-c", &format!("ulimit -v {TEST_KIB_MAX}; exec \"$0\""), &binary.display().to_string()])
             .env("RING3_VERIFIER", "1")
             .env("RING3_PROGRAMS", &self.programs)
+            .env("RING3_INPUTS", &self.programs)
             .env("RUST_BACKTRACE", "0")
             .current_dir(&self.tree)
             .stdin(Stdio::null())

@@ -1,6 +1,7 @@
 //! Programs that are as large, or as hard, as a program can be.
 
 use ring3_isa::Insn;
+use ring3_verifier::MapShape;
 
 use crate::Subject;
 
@@ -150,6 +151,14 @@ pub(crate) fn all(size: usize) -> Vec<(&'static str, Subject)> {
     programs.push(("a loop that writes to each of eight stacks", plain(stacks(false))));
     programs.push(("linked numbers in each slot of eight stacks", plain(linked(size / 2, false))));
     programs.push(("linked numbers in each slot, and one way open at a time", plain(linked(size / 3, true))));
+    programs.push(("rounds with many names", plain(names())));
+    programs.push((
+        "different maps",
+        Subject {
+            maps: (0..size as u32 / 2).map(|slot| MapShape { slot, ..crate::ring() }).collect(),
+            ..plain((0..size as i32 / 2).flat_map(|index| wide(1, 5, index)).chain(end).collect())
+        },
+    ));
     programs
 }
 
@@ -186,6 +195,27 @@ fn stacks(may_goto: bool) -> Vec<Insn> {
         body.extend([Insn::new(0x7b, 2, 6, -16, 0), Insn::new(0x79, 2, 2, -8, 0)]);
     }
     frames(&keep, &endless(&[Insn::new(0xb7, 6, 0, 0, 0)], &body))
+}
+
+/// Rounds by may_goto, counted by a number that decides something, with a number of its own in each slot of seven frames.
+fn names() -> Vec<Insn> {
+    let mut insns = vec![];
+    for _ in 0..7 {
+        for slot in 1..=64 {
+            insns.extend([RANDOM, Insn::new(0x7b, 10, 0, slot * -8, 0)]);
+        }
+        insns.extend([call(2), R0_ZERO, EXIT]);
+    }
+    insns.extend([
+        Insn::new(0xb7, 6, 0, 0, 0),
+        Insn::new(0xe5, 0, 0, 3, 0),
+        Insn::new(0x07, 6, 0, 0, 1),
+        Insn::new(0x25, 6, 0, 1, 0x7fff_ffff),
+        Insn::new(0x05, 0, 0, -4, 0),
+        R0_ZERO,
+        EXIT,
+    ]);
+    insns
 }
 
 /// A number that is in all slots of all frames, and whose bounds are compared again and again: each compare tells all.
