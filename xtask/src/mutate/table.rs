@@ -486,12 +486,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "compare.rs",
-        "a spilled pointer may be any bytes",
-        "(Some(a), _) if !a.is_scalar() || precise &&",
-        "(Some(a), _) if a.is_scalar() && precise &&",
-    ),
-    mutation(
-        "compare.rs",
         "a spilled number may be any bytes",
         "(Some(a), _) if !a.is_scalar() || precise &&",
         "(Some(a), _) if !a.is_scalar() || false &&",
