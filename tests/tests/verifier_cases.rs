@@ -38,6 +38,13 @@ fn make_map(map: &Map, made: &[OwnedFd]) -> Result<OwnedFd, Errno> {
     if let Some(inner) = map.inner {
         attr = attr.with(map_create::INNER_MAP_FD, made[inner].as_raw_fd() as u64);
     }
+    let types = map.lock.map(|lock| make_lock_btf(map.value, lock)).transpose()?;
+    if let Some(types) = &types {
+        attr = attr
+            .with(map_create::BTF_FD, types.as_raw_fd() as u64)
+            .with(map_create::BTF_KEY_TYPE_ID, 1)
+            .with(map_create::BTF_VALUE_TYPE_ID, 3);
+    }
     let descriptor = own(bpf(cmd::MAP_CREATE, &mut attr)?);
     let element = Attr::new().with(map_elem::MAP_FD, descriptor.as_raw_fd() as u64);
     if !map.content.is_empty() {
@@ -55,11 +62,22 @@ fn make_map(map: &Map, made: &[OwnedFd]) -> Result<OwnedFd, Errno> {
 
 /// BTF with `int f(void)`, static, as type 3.
 fn make_btf() -> Result<OwnedFd, Errno> {
-    let types: [u32; 10] = [1, 0x0100_0000, 4, 0x0100_0020, 0, 0x0d00_0000, 1, 5, 0x0c00_0000, 2];
-    let strings = b"\0int\0f\0";
+    load_btf(&[1, 0x0100_0000, 4, 0x0100_0020, 0, 0x0d00_0000, 1, 5, 0x0c00_0000, 2], b"\0int\0f\0")
+}
+
+/// BTF with `int` as type 1, and as type 3 a structure of so many bytes with a `struct bpf_spin_lock` in it.
+fn make_lock_btf(bytes: u32, at: u32) -> Result<OwnedFd, Errno> {
+    const STRUCT_OF_ONE: u32 = 0x0400_0001;
+    let int = [1, 0x0100_0000, 4, 0x0100_0020];
+    let lock = [5, STRUCT_OF_ONE, 4, 19, 1, 0];
+    let value = [23, STRUCT_OF_ONE, bytes, 25, 2, at * 8];
+    load_btf(&[&int[..], &lock, &value].concat(), b"\0int\0bpf_spin_lock\0val\0v\0lock\0")
+}
+
+fn load_btf(types: &[u32], strings: &[u8]) -> Result<OwnedFd, Errno> {
     let bytes = types.len() as u32 * 4;
     let header = [0x0001_eb9f, 24, 0, bytes, bytes, strings.len() as u32];
-    let mut blob: Vec<u8> = header.iter().chain(&types).flat_map(|word| word.to_le_bytes()).collect();
+    let mut blob: Vec<u8> = header.iter().chain(types).flat_map(|word| word.to_le_bytes()).collect();
     blob.extend_from_slice(strings);
     let mut attr =
         Attr::new().with(btf_load::BTF, address(blob.as_slice())).with(btf_load::BTF_SIZE, blob.len() as u64);

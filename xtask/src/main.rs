@@ -10,6 +10,7 @@ mod bench;
 mod bench_maps;
 mod bench_verify;
 mod demo;
+mod mutate;
 mod tidy;
 
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use std::process::{Command, ExitCode, Stdio};
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
     | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
-    | bench verify [--only TEXT] [--rounds N] [--json FILE]";
+    | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         ["bench", "probe", options @ ..] => bench::probe(options),
         ["bench", "maps", options @ ..] => bench_maps::maps(options),
         ["bench", "verify", options @ ..] => bench_verify::verify(options),
+        ["mutate", options @ ..] => mutate::mutate(options),
         _ => Err(USAGE.to_owned()),
     };
     match result {

@@ -13,7 +13,7 @@ use ring3_btf::{Btf, SpecialKind, kind};
 use ring3_isa::Insn;
 use ring3_isa::code::BPF_CALL;
 use ring3_object::{Kernel, MapDef, Object, Program};
-use ring3_uapi::bpf::{attach_type, map_type, prog_type};
+use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_RDONLY_PROG, BPF_F_SLEEPABLE, STACK_FRAMES_MAX};
 use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 use ring3_verifier::{InnerShape, Input, KernelTypes, Line, MapShape, Policy};
@@ -82,14 +82,7 @@ impl<'a> Judge<'a> {
         if let Some(context) = types.context(program.prog_type, attach, program.attach_btf_id) {
             policy.context = context;
         }
-        if program.prog_type == prog_type::TRACING {
-            policy.result = match attach {
-                attach_type::TRACE_FENTRY | attach_type::TRACE_FEXIT => Some(0..1),
-                attach_type::TRACE_ITER => Some(0..2),
-                _ => None,
-            };
-        }
-        policy
+        policy.attached(program.prog_type, attach)
     }
 
     fn insns(&self, program: &Program) -> Vec<Insn> {

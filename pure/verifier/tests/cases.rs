@@ -27,7 +27,7 @@ fn shape(maps: &[Map], index: usize) -> Option<MapShape> {
         stride,
         cpus: if per_cpu { CPUS } else { 1 },
         cpu_stride: u64::from(stride) * u64::from(map.entries),
-        lock: None,
+        lock: map.lock,
         inner: map.inner.and_then(|inner| maps.get(inner)).map(inner_shape),
     })
 }
@@ -39,7 +39,7 @@ fn inner_shape(map: &Map) -> InnerShape {
         value_size: map.value,
         max_entries: map.entries,
         map_flags: map.flags,
-        lock: None,
+        lock: map.lock,
     }
 }
 

@@ -11,8 +11,9 @@
 //!     exit
 //! ```
 //!
-//! After a map's sizes may stand `flags=0x80`, `frozen`, `content=00112233` (the first bytes of element 0) and
-//! `inner=0` (maps of maps: the index of the map that its elements are like).
+//! After a map's sizes may stand `flags=0x80`, `frozen`, `content=00112233` (the first bytes of element 0),
+//! `lock=8` (where in a value its `bpf_spin_lock` is) and `inner=0` (maps of maps: the index of the map that its
+//! elements are like).
 
 use ring3_isa::{Insn, assemble};
 use ring3_uapi::Errno;
@@ -35,6 +36,7 @@ pub(crate) struct Map {
     pub(crate) flags: u32,
     pub(crate) frozen: bool,
     pub(crate) content: Vec<u8>,
+    pub(crate) lock: Option<u32>,
     pub(crate) inner: Option<usize>,
 }
 
@@ -129,6 +131,7 @@ fn map(words: &str) -> Result<Map, String> {
             "value" => map.value = number,
             "entries" => map.entries = number,
             "flags" => map.flags = number,
+            "lock" => map.lock = Some(number),
             "frozen" => map.frozen = true,
             "inner" => map.inner = Some(number as usize),
             _ => return Err(format!("maps have no `{name}`")),
