@@ -45,6 +45,13 @@ pub fn libbpf_tools() -> Vec<(String, Vec<u8>)> {
     named.collect()
 }
 
+/// The running kernel's release, and its configuration if it tells that.
+pub fn kernel_configuration() -> (String, String) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel has a release");
+    let text = Command::new("zcat").arg("/proc/config.gz").output().map_or(vec![], |output| output.stdout);
+    (release, String::from_utf8_lossy(&text).into_owned())
+}
+
 /// Waits for a condition.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + WITHIN;

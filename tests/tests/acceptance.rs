@@ -12,7 +12,7 @@ use ring3_btf::kind;
 use ring3_isa::Insn;
 use ring3_isa::code::BPF_EXIT;
 use ring3_object::{Kernel, MapDef, Object, Program, Settings, embedded};
-use ring3_tests::{is_root, libbpf_tools, programs, ring3, root};
+use ring3_tests::{is_root, kernel_configuration, libbpf_tools, programs, ring3, root};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{attach_type, prog_type};
 
@@ -114,9 +114,8 @@ fn forbids_entries(types: &Kernel) -> bool {
 }
 
 fn settings() -> Settings {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel has a release");
-    let text = Command::new("zcat").arg("/proc/config.gz").output().map_or(vec![], |output| output.stdout);
-    Settings::of_kernel(&release, &String::from_utf8_lossy(&text))
+    let (release, configuration) = kernel_configuration();
+    Settings::of_kernel(&release, &configuration)
 }
 
 /// Names and bytes of the objects of the installed tools, and of our own, one of which asks for what no tool does.

@@ -4,7 +4,7 @@
 //! (`random_programs/raw_kernel.rs`), and ring3's; what either accepts is run in the judging interpreter, in
 //! random worlds (`random_programs/judge.rs`), and must not fault. A fault in what the kernel accepts is a mistake of the
 //! interpreter, or one of the kernel's (`random_programs/reasons.rs` has those that are understood). Some are also
-//! shown to `prevail` (`random_programs/opinion.rs`), whose opinion is printed and binds nobody.
+//! shown to `prevail` (`second_opinion/mod.rs`), whose opinion is printed and binds nobody.
 //!
 //! Of what should not be the test makes a small program that shows it and prints it with seed and number.
 //!
@@ -15,6 +15,7 @@ mod random_programs;
 #[path = "calls/raw_bpf.rs"]
 #[expect(dead_code, reason = "programs are only loaded here")]
 mod raw_bpf;
+mod second_opinion;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -176,7 +177,7 @@ impl Court {
             None => "the kernel is not asked",
         };
         let faults = if judge::run(program, &self.specs, INPUTS).is_err() { ", it faults" } else { "" };
-        counts.add(format!("prevail {:?} what {verdict}{faults}", opinion(program)));
+        counts.add(format!("prevail {} what {verdict}{faults}", opinion(program)));
     }
 
     /// A finding at its smallest.
@@ -186,7 +187,7 @@ impl Court {
         };
         let small = shrink(program(seed, number), &mut shows);
         let found = self.judge(&small, &mut Counts::default());
-        let opinion = if is_simple(&small) { format!("; prevail {:?} it", opinion(&small)) } else { String::new() };
+        let opinion = if is_simple(&small) { format!("; prevail {} it", opinion(&small)) } else { String::new() };
         format!(
             "RING3_SEED={seed} RING3_PROGRAM={number}, at its smallest, of program type {}:\n{}{found:?}{opinion}\n",
             small.prog_type,

@@ -136,10 +136,16 @@ impl Process {
     }
 
     pub(crate) fn line(&mut self) -> Result<String, String> {
-        self.lines.recv_timeout(WITHIN).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("{} does not answer", self.name),
-            RecvTimeoutError::Disconnected => self.ended(),
-        })
+        self.line_within(WITHIN)?.ok_or_else(|| format!("{} does not answer", self.name))
+    }
+
+    /// The next line, or nothing if there is none in time.
+    pub(crate) fn line_within(&mut self, within: Duration) -> Result<Option<String>, String> {
+        match self.lines.recv_timeout(within) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
     }
 
     /// Why a process does not listen or answer any more.

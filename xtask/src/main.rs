@@ -8,6 +8,7 @@
 
 mod bench;
 mod bench_maps;
+mod bench_verify;
 mod demo;
 mod tidy;
 
@@ -16,7 +17,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
-    | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]";
+    | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
+    | bench verify [--only TEXT] [--rounds N] [--json FILE]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["bench", "probe", options @ ..] => bench::probe(options),
         ["bench", "maps", options @ ..] => bench_maps::maps(options),
+        ["bench", "verify", options @ ..] => bench_verify::verify(options),
         _ => Err(USAGE.to_owned()),
     };
     match result {
