@@ -242,8 +242,8 @@ fn build() -> Result<PathBuf, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let built = messages.filter(|message| message["target"]["name"] == "verifiers");
-    let paths = built.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
-    paths.last().ok_or_else(|| "cargo build: the program that asks the verifiers is not built".into())
+    let mut paths = built.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
+    paths.next().ok_or_else(|| "cargo build: the program that asks the verifiers is not built".into())
 }
 
 pub(crate) fn verify(words: &[&str]) -> Result<(), String> {
