@@ -61,7 +61,7 @@ impl Explorer<'_> {
         let stretch = Stretch { frame, first, last, bytes: i64::from(bytes) };
         if first < -STACK_BYTES || last + stretch.bytes > 0 || bytes == 0 && last > 0 {
             let at = if fixed { format!("off={first}") } else { format!("var_off={} off={off}", number.bits) };
-            let errno = if first < -STACK_BYTES || first >= 0 { Errno::EACCES } else { Errno::EINVAL };
+            let errno = if (-STACK_BYTES..0).contains(&first) { Errno::EINVAL } else { Errno::EACCES };
             return refuse(errno, format!("invalid {kind}{what} stack R{register} {at} size={bytes}"));
         }
         self.touch_stack(frame, -first);
