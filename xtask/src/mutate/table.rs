@@ -627,12 +627,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "explore.rs",
-        "what a round needs is carried round once",
-        "while self.returns.iter().fold(false, |news, round| round.carry() | news) {}",
-        "self.returns.iter().fold(false, |news, round| round.carry() | news);",
-    ),
-    mutation(
-        "explore.rs",
         "what a round needs is carried round before it has ended",
         "if self.returns.is_empty() || !self.returns.iter().all(Return::has_ended) {",
         "if self.returns.is_empty() {",
