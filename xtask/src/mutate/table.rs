@@ -793,12 +793,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "helper.rs",
-        "memory of a size that is not known is written whole",
-        "let all = number.value().is_some();",
-        "let all = true;",
-    ),
-    mutation(
-        "helper.rs",
         "a key is one byte",
         "self.helper_access(prototype.id, register, value, shape.key_size, false, false)?;",
         "self.helper_access(prototype.id, register, value, 1, false, false)?;",
