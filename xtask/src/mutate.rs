@@ -71,9 +71,15 @@ struct Test {
     files: &'static [&'static str],
 }
 
-const TESTS: [Test; 5] = [
+const TESTS: [Test; 6] = [
     Test { name: "cases", target: &["--package", "ring3-verifier", "--test", "cases"], shows: "", files: &[] },
     Test { name: "policies", target: &["--package", "ring3-verifier", "--test", "policies"], shows: "", files: &[] },
+    Test {
+        name: "iterators",
+        target: &["--package", "ring3-verifier", "--test", "iterators"],
+        shows: "",
+        files: &[],
+    },
     Test {
         name: "domains",
         target: &["--package", "ring3-verifier", "--lib"],

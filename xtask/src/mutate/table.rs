@@ -627,12 +627,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "explore.rs",
-        "what a round needs is carried round once",
-        "while self.returns.iter().fold(false, |news, round| round.carry() | news) {}",
-        "self.returns.iter().fold(false, |news, round| round.carry() | news);",
-    ),
-    mutation(
-        "explore.rs",
         "what a round needs is carried round before it has ended",
         "if self.returns.is_empty() || !self.returns.iter().all(Return::has_ended) {",
         "if self.returns.is_empty() {",
@@ -796,12 +790,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "a size decides nothing",
         "self.decides(&[register]);\n        found.size_max",
         "found.size_max",
-    ),
-    mutation(
-        "helper.rs",
-        "memory of a size that is not known is written whole",
-        "let all = number.value().is_some();",
-        "let all = true;",
     ),
     mutation(
         "helper.rs",
