@@ -7,7 +7,9 @@
 //! It takes some seconds a mutant, so it is run by hand: `cargo xtask mutate [--only TEXT]... [--programs N]`, as root, so
 //! that random programs are also compared with the kernel's verdicts.
 
-mod table;
+mod access;
+mod calls;
+mod walk;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,7 +18,6 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::root;
-use table::mutations;
 
 /// Where the verifier is.
 const SOURCES: &str = "pure/verifier/src";
@@ -36,6 +37,11 @@ struct Mutation {
     /// Occurs once in the file.
     original: &'static str,
     replacement: &'static str,
+}
+
+/// All of them.
+fn mutations() -> impl Iterator<Item = &'static Mutation> {
+    [access::MUTATIONS, walk::MUTATIONS, calls::MUTATIONS].into_iter().flatten()
 }
 
 /// A mutation, as the table's rows are written.

@@ -72,8 +72,7 @@ impl Explorer<'_> {
             let frame = inside.depth() + 1;
             let index = subprogram as usize;
             let mut callee = Frame::new(frame, index, self.at);
-            let references = inside.references.len() as u32;
-            callee.callback = Some(Callback { result_max: 1, references });
+            callee.callback = Some(Callback { result_max: 1 });
             let arguments = self.callback_arguments(id, map, &inside)?;
             for (register, value, _) in &arguments {
                 callee.registers[usize::from(*register)] = *value;
@@ -182,9 +181,6 @@ impl Explorer<'_> {
         if number.smin < 0 || number.umax > callback.result_max {
             let range = 0..callback.result_max as i64 + 1;
             return refuse(Errno::EINVAL, outside("At callback return", &number, &range));
-        }
-        if let Some(held) = self.state.references.get(callback.references as usize) {
-            return self.leaks(held.id);
         }
         if self.state.lock.is_some() {
             return refuse(Errno::EINVAL, "a callback returns while a lock is held".into());

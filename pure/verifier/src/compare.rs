@@ -91,9 +91,6 @@ fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &m
     if old.rounds > new.rounds || how == Match::Exact && old.rounds != new.rounds {
         return false;
     }
-    if old.callback.map(|callback| callback.references) != new.callback.map(|callback| callback.references) {
-        return false;
-    }
     for number in 0..10 {
         let place = Place::register(index, number as u8);
         if how == Match::Marked && !point.is_read(place) {

@@ -508,10 +508,6 @@ impl Explorer<'_> {
         let Some(index) = held else {
             return refuse(Errno::EINVAL, "what is given back is not held".into());
         };
-        let callback = self.state.frame().callback;
-        if callback.is_some_and(|callback| index < callback.references as usize) {
-            return refuse(Errno::EINVAL, "a callback gives back what its caller holds".into());
-        }
         self.state.references.remove(index);
         self.state.change(|register| register.reference == reference, |register| *register = Register::unknown());
         Ok(())

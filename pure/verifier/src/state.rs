@@ -223,8 +223,6 @@ impl Slot {
 pub(crate) struct Callback {
     /// What its r0 may be at most.
     pub(crate) result_max: u64,
-    /// References that were held when it began.
-    pub(crate) references: u32,
 }
 
 /// A function that runs.

@@ -4,7 +4,7 @@
 //! The usual inputs are always the same. `RING3_SEED=S RING3_INPUTS=N` tries N inputs of each kind of another seed;
 //! `RING3_INPUT=I` one alone. `RING3_HUGE=1` tries the huge programs at their full size and prints what they took.
 
-#[expect(dead_code, reason = "only programs are wanted here")]
+#[expect(dead_code, reason = "only the programs are taken from the cases")]
 mod case_file;
 #[path = "hostile/damage.rs"]
 mod damage;
