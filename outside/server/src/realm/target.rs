@@ -32,7 +32,7 @@ use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared};
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// A target must be free of our memory within this time, or it is finished in the background.
-pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
 const REQUEST_WAIT_US: u32 = 200_000;
 /// Bytes of one stub area.
