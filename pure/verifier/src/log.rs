@@ -60,7 +60,10 @@ impl<'a> Log<'a> {
         let Some(index) = index.checked_sub(1) else { return };
         if self.line != Some(index) {
             self.line = Some(index);
-            let _ = writeln!(self.text, "; {}", lines[index].text.trim());
+            let text = lines[index].text.trim();
+            if !text.is_empty() {
+                let _ = writeln!(self.text, "; {text}");
+            }
         }
     }
 
