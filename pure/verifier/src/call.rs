@@ -240,5 +240,9 @@ fn outside(when: &str, number: &Scalar, allowed: &Range<i64>) -> String {
     if has.is_empty() {
         has += " unknown scalar value";
     }
-    format!("{when} the register R0 has{has} should have been in [{}, {}]", allowed.start, allowed.end - 1)
+    format!(
+        "{when} the register R0 has{has} should have been in [{}, {}]",
+        allowed.start,
+        allowed.end.saturating_sub(1)
+    )
 }

@@ -134,7 +134,7 @@ fn register(old: &Register, new: &Register, precise: bool, how: Match, ids: &mut
                 && old.nullable == new.nullable
                 && old.number.contains(&new.number)
                 && old.fixed == new.fixed
-                && if packet { old.range <= new.range } else { true }
+                && if packet { old.range <= new.range } else { ids.same(old.range, new.range) }
                 && ids.same(old.id, new.id)
                 && ids.same(old.reference, new.reference)
         }

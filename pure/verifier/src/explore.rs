@@ -36,6 +36,9 @@ pub(crate) struct Found {
     pub(crate) statistics: Statistics,
 }
 
+/// References that a program may hold at once: each state has its own list of them.
+const REFERENCES_MAX: usize = 1024;
+
 /// A way that is still to be gone.
 struct Open {
     at: usize,
@@ -144,6 +147,10 @@ impl<'a> Explorer<'a> {
         self.found.statistics.processed += 1;
         if self.found.statistics.processed > self.input.policy.processed_max {
             let message = format!("BPF program is too large. Processed {} insn", self.found.statistics.processed);
+            return Err(Refusal::new(Errno::E2BIG, message));
+        }
+        if self.state.references.len() > REFERENCES_MAX {
+            let message = format!("more than {REFERENCES_MAX} references are held at once");
             return Err(Refusal::new(Errno::E2BIG, message));
         }
         self.found.live[at] = true;

@@ -51,6 +51,8 @@ pub use prototypes::{prototype, prototype_for, prototypes};
 
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const INSNS_MAX: usize = 1_000_000;
+/// Maps that a program may name (`MAX_USED_MAPS`).
+pub const MAPS_MAX: usize = 64;
 /// Calls within calls at most (`MAX_CALL_FRAMES`).
 pub const CALL_FRAMES_MAX: usize = 8;
 
@@ -421,6 +423,10 @@ fn resolve_maps(input: &Input<'_>, ops: &[Option<Op>]) -> Result<Named, Report> 
         let Some(Op::LoadImm64 { value, .. }) = op else { continue };
         let Some((map, offset)) = resolve_map(input, at, *value)? else { continue };
         let known = named.maps.iter().position(|other| other.slot == map.slot);
+        if known.is_none() && named.maps.len() >= MAPS_MAX {
+            let message = format!("The total number of maps per program has reached the limit of {MAPS_MAX}");
+            return Err(Report::new(Errno::E2BIG, Some(at), message));
+        }
         let index = known.unwrap_or_else(|| {
             named.maps.push(map);
             named.maps.len() - 1

@@ -100,8 +100,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "compare.rs",
         "how much of a packet exists does not count",
-        "&& if packet { old.range <= new.range } else { true }",
-        "&& (packet || !packet)",
+        "if packet { old.range <= new.range } else {",
+        "if packet { true } else {",
+    ),
+    mutation(
+        "compare.rs",
+        "slices of different dynptrs are the same",
+        "{ ids.same(old.range, new.range) }",
+        "{ true }",
     ),
     mutation("compare.rs", "whether a pointer may be null does not count", "&& old.nullable == new.nullable\n", "\n"),
     mutation(
