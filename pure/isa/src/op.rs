@@ -76,6 +76,28 @@ pub enum AluOp {
     Arsh,
 }
 
+impl AluOp {
+    /// As the kernel's log writes it.
+    pub const fn sign(self) -> &'static str {
+        match self {
+            AluOp::Add => "+=",
+            AluOp::Sub => "-=",
+            AluOp::Mul => "*=",
+            AluOp::Div => "/=",
+            AluOp::Sdiv => "s/=",
+            AluOp::Or => "|=",
+            AluOp::And => "&=",
+            AluOp::Lsh => "<<=",
+            AluOp::Rsh => ">>=",
+            AluOp::Mod => "%=",
+            AluOp::Smod => "s%=",
+            AluOp::Xor => "^=",
+            AluOp::Mov => "=",
+            AluOp::Arsh => "s>>=",
+        }
+    }
+}
+
 /// Conditions of jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of RFC 9669")]

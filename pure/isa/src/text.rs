@@ -11,7 +11,7 @@ use ring3_uapi::helper;
 
 use crate::Insn;
 use crate::code::{ADDR_SPACE_CAST, BPF_ALU64, BPF_JMP32, BPF_MAY_GOTO, BPF_MOV_X, BPF_X};
-use crate::op::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
+use crate::op::{AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
 
 impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,25 +38,6 @@ fn letter(width: Width) -> char {
     match width {
         Width::W32 => 'w',
         Width::W64 => 'r',
-    }
-}
-
-pub(crate) fn sign(op: AluOp) -> &'static str {
-    match op {
-        AluOp::Add => "+=",
-        AluOp::Sub => "-=",
-        AluOp::Mul => "*=",
-        AluOp::Div => "/=",
-        AluOp::Sdiv => "s/=",
-        AluOp::Or => "|=",
-        AluOp::And => "&=",
-        AluOp::Lsh => "<<=",
-        AluOp::Rsh => ">>=",
-        AluOp::Mod => "%=",
-        AluOp::Smod => "s%=",
-        AluOp::Xor => "^=",
-        AluOp::Mov => "=",
-        AluOp::Arsh => "s>>=",
     }
 }
 
@@ -152,8 +133,8 @@ impl fmt::Display for Op {
             Op::Alu { width, op, dst, src } => {
                 let left = letter(width);
                 match src {
-                    Operand::Reg(src) => write!(f, "{left}{dst} {} {left}{src}", sign(op)),
-                    Operand::Imm(value) => write!(f, "{left}{dst} {} {value}", sign(op)),
+                    Operand::Reg(src) => write!(f, "{left}{dst} {} {left}{src}", op.sign()),
+                    Operand::Imm(value) => write!(f, "{left}{dst} {} {value}", op.sign()),
                 }
             }
             Op::MovSx { width, bits, dst, src } => {

@@ -557,10 +557,12 @@ impl Translator<'_, '_> {
             Call::Local(target) => {
                 let arguments = self.arguments();
                 let result = self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments);
-                // What ran dry did not return what the verifier knows it returns.
-                let env = self.builder.use_var(self.env);
-                let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
-                self.end_if_dry(fuel);
+                if self.program.goes_round() {
+                    // What ran dry did not return what the verifier knows it returns.
+                    let env = self.builder.use_var(self.env);
+                    let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
+                    self.end_if_dry(fuel);
+                }
                 result
             }
         };

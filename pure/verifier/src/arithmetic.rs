@@ -4,21 +4,17 @@
 use ring3_isa::{AluOp, Operand, Width};
 use ring3_uapi::Errno;
 
-use crate::Refusal;
 use crate::explore::Explorer;
 use crate::scalar::Scalar;
 use crate::state::{Kind, Register};
+use crate::{Refusal, deny, refuse};
 
 /// Distances that pointers may have at most (`BPF_MAX_VAR_OFF`).
 const DISTANCE_MAX: i64 = 1 << 29;
 
-fn refuse<T>(message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(Errno::EACCES, message))
-}
-
 /// A distance that no pointer has.
 fn insane<T>(message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(Errno::EINVAL, message))
+    refuse(Errno::EINVAL, message)
 }
 
 impl Explorer<'_> {
@@ -41,7 +37,7 @@ impl Explorer<'_> {
                 result
             }
             (true, true) if op == AluOp::Sub => Register::unknown(),
-            (true, true) => return refuse(format!("R{dst} pointer {} pointer prohibited", sign(op))),
+            (true, true) => return deny(format!("R{dst} pointer {} pointer prohibited", op.sign())),
             (true, false) => {
                 self.decides(source.as_slice());
                 self.offset(width, op, dst, left, &right)?
@@ -49,7 +45,7 @@ impl Explorer<'_> {
             (false, true) => {
                 self.decides(&[dst]);
                 if op == AluOp::Sub {
-                    return refuse(format!("R{dst} tried to subtract pointer from scalar"));
+                    return deny(format!("R{dst} tried to subtract pointer from scalar"));
                 }
                 self.offset(width, op, dst, right, &left)?
             }
@@ -140,30 +136,30 @@ impl Explorer<'_> {
             if op == AluOp::Sub {
                 return Ok(Register::unknown());
             }
-            return refuse(format!("R{dst} 32-bit pointer arithmetic prohibited"));
+            return deny(format!("R{dst} 32-bit pointer arithmetic prohibited"));
         }
         let name = pointer.kind_name();
         if pointer.nullable {
-            return refuse(format!("R{dst} pointer arithmetic on {name} prohibited, null-check it first"));
+            return deny(format!("R{dst} pointer arithmetic on {name} prohibited, null-check it first"));
         }
         let null = offset.number.value() == Some(0);
         match pointer.kind {
             Kind::Map(_) if null && op == AluOp::Add => return Ok(pointer),
             Kind::Map(_) | Kind::PacketEnd | Kind::Dynptr => {
-                return refuse(format!("R{dst} pointer arithmetic on {name} prohibited"));
+                return deny(format!("R{dst} pointer arithmetic on {name} prohibited"));
             }
             _ => {}
         }
         match op {
             AluOp::Add => {}
             AluOp::Sub if matches!(pointer.kind, Kind::Stack(_)) => {
-                return refuse(format!("R{dst} subtraction from stack pointer prohibited"));
+                return deny(format!("R{dst} subtraction from stack pointer prohibited"));
             }
             AluOp::Sub => {}
             AluOp::And | AluOp::Or | AluOp::Xor => {
-                return refuse(format!("R{dst} bitwise operator {} on pointer prohibited", sign(op)));
+                return deny(format!("R{dst} bitwise operator {} on pointer prohibited", op.sign()));
             }
-            _ => return refuse(format!("R{dst} pointer arithmetic with {} operator prohibited", sign(op))),
+            _ => return deny(format!("R{dst} pointer arithmetic with {} operator prohibited", op.sign())),
         }
         check_sane(&pointer, &pointer.number, &name)?;
         check_sane(&pointer, &offset.number, &name)?;
@@ -222,24 +218,4 @@ fn check_sane(pointer: &Register, distance: &Scalar, name: &str) -> Result<(), R
         return insane(format!("value {} makes {name} pointer be out of bounds", distance.smin));
     }
     Ok(())
-}
-
-/// An operator as messages show it.
-fn sign(op: AluOp) -> &'static str {
-    match op {
-        AluOp::Add => "+=",
-        AluOp::Sub => "-=",
-        AluOp::Mul => "*=",
-        AluOp::Div => "/=",
-        AluOp::Sdiv => "s/=",
-        AluOp::Or => "|=",
-        AluOp::And => "&=",
-        AluOp::Lsh => "<<=",
-        AluOp::Rsh => ">>=",
-        AluOp::Mod => "%=",
-        AluOp::Smod => "s%=",
-        AluOp::Xor => "^=",
-        AluOp::Mov => "=",
-        AluOp::Arsh => "s>>=",
-    }
 }

@@ -62,9 +62,7 @@ impl Explorer<'_> {
 
     pub(crate) fn may_goto(&mut self, target: usize) -> Result<Next, Refusal> {
         let mut on = self.state.clone();
-        // The nearest one is of this very round.
-        let rounds = self.path.points().filter(|(insn, _)| *insn == self.at);
-        let before = rounds.map(|(_, point)| point.clone()).nth(1);
+        let before = self.previous_round();
         on.may_goto += 1;
         let next = self.at + 1;
         let widened = before.map_or_else(Vec::new, |before| widen(&mut on, &before));

@@ -11,12 +11,8 @@ use crate::branch::widen;
 use crate::explore::{Explorer, Next};
 use crate::path::Place;
 use crate::scalar::Scalar;
-use crate::state::{Callback, Frame, Kind, Register, State};
-use crate::{CALL_FRAMES_MAX, Refusal};
-
-fn refuse<T>(errno: Errno, message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(errno, message))
-}
+use crate::state::{Frame, Kind, Register, State};
+use crate::{CALL_FRAMES_MAX, Refusal, refuse};
 
 impl Explorer<'_> {
     fn check_depth(&self) -> Result<(), Refusal> {
@@ -30,7 +26,7 @@ impl Explorer<'_> {
     pub(crate) fn call_local(&mut self, target: usize) -> Result<Next, Refusal> {
         self.check_depth()?;
         if self.state.lock.is_some() {
-            return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock".into());
+            return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock");
         }
         let frame = self.state.depth() + 1;
         let mut callee = Frame::new(frame, self.flow.subprogram_at(target), self.at);
@@ -72,7 +68,7 @@ impl Explorer<'_> {
             let frame = inside.depth() + 1;
             let index = subprogram as usize;
             let mut callee = Frame::new(frame, index, self.at);
-            callee.callback = Some(Callback { result_max: 1 });
+            callee.callback = true;
             let arguments = self.callback_arguments(id, map, &inside)?;
             for (register, value, _) in &arguments {
                 callee.registers[usize::from(*register)] = *value;
@@ -138,14 +134,14 @@ impl Explorer<'_> {
         }
         let result = *self.state.register(0);
         if let Kind::Stack(_) = result.kind {
-            return refuse(Errno::EINVAL, "cannot return stack pointer to the caller".into());
+            return refuse(Errno::EINVAL, "cannot return stack pointer to the caller");
         }
         if result.kind != Kind::NotInit {
             self.path.read(self.state.place(0));
         }
         let call_site = self.state.frame().call_site;
-        if let Some(callback) = self.state.frame().callback {
-            return self.exit_callback(callback, call_site, frame);
+        if self.state.frame().callback {
+            return self.exit_callback(call_site, frame);
         }
         self.drop_frame(frame)?;
         self.state.set(0, result);
@@ -171,19 +167,18 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    fn exit_callback(&mut self, callback: Callback, call_site: usize, frame: u8) -> Result<Next, Refusal> {
+    fn exit_callback(&mut self, call_site: usize, frame: u8) -> Result<Next, Refusal> {
         let result = self.read(0)?;
         if !result.is_scalar() {
-            return refuse(Errno::EACCES, "R0 not a scalar value at callback return".into());
+            return refuse(Errno::EACCES, "R0 not a scalar value at callback return");
         }
         self.decides(&[0]);
         let number = result.number;
-        if number.smin < 0 || number.umax > callback.result_max {
-            let range = 0..callback.result_max as i64 + 1;
-            return refuse(Errno::EINVAL, outside("At callback return", &number, &range));
+        if number.smin < 0 || number.umax > 1 {
+            return refuse(Errno::EINVAL, outside("At callback return", &number, &(0..2)));
         }
         if self.state.lock.is_some() {
-            return refuse(Errno::EINVAL, "a callback returns while a lock is held".into());
+            return refuse(Errno::EINVAL, "a callback returns while a lock is held");
         }
         self.drop_frame(frame)?;
         self.state.frame_mut().rounds += 1;
@@ -202,7 +197,7 @@ impl Explorer<'_> {
         if self.state.lock.is_some() {
             return refuse(
                 Errno::EINVAL,
-                "BPF_EXIT instruction in main prog cannot be used inside bpf_spin_lock-ed region".into(),
+                "BPF_EXIT instruction in main prog cannot be used inside bpf_spin_lock-ed region",
             );
         }
         if let Some(allowed) = self.input.policy.result.clone() {

@@ -23,9 +23,10 @@ pub(crate) enum Match {
 /// Both are in the same functions, called from the same places.
 pub(crate) fn same_calls(a: &State, b: &State) -> bool {
     a.frames.len() == b.frames.len()
-        && a.frames.iter().zip(&b.frames).all(|(a, b)| {
-            a.call_site == b.call_site && a.subprogram == b.subprogram && a.callback.is_some() == b.callback.is_some()
-        })
+        && a.frames
+            .iter()
+            .zip(&b.frames)
+            .all(|(a, b)| a.call_site == b.call_site && a.subprogram == b.subprogram && a.callback == b.callback)
 }
 
 /// Names of the old state and of the new one.
@@ -91,22 +92,23 @@ fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &m
     if old.rounds > new.rounds || how == Match::Exact && old.rounds != new.rounds {
         return false;
     }
+    let marks = point.marks.borrow();
     for number in 0..10 {
         let place = Place::register(index, number as u8);
-        if how == Match::Marked && !point.is_read(place) {
+        if how == Match::Marked && !marks.read.contains(place) {
             continue;
         }
-        let precise = how != Match::Marked || point.is_precise(place);
+        let precise = how != Match::Marked || marks.precise.contains(place);
         if !register(&old.registers[number], &new.registers[number], precise, how, ids) {
             return false;
         }
     }
     (0..old.slots.len()).all(|number| {
         let place = Place::slot_at(index, number);
-        if how == Match::Marked && !point.is_read(place) {
+        if how == Match::Marked && !marks.read.contains(place) {
             return true;
         }
-        let precise = how != Match::Marked || point.is_precise(place);
+        let precise = how != Match::Marked || marks.precise.contains(place);
         slot(old.slot(number), new.slot(number), precise, how, ids)
     })
 }

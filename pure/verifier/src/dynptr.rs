@@ -3,15 +3,11 @@
 
 use ring3_uapi::Errno;
 
-use crate::Refusal;
 use crate::explore::Explorer;
 use crate::path::Place;
 use crate::prototype::DynptrUse;
 use crate::state::{Byte, Kind, Register, SLOT_BYTES, Slot, Special, slot_of};
-
-fn refuse<T>(errno: Errno, message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(errno, message))
-}
+use crate::{Refusal, refuse};
 
 /// A dynptr as an argument.
 #[derive(Default)]

@@ -18,7 +18,7 @@ use crate::memory::Access;
 use crate::objects::Variable;
 use crate::path::{Path, Place, Places, Point, Return};
 use crate::state::{Kind, Register, State};
-use crate::{Input, MapShape, Named, Refusal, Statistics};
+use crate::{Input, MapShape, Named, Refusal, Statistics, refuse};
 
 /// What the walk found out about the program.
 #[derive(Debug, Default)]
@@ -31,8 +31,6 @@ pub(crate) struct Found {
     pub(crate) helpers: Vec<u32>,
     /// For each subprogram, bytes of stack that it touches.
     pub(crate) stack_bytes: Vec<u32>,
-    /// Bytes of context that are touched.
-    pub(crate) context_bytes: u32,
     pub(crate) statistics: Statistics,
 }
 
@@ -74,6 +72,7 @@ pub(crate) struct Explorer<'a> {
     pub(crate) found: Found,
     pub(crate) log: Log<'a>,
     points: Vec<Vec<Rc<Point>>>,
+    points_kept: u64,
     /// Paths that stopped where marks were not complete.
     returns: Vec<Return>,
     open: Vec<Open>,
@@ -111,6 +110,7 @@ impl<'a> Explorer<'a> {
             found,
             log: Log::new(input),
             points: vec![vec![]; ops.len()],
+            points_kept: 0,
             returns: vec![],
             open: vec![],
             last_id: 0,
@@ -147,16 +147,16 @@ impl<'a> Explorer<'a> {
         self.found.statistics.processed += 1;
         if self.found.statistics.processed > self.input.policy.processed_max {
             let message = format!("BPF program is too large. Processed {} insn", self.found.statistics.processed);
-            return Err(Refusal::new(Errno::E2BIG, message));
+            return refuse(Errno::E2BIG, message);
         }
         if self.state.references.len() > REFERENCES_MAX {
             let message = format!("more than {REFERENCES_MAX} references are held at once");
-            return Err(Refusal::new(Errno::E2BIG, message));
+            return refuse(Errno::E2BIG, message);
         }
         self.found.live[at] = true;
         self.log.instruction(at, &self.state);
         let Some(op) = self.ops[at] else {
-            return Err(Refusal::new(Errno::EINVAL, "control comes to the second half of an instruction"));
+            return refuse(Errno::EINVAL, "control comes to the second half of an instruction");
         };
         crate::check_operands(&op)?;
         let next = self.perform(op)?;
@@ -208,10 +208,10 @@ impl<'a> Explorer<'a> {
                         let message = format!(
                             "calling kernel function (BTF id {id}) is not allowed: of those there are only {KFUNC_NAMES:?}"
                         );
-                        Err(Refusal::new(Errno::EINVAL, message))
+                        refuse(Errno::EINVAL, message)
                     }
                     Call::Helper(id) if id >= KFUNC_FIRST => {
-                        Err(Refusal::new(Errno::EINVAL, format!("invalid func unknown#{}", id as i32)))
+                        refuse(Errno::EINVAL, format!("invalid func unknown#{}", id as i32))
                     }
                     Call::Helper(id) | Call::Kfunc(id) => self.call_helper(id),
                 };
@@ -243,10 +243,10 @@ impl<'a> Explorer<'a> {
                     Some(Variable::Memory(bytes)) => {
                         Register::pointer(Kind::Memory { bytes, write: false, record: false })
                     }
-                    None => return Err(Refusal::new(Errno::EINVAL, "kernel variables are not supported")),
+                    None => return refuse(Errno::EINVAL, "kernel variables are not supported"),
                 }
             }
-            _ => return Err(Refusal::new(Errno::EINVAL, "unrecognized bpf_ld_imm64 insn")),
+            _ => return refuse(Errno::EINVAL, "unrecognized bpf_ld_imm64 insn"),
         };
         self.write(dst, loaded, [None, None]);
         Ok(())
@@ -262,7 +262,7 @@ impl<'a> Explorer<'a> {
     pub(crate) fn read(&mut self, register: u8) -> Result<Register, Refusal> {
         let value = *self.state.register(register);
         if value.kind == Kind::NotInit {
-            return Err(Refusal::new(Errno::EACCES, format!("R{register} !read_ok")));
+            return refuse(Errno::EACCES, format!("R{register} !read_ok"));
         }
         self.path.read(self.state.place(register));
         Ok(value)
@@ -302,7 +302,7 @@ impl<'a> Explorer<'a> {
         const OPEN_MAX: usize = 8192;
         if self.open.len() >= OPEN_MAX {
             let message = format!("The sequence of {} jumps is too complex.", self.open.len());
-            return Err(Refusal::new(Errno::E2BIG, message));
+            return refuse(Errno::E2BIG, message);
         }
         self.path.close(None);
         self.log.forks();
@@ -352,6 +352,7 @@ impl<'a> Explorer<'a> {
                 if points.len() > POINTS_MIN && point.misses.get() > point.hits.get() * PATIENCE + PATIENCE {
                     index -= 1;
                     points.remove(index);
+                    self.points_kept -= 1;
                 }
             }
         }
@@ -369,8 +370,10 @@ impl<'a> Explorer<'a> {
         self.points[self.at].push(point.clone());
         self.path.close(Some((self.at, point)));
         self.kept_at = (self.jumps, self.found.statistics.processed + 1);
+        self.points_kept += 1;
         let statistics = &mut self.found.statistics;
         statistics.states += 1;
+        statistics.states_peak = statistics.states_peak.max(self.points_kept);
         statistics.states_per_insn_max = statistics.states_per_insn_max.max(self.points[self.at].len() as u64);
     }
 
@@ -396,7 +399,7 @@ impl<'a> Explorer<'a> {
             return Ok(covered);
         }
         if compare::covers(point, &self.state, Match::Exact) {
-            return Err(Refusal::new(Errno::EINVAL, format!("infinite loop detected at insn {}", self.at)));
+            return refuse(Errno::EINVAL, format!("infinite loop detected at insn {}", self.at));
         }
         Ok(false)
     }
@@ -408,6 +411,12 @@ impl<'a> Explorer<'a> {
         }
         while self.returns.iter().fold(false, |news, round| round.carry() | news) {}
         self.returns.clear();
+    }
+
+    /// The point of the round before this one, which has a point of its own here already.
+    pub(crate) fn previous_round(&self) -> Option<Rc<Point>> {
+        let rounds = self.path.points().filter(|(insn, _)| *insn == self.at);
+        rounds.map(|(_, point)| point.clone()).nth(1)
     }
 
     /// The nearest point of this path at the instruction `at` with the same calls.

@@ -1,6 +1,7 @@
 //! Control flow: subprograms, reachability, call depth, stack depth, and where paths may stop.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use ring3_isa::{Call, Immediate, Op};
 use ring3_uapi::{Errno, helper};
@@ -23,19 +24,72 @@ pub(crate) enum Stop {
 pub(crate) struct Flow {
     pub(crate) subprograms: Vec<Subprogram>,
     pub(crate) stops: Vec<Stop>,
+    /// Those that each subprogram calls, or has called.
+    callees: Vec<BTreeSet<usize>>,
+    /// The subprograms that the entry comes to, each before those that it calls.
+    calls_first: Vec<usize>,
 }
 
 impl Flow {
     pub(crate) fn new(ops: &[Option<Op>]) -> Result<Flow, Report> {
         let subprograms = subprograms(ops)?;
-        check(ops, &subprograms)?;
+        check_reachable(ops, &subprograms)?;
+        let callees: Vec<_> = subprograms.iter().map(|subprogram| callees(ops, &subprograms, *subprogram)).collect();
+        let calls_first = calls_first(&subprograms, &callees)?;
         let stops = stops(ops, &subprograms);
-        Ok(Flow { subprograms, stops })
+        let flow = Flow { subprograms, stops, callees, calls_first };
+        flow.check_calls()?;
+        Ok(flow)
     }
 
     /// Index of the subprogram that starts at an instruction.
     pub(crate) fn subprogram_at(&self, start: usize) -> usize {
         self.subprograms.binary_search_by_key(&start, |subprogram| subprogram.start).unwrap_or(0)
+    }
+
+    /// Mirrors kernel/bpf/verifier.c:check_max_stack_depth, of which this needs no walk.
+    fn check_calls(&self) -> Result<(), Report> {
+        let mut frames = vec![1; self.subprograms.len()];
+        for index in &self.calls_first {
+            let depth = frames[*index];
+            if depth > CALL_FRAMES_MAX {
+                let message = format!("the call stack of {depth} frames is too deep");
+                return Err(Report::new(Errno::E2BIG, Some(self.subprograms[*index].start), message));
+            }
+            for callee in &self.callees[*index] {
+                frames[*callee] = frames[*callee].max(depth + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the frames of calls within calls need together. Mirrors kernel/bpf/verifier.c:check_max_stack_depth.
+    pub(crate) fn check_stack(&self, ops: &[Option<Op>], stack_bytes: &[u32]) -> Result<(), Report> {
+        /// `MAX_BPF_STACK`
+        const TOTAL_MAX: u32 = 512;
+        /// What frames above one that makes tail calls may need.
+        const BEFORE_TAIL_CALLS_MAX: u32 = 256;
+        let mut above = vec![(0, 1); self.subprograms.len()];
+        for index in &self.calls_first {
+            let subprogram = self.subprograms[*index];
+            let (before, frames) = above[*index];
+            let depth: u32 = before + stack_bytes[*index].next_multiple_of(16);
+            let tail_call = Some(Op::Call(Call::Helper(helper::TAIL_CALL)));
+            if before >= BEFORE_TAIL_CALLS_MAX && ops[subprogram.start..subprogram.end].contains(&tail_call) {
+                let message = format!(
+                    "tail_calls are not allowed when call stack of previous frames is {before} bytes. Too large"
+                );
+                return Err(Report::new(Errno::EACCES, None, message));
+            }
+            if depth > TOTAL_MAX {
+                let message = format!("combined stack size of {frames} calls is {depth}. Too large");
+                return Err(Report::new(Errno::EACCES, None, message));
+            }
+            for callee in &self.callees[*index] {
+                above[*callee] = above[*callee].max((depth, frames + 1));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -55,7 +109,6 @@ fn stops(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Vec<Stop> {
         }
     }
     for (at, op) in ops.iter().enumerate() {
-        let calls_back = |id| prototypes::prototype(id).is_some_and(|row| row.callback_argument().is_some());
         match op {
             Some(Op::MayGoto(_) | Op::Call(Call::Kfunc(helper::ITER_NUM_NEXT))) => stops[at] = Stop::Always,
             Some(Op::Call(Call::Helper(id) | Call::Kfunc(id))) if calls_back(*id) => stops[at] = Stop::Always,
@@ -63,6 +116,21 @@ fn stops(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Vec<Stop> {
         }
     }
     stops
+}
+
+/// Whether instructions that can be reached may run more than once in one run.
+pub(crate) fn goes_round(ops: &[Option<Op>], live: &[bool]) -> bool {
+    let rounds = |at: usize| match ops[at] {
+        Some(Op::Jump { target, .. } | Op::Ja(target) | Op::MayGoto(target)) => target <= at,
+        Some(Op::Call(Call::Helper(id) | Call::Kfunc(id))) => calls_back(id),
+        _ => false,
+    };
+    (0..ops.len()).any(|at| live[at] && rounds(at))
+}
+
+/// Whether a helper calls a subprogram.
+fn calls_back(id: u32) -> bool {
+    prototypes::prototype(id).is_some_and(|row| row.callback_argument().is_some())
 }
 
 fn refuse(at: usize, message: impl Into<String>) -> Report {
@@ -99,54 +167,8 @@ fn successors(ops: &[Option<Op>], at: usize) -> (Option<usize>, Option<usize>) {
     }
 }
 
-/// Mirrors kernel/bpf/verifier.c:check_cfg, check_subprogs and check_max_stack_depth.
-fn check(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<(), Report> {
-    for subprogram in subprograms {
-        check_reachable(ops, *subprogram)?;
-    }
-    let mut frames = vec![1; subprograms.len()];
-    for index in calls_first(ops, subprograms)? {
-        if frames[index] > CALL_FRAMES_MAX {
-            let message = format!("the call stack of {} frames is too deep", frames[index]);
-            return Err(Report::new(Errno::E2BIG, Some(subprograms[index].start), message));
-        }
-        for callee in callees(ops, subprograms, subprograms[index]) {
-            frames[callee] = frames[callee].max(frames[index] + 1);
-        }
-    }
-    Ok(())
-}
-
-/// What the frames of calls within calls need together. Mirrors kernel/bpf/verifier.c:check_max_stack_depth.
-pub(crate) fn check_stack(ops: &[Option<Op>], flow: &Flow, stack_bytes: &[u32]) -> Result<(), Report> {
-    /// `MAX_BPF_STACK`
-    const TOTAL_MAX: u32 = 512;
-    /// What frames above one that makes tail calls may need.
-    const BEFORE_TAIL_CALLS_MAX: u32 = 256;
-    let mut above = vec![(0, 1); flow.subprograms.len()];
-    for index in calls_first(ops, &flow.subprograms)? {
-        let subprogram = flow.subprograms[index];
-        let (before, frames) = above[index];
-        let depth: u32 = before + stack_bytes[index].next_multiple_of(16);
-        let tail_call = Some(Op::Call(Call::Helper(helper::TAIL_CALL)));
-        if before >= BEFORE_TAIL_CALLS_MAX && ops[subprogram.start..subprogram.end].contains(&tail_call) {
-            let message =
-                format!("tail_calls are not allowed when call stack of previous frames is {before} bytes. Too large");
-            return Err(Report::new(Errno::EACCES, None, message));
-        }
-        if depth > TOTAL_MAX {
-            let message = format!("combined stack size of {frames} calls is {depth}. Too large");
-            return Err(Report::new(Errno::EACCES, None, message));
-        }
-        for callee in callees(ops, &flow.subprograms, subprogram) {
-            above[callee] = above[callee].max((depth, frames + 1));
-        }
-    }
-    Ok(())
-}
-
 /// The subprograms that the entry comes to, each before those that it calls.
-fn calls_first(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<Vec<usize>, Report> {
+fn calls_first(subprograms: &[Subprogram], callees: &[BTreeSet<usize>]) -> Result<Vec<usize>, Report> {
     #[derive(Clone, Copy, PartialEq)]
     enum Seen {
         No,
@@ -155,7 +177,7 @@ fn calls_first(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<Vec<usi
     }
     let mut seen = vec![Seen::No; subprograms.len()];
     let mut order = vec![];
-    let mut open = vec![(0, callees(ops, subprograms, subprograms[0]).into_iter())];
+    let mut open = vec![(0, callees[0].iter())];
     seen[0] = Seen::Above;
     while let Some((index, rest)) = open.last_mut() {
         match rest.next() {
@@ -164,13 +186,13 @@ fn calls_first(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<Vec<usi
                 order.push(*index);
                 open.pop();
             }
-            Some(callee) if seen[callee] == Seen::Above => {
+            Some(callee) if seen[*callee] == Seen::Above => {
                 let message = format!("the call stack of {} frames is too deep: a recursive call", open.len() + 1);
-                return Err(Report::new(Errno::E2BIG, Some(subprograms[callee].start), message));
+                return Err(Report::new(Errno::E2BIG, Some(subprograms[*callee].start), message));
             }
-            Some(callee) if seen[callee] == Seen::No => {
-                seen[callee] = Seen::Above;
-                open.push((callee, callees(ops, subprograms, subprograms[callee]).into_iter()));
+            Some(callee) if seen[*callee] == Seen::No => {
+                seen[*callee] = Seen::Above;
+                open.push((*callee, callees[*callee].iter()));
             }
             Some(_) => {}
         }
@@ -188,32 +210,39 @@ fn callees(ops: &[Option<Op>], subprograms: &[Subprogram], of: Subprogram) -> BT
     targets.filter_map(|target| subprograms.binary_search_by_key(&target, |other| other.start).ok()).collect()
 }
 
-fn check_reachable(ops: &[Option<Op>], subprogram: Subprogram) -> Result<(), Report> {
-    let inside = subprogram.start..subprogram.end;
-    let mut seen = BTreeSet::new();
-    let mut open = vec![subprogram.start];
-    while let Some(at) = open.pop() {
-        if !seen.insert(at) {
-            continue;
+/// Mirrors kernel/bpf/verifier.c:check_cfg and check_subprogs.
+fn check_reachable(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Result<(), Report> {
+    let mut seen = vec![false; ops.len()];
+    for subprogram in subprograms {
+        let inside = subprogram.start..subprogram.end;
+        let mut open = vec![subprogram.start];
+        while let Some(at) = open.pop() {
+            if std::mem::replace(&mut seen[at], true) {
+                continue;
+            }
+            let (next, target) = successors(ops, at);
+            for to in [target, next].into_iter().flatten() {
+                check_step(ops, &inside, at, to, Some(to) == target)?;
+                open.push(to);
+            }
         }
-        let (next, target) = successors(ops, at);
-        for to in [target, next].into_iter().flatten() {
-            if !inside.contains(&to) {
-                let message = if Some(to) != target {
-                    "last insn is not an exit or jmp".to_owned()
-                } else {
-                    format!("jump out of range from insn {at} to {to}")
-                };
-                return Err(refuse(at, message));
-            }
-            if ops[to].is_none() {
-                return Err(refuse(at, format!("jump into the middle of ldimm64 insn {}", to - 1)));
-            }
-            open.push(to);
+        if let Some(at) = inside.filter(|at| ops[*at].is_some()).find(|at| !seen[*at]) {
+            return Err(refuse(at, format!("unreachable insn {at}")));
         }
     }
-    match inside.filter(|at| ops[*at].is_some()).find(|at| !seen.contains(at)) {
-        Some(at) => Err(refuse(at, format!("unreachable insn {at}"))),
-        None => Ok(()),
+    Ok(())
+}
+
+/// A jump, or what falls through, stays inside and meets a whole instruction.
+fn check_step(ops: &[Option<Op>], inside: &Range<usize>, at: usize, to: usize, jumps: bool) -> Result<(), Report> {
+    if !inside.contains(&to) && jumps {
+        return Err(refuse(at, format!("jump out of range from insn {at} to {to}")));
     }
+    if !inside.contains(&to) {
+        return Err(refuse(at, "last insn is not an exit or jmp"));
+    }
+    if ops[to].is_none() {
+        return Err(refuse(at, format!("jump into the middle of ldimm64 insn {}", to - 1)));
+    }
+    Ok(())
 }

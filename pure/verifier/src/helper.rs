@@ -6,7 +6,6 @@ use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_RDONLY_PROG};
 use ring3_uapi::helper;
 
-use crate::Refusal;
 use crate::explore::{Explorer, Next};
 use crate::memory::Access;
 use crate::path::Place;
@@ -14,15 +13,12 @@ use crate::prototype::{Arg, IteratorUse, Prototype, Return};
 use crate::prototypes;
 use crate::scalar::Scalar;
 use crate::state::{Byte, Kind, Lock, Reference, Register, SLOT_BYTES, slot_of};
+use crate::{Refusal, refuse};
 
 /// Sizes above this are no bound (`BPF_MAX_VAR_SIZ`).
 const SIZE_MAX: u64 = 1 << 29;
 /// Error numbers that are results (`MAX_ERRNO`).
 const ERRNO_MAX: i64 = 4095;
-
-fn refuse<T>(errno: Errno, message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(errno, message))
-}
 
 /// What the arguments of a call turned out to be.
 #[derive(Default)]
@@ -43,7 +39,6 @@ struct Arguments {
     /// Stack that is written when the call is known to be right.
     new_dynptr: Option<(u8, usize, bool)>,
     old_dynptr: Option<(u8, usize)>,
-    object: Option<Register>,
     iterator: Option<((u8, usize), IteratorUse)>,
 }
 
@@ -89,7 +84,7 @@ impl Explorer<'_> {
     /// Whether this program may call it at all.
     fn callable(&self, id: u32) -> Result<&'static Prototype, Refusal> {
         let name = helper::name(id).unwrap_or("unknown");
-        let refuse = |message: String| Err(Refusal::new(Errno::EINVAL, message));
+        let refuse = |message: String| refuse(Errno::EINVAL, message);
         if helper::name(id).is_none() {
             return refuse(format!("invalid func unknown#{id}"));
         }
@@ -230,7 +225,6 @@ impl Explorer<'_> {
                     self.check_whole(register, &value)?;
                     found.released = value.reference;
                 }
-                found.object = Some(value);
             }
         }
         Ok(())
@@ -262,7 +256,7 @@ impl Explorer<'_> {
         found: &mut Arguments,
     ) -> Result<(), Refusal> {
         let Some(map) = found.map else {
-            return refuse(Errno::EACCES, "invalid map_ptr to access map->key".into());
+            return refuse(Errno::EACCES, "invalid map_ptr to access map->key");
         };
         if !is_memory(value) {
             let kinds = expected_kinds(arg);
@@ -327,7 +321,7 @@ impl Explorer<'_> {
             );
         }
         let Some((memory, pointer, write)) = found.memory.take() else {
-            return refuse(Errno::EFAULT, "a size without memory".into());
+            return refuse(Errno::EFAULT, "a size without memory");
         };
         if !(pointer.is_null() && number.umax == 0 && zero) {
             if pointer.is_scalar() {
@@ -362,7 +356,7 @@ impl Explorer<'_> {
             return if write { self.stack_is_written(stretch, all) } else { self.stack_is_read(stretch) };
         }
         if pointer.is_packet() && !reads_packet(id) {
-            return refuse(Errno::EACCES, "helper access to the packet is not allowed".into());
+            return refuse(Errno::EACCES, "helper access to the packet is not allowed");
         }
         self.check_region(Access { register, off: 0, bytes, write }, pointer)
     }
@@ -379,12 +373,12 @@ impl Explorer<'_> {
         let Some(at) = value.number.value() else {
             return refuse(Errno::EACCES, format!("R{register} is not a constant address"));
         };
-        let Some(content) = (self.input.constant_value)(shape.slot) else {
+        let Some(content) = self.constant(shape.slot) else {
             return refuse(Errno::EACCES, format!("R{register} does not point to a readonly map: it is not frozen"));
         };
         let text = usize::try_from(at).ok().and_then(|at| content.get(at..));
         if !text.is_some_and(|text| text.contains(&0)) {
-            return refuse(Errno::EINVAL, "string is not zero-terminated".into());
+            return refuse(Errno::EINVAL, "string is not zero-terminated");
         }
         Ok(())
     }
@@ -396,7 +390,7 @@ impl Explorer<'_> {
             return refuse(Errno::EACCES, format!("R{register} type={kind} expected=map_value"));
         };
         let Some(lock) = self.maps[map as usize].lock else {
-            return refuse(Errno::EINVAL, "map has no valid bpf_spin_lock".into());
+            return refuse(Errno::EINVAL, "map has no valid bpf_spin_lock");
         };
         if value.number.value() != Some(u64::from(lock)) {
             return refuse(
@@ -445,13 +439,13 @@ impl Explorer<'_> {
         let (id, name) = (prototype.id, helper::name(prototype.id).unwrap_or("unknown"));
         // Mirrors kernel/bpf/verifier.c:record_func_map.
         if map.map_flags & BPF_F_RDONLY_PROG != 0 && prototype.writes_map() {
-            return refuse(Errno::EACCES, "write into map forbidden".into());
+            return refuse(Errno::EACCES, "write into map forbidden");
         }
         if id == helper::TAIL_CALL && map.map_type != map_type::PROG_ARRAY {
-            return refuse(Errno::EINVAL, "expected prog array map for tail call".into());
+            return refuse(Errno::EINVAL, "expected prog array map for tail call");
         }
         if id == helper::FOR_EACH_MAP_ELEM && !prototype.takes(map.map_type) {
-            return refuse(Errno::ENOTSUPP, "callback function not allowed for map".into());
+            return refuse(Errno::ENOTSUPP, "callback function not allowed for map");
         }
         if !prototype.takes(map.map_type) {
             let map_name = map_type::name(map.map_type).unwrap_or("unknown");
@@ -490,10 +484,10 @@ impl Explorer<'_> {
             }
             helper::SPIN_UNLOCK => {
                 if self.state.lock.is_none() {
-                    return refuse(Errno::EINVAL, "bpf_spin_unlock without taking a lock".into());
+                    return refuse(Errno::EINVAL, "bpf_spin_unlock without taking a lock");
                 }
                 if self.state.lock != found.lock {
-                    return refuse(Errno::EINVAL, "bpf_spin_unlock of different lock".into());
+                    return refuse(Errno::EINVAL, "bpf_spin_unlock of different lock");
                 }
                 self.state.lock = None;
             }
@@ -506,7 +500,7 @@ impl Explorer<'_> {
     pub(crate) fn release(&mut self, reference: u32) -> Result<(), Refusal> {
         let held = self.state.references.iter().position(|held| held.id == reference);
         let Some(index) = held else {
-            return refuse(Errno::EINVAL, "what is given back is not held".into());
+            return refuse(Errno::EINVAL, "what is given back is not held");
         };
         self.state.references.remove(index);
         self.state.change(|register| register.reference == reference, |register| *register = Register::unknown());
@@ -552,14 +546,14 @@ impl Explorer<'_> {
                 if nullable { object.or_null(self.new_id()) } else { object }
             }
             Return::PerCpuMemory { .. } => {
-                return refuse(Errno::EINVAL, "the kernel's per-CPU variables are not known here".into());
+                return refuse(Errno::EINVAL, "the kernel's per-CPU variables are not known here");
             }
         }))
     }
 
     fn element_result(&mut self, prototype: &Prototype, found: &Arguments) -> Result<Register, Refusal> {
         let Some(map) = found.map else {
-            return refuse(Errno::EINVAL, "kernel subsystem misconfigured verifier".into());
+            return refuse(Errno::EINVAL, "kernel subsystem misconfigured verifier");
         };
         let shape = self.maps[map as usize];
         if let Some(inner) = self.inner[map as usize] {

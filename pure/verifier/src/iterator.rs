@@ -6,16 +6,12 @@
 
 use ring3_uapi::Errno;
 
-use crate::Refusal;
 use crate::branch::widen;
 use crate::explore::{Explorer, Next};
 use crate::path::Place;
 use crate::prototype::IteratorUse;
-use crate::state::{Byte, Kind, Register, SLOT_BYTES, Slot, Special, State, slot_of};
-
-fn refuse<T>(errno: Errno, message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(errno, message))
-}
+use crate::state::{Byte, Kind, Register, SLOT_BYTES, STACK_BYTES, Slot, Special, State, slot_of};
+use crate::{Refusal, refuse};
 
 /// An iterator that is there.
 pub(crate) struct Found {
@@ -44,12 +40,11 @@ impl Explorer<'_> {
             return refuse(Errno::EINVAL, format!("arg#{argument} expected pointer to an iterator on stack"));
         };
         let offset = value.number.value().map(|offset| offset as i64);
-        let Some(offset) = offset.filter(|offset| offset % SLOT_BYTES as i64 == 0) else {
+        if offset.is_none_or(|offset| offset % SLOT_BYTES as i64 != 0) {
             return refuse(Errno::EINVAL, format!("arg#{argument} expected an iterator at a constant multiple of 8"));
-        };
+        }
         let stretch = self.stretch(register, value, frame, 0, SLOT_BYTES as u32, "write to")?;
         let (slot, _) = slot_of(stretch.first);
-        debug_assert!(offset < 0);
         if used == IteratorUse::New {
             if self.state.frames[usize::from(frame)].slot(slot).special.is_some() {
                 return refuse(Errno::EINVAL, format!("expected uninitialized iter_num as arg #{argument}"));
@@ -83,7 +78,7 @@ impl Explorer<'_> {
     pub(crate) fn next_number(&mut self, place: (u8, usize)) -> Result<Next, Refusal> {
         let (frame, slot) = place;
         let Some(Found { reference, active, depth }) = iterator_at(&self.state, frame, slot) else {
-            return refuse(Errno::EFAULT, "an iterator is gone".into());
+            return refuse(Errno::EFAULT, "an iterator is gone");
         };
         self.clobber();
         if active {
@@ -92,9 +87,7 @@ impl Explorer<'_> {
             let number =
                 Register { reference, ..Register::pointer(Kind::Memory { bytes: 4, write: false, record: false }) };
             on.set(0, number);
-            // The nearest one is of this very round.
-            let rounds = self.path.points().filter(|(insn, _)| *insn == self.at);
-            let before = rounds.map(|(_, point)| point.clone()).nth(1);
+            let before = self.previous_round();
             let widened = before.map_or_else(Vec::new, |before| widen(&mut on, &before));
             let result = self.state.place(0);
             let path = self.fork(self.at + 1, on)?;
@@ -112,7 +105,7 @@ impl Explorer<'_> {
         let register = self.state.register(1);
         let (Kind::Stack(frame), Some(offset)) = (register.kind, register.number.value()) else { return false };
         let offset = offset as i64;
-        if !(-512..0).contains(&offset) {
+        if !(-STACK_BYTES..0).contains(&offset) {
             return false;
         }
         let (slot, _) = slot_of(offset);

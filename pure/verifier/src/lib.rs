@@ -178,18 +178,21 @@ pub struct Statistics {
     pub processed: u64,
     /// States kept.
     pub states: u64,
+    /// States kept at once at most.
+    pub states_peak: u64,
     /// States kept of one instruction at most.
     pub states_per_insn_max: u64,
 }
 
 impl fmt::Display for Statistics {
-    /// As the last line of the kernel's log (kernel/bpf/verifier.c:print_verification_stats).
+    /// As the last line of the kernel's log (kernel/bpf/verifier.c:print_verification_stats). `mark_read`, the longest
+    /// walk to mark a read, is not counted.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Statistics { processed, states, states_per_insn_max } = self;
+        let Statistics { processed, states, states_peak, states_per_insn_max } = self;
         write!(
             f,
             "processed {processed} insns (limit {PROCESSED_MAX}) max_states_per_insn {states_per_insn_max} \
-             total_states {states} peak_states {states} mark_read 0"
+             total_states {states} peak_states {states_peak} mark_read 0"
         )
     }
 }
@@ -204,6 +207,7 @@ pub struct Verified {
     helper_maps: BTreeMap<usize, MapShape>,
     helpers: Vec<u32>,
     live: Vec<bool>,
+    goes_round: bool,
     statistics: Statistics,
     log: String,
 }
@@ -296,6 +300,16 @@ impl Refusal {
     }
 }
 
+/// Ends the walk.
+pub(crate) fn refuse<T>(errno: Errno, message: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::new(errno, message))
+}
+
+/// Ends the walk at something that may not be accessed.
+pub(crate) fn deny<T>(message: impl Into<String>) -> Result<T, Refusal> {
+    refuse(Errno::EACCES, message)
+}
+
 impl Verified {
     /// Instructions.
     pub fn insns(&self) -> &[Insn] {
@@ -325,6 +339,11 @@ impl Verified {
     /// Whether control can come to this instruction.
     pub fn is_live(&self, insn: usize) -> bool {
         self.live.get(insn).copied().unwrap_or(false)
+    }
+
+    /// Some of it may run more than once: it jumps back, or has a helper call it.
+    pub fn goes_round(&self) -> bool {
+        self.goes_round
     }
 
     /// Helpers called, by number, without repetition.
@@ -389,7 +408,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     if let Err(Refusal { errno, message }) = outcome {
         return Err(Report { statistics, log: log.finish(true), ..Report::new(errno, Some(at), message) });
     }
-    flow::check_stack(&ops, &flow, &found.stack_bytes).map_err(|report| Report { statistics, ..report })?;
+    flow.check_stack(&ops, &found.stack_bytes).map_err(|report| Report { statistics, ..report })?;
     let mut helpers = found.helpers;
     helpers.sort_unstable();
     helpers.dedup();
@@ -401,6 +420,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         maps: named.loads.iter().filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset)))).collect(),
         helper_maps: found.helper_maps.iter().filter_map(|(at, index)| Some((*at, of((*index)?)?))).collect(),
         helpers,
+        goes_round: flow::goes_round(&ops, &found.live),
         live: found.live,
         statistics,
         log: if input.log_level == 0 { String::new() } else { format!("{text}{statistics}\n") },
@@ -494,15 +514,14 @@ fn undecodable(insns: &[Insn], at: usize, error: DecodeError) -> String {
 /// Mirrors kernel/bpf/verifier.c:check_alu_op and the frame pointer's protection.
 pub(crate) fn check_operands(decoded: &Op) -> Result<(), Refusal> {
     use ring3_isa::{AluOp, Operand, Width};
-    let refuse = |message: String| Err(Refusal::new(Errno::EINVAL, message));
     if let Op::Alu { width, op, src: Operand::Imm(value), .. } = decoded {
         let bits = if *width == Width::W64 { 64 } else { 32 };
         match op {
             AluOp::Div | AluOp::Sdiv | AluOp::Mod | AluOp::Smod if *value == 0 => {
-                return refuse("div by zero".into());
+                return refuse(Errno::EINVAL, "div by zero");
             }
             AluOp::Lsh | AluOp::Rsh | AluOp::Arsh if !(0..bits).contains(value) => {
-                return refuse(format!("invalid shift {value}"));
+                return refuse(Errno::EINVAL, format!("invalid shift {value}"));
             }
             _ => {}
         }
@@ -519,7 +538,7 @@ pub(crate) fn check_operands(decoded: &Op) -> Result<(), Refusal> {
         _ => None,
     };
     if written == Some(10) {
-        return Err(Refusal::new(Errno::EACCES, "frame pointer is read only"));
+        return deny("frame pointer is read only");
     }
     Ok(())
 }

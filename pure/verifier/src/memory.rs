@@ -7,7 +7,6 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG};
 
-use crate::Refusal;
 use crate::explore::Explorer;
 use crate::objects::Member;
 use crate::path::Place;
@@ -15,13 +14,10 @@ use crate::policy::Content;
 use crate::scalar::Scalar;
 use crate::state::{Kind, Register};
 use crate::tnum::Tnum;
+use crate::{Refusal, deny, refuse};
 
 /// Distances above this are no bound (`BPF_MAX_VAR_OFF`).
 const DISTANCE_MAX: u64 = 1 << 29;
-
-fn refuse<T>(message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(Errno::EACCES, message))
-}
 
 /// An access as the program asks for it.
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +41,9 @@ impl Explorer<'_> {
             }
             loaded.number = loaded.number.extended(bytes * 8, ring3_isa::Width::W64);
         } else if signed && pointer.kind == Kind::Context {
-            return refuse(format!("invalid bpf_context access off={off} size={bytes}"));
+            return deny(format!("invalid bpf_context access off={off} size={bytes}"));
         } else if signed {
-            return refuse(format!("R{src} sign-extended load of a pointer"));
+            return deny(format!("R{src} sign-extended load of a pointer"));
         }
         if loaded.is_scalar() && from.is_some() && loaded.id == 0 && loaded.number.value().is_none() && !signed {
             loaded.id = self.new_id();
@@ -74,8 +70,8 @@ impl Explorer<'_> {
         if let Kind::Context = pointer.kind {
             return Ok((self.context_access(access, pointer)?, None));
         }
-        if let Kind::Object { .. } = pointer.kind {
-            return Ok((self.object_load(access, pointer)?, None));
+        if let Kind::Object { id, .. } = pointer.kind {
+            return Ok((self.object_load(access, id, pointer)?, None));
         }
         if let Kind::Untrusted = pointer.kind {
             return Ok((Register::scalar(Scalar::loaded(access.bytes)), None));
@@ -88,6 +84,12 @@ impl Explorer<'_> {
         Ok((Register::scalar(known.map_or(Scalar::loaded(access.bytes), Scalar::constant)), None))
     }
 
+    /// What a map holds that nobody can change any more; asked for once.
+    pub(crate) fn constant(&mut self, slot: u32) -> Option<&[u8]> {
+        let known = self.constants.entry(slot).or_insert_with(|| (self.input.constant_value)(slot));
+        known.as_deref()
+    }
+
     /// What nobody can change any more is known.
     fn constant_of(&mut self, map: u32, pointer: &Register, access: Access) -> Option<u64> {
         let at = pointer.number.value()?.wrapping_add(access.off as u64);
@@ -95,8 +97,7 @@ impl Explorer<'_> {
         if shape.map_type != map_type::ARRAY || shape.max_entries != 1 {
             return None;
         }
-        let slot = shape.slot;
-        let value = self.constants.entry(slot).or_insert_with(|| (self.input.constant_value)(slot)).as_ref()?;
+        let value = self.constant(shape.slot)?;
         let read = value.get(usize::try_from(at).ok()?..)?.get(..access.bytes as usize)?;
         let mut word = [0; 8];
         word[..read.len()].copy_from_slice(read);
@@ -136,14 +137,14 @@ impl Explorer<'_> {
             None => (pointer.number.bits, 0),
         };
         let Access { off, bytes, .. } = access;
-        refuse(format!("misaligned {what} access off {variable}+{fixed}+{off} size {bytes}"))
+        deny(format!("misaligned {what} access off {variable}+{fixed}+{off} size {bytes}"))
     }
 
     /// Everything but stack, context and kernel objects.
     pub(crate) fn check_region(&mut self, access: Access, pointer: &Register) -> Result<(), Refusal> {
         let (register, name) = (access.register, pointer.kind_name());
         if pointer.nullable {
-            return refuse(format!("R{register} invalid mem access '{name}'"));
+            return deny(format!("R{register} invalid mem access '{name}'"));
         }
         match pointer.kind {
             Kind::MapValue(map) => {
@@ -151,7 +152,7 @@ impl Explorer<'_> {
                 let forbidden = if access.write { BPF_F_RDONLY_PROG } else { BPF_F_WRONLY_PROG };
                 if shape.map_flags & forbidden != 0 {
                     let (verb, preposition) = if access.write { ("write", "into") } else { ("read", "from") };
-                    return refuse(format!(
+                    return deny(format!(
                         "{verb} {preposition} map forbidden, value_size={} off={} size={}",
                         shape.value_size, access.off, access.bytes
                     ));
@@ -161,26 +162,26 @@ impl Explorer<'_> {
             }
             Kind::MapKey(map) => {
                 if access.write {
-                    return refuse(format!("write to change key R{register} not allowed"));
+                    return deny(format!("write to change key R{register} not allowed"));
                 }
                 let bytes = self.maps[map as usize].key_size;
                 self.check_bounds(access, pointer, bytes, "map key", "key_size")
             }
             Kind::Memory { bytes, write, .. } => {
                 if access.write && !write {
-                    return refuse(format!("R{register} cannot write into {name}"));
+                    return deny(format!("R{register} cannot write into {name}"));
                 }
                 self.check_bounds(access, pointer, bytes, "memory", "mem_size")
             }
             Kind::Packet | Kind::PacketMeta => self.check_packet(access, pointer),
             Kind::Object { .. } if access.write => {
-                refuse(format!("R{register} is a kernel object; only read is supported"))
+                deny(format!("R{register} is a kernel object; only read is supported"))
             }
-            Kind::Untrusted => refuse(format!("R{register} cannot write into {name}")),
+            Kind::Untrusted => deny(format!("R{register} cannot write into {name}")),
             Kind::Map(_) if access.write => {
-                refuse(format!("R{register} points to a map: only read from bpf_array is supported"))
+                deny(format!("R{register} points to a map: only read from bpf_array is supported"))
             }
-            _ => refuse(format!("R{register} invalid mem access '{name}'")),
+            _ => deny(format!("R{register} invalid mem access '{name}'")),
         }
     }
 
@@ -194,8 +195,7 @@ impl Explorer<'_> {
     ) -> Result<(), Refusal> {
         let Access { register, off, bytes, .. } = access;
         let number = &pointer.number;
-        let outside =
-            |at: i64| refuse(format!("invalid access to {what}, {size_name}={limit} off={at} size={bytes}"));
+        let outside = |at: i64| deny(format!("invalid access to {what}, {size_name}={limit} off={at} size={bytes}"));
         if let Some(value) = number.value() {
             let at = (value as i64).saturating_add(off);
             let inside = at >= 0 && at.saturating_add(i64::from(bytes)) <= i64::from(limit);
@@ -203,12 +203,12 @@ impl Explorer<'_> {
         }
         let lowest = number.smin.saturating_add(off);
         if lowest < 0 {
-            return refuse(format!(
+            return deny(format!(
                 "R{register} min value is negative, either use unsigned index or do a if (index >=0) check."
             ));
         }
         if number.umax >= DISTANCE_MAX {
-            return refuse(format!("R{register} unbounded memory access, make sure to bounds check any such access"));
+            return deny(format!("R{register} unbounded memory access, make sure to bounds check any such access"));
         }
         let highest = number.umax as i64 + off;
         if highest + i64::from(bytes) > i64::from(limit) { outside(highest) } else { Ok(()) }
@@ -226,7 +226,7 @@ impl Explorer<'_> {
         let lowest = pointer.number.smin.saturating_add(access.off);
         let highest = pointer.number.smax.saturating_add(access.off).saturating_add(i64::from(access.bytes));
         if lowest < lock + LOCK_BYTES && lock < highest {
-            return refuse("bpf_spin_lock cannot be accessed directly by load/store".into());
+            return deny("bpf_spin_lock cannot be accessed directly by load/store");
         }
         Ok(())
     }
@@ -234,16 +234,16 @@ impl Explorer<'_> {
     fn check_packet(&mut self, access: Access, pointer: &Register) -> Result<(), Refusal> {
         let Access { register, off, bytes, write } = access;
         if write && !self.input.policy.packet_writes {
-            return refuse("cannot write into packet".into());
+            return deny("cannot write into packet");
         }
         if pointer.number.smin < 0 {
-            return refuse(format!(
+            return deny(format!(
                 "R{register} min value is negative, either use unsigned index or do a if (index >=0) check."
             ));
         }
         let at = i64::from(pointer.fixed) + off;
         if at < 0 || at + i64::from(bytes) > i64::from(pointer.range) {
-            return refuse(format!(
+            return deny(format!(
                 "invalid access to packet, off={at} size={bytes}, R{register}(id={},off={},r={})",
                 pointer.id, pointer.fixed, pointer.range
             ));
@@ -256,21 +256,18 @@ impl Explorer<'_> {
         match pointer.number.value() {
             None => {
                 let bits = pointer.number.bits;
-                return refuse(format!("variable ctx access var_off={bits} disallowed"));
+                return deny(format!("variable ctx access var_off={bits} disallowed"));
             }
             Some(0) => {}
             Some(moved) => {
                 let moved = moved as i64;
-                return refuse(format!("dereference of modified ctx ptr R{register} off={moved} disallowed"));
+                return deny(format!("dereference of modified ctx ptr R{register} off={moved} disallowed"));
             }
         }
-        let at = u32::try_from(off).ok();
-        let Some((at, content)) = at.and_then(|at| Some((at, self.input.policy.context.content(at, bytes, write)?)))
-        else {
-            return refuse(format!("invalid bpf_context access off={off} size={bytes}"));
+        let content = u32::try_from(off).ok().and_then(|at| self.input.policy.context.content(at, bytes, write));
+        let Some(content) = content else {
+            return deny(format!("invalid bpf_context access off={off} size={bytes}"));
         };
-        let end = at + bytes;
-        self.found.context_bytes = self.found.context_bytes.max(end);
         Ok(match content {
             Content::Number => Register::scalar(Scalar::loaded(bytes)),
             Content::Packet => Register::pointer(Kind::Packet),
@@ -285,21 +282,18 @@ impl Explorer<'_> {
     }
 
     /// A member of a kernel object.
-    fn object_load(&mut self, access: Access, pointer: &Register) -> Result<Register, Refusal> {
-        let Kind::Object { id, .. } = pointer.kind else {
-            return refuse(format!("R{} invalid mem access", access.register));
-        };
+    fn object_load(&self, access: Access, id: u32, pointer: &Register) -> Result<Register, Refusal> {
         if pointer.nullable {
-            return refuse(format!("R{} invalid mem access '{}'", access.register, pointer.kind_name()));
+            return deny(format!("R{} invalid mem access '{}'", access.register, pointer.kind_name()));
         }
         let Some(objects) = self.input.policy.objects.as_deref() else {
-            return refuse(format!(
+            return deny(format!(
                 "R{} is a kernel object, which cannot be read: there is none in user space",
                 access.register
             ));
         };
         let Some(value) = pointer.number.value() else {
-            return refuse(format!("R{} is a kernel object: variable offsets are not allowed", access.register));
+            return deny(format!("R{} is a kernel object: variable offsets are not allowed", access.register));
         };
         let at = (value as i64).saturating_add(access.off);
         let member = u32::try_from(at).map_err(|_| format!("R{} offset {at} is negative", access.register));
@@ -308,7 +302,7 @@ impl Explorer<'_> {
             Ok(Member::Number) => Ok(Register::scalar(Scalar::loaded(access.bytes))),
             Ok(Member::Object(to)) => Ok(Register::pointer(Kind::Object { id: to, trusted: false })),
             Ok(Member::Memory) => Ok(Register::pointer(Kind::Untrusted)),
-            Err(message) => refuse(message),
+            Err(message) => deny(message),
         }
     }
 
@@ -320,7 +314,7 @@ impl Explorer<'_> {
         match pointer.kind {
             Kind::Context | Kind::Packet | Kind::PacketMeta | Kind::Object { .. } | Kind::Untrusted => {
                 let verb = if write { "stores into" } else { "loads from" };
-                refuse(format!("BPF_ATOMIC {verb} R{register} {} is not allowed", pointer.kind_name()))
+                deny(format!("BPF_ATOMIC {verb} R{register} {} is not allowed", pointer.kind_name()))
             }
             Kind::Stack(_) => Ok(()),
             _ => self.check_alignment(access, &pointer, "value"),
@@ -350,7 +344,7 @@ impl Explorer<'_> {
             self.check_alignment(access, &pointer, "stack")?;
             let stretch = self.stretch(dst, &pointer, frame, access.off, bytes, "read from")?;
             let old = self.stack_load(stretch)?;
-            self.stack_changes(stretch)?;
+            self.stack_is_written(stretch, false)?;
             old
         } else {
             self.check_region(Access { write: false, ..access }, &pointer)?;
@@ -368,24 +362,21 @@ impl Explorer<'_> {
     /// `ld_abs`, `ld_ind`: legacy packet loads. Mirrors kernel/bpf/verifier.c:check_ld_abs.
     pub(crate) fn load_packet(&mut self, size: Size, src: Option<u8>) -> Result<(), Refusal> {
         if !self.input.policy.legacy_packet_loads {
-            return Err(Refusal::new(
-                Errno::EINVAL,
-                "BPF_LD_[ABS|IND] instructions not allowed for this program type",
-            ));
+            return refuse(Errno::EINVAL, "BPF_LD_[ABS|IND] instructions not allowed for this program type");
         }
         let context = self.read(6)?;
         if context.kind != Kind::Context {
-            return Err(Refusal::new(Errno::EINVAL, "at the time of BPF_LD_ABS|IND R6 != pointer to skb"));
+            return refuse(Errno::EINVAL, "at the time of BPF_LD_ABS|IND R6 != pointer to skb");
         }
         if context.number.value() != Some(0) {
-            return refuse("R6 is a ctx pointer with an offset".into());
+            return deny("R6 is a ctx pointer with an offset");
         }
         if let Some(held) = self.state.references.first() {
             let message = format!("BPF_LD_[ABS|IND] would lead to reference leak: id={}", held.id);
-            return Err(Refusal::new(Errno::EINVAL, message));
+            return refuse(Errno::EINVAL, message);
         }
         if self.state.lock.is_some() {
-            return Err(Refusal::new(Errno::EINVAL, "BPF_LD_[ABS|IND] inside bpf_spin_lock-ed region"));
+            return refuse(Errno::EINVAL, "BPF_LD_[ABS|IND] inside bpf_spin_lock-ed region");
         }
         if let Some(src) = src {
             self.read(src)?;

@@ -85,14 +85,10 @@ impl Places {
         self.0.iter().all(|frame| *frame == 0)
     }
 
-    fn list(&self) -> Vec<Place> {
-        let frames = self.0.iter().enumerate().filter(|(_, bits)| **bits != 0);
-        frames
-            .flat_map(|(frame, bits)| {
-                let numbers = (0..128).filter(move |number| bits & 1 << number != 0);
-                numbers.map(move |number| Place { frame: frame as u8, number })
-            })
-            .collect()
+    fn subtract(&mut self, less: &Places) {
+        for (own, less) in self.0.iter_mut().zip(less.0) {
+            *own &= !less;
+        }
     }
 
     fn insert_frame(&mut self, frame: u8) {
@@ -181,10 +177,6 @@ impl Point {
         self.ended.get()
     }
 
-    pub(crate) fn is_read(&self, place: Place) -> bool {
-        self.marks.borrow().read.contains(place)
-    }
-
     pub(crate) fn is_precise(&self, place: Place) -> bool {
         self.marks.borrow().precise.contains(place)
     }
@@ -196,7 +188,7 @@ pub(crate) struct Node {
     parent: Option<Rc<Node>>,
     moves: Vec<Move>,
     written: Places,
-    pub(crate) point: Option<(usize, Rc<Point>)>,
+    point: Option<(usize, Rc<Point>)>,
 }
 
 impl Drop for Node {
@@ -294,23 +286,25 @@ impl Path {
         self.moves.push(Move::Leave(frame));
     }
 
-    /// The place is read here. Whether that was news to the points before.
-    pub(crate) fn read(&self, place: Place) -> bool {
-        let mut news = false;
-        if self.written.contains(place) {
-            return news;
+    /// The place is read here.
+    pub(crate) fn read(&self, place: Place) {
+        if !self.written.contains(place) {
+            self.mark_read([place].into_iter().collect());
         }
+    }
+
+    /// These places are read here. Whether that was news to the points before.
+    fn mark_read(&self, mut places: Places) -> bool {
+        let mut news = false;
+        places.subtract(&self.written);
         let mut node = self.last.as_deref();
         while let Some(piece) = node {
             if let Some((_, point)) = &piece.point {
-                let mut marks = point.marks.borrow_mut();
-                if marks.read.contains(place) {
-                    return news;
-                }
-                marks.read.insert(place);
-                news = true;
+                places = point.marks.borrow_mut().read.absorb(&places);
+                news |= !places.is_empty();
             }
-            if piece.written.contains(place) {
+            places.subtract(&piece.written);
+            if places.is_empty() {
                 return news;
             }
             node = piece.parent.as_deref();
@@ -339,8 +333,7 @@ impl Path {
 
     /// All of this matters here. Whether that was news to the points before.
     pub(crate) fn need(&self, marks: &Marks) -> bool {
-        let read = marks.read.list().into_iter().fold(false, |news, place| self.read(place) | news);
-        self.mark_precise(marks.precise) | read
+        self.mark_read(marks.read) | self.mark_precise(marks.precise)
     }
 
     /// This path without being one that goes on.

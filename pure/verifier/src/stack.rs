@@ -4,15 +4,11 @@
 
 use ring3_uapi::Errno;
 
-use crate::Refusal;
 use crate::explore::Explorer;
 use crate::path::Place;
 use crate::scalar::Scalar;
 use crate::state::{Byte, Kind, Register, SLOT_BYTES, STACK_BYTES, Special, slot_of};
-
-fn refuse<T>(errno: Errno, message: String) -> Result<T, Refusal> {
-    Err(Refusal::new(errno, message))
-}
+use crate::{Refusal, refuse};
 
 /// A stretch of a frame's stack of which the first byte lies between two offsets.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +77,7 @@ impl Explorer<'_> {
             None => Ok(()),
             Some(Special::Dynptr { first, record, id, .. }) => {
                 if record {
-                    return refuse(Errno::EINVAL, "cannot overwrite referenced dynptr".into());
+                    return refuse(Errno::EINVAL, "cannot overwrite referenced dynptr");
                 }
                 let low = if first { slot } else { slot + 1 };
                 for slot in [low, low.wrapping_sub(1)] {
@@ -90,7 +86,7 @@ impl Explorer<'_> {
                 self.forget_slices(id);
                 Ok(())
             }
-            Some(Special::Iterator { .. }) => refuse(Errno::EINVAL, "cannot overwrite an iterator".into()),
+            Some(Special::Iterator { .. }) => refuse(Errno::EINVAL, "cannot overwrite an iterator"),
         }
     }
 
@@ -125,11 +121,11 @@ impl Explorer<'_> {
         let (slot, byte) = slot_of(stretch.first);
         let whole = bytes == SLOT_BYTES;
         if value.is_pointer() && !whole {
-            return refuse(Errno::EACCES, "invalid size of register spill".into());
+            return refuse(Errno::EACCES, "invalid size of register spill");
         }
         if matches!(value.kind, Kind::Stack(_)) && stretch.frame != self.state.depth() {
             let message = "cannot spill pointers to stack into stack frame of the caller";
-            return refuse(Errno::EINVAL, message.into());
+            return refuse(Errno::EINVAL, message);
         }
         let place = Place::slot_at(stretch.frame, slot);
         let zero = value.is_null();
@@ -262,12 +258,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// An atomic operation changed these bytes.
-    pub(crate) fn stack_changes(&mut self, stretch: Stretch) -> Result<(), Refusal> {
-        self.stack_is_written(stretch, false)
-    }
-
-    /// A helper writes these bytes: all of them, or perhaps only some.
+    /// A helper or an atomic operation writes these bytes: all of them, or perhaps only some.
     pub(crate) fn stack_is_written(&mut self, stretch: Stretch, all: bool) -> Result<(), Refusal> {
         for slot in stretch.slots() {
             let special = self.state.frames[usize::from(stretch.frame)].slot(slot).special;

@@ -218,13 +218,6 @@ impl Slot {
     }
 }
 
-/// Why a frame runs, if a helper called it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Callback {
-    /// What its r0 may be at most.
-    pub(crate) result_max: u64,
-}
-
 /// A function that runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
@@ -235,7 +228,8 @@ pub(crate) struct Frame {
     pub(crate) call_site: usize,
     /// Index of the subprogram.
     pub(crate) subprogram: usize,
-    pub(crate) callback: Option<Callback>,
+    /// A helper called it.
+    pub(crate) callback: bool,
     /// How often callbacks came back to the call that runs them.
     pub(crate) rounds: u32,
 }
@@ -244,7 +238,7 @@ impl Frame {
     pub(crate) fn new(index: u8, subprogram: usize, call_site: usize) -> Frame {
         let mut registers = [Register::NOT_INIT; 11];
         registers[10] = Register::pointer(Kind::Stack(index));
-        Frame { registers, slots: vec![], call_site, subprogram, callback: None, rounds: 0 }
+        Frame { registers, slots: vec![], call_site, subprogram, callback: false, rounds: 0 }
     }
 
     pub(crate) fn slot(&self, index: usize) -> &Slot {

@@ -29,20 +29,20 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "memory.rs",
         "what may be null is accessed",
-        "if pointer.nullable {\n            return refuse(format!(\"R{register} invalid mem access '{name}'\"));",
-        "if false {\n            return refuse(format!(\"R{register} invalid mem access '{name}'\"));",
+        "if pointer.nullable {\n            return deny(format!(\"R{register} invalid mem access '{name}'\"));",
+        "if false {\n            return deny(format!(\"R{register} invalid mem access '{name}'\"));",
     ),
     mutation(
         "memory.rs",
         "a kernel object that may be null is read",
-        "if pointer.nullable {\n            return refuse(format!(\"R{} invalid mem access",
-        "if false {\n            return refuse(format!(\"R{} invalid mem access",
+        "if pointer.nullable {\n            return deny(format!(\"R{} invalid mem access",
+        "if false {\n            return deny(format!(\"R{} invalid mem access",
     ),
     mutation(
         "memory.rs",
         "kernel objects are written",
-        "Kind::Object { .. } if access.write => {\n                refuse(",
-        "Kind::Object { .. } if access.write => return Ok(()),\n            Kind::Object { .. } if access.write => {\n                refuse(",
+        "Kind::Object { .. } if access.write => {\n                deny(",
+        "Kind::Object { .. } if access.write => return Ok(()),\n            Kind::Object { .. } if access.write => {\n                deny(",
     ),
     mutation(
         "memory.rs",
@@ -65,8 +65,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "memory.rs",
         "keys are written",
-        "if access.write {\n                    return refuse(format!(\"write to change key",
-        "if false {\n                    return refuse(format!(\"write to change key",
+        "if access.write {\n                    return deny(format!(\"write to change key",
+        "if false {\n                    return deny(format!(\"write to change key",
     ),
     mutation(
         "memory.rs",
@@ -257,8 +257,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "stack.rs",
         "a dynptr of a record is written over",
-        "if record {\n                    return refuse(Errno::EINVAL, \"cannot overwrite referenced dynptr\".into());",
-        "if false {\n                    return refuse(Errno::EINVAL, \"cannot overwrite referenced dynptr\".into());",
+        "if record {\n                    return refuse(Errno::EINVAL, \"cannot overwrite referenced dynptr\");",
+        "if false {\n                    return refuse(Errno::EINVAL, \"cannot overwrite referenced dynptr\");",
     ),
     mutation(
         "stack.rs",
@@ -289,14 +289,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "arithmetic.rs",
         "the sum of two pointers is the first",
-        "(true, true) => return refuse(format!(\"R{dst} pointer {} pointer prohibited\", sign(op))),",
+        "(true, true) => return deny(format!(\"R{dst} pointer {} pointer prohibited\", op.sign())),",
         "(true, true) => left,",
     ),
     mutation(
         "arithmetic.rs",
         "what may be null is moved",
-        "if pointer.nullable {\n            return refuse(format!(\"R{dst} pointer arithmetic on",
-        "if false {\n            return refuse(format!(\"R{dst} pointer arithmetic on",
+        "if pointer.nullable {\n            return deny(format!(\"R{dst} pointer arithmetic on",
+        "if false {\n            return deny(format!(\"R{dst} pointer arithmetic on",
     ),
     mutation(
         "arithmetic.rs",

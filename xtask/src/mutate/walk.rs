@@ -209,7 +209,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "places.follow_back(&piece.moves);",
         "places = Places::default();",
     ),
-    mutation("path.rs", "nothing that is read is marked so", "marks.read.insert(place);", ""),
+    mutation("path.rs", "nothing that is read is marked so", "self.mark_read([place].into_iter().collect());", ""),
     mutation(
         "path.rs",
         "a part of a slot that is written is the whole of it",
@@ -219,8 +219,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "explore.rs",
         "a loop that changes nothing ends",
-        "if compare::covers(point, &self.state, Match::Exact) {\n            return Err(",
-        "if compare::covers(point, &self.state, Match::Exact) {\n            return Ok(true);\n            #[expect(unreachable_code)]\n            return Err(",
+        "if compare::covers(point, &self.state, Match::Exact) {\n            return refuse(",
+        "if compare::covers(point, &self.state, Match::Exact) {\n            return Ok(true);\n            #[expect(unreachable_code)]\n            return refuse(",
     ),
     mutation(
         "explore.rs",
@@ -232,8 +232,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "explore.rs",
         "a register that was never written is read",
-        "if value.kind == Kind::NotInit {\n            return Err(",
-        "if false {\n            return Err(",
+        "if value.kind == Kind::NotInit {\n            return refuse(",
+        "if false {\n            return refuse(",
     ),
     mutation(
         "arithmetic.rs",
@@ -256,20 +256,20 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "path.rs",
         "what is read is marked in the nearest point only",
-        "if piece.written.contains(place) {\n                return news;",
-        "if piece.written.contains(place) || piece.point.is_some() {\n                return news;",
+        "places.subtract(&piece.written);\n            if places.is_empty() {",
+        "places.subtract(&piece.written);\n            if places.is_empty() || piece.point.is_some() {",
     ),
     mutation(
         "path.rs",
         "what is read behind a known point was not read before it",
-        "marks.read.list().into_iter().fold(false, |news, place| self.read(place) | news);",
-        "false;",
+        "self.mark_read(marks.read) | self.mark_precise(marks.precise)",
+        "self.mark_precise(marks.precise)",
     ),
     mutation(
         "path.rs",
         "what decides something behind a known point does not before it",
-        "self.mark_precise(marks.precise) | read",
-        "read",
+        "self.mark_read(marks.read) | self.mark_precise(marks.precise)",
+        "self.mark_read(marks.read)",
     ),
     mutation(
         "explore.rs",
@@ -340,7 +340,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "iterator.rs",
         "an iterator need not be aligned",
-        "offset.filter(|offset| offset % SLOT_BYTES as i64 == 0)",
-        "offset",
+        "offset.is_none_or(|offset| offset % SLOT_BYTES as i64 != 0)",
+        "offset.is_none()",
     ),
 ];
