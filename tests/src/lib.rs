@@ -52,6 +52,11 @@ pub fn kernel_configuration() -> (String, String) {
     (release, String::from_utf8_lossy(&text).into_owned())
 }
 
+/// The bytes that are written as pairs of hexadecimal digits.
+pub fn hexadecimal(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal")).collect()
+}
+
 /// Waits for a condition.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + WITHIN;

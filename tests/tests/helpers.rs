@@ -51,7 +51,7 @@ fn expected(name: &str, told: impl FnOnce() -> Vec<String>) -> Vec<String> {
     // Without the kernel's BTF no loader finds its functions.
     let has_functions = Path::new("/sys/kernel/btf/vmlinux").exists();
     if !has_functions {
-        println!("SKIPPED: this kernel has no BTF: its functions are not called");
+        println!("SKIPPED IN PART: this kernel has no BTF: its functions are not called");
     }
     text.lines().filter(|line| has_functions || !line.starts_with("count: ")).map(str::to_owned).collect()
 }
@@ -73,7 +73,7 @@ fn with_writes_of(mut kernel: Vec<String>, other: &[String]) -> Vec<String> {
     if kernel.iter().any(|line| line.starts_with("write")) {
         return kernel;
     }
-    println!("SKIPPED: this kernel has no bpf_probe_write_user: its results are not compared");
+    println!("SKIPPED IN PART: this kernel has no bpf_probe_write_user: its results are not compared");
     kernel.retain(|line| !is_of_writes(line));
     for (at, line) in other.iter().enumerate().filter(|(_, line)| is_of_writes(line)) {
         kernel.insert(at.min(kernel.len()), line.clone());
@@ -97,7 +97,7 @@ fn helpers_return_and_write_what_the_kernels_do() {
         check(&told(&Bench::ring3_as(ORDINARY)), &expected, "ring3 of an ordinary user:");
         check(&with_writes_of(told(&Bench::native()), &expected), &expected, "the kernel:");
     } else {
-        println!("SKIPPED: comparing with the kernel needs root");
+        println!("SKIPPED IN PART: comparing with the kernel needs root");
     }
 }
 
@@ -108,6 +108,6 @@ fn tail_calls_callbacks_and_maps_of_maps_are_as_the_kernels() {
     if is_root() {
         check(&told_of_flow(&Bench::native()), &expected, "the kernel:");
     } else {
-        println!("SKIPPED: comparing with the kernel needs root");
+        println!("SKIPPED IN PART: comparing with the kernel needs root");
     }
 }

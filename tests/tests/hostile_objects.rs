@@ -9,10 +9,11 @@ use std::time::Instant;
 use ring3_btf::Btf;
 use ring3_generate::Random;
 use ring3_isa::Insn;
-use ring3_object::{Kernel, MapDef, Object, Settings, embedded};
+use ring3_judge::{Court, Judge};
+use ring3_object::{Kernel, Object, Settings, embedded};
 use ring3_tests::{libbpf_tools, programs};
 use ring3_uapi::bpf::{attach_type, prog_type};
-use ring3_verifier::{Content, Context, Field, InnerShape, Input, KernelTypes, MapShape, Policy, Sizes, verify};
+use ring3_verifier::{Content, Context, Field, Input, KernelTypes, Policy, Sizes, verify};
 
 const TYPES: &str = "/sys/kernel/btf/vmlinux";
 const SEED_USUAL: u64 = 1;
@@ -57,46 +58,12 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-fn shape(slot: u32, map: &MapDef) -> MapShape {
-    MapShape {
-        slot,
-        map_type: map.map_type,
-        key_size: map.key_size,
-        value_size: map.value_size,
-        max_entries: map.max_entries,
-        map_flags: map.map_flags,
-        stride: map.value_size,
-        cpus: 2,
-        cpu_stride: 8,
-        lock: None,
-        inner: map.inner.as_deref().map(|inner| InnerShape {
-            map_type: inner.map_type,
-            key_size: inner.key_size,
-            value_size: inner.value_size,
-            max_entries: inner.max_entries,
-            map_flags: inner.map_flags,
-            lock: None,
-        }),
-    }
-}
-
 /// Verifies, and asks for what is promised of any answer. Whether the program was accepted.
-fn judged(insns: &[Insn], kind: u32, policy: Policy, maps: &[MapShape]) -> bool {
-    let processed_max = PROCESSED_MAX.min(policy.processed_max);
-    let verdict = verify(&Input {
-        insns,
-        prog_type: kind,
-        gpl_compatible: true,
-        sleepable: true,
-        cpus: 2,
-        policy: Policy { processed_max, ..policy },
-        log_level: 2,
-        lines: vec![],
-        map_by_fd: &|_| None,
-        map_by_index: &|index| maps.get(index as usize).copied(),
-        constant_value: &|_| None,
-    });
-    match verdict {
+fn judged(input: &mut Input<'_>) -> bool {
+    let processed_max = PROCESSED_MAX.min(input.policy.processed_max);
+    input.policy.processed_max = processed_max;
+    input.log_level = 2;
+    match verify(input) {
         Ok(verified) => {
             assert!(verified.statistics().processed <= processed_max);
             true
@@ -126,7 +93,7 @@ fn objects() -> Vec<Vec<u8>> {
 fn programs_of_damaged_object_files_get_an_answer() {
     let Ok(types) = std::fs::read(TYPES) else { return println!("SKIPPED: no {TYPES}") };
     let kernel = Kernel::parse(types).expect("the kernel's types");
-    let types = Rc::new(KernelTypes::new(kernel.btf().clone()));
+    let court = Court::new(&kernel, 2);
     let settings = Settings::of_kernel("6.18.0", "");
     let objects = objects();
     assert!(!objects.is_empty(), "no object files");
@@ -138,14 +105,10 @@ fn programs_of_damaged_object_files_get_an_answer() {
         let started = Instant::now();
         if let Ok(object) = Object::load(&bytes, &kernel, &settings) {
             loaded += 1;
-            let maps: Vec<MapShape> = (0..).zip(&object.maps).map(|(slot, map)| shape(slot, map)).collect();
+            let judge = Judge::new(&court, &object);
             for program in &object.programs {
-                let kind = program.prog_type;
-                let context = types.context(kind, program.expected_attach_type, program.attach_btf_id);
-                let policy = Policy { objects: Some(types.clone()), ..Policy::kernel(kind) };
-                let policy = Policy { context: context.unwrap_or(policy.context.clone()), ..policy };
                 judged_programs += 1;
-                accepted += u64::from(judged(&program.insns, kind, policy, &maps));
+                accepted += u64::from(judge.ask(program, judge.policy(program), judged));
             }
         }
         slowest = slowest.max((started.elapsed().as_millis(), input));
@@ -158,22 +121,19 @@ fn programs_of_damaged_object_files_get_an_answer() {
         slowest.0,
         slowest.1
     );
+    assert!(
+        accepted > 0 && accepted < judged_programs,
+        "damage makes some programs bad, and leaves some as they were"
+    );
 }
 
 #[test]
 fn programs_that_walk_damaged_types_get_an_answer() {
-    let blobs: Vec<Vec<u8>> = objects()
-        .iter()
-        .filter_map(|bytes| {
-            let kernel = Kernel::parse(std::fs::read(TYPES).ok()?).ok()?;
-            Object::load(bytes, &kernel, &Settings::default()).ok()?.btf
-        })
-        .take(3)
-        .collect();
-    if blobs.is_empty() {
-        return println!("SKIPPED: no {TYPES}");
-    }
-    let (mut parsed, mut accepted, mut slowest) = (0, 0, (0, 0));
+    let Ok(types) = std::fs::read(TYPES) else { return println!("SKIPPED: no {TYPES}") };
+    let kernel = Kernel::parse(types).expect("the kernel's types");
+    let load = |bytes: &Vec<u8>| Object::load(bytes, &kernel, &Settings::default()).ok()?.btf;
+    let blobs: Vec<Vec<u8>> = objects().iter().filter_map(load).map(|types| types.bytes().to_vec()).take(3).collect();
+    let (mut strict, mut parsed, mut accepted, mut slowest) = (0, 0, 0, (0, 0));
     for (input, mut random) in inputs(TYPES_USUAL) {
         let mut bytes = blobs[random.below(blobs.len() as u64) as usize].clone();
         // The header is checked first; most damage is behind it.
@@ -184,6 +144,8 @@ fn programs_that_walk_damaged_types_get_an_answer() {
         }
         let told = Told(input);
         let started = Instant::now();
+        // What a program's own types must be is more than what is asked of the kernel's.
+        strict += u64::from(Btf::parse(bytes.clone()).is_ok());
         if let Ok(btf) = Btf::parse_any(bytes) {
             parsed += 1;
             let types = Rc::new(KernelTypes::new(btf));
@@ -214,11 +176,28 @@ fn programs_that_walk_damaged_types_get_an_answer() {
                     context: context.unwrap_or(own),
                     ..Policy::kernel(prog_type::TRACING)
                 };
-                accepted += u64::from(judged(&insns, prog_type::TRACING, policy, &[]));
+                accepted += u64::from(judged(&mut Input {
+                    insns: &insns,
+                    prog_type: prog_type::TRACING,
+                    gpl_compatible: true,
+                    sleepable: true,
+                    cpus: 2,
+                    policy,
+                    log_level: 0,
+                    lines: vec![],
+                    map_by_fd: &|_| None,
+                    map_by_index: &|_| None,
+                    constant_value: &|_| None,
+                }));
             }
         }
         slowest = slowest.max((started.elapsed().as_millis(), input));
         drop(told);
     }
-    println!("{parsed} damaged types were read; {accepted} programs accepted; the slowest took {} ms", slowest.0);
+    println!(
+        "{parsed} damaged types were read ({strict} as a program's own); {accepted} programs accepted; the slowest took \
+         {} ms (input {})",
+        slowest.0, slowest.1
+    );
+    assert!(strict > 0 && parsed >= strict && accepted > 0);
 }

@@ -26,7 +26,7 @@ fn check(what: &str, n: u32, probes: &[&str], result: &str, expected: &[u64]) {
         let native = counted(&Bench::native(), what, n, probes);
         assert_eq!((native.0.as_str(), native.1.as_slice()), (result, expected), "on the kernel");
     } else {
-        println!("SKIPPED: the native half needs root");
+        println!("SKIPPED IN PART: the native half needs root");
     }
 }
 
@@ -86,7 +86,7 @@ fn a_pid_filter_holds() {
         let mut wanted = ready(std::process::Command::new(&binary).args(["plain", "70"]));
         let mut other = ready(bench.target(&binary).args(["plain", "50"]));
         if !is_root() {
-            println!("SKIPPED: the native half needs root");
+            println!("SKIPPED IN PART: the native half needs root");
             return;
         }
         let pid = wanted.pid().to_string();

@@ -40,7 +40,7 @@ fn processes_that_cannot_be_targets_are_refused_with_the_reason() {
     if std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n") {
         refused(&bench, &["attach", "2"], 1, &["kernel thread"]);
     } else {
-        println!("SKIPPED: no kernel thread to be seen here");
+        println!("SKIPPED IN PART: no kernel thread to be seen here");
     }
 }
 
@@ -119,7 +119,7 @@ fn probes_that_cannot_be_made_give_tools_the_kernels_errors() {
         if is_root() {
             assert_eq!(under_ring3, complaint(&Bench::native(), &probe), "{probe}");
         } else {
-            println!("SKIPPED: the native half needs root");
+            println!("SKIPPED IN PART: the native half needs root");
         }
     }
     // The kernel waits for somebody to map such a file; ring3 says at once that nothing can come of it.

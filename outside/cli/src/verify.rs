@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use ring3_judge::{Court, Judge};
 use ring3_object::{Kernel, Object, Program, Settings};
+use ring3_server::realm::possible_cpus;
 use ring3_uapi::bpf::prog_type;
 use ring3_verifier::{Policy, Report, Statistics, Verified, verify};
 use serde_json::{Value, json};
@@ -50,8 +51,7 @@ pub(crate) fn run(wanted: &Wanted) -> Result<bool, String> {
         let names: Vec<&str> = object.programs.iter().map(|program| program.name.as_str()).collect();
         return Err(format!("{} has no program {name}; it has {}", wanted.file.display(), names.join(", ")));
     }
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    let court = Court::new(&kernel, processors);
+    let court = Court::new(&kernel, possible_cpus());
     let of_object = Judge::new(&court, &object);
     let programs = object.programs.iter();
     let judged: Vec<Judged> = programs

@@ -85,10 +85,7 @@ impl Btf {
     /// The kernel's number, and what is wrong.
     pub fn parse(bytes: Vec<u8>) -> Result<Btf, (Errno, &'static str)> {
         let btf = Btf::parse_any(bytes)?;
-        let structures = (1..).zip(&btf.types).filter(|(_, found)| found.kind == kind::STRUCT);
-        for (id, _) in structures {
-            btf.check_structure(id).map_err(|errno| (errno, "a structure's members cannot be together"))?;
-        }
+        btf.check_structures().map_err(|errno| (errno, "a structure's members cannot be together"))?;
         Ok(btf)
     }
 

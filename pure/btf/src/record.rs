@@ -42,6 +42,9 @@ const STRUCTURES: &[(&[u8], SpecialKind, u32, u32)] = &[
 const TAGS: [&[u8]; 4] = [b"kptr_untrusted", b"kptr", b"percpu_kptr", b"uptr"];
 /// Members of a value at most (`BTF_FIELDS_MAX`).
 const SPECIALS_MAX: usize = 11;
+/// Members that are looked at for all structures of some types: those of structures in structures are looked at
+/// once for each place that they have, and a few bytes of types can have more places than there is time.
+const VISITS_MAX: u32 = 1 << 24;
 
 /// A member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,55 +68,65 @@ impl SpecialKind {
     }
 }
 
-/// Takes a member and its alignment.
-type Add<'a> = dyn FnMut(Special, u32) -> Result<(), Errno> + 'a;
+/// A walk through the members of a value.
+struct Search<'a> {
+    ignored: &'a [SpecialKind],
+    found: Vec<Special>,
+    /// Members that may still be looked at.
+    visits: &'a mut u32,
+}
 
-fn add(found: &mut Vec<Special>, special: Special, align: u32, ignored: &[SpecialKind]) -> Result<(), Errno> {
-    if ignored.contains(&special.kind) {
-        return Ok(());
+impl Search<'_> {
+    fn add(&mut self, special: Special, align: u32) -> Result<(), Errno> {
+        if self.ignored.contains(&special.kind) {
+            return Ok(());
+        }
+        let again = special.kind.is_unique() && self.found.iter().any(|other| other.kind == special.kind);
+        if again || self.found.len() >= SPECIALS_MAX {
+            return Err(Errno::E2BIG);
+        }
+        if !special.at.is_multiple_of(align) {
+            return Err(Errno::EFAULT);
+        }
+        self.found.push(special);
+        Ok(())
     }
-    let again = special.kind.is_unique() && found.iter().any(|other| other.kind == special.kind);
-    if again || found.len() >= SPECIALS_MAX {
-        return Err(Errno::E2BIG);
-    }
-    if !special.at.is_multiple_of(align) {
-        return Err(Errno::EFAULT);
-    }
-    found.push(special);
-    Ok(())
 }
 
 impl Btf {
     /// The special members of a value of this type. Mirrors kernel/bpf/btf.c:btf_parse_fields and btf_find_field.
     ///
     /// # Errors
-    /// `E2BIG` for two of which there can be one, or too many; `EFAULT` for a misplaced one, `EINVAL` for those
-    /// that cannot be together.
+    /// `E2BIG` for two of which there can be one, too many, or too deep a nesting; `EFAULT` for a misplaced one,
+    /// `EINVAL` for those that cannot be together.
     pub fn specials(&self, value: u32) -> Result<Vec<Special>, Errno> {
-        self.specials_but(value, &[])
+        let mut visits = VISITS_MAX;
+        self.specials_but(value, &[], &mut visits)
     }
 
-    /// A structure's members must make sense before there is a map of it: of the kinds that programs' own objects may
+    /// Structures' members must make sense before there are maps of them: of the kinds that programs' own objects may
     /// have. Mirrors kernel/bpf/btf.c:btf_parse_struct_metas.
-    pub(crate) fn check_structure(&self, id: u32) -> Result<(), Errno> {
-        self.specials_but(id, &[Timer, Workqueue, TaskWork]).map(drop)
+    pub(crate) fn check_structures(&self) -> Result<(), Errno> {
+        let mut visits = VISITS_MAX;
+        let mut structures = self.of_kind(kind::STRUCT);
+        structures.try_for_each(|(id, _)| self.specials_but(id, &[Timer, Workqueue, TaskWork], &mut visits).map(drop))
     }
 
-    fn specials_but(&self, value: u32, ignored: &[SpecialKind]) -> Result<Vec<Special>, Errno> {
-        let mut found = vec![];
+    fn specials_but(&self, value: u32, ignored: &[SpecialKind], visits: &mut u32) -> Result<Vec<Special>, Errno> {
+        let mut search = Search { ignored, found: vec![], visits };
         if let Some(value) = self.get(value) {
-            self.collect(value, 0, DEPTH_MAX, &mut |special, align| add(&mut found, special, align, ignored))?;
+            self.collect(value, 0, DEPTH_MAX, &mut search)?;
         }
-        let has = |kind| found.iter().any(|special| special.kind == kind);
+        let has = |kind| search.found.iter().any(|special| special.kind == kind);
         let locked = has(SpinLock) || has(ResSpinLock);
         if has(SpinLock) && has(ResSpinLock) || (has(ListHead) || has(RbRoot)) && !locked {
             return Err(Errno::EINVAL);
         }
-        Ok(found)
+        Ok(search.found)
     }
 
-    fn collect(&self, of: &Type, base: u32, depth: u32, add: &mut Add<'_>) -> Result<(), Errno> {
-        let Some(depth) = depth.checked_sub(1) else { return Ok(()) };
+    fn collect(&self, of: &Type, base: u32, depth: u32, search: &mut Search<'_>) -> Result<(), Errno> {
+        let depth = depth.checked_sub(1).ok_or(Errno::E2BIG)?;
         // Members: name, type, bit offset; variables of a section: type, byte offset, size.
         let (type_at, offset_at, unit) = match of.kind {
             kind::STRUCT => (1, 2, 8),
@@ -121,25 +134,26 @@ impl Btf {
             _ => return Ok(()),
         };
         for member in 0..of.count {
+            *search.visits = search.visits.checked_sub(1).ok_or(Errno::E2BIG)?;
             let word = |at| self.extra(of, member * 3 + at).unwrap_or(0);
             let at = base.wrapping_add((word(offset_at) & 0x00ff_ffff) / unit);
             let id = match of.kind {
                 kind::DATASEC => self.get(word(type_at)).map_or(0, |var| var.size_or_type),
                 _ => word(type_at),
             };
-            self.collect_member(id, at, depth, add)?;
+            self.collect_member(id, at, depth, search)?;
         }
         Ok(())
     }
 
-    fn collect_member(&self, id: u32, at: u32, depth: u32, add: &mut Add<'_>) -> Result<(), Errno> {
+    fn collect_member(&self, id: u32, at: u32, depth: u32, search: &mut Search<'_>) -> Result<(), Errno> {
         let Some(member) = self.get(self.element(id)) else { return Ok(()) };
         let special = match member.kind {
             kind::STRUCT => {
                 let known = STRUCTURES.iter().find(|(name, ..)| *name == self.name(member));
                 match known.filter(|(_, _, size, _)| *size == member.size_or_type) {
                     Some((_, kind, _, align)) => Some((*kind, *align)),
-                    None => return self.collect(member, at, depth, add),
+                    None => return self.collect(member, at, depth, search),
                 }
             }
             kind::PTR => {
@@ -149,7 +163,7 @@ impl Btf {
             _ => None,
         };
         match special {
-            Some((kind, align)) => add(Special { kind, at }, align),
+            Some((kind, align)) => search.add(Special { kind, at }, align),
             None => Ok(()),
         }
     }
@@ -198,6 +212,17 @@ mod tests {
         assert_eq!(two.err(), Some(Errno::E2BIG));
         let odd = parsed(&[0, 0x0400_0001, 8, 1, 2, 16], "");
         assert_eq!(odd.err(), Some(Errno::EFAULT));
+    }
+
+    #[test]
+    fn structures_in_structures_come_to_an_end() {
+        // 3: struct { 3 a; 3 b; }
+        let looped = parsed(&[0, 0x0400_0002, 16, 1, 3, 0, 1, 3, 64], "");
+        assert_eq!(looped.err(), Some(Errno::E2BIG));
+        // 3: struct { int; }, and 28 structures each of which holds the one before twice.
+        let mut doubled = vec![0, 0x0400_0001, 4, 1, 1, 0];
+        (3..31).for_each(|inner| doubled.extend([0, 0x0400_0002, 8, 1, inner, 0, 1, inner, 32]));
+        assert_eq!(parsed(&doubled, "").err(), Some(Errno::E2BIG));
     }
 
     #[test]

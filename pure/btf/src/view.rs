@@ -6,7 +6,6 @@ use crate::{Btf, DEPTH_MAX, Type, kind};
 #[expect(missing_docs, reason = "the names are the kernel's")]
 pub mod encoding {
     pub const SIGNED: u32 = 1;
-    pub const CHAR: u32 = 2;
     pub const BOOL: u32 = 4;
 }
 
@@ -157,6 +156,22 @@ impl Btf {
     pub fn array(&self, id: u32) -> Option<Array> {
         let found = self.of_kinds(id, &[kind::ARRAY])?;
         Some(Array { of: self.extra(found, 0)?, count: self.extra(found, 2)? })
+    }
+
+    /// The innermost elements of an array of any dimensions, behind typedefs too; of another type, itself once.
+    pub fn elements(&self, mut id: u32) -> Array {
+        let mut count = 1u32;
+        for _ in 0..DEPTH_MAX {
+            let Some(array) = self.array(self.plain(id)) else { break };
+            count = count.saturating_mul(array.count);
+            id = array.of;
+        }
+        Array { of: id, count }
+    }
+
+    /// The first type of a name and kind.
+    pub fn find(&self, name: &[u8], kind: u32) -> Option<u32> {
+        self.of_kind(kind).find(|(_, known)| *known == name).map(|(id, _)| id)
     }
 
     /// `BTF_VAR_*` of a variable, `BTF_FUNC_*` of a function.

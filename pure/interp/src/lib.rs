@@ -112,7 +112,8 @@ pub fn run<H: Host>(
     const FRAMES: u64 = 8;
     memory.add(STACK_TOP - FRAMES * FRAME_BYTES, vec![0; (FRAMES * FRAME_BYTES) as usize]);
     let mut machine = Machine { program, memory, host, fuel, rounds: 0 };
-    machine.call(0, [context, 0, 0, 0, 0], STACK_TOP)
+    let length = program.memory_bytes().unwrap_or(0);
+    machine.call(0, [context, u64::from(length), 0, 0, 0], STACK_TOP)
 }
 
 impl<H: Host> Machine<'_, H> {
@@ -148,6 +149,7 @@ impl<H: Host> Machine<'_, H> {
                     r[0] = match call {
                         Call::Helper(id) | Call::Kfunc(id) => self.host.call(id, arguments, self.memory)?,
                         Call::Local(target) => self.call(target, arguments, stack - FRAME_BYTES)?,
+                        Call::Register(_) => unreachable!("the verifier has put the helper's number there"),
                     };
                 }
                 Op::LoadImm64 { dst, value } => r[dst as usize] = self.immediate(at, value),

@@ -24,8 +24,8 @@ use ring3_uapi::helper;
 
 use crate::Insn;
 use crate::code::{
-    ADDR_SPACE_CAST, BPF_ABS, BPF_ALU, BPF_ALU64, BPF_ATOMIC, BPF_CALL, BPF_EXIT, BPF_IND, BPF_JMP, BPF_JMP32,
-    BPF_LD, BPF_LD_IMM64, BPF_LDX, BPF_MAY_GOTO, BPF_MEM, BPF_MEMSX, BPF_MOV_X, BPF_ST, BPF_STX, BPF_X,
+    ADDR_SPACE_CAST, BPF_ABS, BPF_ALU, BPF_ALU64, BPF_ATOMIC, BPF_CALL, BPF_CALLX, BPF_EXIT, BPF_IND, BPF_JMP,
+    BPF_JMP32, BPF_LD, BPF_LD_IMM64, BPF_LDX, BPF_MAY_GOTO, BPF_MEM, BPF_MEMSX, BPF_MOV_X, BPF_ST, BPF_STX, BPF_X,
 };
 use crate::text::RAW;
 
@@ -44,11 +44,11 @@ impl fmt::Display for AssembleError {
     }
 }
 
-type Parsed<T> = Result<T, String>;
+pub(crate) type Parsed<T> = Result<T, String>;
 
 /// Which field of an instruction the distance to a label goes into.
 #[derive(Clone, Copy)]
-enum Field {
+pub(crate) enum Field {
     Off,
     Imm,
 }
@@ -61,41 +61,23 @@ struct Use<'a> {
     label: &'a str,
 }
 
-struct Assembler<'a> {
-    insns: Vec<Insn>,
-    labels: BTreeMap<&'a str, usize>,
+pub(crate) struct Assembler<'a> {
+    pub(crate) insns: Vec<Insn>,
+    pub(crate) labels: BTreeMap<&'a str, usize>,
     uses: Vec<Use<'a>>,
     line: usize,
 }
 
 /// The program that a text describes.
 pub fn assemble(text: &str) -> Result<Vec<Insn>, AssembleError> {
-    let mut assembler = Assembler { insns: Vec::new(), labels: BTreeMap::new(), uses: Vec::new(), line: 0 };
-    for (index, line) in text.lines().enumerate() {
-        assembler.line = index + 1;
-        let code = line.split(';').next().unwrap_or_default();
-        let code = code.split("//").next().unwrap_or_default();
-        assembler.line(code).map_err(|message| AssembleError { line: index + 1, message })?;
-    }
-    for used in &assembler.uses {
-        let place = |message: String| AssembleError { line: used.line, message };
-        let target = assembler.labels.get(used.label);
-        let target = target.ok_or_else(|| place(format!("there is no label `{}`", used.label)))?;
-        let distance = *target as i64 - used.at as i64 - 1;
-        let far = |_| place(format!("`{}` is too far away", used.label));
-        match used.field {
-            Field::Off => assembler.insns[used.at].off = i16::try_from(distance).map_err(far)?,
-            Field::Imm => assembler.insns[used.at].imm = i32::try_from(distance).map_err(far)?,
-        }
-    }
-    Ok(assembler.insns)
+    Assembler::run(text, &[";", "//"], |assembler, cursor| assembler.instruction(cursor))
 }
 
 /// What is left of a line.
-struct Cursor<'a>(&'a str);
+pub(crate) struct Cursor<'a>(pub(crate) &'a str);
 
 impl<'a> Cursor<'a> {
-    fn eat(&mut self, symbol: &str) -> bool {
+    pub(crate) fn eat(&mut self, symbol: &str) -> bool {
         self.0 = self.0.trim_start();
         let rest = self.0.strip_prefix(symbol);
         if let Some(rest) = rest {
@@ -104,7 +86,7 @@ impl<'a> Cursor<'a> {
         rest.is_some()
     }
 
-    fn want(&mut self, symbol: &str) -> Parsed<()> {
+    pub(crate) fn want(&mut self, symbol: &str) -> Parsed<()> {
         if self.eat(symbol) { Ok(()) } else { Err(format!("`{symbol}` is missing before `{}`", self.0)) }
     }
 
@@ -113,7 +95,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Letters, digits and what else names have; not taken if there are none.
-    fn word(&mut self) -> Option<&'a str> {
+    pub(crate) fn word(&mut self) -> Option<&'a str> {
         self.0 = self.0.trim_start();
         let end = self.0.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$')));
         let (word, rest) = self.0.split_at(end.unwrap_or(self.0.len()));
@@ -123,7 +105,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn keyword(&mut self, word: &str) -> bool {
+    pub(crate) fn keyword(&mut self, word: &str) -> bool {
         let before = self.0;
         let found = self.word() == Some(word);
         if !found {
@@ -132,7 +114,7 @@ impl<'a> Cursor<'a> {
         found
     }
 
-    fn number(&mut self) -> Parsed<i128> {
+    pub(crate) fn number(&mut self) -> Parsed<i128> {
         let negative = self.eat("-");
         if !negative {
             self.eat("+");
@@ -147,13 +129,13 @@ impl<'a> Cursor<'a> {
         Ok(if negative { -i128::from(value) } else { i128::from(value) })
     }
 
-    fn signed<T: TryFrom<i128>>(&mut self) -> Parsed<T> {
+    pub(crate) fn signed<T: TryFrom<i128>>(&mut self) -> Parsed<T> {
         let value = self.number()?;
         T::try_from(value).map_err(|_| format!("{value} does not fit"))
     }
 
     /// 32 bits, which may be written without a sign.
-    fn bits32(&mut self) -> Parsed<i32> {
+    pub(crate) fn bits32(&mut self) -> Parsed<i32> {
         let value = self.number()?;
         let signed = i32::try_from(value).ok();
         signed.or(u32::try_from(value).ok().map(|bits| bits as i32)).ok_or(format!("{value} does not fit"))
@@ -168,7 +150,7 @@ impl<'a> Cursor<'a> {
         number
     }
 
-    fn register(&mut self, letter: char) -> Parsed<u8> {
+    pub(crate) fn register(&mut self, letter: char) -> Parsed<u8> {
         self.register_if(letter).ok_or_else(|| format!("a register is missing before `{}`", self.0))
     }
 
@@ -238,7 +220,7 @@ const CONDITIONS: [(&str, u8); 11] = [
 ];
 
 /// Atomic operations that give the old value back, by the name behind `atomic_` or `atomic64_`.
-const FETCHES: [(&str, i32); 6] = [
+pub(crate) const FETCHES: [(&str, i32); 6] = [
     ("fetch_add", 0x01),
     ("fetch_or", 0x41),
     ("fetch_and", 0x51),
@@ -248,7 +230,45 @@ const FETCHES: [(&str, i32); 6] = [
 ];
 
 impl<'a> Assembler<'a> {
-    fn line(&mut self, code: &'a str) -> Parsed<()> {
+    /// The program that a text describes, of which each line without its comment and its label is an instruction.
+    pub(crate) fn run(
+        text: &'a str,
+        comments: &[&str],
+        instruction: impl Fn(&mut Assembler<'a>, &mut Cursor<'a>) -> Parsed<()>,
+    ) -> Result<Vec<Insn>, AssembleError> {
+        let mut assembler = Assembler { insns: Vec::new(), labels: BTreeMap::new(), uses: Vec::new(), line: 0 };
+        for (index, line) in text.lines().enumerate() {
+            assembler.line = index + 1;
+            let ends = comments.iter().filter_map(|comment| line.find(comment));
+            let code = &line[..ends.min().unwrap_or(line.len())];
+            let fail = |message| AssembleError { line: index + 1, message };
+            let mut cursor = assembler.label(code).map_err(fail)?;
+            if !cursor.0.trim().is_empty() {
+                instruction(&mut assembler, &mut cursor).map_err(fail)?;
+            }
+        }
+        assembler.link()?;
+        Ok(assembler.insns)
+    }
+
+    /// Gives the instructions with labels their distances.
+    fn link(&mut self) -> Result<(), AssembleError> {
+        for used in &self.uses {
+            let place = |message: String| AssembleError { line: used.line, message };
+            let target = self.labels.get(used.label);
+            let target = target.ok_or_else(|| place(format!("there is no label `{}`", used.label)))?;
+            let distance = *target as i64 - used.at as i64 - 1;
+            let far = |_| place(format!("`{}` is too far away", used.label));
+            match used.field {
+                Field::Off => self.insns[used.at].off = i16::try_from(distance).map_err(far)?,
+                Field::Imm => self.insns[used.at].imm = i32::try_from(distance).map_err(far)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a line's label, if it has one; what is behind it.
+    fn label(&mut self, code: &'a str) -> Parsed<Cursor<'a>> {
         let mut cursor = Cursor(code.trim());
         let label = cursor.word().filter(|_| cursor.eat(":"));
         match label {
@@ -258,10 +278,10 @@ impl<'a> Assembler<'a> {
             Some(_) => {}
             None => cursor = Cursor(code.trim()),
         }
-        if cursor.0.trim().is_empty() { Ok(()) } else { self.instruction(&mut cursor) }
+        Ok(cursor)
     }
 
-    fn push(&mut self, cursor: &mut Cursor<'a>, insn: Insn) -> Parsed<()> {
+    pub(crate) fn push(&mut self, cursor: &mut Cursor<'a>, insn: Insn) -> Parsed<()> {
         self.insns.push(insn);
         cursor.end()
     }
@@ -284,6 +304,10 @@ impl<'a> Assembler<'a> {
             "may_goto" => self.jump(cursor, Insn::new(BPF_MAY_GOTO, 0, 0, 0, 0), Field::Off),
             "if" => self.condition(cursor),
             "call" => self.call(cursor),
+            "callx" => {
+                let register = cursor.register('r')?;
+                self.push(cursor, Insn::new(BPF_CALLX, register, 0, 0, 0))
+            }
             "lock" => self.lock(cursor),
             "store_release" => {
                 cursor.want("(")?;
@@ -307,7 +331,7 @@ impl<'a> Assembler<'a> {
     }
 
     /// What a jump or call goes to: `pc+3`, `+3` or a label.
-    fn jump(&mut self, cursor: &mut Cursor<'a>, mut insn: Insn, field: Field) -> Parsed<()> {
+    pub(crate) fn jump(&mut self, cursor: &mut Cursor<'a>, mut insn: Insn, field: Field) -> Parsed<()> {
         let before = cursor.0;
         let relative = cursor.keyword("pc");
         if relative || before.trim_start().starts_with(['+', '-']) {

@@ -10,12 +10,14 @@
 extern crate alloc;
 
 mod assemble;
+mod mnemonic;
 mod op;
 mod text;
 
 use alloc::vec::Vec;
 
 pub use assemble::{AssembleError, assemble};
+pub use mnemonic::assemble_mnemonics;
 pub use op::{AluOp, AtomicOp, Call, Cond, DecodeError, Immediate, Op, Operand, Size, Width, op};
 pub use text::{Text, listing, text};
 
@@ -39,9 +41,19 @@ pub mod code {
     pub const BPF_ATOMIC: u8 = 0xc0;
     pub const BPF_LD_IMM64: u8 = 0x18;
     pub const BPF_CALL: u8 = 0x85;
+    /// A call of the helper whose number is in a register.
+    pub const BPF_CALLX: u8 = 0x8d;
     pub const BPF_EXIT: u8 = 0x95;
     pub const BPF_MOV_X: u8 = 0xbf;
     pub const BPF_MAY_GOTO: u8 = 0xe5;
+    /// The source "register" of a `BPF_CALL` of a subprogram; of one of a kernel function; of none, a helper's.
+    pub const BPF_PSEUDO_CALL: u8 = 1;
+    pub const BPF_PSEUDO_KFUNC_CALL: u8 = 2;
+    /// The source "register" of a `BPF_LD_IMM64` that is not a number.
+    pub const BPF_PSEUDO_BTF_ID: u8 = 3;
+    pub const BPF_PSEUDO_FUNC: u8 = 4;
+    pub const BPF_PSEUDO_MAP_IDX: u8 = 5;
+    pub const BPF_PSEUDO_MAP_IDX_VALUE: u8 = 6;
     /// `BPF_ADDR_SPACE_CAST`, the offset of a `BPF_MOV_X`.
     pub const ADDR_SPACE_CAST: i16 = 1;
 }

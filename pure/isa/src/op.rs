@@ -136,6 +136,8 @@ pub enum Call {
     Local(usize),
     /// A kernel function, by BTF id.
     Kfunc(u32),
+    /// A helper, by the number in a register (`callx`), which RFC 9669 knows and the kernel does not.
+    Register(u8),
 }
 
 /// What a 64-bit immediate load loads (`BPF_PSEUDO_*`).
@@ -422,8 +424,12 @@ fn jump(insns: &[Insn], index: usize, insn: &Insn) -> Result<Op, DecodeError> {
             zero(insn.opcode & BPF_X == 0 && insn.regs == 0 && insn.imm == 0)?;
             return Ok(Op::MayGoto(target(insns, index, i64::from(insn.off))?));
         }
+        0x80 if !long && insn.opcode & BPF_X != 0 => {
+            zero(insn.src() == 0 && insn.off == 0 && insn.imm == 0)?;
+            return Ok(Op::Call(Call::Register(insn.dst())));
+        }
         0x80 if !long => {
-            zero(insn.opcode & BPF_X == 0 && insn.dst() == 0)?;
+            zero(insn.dst() == 0)?;
             let call = match insn.src() {
                 0 => {
                     zero(insn.off == 0)?;

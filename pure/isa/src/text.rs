@@ -175,6 +175,7 @@ impl fmt::Display for Op {
             },
             Op::Call(Call::Local(target)) => write!(f, "call {target}"),
             Op::Call(Call::Kfunc(id)) => write!(f, "call kernel-function#{}", id as i32),
+            Op::Call(Call::Register(register)) => write!(f, "callx r{register}"),
             Op::Exit => f.write_str("exit"),
             Op::LoadImm64 { dst, value } => write_immediate(f, dst, value),
         }

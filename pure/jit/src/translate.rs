@@ -222,6 +222,10 @@ impl Translator<'_, '_> {
         let slot = self.builder.create_sized_stack_slot(slot);
         let frame = self.builder.ins().stack_addr(I64, slot, STACK_BYTES as i32);
         self.set(10, frame);
+        if let Some(bytes) = self.program.memory_bytes().filter(|_| index == 0) {
+            let length = self.constant(i64::from(bytes));
+            self.set(2, length);
+        }
         if index == 0 {
             let fuel = self.constant(FUEL);
             self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
@@ -554,6 +558,7 @@ impl Translator<'_, '_> {
     fn call(&mut self, at: usize, call: Call) {
         let result = match call {
             Call::Helper(id) | Call::Kfunc(id) => self.helper(at, id),
+            Call::Register(_) => unreachable!("the verifier has put the helper's number there"),
             Call::Local(target) => {
                 let arguments = self.arguments();
                 let result = self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments);

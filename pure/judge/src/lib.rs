@@ -6,17 +6,14 @@
 //! Start reading at: `Judge`.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ring3_btf::{Btf, SpecialKind, kind};
+use ring3_btf::{Btf, SpecialKind};
 use ring3_isa::Insn;
-use ring3_isa::code::BPF_CALL;
 use ring3_object::{Kernel, MapDef, Object, Program};
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_RDONLY_PROG, BPF_F_SLEEPABLE, STACK_FRAMES_MAX};
-use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
-use ring3_verifier::{InnerShape, Input, KernelTypes, Line, MapShape, Policy};
+use ring3_verifier::{InnerShape, Input, KernelFunctions, KernelTypes, Line, MapShape, Policy};
 
 /// Elements of maps whose number tools set at run time.
 const ENTRIES_UNTOLD: u32 = 1024;
@@ -24,19 +21,36 @@ const ENTRIES_UNTOLD: u32 = 1024;
 /// What of a kernel is the same for all objects.
 pub struct Court {
     types: Rc<KernelTypes>,
-    /// Our numbers of kernel functions by their ids.
-    functions: BTreeMap<u32, u32>,
+    functions: KernelFunctions,
     processors: u32,
 }
 
 impl Court {
     /// For programs of this kernel, on a machine of so many processors.
     pub fn new(kernel: &Kernel, processors: u32) -> Court {
-        let functions = (KFUNC_FIRST..)
-            .zip(KFUNC_NAMES)
-            .filter_map(|(number, name)| Some((kernel.find(format!("bpf_{name}").as_bytes(), kind::FUNC)?, number)));
-        let functions = functions.collect();
+        let functions = KernelFunctions::new(kernel.btf());
         Court { types: Rc::new(KernelTypes::new(kernel.btf().clone())), functions, processors }
+    }
+
+    /// CPUs that there can be.
+    pub fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    /// What the kernel lets a program do that is attached so, to what has this type.
+    pub fn policy(&self, prog_type: u32, attach_type: u32, attach_btf_id: u32) -> Policy {
+        let mut policy = Policy { objects: Some(self.types.clone()), ..Policy::kernel(prog_type) };
+        if let Some(context) = self.types.context(prog_type, attach_type, attach_btf_id) {
+            policy.context = context;
+        }
+        policy.attached(prog_type, attach_type)
+    }
+
+    /// A program's instructions with our numbers of kernel functions.
+    pub fn renumbered(&self, insns: &[Insn]) -> Vec<Insn> {
+        let mut insns = insns.to_vec();
+        self.functions.renumber(&mut insns);
+        insns
     }
 }
 
@@ -45,21 +59,19 @@ pub struct Judge<'a> {
     court: &'a Court,
     object: &'a Object,
     maps: Vec<MapShape>,
-    types: Option<Btf>,
 }
 
 impl<'a> Judge<'a> {
     /// For the programs of an object that was fitted to the court's kernel.
     pub fn new(court: &'a Court, object: &'a Object) -> Judge<'a> {
-        let types = object.btf.clone().and_then(|bytes| Btf::parse_any(bytes).ok());
-        let shape = |(slot, map)| shape(slot, map, types.as_ref(), court.processors);
+        let shape = |(slot, map)| shape(slot, map, object.btf.as_ref());
         let maps = (0..).zip(&object.maps).map(shape).collect();
-        Judge { court, object, maps, types }
+        Judge { court, object, maps }
     }
 
     /// Asks about one of the object's programs under a policy; what is asked of the verifier is the caller's.
     pub fn ask<T>(&self, program: &Program, policy: Policy, question: impl FnOnce(&mut Input<'_>) -> T) -> T {
-        let insns = self.insns(program);
+        let insns = self.court.renumbered(&program.insns);
         question(&mut Input {
             insns: &insns,
             prog_type: program.prog_type,
@@ -77,25 +89,11 @@ impl<'a> Judge<'a> {
 
     /// What the kernel lets a program do.
     pub fn policy(&self, program: &Program) -> Policy {
-        let (attach, types) = (program.expected_attach_type, &self.court.types);
-        let mut policy = Policy { objects: Some(types.clone()), ..Policy::kernel(program.prog_type) };
-        if let Some(context) = types.context(program.prog_type, attach, program.attach_btf_id) {
-            policy.context = context;
-        }
-        policy.attached(program.prog_type, attach)
-    }
-
-    fn insns(&self, program: &Program) -> Vec<Insn> {
-        let mut insns = program.insns.clone();
-        for insn in insns.iter_mut().filter(|insn| insn.opcode == BPF_CALL && insn.src() == 2) {
-            let ours = u32::try_from(insn.imm).ok().and_then(|id| self.court.functions.get(&id));
-            insn.imm = ours.map_or(insn.imm, |number| *number as i32);
-        }
-        insns
+        self.court.policy(program.prog_type, program.expected_attach_type, program.attach_btf_id)
     }
 
     fn lines(&self, program: &Program) -> Vec<Line> {
-        let Some(types) = &self.types else { return vec![] };
+        let Some(types) = &self.object.btf else { return vec![] };
         let text = |at: u32| types.text(at).map(|text| String::from_utf8_lossy(text).into_owned());
         program.line_info.iter().filter_map(|line| Some(Line { insn: line[0], text: text(line[2])? })).collect()
     }
@@ -107,34 +105,21 @@ impl<'a> Judge<'a> {
     }
 }
 
-fn shape(slot: u32, map: &MapDef, types: Option<&Btf>, processors: u32) -> MapShape {
+fn shape(slot: u32, map: &MapDef, types: Option<&Btf>) -> MapShape {
     let lock = |map: &MapDef| {
         let specials = types.filter(|_| map.value_type != 0)?.specials(map.value_type).ok()?;
         specials.into_iter().find(|special| special.kind == SpecialKind::SpinLock).map(|lock| lock.at)
     };
-    let value_size = |map: &MapDef| match (map.map_type, map.value_size) {
-        (map_type::STACK_TRACE, 0) => STACK_FRAMES_MAX as u32 * 8,
-        (_, bytes) => bytes,
-    };
-    let entries = |map: &MapDef| if map.max_entries == 0 { ENTRIES_UNTOLD } else { map.max_entries };
-    MapShape {
-        slot,
+    let alone = |map: &MapDef| InnerShape {
         map_type: map.map_type,
         key_size: map.key_size,
-        value_size: value_size(map),
-        max_entries: entries(map),
+        value_size: match (map.map_type, map.value_size) {
+            (map_type::STACK_TRACE, 0) => STACK_FRAMES_MAX as u32 * 8,
+            (_, bytes) => bytes,
+        },
+        max_entries: if map.max_entries == 0 { ENTRIES_UNTOLD } else { map.max_entries },
         map_flags: map.map_flags,
-        stride: value_size(map).next_multiple_of(8),
-        cpus: processors,
-        cpu_stride: u64::from(value_size(map).next_multiple_of(8)) * u64::from(entries(map)),
         lock: lock(map),
-        inner: map.inner.as_deref().map(|inner| InnerShape {
-            map_type: inner.map_type,
-            key_size: inner.key_size,
-            value_size: value_size(inner),
-            max_entries: entries(inner),
-            map_flags: inner.map_flags,
-            lock: lock(inner),
-        }),
-    }
+    };
+    MapShape { slot, inner: map.inner.as_deref().map(alone), ..alone(map).shape() }
 }

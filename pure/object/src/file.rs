@@ -45,6 +45,9 @@ pub(crate) struct Symbol<'d> {
     pub(crate) hidden: bool,
 }
 
+/// Relocations of all sections at most.
+const RELOCATIONS_MAX: usize = 1 << 24;
+
 impl<'d> File<'d> {
     pub(crate) fn parse(bytes: &'d [u8]) -> Result<File<'d>, Error> {
         let header = Header::parse(bytes).map_err(|_| Error::NotBpf)?;
@@ -65,6 +68,7 @@ impl<'d> File<'d> {
             let (flags, size) = (section.sh_flags(LittleEndian), section.sh_size(LittleEndian));
             sections.push(Section { name, kind, flags, size, data, relocations: vec![] });
         }
+        let mut all_relocations = 0;
         for (_, section) in table.enumerate().filter(|(_, section)| section.sh_type(LittleEndian) == SHT_REL) {
             let Some((entries, _)) = section.rel(LittleEndian, bytes).map_err(damaged)? else { continue };
             let of = sections.get_mut(section.sh_info(LittleEndian) as usize);
@@ -73,6 +77,11 @@ impl<'d> File<'d> {
                 at: rel.r_offset.get(LittleEndian),
                 symbol: rel.r_sym(LittleEndian) as usize,
             };
+            // Sections of relocations may share their bytes in the file.
+            all_relocations += entries.len();
+            if all_relocations > RELOCATIONS_MAX {
+                return Err(Error::Unsupported(format!("{all_relocations} relocations and more")));
+            }
             of.relocations.extend(entries.iter().map(entry));
         }
         let table = table.symbols(LittleEndian, bytes, SHT_SYMTAB).map_err(damaged)?;

@@ -32,7 +32,7 @@ impl Kernel {
     pub fn parse(bytes: Vec<u8>) -> Result<Kernel, Error> {
         let btf = Btf::parse_any(bytes).map_err(|(_, what)| Error::types(what))?;
         let mut by_name: Vec<u32> = (1..=btf.count()).filter(|id| !btf.name_of(*id).is_empty()).collect();
-        by_name.sort_by_key(|id| (essential(btf.name_of(*id)), *id));
+        by_name.sort_by_cached_key(|id| essential(btf.name_of(*id)));
         Ok(Kernel { btf, by_name })
     }
 

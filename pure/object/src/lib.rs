@@ -55,7 +55,7 @@ pub struct Object {
     /// Its programs, in the order of the file.
     pub programs: Vec<Program>,
     /// Its types, as `BPF_BTF_LOAD` wants them.
-    pub btf: Option<Vec<u8>>,
+    pub btf: Option<Btf>,
 }
 
 /// A map to be made.
@@ -177,6 +177,6 @@ impl Object {
         }
         functions.refer(&file, &maps, &resolved)?;
         let programs = functions.programs(&file, &extended, kernel)?;
-        Ok(Object { license, maps: maps.defs, programs, btf: fixed.map(|fixed| fixed.bytes().to_vec()) })
+        Ok(Object { license, maps: maps.defs, programs, btf: fixed })
     }
 }

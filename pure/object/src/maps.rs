@@ -49,10 +49,7 @@ impl Maps {
             maps.define(types, section)?;
             maps.fill(types, file, section)?;
         }
-        let section_type = |name: &str| {
-            let mut sections = types?.of_kind(kind::DATASEC);
-            sections.find(|(_, known)| *known == name.as_bytes()).map(|(id, _)| id)
-        };
+        let section_type = |name: &str| types?.find(name.as_bytes(), kind::DATASEC);
         let mut bytes = 0;
         for (index, section) in file.sections.iter().enumerate() {
             let is = |name: &str| {
@@ -69,24 +66,25 @@ impl Maps {
             }
             let mut initial = section.data.to_vec();
             initial.resize(section.size as usize, 0);
-            maps.add_variables(types, section.name, Place::Variables(index), initial, section_type(section.name));
-            if let Some(map) = maps.defs.last_mut().filter(|_| constant) {
-                map.map_flags |= BPF_F_RDONLY_PROG;
-                map.frozen = true;
-            }
+            let place = Place::Variables(index);
+            maps.add_variables(types, section.name, place, initial, section_type(section.name), constant);
         }
         if let Some(initial) = configuration {
             let of = section_type(CONFIGURATION);
-            maps.add_variables(types, CONFIGURATION, Place::Configuration, initial, of);
-            if let Some(map) = maps.defs.last_mut() {
-                map.map_flags |= BPF_F_RDONLY_PROG;
-                map.frozen = true;
-            }
+            maps.add_variables(types, CONFIGURATION, Place::Configuration, initial, of, true);
         }
         Ok(maps)
     }
 
-    fn add_variables(&mut self, types: Option<&Btf>, name: &str, place: Place, initial: Vec<u8>, of: Option<u32>) {
+    fn add_variables(
+        &mut self,
+        types: Option<&Btf>,
+        name: &str,
+        place: Place,
+        initial: Vec<u8>,
+        of: Option<u32>,
+        constant: bool,
+    ) {
         // Who could map it has no business with what nobody outside of the object may name.
         let shared = types.zip(of).is_some_and(|(types, of)| {
             let mut variables = types.variables(of);
@@ -99,17 +97,16 @@ impl Maps {
             key_size: 4,
             value_size: initial.len() as u32,
             max_entries: 1,
-            map_flags: if shared { BPF_F_MMAPABLE } else { 0 },
+            map_flags: if shared { BPF_F_MMAPABLE } else { 0 } | if constant { BPF_F_RDONLY_PROG } else { 0 },
             initial: Some(initial),
+            frozen: constant,
             value_type: of.unwrap_or(0),
             ..MapDef::default()
         });
     }
 
     fn define(&mut self, types: &Btf, section: usize) -> Result<(), Error> {
-        let mut sections = types.of_kind(kind::DATASEC);
-        let found = sections.find(|(_, name)| *name == DEFINITIONS.as_bytes());
-        let (of, _) = found.ok_or(Error::corrupt("maps without types"))?;
+        let of = types.find(DEFINITIONS.as_bytes(), kind::DATASEC).ok_or(Error::corrupt("maps without types"))?;
         for variable in types.variables(of) {
             let name = String::from_utf8_lossy(types.name_of(variable.of)).into_owned();
             let definition = types.plain(types.size_or_type(variable.of));
@@ -124,8 +121,7 @@ impl Maps {
     /// Finds what maps are to hold from the beginning: relocations inside their definitions.
     /// Mirrors src/libbpf.c:bpf_object__collect_map_relos.
     fn fill(&mut self, types: &Btf, file: &File<'_>, section: usize) -> Result<(), Error> {
-        let mut sections = types.of_kind(kind::DATASEC);
-        let of = sections.find(|(_, name)| *name == DEFINITIONS.as_bytes()).map_or(0, |(of, _)| of);
+        let of = types.find(DEFINITIONS.as_bytes(), kind::DATASEC).unwrap_or(0);
         let relocations = file.sections.get(section).map_or(&[][..], |section| &section.relocations);
         for relocation in relocations {
             let damaged = || Error::Unsupported(format!("what is at {:#x} of maps' definitions", relocation.at));

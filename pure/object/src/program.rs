@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 use object::elf::{SHF_EXECINSTR, SHT_PROGBITS, STB_LOCAL, STT_FUNC, STT_SECTION};
 use ring3_isa::Insn;
-use ring3_isa::code::BPF_CALL;
+use ring3_isa::code::{
+    BPF_CALL, BPF_PSEUDO_BTF_ID, BPF_PSEUDO_CALL, BPF_PSEUDO_FUNC, BPF_PSEUDO_KFUNC_CALL, BPF_PSEUDO_MAP_IDX,
+    BPF_PSEUDO_MAP_IDX_VALUE,
+};
 
 use crate::attach::Attachment;
 use crate::extended::{Extended, within};
@@ -15,12 +18,6 @@ use crate::file::File;
 use crate::maps::Maps;
 use crate::{Error, Kernel, Program};
 
-const PSEUDO_CALL: u8 = 1;
-const PSEUDO_KFUNC_CALL: u8 = 2;
-const PSEUDO_BTF_ID: u8 = 3;
-const PSEUDO_FUNC: u8 = 4;
-const PSEUDO_MAP_IDX: u8 = 5;
-const PSEUDO_MAP_IDX_VALUE: u8 = 6;
 /// A call of an extern that there is none of has this plus the extern's number.
 const POISONED_EXTERN: u32 = 2_002_000_000;
 const INSN_BYTES: u64 = 8;
@@ -28,7 +25,8 @@ const INSN_BYTES: u64 = 8;
 const SUBPROGRAMS: &str = ".text";
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 const INSNS_MAX: usize = 1_000_000;
-/// Instructions of all programs at most: functions are copied to each program that needs them.
+/// Instructions of all programs at most, and what is told of them: functions are copied to each program that needs
+/// them.
 const ALL_INSNS_MAX: usize = 1 << 24;
 
 /// A function.
@@ -64,8 +62,8 @@ fn write(insn: &mut [Insn], source: u8, imm: u32, high: Option<u32>) {
 
 impl<'d> Functions<'d> {
     pub(crate) fn cut(file: &File<'d>) -> Result<Functions<'d>, Error> {
-        let mut all = vec![];
-        let mut subprograms = None;
+        let mut all: Vec<Function<'d>> = vec![];
+        let (mut subprograms, mut all_bytes) = (None, 0);
         for (index, section) in file.sections.iter().enumerate() {
             if section.kind != SHT_PROGBITS || section.flags & u64::from(SHF_EXECINSTR) == 0 || section.size == 0 {
                 continue;
@@ -83,6 +81,10 @@ impl<'d> Functions<'d> {
                 }
                 let end = symbol.value.checked_add(symbol.size).ok_or_else(damaged)?;
                 let bytes = section.data.get(symbol.value as usize..end as usize).ok_or_else(damaged)?;
+                all_bytes += bytes.len();
+                if all_bytes > ALL_INSNS_MAX * INSN_BYTES as usize {
+                    return Err(Error::Unsupported(format!("{all_bytes} bytes of functions and more")));
+                }
                 let insns = ring3_isa::decode(bytes).filter(|insns| insns.len() <= INSNS_MAX).ok_or_else(damaged)?;
                 let start = (symbol.value / INSN_BYTES) as usize;
                 all.push(Function { name: symbol.name, section: index, start, insns, targets: BTreeMap::new() });
@@ -90,9 +92,7 @@ impl<'d> Functions<'d> {
         }
         // Symbols of functions cannot be other functions' parts, or all could be one another's many times.
         all.sort_by_key(|function| (function.section, function.start));
-        let overlap = |pair: &[Function<'_>]| pair[1].holds(pair[0].section, pair[0].start + pair[0].insns.len() - 1);
-        let same = |pair: &[Function<'_>]| pair[0].section == pair[1].section && pair[0].start == pair[1].start;
-        if all.windows(2).any(|pair| same(pair) || overlap(pair)) {
+        if all.windows(2).any(|pair| pair[0].holds(pair[1].section, pair[1].start)) {
             return Err(Error::corrupt("functions overlap"));
         }
         Ok(Functions { all, subprograms })
@@ -139,7 +139,7 @@ impl<'d> Functions<'d> {
         kernel: &Kernel,
     ) -> Result<Vec<Program>, Error> {
         let only_subprograms = self.all.iter().all(|function| Some(function.section) == self.subprograms);
-        let (mut programs, mut all_insns) = (vec![], 0);
+        let (mut programs, mut all_records) = (vec![], 0);
         for (index, function) in self.all.iter().enumerate() {
             // A lone function of `.text` is a program (libbpf: prog_is_subprog).
             if Some(function.section) == self.subprograms && !(only_subprograms && self.all.len() == 1) {
@@ -148,11 +148,13 @@ impl<'d> Functions<'d> {
             let section = file.sections.get(function.section).map_or("", |section| section.name);
             let attachment = Attachment::of(section);
             let joined = self.join(index)?;
-            all_insns += joined.insns.len();
-            if all_insns > ALL_INSNS_MAX {
-                return Err(Error::Unsupported(format!("{all_insns} instructions and more")));
-            }
             let (func_info, line_info) = self.told(&joined, extended);
+            all_records += joined.insns.len().max(func_info.len()).max(line_info.len());
+            if all_records > ALL_INSNS_MAX {
+                return Err(Error::Unsupported(format!(
+                    "{all_records} instructions, or what is told of them, and more"
+                )));
+            }
             programs.push(Program {
                 name: function.name.into(),
                 section: attachment.section.into(),
@@ -244,7 +246,7 @@ impl Function<'_> {
         }
         if insn.opcode == BPF_CALL {
             let to = found.value.checked_add_signed((i64::from(insn.imm) + 1) * INSN_BYTES as i64)?;
-            (insn.src() == PSEUDO_CALL && to.is_multiple_of(INSN_BYTES)).then_some(())?;
+            (insn.src() == BPF_PSEUDO_CALL && to.is_multiple_of(INSN_BYTES)).then_some(())?;
             self.targets.insert(at, (found.section, (to / INSN_BYTES) as usize));
             return Some(());
         }
@@ -257,15 +259,15 @@ impl Function<'_> {
             to.is_multiple_of(INSN_BYTES).then_some(())?;
             self.targets.insert(at, (found.section, (to / INSN_BYTES) as usize));
             // Where it is is known when functions are joined.
-            write(code, PSEUDO_FUNC, 0, Some(0));
+            write(code, BPF_PSEUDO_FUNC, 0, Some(0));
             return Some(());
         }
         let (map, variables) = maps.find(found.section, found.value)?;
         if variables {
             let offset = (insn.imm as u32).wrapping_add(found.value as u32);
-            write(code, PSEUDO_MAP_IDX_VALUE, map as u32, Some(offset));
+            write(code, BPF_PSEUDO_MAP_IDX_VALUE, map as u32, Some(offset));
         } else {
-            write(code, PSEUDO_MAP_IDX, map as u32, None);
+            write(code, BPF_PSEUDO_MAP_IDX, map as u32, None);
         }
         Some(())
     }
@@ -273,7 +275,7 @@ impl Function<'_> {
     /// Calls without a relocation go to the same section.
     fn find_near_calls(&mut self) {
         for (at, insn) in self.insns.iter().enumerate() {
-            if insn.opcode == BPF_CALL && insn.src() == PSEUDO_CALL && !self.targets.contains_key(&at) {
+            if insn.opcode == BPF_CALL && insn.src() == BPF_PSEUDO_CALL && !self.targets.contains_key(&at) {
                 let to = (self.start + at) as i64 + i64::from(insn.imm) + 1;
                 self.targets.insert(at, (self.section, usize::try_from(to).unwrap_or(usize::MAX)));
             }
@@ -287,14 +289,14 @@ fn refer_extern(code: &mut [Insn], resolved: Resolved, maps: &Maps) -> Option<()
         return None;
     }
     match resolved {
-        Resolved::Function(of) if call => write(code, PSEUDO_KFUNC_CALL, of, None),
+        Resolved::Function(of) if call => write(code, BPF_PSEUDO_KFUNC_CALL, of, None),
         Resolved::NoFunction(number) if call => {
             code[0] = Insn::new(BPF_CALL, 0, 0, 0, (POISONED_EXTERN + number) as i32);
         }
         _ if call => return None,
-        Resolved::Value(at) => write(code, PSEUDO_MAP_IDX_VALUE, maps.configuration()? as u32, Some(at)),
+        Resolved::Value(at) => write(code, BPF_PSEUDO_MAP_IDX_VALUE, maps.configuration()? as u32, Some(at)),
         Resolved::Address(address) => write(code, 0, address as u32, Some((address >> 32) as u32)),
-        Resolved::Variable(of) | Resolved::Function(of) => write(code, PSEUDO_BTF_ID, of, Some(0)),
+        Resolved::Variable(of) | Resolved::Function(of) => write(code, BPF_PSEUDO_BTF_ID, of, Some(0)),
         Resolved::NoFunction(_) => write(code, 0, 0, Some(0)),
     }
     Some(())

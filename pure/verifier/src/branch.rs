@@ -19,8 +19,7 @@ impl Explorer<'_> {
         src: Operand,
         target: usize,
     ) -> Result<Next, Refusal> {
-        let right = self.operand(src)?;
-        let left = self.read(dst)?;
+        let (mut right, mut left) = (self.operand(src)?, self.read(dst)?);
         let other = match src {
             Operand::Reg(register) => Some(register),
             Operand::Imm(_) => None,
@@ -33,11 +32,12 @@ impl Explorer<'_> {
                 self.decides(other.as_slice());
                 return Ok(Next::To(if holds.is_some() { target } else { self.at + 1 }));
             };
-            for value in [&left, &right].into_iter().filter(|value| value.id != 0) {
-                let linked = self.state.places(|other| other.is_scalar() && other.id == value.id);
-                if linked.len() > 1 {
-                    self.path.link(linked);
-                }
+            for id in [left.id, right.id] {
+                self.link(id);
+            }
+            left = *self.state.register(dst);
+            if let Some(other) = other {
+                right = *self.state.register(other);
             }
             let mut taken = self.state.clone();
             for (state, (a, b)) in [(&mut taken, holds), (&mut self.state, fails)] {
@@ -58,6 +58,23 @@ impl Explorer<'_> {
         }
         self.fork(target, taken)?;
         Ok(Next::To(self.at + 1))
+    }
+
+    /// What becomes known of a number with this id becomes known of all. Of very many some are forgotten to be linked.
+    /// Mirrors kernel/bpf/verifier.c:collect_linked_regs.
+    fn link(&mut self, id: u32) {
+        /// The kernel has 6 (`LINKED_REGS_MAX`) for both sides of a comparison.
+        const LINKED_MAX: usize = 16;
+        if id == 0 {
+            return;
+        }
+        let mut linked = self.state.places(|other| other.is_scalar() && other.id == id);
+        for place in linked.drain(LINKED_MAX.min(linked.len())..) {
+            self.state.at_mut(place).into_iter().for_each(Register::unlink);
+        }
+        if linked.len() > 1 {
+            self.path.link(linked);
+        }
     }
 
     pub(crate) fn may_goto(&mut self, target: usize) -> Result<Next, Refusal> {

@@ -9,9 +9,10 @@ use ring3_uapi::helper;
 
 use crate::branch::widen;
 use crate::explore::{Explorer, Next};
+use crate::flow::calls_back;
 use crate::path::Place;
 use crate::scalar::Scalar;
-use crate::state::{Frame, Kind, Register, State};
+use crate::state::{Kind, Register, State};
 use crate::{CALL_FRAMES_MAX, Refusal, refuse};
 
 impl Explorer<'_> {
@@ -25,11 +26,8 @@ impl Explorer<'_> {
 
     pub(crate) fn call_local(&mut self, target: usize) -> Result<Next, Refusal> {
         self.check_depth()?;
-        if self.state.lock.is_some() {
-            return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock");
-        }
         let frame = self.state.depth() + 1;
-        let mut callee = Frame::new(frame, self.flow.subprogram_at(target), self.at);
+        let mut callee = self.state.called(self.flow.subprogram_at(target), self.at);
         for register in 1..6 {
             let value = *self.state.register(register);
             if value.kind != Kind::NotInit {
@@ -43,6 +41,19 @@ impl Explorer<'_> {
         self.state.frames.push(Rc::new(callee));
         self.path.enter(frame);
         Ok(Next::To(target))
+    }
+
+    /// Calls the helper whose number is in a register: always the same one, so that the instruction can become a call of it.
+    pub(crate) fn call_register(&mut self, register: u8) -> Result<Next, Refusal> {
+        let number = self.read(register)?.number.value().and_then(|number| u32::try_from(number).ok());
+        self.decides(&[register]);
+        let Some(id) = number.filter(|id| *id < helper::KFUNC_FIRST && !calls_back(*id)) else {
+            return refuse(Errno::EINVAL, format!("R{register} is not the number of one helper without callbacks"));
+        };
+        if *self.found.called.entry(self.at).or_insert(id) != id {
+            return refuse(Errno::EINVAL, format!("R{register} is the number of different helpers"));
+        }
+        self.call_helper(id)
     }
 
     /// r0 to r5 hold nothing any more.
@@ -67,7 +78,7 @@ impl Explorer<'_> {
             let mut inside = self.state.clone();
             let frame = inside.depth() + 1;
             let index = subprogram as usize;
-            let mut callee = Frame::new(frame, index, self.at);
+            let mut callee = inside.called(index, self.at);
             callee.callback = true;
             let arguments = self.callback_arguments(id, map, &inside)?;
             for (register, value, _) in &arguments {

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use crate::path::{Place, Point};
+use crate::path::{Place, Point, Work};
 use crate::state::{Byte, Frame, Kind, Register, SLOT_BYTES, Slot, Special, State};
 
 /// How much must agree.
@@ -30,13 +30,13 @@ pub(crate) fn same_calls(a: &State, b: &State) -> bool {
 }
 
 /// Names of the old state and of the new one.
-#[derive(Default)]
-struct Ids {
+struct Ids<'a> {
     pairs: Vec<(u32, u32)>,
     made_up: u32,
+    work: &'a Work,
 }
 
-impl Ids {
+impl Ids<'_> {
     fn same(&mut self, old: u32, new: u32) -> bool {
         if (old == 0) != (new == 0) {
             return false;
@@ -44,6 +44,7 @@ impl Ids {
         if old == 0 {
             return true;
         }
+        self.work.add(self.pairs.len());
         for pair in &self.pairs {
             if pair.0 == old || pair.1 == new {
                 return *pair == (old, new);
@@ -65,9 +66,9 @@ impl Ids {
 }
 
 /// Whether what was found out from `point` on holds for `new`.
-pub(crate) fn covers(point: &Point, new: &State, how: Match) -> bool {
+pub(crate) fn covers(point: &Point, new: &State, how: Match, work: &Work) -> bool {
     let old = &point.state;
-    let mut ids = Ids::default();
+    let mut ids = Ids { pairs: vec![], made_up: 0, work };
     if old.frames.len() != new.frames.len() || old.references.len() != new.references.len() {
         return false;
     }
@@ -88,11 +89,12 @@ pub(crate) fn covers(point: &Point, new: &State, how: Match) -> bool {
     })
 }
 
-fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &mut Ids) -> bool {
+fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &mut Ids<'_>) -> bool {
     if old.rounds > new.rounds || how == Match::Exact && old.rounds != new.rounds {
         return false;
     }
     let marks = point.marks.borrow();
+    ids.work.add(old.registers.len() + old.slots.len());
     for number in 0..10 {
         let place = Place::register(index, number as u8);
         if how == Match::Marked && !marks.read.contains(place) {
@@ -113,7 +115,7 @@ fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &m
     })
 }
 
-fn register(old: &Register, new: &Register, precise: bool, how: Match, ids: &mut Ids) -> bool {
+fn register(old: &Register, new: &Register, precise: bool, how: Match, ids: &mut Ids<'_>) -> bool {
     if how == Match::Exact {
         return old.kind == new.kind
             && old.number == new.number
@@ -152,7 +154,7 @@ fn plain(slot: &Slot, byte: usize) -> Byte {
     }
 }
 
-fn slot(old: &Slot, new: &Slot, precise: bool, how: Match, ids: &mut Ids) -> bool {
+fn slot(old: &Slot, new: &Slot, precise: bool, how: Match, ids: &mut Ids<'_>) -> bool {
     if how == Match::Exact && old.bytes != new.bytes {
         return false;
     }
@@ -179,7 +181,7 @@ fn slot(old: &Slot, new: &Slot, precise: bool, how: Match, ids: &mut Ids) -> boo
     })
 }
 
-fn special(old: Special, new: Special, how: Match, ids: &mut Ids) -> bool {
+fn special(old: Special, new: Special, how: Match, ids: &mut Ids<'_>) -> bool {
     match (old, new) {
         (
             Special::Dynptr { first: f1, record: r1, id: i1, reference: h1 },

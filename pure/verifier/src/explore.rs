@@ -16,9 +16,9 @@ use crate::flow::{Flow, Stop};
 use crate::log::Log;
 use crate::memory::Access;
 use crate::objects::Variable;
-use crate::path::{Path, Place, Places, Point, Return};
-use crate::state::{Kind, Register, State};
-use crate::{Input, MapShape, Named, Refusal, Statistics, refuse};
+use crate::path::{Path, Place, Places, Point, Return, Work};
+use crate::state::{Kind, Register, SLOT_BYTES, STACK_BYTES, State};
+use crate::{CALL_FRAMES_MAX, Input, MapShape, Named, Refusal, Statistics, refuse};
 
 /// What the walk found out about the program.
 #[derive(Debug, Default)]
@@ -29,13 +29,22 @@ pub(crate) struct Found {
     pub(crate) helper_maps: BTreeMap<usize, Option<u32>>,
     /// Helpers called.
     pub(crate) helpers: Vec<u32>,
+    /// For each `callx`, the helper.
+    pub(crate) called: BTreeMap<usize, u32>,
     /// For each subprogram, bytes of stack that it touches.
     pub(crate) stack_bytes: Vec<u32>,
     pub(crate) statistics: Statistics,
 }
 
-/// References that a program may hold at once: each state has its own list of them.
-const REFERENCES_MAX: usize = 1024;
+/// References that a program may hold at once. All registers and the whole stack have no room for more pointers, so one
+/// of them would never be given back.
+const REFERENCES_MAX: usize = CALL_FRAMES_MAX * 9 + STACK_BYTES as usize / SLOT_BYTES;
+/// Bytes of what is known at points and open ways at most. Real programs take a few MB.
+const STATES_BYTES_MAX: u64 = 1 << 29;
+/// What there may be of [`Work`]: a program that takes a million instructions takes some 100 million of these.
+const WORK_MAX: u64 = 1 << 32;
+/// Moves between points at most.
+const MOVES_MAX: usize = 400;
 
 /// A way that is still to be gone.
 struct Open {
@@ -80,6 +89,7 @@ pub(crate) struct Explorer<'a> {
     jumps: u64,
     /// Jumps and instructions when the last point was made.
     kept_at: (u64, u64),
+    work: Work,
 }
 
 impl<'a> Explorer<'a> {
@@ -95,6 +105,7 @@ impl<'a> Explorer<'a> {
         }
         let found =
             Found { live: vec![false; ops.len()], stack_bytes: vec![0; flow.subprograms.len()], ..Found::default() };
+        let work = Work::default();
         Explorer {
             input,
             ops,
@@ -104,8 +115,8 @@ impl<'a> Explorer<'a> {
             loads: &named.loads,
             constants: HashMap::new(),
             names: vec![],
-            state: State::at_entry(),
-            path: Path::default(),
+            state: State::at_entry(input.policy.memory),
+            path: Path::new(&work),
             at: 0,
             found,
             log: Log::new(input),
@@ -116,13 +127,16 @@ impl<'a> Explorer<'a> {
             last_id: 0,
             jumps: 0,
             kept_at: (0, 0),
+            work,
         }
     }
 
     /// Walks until no way is left.
     pub(crate) fn run(&mut self) -> Result<(), Refusal> {
         loop {
-            let next = if self.flow.stops[self.at] != Stop::Never && self.is_known()? {
+            // A point ends the search for what a number depends on, so there is one now and then on any way.
+            let asks = self.flow.stops[self.at] != Stop::Never || self.path.open_moves() > MOVES_MAX;
+            let next = if asks && self.is_known()? {
                 self.log.known(self.at);
                 Next::End
             } else {
@@ -132,7 +146,7 @@ impl<'a> Explorer<'a> {
                 Next::To(at) => self.at = at,
                 Next::End => {
                     self.path = Path::default();
-                    self.carry_returns();
+                    self.carry_returns()?;
                     let Some(open) = self.open.pop() else { return Ok(()) };
                     (self.at, self.state, self.path) = (open.at, open.state, open.path);
                     self.log.goes_on(open.from, self.at, &self.state);
@@ -153,12 +167,17 @@ impl<'a> Explorer<'a> {
             let message = format!("more than {REFERENCES_MAX} references are held at once");
             return refuse(Errno::E2BIG, message);
         }
+        if self.state.all_bytes() > STATES_BYTES_MAX {
+            let message = format!("BPF program is too large. What is known takes {} bytes", self.state.all_bytes());
+            return refuse(Errno::E2BIG, message);
+        }
+        self.check_work()?;
         self.found.live[at] = true;
         self.log.instruction(at, &self.state);
         let Some(op) = self.ops[at] else {
             return refuse(Errno::EINVAL, "control comes to the second half of an instruction");
         };
-        crate::check_operands(&op)?;
+        crate::check_operands(&op, self.input.policy.rfc9669)?;
         let next = self.perform(op)?;
         self.log.result(&self.state);
         Ok(next)
@@ -214,6 +233,7 @@ impl<'a> Explorer<'a> {
                         refuse(Errno::EINVAL, format!("invalid func unknown#{}", id as i32))
                     }
                     Call::Helper(id) | Call::Kfunc(id) => self.call_helper(id),
+                    Call::Register(register) => self.call_register(register),
                 };
             }
             Op::Exit => {
@@ -312,8 +332,6 @@ impl<'a> Explorer<'a> {
 
     /// Whether what is known here was known before, so that this path need not go on. Else it may become a point.
     fn is_known(&mut self) -> Result<bool, Refusal> {
-        /// Moves between points at most, unless there is no place for one.
-        const MOVES_MAX: usize = 400;
         /// Points of an instruction that are kept however little they help.
         const POINTS_MIN: usize = 64;
         /// Paths that may pass a point before it must stop one.
@@ -379,7 +397,7 @@ impl<'a> Explorer<'a> {
 
     fn compare_with(&mut self, point: &Rc<Point>) -> Result<bool, Refusal> {
         if point.complete.get() {
-            let covered = compare::covers(point, &self.state, Match::Marked);
+            let covered = compare::covers(point, &self.state, Match::Marked, &self.work);
             if covered {
                 self.path.need(&point.marks.borrow());
             }
@@ -392,25 +410,35 @@ impl<'a> Explorer<'a> {
                 || self.iterates(&point.state)
         };
         if point.has_ended() || self.flow.stops[self.at] == Stop::Always && counted() {
-            let covered = compare::covers(point, &self.state, Match::Contained);
+            let covered = compare::covers(point, &self.state, Match::Contained, &self.work);
             if covered {
                 self.returns.push(Return::new(&self.path, point.clone()));
             }
             return Ok(covered);
         }
-        if compare::covers(point, &self.state, Match::Exact) {
+        if compare::covers(point, &self.state, Match::Exact, &self.work) {
             return refuse(Errno::EINVAL, format!("infinite loop detected at insn {}", self.at));
         }
         Ok(false)
     }
 
     /// Where rounds have ended, what they need is carried round.
-    fn carry_returns(&mut self) {
+    fn carry_returns(&mut self) -> Result<(), Refusal> {
         if self.returns.is_empty() || !self.returns.iter().all(Return::has_ended) {
-            return;
+            return Ok(());
         }
-        while self.returns.iter().fold(false, |news, round| round.carry() | news) {}
+        while self.returns.iter().fold(false, |news, round| round.carry() | news) {
+            self.check_work()?;
+        }
         self.returns.clear();
+        Ok(())
+    }
+
+    fn check_work(&self) -> Result<(), Refusal> {
+        if self.work.done() > WORK_MAX {
+            return refuse(Errno::E2BIG, format!("BPF program is too complex. Compared {} places", self.work.done()));
+        }
+        Ok(())
     }
 
     /// The point of the round before this one, which has a point of its own here already.

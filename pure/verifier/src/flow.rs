@@ -129,7 +129,7 @@ pub(crate) fn goes_round(ops: &[Option<Op>], live: &[bool]) -> bool {
 }
 
 /// Whether a helper calls a subprogram.
-fn calls_back(id: u32) -> bool {
+pub(crate) fn calls_back(id: u32) -> bool {
     prototypes::prototype(id).is_some_and(|row| row.callback_argument().is_some())
 }
 

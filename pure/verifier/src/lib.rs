@@ -36,7 +36,8 @@ mod tnum;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ring3_isa::{DecodeError, Immediate, Insn, Op, op};
+use ring3_isa::code::BPF_CALL;
+use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper::TAIL_CALL;
@@ -44,7 +45,7 @@ use ring3_uapi::helper::TAIL_CALL;
 use explore::Explorer;
 use flow::Flow;
 
-pub use objects::KernelTypes;
+pub use objects::{KernelFunctions, KernelTypes};
 pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
 pub use prototype::{Arg, DynptrUse, IteratorUse, Prototype, Return};
 pub use prototypes::{prototype, prototype_for, prototypes};
@@ -101,8 +102,8 @@ pub struct InnerShape {
 }
 
 impl InnerShape {
-    /// As a map that no program names.
-    fn shape(self) -> MapShape {
+    /// As a map that no program names, or of which only that is known.
+    pub fn shape(self) -> MapShape {
         let InnerShape { map_type, key_size, value_size, max_entries, map_flags, lock } = self;
         MapShape {
             slot: u32::MAX,
@@ -202,6 +203,7 @@ impl fmt::Display for Statistics {
 pub struct Verified {
     insns: Vec<Insn>,
     prog_type: u32,
+    memory_bytes: Option<u32>,
     subprograms: Vec<Subprogram>,
     maps: BTreeMap<usize, (MapShape, Option<u32>)>,
     helper_maps: BTreeMap<usize, MapShape>,
@@ -321,6 +323,11 @@ impl Verified {
         self.prog_type
     }
 
+    /// Bytes of the memory that r1 leads to, which r2 tells; `None`: r1 leads to a context.
+    pub fn memory_bytes(&self) -> Option<u32> {
+        self.memory_bytes
+    }
+
     /// Subprograms, the entry first.
     pub fn subprograms(&self) -> &[Subprogram] {
         &self.subprograms
@@ -398,7 +405,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     if input.insns.is_empty() || input.insns.len() > INSNS_MAX {
         return Err(Report::new(Errno::E2BIG, None, format!("a program has 1 to {INSNS_MAX} instructions")));
     }
-    let ops = decode(input.insns)?;
+    let ops = decode(input.insns, input.policy.rfc9669)?;
     let flow = Flow::new(&ops)?;
     let named = resolve_maps(input, &ops)?;
     let mut explorer = Explorer::new(input, &ops, &flow, &named);
@@ -414,8 +421,13 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     helpers.dedup();
     let of = |index: u32| named.maps.get(index as usize).copied();
     let text = log.finish(false);
+    let mut insns = input.insns.to_vec();
+    for (at, id) in &found.called {
+        insns[*at] = Insn::new(BPF_CALL, 0, 0, 0, *id as i32);
+    }
     Ok(Verified {
-        insns: input.insns.to_vec(),
+        insns,
+        memory_bytes: input.policy.memory,
         prog_type: input.prog_type,
         maps: named.loads.iter().filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset)))).collect(),
         helper_maps: found.helper_maps.iter().filter_map(|(at, index)| Some((*at, of((*index)?)?))).collect(),
@@ -457,12 +469,15 @@ fn resolve_maps(input: &Input<'_>, ops: &[Option<Op>]) -> Result<Named, Report> 
 }
 
 /// All instructions as operations; `None` for second halves.
-fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Report> {
+fn decode(insns: &[Insn], rfc9669: bool) -> Result<Vec<Option<Op>>, Report> {
     let mut ops = vec![];
     while ops.len() < insns.len() {
         let at = ops.len();
-        let decoded =
-            op(insns, at).map_err(|error| Report::new(Errno::EINVAL, Some(at), undecodable(insns, at, error)))?;
+        let decoded = match op(insns, at) {
+            Ok(Op::Call(Call::Register(_))) if !rfc9669 => Err(DecodeError::Reserved),
+            decoded => decoded,
+        };
+        let decoded = decoded.map_err(|error| Report::new(Errno::EINVAL, Some(at), undecodable(insns, at, error)))?;
         ops.push(Some(decoded));
         if insns[at].is_wide() {
             ops.push(None);
@@ -512,9 +527,11 @@ fn undecodable(insns: &[Insn], at: usize, error: DecodeError) -> String {
 }
 
 /// Mirrors kernel/bpf/verifier.c:check_alu_op and the frame pointer's protection.
-pub(crate) fn check_operands(decoded: &Op) -> Result<(), Refusal> {
+pub(crate) fn check_operands(decoded: &Op, rfc9669: bool) -> Result<(), Refusal> {
     use ring3_isa::{AluOp, Operand, Width};
-    if let Op::Alu { width, op, src: Operand::Imm(value), .. } = decoded {
+    if let Op::Alu { width, op, src: Operand::Imm(value), .. } = decoded
+        && !rfc9669
+    {
         let bits = if *width == Width::W64 { 64 } else { 32 };
         match op {
             AluOp::Div | AluOp::Sdiv | AluOp::Mod | AluOp::Smod if *value == 0 => {

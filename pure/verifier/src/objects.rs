@@ -3,13 +3,44 @@
 
 use std::collections::HashMap;
 
-use ring3_btf::{Btf, kind};
+use ring3_btf::{Array, Btf, kind};
+use ring3_isa::{Insn, code};
 use ring3_uapi::bpf::{attach_type, prog_type};
+use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 
 use crate::policy::{Content, Context, Field, Sizes};
 
 /// Structures within structures that are followed at most.
 const DEPTH_MAX: u32 = 32;
+
+/// Kernel functions: programs name them by type ids in the running kernel's BTF, where libbpf has found them.
+#[derive(Clone, Debug, Default)]
+pub struct KernelFunctions {
+    /// Our numbers by the kernel's ids.
+    numbers: HashMap<u32, u32>,
+}
+
+impl KernelFunctions {
+    /// Those of a kernel's types that are here too.
+    pub fn new(btf: &Btf) -> KernelFunctions {
+        let number = |name: &[u8]| {
+            let name = name.strip_prefix(b"bpf_")?;
+            (KFUNC_FIRST..).zip(KFUNC_NAMES).find(|(_, ours)| ours.as_bytes() == name).map(|(number, _)| number)
+        };
+        let functions = btf.of_kind(kind::FUNC);
+        KernelFunctions { numbers: functions.filter_map(|(id, name)| Some((id, number(name)?))).collect() }
+    }
+
+    /// Puts our numbers in place of the kernel's for functions that are here; the others stay, and will be refused.
+    pub fn renumber(&self, insns: &mut [Insn]) {
+        let calls = |insn: &&mut Insn| insn.opcode == code::BPF_CALL && insn.src() == code::BPF_PSEUDO_KFUNC_CALL;
+        for insn in insns.iter_mut().filter(calls) {
+            // With an offset it would be a module's BTF; a number of ours was never an id.
+            let known = u32::try_from(insn.imm).ok().filter(|_| insn.off == 0).and_then(|id| self.numbers.get(&id));
+            insn.imm = known.map_or(insn.imm.max(0), |number| *number as i32);
+        }
+    }
+}
 
 /// What a load from a kernel object gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +119,7 @@ impl KernelTypes {
                 }
                 continue;
             }
-            let (inner, length) = self.elements(member.of);
+            let Array { of: inner, count: length } = self.btf.elements(member.of);
             let Some((_, element)) = self.btf.sized(inner).filter(|(_, element)| *element > 0) else { continue };
             // An array without a length at the end is as long as need be.
             let flexible = length == 0 && first == size;
@@ -117,17 +148,6 @@ impl KernelTypes {
             return Err(format!("access beyond struct {} at off {at} size {bytes}", name()));
         }
         Err(format!("struct {} doesn't have field at offset {at}", name()))
-    }
-
-    /// The innermost element of an array type, and how many there are; else the type itself.
-    fn elements(&self, mut id: u32) -> (u32, u32) {
-        let mut count = 1u32;
-        for _ in 0..DEPTH_MAX {
-            let Some(array) = self.btf.array(self.btf.plain(id)) else { break };
-            count = count.saturating_mul(array.count);
-            id = array.of;
-        }
-        (id, count)
     }
 
     /// Whether the first is the second, or begins with it.
@@ -191,5 +211,26 @@ impl KernelTypes {
             }
             None => Field { at, sizes: Sizes::Any, write: false, content: Content::Number },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_functions_are_found_by_name() {
+        // int (id 1), func_proto (id 2), func (id 3), func (id 4).
+        let types = [1u32, 0x0100_0000, 4, 0x20, 0, 0x0d00_0000, 1, 5, 0x0c00_0000, 2, 7, 0x0c00_0000, 2];
+        let text = b"\0int\0f\0bpf_map_sum_elem_count\0";
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        let header = [24, 0, types.len() as u32 * 4, types.len() as u32 * 4, text.len() as u32];
+        bytes.extend(header.iter().chain(&types).flat_map(|word| word.to_le_bytes()));
+        bytes.extend_from_slice(text);
+        let known = KernelFunctions::new(&Btf::parse_any(bytes).expect("well-formed"));
+        let call = |off, imm| Insn::new(code::BPF_CALL, 0, code::BPF_PSEUDO_KFUNC_CALL, off, imm);
+        let mut insns = [call(0, 4), call(0, 3), call(1, 4), call(0, KFUNC_FIRST as i32)];
+        known.renumber(&mut insns);
+        assert_eq!(insns, [call(0, KFUNC_FIRST as i32), call(0, 3), call(1, 4), call(0, 0)]);
     }
 }

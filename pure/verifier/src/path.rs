@@ -57,7 +57,7 @@ pub(crate) enum Move {
     /// The place got a value that depends on these.
     Set(Place, [Option<Place>; 2]),
     /// Knowledge of one of these became knowledge of all.
-    Link(Box<[Place]>),
+    Link(Box<Places>),
     /// A function was called: this frame is new, its r1 to r5 are the caller's.
     Enter(u8),
     /// The function returned: its r0 is the caller's.
@@ -83,6 +83,10 @@ impl Places {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|frame| *frame == 0)
+    }
+
+    fn meets(&self, other: &Places) -> bool {
+        self.0.iter().zip(other.0).any(|(own, other)| own & other != 0)
     }
 
     fn subtract(&mut self, less: &Places) {
@@ -116,8 +120,8 @@ impl Places {
                     }
                 }
                 Move::Link(places) => {
-                    if places.iter().any(|place| self.contains(*place)) {
-                        places.iter().for_each(|place| self.insert(*place));
+                    if self.meets(places) {
+                        self.absorb(places);
                     }
                 }
                 Move::Enter(frame) => {
@@ -221,9 +225,25 @@ impl Drop for Life {
     }
 }
 
+/// Counts what the walk does besides looking at instructions: moves followed back, places compared. A program can be
+/// such that this is nearly all of the work.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Work(Rc<Cell<u64>>);
+
+impl Work {
+    pub(crate) fn add(&self, steps: usize) {
+        self.0.set(self.0.get() + steps as u64);
+    }
+
+    pub(crate) fn done(&self) -> u64 {
+        self.0.get()
+    }
+}
+
 /// Where a path is: the nodes behind it, and its moves since.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Path {
+    work: Work,
     last: Option<Rc<Node>>,
     /// What it keeps from being at an end, unless it rests.
     life: Option<Rc<Life>>,
@@ -232,6 +252,11 @@ pub(crate) struct Path {
 }
 
 impl Path {
+    /// A path that begins.
+    pub(crate) fn new(work: &Work) -> Path {
+        Path { work: work.clone(), ..Path::default() }
+    }
+
     /// Ends the piece, with a point or without one.
     pub(crate) fn close(&mut self, point: Option<(usize, Rc<Point>)>) {
         if point.is_none() && self.moves.is_empty() && self.written.is_empty() {
@@ -268,7 +293,7 @@ impl Path {
     }
 
     pub(crate) fn link(&mut self, places: Vec<Place>) {
-        self.moves.push(Move::Link(places.into()));
+        self.moves.push(Move::Link(Box::new(places.into_iter().collect())));
     }
 
     pub(crate) fn enter(&mut self, frame: u8) {
@@ -299,6 +324,7 @@ impl Path {
         places.subtract(&self.written);
         let mut node = self.last.as_deref();
         while let Some(piece) = node {
+            self.work.add(1);
             if let Some((_, point)) = &piece.point {
                 places = point.marks.borrow_mut().read.absorb(&places);
                 news |= !places.is_empty();
@@ -315,6 +341,7 @@ impl Path {
     /// The numbers in these places decide something here. Whether that was news to the points before.
     pub(crate) fn mark_precise(&self, mut places: Places) -> bool {
         let mut news = false;
+        self.work.add(self.moves.len());
         places.follow_back(&self.moves);
         let mut node = self.last.as_deref();
         while let Some(piece) = node {
@@ -325,6 +352,7 @@ impl Path {
                 places = point.marks.borrow_mut().precise.absorb(&places);
                 news |= !places.is_empty();
             }
+            self.work.add(1 + piece.moves.len());
             places.follow_back(&piece.moves);
             node = piece.parent.as_deref();
         }

@@ -109,9 +109,24 @@ pub struct Policy {
     pub objects: Option<Rc<KernelTypes>>,
     /// Instructions that may be processed.
     pub processed_max: u64,
+    /// r1 leads to this many bytes of memory that may be written, instead of a context, and r2 is their number.
+    pub memory: Option<u32>,
+    /// What RFC 9669 defines and the kernel refuses is allowed: division by a constant 0, shifts by constants that are too
+    /// large, `callx`.
+    pub rfc9669: bool,
 }
 
 impl Policy {
+    /// For a program that is run by itself on some memory, as ubpf and rbpf do.
+    pub fn memory(bytes: u32) -> Policy {
+        Policy {
+            memory: Some(bytes),
+            rfc9669: true,
+            context: Context::default(),
+            ..Policy::targets(prog_type::SYSCALL)
+        }
+    }
+
     /// For programs that run in targets: helpers that the agent has, no kernel objects.
     pub fn targets(kind: u32) -> Policy {
         let helpers = prototypes::prototypes().iter().filter(|row| row.runs && row.allows(kind));
@@ -123,6 +138,8 @@ impl Policy {
             result: None,
             objects: None,
             processed_max: PROCESSED_MAX,
+            memory: None,
+            rfc9669: false,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What is known at a point of one path: registers and stack of each frame, and what must still be released.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::path::Place;
@@ -218,6 +219,40 @@ impl Slot {
     }
 }
 
+/// Bytes of all frames that share it, and of its own.
+#[derive(Debug)]
+struct Weight {
+    all: Rc<Cell<u64>>,
+    own: u64,
+}
+
+impl Weight {
+    fn new(all: &Rc<Cell<u64>>) -> Weight {
+        let mut weight = Weight { all: all.clone(), own: 0 };
+        weight.grow(size_of::<Frame>());
+        weight
+    }
+
+    fn grow(&mut self, bytes: usize) {
+        self.own += bytes as u64;
+        self.all.set(self.all.get() + bytes as u64);
+    }
+}
+
+impl Clone for Weight {
+    fn clone(&self) -> Weight {
+        let mut copy = Weight { all: self.all.clone(), own: 0 };
+        copy.grow(self.own as usize);
+        copy
+    }
+}
+
+impl Drop for Weight {
+    fn drop(&mut self) {
+        self.all.set(self.all.get() - self.own);
+    }
+}
+
 /// A function that runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
@@ -232,13 +267,15 @@ pub(crate) struct Frame {
     pub(crate) callback: bool,
     /// How often callbacks came back to the call that runs them.
     pub(crate) rounds: u32,
+    weight: Weight,
 }
 
 impl Frame {
-    pub(crate) fn new(index: u8, subprogram: usize, call_site: usize) -> Frame {
+    fn new(index: u8, subprogram: usize, call_site: usize, all: &Rc<Cell<u64>>) -> Frame {
         let mut registers = [Register::NOT_INIT; 11];
         registers[10] = Register::pointer(Kind::Stack(index));
-        Frame { registers, slots: vec![], call_site, subprogram, callback: false, rounds: 0 }
+        let weight = Weight::new(all);
+        Frame { registers, slots: vec![], call_site, subprogram, callback: false, rounds: 0, weight }
     }
 
     pub(crate) fn slot(&self, index: usize) -> &Slot {
@@ -247,7 +284,10 @@ impl Frame {
     }
 
     pub(crate) fn slot_mut(&mut self, index: usize) -> &mut Slot {
+        /// Bytes of a slot with a register in it (behind an `Rc`, which counts twice).
+        const SPILLED: usize = size_of::<Slot>() + size_of::<Register>() + 2 * size_of::<usize>();
         if self.slots.len() <= index {
+            self.weight.grow((index + 1 - self.slots.len()) * SPILLED);
             self.slots.resize(index + 1, Slot::UNWRITTEN);
         }
         &mut self.slots[index]
@@ -289,10 +329,27 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn at_entry() -> State {
-        let mut frame = Frame::new(0, 0, 0);
-        frame.registers[1] = Register::pointer(Kind::Context);
+    pub(crate) fn at_entry(memory: Option<u32>) -> State {
+        let mut frame = Frame::new(0, 0, 0, &Rc::default());
+        frame.registers[1] = match memory {
+            None => Register::pointer(Kind::Context),
+            Some(0) => Register::constant(0),
+            Some(bytes) => Register::pointer(Kind::Memory { bytes, write: true, record: false }),
+        };
+        if let Some(bytes) = memory {
+            frame.registers[2] = Register::constant(u64::from(bytes));
+        }
         State { frames: vec![Rc::new(frame)], references: vec![], lock: None, may_goto: 0 }
+    }
+
+    /// The frame of a function that is called here.
+    pub(crate) fn called(&self, subprogram: usize, call_site: usize) -> Frame {
+        Frame::new(self.depth() + 1, subprogram, call_site, &self.frame().weight.all)
+    }
+
+    /// Bytes of the frames of all states of this walk.
+    pub(crate) fn all_bytes(&self) -> u64 {
+        self.frame().weight.all.get()
     }
 
     /// Index of the innermost frame.

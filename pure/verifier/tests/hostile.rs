@@ -36,6 +36,10 @@ const BYTES_PER_INSN: i64 = 400;
 const BYTES_PER_PROCESSED: i64 = 16_000;
 /// Bytes of what is known at a point of a path at most: eight frames with all slots full.
 const BYTES_PER_STATE: i64 = 100_000;
+/// Bytes of all points and open ways at most, whatever the program.
+const BYTES_OF_STATES: i64 = 1 << 29;
+/// Bytes of the way that was gone, an instruction.
+const BYTES_PER_MOVE: i64 = 256;
 /// Ways that are left open at most.
 const OPEN_MAX: i64 = 8192;
 /// The log and its copies.
@@ -121,7 +125,8 @@ fn judged(subject: &Subject) -> Cost {
     assert!(processed <= subject.policy.processed_max + 1, "{processed} instructions processed");
     let (insns, open) = (subject.insns.len() as i64, OPEN_MAX.min(processed as i64));
     let states = BYTES_PER_STATE * open + BYTES_PER_PROCESSED * processed as i64;
-    let bound = BYTES_OF_LOG + BYTES_PER_INSN * insns + states;
+    let bound =
+        BYTES_OF_LOG + BYTES_PER_INSN * insns + BYTES_PER_MOVE * processed as i64 + states.min(BYTES_OF_STATES);
     assert!(bytes <= bound, "{bytes} bytes for {processed} instructions processed of {insns}");
     if let Err(report) = &verdict {
         assert!(report.errno.0 > 0, "{report:?}");

@@ -5,6 +5,7 @@ mod raw_fds;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use ring3_btf::Btf;
 use ring3_object::{MapDef, Object, Program, Slot};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{self, Field, NAME_BYTES, map_create, map_elem, prog_load};
@@ -115,9 +116,9 @@ impl Made {
     /// Loads an object's types and makes its maps.
     pub(crate) fn of(object: &Object) -> Result<Made, String> {
         let mut log = vec![0; LOG_BYTES];
-        let btf = object.btf.as_ref().map(|types| {
+        let btf = object.btf.as_ref().map(Btf::bytes).map(|types| {
             let mut attr = Attr::new()
-                .with(attr::btf_load::BTF, address(types.as_slice()))
+                .with(attr::btf_load::BTF, address(types))
                 .with(attr::btf_load::BTF_SIZE, types.len() as u64)
                 .with(attr::btf_load::BTF_LOG_BUF, log.as_mut_ptr() as u64)
                 .with(attr::btf_load::BTF_LOG_SIZE, LOG_BYTES as u64)

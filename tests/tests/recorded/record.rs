@@ -1,30 +1,14 @@
 //! What `tests/programs/record.c` writes: a line of JSON for each program that was loaded.
 
 use std::path::Path;
-use std::rc::Rc;
 
 use ring3_isa::{Insn, encode};
-use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_judge::Court;
+use ring3_tests::hexadecimal;
+use ring3_uapi::bpf::{is_gpl_compatible, map_type};
 use ring3_uapi::flags::BPF_F_SLEEPABLE;
-use ring3_verifier::{InnerShape, Input, KernelTypes, MapShape, Policy, Report, Verified, verify};
+use ring3_verifier::{Context, InnerShape, Input, MapShape, Policy, Report, Verified, verify};
 use serde_json::Value;
-
-/// Licences that allow helpers that only GPL programs may call. Mirrors include/linux/license.h (v6.18).
-const GPL_COMPATIBLE: [&str; 6] =
-    ["GPL", "GPL v2", "GPL and additional rights", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL"];
-
-/// Types whose contexts do not depend on what a program is attached to.
-const KNOWN: [u32; 9] = [
-    prog_type::KPROBE,
-    prog_type::TRACEPOINT,
-    prog_type::RAW_TRACEPOINT,
-    prog_type::PERF_EVENT,
-    prog_type::SYSCALL,
-    prog_type::XDP,
-    prog_type::SOCKET_FILTER,
-    prog_type::SCHED_CLS,
-    prog_type::SCHED_ACT,
-];
 
 /// A map that a program names.
 struct Map {
@@ -71,42 +55,21 @@ fn text(value: &Value, name: &str) -> String {
     value[name].as_str().unwrap_or_default().to_owned()
 }
 
-fn hexadecimal(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal")).collect()
-}
-
 impl Map {
     fn parse(value: &Value, slot: usize) -> Map {
-        let inner = value.get("inner").map(|inner| InnerShape {
-            map_type: number32(inner, "type"),
-            key_size: number32(inner, "key_size"),
-            value_size: number32(inner, "value_size"),
-            max_entries: number32(inner, "max_entries"),
-            map_flags: number32(inner, "flags"),
-            lock: None,
-        });
-        let value_size = number32(value, "value_size");
-        let shape = MapShape {
-            slot: slot as u32,
+        let alone = |value: &Value| InnerShape {
             map_type: number32(value, "type"),
             key_size: number32(value, "key_size"),
-            value_size,
+            value_size: number32(value, "value_size"),
             max_entries: number32(value, "max_entries"),
             map_flags: number32(value, "flags"),
-            stride: value_size.next_multiple_of(8),
-            cpus: cpus(),
-            cpu_stride: 0,
             lock: None,
-            inner,
         };
+        let shape = MapShape { slot: slot as u32, inner: value.get("inner").map(alone), ..alone(value).shape() };
         let constant = value.get("constant").and_then(Value::as_str).map(hexadecimal);
         assert!(constant.is_none() || shape.map_type == map_type::ARRAY);
         Map { fd: number(value, "fd"), index: number(value, "index"), shape, constant }
     }
-}
-
-fn cpus() -> u32 {
-    std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
 }
 
 impl Record {
@@ -126,7 +89,7 @@ impl Record {
             },
             attach_type: number32(&value, "expected_attach_type"),
             attach_btf_id: number32(&value, "attach_btf_id"),
-            gpl_compatible: GPL_COMPATIBLE.contains(&text(&value, "license").as_str()),
+            gpl_compatible: is_gpl_compatible(&text(&value, "license")),
             flags: number(&value, "flags") as u64,
             maps: maps.map(|(slot, map)| Map::parse(map, slot)).collect(),
         }
@@ -159,24 +122,20 @@ impl Record {
     }
 
     /// What it may do; `None` if its type's context is not known.
-    pub(crate) fn policy(&self, types: &Rc<KernelTypes>) -> Option<Policy> {
-        let policy = Policy { objects: Some(Rc::clone(types)), ..Policy::kernel(self.prog_type) };
-        if KNOWN.contains(&self.prog_type) {
-            return Some(policy);
-        }
-        let context = types.context(self.prog_type, self.attach_type, self.attach_btf_id)?;
-        Some(Policy { context, ..policy })
+    pub(crate) fn policy(&self, court: &Court) -> Option<Policy> {
+        let policy = court.policy(self.prog_type, self.attach_type, self.attach_btf_id);
+        (policy.context != Context::default()).then_some(policy)
     }
 
     /// Our own verdict.
-    pub(crate) fn verify(&self, policy: &Policy, log_level: u32) -> Result<Verified, Report> {
+    pub(crate) fn verify(&self, court: &Court, policy: &Policy, log_level: u32) -> Result<Verified, Report> {
         let shape = |found: Option<&Map>| found.map(|map| map.shape);
         verify(&Input {
-            insns: &self.insns,
+            insns: &court.renumbered(&self.insns),
             prog_type: self.prog_type,
             gpl_compatible: self.gpl_compatible,
             sleepable: self.flags & u64::from(BPF_F_SLEEPABLE) != 0,
-            cpus: cpus(),
+            cpus: court.processors(),
             policy: policy.clone(),
             log_level,
             lines: vec![],

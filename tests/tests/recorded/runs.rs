@@ -189,7 +189,7 @@ fn unwrapped(path: &Path) -> (PathBuf, Vec<String>) {
 pub(crate) fn bcc_tools(victims: &Victims, all: bool) -> Vec<Run> {
     let binary = shapes().display().to_string();
     if headers().is_none() && !has_own_headers() {
-        println!("SKIPPED: bcc's tools want headers of a kernel: install a package linux-headers-*");
+        println!("SKIPPED IN PART: bcc's tools want headers of a kernel: install a package linux-headers-*");
         return vec![];
     }
     let tools = files_of("bpfcc-tools").into_iter().filter(|path| name_of(path).ends_with("-bpfcc"));

@@ -56,12 +56,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "call.rs",
-        "a subprogram is called with a lock held",
-        "if self.state.lock.is_some() {\n            return refuse(Errno::EINVAL, \"function calls",
-        "if false {\n            return refuse(Errno::EINVAL, \"function calls",
-    ),
-    mutation(
-        "call.rs",
         "a callback returns with a lock held",
         "if self.state.lock.is_some() {\n            return refuse(Errno::EINVAL, \"a callback",
         "if false {\n            return refuse(Errno::EINVAL, \"a callback",

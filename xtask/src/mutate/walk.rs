@@ -197,12 +197,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "self.0[usize::from(*frame)] |= result;",
         "let _ = result;",
     ),
-    mutation(
-        "path.rs",
-        "linked numbers do not depend on each other",
-        "places.iter().for_each(|place| self.insert(*place));",
-        "",
-    ),
+    mutation("path.rs", "linked numbers do not depend on each other", "self.absorb(places);", ""),
     mutation(
         "path.rs",
         "numbers that decide something are not followed beyond one piece of the path",
@@ -219,8 +214,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "explore.rs",
         "a loop that changes nothing ends",
-        "if compare::covers(point, &self.state, Match::Exact) {\n            return refuse(",
-        "if compare::covers(point, &self.state, Match::Exact) {\n            return Ok(true);\n            #[expect(unreachable_code)]\n            return refuse(",
+        "if compare::covers(point, &self.state, Match::Exact, &self.work) {\n            return refuse(",
+        "if compare::covers(point, &self.state, Match::Exact, &self.work) {\n            return Ok(true);\n            #[expect(unreachable_code)]\n            return refuse(",
     ),
     mutation(
         "explore.rs",
@@ -280,8 +275,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "explore.rs",
         "what a round needs is not carried round",
-        "while self.returns.iter().fold(false, |news, round| round.carry() | news) {}",
-        "",
+        "while self.returns.iter().fold(false, |news, round| round.carry() | news) {",
+        "while false {",
     ),
     mutation(
         "explore.rs",

@@ -413,7 +413,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let name = attr.name(48)?;
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
-    kfuncs::renumber(&mut insns);
+    kfuncs::known().renumber(&mut insns);
     let btf = match attr.i32(72) {
         _ if attr.u32(p::FUNC_INFO_CNT.at) == 0 && attr.u32(p::LINE_INFO_CNT.at) == 0 => None,
         fd => match caller.object(fd)? {

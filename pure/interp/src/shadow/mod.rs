@@ -209,6 +209,7 @@ impl Machine<'_> {
                     let arguments = [r[1], r[2], r[3], r[4], r[5]];
                     let result = match call {
                         Call::Helper(id) | Call::Kfunc(id) => self.helper(id, arguments)?,
+                        Call::Register(_) => return Err(Wrong::NoInstruction.into()),
                         Call::Local(target) => self.call(target, arguments)?,
                     };
                     r[..6].fill(Value::UNSET);

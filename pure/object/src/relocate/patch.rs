@@ -164,18 +164,6 @@ fn size(btf: &Btf, of: u32) -> Result<u32, &'static str> {
     btf.sized(of).map(|(_, size)| size).ok_or("a type without a size")
 }
 
-/// The type of an array's elements, of any dimension; another type itself. An instruction loads no more.
-fn element(btf: &Btf, of: u32) -> u32 {
-    let mut of = btf.plain(of);
-    for _ in 0..32 {
-        match btf.array(of) {
-            Some(array) => of = btf.plain(array.of),
-            None => break,
-        }
-    }
-    of
-}
-
 /// Mirrors src/relo_core.c:bpf_core_calc_field_relo.
 fn field(kind: Kind, spec: &Spec<'_>) -> Result<Number, &'static str> {
     let btf = spec.btf;
@@ -184,7 +172,7 @@ fn field(kind: Kind, spec: &Spec<'_>) -> Result<Number, &'static str> {
         return match kind {
             Kind::FieldByteOffset => Ok(Number {
                 value: u64::from(spec.at_bits / 8),
-                bytes: size(btf, element(btf, last.of))?,
+                bytes: size(btf, btf.elements(last.of).of)?,
                 of: last.of,
                 ambiguous: false,
             }),
@@ -216,7 +204,7 @@ fn field(kind: Kind, spec: &Spec<'_>) -> Result<Number, &'static str> {
     Ok(match kind {
         Kind::FieldByteOffset if is_field => of_field(u64::from(at)),
         Kind::FieldByteOffset => {
-            Number { value: u64::from(at), bytes: size(btf, element(btf, of))?, of, ambiguous: false }
+            Number { value: u64::from(at), bytes: size(btf, btf.elements(of).of)?, of, ambiguous: false }
         }
         Kind::FieldByteSize => of_field(u64::from(bytes)),
         Kind::FieldSigned => {

@@ -53,6 +53,7 @@ impl<'b> Spec<'b> {
         }
         let numbers: Vec<u32> = access
             .split(|byte| *byte == b':')
+            .take(STEPS_MAX + 1)
             .map(|number| std::str::from_utf8(number).ok()?.parse().ok())
             .collect::<Option<_>>()?;
         let (first, rest) = numbers.split_first().filter(|(_, rest)| rest.len() < STEPS_MAX)?;
