@@ -9,6 +9,7 @@
 mod bench;
 mod bench_maps;
 mod bench_verify;
+mod conformance;
 mod demo;
 mod mutate;
 mod tidy;
@@ -20,7 +21,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
-    | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
+    | conformance DIR [--engine interp|jit] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
     | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
 fn main() -> ExitCode {
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         ["ci"] => ci(),
         ["tidy"] => tidy::run(),
         ["test"] => tests(),
+        ["conformance", rest @ ..] => conformance::run(rest),
         ["agent"] => run("cargo", &["test", "--package", "ring3-image", "--", "--nocapture"]),
         ["support"] => support(),
         ["demo"] => demo::run(),

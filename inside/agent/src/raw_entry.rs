@@ -3,7 +3,7 @@
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
 
-use ring3_layout::control::Hook;
+use ring3_layout::control::{Hook, TestRun};
 use ring3_runtime::raw_dispatch;
 use ring3_uapi::ptrace::PtRegs;
 
@@ -41,6 +41,16 @@ fn trampoline() -> u64 {
 unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook) {
     // SAFETY: the stub's promise.
     unsafe { raw_dispatch::enter(image_base(), trampoline(), regs, hook) }
+}
+
+/// Called by a process of ring3's that runs a program by itself: 1 if it could, else 0.
+///
+/// # Safety
+/// As `raw_dispatch::test_run`.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_test_run(test: *mut TestRun) -> u64 {
+    // SAFETY: the caller's promise.
+    u64::from(unsafe { raw_dispatch::test_run(image_base(), test) })
 }
 
 /// Called by the trampoline: the address to return to.

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, Hook, HookKind, range_unpack,
+    ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, Hook, HookKind, TestRun, range_unpack,
 };
 use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, request};
@@ -12,6 +12,7 @@ use ring3_layout::region::CONTROL_OFFSET;
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::raw_helpers::monotonic_ns;
 use crate::raw_request::{control, file, realm};
 use crate::raw_shadow;
 use crate::raw_system::{cpu_number, is_dead, relax};
@@ -145,6 +146,42 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, r
         ran = true;
     }
     ran
+}
+
+/// Runs a program by itself as often as is wanted; whether it could.
+///
+/// # Safety
+/// `test` is valid, and names a compiled, verified program of the region at `base` and a context that it may have.
+pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
+    let block = current(base);
+    // SAFETY: the running thread's own block, or null.
+    let Some(tb) = (unsafe { block.as_mut() }) else { return false };
+    // SAFETY: the caller's promise.
+    let test = unsafe { &mut *test };
+    if tb.guard.swap(1, Relaxed) != 0 {
+        return false;
+    }
+    compiler_fence(Acquire);
+    tb.guard_sp = u64::MAX;
+    tb.attachment = &raw const test.attachment as u64;
+    let slot = test.attachment.flags & ATTACHMENT_CPU_SLOT != 0;
+    // SAFETY: the caller named a compiled, verified program.
+    let program: Program = unsafe { core::mem::transmute(test.attachment.code) };
+    let started = monotonic_ns(tb);
+    for _ in 0..test.repeat {
+        if slot {
+            take_cpu_slot(base, tb);
+        }
+        // SAFETY: the program's convention: context and environment.
+        test.result = unsafe { program(test.context, &raw mut *tb as u64) };
+        if slot {
+            give_cpu_slot(base, tb);
+        }
+    }
+    test.duration_ns = monotonic_ns(tb).wrapping_sub(started);
+    compiler_fence(Release);
+    tb.guard.store(0, Relaxed);
+    true
 }
 
 /// What this thread is called in shared memory. The control block tells of the namespace of its process; in a fork that

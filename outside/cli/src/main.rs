@@ -6,6 +6,9 @@
 //! Start reading at: `main`.
 #![forbid(unsafe_code)]
 
+mod assembly;
+mod exec;
+mod input;
 mod launch;
 mod show;
 mod verify;
@@ -72,25 +75,13 @@ enum Action {
     /// Detach from everything and end the server
     Stop,
     /// Say what the verifier says of the programs in a BPF object file; exit code 1 if it refuses one
-    Verify {
-        /// The object file (ELF)
-        file: std::path::PathBuf,
-        /// Only this program
-        #[arg(long)]
-        program: Option<String>,
-        /// A kernel's types (BTF) instead of the running one's
-        #[arg(long)]
-        btf: Option<std::path::PathBuf>,
-        /// As programs that run in targets: what ring3's agent has, no kernel objects
-        #[arg(long)]
-        targets: bool,
-        /// The whole log
-        #[arg(short, long)]
-        verbose: bool,
-        /// As JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Verify(verify::Wanted),
+    /// Run a program by itself, on some memory, and print r0 and the time
+    Exec(exec::Execute),
+    /// Turn assembler text into instructions
+    Asm(assembly::Assemble),
+    /// Turn instructions into text, as `bpftool prog dump xlated` has it
+    Disasm(assembly::Disassemble),
     /// What of bpf(2) is supported
     Features {
         /// As docs/SUPPORT.md
@@ -115,14 +106,14 @@ fn main() -> ExitCode {
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
         Action::Unpin { path } => unpin(path).map_err(Failure::from),
         Action::Stop => stop().map_err(Failure::from),
-        Action::Verify { file, program, btf, targets, verbose, json } => {
-            let wanted = verify::Wanted { file, program, btf, targets, verbose, json };
-            match verify::run(&wanted) {
-                Ok(true) => Ok(()),
-                Ok(false) => return ExitCode::FAILURE,
-                Err(why) => Err(Failure { why, code: 2 }),
-            }
-        }
+        Action::Verify(wanted) => match verify::run(&wanted) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(why) => Err(Failure { why, code: 2 }),
+        },
+        Action::Exec(wanted) => exec::run(&wanted).map_err(Failure::from),
+        Action::Asm(wanted) => assembly::assemble(&wanted).map_err(Failure::from),
+        Action::Disasm(wanted) => assembly::disassemble(&wanted).map_err(Failure::from),
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };

@@ -1,30 +1,39 @@
 //! `ring3 verify`: what the verifier says of the programs in an object file.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::Args;
 use ring3_judge::{Court, Judge};
-use ring3_object::{Kernel, Object, Program, Settings};
+use ring3_object::{Object, Program};
 use ring3_server::realm::possible_cpus;
 use ring3_uapi::bpf::prog_type;
 use ring3_verifier::{Policy, Report, Statistics, Verified, verify};
 use serde_json::{Value, json};
 
+use crate::input;
 use crate::show::write_out;
 
-/// The running kernel's types.
-const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
-
-/// What is asked for.
-#[derive(Debug)]
+/// `ring3 verify`
+#[derive(Debug, Args)]
 pub(crate) struct Wanted {
-    pub(crate) file: PathBuf,
-    pub(crate) program: Option<String>,
-    pub(crate) btf: Option<PathBuf>,
-    pub(crate) targets: bool,
-    pub(crate) verbose: bool,
-    pub(crate) json: bool,
+    /// The object file (ELF)
+    file: PathBuf,
+    /// Only this program
+    #[arg(long)]
+    program: Option<String>,
+    /// A kernel's types (BTF) instead of the running one's
+    #[arg(long)]
+    btf: Option<PathBuf>,
+    /// As programs that run in targets: what ring3's agent has, no kernel objects
+    #[arg(long)]
+    targets: bool,
+    /// The whole log
+    #[arg(short, long)]
+    verbose: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// A program and its verdict.
@@ -39,17 +48,14 @@ struct Judged {
 
 /// Prints the verdicts; false if a program was refused.
 pub(crate) fn run(wanted: &Wanted) -> Result<bool, String> {
-    let bytes = read(&wanted.file)?;
-    let btf_file = wanted.btf.as_deref().unwrap_or(Path::new(KERNEL_BTF));
-    let types = read(btf_file).map_err(|why| format!("{why}; name a kernel's types with --btf FILE"))?;
-    let kernel = Kernel::parse(types).map_err(|error| format!("{}: {error}", btf_file.display()))?;
-    let object =
-        Object::load(&bytes, &kernel, &settings()).map_err(|error| format!("{}: {error}", wanted.file.display()))?;
+    let bytes = input::read(&wanted.file)?;
+    let kernel = input::kernel(wanted.btf.as_deref().unwrap_or(Path::new(input::KERNEL_BTF)))?;
+    let object = Object::load(&bytes, &kernel, &input::settings())
+        .map_err(|error| format!("{}: {error}", wanted.file.display()))?;
     if let Some(name) = &wanted.program
         && !object.programs.iter().any(|program| program.name == *name)
     {
-        let names: Vec<&str> = object.programs.iter().map(|program| program.name.as_str()).collect();
-        return Err(format!("{} has no program {name}; it has {}", wanted.file.display(), names.join(", ")));
+        return Err(input::no_program(&wanted.file, &object, name));
     }
     let court = Court::new(&kernel, possible_cpus());
     let of_object = Judge::new(&court, &object);
@@ -61,20 +67,6 @@ pub(crate) fn run(wanted: &Wanted) -> Result<bool, String> {
     let text = if wanted.json { format!("{:#}\n", as_json(&judged, wanted)) } else { as_text(&judged, wanted) };
     write_out(&text)?;
     Ok(judged.iter().all(|program| program.verdict.is_ok()))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// What programs can ask of this machine's kernel.
-fn settings() -> Settings {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut text = String::new();
-    if let Ok(file) = std::fs::File::open("/proc/config.gz") {
-        let _ = flate2::read::GzDecoder::new(file).read_to_string(&mut text);
-    }
-    Settings::of_kernel(&release, &text)
 }
 
 /// A program's verdict, with the log that is wanted.

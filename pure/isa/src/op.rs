@@ -115,6 +115,17 @@ pub enum Cond {
     Sle,
 }
 
+impl Cond {
+    /// Whether it holds between a number and itself, where that is the same for all numbers.
+    pub const fn with_itself(self) -> Option<bool> {
+        match self {
+            Cond::Eq | Cond::Ge | Cond::Le | Cond::Sge | Cond::Sle => Some(true),
+            Cond::Ne | Cond::Gt | Cond::Lt | Cond::Sgt | Cond::Slt => Some(false),
+            Cond::Set => None,
+        }
+    }
+}
+
 /// Atomic operations (RFC 9669 section 5.3, and load-acquire/store-release).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of RFC 9669")]

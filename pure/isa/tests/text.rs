@@ -151,3 +151,52 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn mnemonics_are_instructions_and_mistakes_are_told_with_their_lines() {
+    use ring3_isa::assemble_mnemonics;
+    let text = "
+        mov32 %r1, 0xffffffff   # comment
+        ldxsh r2, [r1-4]        // another
+        lock fetch add32 [%r10-8], %r1
+        jsle32 %r1, %r2, exit
+        lddw %r3, 0x8000000000000000
+    again:
+        ja32 again
+        movsx3264 %r4, %r5
+        be16 %r4
+        call local again
+        call %r4
+        call 5
+        exit
+        exit";
+    let kernel = "
+        w1 = -1
+        r2 = *(s16 *)(r1 -4)
+        r1 = atomic_fetch_add((u32 *)(r10 -8), r1)
+        if w1 s<= w2 goto out
+        r3 = 0x8000000000000000 ll
+    again:
+        gotol again
+        r4 = (s32)r5
+        r4 = be16 r4
+        call again
+        callx r4
+        call 5
+    out:
+        exit
+        exit";
+    assert_eq!(assemble_mnemonics(text), assemble(kernel));
+    for (text, line, part) in [
+        ("exit\nmov %r11, 1", 2, "a register is missing"),
+        ("mov %r1, 0x100000000", 1, "does not fit"),
+        ("\n\nfrob %r1", 3, "`frob %r1` is no instruction"),
+        ("ja nowhere", 1, "there is no label `nowhere`"),
+        ("lock fetch xchg [%r1], %r2", 1, "`xchg` is no atomic operation"),
+        ("stw [%r1+2", 1, "`]` is missing"),
+        ("exit now", 1, "`now` is too much"),
+    ] {
+        let error = assemble_mnemonics(text).expect_err(text);
+        assert!(error.line == line && error.message.contains(part), "{text}: {error}");
+    }
+}

@@ -69,6 +69,12 @@ impl<'a> Judge<'a> {
         Judge { court, object, maps }
     }
 
+    /// The same for maps that exist: `place` tells where their values lie.
+    pub fn with_places(mut self, place: impl Fn(MapShape) -> MapShape) -> Judge<'a> {
+        self.maps.iter_mut().for_each(|map| *map = place(*map));
+        self
+    }
+
     /// Asks about one of the object's programs under a policy; what is asked of the verifier is the caller's.
     pub fn ask<T>(&self, program: &Program, policy: Policy, question: impl FnOnce(&mut Input<'_>) -> T) -> T {
         let insns = self.court.renumbered(&program.insns);

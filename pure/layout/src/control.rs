@@ -170,6 +170,24 @@ pub struct Attachment {
     pub reserved: [u64; 2],
 }
 
+/// A program that is run by itself, some times one after the other (`BPF_PROG_TEST_RUN`). Lies in the process that runs it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct TestRun {
+    /// The program.
+    pub attachment: Attachment,
+    /// What r1 is.
+    pub context: u64,
+    /// How often it runs.
+    pub repeat: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// r0 of the last run.
+    pub result: u64,
+    /// All runs together, ns.
+    pub duration_ns: u64,
+}
+
 /// The program uses per-CPU map memory: it takes a CPU slot for its run ([`crate::realm::CpuSlot`]).
 pub const ATTACHMENT_CPU_SLOT: u32 = 1 << 0;
 

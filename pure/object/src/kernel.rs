@@ -36,6 +36,16 @@ impl Kernel {
         Ok(Kernel { btf, by_name })
     }
 
+    /// A kernel that tells nothing of itself.
+    pub fn without_types() -> Kernel {
+        // One type, `int`: there is no BTF without any.
+        const INT: [u32; 9] = [24, 0, 16, 16, 5, 1, kind::INT << 24, 4, 32];
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        bytes.extend(INT.iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend(b"\0int\0");
+        Kernel::parse(bytes).expect("well-formed")
+    }
+
     /// The types themselves.
     pub fn btf(&self) -> &Btf {
         &self.btf

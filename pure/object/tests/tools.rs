@@ -50,15 +50,6 @@ fn objects_of_installed_tools_are_made_ready() {
     assert!(programs >= tools.len());
 }
 
-/// Small types in place of a kernel's, for where the kernel's cannot be read.
-fn no_types() -> Kernel {
-    let mut bytes = vec![0x9f, 0xeb, 1, 0];
-    let header: [u32; 9] = [24, 0, 16, 16, 5, 1, 0x0100_0000, 4, 0x0100_0020];
-    bytes.extend(header.iter().flat_map(|word| word.to_le_bytes()));
-    bytes.extend(b"\0int\0");
-    Kernel::parse(bytes).expect("an integer")
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -75,7 +66,7 @@ proptest! {
                 println!("SKIPPED: libbpf-tools is not installed");
             }
             all.sort_by_key(Vec::len);
-            (all, no_types())
+            (all, Kernel::without_types())
         });
         if objects.is_empty() {
             return Ok(());

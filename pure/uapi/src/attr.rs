@@ -104,9 +104,11 @@ members! {
     prog_bind_map {
         PROG_FD word(0), MAP_FD word(4), FLAGS word(8),
     }
-    /// `BPF_PROG_TEST_RUN`: the last member.
+    /// `BPF_PROG_TEST_RUN`.
     test_run {
-        PROG_FD word(0), BATCH_SIZE word(72),
+        PROG_FD word(0), RETVAL word(4), DATA_SIZE_IN word(8), DATA_SIZE_OUT word(12), DATA_IN long(16),
+        DATA_OUT long(24), REPEAT word(32), DURATION word(36), CTX_SIZE_IN word(40), CTX_SIZE_OUT word(44),
+        CTX_IN long(48), CTX_OUT long(56), FLAGS word(64), CPU word(68), BATCH_SIZE word(72),
     }
     /// `struct bpf_map_info`.
     map_info {

@@ -25,6 +25,9 @@ impl Explorer<'_> {
             Operand::Imm(_) => None,
         };
         if left.is_scalar() && right.is_scalar() {
+            if let Some(holds) = cond.with_itself().filter(|_| other == Some(dst)) {
+                return Ok(Next::To(if holds { target } else { self.at + 1 }));
+            }
             let holds = left.number.assume(width, Test::Holds(cond), &right.number);
             let fails = left.number.assume(width, Test::Fails(cond), &right.number);
             let (Some(holds), Some(fails)) = (holds, fails) else {

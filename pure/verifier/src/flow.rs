@@ -104,7 +104,10 @@ fn stops(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Vec<Stop> {
             Some(Op::Jump { target, .. }) => (stops[at], stops[*target]) = (Stop::Maybe, Stop::Maybe),
             Some(Op::Ja(target)) => stops[*target] = Stop::Maybe,
             Some(Op::MayGoto(target)) => stops[*target] = Stop::Maybe,
-            Some(Op::Call(Call::Local(_))) if at + 1 < ops.len() => stops[at + 1] = Stop::Maybe,
+            Some(Op::Call(_)) if at + 1 < ops.len() => stops[at + 1] = Stop::Maybe,
+            Some(Op::LoadImm64 { value: Immediate::Func(_), .. }) if at + 2 < ops.len() => {
+                stops[at + 2] = Stop::Maybe
+            }
             _ => {}
         }
     }

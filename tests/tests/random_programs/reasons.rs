@@ -2,7 +2,7 @@
 
 use ring3_generate::Program;
 use ring3_interp::shadow::{Fault, Wrong};
-use ring3_isa::{AluOp, Op, Operand, Size};
+use ring3_isa::{AluOp, Cond, Op, Operand, Size};
 
 /// A difference that is understood.
 struct Reason {
@@ -47,8 +47,12 @@ const KERNEL_ALONE_REFUSES: &[Reason] = &[
     Reason { messages: NUMBERS, has: negates, name: "the kernel knows nothing of negated numbers" },
     // It keeps a pointer's constant part apart from what varies, which a subtraction makes negative.
     Reason { messages: NUMBERS, has: subtracts, name: "the kernel does not put constants and variables together" },
+    // Nor of shifts by numbers that are not constant.
+    Reason { messages: NUMBERS, has: shifts, name: "the kernel knows nothing of shifts by what is not constant" },
     // It knows of a spilled number only what is read from its first byte on, ours any part.
-    Reason { messages: NUMBERS, has: fetches_small, name: "a part of a spilled number is known to us" },
+    Reason { messages: NUMBERS, has: reads_parts, name: "a part of a spilled number is known to us" },
+    // Bits that are known to be 0 make the largest number of a range smaller.
+    Reason { messages: NUMBERS, has: tests_bits, name: "the kernel does not tighten bounds by known bits" },
     // One byte lies between the packet's start and its end if they differ.
     told(&["outside of the packet"], "the first byte of a packet is known to us by the test of its start"),
     // Where a spilled pointer was overwritten in part on another way, it is a number for us on both.
@@ -56,8 +60,18 @@ const KERNEL_ALONE_REFUSES: &[Reason] = &[
     // It wants a register's spill of just the key's size.
     told(&["'map_value_or_null'"], "a constant key of an array is known to us in more forms"),
     // A pointer where a number was seen safe is one: numbers may have any value. The kernel looks at that path again.
-    Reason { messages: &["pointer"], has: fetches, name: "we take a pointer that was fetched for a number" },
+    Reason {
+        messages: &["pointer", "register spill"],
+        has: reads_stack,
+        name: "we take a pointer that was fetched for a number",
+    },
+    // What we know more of decides branches: of the ways that the kernel goes besides, it finds fault with one that comes
+    // back to what is reached.
+    Reason { messages: ENDS, has: knows_more, name: "the kernel goes a way that we know is never gone" },
 ];
+
+/// What is said at the end of a way that lacks something.
+const ENDS: &[&str] = &["!read_ok", "reference leak"];
 
 /// We refuse, the kernel may accept.
 const RING3_ALONE_REFUSES: &[Reason] = &[
@@ -70,6 +84,13 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
         messages: &["infinite loop detected"],
         has: calls_back,
         name: "we refuse an endless loop around a call of a callback",
+    },
+    // The same the other way round: the kernel has seen a number on a way that we know is never gone, and takes the pointer
+    // for that.
+    Reason {
+        messages: &["pointer", "register spill"],
+        has: |program| reads_stack(program) && knows_more(program),
+        name: "the kernel takes a pointer that was fetched for a number",
     },
 ];
 
@@ -105,12 +126,29 @@ fn subtracts(program: &Program) -> bool {
     any(program, |op| matches!(op, Op::Alu { op: AluOp::Sub, src: Operand::Reg(_), .. }))
 }
 
-fn fetches_small(program: &Program) -> bool {
-    any(program, |op| matches!(op, Op::Atomic { fetch: true, size: Size::W, .. }))
+fn shifts(program: &Program) -> bool {
+    use AluOp::{Arsh, Lsh, Rsh};
+    any(program, |op| matches!(op, Op::Alu { op: Lsh | Rsh | Arsh, src: Operand::Reg(_), .. }))
 }
 
-fn fetches(program: &Program) -> bool {
-    any(program, |op| matches!(op, Op::Atomic { fetch: true, .. }))
+fn tests_bits(program: &Program) -> bool {
+    any(program, |op| matches!(op, Op::Jump { cond: Cond::Set, .. }))
+}
+
+fn reads_parts(program: &Program) -> bool {
+    any(program, |op| match op {
+        Op::Atomic { fetch: true, size, .. } | Op::Load { size, .. } => size != Size::Dw,
+        _ => false,
+    })
+}
+
+fn reads_stack(program: &Program) -> bool {
+    any(program, |op| matches!(op, Op::Atomic { fetch: true, .. } | Op::LoadAcquire { .. } | Op::Load { .. }))
+}
+
+/// It does what we know more of than the kernel.
+fn knows_more(program: &Program) -> bool {
+    [divides, negates, shifts, tests_bits, reads_parts].iter().any(|has| has(program))
 }
 
 pub(crate) fn calls_back(program: &Program) -> bool {

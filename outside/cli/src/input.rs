@@ -1,0 +1,99 @@
+//! Programs that are given to commands as files: bytes of instructions, text, or object files.
+
+use std::io::Read;
+use std::path::Path;
+
+use ring3_isa::{Insn, assemble, assemble_mnemonics, decode};
+use ring3_object::{Kernel, Object, Settings};
+
+/// The running kernel's types.
+pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// Assembler languages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Syntax {
+    /// That of the kernel and LLVM: `r0 = 1`
+    #[default]
+    Kernel,
+    /// That of ubpf, rbpf and bpf_conformance: `mov %r0, 1`
+    Ubpf,
+}
+
+impl Syntax {
+    pub(crate) fn assemble(self, text: &str) -> Result<Vec<Insn>, String> {
+        match self {
+            Syntax::Kernel => assemble(text),
+            Syntax::Ubpf => assemble_mnemonics(text),
+        }
+        .map_err(|error| error.to_string())
+    }
+}
+
+/// What is in a file.
+pub(crate) enum Input {
+    Object(Box<Object>),
+    Insns(Vec<Insn>),
+}
+
+/// A file's bytes; `-` is standard input.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
+    if path == Path::new("-") {
+        let mut bytes = vec![];
+        return match std::io::stdin().read_to_end(&mut bytes) {
+            Ok(_) => Ok(bytes),
+            Err(error) => Err(format!("standard input: {error}")),
+        };
+    }
+    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Pairs of hexadecimal digits, perhaps with space between them; `None` if it is anything else.
+pub(crate) fn hexadecimal(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u32> =
+        text.chars().filter(|c| !c.is_whitespace()).map(|c| c.to_digit(16)).collect::<Option<_>>()?;
+    let pairs = digits.chunks_exact(2);
+    pairs.remainder().is_empty().then(|| pairs.map(|pair| (pair[0] << 4 | pair[1]) as u8).collect())
+}
+
+/// Reads a program: an object file, instructions as bytes or as hexadecimal digits, or assembler text.
+pub(crate) fn program(path: &Path, syntax: Syntax) -> Result<Input, String> {
+    let bytes = read(path)?;
+    let fail = |why: String| format!("{}: {why}", path.display());
+    if bytes.starts_with(b"\x7fELF") {
+        let kernel = kernel(Path::new(KERNEL_BTF)).unwrap_or_else(|_| Kernel::without_types());
+        let object = Object::load(&bytes, &kernel, &settings()).map_err(|error| fail(error.to_string()))?;
+        return Ok(Input::Object(Box::new(object)));
+    }
+    let insns = match std::str::from_utf8(&bytes).ok().filter(|text| !text.contains('\0')) {
+        None => decode(&bytes).ok_or("bytes that are no whole instructions of 8".to_owned()),
+        Some(text) => match hexadecimal(text) {
+            Some(bytes) => {
+                decode(&bytes).ok_or("hexadecimal digits that are no whole instructions of 8 bytes".into())
+            }
+            None => syntax.assemble(text),
+        },
+    };
+    insns.map_err(fail).map(Input::Insns)
+}
+
+/// A kernel's types, from a file.
+pub(crate) fn kernel(path: &Path) -> Result<Kernel, String> {
+    let types = read(path).map_err(|why| format!("{why}; name a kernel's types with --btf FILE"))?;
+    Kernel::parse(types).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// What programs can ask of this machine's kernel.
+pub(crate) fn settings() -> Settings {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut text = String::new();
+    if let Ok(file) = std::fs::File::open("/proc/config.gz") {
+        let _ = flate2::read::GzDecoder::new(file).read_to_string(&mut text);
+    }
+    Settings::of_kernel(&release, &text)
+}
+
+/// That an object file has no such program.
+pub(crate) fn no_program(file: &Path, object: &Object, name: &str) -> String {
+    let names: Vec<&str> = object.programs.iter().map(|program| program.name.as_str()).collect();
+    format!("{} has no program {name}; name one with --program: {}", file.display(), names.join(", "))
+}

@@ -1,0 +1,188 @@
+//! The region, in this process.
+
+use std::io;
+use std::ptr::NonNull;
+
+use ring3_layout::control::{CONTROL_MAGIC, ControlHeader, TestRun};
+use ring3_layout::owner::NAMESPACE_SERVER;
+use ring3_layout::region::{
+    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
+    REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, got_offset, view_offset,
+};
+use ring3_layout::{LAYOUT_VERSION, PAGE_BYTES};
+use ring3_maps::{Geometry, Map, View};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+
+/// Memory of this process; unmapped with the value.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Fresh memory, zeroed, touched only where it is used.
+    pub(crate) fn new(bytes: u64) -> io::Result<Memory> {
+        Memory::reserve(bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn reserve(bytes: u64, protection: ProtFlags) -> io::Result<Memory> {
+        let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?.max(1);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: asks for memory that nobody has.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Memory { base, bytes })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// As a map of this geometry, for which it was made.
+    pub(crate) fn map<'a>(&self, geometry: &'a Geometry) -> Map<'a> {
+        // SAFETY: the memory has the geometry's size and lives as long as the map's owner.
+        unsafe { Map::trusted(self.base.as_ptr(), geometry) }
+    }
+
+    /// Copies bytes to `offset`. Panics if they do not fit.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let offset = usize::try_from(offset).expect("an offset of the layout");
+        assert!(offset + bytes.len() <= self.bytes, "offsets are the layout's");
+        // SAFETY: the destination is inside this memory, which no Rust reference covers.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().wrapping_add(offset), bytes.len())
+        };
+    }
+
+    fn write_value<T: Copy>(&self, offset: u64, value: T) {
+        let offset = usize::try_from(offset).expect("an offset of the layout");
+        assert!(offset + size_of::<T>() <= self.bytes, "offsets are the layout's");
+        // SAFETY: the destination is inside this memory, which no Rust reference covers.
+        unsafe { self.base.as_ptr().wrapping_add(offset).cast::<T>().write_unaligned(value) };
+    }
+
+    fn protect(&self, offset: u64, bytes: u64, protection: MprotectFlags) -> io::Result<()> {
+        assert!(offset + bytes <= self.bytes as u64, "offsets are the layout's");
+        let at = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: pages of this memory, which no Rust reference covers.
+        unsafe { rustix::mm::mprotect(at.cast(), bytes as usize, protection) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this value, and nothing of it is in use any more. An error changes nothing.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// What the agent sees around it.
+#[derive(Debug)]
+pub(crate) struct Region {
+    memory: Memory,
+    /// Bytes from the memory's start to the region's.
+    start: u64,
+}
+
+const WRITABLE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
+const EXECUTABLE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::EXEC);
+
+impl Region {
+    pub(crate) fn new(agent: &[u8], cpus: u32) -> io::Result<Region> {
+        let memory = Memory::reserve(REGION_BYTES + REGION_ALIGN, ProtFlags::empty())?;
+        let start = memory.address().next_multiple_of(REGION_ALIGN) - memory.address();
+        let region = Region { memory, start };
+        for (offset, bytes) in [
+            (CONTROL_OFFSET, CONTROL_BYTES),
+            (REALM_OFFSET, REALM_BYTES),
+            (PROCESS_OFFSET, PROCESS_BYTES),
+            (STATE_OFFSET, STATE_BYTES),
+        ] {
+            region.memory.protect(start + offset, bytes, WRITABLE)?;
+        }
+        region.write_code(AGENT_OFFSET, agent)?;
+        region.write_header(cpus);
+        Ok(region)
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.memory.address() + self.start
+    }
+
+    fn write_header(&self, cpus: u32) {
+        let header = ControlHeader {
+            magic: CONTROL_MAGIC,
+            version: LAYOUT_VERSION,
+            pid: std::process::id(),
+            nonce: 0,
+            region_base: self.base(),
+            vdso_clock_gettime: vdso_clock_gettime().unwrap_or(0),
+            cpus,
+            request_wait_us: 0,
+            retired: 0.into(),
+            server_pid: 0,
+            server_started: 0,
+            namespace: NAMESPACE_SERVER,
+            folder: 0,
+        };
+        // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
+        let bytes =
+            unsafe { std::slice::from_raw_parts((&raw const header).cast::<u8>(), size_of::<ControlHeader>()) };
+        self.memory.write(self.start + CONTROL_OFFSET, bytes);
+    }
+
+    /// Tells programs of a map.
+    pub(crate) fn show_map(&self, slot: u32, address: u64, geometry: &Geometry) {
+        let view = self.start + view_offset(slot);
+        self.memory.write_value(view, View { base: address, geometry: *geometry });
+        self.memory.write_value(self.start + got_offset(slot), [self.memory.address() + view, address]);
+    }
+
+    /// Writes a program's code.
+    pub(crate) fn write_text(&self, at: u64, code: &[u8]) -> io::Result<()> {
+        assert!(at + code.len() as u64 <= TEXT_BYTES, "the caller has looked for room");
+        self.write_code(TEXT_OFFSET + at, code)
+    }
+
+    /// Pages are writable or executable, never both.
+    fn write_code(&self, offset: u64, code: &[u8]) -> io::Result<()> {
+        let first = (self.start + offset) / PAGE_BYTES * PAGE_BYTES;
+        let bytes = (self.start + offset + code.len() as u64).next_multiple_of(PAGE_BYTES) - first;
+        self.memory.protect(first, bytes, WRITABLE)?;
+        self.memory.write(self.start + offset, code);
+        self.memory.protect(first, bytes, EXECUTABLE)
+    }
+
+    /// Runs a program of this region on this thread.
+    pub(crate) fn test_run(&self, test: &mut TestRun) -> bool {
+        let at = self.base() + AGENT_OFFSET + ring3_image::symbol("ring3_test_run").expect("the agent has it");
+        // SAFETY: the agent's symbol is a function of this type.
+        let function: extern "sysv64" fn(&mut TestRun) -> u64 = unsafe { std::mem::transmute(at) };
+        function(test) != 0
+    }
+}
+
+/// Whether programs may read and write the bases of FS and GS (`HWCAP2_FSGSBASE`).
+pub(crate) fn has_fsgsbase() -> bool {
+    const HWCAP2_FSGSBASE: usize = 1 << 1;
+    let (_, second) = rustix::param::linux_hwcap();
+    second & HWCAP2_FSGSBASE != 0
+}
+
+/// Address of the vDSO's `clock_gettime`.
+fn vdso_clock_gettime() -> Option<u64> {
+    // SAFETY: asks for a number.
+    let base = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let range = maps.lines().find(|line| line.ends_with("[vdso]"))?.split(' ').next()?;
+    let (first, end) = range.split_once('-')?;
+    let (first, end) = (u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    if first != base {
+        return None;
+    }
+    // SAFETY: the vDSO is mapped there for as long as the process lives, and never written.
+    let image = unsafe { std::slice::from_raw_parts(first as *const u8, (end - first) as usize) };
+    Some(base + ring3_elf::File::parse(image).ok()?.find("__vdso_clock_gettime")?)
+}
