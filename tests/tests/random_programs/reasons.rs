@@ -2,7 +2,7 @@
 
 use ring3_generate::Program;
 use ring3_interp::shadow::{Fault, Wrong};
-use ring3_isa::{AluOp, Cond, Op, Operand, Size};
+use ring3_isa::{AluOp, Cond, Op, Operand, Size, Width};
 
 /// A difference that is understood.
 struct Reason {
@@ -71,11 +71,12 @@ const KERNEL_ALONE_REFUSES: &[Reason] = &[
 ];
 
 /// What is said at the end of a way that lacks something.
-const ENDS: &[&str] = &["!read_ok", "reference leak"];
+const ENDS: &[&str] = &["!read_ok", "reference leak", "infinite loop detected", "type=", "errno 22"];
 
 /// We refuse, the kernel may accept.
 const RING3_ALONE_REFUSES: &[Reason] = &[
     told(&["unknown func bpf_"], "a helper that ring3 does not have"),
+    told(&["invalid mem access 'map_ptr'"], "the kernel lets programs read what a map is"),
     // Numbers of which more is known decide more branches, and then differ where the kernel's are all unknown: rounds
     // of nested loops that it takes for the same may be too many for us. One program in some 40 000.
     told(&["BPF program is too large. Processed"], "we gave up: instructions"),
@@ -91,6 +92,12 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
         messages: &["pointer", "register spill"],
         has: |program| reads_stack(program) && knows_more(program),
         name: "the kernel takes a pointer that was fetched for a number",
+    },
+    // `if w0 == 0` of a pointer that is not null does not tell that the low half of it is not 0.
+    Reason {
+        messages: &["invalid access", "!read_ok", "reference leak"],
+        has: compares_half,
+        name: "the kernel takes the low half of a pointer for all of it",
     },
 ];
 
@@ -146,9 +153,20 @@ fn reads_stack(program: &Program) -> bool {
     any(program, |op| matches!(op, Op::Atomic { fetch: true, .. } | Op::LoadAcquire { .. } | Op::Load { .. }))
 }
 
+fn compares_with_itself(program: &Program) -> bool {
+    any(program, |op| matches!(op, Op::Jump { dst, src: Operand::Reg(src), .. } if dst == src))
+}
+
+/// The low half of what a lookup gave is compared with 0.
+fn compares_half(program: &Program) -> bool {
+    any(program, |op| {
+        matches!(op, Op::Jump { width: Width::W32, cond: Cond::Eq | Cond::Ne, src: Operand::Imm(0), .. })
+    })
+}
+
 /// It does what we know more of than the kernel.
 fn knows_more(program: &Program) -> bool {
-    [divides, negates, shifts, tests_bits, reads_parts].iter().any(|has| has(program))
+    [divides, negates, shifts, tests_bits, reads_parts, compares_with_itself].iter().any(|has| has(program))
 }
 
 pub(crate) fn calls_back(program: &Program) -> bool {
@@ -160,6 +178,12 @@ pub(crate) fn calls_back(program: &Program) -> bool {
 /// The kernel (6.18) takes a state that it meets again at a call of `bpf_loop` for the callback's return, which is
 /// known to end, also if a loop around the call led there: `for (;;) bpf_loop(0, f, NULL, 0);` is accepted and hangs.
 pub(crate) fn explain_fault(program: &Program, fault: &Fault) -> Option<&'static str> {
-    let endless = fault.wrong == Wrong::Runaway && calls_back(program);
-    endless.then_some("the kernel accepts an endless loop around a call of a callback")
+    match fault.wrong {
+        Wrong::Runaway if calls_back(program) => {
+            Some("the kernel accepts an endless loop around a call of a callback")
+        }
+        // What a map is to the kernel (`struct bpf_map`) programs may read there; here there is nothing to be read.
+        Wrong::ThroughHandle => Some("the kernel lets programs read what a map is"),
+        _ => None,
+    }
 }

@@ -289,10 +289,13 @@ impl Machine<'_> {
             return Ok(Value::number(EINVAL));
         }
         for (number, (key, region)) in elements.into_iter().enumerate() {
-            *self.world.memory.bytes_mut(self.world.key) = key;
+            // A callback around this one has its key there.
+            let outer = std::mem::replace(self.world.memory.bytes_mut(self.world.key), key);
             let key = self.world.memory.pointer(self.world.key, 0);
             let value = self.world.memory.pointer(region, 0);
-            if self.call_back(callback, [map, key, value, context, Value::UNSET])? {
+            let stops = self.call_back(callback, [map, key, value, context, Value::UNSET])?;
+            *self.world.memory.bytes_mut(self.world.key) = outer;
+            if stops {
                 return Ok(Value::number(number as u64 + 1));
             }
         }
