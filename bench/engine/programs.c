@@ -75,10 +75,10 @@ PROGRAM(murmur_hash)
 PROGRAM(crc32)
 {
 	u32 crc = ~0u;
-	for (int i = 0; i < 64; i++) {
+	for (int i = 0; i < 24; i++) {
 		crc ^= memory[i];
 		for (int bit = 0; bit < 8; bit++)
-			crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+			crc = crc >> 1 ^ (0xedb88320 & -(crc & 1));
 	}
 	return ~crc;
 }
@@ -147,8 +147,8 @@ PROGRAM(cases)
 PROGRAM(packet)
 {
 	u64 sum = 0;
-	for (int i = 0; i < 16; i++) {
-		u8 *frame = memory + i * 64;
+	for (int i = 0; i < 64; i++) {
+		u8 *frame = memory + i * 12;
 		u16 type = __builtin_bswap16(*(u16 *)(frame + 12));
 		u32 at = 14;
 		if (type == 0x8100) {
@@ -171,11 +171,11 @@ PROGRAM(packet)
 PROGRAM(binary_search)
 {
 	u64 sum = 0;
-	for (u32 key = 0; key < 32; key++) {
+	for (u32 key = 0; key < 8; key++) {
 		u32 low = 0, high = 127;
 		for (int step = 0; step < 7; step++) {
 			u32 middle = (low + high) / 2 & 127;
-			if (middle * 5 < key * 17)
+			if (memory[middle * 8] < key * 32)
 				low = middle + 1;
 			else
 				high = middle;
@@ -334,15 +334,11 @@ PROGRAM(random_numbers)
 
 PROGRAM(line_lengths)
 {
-	u64 longest = 0, length_now = 0;
-	for (int i = 0; i < 1000; i++) {
-		if (memory[i] == '\n') {
-			if (length_now > longest)
-				longest = length_now;
-			length_now = 0;
-		} else {
-			length_now++;
-		}
+	u32 longest = 0, length_now = 0;
+	for (int i = 0; i < 50; i++) {
+		u32 goes_on = memory[i] > 31;
+		length_now = (length_now + 1) * goes_on & 1023;
+		longest += (length_now - longest) * (length_now > longest);
 	}
 	return longest * 1000 + length_now;
 }

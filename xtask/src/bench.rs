@@ -656,6 +656,22 @@ impl Bench {
     }
 }
 
+/// Builds what a benchmark of `tests/benches` asks; where it is.
+pub(crate) fn bench_binary(name: &str) -> Result<PathBuf, String> {
+    let output = Command::new("cargo")
+        .args(["build", "--release", "--quiet", "--package", "ring3-tests", "--bench", name])
+        .arg("--message-format=json-render-diagnostics")
+        .current_dir(root())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cargo build: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let built = messages.filter(|message| message["target"]["name"] == name);
+    let mut paths = built.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
+    paths.next().ok_or_else(|| format!("cargo build: {name} is not built"))
+}
+
 pub(crate) fn machine() -> Value {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Goal, Limit, Process, Spread, machine};
-use crate::root;
+use crate::bench::{Goal, Limit, Process, Spread, bench_binary, machine};
 
 const ROUNDS: usize = 9;
 /// How long `prevail` is waited for.
@@ -229,26 +228,9 @@ struct Bench {
     memory: Option<Memory>,
 }
 
-/// Builds what asks the verifiers; where it is.
-fn build() -> Result<PathBuf, String> {
-    let arguments = ["build", "--release", "--quiet", "--package", "ring3-tests", "--bench", "verifiers"];
-    let output = Command::new("cargo")
-        .args(arguments)
-        .arg("--message-format=json-render-diagnostics")
-        .current_dir(root())
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("cargo build: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let built = messages.filter(|message| message["target"]["name"] == "verifiers");
-    let mut paths = built.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
-    paths.next().ok_or_else(|| "cargo build: the program that asks the verifiers is not built".into())
-}
-
 pub(crate) fn verify(words: &[&str]) -> Result<(), String> {
     let options = Options::parse(words)?;
-    let binary = build()?;
+    let binary = bench_binary("verifiers")?;
     let json = options.json.clone();
     let mut bench = Bench { options, rows: vec![], refused: 0, not_ours: vec![], memory: None };
     bench.run(&binary)?;

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_engine;
 mod bench_maps;
 mod bench_verify;
 mod conformance;
@@ -22,7 +23,7 @@ use std::process::{Command, ExitCode, Stdio};
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
     | conformance DIR [--engine interp|jit] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
-    | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
+    | bench engine [--only TEXT] [--rounds N] [--json FILE] | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         ["demo"] => demo::run(),
         ["bench", "probe", options @ ..] => bench::probe(options),
         ["bench", "maps", options @ ..] => bench_maps::maps(options),
+        ["bench", "engine", options @ ..] => bench_engine::engine(options),
         ["bench", "verify", options @ ..] => bench_verify::verify(options),
         ["mutate", options @ ..] => mutate::mutate(options),
         _ => Err(USAGE.to_owned()),

@@ -138,6 +138,11 @@ impl Runner {
         &self.maps
     }
 
+    /// Takes all programs away; those that are loaded later lie where they lay.
+    pub fn unload(&mut self) {
+        self.text_used = 0;
+    }
+
     /// Places a program's code.
     ///
     /// # Errors

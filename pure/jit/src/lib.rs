@@ -6,6 +6,8 @@
 //! Start reading at: `compile`, then `translate.rs`.
 #![forbid(unsafe_code)]
 
+mod liveness;
+mod shorten;
 mod translate;
 
 use std::fmt;
@@ -19,6 +21,7 @@ use cranelift_codegen::settings::{self, Configurable};
 use cranelift_codegen::{Context, FinalizedRelocTarget};
 use ring3_verifier::Verified;
 
+use crate::shorten::shorten;
 use crate::translate::External;
 
 /// Functions begin at multiples of this in the code.
@@ -107,8 +110,9 @@ impl std::error::Error for LinkError {}
 pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
     let isa = target_isa();
     let mut assembly = Assembly::default();
+    let takes = liveness::takes(program);
     for index in 0..program.subprograms().len() {
-        let (function, externals) = translate::function(program, index, isa.frontend_config());
+        let (function, externals) = translate::function(program, &takes, index, isa.frontend_config());
         assembly.add(&isa, function, &externals, true)?;
     }
     if program.tail_calls() {
@@ -145,9 +149,11 @@ impl Assembly {
         code.bytes.resize(code.bytes.len().next_multiple_of(FUNCTION_ALIGN), 0xcc);
         let base = code.bytes.len() as u32;
         self.starts.push(base);
-        code.bytes.extend_from_slice(compiled.code_buffer());
+        let linked: Vec<u32> = compiled.buffer.relocs().iter().map(|relocation| relocation.offset).collect();
+        let short = shorten(compiled.code_buffer(), &linked)?;
+        code.bytes.extend_from_slice(&short.bytes);
         for location in compiled.buffer.get_srclocs_sorted().iter().filter(|_| located) {
-            code.pc_map.push((base + location.start, location.loc.bits()));
+            code.pc_map.push((base + short.place(location.start), location.loc.bits()));
         }
         let relocations = compiled.buffer.relocs().to_vec();
         for relocation in relocations {
@@ -158,7 +164,7 @@ impl Assembly {
                 return Err(Error(format!("unexpected target {:?}", relocation.target)));
             };
             let name: &UserExternalName = &context.func.params.user_named_funcs()[name];
-            let offset = base + relocation.offset;
+            let offset = base + short.place(relocation.offset);
             match externals.get(name.index as usize) {
                 Some(External::Outside(target)) => {
                     code.relocations.push(Relocation { offset, addend: relocation.addend, target: *target });

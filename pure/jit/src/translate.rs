@@ -17,16 +17,18 @@ use cranelift_codegen::isa::{CallConv, TargetFrontendConfig};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
 use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
 use ring3_layout::control::{Attachment, GotEntry};
+use ring3_layout::packet::{SK_BUFF_POINTERS, XDP_POINTERS, has_packet_context, packet_context_offset};
 use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
-use ring3_uapi::bpf::map_type;
+use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper;
-use ring3_verifier::{MapShape, Verified};
+use ring3_verifier::{MapShape, Subprogram, Verified};
 
+use crate::liveness::{Takes, helper_arguments};
 use crate::{FUEL, Target};
 
-/// Bytes of a subprogram's stack.
-const STACK_BYTES: u32 = 512;
+/// What the end of a stack is a multiple of, bytes.
+const STACK_ALIGN: u32 = 16;
 /// Offset of the fuel word in the thread block.
 const FUEL_OFFSET: i32 = offset_of!(ThreadBlock, fuel) as i32;
 /// Offsets of the words of tail calls there.
@@ -42,6 +44,7 @@ pub(crate) enum External {
 
 struct Translator<'a, 'f> {
     program: &'a Verified,
+    takes: &'a [Takes],
     builder: FunctionBuilder<'f>,
     registers: Vec<Variable>,
     env: Variable,
@@ -55,9 +58,14 @@ struct Translator<'a, 'f> {
 }
 
 /// The function for subprogram `index`, and what its names mean.
-pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendConfig) -> (Function, Vec<External>) {
+pub(crate) fn function(
+    program: &Verified,
+    takes: &[Takes],
+    index: usize,
+    config: TargetFrontendConfig,
+) -> (Function, Vec<External>) {
     let subprogram = program.subprograms()[index];
-    let parameters = if index == 0 { 2 } else { 6 };
+    let parameters = if index == 0 { 2 } else { parameters(takes[index]) };
     let mut function = Function::with_name_signature(UserFuncName::user(0, index as u32), signature(parameters));
     let mut context = FunctionBuilderContext::new();
     let mut builder = FunctionBuilder::new(&mut function, &mut context);
@@ -65,6 +73,7 @@ pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendC
     let env = builder.declare_var(I64);
     let mut translator = Translator {
         program,
+        takes,
         builder,
         registers,
         env,
@@ -75,7 +84,7 @@ pub(crate) fn function(program: &Verified, index: usize, config: TargetFrontendC
         ended: false,
     };
     translator.make_blocks(subprogram.start, subprogram.end);
-    translator.enter(index, subprogram.start);
+    translator.enter(index, subprogram);
     let mut at = subprogram.start;
     while at < subprogram.end {
         let decoded = op(program.insns(), at).expect("verified");
@@ -128,6 +137,11 @@ pub(crate) fn entry(config: TargetFrontendConfig) -> (Function, Vec<External>) {
     builder.seal_all_blocks();
     builder.finalize(config);
     (function, externals)
+}
+
+/// Parameters of a subprogram that is not the entry.
+fn parameters(takes: Takes) -> usize {
+    takes.arguments().count() + usize::from(takes.takes_env())
 }
 
 fn signature(parameters: usize) -> Signature {
@@ -204,7 +218,7 @@ impl Translator<'_, '_> {
         }
     }
 
-    fn enter(&mut self, index: usize, start: usize) {
+    fn enter(&mut self, index: usize, subprogram: Subprogram) {
         let entry = self.builder.create_block();
         self.builder.append_block_params_for_function_params(entry);
         self.builder.switch_to_block(entry);
@@ -213,24 +227,31 @@ impl Translator<'_, '_> {
         for register in self.registers.clone() {
             self.builder.def_var(register, zero);
         }
-        let env = *arguments.last().expect("at least two parameters");
+        let (registers, takes_env): (Vec<u8>, bool) = match self.takes[index] {
+            _ if index == 0 => (vec![1], true),
+            takes => (takes.arguments().collect(), takes.takes_env()),
+        };
+        let env = if takes_env { arguments[arguments.len() - 1] } else { zero };
         self.builder.def_var(self.env, env);
-        for (register, argument) in (1..).zip(&arguments[..arguments.len() - 1]) {
+        for (register, argument) in registers.into_iter().zip(&arguments) {
             self.set(register, *argument);
         }
-        let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, STACK_BYTES, 4);
-        let slot = self.builder.create_sized_stack_slot(slot);
-        let frame = self.builder.ins().stack_addr(I64, slot, STACK_BYTES as i32);
-        self.set(10, frame);
+        if subprogram.stack_bytes > 0 {
+            let bytes = subprogram.stack_bytes.next_multiple_of(STACK_ALIGN);
+            let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, STACK_ALIGN.ilog2() as u8);
+            let slot = self.builder.create_sized_stack_slot(slot);
+            let frame = self.builder.ins().stack_addr(I64, slot, bytes as i32);
+            self.set(10, frame);
+        }
         if let Some(bytes) = self.program.memory_bytes().filter(|_| index == 0) {
             let length = self.constant(i64::from(bytes));
             self.set(2, length);
         }
-        if index == 0 {
+        if index == 0 && self.program.needs_fuel() {
             let fuel = self.constant(FUEL);
             self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
         }
-        let first = self.blocks[&start];
+        let first = self.blocks[&subprogram.start];
         self.builder.ins().jump(first, &[]);
         self.ended = true;
     }
@@ -288,7 +309,7 @@ impl Translator<'_, '_> {
 
     fn translate(&mut self, at: usize, decoded: Op) {
         match decoded {
-            Op::Alu { width, op, dst, src } => self.alu(width, op, dst, src),
+            Op::Alu { width, op, dst, src } => self.alu(at, width, op, dst, src),
             Op::MovSx { width, bits, dst, src } => {
                 let value = self.get(src);
                 let narrow = match bits {
@@ -309,16 +330,31 @@ impl Translator<'_, '_> {
                 self.set(dst, value);
             }
             Op::Swap { dst, bits, swap } => self.swap(dst, bits, swap),
+            Op::Load { size: Size::W, signed: false, dst, src, off } if self.is_pointer_to_packet(at, off) => {
+                let base = self.get(src);
+                let value = self.builder.ins().load(I64, access(), base, packet_context_offset(off));
+                self.set(dst, value);
+            }
             Op::Load { size, signed, dst, src, off } => {
                 let base = self.get(src);
-                let value = self.builder.ins().load(type_of(size), access(), base, i32::from(off));
-                let value = if signed { self.builder.ins().sextend(I64, value) } else { self.widen(value) };
+                let (flags, off) = (access(), self.offset(at, off));
+                let ins = self.builder.ins();
+                let value = match (size, signed) {
+                    (Size::B, false) => ins.uload8(I64, flags, base, off),
+                    (Size::B, true) => ins.sload8(I64, flags, base, off),
+                    (Size::H, false) => ins.uload16(I64, flags, base, off),
+                    (Size::H, true) => ins.sload16(I64, flags, base, off),
+                    (Size::W, false) => ins.uload32(flags, base, off),
+                    (Size::W, true) => ins.sload32(flags, base, off),
+                    (Size::Dw, _) => ins.load(I64, flags, base, off),
+                };
                 self.set(dst, value);
             }
             Op::Store { size, dst, src, off } => {
                 let (base, value) = (self.get(dst), self.operand(src, Width::W64));
                 let value = if size == Size::Dw { value } else { self.builder.ins().ireduce(type_of(size), value) };
-                self.builder.ins().store(access(), value, base, i32::from(off));
+                let off = self.offset(at, off);
+                self.builder.ins().store(access(), value, base, off);
             }
             Op::Atomic { size, op, fetch, dst, src, off } => self.atomic(size, op, fetch, dst, src, off),
             Op::LoadAcquire { size, dst, src, off } => {
@@ -347,14 +383,31 @@ impl Translator<'_, '_> {
         }
     }
 
+    /// Whether the program gets an address there that has 32 bits in the context as programs know it.
+    fn is_pointer_to_packet(&self, at: usize, off: i16) -> bool {
+        let offsets: &[i16] = match self.program.prog_type() {
+            prog_type::XDP => &XDP_POINTERS,
+            prog_type::SCHED_CLS | prog_type::SCHED_ACT => &SK_BUFF_POINTERS,
+            _ => &[],
+        };
+        self.program.is_of_context(at) && offsets.contains(&off)
+    }
+
+    /// The offset of a load or store.
+    fn offset(&self, at: usize, off: i16) -> i32 {
+        let of_packet = self.program.is_of_context(at) && has_packet_context(self.program.prog_type());
+        if of_packet { packet_context_offset(off) } else { i32::from(off) }
+    }
+
     fn address(&mut self, register: u8, off: i16) -> Value {
         let base = self.get(register);
         self.builder.ins().iadd_imm_s(base, i64::from(off))
     }
 
-    fn alu(&mut self, width: Width, op: AluOp, dst: u8, src: Operand) {
-        let a = self.operand(Operand::Reg(dst), width);
+    fn alu(&mut self, at: usize, width: Width, op: AluOp, dst: u8, src: Operand) {
         let b = self.operand(src, width);
+        // A move does not read what was there: it would be kept for that.
+        let a = if op == AluOp::Mov { b } else { self.operand(Operand::Reg(dst), width) };
         let result = match op {
             AluOp::Add => self.builder.ins().iadd(a, b),
             AluOp::Sub => self.builder.ins().isub(a, b),
@@ -366,14 +419,21 @@ impl Translator<'_, '_> {
             AluOp::Lsh => self.builder.ins().ishl(a, b),
             AluOp::Rsh => self.builder.ins().ushr(a, b),
             AluOp::Arsh => self.builder.ins().sshr(a, b),
-            AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod => self.divide(op, a, b),
+            AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod => self.divide(at, op, a, b),
         };
         let result = self.widen(result);
         self.set(dst, result);
     }
 
     /// Machine division traps on a zero divisor, and on the smallest number by -1: those take another way.
-    fn divide(&mut self, op: AluOp, a: Value, b: Value) -> Value {
+    fn divide(&mut self, at: usize, op: AluOp, a: Value, b: Value) -> Value {
+        if !self.program.may_divide_by_zero(at) {
+            match op {
+                AluOp::Div => return self.builder.ins().udiv(a, b),
+                AluOp::Mod => return self.builder.ins().urem(a, b),
+                _ => {}
+            }
+        }
         let kind = self.builder.func.dfg.value_type(a);
         let (zero, one) = (self.builder.ins().iconst(kind, 0), self.builder.ins().iconst(kind, 1));
         let by_zero = self.builder.ins().icmp_imm_s(IntCC::Equal, b, 0);
@@ -446,6 +506,13 @@ impl Translator<'_, '_> {
     }
 
     fn branch(&mut self, at: usize, width: Width, cond: Cond, dst: u8, src: Operand, target: usize) {
+        // Where one way is never gone, the verifier has compared.
+        if !self.program.is_live(at + 1) {
+            return self.jump(at, target);
+        }
+        if !self.program.is_live(target) {
+            return self.jump(at, at + 1);
+        }
         if target <= at {
             self.burn();
         }
@@ -485,6 +552,9 @@ impl Translator<'_, '_> {
 
     /// Before a jump back: one unit of fuel, or the end.
     fn burn(&mut self) {
+        if !self.program.needs_fuel() {
+            return;
+        }
         let env = self.builder.use_var(self.env);
         let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
         let fuel = self.builder.ins().iadd_imm_s(fuel, -1);
@@ -546,7 +616,8 @@ impl Translator<'_, '_> {
             }
             (None, Immediate::Value(value)) => self.constant(value as i64),
             (None, Immediate::Func(target)) => {
-                let function = self.function(External::Subprogram(self.subprogram_at(target)), 6);
+                let index = self.subprogram_at(target);
+                let function = self.function(External::Subprogram(index), parameters(self.takes[index]));
                 self.builder.ins().func_addr(I64, function)
             }
             // The verifier let no other reference through.
@@ -560,9 +631,14 @@ impl Translator<'_, '_> {
             Call::Helper(id) | Call::Kfunc(id) => self.helper(at, id),
             Call::Register(_) => unreachable!("the verifier has put the helper's number there"),
             Call::Local(target) => {
-                let arguments = self.arguments();
-                let result = self.call_external(External::Subprogram(self.subprogram_at(target)), &arguments);
-                if self.program.goes_round() {
+                let index = self.subprogram_at(target);
+                let takes = self.takes[index];
+                let mut arguments: Vec<Value> = takes.arguments().map(|register| self.get(register)).collect();
+                if takes.takes_env() {
+                    arguments.push(self.builder.use_var(self.env));
+                }
+                let result = self.call_external(External::Subprogram(index), &arguments);
+                if self.program.needs_fuel() {
                     // What ran dry did not return what the verifier knows it returns.
                     let env = self.builder.use_var(self.env);
                     let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
@@ -574,8 +650,12 @@ impl Translator<'_, '_> {
         self.set(0, result);
     }
 
-    fn arguments(&mut self) -> Vec<Value> {
-        let mut arguments: Vec<Value> = (1..=5).map(|register| self.get(register)).collect();
+    /// What a helper gets: those of r1 to r5 that it looks at, and the environment.
+    fn arguments(&mut self, id: u32) -> Vec<Value> {
+        let count = helper_arguments(id);
+        let zero = self.constant(0);
+        let mut arguments: Vec<Value> =
+            (1..=5).map(|register| if register <= count { self.get(register) } else { zero }).collect();
         arguments.push(self.builder.use_var(self.env));
         arguments
     }
@@ -685,7 +765,7 @@ impl Translator<'_, '_> {
     }
 
     fn plain_helper(&mut self, id: u32) -> Value {
-        let arguments = self.arguments();
+        let arguments = self.arguments(id);
         self.call_external(External::Outside(Target::Helper(id)), &arguments)
     }
 

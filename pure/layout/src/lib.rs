@@ -10,6 +10,7 @@
 pub mod control;
 pub mod map;
 pub mod owner;
+pub mod packet;
 pub mod realm;
 pub mod region;
 pub mod thread;

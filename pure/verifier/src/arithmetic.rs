@@ -1,11 +1,11 @@
 //! Arithmetic on registers.
 //! Mirrors kernel/bpf/verifier.c:check_alu_op, adjust_ptr_min_max_vals and adjust_scalar_min_max_vals.
 
-use ring3_isa::{AluOp, Operand, Width};
+use ring3_isa::{AluOp, Cond, Operand, Width};
 use ring3_uapi::Errno;
 
 use crate::explore::Explorer;
-use crate::scalar::Scalar;
+use crate::scalar::{Scalar, Test};
 use crate::state::{Kind, Register};
 use crate::{Refusal, deny, refuse};
 
@@ -30,6 +30,7 @@ impl Explorer<'_> {
         };
         let result = match (left.is_pointer(), right.is_pointer()) {
             (false, false) => {
+                self.note_divisor(width, op, source, &right);
                 let mut result = Register::scalar(left.number.compute(width, op, &right.number));
                 if op == AluOp::Add && width == Width::W64 {
                     (result.id, result.fixed) = linked_sum(&left, &right);
@@ -52,6 +53,19 @@ impl Explorer<'_> {
         };
         self.write(dst, result, [Some(dst), source]);
         Ok(())
+    }
+
+    /// Where a divisor is never 0, compiled code need not look; then what it is matters.
+    fn note_divisor(&mut self, width: Width, op: AluOp, source: Option<u8>, divisor: &Register) {
+        if !matches!(op, AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod) {
+            return;
+        }
+        let zero = divisor.number.assume(width, Test::Holds(Cond::Eq), &Scalar::constant(0));
+        if zero.is_some() {
+            self.found.zero_divisors.insert(self.at);
+        } else if !self.found.zero_divisors.contains(&self.at) {
+            self.decides(source.as_slice());
+        }
     }
 
     fn copy(&mut self, width: Width, dst: u8, src: Operand) -> Result<(), Refusal> {

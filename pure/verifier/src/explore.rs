@@ -4,7 +4,7 @@
 //! path may stop because what is known there was seen before, and the rules when such a point is kept.
 //! Mirrors kernel/bpf/verifier.c:do_check, is_state_visited and is_branch_taken.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use ring3_isa::{Call, Immediate, Op, Operand};
@@ -29,10 +29,18 @@ pub(crate) struct Found {
     pub(crate) helper_maps: BTreeMap<usize, Option<u32>>,
     /// Helpers called.
     pub(crate) helpers: Vec<u32>,
+    /// For each load and store, whether it is of the context.
+    pub(crate) context_at: BTreeMap<usize, bool>,
+    /// Bytes of the context up to the last that is touched.
+    pub(crate) context_bytes: u32,
+    /// Divisions by what may be 0.
+    pub(crate) zero_divisors: BTreeSet<usize>,
     /// For each `callx`, the helper.
     pub(crate) called: BTreeMap<usize, u32>,
     /// For each subprogram, bytes of stack that it touches.
     pub(crate) stack_bytes: Vec<u32>,
+    /// A path ended where another still went on.
+    pub(crate) came_round: bool,
     pub(crate) statistics: Statistics,
 }
 
@@ -413,6 +421,7 @@ impl<'a> Explorer<'a> {
             let covered = compare::covers(point, &self.state, Match::Contained, &self.work);
             if covered {
                 self.returns.push(Return::new(&self.path, point.clone()));
+                self.found.came_round = true;
             }
             return Ok(covered);
         }

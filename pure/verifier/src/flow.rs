@@ -121,14 +121,9 @@ fn stops(ops: &[Option<Op>], subprograms: &[Subprogram]) -> Vec<Stop> {
     stops
 }
 
-/// Whether instructions that can be reached may run more than once in one run.
-pub(crate) fn goes_round(ops: &[Option<Op>], live: &[bool]) -> bool {
-    let rounds = |at: usize| match ops[at] {
-        Some(Op::Jump { target, .. } | Op::Ja(target) | Op::MayGoto(target)) => target <= at,
-        Some(Op::Call(Call::Helper(id) | Call::Kfunc(id))) => calls_back(id),
-        _ => false,
-    };
-    (0..ops.len()).any(|at| live[at] && rounds(at))
+/// Whether there are rounds that can be reached of which only the number is known to have an end.
+pub(crate) fn counts_rounds(stops: &[Stop], live: &[bool]) -> bool {
+    stops.iter().zip(live).any(|(stop, live)| *live && *stop == Stop::Always)
 }
 
 /// Whether a helper calls a subprogram.
@@ -156,7 +151,7 @@ fn subprograms(ops: &[Option<Op>]) -> Result<Vec<Subprogram>, Report> {
     }
     let starts: Vec<usize> = starts.into_iter().collect();
     let ends = starts[1..].iter().copied().chain([ops.len()]);
-    Ok(starts.iter().zip(ends).map(|(start, end)| Subprogram { start: *start, end }).collect())
+    Ok(starts.iter().zip(ends).map(|(start, end)| Subprogram { start: *start, end, stack_bytes: 0 }).collect())
 }
 
 /// Where control goes from an instruction, inside its subprogram.

@@ -33,7 +33,7 @@ mod stack;
 mod state;
 mod tnum;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ring3_isa::code::BPF_CALL;
@@ -209,7 +209,10 @@ pub struct Verified {
     helper_maps: BTreeMap<usize, MapShape>,
     helpers: Vec<u32>,
     live: Vec<bool>,
-    goes_round: bool,
+    zero_divisors: BTreeSet<usize>,
+    context_at: BTreeMap<usize, bool>,
+    context_bytes: u32,
+    needs_fuel: bool,
     statistics: Statistics,
     log: String,
 }
@@ -221,6 +224,8 @@ pub struct Subprogram {
     pub start: usize,
     /// Behind the last.
     pub end: usize,
+    /// Bytes of its stack that are touched.
+    pub stack_bytes: u32,
 }
 
 /// Why a program was refused.
@@ -348,9 +353,26 @@ impl Verified {
         self.live.get(insn).copied().unwrap_or(false)
     }
 
-    /// Some of it may run more than once: it jumps back, or has a helper call it.
-    pub fn goes_round(&self) -> bool {
-        self.goes_round
+    /// How long it runs is not bounded by what was walked: it has rounds (of callbacks, iterators, `may_goto`) whose number
+    /// has an end, but may be large. Any other program runs no more instructions than [`Statistics::processed`]: each
+    /// path that was walked ended at the program's end, or at a point behind which all paths had ended before.
+    pub fn needs_fuel(&self) -> bool {
+        self.needs_fuel
+    }
+
+    /// Whether the load or store at an instruction is of the context.
+    pub fn is_of_context(&self, insn: usize) -> bool {
+        self.context_at.get(&insn).copied().unwrap_or(false)
+    }
+
+    /// Bytes of the context up to the last that is touched (`max_ctx_offset`).
+    pub fn context_bytes(&self) -> u32 {
+        self.context_bytes
+    }
+
+    /// Whether the division at an instruction may be one by 0.
+    pub fn may_divide_by_zero(&self, insn: usize) -> bool {
+        self.zero_divisors.contains(&insn)
     }
 
     /// Helpers called, by number, without repetition.
@@ -432,11 +454,19 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         maps: named.loads.iter().filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset)))).collect(),
         helper_maps: found.helper_maps.iter().filter_map(|(at, index)| Some((*at, of((*index)?)?))).collect(),
         helpers,
-        goes_round: flow::goes_round(&ops, &found.live),
+        needs_fuel: found.came_round || flow::counts_rounds(&flow.stops, &found.live),
         live: found.live,
+        zero_divisors: found.zero_divisors,
+        context_at: found.context_at,
+        context_bytes: found.context_bytes,
         statistics,
         log: if input.log_level == 0 { String::new() } else { format!("{text}{statistics}\n") },
-        subprograms: flow.subprograms,
+        subprograms: flow
+            .subprograms
+            .iter()
+            .zip(&found.stack_bytes)
+            .map(|(subprogram, bytes)| Subprogram { stack_bytes: *bytes, ..*subprogram })
+            .collect(),
     })
 }
 

@@ -34,6 +34,7 @@ impl Explorer<'_> {
         let bytes = u32::from(size.bytes());
         let access = Access { register: src, off: i64::from(off), bytes, write: false };
         let (mut loaded, from) = self.load_from(access, &pointer)?;
+        self.note_pointer(&pointer)?;
         if signed && loaded.is_scalar() {
             let unchanged = loaded.number.umax < 1 << (bytes * 8 - 1);
             if !unchanged {
@@ -56,6 +57,16 @@ impl Explorer<'_> {
             }
         }
         self.write_from(dst, loaded, from);
+        Ok(())
+    }
+
+    /// An instruction that reaches into the context reaches nowhere else: contexts may be laid out differently where the
+    /// program runs. Mirrors kernel/bpf/verifier.c:save_aux_ptr_type.
+    fn note_pointer(&mut self, pointer: &Register) -> Result<(), Refusal> {
+        let is_context = pointer.kind == Kind::Context;
+        if *self.found.context_at.entry(self.at).or_insert(is_context) != is_context {
+            return refuse(Errno::EINVAL, "same insn cannot be used with different pointers");
+        }
         Ok(())
     }
 
@@ -107,6 +118,19 @@ impl Explorer<'_> {
     pub(crate) fn store(&mut self, size: Size, dst: u8, src: Operand, off: i16) -> Result<(), Refusal> {
         let value = self.operand(src)?;
         let pointer = self.read(dst)?;
+        self.store_to(pointer, value, size, dst, src, off)?;
+        self.note_pointer(&pointer)
+    }
+
+    fn store_to(
+        &mut self,
+        pointer: Register,
+        value: Register,
+        size: Size,
+        dst: u8,
+        src: Operand,
+        off: i16,
+    ) -> Result<(), Refusal> {
         let access = Access { register: dst, off: i64::from(off), bytes: u32::from(size.bytes()), write: true };
         if let Kind::Stack(frame) = pointer.kind
             && !pointer.nullable
@@ -264,10 +288,12 @@ impl Explorer<'_> {
                 return deny(format!("dereference of modified ctx ptr R{register} off={moved} disallowed"));
             }
         }
-        let content = u32::try_from(off).ok().and_then(|at| self.input.policy.context.content(at, bytes, write));
-        let Some(content) = content else {
+        let at = u32::try_from(off).ok();
+        let content = at.and_then(|at| self.input.policy.context.content(at, bytes, write));
+        let (Some(content), Some(at)) = (content, at) else {
             return deny(format!("invalid bpf_context access off={off} size={bytes}"));
         };
+        self.found.context_bytes = self.found.context_bytes.max(at + bytes);
         Ok(match content {
             Content::Number => Register::scalar(Scalar::loaded(bytes)),
             Content::Packet => Register::pointer(Kind::Packet),

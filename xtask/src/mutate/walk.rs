@@ -239,8 +239,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "arithmetic.rs",
         "a distance by which a pointer is moved decides nothing",
-        "self.decides(source.as_slice());",
-        "",
+        "self.decides(source.as_slice());\n                self.offset(",
+        "self.offset(",
     ),
     mutation(
         "branch.rs",

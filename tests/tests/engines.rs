@@ -2,33 +2,37 @@
 
 #[path = "calls/raw_bpf.rs"]
 mod raw_bpf;
+#[path = "engine/raw_case.rs"]
+mod raw_case;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
 
-use ring3_interp::{Fault, Host, Memory};
-use ring3_isa::code::BPF_LD_IMM64;
-use ring3_isa::{Insn, assemble, encode};
+use ring3_isa::assemble;
 use ring3_run::Runner;
 use ring3_tests::{hexadecimal, is_root, ring3, root};
-use ring3_uapi::attr::{map_create, map_elem, prog_load, test_run};
-use ring3_uapi::bpf::{cmd, map_type, prog_type};
-use ring3_uapi::flags::BPF_F_SLEEPABLE;
-use ring3_uapi::helper;
-use ring3_verifier::{Input, Policy, Verified, verify};
+use ring3_verifier::Verified;
 
-use raw_bpf::{Attr, address, bpf};
+use raw_case::{Case, Kernel};
 
-/// A program for some memory that r1 leads to.
-struct Case {
+/// A case, what it is called, and r0.
+struct Titled {
     title: String,
-    text: String,
-    memory: Vec<u8>,
-    /// r0.
+    case: Case,
     expected: u64,
+}
+
+impl Titled {
+    fn new(title: &str, text: &str, memory: Vec<u8>, expected: u64) -> Titled {
+        let insns = assemble(text).unwrap_or_else(|error| panic!("{title}: {error}"));
+        Titled { title: title.to_owned(), case: Case { insns, memory }, expected }
+    }
+
+    fn verified(&self) -> Verified {
+        self.case.verified().unwrap_or_else(|log| panic!("{}: {log}", self.title))
+    }
 }
 
 fn corpus(name: &str) -> String {
@@ -64,7 +68,7 @@ fn as_constant(value: u64, width: u32) -> Option<i64> {
 
 /// A program that does all rows of an operation with numbers that it reads, by register and by constant: r0 is 0, or the
 /// number of the first row that is wrong, counted from 1.
-fn case_of(kind: &str, width: u32, operation: &str, rows: &[Row]) -> Case {
+fn case_of(kind: &str, width: u32, operation: &str, rows: &[Row]) -> Titled {
     let (mut text, mut memory) = ("r6 = r1\n".to_owned(), vec![]);
     let letter = if width == 64 { 'r' } else { 'w' };
     let shift = matches!(operation, "<<=" | ">>=" | "s>>=");
@@ -92,131 +96,30 @@ fn case_of(kind: &str, width: u32, operation: &str, rows: &[Row]) -> Case {
         }
     }
     text += "r0 = 0\nend:\nexit\n";
-    Case { title: format!("{operation} of {width} bits"), text, memory, expected: 0 }
+    Titled::new(&format!("{operation} of {width} bits"), &text, memory, 0)
 }
 
-fn tables() -> impl Iterator<Item = Case> {
+fn tables() -> impl Iterator<Item = Titled> {
     ["operations", "conditions"].into_iter().flat_map(|kind| {
         let rows = table(kind).into_iter();
         rows.map(move |((width, operation), rows)| case_of(kind, width, &operation, &rows))
     })
 }
 
-fn programs() -> Vec<Case> {
+fn programs() -> Vec<Titled> {
     let text = corpus("programs");
     let cases = text.split("\ncase: ").skip(1).map(|case| {
         let (title, text) = case.split_once('\n').expect("a title and a program");
         let memory = text.strip_prefix("memory: ").and_then(|rest| rest.split_once('\n'));
         let (memory, text) = memory.map_or((vec![], text), |(memory, text)| (hexadecimal(memory), text));
-        Case { title: title.to_owned(), text: text.to_owned(), memory, expected: 1 }
+        Titled::new(title, text, memory, 1)
     });
     cases.collect()
 }
 
-impl Case {
-    fn insns(&self) -> Vec<Insn> {
-        assemble(&self.text).unwrap_or_else(|error| panic!("{}: {error}", self.title))
-    }
-
-    fn verified(&self) -> Verified {
-        let input = Input {
-            insns: &self.insns(),
-            prog_type: prog_type::SYSCALL,
-            gpl_compatible: true,
-            sleepable: false,
-            cpus: 1,
-            policy: Policy::memory(self.memory.len() as u32),
-            log_level: 1,
-            lines: vec![],
-            map_by_fd: &|_| None,
-            map_by_index: &|_| None,
-            constant_value: &|_| None,
-        };
-        verify(&input).unwrap_or_else(|report| panic!("{}: {}", self.title, report.log))
-    }
-
-    fn interpreted(&self) -> u64 {
-        let mut memory = Memory::default();
-        memory.add(MEMORY_AT, self.memory.clone());
-        let at = if self.memory.is_empty() { 0 } else { MEMORY_AT };
-        ring3_interp::run(&self.verified(), at, &mut memory, &mut Clock, 1 << 32).expect("no fault")
-    }
-
-    fn compiled(&self) -> u64 {
-        let program = self.verified();
-        let code = ring3_jit::compile(&program, &ring3_jit::Options::default()).expect("it compiles");
-        let mut runner = Runner::new(1).expect("this machine runs programs");
-        let loaded = runner.load(&program, &code).expect("there is room");
-        runner.run(loaded, &mut self.memory.clone(), 1).expect("this thread is free").result
-    }
-
-    /// On the kernel, where the memory is a map's value.
-    fn native(&self) -> u64 {
-        let map = (!self.memory.is_empty()).then(|| {
-            let mut attr = Attr::new()
-                .with(map_create::MAP_TYPE, map_type::ARRAY.into())
-                .with(map_create::KEY_SIZE, 4)
-                .with(map_create::VALUE_SIZE, self.memory.len() as u64)
-                .with(map_create::MAX_ENTRIES, 1);
-            let map = owned(bpf(cmd::MAP_CREATE, &mut attr).expect("a map"));
-            let mut attr = Attr::new()
-                .with(map_elem::MAP_FD, map.as_raw_fd() as u64)
-                .with(map_elem::KEY, address(&0u32))
-                .with(map_elem::VALUE, address(self.memory.as_slice()));
-            bpf(cmd::MAP_UPDATE_ELEM, &mut attr).expect("a value");
-            map
-        });
-        let mut insns = vec![];
-        if let Some(map) = &map {
-            const PSEUDO_MAP_VALUE: u8 = 2;
-            insns.push(Insn::new(BPF_LD_IMM64, 1, PSEUDO_MAP_VALUE, 0, map.as_raw_fd()));
-            insns.push(Insn::new(0, 0, 0, 0, 0));
-        }
-        insns.extend(self.insns());
-        let (code, mut log) = (encode(&insns), vec![0u8; 1 << 20]);
-        let mut attr = Attr::new()
-            .with(prog_load::PROG_TYPE, prog_type::SYSCALL.into())
-            .with(prog_load::INSN_CNT, insns.len() as u64)
-            .with(prog_load::INSNS, address(code.as_slice()))
-            .with(prog_load::LICENSE, address(c"GPL".to_bytes_with_nul()))
-            .with(prog_load::PROG_FLAGS, BPF_F_SLEEPABLE.into())
-            .with(prog_load::LOG_LEVEL, 1)
-            .with(prog_load::LOG_SIZE, log.len() as u64)
-            .with(prog_load::LOG_BUF, log.as_mut_ptr() as u64);
-        let program = bpf(cmd::PROG_LOAD, &mut attr);
-        let program =
-            program.unwrap_or_else(|error| panic!("{}: {error:?} {}", self.title, String::from_utf8_lossy(&log)));
-        let program = owned(program);
-        let mut attr = Attr::new().with(test_run::PROG_FD, program.as_raw_fd() as u64);
-        bpf(cmd::PROG_TEST_RUN, &mut attr).expect("it runs");
-        attr.get(test_run::RETVAL)
-    }
-}
-
-/// Where the interpreter has memory.
-const MEMORY_AT: u64 = 0x1000_0000;
-
-/// The only helper that programs of the corpus call.
-struct Clock;
-
-impl Host for Clock {
-    fn call(&mut self, id: u32, _: [u64; 5], _: &mut Memory) -> Result<u64, Fault> {
-        if id == helper::KTIME_GET_NS { Ok(1) } else { Err(Fault::UnknownHelper(id)) }
-    }
-
-    fn map(&self, _: u32, _: Option<u32>) -> u64 {
-        0
-    }
-}
-
-fn owned(fd: i64) -> OwnedFd {
-    // SAFETY: the call that gave the number made the descriptor, and nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(fd as i32) }
-}
-
 /// Runs all cases; those that give something else.
-fn check(engine: impl Fn(&Case) -> u64) {
-    let cases: Vec<Case> = tables().chain(programs()).collect();
+fn check(mut engine: impl FnMut(&Titled) -> u64) {
+    let cases: Vec<Titled> = tables().chain(programs()).collect();
     assert!(cases.len() > 60, "{} cases", cases.len());
     let wrong: Vec<String> = cases
         .iter()
@@ -231,12 +134,13 @@ fn check(engine: impl Fn(&Case) -> u64) {
 
 #[test]
 fn the_interpreter_does_the_corpus() {
-    check(Case::interpreted);
+    check(|titled| titled.case.interpreted(&titled.verified()).result);
 }
 
 #[test]
 fn compiled_code_does_the_corpus() {
-    check(Case::compiled);
+    let mut runner = Runner::new(1).expect("this machine runs programs");
+    check(|titled| titled.case.compiled(&titled.verified(), &mut runner).result);
 }
 
 #[test]
@@ -244,7 +148,10 @@ fn the_kernel_does_the_corpus() {
     if !is_root() {
         return println!("SKIPPED: BPF_PROG_TEST_RUN needs root");
     }
-    check(Case::native);
+    check(|titled| {
+        let left = Kernel::new(titled.case.memory.len()).run(&titled.case);
+        left.unwrap_or_else(|why| panic!("{}: {why}", titled.title)).result
+    });
 }
 
 /// `RING3_CONFORMANCE` names the folder of bpf_conformance's cases; without it one beside the repository is taken.
