@@ -75,6 +75,10 @@ fn random_programs_do_the_same_on_every_engine() {
                     }
                     let (insns, memory) = write::program(&mut Random::new(seed, number));
                     let case = Case { insns, memory };
+                    if range.end - range.start == 1 {
+                        // It may be one that ends the process.
+                        eprintln!("{}", listing(&case.insns));
+                    }
                     match compare(&case, &mut runner, kernel.as_mut()) {
                         Ok(ran) => {
                             compared.fetch_add(u64::from(ran), Ordering::Relaxed);

@@ -96,7 +96,11 @@ impl Writer {
                 vec![self.code.jump(jump, JGT, checked, Right::Imm(limit))]
             }
             12 => {
-                self.code.set(scratch, limit);
+                if self.random.one_in(2) {
+                    self.another_limit(register, scratch, limit);
+                } else {
+                    self.code.set(scratch, limit);
+                }
                 let (condition, left, right) = self.random.of(&[(JGT, register, scratch), (JLT, scratch, register)]);
                 vec![self.code.jump(JMP, condition, left, Right::Reg(right))]
             }
@@ -122,6 +126,31 @@ impl Writer {
                 self.code.add(register, -by);
                 vec![high, low]
             }
+        }
+    }
+
+    /// On another way the limit is another one; what is behind is walked again only if that matters.
+    fn another_limit(&mut self, register: u8, scratch: u8, limit: i32) {
+        /// So many instructions, and some jumps, before a verifier keeps what it knows.
+        const KEPT_AFTER: usize = 9;
+        let value = self.random.edge() as i32;
+        let less = self.random.below(limit.max(1) as u64) as i32;
+        // Of the number itself nothing is told.
+        self.code.copy(scratch, register);
+        self.code.alu(W64, XOR, scratch, Right::Imm(1));
+        // The way that jumps is walked last.
+        let far = self.code.jump(JMP, JSET, scratch, Right::Imm(value));
+        self.code.set(scratch, limit);
+        let on = self.code.always();
+        self.code.land(far);
+        self.code.set(scratch, if self.random.one_in(2) { limit.saturating_add(1 + less) } else { less });
+        self.code.land(on);
+        for _ in 0..KEPT_AFTER {
+            self.code.alu(W64, OR, register, Right::Imm(0));
+        }
+        for condition in [JNE, JSGT, JGT] {
+            let nowhere = self.code.jump(JMP, condition, register, Right::Imm(value));
+            self.code.land(nowhere);
         }
     }
 

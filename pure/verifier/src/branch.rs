@@ -35,9 +35,7 @@ impl Explorer<'_> {
                 self.decides(other.as_slice());
                 return Ok(Next::To(if holds.is_some() { target } else { self.at + 1 }));
             };
-            for id in [left.id, right.id] {
-                self.link(id);
-            }
+            self.link(dst, other, [left.id, right.id]);
             left = *self.state.register(dst);
             if let Some(other) = other {
                 right = *self.state.register(other);
@@ -63,20 +61,24 @@ impl Explorer<'_> {
         Ok(Next::To(self.at + 1))
     }
 
-    /// What becomes known of a number with this id becomes known of all. Of very many some are forgotten to be linked.
-    /// Mirrors kernel/bpf/verifier.c:collect_linked_regs.
-    fn link(&mut self, id: u32) {
+    /// What becomes known of a number by comparing it depends on what it is compared with, and becomes known of all numbers
+    /// that are linked to either. Of very many some are forgotten to be linked.
+    /// Mirrors kernel/bpf/verifier.c:collect_linked_regs and, for what depends on what, backtrack_insn.
+    fn link(&mut self, dst: u8, other: Option<u8>, ids: [u32; 2]) {
         /// The kernel has 6 (`LINKED_REGS_MAX`) for both sides of a comparison.
         const LINKED_MAX: usize = 16;
-        if id == 0 {
-            return;
+        let sides = [Some(dst), other].into_iter().flatten();
+        let mut together: Vec<Place> = sides.map(|register| self.state.place(register)).collect();
+        for id in ids.into_iter().filter(|id| *id != 0) {
+            let mut linked = self.state.places(|other| other.is_scalar() && other.id == id);
+            for place in linked.drain(LINKED_MAX.min(linked.len())..) {
+                self.state.at_mut(place).into_iter().for_each(Register::unlink);
+            }
+            together.append(&mut linked);
         }
-        let mut linked = self.state.places(|other| other.is_scalar() && other.id == id);
-        for place in linked.drain(LINKED_MAX.min(linked.len())..) {
-            self.state.at_mut(place).into_iter().for_each(Register::unlink);
-        }
-        if linked.len() > 1 {
-            self.path.link(linked);
+        let first = together[0];
+        if together.iter().any(|place| *place != first) {
+            self.path.link(together);
         }
     }
 

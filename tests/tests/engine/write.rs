@@ -97,7 +97,7 @@ impl Writer<'_> {
         let (size, bytes) = self.random.of(&SIZES);
         let register = self.register();
         match self.random.below(8) {
-            0 | 1 | 2 => {
+            0..=2 => {
                 let (base, off) = self.place(bytes, false);
                 let mode = if bytes < 8 && self.random.one_in(3) { 0x80 } else { 0x60 };
                 self.push(BPF_LDX | mode | size, register, base, off, 0);
