@@ -197,6 +197,12 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "self.0[usize::from(*frame)] |= result;",
         "let _ = result;",
     ),
+    mutation(
+        "branch.rs",
+        "numbers that are compared do not depend on each other",
+        "let sides = [Some(dst), other]",
+        "let sides = [Some(dst), None]",
+    ),
     mutation("path.rs", "linked numbers do not depend on each other", "self.absorb(places);", ""),
     mutation(
         "path.rs",
