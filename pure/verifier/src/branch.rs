@@ -48,6 +48,12 @@ impl Explorer<'_> {
             self.fork(target, taken)?;
             return Ok(Next::To(self.at + 1));
         }
+        // Whether the number is 0 tells of the pointer.
+        for (register, value) in [(Some(dst), &left), (other, &right)] {
+            if value.is_scalar() {
+                self.decides(register.as_slice());
+            }
+        }
         if width == Width::W64
             && let Some(taken) = certain(cond, &left, &right)
         {

@@ -203,12 +203,11 @@ impl Slot {
         self.bytes[first..first + count].fill(byte);
     }
 
-    /// A spilled register becomes unknown bytes, or zeros.
+    /// A spilled register becomes unknown bytes: if it was 0, that may have mattered to nobody so far.
     pub(crate) fn forget(&mut self) {
-        let Some(lost) = self.spilled.take() else { return };
-        let now = if lost.is_null() { Byte::Zero } else { Byte::Unknown };
+        self.spilled = None;
         for byte in self.bytes.iter_mut().filter(|byte| **byte == Byte::Spilled) {
-            *byte = now;
+            *byte = Byte::Unknown;
         }
     }
 

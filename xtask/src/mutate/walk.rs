@@ -199,6 +199,18 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     ),
     mutation(
         "branch.rs",
+        "what a pointer is compared with does not matter",
+        "if value.is_scalar() {\n                self.decides(register.as_slice());",
+        "if false {\n                self.decides(register.as_slice());",
+    ),
+    mutation(
+        "state.rs",
+        "a number that was 0 leaves zeros where it is overwritten in part",
+        "            *byte = Byte::Unknown;",
+        "            *byte = Byte::Zero;",
+    ),
+    mutation(
+        "branch.rs",
         "numbers that are compared do not depend on each other",
         "let sides = [Some(dst), other]",
         "let sides = [Some(dst), None]",
