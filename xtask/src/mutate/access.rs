@@ -182,12 +182,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "if false {",
     ),
     mutation(
-        "state.rs",
-        "what is left of a number that was written over is zero",
-        "let now = if lost.is_null() { Byte::Zero } else { Byte::Unknown };",
-        "let now = Byte::Zero;",
-    ),
-    mutation(
         "stack.rs",
         "more than what was spilled is filled",
         "if byte == 0 && bytes <= length {",
