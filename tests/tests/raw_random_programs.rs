@@ -25,7 +25,7 @@ use std::time::Instant;
 use random_programs::judge;
 use random_programs::opinion::{is_simple, opinion};
 use random_programs::raw_kernel::{Kernel, message, refused_at};
-use random_programs::reasons::{explain_fault, kernel_alone_refuses, ring3_alone_refuses};
+use random_programs::reasons::{ends_too_early, explain_fault, kernel_alone_refuses, ring3_alone_refuses};
 use ring3_generate::{Program, program, shrink, text};
 use ring3_interp::shadow::{Fault, MapSpec};
 use ring3_tests::is_root;
@@ -60,6 +60,8 @@ enum Finding {
     KernelAloneRefuses(String),
     /// Ring3 refuses with this message what the kernel accepts.
     Ring3AloneRefuses(String),
+    /// Ring3 accepts what it refuses with this message if no path ends before its end.
+    EndsTooEarly(String),
 }
 
 impl Finding {
@@ -72,7 +74,8 @@ impl Finding {
                 std::mem::discriminant(&a.wrong) == std::mem::discriminant(&b.wrong)
             }
             (Finding::KernelAloneRefuses(a), Finding::KernelAloneRefuses(b))
-            | (Finding::Ring3AloneRefuses(a), Finding::Ring3AloneRefuses(b)) => words(a) == words(b),
+            | (Finding::Ring3AloneRefuses(a), Finding::Ring3AloneRefuses(b))
+            | (Finding::EndsTooEarly(a), Finding::EndsTooEarly(b)) => words(a) == words(b),
             _ => false,
         }
     }
@@ -142,6 +145,14 @@ impl Court {
         }
         if let (Err(fault), true) = (&ran, verdicts.ring3.is_ok()) {
             return Some(Finding::Ring3AcceptsFault(fault.clone()));
+        }
+        if verdicts.ring3.is_ok()
+            && let Some(refusal) = judge::refusal_of_all_paths(program)
+        {
+            match ends_too_early(program, &refusal) {
+                Some(reason) => counts.add(reason),
+                None => return Some(Finding::EndsTooEarly(refusal)),
+            }
         }
         match (kernel, &verdicts.ring3) {
             (Some(false), Ok(verified)) => {
@@ -253,7 +264,7 @@ fn what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
     }
     // What is unsafe first.
     kinds.sort_by_key(|(_, finding)| match finding {
-        Finding::Ring3AcceptsFault(_) => 0,
+        Finding::Ring3AcceptsFault(_) | Finding::EndsTooEarly(_) => 0,
         Finding::KernelAcceptsFault(_) => 1,
         Finding::Ring3AloneRefuses(_) => 2,
         Finding::KernelAloneRefuses(_) => 3,

@@ -357,7 +357,8 @@ impl<'a> Explorer<'a> {
                 index += 1;
                 continue;
             }
-            match self.compare_with(point) {
+            let compared = if self.input.policy.walks_all { Ok(false) } else { self.compare_with(point) };
+            match compared {
                 Ok(true) => {
                     point.hits.set(point.hits.get() + 1);
                     known = Ok(true);

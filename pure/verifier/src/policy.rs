@@ -109,6 +109,9 @@ pub struct Policy {
     pub objects: Option<Rc<KernelTypes>>,
     /// Instructions that may be processed.
     pub processed_max: u64,
+    /// No path ends because what is known was known before: what the verifier itself is judged by. Programs with rounds that
+    /// are merely counted have no end then.
+    pub walks_all: bool,
     /// r1 leads to this many bytes of memory that may be written, instead of a context, and r2 is their number.
     pub memory: Option<u32>,
     /// What RFC 9669 defines and the kernel refuses is allowed: division by a constant 0, shifts by constants that are too
@@ -138,6 +141,7 @@ impl Policy {
             result: None,
             objects: None,
             processed_max: PROCESSED_MAX,
+            walks_all: false,
             memory: None,
             rfc9669: false,
         }

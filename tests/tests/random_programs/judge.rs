@@ -60,13 +60,27 @@ fn shape(slot: u32) -> Option<MapShape> {
 
 /// Our verifier's verdict.
 pub(crate) fn verdict(program: &Program) -> Result<Verified, String> {
+    verdict_under(program, Policy::kernel(program.prog_type))
+}
+
+/// Why a program is refused if all of its paths are walked to their ends; nothing if that takes too long.
+pub(crate) fn refusal_of_all_paths(program: &Program) -> Option<String> {
+    /// Most programs have few paths.
+    const PROCESSED_MAX: u64 = 20_000;
+    let policy = Policy { walks_all: true, processed_max: PROCESSED_MAX, ..Policy::kernel(program.prog_type) };
+    let refusal = verdict_under(program, policy).err()?;
+    let patience = ["too large", "too complex", "references are held"];
+    (!patience.iter().any(|part| refusal.contains(part))).then_some(refusal)
+}
+
+fn verdict_under(program: &Program, policy: Policy) -> Result<Verified, String> {
     let input = Input {
         insns: &program.insns,
         prog_type: program.prog_type,
         gpl_compatible: true,
         sleepable: false,
         cpus: *CPUS as u32,
-        policy: Policy::kernel(program.prog_type),
+        policy,
         log_level: 0,
         lines: vec![],
         map_by_fd: &|_| None,

@@ -101,6 +101,17 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
     },
 ];
 
+/// We refuse if all paths are walked to their ends, and accept else.
+const ENDS_TOO_EARLY: &[Reason] = &[
+    // A pointer that is read where bytes were seen safe is a number of which nothing is known: whatever its value, it was
+    // seen. What is done with it would be refused of a pointer.
+    Reason {
+        messages: &["pointer", "register spill", "math between"],
+        has: reads_stack,
+        name: "a pointer that was fetched is a number where all numbers were seen",
+    },
+];
+
 fn find(reasons: &'static [Reason], program: &Program, message: &str) -> Option<&'static str> {
     let fits = |reason: &&Reason| reason.messages.iter().any(|part| message.contains(part)) && (reason.has)(program);
     reasons.iter().find(fits).map(|reason| reason.name)
@@ -109,6 +120,11 @@ fn find(reasons: &'static [Reason], program: &Program, message: &str) -> Option<
 /// Why the kernel alone refuses, if that is understood.
 pub(crate) fn kernel_alone_refuses(program: &Program, message: &str) -> Option<&'static str> {
     find(KERNEL_ALONE_REFUSES, program, message)
+}
+
+/// Why we accept what is refused if all paths are walked to their ends.
+pub(crate) fn ends_too_early(program: &Program, message: &str) -> Option<&'static str> {
+    find(ENDS_TOO_EARLY, program, message)
 }
 
 /// Why we alone refuse.
