@@ -25,13 +25,16 @@ use scenarios::raw_programs::{
     logs_follow_the_rules, objects_live_as_long_as_somebody_holds_them, programs_are_loaded_and_checked,
     the_unsupported_is_refused,
 };
+use scenarios::raw_test_runs::{
+    maps_are_shared_with_programs_that_are_run, programs_of_packets_are_run, raw_tracepoint_programs_are_run,
+    system_call_programs_are_run,
+};
 use scenarios::raw_values::{keys_and_values_have_types, values_with_a_lock_behave};
 
 const SCENARIO: &str = "RING3_TEST_SCENARIO";
 
-const REFUSED: [&str; 15] = [
+const REFUSED: [&str; 14] = [
     "PROG_ATTACH: EINVAL",
-    "PROG_TEST_RUN: ENOTSUPP",
     "TASK_FD_QUERY: ENOTSUP",
     "RAW_TRACEPOINT_OPEN: EINVAL",
     "LINK_UPDATE: EINVAL",
@@ -122,6 +125,10 @@ scenarios! {
     names_are_given_and_taken
     keys_and_values_have_types
     values_with_a_lock_behave
+    system_call_programs_are_run
+    raw_tracepoint_programs_are_run
+    programs_of_packets_are_run
+    maps_are_shared_with_programs_that_are_run
 }
 
 #[test]

@@ -88,6 +88,9 @@ enum Action {
         #[arg(long)]
         markdown: bool,
     },
+    /// Run a program for the server, which is at the other end of standard input
+    #[command(hide = true)]
+    RunProgram,
     /// Run the server (started on demand by the others)
     #[command(hide = true)]
     Serve {
@@ -115,6 +118,7 @@ fn main() -> ExitCode {
         Action::Asm(wanted) => assembly::assemble(&wanted).map_err(Failure::from),
         Action::Disasm(wanted) => assembly::disassemble(&wanted).map_err(Failure::from),
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
+        Action::RunProgram => run_program().map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
     match result {
@@ -183,6 +187,14 @@ fn detach(pid: u32) -> Result<(), String> {
 
 fn unpin(path: std::path::PathBuf) -> Result<(), String> {
     running()?.ask(&Request::Unpin { path }, None).map(drop)
+}
+
+/// A process that the server has run a program.
+fn run_program() -> Result<(), String> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| error.to_string())?;
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+    ring3_run::child::serve(&socket.into())
 }
 
 fn features(markdown: bool) -> Result<(), String> {

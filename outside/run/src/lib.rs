@@ -5,10 +5,13 @@
 //! Never: runs what is not `Verified`.
 //! Start reading at: `Runner`.
 
+pub mod child;
+mod packet;
 mod raw_region;
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use ring3_jit::{Code, LinkError, Target};
 use ring3_layout::control::{ATTACHMENT_CPU_SLOT, Attachment, TestRun};
@@ -126,6 +129,27 @@ impl Runner {
         self.region.show_map(slot, memory.address(), &geometry);
         self.maps.push(OwnMap { geometry, memory });
         Ok(slot)
+    }
+
+    /// Shares programs, maps and what targets share with a server.
+    ///
+    /// # Errors
+    /// The memory cannot be had.
+    fn share(&mut self, realm: BorrowedFd<'_>, text: BorrowedFd<'_>) -> Result<(), Error> {
+        self.region.share(realm, text).map_err(Error::Mapping)
+    }
+
+    /// Makes a server's map known by its slot there.
+    fn share_map(&mut self, slot: u32, geometry: Geometry, file: BorrowedFd<'_>, write: bool) -> Result<(), Error> {
+        let memory = Memory::of_file(file, geometry.file_bytes(), write).map_err(Error::Mapping)?;
+        self.region.show_map(slot, memory.address(), &geometry);
+        self.maps.push(OwnMap { geometry: Box::new(geometry), memory });
+        Ok(())
+    }
+
+    /// A program that lies in the text already, by the offset of its entry.
+    fn at(&self, entry: u32, uses_per_cpu: bool) -> Loaded {
+        Loaded { entry: self.region.base() + TEXT_OFFSET + u64::from(entry), uses_per_cpu, cookie: 0 }
     }
 
     /// Gives a map of variables its value. Panics if it is larger than the map's.

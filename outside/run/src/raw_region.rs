@@ -1,6 +1,7 @@
 //! The region, in this process.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use ring3_layout::control::{CONTROL_MAGIC, ControlHeader, TestRun};
@@ -62,6 +63,25 @@ impl Memory {
         unsafe { self.base.as_ptr().wrapping_add(offset).cast::<T>().write_unaligned(value) };
     }
 
+    /// Puts a file's pages in place of a part.
+    fn place(&self, offset: u64, bytes: u64, protection: ProtFlags, file: BorrowedFd<'_>) -> io::Result<()> {
+        assert!(offset + bytes <= self.bytes as u64, "offsets are the layout's");
+        let at = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: replaces pages of this memory, which no Rust reference covers.
+        unsafe {
+            rustix::mm::mmap(at.cast(), bytes as usize, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0)
+        }?;
+        Ok(())
+    }
+
+    /// A whole file.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: u64, write: bool) -> io::Result<Memory> {
+        let memory = Memory::reserve(bytes, ProtFlags::empty())?;
+        let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        memory.place(0, bytes, protection, file)?;
+        Ok(memory)
+    }
+
     fn protect(&self, offset: u64, bytes: u64, protection: MprotectFlags) -> io::Result<()> {
         assert!(offset + bytes <= self.bytes as u64, "offsets are the layout's");
         let at = self.base.as_ptr().wrapping_add(offset as usize);
@@ -76,6 +96,21 @@ impl Drop for Memory {
         // SAFETY: mapped by this value, and nothing of it is in use any more. An error changes nothing.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
+}
+
+/// A geometry as bytes, for another process of the same binary.
+pub(crate) fn geometry_to_bytes(geometry: &Geometry) -> Vec<u8> {
+    let at = std::ptr::from_ref(geometry).cast::<u8>();
+    let mut bytes = vec![0; size_of::<Geometry>()];
+    // SAFETY: a geometry is plain numbers; bytes between them, if any, mean nothing.
+    unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
+    bytes
+}
+
+/// The geometry of such bytes.
+pub(crate) fn geometry_of_bytes(bytes: &[u8]) -> Option<Geometry> {
+    // SAFETY: a geometry is plain numbers, for which any bytes will do, and there are enough of them.
+    (bytes.len() == size_of::<Geometry>()).then(|| unsafe { bytes.as_ptr().cast::<Geometry>().read_unaligned() })
 }
 
 /// What the agent sees around it.
@@ -105,6 +140,13 @@ impl Region {
         region.write_code(AGENT_OFFSET, agent)?;
         region.write_header(cpus);
         Ok(region)
+    }
+
+    /// Shares programs and what targets share with a server.
+    pub(crate) fn share(&self, realm: BorrowedFd<'_>, text: BorrowedFd<'_>) -> io::Result<()> {
+        let executable = ProtFlags::READ | ProtFlags::EXEC;
+        self.memory.place(self.start + REALM_OFFSET, REALM_BYTES, ProtFlags::READ | ProtFlags::WRITE, realm)?;
+        self.memory.place(self.start + TEXT_OFFSET, TEXT_BYTES, executable, text)
     }
 
     pub(crate) fn base(&self) -> u64 {

@@ -55,7 +55,12 @@ const COMMANDS: &[Row] = &[
     (cmd::OBJ_GET, Full),
     (cmd::PROG_ATTACH, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
     (cmd::PROG_DETACH, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
-    (cmd::PROG_TEST_RUN, Refused(Errno::ENOTSUPP, NOT_YET)),
+    (
+        cmd::PROG_TEST_RUN,
+        Partial(
+            "SYSCALL, RAW_TRACEPOINT, XDP, SCHED_CLS and SOCKET_FILTER, in a process made for it; no context for packets",
+        ),
+    ),
     (cmd::PROG_QUERY, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
     (cmd::RAW_TRACEPOINT_OPEN, Refused(Errno::EINVAL, NOT_YET)),
     (cmd::TASK_FD_QUERY, Refused(Errno::EOPNOTSUPP, NOT_YET)),
@@ -110,13 +115,13 @@ const MAP_TYPES: &[Row] = &[
 
 const PROG_TYPES: &[Row] = &[
     (prog_type::KPROBE, Partial("on uprobes and uretprobes")),
-    (prog_type::SOCKET_FILTER, Partial("can be loaded (feature probes), not attached")),
+    (prog_type::SOCKET_FILTER, Partial("BPF_PROG_TEST_RUN; not attached, no legacy loads from packets")),
     (prog_type::TRACEPOINT, Partial("can be loaded, not attached")),
-    (prog_type::RAW_TRACEPOINT, Partial("can be loaded, not attached")),
+    (prog_type::RAW_TRACEPOINT, Partial("BPF_PROG_TEST_RUN; not attached")),
     (prog_type::PERF_EVENT, Partial("can be loaded, not attached")),
-    (prog_type::SYSCALL, Partial("can be loaded, not run")),
-    (prog_type::XDP, Partial("can be loaded, not attached")),
-    (prog_type::SCHED_CLS, Partial("can be loaded, not attached")),
+    (prog_type::SYSCALL, Partial("BPF_PROG_TEST_RUN")),
+    (prog_type::XDP, Partial("BPF_PROG_TEST_RUN; not attached")),
+    (prog_type::SCHED_CLS, Partial("BPF_PROG_TEST_RUN; not attached")),
 ];
 
 const HELPER_NOTES: &[(u32, &str)] = &[

@@ -353,7 +353,6 @@ pub(crate) fn helpers_may_be_called() {
 pub(crate) fn the_unsupported_is_refused() {
     let commands = [
         cmd::PROG_ATTACH,
-        cmd::PROG_TEST_RUN,
         cmd::TASK_FD_QUERY,
         cmd::RAW_TRACEPOINT_OPEN,
         cmd::LINK_UPDATE,

@@ -7,6 +7,7 @@ use ring3_uapi::attr::{ATTR_BYTES, NAME_BYTES, last_field_end};
 pub(super) const BYTES_MAX: usize = 4096;
 
 /// The attribute of a call, zero-filled to what is known.
+#[derive(Clone)]
 pub(super) struct Attr {
     bytes: Vec<u8>,
     /// Bytes that the caller passed.

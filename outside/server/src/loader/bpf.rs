@@ -17,7 +17,7 @@ use ring3_uapi::flags::{
 use ring3_verifier::{Input, Line, MapShape, Policy, verify};
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, value_types};
+use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, test_run, value_types};
 use crate::loader::objects::{
     Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
 };
@@ -54,6 +54,7 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::OBJ_GET => names::get(caller, attr),
         cmd::PROG_LOAD => prog_load(caller, attr),
         cmd::PROG_BIND_MAP => prog_bind_map(caller, attr),
+        cmd::PROG_TEST_RUN => test_run::prog_test_run(caller, attr),
         cmd::BTF_LOAD => btf_load(caller, attr),
         cmd::LINK_CREATE => link_create(caller, attr),
         cmd::LINK_DETACH => link_detach(caller, attr),
@@ -477,6 +478,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         insns: bytes,
         text: Arc::new(text),
         per_cpu: verified.uses_per_cpu(),
+        context_bytes: verified.context_bytes(),
         maps: Mutex::new(held),
         btf,
         loaded_ns: boot_time_ns(),

@@ -13,6 +13,7 @@ mod names;
 pub mod objects;
 mod perf;
 mod raw_seccomp;
+mod test_run;
 mod value_types;
 mod wait;
 

@@ -12,6 +12,7 @@ mod recovery;
 mod site;
 mod status;
 mod target;
+mod test_run;
 mod text;
 mod tracer;
 
@@ -31,6 +32,7 @@ use serde::Serialize;
 pub use doorbell::EventFd;
 pub use owners::Death;
 pub use status::{SiteStatus, TargetStatus};
+pub use test_run::TestInput;
 pub use text::TextRange;
 use tracer::{Command, Tracer};
 

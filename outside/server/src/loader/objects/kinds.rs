@@ -110,6 +110,8 @@ pub struct Program {
     pub text: Arc<ProgramText>,
     /// Uses per-CPU maps.
     pub per_cpu: bool,
+    /// Bytes of the context up to the last that it touches.
+    pub context_bytes: u32,
     /// Maps it refers to, or was bound to.
     pub maps: Mutex<Vec<Arc<MapObject>>>,
     /// Its BTF.
