@@ -12,6 +12,8 @@ const USED_BYTES: u64 = 96;
 const LEFT_AT: i16 = 96;
 /// Eight-byte slots of the stack that are in use.
 const SLOTS: u64 = 4;
+/// Instructions at the start that fill the stack and the registers.
+pub(crate) const FILL_INSNS: usize = 1 + SLOTS as usize + MAIN.len();
 /// Registers that steps compute with; r6 counts rounds, r9 is the memory.
 const MAIN: [u8; 8] = [0, 1, 2, 3, 4, 5, 7, 8];
 const CALLEE: [u8; 6] = [0, 1, 2, 3, 4, 5];
@@ -21,6 +23,11 @@ const CONDITIONS: [u8; 11] = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0xa0, 0x
 /// Size codes and bytes.
 const SIZES: [(u8, u64); 4] = [(0x10, 1), (0x08, 2), (0x00, 4), (0x18, 8)];
 const ATOMICS: [i32; 10] = [0x00, 0x01, 0x40, 0x41, 0x50, 0x51, 0xa0, 0xa1, 0xe1, 0xf1];
+
+const CMPXCHG: i32 = 0xf1;
+const FETCH: i32 = 0x01;
+/// `goto pc+0`
+pub(crate) const NOTHING: Insn = Insn::new(0x05, 0, 0, 0, 0);
 
 struct Writer<'r> {
     random: &'r mut Random,
@@ -120,6 +127,9 @@ impl Writer<'_> {
                 let (size, bytes) = self.random.of(&SIZES[2..]);
                 let ((base, off), operation) = (self.place(bytes, true), self.random.of(&ATOMICS));
                 self.push(0xc3 | size, base, register, off, operation);
+                if operation == CMPXCHG && bytes == 4 {
+                    self.insns.push(NOTHING);
+                }
             }
         }
     }
@@ -178,6 +188,28 @@ impl Writer<'_> {
             self.push(0x7a, 10, 0, -8 * slot, constant);
         }
     }
+}
+
+/// The program with `w0 = w0` after each 32-bit compare-and-exchange, where [`NOTHING`] was.
+pub(crate) fn with_extensions(insns: &[Insn]) -> Vec<Insn> {
+    let mut extended = insns.to_vec();
+    for (at, pair) in insns.windows(2).enumerate() {
+        if pair[0].opcode == 0xc3 && pair[0].imm == CMPXCHG && pair[1] == NOTHING {
+            extended[at + 1] = Insn::new(0xbc, 0, 0, 0, 0);
+        }
+    }
+    extended
+}
+
+/// The program with loads instead of atomic operations that fetch from the stack.
+pub(crate) fn without_fetches(insns: &[Insn]) -> Vec<Insn> {
+    let load = |insn: &Insn| {
+        let fetches = matches!(insn.opcode, 0xc3 | 0xdb) && insn.imm & FETCH != 0 && insn.dst() == 10;
+        let register = if insn.imm == CMPXCHG { 0 } else { insn.src() };
+        let load = Insn::new(BPF_LDX | 0x60 | insn.opcode & 0x18, register, 10, insn.off, 0);
+        if fetches { load } else { *insn }
+    };
+    insns.iter().map(load).collect()
 }
 
 /// A program, and the memory that it is for.
