@@ -95,7 +95,7 @@ impl Explorer<'_> {
         let next = self.at + 1;
         let widened = before.map_or_else(Vec::new, |before| widen(&mut on, &before));
         let path = self.fork(next, on)?;
-        widened.into_iter().for_each(|place| path.set(place, [None, None]));
+        path.forget(widened);
         Ok(Next::To(target))
     }
 }
@@ -166,7 +166,10 @@ fn compare_pointers(
     if nullable.nullable && other.is_null() {
         settle(maps, same, nullable.id, false);
         settle(maps, differ, nullable.id, true);
-    } else if nullable.nullable && other.is_pointer() && !other.nullable && !matches!(other.kind, Kind::Object { .. })
+    } else if nullable.nullable
+        && other.is_pointer()
+        && !other.nullable
+        && !matches!(other.kind, Kind::Object { .. } | Kind::Untrusted)
     {
         settle(maps, same, nullable.id, true);
     }

@@ -45,7 +45,8 @@ impl Explorer<'_> {
 
     /// Calls the helper whose number is in a register: always the same one, so that the instruction can become a call of it.
     pub(crate) fn call_register(&mut self, register: u8) -> Result<Next, Refusal> {
-        let number = self.read(register)?.number.value().and_then(|number| u32::try_from(number).ok());
+        let read = self.read(register)?;
+        let number = read.number.value().filter(|_| read.is_scalar()).and_then(|number| u32::try_from(number).ok());
         self.decides(&[register]);
         let Some(id) = number.filter(|id| *id < helper::KFUNC_FIRST && !calls_back(*id)) else {
             return refuse(Errno::EINVAL, format!("R{register} is not the number of one helper without callbacks"));
@@ -195,7 +196,7 @@ impl Explorer<'_> {
         self.state.frame_mut().rounds += 1;
         if let Some(before) = self.previous_point(call_site) {
             let widened = widen(&mut self.state, &before);
-            widened.into_iter().for_each(|place| self.path.set(place, [None, None]));
+            self.path.forget(widened);
         }
         Ok(Next::To(call_site))
     }

@@ -105,7 +105,7 @@ fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &m
             return false;
         }
     }
-    (0..old.slots.len()).all(|number| {
+    (0..old.slots.len().max(new.slots.len())).all(|number| {
         let place = Place::slot_at(index, number);
         if how == Match::Marked && !marks.read.contains(place) {
             return true;
@@ -145,10 +145,10 @@ fn register(old: &Register, new: &Register, precise: bool, how: Match, ids: &mut
     }
 }
 
-/// What bytes are read as if there is no register to be had.
+/// What bytes are read as if there is no register to be had. That a register is 0 is nothing to rely on: it may be so on
+/// this path alone, and nothing marks the register as precise.
 fn plain(slot: &Slot, byte: usize) -> Byte {
     match (slot.bytes[byte], &slot.spilled) {
-        (Byte::Spilled, Some(spilled)) if spilled.is_null() => Byte::Zero,
         (Byte::Spilled, Some(spilled)) if spilled.is_scalar() => Byte::Unknown,
         (byte, _) => byte,
     }
@@ -160,16 +160,13 @@ fn slot(old: &Slot, new: &Slot, precise: bool, how: Match, ids: &mut Ids<'_>) ->
     }
     match (old.special, new.special) {
         (None, None) => {}
-        (None, Some(_)) => return old.bytes == [Byte::Unwritten; SLOT_BYTES] && how != Match::Exact,
-        (Some(_), None) => return false,
+        (None, Some(_)) | (Some(_), None) => return false,
         (Some(a), Some(b)) => return special(a, b, how, ids),
     }
     match (&old.spilled, &new.spilled) {
         (Some(a), Some(b)) if old.bytes == new.bytes => return register(a, b, precise, how, ids),
-        (Some(a), _) if !a.is_scalar() || precise && a.number != crate::scalar::Scalar::UNKNOWN => {
-            // A number that nobody compares may be any bytes; a precise one is only a register's equal.
-            return false;
-        }
+        // A number that nobody compares may be any bytes; a precise one is an unknown number's equal, with a name of its own.
+        (Some(a), _) if !register(a, &Register::unknown(), precise, how, ids) => return false,
         _ => {}
     }
     (0..SLOT_BYTES).all(|byte| match (plain(old, byte), plain(new, byte)) {

@@ -91,7 +91,7 @@ impl Explorer<'_> {
             let widened = before.map_or_else(Vec::new, |before| widen(&mut on, &before));
             let result = self.state.place(0);
             let path = self.fork(self.at + 1, on)?;
-            widened.into_iter().for_each(|place| path.set(place, [None, None]));
+            path.forget(widened);
             path.set(Place::slot_at(frame, slot), [None, None]);
             path.set(result, [None, None]);
         }

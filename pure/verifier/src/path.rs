@@ -292,6 +292,12 @@ impl Path {
         self.moves.push(Move::Set(place, [from, None]));
     }
 
+    /// The numbers in these places were forgotten. Nothing was written: a slot's other bytes, and that there is a number
+    /// at all, are what they were before.
+    pub(crate) fn forget(&mut self, places: Vec<Place>) {
+        places.into_iter().for_each(|place| self.set_part(place, None));
+    }
+
     pub(crate) fn link(&mut self, places: Vec<Place>) {
         self.moves.push(Move::Link(Box::new(places.into_iter().collect())));
     }

@@ -106,9 +106,15 @@ const ENDS_TOO_EARLY: &[Reason] = &[
     // A pointer that is read where bytes were seen safe is a number of which nothing is known: whatever its value, it was
     // seen. What is done with it would be refused of a pointer.
     Reason {
-        messages: &["pointer", "register spill", "math between"],
+        messages: &["pointer arithmetic", "pointer prohibited", "register spill"],
         has: reads_stack,
         name: "a pointer that was fetched is a number where all numbers were seen",
+    },
+    // And a number that was computed of one is unbounded, where that of numbers is not: `-p` after `if p > 0`.
+    Reason {
+        messages: &["register with unbounded min value"],
+        has: |program| reads_stack(program) && negates(program),
+        name: "the negative of a pointer that was fetched",
     },
 ];
 

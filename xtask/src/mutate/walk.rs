@@ -90,7 +90,12 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "Kind::Scalar if !precise => true,",
         "Kind::Scalar if true => true,",
     ),
-    mutation("compare.rs", "slots do not count", "(0..old.slots.len()).all(|number| {", "(0..0).all(|number| {"),
+    mutation(
+        "compare.rs",
+        "slots do not count",
+        "(0..old.slots.len().max(new.slots.len())).all(|number| {",
+        "(0..0).all(|number| {",
+    ),
     mutation(
         "compare.rs",
         "the references that are held do not count",
@@ -145,8 +150,26 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "compare.rs",
         "a spilled number may be any bytes",
-        "(Some(a), _) if !a.is_scalar() || precise &&",
-        "(Some(a), _) if !a.is_scalar() || false &&",
+        "(Some(a), _) if !register(a, &Register::unknown(), precise, how, ids)",
+        "(Some(a), _) if !register(a, &Register::unknown(), false, how, ids)",
+    ),
+    mutation(
+        "compare.rs",
+        "an unknown number that was spilled may have another's name",
+        "(Some(a), _) if !register(a, &Register::unknown(), precise, how, ids)",
+        "(Some(a), _) if !a.is_scalar() || precise && a.number != crate::scalar::Scalar::UNKNOWN",
+    ),
+    mutation(
+        "compare.rs",
+        "a spilled number that is 0 on this path is as good as zeros",
+        "(Byte::Spilled, Some(spilled)) if spilled.is_scalar() => Byte::Unknown,",
+        "(Byte::Spilled, Some(spilled)) if spilled.is_null() => Byte::Zero,\n        (Byte::Spilled, Some(spilled)) if spilled.is_scalar() => Byte::Unknown,",
+    ),
+    mutation(
+        "path.rs",
+        "a number that is forgotten was written",
+        "places.into_iter().for_each(|place| self.set_part(place, None));",
+        "places.into_iter().for_each(|place| self.set(place, [None, None]));",
     ),
     mutation(
         "compare.rs",
@@ -157,8 +180,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "compare.rs",
         "a dynptr is as good as none",
-        "(Some(_), None) => return false,",
-        "(Some(_), None) => return true,",
+        "(None, Some(_)) | (Some(_), None) => return false,",
+        "(None, Some(_)) | (Some(_), None) => return true,",
     ),
     mutation(
         "compare.rs",
