@@ -168,7 +168,10 @@ mod tests {
         let mut child = started("unshare", &["--pid", "--fork", "--kill-child", "cat"]);
         let children = format!("/proc/{0}/task/{0}/children", child.id());
         let inner = || std::fs::read_to_string(&children).ok()?.trim().parse::<u32>().ok();
-        wait_until(|| inner().is_some_and(|inner| inode_of(&inner.to_string()) != inode_of("self")));
+        // Before it is cat, it may not have asked yet to end with its parent.
+        let is_cat = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "cat\n");
+        wait_until(|| inner().is_some_and(is_cat));
+        assert_ne!(inode_of(&inner().expect("there").to_string()), inode_of("self"));
         let number = namespaces.number_of(inner().expect("there"));
         assert_ne!(number, owner::NAMESPACE_SERVER);
         assert!(!is_dead(owner::name(number, 1)));
