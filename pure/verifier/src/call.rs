@@ -119,13 +119,16 @@ impl Explorer<'_> {
             }
             helper::FOR_EACH_MAP_ELEM => {
                 let map = map.unwrap_or_default();
+                // A key is the helper's; it goes with the callback's frame.
+                let frame = u32::from(state.depth()) + 1;
+                let key = Register { range: frame, ..Register::pointer(Kind::MapKey(map)) };
                 let mut value = Register::pointer(Kind::MapValue(map));
                 if self.maps[map as usize].lock.is_some() {
                     value.id = self.new_id();
                 }
                 vec![
                     (1, Register::pointer(Kind::Map(map)), None),
-                    (2, Register::pointer(Kind::MapKey(map)), None),
+                    (2, key, None),
                     (3, value, None),
                     (4, context.0, context.1),
                 ]
@@ -161,6 +164,30 @@ impl Explorer<'_> {
         Ok(Next::To(call_site + 1))
     }
 
+    /// A function other than the first may end here, and what it returns is not its own: one way goes on in the caller.
+    /// Who is called by a helper has to return what the helper understands.
+    pub(crate) fn may_return(&mut self) -> Result<(), Refusal> {
+        let frame = self.state.depth();
+        if frame == 0 {
+            return Ok(());
+        }
+        if self.state.frame().callback {
+            return refuse(
+                Errno::EINVAL,
+                "a callback may not end with what another program, or a failed load, returns",
+            );
+        }
+        let stays = self.state.clone();
+        let (call_site, result) = (self.state.frame().call_site, self.state.place(0));
+        self.drop_frame(frame)?;
+        self.state.set(0, Register::unknown());
+        let returned = std::mem::replace(&mut self.state, stays);
+        let path = self.fork(call_site + 1, returned)?;
+        path.set(result, [None, None]);
+        path.leave(frame);
+        Ok(())
+    }
+
     /// The frame's dynptrs and iterators must not hold anything.
     fn drop_frame(&mut self, frame: u8) -> Result<(), Refusal> {
         use crate::state::Special;
@@ -193,6 +220,10 @@ impl Explorer<'_> {
             return refuse(Errno::EINVAL, "a callback returns while a lock is held");
         }
         self.drop_frame(frame)?;
+        self.state.change(
+            |register| matches!(register.kind, Kind::MapKey(_)) && register.range == u32::from(frame),
+            |register| *register = Register::unknown(),
+        );
         self.state.frame_mut().rounds += 1;
         if let Some(before) = self.previous_point(call_site) {
             let widened = widen(&mut self.state, &before);

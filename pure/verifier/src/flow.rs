@@ -1,6 +1,6 @@
 //! Control flow: subprograms, reachability, call depth, stack depth, and where paths may stop.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ring3_isa::{Call, Immediate, Op};
@@ -64,7 +64,13 @@ impl Flow {
     }
 
     /// What the frames of calls within calls need together. Mirrors kernel/bpf/verifier.c:check_max_stack_depth.
-    pub(crate) fn check_stack(&self, ops: &[Option<Op>], stack_bytes: &[u32]) -> Result<(), Report> {
+    /// `called` tells the helpers of `callx`.
+    pub(crate) fn check_stack(
+        &self,
+        ops: &[Option<Op>],
+        called: &BTreeMap<usize, u32>,
+        stack_bytes: &[u32],
+    ) -> Result<(), Report> {
         /// `MAX_BPF_STACK`
         const TOTAL_MAX: u32 = 512;
         /// What frames above one that makes tail calls may need.
@@ -75,7 +81,9 @@ impl Flow {
             let (before, frames) = above[*index];
             let depth: u32 = before + stack_bytes[*index].next_multiple_of(16);
             let tail_call = Some(Op::Call(Call::Helper(helper::TAIL_CALL)));
-            if before >= BEFORE_TAIL_CALLS_MAX && ops[subprogram.start..subprogram.end].contains(&tail_call) {
+            let mut places = subprogram.start..subprogram.end;
+            let tail_calls = places.any(|at| ops[at] == tail_call || called.get(&at) == Some(&helper::TAIL_CALL));
+            if before >= BEFORE_TAIL_CALLS_MAX && tail_calls {
                 let message = format!(
                     "tail_calls are not allowed when call stack of previous frames is {before} bytes. Too large"
                 );

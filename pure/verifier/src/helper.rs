@@ -78,6 +78,9 @@ impl Explorer<'_> {
         if let Some(result) = result {
             self.write(0, result, [None, None]);
         }
+        if id == helper::TAIL_CALL {
+            self.may_return()?;
+        }
         Ok(Next::To(self.at + 1))
     }
 

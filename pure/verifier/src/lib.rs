@@ -437,7 +437,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     if let Err(Refusal { errno, message }) = outcome {
         return Err(Report { statistics, log: log.finish(true), ..Report::new(errno, Some(at), message) });
     }
-    flow.check_stack(&ops, &found.stack_bytes).map_err(|report| Report { statistics, ..report })?;
+    flow.check_stack(&ops, &found.called, &found.stack_bytes).map_err(|report| Report { statistics, ..report })?;
     let mut helpers = found.helpers;
     helpers.sort_unstable();
     helpers.dedup();

@@ -409,6 +409,6 @@ impl Explorer<'_> {
         }
         self.clobber();
         self.write(0, Register::scalar(Scalar::loaded(u32::from(size.bytes()))), [None, None]);
-        Ok(())
+        self.may_return()
     }
 }

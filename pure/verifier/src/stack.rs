@@ -114,19 +114,23 @@ impl Explorer<'_> {
         for slot in stretch.slots() {
             self.spoil(stretch.frame, slot)?;
         }
-        if !stretch.is_fixed() {
-            return self.stack_store_somewhere(stretch, value, source);
-        }
         let bytes = stretch.bytes as usize;
-        let (slot, byte) = slot_of(stretch.first);
         let whole = bytes == SLOT_BYTES;
         if value.is_pointer() && !whole {
             return refuse(Errno::EACCES, "invalid size of register spill");
         }
+        if !stretch.is_fixed() {
+            return self.stack_store_somewhere(stretch, value, source);
+        }
+        let (slot, byte) = slot_of(stretch.first);
         if matches!(value.kind, Kind::Stack(_)) && stretch.frame != self.state.depth() {
             let message = "cannot spill pointers to stack into stack frame of the caller";
             return refuse(Errno::EINVAL, message);
         }
+        // The dynptr that a callback is given is the helper's, and ends with the callback: where it was is not kept.
+        // Mirrors kernel/bpf/verifier.c:is_spillable_regtype.
+        let number = Register::unknown();
+        let value = if value.kind == Kind::Dynptr { &number } else { value };
         let place = Place::slot_at(stretch.frame, slot);
         let zero = value.is_null();
         let spills = byte == 0 && !(zero && source.is_none());

@@ -4,8 +4,25 @@ use std::rc::Rc;
 
 use ring3_btf::Btf;
 use ring3_isa::assemble;
-use ring3_uapi::bpf::prog_type;
-use ring3_verifier::{Content, Context, Field, Input, KernelTypes, Policy, Sizes, verify};
+use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_verifier::{Content, Context, Field, Input, KernelTypes, MapShape, Policy, Sizes, verify};
+
+/// An array of programs.
+fn programs(slot: u32) -> MapShape {
+    MapShape {
+        slot,
+        map_type: map_type::PROG_ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 4,
+        map_flags: 0,
+        stride: 8,
+        cpus: 1,
+        cpu_stride: 0,
+        lock: None,
+        inner: None,
+    }
+}
 
 /// What the verifier says of an XDP program under a policy; nothing if it accepts it.
 fn said(policy: Policy, text: &str) -> String {
@@ -20,7 +37,7 @@ fn said(policy: Policy, text: &str) -> String {
         log_level: 0,
         lines: vec![],
         map_by_fd: &|_| None,
-        map_by_index: &|_| None,
+        map_by_index: &|slot| Some(programs(slot)),
         constant_value: &|_| None,
     });
     verdict.map_or_else(|report| report.message, |_| String::new())
@@ -135,4 +152,17 @@ fn helpers_are_called_only_where_the_policy_has_them() {
     assert_eq!(said(policy(), text), "");
     let without = Policy { helpers: [7].into(), ..policy() };
     assert!(said(without, text).contains("it is not allowed here"));
+}
+
+#[test]
+fn a_tail_call_is_one_however_it_is_called() {
+    let text = |call: &str| {
+        format!("*(u64 *)(r10 -256) = 0\ncall sub\nr0 = 2\nexit\nsub:\nr2 = map[0]\nr3 = 1\n{call}\nr0 = 0\nexit")
+    };
+    let policy = || Policy { rfc9669: true, ..policy() };
+    for call in ["call bpf_tail_call", "r5 = 12\ncallx r5"] {
+        assert!(said(policy(), &text(call)).contains("when call stack of previous frames is 256 bytes"), "{call}");
+    }
+    let pointer = "r5 = r10\nr5 += 12\ncallx r5\nexit";
+    assert!(said(policy(), pointer).contains("R5 is not the number of one helper"));
 }

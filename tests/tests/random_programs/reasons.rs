@@ -76,6 +76,8 @@ const ENDS: &[&str] = &["!read_ok", "reference leak", "infinite loop detected", 
 /// We refuse, the kernel may accept.
 const RING3_ALONE_REFUSES: &[Reason] = &[
     told(&["unknown func bpf_"], "a helper that ring3 does not have"),
+    told(&["invalid size of register spill"], "the kernel lets a part of a pointer be stored where it does not know"),
+    told(&["a callback may not end"], "the kernel lets callbacks make tail calls"),
     told(&["invalid mem access 'map_ptr'"], "the kernel lets programs read what a map is"),
     // Numbers of which more is known decide more branches, and then differ where the kernel's are all unknown: rounds
     // of nested loops that it takes for the same may be too many for us. One program in some 40 000.

@@ -5,6 +5,31 @@ use super::{Mutation, mutation};
 /// One place at a time.
 pub(super) const MUTATIONS: &[Mutation] = &[
     // ---- calls ----
+    mutation(
+        "helper.rs",
+        "a tail call never succeeds in a function",
+        "if id == helper::TAIL_CALL {\n            self.may_return()?;\n        }",
+        "",
+    ),
+    mutation("memory.rs", "a load from a packet never fails in a function", "self.may_return()\n", "Ok(())\n"),
+    mutation(
+        "call.rs",
+        "a callback may return what another program does",
+        "if self.state.frame().callback {\n            return refuse(Errno::EINVAL, \"a callback may",
+        "if false {\n            return refuse(Errno::EINVAL, \"a callback may",
+    ),
+    mutation(
+        "call.rs",
+        "the key of a callback outlives it",
+        "matches!(register.kind, Kind::MapKey(_)) && register.range == u32::from(frame)",
+        "false",
+    ),
+    mutation(
+        "stack.rs",
+        "the dynptr of a callback can be kept",
+        "let value = if value.kind == Kind::Dynptr { &number } else { value };",
+        "let _ = number;",
+    ),
     mutation("call.rs", "a callback may answer anything", "if number.smin < 0 || number.umax > 1 {", "if false {"),
     mutation(
         "call.rs",
