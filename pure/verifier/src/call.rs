@@ -172,10 +172,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         if self.state.frame().callback {
-            return refuse(
-                Errno::EINVAL,
-                "a callback may not end with what another program, or a failed load, returns",
-            );
+            return refuse(Errno::EINVAL, "a callback may not end with another program's result, or a failed load's");
         }
         let stays = self.state.clone();
         let (call_site, result) = (self.state.frame().call_site, self.state.place(0));
