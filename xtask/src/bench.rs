@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::bench_options::Options;
 use crate::root;
 
 const ROUNDS: usize = 9;
@@ -331,18 +332,9 @@ struct Bench {
     frida: Option<String>,
 }
 
-pub(crate) fn probe(options: &[&str]) -> Result<(), String> {
-    let (mut json, mut rounds) = (None, ROUNDS);
-    for pair in options.chunks(2) {
-        match pair {
-            ["--json", file] => json = Some(*file),
-            ["--rounds", number] => rounds = number.parse().map_err(|_| format!("--rounds {number}"))?,
-            _ => return Err("usage: cargo xtask bench probe [--json FILE] [--rounds N]".into()),
-        }
-    }
-    if rounds == 0 {
-        return Err("--rounds must be at least 1".into());
-    }
+pub(crate) fn probe(words: &[&str]) -> Result<(), String> {
+    let options = Options::parse("probe", &["--json FILE", "--rounds N"], ROUNDS, words)?;
+    let rounds = options.rounds;
     let build = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/probe", &format!("OUT={}", build.display())])?;
     let mut bench =
@@ -350,11 +342,7 @@ pub(crate) fn probe(options: &[&str]) -> Result<(), String> {
     bench.run(rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(rounds, &goals);
-    if let Some(file) = json {
-        let text = format!("{:#}\n", bench.json(rounds, &goals));
-        std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))?;
-    }
-    Ok(())
+    options.save(|| bench.json(rounds, &goals))
 }
 
 impl Bench {
@@ -581,10 +569,8 @@ impl Bench {
     }
 
     fn print(&self, rounds: usize, goals: &[Goal]) {
-        let machine = machine();
-        let fact = |name: &str| machine[name].as_str().unwrap_or_default().to_owned();
         let frida = self.frida.as_deref().map(|version| format!(", frida {version}")).unwrap_or_default();
-        println!("\n{}, {} CPUs, Linux {}{frida}", fact("cpu"), machine["cpus"], fact("kernel"));
+        println!("\n{}{frida}", machine_text());
         println!("ns added per call: median of {rounds} rounds (middle half), times ring3\n");
         let mut head = format!("{:<20}{:<7}", "probe", "entry");
         for engine in ENGINES {
@@ -680,6 +666,13 @@ pub(crate) fn machine() -> Value {
         "cpu": model.map_or("unknown", |(_, model)| model),
         "cpus": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
     })
+}
+
+/// The machine in a line.
+pub(crate) fn machine_text() -> String {
+    let machine = machine();
+    let fact = |name: &str| machine[name].as_str().unwrap_or_default().to_owned();
+    format!("{}, {} CPUs, Linux {}", fact("cpu"), machine["cpus"], fact("kernel"))
 }
 
 pub(crate) enum Limit {

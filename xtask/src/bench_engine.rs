@@ -10,7 +10,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Goal, Limit, Process, bench_binary, machine};
+use crate::bench::{Goal, Limit, Process, bench_binary, machine, machine_text};
+use crate::bench_options::Options;
 use crate::root;
 
 const ROUNDS: usize = 9;
@@ -45,28 +46,6 @@ impl Row {
     fn ratio(&self, engine: usize, empty: &Row) -> Option<f64> {
         let (ours, theirs) = (self.net(RING3, empty)?, self.net(engine, empty)?);
         (theirs > COMPARED_NS).then(|| ours / theirs)
-    }
-}
-
-struct Options {
-    rounds: usize,
-    only: String,
-    json: Option<String>,
-}
-
-impl Options {
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        let usage = "usage: cargo xtask bench engine [--only TEXT] [--rounds N] [--json FILE]";
-        let mut options = Options { rounds: ROUNDS, only: String::new(), json: None };
-        for pair in words.chunks(2) {
-            match pair {
-                ["--only", text] => options.only = (*text).to_owned(),
-                ["--json", file] => options.json = Some((*file).to_owned()),
-                ["--rounds", number] => options.rounds = number.parse().map_err(|_| usage.to_owned())?,
-                _ => return Err(usage.into()),
-            }
-        }
-        if options.rounds == 0 { Err("--rounds must be at least 1".into()) } else { Ok(options) }
     }
 }
 
@@ -150,9 +129,7 @@ impl Figures {
     }
 
     fn print(&self, rounds: usize) {
-        let machine = machine();
-        let fact = |name: &str| machine[name].as_str().unwrap_or_default().to_owned();
-        println!("\n{}, {} CPUs, Linux {}", fact("cpu"), machine["cpus"], fact("kernel"));
+        println!("\n{}", machine_text());
         println!("\nns a run (fastest of {rounds} rounds), less an empty program's; ring3's time by the others'\n");
         println!(
             "{:<18}{:>9}{:>9}{:>9}{:>9} |{:>8}{:>8}{:>8} |{:>12}{:>8}",
@@ -192,17 +169,9 @@ impl Figures {
 }
 
 pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse(words)?;
+    let options = Options::parse("engine", &["--only TEXT", "--rounds N", "--json FILE"], ROUNDS, words)?;
     let out = root().join("target/bench");
-    let made = Command::new("make")
-        .args(["-s", "-C", "bench/engine"])
-        .arg(format!("OUT={}", out.display()))
-        .current_dir(root())
-        .status()
-        .map_err(|error| format!("make: {error}"))?;
-    if !made.success() {
-        return Err("bench/engine does not build".into());
-    }
+    crate::run("make", &["-s", "-C", "bench/engine", &format!("OUT={}", out.display())])?;
     let binary = bench_binary("engines")?;
     let mut process = Process::start(Command::new(binary).arg(out.join("engine.bpf.o")).arg(out.join("engine.so")))?;
     process.expect("ready")?;
@@ -224,9 +193,5 @@ pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
     let rows = names.iter().map(|name| measure(&mut process, name, options.rounds, &engines));
     let figures = Figures { rows: rows.collect::<Result<_, String>>()?, empty };
     figures.print(options.rounds);
-    if let Some(file) = options.json {
-        let text = format!("{:#}\n", figures.json(options.rounds));
-        std::fs::write(&file, text).map_err(|error| format!("{file}: {error}"))?;
-    }
-    Ok(())
+    options.save(|| figures.json(options.rounds))
 }

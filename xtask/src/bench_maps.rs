@@ -13,7 +13,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine};
+use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine, machine_text};
+use crate::bench_options::Options;
 use crate::root;
 
 const ROUNDS: usize = 5;
@@ -252,44 +253,6 @@ struct Figures {
     memory: BTreeMap<(usize, Engine), [u64; 4]>,
 }
 
-struct Options {
-    rounds: usize,
-    quick: bool,
-    only: String,
-    json: Option<String>,
-}
-
-impl Options {
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        let usage = "usage: cargo xtask bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]";
-        let mut options = Options { rounds: ROUNDS, quick: false, only: String::new(), json: None };
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            let mut value = || words.next().ok_or_else(|| usage.to_owned());
-            match *word {
-                "--quick" => options.quick = true,
-                "--only" => options.only = (*value()?).to_owned(),
-                "--json" => options.json = Some((*value()?).to_owned()),
-                "--rounds" => options.rounds = value()?.parse().map_err(|_| usage.to_owned())?,
-                _ => return Err(usage.into()),
-            }
-        }
-        if options.rounds == 0 { Err("--rounds must be at least 1".into()) } else { Ok(options) }
-    }
-
-    fn wants(&self, name: &str) -> bool {
-        name.split_whitespace().collect::<Vec<_>>().join(" ").contains(&self.only)
-    }
-
-    fn threads(&self) -> &'static [u32] {
-        if self.quick { &THREADS[..2] } else { &THREADS }
-    }
-
-    fn wants_key(&self, key: u32) -> bool {
-        !self.quick || matches!(key, 4 | 64)
-    }
-}
-
 struct Bench {
     options: Options,
     sides: Vec<Side>,
@@ -300,7 +263,7 @@ struct Bench {
 }
 
 pub(crate) fn maps(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse(words)?;
+    let options = Options::parse("maps", &["--quick", "--only TEXT", "--rounds N", "--json FILE"], ROUNDS, words)?;
     let build = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/maps", &format!("OUT={}", build.display())])?;
     let ring3 = Ring3::new()?;
@@ -311,18 +274,26 @@ pub(crate) fn maps(words: &[&str]) -> Result<(), String> {
         eprintln!("SKIPPED: kernel: its maps need root");
     }
     sides.push(Side::start(Engine::Ring3, &build, &ring3)?);
-    let json = options.json.clone();
     let mut bench = Bench { options, sides, empty: BTreeMap::new(), figures: Figures::default(), failed: vec![] };
     bench.run().map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", ring3.log()))?;
     bench.print();
-    if let Some(file) = json {
-        let text = format!("{:#}\n", bench.json());
-        std::fs::write(&file, text).map_err(|error| format!("{file}: {error}"))?;
-    }
+    bench.options.save(|| bench.json())?;
     if bench.failed.is_empty() { Ok(()) } else { Err(bench.failed.join("\n")) }
 }
 
 impl Bench {
+    fn wants(&self, name: &str) -> bool {
+        name.split_whitespace().collect::<Vec<_>>().join(" ").contains(&self.options.only)
+    }
+
+    fn threads(&self) -> &'static [u32] {
+        if self.options.quick { &THREADS[..2] } else { &THREADS }
+    }
+
+    fn wants_key(&self, key: u32) -> bool {
+        !self.options.quick || matches!(key, 4 | 64)
+    }
+
     fn run(&mut self) -> Result<(), String> {
         let mut place = 0;
         for kind in &KINDS {
@@ -330,19 +301,19 @@ impl Bench {
                 for &key in kind.keys {
                     let name = format!("{:<16}{:<14}{key:>3}", kind.name, operation.name);
                     place += 1;
-                    if self.options.wants(&name) && self.options.wants_key(key) {
+                    if self.wants(&name) && self.wants_key(key) {
                         self.measure_operation(place, kind, operation, key, &name)
                             .map_err(|why| format!("{name}: {why}"))?;
                     }
                 }
             }
         }
-        if self.options.wants("RINGBUF") {
+        if self.wants("RINGBUF") {
             self.measure_output(place + 1, "output")?;
             self.measure_output(place + 2, "reserve")?;
             self.measure_throughput()?;
         }
-        if self.options.wants("memory") {
+        if self.wants("memory") {
             self.measure_memory()?;
         }
         Ok(())
@@ -377,7 +348,7 @@ impl Bench {
         for side in &mut self.sides {
             side.load(kind.number, key, operation.program, operation.keys, 1)?;
         }
-        for &threads in self.options.threads() {
+        for &threads in self.threads() {
             let mut runs = vec![];
             for side in &mut self.sides {
                 let ns = side.run(threads, RUNS_WARM)?.ns.max(0.1);
@@ -433,7 +404,7 @@ impl Bench {
         for side in &mut self.sides {
             side.load(1, 4, "output", "present", THREADS_MAX as usize)?;
         }
-        for &producers in self.options.threads() {
+        for &producers in self.threads() {
             eprintln!("RINGBUF, {producers} producers");
             for _ in 0..rounds {
                 for side in &mut self.sides {
@@ -529,9 +500,7 @@ impl Bench {
     }
 
     fn print(&self) {
-        let machine = machine();
-        let fact = |name: &str| machine[name].as_str().unwrap_or_default().to_owned();
-        println!("\n{}, {} CPUs, Linux {}", fact("cpu"), machine["cpus"], fact("kernel"));
+        println!("\n{}", machine_text());
         self.print_times();
         self.print_throughput();
         self.print_memory();
@@ -544,7 +513,7 @@ impl Bench {
     fn print_times(&self) {
         println!("\nns per operation inside a program, by threads: kernel, ring3, kernel / ring3\n");
         let mut head = format!("{:<16}{:<14}{:>3}", "map", "operation", "key");
-        for threads in self.options.threads() {
+        for threads in self.threads() {
             head += &format!(" |{:>23}", format!("{threads} "));
         }
         println!("{head}");

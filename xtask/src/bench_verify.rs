@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Goal, Limit, Process, Spread, bench_binary, machine};
+use crate::bench::{Goal, Limit, Process, Spread, bench_binary, machine, machine_text};
+use crate::bench_options::Options;
 
 const ROUNDS: usize = 9;
 /// How long `prevail` is waited for.
@@ -196,28 +197,6 @@ struct Memory {
     by_one: u64,
 }
 
-struct Options {
-    rounds: usize,
-    only: String,
-    json: Option<String>,
-}
-
-impl Options {
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        let usage = "usage: cargo xtask bench verify [--only TEXT] [--rounds N] [--json FILE]";
-        let mut options = Options { rounds: ROUNDS, only: String::new(), json: None };
-        for pair in words.chunks(2) {
-            match pair {
-                ["--only", text] => options.only = (*text).to_owned(),
-                ["--json", file] => options.json = Some((*file).to_owned()),
-                ["--rounds", number] => options.rounds = number.parse().map_err(|_| usage.to_owned())?,
-                _ => return Err(usage.into()),
-            }
-        }
-        if options.rounds == 0 { Err("--rounds must be at least 1".into()) } else { Ok(options) }
-    }
-}
-
 struct Bench {
     options: Options,
     rows: Vec<Row>,
@@ -229,16 +208,12 @@ struct Bench {
 }
 
 pub(crate) fn verify(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse(words)?;
+    let options = Options::parse("verify", &["--only TEXT", "--rounds N", "--json FILE"], ROUNDS, words)?;
     let binary = bench_binary("verifiers")?;
-    let json = options.json.clone();
     let mut bench = Bench { options, rows: vec![], refused: 0, not_ours: vec![], memory: None };
     bench.run(&binary)?;
     bench.print();
-    if let Some(file) = json {
-        let text = format!("{:#}\n", bench.json());
-        std::fs::write(&file, text).map_err(|error| format!("{file}: {error}"))?;
-    }
+    bench.options.save(|| bench.json())?;
     if bench.not_ours.is_empty() {
         return Ok(());
     }
@@ -337,9 +312,7 @@ impl Bench {
     }
 
     fn print(&self) {
-        let machine = machine();
-        let fact = |name: &str| machine[name].as_str().unwrap_or_default().to_owned();
-        println!("\n{}, {} CPUs, Linux {}", fact("cpu"), machine["cpus"], fact("kernel"));
+        println!("\n{}", machine_text());
         self.print_tools();
         self.print_slowest();
         if let Some(ratio) = self.ratio_geometric() {

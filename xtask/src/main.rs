@@ -9,6 +9,7 @@
 mod bench;
 mod bench_engine;
 mod bench_maps;
+mod bench_options;
 mod bench_verify;
 mod conformance;
 mod demo;

@@ -131,21 +131,32 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, r
         if !is_for(tb, attachment) {
             continue;
         }
-        tb.attachment = &raw const *attachment as u64;
-        let slot = attachment.flags & ATTACHMENT_CPU_SLOT != 0;
-        if slot {
-            take_cpu_slot(base, tb);
-        }
-        // SAFETY: the server wrote the address of a compiled, verified program.
-        let program: Program = unsafe { core::mem::transmute(attachment.code) };
-        // SAFETY: the program's convention: context and environment.
-        unsafe { program(regs as u64, &raw mut *tb as u64) };
-        if slot {
-            give_cpu_slot(base, tb);
-        }
+        // SAFETY: the server wrote the address of a compiled, verified program for probes, whose context registers are.
+        unsafe { run_one(base, tb, attachment, regs as u64) };
         ran = true;
     }
     ran
+}
+
+/// Runs the program of an attachment once: its result.
+///
+/// # Safety
+/// The attachment names a compiled, verified program, and `context` is one that it may have.
+#[inline(always)]
+unsafe fn run_one(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+    tb.attachment = &raw const *attachment as u64;
+    let slot = attachment.flags & ATTACHMENT_CPU_SLOT != 0;
+    if slot {
+        take_cpu_slot(base, tb);
+    }
+    // SAFETY: the caller's promise.
+    let program: Program = unsafe { core::mem::transmute(attachment.code) };
+    // SAFETY: the program's convention: context and environment.
+    let result = unsafe { program(context, &raw mut *tb as u64) };
+    if slot {
+        give_cpu_slot(base, tb);
+    }
+    result
 }
 
 /// Runs a program by itself as often as is wanted; whether it could.
@@ -163,20 +174,10 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
     }
     compiler_fence(Acquire);
     tb.guard_sp = u64::MAX;
-    tb.attachment = &raw const test.attachment as u64;
-    let slot = test.attachment.flags & ATTACHMENT_CPU_SLOT != 0;
-    // SAFETY: the caller named a compiled, verified program.
-    let program: Program = unsafe { core::mem::transmute(test.attachment.code) };
     let started = monotonic_ns(tb);
     for _ in 0..test.repeat {
-        if slot {
-            take_cpu_slot(base, tb);
-        }
-        // SAFETY: the program's convention: context and environment.
-        test.result = unsafe { program(test.context, &raw mut *tb as u64) };
-        if slot {
-            give_cpu_slot(base, tb);
-        }
+        // SAFETY: the caller's promise.
+        test.result = unsafe { run_one(base, tb, &test.attachment, test.context) };
     }
     test.duration_ns = monotonic_ns(tb).wrapping_sub(started);
     compiler_fence(Release);
