@@ -6,6 +6,9 @@
 //! interpreter, or one of the kernel's (`random_programs/reasons.rs` has those that are understood). Some are also
 //! shown to `prevail` (`second_opinion/mod.rs`), whose opinion is printed and binds nobody.
 //!
+//! What ring3 accepts must be accepted too if no path ends before its end. There are two kinds of programs: long ones that do
+//! all that there is, and short ones in which ways meet.
+//!
 //! Of what should not be the test makes a small program that shows it and prints it with seed and number.
 //!
 //! The usual programs are always the same. `RING3_SEED=S RING3_PROGRAMS=N` judges programs 0 to N of another
@@ -22,17 +25,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use random_programs::judge;
+use random_programs::judge::{self, AllPaths};
 use random_programs::opinion::{is_simple, opinion};
 use random_programs::raw_kernel::{Kernel, message, refused_at};
-use random_programs::reasons::{ends_too_early, explain_fault, kernel_alone_refuses, ring3_alone_refuses};
-use ring3_generate::{Program, program, shrink, text};
+use random_programs::reasons::{explain_fault, kernel_alone_refuses, ring3_alone_refuses};
+use ring3_generate::{Program, joins, program, shrink, text};
 use ring3_interp::shadow::{Fault, MapSpec};
 use ring3_tests::is_root;
 use ring3_verifier::Verified;
 
 /// Programs when nothing else is said.
 const PROGRAMS_USUAL: u64 = 5000;
+/// The same, of short ones in which ways meet.
+const JOINS_USUAL: u64 = 2000;
 const SEED_USUAL: u64 = 1;
 /// Random worlds that a program runs in.
 const INPUTS: u64 = 16;
@@ -105,17 +110,19 @@ impl Counts {
 
 /// Who is asked.
 struct Court {
+    /// Writes a program by its seed and number.
+    writes: fn(u64, u64) -> Program,
     kernel: Option<Kernel>,
     specs: Vec<MapSpec>,
 }
 
 impl Court {
-    fn new() -> Court {
+    fn new(writes: fn(u64, u64) -> Program) -> Court {
         let kernel = is_root().then(|| Kernel::new().unwrap_or_else(|errno| panic!("maps: {errno:?}")));
         if kernel.is_none() {
             println!("SKIPPED IN PART: comparing with the kernel needs root");
         }
-        Court { kernel, specs: judge::specs() }
+        Court { writes, kernel, specs: judge::specs() }
     }
 
     fn verdicts(&self, program: &Program) -> Verdicts {
@@ -146,12 +153,13 @@ impl Court {
         if let (Err(fault), true) = (&ran, verdicts.ring3.is_ok()) {
             return Some(Finding::Ring3AcceptsFault(fault.clone()));
         }
-        if verdicts.ring3.is_ok()
-            && let Some(refusal) = judge::refusal_of_all_paths(program)
-        {
-            match ends_too_early(program, &refusal) {
-                Some(reason) => counts.add(reason),
-                None => return Some(Finding::EndsTooEarly(refusal)),
+        if verdicts.ring3.is_ok() {
+            match judge::all_paths(program) {
+                AllPaths::Agree => {}
+                AllPaths::AddressIsNumber => {
+                    counts.add("an address that was fetched is a number where all numbers were seen")
+                }
+                AllPaths::Refused(refusal) => return Some(Finding::EndsTooEarly(refusal)),
             }
         }
         match (kernel, &verdicts.ring3) {
@@ -196,7 +204,7 @@ impl Court {
         let mut shows = |candidate: &Program| {
             self.judge(candidate, &mut Counts::default()).is_some_and(|other| other.is_as(found))
         };
-        let small = shrink(program(seed, number), &mut shows);
+        let small = shrink((self.writes)(seed, number), &mut shows);
         let found = self.judge(&small, &mut Counts::default());
         let opinion = if is_simple(&small) { format!("; prevail {} it", opinion(&small)) } else { String::new() };
         format!(
@@ -213,11 +221,20 @@ fn number_of(variable: &str) -> Option<u64> {
 
 #[test]
 fn what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
-    let court = Court::new();
+    judge_all(&Court::new(program), PROGRAMS_USUAL);
+}
+
+#[test]
+fn where_ways_meet_what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
+    judge_all(&Court::new(joins), JOINS_USUAL);
+}
+
+fn judge_all(court: &Court, usual: u64) {
+    let program = court.writes;
     let seed = number_of("RING3_SEED").unwrap_or(SEED_USUAL);
     let alone = number_of("RING3_PROGRAM");
     let first = alone.unwrap_or(0);
-    let end = alone.map_or_else(|| number_of("RING3_PROGRAMS").unwrap_or(PROGRAMS_USUAL), |number| number + 1);
+    let end = alone.map_or_else(|| number_of("RING3_PROGRAMS").unwrap_or(usual), |number| number + 1);
     if alone.is_some() {
         println!("{}", text(&program(seed, first).insns));
     }

@@ -3,7 +3,7 @@
 //! Runs: in tests and fuzz targets.
 //! May touch: nothing.
 //! Never: gives another program for the same seed and number.
-//! Start reading at: `write.rs`.
+//! Start reading at: `write.rs`, `joins.rs`.
 //!
 //! A program of random instructions is refused at its second one and shows nothing. So the writer keeps a rough
 //! model of what each register holds and writes what compilers write: bounds checks, lookups, loops, calls. Then it
@@ -13,6 +13,7 @@
 
 mod bounds;
 mod code;
+mod joins;
 mod model;
 mod random;
 mod shrink;
@@ -21,6 +22,7 @@ mod write;
 
 use ring3_isa::{Insn, op};
 
+pub use joins::joins;
 pub use random::Random;
 pub use shrink::shrink;
 pub use write::program;

@@ -1,21 +1,25 @@
 //! The generator's promises.
 
-use ring3_generate::{Program, program, shrink};
+use ring3_generate::{Program, joins, program, shrink};
 use ring3_isa::op;
 
 #[test]
 fn a_seed_and_a_number_give_the_same_program_each_time_and_others_give_others() {
-    for number in 0..200 {
-        assert_eq!(program(7, number), program(7, number));
-        assert_ne!(program(7, number), program(7, number + 1));
-        assert_ne!(program(7, number), program(8, number));
+    for writes in [program, joins] {
+        for number in 0..200 {
+            assert_eq!(writes(7, number), writes(7, number));
+            assert_ne!(writes(7, number), writes(7, number + 1));
+            assert_ne!(writes(7, number), writes(8, number));
+        }
     }
 }
 
 #[test]
 fn programs_are_made_of_instructions_and_end() {
-    for number in 0..2000 {
-        let insns = program(3, number).insns;
+    for (writes, number) in
+        (0..2000).flat_map(|number| [(program as fn(u64, u64) -> Program, number), (joins, number)])
+    {
+        let insns = writes(3, number).insns;
         let mut at = 0;
         while at < insns.len() {
             // A slip may give what is none; jumps never leave the program.
@@ -72,6 +76,22 @@ fn programs_have_all_that_verifiers_find_hard() {
     has("acquiring loads", &|found| matches!(found, Op::LoadAcquire { .. }));
     has("releasing stores", &|found| matches!(found, Op::StoreRelease { .. }));
     has("calls", &|found| matches!(found, Op::Call(Call::Local(_))));
+}
+
+#[test]
+fn short_programs_have_rounds_and_calls_of_all_kinds() {
+    use ring3_isa::{Call, Immediate, Op};
+    use ring3_uapi::helper::{ITER_NUM_NEXT, LOOP};
+    let insns: Vec<_> = (0..500).map(|number| joins(5, number).insns).collect();
+    let counted = |fits: &dyn Fn(&Op) -> bool| {
+        let has = |insns: &&Vec<_>| (0..insns.len()).filter_map(|at| op(insns, at).ok()).any(|op| fits(&op));
+        insns.iter().filter(has).count()
+    };
+    assert!(counted(&|op| matches!(op, Op::MayGoto(_))) > 50);
+    assert!(counted(&|op| *op == Op::Call(Call::Helper(LOOP))) > 50);
+    assert!(counted(&|op| *op == Op::Call(Call::Kfunc(ITER_NUM_NEXT))) > 50);
+    assert!(counted(&|op| matches!(op, Op::Call(Call::Local(_)))) > 50);
+    assert!(counted(&|op| matches!(op, Op::LoadImm64 { value: Immediate::MapIdx(_), .. })) > 5);
 }
 
 /// As a mistake would be that a multiplication some way before an atomic operation shows.

@@ -22,9 +22,10 @@ use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper;
+use ring3_verifier::liveness::helper_arguments;
 use ring3_verifier::{MapShape, Subprogram, Verified};
 
-use crate::liveness::{Takes, helper_arguments};
+use crate::liveness::Takes;
 use crate::{FUEL, Target};
 
 /// What the end of a stack is a multiple of, bytes.

@@ -205,11 +205,12 @@ impl Explorer<'_> {
     }
 }
 
-/// Sums with constants keep their relation to the number they came from.
+/// A sum with a constant keeps its relation to the number it came from. A sum of that does not, as in the kernel: else the
+/// rounds of a loop would each be another.
 fn linked_sum(left: &Register, right: &Register) -> (u32, i32) {
     let constant = right.number.value().and_then(|value| i32::try_from(value as i64).ok());
-    match constant.and_then(|constant| left.fixed.checked_add(constant)) {
-        Some(fixed) if left.id != 0 => (left.id, fixed),
+    match constant {
+        Some(constant) if left.id != 0 && left.fixed == 0 => (left.id, constant),
         _ => (0, 0),
     }
 }

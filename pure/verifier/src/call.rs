@@ -222,7 +222,7 @@ impl Explorer<'_> {
             |register| *register = Register::unknown(),
         );
         self.state.frame_mut().rounds += 1;
-        if let Some(before) = self.previous_point(call_site) {
+        if let Some(before) = self.last_round(call_site) {
             let widened = widen(&mut self.state, &before);
             self.path.forget(widened);
         }

@@ -6,6 +6,7 @@
 
 use std::rc::Rc;
 
+use crate::liveness::Registers;
 use crate::path::{Place, Point, Work};
 use crate::state::{Byte, Frame, Kind, Register, SLOT_BYTES, Slot, Special, State};
 
@@ -29,11 +30,23 @@ pub(crate) fn same_calls(a: &State, b: &State) -> bool {
             .all(|(a, b)| a.call_site == b.call_site && a.subprogram == b.subprogram && a.callback == b.callback)
 }
 
+/// What is compared at an instruction.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms<'a> {
+    /// The instruction.
+    pub(crate) at: usize,
+    /// Registers that may be read from each instruction on: the others do not matter.
+    pub(crate) live: &'a [Registers],
+    /// [`Policy::addresses_as_numbers`](crate::Policy)
+    pub(crate) addresses_as_numbers: bool,
+    pub(crate) work: &'a Work,
+}
+
 /// Names of the old state and of the new one.
 struct Ids<'a> {
     pairs: Vec<(u32, u32)>,
     made_up: u32,
-    work: &'a Work,
+    terms: Terms<'a>,
 }
 
 impl Ids<'_> {
@@ -44,7 +57,7 @@ impl Ids<'_> {
         if old == 0 {
             return true;
         }
-        self.work.add(self.pairs.len());
+        self.terms.work.add(self.pairs.len());
         for pair in &self.pairs {
             if pair.0 == old || pair.1 == new {
                 return *pair == (old, new);
@@ -66,9 +79,9 @@ impl Ids<'_> {
 }
 
 /// Whether what was found out from `point` on holds for `new`.
-pub(crate) fn covers(point: &Point, new: &State, how: Match, work: &Work) -> bool {
+pub(crate) fn covers(point: &Point, new: &State, how: Match, terms: Terms<'_>) -> bool {
     let old = &point.state;
-    let mut ids = Ids { pairs: vec![], made_up: 0, work };
+    let mut ids = Ids { pairs: vec![], made_up: 0, terms };
     if old.frames.len() != new.frames.len() || old.references.len() != new.references.len() {
         return false;
     }
@@ -83,21 +96,25 @@ pub(crate) fn covers(point: &Point, new: &State, how: Match, work: &Work) -> boo
     if how == Match::Exact && old.may_goto != new.may_goto {
         return false;
     }
-    let mut frames = old.frames.iter().zip(&new.frames).enumerate();
-    frames.all(|(index, (a, b))| {
-        Rc::ptr_eq(a, b) && how == Match::Exact || frame(point, index as u8, a, b, how, &mut ids)
+    let frames = old.frames.iter().zip(&new.frames).enumerate();
+    // Each function goes on at the call of the next.
+    let sites = new.frames[1..].iter().map(|callee| callee.call_site).chain([terms.at]);
+    let mut frames = frames.zip(sites);
+    frames.all(|((index, (a, b)), site)| {
+        Rc::ptr_eq(a, b) && how == Match::Exact || frame(point, index as u8, site, (a, b), how, &mut ids)
     })
 }
 
-fn frame(point: &Point, index: u8, old: &Frame, new: &Frame, how: Match, ids: &mut Ids<'_>) -> bool {
+fn frame(point: &Point, index: u8, site: usize, (old, new): (&Frame, &Frame), how: Match, ids: &mut Ids<'_>) -> bool {
     if old.rounds > new.rounds || how == Match::Exact && old.rounds != new.rounds {
         return false;
     }
     let marks = point.marks.borrow();
-    ids.work.add(old.registers.len() + old.slots.len());
+    ids.terms.work.add(old.registers.len() + old.slots.len());
     for number in 0..10 {
         let place = Place::register(index, number as u8);
-        if how == Match::Marked && !marks.read.contains(place) {
+        let live = ids.terms.live[site] & 1 << number != 0;
+        if !live || how == Match::Marked && !marks.read.contains(place) {
             continue;
         }
         let precise = how != Match::Marked || marks.precise.contains(place);
@@ -170,6 +187,7 @@ fn slot(old: &Slot, new: &Slot, precise: bool, how: Match, ids: &mut Ids<'_>) ->
         _ => {}
     }
     (0..SLOT_BYTES).all(|byte| match (plain(old, byte), plain(new, byte)) {
+        (Byte::Unwritten | Byte::Unknown, Byte::Spilled) if !ids.terms.addresses_as_numbers => false,
         // What was never written may hold anything, and may be read.
         (Byte::Unwritten, _) => how != Match::Exact || new.bytes[byte] == Byte::Unwritten,
         (Byte::Unknown, new) => new != Byte::Special,

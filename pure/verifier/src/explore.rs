@@ -11,7 +11,7 @@ use ring3_isa::{Call, Immediate, Op, Operand};
 use ring3_uapi::Errno;
 use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 
-use crate::compare::{self, Match};
+use crate::compare::{self, Match, Terms};
 use crate::flow::{Flow, Stop};
 use crate::log::Log;
 use crate::memory::Access;
@@ -344,6 +344,9 @@ impl<'a> Explorer<'a> {
         const POINTS_MIN: usize = 64;
         /// Paths that may pass a point before it must stop one.
         const PATIENCE: u32 = 3;
+        if self.input.policy.walks_all {
+            return Ok(false);
+        }
         let forced = self.flow.stops[self.at] == Stop::Always || self.path.open_moves() > MOVES_MAX;
         // The instruction here counts.
         let processed = self.found.statistics.processed + 1;
@@ -357,8 +360,7 @@ impl<'a> Explorer<'a> {
                 index += 1;
                 continue;
             }
-            let compared = if self.input.policy.walks_all { Ok(false) } else { self.compare_with(point) };
-            match compared {
+            match self.compare_with(point) {
                 Ok(true) => {
                     point.hits.set(point.hits.get() + 1);
                     known = Ok(true);
@@ -395,7 +397,10 @@ impl<'a> Explorer<'a> {
     fn keep_point(&mut self) {
         let point = Rc::new(Point::new(self.state.clone()));
         self.points[self.at].push(point.clone());
-        self.path.close(Some((self.at, point)));
+        if self.flow.stops[self.at] == Stop::Always {
+            self.path.begin_round(self.at, &point);
+        }
+        self.path.close(Some(point));
         self.kept_at = (self.jumps, self.found.statistics.processed + 1);
         self.points_kept += 1;
         let statistics = &mut self.found.statistics;
@@ -405,8 +410,15 @@ impl<'a> Explorer<'a> {
     }
 
     fn compare_with(&mut self, point: &Rc<Point>) -> Result<bool, Refusal> {
+        let terms = Terms {
+            at: self.at,
+            live: &self.flow.live,
+            addresses_as_numbers: self.input.policy.addresses_as_numbers,
+            work: &self.work,
+        };
+        let covers = |how| compare::covers(point, &self.state, how, terms);
         if point.complete.get() {
-            let covered = compare::covers(point, &self.state, Match::Marked, &self.work);
+            let covered = covers(Match::Marked);
             if covered {
                 self.path.need(&point.marks.borrow());
             }
@@ -419,14 +431,17 @@ impl<'a> Explorer<'a> {
                 || self.iterates(&point.state)
         };
         if point.has_ended() || self.flow.stops[self.at] == Stop::Always && counted() {
-            let covered = compare::covers(point, &self.state, Match::Contained, &self.work);
+            let covered = covers(Match::Contained);
             if covered {
-                self.returns.push(Return::new(&self.path, point.clone()));
+                let round = Return::new(&self.path, point.clone());
+                // What is known to matter so far must not be widened.
+                round.carry();
+                self.returns.push(round);
                 self.found.came_round = true;
             }
             return Ok(covered);
         }
-        if compare::covers(point, &self.state, Match::Exact, &self.work) {
+        if covers(Match::Exact) {
             return refuse(Errno::EINVAL, format!("infinite loop detected at insn {}", self.at));
         }
         Ok(false)
@@ -453,13 +468,11 @@ impl<'a> Explorer<'a> {
 
     /// The point of the round before this one, which has a point of its own here already.
     pub(crate) fn previous_round(&self) -> Option<Rc<Point>> {
-        let rounds = self.path.points().filter(|(insn, _)| *insn == self.at);
-        rounds.map(|(_, point)| point.clone()).nth(1)
+        self.path.rounds(self.at, &self.state)?.1.cloned()
     }
 
-    /// The nearest point of this path at the instruction `at` with the same calls.
-    pub(crate) fn previous_point(&self, at: usize) -> Option<Rc<Point>> {
-        let mut points = self.path.points().filter(|(insn, _)| *insn == at);
-        points.find(|(_, point)| compare::same_calls(&point.state, &self.state)).map(|(_, point)| point.clone())
+    /// The point where the last round began at another instruction.
+    pub(crate) fn last_round(&self, at: usize) -> Option<Rc<Point>> {
+        Some(self.path.rounds(at, &self.state)?.0.clone())
     }
 }

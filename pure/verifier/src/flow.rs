@@ -6,6 +6,7 @@ use std::ops::Range;
 use ring3_isa::{Call, Immediate, Op};
 use ring3_uapi::{Errno, helper};
 
+use crate::liveness::{ARGUMENTS, Registers, live_before};
 use crate::{CALL_FRAMES_MAX, Report, Subprogram, prototypes};
 
 /// Whether a path may stop before an instruction because what is known there was known before.
@@ -24,6 +25,8 @@ pub(crate) enum Stop {
 pub(crate) struct Flow {
     pub(crate) subprograms: Vec<Subprogram>,
     pub(crate) stops: Vec<Stop>,
+    /// Registers that may be read from each instruction on.
+    pub(crate) live: Vec<Registers>,
     /// Those that each subprogram calls, or has called.
     callees: Vec<BTreeSet<usize>>,
     /// The subprograms that the entry comes to, each before those that it calls.
@@ -37,7 +40,9 @@ impl Flow {
         let callees: Vec<_> = subprograms.iter().map(|subprogram| callees(ops, &subprograms, *subprogram)).collect();
         let calls_first = calls_first(&subprograms, &callees)?;
         let stops = stops(ops, &subprograms);
-        let flow = Flow { subprograms, stops, callees, calls_first };
+        let live_in = |of: &Subprogram| live_before(ops, of.start..of.end, |_| ARGUMENTS);
+        let live = subprograms.iter().flat_map(live_in).collect();
+        let flow = Flow { subprograms, stops, live, callees, calls_first };
         flow.check_calls()?;
         Ok(flow)
     }
@@ -163,7 +168,7 @@ fn subprograms(ops: &[Option<Op>]) -> Result<Vec<Subprogram>, Report> {
 }
 
 /// Where control goes from an instruction, inside its subprogram.
-fn successors(ops: &[Option<Op>], at: usize) -> (Option<usize>, Option<usize>) {
+pub(crate) fn successors(ops: &[Option<Op>], at: usize) -> (Option<usize>, Option<usize>) {
     let next = if matches!(ops[at], Some(Op::LoadImm64 { .. })) { at + 2 } else { at + 1 };
     match ops[at] {
         Some(Op::Exit) => (None, None),

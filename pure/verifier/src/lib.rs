@@ -21,6 +21,7 @@ mod explore;
 mod flow;
 mod helper;
 mod iterator;
+pub mod liveness;
 mod log;
 mod memory;
 mod objects;

@@ -16,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::CALL_FRAMES_MAX;
+use crate::compare::same_calls;
 use crate::state::State;
 
 /// A register or a stack slot of a frame.
@@ -192,12 +193,12 @@ pub(crate) struct Node {
     parent: Option<Rc<Node>>,
     moves: Vec<Move>,
     written: Places,
-    point: Option<(usize, Rc<Point>)>,
+    point: Option<Rc<Point>>,
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some((_, point)) = &self.point {
+        if let Some(point) = &self.point {
             point.complete.set(true);
         }
         // A long chain must not be dropped by recursion.
@@ -249,6 +250,16 @@ pub(crate) struct Path {
     life: Option<Rc<Life>>,
     moves: Vec<Move>,
     written: Places,
+    /// Where rounds begin, those that the path came to last behind.
+    rounds: Rc<Vec<Rounds>>,
+}
+
+/// A place where rounds begin whose number is not known.
+#[derive(Clone, Debug)]
+struct Rounds {
+    at: usize,
+    last: Rc<Point>,
+    before: Option<Rc<Point>>,
 }
 
 impl Path {
@@ -258,13 +269,13 @@ impl Path {
     }
 
     /// Ends the piece, with a point or without one.
-    pub(crate) fn close(&mut self, point: Option<(usize, Rc<Point>)>) {
+    pub(crate) fn close(&mut self, point: Option<Rc<Point>>) {
         if point.is_none() && self.moves.is_empty() && self.written.is_empty() {
             return;
         }
         let written = std::mem::take(&mut self.written);
         let moves = std::mem::take(&mut self.moves);
-        if let Some((_, point)) = &point {
+        if let Some(point) = &point {
             self.life = Some(Rc::new(Life { parent: self.life.take(), point: point.clone() }));
         }
         self.last = Some(Rc::new(Node { parent: self.last.take(), moves, written, point }));
@@ -275,10 +286,24 @@ impl Path {
         self.moves.len()
     }
 
-    /// The points behind, the nearest first.
-    pub(crate) fn points(&self) -> impl Iterator<Item = &(usize, Rc<Point>)> {
-        let nodes = std::iter::successors(self.last.as_deref(), |node| node.parent.as_deref());
-        nodes.filter_map(|node| node.point.as_ref())
+    /// A round begins at this point.
+    pub(crate) fn begin_round(&mut self, at: usize, point: &Rc<Point>) {
+        /// Loops within loops, and behind each other, whose rounds are known at a time.
+        const ROUNDS_MAX: usize = 64;
+        self.work.add(self.rounds.len());
+        let rounds = Rc::make_mut(&mut self.rounds);
+        let known = rounds.iter().position(|rounds| rounds.is_of(at, &point.state));
+        let before = known.map(|index| rounds.remove(index).last);
+        if rounds.len() == ROUNDS_MAX {
+            rounds.remove(0);
+        }
+        rounds.push(Rounds { at, last: point.clone(), before });
+    }
+
+    /// The last point where a round began at an instruction with these calls, and that of the round before it.
+    pub(crate) fn rounds(&self, at: usize, state: &State) -> Option<(&Rc<Point>, Option<&Rc<Point>>)> {
+        let rounds = self.rounds.iter().find(|rounds| rounds.is_of(at, state))?;
+        Some((&rounds.last, rounds.before.as_ref()))
     }
 
     /// `place` was written as a whole, and the new value depends on `from`.
@@ -331,7 +356,7 @@ impl Path {
         let mut node = self.last.as_deref();
         while let Some(piece) = node {
             self.work.add(1);
-            if let Some((_, point)) = &piece.point {
+            if let Some(point) = &piece.point {
                 places = point.marks.borrow_mut().read.absorb(&places);
                 news |= !places.is_empty();
             }
@@ -354,7 +379,7 @@ impl Path {
             if places.is_empty() {
                 return news;
             }
-            if let Some((_, point)) = &piece.point {
+            if let Some(point) = &piece.point {
                 places = point.marks.borrow_mut().precise.absorb(&places);
                 news |= !places.is_empty();
             }
@@ -372,7 +397,13 @@ impl Path {
 
     /// This path without being one that goes on.
     fn at_rest(&self) -> Path {
-        Path { life: None, ..self.clone() }
+        Path { life: None, rounds: Rc::default(), ..self.clone() }
+    }
+}
+
+impl Rounds {
+    fn is_of(&self, at: usize, state: &State) -> bool {
+        self.at == at && same_calls(&self.last.state, state)
     }
 }
 

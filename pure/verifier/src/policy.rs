@@ -112,6 +112,9 @@ pub struct Policy {
     /// No path ends because what is known was known before: what the verifier itself is judged by. Programs with rounds that
     /// are merely counted have no end then.
     pub walks_all: bool,
+    /// A path may also end where an address was spilled into what was seen to hold any bytes: read there it is a number, and
+    /// whatever number it is, it was seen. The kernel does so for those who may learn addresses (`allow_uninit_stack`).
+    pub addresses_as_numbers: bool,
     /// r1 leads to this many bytes of memory that may be written, instead of a context, and r2 is their number.
     pub memory: Option<u32>,
     /// What RFC 9669 defines and the kernel refuses is allowed: division by a constant 0, shifts by constants that are too
@@ -142,6 +145,7 @@ impl Policy {
             objects: None,
             processed_max: PROCESSED_MAX,
             walks_all: false,
+            addresses_as_numbers: true,
             memory: None,
             rfc9669: false,
         }

@@ -136,12 +136,10 @@ impl Explorer<'_> {
         let spills = byte == 0 && !(zero && source.is_none());
         if spills && (value.is_pointer() || whole || value.is_scalar()) {
             let mut spilled = *value;
-            if spilled.is_scalar() && !whole {
-                let number = spilled.number.truncated(bytes as u32 * 8);
-                if spilled.number.umax >= 1 << (bytes * 8) {
-                    spilled.unlink();
-                }
-                spilled.number = number;
+            let fits = whole || spilled.number.umax < 1 << (bytes * 8);
+            if spilled.is_scalar() && !fits {
+                spilled.unlink();
+                spilled.number = spilled.number.truncated(bytes as u32 * 8);
             } else if let Some(source) = source.filter(|_| spilled.is_scalar() && spilled.id == 0) {
                 self.name_for_spill(source, &mut spilled);
             }

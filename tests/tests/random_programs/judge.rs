@@ -63,14 +63,30 @@ pub(crate) fn verdict(program: &Program) -> Result<Verified, String> {
     verdict_under(program, Policy::kernel(program.prog_type))
 }
 
-/// Why a program is refused if all of its paths are walked to their ends; nothing if that takes too long.
-pub(crate) fn refusal_of_all_paths(program: &Program) -> Option<String> {
+/// What is found out about an accepted program when all of its paths are walked to their ends.
+pub(crate) enum AllPaths {
+    /// It is accepted so too, or has too many paths.
+    Agree,
+    /// It would be refused if an address could not stand for a number: paths may differ in that.
+    AddressIsNumber,
+    /// It is refused for this.
+    Refused(String),
+}
+
+/// Walks all paths of an accepted program to their ends.
+pub(crate) fn all_paths(program: &Program) -> AllPaths {
     /// Most programs have few paths.
-    const PROCESSED_MAX: u64 = 20_000;
-    let policy = Policy { walks_all: true, processed_max: PROCESSED_MAX, ..Policy::kernel(program.prog_type) };
-    let refusal = verdict_under(program, policy).err()?;
-    let patience = ["too large", "too complex", "references are held"];
-    (!patience.iter().any(|part| refusal.contains(part))).then_some(refusal)
+    const PROCESSED_MAX: u64 = 5_000;
+    let policy = Policy::kernel(program.prog_type);
+    let walk = Policy { walks_all: true, processed_max: PROCESSED_MAX, ..policy.clone() };
+    let Err(refusal) = verdict_under(program, walk) else { return AllPaths::Agree };
+    if ["too large", "too complex", "references are held"].iter().any(|part| refusal.contains(part)) {
+        return AllPaths::Agree;
+    }
+    match verdict_under(program, Policy { addresses_as_numbers: false, ..policy }) {
+        Ok(_) => AllPaths::Refused(refusal),
+        Err(_) => AllPaths::AddressIsNumber,
+    }
 }
 
 fn verdict_under(program: &Program, policy: Policy) -> Result<Verified, String> {

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use ring3_btf::{Btf, kind};
 use ring3_generate::{MAPS, Program};
-use ring3_isa::{Call, Immediate, Insn, Op, op};
+use ring3_isa::{Call, Immediate, Insn, Op, code, op};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{btf_load, map_create, map_elem, prog_load};
 use ring3_uapi::bpf::{cmd, prog_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
+use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 
 use super::reasons::calls_back;
 use crate::raw_bpf::{Attr, address, bpf};
@@ -49,11 +51,22 @@ fn functions(insns: &[Insn]) -> Vec<[u32; 2]> {
     starts.into_iter().map(|start| [start, BTF_FUNCTION]).collect()
 }
 
+fn kfuncs() -> Vec<Option<u32>> {
+    let btf = std::fs::read("/sys/kernel/btf/vmlinux").ok().and_then(|bytes| Btf::parse(bytes).ok());
+    let id_of = |name: &&str| {
+        let is_it = |found: &[u8]| found.strip_prefix(b"bpf_") == Some(name.as_bytes());
+        btf.as_ref()?.of_kind(kind::FUNC).find(|(_, found)| is_it(found)).map(|(id, _)| id)
+    };
+    KFUNC_NAMES.iter().map(id_of).collect()
+}
+
 /// The maps and the types, made once.
 pub(crate) struct Kernel {
     /// By program type: an array of programs takes those of one type only.
     fds: BTreeMap<u32, Vec<i32>>,
     btf: OwnedFd,
+    /// The kernel's ids of the functions of `KFUNC_NAMES`, as far as it has them.
+    kfuncs: Vec<Option<u32>>,
     _maps: Vec<OwnedFd>,
 }
 
@@ -83,7 +96,20 @@ impl Kernel {
         }
         let mut attr = Attr::new().with(btf_load::BTF, address(&BTF)).with(btf_load::BTF_SIZE, BTF_BYTES);
         let btf = bpf_fd(cmd::BTF_LOAD, &mut attr)?;
-        Ok(Kernel { fds, btf, _maps: maps })
+        Ok(Kernel { fds, btf, kfuncs: kfuncs(), _maps: maps })
+    }
+
+    /// The program with the kernel's numbers of its functions.
+    fn translated(&self, program: &Program) -> Program {
+        let mut program = program.clone();
+        for insn in &mut program.insns {
+            let number =
+                (insn.imm as u32).checked_sub(KFUNC_FIRST).and_then(|index| *self.kfuncs.get(index as usize)?);
+            if insn.opcode == code::BPF_CALL && insn.src() == code::BPF_PSEUDO_KFUNC_CALL {
+                insn.imm = number.map_or(insn.imm, |id| id as i32);
+            }
+        }
+        program
     }
 
     /// `functions` must outlive the attributes.
@@ -107,15 +133,17 @@ impl Kernel {
     /// Whether the kernel takes it.
     pub(crate) fn accepts(&self, program: &Program) -> bool {
         let functions = if calls_back(program) { functions(&program.insns) } else { vec![] };
-        bpf_fd(cmd::PROG_LOAD, &mut self.attr(program, &functions)).is_ok()
+        let program = self.translated(program);
+        bpf_fd(cmd::PROG_LOAD, &mut self.attr(&program, &functions)).is_ok()
     }
 
     /// What the kernel says to it; `Err` has the log of a refusal.
     pub(crate) fn judge(&self, program: &Program) -> Result<(), String> {
         let log = vec![0u8; LOG_BYTES];
         let functions = if calls_back(program) { functions(&program.insns) } else { vec![] };
+        let program = self.translated(program);
         let attr =
-            self.attr(program, &functions).with(prog_load::LOG_LEVEL, 1).with(prog_load::LOG_SIZE, LOG_BYTES as u64);
+            self.attr(&program, &functions).with(prog_load::LOG_LEVEL, 1).with(prog_load::LOG_SIZE, LOG_BYTES as u64);
         let mut attr = attr.with(prog_load::LOG_BUF, address(log.as_slice()));
         match bpf_fd(cmd::PROG_LOAD, &mut attr) {
             Ok(_) => Ok(()),
@@ -135,7 +163,9 @@ pub(crate) fn refused_at(log: &str) -> Option<usize> {
 
 /// The line of a log that says what is wrong.
 pub(crate) fn message(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("processed ")).collect();
+    // Of a log that is too long the kernel keeps the end, from the middle of a line on.
+    let cut = usize::from(log.len() >= LOG_BYTES - 1);
+    let lines: Vec<&str> = log.lines().skip(cut).filter(|line| !line.starts_with("processed ")).collect();
     let said = |line: &&&str| {
         let insn = line.split_once(": ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
         let other = [

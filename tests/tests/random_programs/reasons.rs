@@ -82,6 +82,8 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
     // Numbers of which more is known decide more branches, and then differ where the kernel's are all unknown: rounds
     // of nested loops that it takes for the same may be too many for us. One program in some 40 000.
     told(&["BPF program is too large. Processed"], "we gave up: instructions"),
+    // And open ways of rounds within rounds, the number of which decides something. One in some 20 000 short ones.
+    told(&["jumps is too complex"], "we gave up: branches"),
     // As in `explain_fault`.
     Reason {
         messages: &["infinite loop detected"],
@@ -96,29 +98,14 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
         name: "the kernel takes a pointer that was fetched for a number",
     },
     // `if w0 == 0` of a pointer that is not null does not tell that the low half of it is not 0.
-    Reason {
-        messages: &["invalid access", "!read_ok", "reference leak"],
-        has: compares_half,
-        name: "the kernel takes the low half of a pointer for all of it",
-    },
+    Reason { messages: &["invalid access", "!read_ok", "reference leak"], has: compares_half, name: LOW_HALF },
+    // What an atomic operation fetches from the stack is not traced to what was stored (6.18): another path is taken for one
+    // that was seen, with another number there.
+    Reason { messages: NUMBERS, has: fetches, name: FETCHED },
 ];
 
-/// We refuse if all paths are walked to their ends, and accept else.
-const ENDS_TOO_EARLY: &[Reason] = &[
-    // A pointer that is read where bytes were seen safe is a number of which nothing is known: whatever its value, it was
-    // seen. What is done with it would be refused of a pointer.
-    Reason {
-        messages: &["pointer arithmetic", "pointer prohibited", "register spill"],
-        has: reads_stack,
-        name: "a pointer that was fetched is a number where all numbers were seen",
-    },
-    // And a number that was computed of one is unbounded, where that of numbers is not: `-p` after `if p > 0`.
-    Reason {
-        messages: &["register with unbounded min value"],
-        has: |program| reads_stack(program) && negates(program),
-        name: "the negative of a pointer that was fetched",
-    },
-];
+const LOW_HALF: &str = "the kernel takes the low half of a pointer for all of it";
+const FETCHED: &str = "the kernel does not trace what an atomic operation fetches";
 
 fn find(reasons: &'static [Reason], program: &Program, message: &str) -> Option<&'static str> {
     let fits = |reason: &&Reason| reason.messages.iter().any(|part| message.contains(part)) && (reason.has)(program);
@@ -128,11 +115,6 @@ fn find(reasons: &'static [Reason], program: &Program, message: &str) -> Option<
 /// Why the kernel alone refuses, if that is understood.
 pub(crate) fn kernel_alone_refuses(program: &Program, message: &str) -> Option<&'static str> {
     find(KERNEL_ALONE_REFUSES, program, message)
-}
-
-/// Why we accept what is refused if all paths are walked to their ends.
-pub(crate) fn ends_too_early(program: &Program, message: &str) -> Option<&'static str> {
-    find(ENDS_TOO_EARLY, program, message)
 }
 
 /// Why we alone refuse.
@@ -177,6 +159,10 @@ fn reads_stack(program: &Program) -> bool {
     any(program, |op| matches!(op, Op::Atomic { fetch: true, .. } | Op::LoadAcquire { .. } | Op::Load { .. }))
 }
 
+fn fetches(program: &Program) -> bool {
+    any(program, |op| matches!(op, Op::Atomic { fetch: true, .. }))
+}
+
 fn compares_with_itself(program: &Program) -> bool {
     any(program, |op| matches!(op, Op::Jump { dst, src: Operand::Reg(src), .. } if dst == src))
 }
@@ -208,6 +194,8 @@ pub(crate) fn explain_fault(program: &Program, fault: &Fault) -> Option<&'static
         }
         // What a map is to the kernel (`struct bpf_map`) programs may read there; here there is nothing to be read.
         Wrong::ThroughHandle => Some("the kernel lets programs read what a map is"),
+        Wrong::Outside { .. } if compares_half(program) => Some(LOW_HALF),
+        Wrong::Outside { .. } if fetches(program) => Some(FETCHED),
         _ => None,
     }
 }

@@ -208,14 +208,20 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "stack.rs",
         "a spill of a part of a number is linked to the whole",
-        "if spilled.number.umax >= 1 << (bytes * 8) {",
-        "if false {",
+        "let fits = whole || spilled.number.umax < 1 << (bytes * 8);",
+        "let fits = true;\n            spilled.number = spilled.number.truncated(bytes as u32 * 8);",
+    ),
+    mutation(
+        "stack.rs",
+        "a spill of a part of a number that fits has no name",
+        "source.filter(|_| spilled.is_scalar() && spilled.id == 0)",
+        "source.filter(|_| whole && spilled.is_scalar() && spilled.id == 0)",
     ),
     mutation(
         "stack.rs",
         "a spill of a part of a number is as large as the number",
-        "spilled.number = number;",
-        "let _ = number;",
+        "spilled.number = spilled.number.truncated(bytes as u32 * 8);",
+        "",
     ),
     mutation(
         "stack.rs",

@@ -255,8 +255,27 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "explore.rs",
         "a loop that changes nothing ends",
-        "if compare::covers(point, &self.state, Match::Exact, &self.work) {\n            return refuse(",
-        "if compare::covers(point, &self.state, Match::Exact, &self.work) {\n            return Ok(true);\n            #[expect(unreachable_code)]\n            return refuse(",
+        "if covers(Match::Exact) {\n            return refuse(",
+        "if covers(Match::Exact) {\n            return Ok(true);\n            #[expect(unreachable_code)]\n            return refuse(",
+    ),
+    mutation("explore.rs", "what is known to matter is widened when rounds come back", "round.carry();", ""),
+    mutation(
+        "liveness.rs",
+        "only what the next instruction reads is read later",
+        "let before = reads | after & !writes;",
+        "let _ = (after, writes);\n        let before = reads;",
+    ),
+    mutation(
+        "compare.rs",
+        "of functions that wait, only what is read where the last one is matters",
+        "let live = ids.terms.live[site] & 1 << number != 0;",
+        "let live = ids.terms.live[if site == ids.terms.at { site } else { 0 }] & 1 << number != 0;",
+    ),
+    mutation(
+        "arithmetic.rs",
+        "sums of sums keep their relation",
+        "Some(constant) if left.id != 0 && left.fixed == 0 => (left.id, constant),",
+        "Some(constant) if left.id != 0 => (left.id, left.fixed.wrapping_add(constant)),",
     ),
     mutation(
         "explore.rs",

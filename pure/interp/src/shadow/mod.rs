@@ -34,6 +34,8 @@ const FUEL: u64 = 1_000_000;
 /// bounds it.
 const CALLBACKS_MAX: u64 = 4096;
 const CALLBACK_INSNS_MAX: u64 = 4_000_000;
+/// Once in so many times, `may_goto` ends its rounds.
+const MAY_GOTO_ENDS: u64 = 8;
 
 /// What a program did wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,6 +218,9 @@ impl Machine<'_> {
                     r[0] = result;
                 }
                 Op::LoadImm64 { dst, value } => r[usize::from(dst)] = self.immediate(value)?,
+                // It may have gone on for long enough at any time.
+                Op::MayGoto(target) if self.world.one_in(MAY_GOTO_ENDS) => at = target,
+                Op::MayGoto(_) => {}
                 other => self.simple(other, r)?,
             }
         }

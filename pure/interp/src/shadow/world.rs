@@ -74,8 +74,22 @@ pub(crate) struct World<'a> {
     records: Vec<u32>,
     /// Of keys that callbacks get.
     pub(crate) key: u32,
+    iterators: Vec<NumberIterator>,
     pub(crate) random: &'a mut dyn FnMut() -> u64,
 }
+
+/// An iterator over numbers.
+struct NumberIterator {
+    /// Region and offset.
+    place: (u32, u64),
+    next: i32,
+    end: i32,
+    /// Of the number that was given last.
+    number: Option<u32>,
+}
+
+/// `struct bpf_iter_num`
+const ITERATOR_BYTES: u64 = 8;
 
 /// How many arguments a helper takes.
 pub(crate) fn arguments_of(helper: u32) -> Option<usize> {
@@ -86,6 +100,8 @@ pub(crate) fn arguments_of(helper: u32) -> Option<usize> {
         id::PROBE_READ | id::PROBE_READ_USER | id::PROBE_READ_KERNEL | id::RINGBUF_RESERVE | id::TAIL_CALL => 3,
         id::MAP_UPDATE_ELEM | id::SKB_LOAD_BYTES | id::RINGBUF_OUTPUT | id::LOOP | id::FOR_EACH_MAP_ELEM => 4,
         id::CSUM_DIFF => 5,
+        id::ITER_NUM_NEXT | id::ITER_NUM_DESTROY => 1,
+        id::ITER_NUM_NEW => 3,
         _ => return None,
     })
 }
@@ -124,6 +140,7 @@ impl<'a> World<'a> {
             cpus: 1,
             records: vec![],
             key,
+            iterators: vec![],
             random,
         };
         if prog_type == prog_type::XDP {
@@ -146,7 +163,7 @@ impl<'a> World<'a> {
         (self.random)()
     }
 
-    fn one_in(&mut self, count: u64) -> bool {
+    pub(crate) fn one_in(&mut self, count: u64) -> bool {
         self.next().is_multiple_of(count)
     }
 
@@ -204,7 +221,11 @@ impl<'a> World<'a> {
 
     /// What must not be held when a program ends.
     pub(crate) fn check_end(&self) -> Result<(), Wrong> {
-        if self.records.is_empty() { Ok(()) } else { Err(Wrong::Leak("ring buffer record")) }
+        match (self.records.is_empty(), self.iterators.is_empty()) {
+            (true, true) => Ok(()),
+            (false, _) => Err(Wrong::Leak("ring buffer record")),
+            (true, false) => Err(Wrong::Leak("iterator")),
+        }
     }
 
     fn map(&self, argument: u8, value: Value, kinds: &[MapKind]) -> Result<(usize, MapSpec), Wrong> {
@@ -280,6 +301,9 @@ impl<'a> World<'a> {
                 ENOENT
             }
             id::XDP_ADJUST_HEAD => self.adjust_head(r[0])?,
+            id::ITER_NUM_NEW => self.make_iterator(r)?,
+            id::ITER_NUM_NEXT => return self.next_number(r[0]),
+            id::ITER_NUM_DESTROY => self.drop_iterator(r[0])?,
             _ => return Err(Wrong::UnknownHelper(helper)),
         };
         Ok(Done::Result(result))
@@ -370,6 +394,52 @@ impl<'a> World<'a> {
         let record = self.records.swap_remove(held);
         self.memory.end(record);
         *self.memory.bytes_mut(record) = vec![];
+        Ok(0)
+    }
+
+    /// What lies in the iterator is its own; how far it is, is not kept there.
+    fn make_iterator(&mut self, [at, start, end, ..]: [Value; 5]) -> Result<u64, Wrong> {
+        self.write(at, ITERATOR_BYTES, false)?;
+        let place = self.memory.locate(at).ok_or(Wrong::Argument(1, "no memory"))?;
+        let (start, end) = (start.bits as i32, end.bits as i32);
+        let fails = start > end || i64::from(end) - i64::from(start) > LOOPS_MAX as i64;
+        self.iterators.push(NumberIterator {
+            place,
+            next: start,
+            end: if fails { start } else { end },
+            number: None,
+        });
+        Ok(if fails { EINVAL } else { 0 })
+    }
+
+    fn iterator(&mut self, at: Value) -> Result<usize, Wrong> {
+        let place = self.memory.locate(at);
+        let found = self.iterators.iter().position(|iterator| place == Some(iterator.place));
+        found.ok_or(Wrong::Argument(1, "not an iterator"))
+    }
+
+    fn next_number(&mut self, at: Value) -> Result<Done, Wrong> {
+        let index = self.iterator(at)?;
+        let hint = self.next();
+        let iterator = &mut self.iterators[index];
+        if let Some(number) = iterator.number.take() {
+            self.memory.end(number);
+        }
+        if iterator.next >= iterator.end {
+            return Ok(Done::Result(0));
+        }
+        let number = self.memory.add("iterator's number", iterator.next.to_le_bytes().to_vec(), 0..0, hint);
+        iterator.next += 1;
+        iterator.number = Some(number);
+        Ok(Done::Pointer(self.memory.pointer(number, 0)))
+    }
+
+    fn drop_iterator(&mut self, at: Value) -> Result<u64, Wrong> {
+        let index = self.iterator(at)?;
+        let iterator = self.iterators.swap_remove(index);
+        if let Some(number) = iterator.number {
+            self.memory.end(number);
+        }
         Ok(0)
     }
 
