@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,13 +94,47 @@ static void *in_thread(void *unused)
 	return unused;
 }
 
+// Threads that come after others get their control blocks; the last one here also comes from a thread that told nothing.
+static pthread_t first, second;
+static sem_t second_ends;
+
+static void *in_last(void *unused)
+{
+	tell_who();
+	return unused;
+}
+
+static void *in_second(void *unused)
+{
+	pthread_t last;
+
+	pthread_join(first, NULL);
+	pthread_create(&last, NULL, in_last, NULL);
+	pthread_join(last, NULL);
+	sem_post(&second_ends);
+	return unused;
+}
+
+static void *in_first(void *unused)
+{
+	tell_who();
+	pthread_create(&second, NULL, in_second, NULL);
+	return unused;
+}
+
 static void everybody(void)
 {
 	pthread_t thread;
 
 	tell_who();
-	pthread_create(&thread, NULL, in_thread, NULL);
-	pthread_join(thread, NULL);
+	for (int i = 0; i < 2; i++) {
+		pthread_create(&thread, NULL, in_thread, NULL);
+		pthread_join(thread, NULL);
+	}
+	sem_init(&second_ends, 0, 0);
+	pthread_create(&first, NULL, in_first, NULL);
+	sem_wait(&second_ends);
+	pthread_join(second, NULL);
 	prctl(PR_SET_NAME, "renamed");
 	tell_who();
 	if (fork() == 0) {

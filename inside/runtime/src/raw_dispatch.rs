@@ -16,7 +16,7 @@ use crate::raw_helpers::monotonic_ns;
 use crate::raw_request::{control, file, realm};
 use crate::raw_shadow;
 use crate::raw_system::{cpu_number, is_dead, relax};
-use crate::raw_thread::current;
+use crate::raw_thread::{current, find, known};
 
 /// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
 /// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
@@ -33,10 +33,30 @@ type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 /// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
 #[inline(always)]
 pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
-    let block = current(base);
+    let block = known(base);
     if block.is_null() {
-        return;
+        // SAFETY: as for this function.
+        unsafe { enter_unknown(base, trampoline, regs, hook) }
+    } else {
+        // SAFETY: as for this function; the block is the running thread's own.
+        unsafe { enter_with(block, base, trampoline, regs, hook) }
     }
+}
+
+/// A thread arrived of which it is not known at once which it is.
+#[cold]
+unsafe fn enter_unknown(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
+    let block = find(base);
+    if !block.is_null() {
+        // SAFETY: as for `enter`; the block is the running thread's own.
+        unsafe { enter_with(block, base, trampoline, regs, hook) }
+    }
+}
+
+/// # Safety
+/// As for `enter`; `block` is the running thread's own.
+#[inline(always)]
+unsafe fn enter_with(block: *mut ThreadBlock, base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *block };
     // SAFETY: the stub passes a hook of the control block.
@@ -51,12 +71,20 @@ pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const 
     tb.guard_sp = sp;
     tb.guard.store(1, Relaxed);
     compiler_fence(Acquire);
-    if hook.kind == HookKind::Probe as u32 {
+    let only = hook.only.load(Acquire) as *const Attachment;
+    if only.is_null() {
         // SAFETY: as for this function.
         unsafe { arrive(base, trampoline, tb, regs, hook) };
-    } else {
-        // SAFETY: as for this function.
-        unsafe { serve(base, trampoline, tb, regs, hook) };
+    } else if control(base).retired.load(Relaxed) == 0 {
+        // SAFETY: the server wrote the address of an attachment.
+        let attachment = unsafe { &*only };
+        if is_for(tb, attachment) {
+            tb.hook = &raw const *hook as u64;
+            // SAFETY: an attachment of a probe, whose context registers are.
+            unsafe { run_plain(tb, attachment, regs as u64) };
+            // SAFETY: this hook. To read it again spares a register that would have to be kept.
+            hit(tb, unsafe { &*(tb.hook as *const Hook) });
+        }
     }
     compiler_fence(Release);
     tb.guard.store(0, Relaxed);
@@ -77,8 +105,16 @@ fn hit(tb: &ThreadBlock, hook: &Hook) {
     }
 }
 
-#[inline(always)]
+/// What is not the only thing that is attached to its hook, or ring3's own.
+///
+/// # Safety
+/// As for `enter`.
+#[inline(never)]
 unsafe fn arrive(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
+    if hook.kind != HookKind::Probe as u32 {
+        // SAFETY: the caller's promise.
+        return unsafe { serve(base, trampoline, tb, regs, hook) };
+    }
     if control(base).retired.load(Relaxed) != 0 {
         return;
     }
@@ -144,19 +180,29 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, r
 /// The attachment names a compiled, verified program, and `context` is one that it may have.
 #[inline(always)]
 unsafe fn run_one(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
-    tb.attachment = &raw const *attachment as u64;
     let slot = attachment.flags & ATTACHMENT_CPU_SLOT != 0;
     if slot {
         take_cpu_slot(base, tb);
     }
     // SAFETY: the caller's promise.
-    let program: Program = unsafe { core::mem::transmute(attachment.code) };
-    // SAFETY: the program's convention: context and environment.
-    let result = unsafe { program(context, &raw mut *tb as u64) };
+    let result = unsafe { run_plain(tb, attachment, context) };
     if slot {
         give_cpu_slot(base, tb);
     }
     result
+}
+
+/// Runs the program of an attachment that needs nothing.
+///
+/// # Safety
+/// As for `run_one`.
+#[inline(always)]
+unsafe fn run_plain(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+    tb.attachment = &raw const *attachment as u64;
+    // SAFETY: the caller's promise.
+    let program: Program = unsafe { core::mem::transmute(attachment.code) };
+    // SAFETY: the program's convention: context and environment.
+    unsafe { program(context, &raw mut *tb as u64) }
 }
 
 /// Runs a program by itself as often as is wanted; whether it could.
@@ -273,9 +319,36 @@ unsafe fn serve(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtR
 /// # Safety
 /// Called by the trampoline of the region at `base` with the registers it saved.
 pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs) -> u64 {
-    let block = current(base);
+    let block = known(base);
     // SAFETY: the trampoline passes the registers it saved.
     let slot = unsafe { (*regs).rsp } - 8;
+    // SAFETY: the running thread's own block, or null.
+    if let Some(tb) = unsafe { block.as_mut() }
+        && (tb.guard.load(Relaxed) == 0 || slot >= tb.guard_sp)
+        && let Some((return_address, hook)) = raw_shadow::pop_last(tb, slot, trampoline)
+    {
+        tb.guard_sp = slot + 8;
+        tb.guard.store(1, Relaxed);
+        compiler_fence(Acquire);
+        // SAFETY: the registers are the trampoline's.
+        unsafe { (*regs).rip = return_address };
+        // SAFETY: as for this function; a frame holds the address of a hook of this region.
+        unsafe { finish_one(base, block, regs, false, hook) };
+        compiler_fence(Release);
+        tb.guard.store(0, Relaxed);
+        return return_address;
+    }
+    // SAFETY: as for this function.
+    unsafe { leave_otherwise(base, trampoline, regs, slot) }
+}
+
+/// A return that is not that of the last call that is awaited, or one that comes while programs run.
+///
+/// # Safety
+/// As for `leave`.
+#[cold]
+unsafe fn leave_otherwise(base: u64, trampoline: u64, regs: *mut PtRegs, slot: u64) -> u64 {
+    let block = current(base);
     let guarded = if block.is_null() {
         true
     } else {

@@ -106,6 +106,20 @@ fn take(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
     Some(frame)
 }
 
+/// Takes the last frame of a block if it has this slot, and its own return address and not another frame's: that and its
+/// hook.
+#[inline(always)]
+pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Option<(u64, u64)> {
+    let last = tb.shadow_used.checked_sub(1)?;
+    let frame = tb.shadow.get(last as usize)?;
+    let fits = frame.slot == slot && frame.return_address != trampoline;
+    let found = (frame.return_address, frame.hook);
+    if fits {
+        tb.shadow_used = last;
+    }
+    fits.then_some(found)
+}
+
 /// The latest frame with this slot: in the thread's own block, or in another one's (a fiber that went to another thread).
 pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFrame> {
     if !tb.is_null() {

@@ -85,6 +85,44 @@ pub(crate) fn fs_base() -> u64 {
     base
 }
 
+/// The word at the base of FS.
+///
+/// # Safety
+/// FS leads to a thread control block.
+#[inline(always)]
+pub(crate) unsafe fn word_at_fs() -> u64 {
+    let word;
+    // SAFETY: the caller's promise.
+    unsafe { asm!("mov {}, fs:0", out(reg) word, options(nostack, readonly, preserves_flags)) };
+    word
+}
+
+/// The four bytes at a distance from the base of FS.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+pub(crate) unsafe fn half_at_fs(distance: u32) -> u32 {
+    let half;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("mov {:e}, fs:[{:r}]", out(reg) half, in(reg) u64::from(distance), options(nostack, readonly, preserves_flags));
+    }
+    half
+}
+
+/// What the thread control block at FS says of its thread: the word there, and the id that lies at a distance.
+///
+/// # Safety
+/// FS leads to a control block in which the id lies there.
+#[inline(always)]
+pub(crate) unsafe fn named_by_fs(tid_at: u32) -> (u64, u32) {
+    // SAFETY: the caller's promise.
+    let word = unsafe { word_at_fs() };
+    // SAFETY: the caller's promise.
+    (word, unsafe { half_at_fs(tid_at) })
+}
+
 /// Base of GS.
 #[inline(always)]
 pub(crate) fn gs_base() -> u64 {

@@ -142,8 +142,11 @@ pub struct Hook {
     pub ret: AtomicU64,
     /// `HOOK_*`.
     pub flags: u64,
+    /// Address of the [`Attachment`] on entry if nothing but that is attached here, and it needs nothing (no flags): what
+    /// probes are most of the time. Else 0.
+    pub only: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// The instruction is what functions begin with: the return address is at the stack pointer.

@@ -31,8 +31,20 @@ pub struct ProcessPage {
     pub generation: AtomicU64,
     /// Nonzero while a thread sets the process up after injection or fork.
     pub initializing: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// Where, from the FS base on, a thread's id lies, kept by the C library and the kernel; 0: it is not known.
+    pub tid_at: AtomicU32,
+    /// Addresses of thread blocks, by [`block_hint`]: a hint, which the block must confirm.
+    pub blocks: [AtomicU64; BLOCK_HINTS],
+}
+
+/// Hints where blocks are.
+pub const BLOCK_HINTS: usize = 256;
+
+/// Where to look for the block of the thread with this FS base.
+#[inline(always)]
+pub const fn block_hint(fs_base: u64) -> usize {
+    // Fibonacci hashing: thread control blocks lie far apart, at the same place of their pages.
+    (fs_base.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
 }
 
 /// The head of the state block.

@@ -5,6 +5,7 @@
 //! then the jump; of a removal: hook, then the bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -181,8 +182,7 @@ impl Target {
 
     /// What its end means for others.
     pub(super) fn death(&self) -> Death {
-        let namespace =
-            self.control.word32(std::mem::offset_of!(ControlHeader, namespace) as u64).load(Ordering::Relaxed);
+        let namespace = self.control.word32(offset_of!(ControlHeader, namespace) as u64).load(Ordering::Relaxed);
         Death {
             leader: ring3_layout::owner::name(namespace, self.own_pid),
             maps: self.maps.keys().copied().collect(),
@@ -489,7 +489,8 @@ impl Target {
             return;
         }
         site.uses = uses.to_vec();
-        let hook = site.hook;
+        let hook = HOOKS_OFFSET + u64::from(site.hook) * size_of::<Hook>() as u64;
+        let mut only = 0;
         for ret in [false, true] {
             let specs: Vec<&LinkSpec> =
                 uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec)).collect();
@@ -513,10 +514,17 @@ impl Target {
                     },
                 );
             }
-            let at = HOOKS_OFFSET + u64::from(hook) * size_of::<Hook>() as u64 + if ret { 24 } else { 16 };
+            let entry = ATTACHMENTS_OFFSET + u64::from(first) * size_of::<Attachment>() as u64;
+            if let ([spec], [_], false) = (&specs[..], uses, ret)
+                && !spec.per_cpu
+            {
+                only = self.region + CONTROL_OFFSET + entry;
+            }
+            let at = hook + if ret { offset_of!(Hook, ret) } else { offset_of!(Hook, entry) } as u64;
             let old = self.control.word(at).swap(range_pack(first, specs.len() as u32), Ordering::SeqCst);
             self.ranges.retire(range_unpack(old));
         }
+        self.control.word(hook + offset_of!(Hook, only) as u64).store(only, Ordering::SeqCst);
     }
 
     // ---- maps ----
@@ -609,7 +617,7 @@ impl Target {
     /// From now on hooks pass through; [`Target::leave`] or [`Target::try_leave`] does the rest.
     pub(super) fn begin_leaving(&mut self) {
         self.leaving = Some(Patience::new());
-        let retired = std::mem::offset_of!(ControlHeader, retired) as u64;
+        let retired = offset_of!(ControlHeader, retired) as u64;
         self.control.word32(retired).store(1, Ordering::SeqCst);
     }
 
