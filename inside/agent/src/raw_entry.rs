@@ -33,12 +33,12 @@ fn trampoline() -> u64 {
     address
 }
 
-/// Called by stubs.
+/// Called by stubs: whether they are to go on by `ring3_call_probed`.
 ///
 /// # Safety
 /// As `raw_dispatch::enter`.
 #[unsafe(no_mangle)]
-unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook) {
+unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook) -> bool {
     // SAFETY: the stub's promise.
     unsafe { raw_dispatch::enter(image_base(), trampoline(), regs, hook) }
 }
@@ -59,13 +59,21 @@ unsafe extern "sysv64" fn leave(regs: *mut PtRegs) -> u64 {
     unsafe { raw_dispatch::leave(image_base(), trampoline(), regs) }
 }
 
-/// Replaced return addresses lead here, right after the function's `ret`. All registers go on as they came;
-/// the flags mean nothing after a return. The slot that held the return address is free again and
-/// holds the real one for the last instruction.
+/// Stubs of functions whose return is awaited go on here, as they were entered, with the address of what was displaced in
+/// the word below the stack. The call takes the place of the caller's, which is kept in the shadow stack: so the CPU predicts
+/// both returns, that to the trampoline and that from it.
+///
+/// The trampoline follows, where functions return to. All registers go on as they came; the flags mean nothing after a
+/// return. The slot that held the return address is free again and gets the real one.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn ring3_return_trampoline() {
+unsafe extern "C" fn ring3_call_probed() {
     naked_asm!(
+        "lea rsp, [rsp + 8]",
+        "call qword ptr [rsp - 16]",
+        ".globl ring3_return_trampoline",
+        ".type ring3_return_trampoline, @function",
+        "ring3_return_trampoline:",
         "lea rsp, [rsp - 8 - {frame}]",
         "mov [rsp + {r15}], r15",
         "mov [rsp + {r14}], r14",
@@ -91,7 +99,6 @@ unsafe extern "C" fn ring3_return_trampoline() {
         "mov rdi, rsp",
         "mov rbx, rsp",
         "and rsp, -16",
-        "cld",
         "call {leave}",
         "mov rsp, rbx",
         "test rax, rax",
@@ -107,10 +114,8 @@ unsafe extern "C" fn ring3_return_trampoline() {
         "mov rdx, [rsp + {rdx}]",
         "mov rsi, [rsp + {rsi}]",
         "mov rdi, [rsp + {rdi}]",
-        // No `ret`: the probed function's own has used up what the CPU predicts returns by; the callers' would
-        // all be predicted wrong. The word below the stack pointer is in the red zone.
-        "lea rsp, [rsp + {frame} + 8]",
-        "jmp qword ptr [rsp - 8]",
+        "lea rsp, [rsp + {frame}]",
+        "ret",
         // Nobody knows where to go: the slot was reached by a jump into freed stack.
         "2: ud2",
         frame = const size_of::<PtRegs>(),

@@ -4,7 +4,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, Hook, HookKind, TestRun, range_unpack,
+    ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook, HookKind, TestRun,
+    range_unpack,
 };
 use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, request};
@@ -27,12 +28,13 @@ const ERRNO_MAX: u64 = 4095;
 
 type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 
-/// A thread arrived at a site. `regs` are its registers there, which the stub restores.
+/// A thread arrived at a site. `regs` are its registers there, which the stub restores. True: the function's return is awaited
+/// now, and it is to be called.
 ///
 /// # Safety
 /// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
 #[inline(always)]
-pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
+pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
     let block = known(base);
     if block.is_null() {
         // SAFETY: as for this function.
@@ -45,18 +47,22 @@ pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const 
 
 /// A thread arrived of which it is not known at once which it is.
 #[cold]
-unsafe fn enter_unknown(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
+unsafe fn enter_unknown(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
     let block = find(base);
-    if !block.is_null() {
-        // SAFETY: as for `enter`; the block is the running thread's own.
-        unsafe { enter_with(block, base, trampoline, regs, hook) }
-    }
+    // SAFETY: as for `enter`; the block is the running thread's own.
+    !block.is_null() && unsafe { enter_with(block, base, trampoline, regs, hook) }
 }
 
 /// # Safety
 /// As for `enter`; `block` is the running thread's own.
 #[inline(always)]
-unsafe fn enter_with(block: *mut ThreadBlock, base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) {
+unsafe fn enter_with(
+    block: *mut ThreadBlock,
+    base: u64,
+    trampoline: u64,
+    regs: *mut PtRegs,
+    hook: *const Hook,
+) -> bool {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *block };
     // SAFETY: the stub passes a hook of the control block.
@@ -65,29 +71,33 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, trampoline: u64, regs: 
     let sp = unsafe { (*regs).rsp };
     if tb.guard.load(Relaxed) != 0 && sp <= tb.guard_sp {
         miss(tb, hook);
-        return;
+        return false;
     }
     // A guard that is set below the present stack pointer was left by a longjmp.
     tb.guard_sp = sp;
     tb.guard.store(1, Relaxed);
     compiler_fence(Acquire);
-    let only = hook.only.load(Acquire) as *const Attachment;
-    if only.is_null() {
+    let only = hook.only.load(Acquire);
+    let mut calls = false;
+    if only == HOOK_MANY {
         // SAFETY: as for this function.
-        unsafe { arrive(base, trampoline, tb, regs, hook) };
+        calls = unsafe { arrive_at_many(base, trampoline, tb, regs, hook) };
     } else if control(base).retired.load(Relaxed) == 0 {
-        // SAFETY: the server wrote the address of an attachment.
-        let attachment = unsafe { &*only };
-        if is_for(tb, attachment) {
-            tb.hook = &raw const *hook as u64;
-            // SAFETY: an attachment of a probe, whose context registers are.
-            unsafe { run_plain(tb, attachment, regs as u64) };
-            // SAFETY: this hook. To read it again spares a register that would have to be kept.
-            hit(tb, unsafe { &*(tb.hook as *const Hook) });
+        // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
+        let ran = only != 0 && unsafe { run_only(tb, only, regs, hook) };
+        // SAFETY: this hook. To read it again spares a register that would have to be kept.
+        let hook = if ran { unsafe { &*(tb.hook as *const Hook) } } else { hook };
+        let only_return = hook.only_return.load(Acquire);
+        if only_return != 0 {
+            // SAFETY: the thread is at a function's entry; the server wrote the address of an attachment.
+            calls = unsafe { await_only(tb, only_return, hook, ran) };
+        } else if ran {
+            hit(tb, hook);
         }
     }
     compiler_fence(Release);
     tb.guard.store(0, Relaxed);
+    calls
 }
 
 #[cold]
@@ -105,34 +115,76 @@ fn hit(tb: &ThreadBlock, hook: &Hook) {
     }
 }
 
-/// What is not the only thing that is attached to its hook, or ring3's own.
+/// Runs the program of an attachment that needs nothing, if it is for this process: whether it is.
+///
+/// # Safety
+/// `attachment` is the address of one of this hook, and `regs` are valid registers.
+#[inline(always)]
+unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, regs: *mut PtRegs, hook: &Hook) -> bool {
+    // SAFETY: the caller's promise.
+    let attachment = unsafe { &*(attachment as *const Attachment) };
+    let wanted = is_for(tb, attachment);
+    if wanted {
+        tb.hook = &raw const *hook as u64;
+        // SAFETY: the caller's promise.
+        unsafe { run_plain(tb, attachment, regs as u64) };
+    }
+    wanted
+}
+
+/// Awaits the return for the only attachment there, and counts the hit of that or of what `ran` on entry. Whether the function
+/// is to be called.
+///
+/// # Safety
+/// The thread is at a function's entry, `attachment` is the address of one of this hook.
+#[inline(never)]
+unsafe fn await_only(tb: &mut ThreadBlock, attachment: u64, hook: &Hook, ran: bool) -> bool {
+    // SAFETY: the caller's promise.
+    let wanted = is_for(tb, unsafe { &*(attachment as *const Attachment) });
+    let awaited = if wanted { await_return(tb, hook) } else { None };
+    if ran || awaited.is_some() {
+        hit(tb, hook);
+    }
+    awaited == Some(true)
+}
+
+/// What has more than one attachment on entry or return, or ring3's own. Whether the function is to be called.
 ///
 /// # Safety
 /// As for `enter`.
 #[inline(never)]
-unsafe fn arrive(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
+unsafe fn arrive_at_many(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) -> bool {
     if hook.kind != HookKind::Probe as u32 {
         // SAFETY: the caller's promise.
-        return unsafe { serve(base, trampoline, tb, regs, hook) };
+        unsafe { serve(base, trampoline, tb, regs, hook) };
+        return false;
     }
     if control(base).retired.load(Relaxed) != 0 {
-        return;
+        return false;
     }
     // SAFETY: the hook's ranges are the server's.
     let mut ran = unsafe { run(base, tb, regs, hook, hook.entry.load(Acquire)) };
     let returns = hook.ret.load(Acquire);
+    let mut awaited = None;
     if range_unpack(returns).1 != 0 && wanted(base, tb, returns) {
-        // SAFETY: the registers are the stub's.
-        let slot = unsafe { (*regs).rsp };
-        if raw_shadow::push(tb, slot, &raw const *hook as u64, hook.site, trampoline) {
-            ran |= range_unpack(hook.entry.load(Relaxed)).1 == 0;
-        } else {
-            miss(tb, hook);
-        }
+        awaited = await_return(tb, hook);
+        ran |= awaited.is_some() && range_unpack(hook.entry.load(Relaxed)).1 == 0;
     }
     if ran {
         hit(tb, hook);
     }
+    awaited == Some(true)
+}
+
+/// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited.
+#[inline(always)]
+fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
+    let slot = tb.guard_sp;
+    let awaited = raw_shadow::push(tb, slot, &raw const *hook as u64, hook.site, hook.trampoline);
+    if awaited.is_none() {
+        miss(tb, hook);
+    }
+    awaited
 }
 
 #[inline(always)]
@@ -159,7 +211,7 @@ fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {
 ///
 /// # Safety
 /// `regs` are valid registers, and the range is a published one.
-#[inline(always)]
+#[inline(never)]
 unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, range: u64) -> bool {
     let mut ran = false;
     tb.hook = &raw const *hook as u64;
@@ -440,9 +492,19 @@ unsafe fn finish_one(base: u64, block: *mut ThreadBlock, regs: *mut PtRegs, guar
     // SAFETY: the caller's promise.
     let Some(tb) = (unsafe { block.as_mut() }) else { return };
     if guarded {
-        miss(tb, hook);
-    } else if control(base).retired.load(Relaxed) == 0 {
+        return miss(tb, hook);
+    }
+    if control(base).retired.load(Relaxed) != 0 {
+        return;
+    }
+    if hook.only.load(Acquire) == HOOK_MANY {
         // SAFETY: the registers are the caller's, and the range is the server's.
         unsafe { run(base, tb, regs, hook, hook.ret.load(Acquire)) };
+        return;
+    }
+    let only = hook.only_return.load(Acquire);
+    if only != 0 {
+        // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
+        unsafe { run_only(tb, only, regs, hook) };
     }
 }

@@ -46,14 +46,13 @@ fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     tb.shadow_used = kept;
 }
 
-/// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. False if there
-/// is no room (counted).
-pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampoline: u64) -> bool {
+/// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. None if there is no room
+/// (counted); else whether the function was called, and not come to by a tail call of a probed one.
+pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampoline: u64) -> Option<bool> {
     // SAFETY: at a function's entry the stack pointer points to the return address.
     let return_address = unsafe { (slot as *const u64).read() };
     if return_address != trampoline && frames(tb).iter().any(|frame| frame.slot == slot) {
-        // The slot was written anew: what was awaited there has ended in another way.
-        retain(tb, |frame| frame.slot != slot);
+        drop_slot(tb, slot);
     }
     if tb.shadow_used >= SHADOW_FRAMES_MAX {
         drop_dead(tb, trampoline);
@@ -61,13 +60,19 @@ pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampo
     let index = tb.shadow_used as usize;
     let Some(frame) = tb.shadow.get_mut(index) else {
         tb.shadow_full += 1;
-        return false;
+        return None;
     };
     *frame = ShadowFrame { slot, return_address, hook, site, restored: 0, trampoline, reserved: [0; 2] };
     tb.shadow_used += 1;
     // SAFETY: as above; the slot is this thread's.
     unsafe { (slot as *mut u64).write(trampoline) };
-    true
+    Some(return_address != trampoline)
+}
+
+/// Drops the frames of a slot that was written anew: what was awaited there has ended in another way.
+#[cold]
+fn drop_slot(tb: &mut ThreadBlock, slot: u64) {
+    retain(tb, |frame| frame.slot != slot);
 }
 
 /// Drops frames whose slot shows that they have ended.

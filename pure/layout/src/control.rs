@@ -142,13 +142,17 @@ pub struct Hook {
     pub ret: AtomicU64,
     /// `HOOK_*`.
     pub flags: u64,
-    /// Address of the [`Attachment`] on entry if nothing but that is attached here, and it needs nothing (no flags): what
-    /// probes are most of the time. Else 0.
+    /// Address of the only [`Attachment`] on entry, 0 if there is none; [`HOOK_MANY`] if on entry or return there are more, or
+    /// one has flags, or the hook is ring3's own.
     pub only: AtomicU64,
-    /// Zero.
-    pub reserved: [u64; 2],
+    /// The same on return, 0 if there is none. It means nothing while `only` is [`HOOK_MANY`], and is written before `only`.
+    pub only_return: AtomicU64,
+    /// Address that stands in place of awaited return addresses.
+    pub trampoline: u64,
 }
 
+/// Of [`Hook::only`]: look at the ranges.
+pub const HOOK_MANY: u64 = 1;
 /// The instruction is what functions begin with: the return address is at the stack pointer.
 pub const HOOK_AT_ENTRY: u64 = 1 << 0;
 

@@ -16,7 +16,7 @@ pub mod region;
 pub mod thread;
 
 /// Says that the bytes follow this version of this crate; both sides compare it before anything else.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Size of a page, bytes. x86-64 only for now.
 pub const PAGE_BYTES: u64 = 4096;

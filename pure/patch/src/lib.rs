@@ -12,4 +12,4 @@ mod stub;
 
 pub use flow::{Branch, branches, far_branches, find_syscall_sites, is_branch};
 pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
-pub use stub::{Moved, STUB_BYTES_MAX, Stub};
+pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};

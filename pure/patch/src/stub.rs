@@ -2,7 +2,13 @@
 //!
 //! Registers are stored into a `PtRegs` below the red zone, which is the programs' context. The agent keeps the
 //! callee-saved registers, so only the others are loaded again. `rbx` holds the frame across the call while the
-//! stack is aligned. Displaced calls push the original return address, so that no stub address ever stands on a
+//! stack is aligned.
+//!
+//! Where a return is awaited, the agent goes on with the displaced code by a call of its own in place of the one that came
+//! here: the CPU predicts returns by calls, and so predicts the function's return to the agent, and the agent's to the caller.
+//! The place to go on at lies below the stack pointer, where nothing is at a function's entry.
+//!
+//! Displaced calls push the original return address, so that no stub address ever stands on a
 //! stack: unwinders see the truth, and a stub can go as soon as no thread executes it.
 
 use std::mem::offset_of;
@@ -38,8 +44,15 @@ pub struct Stub {
     pub bytes: Vec<u8>,
     /// Displaced instructions, in order.
     pub moved: Vec<Moved>,
-    /// From here on displaced code; before it the call of the agent.
-    pub displaced_from: u32,
+}
+
+/// Where stubs lead.
+#[derive(Clone, Copy, Debug)]
+pub struct Entries {
+    /// A function of the registers and the hook. Its result: whether to go on by `call`.
+    pub enter: u64,
+    /// Takes the return address off the stack, and calls what the word below it leads to.
+    pub call: u64,
 }
 
 /// Register numbers of the encoding with their places in `PtRegs`.
@@ -77,11 +90,22 @@ impl Assembler {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// ModRM, SIB and displacement of `[rsp+offset]`, for an instruction with these register bits.
+    fn slot(&mut self, register: u8, offset: usize) {
+        let register = (register & 7) << 3;
+        match i8::try_from(offset) {
+            Ok(near) => self.put(&[0x44 | register, 0x24, near as u8]),
+            Err(_) => {
+                self.put(&[0x84 | register, 0x24]);
+                self.put(&(offset as u32).to_le_bytes());
+            }
+        }
+    }
+
     /// `mov [rsp+offset], register` or the load.
     fn move_slot(&mut self, opcode: u8, register: u8, offset: usize) {
-        let rex = 0x48 | (register >> 3) << 2;
-        self.put(&[rex, opcode, 0x84 | (register & 7) << 3, 0x24]);
-        self.put(&(offset as u32).to_le_bytes());
+        self.put(&[0x48 | (register >> 3) << 2, opcode]);
+        self.slot(register, offset);
     }
 
     fn store(&mut self, register: u8, offset: usize) {
@@ -94,9 +118,19 @@ impl Assembler {
 
     /// `mov qword [rsp+offset], value` (sign-extended).
     fn store_constant(&mut self, offset: usize, value: i32) {
-        self.put(&[0x48, 0xc7, 0x84, 0x24]);
-        self.put(&(offset as u32).to_le_bytes());
+        self.put(&[0x48, 0xc7]);
+        self.slot(0, offset);
         self.put(&value.to_le_bytes());
+    }
+
+    /// Room for a number that is not known yet: where.
+    fn hole(&mut self) -> usize {
+        self.put(&[0; 4]);
+        self.bytes.len() - 4
+    }
+
+    fn fill(&mut self, hole: usize, value: u32) {
+        self.bytes[hole..hole + 4].copy_from_slice(&value.to_le_bytes());
     }
 
     /// A 32-bit displacement from the end of an instruction that ends with it.
@@ -131,10 +165,9 @@ impl Plan {
     }
 
     /// The stub for the address `stub`: calls `enter(regs, hook)` of the agent, then runs the displaced code.
-    pub fn stub(&self, stub: u64, enter: u64, hook: u64) -> Result<Stub, Refusal> {
+    pub fn stub(&self, stub: u64, entries: Entries, hook: u64) -> Result<Stub, Refusal> {
         let mut assembler = Assembler { base: stub, bytes: Vec::with_capacity(STUB_BYTES_MAX) };
-        self.emit_call(&mut assembler, enter, hook)?;
-        let displaced_from = assembler.bytes.len() as u32;
+        self.emit_call(&mut assembler, entries, hook)?;
         let mut moved = vec![];
         for (instruction, bytes) in &self.displaced {
             moved.push(Moved { original: instruction.ip(), stub_offset: assembler.bytes.len() as u32 });
@@ -144,10 +177,10 @@ impl Plan {
             assembler.jump(self.resume)?;
         }
         debug_assert!(assembler.bytes.len() <= STUB_BYTES_MAX, "a stub outgrew its limit");
-        Ok(Stub { bytes: assembler.bytes, moved, displaced_from })
+        Ok(Stub { bytes: assembler.bytes, moved })
     }
 
-    fn emit_call(&self, a: &mut Assembler, enter: u64, hook: u64) -> Result<(), Refusal> {
+    fn emit_call(&self, a: &mut Assembler, entries: Entries, hook: u64) -> Result<(), Refusal> {
         const RAX: u8 = 0;
         a.put(&[0x48, 0x8d, 0xa4, 0x24]); // lea rsp, [rsp - FRAME]
         a.put(&(-(FRAME as i32)).to_le_bytes());
@@ -176,9 +209,29 @@ impl Plan {
         a.put(&[0x48, 0x89, 0xe3]); // mov rbx, rsp
         a.put(&[0x48, 0x83, 0xe4, 0xf0]); // and rsp, -16
         a.put(&[0x48, 0xb8]); // mov rax, enter
-        a.put(&enter.to_le_bytes());
+        a.put(&entries.enter.to_le_bytes());
         a.put(&[0xff, 0xd0]); // call rax
         a.put(&[0x48, 0x89, 0xdc]); // mov rsp, rbx
+        a.put(&[0x84, 0xc0]); // test al, al
+        a.put(&[0x0f, 0x84]); // jz goes_on
+        let goes_on = a.hole();
+        self.emit_restore(a);
+        a.put(&[0xc7, 0x44, 0x24, 0xf8]); // mov dword [rsp - 8], displaced
+        let low = a.hole();
+        a.put(&[0xc7, 0x44, 0x24, 0xfc]); // mov dword [rsp - 4], displaced >> 32
+        let high = a.hole();
+        a.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+        a.put(&entries.call.to_le_bytes());
+        a.fill(goes_on, (a.bytes.len() - goes_on - 4) as u32);
+        self.emit_restore(a);
+        let displaced = a.here();
+        a.fill(low, displaced as u32);
+        a.fill(high, (displaced >> 32) as u32);
+        Ok(())
+    }
+
+    /// All registers are as they were.
+    fn emit_restore(&self, a: &mut Assembler) {
         if self.saves_flags {
             a.put(&[0xff, 0xb4, 0x24]); // push [rsp + eflags]; popfq
             a.put(&(offset_of!(PtRegs, eflags) as u32).to_le_bytes());
@@ -189,7 +242,6 @@ impl Plan {
         }
         a.put(&[0x48, 0x8d, 0xa4, 0x24]); // lea rsp, [rsp + FRAME]
         a.put(&FRAME.to_le_bytes());
-        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ring3_patch::{Function, Refusal, plan_detour};
+use ring3_patch::{Entries, Function, Refusal, plan_detour};
 
 fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
@@ -41,7 +41,11 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
                 Ok(plan) => {
                     let stub = symbol.address & !0xffff;
                     let stub = stub.wrapping_sub(0x10_0000);
-                    let made = plan.stub(stub, 0x7000_0000_0000, 0x7000_0010_0000);
+                    let made = plan.stub(
+                        stub,
+                        Entries { enter: 0x7000_0000_0000, call: 0x7000_0000_1000 },
+                        0x7000_0010_0000,
+                    );
                     assert!(made.is_ok(), "{}: {:?}", symbol.name, made.err());
                     planned += 1;
                 }

@@ -4,9 +4,9 @@ use std::ffi::CString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ring3_patch::{Function, JUMP_BYTES, Refusal, plan_detour};
+use ring3_patch::{Entries, Function, JUMP_BYTES, Refusal, plan_detour};
 use ring3_uapi::ptrace::PtRegs;
 
 /// Shapes of function beginnings; each `f_*` maps a number to a number.
@@ -37,11 +37,15 @@ __asm__(".text\n.globl f_loop\n.type f_loop,@function\nf_loop: lea (%rdi,%rdi,2)
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 static LAST_ARGUMENT: AtomicU64 = AtomicU64::new(0);
 static LAST_SITE: AtomicU64 = AtomicU64::new(0);
+/// Functions are called by `call_probed`, and where they return to then.
+static CALLS: AtomicBool = AtomicBool::new(false);
+static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
+static RETURNS: AtomicU64 = AtomicU64::new(0);
 /// Patching and counting are for one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Stands for the agent: counts, and destroys everything that a callee may destroy.
-extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const u64) {
+extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const u64) -> bool {
     // SAFETY: the stub passes a pointer to the PtRegs that it has just filled.
     let regs = unsafe { &*regs };
     assert_eq!(hook as u64, 0x1234_5678_9abc, "the stub passes the hook");
@@ -57,6 +61,22 @@ extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const u64) {
             out("r10") _, out("r11") _, options(nostack, nomem),
         );
     }
+    // SAFETY: at a function's entry the stack pointer leads to the return address.
+    RETURN_ADDRESS.store(unsafe { (regs.rsp as *const u64).read() }, Ordering::SeqCst);
+    CALLS.load(Ordering::SeqCst)
+}
+
+/// Stands for the agent's: counts the return.
+#[unsafe(naked)]
+extern "C" fn call_probed() {
+    std::arch::naked_asm!(
+        "lea rsp, [rsp + 8]",
+        "call qword ptr [rsp - 16]",
+        "lock inc qword ptr [rip + {returns}]",
+        "jmp qword ptr [rip + {address}]",
+        returns = sym RETURNS,
+        address = sym RETURN_ADDRESS,
+    )
 }
 
 struct Library {
@@ -127,7 +147,8 @@ impl Library {
         let bytes = elf.code(vaddr..bounds.end + 24).or_else(|| elf.code(bounds)).expect("in the file");
         let plan = plan_detour(&Function { bytes, address, size, entered: None }, address + offset)?;
         let at = self.stubs + self.used;
-        let stub = plan.stub(at, enter as *const () as u64, 0x1234_5678_9abc)?;
+        let entries = Entries { enter: enter as *const () as u64, call: call_probed as *const () as u64 };
+        let stub = plan.stub(at, entries, 0x1234_5678_9abc)?;
         self.used += 512;
         let jump = plan.jump(at)?;
         assert_eq!(jump.len(), JUMP_BYTES);
@@ -178,6 +199,23 @@ fn functions_of_many_shapes_behave_as_before() {
     ];
     for name in names {
         behaves_as_before(name, 0, |_| 1);
+    }
+}
+
+#[test]
+fn functions_that_are_called_in_place_of_their_callers_return_through_the_agent() {
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    for name in ["f_push", "f_rip", "f_tail", "f_switch", "f_varargs", "f_jcc", "f_tiny", "f_redzone", "f_flags"] {
+        let mut library = Library::build(&format!("{name}called"));
+        let function = library.function(name);
+        let expected = INPUTS.map(|input| function(input));
+        library.patch(name, 0).unwrap_or_else(|why| panic!("{name}: {why}"));
+        CALLS.store(true, Ordering::SeqCst);
+        let before = RETURNS.load(Ordering::SeqCst);
+        let results = INPUTS.map(|input| function(input));
+        CALLS.store(false, Ordering::SeqCst);
+        assert_eq!(results, expected, "{name}");
+        assert_eq!(RETURNS.load(Ordering::SeqCst) - before, INPUTS.len() as u64, "{name}");
     }
 }
 

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOKS_MAX,
-    HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, range_pack,
-    range_unpack,
+    ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOK_MANY,
+    HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea,
+    range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -390,10 +390,12 @@ impl Target {
         }
         let index = self.hooks_used;
         let hook_offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
-        let enter = self.region + ring3_image::symbol("ring3_enter").expect("the agent has its entry point");
+        let region = self.region;
+        let symbol = |name| region + ring3_image::symbol(name).expect("the agent has its entry points");
+        let entries = ring3_patch::Entries { enter: symbol("ring3_enter"), call: symbol("ring3_call_probed") };
         let (stub_address, area) = self.stub_room(stopped, &place, ring3_patch::STUB_BYTES_MAX as u64)?;
         let stub = plan
-            .stub(stub_address, enter, self.region + CONTROL_OFFSET + hook_offset)
+            .stub(stub_address, entries, self.region + CONTROL_OFFSET + hook_offset)
             .map_err(|why| refuse(why.to_string()))?;
         let jump = plan.jump(stub_address).map_err(|why| refuse(why.to_string()))?;
         stopped.write(stub_address, &stub.bytes).map_err(refusal_of)?;
@@ -407,6 +409,9 @@ impl Target {
                 range_pack(0, 0),
                 range_pack(0, 0),
                 hook_flags(&plan.original),
+                HOOK_MANY,
+                0,
+                symbol("ring3_return_trampoline"),
             ],
         );
         let moved = stub.moved.iter().map(|m| (m.original, stub_address + u64::from(m.stub_offset))).collect();
@@ -490,7 +495,7 @@ impl Target {
         }
         site.uses = uses.to_vec();
         let hook = HOOKS_OFFSET + u64::from(site.hook) * size_of::<Hook>() as u64;
-        let mut only = 0;
+        let mut only = [HOOK_MANY; 2];
         for ret in [false, true] {
             let specs: Vec<&LinkSpec> =
                 uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec)).collect();
@@ -515,16 +520,24 @@ impl Target {
                 );
             }
             let entry = ATTACHMENTS_OFFSET + u64::from(first) * size_of::<Attachment>() as u64;
-            if let ([spec], [_], false) = (&specs[..], uses, ret)
-                && !spec.per_cpu
-            {
-                only = self.region + CONTROL_OFFSET + entry;
-            }
+            only[usize::from(ret)] = match &specs[..] {
+                [] => 0,
+                [spec] if !spec.per_cpu => self.region + CONTROL_OFFSET + entry,
+                _ => HOOK_MANY,
+            };
             let at = hook + if ret { offset_of!(Hook, ret) } else { offset_of!(Hook, entry) } as u64;
             let old = self.control.word(at).swap(range_pack(first, specs.len() as u32), Ordering::SeqCst);
             self.ranges.retire(range_unpack(old));
         }
-        self.control.word(hook + offset_of!(Hook, only) as u64).store(only, Ordering::SeqCst);
+        let only_at = self.control.word(hook + offset_of!(Hook, only) as u64);
+        if only.contains(&HOOK_MANY) {
+            only_at.store(HOOK_MANY, Ordering::SeqCst);
+            return;
+        }
+        // Whoever has seen that there is only one on entry looks for the other after that.
+        let [entry, ret] = only;
+        self.control.word(hook + offset_of!(Hook, only_return) as u64).store(ret, Ordering::SeqCst);
+        only_at.store(entry, Ordering::SeqCst);
     }
 
     // ---- maps ----
