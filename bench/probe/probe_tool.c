@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // One probe on one function of one process: an ordinary libbpf tool, for ring3 and for the kernel.
 //
-//   probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting
+//   probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting|per_cpu|filtered
 //
 // Prints "attached". On the line "stats" it makes the kernel count runs of programs from now on and prints "stats".
-// On any other line (and at the end of input) it prints "COUNT RUNS", detaches and ends: the map's count for PID,
-// and the kernel's number of runs.
+// On any other line (and at the end of input) it prints "COUNT RUNS", detaches and ends: the maps' counts (for PID,
+// and of all CPUs), and the kernel's number of runs.
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <errno.h>
@@ -32,11 +32,13 @@ int main(int argc, char **argv)
 	unsigned info_size = sizeof(info), pid;
 	unsigned long long count = 0;
 	struct probe_tool_bpf *skel;
-	struct bpf_program *program;
+	struct bpf_program *program, *wanted;
+	unsigned long long *cells;
+	unsigned zero = 0;
 	char line[16];
 
 	if (argc != 6) {
-		fprintf(stderr, "usage: probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting\n");
+		fprintf(stderr, "usage: probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting|per_cpu|filtered\n");
 		return 2;
 	}
 	pid = atoi(argv[1]);
@@ -47,12 +49,14 @@ int main(int argc, char **argv)
 	skel = probe_tool_bpf__open();
 	if (!skel)
 		return fail("open");
-	program = strcmp(argv[5], "counting") == 0 ? skel->progs.counting : skel->progs.empty;
-	bpf_program__set_autoload(skel->progs.empty, program == skel->progs.empty);
-	bpf_program__set_autoload(skel->progs.counting, program == skel->progs.counting);
+	wanted = bpf_object__find_program_by_name(skel->obj, argv[5]);
+	if (!wanted)
+		return fail(argv[5]);
+	bpf_object__for_each_program(program, skel->obj)
+		bpf_program__set_autoload(program, program == wanted);
 	if (probe_tool_bpf__load(skel))
 		return fail("load");
-	if (!bpf_program__attach_uprobe_opts(program, pid, argv[2], 0, &opts))
+	if (!bpf_program__attach_uprobe_opts(wanted, pid, argv[2], 0, &opts))
 		return fail("attach");
 	puts("attached");
 	while (fgets(line, sizeof(line), stdin) && strcmp(line, "stats\n") == 0) {
@@ -61,7 +65,12 @@ int main(int argc, char **argv)
 		puts("stats");
 	}
 	bpf_map_lookup_elem(bpf_map__fd(skel->maps.counts), &pid, &count);
-	if (bpf_obj_get_info_by_fd(bpf_program__fd(program), &info, &info_size))
+	cells = calloc(libbpf_num_possible_cpus(), sizeof(*cells));
+	if (!cells || bpf_map_lookup_elem(bpf_map__fd(skel->maps.cells), &zero, cells))
+		return fail("cells");
+	for (int cpu = 0; cpu < libbpf_num_possible_cpus(); cpu++)
+		count += cells[cpu];
+	if (bpf_obj_get_info_by_fd(bpf_program__fd(wanted), &info, &info_size))
 		return fail("info");
 	printf("%llu %llu\n", count, (unsigned long long)info.run_cnt);
 	return 0;
