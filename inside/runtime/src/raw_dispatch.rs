@@ -115,7 +115,7 @@ fn hit(tb: &ThreadBlock, hook: &Hook) {
     }
 }
 
-/// Runs the program of an attachment that needs nothing, if it is for this process: whether it is.
+/// Runs the program of an attachment, if it is for this process: whether it is.
 ///
 /// # Safety
 /// `attachment` is the address of one of this hook, and `regs` are valid registers.
@@ -126,8 +126,13 @@ unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, regs: *mut PtRegs, hoo
     let wanted = is_for(tb, attachment);
     if wanted {
         tb.hook = &raw const *hook as u64;
-        // SAFETY: the caller's promise.
-        unsafe { run_plain(tb, attachment, regs as u64) };
+        if attachment.flags == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { run_plain(tb, attachment, regs as u64) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { run_with_slot(tb, attachment, regs as u64) };
+        }
     }
     wanted
 }
@@ -220,7 +225,7 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, r
             continue;
         }
         // SAFETY: the server wrote the address of a compiled, verified program for probes, whose context registers are.
-        unsafe { run_one(base, tb, attachment, regs as u64) };
+        unsafe { run_one(tb, attachment, regs as u64) };
         ran = true;
     }
     ran
@@ -231,16 +236,26 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, r
 /// # Safety
 /// The attachment names a compiled, verified program, and `context` is one that it may have.
 #[inline(always)]
-unsafe fn run_one(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
-    let slot = attachment.flags & ATTACHMENT_CPU_SLOT != 0;
-    if slot {
-        take_cpu_slot(base, tb);
+unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+    if attachment.flags & ATTACHMENT_CPU_SLOT == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { run_plain(tb, attachment, context) };
     }
     // SAFETY: the caller's promise.
+    unsafe { run_with_slot(tb, attachment, context) }
+}
+
+/// Runs the program of an attachment that uses per-CPU maps.
+///
+/// # Safety
+/// As for `run_one`.
+#[inline(never)]
+unsafe fn run_with_slot(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+    let base = tb.region_base;
+    take_cpu_slot(base, tb);
+    // SAFETY: the caller's promise.
     let result = unsafe { run_plain(tb, attachment, context) };
-    if slot {
-        give_cpu_slot(base, tb);
-    }
+    give_cpu_slot(base, tb);
     result
 }
 
@@ -275,7 +290,7 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
     let started = monotonic_ns(tb);
     for _ in 0..test.repeat {
         // SAFETY: the caller's promise.
-        test.result = unsafe { run_one(base, tb, &test.attachment, test.context) };
+        test.result = unsafe { run_one(tb, &test.attachment, test.context) };
     }
     test.duration_ns = monotonic_ns(tb).wrapping_sub(started);
     compiler_fence(Release);
@@ -292,11 +307,26 @@ pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
 }
 
 /// Takes the part of per-CPU maps that belongs to this CPU, or another free one, for one run.
+#[inline(always)]
 fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
+    let cpu = cpu_number(base);
+    if cpu < control(base).cpus
+        && let Some(slot) = realm(base).cpu_slots.get(cpu as usize)
+        && slot.owner.compare_exchange(0, name(base, tb), Acquire, Relaxed).is_ok()
+    {
+        tb.cpu_slot = cpu | CPU_SLOT_SET | CPU_SLOT_HELD;
+    } else {
+        await_cpu_slot(base, tb, cpu);
+    }
+}
+
+/// The part that belongs to this CPU is taken, or there is none.
+#[cold]
+fn await_cpu_slot(base: u64, tb: &mut ThreadBlock, cpu: u32) {
     let cpus = control(base).cpus.clamp(1, CPUS_MAX);
     let slots = realm(base).cpu_slots.get(..cpus as usize).unwrap_or(&[]);
     let own = name(base, tb);
-    let first = cpu_number() % cpus;
+    let first = cpu % cpus;
     // Shared with whoever has it, unless it can be had.
     tb.cpu_slot = first | CPU_SLOT_SET;
     for round in 1..=SLOT_NAPS {
@@ -323,6 +353,7 @@ fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
     }
 }
 
+#[inline(always)]
 fn give_cpu_slot(base: u64, tb: &mut ThreadBlock) {
     if tb.cpu_slot & CPU_SLOT_HELD != 0
         && let Some(slot) = realm(base).cpu_slots.get(usize::from(tb.cpu_slot as u16))
@@ -344,7 +375,7 @@ pub(crate) fn map_cpu(tb: &ThreadBlock) -> u32 {
 
 /// The CPU that the running program is told: the one whose part of per-CPU maps it uses, or the present one.
 pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
-    if tb.cpu_slot & CPU_SLOT_SET != 0 { map_cpu(tb) } else { cpu_number() }
+    if tb.cpu_slot & CPU_SLOT_SET != 0 { map_cpu(tb) } else { cpu_number(tb.region_base) }
 }
 
 /// ring3's own sites.

@@ -2,6 +2,8 @@
 
 use core::arch::asm;
 
+use crate::raw_request::control;
+
 pub(crate) const SYS_NANOSLEEP: u64 = 35;
 pub(crate) const SYS_GETPID: u64 = 39;
 pub(crate) const SYS_SCHED_YIELD: u64 = 24;
@@ -138,16 +140,21 @@ pub(crate) fn set_gs_base(base: u64) {
     unsafe { asm!("wrgsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
 
-/// Number of the current CPU, from the segment limit that the kernel keeps for it
+/// Number of the current CPU, which the kernel keeps where RDPID reads it (`TSC_AUX`), and as the limit of a segment
 /// (arch/x86/include/asm/segment.h:vdso_read_cpunode).
 #[inline(always)]
-pub(crate) fn cpu_number() -> u32 {
+pub(crate) fn cpu_number(base: u64) -> u32 {
     const CPU_SEGMENT: u64 = 0x7b;
-    const CPU_MASK: u32 = 0xfff;
-    let limit: u32;
-    // SAFETY: reads a segment limit.
-    unsafe { asm!("lsl {0:e}, {1:e}", out(reg) limit, in(reg) CPU_SEGMENT, options(nomem, nostack)) };
-    limit & CPU_MASK
+    const CPU_MASK: u64 = 0xfff;
+    let number: u64;
+    if control(base).rdpid != 0 {
+        // SAFETY: reads a register; the server has seen that there is such an instruction.
+        unsafe { asm!("rdpid {}", out(reg) number, options(nomem, nostack, preserves_flags)) };
+    } else {
+        // SAFETY: reads a segment limit.
+        unsafe { asm!("lsl {0:e}, {1:e}", out(reg) number, in(reg) CPU_SEGMENT, options(nomem, nostack)) };
+    }
+    (number & CPU_MASK) as u32
 }
 
 /// Time stamp counter, as a seed.

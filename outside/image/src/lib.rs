@@ -6,6 +6,7 @@
 //! Start reading at: `bytes`.
 #![forbid(unsafe_code)]
 
+use std::arch::x86_64::__cpuid_count;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
@@ -31,6 +32,14 @@ pub fn file() -> &'static [u8] {
 /// The image as it is mapped: byte n is what lies n bytes from its base.
 pub fn bytes() -> &'static [u8] {
     &image().bytes
+}
+
+/// Whether this machine's CPUs have the instruction RDPID (`CPUID.7:ECX[22]`), which takes a quarter of the time that reading
+/// the CPU's number from a segment limit takes.
+pub fn cpu_has_rdpid() -> bool {
+    const FEATURES: u32 = 7;
+    const RDPID: u32 = 1 << 22;
+    __cpuid_count(0, 0).eax >= FEATURES && __cpuid_count(FEATURES, 0).ecx & RDPID != 0
 }
 
 /// Offset of a symbol from the image's base.

@@ -168,6 +168,8 @@ impl Region {
             server_started: 0,
             namespace: NAMESPACE_SERVER,
             folder: 0,
+            rdpid: u32::from(ring3_image::cpu_has_rdpid()),
+            reserved: 0,
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =

@@ -100,6 +100,10 @@ pub struct ControlHeader {
     pub namespace: u32,
     /// Names the run-time folder of the server: the next one of the same folder cleans up after it.
     pub folder: u32,
+    /// 1: the CPU has the instruction RDPID, which gives its number.
+    pub rdpid: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.
@@ -143,7 +147,7 @@ pub struct Hook {
     /// `HOOK_*`.
     pub flags: u64,
     /// Address of the only [`Attachment`] on entry, 0 if there is none; [`HOOK_MANY`] if on entry or return there are more, or
-    /// one has flags, or the hook is ring3's own.
+    /// the hook is ring3's own.
     pub only: AtomicU64,
     /// The same on return, 0 if there is none. It means nothing while `only` is [`HOOK_MANY`], and is written before `only`.
     pub only_return: AtomicU64,

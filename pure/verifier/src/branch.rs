@@ -89,6 +89,9 @@ impl Explorer<'_> {
     }
 
     pub(crate) fn may_goto(&mut self, target: usize) -> Result<Next, Refusal> {
+        if !self.walks_round(self.state.may_goto) {
+            return Ok(Next::To(target));
+        }
         let mut on = self.state.clone();
         let before = self.previous_round();
         on.may_goto += 1;

@@ -75,7 +75,7 @@ impl Explorer<'_> {
         } else {
             false
         };
-        if !enough {
+        if !enough && self.walks_round(rounds) {
             let mut inside = self.state.clone();
             let frame = inside.depth() + 1;
             let index = subprogram as usize;

@@ -150,12 +150,16 @@ fn register(old: &Register, new: &Register, precise: bool, how: Match, ids: &mut
                 && ids.same_number(old.id, new.id)
         }
         _ => {
-            let packet = old.is_packet();
+            let range = match old.kind {
+                _ if old.is_packet() => old.range <= new.range,
+                Kind::MapKey(_) => old.range == new.range,
+                _ => ids.same(old.range, new.range),
+            };
             old.kind == new.kind
+                && range
                 && old.nullable == new.nullable
                 && old.number.contains(&new.number)
                 && old.fixed == new.fixed
-                && if packet { old.range <= new.range } else { ids.same(old.range, new.range) }
                 && ids.same(old.id, new.id)
                 && ids.same(old.reference, new.reference)
         }

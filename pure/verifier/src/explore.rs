@@ -466,6 +466,13 @@ impl<'a> Explorer<'a> {
         Ok(())
     }
 
+    /// Whether a round that is merely counted is walked behind so many others: where no path ends before its end, the rounds
+    /// would have none.
+    pub(crate) fn walks_round(&self, rounds: u32) -> bool {
+        const ROUNDS_MAX: u32 = 3;
+        !self.input.policy.walks_all || rounds < ROUNDS_MAX
+    }
+
     /// The point of the round before this one, which has a point of its own here already.
     pub(crate) fn previous_round(&self) -> Option<Rc<Point>> {
         self.path.rounds(self.at, &self.state)?.1.cloned()

@@ -81,7 +81,7 @@ impl Explorer<'_> {
             return refuse(Errno::EFAULT, "an iterator is gone");
         };
         self.clobber();
-        if active {
+        if active && self.walks_round(depth) {
             let mut on = self.state.clone();
             put(&mut on, place, Found { reference, active, depth: depth + 1 });
             let number =
@@ -110,7 +110,7 @@ impl Explorer<'_> {
         }
         let (slot, _) = slot_of(offset);
         match (iterator_at(old, frame, slot), iterator_at(&self.state, frame, slot)) {
-            (Some(old), Some(new)) => new.active && new.depth > old.depth,
+            (Some(old), Some(new)) => new.active && new.reference == old.reference && new.depth > old.depth,
             _ => false,
         }
     }

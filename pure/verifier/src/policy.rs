@@ -109,8 +109,8 @@ pub struct Policy {
     pub objects: Option<Rc<KernelTypes>>,
     /// Instructions that may be processed.
     pub processed_max: u64,
-    /// No path ends because what is known was known before: what the verifier itself is judged by. Programs with rounds that
-    /// are merely counted have no end then.
+    /// No path ends because what is known was known before: what the verifier itself is judged by. Of rounds that are merely
+    /// counted the first few are walked.
     pub walks_all: bool,
     /// A path may also end where an address was spilled into what was seen to hold any bytes: read there it is a number, and
     /// whatever number it is, it was seen. The kernel does so for those who may learn addresses (`allow_uninit_stack`).

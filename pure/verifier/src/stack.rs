@@ -165,7 +165,7 @@ impl Explorer<'_> {
     }
 
     fn name_for_spill(&mut self, source: u8, spilled: &mut Register) {
-        if spilled.number.value().is_none() {
+        if spilled.number.value().is_none() && self.state.register(source).is_scalar() {
             spilled.id = self.new_id();
             self.state.set(source, *spilled);
         }

@@ -57,7 +57,8 @@ pub(crate) struct Register {
     pub(crate) id: u32,
     /// Scalar: what was added to the number with this id. Packet: the constant part of the distance.
     pub(crate) fixed: i32,
-    /// Packet: bytes behind the variable part that certainly exist. Memory: the dynptr that it is a slice of.
+    /// Packet: bytes behind the variable part that certainly exist. Memory: the dynptr that it is a slice of. Map key: the
+    /// callback's frame, with which it goes.
     pub(crate) range: u32,
     /// The [`Reference`] it stands for; 0: none.
     pub(crate) reference: u32,

@@ -102,6 +102,12 @@ fn rounds_of_one_iterator_are_not_rounds_of_another() {
     let endless =
         said("new -8\ndrain:\nnext -8\nif r0 != 0 goto drain\nagain:\nnext -8\nif r0 == 0 goto again\nexit");
     assert!(endless.contains("infinite loop"), "{endless}");
+    // One that is made anew begins again.
+    let anew = said(
+        "r6 = 0\nouter:\nnew -8\nif r6 == 0 goto skip\nnext -8\nif r0 == 0 goto out\nskip:\nnext -8\nif r0 == 0 goto out\n\
+         r6 = 1\ndestroy -8\ngoto outer\nout:\ndestroy -8\nr0 = 0\nexit",
+    );
+    assert!(anew.contains("infinite loop"), "{anew}");
 }
 
 #[test]

@@ -6,6 +6,18 @@ use super::{Mutation, mutation};
 pub(super) const MUTATIONS: &[Mutation] = &[
     // ---- branches ----
     mutation(
+        "compare.rs",
+        "a key of one callback stands for that of another",
+        "Kind::MapKey(_) => old.range == new.range,",
+        "Kind::MapKey(_) => ids.same(old.range, new.range),",
+    ),
+    mutation(
+        "iterator.rs",
+        "rounds of an iterator that was made anew are rounds of the one before",
+        "new.active && new.reference == old.reference && new.depth > old.depth",
+        "new.active && new.depth > old.depth",
+    ),
+    mutation(
         "branch.rs",
         "what is equal to null exists",
         "settle(maps, same, nullable.id, false);",
@@ -105,14 +117,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "compare.rs",
         "how much of a packet exists does not count",
-        "if packet { old.range <= new.range } else {",
-        "if packet { true } else {",
+        "_ if old.is_packet() => old.range <= new.range,",
+        "_ if old.is_packet() => true,",
     ),
     mutation(
         "compare.rs",
         "slices of different dynptrs are the same",
-        "{ ids.same(old.range, new.range) }",
-        "{ true }",
+        "_ => ids.same(old.range, new.range),",
+        "_ => true,",
     ),
     mutation("compare.rs", "whether a pointer may be null does not count", "&& old.nullable == new.nullable\n", "\n"),
     mutation(
@@ -124,14 +136,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "compare.rs",
         "what a pointer points to does not count",
-        "old.kind == new.kind\n                && old.nullable",
-        "old.nullable",
+        "old.kind == new.kind\n                && range",
+        "range",
     ),
     mutation(
         "compare.rs",
         "a packet's distance does not count",
-        "&& old.fixed == new.fixed\n                && if packet",
-        "&& if packet",
+        "&& old.fixed == new.fixed\n                && ids.same(old.id, new.id)",
+        "&& ids.same(old.id, new.id)",
     ),
     mutation("compare.rs", "numbers that were linked need not be", "&& ids.same_number(old.id, new.id)", ""),
     mutation(
@@ -389,7 +401,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "iterator.rs",
         "any iterator goes on",
-        "(Some(old), Some(new)) => new.active && new.depth > old.depth,",
+        "(Some(old), Some(new)) => new.active && new.reference == old.reference && new.depth > old.depth,",
         "(Some(_), Some(_)) => true,",
     ),
     mutation(

@@ -278,6 +278,8 @@ pub(super) struct HeaderView {
     server_started: u64,
     namespace: u32,
     folder: u32,
+    rdpid: u32,
+    reserved: u32,
 }
 
 impl HeaderView {

@@ -172,6 +172,8 @@ impl Target {
                 server_started: recovery::started(std::process::id()).unwrap_or(0),
                 namespace: shared.namespaces.number_of(self.pid),
                 folder: shared.folder,
+                rdpid: u32::from(ring3_image::cpu_has_rdpid()),
+                reserved: 0,
             },
         );
     }
@@ -522,7 +524,7 @@ impl Target {
             let entry = ATTACHMENTS_OFFSET + u64::from(first) * size_of::<Attachment>() as u64;
             only[usize::from(ret)] = match &specs[..] {
                 [] => 0,
-                [spec] if !spec.per_cpu => self.region + CONTROL_OFFSET + entry,
+                [_] => self.region + CONTROL_OFFSET + entry,
                 _ => HOOK_MANY,
             };
             let at = hook + if ret { offset_of!(Hook, ret) } else { offset_of!(Hook, entry) } as u64;
@@ -672,6 +674,8 @@ struct HeaderBytes {
     server_started: u64,
     namespace: u32,
     folder: u32,
+    rdpid: u32,
+    reserved: u32,
 }
 
 /// `Attachment` as a value that can be copied.
