@@ -32,8 +32,8 @@ impl Explorer<'_> {
             (false, false) => {
                 self.note_divisor(width, op, source, &right);
                 let mut result = Register::scalar(left.number.compute(width, op, &right.number));
-                if op == AluOp::Add && width == Width::W64 {
-                    (result.id, result.fixed) = linked_sum(&left, &right);
+                if width == Width::W64 {
+                    (result.id, result.fixed) = linked_sum(op, &left, &right);
                 }
                 result
             }
@@ -205,10 +205,15 @@ impl Explorer<'_> {
     }
 }
 
-/// A sum with a constant keeps its relation to the number it came from. A sum of that does not, as in the kernel: else the
-/// rounds of a loop would each be another.
-fn linked_sum(left: &Register, right: &Register) -> (u32, i32) {
+/// A sum with a constant, or a difference, keeps its relation to the number it came from. A sum of that does not, as in the
+/// kernel: else the rounds of a loop would each be another.
+fn linked_sum(op: AluOp, left: &Register, right: &Register) -> (u32, i32) {
     let constant = right.number.value().and_then(|value| i32::try_from(value as i64).ok());
+    let constant = match op {
+        AluOp::Add => constant,
+        AluOp::Sub => constant.and_then(i32::checked_neg),
+        _ => None,
+    };
     match constant {
         Some(constant) if left.id != 0 && left.fixed == 0 => (left.id, constant),
         _ => (0, 0),

@@ -337,8 +337,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "arithmetic.rs",
         "a sum of 32 bits is linked to its first number",
-        "if op == AluOp::Add && width == Width::W64 {",
-        "if op == AluOp::Add {",
+        "if width == Width::W64 {\n                    (result.id",
+        "if true {\n                    (result.id",
+    ),
+    mutation(
+        "arithmetic.rs",
+        "a difference is linked as a sum",
+        "AluOp::Sub => constant.and_then(i32::checked_neg),",
+        "AluOp::Sub => constant,",
     ),
     mutation(
         "arithmetic.rs",
