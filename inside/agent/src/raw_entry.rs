@@ -40,7 +40,7 @@ fn trampoline() -> u64 {
 #[unsafe(no_mangle)]
 unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook) -> bool {
     // SAFETY: the stub's promise.
-    unsafe { raw_dispatch::enter(image_base(), trampoline(), regs, hook) }
+    unsafe { raw_dispatch::enter(image_base(), regs, hook) }
 }
 
 /// Called by a process of ring3's that runs a program by itself: 1 if it could, else 0.

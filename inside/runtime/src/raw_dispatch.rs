@@ -34,35 +34,29 @@ type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 /// # Safety
 /// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
 #[inline(always)]
-pub unsafe fn enter(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
+pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
     let block = known(base);
     if block.is_null() {
         // SAFETY: as for this function.
-        unsafe { enter_unknown(base, trampoline, regs, hook) }
+        unsafe { enter_unknown(base, regs, hook) }
     } else {
         // SAFETY: as for this function; the block is the running thread's own.
-        unsafe { enter_with(block, base, trampoline, regs, hook) }
+        unsafe { enter_with(block, base, regs, hook) }
     }
 }
 
 /// A thread arrived of which it is not known at once which it is.
 #[cold]
-unsafe fn enter_unknown(base: u64, trampoline: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
+unsafe fn enter_unknown(base: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
     let block = find(base);
     // SAFETY: as for `enter`; the block is the running thread's own.
-    !block.is_null() && unsafe { enter_with(block, base, trampoline, regs, hook) }
+    !block.is_null() && unsafe { enter_with(block, base, regs, hook) }
 }
 
 /// # Safety
 /// As for `enter`; `block` is the running thread's own.
 #[inline(always)]
-unsafe fn enter_with(
-    block: *mut ThreadBlock,
-    base: u64,
-    trampoline: u64,
-    regs: *mut PtRegs,
-    hook: *const Hook,
-) -> bool {
+unsafe fn enter_with(block: *mut ThreadBlock, base: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *block };
     // SAFETY: the stub passes a hook of the control block.
@@ -81,7 +75,7 @@ unsafe fn enter_with(
     let mut calls = false;
     if only == HOOK_MANY {
         // SAFETY: as for this function.
-        calls = unsafe { arrive_at_many(base, trampoline, tb, regs, hook) };
+        calls = unsafe { arrive_at_many(base, tb, regs, hook) };
     } else if control(base).retired.load(Relaxed) == 0 {
         // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
         let ran = only != 0 && unsafe { run_only(tb, only, regs, hook) };
@@ -158,10 +152,10 @@ unsafe fn await_only(tb: &mut ThreadBlock, attachment: u64, hook: &Hook, ran: bo
 /// # Safety
 /// As for `enter`.
 #[inline(never)]
-unsafe fn arrive_at_many(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) -> bool {
+unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) -> bool {
     if hook.kind != HookKind::Probe as u32 {
         // SAFETY: the caller's promise.
-        unsafe { serve(base, trampoline, tb, regs, hook) };
+        unsafe { serve(base, tb, regs, hook) };
         return false;
     }
     if control(base).retired.load(Relaxed) != 0 {
@@ -380,7 +374,7 @@ pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
 
 /// ring3's own sites.
 #[cold]
-unsafe fn serve(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
+unsafe fn serve(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
     // SAFETY: the registers are the stub's.
     let regs = unsafe { &*regs };
     if hook.kind == HookKind::MappingAdded as u32 {
@@ -390,9 +384,9 @@ unsafe fn serve(base: u64, trampoline: u64, tb: &mut ThreadBlock, regs: *mut PtR
             file(base, request::KIND_MAPPING_ADDED, tb.generation as u32, true);
         }
     } else if hook.kind == HookKind::UnwindStart as u32 {
-        raw_shadow::restore_all(tb, trampoline);
+        raw_shadow::restore_all(tb, hook.trampoline);
     } else if hook.kind == HookKind::UnwindEnd as u32 {
-        raw_shadow::replace_all(tb, regs.rsp, trampoline);
+        raw_shadow::replace_all(tb, regs.rsp, hook.trampoline);
     }
 }
 

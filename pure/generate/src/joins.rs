@@ -194,13 +194,13 @@ impl Joins {
             }
             22 | 23 if main => {
                 let result = self.one_of(&["r0 = 0\n", "call bpf_get_prandom_u32\nr0 &= 1\n", "r0 = 1\n"]);
-                let function = self.function("r6 = r1\nr7 = r1\nr8 = 5\nr9 = 3\nr5 = r2\n", result);
+                let function = self.function(result);
                 let rounds = self.one_of(&["10", "r6", "1", "0"]);
                 format!("r1 = {rounds}\nr2 = func {function}\nr3 = r10\nr4 = 0\ncall bpf_loop\n")
             }
             24 if main => {
                 let result = self.one_of(&["r0 = r6\n", "r0 = r7\n", "r0 = r8\n", "r0 = 0\n"]);
-                let function = self.function("r6 = r1\nr7 = r1\nr8 = 5\nr9 = 3\nr5 = r2\n", result);
+                let function = self.function(result);
                 format!("r1 = {a}\nr2 = r10\ncall {function}\n{b} = r0\n")
             }
             25 | 26 if main => {
@@ -224,10 +224,11 @@ impl Joins {
     }
 
     /// Writes a function; r5 leads it to its caller's stack.
-    fn function(&mut self, begin: &str, result: &str) -> Label {
+    fn function(&mut self, result: &str) -> Label {
         let (start, out) = (self.label(), self.label());
         let body = self.straight(Scope { stack: "r5", out }, 4);
-        self.functions += &format!("{start}:\n{begin}{body}{out}:\n{result}exit\n");
+        self.functions +=
+            &format!("{start}:\nr6 = r1\nr7 = r1\nr8 = 5\nr9 = 3\nr5 = r2\n{body}{out}:\n{result}exit\n");
         start
     }
 

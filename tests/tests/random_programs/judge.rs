@@ -76,7 +76,7 @@ pub(crate) enum AllPaths {
 /// Walks all paths of an accepted program to their ends.
 pub(crate) fn all_paths(program: &Program) -> AllPaths {
     /// Most programs have few paths.
-    const PROCESSED_MAX: u64 = 5_000;
+    const PROCESSED_MAX: u64 = 20_000;
     let policy = Policy::kernel(program.prog_type);
     let walk = Policy { walks_all: true, processed_max: PROCESSED_MAX, ..policy.clone() };
     let Err(refusal) = verdict_under(program, walk) else { return AllPaths::Agree };
