@@ -510,6 +510,42 @@ int registers_after(struct pt_regs *ctx)
 	return 0;
 }
 
+#define TELL_KEPT(when, from)                                                        \
+	do {                                                                         \
+		TELL("rbx " when, (from)->rbx);                                      \
+		TELL("rbp " when, (from)->rbp);                                      \
+		TELL("r12 " when, (from)->r12);                                      \
+		TELL("r13 " when, (from)->r13);                                      \
+		TELL("r14 " when, (from)->r14);                                      \
+		TELL("r15 " when, (from)->r15);                                      \
+		TELL("orig_rax " when, (from)->orig_rax);                            \
+	} while (0)
+
+SEC("uprobe")
+int kept(struct pt_regs *ctx)
+{
+	TELL_KEPT("on entry", ctx);
+	return 0;
+}
+
+SEC("uretprobe")
+int kept_after(struct pt_regs *ctx)
+{
+	TELL_KEPT("on return", ctx);
+	return 0;
+}
+
+// The registers are read by a helper that takes any address.
+SEC("uprobe")
+int kept_read(struct pt_regs *ctx)
+{
+	struct pt_regs copy;
+
+	TELL("read registers", bpf_probe_read_kernel(&copy, sizeof(copy), ctx));
+	TELL_KEPT("as read", &copy);
+	return 0;
+}
+
 SEC("uprobe")
 int BPF_KPROBE(texts, char *user)
 {

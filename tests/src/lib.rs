@@ -255,11 +255,31 @@ impl Terminal {
         input.write_all(keys.as_bytes()).and_then(|()| input.flush()).expect("the terminal reads");
     }
 
+    /// Types Ctrl-C once the tool sleeps. (What comes before ends libbpf-tools' loops before the first round, and they
+    /// print nothing.)
+    pub fn interrupt_sleep(&mut self) {
+        wait_until("the tool sleeps", || descendants(self.process.pid()).into_iter().any(is_asleep));
+        self.press("\x03");
+    }
+
     /// Waits for the end: exit code, and the lines that are left.
     pub fn finish(mut self) -> (Option<i32>, Vec<String>) {
         let code = self.process.wait();
         (code, self.process.lines.iter().map(|line| line.trim_end_matches('\r').to_owned()).collect())
     }
+}
+
+/// The processes that a process has started, and those that they have.
+fn descendants(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
+}
+
+/// Whether a process waits for a time to come (`nanosleep`, `clock_nanosleep`).
+fn is_asleep(pid: u32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    matches!(call.split_whitespace().next(), Some("35" | "230"))
 }
 
 /// Where tools run: under ring3 with a server of its own, or on the kernel.

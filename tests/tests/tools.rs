@@ -34,7 +34,7 @@ fn funclatency_of_one_process_counts_every_call() {
         tool.wait_for("Tracing");
         victim.say("go");
         assert_eq!(victim.line(), "54321");
-        tool.press("\x03");
+        tool.interrupt_sleep();
         let (code, lines) = tool.finish();
         assert_eq!(code, Some(0), "{lines:?}");
         histogram_sum(&lines)
@@ -52,7 +52,7 @@ fn funclatency_of_a_library_function_in_a_threaded_program() {
         tool.wait_for("Tracing");
         victim.say("go");
         assert_eq!(victim.line(), "160000");
-        tool.press("\x03");
+        tool.interrupt_sleep();
         histogram_sum(&tool.finish().1)
     });
     // glibc takes the TLS of each of the 8 threads from calloc; nothing else in this program does.
@@ -72,7 +72,7 @@ fn funclatency_of_every_target_finds_those_that_start_later() {
             victim.say("go");
             victim.line();
         }
-        tool.press("\x03");
+        tool.interrupt_sleep();
         histogram_sum(&tool.finish().1)
     });
     assert_eq!(counted, 30);

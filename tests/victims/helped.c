@@ -81,6 +81,21 @@ asm(".text\n"
     ".type stacks_bare, @function\n.globl stacks_bare\n"
     "stacks_bare: nopl 0(%rax, %rax, 1)\n	ret\n.size stacks_bare, . - stacks_bare\n");
 
+// Calls functions with numbers in the registers that they keep.
+void marked(void);
+asm(".text\n"
+    ".type marked, @function\n"
+    "marked: push %rbx\n	push %rbp\n	push %r12\n	push %r13\n	push %r14\n	push %r15\n	sub $8, %rsp\n"
+    "	mov $11, %ebx\n	mov $12, %ebp\n	mov $13, %r12d\n	mov $14, %r13d\n	mov $15, %r14d\n	mov $16, %r15d\n"
+    "	call kept\n"
+    "	call kept_read\n"
+    "	add $8, %rsp\n	pop %r15\n	pop %r14\n	pop %r13\n	pop %r12\n	pop %rbp\n	pop %rbx\n	ret\n"
+    ".size marked, . - marked\n"
+    ".type kept, @function\n.globl kept\n"
+    "kept: nopl 0(%rax, %rax, 1)\n	ret\n.size kept, . - kept\n"
+    ".type kept_read, @function\n.globl kept_read\n"
+    "kept_read: nopl 0(%rax, %rax, 1)\n	ret\n.size kept_read, . - kept_read\n");
+
 static void tell_who(void)
 {
 	who(getpid(), gettid(), getuid(), getgid(), 0, 0);
@@ -197,6 +212,7 @@ int main(void)
 	chained(chained);
 	everybody();
 	registers(-1, 2, 0x123456789abcdef0, -4, 5, AT(registers));
+	marked();
 	texts(AT(text), 0, 0, 0, 0, 0);
 	rings(0, 0, 0, 0, 0, 0);
 	outputs_on(0, 3);

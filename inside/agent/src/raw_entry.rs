@@ -3,7 +3,9 @@
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
 
-use ring3_layout::control::{Hook, TestRun};
+use ring3_layout::control::{ControlHeader, Hook, TestRun};
+use ring3_layout::frame;
+use ring3_layout::region::CONTROL_OFFSET;
 use ring3_runtime::raw_dispatch;
 use ring3_uapi::ptrace::PtRegs;
 
@@ -38,9 +40,9 @@ fn trampoline() -> u64 {
 /// # Safety
 /// As `raw_dispatch::enter`.
 #[unsafe(no_mangle)]
-unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook) -> bool {
+unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> bool {
     // SAFETY: the stub's promise.
-    unsafe { raw_dispatch::enter(image_base(), regs, hook) }
+    unsafe { raw_dispatch::enter(image_base(), regs, hook, all != 0) }
 }
 
 /// Called by a process of ring3's that runs a program by itself: 1 if it could, else 0.
@@ -54,9 +56,9 @@ unsafe extern "sysv64" fn ring3_test_run(test: *mut TestRun) -> u64 {
 }
 
 /// Called by the trampoline: the address to return to.
-unsafe extern "sysv64" fn leave(regs: *mut PtRegs) -> u64 {
+unsafe extern "sysv64" fn leave(regs: *mut PtRegs, all: u32) -> u64 {
     // SAFETY: the trampoline passes the registers that it saved.
-    unsafe { raw_dispatch::leave(image_base(), trampoline(), regs) }
+    unsafe { raw_dispatch::leave(image_base(), trampoline(), regs, all != 0) }
 }
 
 /// Stubs of functions whose return is awaited go on here, as they were entered, with the address of what was displaced in
@@ -75,34 +77,26 @@ unsafe extern "C" fn ring3_call_probed() {
         ".type ring3_return_trampoline, @function",
         "ring3_return_trampoline:",
         "lea rsp, [rsp - 8 - {frame}]",
-        "mov [rsp + {r15}], r15",
-        "mov [rsp + {r14}], r14",
-        "mov [rsp + {r13}], r13",
-        "mov [rsp + {r12}], r12",
-        "mov [rsp + {rbp}], rbp",
-        "mov [rsp + {rbx}], rbx",
-        "mov [rsp + {r11}], r11",
-        "mov [rsp + {r10}], r10",
-        "mov [rsp + {r9}], r9",
-        "mov [rsp + {r8}], r8",
         "mov [rsp + {rax}], rax",
         "mov [rsp + {rcx}], rcx",
         "mov [rsp + {rdx}], rdx",
+        "mov [rsp + {rbx}], rbx",
         "mov [rsp + {rsi}], rsi",
         "mov [rsp + {rdi}], rdi",
-        "mov qword ptr [rsp + {orig_rax}], -1",
-        "mov qword ptr [rsp + {cs}], 0x33",
-        "mov qword ptr [rsp + {ss}], 0x2b",
-        "mov qword ptr [rsp + {eflags}], 0x202",
-        "lea rax, [rsp + {frame} + 8]",
-        "mov [rsp + {rsp}], rax",
-        "mov rdi, rsp",
+        "mov [rsp + {r8}], r8",
+        "mov [rsp + {r9}], r9",
+        "mov [rsp + {r10}], r10",
+        "mov [rsp + {r11}], r11",
+        "xor esi, esi",
+        "cmp dword ptr [rip + __ehdr_start + {all_registers}], 0",
+        "jne 3f",
+        "2: mov rdi, rsp",
         "mov rbx, rsp",
         "and rsp, -16",
         "call {leave}",
         "mov rsp, rbx",
         "test rax, rax",
-        "jz 2f",
+        "jz 4f",
         "mov [rsp + {frame}], rax",
         "mov rbx, [rsp + {rbx}]",
         "mov r11, [rsp + {r11}]",
@@ -116,9 +110,23 @@ unsafe extern "C" fn ring3_call_probed() {
         "mov rdi, [rsp + {rdi}]",
         "lea rsp, [rsp + {frame}]",
         "ret",
+        // The registers that not every frame has.
+        "3: mov [rsp + {rbp}], rbp",
+        "mov [rsp + {r12}], r12",
+        "mov [rsp + {r13}], r13",
+        "mov [rsp + {r14}], r14",
+        "mov [rsp + {r15}], r15",
+        "mov qword ptr [rsp + {orig_rax}], -1",
+        "mov qword ptr [rsp + {cs}], 0x33",
+        "mov qword ptr [rsp + {ss}], 0x2b",
+        "mov qword ptr [rsp + {eflags}], 0x202",
+        "lea rsi, [rsp + {frame} + 8]",
+        "mov [rsp + {rsp}], rsi",
+        "mov esi, 1",
+        "jmp 2b",
         // Nobody knows where to go: the slot was reached by a jump into freed stack.
-        "2: ud2",
-        frame = const size_of::<PtRegs>(),
+        "4: ud2",
+        frame = const frame::TRAMPOLINE_FRAME_BYTES,
         r15 = const offset_of!(PtRegs, r15),
         r14 = const offset_of!(PtRegs, r14),
         r13 = const offset_of!(PtRegs, r13),
@@ -139,6 +147,7 @@ unsafe extern "C" fn ring3_call_probed() {
         ss = const offset_of!(PtRegs, ss),
         eflags = const offset_of!(PtRegs, eflags),
         rsp = const offset_of!(PtRegs, rsp),
+        all_registers = const CONTROL_OFFSET as usize + offset_of!(ControlHeader, all_registers),
         leave = sym leave,
     )
 }

@@ -4,9 +4,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook, HookKind, TestRun,
-    range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
+    HookKind, TestRun, range_unpack,
 };
+use ring3_layout::frame;
 use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, request};
 use ring3_layout::region::CONTROL_OFFSET;
@@ -28,41 +29,56 @@ const ERRNO_MAX: u64 = 4095;
 
 type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 
-/// A thread arrived at a site. `regs` are its registers there, which the stub restores. True: the function's return is awaited
-/// now, and it is to be called.
+/// The registers of a thread that came by, as [`frame`] has them: all, or those that are always there.
+#[derive(Clone, Copy)]
+struct Frame {
+    regs: *mut PtRegs,
+    all: bool,
+}
+
+impl Frame {
+    /// Whether an attachment's program finds what it needs. One that does not was attached after the thread came by.
+    #[inline(always)]
+    fn suits(self, attachment: &Attachment) -> bool {
+        self.all || attachment.flags & ATTACHMENT_ALL_REGISTERS == 0
+    }
+}
+
+/// A thread arrived at a site. `regs` are its registers there, which the stub restores, or those that are always there. True:
+/// the function's return is awaited now, and it is to be called.
 ///
 /// # Safety
 /// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
 #[inline(always)]
-pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
+pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook, all: bool) -> bool {
     let block = known(base);
+    let frame = Frame { regs, all };
     if block.is_null() {
         // SAFETY: as for this function.
-        unsafe { enter_unknown(base, regs, hook) }
+        unsafe { enter_unknown(base, frame, hook) }
     } else {
         // SAFETY: as for this function; the block is the running thread's own.
-        unsafe { enter_with(block, base, regs, hook) }
+        unsafe { enter_with(block, base, frame, hook) }
     }
 }
 
 /// A thread arrived of which it is not known at once which it is.
 #[cold]
-unsafe fn enter_unknown(base: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
+unsafe fn enter_unknown(base: u64, frame: Frame, hook: *const Hook) -> bool {
     let block = find(base);
     // SAFETY: as for `enter`; the block is the running thread's own.
-    !block.is_null() && unsafe { enter_with(block, base, regs, hook) }
+    !block.is_null() && unsafe { enter_with(block, base, frame, hook) }
 }
 
 /// # Safety
 /// As for `enter`; `block` is the running thread's own.
 #[inline(always)]
-unsafe fn enter_with(block: *mut ThreadBlock, base: u64, regs: *mut PtRegs, hook: *const Hook) -> bool {
+unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> bool {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *block };
     // SAFETY: the stub passes a hook of the control block.
     let hook = unsafe { &*hook };
-    // SAFETY: the stub passes the registers it saved.
-    let sp = unsafe { (*regs).rsp };
+    let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
     if tb.guard.load(Relaxed) != 0 && sp <= tb.guard_sp {
         miss(tb, hook);
         return false;
@@ -75,10 +91,10 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, regs: *mut PtRegs, hook
     let mut calls = false;
     if only == HOOK_MANY {
         // SAFETY: as for this function.
-        calls = unsafe { arrive_at_many(base, tb, regs, hook) };
+        calls = unsafe { arrive_at_many(base, tb, frame, hook) };
     } else if control(base).retired.load(Relaxed) == 0 {
         // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
-        let ran = only != 0 && unsafe { run_only(tb, only, regs, hook) };
+        let ran = only != 0 && unsafe { run_only(tb, only, frame, hook) };
         // SAFETY: this hook. To read it again spares a register that would have to be kept.
         let hook = if ran { unsafe { &*(tb.hook as *const Hook) } } else { hook };
         let only_return = hook.only_return.load(Acquire);
@@ -112,23 +128,26 @@ fn hit(tb: &ThreadBlock, hook: &Hook) {
 /// Runs the program of an attachment, if it is for this process: whether it is.
 ///
 /// # Safety
-/// `attachment` is the address of one of this hook, and `regs` are valid registers.
+/// `attachment` is the address of one of this hook, and `frame` are valid registers.
 #[inline(always)]
-unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, regs: *mut PtRegs, hook: &Hook) -> bool {
+unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, frame: Frame, hook: &Hook) -> bool {
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(attachment as *const Attachment) };
-    let wanted = is_for(tb, attachment);
-    if wanted {
-        tb.hook = &raw const *hook as u64;
-        if attachment.flags == 0 {
-            // SAFETY: the caller's promise.
-            unsafe { run_plain(tb, attachment, regs as u64) };
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { run_with_slot(tb, attachment, regs as u64) };
-        }
+    if !is_for(tb, attachment) {
+        return false;
     }
-    wanted
+    tb.hook = &raw const *hook as u64;
+    if attachment.flags == 0 {
+        // SAFETY: the caller's promise.
+        unsafe { run_plain(tb, attachment, frame.regs as u64) };
+        return true;
+    }
+    let suits = frame.suits(attachment);
+    if suits {
+        // SAFETY: the caller's promise.
+        unsafe { run_one(tb, attachment, frame.regs as u64) };
+    }
+    suits
 }
 
 /// Awaits the return for the only attachment there, and counts the hit of that or of what `ran` on entry. Whether the function
@@ -152,17 +171,17 @@ unsafe fn await_only(tb: &mut ThreadBlock, attachment: u64, hook: &Hook, ran: bo
 /// # Safety
 /// As for `enter`.
 #[inline(never)]
-unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) -> bool {
+unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook) -> bool {
     if hook.kind != HookKind::Probe as u32 {
-        // SAFETY: the caller's promise.
-        unsafe { serve(base, tb, regs, hook) };
+        // SAFETY: the caller's promise; the server's own hooks always have all registers.
+        unsafe { serve(base, tb, frame.regs, hook) };
         return false;
     }
     if control(base).retired.load(Relaxed) != 0 {
         return false;
     }
     // SAFETY: the hook's ranges are the server's.
-    let mut ran = unsafe { run(base, tb, regs, hook, hook.entry.load(Acquire)) };
+    let mut ran = unsafe { run(base, tb, frame, hook, hook.entry.load(Acquire)) };
     let returns = hook.ret.load(Acquire);
     let mut awaited = None;
     if range_unpack(returns).1 != 0 && wanted(base, tb, returns) {
@@ -209,17 +228,17 @@ fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {
 /// Runs the programs of a range; true if any ran.
 ///
 /// # Safety
-/// `regs` are valid registers, and the range is a published one.
+/// `frame` are valid registers, and the range is a published one.
 #[inline(never)]
-unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook, range: u64) -> bool {
+unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range: u64) -> bool {
     let mut ran = false;
     tb.hook = &raw const *hook as u64;
     for attachment in attachments(base, range) {
-        if !is_for(tb, attachment) {
+        if !is_for(tb, attachment) || !frame.suits(attachment) {
             continue;
         }
         // SAFETY: the server wrote the address of a compiled, verified program for probes, whose context registers are.
-        unsafe { run_one(tb, attachment, regs as u64) };
+        unsafe { run_one(tb, attachment, frame.regs as u64) };
         ran = true;
     }
     ran
@@ -390,15 +409,15 @@ unsafe fn serve(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook)
     }
 }
 
-/// A function returned to the trampoline. `regs` are the registers right after its `ret`; the result is where it
-/// should have gone, 0 if that is not known.
+/// A function returned to the trampoline. `regs` are the registers right after its `ret`, or those that are always there; the
+/// result is where it should have gone, 0 if that is not known.
 ///
 /// # Safety
 /// Called by the trampoline of the region at `base` with the registers it saved.
-pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs) -> u64 {
+pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) -> u64 {
     let block = known(base);
-    // SAFETY: the trampoline passes the registers it saved.
-    let slot = unsafe { (*regs).rsp } - 8;
+    let frame = Frame { regs, all };
+    let slot = regs as u64 + frame::TRAMPOLINE_FRAME_BYTES;
     // SAFETY: the running thread's own block, or null.
     if let Some(tb) = unsafe { block.as_mut() }
         && (tb.guard.load(Relaxed) == 0 || slot >= tb.guard_sp)
@@ -410,13 +429,13 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs) -> u64 {
         // SAFETY: the registers are the trampoline's.
         unsafe { (*regs).rip = return_address };
         // SAFETY: as for this function; a frame holds the address of a hook of this region.
-        unsafe { finish_one(base, block, regs, false, hook) };
+        unsafe { finish_one(base, block, frame, false, hook) };
         compiler_fence(Release);
         tb.guard.store(0, Relaxed);
         return return_address;
     }
     // SAFETY: as for this function.
-    unsafe { leave_otherwise(base, trampoline, regs, slot) }
+    unsafe { leave_otherwise(base, trampoline, frame, slot) }
 }
 
 /// A return that is not that of the last call that is awaited, or one that comes while programs run.
@@ -424,7 +443,7 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs) -> u64 {
 /// # Safety
 /// As for `leave`.
 #[cold]
-unsafe fn leave_otherwise(base: u64, trampoline: u64, regs: *mut PtRegs, slot: u64) -> u64 {
+unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -> u64 {
     let block = current(base);
     let guarded = if block.is_null() {
         true
@@ -440,7 +459,7 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, regs: *mut PtRegs, slot: u
     };
     compiler_fence(Acquire);
     // SAFETY: as for this function.
-    let address = unsafe { finish(base, trampoline, block, regs, slot, guarded) };
+    let address = unsafe { finish(base, trampoline, block, frame, slot, guarded) };
     compiler_fence(Release);
     if !guarded {
         // SAFETY: not guarded means that there is a block.
@@ -450,24 +469,17 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, regs: *mut PtRegs, slot: u
 }
 
 /// Takes the frames of a slot and runs their programs; the address to go on at.
-unsafe fn finish(
-    base: u64,
-    trampoline: u64,
-    block: *mut ThreadBlock,
-    regs: *mut PtRegs,
-    slot: u64,
-    guarded: bool,
-) -> u64 {
-    let Some(frame) = raw_shadow::pop(block, base, slot) else { return 0 };
-    if frame.return_address == trampoline {
+unsafe fn finish(base: u64, trampoline: u64, block: *mut ThreadBlock, frame: Frame, slot: u64, guarded: bool) -> u64 {
+    let Some(call) = raw_shadow::pop(block, base, slot) else { return 0 };
+    if call.return_address == trampoline {
         // SAFETY: as for this function.
-        return unsafe { finish_chain(base, trampoline, block, regs, slot, guarded, frame.hook) };
+        return unsafe { finish_chain(base, trampoline, block, frame, slot, guarded, call.hook) };
     }
     // SAFETY: the registers are the trampoline's.
-    unsafe { (*regs).rip = frame.return_address };
+    unsafe { (*frame.regs).rip = call.return_address };
     // SAFETY: as for this function; a frame holds the address of a hook of this region.
-    unsafe { finish_one(base, block, regs, guarded, frame.hook) };
-    frame.return_address
+    unsafe { finish_one(base, block, frame, guarded, call.hook) };
+    call.return_address
 }
 
 /// Several frames have one slot: a probed function went on to another one by a tail call. The first one's
@@ -477,7 +489,7 @@ unsafe fn finish_chain(
     base: u64,
     trampoline: u64,
     block: *mut ThreadBlock,
-    regs: *mut PtRegs,
+    frame: Frame,
     slot: u64,
     guarded: bool,
     last: u64,
@@ -486,21 +498,21 @@ unsafe fn finish_chain(
     let mut hooks = [last; CHAIN_MAX];
     let mut chained = 1;
     let mut address = 0;
-    while let Some(frame) = raw_shadow::pop(block, base, slot) {
+    while let Some(call) = raw_shadow::pop(block, base, slot) {
         if let Some(hook) = hooks.get_mut(chained) {
-            *hook = frame.hook;
+            *hook = call.hook;
             chained += 1;
         }
-        address = frame.return_address;
+        address = call.return_address;
         if address != trampoline {
             break;
         }
     }
     // SAFETY: the registers are the trampoline's.
-    unsafe { (*regs).rip = address };
+    unsafe { (*frame.regs).rip = address };
     for hook in hooks.iter().take(chained) {
         // SAFETY: as for this function; a frame holds the address of a hook of this region.
-        unsafe { finish_one(base, block, regs, guarded, *hook) };
+        unsafe { finish_one(base, block, frame, guarded, *hook) };
     }
     address
 }
@@ -508,10 +520,10 @@ unsafe fn finish_chain(
 /// Runs the programs of one return, or counts a miss.
 ///
 /// # Safety
-/// `block` is null or the running thread's own, and is not null unless `guarded`; `regs` are valid registers, `hook` is
+/// `block` is null or the running thread's own, and is not null unless `guarded`; `frame` are valid registers, `hook` is
 /// the address of a hook of this region, which stays in the table.
 #[inline(always)]
-unsafe fn finish_one(base: u64, block: *mut ThreadBlock, regs: *mut PtRegs, guarded: bool, hook: u64) {
+unsafe fn finish_one(base: u64, block: *mut ThreadBlock, frame: Frame, guarded: bool, hook: u64) {
     // SAFETY: the caller's promise.
     let hook = unsafe { &*(hook as *const Hook) };
     // SAFETY: the caller's promise.
@@ -524,12 +536,12 @@ unsafe fn finish_one(base: u64, block: *mut ThreadBlock, regs: *mut PtRegs, guar
     }
     if hook.only.load(Acquire) == HOOK_MANY {
         // SAFETY: the registers are the caller's, and the range is the server's.
-        unsafe { run(base, tb, regs, hook, hook.ret.load(Acquire)) };
+        unsafe { run(base, tb, frame, hook, hook.ret.load(Acquire)) };
         return;
     }
     let only = hook.only_return.load(Acquire);
     if only != 0 {
         // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
-        unsafe { run_only(tb, only, regs, hook) };
+        unsafe { run_only(tb, only, frame, hook) };
     }
 }

@@ -169,7 +169,7 @@ impl Region {
             namespace: NAMESPACE_SERVER,
             folder: 0,
             rdpid: u32::from(ring3_image::cpu_has_rdpid()),
-            reserved: 0,
+            all_registers: 0.into(),
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =

@@ -102,8 +102,8 @@ pub struct ControlHeader {
     pub folder: u32,
     /// 1: the CPU has the instruction RDPID, which gives its number.
     pub rdpid: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: a program that runs at a return needs all registers, and so the trampoline stores them ([`crate::frame`]).
+    pub all_registers: AtomicU32,
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.
@@ -145,7 +145,10 @@ pub struct Hook {
     /// Packed range of return attachments.
     pub ret: AtomicU64,
     /// `HOOK_*`.
-    pub flags: u64,
+    pub flags: u32,
+    /// 1: what runs on arrival needs all registers, and so the stub stores them ([`crate::frame`]). It is written before
+    /// the attachments that need it.
+    pub all_registers: AtomicU32,
     /// Address of the only [`Attachment`] on entry, 0 if there is none; [`HOOK_MANY`] if on entry or return there are more, or
     /// the hook is ring3's own.
     pub only: AtomicU64,
@@ -158,7 +161,7 @@ pub struct Hook {
 /// Of [`Hook::only`]: look at the ranges.
 pub const HOOK_MANY: u64 = 1;
 /// The instruction is what functions begin with: the return address is at the stack pointer.
-pub const HOOK_AT_ENTRY: u64 = 1 << 0;
+pub const HOOK_AT_ENTRY: u32 = 1 << 0;
 
 /// One program on one hook. 48 bytes.
 #[repr(C)]
@@ -201,6 +204,8 @@ pub struct TestRun {
 
 /// The program uses per-CPU map memory: it takes a CPU slot for its run ([`crate::realm::CpuSlot`]).
 pub const ATTACHMENT_CPU_SLOT: u32 = 1 << 0;
+/// The program needs registers that not every frame has ([`crate::frame`]).
+pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 1;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod frame;
 pub mod map;
 pub mod owner;
 pub mod packet;
@@ -16,7 +17,7 @@ pub mod region;
 pub mod thread;
 
 /// Says that the bytes follow this version of this crate; both sides compare it before anything else.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Size of a page, bytes. x86-64 only for now.
 pub const PAGE_BYTES: u64 = 4096;

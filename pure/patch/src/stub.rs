@@ -1,8 +1,8 @@
 //! The code that a site jumps to: save, call the agent, restore, run what was displaced, go back.
 //!
 //! Registers are stored into a `PtRegs` below the red zone, which is the programs' context. The agent keeps the
-//! callee-saved registers, so only the others are loaded again. `rbx` holds the frame across the call while the
-//! stack is aligned.
+//! callee-saved registers, so only the others are loaded again; only those are always stored ([`frame`]), unless the flags
+//! have to be kept too. `rbx` holds the frame across the call while the stack is aligned.
 //!
 //! Where a return is awaited, the agent goes on with the displaced code by a call of its own in place of the one that came
 //! here: the CPU predicts returns by calls, and so predicts the function's return to the agent, and the agent's to the caller.
@@ -14,6 +14,8 @@
 use std::mem::offset_of;
 
 use iced_x86::{Code, ConditionCode, Encoder, FlowControl, Instruction, Register};
+use ring3_layout::control::Hook;
+use ring3_layout::frame;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::flow::{direct_target, ends_flow};
@@ -21,12 +23,9 @@ use crate::plan::{JUMP_BYTES, Plan, Refusal};
 
 /// Bytes of a stub at most.
 pub const STUB_BYTES_MAX: usize = 512;
-/// What the ABI lets leaf functions use below the stack pointer, bytes.
-const RED_ZONE: u32 = 128;
-/// Frame of a stub: the red zone, then the registers.
-const FRAME: u32 = RED_ZONE + size_of::<PtRegs>() as u32;
 /// Flags of a program whose flags nobody reads: interrupts on, and the bit that is always one.
 const FLAGS_DEFAULT: u32 = 0x202;
+const FRAME: u32 = frame::STUB_FRAME_BYTES as u32;
 
 /// Where a displaced instruction went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,32 +48,12 @@ pub struct Stub {
 /// Where stubs lead.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries {
-    /// A function of the registers and the hook. Its result: whether to go on by `call`.
+    /// A function of the registers, the hook, and whether the registers are all there. Its result: whether to go on by
+    /// `call`.
     pub enter: u64,
     /// Takes the return address off the stack, and calls what the word below it leads to.
     pub call: u64,
 }
-
-/// Register numbers of the encoding with their places in `PtRegs`.
-const SAVED: [(u8, usize); 15] = [
-    (0, offset_of!(PtRegs, rax)),
-    (1, offset_of!(PtRegs, rcx)),
-    (2, offset_of!(PtRegs, rdx)),
-    (3, offset_of!(PtRegs, rbx)),
-    (5, offset_of!(PtRegs, rbp)),
-    (6, offset_of!(PtRegs, rsi)),
-    (7, offset_of!(PtRegs, rdi)),
-    (8, offset_of!(PtRegs, r8)),
-    (9, offset_of!(PtRegs, r9)),
-    (10, offset_of!(PtRegs, r10)),
-    (11, offset_of!(PtRegs, r11)),
-    (12, offset_of!(PtRegs, r12)),
-    (13, offset_of!(PtRegs, r13)),
-    (14, offset_of!(PtRegs, r14)),
-    (15, offset_of!(PtRegs, r15)),
-];
-/// Registers that the agent's calling convention does not keep, and `rbx`, which the stub uses.
-const RESTORED: [u8; 10] = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11];
 
 struct Assembler {
     base: u64,
@@ -142,6 +121,11 @@ impl Assembler {
         Ok(())
     }
 
+    /// The distance of a jump ends here.
+    fn land(&mut self, hole: usize) {
+        self.fill(hole, (self.bytes.len() - hole - 4) as u32);
+    }
+
     fn jump(&mut self, target: u64) -> Result<(), Refusal> {
         self.put(&[0xe9]);
         self.relative(target)
@@ -164,7 +148,7 @@ impl Plan {
         Ok(assembler.bytes)
     }
 
-    /// The stub for the address `stub`: calls `enter(regs, hook)` of the agent, then runs the displaced code.
+    /// The stub for the address `stub`: calls `enter(regs, hook, all)` of the agent, then runs the displaced code.
     pub fn stub(&self, stub: u64, entries: Entries, hook: u64) -> Result<Stub, Refusal> {
         let mut assembler = Assembler { base: stub, bytes: Vec::with_capacity(STUB_BYTES_MAX) };
         self.emit_call(&mut assembler, entries, hook)?;
@@ -181,10 +165,56 @@ impl Plan {
     }
 
     fn emit_call(&self, a: &mut Assembler, entries: Entries, hook: u64) -> Result<(), Refusal> {
-        const RAX: u8 = 0;
         a.put(&[0x48, 0x8d, 0xa4, 0x24]); // lea rsp, [rsp - FRAME]
         a.put(&(-(FRAME as i32)).to_le_bytes());
-        for (register, offset) in SAVED {
+        for (register, offset) in frame::RESTORED {
+            a.store(register, offset);
+        }
+        a.put(&[0x48, 0xbe]); // mov rsi, hook
+        a.put(&hook.to_le_bytes());
+        let mut rest = None;
+        if self.saves_flags {
+            self.emit_rest(a)?;
+        } else {
+            a.put(&[0x31, 0xd2]); // xor edx, edx
+            a.put(&[0x83, 0x7e, offset_of!(Hook, all_registers) as u8, 0]); // cmp dword [rsi + all_registers], 0
+            a.put(&[0x0f, 0x85]); // jne rest
+            rest = Some((a.hole(), a.here()));
+        }
+        a.put(&[0x48, 0x89, 0xe7]); // mov rdi, rsp
+        a.put(&[0x48, 0x89, 0xe3]); // mov rbx, rsp
+        a.put(&[0x48, 0x83, 0xe4, 0xf0]); // and rsp, -16
+        a.put(&[0x48, 0xb8]); // mov rax, enter
+        a.put(&entries.enter.to_le_bytes());
+        a.put(&[0xff, 0xd0]); // call rax
+        a.put(&[0x48, 0x89, 0xdc]); // mov rsp, rbx
+        a.put(&[0x84, 0xc0]); // test al, al
+        a.put(&[0x0f, 0x84]); // jz goes_on
+        let goes_on = a.hole();
+        self.emit_restore(a);
+        a.put(&[0xc7, 0x44, 0x24, 0xf8]); // mov dword [rsp - 8], displaced
+        let low = a.hole();
+        a.put(&[0xc7, 0x44, 0x24, 0xfc]); // mov dword [rsp - 4], displaced >> 32
+        let high = a.hole();
+        a.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+        a.put(&entries.call.to_le_bytes());
+        if let Some((rest, all)) = rest {
+            a.land(rest);
+            self.emit_rest(a)?;
+            a.jump(all)?;
+        }
+        a.land(goes_on);
+        self.emit_restore(a);
+        let displaced = a.here();
+        a.fill(low, displaced as u32);
+        a.fill(high, (displaced >> 32) as u32);
+        Ok(())
+    }
+
+    /// The registers that not every frame has.
+    fn emit_rest(&self, a: &mut Assembler) -> Result<(), Refusal> {
+        const RAX: u8 = 0;
+        for (register, offset) in frame::KEPT {
             a.store(register, offset);
         }
         if self.saves_flags {
@@ -203,30 +233,7 @@ impl Plan {
         a.put(&[0x48, 0x8d, 0x05]); // lea rax, [rip + site]
         a.relative(self.site)?;
         a.store(RAX, offset_of!(PtRegs, rip));
-        a.put(&[0x48, 0xbe]); // mov rsi, hook
-        a.put(&hook.to_le_bytes());
-        a.put(&[0x48, 0x89, 0xe7]); // mov rdi, rsp
-        a.put(&[0x48, 0x89, 0xe3]); // mov rbx, rsp
-        a.put(&[0x48, 0x83, 0xe4, 0xf0]); // and rsp, -16
-        a.put(&[0x48, 0xb8]); // mov rax, enter
-        a.put(&entries.enter.to_le_bytes());
-        a.put(&[0xff, 0xd0]); // call rax
-        a.put(&[0x48, 0x89, 0xdc]); // mov rsp, rbx
-        a.put(&[0x84, 0xc0]); // test al, al
-        a.put(&[0x0f, 0x84]); // jz goes_on
-        let goes_on = a.hole();
-        self.emit_restore(a);
-        a.put(&[0xc7, 0x44, 0x24, 0xf8]); // mov dword [rsp - 8], displaced
-        let low = a.hole();
-        a.put(&[0xc7, 0x44, 0x24, 0xfc]); // mov dword [rsp - 4], displaced >> 32
-        let high = a.hole();
-        a.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-        a.put(&entries.call.to_le_bytes());
-        a.fill(goes_on, (a.bytes.len() - goes_on - 4) as u32);
-        self.emit_restore(a);
-        let displaced = a.here();
-        a.fill(low, displaced as u32);
-        a.fill(high, (displaced >> 32) as u32);
+        a.put(&[0xba, 1, 0, 0, 0]); // mov edx, 1
         Ok(())
     }
 
@@ -237,8 +244,8 @@ impl Plan {
             a.put(&(offset_of!(PtRegs, eflags) as u32).to_le_bytes());
             a.put(&[0x9d]);
         }
-        for (register, offset) in SAVED.iter().filter(|(register, _)| RESTORED.contains(register)) {
-            a.load(*register, *offset);
+        for (register, offset) in frame::RESTORED {
+            a.load(register, offset);
         }
         a.put(&[0x48, 0x8d, 0xa4, 0x24]); // lea rsp, [rsp + FRAME]
         a.put(&FRAME.to_le_bytes());

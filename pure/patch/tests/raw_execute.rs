@@ -4,8 +4,10 @@ use std::ffi::CString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use ring3_layout::control::Hook;
+use ring3_layout::frame::STUB_FRAME_BYTES;
 use ring3_patch::{Entries, Function, JUMP_BYTES, Refusal, plan_detour};
 use ring3_uapi::ptrace::PtRegs;
 
@@ -37,6 +39,20 @@ __asm__(".text\n.globl f_loop\n.type f_loop,@function\nf_loop: lea (%rdi,%rdi,2)
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 static LAST_ARGUMENT: AtomicU64 = AtomicU64::new(0);
 static LAST_SITE: AtomicU64 = AtomicU64::new(0);
+/// Sum of the registers that functions keep, if all are there.
+static LAST_KEPT: AtomicU64 = AtomicU64::new(0);
+static HOOK: Hook = Hook {
+    site: 0,
+    kind: 0,
+    index: 0,
+    entry: AtomicU64::new(0),
+    ret: AtomicU64::new(0),
+    flags: 0,
+    all_registers: AtomicU32::new(0),
+    only: AtomicU64::new(0),
+    only_return: AtomicU64::new(0),
+    trampoline: 0,
+};
 /// Functions are called by `call_probed`, and where they return to then.
 static CALLS: AtomicBool = AtomicBool::new(false);
 static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
@@ -45,13 +61,27 @@ static RETURNS: AtomicU64 = AtomicU64::new(0);
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Stands for the agent: counts, and destroys everything that a callee may destroy.
-extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const u64) -> bool {
+extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> bool {
+    let sp = regs as u64 + STUB_FRAME_BYTES;
+    let aligned: u64;
+    // SAFETY: reads the stack pointer.
+    unsafe { std::arch::asm!("mov {}, rsp", out(reg) aligned, options(nomem, nostack, preserves_flags)) };
+    assert_eq!(aligned % 16, 0, "the stack is aligned");
     // SAFETY: the stub passes a pointer to the PtRegs that it has just filled.
     let regs = unsafe { &*regs };
-    assert_eq!(hook as u64, 0x1234_5678_9abc, "the stub passes the hook");
+    assert_eq!(hook, &raw const HOOK, "the stub passes the hook");
     ARRIVALS.fetch_add(1, Ordering::SeqCst);
     LAST_ARGUMENT.store(regs.rdi, Ordering::SeqCst);
-    LAST_SITE.store(regs.rip, Ordering::SeqCst);
+    assert!(all == 1 || HOOK.all_registers.load(Ordering::SeqCst) == 0, "all registers are asked for");
+    if all == 1 {
+        LAST_SITE.store(regs.rip, Ordering::SeqCst);
+        let kept = [regs.rbp, regs.rbx, regs.r12, regs.r13, regs.r14, regs.r15];
+        LAST_KEPT.store(kept.iter().fold(0, |sum, register| sum.wrapping_add(*register)), Ordering::SeqCst);
+        assert_eq!(
+            (regs.rsp, regs.orig_rax, regs.cs, regs.ss, regs.eflags & 0x202),
+            (sp, u64::MAX, 0x33, 0x2b, 0x202)
+        );
+    }
     // SAFETY: all registers that are written are declared as clobbered; memory is not touched.
     unsafe {
         std::arch::asm!(
@@ -62,7 +92,7 @@ extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const u64) -> bool {
         );
     }
     // SAFETY: at a function's entry the stack pointer leads to the return address.
-    RETURN_ADDRESS.store(unsafe { (regs.rsp as *const u64).read() }, Ordering::SeqCst);
+    RETURN_ADDRESS.store(unsafe { (sp as *const u64).read() }, Ordering::SeqCst);
     CALLS.load(Ordering::SeqCst)
 }
 
@@ -76,6 +106,51 @@ extern "C" fn call_probed() {
         "jmp qword ptr [rip + {address}]",
         returns = sym RETURNS,
         address = sym RETURN_ADDRESS,
+    )
+}
+
+/// Calls `function(input)`, on a stack that is moved by `shift` bytes (0 keeps the ABI), with 1, 10, 100, 1000, 10000 and 100000
+/// in the registers that functions keep; what it gives if they are still there, else 0.
+#[unsafe(naked)]
+extern "sysv64" fn call_marked(_function: extern "sysv64" fn(u64) -> u64, _input: u64, _shift: u64) -> u64 {
+    std::arch::naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "push rdx",
+        "mov rcx, rsp",
+        "sub rsp, rdx",
+        "push rcx",
+        "push rcx",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "mov ebp, 1",
+        "mov r12d, 10",
+        "mov r13d, 100",
+        "mov r14d, 1000",
+        "mov r15d, 10000",
+        "mov ebx, 100000",
+        "call rax",
+        "add rbp, r12",
+        "add rbp, r13",
+        "add rbp, r14",
+        "add rbp, r15",
+        "add rbp, rbx",
+        "cmp rbp, 111111",
+        "je 2f",
+        "xor eax, eax",
+        "2: mov rsp, [rsp]",
+        "pop rdx",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
     )
 }
 
@@ -148,7 +223,7 @@ impl Library {
         let plan = plan_detour(&Function { bytes, address, size, entered: None }, address + offset)?;
         let at = self.stubs + self.used;
         let entries = Entries { enter: enter as *const () as u64, call: call_probed as *const () as u64 };
-        let stub = plan.stub(at, entries, 0x1234_5678_9abc)?;
+        let stub = plan.stub(at, entries, &raw const HOOK as u64)?;
         self.used += 512;
         let jump = plan.jump(at)?;
         assert_eq!(jump.len(), JUMP_BYTES);
@@ -172,12 +247,33 @@ fn behaves_as_before(name: &str, offset: u64, arrivals: impl Fn(u64) -> u64) {
     let function = library.function(name);
     let expected = INPUTS.map(|input| function(input));
     library.patch(name, offset).unwrap_or_else(|why| panic!("{name}: {why}"));
-    for (input, expected) in INPUTS.iter().zip(expected) {
-        let before = ARRIVALS.load(Ordering::SeqCst);
-        assert_eq!(function(*input), expected, "{name}({input})");
-        assert_eq!(ARRIVALS.load(Ordering::SeqCst) - before, arrivals(*input), "{name}({input})");
+    for all in [0, 1] {
+        HOOK.all_registers.store(all, Ordering::SeqCst);
+        for (input, expected) in INPUTS.iter().zip(expected) {
+            let before = ARRIVALS.load(Ordering::SeqCst);
+            assert_eq!(function(*input), expected, "{name}({input})");
+            assert_eq!(ARRIVALS.load(Ordering::SeqCst) - before, arrivals(*input), "{name}({input})");
+        }
     }
+    HOOK.all_registers.store(0, Ordering::SeqCst);
     assert_eq!(LAST_SITE.load(Ordering::SeqCst), library.address(name) + offset);
+}
+
+#[test]
+fn registers_that_functions_keep_are_there_when_they_are_asked_for() {
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut library = Library::build("kept");
+    let function = library.function("f_tiny");
+    library.patch("f_tiny", 0).expect("plannable");
+    for shift in [0, 8, 1] {
+        LAST_KEPT.store(0, Ordering::SeqCst);
+        assert_eq!(call_marked(function, 7, shift), 7);
+        assert_eq!(LAST_KEPT.load(Ordering::SeqCst), 0, "nobody asked");
+        HOOK.all_registers.store(1, Ordering::SeqCst);
+        assert_eq!(call_marked(function, 7, shift), 7);
+        HOOK.all_registers.store(0, Ordering::SeqCst);
+        assert_eq!(LAST_KEPT.load(Ordering::SeqCst), 111_111);
+    }
 }
 
 #[test]

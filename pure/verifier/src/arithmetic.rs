@@ -37,7 +37,11 @@ impl Explorer<'_> {
                 }
                 result
             }
-            (true, true) if op == AluOp::Sub => Register::unknown(),
+            (true, true) if op == AluOp::Sub => {
+                self.note_leaving(&left);
+                self.note_leaving(&right);
+                Register::unknown()
+            }
             (true, true) => return deny(format!("R{dst} pointer {} pointer prohibited", op.sign())),
             (true, false) => {
                 self.decides(source.as_slice());
@@ -77,6 +81,7 @@ impl Explorer<'_> {
         let mut value = self.read(src)?;
         if width == Width::W32 {
             if value.is_pointer() {
+                self.note_leaving(&value);
                 value = Register::unknown();
             }
             let number = value.number.zero_extended();
@@ -103,6 +108,7 @@ impl Explorer<'_> {
     pub(crate) fn move_signed(&mut self, width: Width, bits: u8, dst: u8, src: u8) -> Result<(), Refusal> {
         let mut value = self.read(src)?;
         if value.is_pointer() {
+            self.note_leaving(&value);
             value = Register::unknown();
         }
         let unchanged = value.number.umax < 1 << (bits - 1);
@@ -119,6 +125,7 @@ impl Explorer<'_> {
     /// A register as a number; of a pointer nothing is known.
     fn number_of(&mut self, register: u8) -> Result<Scalar, Refusal> {
         let value = self.read(register)?;
+        self.note_leaving(&value);
         Ok(if value.is_pointer() { Scalar::UNKNOWN } else { value.number })
     }
 
@@ -148,6 +155,7 @@ impl Explorer<'_> {
     ) -> Result<Register, Refusal> {
         if width == Width::W32 {
             if op == AluOp::Sub {
+                self.note_leaving(&pointer);
                 return Ok(Register::unknown());
             }
             return deny(format!("R{dst} 32-bit pointer arithmetic prohibited"));

@@ -33,6 +33,8 @@ pub(crate) struct Found {
     pub(crate) context_at: BTreeMap<usize, bool>,
     /// Bytes of the context up to the last that is touched.
     pub(crate) context_bytes: u32,
+    /// The context's address went where not every use of it is seen.
+    pub(crate) context_leaves: bool,
     /// Divisions by what may be 0.
     pub(crate) zero_divisors: BTreeSet<usize>,
     /// For each `callx`, the helper.

@@ -146,7 +146,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         match arg {
-            Arg::Anything => {}
+            Arg::Anything => self.note_leaving(&value),
             Arg::Map => match value.kind {
                 Kind::Map(map) => found.map = Some(map),
                 _ => return expected("map_ptr"),

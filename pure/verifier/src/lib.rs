@@ -36,6 +36,7 @@ mod tnum;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use ring3_isa::code::BPF_CALL;
 use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
@@ -213,6 +214,7 @@ pub struct Verified {
     zero_divisors: BTreeSet<usize>,
     context_at: BTreeMap<usize, bool>,
     context_bytes: u32,
+    context_leaves: bool,
     needs_fuel: bool,
     statistics: Statistics,
     log: String,
@@ -371,6 +373,21 @@ impl Verified {
         self.context_bytes
     }
 
+    /// The bytes of the context that its loads and stores touch; `None` if the context's address went where it may be read
+    /// otherwise: it became a number, or was put into memory, or a helper got it that wants no context.
+    pub fn context_parts(&self) -> Option<impl Iterator<Item = Range<u32>>> {
+        let of_context = self.context_at.iter().filter(|(_, is_context)| **is_context);
+        let parts = of_context.filter_map(|(at, _)| {
+            let bytes = match op(&self.insns, *at) {
+                Ok(Op::Load { size, .. } | Op::Store { size, .. }) => u32::from(size.bytes()),
+                _ => return None,
+            };
+            let start = u32::try_from(self.insns[*at].off).ok()?;
+            Some(start..start + bytes)
+        });
+        (!self.context_leaves).then_some(parts)
+    }
+
     /// Whether the division at an instruction may be one by 0.
     pub fn may_divide_by_zero(&self, insn: usize) -> bool {
         self.zero_divisors.contains(&insn)
@@ -460,6 +477,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         zero_divisors: found.zero_divisors,
         context_at: found.context_at,
         context_bytes: found.context_bytes,
+        context_leaves: found.context_leaves,
         statistics,
         log: if input.log_level == 0 { String::new() } else { format!("{text}{statistics}\n") },
         subprograms: flow

@@ -70,6 +70,11 @@ impl Explorer<'_> {
         Ok(())
     }
 
+    /// A value becomes a number, goes into memory, or to a helper that takes anything.
+    pub(crate) fn note_leaving(&mut self, value: &Register) {
+        self.found.context_leaves |= value.kind == Kind::Context;
+    }
+
     fn load_from(&mut self, access: Access, pointer: &Register) -> Result<(Register, Option<Place>), Refusal> {
         if let Kind::Stack(frame) = pointer.kind
             && !pointer.nullable
@@ -118,6 +123,7 @@ impl Explorer<'_> {
     pub(crate) fn store(&mut self, size: Size, dst: u8, src: Operand, off: i16) -> Result<(), Refusal> {
         let value = self.operand(src)?;
         let pointer = self.read(dst)?;
+        self.note_leaving(&value);
         self.store_to(pointer, value, size, dst, src, off)?;
         self.note_pointer(&pointer)
     }
@@ -356,7 +362,8 @@ impl Explorer<'_> {
         src: u8,
         off: i16,
     ) -> Result<(), Refusal> {
-        self.read(src)?;
+        let value = self.read(src)?;
+        self.note_leaving(&value);
         if op == AtomicOp::Cmpxchg {
             self.read(0)?;
         }

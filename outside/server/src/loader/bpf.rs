@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use ring3_isa::{Immediate, Op};
+use ring3_layout::frame;
 use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
@@ -14,7 +15,8 @@ use ring3_uapi::bpf::{attach_type, cmd, is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::{
     BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_SLEEPABLE, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
-use ring3_verifier::{Input, Line, MapShape, Policy, verify};
+use ring3_uapi::helper;
+use ring3_verifier::{Input, Line, MapShape, Policy, Verified, verify};
 
 use super::attr::{self, Attr};
 use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, test_run, value_types};
@@ -478,6 +480,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         insns: bytes,
         text: Arc::new(text),
         per_cpu: verified.uses_per_cpu(),
+        all_registers: needs_all_registers(&verified),
         context_bytes: verified.context_bytes(),
         maps: Mutex::new(held),
         btf,
@@ -486,6 +489,15 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     });
     let fd = caller.subsystem().open_pipe(Object::Program(program))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
+/// Whether a program of a probe needs registers that not every frame has: it looks at them, walks the stack, or goes on with a
+/// program that may.
+fn needs_all_registers(program: &Verified) -> bool {
+    let walks = [helper::GET_STACK, helper::GET_STACKID];
+    program.tail_calls()
+        || program.helpers().iter().any(|id| walks.contains(id))
+        || program.context_parts().is_none_or(|mut parts| parts.any(|bytes| !frame::has(&bytes)))
 }
 
 /// Lines of source code at most; programs have no more instructions.

@@ -95,6 +95,8 @@ pub struct LinkSpec {
     pub pid: Option<u32>,
     /// The program uses per-CPU maps.
     pub per_cpu: bool,
+    /// The program needs registers that not every frame has ([`ring3_layout::frame`]).
+    pub all_registers: bool,
 }
 
 /// Why something could not be instrumented.

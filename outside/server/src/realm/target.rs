@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOK_MANY,
-    HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea,
-    range_pack, range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader,
+    HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX,
+    STUB_AREAS_OFFSET, StubArea, range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -173,7 +173,7 @@ impl Target {
                 namespace: shared.namespaces.number_of(self.pid),
                 folder: shared.folder,
                 rdpid: u32::from(ring3_image::cpu_has_rdpid()),
-                reserved: 0,
+                all_registers: 0,
             },
         );
     }
@@ -410,7 +410,7 @@ impl Target {
                 place.kind as u64 | u64::from(index) << 32,
                 range_pack(0, 0),
                 range_pack(0, 0),
-                hook_flags(&plan.original),
+                u64::from(hook_flags(&plan.original)) | u64::from(place.kind != HookKind::Probe) << 32,
                 HOOK_MANY,
                 0,
                 symbol("ring3_return_trampoline"),
@@ -497,6 +497,17 @@ impl Target {
         }
         site.uses = uses.to_vec();
         let hook = HOOKS_OFFSET + u64::from(site.hook) * size_of::<Hook>() as u64;
+        let needs = |ret: bool| {
+            let mut specs =
+                uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec));
+            specs.any(|spec| spec.all_registers)
+        };
+        if needs(true) {
+            self.control.word32(offset_of!(ControlHeader, all_registers) as u64).store(1, Ordering::SeqCst);
+        }
+        if needs(false) {
+            self.control.word32(hook + offset_of!(Hook, all_registers) as u64).store(1, Ordering::SeqCst);
+        }
         let mut only = [HOOK_MANY; 2];
         for ret in [false, true] {
             let specs: Vec<&LinkSpec> =
@@ -514,7 +525,7 @@ impl Target {
                         code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
                         cookie: spec.cookie,
                         pid: if spec.pid.is_some() { self.own_pid } else { 0 },
-                        flags: if spec.per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
+                        flags: attachment_flags(spec),
                         link_id: spec.link_id,
                         prog_id: spec.prog_id,
                         reserved: [0; 2],
@@ -675,7 +686,7 @@ struct HeaderBytes {
     namespace: u32,
     folder: u32,
     rdpid: u32,
-    reserved: u32,
+    all_registers: u32,
 }
 
 /// `Attachment` as a value that can be copied.
@@ -698,9 +709,15 @@ const _: () = {
 
 /// `HOOK_*` of a site with these bytes: a frame pointer is about to be saved (`push rbp`), or an indirect branch's
 /// landing (`endbr64`, `endbr32`) comes before. Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
-fn hook_flags(original: &[u8]) -> u64 {
+fn hook_flags(original: &[u8]) -> u32 {
     let landing = matches!(original, [0xf3, 0x0f, 0x1e, 0xfa | 0xfb, ..]);
     if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
+}
+
+/// `ATTACHMENT_*` of a program.
+fn attachment_flags(spec: &LinkSpec) -> u32 {
+    let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
+    when(spec.per_cpu, ATTACHMENT_CPU_SLOT) | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
 }
 
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {

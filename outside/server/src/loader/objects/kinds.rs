@@ -110,6 +110,8 @@ pub struct Program {
     pub text: Arc<ProgramText>,
     /// Uses per-CPU maps.
     pub per_cpu: bool,
+    /// It needs registers that not every frame of a probe has ([`ring3_layout::frame`]).
+    pub all_registers: bool,
     /// Bytes of the context up to the last that it touches.
     pub context_bytes: u32,
     /// Maps it refers to, or was bound to.
@@ -260,6 +262,7 @@ impl Event {
             cookie,
             pid: site.pid,
             per_cpu: program.per_cpu,
+            all_registers: program.all_registers,
         };
         if self.taken.swap(true, Ordering::AcqRel) {
             return Err(Refusal { errno: Errno::EEXIST, message: "the event has a program already".into() });

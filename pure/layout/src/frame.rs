@@ -1,0 +1,45 @@
+//! The frame that stubs and the trampoline make on the thread's stack: a `PtRegs`, which is the programs' context.
+//!
+//! Every frame has the registers that are loaded again behind the agent, which keeps the others itself: half of all. The rest
+//! is stored only where a program needs it ([`crate::control::Hook::all_registers`]). A thread that came by before it was
+//! known to be needed came before the program was there, and does not run it.
+
+use core::mem::offset_of;
+use core::ops::Range;
+
+use ring3_uapi::ptrace::PtRegs;
+
+/// What the ABI lets leaf functions use below the stack pointer, bytes.
+pub const RED_ZONE_BYTES: u64 = 128;
+/// From the registers to the stack pointer as it was at the site, bytes.
+pub const STUB_FRAME_BYTES: u64 = size_of::<PtRegs>() as u64 + RED_ZONE_BYTES;
+/// From the registers to the slot that held the return address, bytes.
+pub const TRAMPOLINE_FRAME_BYTES: u64 = size_of::<PtRegs>() as u64;
+
+/// Registers, by their numbers in instructions, that every frame has, and where: those that functions need not keep, and
+/// `rbx`, which holds the frame meanwhile.
+pub const RESTORED: [(u8, usize); 10] = [
+    (0, offset_of!(PtRegs, rax)),
+    (1, offset_of!(PtRegs, rcx)),
+    (2, offset_of!(PtRegs, rdx)),
+    (3, offset_of!(PtRegs, rbx)),
+    (6, offset_of!(PtRegs, rsi)),
+    (7, offset_of!(PtRegs, rdi)),
+    (8, offset_of!(PtRegs, r8)),
+    (9, offset_of!(PtRegs, r9)),
+    (10, offset_of!(PtRegs, r10)),
+    (11, offset_of!(PtRegs, r11)),
+];
+/// The others.
+pub const KEPT: [(u8, usize); 5] = [
+    (5, offset_of!(PtRegs, rbp)),
+    (12, offset_of!(PtRegs, r12)),
+    (13, offset_of!(PtRegs, r13)),
+    (14, offset_of!(PtRegs, r14)),
+    (15, offset_of!(PtRegs, r15)),
+];
+
+/// Whether every frame has these bytes of the registers.
+pub fn has(bytes: &Range<u32>) -> bool {
+    RESTORED.iter().any(|(_, at)| *at <= bytes.start as usize && bytes.end as usize <= at + 8)
+}
