@@ -9,13 +9,18 @@ use ring3_uapi::attr::obj;
 use ring3_uapi::flags::{BPF_F_PATH_FD, BPF_F_RDONLY, BPF_F_WRONLY};
 
 use super::attr::Attr;
-use super::objects::pins::{BPF_FS_MAGIC, is_in_kernel};
+use super::objects::pins::{BPF_FS_MAGIC, Files};
 use super::objects::{Access, Object};
 use super::{Caller, Outcome, Reply, refuse};
 
 /// `PATH_MAX`, `NAME_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: u64 = 255;
+
+/// The files that the loader sees.
+fn files_of(caller: &Caller<'_>) -> Files {
+    Files::of(caller.call.tid)
+}
 
 /// A path as the loader means it, from the root, without `.` and `..`. Symbolic links are not followed.
 fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<PathBuf, Errno> {
@@ -62,7 +67,7 @@ pub(super) fn pin(caller: &Caller<'_>, attr: &Attr) -> Reply {
         Ok(Some(object @ (Object::Map(_) | Object::Program(_) | Object::Link(_)))) => object,
         _ => return Err(Errno::EINVAL),
     };
-    caller.subsystem().pin(path_in(caller, attr)?, object)?;
+    caller.subsystem().pin(&files_of(caller), path_in(caller, attr)?, object)?;
     Ok(Outcome::Value(0))
 }
 
@@ -74,8 +79,9 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     let access = Access::from_flags(flags)?;
     let path = path_in(caller, attr)?;
-    let object = caller.subsystem().pinned(&path).map_err(|errno| match errno {
-        Errno::EACCES if is_in_kernel(&path) && !path.is_dir() => {
+    let files = files_of(caller);
+    let object = caller.subsystem().pinned(&files, &path).map_err(|errno| match errno {
+        Errno::EACCES if files.is_in_kernel(&path) && !files.has_folder(&path) => {
             refuse(errno, format_args!("{} is an object of the kernel's", path.display()))
         }
         errno => errno,
@@ -91,7 +97,7 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
 /// statfs(2) of what only the table has: as the kernel answers in a BPF file system (fs/libfs.c:simple_statfs).
 pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
     let path = path_of(caller, libc::AT_FDCWD, caller.arg(0))?;
-    if !caller.subsystem().has_name(&path) || is_in_kernel(&path) {
+    if !caller.subsystem().has_name(&path) || files_of(caller).is_in_kernel(&path) {
         return Ok(Outcome::Continue);
     }
     let mut words = [0u64; 15];
@@ -104,18 +110,19 @@ pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
 /// mkdir(2) where the kernel has no BPF file system, or none that the loader may write.
 pub(super) fn mkdir(caller: &Caller<'_>, folder: i32, address: u64) -> Reply {
     let path = path_of(caller, folder, address)?;
-    let writable = |path: &Path| is_in_kernel(path) && rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
-    if !caller.subsystem().covers(&path) || path.exists() || path.parent().is_some_and(writable) {
+    let files = files_of(caller);
+    let writable = |path: &Path| files.is_in_kernel(path) && files.is_writable(path);
+    if !files.covers(&path) || files.has(&path) || path.parent().is_some_and(writable) {
         return Ok(Outcome::Continue);
     }
-    caller.subsystem().add_folder(path)?;
+    caller.subsystem().add_folder(&files, path)?;
     Ok(Outcome::Value(0))
 }
 
 /// unlink(2) of a name, rmdir(2) of a folder.
 pub(super) fn remove(caller: &Caller<'_>, folder: i32, address: u64, is_folder: bool) -> Reply {
     let path = path_of(caller, folder, address)?;
-    if !caller.subsystem().has_name(&path) || path.exists() {
+    if !caller.subsystem().has_name(&path) || files_of(caller).has(&path) {
         return Ok(Outcome::Continue);
     }
     if is_folder {

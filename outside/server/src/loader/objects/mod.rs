@@ -26,7 +26,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 pub use kinds::{Btf, Event, EventKind, Link, Object, Program, UprobeSite};
-use pins::Pins;
+use pins::{Files, Pins};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
 use watch::Watch;
 
@@ -230,13 +230,13 @@ impl Subsystem {
     }
 
     /// Names an object.
-    pub fn pin(&self, path: PathBuf, object: Object) -> Result<(), Errno> {
-        self.pins().pin(path, object)
+    pub fn pin(&self, files: &Files, path: PathBuf, object: Object) -> Result<(), Errno> {
+        self.pins().pin(files, path, object)
     }
 
     /// The object of this name.
-    pub fn pinned(&self, path: &Path) -> Result<Object, Errno> {
-        self.pins().get(path)
+    pub fn pinned(&self, files: &Files, path: &Path) -> Result<Object, Errno> {
+        self.pins().get(files, path)
     }
 
     /// Takes a name away.
@@ -245,20 +245,14 @@ impl Subsystem {
         self.released(&object);
         Ok(())
     }
-
-    /// Whether names there are the table's, and not files.
-    pub fn covers(&self, path: &Path) -> bool {
-        Pins::covers(path)
-    }
-
     /// Whether the table has this name, or a folder of it.
     pub fn has_name(&self, path: &Path) -> bool {
         self.pins().knows(path)
     }
 
     /// Makes a folder for names.
-    pub fn add_folder(&self, path: PathBuf) -> Result<(), Errno> {
-        self.pins().add_folder(path)
+    pub fn add_folder(&self, files: &Files, path: PathBuf) -> Result<(), Errno> {
+        self.pins().add_folder(files, path)
     }
 
     /// Takes an empty folder away.

@@ -24,9 +24,46 @@ pub(super) struct Pins {
     folders: BTreeSet<PathBuf>,
 }
 
-/// Whether a file that exists is in a BPF file system of the kernel's.
-pub(crate) fn is_in_kernel(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
+/// The files that a loader sees: it may have a root and a mount namespace of its own.
+pub struct Files {
+    root: PathBuf,
+}
+
+impl Files {
+    /// Those of a thread.
+    pub fn of(tid: u32) -> Files {
+        Files { root: format!("/proc/{tid}/root").into() }
+    }
+
+    /// Where the server finds what the loader calls `path`.
+    fn at(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Whether there is a file.
+    pub fn has(&self, path: &Path) -> bool {
+        self.at(path).exists()
+    }
+
+    /// Whether there is a folder.
+    pub fn has_folder(&self, path: &Path) -> bool {
+        self.at(path).is_dir()
+    }
+
+    /// Whether a file that exists is in a BPF file system of the kernel's.
+    pub fn is_in_kernel(&self, path: &Path) -> bool {
+        rustix::fs::statfs(&self.at(path)).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
+    }
+
+    /// Whether it may be written.
+    pub fn is_writable(&self, path: &Path) -> bool {
+        rustix::fs::access(&self.at(path), rustix::fs::Access::WRITE_OK).is_ok()
+    }
+
+    /// Whether names at this path are the table's.
+    pub fn covers(&self, path: &Path) -> bool {
+        path.starts_with(ROOT) || path.ancestors().find(|path| self.has(path)).is_some_and(|at| self.is_in_kernel(at))
+    }
 }
 
 /// Dots in names are reserved there. Mirrors kernel/bpf/inode.c:bpf_lookup.
@@ -35,13 +72,8 @@ fn has_dot(path: &Path) -> bool {
 }
 
 impl Pins {
-    /// Whether names at this path are the table's.
-    pub(super) fn covers(path: &Path) -> bool {
-        path.starts_with(ROOT) || path.ancestors().find(|path| path.exists()).is_some_and(is_in_kernel)
-    }
-
-    fn is_folder(&self, path: &Path) -> bool {
-        path == Path::new(ROOT) || self.folders.contains(path) || path.is_dir()
+    fn is_folder(&self, files: &Files, path: &Path) -> bool {
+        path == Path::new(ROOT) || self.folders.contains(path) || files.has_folder(path)
     }
 
     /// Whether the table has something of this name.
@@ -49,31 +81,31 @@ impl Pins {
         path == Path::new(ROOT) || self.folders.contains(path) || self.objects.contains_key(path)
     }
 
-    fn exists(&self, path: &Path) -> bool {
-        self.knows(path) || path.exists()
+    fn exists(&self, files: &Files, path: &Path) -> bool {
+        self.knows(path) || files.has(path)
     }
 
     /// Whether a new name may be there.
-    fn check_new(&self, path: &Path) -> Result<(), Errno> {
+    fn check_new(&self, files: &Files, path: &Path) -> Result<(), Errno> {
         let parent = path.parent().ok_or(Errno::EEXIST)?;
-        self.check_parent(parent)?;
-        if Pins::covers(path) && has_dot(path) {
+        self.check_parent(files, parent)?;
+        if files.covers(path) && has_dot(path) {
             return Err(Errno::EPERM);
         }
-        if self.exists(path) { Err(Errno::EEXIST) } else { Ok(()) }
+        if self.exists(files, path) { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
-    fn check_parent(&self, parent: &Path) -> Result<(), Errno> {
+    fn check_parent(&self, files: &Files, parent: &Path) -> Result<(), Errno> {
         if self.objects.contains_key(parent) {
             return Err(Errno::ENOTDIR);
         }
-        if self.is_folder(parent) { Ok(()) } else { Err(Errno::ENOENT) }
+        if self.is_folder(files, parent) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
     /// Names an object. Mirrors kernel/bpf/inode.c:bpf_obj_do_pin.
-    pub(super) fn pin(&mut self, path: PathBuf, object: Object) -> Result<(), Errno> {
-        self.check_new(&path)?;
-        if !Pins::covers(&path) {
+    pub(super) fn pin(&mut self, files: &Files, path: PathBuf, object: Object) -> Result<(), Errno> {
+        self.check_new(files, &path)?;
+        if !files.covers(&path) {
             return Err(Errno::EPERM);
         }
         self.objects.insert(path, object);
@@ -81,13 +113,13 @@ impl Pins {
     }
 
     /// The object of this name. Mirrors kernel/bpf/inode.c:bpf_obj_do_get.
-    pub(super) fn get(&self, path: &Path) -> Result<Object, Errno> {
+    pub(super) fn get(&self, files: &Files, path: &Path) -> Result<Object, Errno> {
         match self.objects.get(path) {
             Some(object) => Ok(object.clone()),
-            None if self.exists(path) => Err(Errno::EACCES),
+            None if self.exists(files, path) => Err(Errno::EACCES),
             None => {
-                path.parent().map_or(Ok(()), |parent| self.check_parent(parent))?;
-                Err(if Pins::covers(path) && has_dot(path) { Errno::EPERM } else { Errno::ENOENT })
+                path.parent().map_or(Ok(()), |parent| self.check_parent(files, parent))?;
+                Err(if files.covers(path) && has_dot(path) { Errno::EPERM } else { Errno::ENOENT })
             }
         }
     }
@@ -101,8 +133,8 @@ impl Pins {
     }
 
     /// Makes a folder.
-    pub(super) fn add_folder(&mut self, path: PathBuf) -> Result<(), Errno> {
-        self.check_new(&path)?;
+    pub(super) fn add_folder(&mut self, files: &Files, path: PathBuf) -> Result<(), Errno> {
+        self.check_new(files, &path)?;
         self.folders.insert(path);
         Ok(())
     }
