@@ -84,10 +84,24 @@ int count(struct pt_regs *ctx)
 	if (!shared || !own || !hashed)
 		return 0;
 	for (int i = 0; i < ADDITIONS; i++) {
+		// Not in one instruction, which nothing on the same CPU comes between.
+		__u64 before = *own;
+
 		__sync_fetch_and_add(shared, 1);
-		*own += 1;
 		*hashed += 1;
+		*own = before + 1;
 	}
+	return 0;
+}
+
+SEC("uprobe")
+int tick(struct pt_regs *ctx)
+{
+	__u32 key = 0;
+	volatile __u64 *own = bpf_map_lookup_elem(&per_cpu, &key);
+
+	if (own)
+		*own += 1;
 	return 0;
 }
 

@@ -90,8 +90,10 @@ int main(int argc, char **argv)
 	storm->links.hold = bpf_program__attach_uprobe_opts(storm->progs.hold, -1, argv[1], 0, &options);
 	options.func_name = "count";
 	storm->links.count = bpf_program__attach_uprobe_opts(storm->progs.count, -1, argv[1], 0, &options);
+	options.func_name = "tick";
+	storm->links.tick = bpf_program__attach_uprobe_opts(storm->progs.tick, -1, argv[1], 0, &options);
 	ring = ring_buffer__new(bpf_map__fd(storm->maps.ring), on_record, NULL, NULL);
-	if (!storm->links.hold || !storm->links.count || !ring)
+	if (!storm->links.hold || !storm->links.count || !storm->links.tick || !ring)
 		return 1;
 	puts("attached");
 	for (;;) {

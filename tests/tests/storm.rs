@@ -103,6 +103,24 @@ fn additions_of_many_processes_with_many_threads_are_all_there() {
     assert_eq!(Report::of(&mut tool).sums, [36 * CALLS * 1000; 3]);
 }
 
+/// Half of the processes take their CPU's part of the map by restartable sequences, which the others' C library does not
+/// register. Half of the threads take it very often, and the others lose their CPU while they have it.
+#[test]
+fn threads_with_and_without_restartable_sequences_lose_no_addition() {
+    const CALLS: u64 = 2000;
+    let bench = Bench::ring3();
+    let mut tool = attached(&bench);
+    let start = |tunables: &str| {
+        let mut target = bench.target(stormy());
+        ready(target.args(["mix", "4", &CALLS.to_string()]).env("GLIBC_TUNABLES", tunables))
+    };
+    let mut victims: Vec<Process> =
+        (0..4).map(|number| start(if number % 2 == 0 { "" } else { "glibc.pthread.rseq=0" })).collect();
+    victims.iter_mut().for_each(|victim| victim.say("go"));
+    victims.iter_mut().for_each(|victim| assert_eq!(victim.line(), (4 * CALLS).to_string()));
+    assert_eq!(Report::of(&mut tool).sums[1], 16 * CALLS * 1000);
+}
+
 #[test]
 fn a_consumer_goes_on_when_a_target_of_another_pid_namespace_is_killed() {
     if !is_root() {

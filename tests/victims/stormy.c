@@ -1,9 +1,16 @@
 // `stormy hold THREADS`: threads that call `hold` with growing numbers until a line of input comes.
 // `stormy count THREADS CALLS`: on a line of input, threads that call `count` so often. Prints how many calls there were.
+// `stormy mix THREADS CALLS`: the same with `count` in each second thread, and 1000 times as many of `tick` in the
+// others, which give their CPU away at any instruction.
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 static volatile int stop;
 static long calls = -1;
@@ -19,20 +26,55 @@ __attribute__((noinline, noclone)) void count(void)
 	__asm__ volatile("" : : : "memory");
 }
 
-static void *body(void *unused)
+__attribute__((noinline, noclone)) void tick(void)
+{
+	__asm__ volatile("" : : : "memory");
+}
+
+static __thread timer_t timer;
+
+static void give_way(int unused)
+{
+	struct itimerspec soon = { { 0, 0 }, { 0, 20000 } };
+
+	(void)unused;
+	sched_yield();
+	timer_settime(timer, 0, &soon, NULL);
+}
+
+static void give_way_often(void)
+{
+	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGALRM };
+
+	event._sigev_un._tid = gettid();
+	signal(SIGALRM, give_way);
+	timer_create(CLOCK_MONOTONIC, &event, &timer);
+	give_way(0);
+}
+
+static void *body(void *ticks)
 {
 	unsigned long done = 0;
+
+	if (ticks)
+		give_way_often();
 
 	if (calls < 0)
 		while (!stop)
 			hold(++done);
 	else
 		while (done < (unsigned long)calls) {
-			count();
+			if (ticks)
+				for (int i = 0; i < 1000; i++)
+					tick();
+			else
+				count();
 			done++;
 		}
+	if (ticks)
+		timer_delete(timer);
 	__sync_fetch_and_add(&total, done);
-	return unused;
+	return NULL;
 }
 
 int main(int argc, char **argv)
@@ -49,7 +91,7 @@ int main(int argc, char **argv)
 	if (calls >= 0 && !fgets(line, sizeof(line), stdin))
 		return 1;
 	for (int i = 0; i < threads; i++)
-		pthread_create(&handles[i], NULL, body, NULL);
+		pthread_create(&handles[i], NULL, body, (void *)(long)(i % 2 && !strcmp(argv[1], "mix")));
 	if (calls < 0 && !fgets(line, sizeof(line), stdin))
 		return 1;
 	stop = 1;

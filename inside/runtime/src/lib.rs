@@ -15,6 +15,7 @@ pub mod raw_helpers;
 pub mod raw_memory;
 mod raw_request;
 mod raw_shadow;
+mod raw_slot;
 pub mod raw_stack;
 mod raw_system;
 pub mod raw_task;

@@ -8,22 +8,17 @@ use ring3_layout::control::{
     HookKind, TestRun, range_unpack,
 };
 use ring3_layout::frame;
-use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
-use ring3_layout::realm::{CPUS_MAX, request};
+use ring3_layout::realm::request;
 use ring3_layout::region::CONTROL_OFFSET;
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_SET, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
-use crate::raw_request::{control, file, realm};
-use crate::raw_shadow;
-use crate::raw_system::{cpu_number, is_dead, relax};
+use crate::raw_request::{control, file};
+use crate::raw_system::cpu_number;
 use crate::raw_thread::{current, find, known};
+use crate::{raw_shadow, raw_slot};
 
-/// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
-/// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
-const SLOT_YIELDS: u32 = 64;
-const SLOT_NAPS: u32 = SLOT_YIELDS + 2000;
 const PROT_EXEC: u64 = 4;
 const ERRNO_MAX: u64 = 4095;
 
@@ -265,10 +260,10 @@ unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -
 #[inline(never)]
 unsafe fn run_with_slot(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
     let base = tb.region_base;
-    take_cpu_slot(base, tb);
+    raw_slot::take(base, tb);
     // SAFETY: the caller's promise.
     let result = unsafe { run_plain(tb, attachment, context) };
-    give_cpu_slot(base, tb);
+    raw_slot::give(base, tb);
     result
 }
 
@@ -309,74 +304,6 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
     compiler_fence(Release);
     tb.guard.store(0, Relaxed);
     true
-}
-
-/// What this thread is called in shared memory. The control block tells of the namespace of its process; in a fork that
-/// has not been adopted yet nothing is known of it.
-pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
-    let control = control(base);
-    let namespace = if u64::from(control.pid) == tb.generation { control.namespace } else { NAMESPACE_UNKNOWN };
-    owner::name(namespace, tb.pid_tgid as u32)
-}
-
-/// Takes the part of per-CPU maps that belongs to this CPU, or another free one, for one run.
-#[inline(always)]
-fn take_cpu_slot(base: u64, tb: &mut ThreadBlock) {
-    let cpu = cpu_number(base);
-    if cpu < control(base).cpus
-        && let Some(slot) = realm(base).cpu_slots.get(cpu as usize)
-        && slot.owner.compare_exchange(0, name(base, tb), Acquire, Relaxed).is_ok()
-    {
-        tb.cpu_slot = cpu | CPU_SLOT_SET | CPU_SLOT_HELD;
-    } else {
-        await_cpu_slot(base, tb, cpu);
-    }
-}
-
-/// The part that belongs to this CPU is taken, or there is none.
-#[cold]
-fn await_cpu_slot(base: u64, tb: &mut ThreadBlock, cpu: u32) {
-    let cpus = control(base).cpus.clamp(1, CPUS_MAX);
-    let slots = realm(base).cpu_slots.get(..cpus as usize).unwrap_or(&[]);
-    let own = name(base, tb);
-    let first = cpu % cpus;
-    // Shared with whoever has it, unless it can be had.
-    tb.cpu_slot = first | CPU_SLOT_SET;
-    for round in 1..=SLOT_NAPS {
-        for step in 0..cpus {
-            let number = (first + step) % cpus;
-            let Some(slot) = slots.get(number as usize) else { continue };
-            let owner = slot.owner.load(Relaxed);
-            let stale = owner != 0 && round % SLOT_YIELDS == 0 && is_near(own, owner) && is_dead(tid(owner));
-            if (owner == 0 || stale) && slot.owner.compare_exchange(owner, own, Acquire, Relaxed).is_ok() {
-                tb.cpu_slot = number | CPU_SLOT_SET | CPU_SLOT_HELD;
-                return;
-            }
-        }
-        // Holders that somebody has waited for in vain are suspended: it is not worth to sleep for them.
-        let sleeps = round >= SLOT_YIELDS;
-        if sleeps && slots.iter().all(|slot| slot.owner.load(Relaxed) == slot.outlasted.load(Relaxed)) {
-            return;
-        }
-        relax(sleeps);
-    }
-    // All holders are suspended: share this CPU's part rather than wait on another process without a bound.
-    for slot in slots {
-        slot.outlasted.store(slot.owner.load(Relaxed), Relaxed);
-    }
-}
-
-#[inline(always)]
-fn give_cpu_slot(base: u64, tb: &mut ThreadBlock) {
-    if tb.cpu_slot & CPU_SLOT_HELD != 0
-        && let Some(slot) = realm(base).cpu_slots.get(usize::from(tb.cpu_slot as u16))
-    {
-        if slot.outlasted.load(Relaxed) != 0 {
-            slot.outlasted.store(0, Relaxed);
-        }
-        slot.owner.store(0, Release);
-    }
-    tb.cpu_slot = 0;
 }
 
 /// The CPU whose part of per-CPU maps the running program uses; 0 if it uses no such maps. (To ask for the number of the

@@ -13,9 +13,10 @@ use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
 
 use crate::raw_callbacks::LOOPS_MAX;
-use crate::raw_dispatch::{cpu_of, map_cpu, name};
+use crate::raw_dispatch::{cpu_of, map_cpu};
 use crate::raw_memory::{clear, is_program_memory, read, read_string, read_user_string, write};
 use crate::raw_request::control;
+use crate::raw_slot::name;
 use crate::raw_system::{
     SYS_CLOCK_GETTIME, SYS_GETCPU, SYS_GETGID, SYS_GETUID, SYS_PRCTL, is_dead, relax, syscall, syscall0,
 };

@@ -1,6 +1,6 @@
 //! The image needs nothing and disturbs nothing.
 
-use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, Register};
+use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, Mnemonic, Register};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 
@@ -53,7 +53,8 @@ fn no_instruction_touches_vector_or_x87_registers_or_memory_behind_the_image() {
             let harmful = register.is_vector_register() || register.is_st() || register.is_mm() || register.is_k();
             assert!(!harmful, "{instruction} at {:#x}", instruction.ip());
         }
-        if instruction.is_ip_rel_memory_operand() {
+        // What never runs: the mark before the abort of a restartable sequence.
+        if instruction.is_ip_rel_memory_operand() && instruction.mnemonic() != Mnemonic::Ud1 {
             assert!(instruction.ip_rel_memory_address() < end, "{instruction} at {:#x}", instruction.ip());
         }
     }

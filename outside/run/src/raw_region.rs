@@ -161,6 +161,7 @@ impl Region {
             nonce: 0,
             region_base: self.base(),
             vdso_clock_gettime: vdso_clock_gettime().unwrap_or(0),
+            rseq_offset: 0,
             cpus,
             request_wait_us: 0,
             retired: 0.into(),

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, PF_X, PT_INTERP, PT_LOAD, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind};
 
 pub use usdt::UsdtNote;
 
@@ -162,6 +162,15 @@ impl<'a> File<'a> {
     /// Address of a symbol by its exact name.
     pub fn find(&self, name: &str) -> Option<u64> {
         self.symbols().iter().find(|symbol| symbol.name == name).map(|symbol| symbol.address)
+    }
+
+    /// Address of a variable by its exact name.
+    pub fn find_variable(&self, name: &str) -> Option<u64> {
+        let mut all = self.elf.dynamic_symbols().chain(self.elf.symbols());
+        let is_wanted = |symbol: &object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
+            symbol.kind() == SymbolKind::Data && !symbol.is_undefined() && symbol.name() == Ok(name)
+        };
+        all.find(is_wanted).map(|symbol| symbol.address())
     }
 
     /// The symbols whose first byte is at an address.

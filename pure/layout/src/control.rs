@@ -84,6 +84,9 @@ pub struct ControlHeader {
     pub region_base: u64,
     /// Address of `__vdso_clock_gettime` in the target; 0: use the system call.
     pub vdso_clock_gettime: u64,
+    /// Address of a C library's `__rseq_offset` in the target, a word that says how far behind its FS base each thread's
+    /// `struct rseq` lies; 0: there is none.
+    pub rseq_offset: u64,
     /// `num_possible_cpus()` of the machine, at most [`crate::realm::CPUS_MAX`].
     pub cpus: u32,
     /// Requests wait this many microseconds at a time for the server.

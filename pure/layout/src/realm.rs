@@ -29,7 +29,8 @@ pub struct Doorbell {
 }
 
 /// Ownership of one CPU's part of every per-CPU map. A program that uses such a map takes the slot
-/// of its CPU, or another one if that is busy, for the length of its run.
+/// of its CPU for the length of its run. Only a thread that runs on the CPU takes a free slot: so threads that cannot be
+/// interrupted meanwhile need no locked instruction for it.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CpuSlot {
@@ -37,6 +38,8 @@ pub struct CpuSlot {
     pub owner: AtomicU32,
     /// Name of a holder for whom somebody waited in vain; the next one waits less for it.
     pub outlasted: AtomicU32,
+    /// Name of a thread that has waited for long, and gets the slot from its holder; 0: nobody.
+    pub waiting: AtomicU32,
 }
 
 /// Request states, in order of a request's life.

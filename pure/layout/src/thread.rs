@@ -85,6 +85,22 @@ pub struct ShadowFrame {
     pub reserved: [u64; 2],
 }
 
+/// `struct rseq_cs` (include/uapi/linux/rseq.h): instructions that the kernel does not resume in their middle.
+#[repr(C, align(32))]
+#[derive(Debug)]
+pub struct RestartableSequence {
+    /// 0.
+    pub version: u32,
+    /// 0.
+    pub flags: u32,
+    /// Address of the first instruction.
+    pub start: u64,
+    /// Bytes of the instructions; the last one is what makes the change.
+    pub bytes: u64,
+    /// Where a thread goes on that was interrupted.
+    pub abort: u64,
+}
+
 /// What the agent knows of one thread. The head is read and written by stubs and compiled code.
 #[repr(C)]
 #[derive(Debug)]
@@ -130,6 +146,10 @@ pub struct ThreadBlock {
     pub tail_target: u64,
     /// Tail calls of this run so far.
     pub tail_calls: u64,
+    /// Address of the thread's `struct rseq` ([`RestartableSequence`]); 0: it is not known.
+    pub rseq: u64,
+    /// The sequence that takes a CPU's slot.
+    pub sequence: RestartableSequence,
     /// Calls whose return is awaited.
     pub shadow: [ShadowFrame; SHADOW_FRAMES_MAX as usize],
     /// Arrivals that ran programs, per hook.

@@ -93,6 +93,7 @@ pub(super) struct Modules {
     /// Candidates for branches into the middle of functions, by target.
     branches: HashMap<FileKey, Vec<Branch>>,
     specials: HashMap<(FileKey, bool), Arc<Specials>>,
+    rseq_offsets: HashMap<FileKey, Option<u64>>,
 }
 
 impl Modules {
@@ -124,6 +125,17 @@ impl Modules {
         let found = Arc::new(found.unwrap_or_default());
         self.specials.insert((key, loader), found.clone());
         found
+    }
+
+    /// How far behind the address of the file's first byte its variable `__rseq_offset` is (rseq(2), as glibc offers it).
+    pub(super) fn rseq_offset(&mut self, path: &Path) -> Option<u64> {
+        let (key, file) = open(path).ok()?;
+        let find = || {
+            let bytes = read(file, path).ok()?;
+            let elf = Elf::parse(&bytes).ok()?;
+            elf.find_variable("__rseq_offset")?.checked_sub(elf.offset_to_vaddr(0)?)
+        };
+        *self.rseq_offsets.entry(key).or_insert_with(find)
     }
 }
 

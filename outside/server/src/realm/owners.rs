@@ -112,14 +112,15 @@ impl Deaths {
     }
 }
 
-/// Frees the CPU slots of dead owners: those named, and whoever else is found to be dead.
+/// Frees the CPU slots of dead owners, and of dead ones that wait for them: those named, and whoever else is found to be dead.
 pub(super) fn free_cpu_slots(block: &RealmBlock, namespaces: &Namespaces, leader: u32) {
-    let owners = block.cpu_slots.iter().map(|slot| slot.owner.load(Relaxed)).filter(|name| *name != 0).collect();
+    let words = || block.cpu_slots.iter().flat_map(|slot| [&slot.owner, &slot.waiting]);
+    let owners = words().map(|word| word.load(Relaxed)).filter(|name| *name != 0).collect();
     let dead = namespaces.dead_among(&owners);
-    for slot in &block.cpu_slots {
-        let name = slot.owner.load(Relaxed);
+    for word in words() {
+        let name = word.load(Relaxed);
         if name == leader || dead.contains(&name) {
-            let _ = slot.owner.compare_exchange(name, 0, Acquire, Relaxed);
+            let _ = word.compare_exchange(name, 0, Acquire, Relaxed);
         }
     }
 }

@@ -271,6 +271,7 @@ pub(super) struct HeaderView {
     nonce: u64,
     region_base: u64,
     vdso_clock_gettime: u64,
+    rseq_offset: u64,
     cpus: u32,
     request_wait_us: u32,
     retired: u32,
@@ -279,7 +280,7 @@ pub(super) struct HeaderView {
     namespace: u32,
     folder: u32,
     rdpid: u32,
-    reserved: u32,
+    all_registers: u32,
 }
 
 impl HeaderView {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,7 @@ pub(super) struct Target {
     /// Everything is being taken out.
     leaving: Option<Patience>,
     vdso_clock_gettime: u64,
+    rseq_offset: u64,
     pub(super) inject_us: u64,
     pub(super) stopped_us: u64,
 }
@@ -105,6 +106,7 @@ impl Target {
             areas: vec![],
             leaving: None,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
+            rseq_offset: 0,
             inject_us: 0,
             stopped_us: 0,
         })
@@ -112,8 +114,14 @@ impl Target {
 
     /// Reads and parses the files that the links concern, so that this need not happen while the process
     /// is stopped.
-    pub(super) fn read_modules(&self, modules: &mut Modules, links: &mut BTreeMap<AttachmentId, Link>) {
+    pub(super) fn read_modules(&mut self, modules: &mut Modules, links: &mut BTreeMap<AttachmentId, Link>) {
+        self.find_rseq(modules);
         let _ = self.wanted(modules, links);
+    }
+
+    /// Finds out where the C library says where its `struct rseq`s are.
+    pub(super) fn find_rseq(&mut self, modules: &mut Modules) {
+        self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
     }
 
     /// Maps the region into the stopped process, applies all links, and lets it go. (With the other threads
@@ -156,6 +164,7 @@ impl Target {
     }
 
     fn write_header(&self, shared: &Shared, region_base: u64) {
+        let all_registers = self.control.word32(offset_of!(ControlHeader, all_registers) as u64);
         self.control.write(
             0,
             HeaderBytes {
@@ -165,6 +174,7 @@ impl Target {
                 nonce: self.nonce,
                 region_base,
                 vdso_clock_gettime: self.vdso_clock_gettime,
+                rseq_offset: self.rseq_offset,
                 cpus: shared.cpus,
                 request_wait_us: REQUEST_WAIT_US,
                 retired: 0,
@@ -173,7 +183,8 @@ impl Target {
                 namespace: shared.namespaces.number_of(self.pid),
                 folder: shared.folder,
                 rdpid: u32::from(ring3_image::cpu_has_rdpid()),
-                all_registers: 0,
+                // A fork's is its parent's.
+                all_registers: all_registers.load(Ordering::SeqCst),
             },
         );
     }
@@ -626,7 +637,7 @@ impl Target {
         let mut stopped = inject::Stopped::seize(inject::Pid(child), STOP_WITHIN)?;
         target.control.copy_from(&self.control);
         target.region = self.region;
-        target.vdso_clock_gettime = self.vdso_clock_gettime;
+        target.rseq_offset = self.rseq_offset;
         target.ancestors = self.ancestors.iter().copied().chain([self.nonce]).collect();
         target.write_header(shared, target.region);
         inject::replace_control(&mut stopped, self.region, target.control.file())?;
@@ -678,6 +689,7 @@ struct HeaderBytes {
     nonce: u64,
     region_base: u64,
     vdso_clock_gettime: u64,
+    rseq_offset: u64,
     cpus: u32,
     request_wait_us: u32,
     retired: u32,
@@ -784,6 +796,18 @@ fn vdso_clock_gettime(pid: u32) -> Option<u64> {
     read_process(pid, base, &mut image).ok()?;
     let elf = ring3_elf::File::parse(&image).ok()?;
     Some(base + elf.find("__vdso_clock_gettime")?)
+}
+
+/// Address of the C library's `__rseq_offset` in a process: it is in glibc's dynamic loader, or in a static executable. Without
+/// the symbol it is taken for a library that registers no `struct rseq`.
+fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
+    let mappings = inject::mappings(inject::Pid(pid)).ok()?;
+    let executable = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let loader = mappings.iter().find(|m| is_dynamic_loader(&m.path));
+    let module = loader.or_else(|| mappings.iter().find(|m| Path::new(&m.path) == executable))?;
+    let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
+    let distance = modules.rseq_offset(Path::new(&format!("/proc/{pid}/root{}", module.path)))?;
+    Some(start.range.start + distance)
 }
 
 fn fresh_nonce() -> u64 {

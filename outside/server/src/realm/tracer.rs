@@ -231,7 +231,7 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let prepared = recovery::patiently(|| Target::prepare(pid, explicit)).map_err(refusal_of)?;
+        let mut prepared = recovery::patiently(|| Target::prepare(pid, explicit)).map_err(refusal_of)?;
         prepared.read_modules(&mut self.shared.modules(), &mut self.links);
         let stopped =
             recovery::patiently(|| inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN)).map_err(refusal_of)?;
@@ -241,7 +241,8 @@ impl Actor {
     fn add_target_at_exec(&mut self, pid: u32, ready: Box<dyn FnOnce() + Send>) -> Result<TargetStatus, Refusal> {
         let stopped = inject::Stopped::seize_at_exec(inject::Pid(pid), EXEC_WITHIN, ready).map_err(refusal_of)?;
         let started = Instant::now();
-        let prepared = Target::prepare(pid, true).map_err(refusal_of)?;
+        let mut prepared = Target::prepare(pid, true).map_err(refusal_of)?;
+        prepared.find_rseq(&mut self.shared.modules());
         self.finish_adding(prepared, stopped, started)?;
         Ok(self.status_of(pid))
     }

@@ -1,0 +1,228 @@
+//! Taking the part of per-CPU maps that belongs to this CPU, for the length of a run.
+//!
+//! A free slot is taken only by a thread that runs on the slot's CPU. There are two ways to do so:
+//! - By a restartable sequence (rseq(2)): look whether the slot is free, and take it, by plain instructions. The kernel sends a
+//!   thread that was interrupted or moved meanwhile elsewhere, so nobody else on this CPU came between. Where the C library
+//!   has registered a `struct rseq`, this is three times as fast as
+//! - by a locked instruction. It may come from a thread that was moved away from the CPU whose number it had just read, to
+//!   between another one's look and its taking. So it counts only if the thread is on that CPU afterwards, and the slot is
+//!   still its own: no sequence is under way there then, and what one had done before is seen.
+//!
+//! A slot that is not free goes to whoever finds its owner dead, and to a thread that has waited for long: its holder hands
+//! it over. (Who takes a slot all the time mostly has it when it loses the CPU to others.)
+
+use core::arch::{asm, naked_asm};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
+use ring3_layout::realm::{CPUS_MAX, CpuSlot};
+use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
+
+use crate::raw_request::{control, realm};
+use crate::raw_system::{cpu_number, is_dead, named_by_fs, relax};
+
+/// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
+/// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
+const SLOT_YIELDS: u32 = 64;
+const SLOT_NAPS: u32 = SLOT_YIELDS + 2000;
+/// Rounds after which the slot is to be handed over. Until the next one is awake nobody has it.
+const SLOT_PATIENCE: u32 = SLOT_YIELDS + 20;
+/// No slot was taken.
+const NONE: u32 = u32::MAX;
+/// What stands before the place where an interrupted sequence goes on: the kernel looks for it (glibc's `RSEQ_SIG`).
+const SIGNATURE: u32 = 0x5305_3053;
+/// Where in a `struct rseq` the number of the CPU lies, and the address of the present sequence.
+const CPU_ID: usize = 4;
+const SEQUENCE: usize = 8;
+
+const _: () = assert!(size_of::<CpuSlot>() == 64 && core::mem::offset_of!(CpuSlot, owner) == 0);
+
+/// What this thread is called in shared memory. The control block tells of the namespace of its process; in a fork that
+/// has not been adopted yet nothing is known of it.
+pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
+    let control = control(base);
+    let namespace = if u64::from(control.pid) == tb.generation { control.namespace } else { NAMESPACE_UNKNOWN };
+    owner::name(namespace, tb.pid_tgid as u32)
+}
+
+/// Takes this CPU's slot for one run; if it cannot be had, its part of maps is shared.
+#[inline(always)]
+pub(crate) fn take(base: u64, tb: &mut ThreadBlock) {
+    if tb.rseq != 0 {
+        let slots = &raw const realm(base).cpu_slots as u64;
+        let sequence = &raw const tb.sequence as u64;
+        // SAFETY: `find_rseq` has found this thread's registered area, and has filled in the sequence.
+        let cpu = unsafe { take_by_sequence(tb.rseq, sequence, slots, control(base).cpus, name(base, tb)) };
+        if cpu != NONE {
+            tb.cpu_slot = cpu | CPU_SLOT_SET | CPU_SLOT_HELD;
+            return;
+        }
+    }
+    take_otherwise(base, tb);
+}
+
+/// Gives the slot back.
+#[inline(always)]
+pub(crate) fn give(base: u64, tb: &mut ThreadBlock) {
+    if tb.cpu_slot & CPU_SLOT_HELD != 0
+        && let Some(slot) = realm(base).cpu_slots.get(usize::from(tb.cpu_slot as u16))
+    {
+        if slot.outlasted.load(Relaxed) | slot.waiting.load(Relaxed) == 0 {
+            slot.owner.store(0, Release);
+        } else {
+            hand_over(slot);
+        }
+    }
+    tb.cpu_slot = 0;
+}
+
+/// Gives the slot to who waits for it.
+#[cold]
+fn hand_over(slot: &CpuSlot) {
+    slot.outlasted.store(0, Relaxed);
+    let waiting = slot.waiting.swap(0, AcqRel);
+    slot.owner.store(waiting, Release);
+}
+
+/// Takes the slot of this CPU if it is free: the CPU, or [`NONE`].
+///
+/// # Safety
+/// `rseq` is the running thread's registered `struct rseq`, `sequence` one of this function, `slots` the `cpus` slots.
+#[unsafe(naked)]
+unsafe extern "sysv64" fn take_by_sequence(_rseq: u64, _sequence: u64, _slots: u64, _cpus: u32, _name: u32) -> u32 {
+    naked_asm!(
+        "mov [rdi + {sequence}], rsi",
+        "ring3_slot_start:",
+        "mov eax, [rdi + {cpu_id}]",
+        "cmp eax, ecx",
+        "jae 2f",
+        "mov r9d, eax",
+        "shl r9, 6",
+        "cmp dword ptr [rdx + r9], 0",
+        "jne 2f",
+        "mov [rdx + r9], r8d",
+        "ring3_slot_end:",
+        // The area outlives this code.
+        "mov qword ptr [rdi + {sequence}], 0",
+        "ret",
+        "2: mov qword ptr [rdi + {sequence}], 0",
+        "3: mov eax, {none}",
+        "ret",
+        // The signature, as the end of an instruction that is none.
+        ".byte 0x0f, 0xb9, 0x3d",
+        ".long {signature}",
+        "ring3_slot_abort:",
+        "jmp 3b",
+        cpu_id = const CPU_ID,
+        sequence = const SEQUENCE,
+        none = const NONE as i32,
+        signature = const SIGNATURE,
+    )
+}
+
+/// The slot is not free, or was not to be had by a sequence.
+#[cold]
+fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
+    if tb.rseq == 0 {
+        find_rseq(base, tb);
+    }
+    let cpus = control(base).cpus.clamp(1, CPUS_MAX);
+    let own = name(base, tb);
+    // It waits for this CPU's to be handed over.
+    let mut awaited = None;
+    for round in 0..=SLOT_NAPS {
+        let cpu = awaited.unwrap_or_else(|| cpu_within(base, cpus));
+        // Shared with whoever has it, unless it can be had.
+        tb.cpu_slot = cpu | CPU_SLOT_SET;
+        let Some(slot) = realm(base).cpu_slots.get(cpu as usize) else { return };
+        let owner = slot.owner.load(Acquire);
+        let sleeps = round >= SLOT_YIELDS;
+        let taken = if owner == own {
+            // Handed over, now or after this thread had given up.
+            true
+        } else if owner == 0 && awaited.is_some() {
+            // Nobody has it who would hand it over: again as before, unless somebody just does.
+            awaited = awaited.filter(|_| !withdraw(slot, own));
+            false
+        } else if owner == 0 {
+            take_locked(base, slot, cpu, own)
+        } else {
+            let looks = round % SLOT_YIELDS == SLOT_YIELDS - 1;
+            let stale = looks && is_near(own, owner) && is_dead(tid(owner));
+            stale && slot.owner.compare_exchange(owner, own, Acquire, Relaxed).is_ok()
+        };
+        // A holder that somebody has waited for in vain is suspended: it is not worth to sleep for it.
+        let suspended = sleeps && owner != 0 && owner == slot.outlasted.load(Relaxed);
+        if taken || suspended || round == SLOT_NAPS {
+            let handed = awaited.is_some() && !withdraw(slot, own) && slot.owner.load(Acquire) == own;
+            if taken || handed {
+                tb.cpu_slot |= CPU_SLOT_HELD;
+            } else {
+                // Share this CPU's part rather than wait on another process without a bound.
+                slot.outlasted.store(owner, Relaxed);
+            }
+            return;
+        }
+        if round >= SLOT_PATIENCE && awaited.is_none() && slot.waiting.load(Relaxed) == 0 {
+            let first = slot.waiting.compare_exchange(0, own, AcqRel, Relaxed).is_ok();
+            awaited = first.then_some(cpu);
+        }
+        relax(sleeps);
+    }
+}
+
+/// No longer waits for a slot; false: it was handed over meanwhile, or is about to be.
+fn withdraw(slot: &CpuSlot, own: u32) -> bool {
+    slot.waiting.compare_exchange(own, 0, AcqRel, Relaxed).is_ok()
+}
+
+/// The slot of this CPU. Where there are more CPUs than slots, some share one, and none is taken by sequences.
+fn cpu_within(base: u64, cpus: u32) -> u32 {
+    let cpu = cpu_number(base);
+    if cpu < cpus { cpu } else { cpu.checked_rem(cpus).unwrap_or(0) }
+}
+
+/// Takes the free slot of this CPU by a locked instruction.
+fn take_locked(base: u64, slot: &CpuSlot, cpu: u32, own: u32) -> bool {
+    if slot.owner.compare_exchange(0, own, AcqRel, Relaxed).is_err() {
+        return false;
+    }
+    let holds = cpu_within(base, control(base).cpus.clamp(1, CPUS_MAX)) == cpu && slot.owner.load(Acquire) == own;
+    if !holds {
+        // If another has taken it meanwhile, it is that one's.
+        let _ = slot.owner.compare_exchange(own, 0, Release, Relaxed);
+    }
+    holds
+}
+
+/// Looks for the running thread's `struct rseq`, where its C library says that there is one.
+fn find_rseq(base: u64, tb: &mut ThreadBlock) {
+    let at = control(base).rseq_offset;
+    if at == 0 || tb.fs_base == 0 || control(base).cpus >= CPUS_MAX {
+        return;
+    }
+    // SAFETY: the server found the C library's variable there, which is never unmapped.
+    let distance = unsafe { (at as *const u64).read_volatile() };
+    // SAFETY: a process of that library has control blocks at FS.
+    let (fs, _) = unsafe { named_by_fs(0) };
+    if distance == 0 || fs != tb.fs_base {
+        return;
+    }
+    let (start, end, abort): (u64, u64, u64);
+    // SAFETY: computes addresses of this image.
+    unsafe {
+        asm!(
+            "lea {start}, [rip + ring3_slot_start]",
+            "lea {end}, [rip + ring3_slot_end]",
+            "lea {abort}, [rip + ring3_slot_abort]",
+            start = out(reg) start,
+            end = out(reg) end,
+            abort = out(reg) abort,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    tb.sequence.start = start;
+    tb.sequence.bytes = end - start;
+    tb.sequence.abort = abort;
+    tb.rseq = fs.wrapping_add(distance);
+}
