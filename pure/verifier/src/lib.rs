@@ -18,6 +18,7 @@ mod call;
 mod compare;
 mod dynptr;
 mod explore;
+mod filter;
 mod flow;
 mod helper;
 mod iterator;
@@ -45,8 +46,10 @@ use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper::TAIL_CALL;
 
 use explore::Explorer;
+use filter::Walk;
 use flow::Flow;
 
+pub use filter::ProcessFilter;
 pub use objects::{KernelFunctions, KernelTypes};
 pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
 pub use prototype::{Arg, DynptrUse, IteratorUse, Prototype, Return};
@@ -215,6 +218,7 @@ pub struct Verified {
     context_at: BTreeMap<usize, bool>,
     context_bytes: u32,
     context_leaves: bool,
+    process_filter: ProcessFilter,
     needs_fuel: bool,
     statistics: Statistics,
     log: String,
@@ -388,6 +392,11 @@ impl Verified {
         (!self.context_leaves).then_some(parts)
     }
 
+    /// The processes in which it does anything.
+    pub fn process_filter(&self) -> &ProcessFilter {
+        &self.process_filter
+    }
+
     /// Whether the division at an instruction may be one by 0.
     pub fn may_divide_by_zero(&self, insn: usize) -> bool {
         self.zero_divisors.contains(&insn)
@@ -461,6 +470,11 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     helpers.dedup();
     let of = |index: u32| named.maps.get(index as usize).copied();
     let text = log.finish(false);
+    let constant = |index: u32| {
+        let map = of(index).filter(|map| map.map_type == map_type::ARRAY && map.max_entries == 1)?;
+        (input.constant_value)(map.slot)
+    };
+    let process_filter = Walk { ops: &ops, loads: &named.loads, constant: &constant }.filter();
     let mut insns = input.insns.to_vec();
     for (at, id) in &found.called {
         insns[*at] = Insn::new(BPF_CALL, 0, 0, 0, *id as i32);
@@ -478,6 +492,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         context_at: found.context_at,
         context_bytes: found.context_bytes,
         context_leaves: found.context_leaves,
+        process_filter,
         statistics,
         log: if input.log_level == 0 { String::new() } else { format!("{text}{statistics}\n") },
         subprograms: flow

@@ -481,6 +481,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         text: Arc::new(text),
         per_cpu: verified.uses_per_cpu(),
         all_registers: needs_all_registers(&verified),
+        filter: verified.process_filter().clone(),
         context_bytes: verified.context_bytes(),
         maps: Mutex::new(held),
         btf,

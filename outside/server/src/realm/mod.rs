@@ -26,7 +26,7 @@ use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
 use ring3_maps::Geometry;
 use ring3_uapi::Errno;
-use ring3_verifier::Verified;
+use ring3_verifier::{ProcessFilter, Verified};
 use serde::Serialize;
 
 pub use doorbell::EventFd;
@@ -97,6 +97,8 @@ pub struct LinkSpec {
     pub per_cpu: bool,
     /// The program needs registers that not every frame has ([`ring3_layout::frame`]).
     pub all_registers: bool,
+    /// The processes in which the program does anything. It is not attached in others.
+    pub filter: ProcessFilter,
 }
 
 /// Why something could not be instrumented.

@@ -252,11 +252,11 @@ impl Target {
         &self,
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
-        let pid = self.pid;
+        let (pid, own_pid) = (self.pid, self.own_pid);
         links
             .iter()
             .map(|(id, link)| (*id, &link.spec))
-            .filter(move |(_, spec)| spec.pid.is_none_or(|wanted| wanted == pid))
+            .filter(move |(_, spec)| spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(own_pid))
     }
 
     fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {

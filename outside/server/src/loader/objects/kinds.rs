@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::prog_type;
+use ring3_verifier::ProcessFilter;
 use serde_json::{Value, json};
 
 use super::IdKind;
@@ -112,6 +113,8 @@ pub struct Program {
     pub per_cpu: bool,
     /// It needs registers that not every frame of a probe has ([`ring3_layout::frame`]).
     pub all_registers: bool,
+    /// The processes in which it does anything.
+    pub filter: ProcessFilter,
     /// Bytes of the context up to the last that it touches.
     pub context_bytes: u32,
     /// Maps it refers to, or was bound to.
@@ -263,6 +266,7 @@ impl Event {
             pid: site.pid,
             per_cpu: program.per_cpu,
             all_registers: program.all_registers,
+            filter: program.filter.clone(),
         };
         if self.taken.swap(true, Ordering::AcqRel) {
             return Err(Refusal { errno: Errno::EEXIST, message: "the event has a program already".into() });
