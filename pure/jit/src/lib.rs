@@ -6,6 +6,8 @@
 //! Start reading at: `compile`, then `translate.rs`.
 #![forbid(unsafe_code)]
 
+mod cranelift;
+mod emit;
 mod liveness;
 mod shorten;
 mod translate;
@@ -21,8 +23,9 @@ use cranelift_codegen::settings::{self, Configurable};
 use cranelift_codegen::{Context, FinalizedRelocTarget};
 use ring3_verifier::Verified;
 
+pub use crate::emit::{Emitter, External, VARIABLES};
 use crate::shorten::shorten;
-use crate::translate::External;
+pub use crate::translate::{Part, Translation};
 
 /// Functions begin at multiples of this in the code.
 const FUNCTION_ALIGN: usize = 16;
@@ -110,14 +113,13 @@ impl std::error::Error for LinkError {}
 pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
     let isa = target_isa();
     let mut assembly = Assembly::default();
-    let takes = liveness::takes(program);
-    for index in 0..program.subprograms().len() {
-        let (function, externals) = translate::function(program, &takes, index, isa.frontend_config());
-        assembly.add(&isa, function, &externals, true)?;
-    }
-    if program.tail_calls() {
-        let (function, externals) = translate::entry(isa.frontend_config());
-        assembly.code.entry = assembly.add(&isa, function, &externals, false)?;
+    let translation = Translation::new(program);
+    for part in translation.parts() {
+        let (function, externals) = cranelift::function(&translation, part, isa.frontend_config());
+        let start = assembly.add(&isa, function, &externals, part != Part::Entry)?;
+        if part == Part::Entry {
+            assembly.code.entry = start;
+        }
     }
     Ok(assembly.finish())
 }

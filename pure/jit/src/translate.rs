@@ -1,20 +1,12 @@
-//! One subprogram to Cranelift's intermediate representation.
+//! What a program's functions do, said to an [`Emitter`].
 //!
-//! BPF registers are variables; the BPF stack is a stack slot of the frame. The environment pointer is a
-//! variable too and the last argument of every call. Semantics are RFC 9669's: division by zero gives
-//! 0, remainder by zero the dividend, shifts use the low bits of their count, 32-bit results are zero-extended.
+//! BPF registers are variables, and so is the environment pointer, which is the last argument of every call; the BPF stack is
+//! memory of the frame. Semantics are RFC 9669's: division by zero gives 0, remainder by zero the dividend, shifts use the
+//! low bits of their count, 32-bit results are zero-extended.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 
-use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::types::{I8, I16, I32, I64};
-use cranelift_codegen::ir::{
-    AbiParam, AtomicRmwOp, Block, ExtFuncData, ExternalName, FuncRef, Function, GlobalValueData, InstBuilder,
-    MemFlagsData, Signature, SourceLoc, StackSlotData, StackSlotKind, Type, UserExternalName, UserFuncName, Value,
-};
-use cranelift_codegen::isa::{CallConv, TargetFrontendConfig};
-use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
 use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
 use ring3_layout::control::{Attachment, GotEntry};
 use ring3_layout::packet::{SK_BUFF_POINTERS, XDP_POINTERS, has_packet_context, packet_context_offset};
@@ -25,119 +17,115 @@ use ring3_uapi::helper;
 use ring3_verifier::liveness::helper_arguments;
 use ring3_verifier::{MapShape, Subprogram, Verified};
 
-use crate::liveness::Takes;
+use crate::emit::{Emitter, External, VARIABLES};
+use crate::liveness::{Takes, takes};
 use crate::{FUEL, Target};
 
-/// What the end of a stack is a multiple of, bytes.
-const STACK_ALIGN: u32 = 16;
 /// Offset of the fuel word in the thread block.
 const FUEL_OFFSET: i32 = offset_of!(ThreadBlock, fuel) as i32;
 /// Offsets of the words of tail calls there.
 const TAIL_TARGET_OFFSET: i32 = offset_of!(ThreadBlock, tail_target) as i32;
 const TAIL_CALLS_OFFSET: i32 = offset_of!(ThreadBlock, tail_calls) as i32;
+/// The variable of the environment, behind those of the registers.
+const ENV: usize = VARIABLES - 1;
 
-/// What a name in the code means; the name's index is the index in the list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum External {
-    Outside(Target),
+/// A function of a program's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A subprogram, by index. 0 is where a tail call goes to.
     Subprogram(usize),
+    /// What a program with tail calls is entered by: it runs subprogram 0, and then what that goes on with.
+    Entry,
 }
 
-struct Translator<'a, 'f> {
+/// A program on its way to code.
+pub struct Translation<'a> {
+    program: &'a Verified,
+    takes: Vec<Takes>,
+}
+
+impl<'a> Translation<'a> {
+    /// Of this program.
+    pub fn new(program: &'a Verified) -> Translation<'a> {
+        Translation { program, takes: takes(program) }
+    }
+
+    /// The functions that there are to be, in the order in which they are to lie.
+    pub fn parts(&self) -> impl Iterator<Item = Part> + use<> {
+        let entry = self.program.tail_calls().then_some(Part::Entry);
+        (0..self.program.subprograms().len()).map(Part::Subprogram).chain(entry)
+    }
+
+    /// Parameters of a function, all of 64 bits; as many as calls give it.
+    pub fn parameters(&self, part: Part) -> usize {
+        match part {
+            Part::Entry | Part::Subprogram(0) => 2,
+            Part::Subprogram(index) => parameters(self.takes[index]),
+        }
+    }
+
+    /// Makes a function.
+    pub fn emit<E: Emitter>(&self, part: Part, emitter: &mut E) {
+        match part {
+            Part::Entry => entry(emitter),
+            Part::Subprogram(index) => self.subprogram(index, emitter),
+        }
+    }
+
+    fn subprogram<E: Emitter>(&self, index: usize, emitter: &mut E) {
+        let (program, takes) = (self.program, &self.takes[..]);
+        let subprogram = program.subprograms()[index];
+        let arguments = emitter.enter();
+        let bytes = subprogram.stack_bytes;
+        let frame = if bytes > 0 { emitter.stack(bytes) } else { emitter.constant(Size::Dw, 0) };
+        let (is_main, blocks) = (index == 0, BTreeMap::new());
+        let mut translator = Translator { program, takes, emitter, frame, is_main, blocks, ended: false };
+        translator.make_blocks(subprogram.start, subprogram.end);
+        translator.enter(index, subprogram, &arguments);
+        let mut at = subprogram.start;
+        while at < subprogram.end {
+            let decoded = op(program.insns(), at).expect("verified");
+            translator.begin(at);
+            if program.is_live(at) {
+                translator.translate(at, decoded);
+            } else {
+                translator.end_dead();
+            }
+            at += if program.insns()[at].is_wide() { 2 } else { 1 };
+        }
+    }
+}
+
+struct Translator<'a, E: Emitter> {
     program: &'a Verified,
     takes: &'a [Takes],
-    builder: FunctionBuilder<'f>,
-    registers: Vec<Variable>,
-    env: Variable,
+    emitter: &'a mut E,
+    /// r10.
+    frame: E::Value,
     /// It is the program's entry, not what that calls.
     is_main: bool,
-    externals: Vec<External>,
-    known: HashMap<External, usize>,
-    blocks: BTreeMap<usize, Block>,
+    blocks: BTreeMap<usize, E::Block>,
     /// The current block has its jump or return.
     ended: bool,
-}
-
-/// The function for subprogram `index`, and what its names mean.
-pub(crate) fn function(
-    program: &Verified,
-    takes: &[Takes],
-    index: usize,
-    config: TargetFrontendConfig,
-) -> (Function, Vec<External>) {
-    let subprogram = program.subprograms()[index];
-    let parameters = if index == 0 { 2 } else { parameters(takes[index]) };
-    let mut function = Function::with_name_signature(UserFuncName::user(0, index as u32), signature(parameters));
-    let mut context = FunctionBuilderContext::new();
-    let mut builder = FunctionBuilder::new(&mut function, &mut context);
-    let registers = (0..11).map(|_| builder.declare_var(I64)).collect();
-    let env = builder.declare_var(I64);
-    let mut translator = Translator {
-        program,
-        takes,
-        builder,
-        registers,
-        env,
-        is_main: index == 0,
-        externals: vec![],
-        known: HashMap::new(),
-        blocks: BTreeMap::new(),
-        ended: false,
-    };
-    translator.make_blocks(subprogram.start, subprogram.end);
-    translator.enter(index, subprogram);
-    let mut at = subprogram.start;
-    while at < subprogram.end {
-        let decoded = op(program.insns(), at).expect("verified");
-        translator.begin(at);
-        if program.is_live(at) {
-            translator.translate(at, decoded);
-        } else {
-            translator.end_dead();
-        }
-        at += if program.insns()[at].is_wide() { 2 } else { 1 };
-    }
-    let Translator { mut builder, externals, .. } = translator;
-    builder.seal_all_blocks();
-    builder.finalize(config);
-    (function, externals)
 }
 
 /// The agent's routine that goes on with the program of a tail call, and with what that one goes on with.
 const TAIL_RUN: &str = "ring3_tail_run";
 
-/// What a program with tail calls is entered by: it runs subprogram 0, and then what that goes on with.
-pub(crate) fn entry(config: TargetFrontendConfig) -> (Function, Vec<External>) {
-    let externals = vec![External::Subprogram(0), External::Outside(Target::Symbol(TAIL_RUN))];
-    let mut function = Function::with_name_signature(UserFuncName::user(0, u32::MAX), signature(2));
-    let mut context = FunctionBuilderContext::new();
-    let mut builder = FunctionBuilder::new(&mut function, &mut context);
-    let callees: [FuncRef; 2] = std::array::from_fn(|index| {
-        let name = builder.func.declare_imported_user_function(UserExternalName::new(1, index as u32));
-        let signature = builder.func.import_signature(signature(2));
-        let name = ExternalName::user(name);
-        builder.func.import_function(ExtFuncData { name, signature, colocated: true, patchable: false })
-    });
-    let (start, tail, end) = (builder.create_block(), builder.create_block(), builder.create_block());
-    builder.append_block_params_for_function_params(start);
-    builder.switch_to_block(start);
-    let arguments = builder.block_params(start).to_vec();
-    let zero = builder.ins().iconst(I64, 0);
-    builder.ins().store(access(), zero, arguments[1], TAIL_CALLS_OFFSET);
-    builder.ins().store(access(), zero, arguments[1], TAIL_TARGET_OFFSET);
-    let call = builder.ins().call(callees[0], &arguments);
-    let result = builder.inst_results(call)[0];
-    let target = builder.ins().load(I64, access(), arguments[1], TAIL_TARGET_OFFSET);
-    builder.ins().brif(target, tail, &[], end, &[]);
-    builder.switch_to_block(tail);
-    let call = builder.ins().call(callees[1], &arguments);
-    let tail_result = builder.inst_results(call)[0];
-    builder.ins().return_(&[tail_result]);
-    builder.switch_to_block(end);
-    builder.ins().return_(&[result]);
-    builder.seal_all_blocks();
-    builder.finalize(config);
-    (function, externals)
+fn entry<E: Emitter>(emitter: &mut E) {
+    let arguments = emitter.enter();
+    let (tail, end) = (emitter.block(), emitter.block());
+    let (env, zero) = (arguments[1], emitter.constant(Size::Dw, 0));
+    emitter.store(Size::Dw, zero, env, TAIL_CALLS_OFFSET);
+    emitter.store(Size::Dw, zero, env, TAIL_TARGET_OFFSET);
+    let result = emitter.call(External::Subprogram(0), &arguments);
+    let target = emitter.load(Size::Dw, false, env, TAIL_TARGET_OFFSET);
+    emitter.branch(target, tail, end);
+    emitter.begin(tail);
+    let tail_result = emitter.call(External::Outside(Target::Symbol(TAIL_RUN)), &arguments);
+    emitter.leave(tail_result);
+    emitter.begin(end);
+    emitter.leave(result);
 }
 
 /// Parameters of a subprogram that is not the entry.
@@ -145,24 +133,11 @@ fn parameters(takes: Takes) -> usize {
     takes.arguments().count() + usize::from(takes.takes_env())
 }
 
-fn signature(parameters: usize) -> Signature {
-    let mut signature = Signature::new(CallConv::SystemV);
-    signature.params = vec![AbiParam::new(I64); parameters];
-    signature.returns = vec![AbiParam::new(I64)];
-    signature
-}
-
-/// Programs' accesses do not trap here: what could fault was proved or is the verifier's to prove.
-fn access() -> MemFlagsData {
-    MemFlagsData::new().with_notrap()
-}
-
-fn type_of(size: Size) -> Type {
-    match size {
-        Size::B => I8,
-        Size::H => I16,
-        Size::W => I32,
-        Size::Dw => I64,
+/// What operations of a width have.
+fn size_of_width(width: Width) -> Size {
+    match width {
+        Width::W32 => Size::W,
+        Width::W64 => Size::Dw,
     }
 }
 
@@ -196,7 +171,7 @@ fn hash_lookup(map_type: u32, key_size: u32) -> Option<&'static str> {
     symbols.get(place).copied()
 }
 
-impl Translator<'_, '_> {
+impl<E: Emitter> Translator<'_, E> {
     /// Blocks begin at jump targets and behind jumps.
     fn make_blocks(&mut self, start: usize, end: usize) {
         let mut starts = vec![start];
@@ -213,36 +188,25 @@ impl Translator<'_, '_> {
         }
         for start in starts.into_iter().filter(|at| *at < end) {
             if !self.blocks.contains_key(&start) {
-                let block = self.builder.create_block();
+                let block = self.emitter.block();
                 self.blocks.insert(start, block);
             }
         }
     }
 
-    fn enter(&mut self, index: usize, subprogram: Subprogram) {
-        let entry = self.builder.create_block();
-        self.builder.append_block_params_for_function_params(entry);
-        self.builder.switch_to_block(entry);
-        let arguments = self.builder.block_params(entry).to_vec();
+    fn enter(&mut self, index: usize, subprogram: Subprogram, arguments: &[E::Value]) {
         let zero = self.constant(0);
-        for register in self.registers.clone() {
-            self.builder.def_var(register, zero);
+        for register in 0..10 {
+            self.set(register, zero);
         }
         let (registers, takes_env): (Vec<u8>, bool) = match self.takes[index] {
             _ if index == 0 => (vec![1], true),
             takes => (takes.arguments().collect(), takes.takes_env()),
         };
         let env = if takes_env { arguments[arguments.len() - 1] } else { zero };
-        self.builder.def_var(self.env, env);
-        for (register, argument) in registers.into_iter().zip(&arguments) {
+        self.emitter.set(ENV, env);
+        for (register, argument) in registers.into_iter().zip(arguments) {
             self.set(register, *argument);
-        }
-        if subprogram.stack_bytes > 0 {
-            let bytes = subprogram.stack_bytes.next_multiple_of(STACK_ALIGN);
-            let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, STACK_ALIGN.ilog2() as u8);
-            let slot = self.builder.create_sized_stack_slot(slot);
-            let frame = self.builder.ins().stack_addr(I64, slot, bytes as i32);
-            self.set(10, frame);
         }
         if let Some(bytes) = self.program.memory_bytes().filter(|_| index == 0) {
             let length = self.constant(i64::from(bytes));
@@ -250,20 +214,20 @@ impl Translator<'_, '_> {
         }
         if index == 0 && self.program.needs_fuel() {
             let fuel = self.constant(FUEL);
-            self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
+            self.emitter.store(Size::Dw, fuel, env, FUEL_OFFSET);
         }
         let first = self.blocks[&subprogram.start];
-        self.builder.ins().jump(first, &[]);
+        self.emitter.jump(first);
         self.ended = true;
     }
 
     fn begin(&mut self, at: usize) {
-        self.builder.set_srcloc(SourceLoc::new(at as u32));
+        self.emitter.locate(at);
         if let Some(block) = self.blocks.get(&at).copied() {
             if !self.ended {
-                self.builder.ins().jump(block, &[]);
+                self.emitter.jump(block);
             }
-            self.builder.switch_to_block(block);
+            self.emitter.begin(block);
             self.ended = false;
         }
     }
@@ -272,40 +236,43 @@ impl Translator<'_, '_> {
     fn end_dead(&mut self) {
         if !self.ended {
             let zero = self.constant(0);
-            self.builder.ins().return_(&[zero]);
+            self.emitter.leave(zero);
             self.ended = true;
         }
     }
 
-    fn get(&mut self, register: u8) -> Value {
-        self.builder.use_var(self.registers[register as usize])
+    fn get(&mut self, register: u8) -> E::Value {
+        if register == 10 { self.frame } else { self.emitter.get(register.into()) }
     }
 
-    fn set(&mut self, register: u8, value: Value) {
-        self.builder.def_var(self.registers[register as usize], value);
+    fn set(&mut self, register: u8, value: E::Value) {
+        self.emitter.set(register.into(), value);
     }
 
-    fn constant(&mut self, value: i64) -> Value {
-        self.builder.ins().iconst(I64, value)
+    fn constant(&mut self, value: i64) -> E::Value {
+        self.emitter.constant(Size::Dw, value)
     }
 
-    fn operand(&mut self, operand: Operand, width: Width) -> Value {
+    fn operand(&mut self, operand: Operand, width: Width) -> E::Value {
         let value = match operand {
             Operand::Reg(register) => self.get(register),
             Operand::Imm(value) => self.constant(i64::from(value)),
         };
-        self.narrow(value, width)
+        self.emitter.cut(value, size_of_width(width))
     }
 
-    fn narrow(&mut self, value: Value, width: Width) -> Value {
-        match width {
-            Width::W64 => value,
-            Width::W32 => self.builder.ins().ireduce(I32, value),
-        }
+    fn widen(&mut self, value: E::Value) -> E::Value {
+        self.emitter.extend(value, Size::Dw, false)
     }
 
-    fn widen(&mut self, value: Value) -> Value {
-        if self.builder.func.dfg.value_type(value) == I64 { value } else { self.builder.ins().uextend(I64, value) }
+    fn compute_with(&mut self, op: AluOp, value: E::Value, constant: i64) -> E::Value {
+        let constant = self.constant(constant);
+        self.emitter.compute(op, value, constant)
+    }
+
+    fn compare_with(&mut self, cond: Cond, value: E::Value, size: Size, constant: i64) -> E::Value {
+        let constant = self.emitter.constant(size, constant);
+        self.emitter.compare(cond, value, constant)
     }
 
     fn translate(&mut self, at: usize, decoded: Op) {
@@ -314,60 +281,48 @@ impl Translator<'_, '_> {
             Op::MovSx { width, bits, dst, src } => {
                 let value = self.get(src);
                 let narrow = match bits {
-                    8 => I8,
-                    16 => I16,
-                    _ => I32,
+                    8 => Size::B,
+                    16 => Size::H,
+                    _ => Size::W,
                 };
-                let value = self.builder.ins().ireduce(narrow, value);
-                let to = if width == Width::W64 { I64 } else { I32 };
-                let value = self.builder.ins().sextend(to, value);
+                let value = self.emitter.cut(value, narrow);
+                let value = self.emitter.extend(value, size_of_width(width), true);
                 let value = self.widen(value);
                 self.set(dst, value);
             }
             Op::Neg { width, dst } => {
                 let value = self.operand(Operand::Reg(dst), width);
-                let value = self.builder.ins().ineg(value);
+                let value = self.emitter.negate(value);
                 let value = self.widen(value);
                 self.set(dst, value);
             }
             Op::Swap { dst, bits, swap } => self.swap(dst, bits, swap),
             Op::Load { size: Size::W, signed: false, dst, src, off } if self.is_pointer_to_packet(at, off) => {
                 let base = self.get(src);
-                let value = self.builder.ins().load(I64, access(), base, packet_context_offset(off));
+                let value = self.emitter.load(Size::Dw, false, base, packet_context_offset(off));
                 self.set(dst, value);
             }
             Op::Load { size, signed, dst, src, off } => {
-                let base = self.get(src);
-                let (flags, off) = (access(), self.offset(at, off));
-                let ins = self.builder.ins();
-                let value = match (size, signed) {
-                    (Size::B, false) => ins.uload8(I64, flags, base, off),
-                    (Size::B, true) => ins.sload8(I64, flags, base, off),
-                    (Size::H, false) => ins.uload16(I64, flags, base, off),
-                    (Size::H, true) => ins.sload16(I64, flags, base, off),
-                    (Size::W, false) => ins.uload32(flags, base, off),
-                    (Size::W, true) => ins.sload32(flags, base, off),
-                    (Size::Dw, _) => ins.load(I64, flags, base, off),
-                };
+                let (base, off) = (self.get(src), self.offset(at, off));
+                let value = self.emitter.load(size, signed, base, off);
                 self.set(dst, value);
             }
             Op::Store { size, dst, src, off } => {
                 let (base, value) = (self.get(dst), self.operand(src, Width::W64));
-                let value = if size == Size::Dw { value } else { self.builder.ins().ireduce(type_of(size), value) };
                 let off = self.offset(at, off);
-                self.builder.ins().store(access(), value, base, off);
+                self.emitter.store(size, value, base, off);
             }
             Op::Atomic { size, op, fetch, dst, src, off } => self.atomic(size, op, fetch, dst, src, off),
             Op::LoadAcquire { size, dst, src, off } => {
                 let address = self.address(src, off);
-                let value = self.builder.ins().atomic_load(type_of(size), access(), address);
+                let value = self.emitter.load_acquire(size, address);
                 let value = self.widen(value);
                 self.set(dst, value);
             }
             Op::StoreRelease { size, dst, src, off } => {
                 let (address, value) = (self.address(dst, off), self.get(src));
-                let value = if size == Size::Dw { value } else { self.builder.ins().ireduce(type_of(size), value) };
-                self.builder.ins().atomic_store(access(), value, address);
+                let value = self.emitter.cut(value, size);
+                self.emitter.store_release(value, address);
             }
             Op::Jump { width, cond, dst, src, target } => self.branch(at, width, cond, dst, src, target),
             Op::Ja(target) => self.jump(at, target),
@@ -377,7 +332,7 @@ impl Translator<'_, '_> {
             Op::LoadPacket { .. } => self.end_dead(),
             Op::Exit => {
                 let result = self.get(0);
-                self.builder.ins().return_(&[result]);
+                self.emitter.leave(result);
                 self.ended = true;
             }
             Op::LoadImm64 { dst, value } => self.load_imm64(at, dst, value),
@@ -400,9 +355,9 @@ impl Translator<'_, '_> {
         if of_packet { packet_context_offset(off) } else { i32::from(off) }
     }
 
-    fn address(&mut self, register: u8, off: i16) -> Value {
+    fn address(&mut self, register: u8, off: i16) -> E::Value {
         let base = self.get(register);
-        self.builder.ins().iadd_imm_s(base, i64::from(off))
+        self.compute_with(AluOp::Add, base, i64::from(off))
     }
 
     fn alu(&mut self, at: usize, width: Width, op: AluOp, dst: u8, src: Operand) {
@@ -410,63 +365,48 @@ impl Translator<'_, '_> {
         // A move does not read what was there: it would be kept for that.
         let a = if op == AluOp::Mov { b } else { self.operand(Operand::Reg(dst), width) };
         let result = match op {
-            AluOp::Add => self.builder.ins().iadd(a, b),
-            AluOp::Sub => self.builder.ins().isub(a, b),
-            AluOp::Mul => self.builder.ins().imul(a, b),
-            AluOp::Or => self.builder.ins().bor(a, b),
-            AluOp::And => self.builder.ins().band(a, b),
-            AluOp::Xor => self.builder.ins().bxor(a, b),
-            AluOp::Mov => b,
-            AluOp::Lsh => self.builder.ins().ishl(a, b),
-            AluOp::Rsh => self.builder.ins().ushr(a, b),
-            AluOp::Arsh => self.builder.ins().sshr(a, b),
-            AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod => self.divide(at, op, a, b),
+            AluOp::Div | AluOp::Mod | AluOp::Sdiv | AluOp::Smod => self.divide(at, width, op, a, b),
+            _ => self.emitter.compute(op, a, b),
         };
         let result = self.widen(result);
         self.set(dst, result);
     }
 
     /// Machine division traps on a zero divisor, and on the smallest number by -1: those take another way.
-    fn divide(&mut self, at: usize, op: AluOp, a: Value, b: Value) -> Value {
-        if !self.program.may_divide_by_zero(at) {
-            match op {
-                AluOp::Div => return self.builder.ins().udiv(a, b),
-                AluOp::Mod => return self.builder.ins().urem(a, b),
-                _ => {}
-            }
-        }
-        let kind = self.builder.func.dfg.value_type(a);
-        let (zero, one) = (self.builder.ins().iconst(kind, 0), self.builder.ins().iconst(kind, 1));
-        let by_zero = self.builder.ins().icmp_imm_s(IntCC::Equal, b, 0);
+    fn divide(&mut self, at: usize, width: Width, op: AluOp, a: E::Value, b: E::Value) -> E::Value {
         let signed = matches!(op, AluOp::Sdiv | AluOp::Smod);
+        if !signed && !self.program.may_divide_by_zero(at) {
+            return self.emitter.compute(op, a, b);
+        }
+        let size = size_of_width(width);
+        let (zero, one) = (self.emitter.constant(size, 0), self.emitter.constant(size, 1));
+        let by_zero = self.compare_with(Cond::Eq, b, size, 0);
         let remainder = matches!(op, AluOp::Mod | AluOp::Smod);
         let for_zero = if remainder { a } else { zero };
         if !signed {
-            let divisor = self.builder.ins().select(by_zero, one, b);
-            let result =
-                if remainder { self.builder.ins().urem(a, divisor) } else { self.builder.ins().udiv(a, divisor) };
-            return self.builder.ins().select(by_zero, for_zero, result);
+            let divisor = self.emitter.select(by_zero, one, b);
+            let result = self.emitter.compute(op, a, divisor);
+            return self.emitter.select(by_zero, for_zero, result);
         }
-        let by_minus_one = self.builder.ins().icmp_imm_s(IntCC::Equal, b, -1);
-        let special = self.builder.ins().bor(by_zero, by_minus_one);
-        let divisor = self.builder.ins().select(special, one, b);
-        let result =
-            if remainder { self.builder.ins().srem(a, divisor) } else { self.builder.ins().sdiv(a, divisor) };
-        let for_minus_one = if remainder { zero } else { self.builder.ins().ineg(a) };
-        let result = self.builder.ins().select(by_minus_one, for_minus_one, result);
-        self.builder.ins().select(by_zero, for_zero, result)
+        let by_minus_one = self.compare_with(Cond::Eq, b, size, -1);
+        let special = self.emitter.compute(AluOp::Or, by_zero, by_minus_one);
+        let divisor = self.emitter.select(special, one, b);
+        let result = self.emitter.compute(op, a, divisor);
+        let for_minus_one = if remainder { zero } else { self.emitter.negate(a) };
+        let result = self.emitter.select(by_minus_one, for_minus_one, result);
+        self.emitter.select(by_zero, for_zero, result)
     }
 
     fn swap(&mut self, dst: u8, bits: u8, swap: bool) {
         let value = self.get(dst);
         let narrow = match bits {
-            16 => I16,
-            32 => I32,
-            _ => I64,
+            16 => Size::H,
+            32 => Size::W,
+            _ => Size::Dw,
         };
-        let mut value = if narrow == I64 { value } else { self.builder.ins().ireduce(narrow, value) };
+        let mut value = self.emitter.cut(value, narrow);
         if swap {
-            value = self.builder.ins().bswap(value);
+            value = self.emitter.swap(value);
         }
         let value = self.widen(value);
         self.set(dst, value);
@@ -478,19 +418,12 @@ impl Translator<'_, '_> {
         let value = self.operand(Operand::Reg(src), width);
         if op == AtomicOp::Cmpxchg {
             let expected = self.operand(Operand::Reg(0), width);
-            let old = self.builder.ins().atomic_cas(access(), address, expected, value);
+            let old = self.emitter.compare_exchange(address, expected, value);
             let old = self.widen(old);
             self.set(0, old);
             return;
         }
-        let operation = match op {
-            AtomicOp::Add => AtomicRmwOp::Add,
-            AtomicOp::Or => AtomicRmwOp::Or,
-            AtomicOp::And => AtomicRmwOp::And,
-            AtomicOp::Xor => AtomicRmwOp::Xor,
-            AtomicOp::Xchg | AtomicOp::Cmpxchg => AtomicRmwOp::Xchg,
-        };
-        let old = self.builder.ins().atomic_rmw(type_of(size), access(), operation, address, value);
+        let old = self.emitter.atomic(op, address, value);
         if fetch {
             let old = self.widen(old);
             self.set(src, old);
@@ -502,7 +435,7 @@ impl Translator<'_, '_> {
             self.burn();
         }
         let block = self.blocks[&target];
-        self.builder.ins().jump(block, &[]);
+        self.emitter.jump(block);
         self.ended = true;
     }
 
@@ -520,34 +453,17 @@ impl Translator<'_, '_> {
         let (a, b) = (self.operand(Operand::Reg(dst), width), self.operand(src, width));
         self.ended = true;
         let (then, otherwise) = (self.blocks[&target], self.blocks[&(at + 1)]);
-        let code = match cond {
-            Cond::Set => {
-                let both = self.builder.ins().band(a, b);
-                self.builder.ins().brif(both, then, &[], otherwise, &[]);
-                return;
-            }
-            Cond::Eq => IntCC::Equal,
-            Cond::Ne => IntCC::NotEqual,
-            Cond::Gt => IntCC::UnsignedGreaterThan,
-            Cond::Ge => IntCC::UnsignedGreaterThanOrEqual,
-            Cond::Lt => IntCC::UnsignedLessThan,
-            Cond::Le => IntCC::UnsignedLessThanOrEqual,
-            Cond::Sgt => IntCC::SignedGreaterThan,
-            Cond::Sge => IntCC::SignedGreaterThanOrEqual,
-            Cond::Slt => IntCC::SignedLessThan,
-            Cond::Sle => IntCC::SignedLessThanOrEqual,
-        };
-        let holds = self.builder.ins().icmp(code, a, b);
-        self.builder.ins().brif(holds, then, &[], otherwise, &[]);
+        let holds = self.emitter.compare(cond, a, b);
+        self.emitter.branch(holds, then, otherwise);
     }
 
     /// Leaves a loop once half of the fuel is burnt, so that the program comes to its own end.
     fn may_goto(&mut self, at: usize, target: usize) {
-        let env = self.builder.use_var(self.env);
-        let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
-        let little = self.builder.ins().icmp_imm_s(IntCC::SignedLessThan, fuel, FUEL / 2);
+        let env = self.emitter.get(ENV);
+        let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
+        let little = self.compare_with(Cond::Slt, fuel, Size::Dw, FUEL / 2);
         let (out, on) = (self.blocks[&target], self.blocks[&(at + 1)]);
-        self.builder.ins().brif(little, out, &[], on, &[]);
+        self.emitter.branch(little, out, on);
         self.ended = true;
     }
 
@@ -556,70 +472,39 @@ impl Translator<'_, '_> {
         if !self.program.needs_fuel() {
             return;
         }
-        let env = self.builder.use_var(self.env);
-        let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
-        let fuel = self.builder.ins().iadd_imm_s(fuel, -1);
-        self.builder.ins().store(access(), fuel, env, FUEL_OFFSET);
+        let env = self.emitter.get(ENV);
+        let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
+        let fuel = self.compute_with(AluOp::Add, fuel, -1);
+        self.emitter.store(Size::Dw, fuel, env, FUEL_OFFSET);
         self.end_if_dry(fuel);
     }
 
     /// Ends this function with 0 if no fuel is left.
-    fn end_if_dry(&mut self, fuel: Value) {
-        let empty = self.builder.ins().icmp_imm_s(IntCC::SignedLessThan, fuel, 0);
-        let (end, on) = (self.builder.create_block(), self.builder.create_block());
-        self.builder.ins().brif(empty, end, &[], on, &[]);
-        self.builder.switch_to_block(end);
+    fn end_if_dry(&mut self, fuel: E::Value) {
+        let empty = self.compare_with(Cond::Slt, fuel, Size::Dw, 0);
+        let (end, on) = (self.emitter.block(), self.emitter.block());
+        self.emitter.branch(empty, end, on);
+        self.emitter.begin(end);
         let zero = self.constant(0);
-        self.builder.ins().return_(&[zero]);
-        self.builder.switch_to_block(on);
-    }
-
-    fn name(&mut self, external: External) -> ExternalName {
-        let index = *self.known.entry(external).or_insert_with(|| {
-            self.externals.push(external);
-            self.externals.len() - 1
-        });
-        let name = UserExternalName::new(1, index as u32);
-        ExternalName::user(self.builder.func.declare_imported_user_function(name))
+        self.emitter.leave(zero);
+        self.emitter.begin(on);
     }
 
     fn subprogram_at(&self, start: usize) -> usize {
         self.program.subprograms().iter().position(|s| s.start == start).expect("verified")
     }
 
-    fn function(&mut self, external: External, parameters: usize) -> FuncRef {
-        let name = self.name(external);
-        let signature = self.builder.func.import_signature(signature(parameters));
-        self.builder.func.import_function(ExtFuncData { name, signature, colocated: true, patchable: false })
-    }
-
-    fn call_external(&mut self, external: External, arguments: &[Value]) -> Value {
-        let function = self.function(external, arguments.len());
-        let call = self.builder.ins().call(function, arguments);
-        self.builder.inst_results(call)[0]
-    }
-
-    /// A word of the GOT. In position-independent code the value of a symbol is loaded from its GOT entry, which here is
-    /// the word itself: one rip-relative load.
-    fn got(&mut self, target: Target) -> Value {
-        let name = self.name(External::Outside(target));
-        let symbol = GlobalValueData::Symbol { name, offset: 0.into(), colocated: true, tls: false };
-        let symbol = self.builder.func.create_global_value(symbol);
-        self.builder.ins().symbol_value(I64, symbol)
-    }
-
     fn load_imm64(&mut self, at: usize, dst: u8, value: Immediate) {
         let loaded = match (self.program.map_at(at), value) {
-            (Some((map, None)), _) => self.got(Target::GotHeader(map.slot)),
+            (Some((map, None)), _) => self.emitter.got(Target::GotHeader(map.slot)),
             (Some((map, Some(offset))), _) => {
-                let data = self.got(Target::GotData(map.slot));
-                self.builder.ins().iadd_imm_s(data, i64::from(offset))
+                let data = self.emitter.got(Target::GotData(map.slot));
+                self.compute_with(AluOp::Add, data, i64::from(offset))
             }
             (None, Immediate::Value(value)) => self.constant(value as i64),
             (None, Immediate::Func(target)) => {
                 let index = self.subprogram_at(target);
-                let function = self.function(External::Subprogram(index), parameters(self.takes[index]));
-                self.builder.ins().func_addr(I64, function)
+                self.emitter.address_of(index, parameters(self.takes[index]))
             }
             // The verifier let no other reference through.
             (None, _) => self.constant(0),
@@ -634,15 +519,15 @@ impl Translator<'_, '_> {
             Call::Local(target) => {
                 let index = self.subprogram_at(target);
                 let takes = self.takes[index];
-                let mut arguments: Vec<Value> = takes.arguments().map(|register| self.get(register)).collect();
+                let mut arguments: Vec<E::Value> = takes.arguments().map(|register| self.get(register)).collect();
                 if takes.takes_env() {
-                    arguments.push(self.builder.use_var(self.env));
+                    arguments.push(self.emitter.get(ENV));
                 }
-                let result = self.call_external(External::Subprogram(index), &arguments);
+                let result = self.emitter.call(External::Subprogram(index), &arguments);
                 if self.program.needs_fuel() {
                     // What ran dry did not return what the verifier knows it returns.
-                    let env = self.builder.use_var(self.env);
-                    let fuel = self.builder.ins().load(I64, access(), env, FUEL_OFFSET);
+                    let env = self.emitter.get(ENV);
+                    let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
                     self.end_if_dry(fuel);
                 }
                 result
@@ -652,26 +537,25 @@ impl Translator<'_, '_> {
     }
 
     /// What a helper gets: those of r1 to r5 that it looks at, and the environment.
-    fn arguments(&mut self, id: u32) -> Vec<Value> {
+    fn arguments(&mut self, id: u32) -> Vec<E::Value> {
         let count = helper_arguments(id);
         let zero = self.constant(0);
-        let mut arguments: Vec<Value> =
+        let mut arguments: Vec<E::Value> =
             (1..=5).map(|register| if register <= count { self.get(register) } else { zero }).collect();
-        arguments.push(self.builder.use_var(self.env));
+        arguments.push(self.emitter.get(ENV));
         arguments
     }
 
-    fn helper(&mut self, at: usize, id: u32) -> Value {
-        let env = self.builder.use_var(self.env);
+    fn helper(&mut self, at: usize, id: u32) -> E::Value {
+        let env = self.emitter.get(ENV);
         match (id, self.program.helper_map(at)) {
             (helper::TAIL_CALL, _) => self.tail_call(),
             (helper::GET_CURRENT_PID_TGID, _) => {
-                self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, pid_tgid) as i32)
+                self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, pid_tgid) as i32)
             }
             (helper::GET_ATTACH_COOKIE, _) => {
-                let attachment =
-                    self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, attachment) as i32);
-                self.builder.ins().load(I64, access(), attachment, offset_of!(Attachment, cookie) as i32)
+                let attachment = self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, attachment) as i32);
+                self.emitter.load(Size::Dw, false, attachment, offset_of!(Attachment, cookie) as i32)
             }
             (helper::MAP_LOOKUP_ELEM, Some(map)) => self.lookup(map),
             _ => self.plain_helper(id),
@@ -680,25 +564,25 @@ impl Translator<'_, '_> {
 
     /// Where there is a program to go on with, the entry ends and [`entry`] goes on with it; a subprogram runs it and
     /// ends with its result, as the kernel's compiler has it (arch/x86/net/bpf_jit_comp.c:emit_bpf_tail_call_indirect).
-    fn tail_call(&mut self) -> Value {
+    fn tail_call(&mut self) -> E::Value {
         let context = self.get(1);
         let target = self.plain_helper(helper::TAIL_CALL);
-        let (leave, on) = (self.builder.create_block(), self.builder.create_block());
-        self.builder.ins().brif(target, leave, &[], on, &[]);
-        self.builder.switch_to_block(leave);
-        let env = self.builder.use_var(self.env);
-        self.builder.ins().store(access(), target, env, TAIL_TARGET_OFFSET);
+        let (leave, on) = (self.emitter.block(), self.emitter.block());
+        self.emitter.branch(target, leave, on);
+        self.emitter.begin(leave);
+        let env = self.emitter.get(ENV);
+        self.emitter.store(Size::Dw, target, env, TAIL_TARGET_OFFSET);
         let result = if self.is_main {
             self.constant(0)
         } else {
-            self.call_external(External::Outside(Target::Symbol(TAIL_RUN)), &[context, env])
+            self.emitter.call(External::Outside(Target::Symbol(TAIL_RUN)), &[context, env])
         };
-        self.builder.ins().return_(&[result]);
-        self.builder.switch_to_block(on);
+        self.emitter.leave(result);
+        self.emitter.begin(on);
         self.constant(0)
     }
 
-    fn lookup(&mut self, map: MapShape) -> Value {
+    fn lookup(&mut self, map: MapShape) -> E::Value {
         if map.map_type == map_type::ARRAY_OF_MAPS {
             return self.array_of_maps_lookup(map);
         }
@@ -713,78 +597,81 @@ impl Translator<'_, '_> {
         if per_cpu {
             arguments.push(self.cpu());
         }
-        let value = self.call_external(External::Outside(Target::Symbol(symbol)), &arguments);
+        let value = self.emitter.call(External::Outside(Target::Symbol(symbol)), &arguments);
         if map.map_type == map_type::HASH_OF_MAPS { self.inner_map(value) } else { value }
     }
 
     /// Mirrors kernel/bpf/arraymap.c:array_of_map_gen_lookup.
-    fn array_of_maps_lookup(&mut self, map: MapShape) -> Value {
+    fn array_of_maps_lookup(&mut self, map: MapShape) -> E::Value {
         let key = self.get(2);
-        let index = self.builder.ins().load(I32, access(), key, 0);
-        let inside = self.builder.ins().icmp_imm_u(IntCC::UnsignedLessThan, index, i64::from(map.max_entries));
-        let (index, zero) = (self.widen(index), self.constant(0));
-        let index = self.builder.ins().select(inside, index, zero);
-        let offset = self.builder.ins().ishl_imm_u(index, 2);
-        let data = self.got(Target::GotData(map.slot));
-        let element = self.builder.ins().iadd(data, offset);
-        let place = self.builder.ins().load(I32, access(), element, 0);
-        let place = self.widen(place);
-        let place = self.builder.ins().select(inside, place, zero);
+        let index = self.emitter.load(Size::W, false, key, 0);
+        let inside = self.is_below(index, map.max_entries);
+        let zero = self.constant(0);
+        let index = self.emitter.select(inside, index, zero);
+        let offset = self.compute_with(AluOp::Lsh, index, 2);
+        let data = self.emitter.got(Target::GotData(map.slot));
+        let element = self.emitter.compute(AluOp::Add, data, offset);
+        let place = self.emitter.load(Size::W, false, element, 0);
+        let place = self.emitter.select(inside, place, zero);
         self.view(place)
     }
 
-    /// The map that an element at `value` names; 0 if there is no element.
-    fn inner_map(&mut self, value: Value) -> Value {
+    /// The map that an element at `value` names; 0 if there is no element. r0 is free for it: the lookup's result goes there.
+    fn inner_map(&mut self, value: E::Value) -> E::Value {
         let zero = self.constant(0);
-        let (found, on) = (self.builder.create_block(), self.builder.create_block());
-        self.builder.append_block_param(on, I64);
-        self.builder.ins().brif(value, found, &[], on, &[zero.into()]);
-        self.builder.switch_to_block(found);
-        let place = self.builder.ins().load(I32, access(), value, 0);
-        let place = self.widen(place);
+        self.set(0, zero);
+        let (found, on) = (self.emitter.block(), self.emitter.block());
+        self.emitter.branch(value, found, on);
+        self.emitter.begin(found);
+        let place = self.emitter.load(Size::W, false, value, 0);
         let view = self.view(place);
-        self.builder.ins().jump(on, &[view.into()]);
-        self.builder.switch_to_block(on);
-        self.builder.block_params(on)[0]
+        self.set(0, view);
+        self.emitter.jump(on);
+        self.emitter.begin(on);
+        self.get(0)
     }
 
     /// The view of the map in GOT slot `place` minus 1. Of 0 it is the word before the GOT, which is 0.
-    fn view(&mut self, place: Value) -> Value {
+    fn view(&mut self, place: E::Value) -> E::Value {
         const ENTRY_BYTES: u64 = size_of::<GotEntry>() as u64;
-        let env = self.builder.use_var(self.env);
-        let region = self.builder.ins().load(I64, access(), env, offset_of!(ThreadBlock, region_base) as i32);
-        let offset = self.builder.ins().imul_imm_s(place, ENTRY_BYTES as i64);
-        let entry = self.builder.ins().iadd(region, offset);
-        self.builder.ins().load(I64, access(), entry, (got_offset(0) - ENTRY_BYTES) as i32)
+        let env = self.emitter.get(ENV);
+        let region = self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, region_base) as i32);
+        let offset = self.compute_with(AluOp::Mul, place, ENTRY_BYTES as i64);
+        let entry = self.emitter.compute(AluOp::Add, region, offset);
+        self.emitter.load(Size::Dw, false, entry, (got_offset(0) - ENTRY_BYTES) as i32)
     }
 
     /// The CPU whose part of per-CPU maps the program uses: dispatch has set it.
-    fn cpu(&mut self) -> Value {
-        let env = self.builder.use_var(self.env);
-        let cpu = self.builder.ins().load(I16, access(), env, offset_of!(ThreadBlock, cpu_slot) as i32);
-        self.builder.ins().uextend(I64, cpu)
+    fn cpu(&mut self) -> E::Value {
+        let env = self.emitter.get(ENV);
+        self.emitter.load(Size::H, false, env, offset_of!(ThreadBlock, cpu_slot) as i32)
     }
 
-    fn plain_helper(&mut self, id: u32) -> Value {
+    fn plain_helper(&mut self, id: u32) -> E::Value {
         let arguments = self.arguments(id);
-        self.call_external(External::Outside(Target::Helper(id)), &arguments)
+        self.emitter.call(External::Outside(Target::Helper(id)), &arguments)
+    }
+
+    /// Whether a number of 32 bits is below another.
+    fn is_below(&mut self, index: E::Value, end: u32) -> E::Value {
+        let index = self.emitter.cut(index, Size::W);
+        self.compare_with(Cond::Lt, index, Size::W, i64::from(end))
     }
 
     /// Mirrors kernel/bpf/arraymap.c:array_map_gen_lookup.
-    fn array_lookup(&mut self, map: MapShape) -> Value {
+    fn array_lookup(&mut self, map: MapShape) -> E::Value {
         let key = self.get(2);
-        let index = self.builder.ins().load(I32, access(), key, 0);
-        let inside = self.builder.ins().icmp_imm_u(IntCC::UnsignedLessThan, index, i64::from(map.max_entries));
-        let index = self.builder.ins().uextend(I64, index);
-        let offset = self.builder.ins().imul_imm_s(index, i64::from(map.stride));
-        let data = self.got(Target::GotData(map.slot));
-        let mut value = self.builder.ins().iadd(data, offset);
+        let index = self.emitter.load(Size::W, false, key, 0);
+        let inside = self.is_below(index, map.max_entries);
+        let offset = self.compute_with(AluOp::Mul, index, i64::from(map.stride));
+        let data = self.emitter.got(Target::GotData(map.slot));
+        let mut value = self.emitter.compute(AluOp::Add, data, offset);
         if map.map_type == map_type::PERCPU_ARRAY {
             let cpu = self.cpu();
-            let of_cpu = self.builder.ins().imul_imm_s(cpu, map.cpu_stride as i64);
-            value = self.builder.ins().iadd(value, of_cpu);
+            let of_cpu = self.compute_with(AluOp::Mul, cpu, map.cpu_stride as i64);
+            value = self.emitter.compute(AluOp::Add, value, of_cpu);
         }
         let null = self.constant(0);
-        self.builder.ins().select(inside, value, null)
+        self.emitter.select(inside, value, null)
     }
 }
