@@ -106,7 +106,7 @@ impl Case {
 
 /// Runs all cases of a folder.
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
-    const USAGE: &str = "usage: cargo xtask conformance DIR [--engine interp|jit]";
+    const USAGE: &str = "usage: cargo xtask conformance DIR [--engine interp|jit|llvm]";
     let (folder, engine) = match arguments {
         [folder] => (folder, "jit"),
         [folder, "--engine", engine] => (folder, *engine),

@@ -32,6 +32,8 @@ pub(crate) enum Engine {
     /// Cranelift's code
     #[default]
     Jit,
+    /// LLVM's code, which is faster and takes longer to make, if ring3 was built with it
+    Llvm,
 }
 
 /// `ring3 exec`
@@ -143,12 +145,18 @@ fn execute(subject: &Subject, engine: Engine, memory: &mut [u8], repeat: u32) ->
     let bytes = u32::try_from(memory.len()).map_err(|_| "so much memory is too much")?;
     match engine {
         Engine::Interp => interpret(&subject.verify(bytes, |shape| shape)?, memory, repeat),
-        Engine::Jit => {
+        Engine::Jit | Engine::Llvm => {
             let mut runner = Runner::new(possible_cpus()).map_err(|error| error.to_string())?;
             let maps = subject.object.as_ref().map_or(&[][..], |object| &object.maps);
             maps.iter().try_for_each(|map| add_map(&mut runner, map))?;
             let program = subject.verify(bytes, |shape| runner.maps()[shape.slot as usize].shape(shape))?;
-            run_natively(&mut runner, &program, memory, repeat).map_err(|error| error.to_string())
+            let code = match engine {
+                Engine::Llvm => ring3_llvm::compile(&program),
+                _ => ring3_jit::compile(&program, &ring3_jit::Options::default()),
+            };
+            let loaded = runner.load(&program, &code.map_err(|error| error.to_string())?);
+            let outcome = loaded.and_then(|loaded| runner.run(loaded, memory, repeat));
+            outcome.map_err(|error| error.to_string())
         }
     }
 }
@@ -207,17 +215,6 @@ fn add_map(runner: &mut Runner, map: &MapDef) -> Result<(), String> {
         runner.set_value(slot, value);
     }
     Ok(())
-}
-
-fn run_natively(
-    runner: &mut Runner,
-    program: &Verified,
-    memory: &mut [u8],
-    repeat: u32,
-) -> Result<Outcome, Box<dyn std::error::Error>> {
-    let code = ring3_jit::compile(program, &ring3_jit::Options::default())?;
-    let loaded = runner.load(program, &code)?;
-    Ok(runner.run(loaded, memory, repeat)?)
 }
 
 /// What the interpreter's programs can call.

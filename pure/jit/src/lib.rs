@@ -70,13 +70,20 @@ pub struct Code {
     pub entry: u32,
     /// Distances to things outside.
     pub relocations: Vec<Relocation>,
-    /// Code offset and instruction index, by offset.
+    /// Code offset and instruction index, by offset; none if the compiler does not tell.
     pub pc_map: Vec<(u32, u32)>,
 }
 
 /// Why a program could not be compiled: a defect of ours.
 #[derive(Debug)]
 pub struct Error(String);
+
+impl Error {
+    /// Why, in words.
+    pub fn new(why: String) -> Error {
+        Error(why)
+    }
+}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
