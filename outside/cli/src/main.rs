@@ -17,7 +17,8 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
 
 /// eBPF in user space: run an unmodified bpf tool with probes that fire inside the traced processes.
@@ -28,6 +29,18 @@ struct Arguments {
     action: Action,
 }
 
+/// What compiles the programs of a tool.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Compiler {
+    /// LLVM those with loops, if ring3 was built with it; Cranelift the others
+    #[default]
+    Auto,
+    /// Cranelift
+    Jit,
+    /// LLVM
+    Llvm,
+}
+
 /// This much of a tool's command line is kept for `ring3 status`.
 const COMMAND_CHARS_MAX: usize = 1000;
 
@@ -35,6 +48,9 @@ const COMMAND_CHARS_MAX: usize = 1000;
 enum Action {
     /// Run a bpf tool (loader) whose bpf(2) ring3 answers
     Load {
+        /// What compiles its programs
+        #[arg(long, value_enum, default_value_t)]
+        engine: Compiler,
         /// The tool and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
@@ -102,7 +118,7 @@ enum Action {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
-        Action::Load { command } => load(&command),
+        Action::Load { engine, command } => load(engine, &command),
         Action::Start { command } => start(&command),
         Action::Attach { pid } => attach(pid).map_err(Failure::from),
         Action::Detach { pid } => detach(pid).map_err(Failure::from),
@@ -147,14 +163,20 @@ fn running() -> Result<Connection, String> {
     Connection::open()?.ok_or_else(|| "no ring3 server is running for this user".to_owned())
 }
 
-fn load(command: &[String]) -> Result<(), Failure> {
+fn load(engine: Compiler, command: &[String]) -> Result<(), Failure> {
+    let engine = match engine {
+        Compiler::Llvm if !ring3_llvm::IS_BUILT => return Err(ring3_llvm::NOT_BUILT.to_owned().into()),
+        Compiler::Auto => Engine::Auto,
+        Compiler::Jit => Engine::Jit,
+        Compiler::Llvm => Engine::Llvm,
+    };
     let program = launch::find_program(&command[0])?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
     let listener = ring3_server::loader::install_filter()?;
     let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
-    connection.ask(&Request::Load { command: shown }, Some(listener.as_fd()))?;
+    connection.ask(&Request::Load { command: shown, engine }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);
     exec(&program, command)

@@ -42,7 +42,7 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
     );
     section(&mut out, "loaders", &status["loaders"], &["pid", "command"]);
     section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);
-    section(&mut out, "programs", &status["programs"], &["id", "type", "name", "insns", "jited_bytes"]);
+    section(&mut out, "programs", &status["programs"], &["id", "type", "name", "insns", "jited_bytes", "engine"]);
     section(&mut out, "links", &status["links"], &["id", "prog_id", "file", "offset", "ret", "pid", "cookie"]);
     section(&mut out, "pins", &status["pins"], &["path", "object", "id"]);
     targets(&mut out, &status["targets"], verbose);

@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use ring3_llvm::Engine;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -25,6 +26,9 @@ pub enum Request {
     Load {
         /// The beginning of its command line, for `ring3 status`.
         command: String,
+        /// Who compiles its programs.
+        #[serde(default)]
+        engine: Engine,
     },
     /// The asking process is about to `execve` a new target. Its standard error comes along, for what
     /// can only be found out when the new image is there.

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
+use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 
 use crate::control::{Connection, Request, runtime_dir};
@@ -162,7 +163,7 @@ impl Server {
 
     fn serve(self: &Arc<Server>, request: Request, fd: Option<OwnedFd>, pid: u32) -> Result<Value, String> {
         match request {
-            Request::Load { command } => self.load(fd, pid, command),
+            Request::Load { command, engine } => self.load(fd, pid, command, engine),
             Request::Start => unreachable!("handled by converse"),
             Request::Attach { pid } => {
                 let target = self.realm.add_target(pid).map_err(|refusal| refusal.message)?;
@@ -182,13 +183,19 @@ impl Server {
         }
     }
 
-    fn load(self: &Arc<Server>, fd: Option<OwnedFd>, pid: u32, command: String) -> Result<Value, String> {
+    fn load(
+        self: &Arc<Server>,
+        fd: Option<OwnedFd>,
+        pid: u32,
+        command: String,
+        engine: Engine,
+    ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
         let server = self.clone();
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            Session::run(listener, server.subsystem.clone(), pid, command);
+            Session::run(listener, server.subsystem.clone(), pid, command, engine);
             tracing::info!(pid, "loader ended");
             server.sessions.fetch_sub(1, Ordering::AcqRel);
         });

@@ -463,7 +463,7 @@ fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     log.write(verified.log())?;
     let slots: Vec<MapSlot> = verified.maps().iter().map(|map: &MapShape| MapSlot(map.slot)).collect();
     let realm = caller.subsystem().realm.clone();
-    let text = realm.publish_program(&verified, slots).map_err(|refusal| {
+    let text = realm.publish_program(&verified, slots, caller.session.engine).map_err(|refusal| {
         let _ = log.write(&format!("{refusal}\n"));
         refuse(refusal.errno, format_args!("program {name:?}: {refusal}"))
     })?;

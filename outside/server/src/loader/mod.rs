@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
@@ -53,13 +54,15 @@ struct Caller<'s> {
 pub struct Session {
     listener: Arc<OwnedFd>,
     subsystem: Arc<Subsystem>,
+    /// Who compiles its programs.
+    engine: Engine,
 }
 
 impl Session {
     /// Serves a loader until no process of it is left.
-    pub fn run(listener: OwnedFd, subsystem: Arc<Subsystem>, pid: u32, command: String) {
+    pub fn run(listener: OwnedFd, subsystem: Arc<Subsystem>, pid: u32, command: String, engine: Engine) {
         subsystem.loader_begins(pid, command);
-        let session = Session { listener: Arc::new(listener), subsystem };
+        let session = Session { listener: Arc::new(listener), subsystem, engine };
         raw_seccomp::wake_synchronously(session.listener.as_fd());
         while session.wait() {
             match raw_seccomp::receive(session.listener.as_fd()) {

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use ring3_jit::Target as Symbol;
 use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
+use ring3_llvm::Engine;
 use ring3_maps::Geometry;
 use ring3_uapi::Errno;
 use ring3_verifier::{ProcessFilter, Verified};
@@ -64,6 +65,8 @@ pub struct ProgramText {
     pub entry: u32,
     /// Bytes of machine code.
     pub code_bytes: u32,
+    /// Who made it: not `Auto`.
+    pub engine: Engine,
     /// GOT slots of the maps that it reaches, those of perf buffers inside perf event arrays excluded.
     pub maps: Vec<MapSlot>,
 }
@@ -239,8 +242,15 @@ impl Realm {
     }
 
     /// Compiles a proved program into the text.
-    pub fn publish_program(&self, verified: &Verified, maps: Vec<MapSlot>) -> Result<ProgramText, Refusal> {
-        let code = ring3_jit::compile(verified, &ring3_jit::Options::default())
+    pub fn publish_program(
+        &self,
+        verified: &Verified,
+        maps: Vec<MapSlot>,
+        engine: Engine,
+    ) -> Result<ProgramText, Refusal> {
+        let engine = engine.chosen(verified);
+        let code = engine
+            .compile(verified)
             .map_err(|error| Refusal::new(Errno::EINVAL, format!("compiling failed: {error}")))?;
         let range = self
             .shared
@@ -258,7 +268,7 @@ impl Realm {
             Refusal::new(Errno::EINVAL, format!("linking failed: {error}"))
         })?;
         self.shared.text.write(range, &linked);
-        Ok(ProgramText { range, entry: range.offset + code.entry, code_bytes: linked.len() as u32, maps })
+        Ok(ProgramText { range, entry: range.offset + code.entry, code_bytes: linked.len() as u32, engine, maps })
     }
 
     /// The program is gone; its text is reused when no thread can be in it any more.

@@ -138,7 +138,7 @@ impl Program {
         let maps: Vec<u32> = self.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
         json!({
             "id": self.id, "type": kind, "name": self.name, "insns": self.insns.len() / 8,
-            "jited_bytes": self.text.code_bytes, "map_ids": maps,
+            "jited_bytes": self.text.code_bytes, "engine": self.text.engine.to_string(), "map_ids": maps,
         })
     }
 }
