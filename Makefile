@@ -26,6 +26,8 @@ build: deps
 demo: build
 	cargo xtask demo
 
+# (LLVM for the optimising tier, which a build has only with `--features llvm`.)
+test: PACKAGES += llvm-19-dev
 test: deps
 	cargo xtask ci
 

@@ -86,7 +86,7 @@ PROGRAM(crc32)
 PROGRAM(prime)
 {
 	u32 count = 0;
-	for (u32 n = 3; n < 120; n += 2) {
+	for (u32 n = 3 + (memory[1] & 2); n < 120; n += 2) {
 		u32 prime = 1;
 		for (u32 d = 3; d < 11; d += 2)
 			if (n != d && n % d == 0)

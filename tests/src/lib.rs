@@ -287,6 +287,7 @@ pub struct Bench {
     folder: PathBuf,
     native: bool,
     user: Option<u32>,
+    engine: &'static str,
 }
 
 impl Bench {
@@ -294,7 +295,7 @@ impl Bench {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
-        Bench { folder, native, user }
+        Bench { folder, native, user, engine: "auto" }
     }
 
     /// Under ring3.
@@ -305,6 +306,13 @@ impl Bench {
     /// Under ring3, as an ordinary user without any capability.
     pub fn ring3_as(user: u32) -> Bench {
         Bench::new(false, Some(user))
+    }
+
+    /// Under ring3, with all programs compiled by this engine.
+    pub fn ring3_with(engine: &'static str) -> Bench {
+        let mut bench = Bench::ring3();
+        bench.engine = engine;
+        bench
     }
 
     /// On the kernel.
@@ -364,7 +372,7 @@ impl Bench {
     /// A loader, under ring3 or on the kernel.
     pub fn load(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         if !self.native {
-            let mut command = self.ring3_command(&["load", "--"]);
+            let mut command = self.ring3_command(&["load", "--engine", self.engine, "--"]);
             command.arg(program);
             command
         } else {

@@ -140,7 +140,9 @@ fn the_interpreter_does_the_corpus() {
 #[test]
 fn compiled_code_does_the_corpus() {
     let mut runner = Runner::new(1).expect("this machine runs programs");
-    check(|titled| titled.case.compiled(&titled.verified(), &mut runner).result);
+    for compile in std::iter::once(raw_case::cranelift as raw_case::Compile).chain(raw_case::llvm()) {
+        check(|titled| titled.case.compiled(&titled.verified(), &mut runner, compile).result);
+    }
 }
 
 #[test]
@@ -163,7 +165,7 @@ fn conformance_cases_pass_on_every_engine() {
         return println!("SKIPPED: no folder of bpf_conformance's cases (RING3_CONFORMANCE)");
     }
     assert!(ring3().exists(), "built by `make build`");
-    for engine in ["interp", "jit"] {
+    for engine in ["interp", "jit"].into_iter().chain(ring3_llvm::IS_BUILT.then_some("llvm")) {
         let mut command = Command::new(env!("CARGO"));
         command.args(["run", "--quiet", "-p", "xtask", "--", "conformance"]).arg(&folder).args(["--engine", engine]);
         let output = command.current_dir(root()).output().expect("cargo runs");

@@ -1,6 +1,7 @@
 //! What helpers return and write, and where control goes, in programs on real victims: as `programs/*.expected` say,
 //! under ring3 and on the kernel. `BLESS=1` writes those files anew, from the kernel where the machine lets it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ring3_tests::{Bench, Process, is_root, programs, ready, root};
@@ -39,6 +40,24 @@ fn told_of_flow(bench: &Bench) -> Vec<String> {
     let (code, _, errors) = tool.finish();
     assert_eq!(code, Some(0), "{errors:?}");
     lines
+}
+
+/// What compiled the programs of programs/flow, one of which has a loop.
+fn compiled_by(bench: &Bench) -> BTreeSet<String> {
+    let mut tool = Process::start(bench.load(programs().join("flow")).arg(programs().join("stepped")));
+    while tool.line() != "attached" {}
+    let status: serde_json::Value = serde_json::from_str(&bench.run(&["status", "--json"]).1).expect("JSON");
+    let programs = status["programs"].as_array().expect("programs").iter();
+    programs.map(|program| program["engine"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn loops_are_compiled_by_llvm_unless_the_user_wants_another() {
+    let both: &[&str] = if ring3_llvm::IS_BUILT { &["jit", "llvm"] } else { &["jit"] };
+    assert!(compiled_by(&Bench::ring3()).iter().eq(both));
+    for engine in engines() {
+        assert!(compiled_by(&Bench::ring3_with(engine)).iter().eq([engine]));
+    }
 }
 
 /// The lines of an expectation; with `BLESS` set they are written anew.
@@ -88,11 +107,21 @@ fn check(got: &[String], expected: &[String], whose: &str) {
     assert_eq!(got.len(), expected.len());
 }
 
+/// What can compile the programs.
+fn engines() -> impl Iterator<Item = &'static str> {
+    if !ring3_llvm::IS_BUILT {
+        println!("SKIPPED IN PART: the tests were built without LLVM (feature ring3-llvm/llvm)");
+    }
+    ["jit"].into_iter().chain(ring3_llvm::IS_BUILT.then_some("llvm"))
+}
+
 // One test each: a kernel's probes and ring3's on the same functions at a time would be a test of something else.
 #[test]
 fn helpers_return_and_write_what_the_kernels_do() {
     let expected = expected_of_helpers();
-    check(&told(&Bench::ring3()), &expected, "ring3:");
+    for engine in engines() {
+        check(&told(&Bench::ring3_with(engine)), &expected, &format!("ring3 with {engine}:"));
+    }
     if is_root() {
         check(&told(&Bench::ring3_as(ORDINARY)), &expected, "ring3 of an ordinary user:");
         check(&with_writes_of(told(&Bench::native()), &expected), &expected, "the kernel:");
@@ -104,7 +133,9 @@ fn helpers_return_and_write_what_the_kernels_do() {
 #[test]
 fn tail_calls_callbacks_and_maps_of_maps_are_as_the_kernels() {
     let expected = expected("flow", || told_of_flow(&if is_root() { Bench::native() } else { Bench::ring3() }));
-    check(&told_of_flow(&Bench::ring3()), &expected, "ring3:");
+    for engine in engines() {
+        check(&told_of_flow(&Bench::ring3_with(engine)), &expected, &format!("ring3 with {engine}:"));
+    }
     if is_root() {
         check(&told_of_flow(&Bench::native()), &expected, "the kernel:");
     } else {

@@ -18,7 +18,7 @@ use ring3_isa::{Insn, listing};
 use ring3_run::Runner;
 use ring3_tests::is_root;
 
-use raw_case::{Case, Kernel};
+use raw_case::{Case, Compile, Kernel};
 
 const PROGRAMS_USUAL: u64 = 3000;
 const SEED_USUAL: u64 = 1;
@@ -44,7 +44,12 @@ enum Difference {
 }
 
 /// Runs a program everywhere; whether it could be run, or what is different.
-fn compare(case: &Case, runner: &mut Runner, kernel: Option<&mut Kernel>) -> Result<bool, Difference> {
+fn compare(
+    case: &Case,
+    runner: &mut Runner,
+    llvm: Option<Compile>,
+    kernel: Option<&mut Kernel>,
+) -> Result<bool, Difference> {
     let program = match case.verified() {
         Ok(program) => program,
         // Rounds of branches may be too many.
@@ -52,9 +57,15 @@ fn compare(case: &Case, runner: &mut Runner, kernel: Option<&mut Kernel>) -> Res
         Err(log) => return Err(Difference::Refused(format!("the verifier refuses it: {log}"))),
     };
     let interpreted = case.interpreted(&program);
-    let compiled = case.compiled(&program, runner);
+    let compiled = case.compiled(&program, runner, raw_case::cranelift);
     if interpreted != compiled {
         return Err(Difference::Left(format!("interpreted {interpreted:x?}\ncompiled {compiled:x?}")));
+    }
+    if let Some(compile) = llvm {
+        let optimised = case.compiled(&program, runner, compile);
+        if optimised != compiled {
+            return Err(Difference::Left(format!("compiled {compiled:x?}\nby LLVM {optimised:x?}")));
+        }
     }
     let Some(kernel) = kernel else { return Ok(true) };
     match kernel.run(case) {
@@ -84,7 +95,7 @@ fn known_defect(case: &Case, runner: &mut Runner, kernel: &mut Kernel) -> Option
     let harmless = |(name, harmless): &Defect| {
         let changed = Case { insns: harmless(&case.insns), memory: case.memory.clone() };
         let agrees =
-            changed.insns != case.insns && compare(&changed, runner, Some(&mut *kernel)).is_ok_and(|ran| ran);
+            changed.insns != case.insns && compare(&changed, runner, None, Some(&mut *kernel)).is_ok_and(|ran| ran);
         agrees.then_some(*name)
     };
     DEFECTS.iter().find_map(harmless)
@@ -116,6 +127,7 @@ fn random_programs_do_the_same_on_every_engine() {
     if !is_root() {
         println!("SKIPPED IN PART: comparing with the kernel needs root");
     }
+    let llvm = raw_case::llvm();
     let (next, compared) = (AtomicU64::new(range.start), AtomicU64::new(0));
     let (differences, defects) = (Mutex::new(vec![]), Mutex::new(vec![]));
     let differ = |number: u64, case: Case, why: String| {
@@ -138,16 +150,17 @@ fn random_programs_do_the_same_on_every_engine() {
                         // It may be one that ends the process.
                         eprintln!("{}", listing(&case.insns));
                     }
-                    match compare(&case, &mut runner, kernel.as_mut()) {
+                    match compare(&case, &mut runner, llvm, kernel.as_mut()) {
                         Ok(ran) => {
                             compared.fetch_add(u64::from(ran), Ordering::Relaxed);
                         }
                         Err(Difference::Refused(why)) => differ(number, case, why),
                         Err(Difference::Left(why)) => {
-                            let (case, why) = shrink(case, why, |tried| match compare(tried, &mut runner, None) {
-                                Err(Difference::Left(why)) => Some(why),
-                                _ => None,
-                            });
+                            let (case, why) =
+                                shrink(case, why, |tried| match compare(tried, &mut runner, llvm, None) {
+                                    Err(Difference::Left(why)) => Some(why),
+                                    _ => None,
+                                });
                             differ(number, case, why);
                         }
                         Err(Difference::LeftByKernel(why)) => {
@@ -157,7 +170,7 @@ fn random_programs_do_the_same_on_every_engine() {
                                 continue;
                             }
                             let (case, why) =
-                                shrink(case, why, |tried| match compare(tried, &mut runner, Some(kernel)) {
+                                shrink(case, why, |tried| match compare(tried, &mut runner, None, Some(kernel)) {
                                     Err(Difference::LeftByKernel(why)) => Some(why),
                                     _ => None,
                                 });

@@ -667,6 +667,7 @@ impl Bench {
 pub(crate) fn bench_binary(name: &str) -> Result<PathBuf, String> {
     let output = Command::new("cargo")
         .args(["build", "--release", "--quiet", "--package", "ring3-tests", "--bench", name])
+        .args(crate::llvm_features())
         .arg("--message-format=json-render-diagnostics")
         .current_dir(root())
         .stderr(Stdio::inherit())

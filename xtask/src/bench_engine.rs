@@ -1,5 +1,5 @@
-//! `cargo xtask bench engine`: how fast compiled programs are, beside the kernel's compiler, rbpf's and what clang makes of
-//! the same C for this machine, in one run.
+//! `cargo xtask bench engine`: how fast compiled programs are, by Cranelift (`ring3`) and by LLVM (`llvm`, where it is
+//! installed), beside the kernel's compiler, rbpf's and what clang makes of the same C for this machine, in one run.
 //!
 //! The programs are those of `bench/engine/programs.c`; `engines` of `tests/benches` runs them. Engines take turns over a
 //! program, and a time is that of the fastest round (interference only ever adds). The kernel runs programs by
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, bench_binary, machine, machine_text};
 use crate::bench_options::Options;
-use crate::root;
+use crate::{has_llvm, root};
 
 const ROUNDS: usize = 9;
 /// How long a measurement shall take, ns, and its runs.
@@ -25,15 +25,20 @@ const EMPTY: &str = "empty";
 const COMPARED_NS: f64 = 50.0;
 
 const RING3: usize = 0;
-const KERNEL: usize = 1;
-const ENGINES: [&str; 4] = ["ring3", "kernel", "rbpf", "native"];
+const LLVM: usize = 1;
+const KERNEL: usize = 2;
+const ENGINES: [&str; 5] = ["ring3", "llvm", "kernel", "rbpf", "native"];
+/// Those with which ours are compared.
+const OTHERS: std::ops::Range<usize> = KERNEL..ENGINES.len();
+/// Those that tell what compiling takes and how large code is.
+const COMPILERS: [usize; 2] = [RING3, LLVM];
 
 /// A program: the fastest time of a run on each engine, ns; none if it does not run there.
 struct Row {
     name: String,
     ns: [Option<f64>; ENGINES.len()],
     compile_us: [Option<f64>; ENGINES.len()],
-    bytes: u64,
+    bytes: [Option<f64>; ENGINES.len()],
 }
 
 impl Row {
@@ -42,9 +47,9 @@ impl Row {
         Some((self.ns[engine]? - empty.ns[engine]?).max(0.1))
     }
 
-    /// ring3's time by another engine's, where both are long enough.
-    fn ratio(&self, engine: usize, empty: &Row) -> Option<f64> {
-        let (ours, theirs) = (self.net(RING3, empty)?, self.net(engine, empty)?);
+    /// The time of one of ours by another engine's, where that is long enough.
+    fn ratio(&self, ours: usize, theirs: usize, empty: &Row) -> Option<f64> {
+        let (ours, theirs) = (self.net(ours, empty)?, self.net(theirs, empty)?);
         (theirs > COMPARED_NS).then(|| ours / theirs)
     }
 }
@@ -61,7 +66,8 @@ fn ask(process: &mut Process, order: &str) -> Result<Result<(u64, u64), String>,
 }
 
 fn measure(process: &mut Process, name: &str, rounds: usize, engines: &[usize]) -> Result<Row, String> {
-    let mut row = Row { name: name.into(), ns: [None; 4], compile_us: [None; 4], bytes: 0 };
+    let none = [None; ENGINES.len()];
+    let mut row = Row { name: name.into(), ns: none, compile_us: none, bytes: none };
     let mut runs = [0u32; ENGINES.len()];
     let mut result = None;
     for engine in engines {
@@ -84,7 +90,7 @@ fn measure(process: &mut Process, name: &str, rounds: usize, engines: &[usize]) 
             }
             if let Ok((ns, bytes)) = ask(process, &format!("compile {} {name}", ENGINES[engine]))? {
                 faster(&mut row.compile_us[engine], ns as f64 / 1000.0);
-                row.bytes = row.bytes.max(bytes);
+                row.bytes[engine] = Some(bytes as f64);
             }
         }
     }
@@ -102,17 +108,21 @@ struct Figures {
 }
 
 impl Figures {
-    fn mean(&self, engine: usize) -> Option<f64> {
-        geometric(self.rows.iter().filter_map(|row| row.ratio(engine, &self.empty)))
+    fn mean(&self, ours: usize, theirs: usize) -> Option<f64> {
+        geometric(self.rows.iter().filter_map(|row| row.ratio(ours, theirs, &self.empty)))
+    }
+
+    fn mean_of(&self, figure: impl Fn(&Row) -> Option<f64>) -> Option<f64> {
+        geometric(self.rows.iter().filter_map(figure))
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let ratios = self.rows.iter().filter_map(|row| row.ratio(KERNEL, &self.empty));
+        let ratios = self.rows.iter().filter_map(|row| row.ratio(RING3, KERNEL, &self.empty));
         let compile = self.rows.iter().filter_map(|row| row.compile_us[RING3]);
         vec![
             Goal {
                 text: "ring3's time by the kernel's, geometric mean".into(),
-                figure: self.mean(KERNEL),
+                figure: self.mean(RING3, KERNEL),
                 limit: Limit::AtMost(1.0),
             },
             Goal {
@@ -125,29 +135,61 @@ impl Figures {
                 figure: compile.max_by(f64::total_cmp),
                 limit: Limit::AtMost(1000.0),
             },
+            Goal {
+                text: "LLVM's time by the kernel's, geometric mean".into(),
+                figure: self.mean(LLVM, KERNEL),
+                limit: Limit::AtMost(0.6),
+            },
         ]
     }
 
     fn print(&self, rounds: usize) {
         println!("\n{}", machine_text());
-        println!("\nns a run (fastest of {rounds} rounds), less an empty program's; ring3's time by the others'\n");
         println!(
-            "{:<18}{:>9}{:>9}{:>9}{:>9} |{:>8}{:>8}{:>8} |{:>12}{:>8}",
-            "program", "ring3", "kernel", "rbpf", "native", "kernel", "rbpf", "native", "compile us", "bytes"
+            "\nns a run (fastest of {rounds} rounds), less an empty program's; our time by the others'; compiling; code\n"
         );
         let number = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.1}"));
         let ratio = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.2}"));
+        let whole = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.0}"));
+        let all =
+            |of: &dyn Fn(usize) -> String| (0..ENGINES.len()).map(|engine| format!("{:>9}", of(engine))).collect();
+        let pairs = COMPILERS.into_iter().flat_map(|ours| OTHERS.map(move |theirs| (ours, theirs)));
+        let pairs = |of: &dyn Fn(usize, usize) -> String| -> String {
+            pairs.clone().map(|(ours, theirs)| format!("{:>13}", of(ours, theirs))).collect()
+        };
+        let own = |of: &dyn Fn(usize) -> String| COMPILERS.map(|engine| format!("{:>8}", of(engine))).concat();
+        let print = |name: &str, times: String, ratios: String, microseconds: String, bytes: String| {
+            println!("{name:<18}{times} |{ratios} |{microseconds} |{bytes}");
+        };
+        let name = |engine: usize| ENGINES[engine].to_owned();
+        let by = |ours: usize, theirs: usize| format!("{}/{}", ENGINES[ours], ENGINES[theirs]);
+        print(
+            "program",
+            all(&name),
+            pairs(&by),
+            own(&|engine| name(engine) + " us"),
+            own(&|engine| name(engine) + " B"),
+        );
         for row in &self.rows {
-            let times: String =
-                (0..ENGINES.len()).map(|engine| format!("{:>9}", number(row.net(engine, &self.empty)))).collect();
-            let ratios: String =
-                (1..ENGINES.len()).map(|engine| format!("{:>8}", ratio(row.ratio(engine, &self.empty)))).collect();
-            println!("{:<18}{times} |{ratios} |{:>12}{:>8}", row.name, number(row.compile_us[RING3]), row.bytes);
+            let times = all(&|engine| number(row.net(engine, &self.empty)));
+            let ratios = pairs(&|ours, theirs| ratio(row.ratio(ours, theirs, &self.empty)));
+            let (compile, bytes) =
+                (own(&|engine| whole(row.compile_us[engine])), own(&|engine| whole(row.bytes[engine])));
+            print(&row.name, times, ratios, compile, bytes);
         }
-        let means: String = (1..ENGINES.len()).map(|engine| format!("{:>8}", ratio(self.mean(engine)))).collect();
-        println!("{:<54} |{means}", "geometric mean");
-        let empty: String = self.empty.ns.iter().map(|ns| format!("{:>9}", number(*ns))).collect();
-        println!("{:<18}{empty}", "an empty program");
+        let means = pairs(&|ours, theirs| ratio(self.mean(ours, theirs)));
+        let (compile, bytes) = (
+            own(&|engine| whole(self.mean_of(|row| row.compile_us[engine]))),
+            own(&|engine| whole(self.mean_of(|row| row.bytes[engine]))),
+        );
+        print("geometric mean", all(&|_| String::new()), means, compile, bytes);
+        print(
+            "an empty program",
+            all(&|engine| number(self.empty.ns[engine])),
+            String::new(),
+            String::new(),
+            String::new(),
+        );
         println!("\ngoals");
         for goal in self.goals() {
             println!("{goal}");
@@ -158,11 +200,12 @@ impl Figures {
         let of = |figures: &[Option<f64>]| -> Value {
             ENGINES.iter().zip(figures).map(|(name, figure)| ((*name).to_owned(), json!(figure))).collect()
         };
-        let row = |row: &Row| json!({"program": row.name, "ns": of(&row.ns), "compile_us": of(&row.compile_us), "bytes": row.bytes});
+        let row = |row: &Row| json!({"program": row.name, "ns": of(&row.ns), "compile_us": of(&row.compile_us), "bytes": of(&row.bytes)});
         json!({
             "machine": machine(), "rounds": rounds, "empty": row(&self.empty),
             "programs": self.rows.iter().map(row).collect::<Vec<_>>(),
-            "by_kernel_geometric": self.mean(KERNEL),
+            "by_kernel_geometric": self.mean(RING3, KERNEL),
+            "llvm_by_kernel_geometric": self.mean(LLVM, KERNEL),
             "goals": self.goals().iter().map(Goal::json).collect::<Vec<_>>(),
         })
     }
@@ -184,6 +227,10 @@ pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
         }
     }
     let mut engines: Vec<usize> = (0..ENGINES.len()).collect();
+    if !has_llvm() {
+        eprintln!("SKIPPED: llvm: llvm-19-dev is not installed");
+        engines.retain(|engine| *engine != LLVM);
+    }
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: kernel: BPF_PROG_TEST_RUN needs root");
         engines.retain(|engine| *engine != KERNEL);

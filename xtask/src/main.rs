@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
-    | conformance DIR [--engine interp|jit] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
+    | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
     | bench engine [--only TEXT] [--rounds N] [--json FILE] | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
 fn main() -> ExitCode {
@@ -69,14 +69,31 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     }
 }
 
+/// Whether LLVM's development files are there, as Debian's `llvm-19-dev` has them.
+pub(crate) fn has_llvm() -> bool {
+    Command::new("llvm-config-19").arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// What builds LLVM in, where that can be done.
+pub(crate) fn llvm_features() -> &'static [&'static str] {
+    if has_llvm() { &["--features", "ring3-llvm/llvm"] } else { &[] }
+}
+
 fn ci() -> Result<(), String> {
     run("cargo", &["fmt", "--all", "--", "--check"])?;
     run(
         "cargo",
         &["clippy", "--workspace", "--exclude", "ring3-agent", "--all-targets", "--quiet", "--", "-D", "warnings"],
     )?;
+    if has_llvm() {
+        let package = ["--package", "ring3-llvm", "--features", "llvm"];
+        run("cargo", &[&["clippy", "--all-targets", "--quiet"], &package[..], &["--", "-D", "warnings"]].concat())?;
+    } else {
+        println!("SKIPPED: llvm-19-dev is not installed: no program is compiled by LLVM");
+    }
     tidy::run()?;
-    run("cargo", &["build", "--release", "--package", "ring3-cli", "--quiet"])?;
+    let build = ["build", "--release", "--package", "ring3-cli", "--quiet"];
+    run("cargo", &[&build[..], llvm_features()].concat())?;
     run("make", &["-s", "-C", "examples/malloc"])?;
     tests()
 }
@@ -85,7 +102,9 @@ fn ci() -> Result<(), String> {
 /// in part only prints `SKIPPED IN PART: why` and has passed.
 fn tests() -> Result<(), String> {
     let mut cargo = Command::new("cargo")
-        .args(["test", "--workspace", "--exclude", "ring3-agent", "--no-fail-fast", "--", "--nocapture"])
+        .args(["test", "--workspace", "--exclude", "ring3-agent", "--no-fail-fast"])
+        .args(llvm_features())
+        .args(["--", "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .current_dir(root())
         .stdout(Stdio::piped())

@@ -7,7 +7,7 @@
 //! compile ENGINE NAME        `NS BYTES`: what compiling takes, and the code's size
 //! ```
 //!
-//! Engines: ring3, kernel (`BPF_PROG_TEST_RUN`), rbpf (its compiler), native (what clang makes of the same C).
+//! Engines: ring3, llvm (if it was built with that), kernel (`BPF_PROG_TEST_RUN`), rbpf (its compiler), native (what clang makes of the same C).
 
 #[path = "../../tests/calls/raw_bpf.rs"]
 mod raw_bpf;
@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use ring3_isa::code::BPF_LD_IMM64;
 use ring3_isa::{Insn, encode};
-use ring3_jit::Options;
+use ring3_jit::{Code, Options};
 use ring3_object::{Kernel, Object, Settings};
 use ring3_run::{Loaded, Runner};
 use ring3_uapi::attr::{map_create, map_elem, prog_load, test_run};
@@ -49,7 +49,7 @@ struct Bench {
     programs: BTreeMap<String, Vec<Insn>>,
     library: *mut libc::c_void,
     runner: Runner,
-    loaded: BTreeMap<String, Loaded>,
+    loaded: BTreeMap<(String, String), Loaded>,
     native: BTreeMap<String, (OwnedFd, OwnedFd)>,
 }
 
@@ -68,6 +68,14 @@ fn verified(insns: &[Insn]) -> Result<Verified, String> {
         constant_value: &|_| None,
     })
     .map_err(|report| report.to_string())
+}
+
+fn compiled(engine: &str, program: &Verified) -> Result<Code, String> {
+    let code = match engine {
+        "llvm" => ring3_llvm::compile(program),
+        _ => ring3_jit::compile(program, &Options::default()),
+    };
+    code.map_err(|error| error.to_string())
 }
 
 fn owned(fd: i64) -> OwnedFd {
@@ -102,7 +110,7 @@ impl Bench {
     fn run(&mut self, engine: &str, name: &str, count: u32) -> Result<(u64, u32), String> {
         let mut memory = memory();
         match engine {
-            "ring3" => self.run_ring3(name, count, &mut memory),
+            "ring3" | "llvm" => self.run_compiled(engine, name, count, &mut memory),
             "kernel" => self.run_kernel(name, count),
             "rbpf" => self.run_rbpf(name, count, &mut memory),
             "native" => self.run_native(name, count, &mut memory),
@@ -110,14 +118,21 @@ impl Bench {
         }
     }
 
-    fn run_ring3(&mut self, name: &str, count: u32, memory: &mut [u8]) -> Result<(u64, u32), String> {
-        if !self.loaded.contains_key(name) {
+    fn run_compiled(
+        &mut self,
+        engine: &str,
+        name: &str,
+        count: u32,
+        memory: &mut [u8],
+    ) -> Result<(u64, u32), String> {
+        let key = (engine.to_owned(), name.to_owned());
+        if !self.loaded.contains_key(&key) {
             let program = verified(self.insns(name)?)?;
-            let code = ring3_jit::compile(&program, &Options::default()).map_err(|error| error.to_string())?;
+            let code = compiled(engine, &program)?;
             let loaded = self.runner.load(&program, &code).map_err(|error| error.to_string())?;
-            self.loaded.insert(name.to_owned(), loaded);
+            self.loaded.insert(key.clone(), loaded);
         }
-        let outcome = self.runner.run(self.loaded[name], memory, count).map_err(|error| error.to_string())?;
+        let outcome = self.runner.run(self.loaded[&key], memory, count).map_err(|error| error.to_string())?;
         Ok((outcome.duration_ns, outcome.result as u32))
     }
 
@@ -173,10 +188,10 @@ impl Bench {
     fn compile(&self, engine: &str, name: &str) -> Result<(u64, u64), String> {
         let insns = self.insns(name)?;
         match engine {
-            "ring3" => {
+            "ring3" | "llvm" => {
                 let program = verified(insns)?;
                 let started = Instant::now();
-                let code = ring3_jit::compile(&program, &Options::default()).map_err(|error| error.to_string())?;
+                let code = compiled(engine, &program)?;
                 Ok((started.elapsed().as_nanos() as u64, code.bytes.len() as u64))
             }
             "rbpf" => {

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use ring3_interp::{Fault, Host, Memory};
 use ring3_isa::code::BPF_LD_IMM64;
 use ring3_isa::{Insn, encode};
+use ring3_jit::{Code, Error, Options};
 use ring3_run::Runner;
 use ring3_uapi::attr::{map_create, map_elem, prog_load, test_run};
 use ring3_uapi::bpf::{cmd, map_type, prog_type};
@@ -30,6 +31,23 @@ pub(crate) struct Case {
 pub(crate) struct Left {
     pub(crate) result: u64,
     pub(crate) memory: Vec<u8>,
+}
+
+/// What compiles a program.
+pub(crate) type Compile = fn(&Verified) -> Result<Code, Error>;
+
+/// Cranelift.
+pub(crate) fn cranelift(program: &Verified) -> Result<Code, Error> {
+    ring3_jit::compile(program, &Options::default())
+}
+
+/// LLVM, where it is built in.
+pub(crate) fn llvm() -> Option<Compile> {
+    if !ring3_llvm::IS_BUILT {
+        println!("SKIPPED IN PART: the tests were built without LLVM (feature ring3-llvm/llvm)");
+        return None;
+    }
+    Some(ring3_llvm::compile)
 }
 
 /// The only helper that the interpreter's programs call.
@@ -76,9 +94,9 @@ impl Case {
         Left { result, memory: memory.region(MEMORY_AT).unwrap_or_default().to_vec() }
     }
 
-    /// What compiled code leaves.
-    pub(crate) fn compiled(&self, program: &Verified, runner: &mut Runner) -> Left {
-        let code = ring3_jit::compile(program, &ring3_jit::Options::default()).expect("it compiles");
+    /// What a compiler's code leaves.
+    pub(crate) fn compiled(&self, program: &Verified, runner: &mut Runner, compile: Compile) -> Left {
+        let code = compile(program).expect("it compiles");
         runner.unload();
         let loaded = runner.load(program, &code).expect("there is room");
         let mut memory = self.memory.clone();
