@@ -87,7 +87,7 @@ fn has_loops(program: &Verified) -> bool {
 /// ring3 was built without it, or LLVM made what it must not: a defect of ours.
 #[cfg(feature = "llvm")]
 pub fn compile(program: &Verified) -> Result<Code, Error> {
-    let module = text::Module::of(&ring3_jit::Translation::new(program), &optimise::processor_name());
+    let module = text::Module::of(&ring3_jit::Translation::new(program), optimise::processor_name());
     let code = optimise::object(&module.text).and_then(|file| place::code(&file, &module.outside));
     code.map_err(|why| Error::new(format!("LLVM: {why}")))
 }

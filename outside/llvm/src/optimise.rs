@@ -28,8 +28,10 @@ fn machine() -> Result<TargetMachine, String> {
 }
 
 /// What LLVM calls this processor: how long instructions take there is known, and loops are unrolled for it.
-pub(crate) fn processor_name() -> String {
-    TargetMachine::get_host_cpu_name().to_string()
+pub(crate) fn processor_name() -> &'static str {
+    // In a virtual machine asking takes long.
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| TargetMachine::get_host_cpu_name().to_string())
 }
 
 /// The bytes of the object file.
