@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -288,6 +290,7 @@ pub struct Bench {
     native: bool,
     user: Option<u32>,
     engine: &'static str,
+    compiled: Option<PathBuf>,
 }
 
 impl Bench {
@@ -295,7 +298,7 @@ impl Bench {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
-        Bench { folder, native, user, engine: "auto" }
+        Bench { folder, native, user, engine: "auto", compiled: None }
     }
 
     /// Under ring3.
@@ -318,6 +321,18 @@ impl Bench {
     /// On the kernel.
     pub fn native() -> Bench {
         Bench::new(true, None)
+    }
+
+    /// Under ring3, with the programs of an object file compiled ahead of time.
+    pub fn ahead_of_time(object: &Path) -> Bench {
+        let mut bench = Bench::ring3();
+        std::fs::DirBuilder::new().mode(0o700).create(&bench.folder).expect("made");
+        let file = bench.folder.join("programs.aot");
+        let paths = [object, &file].map(|path| path.to_str().expect("a plain name"));
+        let (code, _, errors) = bench.run(&["aot", paths[0], "-o", paths[1]]);
+        assert_eq!(code, Some(0), "{errors}");
+        bench.compiled = Some(file);
+        bench
     }
 
     /// The server's run-time folder.
@@ -372,8 +387,9 @@ impl Bench {
     /// A loader, under ring3 or on the kernel.
     pub fn load(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         if !self.native {
-            let mut command = self.ring3_command(&["load", "--engine", self.engine, "--"]);
-            command.arg(program);
+            let mut command = self.ring3_command(&["load", "--engine", self.engine]);
+            command.args(self.compiled.iter().flat_map(|file| [OsStr::new("--aot"), file.as_os_str()]));
+            command.arg("--").arg(program);
             command
         } else {
             Command::new(program)
@@ -405,6 +421,18 @@ impl Bench {
     pub fn status(&self) -> serde_json::Value {
         let (_, out, error) = self.run(&["status", "--json"]);
         serde_json::from_str(&out).unwrap_or_else(|_| panic!("no status: {out} {error}"))
+    }
+
+    /// Programs that were compiled at loading though the tool came with a file of compiled ones, and why.
+    pub fn compiled_anew(&self) -> Vec<String> {
+        let status = self.status();
+        let rows = status["programs"].as_array().into_iter().flatten();
+        rows.filter(|row| row["aot"] != "used").map(|row| format!("{}: {}", row["name"], row["aot"])).collect()
+    }
+
+    /// Whether tools come with a file of compiled programs.
+    pub fn is_ahead_of_time(&self) -> bool {
+        self.compiled.is_some()
     }
 
     /// The server's process id.

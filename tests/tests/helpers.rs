@@ -14,6 +14,7 @@ fn told(bench: &Bench) -> Vec<String> {
     let victim = programs().join("helped");
     let mut tool = Process::start(bench.load(programs().join("helpers")).arg(&victim));
     assert_eq!(tool.line(), "attached");
+    check_compiled(bench);
     let mut victim = ready(&mut bench.target(&victim));
     victim.say("go");
     let memory = format!("memory: {}", victim.line());
@@ -30,6 +31,7 @@ fn told_of_flow(bench: &Bench) -> Vec<String> {
     let victim = programs().join("stepped");
     let mut tool = Process::start(bench.load(programs().join("flow")).arg(&victim));
     let mut lines: Vec<String> = std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "attached")).collect();
+    check_compiled(bench);
     let mut victim = ready(&mut bench.target(&victim));
     for number in ["3", "4"] {
         victim.say(number);
@@ -40,6 +42,13 @@ fn told_of_flow(bench: &Bench) -> Vec<String> {
     let (code, _, errors) = tool.finish();
     assert_eq!(code, Some(0), "{errors:?}");
     lines
+}
+
+/// Code that was compiled ahead of time was used for all programs.
+fn check_compiled(bench: &Bench) {
+    if bench.is_ahead_of_time() {
+        assert_eq!(bench.compiled_anew(), Vec::<String>::new());
+    }
 }
 
 /// What compiled the programs of programs/flow, one of which has a loop.
@@ -122,6 +131,7 @@ fn helpers_return_and_write_what_the_kernels_do() {
     for engine in engines() {
         check(&told(&Bench::ring3_with(engine)), &expected, &format!("ring3 with {engine}:"));
     }
+    check(&told(&Bench::ahead_of_time(&programs().join("helpers.bpf.o"))), &expected, "compiled ahead of time:");
     if is_root() {
         check(&told(&Bench::ring3_as(ORDINARY)), &expected, "ring3 of an ordinary user:");
         check(&with_writes_of(told(&Bench::native()), &expected), &expected, "the kernel:");
@@ -136,6 +146,7 @@ fn tail_calls_callbacks_and_maps_of_maps_are_as_the_kernels() {
     for engine in engines() {
         check(&told_of_flow(&Bench::ring3_with(engine)), &expected, &format!("ring3 with {engine}:"));
     }
+    check(&told_of_flow(&Bench::ahead_of_time(&programs().join("flow.bpf.o"))), &expected, "compiled ahead of time:");
     if is_root() {
         check(&told_of_flow(&Bench::native()), &expected, "the kernel:");
     } else {

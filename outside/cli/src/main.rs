@@ -6,6 +6,7 @@
 //! Start reading at: `main`.
 #![forbid(unsafe_code)]
 
+mod aot;
 mod assembly;
 mod exec;
 mod input;
@@ -15,6 +16,7 @@ mod verify;
 
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -51,6 +53,9 @@ enum Action {
         /// What compiles its programs
         #[arg(long, value_enum, default_value_t)]
         engine: Compiler,
+        /// A file of `ring3 aot`: programs that are in it are not verified and compiled again
+        #[arg(long, value_name = "FILE")]
+        aot: Option<PathBuf>,
         /// The tool and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
@@ -86,12 +91,14 @@ enum Action {
     /// Take away the name of an object that a tool has pinned
     Unpin {
         /// Its path, as `ring3 status` shows it
-        path: std::path::PathBuf,
+        path: PathBuf,
     },
     /// Detach from everything and end the server
     Stop,
     /// Say what the verifier says of the programs in a BPF object file; exit code 1 if it refuses one
     Verify(verify::Wanted),
+    /// Verify and compile the programs in a BPF object file ahead of time
+    Aot(aot::Wanted),
     /// Run a program by itself, on some memory, and print r0 and the time
     Exec(exec::Execute),
     /// Turn assembler text into instructions
@@ -118,7 +125,7 @@ enum Action {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
-        Action::Load { engine, command } => load(engine, &command),
+        Action::Load { engine, aot, command } => load(engine, &command, aot.as_deref()),
         Action::Start { command } => start(&command),
         Action::Attach { pid } => attach(pid).map_err(Failure::from),
         Action::Detach { pid } => detach(pid).map_err(Failure::from),
@@ -130,6 +137,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(why) => Err(Failure { why, code: 2 }),
         },
+        Action::Aot(wanted) => aot::run(&wanted).map_err(Failure::from),
         Action::Exec(wanted) => exec::run(&wanted).map_err(Failure::from),
         Action::Asm(wanted) => assembly::assemble(&wanted).map_err(Failure::from),
         Action::Disasm(wanted) => assembly::disassemble(&wanted).map_err(Failure::from),
@@ -163,7 +171,7 @@ fn running() -> Result<Connection, String> {
     Connection::open()?.ok_or_else(|| "no ring3 server is running for this user".to_owned())
 }
 
-fn load(engine: Compiler, command: &[String]) -> Result<(), Failure> {
+fn load(engine: Compiler, command: &[String], compiled: Option<&Path>) -> Result<(), Failure> {
     let engine = match engine {
         Compiler::Llvm if !ring3_llvm::IS_BUILT => return Err(ring3_llvm::NOT_BUILT.to_owned().into()),
         Compiler::Auto => Engine::Auto,
@@ -172,6 +180,9 @@ fn load(engine: Compiler, command: &[String]) -> Result<(), Failure> {
     };
     let program = launch::find_program(&command[0])?;
     let connection = launch::server()?;
+    if let Some(path) = compiled {
+        give_compiled(&connection, path).map_err(|why| format!("{}: {why}", path.display()))?;
+    }
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
     let listener = ring3_server::loader::install_filter()?;
@@ -180,6 +191,14 @@ fn load(engine: Compiler, command: &[String]) -> Result<(), Failure> {
     drop(listener);
     drop(connection);
     exec(&program, command)
+}
+
+/// Hands a file of compiled programs over: what its owner and its content must be is the server's to say.
+fn give_compiled(connection: &Connection, path: &Path) -> Result<(), String> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| error.to_string())?;
+    connection.ask(&Request::Aot, Some(file.as_fd())).map(drop)
 }
 
 fn start(command: &[String]) -> Result<(), Failure> {
@@ -192,7 +211,7 @@ fn start(command: &[String]) -> Result<(), Failure> {
     exec(&program, command)
 }
 
-fn exec(program: &std::path::Path, command: &[String]) -> Result<(), Failure> {
+fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
     let error = Command::new(program).arg0(&command[0]).args(&command[1..]).exec();
     Err(launch::cannot_run(&command[0], &error))
 }
@@ -207,7 +226,7 @@ fn detach(pid: u32) -> Result<(), String> {
     launch::server()?.ask(&Request::Detach { pid }, None).map(drop)
 }
 
-fn unpin(path: std::path::PathBuf) -> Result<(), String> {
+fn unpin(path: PathBuf) -> Result<(), String> {
     running()?.ask(&Request::Unpin { path }, None).map(drop)
 }
 

@@ -1,5 +1,6 @@
 //! Printing the server's answers.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
@@ -42,10 +43,12 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
     );
     section(&mut out, "loaders", &status["loaders"], &["pid", "command"]);
     section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);
-    section(&mut out, "programs", &status["programs"], &["id", "type", "name", "insns", "jited_bytes", "engine"]);
+    let columns = ["id", "type", "name", "insns", "jited_bytes", "engine", "aot", "source"];
+    let shown = if verbose { &columns[..] } else { &columns[..columns.len() - 1] };
+    section(&mut out, "programs", &status["programs"], shown);
     section(&mut out, "links", &status["links"], &["id", "prog_id", "file", "offset", "ret", "pid", "cookie"]);
     section(&mut out, "pins", &status["pins"], &["path", "object", "id"]);
-    targets(&mut out, &status["targets"], verbose);
+    targets(&mut out, &status["targets"], verbose.then(|| Programs::of(&status["programs"])));
     write_out(&out)
 }
 
@@ -60,7 +63,7 @@ fn section(out: &mut String, title: &str, rows: &Value, columns: &[&str]) {
     }
 }
 
-fn targets(out: &mut String, targets: &Value, verbose: bool) {
+fn targets(out: &mut String, targets: &Value, verbose: Option<Programs>) {
     let empty = vec![];
     let targets = targets.as_array().unwrap_or(&empty);
     let _ = writeln!(out, "targets: {}", targets.len());
@@ -77,13 +80,13 @@ fn targets(out: &mut String, targets: &Value, verbose: bool) {
             sum("hits"),
             sum("misses"),
         );
-        if verbose {
-            verbose_target(out, target, sites);
+        if let Some(programs) = &verbose {
+            verbose_target(out, target, sites, programs);
         }
     }
 }
 
-fn verbose_target(out: &mut String, target: &Value, sites: &[Value]) {
+fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &Programs) {
     let _ = writeln!(
         out,
         "    injected in {} us, threads stopped {} us; arrivals without a thread block {}",
@@ -98,14 +101,36 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value]) {
             text(&site["module"]),
             text(&site["kind"]),
             text(&site["tactic"]),
-            site["entry_programs"],
-            site["return_programs"],
+            programs.names(&site["entry_programs"]),
+            programs.names(&site["return_programs"]),
             site["hits"],
             site["misses"],
         );
     }
     for refusal in target["refused"].as_array().into_iter().flatten() {
         let _ = writeln!(out, "    refused: link {}: {}", refusal[0], text(&refusal[1]));
+    }
+}
+
+/// What programs are called, by id.
+struct Programs(HashMap<u64, String>);
+
+impl Programs {
+    fn of(rows: &Value) -> Programs {
+        let name = |row: &Value| match row["source"].as_str() {
+            Some(source) => format!("{} {} ({source})", row["id"], text(&row["name"])),
+            None => format!("{} {}", row["id"], text(&row["name"])),
+        };
+        let rows = rows.as_array().into_iter().flatten();
+        Programs(rows.filter_map(|row| Some((row["id"].as_u64()?, name(row)))).collect())
+    }
+
+    /// Programs of a site, by their ids: `[4 count_malloc (malloc.bpf.c:17)]`.
+    fn names(&self, ids: &Value) -> String {
+        let ids = ids.as_array().into_iter().flatten();
+        let names =
+            ids.map(|id| id.as_u64().and_then(|id| self.0.get(&id).cloned()).unwrap_or_else(|| id.to_string()));
+        format!("[{}]", names.collect::<Vec<_>>().join(", "))
     }
 }
 

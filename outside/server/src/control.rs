@@ -30,6 +30,8 @@ pub enum Request {
         #[serde(default)]
         engine: Engine,
     },
+    /// Programs of the loader that asks next by this connection may be taken from a file, which comes along.
+    Aot,
     /// The asking process is about to `execve` a new target. Its standard error comes along, for what
     /// can only be found out when the new image is there.
     Start,

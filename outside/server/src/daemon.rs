@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
+use ring3_aot::Store;
 use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 
@@ -145,13 +146,14 @@ impl Server {
             connection.answer(Err(format!("this server serves user {} only", rustix::process::geteuid().as_raw())));
             return;
         }
+        let mut store = None;
         while let Some((request, fd)) = connection.receive() {
             if let Request::Start = request {
                 self.start(connection, pid, fd);
                 return;
             }
             let stop = matches!(request, Request::Stop);
-            let result = self.serve(request, fd, pid);
+            let result = self.serve(request, fd, pid, &mut store);
             connection.answer(result);
             if stop {
                 self.stopping.store(true, Ordering::Release);
@@ -161,9 +163,22 @@ impl Server {
         }
     }
 
-    fn serve(self: &Arc<Server>, request: Request, fd: Option<OwnedFd>, pid: u32) -> Result<Value, String> {
+    /// `store`: what the connection's loader may take its code from.
+    fn serve(
+        self: &Arc<Server>,
+        request: Request,
+        fd: Option<OwnedFd>,
+        pid: u32,
+        store: &mut Option<Arc<Store>>,
+    ) -> Result<Value, String> {
         match request {
-            Request::Load { command, engine } => self.load(fd, pid, command, engine),
+            Request::Load { command, engine } => self.load(fd, pid, command, engine, store.take()),
+            Request::Aot => {
+                let read = crate::aot::read(fd.ok_or("the request has no file")?)?;
+                let programs = read.programs.len();
+                *store = Some(Arc::new(read));
+                Ok(json!({ "programs": programs }))
+            }
             Request::Start => unreachable!("handled by converse"),
             Request::Attach { pid } => {
                 let target = self.realm.add_target(pid).map_err(|refusal| refusal.message)?;
@@ -189,13 +204,14 @@ impl Server {
         pid: u32,
         command: String,
         engine: Engine,
+        store: Option<Arc<Store>>,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
         let server = self.clone();
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            Session::run(listener, server.subsystem.clone(), pid, command, engine);
+            Session::run(listener, server.subsystem.clone(), pid, command, engine, store);
             tracing::info!(pid, "loader ended");
             server.sessions.fetch_sub(1, Ordering::AcqRel);
         });

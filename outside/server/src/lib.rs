@@ -5,6 +5,7 @@
 //! Never: blocks on a loader or a target without a deadline; trusts a word that a target can write.
 //! Start reading at: `daemon.rs`, then `loader/mod.rs` (loader side) and `realm/mod.rs` (target side).
 
+pub mod aot;
 pub mod control;
 pub mod daemon;
 pub mod loader;

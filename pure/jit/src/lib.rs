@@ -68,6 +68,8 @@ pub struct Code {
     pub bytes: Vec<u8>,
     /// Offset of the entry. A tail call goes to offset 0, the entry of programs that have none themselves.
     pub entry: u32,
+    /// Offsets of the subprograms, in the program's order, and behind them that of an entry of its own.
+    pub functions: Vec<u32>,
     /// Distances to things outside.
     pub relocations: Vec<Relocation>,
     /// Code offset and instruction index, by offset; none if the compiler does not tell.
@@ -135,8 +137,6 @@ pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
 #[derive(Default)]
 struct Assembly {
     code: Code,
-    /// Offsets of the subprograms.
-    starts: Vec<u32>,
     /// Place, addend and subprogram of distances inside the code.
     local: Vec<(u32, i64, usize)>,
 }
@@ -157,11 +157,13 @@ impl Assembly {
         let code = &mut self.code;
         code.bytes.resize(code.bytes.len().next_multiple_of(FUNCTION_ALIGN), 0xcc);
         let base = code.bytes.len() as u32;
-        self.starts.push(base);
+        code.functions.push(base);
         let linked: Vec<u32> = compiled.buffer.relocs().iter().map(|relocation| relocation.offset).collect();
         let short = shorten(compiled.code_buffer(), &linked)?;
         code.bytes.extend_from_slice(&short.bytes);
-        for location in compiled.buffer.get_srclocs_sorted().iter().filter(|_| located) {
+        let locations = compiled.buffer.get_srclocs_sorted().iter();
+        // What Cranelift adds of its own (prologues) has no place in the program.
+        for location in locations.filter(|location| located && !location.loc.is_default()) {
             code.pc_map.push((base + short.place(location.start), location.loc.bits()));
         }
         let relocations = compiled.buffer.relocs().to_vec();
@@ -192,7 +194,7 @@ impl Assembly {
 
     fn finish(mut self) -> Code {
         for (offset, addend, callee) in self.local {
-            let distance = i64::from(self.starts[callee]) + addend - i64::from(offset);
+            let distance = i64::from(self.code.functions[callee]) + addend - i64::from(offset);
             self.code.bytes[offset as usize..offset as usize + 4].copy_from_slice(&(distance as i32).to_le_bytes());
         }
         self.code

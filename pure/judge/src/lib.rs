@@ -75,6 +75,11 @@ impl<'a> Judge<'a> {
         self
     }
 
+    /// A map, by its index in the object.
+    pub fn map(&self, index: u32) -> Option<MapShape> {
+        self.maps.get(index as usize).copied()
+    }
+
     /// Asks about one of the object's programs under a policy; what is asked of the verifier is the caller's.
     pub fn ask<T>(&self, program: &Program, policy: Policy, question: impl FnOnce(&mut Input<'_>) -> T) -> T {
         let insns = self.court.renumbered(&program.insns);
@@ -88,7 +93,7 @@ impl<'a> Judge<'a> {
             log_level: 0,
             lines: self.lines(program),
             map_by_fd: &|_| None,
-            map_by_index: &|index| self.maps.get(index as usize).copied(),
+            map_by_index: &|index| self.map(index),
             constant_value: &|slot| self.constant(slot),
         })
     }

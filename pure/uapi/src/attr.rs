@@ -122,8 +122,8 @@ members! {
         JITED_PROG_INSNS long(24), XLATED_PROG_INSNS long(32), LOAD_TIME long(40), CREATED_BY_UID word(48),
         NR_MAP_IDS word(52), MAP_IDS long(56), NAME Field { at: 64, bytes: 16 }, GPL_COMPATIBLE word(84),
         NR_JITED_KSYMS word(104), NR_JITED_FUNC_LENS word(108), BTF_ID word(128), FUNC_INFO_REC_SIZE word(132),
-        NR_FUNC_INFO word(144), NR_LINE_INFO word(148), NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172),
-        JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
+        FUNC_INFO long(136), NR_FUNC_INFO word(144), NR_LINE_INFO word(148), LINE_INFO long(152),
+        NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
     }
     /// `struct bpf_link_info`, with the members for uprobes.
     link_info {

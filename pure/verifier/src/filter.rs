@@ -5,9 +5,9 @@
 //! nothing only if all ways from its beginning, with this process id, come to an end by arithmetic, loads, stores to its own
 //! stack and questions that leave nothing behind.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use ring3_isa::{AluOp, Call, Cond, Op, Operand, Size, Width};
+use ring3_isa::{AluOp, Call, Cond, Immediate, Insn, Op, Operand, Size, Width, op};
 use ring3_uapi::helper;
 
 /// Steps at most, all ways together.
@@ -50,17 +50,14 @@ enum Value {
     High,
     /// An address in this program's stack.
     Stack,
-    /// An address in the value of a map, by index, that has one value.
-    MapValue(u32, u64),
+    /// An address in what the instruction at this index names, and how far in it.
+    Constant(usize, u64),
 }
 
 /// A program as the walk sees it.
-pub(crate) struct Walk<'a> {
-    pub(crate) ops: &'a [Option<Op>],
-    /// Index of the map and offset for loads of map values' addresses.
-    pub(crate) loads: &'a BTreeMap<usize, (u32, Option<u32>)>,
-    /// Bytes of a map, by index, that nobody changes any more.
-    pub(crate) constant: &'a dyn Fn(u32) -> Option<Vec<u8>>,
+struct Walk<'a> {
+    insns: &'a [Insn],
+    constant: &'a dyn Fn(usize) -> Option<Vec<u8>>,
 }
 
 /// One walk with one assumption.
@@ -72,16 +69,20 @@ struct Steps<'a> {
     left: u32,
 }
 
-impl Walk<'_> {
-    /// The filter that the program begins with.
-    pub(crate) fn filter(&self) -> ProcessFilter {
-        let (others_idle, compared) = self.idles(None);
+impl ProcessFilter {
+    /// The filter that a verified program begins with. `constant`: of the map whose only value's address the instruction at an
+    /// index loads, that value, if nobody can change it any more.
+    pub fn of(insns: &[Insn], constant: &dyn Fn(usize) -> Option<Vec<u8>>) -> ProcessFilter {
+        let walk = Walk { insns, constant };
+        let (others_idle, compared) = walk.idles(None);
         let listed: BTreeSet<u32> =
-            compared.into_iter().filter(|tgid| self.idles(Some(*tgid)).0 != others_idle).collect();
+            compared.into_iter().filter(|tgid| walk.idles(Some(*tgid)).0 != others_idle).collect();
         // A program that does nothing at all was not meant to choose.
         ProcessFilter { only: others_idle && !listed.is_empty(), listed }
     }
+}
 
+impl Walk<'_> {
     /// Whether the program does nothing under an assumption, and what it compares the process's id with.
     fn idles(&self, tgid: Option<u32>) -> (bool, BTreeSet<u32>) {
         let mut steps = Steps { walk: self, tgid, compared: BTreeSet::new(), left: STEPS_MAX };
@@ -102,9 +103,9 @@ impl Steps<'_> {
         loop {
             let Some(left) = self.left.checked_sub(1) else { return false };
             self.left = left;
-            let Some(Some(decoded)) = self.walk.ops.get(at) else { return false };
+            let Ok(decoded) = op(self.walk.insns, at) else { return false };
             let mut next = at + 1;
-            match *decoded {
+            match decoded {
                 Op::Exit => return true,
                 Op::Ja(target) => next = target,
                 Op::Alu { width, op, dst, src } => {
@@ -121,9 +122,11 @@ impl Steps<'_> {
                 Op::Store { dst, .. } if registers[usize::from(dst)] == Value::Stack => {}
                 Op::LoadImm64 { dst, value } => {
                     next = at + 2;
-                    registers[usize::from(dst)] = match (self.walk.loads.get(&at), value) {
-                        (Some((map, Some(offset))), _) => Value::MapValue(*map, u64::from(*offset)),
-                        (None, ring3_isa::Immediate::Value(number)) => Value::Known(number),
+                    registers[usize::from(dst)] = match value {
+                        Immediate::Value(number) => Value::Known(number),
+                        Immediate::MapValue(_, offset) | Immediate::MapIdxValue(_, offset) => {
+                            Value::Constant(at, u64::from(offset))
+                        }
                         _ => Value::Unknown,
                     };
                 }
@@ -148,9 +151,9 @@ impl Steps<'_> {
     }
 
     fn loaded(&self, size: Size, signed: bool, from: Value, off: i16) -> Value {
-        let Value::MapValue(map, at) = from else { return Value::Unknown };
-        let bytes = (self.walk.constant)(map).filter(|_| !signed);
-        let start = usize::try_from(at.wrapping_add(off as u64)).unwrap_or(usize::MAX);
+        let Value::Constant(named_at, distance) = from else { return Value::Unknown };
+        let bytes = (self.walk.constant)(named_at).filter(|_| !signed);
+        let start = usize::try_from(distance.wrapping_add(off as u64)).unwrap_or(usize::MAX);
         let read = bytes.as_deref().and_then(|bytes| bytes.get(start..)?.get(..usize::from(size.bytes())));
         read.map_or(Value::Unknown, |read| {
             let mut word = [0; 8];
@@ -222,16 +225,14 @@ fn compute(width: Width, op: AluOp, left: Value, right: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ring3_isa::{assemble, op};
+    use ring3_isa::assemble;
 
     /// The filter of a program that ends with an update of a map; its first instruction is the address of a value of eight
     /// bytes that is `constant`, in r9.
     fn filter_of(constant: u64, text: &str) -> ProcessFilter {
-        let text = format!("r9 = 0 ll\nr6 = r1\n{text}\ncall 2\nout:\nr0 = 0\nexit\n");
+        let text = format!("r9 = map[fd:3][0]+0 ll\nr6 = r1\n{text}\ncall 2\nout:\nr0 = 0\nexit\n");
         let insns = assemble(&text).expect("it assembles");
-        let ops: Vec<Option<Op>> = (0..insns.len()).map(|at| op(&insns, at).ok()).collect();
-        let constant = |_| Some(constant.to_le_bytes().to_vec());
-        Walk { ops: &ops, loads: &BTreeMap::from([(0, (0, Some(0)))]), constant: &constant }.filter()
+        ProcessFilter::of(&insns, &|at| (at == 0).then(|| constant.to_le_bytes().to_vec()))
     }
 
     fn only(listed: &[u32]) -> ProcessFilter {

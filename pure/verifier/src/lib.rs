@@ -46,7 +46,6 @@ use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper::TAIL_CALL;
 
 use explore::Explorer;
-use filter::Walk;
 use flow::Flow;
 
 pub use filter::ProcessFilter;
@@ -218,7 +217,6 @@ pub struct Verified {
     context_at: BTreeMap<usize, bool>,
     context_bytes: u32,
     context_leaves: bool,
-    process_filter: ProcessFilter,
     needs_fuel: bool,
     statistics: Statistics,
     log: String,
@@ -392,11 +390,6 @@ impl Verified {
         (!self.context_leaves).then_some(parts)
     }
 
-    /// The processes in which it does anything.
-    pub fn process_filter(&self) -> &ProcessFilter {
-        &self.process_filter
-    }
-
     /// Whether the division at an instruction may be one by 0.
     pub fn may_divide_by_zero(&self, insn: usize) -> bool {
         self.zero_divisors.contains(&insn)
@@ -420,12 +413,6 @@ impl Verified {
         self.maps.values().any(|(map, _)| map.is_per_cpu() || map.map_type == map_type::PROG_ARRAY)
     }
 
-    /// Its type is one of those that trace. Mirrors kernel/bpf/verifier.c:is_tracing_prog_type.
-    pub fn is_tracing(&self) -> bool {
-        use prog_type::{KPROBE, PERF_EVENT, RAW_TRACEPOINT, TRACEPOINT};
-        [KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT].contains(&self.prog_type)
-    }
-
     /// It has tail calls.
     pub fn tail_calls(&self) -> bool {
         self.helpers.contains(&TAIL_CALL)
@@ -440,6 +427,12 @@ impl Verified {
     pub fn log(&self) -> &str {
         &self.log
     }
+}
+
+/// Whether a program type is one of those that trace. Mirrors kernel/bpf/verifier.c:is_tracing_prog_type.
+pub fn is_tracing(kind: u32) -> bool {
+    use prog_type::{KPROBE, PERF_EVENT, RAW_TRACEPOINT, TRACEPOINT};
+    [KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT].contains(&kind)
 }
 
 /// Checks a program.
@@ -470,11 +463,6 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     helpers.dedup();
     let of = |index: u32| named.maps.get(index as usize).copied();
     let text = log.finish(false);
-    let constant = |index: u32| {
-        let map = of(index).filter(|map| map.map_type == map_type::ARRAY && map.max_entries == 1)?;
-        (input.constant_value)(map.slot)
-    };
-    let process_filter = Walk { ops: &ops, loads: &named.loads, constant: &constant }.filter();
     let mut insns = input.insns.to_vec();
     for (at, id) in &found.called {
         insns[*at] = Insn::new(BPF_CALL, 0, 0, 0, *id as i32);
@@ -492,7 +480,6 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         context_at: found.context_at,
         context_bytes: found.context_bytes,
         context_leaves: found.context_leaves,
-        process_filter,
         statistics,
         log: if input.log_level == 0 { String::new() } else { format!("{text}{statistics}\n") },
         subprograms: flow

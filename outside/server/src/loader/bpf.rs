@@ -1,37 +1,27 @@
 //! bpf(2).
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use ring3_isa::{Immediate, Op};
-use ring3_layout::frame;
 use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
-use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES, PROG_INFO_BYTES};
-use ring3_uapi::bpf::{attach_type, cmd, is_gpl_compatible, map_type, prog_type};
+use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES};
+use ring3_uapi::bpf::{attach_type, cmd, map_type};
 use ring3_uapi::flags::{
-    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_SLEEPABLE, BPF_F_TOKEN_FD, BPF_F_WRONLY,
+    BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
-use ring3_uapi::helper;
-use ring3_verifier::{Input, Line, MapShape, Policy, Verified, verify};
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, batch, kfuncs, names, refuse, test_run, value_types};
+use super::{Caller, Outcome, Reply, batch, names, program, refuse, test_run, value_types};
 use crate::loader::objects::{
     Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
 };
-use crate::realm::{MapSlot, possible_cpus};
 use crate::support;
 
-/// Instructions of a program at most.
-const INSNS_MAX: u32 = 1_000_000;
 /// Bytes of BTF at most (`BTF_MAX_SIZE`).
 const BTF_BYTES_MAX: u32 = 16 << 20;
-/// `BPF_F_STRICT_ALIGNMENT` to `BPF_F_TEST_REG_INVARIANTS`.
-const PROG_FLAGS: u32 = 0xff;
 
 pub(super) fn serve(caller: &Caller<'_>) -> Reply {
     let command = caller.arg(0) as u32;
@@ -54,7 +44,7 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::MAP_UPDATE_BATCH | cmd::MAP_DELETE_BATCH => batch::change(caller, attr, command),
         cmd::OBJ_PIN => names::pin(caller, attr),
         cmd::OBJ_GET => names::get(caller, attr),
-        cmd::PROG_LOAD => prog_load(caller, attr),
+        cmd::PROG_LOAD => program::load(caller, attr),
         cmd::PROG_BIND_MAP => prog_bind_map(caller, attr),
         cmd::PROG_TEST_RUN => test_run::prog_test_run(caller, attr),
         cmd::BTF_LOAD => btf_load(caller, attr),
@@ -73,7 +63,7 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
 
 // ---- maps ----
 
-fn map_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<MapObject>, Errno> {
+pub(super) fn map_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<MapObject>, Errno> {
     match caller.object(fd)? {
         Some(Object::Map(map)) => Ok(map),
         _ => Err(Errno::EINVAL),
@@ -346,9 +336,9 @@ fn map_freeze(caller: &Caller<'_>, attr: &Attr) -> Reply {
 // ---- programs ----
 
 /// A log buffer.
-struct Log<'c> {
+pub(super) struct Log<'c> {
     caller: &'c Caller<'c>,
-    level: u32,
+    pub(super) level: u32,
     bytes: u32,
     address: u64,
     true_size_at: Option<u64>,
@@ -356,7 +346,7 @@ struct Log<'c> {
 
 impl<'c> Log<'c> {
     /// From its members in the attribute. Mirrors kernel/bpf/log.c:bpf_verifier_log_attr_valid.
-    fn new(
+    pub(super) fn new(
         caller: &'c Caller<'c>,
         attr: &Attr,
         [level, bytes, address, true_size]: [Field; 4],
@@ -372,7 +362,7 @@ impl<'c> Log<'c> {
     }
 
     /// Writes the text; `ENOSPC` if it was cut, as kernel/bpf/log.c:bpf_vlog_finalize.
-    fn write(&self, text: &str) -> Result<(), Errno> {
+    pub(super) fn write(&self, text: &str) -> Result<(), Errno> {
         if self.level == 0 {
             return Ok(());
         }
@@ -391,208 +381,8 @@ impl<'c> Log<'c> {
 }
 
 /// What is loaded is refused: the log says why. A log that has no room is the error then.
-fn refuse_logged(log: &Log<'_>, errno: Errno, text: &str, what: impl std::fmt::Display) -> Errno {
+pub(super) fn refuse_logged(log: &Log<'_>, errno: Errno, text: &str, what: impl std::fmt::Display) -> Errno {
     refuse(log.write(text).err().unwrap_or(errno), what)
-}
-
-fn prog_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    use ring3_uapi::attr::prog_load as p;
-    let (kind, count) = (attr.u32(0), attr.u32(4));
-    if attr.u32(p::PROG_FLAGS.at) & !PROG_FLAGS != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if count == 0 || count > INSNS_MAX {
-        return Err(Errno::E2BIG);
-    }
-    if [p::ATTACH_PROG_FD, p::ATTACH_BTF_ID, p::PROG_IFINDEX].iter().any(|field| attr.u32(field.at) != 0) {
-        return Err(Errno::EINVAL); // of program types that are not here
-    }
-    let bytes = caller.read(attr.u64(8), count as usize * 8)?;
-    let license = caller.read_string(attr.u64(16), 128)?;
-    if let Some((errno, why)) = support::refused_prog_type(kind) {
-        let name = prog_type::name(kind).unwrap_or("unknown program type");
-        return Err(refuse(errno, format_args!("program type {name}: {why}")));
-    }
-    let name = attr.name(48)?;
-    let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
-    let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
-    kfuncs::known().renumber(&mut insns);
-    let btf = match attr.i32(72) {
-        _ if attr.u32(p::FUNC_INFO_CNT.at) == 0 && attr.u32(p::LINE_INFO_CNT.at) == 0 => None,
-        fd => match caller.object(fd)? {
-            Some(Object::Btf(btf)) => Some(btf),
-            _ => return Err(Errno::EINVAL),
-        },
-    };
-    let maps = maps_of(caller, attr, &insns).map_err(|fd| {
-        let text = format!("fd {fd} is not pointing to valid bpf_map\n");
-        refuse_logged(&log, Errno::EINVAL, &text, format_args!("program {name:?}: {text}"))
-    })?;
-    let shape = |key: &Reference| maps.get(key).map(|map| map.shape());
-    let verified = verify(&Input {
-        insns: &insns,
-        prog_type: kind,
-        gpl_compatible: is_gpl_compatible(&license),
-        sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
-        cpus: possible_cpus(),
-        policy: Policy::targets(kind).attached(kind, attr.u32(p::EXPECTED_ATTACH_TYPE.at)),
-        log_level: log.level,
-        lines: source_lines(caller, attr, btf.as_deref())?,
-        map_by_fd: &|fd| shape(&Reference::Fd(fd)),
-        map_by_index: &|index| shape(&Reference::Index(index)),
-        constant_value: &|slot| maps.values().find(|map| map.slot.0 == slot)?.constant_value(),
-    })
-    .map_err(|report| refuse_logged(&log, report.errno, &report.log, format_args!("program {name:?}: {report}")))?;
-    if let Some(map) = maps.values().find(|map| map.has_lock())
-        && (verified.is_tracing() || kind == prog_type::SOCKET_FILTER)
-    {
-        let who = if verified.is_tracing() { "tracing" } else { "socket filter" };
-        let text = format!("{who} progs cannot use bpf_spin_lock yet\n");
-        return Err(refuse_logged(&log, Errno::EINVAL, &text, format_args!("map {:?}: {text}", map.name)));
-    }
-    let owner = (kind, attr.u32(p::EXPECTED_ATTACH_TYPE.at));
-    let arrays = maps.values().filter(|map| map.geometry().header.map_type == map_type::PROG_ARRAY);
-    for array in arrays {
-        if !array.admits(owner) {
-            return Err(refuse(
-                Errno::EINVAL,
-                format_args!("program {name:?}: tail calls to programs of another type"),
-            ));
-        }
-    }
-    log.write(verified.log())?;
-    let slots: Vec<MapSlot> = verified.maps().iter().map(|map: &MapShape| MapSlot(map.slot)).collect();
-    let realm = caller.subsystem().realm.clone();
-    let text = realm.publish_program(&verified, slots, caller.session.engine).map_err(|refusal| {
-        let _ = log.write(&format!("{refusal}\n"));
-        refuse(refusal.errno, format_args!("program {name:?}: {refusal}"))
-    })?;
-    let bytes = with_map_ids(&insns, bytes, &maps);
-    let mut held: Vec<Arc<MapObject>> = maps.into_values().collect();
-    held.sort_by_key(|map| map.id);
-    held.dedup_by_key(|map| map.id);
-    let program = Arc::new(Program {
-        id: caller.subsystem().new_id(IdKind::Program),
-        name,
-        prog_type: kind,
-        expected_attach_type: owner.1,
-        gpl_compatible: is_gpl_compatible(&license),
-        insns: bytes,
-        text: Arc::new(text),
-        per_cpu: verified.uses_per_cpu(),
-        all_registers: needs_all_registers(&verified),
-        filter: verified.process_filter().clone(),
-        context_bytes: verified.context_bytes(),
-        maps: Mutex::new(held),
-        btf,
-        loaded_ns: boot_time_ns(),
-        realm,
-    });
-    let fd = caller.subsystem().open_pipe(Object::Program(program))?;
-    Ok(Outcome::Fd { fd, close_on_exec: true })
-}
-
-/// Whether a program of a probe needs registers that not every frame has: it looks at them, walks the stack, or goes on with a
-/// program that may.
-fn needs_all_registers(program: &Verified) -> bool {
-    let walks = [helper::GET_STACK, helper::GET_STACKID];
-    program.tail_calls()
-        || program.helpers().iter().any(|id| walks.contains(id))
-        || program.context_parts().is_none_or(|mut parts| parts.any(|bytes| !frame::has(&bytes)))
-}
-
-/// Lines of source code at most; programs have no more instructions.
-const LINES_MAX: u32 = INSNS_MAX;
-
-/// The source lines that a program comes with. Mirrors kernel/bpf/verifier.c:check_btf_line.
-fn source_lines(caller: &Caller<'_>, attr: &Attr, btf: Option<&Btf>) -> Result<Vec<Line>, Errno> {
-    use ring3_uapi::attr::prog_load as p;
-    /// `struct bpf_line_info`: instruction, file, line, column.
-    const RECORD_BYTES: u32 = 16;
-    /// `MAX_LINEINFO_REC_SIZE`
-    const RECORD_BYTES_MAX: u32 = 252;
-    let (count, bytes) = (attr.u32(p::LINE_INFO_CNT.at), attr.u32(p::LINE_INFO_REC_SIZE.at));
-    let Some(btf) = btf.filter(|_| count > 0) else { return Ok(vec![]) };
-    if !(RECORD_BYTES..=RECORD_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(4) || count > LINES_MAX {
-        return Err(refuse(Errno::EINVAL, format_args!("{count} line_info records of {bytes} bytes")));
-    }
-    let records = caller.read(attr.u64(p::LINE_INFO.at), count as usize * bytes as usize)?;
-    let word =
-        |record: &[u8], at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
-    let mut lines = vec![];
-    for record in records.chunks_exact(bytes as usize) {
-        let insn = word(record, 0);
-        if lines.last().is_some_and(|last: &Line| last.insn >= insn) {
-            return Err(refuse(
-                Errno::EINVAL,
-                format_args!("line_info[{}].insn_off {insn} is not in order", lines.len()),
-            ));
-        }
-        let Some(text) = btf.types.text(word(record, 8)) else {
-            return Err(refuse(Errno::EINVAL, format_args!("line_info[{}]: invalid line_off", lines.len())));
-        };
-        lines.push(Line { insn, text: String::from_utf8_lossy(text).into_owned() });
-    }
-    Ok(lines)
-}
-
-/// How an instruction names a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Reference {
-    Fd(i32),
-    Index(u32),
-}
-
-/// How an instruction names a map, if it does.
-fn reference(insns: &[ring3_isa::Insn], at: usize) -> Option<Reference> {
-    let Ok(Op::LoadImm64 { value, .. }) = ring3_isa::op(insns, at) else { return None };
-    match value {
-        Immediate::MapFd(fd) | Immediate::MapValue(fd, _) => Some(Reference::Fd(fd)),
-        Immediate::MapIdx(index) | Immediate::MapIdxValue(index, _) => Some(Reference::Index(index)),
-        _ => None,
-    }
-}
-
-/// All maps that the instructions name and that exist; the number of a descriptor that is something else.
-fn maps_of(
-    caller: &Caller<'_>,
-    attr: &Attr,
-    insns: &[ring3_isa::Insn],
-) -> Result<HashMap<Reference, Arc<MapObject>>, i32> {
-    let fd_array = attr.u64(120);
-    let mut found = HashMap::new();
-    for reference in (0..insns.len()).filter_map(|at| reference(insns, at)) {
-        let fd = match reference {
-            Reference::Fd(fd) => Some(fd),
-            Reference::Index(index) => caller
-                .read(fd_array + u64::from(index) * 4, 4)
-                .ok()
-                .map(|bytes| i32::from_le_bytes(bytes.try_into().expect("4 bytes"))),
-        };
-        let Some(fd) = fd else { continue };
-        match map_of(caller, fd) {
-            Ok(map) => drop(found.insert(reference, map)),
-            Err(Errno::EINVAL) => return Err(fd),
-            Err(_) => {}
-        }
-    }
-    Ok(found)
-}
-
-/// The instructions as the kernel shows them: maps by id. Mirrors kernel/bpf/syscall.c:bpf_insn_prepare_dump.
-fn with_map_ids(insns: &[ring3_isa::Insn], mut bytes: Vec<u8>, maps: &HashMap<Reference, Arc<MapObject>>) -> Vec<u8> {
-    for at in 0..insns.len() {
-        let Some(map) = reference(insns, at).and_then(|reference| maps.get(&reference)) else { continue };
-        if let Some(immediate) = bytes.get_mut(at * 8 + 4..at * 8 + 8) {
-            immediate.copy_from_slice(&map.id.to_le_bytes());
-        }
-    }
-    bytes
-}
-
-fn boot_time_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn program_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Program>, Errno> {
@@ -683,28 +473,28 @@ fn link_detach(caller: &Caller<'_>, attr: &Attr) -> Reply {
 // ---- information ----
 
 /// A structure of the kernel's, filled field by field.
-struct Info(Vec<u8>);
+pub(super) struct Info(pub(super) Vec<u8>);
 
 impl Info {
     /// 0 where the structure ends before.
-    fn get32(&self, offset: usize) -> u32 {
+    pub(super) fn get32(&self, offset: usize) -> u32 {
         self.0.get(offset..offset + 4).map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().expect("4 bytes")))
     }
 
-    fn get64(&self, offset: usize) -> u64 {
+    pub(super) fn get64(&self, offset: usize) -> u64 {
         u64::from(self.get32(offset)) | u64::from(self.get32(offset + 4)) << 32
     }
 
-    fn put(&mut self, offset: usize, bytes: &[u8]) -> &mut Info {
+    pub(super) fn put(&mut self, offset: usize, bytes: &[u8]) -> &mut Info {
         self.0[offset..offset + bytes.len()].copy_from_slice(bytes);
         self
     }
 
-    fn put32(&mut self, offset: usize, value: u32) -> &mut Info {
+    pub(super) fn put32(&mut self, offset: usize, value: u32) -> &mut Info {
         self.put(offset, &value.to_le_bytes())
     }
 
-    fn put64(&mut self, offset: usize, value: u64) -> &mut Info {
+    pub(super) fn put64(&mut self, offset: usize, value: u64) -> &mut Info {
         self.put(offset, &value.to_le_bytes())
     }
 }
@@ -722,7 +512,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let given = Info(caller.read(address, passed)?);
     let info = match &object {
         Object::Map(map) => map_info(map),
-        Object::Program(program) => program_info(caller, program, &given)?,
+        Object::Program(found) => program::info(caller, found, &given)?,
         Object::Btf(btf) => btf_info(caller, btf, &given)?,
         Object::Link(link) => link_info(caller, link, &given)?,
         Object::Event(_) => unreachable!("refused above"),
@@ -750,32 +540,6 @@ fn map_info(map: &MapObject) -> Info {
         info.put32(64, btf.id).put32(68, *key).put32(72, *value);
     }
     info
-}
-
-/// `struct bpf_prog_info`: counts, names and ids; the caller's buffers for map ids and instructions are filled.
-fn program_info(caller: &Caller<'_>, program: &Program, given: &Info) -> Result<Info, Errno> {
-    let (field32, field64) = (|at| given.get32(at), |at| given.get64(at));
-    let mut info = Info(vec![0; PROG_INFO_BYTES]);
-    let ids: Vec<u32> = program.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
-    info.put32(0, program.prog_type).put32(4, program.id).put32(16, program.text.code_bytes);
-    info.put32(20, program.insns.len() as u32).put64(40, program.loaded_ns);
-    info.put32(48, rustix::process::geteuid().as_raw()).put32(52, ids.len() as u32);
-    info.put(64, program.name.as_bytes()).put32(84, u32::from(program.gpl_compatible));
-    // Sizes of records that the kernel names even where there are none.
-    info.put32(132, 8).put32(172, 16).put32(176, 8);
-    info.put32(128, program.btf.as_ref().map_or(0, |btf| btf.id)).put32(216, (program.insns.len() / 8) as u32);
-    if field64(56) != 0 && field32(52) > 0 {
-        let room = (field32(52) as usize).min(ids.len());
-        let bytes: Vec<u8> = ids[..room].iter().flat_map(|id| id.to_le_bytes()).collect();
-        caller.write(field64(56), &bytes)?;
-        info.put64(56, field64(56));
-    }
-    if field64(32) != 0 && field32(20) > 0 {
-        let room = (field32(20) as usize).min(program.insns.len());
-        caller.write(field64(32), &program.insns[..room])?;
-        info.put64(32, field64(32));
-    }
-    Ok(info)
 }
 
 /// `struct bpf_btf_info`.

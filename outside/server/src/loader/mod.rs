@@ -12,7 +12,9 @@ mod kfuncs;
 mod names;
 pub mod objects;
 mod perf;
+mod program;
 mod raw_seccomp;
+mod source;
 mod test_run;
 mod value_types;
 mod wait;
@@ -21,6 +23,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ring3_aot::Store;
 use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
@@ -56,13 +59,22 @@ pub struct Session {
     subsystem: Arc<Subsystem>,
     /// Who compiles its programs.
     engine: Engine,
+    /// Programs that were compiled ahead of time.
+    store: Option<Arc<Store>>,
 }
 
 impl Session {
     /// Serves a loader until no process of it is left.
-    pub fn run(listener: OwnedFd, subsystem: Arc<Subsystem>, pid: u32, command: String, engine: Engine) {
+    pub fn run(
+        listener: OwnedFd,
+        subsystem: Arc<Subsystem>,
+        pid: u32,
+        command: String,
+        engine: Engine,
+        store: Option<Arc<Store>>,
+    ) {
         subsystem.loader_begins(pid, command);
-        let session = Session { listener: Arc::new(listener), subsystem, engine };
+        let session = Session { listener: Arc::new(listener), subsystem, engine, store };
         raw_seccomp::wake_synchronously(session.listener.as_fd());
         while session.wait() {
             match raw_seccomp::receive(session.listener.as_fd()) {

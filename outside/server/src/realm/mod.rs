@@ -21,13 +21,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ring3_jit::Target as Symbol;
+use ring3_jit::{Code, Target as Symbol};
 use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
 use ring3_llvm::Engine;
 use ring3_maps::Geometry;
 use ring3_uapi::Errno;
-use ring3_verifier::{ProcessFilter, Verified};
+use ring3_verifier::ProcessFilter;
 use serde::Serialize;
 
 pub use doorbell::EventFd;
@@ -241,17 +241,8 @@ impl Realm {
         self.shared.namespaces.dead_among(owners)
     }
 
-    /// Compiles a proved program into the text.
-    pub fn publish_program(
-        &self,
-        verified: &Verified,
-        maps: Vec<MapSlot>,
-        engine: Engine,
-    ) -> Result<ProgramText, Refusal> {
-        let engine = engine.chosen(verified);
-        let code = engine
-            .compile(verified)
-            .map_err(|error| Refusal::new(Errno::EINVAL, format!("compiling failed: {error}")))?;
+    /// Puts a proved program's code into the text. `engine`: who compiled it.
+    pub fn publish_program(&self, code: &Code, maps: Vec<MapSlot>, engine: Engine) -> Result<ProgramText, Refusal> {
         let range = self
             .shared
             .text

@@ -45,7 +45,7 @@ impl Object {
             Object::Program(program) => {
                 let maps = program.maps.lock().expect("no panic under this lock");
                 let maps = maps.iter().cloned().map(Object::Map);
-                maps.chain(program.btf.iter().cloned().map(Object::Btf)).collect()
+                maps.chain(program.source.btf.iter().cloned().map(Object::Btf)).collect()
             }
             Object::Event(event) => event.program().into_iter().map(Object::Program).collect(),
             Object::Link(link) => {
@@ -93,12 +93,33 @@ pub struct Btf {
     pub types: ring3_btf::Btf,
 }
 
+/// What a loader told of where a program comes from.
+#[derive(Clone, Default)]
+pub struct Source {
+    /// `struct bpf_func_info`: instruction and type.
+    pub functions: Vec<[u32; 2]>,
+    /// `struct bpf_line_info`: instruction, file, line, line and column.
+    pub lines: Vec<[u32; 4]>,
+    /// The types and strings that these name.
+    pub btf: Option<Arc<Btf>>,
+}
+
+impl Source {
+    /// Where the program begins, as `file:line`.
+    fn begin(&self) -> Option<String> {
+        let line = ring3_names::line(&self.btf.as_ref()?.types, *self.lines.first()?)?;
+        Some(format!("{}:{}", line.file, line.line))
+    }
+}
+
 /// A loaded program.
 pub struct Program {
     /// Id.
     pub id: u32,
     /// Name.
     pub name: String,
+    /// Tag.
+    pub tag: [u8; 8],
     /// `BPF_PROG_TYPE_*`.
     pub prog_type: u32,
     /// `expected_attach_type` of loading.
@@ -119,8 +140,10 @@ pub struct Program {
     pub context_bytes: u32,
     /// Maps it refers to, or was bound to.
     pub maps: Mutex<Vec<Arc<MapObject>>>,
-    /// Its BTF.
-    pub btf: Option<Arc<Btf>>,
+    /// Where it comes from.
+    pub source: Source,
+    /// If its loader came with a file of compiled programs: why its code was not used.
+    pub aot: Option<Result<(), String>>,
     /// `CLOCK_BOOTTIME` of loading, ns.
     pub loaded_ns: u64,
     /// The target side.
@@ -136,10 +159,15 @@ impl Program {
     pub(super) fn describe(&self) -> Value {
         let kind = prog_type::name(self.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_").to_lowercase();
         let maps: Vec<u32> = self.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
-        json!({
+        let mut row = json!({
             "id": self.id, "type": kind, "name": self.name, "insns": self.insns.len() / 8,
             "jited_bytes": self.text.code_bytes, "engine": self.text.engine.to_string(), "map_ids": maps,
-        })
+            "source": self.source.begin(),
+        });
+        if let Some(used) = &self.aot {
+            row["aot"] = used.as_ref().err().map_or("used", String::as_str).into();
+        }
+        row
     }
 }
 

@@ -25,7 +25,7 @@ use ring3_uapi::flags::{BPF_F_RDONLY, BPF_F_WRONLY};
 use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
-pub use kinds::{Btf, Event, EventKind, Link, Object, Program, UprobeSite};
+pub use kinds::{Btf, Event, EventKind, Link, Object, Program, Source, UprobeSite};
 use pins::{Files, Pins};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
 use watch::Watch;

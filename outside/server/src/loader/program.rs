@@ -1,0 +1,314 @@
+//! `BPF_PROG_LOAD`, and what is told of programs afterwards.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use ring3_aot::{Facts, Kind, Subject};
+use ring3_isa::{Immediate, Insn, Op};
+use ring3_jit::Code;
+use ring3_llvm::Engine;
+use ring3_uapi::Errno;
+use ring3_uapi::attr::PROG_INFO_BYTES;
+use ring3_uapi::attr::prog_load as p;
+use ring3_uapi::bpf::{is_gpl_compatible, map_type, prog_type};
+use ring3_uapi::flags::BPF_F_SLEEPABLE;
+use ring3_verifier::{Input, MapShape, Policy, ProcessFilter, is_tracing, verify};
+
+use super::attr::Attr;
+use super::bpf::{Info, Log, map_of, refuse_logged};
+use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
+use super::{Caller, Outcome, Reply, kfuncs, refuse};
+use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
+use crate::realm::{MapSlot, possible_cpus};
+use crate::support;
+
+/// Instructions of a program at most.
+const INSNS_MAX: u32 = 1_000_000;
+/// `BPF_F_STRICT_ALIGNMENT` to `BPF_F_TEST_REG_INVARIANTS`.
+const PROG_FLAGS: u32 = 0xff;
+
+/// A program that a loader brings.
+struct Brought<'c> {
+    log: Log<'c>,
+    name: String,
+    kind: Kind,
+    insns: Vec<Insn>,
+    maps: HashMap<Reference, Arc<MapObject>>,
+    source: Source,
+}
+
+/// What is made of it.
+struct Made {
+    code: Code,
+    /// Who compiled it.
+    engine: Engine,
+    facts: Facts,
+    /// GOT slots of its maps.
+    slots: Vec<u32>,
+    /// If the loader came with a file of compiled programs: why its code was not used.
+    aot: Option<Result<(), String>>,
+}
+
+pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    let (kind, count) = (attr.u32(0), attr.u32(4));
+    if attr.u32(p::PROG_FLAGS.at) & !PROG_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if count == 0 || count > INSNS_MAX {
+        return Err(Errno::E2BIG);
+    }
+    if [p::ATTACH_PROG_FD, p::ATTACH_BTF_ID, p::PROG_IFINDEX].iter().any(|field| attr.u32(field.at) != 0) {
+        return Err(Errno::EINVAL); // of program types that are not here
+    }
+    let bytes = caller.read(attr.u64(8), count as usize * 8)?;
+    let license = caller.read_string(attr.u64(16), 128)?;
+    if let Some((errno, why)) = support::refused_prog_type(kind) {
+        let name = prog_type::name(kind).unwrap_or("unknown program type");
+        return Err(refuse(errno, format_args!("program type {name}: {why}")));
+    }
+    let name = attr.name(48)?;
+    let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
+    let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
+    let tag = ring3_names::tag(&insns);
+    kfuncs::known().renumber(&mut insns);
+    let btf = source::types(caller, attr)?;
+    let maps = maps_of(caller, attr, &insns).map_err(|fd| {
+        let text = format!("fd {fd} is not pointing to valid bpf_map\n");
+        refuse_logged(&log, Errno::EINVAL, &text, format_args!("program {name:?}: {text}"))
+    })?;
+    let source = source::read(caller, attr, &insns, btf)
+        .map_err(|(errno, text)| refuse_logged(&log, errno, &text, format_args!("program {name:?}: {text}")))?;
+    let kind = Kind {
+        prog_type: kind,
+        attach_type: attr.u32(p::EXPECTED_ATTACH_TYPE.at),
+        gpl_compatible: is_gpl_compatible(&license),
+        sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
+    };
+    let brought = Brought { log, name, kind, insns, maps, source };
+    let made = brought.make(caller)?;
+    let program = Arc::new(brought.publish(caller, made, bytes, tag)?);
+    let fd = caller.subsystem().open_pipe(Object::Program(program))?;
+    Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
+impl Brought<'_> {
+    fn shape(&self, key: &Reference) -> Option<MapShape> {
+        self.maps.get(key).map(|map| map.shape())
+    }
+
+    /// The value of a map that never changes, by slot.
+    fn constant(&self, slot: u32) -> Option<Vec<u8>> {
+        self.maps.values().find(|map| map.slot.0 == slot)?.constant_value()
+    }
+
+    /// Takes code from the loader's file of compiled programs, or verifies and compiles.
+    fn make(&self, caller: &Caller<'_>) -> Result<Made, Errno> {
+        let stored = caller.session.store.as_ref().map(|store| self.stored(store));
+        let made = match stored {
+            Some(Ok(made)) => made,
+            other => Made { aot: other.and_then(Result::err).map(Err), ..self.compile(caller.session.engine)? },
+        };
+        match &made.aot {
+            Some(Ok(())) => tracing::info!("program {:?}: aot: used", self.name),
+            // libbpf asks by programs without a name what there is.
+            Some(Err(_)) if self.name.is_empty() => {}
+            Some(Err(why)) => tracing::info!("program {:?}: aot: not used: {why}", self.name),
+            None => {}
+        }
+        self.check_maps()?;
+        Ok(made)
+    }
+
+    /// The code of a file, if it has the same program, compiled for the same maps and constants.
+    fn stored(&self, store: &ring3_aot::Store) -> Result<Made, String> {
+        if self.log.level != 0 {
+            return Err("the tool wants to see the verifier's log".into());
+        }
+        let map_at = |at| self.shape(&reference(&self.insns, at)?);
+        let subject = Subject::new(self.kind, &self.insns, &map_at).ok_or("it names a map that is not there")?;
+        let stored = store.find(&subject, &|slot| self.constant(slot))?;
+        let symbol = |name: &str| ring3_image::symbols().find(|(known, _)| *known == name).map(|(known, _)| known);
+        let code = stored.code(&subject, &symbol).ok_or("its code wants what this ring3 has not")?;
+        let slots = subject.slots().to_vec();
+        Ok(Made { code, engine: Engine::Jit, facts: stored.facts, slots, aot: Some(Ok(())) })
+    }
+
+    fn compile(&self, engine: Engine) -> Result<Made, Errno> {
+        let verified = verify(&Input {
+            insns: &self.insns,
+            prog_type: self.kind.prog_type,
+            gpl_compatible: self.kind.gpl_compatible,
+            sleepable: self.kind.sleepable,
+            cpus: possible_cpus(),
+            policy: Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type),
+            log_level: self.log.level,
+            lines: source::texts(&self.source),
+            map_by_fd: &|fd| self.shape(&Reference::Fd(fd)),
+            map_by_index: &|index| self.shape(&Reference::Index(index)),
+            constant_value: &|slot| self.constant(slot),
+        })
+        .map_err(|report| self.refuse(report.errno, &report.log, &report))?;
+        self.log.write(verified.log())?;
+        let engine = engine.chosen(&verified);
+        let code = engine.compile(&verified).map_err(|error| {
+            let text = format!("compiling failed: {error}\n");
+            self.refuse(Errno::EINVAL, &text, &text)
+        })?;
+        let slots = verified.maps().iter().map(|map| map.slot).collect();
+        Ok(Made { code, engine, facts: Facts::of(&verified), slots, aot: None })
+    }
+
+    /// The processes in which it does anything.
+    fn filter(&self) -> ProcessFilter {
+        ProcessFilter::of(&self.insns, &|at| {
+            let shape = self.shape(&reference(&self.insns, at)?)?;
+            let is_single = shape.map_type == map_type::ARRAY && shape.max_entries == 1;
+            is_single.then(|| self.constant(shape.slot))?
+        })
+    }
+
+    /// What the kernel refuses of maps together with programs of this type.
+    fn check_maps(&self) -> Result<(), Errno> {
+        let kind = self.kind.prog_type;
+        if let Some(map) = self.maps.values().find(|map| map.has_lock())
+            && (is_tracing(kind) || kind == prog_type::SOCKET_FILTER)
+        {
+            let who = if is_tracing(kind) { "tracing" } else { "socket filter" };
+            let text = format!("{who} progs cannot use bpf_spin_lock yet\n");
+            return Err(refuse_logged(&self.log, Errno::EINVAL, &text, format_args!("map {:?}: {text}", map.name)));
+        }
+        let mut arrays = self.maps.values().filter(|map| map.geometry().header.map_type == map_type::PROG_ARRAY);
+        if arrays.any(|array| !array.admits((kind, self.kind.attach_type))) {
+            let what = "tail calls to programs of another type";
+            return Err(refuse(Errno::EINVAL, format_args!("program {:?}: {what}", self.name)));
+        }
+        Ok(())
+    }
+
+    fn publish(self, caller: &Caller<'_>, made: Made, bytes: Vec<u8>, tag: [u8; 8]) -> Result<Program, Errno> {
+        let realm = caller.subsystem().realm.clone();
+        let slots = made.slots.into_iter().map(MapSlot).collect();
+        let text = realm.publish_program(&made.code, slots, made.engine);
+        let text = text.map_err(|refusal| self.refuse(refusal.errno, &format!("{refusal}\n"), &refusal))?;
+        let filter = self.filter();
+        let bytes = with_map_ids(&self.insns, bytes, &self.maps);
+        let mut held: Vec<Arc<MapObject>> = self.maps.into_values().collect();
+        held.sort_by_key(|map| map.id);
+        held.dedup_by_key(|map| map.id);
+        Ok(Program {
+            id: caller.subsystem().new_id(IdKind::Program),
+            name: self.name,
+            tag,
+            prog_type: self.kind.prog_type,
+            expected_attach_type: self.kind.attach_type,
+            gpl_compatible: self.kind.gpl_compatible,
+            insns: bytes,
+            text: Arc::new(text),
+            per_cpu: made.facts.uses_per_cpu,
+            context_bytes: made.facts.context_bytes,
+            all_registers: made.facts.all_registers,
+            filter,
+            maps: Mutex::new(held),
+            source: self.source,
+            aot: made.aot,
+            loaded_ns: boot_time_ns(),
+            realm,
+        })
+    }
+
+    fn refuse(&self, errno: Errno, log: &str, why: &dyn std::fmt::Display) -> Errno {
+        refuse_logged(&self.log, errno, log, format_args!("program {:?}: {why}", self.name))
+    }
+}
+
+/// How an instruction names a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Reference {
+    Fd(i32),
+    Index(u32),
+}
+
+/// How an instruction names a map, if it does.
+fn reference(insns: &[Insn], at: usize) -> Option<Reference> {
+    let Ok(Op::LoadImm64 { value, .. }) = ring3_isa::op(insns, at) else { return None };
+    match value {
+        Immediate::MapFd(fd) | Immediate::MapValue(fd, _) => Some(Reference::Fd(fd)),
+        Immediate::MapIdx(index) | Immediate::MapIdxValue(index, _) => Some(Reference::Index(index)),
+        _ => None,
+    }
+}
+
+/// All maps that the instructions name and that exist; the number of a descriptor that is something else.
+fn maps_of(caller: &Caller<'_>, attr: &Attr, insns: &[Insn]) -> Result<HashMap<Reference, Arc<MapObject>>, i32> {
+    let fd_array = attr.u64(120);
+    let mut found = HashMap::new();
+    for reference in (0..insns.len()).filter_map(|at| reference(insns, at)) {
+        let fd = match reference {
+            Reference::Fd(fd) => Some(fd),
+            Reference::Index(index) => caller
+                .read(fd_array + u64::from(index) * 4, 4)
+                .ok()
+                .map(|bytes| i32::from_le_bytes(bytes.try_into().expect("4 bytes"))),
+        };
+        let Some(fd) = fd else { continue };
+        match map_of(caller, fd) {
+            Ok(map) => drop(found.insert(reference, map)),
+            Err(Errno::EINVAL) => return Err(fd),
+            Err(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+/// The instructions as the kernel shows them: maps by id. Mirrors kernel/bpf/syscall.c:bpf_insn_prepare_dump.
+fn with_map_ids(insns: &[Insn], mut bytes: Vec<u8>, maps: &HashMap<Reference, Arc<MapObject>>) -> Vec<u8> {
+    for at in 0..insns.len() {
+        let Some(map) = reference(insns, at).and_then(|reference| maps.get(&reference)) else { continue };
+        if let Some(immediate) = bytes.get_mut(at * 8 + 4..at * 8 + 8) {
+            immediate.copy_from_slice(&map.id.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn boot_time_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// `struct bpf_prog_info`: counts, names and ids; the caller's buffers are filled as far as they reach.
+/// Mirrors kernel/bpf/syscall.c:bpf_prog_get_info_by_fd. Lines of machine code are not told: they are not in order.
+pub(super) fn info(caller: &Caller<'_>, program: &Program, given: &Info) -> Result<Info, Errno> {
+    use ring3_uapi::attr::prog_info as i;
+    /// `jited_line_info_rec_size`
+    const ADDRESS_BYTES: u32 = 8;
+    let source = &program.source;
+    let mut info = Info(vec![0; PROG_INFO_BYTES]);
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let ids: Vec<u32> = program.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
+    info.put32(i::TYPE.at, program.prog_type).put32(i::ID.at, program.id).put(i::TAG.at, &program.tag);
+    info.put32(i::JITED_PROG_LEN.at, program.text.code_bytes).put64(i::LOAD_TIME.at, program.loaded_ns);
+    info.put32(i::CREATED_BY_UID.at, rustix::process::geteuid().as_raw()).put(i::NAME.at, program.name.as_bytes());
+    info.put32(i::GPL_COMPATIBLE.at, u32::from(program.gpl_compatible));
+    info.put32(i::BTF_ID.at, source.btf.as_ref().map_or(0, |btf| btf.id));
+    info.put32(i::VERIFIED_INSNS.at, (program.insns.len() / 8) as u32);
+    // Sizes of records that the kernel names even where there are none.
+    info.put32(i::FUNC_INFO_REC_SIZE.at, FUNC_RECORD_BYTES).put32(i::LINE_INFO_REC_SIZE.at, LINE_RECORD_BYTES);
+    info.put32(i::JITED_LINE_INFO_REC_SIZE.at, ADDRESS_BYTES);
+    let lists = [
+        (i::XLATED_PROG_LEN, i::XLATED_PROG_INSNS, 1, program.insns.clone()),
+        (i::NR_MAP_IDS, i::MAP_IDS, size_of::<u32>(), words(&ids)),
+        (i::NR_FUNC_INFO, i::FUNC_INFO, FUNC_RECORD_BYTES as usize, words(source.functions.as_flattened())),
+        (i::NR_LINE_INFO, i::LINE_INFO, LINE_RECORD_BYTES as usize, words(source.lines.as_flattened())),
+    ];
+    for (count, address, each, bytes) in lists {
+        let (given_count, given_address) = (given.get32(count.at) as usize, given.get64(address.at));
+        let room = given_count.saturating_mul(each).min(bytes.len());
+        if given_address != 0 && room > 0 {
+            caller.write(given_address, &bytes[..room])?;
+            info.put64(address.at, given_address);
+        }
+        info.put32(count.at, (bytes.len() / each) as u32);
+    }
+    Ok(info)
+}
