@@ -225,7 +225,7 @@ fn linkable(of: &Object, compiled: &[Compiled<'_>]) -> Vec<u8> {
 }
 
 /// Writes a file that nobody sees in part, and that others may not write: the server would not take it.
-fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(format!(".{}", std::process::id()));
     let fresh = PathBuf::from(fresh);

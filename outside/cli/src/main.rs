@@ -97,6 +97,14 @@ enum Action {
     Stop,
     /// Say what the verifier says of the programs in a BPF object file; exit code 1 if it refuses one
     Verify(verify::Wanted),
+    /// Write names and source lines of what of ring3 lies in a target, for gdb (`add-symbol-file`)
+    Symbols {
+        /// The target's process id
+        pid: u32,
+        /// The ELF file to write
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
     /// Verify and compile the programs in a BPF object file ahead of time
     Aot(aot::Wanted),
     /// Run a program by itself, on some memory, and print r0 and the time
@@ -137,6 +145,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(why) => Err(Failure { why, code: 2 }),
         },
+        Action::Symbols { pid, output } => symbols(pid, &output).map_err(Failure::from),
         Action::Aot(wanted) => aot::run(&wanted).map_err(Failure::from),
         Action::Exec(wanted) => exec::run(&wanted).map_err(Failure::from),
         Action::Asm(wanted) => assembly::assemble(&wanted).map_err(Failure::from),
@@ -224,6 +233,14 @@ fn attach(pid: u32) -> Result<(), String> {
 fn detach(pid: u32) -> Result<(), String> {
     // A server that was killed may have left something in the process: a new one takes it out.
     launch::server()?.ask(&Request::Detach { pid }, None).map(drop)
+}
+
+fn symbols(pid: u32, output: &Path) -> Result<(), String> {
+    let answer = running()?.ask(&Request::Symbols { pid }, None)?;
+    let placed: Vec<ring3_names::elf::Placed> =
+        serde_json::from_value(answer).map_err(|_| "the server is of another version; `ring3 stop` ends it")?;
+    aot::write_file(output, &ring3_names::elf::symbols(&placed))
+        .map_err(|error| format!("{}: {error}", output.display()))
 }
 
 fn unpin(path: PathBuf) -> Result<(), String> {

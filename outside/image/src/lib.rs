@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use object::read::elf::{ElfFile64, ProgramHeader};
-use object::{Endianness, Object, ObjectSymbol};
+use object::{Endianness, Object, ObjectSymbol, SymbolKind};
 
 /// ELF headers are read in place.
 #[repr(align(16))]
@@ -50,6 +50,26 @@ pub fn symbol(name: &str) -> Option<u64> {
 /// Offset of the helper with this number (`BPF_FUNC_*`).
 pub fn helper(id: u32) -> Option<u64> {
     symbol(&format!("ring3_helper_{}", ring3_uapi::helper::name(id)?))
+}
+
+/// Where in the image code lies.
+pub fn code() -> std::ops::Range<u64> {
+    let elf = ElfFile64::<Endianness>::parse(file()).expect("the build made a valid file");
+    let endian = elf.endian();
+    let segments = elf.elf_program_headers().iter();
+    let mut code = segments.filter(|ph| ph.p_flags(endian) & object::elf::PF_X != 0);
+    code.next().map_or(0..0, |ph| ph.p_vaddr(endian)..ph.p_vaddr(endian) + ph.p_memsz(endian))
+}
+
+/// All functions: name, offset and bytes.
+pub fn functions() -> impl Iterator<Item = (String, u64, u64)> {
+    let elf = ElfFile64::<Endianness>::parse(file()).expect("the build made a valid file");
+    let symbols = elf.symbols().filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text);
+    let mut found: Vec<(String, u64, u64)> = symbols
+        .filter_map(|symbol| Some((symbol.name().ok()?.to_owned(), symbol.address(), symbol.size())))
+        .collect();
+    found.sort_by_key(|(_, offset, _)| *offset);
+    found.into_iter()
 }
 
 /// All symbols with their offsets.

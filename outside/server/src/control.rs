@@ -47,6 +47,11 @@ pub enum Request {
     },
     /// Everything about the server.
     Status,
+    /// Names and lines of what of ring3 lies in a target.
+    Symbols {
+        /// Its process id.
+        pid: u32,
+    },
     /// Lines of `bpf_trace_printk` from this number on.
     Trace {
         /// Number of the first line wanted.

@@ -20,7 +20,7 @@ use ring3_uapi::Errno;
 use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::Session;
 use crate::loader::objects::Subsystem;
-use crate::realm::{EventFd, Realm};
+use crate::realm::{EventFd, PerfFiles, Realm};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
@@ -62,7 +62,10 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     let path = dir.join("server.sock");
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let realm = Realm::start(name_of(&dir)).map_err(|error| format!("cannot set up shared memory: {error}"))?;
+    let perf = std::env::var_os("RING3_PERF").is_some_and(|value| value != "0" && !value.is_empty());
+    let perf = perf.then(|| PerfFiles::new(&dir, name_of(&dir)));
+    let realm = Realm::start(name_of(&dir), perf.as_ref());
+    let realm = realm.map_err(|error| format!("cannot set up shared memory: {error}"))?;
     let server = Arc::new(Server {
         subsystem: Subsystem::new(realm.clone()),
         realm,
@@ -193,6 +196,9 @@ impl Server {
             Request::Trace { from } => {
                 let (lines, next) = self.realm.trace(from);
                 Ok(json!({ "lines": lines, "next": next }))
+            }
+            Request::Symbols { pid } => {
+                self.realm.symbols(pid).map(|placed| json!(placed)).map_err(|refusal| refusal.message)
             }
             Request::Stop => Ok(json!({ "loaders": self.sessions.load(Ordering::Acquire) })),
         }

@@ -1,12 +1,17 @@
 //! ELF files of compiled programs, all written by one writer:
 //! - [`object`]: to be linked, code and relocations;
-//! - [`symbols`]: names of what lies at fixed addresses of a process, without the code, for gdb.
+//! - [`symbols`]: names of what lies at fixed addresses of a process, without the code, for gdb;
+//! - [`Wrapping`]: what makes an ELF file of a file that is mapped as it is, for perf.
+
+use std::sync::Arc;
 
 use object::Endianness;
 use object::elf;
-use object::write::elf::{FileHeader, Rel, SectionHeader, SectionIndex, Sym, Writer};
+use object::write::elf::{FileHeader, ProgramHeader, Rel, SectionHeader, SectionIndex, Sym, Writer};
 use object::write::{StringId, WritableBuffer};
 use ring3_jit::{Code, Target};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::Names;
 use crate::dwarf::{self, Base};
@@ -22,8 +27,10 @@ struct Section {
     flags: u32,
     address: u64,
     align: u64,
-    /// Of those that are not in the file.
+    /// Of those that are not in the file, or that somebody else writes.
     bytes: u64,
+    /// Somebody else writes it, at its address.
+    given: bool,
     data: Vec<u8>,
     relocations: Vec<Place>,
     /// Of tables of relocations, the section that they are for; index in the list.
@@ -51,9 +58,11 @@ struct Symbol {
 }
 
 /// A file to be written.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct File {
     kind: u16,
+    /// Of a file that is mapped at its own offsets: bytes that are mapped; all but the headers comes behind them.
+    mapped: Option<u64>,
     sections: Vec<Section>,
     symbols: Vec<Symbol>,
 }
@@ -70,7 +79,7 @@ pub struct Linkable<'a> {
 }
 
 /// What lies at an address of a process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Placed {
     /// Name of its section.
     pub section: String,
@@ -106,7 +115,7 @@ pub fn object(programs: &[Linkable<'_>]) -> Vec<u8> {
         align: PROGRAM_ALIGN,
         ..Section::default()
     };
-    let mut file = File { kind: elf::ET_REL, sections: vec![text], symbols: vec![] };
+    let mut file = File { kind: elf::ET_REL, sections: vec![text], ..File::default() };
     file.symbols.push(Symbol { section: Some(0), kind: elf::STT_SECTION, ..Symbol::default() });
     let mut starts = vec![];
     for program in programs {
@@ -143,7 +152,7 @@ fn note_of_no_executable_stack() -> Section {
 
 /// A file of symbols and lines (`ET_EXEC` whose sections are not in it), as `add-symbol-file` of gdb reads it.
 pub fn symbols(placed: &[Placed]) -> Vec<u8> {
-    let mut file = File { kind: elf::ET_EXEC, sections: vec![], symbols: vec![] };
+    let mut file = File { kind: elf::ET_EXEC, ..File::default() };
     for (index, place) in placed.iter().enumerate() {
         file.sections.push(Section {
             name: place.section.clone(),
@@ -155,20 +164,100 @@ pub fn symbols(placed: &[Placed]) -> Vec<u8> {
             ..Section::default()
         });
         for (base, names) in &place.pieces {
-            file.symbols.extend(names.functions.iter().map(|function| Symbol {
-                name: function.name.clone(),
-                section: Some(index),
-                kind: elf::STT_FUNC,
-                global: true,
-                value: base + u64::from(function.offset),
-                bytes: u64::from(function.bytes),
-            }));
+            file.add_functions(index, *base, names);
         }
     }
     let pieces = placed.iter().flat_map(|place| &place.pieces);
     let pieces: Vec<(Base, &Names)> = pieces.map(|(base, names)| (Base::At(*base), names)).collect();
     file.add_debug_sections(&pieces);
     file.write()
+}
+
+/// What makes an ELF file (`ET_DYN`) of a file that is mapped as it is, each byte at its own offset: headers that lie in
+/// front of all code, and tables that lie behind what is mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrapping {
+    /// For offset 0.
+    pub head: Vec<u8>,
+    /// For the offset where the mapped part ends.
+    pub tail: Vec<u8>,
+}
+
+/// Bytes of [`Wrapping::head`]: the file's header and one of a segment.
+pub const HEAD_BYTES: u64 = 64 + 56;
+/// Bytes of a build id, and where it is in the tail: behind the note's header and name.
+const BUILD_ID: std::ops::Range<usize> = 16..36;
+
+impl Wrapping {
+    /// For `mapped` bytes, of which `text` is code, with pieces by offset. The build id, by which perf keeps copies, is made of
+    /// these names and of `salt`, which tells apart what has the same names.
+    pub fn new(mapped: u64, text: std::ops::Range<u64>, pieces: &[(u64, Arc<Names>)], salt: u64) -> Wrapping {
+        let mut note = vec![];
+        for word in [4, BUILD_ID.len() as u32, elf::NT_GNU_BUILD_ID] {
+            note.extend(word.to_le_bytes());
+        }
+        note.extend(b"GNU\0");
+        note.extend([0; BUILD_ID.end - BUILD_ID.start]);
+        let note = Section {
+            name: ".note.gnu.build-id".into(),
+            kind: elf::SHT_NOTE,
+            align: 4,
+            data: note,
+            ..Section::default()
+        };
+        let text = Section {
+            name: ".text".into(),
+            kind: elf::SHT_PROGBITS,
+            flags: elf::SHF_ALLOC | elf::SHF_EXECINSTR,
+            address: text.start,
+            align: 1,
+            bytes: text.end - text.start,
+            given: true,
+            ..Section::default()
+        };
+        let mut file = File { kind: elf::ET_DYN, mapped: Some(mapped), sections: vec![note, text], symbols: vec![] };
+        for (base, names) in pieces {
+            file.add_functions(1, *base, names);
+        }
+        let pieces: Vec<(Base, &Names)> = pieces.iter().map(|(base, names)| (Base::At(*base), &**names)).collect();
+        file.add_debug_sections(&pieces);
+        let mut parts = Parts { mapped: mapped as usize, at: 0, head: vec![], tail: vec![] };
+        file.write_to(&mut parts);
+        let Parts { head, mut tail, .. } = parts;
+        let digest = Sha256::new().chain_update(salt.to_le_bytes()).chain_update(&tail).finalize();
+        tail[BUILD_ID].copy_from_slice(&digest[..BUILD_ID.len()]);
+        Wrapping { head, tail }
+    }
+}
+
+/// A file of which only the ends are written.
+struct Parts {
+    mapped: usize,
+    at: usize,
+    head: Vec<u8>,
+    tail: Vec<u8>,
+}
+
+impl WritableBuffer for Parts {
+    fn len(&self) -> usize {
+        self.at
+    }
+
+    fn reserve(&mut self, _: usize) -> Result<(), ()> {
+        Ok(())
+    }
+
+    fn resize(&mut self, new_len: usize) {
+        self.at = new_len;
+        if new_len > self.mapped {
+            self.tail.resize(new_len - self.mapped, 0);
+        }
+    }
+
+    fn write_bytes(&mut self, bytes: &[u8]) {
+        if self.at < self.mapped { &mut self.head } else { &mut self.tail }.extend_from_slice(bytes);
+        self.at += bytes.len();
+    }
 }
 
 impl File {
@@ -188,6 +277,18 @@ impl File {
             let offset = start + u64::from(relocation.offset);
             self.sections[0].relocations.push(Place { offset, kind, symbol, addend: relocation.addend });
         }
+    }
+
+    /// Functions of a section, seen from outside.
+    fn add_functions(&mut self, section: usize, base: u64, names: &Names) {
+        self.symbols.extend(names.functions.iter().map(|function| Symbol {
+            name: function.name.clone(),
+            section: Some(section),
+            kind: elf::STT_FUNC,
+            global: true,
+            value: base + u64::from(function.offset),
+            bytes: u64::from(function.bytes),
+        }));
     }
 
     fn add_debug_sections(&mut self, pieces: &[(Base, &Names)]) {
@@ -244,7 +345,13 @@ impl File {
     }
 
     /// The bytes of the file.
-    fn write(mut self) -> Vec<u8> {
+    fn write(self) -> Vec<u8> {
+        let mut bytes = vec![];
+        self.write_to(&mut bytes);
+        bytes
+    }
+
+    fn write_to(mut self, buffer: &mut dyn WritableBuffer) {
         for index in 0..self.sections.len() {
             let section = &self.sections[index];
             if !section.relocations.is_empty() {
@@ -258,9 +365,7 @@ impl File {
                 });
             }
         }
-        let mut bytes = vec![];
-        Layout::of(&self, &mut bytes).write(&self);
-        bytes
+        Layout::of(&self, buffer).write(&self);
     }
 }
 
@@ -293,7 +398,12 @@ impl<'a> Layout<'a> {
             writer.reserve_symbol_index(section);
         }
         writer.reserve_file_header();
+        if let Some(mapped) = file.mapped {
+            writer.reserve_program_headers(1);
+            writer.reserve_until(mapped as usize);
+        }
         let offsets = file.sections.iter().map(|section| match (section.kind, section.of) {
+            _ if section.given => section.address as usize,
             (elf::SHT_NOBITS, _) => writer.reserved_len(),
             (_, Some(of)) => writer.reserve_relocations(file.sections[of].relocations.len(), true),
             _ => writer.reserve(section.data.len(), section.align as usize),
@@ -316,6 +426,19 @@ impl<'a> Layout<'a> {
             e_flags: 0,
         };
         self.writer.write_file_header(&header).expect("a buffer in memory");
+        if let Some(mapped) = file.mapped {
+            self.writer.write_program_header(&ProgramHeader {
+                p_type: elf::PT_LOAD,
+                p_flags: elf::PF_R | elf::PF_X,
+                p_offset: 0,
+                p_vaddr: 0,
+                p_paddr: 0,
+                p_filesz: mapped,
+                p_memsz: mapped,
+                p_align: 0x1000,
+            });
+            self.writer.pad_until(mapped as usize);
+        }
         for section in &file.sections {
             self.write_data(file, section);
         }
@@ -346,6 +469,7 @@ impl<'a> Layout<'a> {
 
     fn write_data(&mut self, file: &File, section: &Section) {
         match (section.kind, section.of) {
+            _ if section.given => {}
             (elf::SHT_NOBITS, _) => {}
             (_, Some(of)) => {
                 self.writer.write_align_relocation();

@@ -12,6 +12,7 @@ pub mod elf;
 use ring3_btf::Btf;
 use ring3_isa::{Immediate, Insn, Op, op};
 use ring3_jit::Code;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// What is known of a program's source.
@@ -52,7 +53,7 @@ pub struct Line {
 }
 
 /// A function in the code.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Function {
     /// Its name.
     pub name: String,
@@ -63,7 +64,7 @@ pub struct Function {
 }
 
 /// Code from an offset on, to the next row or the function's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Where it begins.
     pub offset: u32,
@@ -76,7 +77,7 @@ pub struct Row {
 }
 
 /// The names of a piece of code.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Names {
     /// By offset.
     pub functions: Vec<Function>,

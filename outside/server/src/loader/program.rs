@@ -7,6 +7,7 @@ use ring3_aot::{Facts, Kind, Subject};
 use ring3_isa::{Immediate, Insn, Op};
 use ring3_jit::Code;
 use ring3_llvm::Engine;
+use ring3_names::{Names, Style};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::PROG_INFO_BYTES;
 use ring3_uapi::attr::prog_load as p;
@@ -187,8 +188,9 @@ impl Brought<'_> {
 
     fn publish(self, caller: &Caller<'_>, made: Made, bytes: Vec<u8>, tag: [u8; 8]) -> Result<Program, Errno> {
         let realm = caller.subsystem().realm.clone();
+        let names = Names::of(&made.code, &self.source.described(&self.name, &self.insns), Style::Kernel);
         let slots = made.slots.into_iter().map(MapSlot).collect();
-        let text = realm.publish_program(&made.code, slots, made.engine);
+        let text = realm.publish_program(&made.code, slots, made.engine, names);
         let text = text.map_err(|refusal| self.refuse(refusal.errno, &format!("{refusal}\n"), &refusal))?;
         let filter = self.filter();
         let bytes = with_map_ids(&self.insns, bytes, &self.maps);

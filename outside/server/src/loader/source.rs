@@ -45,8 +45,8 @@ pub(super) fn types(caller: &Caller<'_>, attr: &Attr) -> Result<Option<Arc<Btf>>
 
 /// Reads and checks all of it. The errors of reading the loader's memory come with no words.
 pub(super) fn read(caller: &Caller<'_>, attr: &Attr, insns: &[Insn], btf: Option<Arc<Btf>>) -> Result<Source, Wrong> {
-    let Some(btf) = btf else { return Ok(Source::default()) };
     let starts = subprogram_starts(insns);
+    let Some(btf) = btf else { return Ok(Source { starts, ..Source::default() }) };
     let functions = records::<2>(
         caller,
         attr,
@@ -63,7 +63,7 @@ pub(super) fn read(caller: &Caller<'_>, attr: &Attr, insns: &[Insn], btf: Option
     )?;
     check_functions(&functions, &btf.types, &starts)?;
     check_lines(&lines, &btf.types, insns, &starts)?;
-    Ok(Source { functions, lines, btf: Some(btf) })
+    Ok(Source { functions, lines, btf: Some(btf), starts })
 }
 
 /// Records of `N` words; what a loader's are longer by must be zero. Mirrors kernel/bpf/syscall.c:
@@ -181,4 +181,60 @@ pub(super) fn texts(source: &Source) -> Vec<Line> {
     let Some(btf) = &source.btf else { return vec![] };
     let text = |at: u32| String::from_utf8_lossy(btf.types.text(at).unwrap_or_default()).into_owned();
     source.lines.iter().map(|[insn, _, line, _]| Line { insn: *insn, text: text(*line) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ring3_isa::assemble;
+
+    /// Types: 1 an int, 2 a function type, 3 a function of it, 4 a function of the int; the strings are `a` at 1 and `b` at 3.
+    fn types() -> ring3_btf::Btf {
+        let words: [u32; 13] = [0, 1 << 24, 4, 32, 0, 13 << 24, 1, 1, 12 << 24, 2, 1, 12 << 24, 1];
+        let strings = b"\0a\0b\0";
+        let bytes = words.len() as u32 * 4;
+        let mut btf = vec![0x9f, 0xeb, 1, 0];
+        btf.extend([24, 0, bytes, bytes, strings.len() as u32].iter().flat_map(|word| word.to_le_bytes()));
+        btf.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        btf.extend(strings);
+        ring3_btf::Btf::parse_any(btf).expect("valid types")
+    }
+
+    #[test]
+    fn functions_are_those_of_the_program() {
+        let refused = |functions: &[[u32; 2]], words: &str| {
+            let (errno, text) = check_functions(functions, &types(), &[0, 4]).expect_err("refused");
+            assert!(errno == Errno::EINVAL && text.contains(words), "{text}");
+        };
+        assert_eq!(check_functions(&[[0, 3], [4, 3]], &types(), &[0, 4]), Ok(()));
+        assert_eq!(check_functions(&[], &types(), &[0, 4]), Ok(()));
+        refused(&[[1, 3], [4, 3]], "nonzero insn_off 1 for the first");
+        refused(&[[0, 3], [0, 3]], "same or smaller insn offset (0)");
+        refused(&[[0, 1], [4, 3]], "invalid type id 1");
+        refused(&[[0, 9], [4, 3]], "invalid type id 9");
+        refused(&[[0, 4], [4, 3]], "");
+        refused(&[[0, 3]], "number of funcs");
+        refused(&[[0, 3], [5, 3]], "doesn't match subprog layout");
+    }
+
+    #[test]
+    fn lines_begin_at_instructions_in_order_and_at_each_function() {
+        let insns = assemble("r1 = 7 ll\ncall +1\nexit\nr0 = 0\nexit").expect("a program");
+        assert_eq!(subprogram_starts(&insns), [0, 4]);
+        let check = |lines: &[[u32; 4]]| check_lines(lines, &types(), &insns, &[0, 4]);
+        let refused = |lines: &[[u32; 4]], words: &str| {
+            let (errno, text) = check(lines).expect_err("refused");
+            assert!(errno == Errno::EINVAL && text.contains(words), "{text}");
+        };
+        assert_eq!(check(&[[0, 1, 3, 0], [2, 1, 3, 0], [4, 1, 3, 0]]), Ok(()));
+        assert_eq!(check(&[]), Ok(()));
+        refused(&[[0, 1, 3, 0], [0, 1, 3, 0]], "Invalid line_info[1].insn_off:0 (prev_offset:0 prog->len:6)");
+        refused(&[[0, 1, 3, 0], [6, 1, 3, 0]], "Invalid line_info[1].insn_off:6");
+        refused(&[[0, 1, 3, 0], [1, 1, 3, 0]], "Invalid insn code at line_info[1]");
+        refused(&[[0, 1, 5, 0]], "Invalid line_info[0].line_off");
+        refused(&[[0, 5, 1, 0]], "Invalid line_info[0].line_off or .file_name_off");
+        refused(&[[2, 1, 3, 0]], "missing bpf_line_info for func#0");
+        refused(&[[0, 1, 3, 0], [5, 1, 3, 0]], "missing bpf_line_info for func#1");
+        refused(&[[0, 1, 3, 0]], "missing bpf_line_info for 1 funcs starting from func#1");
+    }
 }

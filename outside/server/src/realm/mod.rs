@@ -6,6 +6,7 @@
 
 mod doorbell;
 mod modules;
+mod named;
 mod owners;
 mod raw_mapping;
 mod recovery;
@@ -26,11 +27,14 @@ use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
 use ring3_llvm::Engine;
 use ring3_maps::Geometry;
+use ring3_names::Names;
+use ring3_names::elf::Placed;
 use ring3_uapi::Errno;
 use ring3_verifier::ProcessFilter;
 use serde::Serialize;
 
 pub use doorbell::EventFd;
+pub use named::PerfFiles;
 pub use owners::Death;
 pub use status::{SiteStatus, TargetStatus};
 pub use test_run::TestInput;
@@ -164,15 +168,23 @@ pub struct Realm {
 }
 
 impl Realm {
-    /// Makes the realm and starts its two threads (doorbells, tracer). `folder` names the server's run-time folder.
-    pub fn start(folder: u32) -> std::io::Result<Arc<Realm>> {
+    /// Makes the realm and starts its two threads (doorbells, tracer). `folder` names the server's run-time folder;
+    /// `perf` is where perf may find names.
+    pub fn start(folder: u32, perf: Option<&PerfFiles>) -> std::io::Result<Arc<Realm>> {
         let image = ring3_image::bytes();
-        let agent = raw_mapping::SharedFile::new("ring3-agent", (image.len() as u64).next_multiple_of(4096), true)?;
+        let agent_bytes = (image.len() as u64).next_multiple_of(4096);
+        let agent = match perf {
+            Some(files) => files.create("agent", agent_bytes)?,
+            None => raw_mapping::SharedFile::new("ring3-agent", agent_bytes, true)?,
+        };
         agent.write_bytes(0, image);
+        if agent.has_path() {
+            named::wrap(&agent, agent_bytes, ring3_image::code(), &[(0, Arc::new(named::of_agent()))]);
+        }
         let shared = Arc::new(Shared {
             agent,
             block: raw_mapping::SharedFile::new("ring3-realm", REALM_BYTES, false)?,
-            text: text::TextStore::new()?,
+            text: text::TextStore::new(perf)?,
             doorbells: doorbell::Doorbells::new(),
             namespaces: owners::Namespaces::new(),
             deaths: owners::Deaths::new()?,
@@ -242,7 +254,13 @@ impl Realm {
     }
 
     /// Puts a proved program's code into the text. `engine`: who compiled it.
-    pub fn publish_program(&self, code: &Code, maps: Vec<MapSlot>, engine: Engine) -> Result<ProgramText, Refusal> {
+    pub fn publish_program(
+        &self,
+        code: &Code,
+        maps: Vec<MapSlot>,
+        engine: Engine,
+        names: Names,
+    ) -> Result<ProgramText, Refusal> {
         let range = self
             .shared
             .text
@@ -258,7 +276,7 @@ impl Realm {
             self.shared.text.release(range);
             Refusal::new(Errno::EINVAL, format!("linking failed: {error}"))
         })?;
-        self.shared.text.write(range, &linked);
+        self.shared.text.write(range, &linked, names);
         Ok(ProgramText { range, entry: range.offset + code.entry, code_bytes: linked.len() as u32, engine, maps })
     }
 
@@ -329,6 +347,14 @@ impl Realm {
         }
     }
 
+    /// Where what of ring3 lies in a target, with names.
+    pub fn symbols(&self, pid: u32) -> Result<Vec<Placed>, Refusal> {
+        let found = self.tracer.ask(|reply| Command::Symbols(pid, reply))?;
+        found.ok_or_else(|| {
+            Refusal::new(Errno::ESRCH, format!("process {pid} is no target; `ring3 status` shows them"))
+        })
+    }
+
     /// The lines of `bpf_trace_printk` with numbers from `from` on, and the number to continue at.
     pub fn trace(&self, from: u64) -> (Vec<String>, u64) {
         crate::trace::read(self.shared.block.realm(), from)
@@ -337,6 +363,8 @@ impl Realm {
     /// Detaches from every target and ends the threads.
     pub fn shut_down(&self) {
         let _ = self.tracer.ask_long(Command::ShutDown);
+        self.shared.agent.unlink();
+        self.shared.text.unlink();
         self.shared.doorbells.stop(&self.shared.block);
     }
 }

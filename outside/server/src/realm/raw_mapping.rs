@@ -13,12 +13,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::recovery::HeaderView;
 
-/// A writable mapping of a whole memfd; the file stays open for sending it to targets.
+/// A writable mapping of a whole memfd, or file; it stays open for sending it to targets.
 #[derive(Debug)]
 pub(super) struct SharedFile {
     file: OwnedFd,
     base: NonNull<u8>,
     bytes: usize,
+    path: Option<std::path::PathBuf>,
 }
 
 // SAFETY: the mapping belongs to this value alone; all access goes through methods that say how
@@ -46,7 +47,7 @@ impl SharedFile {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        let shared = SharedFile { file, base, bytes: length };
+        let shared = SharedFile { file, base, bytes: length, path: None };
         let mut seals = SealFlags::GROW | SealFlags::SHRINK;
         if sealed {
             seals |= SealFlags::FUTURE_WRITE;
@@ -55,7 +56,46 @@ impl SharedFile {
         Ok(shared)
     }
 
-    /// The memfd.
+    /// The same as a file that others find by its path, of which targets get a descriptor that cannot write. A stale one
+    /// of that name is replaced; no path is followed or shared. It stays until [`SharedFile::unlink`].
+    pub(crate) fn with_path(path: &std::path::Path, bytes: u64) -> Result<SharedFile, Errno> {
+        use rustix::fs::{Mode, OFlags, open};
+        let _ = rustix::fs::unlink(path);
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
+        let writable = open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        let made = (|| {
+            rustix::fs::ftruncate(&writable, bytes)?;
+            let file = open(path, OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+            let map = |access, fd: &OwnedFd| {
+                // SAFETY: mmap wants no existing object at the address; a null hint lets the kernel choose.
+                unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0) }
+            };
+            let code = map(ProtFlags::READ | ProtFlags::EXEC, &file)?;
+            // SAFETY: the mapping was made just now, and nobody knows of it.
+            unsafe { rustix::mm::munmap(code, length)? };
+            let base = map(ProtFlags::READ | ProtFlags::WRITE, &writable)?;
+            let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+            Ok(SharedFile { file, base, bytes: length, path: Some(path.to_owned()) })
+        })();
+        made.inspect_err(|_| {
+            let _ = rustix::fs::unlink(path);
+        })
+    }
+
+    /// Takes the path away, if there is one.
+    pub(crate) fn unlink(&self) {
+        if let Some(path) = &self.path {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+
+    /// Whether others find it by a path.
+    pub(crate) fn has_path(&self) -> bool {
+        self.path.is_some()
+    }
+
+    /// The file.
     pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -23,6 +23,7 @@ use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
 use super::modules::Modules;
+use super::named::PerfMap;
 use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
@@ -74,11 +75,18 @@ pub(super) struct Target {
     leaving: Option<Patience>,
     vdso_clock_gettime: u64,
     rseq_offset: u64,
+    /// What perf reads of the stubs.
+    pub(super) perf_map: Option<PerfMap>,
     pub(super) inject_us: u64,
     pub(super) stopped_us: u64,
 }
 
 impl Target {
+    /// Where stubs lie.
+    pub(super) fn stub_areas(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        self.areas.iter().map(|(base, _)| *base..*base + STUB_AREA_BYTES)
+    }
+
     /// What can be done before the process is stopped: checks, and the control block.
     pub(super) fn prepare(pid: u32, explicit: bool) -> Result<Target, inject::Error> {
         let info = inject::inspect(inject::Pid(pid))?;
@@ -107,6 +115,7 @@ impl Target {
             leaving: None,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             rseq_offset: 0,
+            perf_map: None,
             inject_us: 0,
             stopped_us: 0,
         })
@@ -160,6 +169,7 @@ impl Target {
         drop(stopped);
         self.stopped_us = stop_began.elapsed().as_micros() as u64;
         self.inject_us = started.elapsed().as_micros() as u64;
+        self.tell_perf(shared);
         Ok(())
     }
 
@@ -241,10 +251,25 @@ impl Target {
             }
             return Ok(());
         }
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(|error| {
+            self.silence(links);
+            refusal_of(error)
+        })?;
         self.map_missing(shared, &mut stopped, &missing)?;
         self.reconcile(&mut stopped, wanted, links);
+        drop(stopped);
+        self.tell_perf(shared);
         Ok(())
+    }
+
+    /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more. Its code
+    /// may be gone soon.
+    fn silence(&mut self, links: &BTreeMap<AttachmentId, Link>) {
+        for address in self.sites.keys().copied().collect::<Vec<_>>() {
+            let mut uses = self.sites[&address].uses.clone();
+            uses.retain(|use_| links.contains_key(&use_.attachment));
+            self.publish(address, &uses, links);
+        }
     }
 
     /// The links that hold for this process.
@@ -646,6 +671,7 @@ impl Target {
         target.areas = self.areas.clone();
         target.sites = self.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         target.ranges = self.ranges.copy();
+        target.tell_perf(shared);
         Ok(target)
     }
 

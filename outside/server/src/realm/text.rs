@@ -2,11 +2,14 @@
 //!
 //! Ranges are reused only after the tracer has seen that no thread of any target can still be inside.
 
-use std::sync::Mutex;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
+use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::TEXT_BYTES;
-use rustix::io::Errno;
+use ring3_names::Names;
 
+use super::named::{self, PerfFiles};
 use super::raw_mapping::SharedFile;
 
 /// Alignment of a program's first byte.
@@ -26,13 +29,45 @@ pub struct TextRange {
 pub(crate) struct TextStore {
     file: SharedFile,
     free: Mutex<Vec<TextRange>>,
+    /// By offset, what is called how.
+    names: Mutex<BTreeMap<u32, Named>>,
+}
+
+/// A range's names. Those of what is gone are kept for perf until something else is there.
+#[derive(Debug)]
+struct Named {
+    range: TextRange,
+    names: Arc<Names>,
+    gone: bool,
 }
 
 impl TextStore {
-    pub(crate) fn new() -> Result<TextStore, Errno> {
-        let file = SharedFile::new("ring3-text", TEXT_BYTES, true)?;
-        let all = TextRange { offset: 0, bytes: TEXT_BYTES as u32 };
-        Ok(TextStore { file, free: Mutex::new(vec![all]) })
+    /// `perf`: where perf may find names.
+    pub(crate) fn new(perf: Option<&PerfFiles>) -> std::io::Result<TextStore> {
+        let file = match perf {
+            Some(files) => files.create("programs", TEXT_BYTES)?,
+            None => SharedFile::new("ring3-text", TEXT_BYTES, true)?,
+        };
+        // Nothing may lie where a file's headers are.
+        let head = if file.has_path() { PAGE_BYTES as u32 } else { 0 };
+        let all = TextRange { offset: head, bytes: TEXT_BYTES as u32 - head };
+        let store = TextStore { file, free: Mutex::new(vec![all]), names: Mutex::default() };
+        store.show(&BTreeMap::new());
+        Ok(store)
+    }
+
+    /// Writes the names for perf.
+    fn show(&self, names: &BTreeMap<u32, Named>) {
+        if self.file.has_path() {
+            let pieces: Vec<(u64, Arc<Names>)> =
+                names.values().map(|named| (u64::from(named.range.offset), named.names.clone())).collect();
+            named::wrap(&self.file, TEXT_BYTES, PAGE_BYTES..TEXT_BYTES, &pieces);
+        }
+    }
+
+    /// The server ends.
+    pub(crate) fn unlink(&self) {
+        self.file.unlink();
     }
 
     pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
@@ -54,13 +89,28 @@ impl TextStore {
     }
 
     /// Fills a reserved range.
-    pub(crate) fn write(&self, range: TextRange, code: &[u8]) {
+    pub(crate) fn write(&self, range: TextRange, code: &[u8], names: Names) {
         assert!(code.len() <= range.bytes as usize, "code outgrew its reservation");
         self.file.write_bytes(u64::from(range.offset), code);
+        let mut all = self.names.lock().expect("no panic under this lock");
+        let end = |range: TextRange| range.offset + range.bytes;
+        all.retain(|_, other| other.range.offset >= end(range) || end(other.range) <= range.offset);
+        all.insert(range.offset, Named { range, names: Arc::new(names), gone: false });
+        self.show(&all);
+    }
+
+    /// The names of all programs, with their offsets.
+    pub(crate) fn names(&self) -> Vec<(u32, Arc<Names>)> {
+        let names = self.names.lock().expect("no panic under this lock");
+        let there = names.values().filter(|named| !named.gone);
+        there.map(|named| (named.range.offset, named.names.clone())).collect()
     }
 
     /// Gives a range back; it is filled with `int3` so that a stray jump stops at once.
     pub(crate) fn release(&self, range: TextRange) {
+        if let Some(named) = self.names.lock().expect("no panic under this lock").get_mut(&range.offset) {
+            named.gone = true;
+        }
         self.file.write_bytes(u64::from(range.offset), &vec![0xcc; range.bytes as usize]);
         let mut free = self.free.lock().expect("no panic under this lock");
         let at = free.partition_point(|other| other.offset < range.offset);
@@ -76,7 +126,7 @@ impl TextStore {
     /// Bytes in use.
     pub(crate) fn used_bytes(&self) -> u64 {
         let free: u64 = self.free.lock().expect("no panic under this lock").iter().map(|r| u64::from(r.bytes)).sum();
-        TEXT_BYTES - free
+        TEXT_BYTES - if self.file.has_path() { PAGE_BYTES } else { 0 } - free
     }
 }
 
@@ -86,7 +136,7 @@ mod tests {
 
     #[test]
     fn released_ranges_merge_and_are_used_again() {
-        let store = TextStore::new().expect("memfd");
+        let store = TextStore::new(None).expect("memfd");
         let a = store.reserve(100).expect("room");
         let b = store.reserve(1).expect("room");
         let c = store.reserve(64).expect("room");

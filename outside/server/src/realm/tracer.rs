@@ -17,6 +17,8 @@ use rustix::event::{PollFd, PollFlags};
 use super::TargetStatus;
 use super::doorbell::EventFd;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
+use ring3_names::elf::Placed;
+
 use super::text::TextRange;
 use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, owners, raw_mapping, recovery};
 
@@ -40,6 +42,7 @@ pub(super) enum Command {
     DropText(TextRange),
     Requests,
     Snapshot(Sender<Vec<TargetStatus>>),
+    Symbols(u32, Sender<Option<Vec<Placed>>>),
     Count(Sender<usize>),
     ShutDown(Sender<()>),
 }
@@ -198,6 +201,9 @@ impl Actor {
                 self.forget_vanished();
                 self.adopt_all_children();
                 drop(reply.send(self.targets.values().map(|t| t.status(&self.links)).collect()));
+            }
+            Command::Symbols(pid, reply) => {
+                let _ = reply.send(self.targets.get(&pid).map(|target| target.named(&self.shared)));
             }
             Command::Count(reply) => drop(reply.send(self.targets.len())),
             Command::ShutDown(_) => unreachable!("handled by run"),
@@ -440,7 +446,13 @@ impl Actor {
             if let Some(target) = self.targets.get_mut(&pid)
                 && let Err(error) = target.unmap(&slots)
             {
-                tracing::warn!(pid, "maps could not be unmapped: {error}");
+                // A debugger holds it, perhaps. Until it lets go, the slots are not free.
+                tracing::debug!(pid, "maps could not be unmapped: {error}");
+                for (garbage, users) in &mut pending {
+                    if matches!(garbage, Garbage::Map(slot) if slots.contains(slot)) {
+                        users.push(pid);
+                    }
+                }
             }
         }
         pending.retain(|(garbage, users)| {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use ring3_isa::Insn;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::prog_type;
 use ring3_verifier::ProcessFilter;
@@ -102,9 +103,23 @@ pub struct Source {
     pub lines: Vec<[u32; 4]>,
     /// The types and strings that these name.
     pub btf: Option<Arc<Btf>>,
+    /// First instructions of the subprograms.
+    pub starts: Vec<u32>,
 }
 
 impl Source {
+    /// For naming code.
+    pub fn described<'a>(&'a self, name: &'a str, insns: &'a [Insn]) -> ring3_names::Source<'a> {
+        ring3_names::Source {
+            name,
+            insns,
+            starts: &self.starts,
+            btf: self.btf.as_ref().map(|btf| &btf.types),
+            functions: &self.functions,
+            lines: &self.lines,
+        }
+    }
+
     /// Where the program begins, as `file:line`.
     fn begin(&self) -> Option<String> {
         let line = ring3_names::line(&self.btf.as_ref()?.types, *self.lines.first()?)?;
