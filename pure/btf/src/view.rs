@@ -56,9 +56,10 @@ impl Btf {
         self.types.len() as u32
     }
 
-    /// A string of the string section.
+    /// A string of the string section. Mirrors kernel/bpf/btf.c:btf_name_by_offset.
     pub fn text(&self, at: u32) -> Option<&[u8]> {
-        self.bytes[self.strings.clone()].get(at as usize..)?.split(|byte| *byte == 0).next()
+        let rest = self.bytes[self.strings.clone()].get(at as usize..).filter(|rest| !rest.is_empty())?;
+        rest.split(|byte| *byte == 0).next()
     }
 
     /// The name of a type; empty: none.
