@@ -104,7 +104,8 @@ fn perf_names_programs_the_agent_and_stubs() {
     tool.say("");
     tool.finish();
     wait_until("the target is left", || Footprint::of(victim.pid()) == before);
-    assert!(!std::path::Path::new(&format!("/tmp/perf-{pid}.map")).exists());
+    let map = format!("/tmp/perf-{pid}.map");
+    wait_until("its perf map is gone", || !std::path::Path::new(&map).exists());
     assert_eq!(bench.run(&["stop"]).0, Some(0));
     wait_until("the server's files are gone", || {
         let left = std::fs::read_dir(bench.folder()).expect("there").flatten();

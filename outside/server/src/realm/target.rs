@@ -680,6 +680,7 @@ impl Target {
     /// From now on hooks pass through; [`Target::leave`] or [`Target::try_leave`] does the rest.
     pub(super) fn begin_leaving(&mut self) {
         self.leaving = Some(Patience::new());
+        self.perf_map = None;
         let retired = offset_of!(ControlHeader, retired) as u64;
         self.control.word32(retired).store(1, Ordering::SeqCst);
     }
