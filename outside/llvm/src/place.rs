@@ -87,6 +87,8 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
         return Err("the first function is not where it belongs".into());
     }
     code.entry = place_of_name(ENTRY).unwrap_or(0) as u32;
+    // What is left of subprograms LLVM puts where it likes: all but the entry goes by the program's name.
+    code.functions = if code.entry == 0 { vec![0] } else { vec![0, code.entry] };
     Ok(code)
 }
 
