@@ -52,12 +52,12 @@ impl Files {
 
     /// Whether a file that exists is in a BPF file system of the kernel's.
     pub fn is_in_kernel(&self, path: &Path) -> bool {
-        rustix::fs::statfs(&self.at(path)).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
+        rustix::fs::statfs(self.at(path)).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
     }
 
     /// Whether it may be written.
     pub fn is_writable(&self, path: &Path) -> bool {
-        rustix::fs::access(&self.at(path), rustix::fs::Access::WRITE_OK).is_ok()
+        rustix::fs::access(self.at(path), rustix::fs::Access::WRITE_OK).is_ok()
     }
 
     /// Whether names at this path are the table's.
