@@ -1,5 +1,9 @@
 // What `cargo xtask bench engine` runs: the same C as BPF programs and as native functions. Each gets 1024 bytes of memory
 // (r1; r2 is their number) and returns a number that all engines must agree on.
+#ifdef __bpf__
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#endif
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -77,8 +81,12 @@ PROGRAM(crc32)
 	u32 crc = ~0u;
 	for (int i = 0; i < 24; i++) {
 		crc ^= memory[i];
-		for (int bit = 0; bit < 8; bit++)
-			crc = crc >> 1 ^ (0xedb88320 & -(crc & 1));
+		for (int bit = 0; bit < 8; bit++) {
+			u32 mask = -(crc & 1);
+			// No branch, of which verifiers would go both ways each time.
+			asm volatile("" : "+r"(mask));
+			crc = crc >> 1 ^ (0xedb88320 & mask);
+		}
 	}
 	return ~crc;
 }
@@ -332,17 +340,6 @@ PROGRAM(random_numbers)
 	return sum;
 }
 
-PROGRAM(line_lengths)
-{
-	u32 longest = 0, length_now = 0;
-	for (int i = 0; i < 50; i++) {
-		u32 goes_on = memory[i] > 31;
-		length_now = (length_now + 1) * goes_on & 1023;
-		longest += (length_now - longest) * (length_now > longest);
-	}
-	return longest * 1000 + length_now;
-}
-
 PROGRAM(narrow_arithmetic)
 {
 	u32 a = memory[0], b = 12345;
@@ -364,5 +361,61 @@ PROGRAM(stack_work)
 			slots[i] += slots[(i + 5) & 15] ^ round;
 	return slots[7];
 }
+
+#ifdef __bpf__
+// What a map's element costs in a program. A first run fills the maps.
+#define LOOKUPS 256
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, u64);
+} hashed SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, u64);
+} indexed SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, u64);
+} indexed_per_cpu SEC(".maps");
+
+#define LOOKUP(map)                                                                  \
+	u64 sum = 0;                                                                 \
+	for (u32 i = 0; i < LOOKUPS; i++) {                                          \
+		u32 key = (i * 7) & 1023;                                            \
+		u64 *value = bpf_map_lookup_elem(&map, &key);                        \
+		if (value) {                                                         \
+			sum += *value + 1;                                           \
+		} else {                                                             \
+			u64 first = 0;                                               \
+			bpf_map_update_elem(&map, &key, &first, BPF_ANY);            \
+			sum += 1;                                                    \
+		}                                                                    \
+	}                                                                            \
+	return sum;
+
+PROGRAM(hash_lookup)
+{
+	LOOKUP(hashed)
+}
+
+PROGRAM(array_lookup)
+{
+	LOOKUP(indexed)
+}
+
+PROGRAM(percpu_array_lookup)
+{
+	LOOKUP(indexed_per_cpu)
+}
+#endif
 
 char LICENSE[] __attribute__((section("license"), used)) = "GPL";

@@ -181,6 +181,37 @@ fn whole_block(tool: &mut Terminal) -> Vec<String> {
     }
 }
 
+/// How many sites of a process lead to programs.
+fn probed_sites(bench: &Bench, pid: u32) -> usize {
+    let status = bench.status();
+    let targets = status["targets"].as_array().into_iter().flatten();
+    let sites = targets.filter(|target| target["pid"] == pid).filter_map(|target| target["sites"].as_array());
+    sites.flatten().filter(|site| site["kind"] == "probe").count()
+}
+
+#[test]
+fn a_program_for_one_process_leaves_others_alone() {
+    if Command::new("bpftrace").arg("--version").output().is_err() || !is_root() {
+        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+        return;
+    }
+    let bench = Bench::ring3();
+    let mut victims = [(); 2].map(|()| ready(bench.target(shapes()).args(["plain", "1000"])));
+    let [wanted, other] = [victims[0].pid(), victims[1].pid()];
+    let program = format!("uprobe:{}:plain /pid == {wanted}/ {{ @ = count(); }}", shapes().display());
+    let mut tool = Terminal::start(bench.load("bpftrace").args(["-e", &program]));
+    ring3_tests::wait_until("the one is probed", || probed_sites(&bench, wanted) == 1);
+    assert_eq!(probed_sites(&bench, other), 0);
+    for victim in &mut victims {
+        victim.say("go");
+        assert_eq!(victim.line(), "1000");
+    }
+    tool.press("\x03");
+    let (code, lines) = tool.finish();
+    assert_eq!(code, Some(0), "{lines:?}");
+    assert!(lines.iter().any(|line| line == "@: 1000"), "{lines:?}");
+}
+
 #[test]
 fn bpftrace_shows_the_same_stacks() {
     if Command::new("bpftrace").arg("--version").output().is_err() {

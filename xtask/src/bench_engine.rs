@@ -1,11 +1,13 @@
 //! `cargo xtask bench engine`: how fast compiled programs are, by Cranelift (`ring3`) and by LLVM (`llvm`, where it is
-//! installed), beside the kernel's compiler, rbpf's and what clang makes of the same C for this machine, in one run.
+//! installed), beside the kernel's compiler, rbpf's, ubpf's (`--ubpf DIR`, its source tree) and what clang makes of the same C
+//! for this machine, in one run. Programs that look elements of maps up run on ours and the kernel's only.
 //!
 //! The programs are those of `bench/engine/programs.c`; `engines` of `tests/benches` runs them. Engines take turns over a
 //! program, and a time is that of the fastest round (interference only ever adds). The kernel runs programs by
 //! `BPF_PROG_TEST_RUN`, whose own loop costs what the program `empty` takes there: that is subtracted from all engines.
 //! Results must agree.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -21,13 +23,16 @@ const RUNS_FIRST: u32 = 200;
 const RUNS_MAX: f64 = 1e5;
 /// The program that shows what calling one costs.
 const EMPTY: &str = "empty";
+/// Programs that look elements up end so: their time is that of maps, and no compiler's.
+const LOOKUP: &str = "_lookup";
 /// Times below this, less what a call costs, are not compared.
 const COMPARED_NS: f64 = 50.0;
 
 const RING3: usize = 0;
 const LLVM: usize = 1;
 const KERNEL: usize = 2;
-const ENGINES: [&str; 5] = ["ring3", "llvm", "kernel", "rbpf", "native"];
+const UBPF: usize = 4;
+const ENGINES: [&str; 6] = ["ring3", "llvm", "kernel", "rbpf", "ubpf", "native"];
 /// Those with which ours are compared.
 const OTHERS: std::ops::Range<usize> = KERNEL..ENGINES.len();
 /// Those that tell what compiling takes and how large code is.
@@ -109,7 +114,12 @@ struct Figures {
 
 impl Figures {
     fn mean(&self, ours: usize, theirs: usize) -> Option<f64> {
-        geometric(self.rows.iter().filter_map(|row| row.ratio(ours, theirs, &self.empty)))
+        geometric(self.computing().filter_map(|row| row.ratio(ours, theirs, &self.empty)))
+    }
+
+    /// The programs that only compute.
+    fn computing(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| !row.name.ends_with(LOOKUP))
     }
 
     fn mean_of(&self, figure: impl Fn(&Row) -> Option<f64>) -> Option<f64> {
@@ -117,7 +127,7 @@ impl Figures {
     }
 
     fn goals(&self) -> Vec<Goal> {
-        let ratios = self.rows.iter().filter_map(|row| row.ratio(RING3, KERNEL, &self.empty));
+        let ratios = self.computing().filter_map(|row| row.ratio(RING3, KERNEL, &self.empty));
         let compile = self.rows.iter().filter_map(|row| row.compile_us[RING3]);
         vec![
             Goal {
@@ -211,12 +221,45 @@ impl Figures {
     }
 }
 
+/// Compiles ubpf as it is configured for release on Linux: its library.
+fn build_ubpf(source: &Path, out: &Path) -> Result<PathBuf, String> {
+    let (folder, library) = (out.join("ubpf"), out.join("ubpf/libubpf.so"));
+    let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
+    std::fs::create_dir_all(&folder).map_err(fail)?;
+    std::fs::write(folder.join("ubpf_config.h"), "#define UBPF_HAS_ELF_H 1\n").map_err(fail)?;
+    let vm = source.join("vm");
+    let listed =
+        std::fs::read_dir(&vm).map_err(|error| format!("--ubpf wants ubpf's sources: {}: {error}", vm.display()))?;
+    let files = listed.flatten().map(|entry| entry.path());
+    let is_part = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with("ubpf_") && name.ends_with(".c")
+    };
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-DNDEBUG", "-shared", "-fPIC", "-w", "-I"])
+        .arg(&folder)
+        .arg("-I")
+        .arg(&vm)
+        .arg("-I")
+        .arg(vm.join("inc"));
+    let output = cc.args(files.filter(is_part)).args(["-lm", "-o"]).arg(&library).output();
+    let output = output.map_err(|error| format!("cc: {error}"))?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(library) } else { Err(format!("ubpf does not compile:\n{why}")) }
+}
+
 pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse("engine", &["--only TEXT", "--rounds N", "--json FILE"], ROUNDS, words)?;
+    let options =
+        Options::parse("engine", &["--only TEXT", "--rounds N", "--json FILE", "--ubpf DIR"], ROUNDS, words)?;
     let out = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/engine", &format!("OUT={}", out.display())])?;
     let binary = bench_binary("engines")?;
-    let mut process = Process::start(Command::new(binary).arg(out.join("engine.bpf.o")).arg(out.join("engine.so")))?;
+    let mut command = Command::new(binary);
+    command.arg(out.join("engine.bpf.o")).arg(out.join("engine.so"));
+    if let Some(source) = &options.ubpf {
+        command.arg(build_ubpf(Path::new(source), &out)?);
+    }
+    let mut process = Process::start(&mut command)?;
     process.expect("ready")?;
     process.say("list")?;
     let mut names = vec![];
@@ -227,6 +270,9 @@ pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
         }
     }
     let mut engines: Vec<usize> = (0..ENGINES.len()).collect();
+    if options.ubpf.is_none() {
+        engines.retain(|engine| *engine != UBPF);
+    }
     if !has_llvm() {
         eprintln!("SKIPPED: llvm: llvm-19-dev is not installed");
         engines.retain(|engine| *engine != LLVM);

@@ -9,6 +9,8 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Only what has this in its name is measured.
     pub(crate) only: String,
+    /// The source tree of ubpf.
+    pub(crate) ubpf: Option<String>,
     json: Option<String>,
 }
 
@@ -17,7 +19,7 @@ impl Options {
     pub(crate) fn parse(name: &str, known: &[&str], rounds: usize, words: &[&str]) -> Result<Options, String> {
         let usage = || format!("usage: cargo xtask bench {name} [{}]", known.join("] ["));
         let knows = |word: &str| known.iter().any(|option| option.split(' ').next() == Some(word));
-        let mut options = Options { rounds, quick: false, only: String::new(), json: None };
+        let mut options = Options { rounds, quick: false, only: String::new(), ubpf: None, json: None };
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(usage);
@@ -25,6 +27,7 @@ impl Options {
                 unknown if !knows(unknown) => return Err(usage()),
                 "--quick" => options.quick = true,
                 "--only" => options.only = (*value()?).to_owned(),
+                "--ubpf" => options.ubpf = Some((*value()?).to_owned()),
                 "--json" => options.json = Some((*value()?).to_owned()),
                 "--rounds" => options.rounds = value()?.parse().map_err(|_| usage())?,
                 _ => return Err(usage()),

@@ -24,7 +24,7 @@ use std::process::{Command, ExitCode, Stdio};
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
     | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
-    | bench engine [--only TEXT] [--rounds N] [--json FILE] | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
+    | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
