@@ -82,10 +82,10 @@ PROGRAM(crc32)
 	for (int i = 0; i < 24; i++) {
 		crc ^= memory[i];
 		for (int bit = 0; bit < 8; bit++) {
-			u32 mask = -(crc & 1);
-			// No branch, of which verifiers would go both ways each time.
-			asm volatile("" : "+r"(mask));
-			crc = crc >> 1 ^ (0xedb88320 & mask);
+			u32 low = crc & 1;
+			// No branch and no mask, of which verifiers would go both ways each time.
+			asm volatile("" : "+r"(low));
+			crc = crc >> 1 ^ 0xedb88320 * low;
 		}
 	}
 	return ~crc;

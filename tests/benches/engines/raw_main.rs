@@ -377,7 +377,16 @@ fn load_natively(insns: &[Insn], maps: &[OwnedFd]) -> Result<(OwnedFd, OwnedFd),
         .with(prog_load::INSNS, address(code.as_slice()))
         .with(prog_load::FD_ARRAY, address(fds.as_slice()))
         .with(prog_load::LICENSE, address(c"GPL".to_bytes_with_nul()));
-    let program = bpf(cmd::PROG_LOAD, &mut attr).map_err(|errno| fail("BPF_PROG_LOAD", errno))?;
+    let program = bpf(cmd::PROG_LOAD, &mut attr).map_err(|errno| {
+        const LOG_BYTES: usize = 1 << 24;
+        let log = vec![0u8; LOG_BYTES];
+        let told = attr.clone().with(prog_load::LOG_BUF, address(log.as_slice()));
+        let told = told.with(prog_load::LOG_SIZE, LOG_BYTES as u64).with(prog_load::LOG_LEVEL, 1);
+        let _ = bpf(cmd::PROG_LOAD, &mut told.clone());
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = text.trim_end_matches('\0').trim_end().lines().rev().take(2).collect();
+        format!("{}: {}", fail("BPF_PROG_LOAD", errno), lines.join(" / "))
+    })?;
     Ok((owned(program), map))
 }
 
