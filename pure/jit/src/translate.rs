@@ -553,6 +553,8 @@ impl<E: Emitter> Translator<'_, E> {
             (helper::GET_CURRENT_PID_TGID, _) => {
                 self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, pid_tgid) as i32)
             }
+            // What a program is told is the CPU whose part of maps it has.
+            (helper::GET_SMP_PROCESSOR_ID, _) if self.program.uses_per_cpu() => self.cpu(),
             (helper::GET_ATTACH_COOKIE, _) => {
                 let attachment = self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, attachment) as i32);
                 self.emitter.load(Size::Dw, false, attachment, offset_of!(Attachment, cookie) as i32)
