@@ -74,11 +74,10 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     // SAFETY: the stub passes a hook of the control block.
     let hook = unsafe { &*hook };
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
-    if tb.guard.load(Relaxed) != 0 && sp <= tb.guard_sp {
+    if tb.guard.load(Relaxed) != 0 && !was_left(base, tb, sp) {
         miss(tb, hook);
         return false;
     }
-    // A guard that is set below the present stack pointer was left by a longjmp.
     tb.guard_sp = sp;
     tb.guard.store(1, Relaxed);
     compiler_fence(Acquire);
@@ -103,6 +102,19 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     compiler_fence(Release);
     tb.guard.store(0, Relaxed);
     calls
+}
+
+/// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer. What they held is given
+/// back, unless that may be another stack, on which they go on after a signal.
+#[cold]
+fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
+    /// What stacks have at most, usually (`RLIMIT_STACK`).
+    const STACK_BYTES: u64 = 8 << 20;
+    let left = sp > tb.guard_sp;
+    if left && sp - tb.guard_sp < STACK_BYTES {
+        raw_slot::give(base, tb);
+    }
+    left
 }
 
 #[cold]

@@ -20,6 +20,7 @@ use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 
 use crate::raw_request::{control, realm};
 use crate::raw_system::{cpu_number, is_dead, named_by_fs, relax};
+use crate::raw_thread::process;
 
 /// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
 /// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
@@ -45,9 +46,13 @@ pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
     owner::name(namespace, tb.pid_tgid as u32)
 }
 
-/// Takes this CPU's slot for one run; if it cannot be had, its part of maps is shared.
+/// Takes this CPU's slot for one run; if it cannot be had, its part of maps is shared. A thread that left a run by a
+/// `longjmp` still has one.
 #[inline(always)]
 pub(crate) fn take(base: u64, tb: &mut ThreadBlock) {
+    if tb.cpu_slot & CPU_SLOT_HELD != 0 {
+        return;
+    }
     if tb.rseq != 0 {
         let slots = &raw const realm(base).cpu_slots as u64;
         let sequence = &raw const tb.sequence as u64;
@@ -61,10 +66,11 @@ pub(crate) fn take(base: u64, tb: &mut ThreadBlock) {
     take_otherwise(base, tb);
 }
 
-/// Gives the slot back.
+/// Gives the slot back. (It stays the parent's in a child that was forked by a signal handler in the midst of a run.)
 #[inline(always)]
 pub(crate) fn give(base: u64, tb: &mut ThreadBlock) {
     if tb.cpu_slot & CPU_SLOT_HELD != 0
+        && process(base).generation.load(Relaxed) == tb.generation
         && let Some(slot) = realm(base).cpu_slots.get(usize::from(tb.cpu_slot as u16))
     {
         if slot.outlasted.load(Relaxed) | slot.waiting.load(Relaxed) == 0 {
@@ -154,7 +160,10 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
         // A holder that somebody has waited for in vain is suspended: it is not worth to sleep for it.
         let suspended = sleeps && owner != 0 && owner == slot.outlasted.load(Relaxed);
         if taken || suspended || round == SLOT_NAPS {
-            let handed = awaited.is_some() && !withdraw(slot, own) && slot.owner.load(Acquire) == own;
+            if taken && awaited.is_some() {
+                let _ = withdraw(slot, own);
+            }
+            let handed = !taken && awaited.is_some() && !withdraw(slot, own) && await_hand_over(slot, own);
             if taken || handed {
                 tb.cpu_slot |= CPU_SLOT_HELD;
             } else {
@@ -169,6 +178,21 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
         }
         relax(sleeps);
     }
+}
+
+/// Waits until a slot that is about to be handed over is there: its holder is two instructions away from it, unless it dies.
+fn await_hand_over(slot: &CpuSlot, own: u32) -> bool {
+    for round in 0..SLOT_NAPS {
+        let owner = slot.owner.load(Acquire);
+        if owner == own {
+            return true;
+        }
+        if owner == 0 || is_near(own, owner) && is_dead(tid(owner)) {
+            return false;
+        }
+        relax(round >= SLOT_YIELDS);
+    }
+    false
 }
 
 /// No longer waits for a slot; false: it was handed over meanwhile, or is about to be.

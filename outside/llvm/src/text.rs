@@ -19,7 +19,7 @@ pub(crate) const ENTRY: &str = "entry";
 
 /// What all functions have: general registers only, and no call that the program does not make, not of `memcpy` for a loop
 /// that copies either.
-const ATTRIBUTES: &str = r#"nounwind noimplicitfloat "no-builtins" "target-cpu"="x86-64""#;
+const ATTRIBUTES: &str = r#"nounwind noimplicitfloat null_pointer_is_valid "no-builtins" "target-cpu"="x86-64""#;
 const NO_VECTORS: &str = "-mmx,-sse,-sse2,-x87,+soft-float";
 
 /// Instructions beyond the baseline that this processor has: code runs nowhere else. With `popcnt` a program that counts
@@ -293,8 +293,9 @@ impl Emitter for Function<'_> {
     fn load(&mut self, size: Size, signed: bool, address: Value, offset: i32) -> Value {
         let (at, bits) = (self.pointer(address, offset), bits(size));
         let value = self.value(bits, format_args!("load i{bits}, ptr {at}, align 1"));
-        let value = self.extend(value, Size::Dw, signed);
-        self.freeze(value)
+        // Before it is extended: after that, it could be any 64 bits.
+        let value = self.freeze(value);
+        self.extend(value, Size::Dw, signed)
     }
 
     fn store(&mut self, size: Size, value: Value, address: Value, offset: i32) {
@@ -322,14 +323,17 @@ impl Emitter for Function<'_> {
             AtomicOp::Xchg | AtomicOp::Cmpxchg => "xchg",
         };
         let (at, bits) = (self.pointer(address, 0), value.bits);
-        self.value(bits, format_args!("atomicrmw {name} ptr {at}, i{bits} {value} seq_cst, align {}", bits / 8))
+        let operands = format!("ptr {at}, i{bits} {value} seq_cst, align {}", bits / 8);
+        let old = self.value(bits, format_args!("atomicrmw {name} {operands}"));
+        self.freeze(old)
     }
 
     fn compare_exchange(&mut self, address: Value, expected: Value, new: Value) -> Value {
         let (at, bits) = (self.pointer(address, 0), new.bits);
         let operands = format!("ptr {at}, i{bits} {expected}, i{bits} {new} seq_cst seq_cst, align {}", bits / 8);
         let both = self.value(bits, format_args!("cmpxchg {operands}"));
-        self.value(bits, format_args!("extractvalue {{ i{bits}, i1 }} {both}, 0"))
+        let old = self.value(bits, format_args!("extractvalue {{ i{bits}, i1 }} {both}, 0"));
+        self.freeze(old)
     }
 
     fn jump(&mut self, to: usize) {

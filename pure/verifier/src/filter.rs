@@ -25,15 +25,19 @@ const TELLING: [u32; 6] = [
 /// The processes in which a program does something.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFilter {
-    /// It does nothing in others than these, or else nothing in these.
-    only: bool,
-    listed: BTreeSet<u32>,
+    /// If it is only in some that it does: their ids.
+    only: Option<BTreeSet<u32>>,
 }
 
 impl ProcessFilter {
     /// Whether the program may do something in the process with this id, as `bpf_get_current_pid_tgid` tells it.
     pub fn lets(&self, tgid: u32) -> bool {
-        self.only == self.listed.contains(&tgid)
+        self.only.as_ref().is_none_or(|only| only.contains(&tgid))
+    }
+
+    /// Whether there are processes that it does not let.
+    pub fn chooses(&self) -> bool {
+        self.only.is_some()
     }
 }
 
@@ -75,10 +79,11 @@ impl ProcessFilter {
     pub fn of(insns: &[Insn], constant: &dyn Fn(usize) -> Option<Vec<u8>>) -> ProcessFilter {
         let walk = Walk { insns, constant };
         let (others_idle, compared) = walk.idles(None);
-        let listed: BTreeSet<u32> =
-            compared.into_iter().filter(|tgid| walk.idles(Some(*tgid)).0 != others_idle).collect();
+        // (One that does nothing in some processes only is for all: children of those inherit what they are.)
+        let only: BTreeSet<u32> =
+            compared.into_iter().filter(|tgid| others_idle && !walk.idles(Some(*tgid)).0).collect();
         // A program that does nothing at all was not meant to choose.
-        ProcessFilter { only: others_idle && !listed.is_empty(), listed }
+        ProcessFilter { only: (!only.is_empty()).then_some(only) }
     }
 }
 
@@ -236,11 +241,11 @@ mod tests {
     }
 
     fn only(listed: &[u32]) -> ProcessFilter {
-        ProcessFilter { only: true, listed: listed.iter().copied().collect() }
+        ProcessFilter { only: Some(listed.iter().copied().collect()) }
     }
 
-    fn all_but(listed: &[u32]) -> ProcessFilter {
-        ProcessFilter { only: false, listed: listed.iter().copied().collect() }
+    fn all() -> ProcessFilter {
+        ProcessFilter::default()
     }
 
     #[test]
@@ -257,20 +262,19 @@ mod tests {
             |id: &str| format!("call 14\nr1 = 0xffffffff00000000 ll\nr0 &= r1\nr1 = {id} ll\nif r0 != r1 goto out");
         assert_eq!(filter_of(0, &text("0x4d00000000")), only(&[77]));
         // No id is like that: it never goes on.
-        assert_eq!(filter_of(0, &text("0x4d00000001")), all_but(&[]));
+        assert_eq!(filter_of(0, &text("0x4d00000001")), all());
     }
 
     #[test]
-    fn a_program_for_all_but_one_is_known() {
-        assert_eq!(filter_of(0, "call 14\nr0 >>= 32\nif r0 == 77 goto out"), all_but(&[77]));
-        assert!(!all_but(&[77]).lets(77) && all_but(&[77]).lets(78));
+    fn a_program_for_all_but_one_is_for_all() {
+        assert_eq!(filter_of(0, "call 14\nr0 >>= 32\nif r0 == 77 goto out"), all());
     }
 
     #[test]
     fn constants_of_the_loader_are_read() {
         let text = "r7 = *(u32 *)(r9 + 0)\ncall 14\nr0 >>= 32\nif w7 == 0 goto on\nif w0 != w7 goto out\non:";
         assert_eq!(filter_of(77, text), only(&[77]));
-        assert_eq!(filter_of(0, text), all_but(&[]));
+        assert_eq!(filter_of(0, text), all());
     }
 
     #[test]
@@ -295,18 +299,18 @@ mod tests {
             "call 14\nr0 >>= 32\nif r0 > 77 goto out",
             "call 14\nr0 >>= 31\nif r0 != 77 goto out",
         ] {
-            assert_eq!(filter_of(0, text), all_but(&[]), "{text}");
+            assert_eq!(filter_of(0, text), all(), "{text}");
         }
     }
 
     #[test]
     fn a_program_that_does_nothing_is_for_all() {
-        assert_eq!(filter_of(0, "call 14\nr0 >>= 32\nif r0 != 77 goto out\ngoto out"), all_but(&[]));
-        assert_eq!(filter_of(0, "goto out"), all_but(&[]));
+        assert_eq!(filter_of(0, "call 14\nr0 >>= 32\nif r0 != 77 goto out\ngoto out"), all());
+        assert_eq!(filter_of(0, "goto out"), all());
     }
 
     #[test]
     fn rounds_have_an_end() {
-        assert_eq!(filter_of(0, "again:\nr1 = *(u64 *)(r6 + 0)\nif r1 == 0 goto again\ngoto again"), all_but(&[]));
+        assert_eq!(filter_of(0, "again:\nr1 = *(u64 *)(r6 + 0)\nif r1 == 0 goto again\ngoto again"), all());
     }
 }

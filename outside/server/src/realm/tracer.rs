@@ -350,6 +350,12 @@ impl Actor {
             Ok(target) => {
                 tracing::info!(pid = child, parent = parent.pid, "fork adopted");
                 self.targets.insert(child, target);
+                // It has its parent's probes: some programs may be for one of the two only.
+                if self.links.values().any(|link| link.spec.filter.chooses())
+                    && let Err(refusal) = self.apply(child)
+                {
+                    tracing::warn!(pid = child, "{refusal}");
+                }
                 true
             }
             Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => false,
