@@ -74,10 +74,39 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     // SAFETY: the stub passes a hook of the control block.
     let hook = unsafe { &*hook };
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
-    if tb.guard.load(Relaxed) != 0 && !was_left(base, tb, sp) {
-        miss(tb, hook);
-        return false;
+    if tb.guard.load(Relaxed) != 0 {
+        // SAFETY: as for this function.
+        return unsafe { enter_guarded(block, base, frame, hook) };
     }
+    // SAFETY: as for this function.
+    unsafe { enter_free(tb, base, frame, hook, sp) }
+}
+
+/// Programs of this thread run, or were left.
+///
+/// # Safety
+/// As for `enter_with`.
+#[cold]
+unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> bool {
+    // SAFETY: as for `enter_with`.
+    let tb = unsafe { &mut *block };
+    // SAFETY: the stub passes a hook of the control block.
+    let hook = unsafe { &*hook };
+    let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
+    if was_left(base, tb, sp) {
+        // SAFETY: as for this function.
+        return unsafe { enter_free(tb, base, frame, hook, sp) };
+    }
+    miss(tb, hook);
+    false
+}
+
+/// No program of this thread runs.
+///
+/// # Safety
+/// As for `enter_with`.
+#[inline(always)]
+unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> bool {
     tb.guard_sp = sp;
     tb.guard.store(1, Relaxed);
     compiler_fence(Acquire);
