@@ -10,10 +10,9 @@ use std::sync::OnceLock;
 
 use ring3_aot::{FILE_BYTES_MAX, Identity, Store};
 
+use crate::loader::KERNEL_BTF;
 use crate::realm::possible_cpus;
 
-/// The running kernel's types.
-const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Permission to write, of others than the owner.
 const OTHERS_WRITE: u32 = 0o022;
 

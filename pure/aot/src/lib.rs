@@ -17,7 +17,7 @@ use ring3_isa::{Immediate, Insn, Op, op};
 use ring3_jit::{Code, Target};
 use ring3_layout::frame;
 use ring3_uapi::helper;
-use ring3_verifier::{InnerShape, MapShape, Verified};
+use ring3_verifier::{MapShape, Verified};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -46,56 +46,18 @@ pub struct Identity {
     pub release: String,
 }
 
-/// A map, as far as code depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are those of MapShape")]
-pub struct Shape {
-    pub map_type: u32,
-    pub key_size: u32,
-    pub value_size: u32,
-    pub max_entries: u32,
-    pub map_flags: u32,
-    pub stride: u32,
-    pub cpus: u32,
-    pub cpu_stride: u64,
-    pub lock: Option<u32>,
-    /// Type, key size, value size, elements, flags and lock of inner maps.
-    pub inner: Option<([u32; 5], Option<u32>)>,
-}
-
-impl From<MapShape> for Shape {
-    fn from(map: MapShape) -> Shape {
-        let inner =
-            |of: InnerShape| ([of.map_type, of.key_size, of.value_size, of.max_entries, of.map_flags], of.lock);
-        Shape {
-            map_type: map.map_type,
-            key_size: map.key_size,
-            value_size: map.value_size,
-            max_entries: map.max_entries,
-            map_flags: map.map_flags,
-            stride: map.stride,
-            cpus: map.cpus,
-            cpu_stride: map.cpu_stride,
-            lock: map.lock,
-            inner: map.inner.map(inner),
-        }
-    }
-}
-
-impl Shape {
-    /// What is different of another map, in words of `BPF_MAP_CREATE`.
-    fn difference(&self, other: &Shape) -> Option<String> {
-        let members = [
-            ("map_type", self.map_type, other.map_type),
-            ("key_size", self.key_size, other.key_size),
-            ("value_size", self.value_size, other.value_size),
-            ("max_entries", self.max_entries, other.max_entries),
-            ("map_flags", self.map_flags, other.map_flags),
-        ];
-        let member = members.into_iter().find(|(_, stored, given)| stored != given);
-        let member = member.map(|(name, stored, given)| format!("{name} is {given}, and was {stored}"));
-        member.or_else(|| (self != other).then(|| "its geometry, lock or inner maps are others".into()))
-    }
+/// What is different of two maps, in words of `BPF_MAP_CREATE`.
+fn difference(stored: &MapShape, given: &MapShape) -> Option<String> {
+    let members = [
+        ("map_type", stored.map_type, given.map_type),
+        ("key_size", stored.key_size, given.key_size),
+        ("value_size", stored.value_size, given.value_size),
+        ("max_entries", stored.max_entries, given.max_entries),
+        ("map_flags", stored.map_flags, given.map_flags),
+    ];
+    let member = members.into_iter().find(|(_, stored, given)| stored != given);
+    let member = member.map(|(name, stored, given)| format!("{name} is {given}, and was {stored}"));
+    member.or_else(|| (stored != given).then(|| "its geometry, lock or inner maps are others".into()))
 }
 
 /// What a program is besides its instructions.
@@ -118,7 +80,8 @@ pub struct Subject {
     insns: Hash,
     /// Slots of its maps, in the order in which it names them.
     slots: Vec<u32>,
-    shapes: Vec<Shape>,
+    /// The maps, in this order, which is their slots here.
+    shapes: Vec<MapShape>,
 }
 
 impl Subject {
@@ -137,7 +100,7 @@ impl Subject {
                 let known = slots.iter().position(|slot| *slot == map.slot);
                 let index = known.unwrap_or_else(|| {
                     slots.push(map.slot);
-                    shapes.push(map.into());
+                    shapes.push(MapShape { slot: shapes.len() as u32, ..map });
                     slots.len() - 1
                 });
                 bytes[1] = insn.dst() | pseudo << 4;
@@ -204,7 +167,7 @@ pub struct Stored {
     kind: Kind,
     insns: Hash,
     insn_count: u32,
-    shapes: Vec<Shape>,
+    shapes: Vec<MapShape>,
     /// Maps whose values the verdict depends on, and those.
     constants: Vec<(u32, Hash)>,
     /// What else the server wants to know.
@@ -298,7 +261,7 @@ impl Stored {
             return Some("its type, attach type, licence or flags are others".into());
         }
         let maps = self.shapes.iter().zip(&subject.shapes).enumerate();
-        let other = maps.filter_map(|(index, (stored, given))| Some((index, stored.difference(given)?))).next();
+        let other = maps.filter_map(|(index, (stored, given))| Some((index, difference(stored, given)?))).next();
         if let Some((index, what)) = other {
             return Some(format!("map {index} of it differs: {what}"));
         }

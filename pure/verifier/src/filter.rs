@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 use ring3_isa::{AluOp, Call, Cond, Immediate, Insn, Op, Operand, Size, Width, op};
 use ring3_uapi::helper;
 
+use crate::scalar::{Scalar, Test};
+
 /// Steps at most, all ways together.
 const STEPS_MAX: u32 = 1024;
 /// Helpers that only tell something.
@@ -180,22 +182,12 @@ impl Steps<'_> {
             }
             _ => return None,
         };
-        let cut = |value: u64| if width == Width::W32 { u64::from(value as u32) } else { value };
-        let extended = |value: u64| if width == Width::W32 { i64::from(value as i32) } else { value as i64 };
-        let ((a, b), (sa, sb)) = ((cut(left), cut(right)), (extended(left), extended(right)));
-        Some(match cond {
-            Cond::Eq => a == b,
-            Cond::Ne => a != b,
-            Cond::Gt => a > b,
-            Cond::Ge => a >= b,
-            Cond::Lt => a < b,
-            Cond::Le => a <= b,
-            Cond::Set => a & b != 0,
-            Cond::Sgt => sa > sb,
-            Cond::Sge => sa >= sb,
-            Cond::Slt => sa < sb,
-            Cond::Sle => sa <= sb,
-        })
+        let (left, right) = (Scalar::constant(left), Scalar::constant(right));
+        let may = |test| left.assume(width, test, &right).is_some();
+        match (may(Test::Holds(cond)), may(Test::Fails(cond))) {
+            (true, true) => None,
+            (holds, _) => Some(holds),
+        }
     }
 
     /// How the process's id compares with a number.
@@ -307,6 +299,38 @@ mod tests {
     fn a_program_that_does_nothing_is_for_all() {
         assert_eq!(filter_of(0, "call 14\nr0 >>= 32\nif r0 != 77 goto out\ngoto out"), all());
         assert_eq!(filter_of(0, "goto out"), all());
+    }
+
+    #[test]
+    fn constants_are_compared_in_all_ways() {
+        use Cond::{Eq, Ge, Gt, Le, Lt, Ne, Set, Sge, Sgt, Sle, Slt};
+        let walk = Walk { insns: &[], constant: &|_| None };
+        let mut steps = Steps { walk: &walk, tgid: None, compared: BTreeSet::new(), left: 0 };
+        let numbers = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, u64::from(u32::MAX), 1 << 32, 1 << 63, u64::MAX];
+        for (a, b) in numbers.iter().flat_map(|a| numbers.map(|b| (*a, b))) {
+            let wide = [
+                (Eq, a == b),
+                (Ne, a != b),
+                (Gt, a > b),
+                (Ge, a >= b),
+                (Lt, a < b),
+                (Le, a <= b),
+                (Set, a & b != 0),
+                (Sgt, a as i64 > b as i64),
+                (Sge, a as i64 >= b as i64),
+                (Slt, (a as i64) < b as i64),
+                (Sle, a as i64 <= b as i64),
+            ];
+            for (cond, holds) in wide {
+                let given = steps.decide(Width::W64, cond, Value::Known(a), Value::Known(b));
+                assert_eq!(given, Some(holds), "{a:#x} {cond:?} {b:#x}");
+            }
+            let narrow = [(Ne, a as u32 != b as u32), (Gt, a as u32 > b as u32), (Slt, (a as i32) < b as i32)];
+            for (cond, holds) in narrow {
+                let given = steps.decide(Width::W32, cond, Value::Known(a), Value::Known(b));
+                assert_eq!(given, Some(holds), "{a:#x} {cond:?} {b:#x} (32 bits)");
+            }
+        }
     }
 
     #[test]

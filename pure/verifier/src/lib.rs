@@ -44,6 +44,7 @@ use ring3_isa::{Call, DecodeError, Immediate, Insn, Op, op};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper::TAIL_CALL;
+use serde::{Deserialize, Serialize};
 
 use explore::Explorer;
 use flow::Flow;
@@ -61,8 +62,8 @@ pub const MAPS_MAX: usize = 64;
 /// Calls within calls at most (`MAX_CALL_FRAMES`).
 pub const CALL_FRAMES_MAX: usize = 8;
 
-/// What the verifier knows of a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the verifier knows of a map. (All that compiled code depends on; `ring3 aot` keeps it with the code.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapShape {
     /// Slot in the GOT.
     pub slot: u32,
@@ -89,7 +90,7 @@ pub struct MapShape {
 }
 
 /// What is known of all inner maps of a map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InnerShape {
     /// `BPF_MAP_TYPE_*`.
     pub map_type: u32,

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use ring3_btf::Btf;
 use ring3_verifier::KernelFunctions;
 
-const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Those that are here too; none without the kernel's types.
 pub(super) fn known() -> &'static KernelFunctions {

@@ -28,6 +28,7 @@ use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
+pub(crate) use kfuncs::KERNEL_BTF;
 use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 

@@ -82,9 +82,9 @@ fn run(
     passed: usize,
 ) -> Result<(), Errno> {
     let (kind, repeat) = (input.prog_type, input.repeat);
-    let answer = program.realm.test_run(&program.text, program.per_cpu, input, is_waited_for).map_err(|refusal| {
-        refuse(refusal.errno, format_args!("BPF_PROG_TEST_RUN of {:?}: {refusal}", program.name))
-    })?;
+    let answer = program.realm.test_run(&program.text, program.facts.uses_per_cpu, input, is_waited_for).map_err(
+        |refusal| refuse(refusal.errno, format_args!("BPF_PROG_TEST_RUN of {:?}: {refusal}", program.name)),
+    )?;
     let tell = |field: Field, value: u32| {
         if field.end() <= passed { write(address + field.at as u64, &value.to_le_bytes()) } else { Ok(()) }
     };
@@ -114,7 +114,7 @@ fn syscall_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Program) -> R
     let refused =
         asked.has_any(&[t::REPEAT, t::DURATION, t::FLAGS, t::BATCH_SIZE], &[t::DATA_IN, t::DATA_OUT, t::CTX_OUT]);
     let bytes = asked.word(t::CTX_SIZE_IN);
-    if refused || bytes < program.context_bytes || bytes > u32::from(u16::MAX) {
+    if refused || bytes < program.facts.context_bytes || bytes > u32::from(u16::MAX) {
         return Err(Errno::EINVAL);
     }
     let context = caller.read(asked.attr.u64(t::CTX_IN.at), bytes as usize)?;
@@ -126,7 +126,7 @@ fn raw_tracepoint_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Progra
     const ON_CPU: u32 = 1;
     let refused = asked.has_any(&[t::DURATION, t::REPEAT, t::BATCH_SIZE], &[t::DATA_IN, t::DATA_OUT, t::CTX_OUT]);
     let (bytes, flags) = (asked.word(t::CTX_SIZE_IN), asked.word(t::FLAGS));
-    if refused || bytes < program.context_bytes || bytes > RAW_CONTEXT_BYTES_MAX {
+    if refused || bytes < program.facts.context_bytes || bytes > RAW_CONTEXT_BYTES_MAX {
         return Err(Errno::EINVAL);
     }
     if flags & ON_CPU == 0 && asked.word(t::CPU) != 0 {

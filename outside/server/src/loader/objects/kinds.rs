@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use ring3_aot::Facts;
 use ring3_isa::Insn;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::prog_type;
@@ -145,14 +146,10 @@ pub struct Program {
     pub insns: Vec<u8>,
     /// Compiled code.
     pub text: Arc<ProgramText>,
-    /// Uses per-CPU maps.
-    pub per_cpu: bool,
-    /// It needs registers that not every frame of a probe has ([`ring3_layout::frame`]).
-    pub all_registers: bool,
+    /// What is known of it besides.
+    pub facts: Facts,
     /// The processes in which it does anything.
     pub filter: ProcessFilter,
-    /// Bytes of the context up to the last that it touches.
-    pub context_bytes: u32,
     /// Maps it refers to, or was bound to.
     pub maps: Mutex<Vec<Arc<MapObject>>>,
     /// Where it comes from.
@@ -307,8 +304,8 @@ impl Event {
             ret: site.ret,
             cookie,
             pid: site.pid,
-            per_cpu: program.per_cpu,
-            all_registers: program.all_registers,
+            per_cpu: program.facts.uses_per_cpu,
+            all_registers: program.facts.all_registers,
             filter: program.filter.clone(),
         };
         if self.taken.swap(true, Ordering::AcqRel) {
