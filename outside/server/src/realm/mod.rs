@@ -75,6 +75,50 @@ pub struct ProgramText {
     pub maps: Vec<MapSlot>,
 }
 
+/// Where programs run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// At an instruction of a file, or when the function that begins there returns.
+    Probe(ProbePoint),
+    /// When system calls begin or end.
+    Syscall(SyscallPoint),
+}
+
+/// A uprobe or uretprobe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbePoint {
+    /// The file, openable by the server.
+    pub file: PathBuf,
+    /// Device of the file, `st_dev`.
+    pub dev: u64,
+    /// Inode of the file.
+    pub inode: u64,
+    /// Offset of the probed instruction in the file.
+    pub offset: u64,
+    /// On return instead of entry.
+    pub ret: bool,
+}
+
+/// A tracepoint of system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyscallPoint {
+    /// The system call's number (`__NR_*` of x86-64); `None`: all.
+    pub number: Option<u32>,
+    /// When it ends instead of begins.
+    pub exit: bool,
+    /// What the program's context is.
+    pub context: SyscallContext,
+}
+
+/// What a program of a system call's tracepoint finds behind r1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyscallContext {
+    /// `struct syscall_trace_enter` or `struct syscall_trace_exit` (kernel/trace/trace.h), whose first word is the kernel's own.
+    Tracepoint,
+    /// The arguments of the raw tracepoint: `struct pt_regs *`, and the number or the result.
+    Raw,
+}
+
 /// What a link asks for.
 #[derive(Clone, Debug)]
 pub struct LinkSpec {
@@ -86,16 +130,8 @@ pub struct LinkSpec {
     pub prog_name: String,
     /// The program.
     pub text: Arc<ProgramText>,
-    /// The file, openable by the server.
-    pub file: PathBuf,
-    /// Device of the file, `st_dev`.
-    pub dev: u64,
-    /// Inode of the file.
-    pub inode: u64,
-    /// Offset of the probed instruction in the file.
-    pub offset: u64,
-    /// On return instead of entry.
-    pub ret: bool,
+    /// Where the program runs.
+    pub point: Point,
     /// `bpf_get_attach_cookie`.
     pub cookie: u64,
     /// One process (thread group id as the server sees it), which becomes a target; `None`: every target.

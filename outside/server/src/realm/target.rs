@@ -29,7 +29,7 @@ use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::tracer::refusal_of;
-use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared};
+use super::{AttachmentId, LinkSpec, MapSlot, Point, Refusal, Shared};
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -299,17 +299,18 @@ impl Target {
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
         let mut returns = false;
         for (id, spec) in self.links_for(links) {
-            let inode = (spec.dev, spec.inode);
-            for place in places(&mappings, self.pid, inode, spec.offset, HookKind::Probe) {
-                returns |= spec.ret;
+            let Point::Probe(probe) = &spec.point else { continue };
+            let inode = (probe.dev, probe.inode);
+            for place in places(&mappings, self.pid, inode, probe.offset, HookKind::Probe) {
+                returns |= probe.ret;
                 let address = place.address;
-                let site = modules.site(&spec.file, spec.offset);
-                match site.and_then(|code| if spec.ret { code.check_return().map(|()| code) } else { Ok(code) }) {
+                let site = modules.site(&probe.file, probe.offset);
+                match site.and_then(|code| if probe.ret { code.check_return().map(|()| code) } else { Ok(code) }) {
                     Ok(code) => wanted
                         .entry(address)
                         .or_insert_with(|| Wanted { place, code, uses: vec![] })
                         .uses
-                        .push(Use { attachment: id, ret: spec.ret }),
+                        .push(Use { attachment: id, ret: probe.ret }),
                     Err(refusal) => failed.push((id, refusal)),
                 }
             }

@@ -20,7 +20,7 @@ use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
 use ring3_names::elf::Placed;
 
 use super::text::TextRange;
-use super::{AttachmentId, LinkSpec, MapSlot, Refusal, Shared, owners, raw_mapping, recovery};
+use super::{AttachmentId, LinkSpec, MapSlot, Point, Refusal, Shared, owners, raw_mapping, recovery};
 
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -369,6 +369,9 @@ impl Actor {
     // ---- links ----
 
     fn attach(&mut self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
+        if let Point::Syscall(_) = spec.point {
+            return Err(Refusal::new(Errno::ENOTSUPP, "system calls are not traced yet"));
+        }
         self.forget_vanished();
         self.adopt_all_children();
         let id = AttachmentId(self.next_attachment);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::IdKind;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
-use crate::realm::{AttachmentId, Death, EventFd, LinkSpec, MapSlot, ProgramText, Realm, Refusal};
+use crate::realm::{AttachmentId, Death, EventFd, LinkSpec, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal};
 
 /// What a descriptor can stand for.
 #[derive(Clone)]
@@ -297,11 +297,13 @@ impl Event {
             prog_id: program.id,
             prog_name: program.name.clone(),
             text: program.text.clone(),
-            file: site.file.clone(),
-            dev: site.dev,
-            inode: site.inode,
-            offset: site.offset,
-            ret: site.ret,
+            point: Point::Probe(ProbePoint {
+                file: site.file.clone(),
+                dev: site.dev,
+                inode: site.inode,
+                offset: site.offset,
+                ret: site.ret,
+            }),
             cookie,
             pid: site.pid,
             per_cpu: program.facts.uses_per_cpu,
