@@ -14,6 +14,7 @@ mod bench_verify;
 mod conformance;
 mod demo;
 mod mutate;
+mod syscalls;
 mod tidy;
 
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
-    "usage: cargo xtask ci | tidy | test | agent | support | demo | bench probe [--json FILE] [--rounds N]
+    "usage: cargo xtask ci | tidy | test | agent | support | syscalls | demo | bench probe [--json FILE] [--rounds N]
     | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
     | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         ["conformance", rest @ ..] => conformance::run(rest),
         ["agent"] => run("cargo", &["test", "--package", "ring3-image", "--", "--nocapture"]),
         ["support"] => support(),
+        ["syscalls"] => syscalls::run(),
         ["demo"] => demo::run(),
         ["bench", "probe", options @ ..] => bench::probe(options),
         ["bench", "maps", options @ ..] => bench_maps::maps(options),

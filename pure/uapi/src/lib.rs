@@ -14,5 +14,6 @@ pub mod flags;
 pub mod helper;
 pub mod perf;
 pub mod ptrace;
+pub mod syscalls;
 
 pub use errno::Errno;
