@@ -91,6 +91,10 @@ members! {
         PID word(0), FD word(4), FLAGS word(8), BUF_LEN word(12), BUF long(16), PROG_ID word(24), FD_TYPE word(28),
         PROBE_OFFSET long(32), PROBE_ADDR long(40),
     }
+    /// `BPF_RAW_TRACEPOINT_OPEN`.
+    raw_tracepoint {
+        NAME long(0), PROG_FD word(8), COOKIE long(16),
+    }
     /// `BPF_LINK_CREATE`, with the members for perf events and for `uprobe_multi`.
     link_create {
         PROG_FD word(0), TARGET_FD word(4), ATTACH_TYPE word(8), FLAGS word(12), PERF_EVENT_COOKIE long(16),
@@ -125,10 +129,12 @@ members! {
         FUNC_INFO long(136), NR_FUNC_INFO word(144), NR_LINE_INFO word(148), LINE_INFO long(152),
         NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
     }
-    /// `struct bpf_link_info`, with the members for uprobes.
+    /// `struct bpf_link_info`, with the members for uprobes, tracepoints and raw tracepoints.
     link_info {
         TYPE word(0), ID word(4), PROG_ID word(8), PERF_EVENT_TYPE word(16), UPROBE_FILE_NAME long(24),
         UPROBE_NAME_LEN word(32), UPROBE_OFFSET word(36), UPROBE_COOKIE long(40), UPROBE_REF_CTR_OFFSET long(48),
+        TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), RAW_NAME long(16),
+        RAW_NAME_LEN word(24), RAW_COOKIE long(32),
     }
     /// `struct bpf_btf_info`.
     btf_info {
@@ -145,12 +151,20 @@ pub const LINK_INFO_BYTES: usize = 64;
 /// `sizeof(struct bpf_btf_info)`.
 pub const BTF_INFO_BYTES: usize = 32;
 
+/// `BPF_LINK_TYPE_RAW_TRACEPOINT`.
+pub const LINK_TYPE_RAW_TRACEPOINT: u32 = 1;
 /// `BPF_LINK_TYPE_PERF_EVENT`.
 pub const LINK_TYPE_PERF_EVENT: u32 = 7;
 /// `BPF_PERF_EVENT_UPROBE` of `enum bpf_perf_event_type`.
 pub const PERF_EVENT_UPROBE: u32 = 1;
 /// `BPF_PERF_EVENT_URETPROBE`.
 pub const PERF_EVENT_URETPROBE: u32 = 2;
+/// `BPF_PERF_EVENT_TRACEPOINT`.
+pub const PERF_EVENT_TRACEPOINT: u32 = 5;
+/// `BPF_FD_TYPE_RAW_TRACEPOINT` of `enum bpf_task_fd_type`.
+pub const FD_TYPE_RAW_TRACEPOINT: u32 = 0;
+/// `BPF_FD_TYPE_TRACEPOINT`.
+pub const FD_TYPE_TRACEPOINT: u32 = 1;
 /// `BPF_FD_TYPE_UPROBE` of `enum bpf_task_fd_type`.
 pub const FD_TYPE_UPROBE: u32 = 4;
 /// `BPF_FD_TYPE_URETPROBE`.
@@ -181,7 +195,7 @@ pub const fn last_field_end(command: u32) -> Option<usize> {
         cmd::BTF_GET_FD_BY_ID => id::FD_BY_ID_TOKEN_FD.end(),
         cmd::OBJ_GET_INFO_BY_FD => info::INFO.end(),
         cmd::PROG_QUERY => 64,
-        cmd::RAW_TRACEPOINT_OPEN => 24,
+        cmd::RAW_TRACEPOINT_OPEN => raw_tracepoint::COOKIE.end(),
         cmd::BTF_LOAD => btf_load::BTF_TOKEN_FD.end(),
         cmd::TASK_FD_QUERY => task_fd_query::PROBE_ADDR.end(),
         cmd::LINK_CREATE => link_create::UPROBE_MULTI_PID.end(),

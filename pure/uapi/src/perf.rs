@@ -35,6 +35,8 @@ pub const FLAGS_RESERVED: u64 = !0 << 38;
 
 /// `PERF_TYPE_SOFTWARE`.
 pub const TYPE_SOFTWARE: u32 = 1;
+/// `PERF_TYPE_TRACEPOINT`.
+pub const TYPE_TRACEPOINT: u32 = 2;
 /// `PERF_COUNT_SW_BPF_OUTPUT`.
 pub const COUNT_SW_BPF_OUTPUT: u64 = 10;
 

@@ -1,23 +1,21 @@
 //! bpf(2).
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use ring3_maps::{Attributes, Geometry};
 use ring3_uapi::Errno;
-use ring3_uapi::attr::{BTF_INFO_BYTES, Field, LINK_INFO_BYTES, MAP_INFO_BYTES};
-use ring3_uapi::bpf::{attach_type, cmd, map_type};
+use ring3_uapi::attr::{BTF_INFO_BYTES, Field, MAP_INFO_BYTES};
+use ring3_uapi::bpf::{cmd, map_type};
 use ring3_uapi::flags::{
     BPF_F_LOCK, BPF_F_NO_COMMON_LRU, BPF_F_NUMA_NODE, BPF_F_RDONLY, BPF_F_TOKEN_FD, BPF_F_WRONLY,
 };
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, batch, names, program, refuse, test_run, value_types};
-use crate::loader::objects::{
-    Access, Btf, Event, EventKind, IdKind, Inner, Link, MapObject, Members, Object, Program,
-};
+use super::{Caller, Outcome, Reply, batch, links, names, program, refuse, test_run, value_types};
+use crate::loader::objects::{Access, Btf, IdKind, Inner, MapObject, Members, Object, Program};
 use crate::support;
 
 /// Bytes of BTF at most (`BTF_MAX_SIZE`).
@@ -48,8 +46,10 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
         cmd::PROG_BIND_MAP => prog_bind_map(caller, attr),
         cmd::PROG_TEST_RUN => test_run::prog_test_run(caller, attr),
         cmd::BTF_LOAD => btf_load(caller, attr),
-        cmd::LINK_CREATE => link_create(caller, attr),
-        cmd::LINK_DETACH => link_detach(caller, attr),
+        cmd::LINK_CREATE => links::create(caller, attr),
+        cmd::LINK_DETACH => links::detach(caller, attr),
+        cmd::RAW_TRACEPOINT_OPEN => links::open_raw_tracepoint(caller, attr),
+        cmd::TASK_FD_QUERY => links::query_task_fd(caller, attr),
         cmd::OBJ_GET_INFO_BY_FD => object_info(caller, attr),
         cmd::MAP_GET_NEXT_ID | cmd::PROG_GET_NEXT_ID | cmd::BTF_GET_NEXT_ID | cmd::LINK_GET_NEXT_ID => {
             next_id(caller, attr, command)
@@ -268,7 +268,7 @@ fn put_file(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], fd: i32) -> R
     if map.geometry().header.map_type == map_type::PERF_EVENT_ARRAY {
         return match caller.subsystem().object(copy.as_fd()) {
             Some(Object::Event(event)) => map.set_event(key, event),
-            None if is_kernel_event(copy.as_fd()) => {
+            None if links::is_kernel_event(copy.as_fd()) => {
                 Err(refuse(Errno::EINVAL, "only bpf-output events go into a perf event array"))
             }
             _ => Err(Errno::EBADF),
@@ -385,7 +385,7 @@ pub(super) fn refuse_logged(log: &Log<'_>, errno: Errno, text: &str, what: impl 
     refuse(log.write(text).err().unwrap_or(errno), what)
 }
 
-fn program_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Program>, Errno> {
+pub(super) fn program_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Program>, Errno> {
     match caller.object(fd)? {
         Some(Object::Program(program)) => Ok(program),
         _ => Err(Errno::EINVAL),
@@ -421,53 +421,6 @@ fn btf_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let btf = Arc::new(Btf { id: caller.subsystem().new_id(IdKind::Btf), types });
     let fd = caller.subsystem().open_pipe(Object::Btf(btf))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
-}
-
-// ---- links ----
-
-fn event_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Event>, Errno> {
-    match caller.object(fd)? {
-        Some(Object::Event(event)) => Ok(event),
-        None if is_kernel_event(caller.fd(fd)?.as_fd()) => {
-            Err(refuse(Errno::EINVAL, "programs attach to uprobe events only; this event is the kernel's own"))
-        }
-        _ => Err(Errno::EBADF),
-    }
-}
-
-/// Whether a descriptor is a perf event of the kernel's.
-fn is_kernel_event(fd: BorrowedFd<'_>) -> bool {
-    use std::os::fd::AsRawFd;
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    link.is_ok_and(|name| name.as_os_str() == "anon_inode:[perf_event]")
-}
-
-fn link_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let (prog_fd, target_fd, kind, flags) = (attr.i32(0), attr.i32(4), attr.u32(8), attr.u32(12));
-    let program = program_of(caller, prog_fd)?;
-    if kind != attach_type::PERF_EVENT {
-        let name = attach_type::name(kind).unwrap_or("unknown");
-        return Err(refuse(Errno::EINVAL, format_args!("link of attach type {name} is not supported")));
-    }
-    if flags != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let event = event_of(caller, target_fd)?;
-    let id = caller.subsystem().new_id(IdKind::Link);
-    let attached = event
-        .attach(program, id, attr.u64(16))
-        .map_err(|refusal| refuse(refusal.errno, format_args!("link: {refusal}")))?;
-    let link = Arc::new(Link { id, event, attached: Mutex::new(Some(attached)) });
-    let fd = caller.subsystem().open_pipe(Object::Link(link))?;
-    Ok(Outcome::Fd { fd, close_on_exec: true })
-}
-
-fn link_detach(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    match caller.object(attr.i32(0))? {
-        // The kernel's perf event links cannot be detached otherwise than by closing (kernel/bpf/syscall.c).
-        Some(Object::Link(_)) => Err(Errno::EOPNOTSUPP),
-        _ => Err(Errno::EINVAL),
-    }
 }
 
 // ---- information ----
@@ -514,7 +467,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
         Object::Map(map) => map_info(map),
         Object::Program(found) => program::info(caller, found, &given)?,
         Object::Btf(btf) => btf_info(caller, btf, &given)?,
-        Object::Link(link) => link_info(caller, link, &given)?,
+        Object::Link(link) => links::info(caller, link, &given)?,
         Object::Event(_) => unreachable!("refused above"),
     };
     if given.0.iter().skip(info.0.len()).any(|byte| *byte != 0) {
@@ -551,35 +504,6 @@ fn btf_info(caller: &Caller<'_>, btf: &Btf, given: &Info) -> Result<Info, Errno>
         caller.write(given.get64(0), &bytes[..room.min(bytes.len())])?;
     }
     info.put64(0, given.get64(0)).put32(8, btf.types.bytes().len() as u32).put32(12, btf.id);
-    Ok(info)
-}
-
-/// `struct bpf_link_info` of a perf event link. Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_uprobe.
-fn link_info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Info, Errno> {
-    use ring3_uapi::attr::{LINK_TYPE_PERF_EVENT, PERF_EVENT_UPROBE, PERF_EVENT_URETPROBE, link_info as l};
-    let mut info = Info(vec![0; LINK_INFO_BYTES]);
-    let attached = link.attached.lock().expect("no panic under this lock");
-    let (program, cookie) = attached.as_ref().map_or((0, 0), |attached| (attached.program.id, attached.cookie));
-    info.put32(0, LINK_TYPE_PERF_EVENT).put32(4, link.id).put32(8, program);
-    let EventKind::Uprobe(site, _) = &link.event.kind else { return Ok(info) };
-    let (name, room) = (given.get64(l::UPROBE_FILE_NAME.at), given.get32(l::UPROBE_NAME_LEN.at) as usize);
-    if (name == 0) != (room == 0) {
-        return Err(Errno::EINVAL);
-    }
-    let mut path = site.shown.clone().into_bytes();
-    path.push(0);
-    let bytes = path.len();
-    if name != 0 {
-        path.truncate(room);
-        *path.last_mut().expect("room for a byte") = 0;
-        caller.write(name, &path)?;
-        if room < bytes {
-            return Err(Errno::ENOSPC);
-        }
-    }
-    info.put32(l::PERF_EVENT_TYPE.at, if site.ret { PERF_EVENT_URETPROBE } else { PERF_EVENT_UPROBE });
-    info.put64(l::UPROBE_FILE_NAME.at, name).put32(l::UPROBE_NAME_LEN.at, bytes as u32);
-    info.put32(l::UPROBE_OFFSET.at, site.offset as u32).put64(l::UPROBE_COOKIE.at, cookie);
     Ok(info)
 }
 

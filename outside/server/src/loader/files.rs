@@ -31,7 +31,7 @@ pub(super) fn mmap(caller: &Caller<'_>) -> Reply {
 /// The first mapping of an output event makes its buffer. Mirrors kernel/events/core.c:perf_mmap.
 fn mmap_event(event: &Arc<Event>, offset: u64, bytes: u64) -> Result<(), Errno> {
     let EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, .. } = &event.kind else {
-        return Err(refuse(Errno::EINVAL, "mmap of a uprobe event: samples are not supported"));
+        return Err(refuse(Errno::EINVAL, "mmap of a probe's or tracepoint's event: samples are not supported"));
     };
     let mut buffer = buffer.lock().expect("no panic under this lock");
     if let Some(buffer) = buffer.as_ref() {
@@ -53,7 +53,7 @@ pub(super) fn epoll_ctl(caller: &Caller<'_>) -> Reply {
     let fd = caller.arg(2) as i32;
     let Ok(Some(object)) = caller.object(fd) else { return Ok(Outcome::Continue) };
     let Some((event, ready)) = object.readiness() else {
-        // A uprobe event, a program, a link: the pipe behind it never becomes ready, as the kernel's objects.
+        // A probe's or tracepoint's event, a program, a link: the pipe behind it never becomes ready, as the kernel's objects.
         return Ok(Outcome::Continue);
     };
     let epoll = caller.fd(caller.arg(0) as i32)?;

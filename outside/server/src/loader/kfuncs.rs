@@ -1,4 +1,4 @@
-//! The running kernel's functions that programs may call.
+//! The running kernel's functions that programs may call, and its tracepoints.
 
 use std::sync::OnceLock;
 
@@ -14,4 +14,11 @@ pub(super) fn known() -> &'static KernelFunctions {
         let types = std::fs::read(KERNEL_BTF).ok().and_then(|bytes| Btf::parse_any(bytes).ok());
         types.map(|types| KernelFunctions::new(&types)).unwrap_or_default()
     })
+}
+
+/// Whether the kernel has a raw tracepoint of this name: its BTF has a `typedef` for each.
+pub(super) fn has_tracepoint(name: &str) -> bool {
+    let wanted = format!("\0btf_trace_{name}\0").into_bytes();
+    let types = std::fs::read(KERNEL_BTF).unwrap_or_default();
+    types.windows(wanted.len()).any(|bytes| bytes == wanted)
 }

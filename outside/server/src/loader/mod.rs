@@ -9,6 +9,7 @@ mod batch;
 mod bpf;
 mod files;
 mod kfuncs;
+mod links;
 mod names;
 pub mod objects;
 mod perf;
@@ -16,6 +17,8 @@ mod program;
 mod raw_seccomp;
 mod source;
 mod test_run;
+mod tracefs;
+mod tracepoint;
 mod value_types;
 mod wait;
 
@@ -105,25 +108,7 @@ impl Session {
 
     fn serve(&self, call: Notification) {
         let caller = Caller { session: self, call };
-        let reply = match i64::from(call.number) {
-            libc::SYS_bpf => bpf::serve(&caller),
-            libc::SYS_perf_event_open => perf::open(&caller),
-            libc::SYS_ioctl => perf::ioctl(&caller),
-            libc::SYS_mmap => files::mmap(&caller),
-            libc::SYS_epoll_ctl => files::epoll_ctl(&caller),
-            libc::SYS_poll | libc::SYS_ppoll => wait::poll(&caller),
-            libc::SYS_select | libc::SYS_pselect6 => wait::select(&caller),
-            libc::SYS_statfs => names::statfs(&caller),
-            libc::SYS_mkdir => names::mkdir(&caller, libc::AT_FDCWD, call.args[0]),
-            libc::SYS_mkdirat => names::mkdir(&caller, call.args[0] as i32, call.args[1]),
-            libc::SYS_rmdir => names::remove(&caller, libc::AT_FDCWD, call.args[0], true),
-            libc::SYS_unlink => names::remove(&caller, libc::AT_FDCWD, call.args[0], false),
-            libc::SYS_unlinkat => {
-                let is_folder = call.args[2] & libc::AT_REMOVEDIR as u64 != 0;
-                names::remove(&caller, call.args[0] as i32, call.args[1], is_folder)
-            }
-            _ => Ok(Outcome::Continue),
-        };
+        let reply = caller.serve();
         tracing::debug!(tid = call.tid, number = call.number, ok = reply.is_ok(), error = ?reply.as_ref().err(), "call");
         let listener = self.listener.as_fd();
         match reply {
@@ -140,6 +125,38 @@ impl Session {
 }
 
 impl Caller<'_> {
+    fn serve(&self) -> Reply {
+        const HERE: i32 = libc::AT_FDCWD;
+        let args = self.call.args;
+        match i64::from(self.call.number) {
+            libc::SYS_bpf => bpf::serve(self),
+            libc::SYS_perf_event_open => perf::open(self),
+            libc::SYS_ioctl => perf::ioctl(self),
+            libc::SYS_mmap => files::mmap(self),
+            libc::SYS_epoll_ctl => files::epoll_ctl(self),
+            libc::SYS_poll | libc::SYS_ppoll => wait::poll(self),
+            libc::SYS_select | libc::SYS_pselect6 => wait::select(self),
+            libc::SYS_statfs => names::statfs(self),
+            libc::SYS_mkdir => names::mkdir(self, HERE, args[0]),
+            libc::SYS_mkdirat => names::mkdir(self, args[0] as i32, args[1]),
+            libc::SYS_rmdir => names::remove(self, HERE, args[0], true),
+            libc::SYS_unlink => names::remove(self, HERE, args[0], false),
+            libc::SYS_unlinkat => {
+                let is_folder = args[2] & libc::AT_REMOVEDIR as u64 != 0;
+                names::remove(self, args[0] as i32, args[1], is_folder)
+            }
+            libc::SYS_open => tracefs::open(self, HERE, args[0], args[1]),
+            libc::SYS_openat => tracefs::open(self, args[0] as i32, args[1], args[2]),
+            libc::SYS_openat2 => tracefs::openat2(self),
+            libc::SYS_access => tracefs::access(self, HERE, args[0], args[1]),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => tracefs::access(self, args[0] as i32, args[1], args[2]),
+            libc::SYS_stat | libc::SYS_lstat => tracefs::stat(self, HERE, args[0], args[1]),
+            libc::SYS_newfstatat => tracefs::stat(self, args[0] as i32, args[1], args[2]),
+            libc::SYS_statx => tracefs::statx(self),
+            _ => Ok(Outcome::Continue),
+        }
+    }
+
     fn subsystem(&self) -> &Arc<Subsystem> {
         &self.session.subsystem
     }

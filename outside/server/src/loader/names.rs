@@ -11,7 +11,7 @@ use ring3_uapi::flags::{BPF_F_PATH_FD, BPF_F_RDONLY, BPF_F_WRONLY};
 use super::attr::Attr;
 use super::objects::pins::{BPF_FS_MAGIC, Files};
 use super::objects::{Access, Object};
-use super::{Caller, Outcome, Reply, refuse};
+use super::{Caller, Outcome, Reply, refuse, tracefs};
 
 /// `PATH_MAX`, `NAME_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
@@ -23,7 +23,7 @@ fn files_of(caller: &Caller<'_>) -> Files {
 }
 
 /// A path as the loader means it, from the root, without `.` and `..`. Symbolic links are not followed.
-fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<PathBuf, Errno> {
+pub(super) fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<PathBuf, Errno> {
     let given = caller.read_string(address, PATH_BYTES_MAX)?;
     if given.is_empty() {
         return Err(Errno::ENOENT);
@@ -94,14 +94,16 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 
-/// statfs(2) of what only the table has: as the kernel answers in a BPF file system (fs/libfs.c:simple_statfs).
+/// statfs(2) of what only ring3 has: as the kernel answers in such a file system (fs/libfs.c:simple_statfs).
 pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
     let path = path_of(caller, libc::AT_FDCWD, caller.arg(0))?;
-    if !caller.subsystem().has_name(&path) || files_of(caller).is_in_kernel(&path) {
-        return Ok(Outcome::Continue);
-    }
+    let magic = match caller.subsystem().has_name(&path) {
+        _ if tracefs::has(&path) => tracefs::TRACEFS_MAGIC,
+        true if !files_of(caller).is_in_kernel(&path) => BPF_FS_MAGIC as u64,
+        _ => return Ok(Outcome::Continue),
+    };
     let mut words = [0u64; 15];
-    (words[0], words[1]) = (BPF_FS_MAGIC as u64, ring3_layout::PAGE_BYTES);
+    (words[0], words[1]) = (magic, ring3_layout::PAGE_BYTES);
     (words[8], words[9]) = (NAME_BYTES_MAX, ring3_layout::PAGE_BYTES);
     caller.write(caller.arg(1), words.map(u64::to_le_bytes).as_flattened())?;
     Ok(Outcome::Value(0))

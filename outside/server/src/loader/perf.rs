@@ -1,5 +1,5 @@
-//! perf_event_open(2) for uprobes and for the output of programs, and the ioctls of both. Other events are
-//! the kernel's own: their calls go on to it.
+//! perf_event_open(2) for uprobes, tracepoints of system calls and the output of programs, and their ioctls. Other events
+//! are the kernel's own: their calls go on to it.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ring3_uapi::Errno;
-use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPLE_TYPE};
+use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPLE_TYPE, TYPE_TRACEPOINT};
 
 use super::raw_seccomp::leader;
-use super::{Caller, Outcome, Reply, refuse};
-use crate::loader::objects::{Access, Event, EventKind, IdKind, Object, UprobeSite};
+use super::tracepoint::Tracepoint;
+use super::{Caller, Outcome, Reply, links, refuse, tracefs};
+use crate::loader::objects::{Access, Event, EventKind, IdKind, Object, PROGRAMS_MAX, TracepointSite, UprobeSite};
 use crate::realm::possible_cpus;
 
 const TYPE_SOFTWARE: u32 = 1;
@@ -94,6 +95,11 @@ pub(super) fn open(caller: &Caller<'_>) -> Reply {
     if attr.kind == TYPE_SOFTWARE && attr.config == CONFIG_BPF_OUTPUT {
         return open_output(caller, &attr, close_on_exec);
     }
+    if attr.kind == TYPE_TRACEPOINT
+        && let Some(tracepoint) = Tracepoint::of_id(attr.config).or_else(|| tracefs::of_kernel_id(attr.config))
+    {
+        return open_tracepoint(caller, tracepoint, close_on_exec);
+    }
     match uprobe_pmu() {
         Some((kind, ret)) if kind == attr.kind => open_uprobe(caller, &attr, ret, close_on_exec),
         _ => Ok(Outcome::Continue),
@@ -110,21 +116,36 @@ fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Rep
     Ok(Outcome::Fd { fd, close_on_exec })
 }
 
-fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
+/// Of which process an event is; `None`: of all. Mirrors the checks of kernel/events/core.c:perf_event_open.
+/// The CPU is checked only: as in the kernel, programs run on all of them.
+fn process_of(caller: &Caller<'_>) -> Result<Option<u32>, Errno> {
     let (pid, cpu) = (caller.arg(1) as i32, caller.arg(2) as i32);
     let known = u32::try_from(cpu).is_ok_and(|cpu| cpu < possible_cpus());
     if !known && (pid == -1 || cpu != -1) {
         return Err(Errno::EINVAL);
     }
+    match pid {
+        -1 => Ok(None),
+        0 => Ok(Some(leader(caller.call.tid))),
+        pid if pid > 0 && Path::new(&format!("/proc/{pid}")).exists() => Ok(Some(leader(pid as u32))),
+        _ => Err(Errno::ESRCH),
+    }
+}
+
+/// Mirrors kernel/trace/trace_event_perf.c:perf_trace_init.
+fn open_tracepoint(caller: &Caller<'_>, tracepoint: Tracepoint, close_on_exec: bool) -> Reply {
+    let (pid, subsystem) = (process_of(caller)?, caller.subsystem());
+    let site = TracepointSite { tracepoint, pid, programs: subsystem.tracepoints.clone() };
+    let event = Event::tracepoint(subsystem.new_id(IdKind::Event), subsystem.realm.clone(), site);
+    let fd = subsystem.open_pipe(Object::Event(Arc::new(event)))?;
+    Ok(Outcome::Fd { fd, close_on_exec })
+}
+
+fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
+    let pid = process_of(caller)?;
     if attr.config >> 32 != 0 {
         return Err(refuse(Errno::EOPNOTSUPP, "uprobes with a reference counter (USDT semaphores)"));
     }
-    let pid = match pid {
-        -1 => None,
-        0 => Some(leader(caller.call.tid)),
-        pid if pid > 0 && Path::new(&format!("/proc/{pid}")).exists() => Some(leader(pid as u32)),
-        _ => return Err(Errno::ESRCH),
-    };
     if attr.config1 == 0 {
         return Err(Errno::EINVAL);
     }
@@ -149,7 +170,7 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
     let site = UprobeSite { file, shown, dev: meta.dev(), inode: meta.ino(), offset: attr.config2, ret, pid };
     let id = subsystem.new_id(IdKind::Event);
     let kind = EventKind::Uprobe(site, Mutex::new(None));
-    let event = Arc::new(Event { id, kind, taken: Arc::default(), realm: subsystem.realm.clone() });
+    let event = Arc::new(Event { id, kind, program_id: Arc::default(), realm: subsystem.realm.clone() });
     let fd = subsystem.open_pipe(Object::Event(event))?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }
@@ -171,16 +192,20 @@ fn resolve(tid: u32, path: &str) -> PathBuf {
 }
 
 pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
-    let Ok(Some(Object::Event(event))) = caller.object(caller.arg(0) as i32) else {
-        return Ok(Outcome::Continue);
+    let event = match caller.object(caller.arg(0) as i32) {
+        Ok(Some(Object::Event(event))) => event,
+        Ok(None) if caller.arg(1) == IOC_SET_BPF => return set_on_kernel_event(caller),
+        _ => return Ok(Outcome::Continue),
     };
     match caller.arg(1) {
-        // A program runs from the moment it is attached, enabled or not: kernel/trace/trace_uprobe.c:__uprobe_perf_func.
+        // A program runs from the moment it is attached, enabled or not: kernel/trace/trace_uprobe.c:__uprobe_perf_func
+        // and trace_syscalls.c:perf_syscall_enter.
         IOC_ENABLE | IOC_DISABLE | IOC_RESET => Ok(Outcome::Value(0)),
         // kernel/events/core.c:perf_event_refresh wants samples, kernel/trace/bpf_trace.c:perf_event_query_prog_array
         // a tracepoint.
         IOC_REFRESH if matches!(event.kind, EventKind::Output { .. }) => Ok(Outcome::Value(0)),
-        IOC_REFRESH | IOC_QUERY_BPF => Err(Errno::EINVAL),
+        IOC_QUERY_BPF => query_bpf(caller, &event),
+        IOC_REFRESH => Err(Errno::EINVAL),
         IOC_ID => {
             caller.write(caller.arg(2), &u64::from(event.id).to_le_bytes())?;
             Ok(Outcome::Value(0))
@@ -192,10 +217,35 @@ pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
 
 fn set_bpf(caller: &Caller<'_>, event: &Arc<Event>) -> Reply {
     let Some(Object::Program(program)) = caller.object(caller.arg(2) as i32)? else { return Err(Errno::EINVAL) };
-    let EventKind::Uprobe(_, slot) = &event.kind else { return Err(Errno::EINVAL) };
+    let slot = event.slot().ok_or(Errno::EINVAL)?;
     let attached = event
         .attach(program, event.id, 0)
         .map_err(|refusal| refuse(refusal.errno, format_args!("PERF_EVENT_IOC_SET_BPF: {refusal}")))?;
     *slot.lock().expect("no panic under this lock") = Some(attached);
     Ok(Outcome::Value(0))
+}
+
+/// A program of ours on an event that is not.
+fn set_on_kernel_event(caller: &Caller<'_>) -> Reply {
+    match caller.object(caller.arg(2) as i32) {
+        Ok(Some(_)) => Err(refuse(Errno::EINVAL, format_args!("PERF_EVENT_IOC_SET_BPF: {}", links::NOT_OURS))),
+        _ => Ok(Outcome::Continue),
+    }
+}
+
+/// `struct perf_event_query_bpf`: room for ids, their number, ids.
+/// Mirrors kernel/trace/bpf_trace.c:perf_event_query_prog_array.
+fn query_bpf(caller: &Caller<'_>, event: &Event) -> Reply {
+    let EventKind::Tracepoint(site, _) = &event.kind else { return Err(Errno::EINVAL) };
+    let at = caller.arg(2);
+    let room = u32::from_le_bytes(caller.read(at, 8)?[..4].try_into().expect("4 bytes")) as usize;
+    if room > PROGRAMS_MAX {
+        return Err(Errno::E2BIG);
+    }
+    let programs = site.programs.of(site.tracepoint);
+    let mut ids = programs.clone();
+    ids.resize(room, 0);
+    caller.write(at + 4, &(programs.len() as u32).to_le_bytes())?;
+    caller.write(at + 8, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>().as_slice())?;
+    if room != 0 && room < programs.len() { Err(Errno::ENOSPC) } else { Ok(Outcome::Value(0)) }
 }

@@ -199,6 +199,14 @@ fn filter() -> Vec<libc::sock_filter> {
         libc::SYS_rmdir,
         libc::SYS_unlink,
         libc::SYS_unlinkat,
+        libc::SYS_open,
+        libc::SYS_openat,
+        libc::SYS_openat2,
+        libc::SYS_access,
+        libc::SYS_faccessat,
+        libc::SYS_faccessat2,
+        libc::SYS_stat,
+        libc::SYS_lstat,
     ];
     let mut program = vec![
         statement(LOAD_WORD, AT_ARCH),
@@ -209,6 +217,16 @@ fn filter() -> Vec<libc::sock_filter> {
     for number in always {
         program.push(branch(JUMP_EQUAL, number as u32, 0, 1));
         program.push(statement(RETURN, NOTIFY));
+    }
+    // By a path, not of the descriptor itself (fstat(3) of some C libraries).
+    for (number, flags) in [(libc::SYS_newfstatat, 3), (libc::SYS_statx, 2)] {
+        program.extend([
+            branch(JUMP_EQUAL, number as u32, 0, 4),
+            statement(LOAD_WORD, at_argument(flags)),
+            branch(JUMP_SET, libc::AT_EMPTY_PATH as u32, 1, 0),
+            statement(RETURN, NOTIFY),
+            statement(RETURN, ALLOW),
+        ]);
     }
     // ioctl: PERF_EVENT_IOC_* has the type '$'.
     program.extend([

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, Weak};
 
 use ring3_aot::Facts;
@@ -13,8 +13,11 @@ use ring3_verifier::ProcessFilter;
 use serde_json::{Value, json};
 
 use super::IdKind;
+use super::attached::{Attached, Seat};
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
-use crate::realm::{AttachmentId, Death, EventFd, LinkSpec, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal};
+use super::tracepoints::{self, TracepointSite};
+use crate::loader::tracepoint::Tracepoint;
+use crate::realm::{Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, SyscallContext};
 
 /// What a descriptor can stand for.
 #[derive(Clone)]
@@ -34,7 +37,7 @@ impl Object {
             Object::Map(map) => Some(map.memfd().as_fd()),
             Object::Event(event) => match &event.kind {
                 EventKind::Output { memfd, .. } => Some(memfd.as_fd()),
-                EventKind::Uprobe(..) => None,
+                _ => None,
             },
             _ => None,
         }
@@ -208,10 +211,19 @@ pub struct UprobeSite {
     pub pid: Option<u32>,
 }
 
+impl UprobeSite {
+    fn point(&self) -> Point {
+        let UprobeSite { file, dev, inode, offset, ret, .. } = self;
+        Point::Probe(ProbePoint { file: file.clone(), dev: *dev, inode: *inode, offset: *offset, ret: *ret })
+    }
+}
+
 /// What a perf event is for.
 pub enum EventKind {
     /// A probe, with the program that `PERF_EVENT_IOC_SET_BPF` put on it.
     Uprobe(UprobeSite, Mutex<Option<Attached>>),
+    /// A tracepoint of system calls, likewise.
+    Tracepoint(TracepointSite, Mutex<Option<Attached>>),
     /// Output of programs.
     Output {
         /// The memory, empty until the loader maps it.
@@ -235,8 +247,8 @@ pub struct Event {
     pub id: u32,
     /// What it is for.
     pub kind: EventKind,
-    /// It has a program, by `PERF_EVENT_IOC_SET_BPF` or by a link; there can be one.
-    pub taken: Arc<AtomicBool>,
+    /// The id of its program, by `PERF_EVENT_IOC_SET_BPF` or by a link; there can be one. 0: none.
+    pub program_id: Arc<AtomicU32>,
     /// The target side.
     pub realm: Arc<Realm>,
 }
@@ -251,26 +263,6 @@ impl Drop for Event {
     }
 }
 
-/// A program that is attached; detached when dropped.
-pub struct Attached {
-    /// The program.
-    pub program: Arc<Program>,
-    /// In the realm.
-    id: AttachmentId,
-    /// Cookie.
-    pub cookie: u64,
-    /// Of the event: it has a program.
-    taken: Arc<AtomicBool>,
-    realm: Arc<Realm>,
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        self.realm.detach(self.id);
-        self.taken.store(false, Ordering::Release);
-    }
-}
-
 impl Event {
     /// An event for the output of programs.
     pub fn output(id: u32, realm: Arc<Realm>, sample_type: u64, wakeup_events: u64) -> Result<Event, Errno> {
@@ -278,43 +270,40 @@ impl Event {
         let doorbell = realm.add_doorbell()?;
         let (buffer, arrays) = (Mutex::new(None), Mutex::new(vec![]));
         let kind = EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, arrays };
-        Ok(Event { id, kind, taken: Arc::default(), realm })
+        Ok(Event { id, kind, program_id: Arc::default(), realm })
     }
 
-    /// Attaches a program to a uprobe event.
+    /// An event of a tracepoint of system calls.
+    pub fn tracepoint(id: u32, realm: Arc<Realm>, site: TracepointSite) -> Event {
+        let kind = EventKind::Tracepoint(site, Mutex::new(None));
+        Event { id, kind, program_id: Arc::default(), realm }
+    }
+
+    /// Attaches a program. Mirrors kernel/events/core.c:__perf_event_set_bpf_prog.
     pub fn attach(&self, program: Arc<Program>, link_id: u32, cookie: u64) -> Result<Attached, Refusal> {
-        let EventKind::Uprobe(site, _) = &self.kind else {
-            return Err(Refusal { errno: Errno::EINVAL, message: "programs attach to uprobe events only".into() });
+        let (point, pid, shared) = match &self.kind {
+            EventKind::Uprobe(site, _) => (site.point(), site.pid, None),
+            EventKind::Tracepoint(site, _) => (site.point(), site.pid, Some(site)),
+            EventKind::Output { .. } => {
+                let message = "programs attach to uprobes and tracepoints of system calls only";
+                return Err(Refusal::new(Errno::EINVAL, message));
+            }
         };
-        if program.prog_type != prog_type::KPROBE {
-            return Err(Refusal {
-                errno: Errno::EINVAL,
-                message: "only programs of type kprobe attach to uprobes".into(),
-            });
-        }
-        let spec = LinkSpec {
-            link_id,
-            prog_id: program.id,
-            prog_name: program.name.clone(),
-            text: program.text.clone(),
-            point: Point::Probe(ProbePoint {
-                file: site.file.clone(),
-                dev: site.dev,
-                inode: site.inode,
-                offset: site.offset,
-                ret: site.ret,
-            }),
-            cookie,
-            pid: site.pid,
-            per_cpu: program.facts.uses_per_cpu,
-            all_registers: program.facts.all_registers,
-            filter: program.filter.clone(),
+        let (wanted, words) = match shared {
+            None => (prog_type::KPROBE, "only programs of type kprobe attach to uprobes"),
+            Some(_) => (prog_type::TRACEPOINT, "only programs of type tracepoint attach to tracepoints"),
         };
-        if self.taken.swap(true, Ordering::AcqRel) {
-            return Err(Refusal { errno: Errno::EEXIST, message: "the event has a program already".into() });
+        if program.prog_type != wanted {
+            return Err(Refusal::new(Errno::EINVAL, words));
         }
-        let id = self.realm.attach(spec).inspect_err(|_| self.taken.store(false, Ordering::Release))?;
-        Ok(Attached { program, id, cookie, taken: self.taken.clone(), realm: self.realm.clone() })
+        if let Some(site) = shared
+            && program.facts.context_bytes > site.tracepoint.context_bytes()
+        {
+            let words = format!("program {:?} reads behind the end of {}", program.name, site.tracepoint);
+            return Err(Refusal::new(Errno::EACCES, words));
+        }
+        let seat = Seat::take(&self.program_id, program.id, shared)?;
+        Attached::new(&self.realm, program, (link_id, cookie), (point, pid), Some(seat))
     }
 
     /// It has a buffer now: programs find it in the arrays that it was put into before.
@@ -335,7 +324,7 @@ impl Event {
             EventKind::Output { buffer, .. } => {
                 buffer.lock().expect("no panic under this lock").as_ref().map(|buffer| buffer.slot)
             }
-            EventKind::Uprobe(..) => None,
+            _ => None,
         }
     }
 
@@ -354,46 +343,93 @@ impl Event {
                 let buffer = buffer.lock().expect("no panic under this lock");
                 Some((doorbell.1.clone(), buffer.as_ref().is_some_and(OutputBuffer::has_data)))
             }
-            EventKind::Uprobe(..) => None,
+            _ => None,
         }
     }
 
     /// The program that `PERF_EVENT_IOC_SET_BPF` put on it.
     pub(super) fn program(&self) -> Option<Arc<Program>> {
-        let EventKind::Uprobe(_, attached) = &self.kind else { return None };
-        attached.lock().expect("no panic under this lock").as_ref().map(|attached| attached.program.clone())
+        let attached = self.slot()?.lock().expect("no panic under this lock");
+        attached.as_ref().map(|attached| attached.program.clone())
+    }
+
+    /// What `PERF_EVENT_IOC_SET_BPF` fills.
+    pub fn slot(&self) -> Option<&Mutex<Option<Attached>>> {
+        match &self.kind {
+            EventKind::Uprobe(_, slot) | EventKind::Tracepoint(_, slot) => Some(slot),
+            EventKind::Output { .. } => None,
+        }
     }
 
     pub(super) fn describe_attached(&self) -> Option<Value> {
-        let EventKind::Uprobe(site, attached) = &self.kind else { return None };
-        let attached = attached.lock().expect("no panic under this lock");
-        attached.as_ref().map(|attached| describe(self.id, site, attached))
+        let attached = self.slot()?.lock().expect("no panic under this lock");
+        attached.as_ref().map(|attached| self.describe(self.id, attached))
+    }
+
+    fn describe(&self, id: u32, attached: &Attached) -> Value {
+        let mut row = attached.describe(id);
+        match &self.kind {
+            EventKind::Uprobe(site, _) => {
+                row["file"] = site.shown.clone().into();
+                row["offset"] = format!("{:#x}", site.offset).into();
+                (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
+            }
+            EventKind::Tracepoint(site, _) => {
+                (row["tracepoint"], row["pid"]) = (site.tracepoint.to_string().into(), site.pid.into());
+            }
+            EventKind::Output { .. } => {}
+        }
+        row
     }
 }
 
-/// A link from a program to an event.
+/// What a link leads to.
+pub enum LinkTarget {
+    /// A perf event.
+    Event(Arc<Event>),
+    /// A raw tracepoint: `sys_enter` or `sys_exit`.
+    RawTracepoint(Tracepoint),
+}
+
+/// A link from a program to what makes it run.
 pub struct Link {
     /// Id.
     pub id: u32,
-    /// The event.
-    pub event: Arc<Event>,
+    /// Where it leads to.
+    pub target: LinkTarget,
     /// The program, until the link is detached.
     pub attached: Mutex<Option<Attached>>,
 }
 
 impl Link {
+    /// Opens a raw tracepoint for a program. Mirrors kernel/bpf/syscall.c:bpf_raw_tp_link_attach.
+    pub fn raw_tracepoint(
+        id: u32,
+        program: Arc<Program>,
+        tracepoint: Tracepoint,
+        cookie: u64,
+    ) -> Result<Link, Refusal> {
+        /// Arguments of `sys_enter` and of `sys_exit`.
+        const ARGUMENT_BYTES: u32 = 2 * 8;
+        if program.facts.context_bytes > ARGUMENT_BYTES {
+            let words = format!("program {:?} reads more arguments than {} has", program.name, tracepoint.name());
+            return Err(Refusal::new(Errno::EINVAL, words));
+        }
+        let (realm, point) = (program.realm.clone(), tracepoints::point(tracepoint, SyscallContext::Raw));
+        let attached = Attached::new(&realm, program, (id, cookie), (point, None), None)?;
+        Ok(Link { id, target: LinkTarget::RawTracepoint(tracepoint), attached: Mutex::new(Some(attached)) })
+    }
+
     pub(super) fn describe(&self) -> Value {
         let attached = self.attached.lock().expect("no panic under this lock");
-        match (&self.event.kind, attached.as_ref()) {
-            (EventKind::Uprobe(site, _), Some(attached)) => describe(self.id, site, attached),
-            _ => json!({ "id": self.id }),
+        match (&self.target, attached.as_ref()) {
+            (LinkTarget::Event(event), Some(attached)) => event.describe(self.id, attached),
+            (LinkTarget::RawTracepoint(tracepoint), Some(attached)) => {
+                let mut row = attached.describe(self.id);
+                row["raw_tracepoint"] = tracepoint.name().into();
+                row
+            }
+            (_, None) => json!({ "id": self.id }),
         }
     }
-}
-
-fn describe(id: u32, site: &UprobeSite, attached: &Attached) -> Value {
-    json!({
-        "id": id, "prog_id": attached.program.id, "file": site.shown, "offset": format!("{:#x}", site.offset),
-        "ret": site.ret, "pid": site.pid, "cookie": attached.cookie,
-    })
 }

@@ -6,10 +6,12 @@
 //! each open file description holds a lock on a byte of its own, which is gone with it. References between objects
 //! are `Arc`s, as in the kernel: a link keeps its program, a program its maps.
 
+mod attached;
 mod kinds;
 pub(super) mod pins;
 mod raw_lock;
 mod raw_map;
+mod tracepoints;
 mod watch;
 
 use std::collections::btree_map::Entry;
@@ -25,9 +27,11 @@ use ring3_uapi::flags::{BPF_F_RDONLY, BPF_F_WRONLY};
 use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
-pub use kinds::{Btf, Event, EventKind, Link, Object, Program, Source, UprobeSite};
+pub use attached::Attached;
+pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, UprobeSite};
 use pins::{Files, Pins};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
+pub use tracepoints::{PROGRAMS_MAX, TracepointSite, Tracepoints};
 use watch::Watch;
 
 use crate::realm::Realm;
@@ -94,6 +98,8 @@ impl Access {
 pub struct Subsystem {
     /// The target side.
     pub realm: Arc<Realm>,
+    /// The programs of tracepoints.
+    pub tracepoints: Arc<Tracepoints>,
     held: Mutex<HashMap<FileId, Held>>,
     pins: Mutex<Pins>,
     loaders: Mutex<BTreeMap<u32, Loader>>,
@@ -118,6 +124,7 @@ impl Subsystem {
         let watch = Watch::new(&realm.deaths_bell()).expect("inotify and epoll are available");
         let subsystem = Arc::new(Subsystem {
             realm,
+            tracepoints: Arc::default(),
             held: Mutex::default(),
             pins: Mutex::default(),
             loaders: Mutex::new(BTreeMap::new()),

@@ -1,0 +1,226 @@
+//! Links, and what is told of them and of perf events with programs.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use ring3_uapi::Errno;
+use ring3_uapi::attr::{self as a, LINK_INFO_BYTES, link_create, link_info as l, raw_tracepoint, task_fd_query as q};
+use ring3_uapi::bpf::{attach_type, prog_type};
+
+use super::attr::Attr;
+use super::bpf::{Info, program_of};
+use super::tracepoint::Tracepoint;
+use super::{Caller, Outcome, Reply, kfuncs, raw_seccomp, refuse};
+use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
+
+/// What is said of events that ring3 does not make itself.
+pub(super) const NOT_OURS: &str =
+    "this event is the kernel's own; in user space there are uprobes and tracepoints of system calls";
+
+fn event_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Event>, Errno> {
+    match caller.object(fd)? {
+        Some(Object::Event(event)) => Ok(event),
+        None if is_kernel_event(caller.fd(fd)?.as_fd()) => Err(refuse(Errno::EINVAL, NOT_OURS)),
+        _ => Err(Errno::EBADF),
+    }
+}
+
+/// Whether a descriptor is a perf event of the kernel's.
+pub(super) fn is_kernel_event(fd: BorrowedFd<'_>) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    link.is_ok_and(|name| name.as_os_str() == "anon_inode:[perf_event]")
+}
+
+/// Mirrors kernel/bpf/syscall.c:link_create and bpf_perf_link_attach.
+pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    let program = program_of(caller, attr.i32(link_create::PROG_FD.at))?;
+    let kind = attr.u32(link_create::ATTACH_TYPE.at);
+    let attaches = [prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::PERF_EVENT].contains(&program.prog_type);
+    if kind != attach_type::PERF_EVENT || !attaches {
+        let name = attach_type::name(kind).unwrap_or("unknown");
+        let of = prog_type::name(program.prog_type).unwrap_or("?");
+        return Err(refuse(Errno::EINVAL, format_args!("link of attach type {name} for a program of type {of}")));
+    }
+    if attr.u32(link_create::FLAGS.at) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let event = event_of(caller, attr.i32(link_create::TARGET_FD.at))?;
+    let id = caller.subsystem().new_id(IdKind::Link);
+    let attached = event
+        .attach(program, id, attr.u64(link_create::PERF_EVENT_COOKIE.at))
+        .map_err(|refusal| refuse(refusal.errno, format_args!("link: {refusal}")))?;
+    open(caller, Link { id, target: LinkTarget::Event(event), attached: Mutex::new(Some(attached)) })
+}
+
+fn open(caller: &Caller<'_>, link: Link) -> Reply {
+    let fd = caller.subsystem().open_pipe(Object::Link(Arc::new(link)))?;
+    Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
+/// Mirrors kernel/bpf/syscall.c:bpf_raw_tracepoint_open and bpf_raw_tp_link_attach.
+pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    /// What the kernel copies of a name.
+    const NAME_BYTES_MAX: usize = 127;
+    let program = program_of(caller, attr.i32(raw_tracepoint::PROG_FD.at))?;
+    if program.prog_type != prog_type::RAW_TRACEPOINT {
+        return Err(Errno::EINVAL);
+    }
+    let name = match caller.read_string(attr.u64(raw_tracepoint::NAME.at), NAME_BYTES_MAX) {
+        Err(Errno::EINVAL | Errno::ENAMETOOLONG) => return Err(Errno::ENOENT),
+        name => name?,
+    };
+    let Some(tracepoint) = Tracepoint::named("raw_syscalls", &name) else {
+        return Err(if kfuncs::has_tracepoint(&name) {
+            let what = "in user space there are the raw tracepoints sys_enter and sys_exit";
+            refuse(Errno::EOPNOTSUPP, format_args!("raw tracepoint {name} is the kernel's own; {what}"))
+        } else {
+            Errno::ENOENT
+        });
+    };
+    let id = caller.subsystem().new_id(IdKind::Link);
+    let link = Link::raw_tracepoint(id, program, tracepoint, attr.u64(raw_tracepoint::COOKIE.at))
+        .map_err(|refusal| refuse(refusal.errno, format_args!("raw tracepoint {name}: {refusal}")))?;
+    open(caller, link)
+}
+
+pub(super) fn detach(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    match caller.object(attr.i32(0))? {
+        // The kernel's links of these kinds cannot be detached otherwise than by closing (kernel/bpf/syscall.c).
+        Some(Object::Link(_)) => Err(Errno::EOPNOTSUPP),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `struct bpf_link_info`.
+pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Info, Errno> {
+    let mut info = Info(vec![0; LINK_INFO_BYTES]);
+    let attached = link.attached.lock().expect("no panic under this lock");
+    let (program, cookie) = attached.as_ref().map_or((0, 0), |attached| (attached.program.id, attached.cookie));
+    drop(attached);
+    let kind = match &link.target {
+        LinkTarget::Event(_) => a::LINK_TYPE_PERF_EVENT,
+        LinkTarget::RawTracepoint(_) => a::LINK_TYPE_RAW_TRACEPOINT,
+    };
+    info.put32(l::TYPE.at, kind).put32(l::ID.at, link.id).put32(l::PROG_ID.at, program);
+    match &link.target {
+        LinkTarget::Event(event) => tell_event(caller, event, cookie, given, &mut info)?,
+        LinkTarget::RawTracepoint(tracepoint) => {
+            // Mirrors kernel/bpf/syscall.c:bpf_raw_tp_link_fill_link_info.
+            let (at, room) = (given.get64(l::RAW_NAME.at), given.get32(l::RAW_NAME_LEN.at));
+            let bytes = tell_name(caller, &tracepoint.name(), at, room)?;
+            info.put64(l::RAW_NAME.at, at).put32(l::RAW_NAME_LEN.at, bytes).put64(l::RAW_COOKIE.at, cookie);
+        }
+    }
+    Ok(info)
+}
+
+/// Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_uprobe and bpf_perf_link_fill_tracepoint, whose members lie alike.
+fn tell_event(caller: &Caller<'_>, event: &Event, cookie: u64, given: &Info, info: &mut Info) -> Result<(), Errno> {
+    let (kind, name) = match &event.kind {
+        EventKind::Uprobe(site, _) if site.ret => (a::PERF_EVENT_URETPROBE, site.shown.clone()),
+        EventKind::Uprobe(site, _) => (a::PERF_EVENT_UPROBE, site.shown.clone()),
+        EventKind::Tracepoint(site, _) => (a::PERF_EVENT_TRACEPOINT, site.tracepoint.name()),
+        EventKind::Output { .. } => return Ok(()),
+    };
+    let (at, room) = (given.get64(l::TRACEPOINT_NAME.at), given.get32(l::TRACEPOINT_NAME_LEN.at));
+    let bytes = tell_name(caller, &name, at, room)?;
+    info.put32(l::PERF_EVENT_TYPE.at, kind).put64(l::TRACEPOINT_NAME.at, at);
+    info.put32(l::TRACEPOINT_NAME_LEN.at, bytes).put64(l::TRACEPOINT_COOKIE.at, cookie);
+    if let EventKind::Uprobe(site, _) = &event.kind {
+        info.put32(l::UPROBE_OFFSET.at, site.offset as u32);
+    }
+    Ok(())
+}
+
+/// Writes a name to a buffer with `room`, if there is one, and tells how many bytes it has.
+/// Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_common and bpf_copy_to_user.
+fn tell_name(caller: &Caller<'_>, name: &str, at: u64, room: u32) -> Result<u32, Errno> {
+    if (at == 0) != (room == 0) {
+        return Err(Errno::EINVAL);
+    }
+    let mut text = name.as_bytes().to_vec();
+    text.push(0);
+    let bytes = text.len() as u32;
+    if at != 0 {
+        text.truncate(room as usize);
+        *text.last_mut().expect("room for a byte") = 0;
+        caller.write(at, &text)?;
+        if room < bytes {
+            return Err(Errno::ENOSPC);
+        }
+    }
+    Ok(bytes)
+}
+
+/// What `BPF_TASK_FD_QUERY` tells.
+struct FdProgram {
+    program: u32,
+    kind: u32,
+    name: String,
+    offset: u64,
+}
+
+/// Mirrors kernel/bpf/syscall.c:bpf_task_fd_query, for what is ring3's.
+pub(super) fn query_task_fd(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    if attr.u32(q::FLAGS.at) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let pid = attr.u32(q::PID.at);
+    if pid == 0 || !Path::new(&format!("/proc/{pid}")).exists() {
+        return Err(Errno::ENOENT);
+    }
+    let fd = i32::try_from(attr.u32(q::FD.at)).map_err(|_| Errno::EBADF)?;
+    let copy = raw_seccomp::get_fd(pid, fd).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::EBADF.0)))?;
+    let found = match caller.subsystem().object(copy.as_fd()) {
+        Some(Object::Event(event)) => program_of_event(&event)?,
+        Some(Object::Link(link)) => program_of_link(&link).ok_or(Errno::ENOTSUPP)?,
+        _ => return Err(Errno::ENOTSUPP),
+    };
+    tell_program(caller, attr, &found)
+}
+
+/// Mirrors kernel/trace/bpf_trace.c:bpf_get_perf_event_info.
+fn program_of_event(event: &Event) -> Result<FdProgram, Errno> {
+    let program = event.program_id.load(Ordering::Acquire);
+    match &event.kind {
+        _ if program == 0 => Err(Errno::ENOENT),
+        EventKind::Uprobe(site, _) => {
+            let kind = if site.ret { a::FD_TYPE_URETPROBE } else { a::FD_TYPE_UPROBE };
+            Ok(FdProgram { program, kind, name: site.shown.clone(), offset: site.offset })
+        }
+        EventKind::Tracepoint(site, _) => {
+            Ok(FdProgram { program, kind: a::FD_TYPE_TRACEPOINT, name: site.tracepoint.name(), offset: 0 })
+        }
+        EventKind::Output { .. } => Err(Errno::ENOENT),
+    }
+}
+
+/// Only links of raw tracepoints tell something.
+fn program_of_link(link: &Link) -> Option<FdProgram> {
+    let LinkTarget::RawTracepoint(tracepoint) = &link.target else { return None };
+    let program = link.attached.lock().expect("no panic under this lock").as_ref()?.program.id;
+    Some(FdProgram { program, kind: a::FD_TYPE_RAW_TRACEPOINT, name: tracepoint.name(), offset: 0 })
+}
+
+/// Mirrors kernel/bpf/syscall.c:bpf_task_fd_query_copy.
+fn tell_program(caller: &Caller<'_>, attr: &Attr, found: &FdProgram) -> Reply {
+    let tell = |field: a::Field, value: u64| {
+        caller.write(caller.arg(1) + field.at as u64, &value.to_le_bytes()[..field.bytes])
+    };
+    let (room, at) = (attr.u32(q::BUF_LEN.at) as usize, attr.u64(q::BUF.at));
+    tell(q::BUF_LEN, found.name.len() as u64)?;
+    let fits = found.name.len() < room;
+    if room != 0 && at != 0 {
+        let shown = if fits { found.name.len() } else { room - 1 };
+        let mut text = found.name.as_bytes()[..shown].to_vec();
+        text.push(0);
+        caller.write(at, &text)?;
+    }
+    tell(q::PROG_ID, found.program.into())?;
+    tell(q::FD_TYPE, found.kind.into())?;
+    tell(q::PROBE_OFFSET, found.offset)?;
+    tell(q::PROBE_ADDR, 0)?;
+    if room != 0 && at != 0 && !fits { Err(Errno::ENOSPC) } else { Ok(Outcome::Value(0)) }
+}

@@ -1,0 +1,93 @@
+//! Programs that are attached, and the places that they take.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ring3_uapi::Errno;
+use serde_json::{Value, json};
+
+use super::kinds::Program;
+use super::tracepoints::{TracepointSite, Tracepoints};
+use crate::loader::tracepoint::Tracepoint;
+use crate::realm::{AttachmentId, LinkSpec, Point, Realm, Refusal};
+
+/// A program that is attached; detached when dropped.
+pub struct Attached {
+    /// The program.
+    pub program: Arc<Program>,
+    /// In the realm.
+    id: AttachmentId,
+    /// Cookie.
+    pub cookie: u64,
+    realm: Arc<Realm>,
+    /// Free after the program is detached.
+    _seat: Option<Seat>,
+}
+
+impl Attached {
+    /// Attaches a program: by a link (or event) of this id and with this cookie, to a point, of one process or all.
+    pub(super) fn new(
+        realm: &Arc<Realm>,
+        program: Arc<Program>,
+        (link_id, cookie): (u32, u64),
+        (point, pid): (Point, Option<u32>),
+        seat: Option<Seat>,
+    ) -> Result<Attached, Refusal> {
+        let spec = LinkSpec {
+            link_id,
+            prog_id: program.id,
+            prog_name: program.name.clone(),
+            text: program.text.clone(),
+            point,
+            cookie,
+            pid,
+            per_cpu: program.facts.uses_per_cpu,
+            all_registers: program.facts.all_registers,
+            filter: program.filter.clone(),
+        };
+        let id = realm.attach(spec)?;
+        Ok(Attached { program, id, cookie, realm: realm.clone(), _seat: seat })
+    }
+
+    /// What all rows of `ring3 status` tell of it.
+    pub(super) fn describe(&self, id: u32) -> Value {
+        json!({ "id": id, "prog_id": self.program.id, "cookie": self.cookie })
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.realm.detach(self.id);
+    }
+}
+
+/// A program's place at a perf event, and at the tracepoint if it is of one. Free again when dropped.
+pub(super) struct Seat {
+    event: Arc<AtomicU32>,
+    program: u32,
+    tracepoint: Option<(Arc<Tracepoints>, Tracepoint)>,
+}
+
+impl Seat {
+    /// Mirrors kernel/trace/bpf_trace.c:perf_event_attach_bpf_prog.
+    pub(super) fn take(event: &Arc<AtomicU32>, program: u32, site: Option<&TracepointSite>) -> Result<Seat, Refusal> {
+        if event.compare_exchange(0, program, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Err(Refusal::new(Errno::EEXIST, "the event has a program already"));
+        }
+        let mut seat = Seat { event: event.clone(), program, tracepoint: None };
+        if let Some(site) = site {
+            site.programs.add(site.tracepoint, program)?;
+            seat.tracepoint = Some((site.programs.clone(), site.tracepoint));
+        }
+        Ok(seat)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some((programs, tracepoint)) = &self.tracepoint {
+            programs.remove(*tracepoint, self.program);
+        }
+        self.event.store(0, Ordering::Release);
+    }
+}

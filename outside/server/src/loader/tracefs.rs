@@ -1,0 +1,186 @@
+//! The files by which loaders find tracepoints of system calls: `id` and `format` of each, `available_events`, and the
+//! folders that these are in. The kernel lets root alone read them, where tracefs is mounted; here they are always ring3's.
+//! What else is there is the kernel's: those calls go on to it. So is the question whether debugfs has tracefs in it.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use ring3_uapi::Errno;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+
+use super::names::path_of;
+use super::tracepoint::Tracepoint;
+use super::{Caller, Outcome, Reply};
+use crate::loader::objects::errno;
+
+/// Where tracefs is mounted, and where it is too if debugfs is.
+const ROOTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// `TRACEFS_MAGIC`.
+pub(super) const TRACEFS_MAGIC: u64 = 0x7472_6163;
+
+/// What is at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    Folder,
+    /// `available_events`
+    Events,
+    /// A tracepoint's `id`.
+    Id(Tracepoint),
+    /// A tracepoint's `format`.
+    Format(Tracepoint),
+}
+
+impl Entry {
+    /// `None` for what is the kernel's, or nobody's.
+    fn at(path: &Path) -> Option<Entry> {
+        let (root, rest) = ROOTS.iter().find_map(|root| Some((*root, path.strip_prefix(root).ok()?.to_str()?)))?;
+        let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
+        match parts[..] {
+            [] => (root == ROOTS[0]).then_some(Entry::Folder),
+            ["available_events"] => Some(Entry::Events),
+            ["events"] | ["events", "syscalls" | "raw_syscalls"] => Some(Entry::Folder),
+            ["events", category, name] => Tracepoint::named(category, name).map(|_| Entry::Folder),
+            ["events", category, name, "id"] => Tracepoint::named(category, name).map(Entry::Id),
+            ["events", category, name, "format"] => Tracepoint::named(category, name).map(Entry::Format),
+            _ => None,
+        }
+    }
+
+    /// What the loader means by a path, if that is ours. All else, mistakes too, is the kernel's to answer.
+    fn of(caller: &Caller<'_>, folder: i32, address: u64) -> Option<Entry> {
+        Entry::at(&path_of(caller, folder, address).ok()?)
+    }
+
+    fn text(self) -> String {
+        match self {
+            Entry::Folder => String::new(),
+            Entry::Events => Tracepoint::all().map(|tracepoint| format!("{tracepoint}\n")).collect(),
+            Entry::Id(tracepoint) => format!("{}\n", tracepoint.id()),
+            Entry::Format(tracepoint) => tracepoint.format(),
+        }
+    }
+
+    fn mode(self) -> u32 {
+        if self == Entry::Folder { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 }
+    }
+
+    /// A number of its own.
+    fn inode(self) -> u64 {
+        match self {
+            Entry::Folder => 1,
+            Entry::Events => 2,
+            Entry::Id(tracepoint) => 2 * tracepoint.id(),
+            Entry::Format(tracepoint) => 2 * tracepoint.id() + 1,
+        }
+    }
+}
+
+/// Whether a path is in what statfs(2) shall call tracefs.
+pub(super) fn has(path: &Path) -> bool {
+    Entry::at(path).is_some()
+}
+
+/// open(2) and openat(2).
+pub(super) fn open(caller: &Caller<'_>, folder: i32, address: u64, flags: u64) -> Reply {
+    let flags = OFlags::from_bits_retain(flags as u32);
+    let Some(entry) = Entry::of(caller, folder, address) else { return Ok(Outcome::Continue) };
+    if entry == Entry::Folder || flags.contains(OFlags::PATH) {
+        return Ok(Outcome::Continue);
+    }
+    if flags & OFlags::ACCMODE != OFlags::RDONLY {
+        return Err(Errno::EACCES);
+    }
+    if flags.contains(OFlags::DIRECTORY) {
+        return Err(Errno::ENOTDIR);
+    }
+    Ok(Outcome::Fd { fd: memory_file(&entry.text())?, close_on_exec: flags.contains(OFlags::CLOEXEC) })
+}
+
+/// openat2(2): the flags are in a `struct open_how`.
+pub(super) fn openat2(caller: &Caller<'_>) -> Reply {
+    let Ok(flags) = caller.read(caller.arg(2), 8) else { return Ok(Outcome::Continue) };
+    let flags = u64::from_le_bytes(flags.try_into().expect("8 bytes"));
+    open(caller, caller.arg(0) as i32, caller.arg(1), flags)
+}
+
+/// A file that can be read, and written by nobody.
+fn memory_file(text: &str) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = std::fs::File::from(rustix::fs::memfd_create("ring3-tracefs", flags).map_err(errno)?);
+    file.write_all(text.as_bytes()).map_err(|_| Errno::ENOMEM)?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(errno)?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)
+}
+
+/// access(2) and its kin.
+pub(super) fn access(caller: &Caller<'_>, folder: i32, address: u64, wanted: u64) -> Reply {
+    const ALL: u64 = (libc::R_OK | libc::W_OK | libc::X_OK) as u64;
+    let Some(entry) = Entry::of(caller, folder, address) else { return Ok(Outcome::Continue) };
+    match wanted {
+        wanted if wanted & !ALL != 0 => Err(Errno::EINVAL),
+        wanted if wanted & !u64::from(entry.mode()) != 0 => Err(Errno::EACCES),
+        _ => Ok(Outcome::Value(0)),
+    }
+}
+
+/// stat(2), lstat(2), newfstatat(2): `struct stat`.
+pub(super) fn stat(caller: &Caller<'_>, folder: i32, address: u64, out: u64) -> Reply {
+    let Some(entry) = Entry::of(caller, folder, address) else { return Ok(Outcome::Continue) };
+    let mut words = [0u64; 18];
+    (words[1], words[2], words[3]) = (entry.inode(), 1, entry.mode().into());
+    words[7] = ring3_layout::PAGE_BYTES;
+    caller.write(out, words.map(u64::to_le_bytes).as_flattened())?;
+    Ok(Outcome::Value(0))
+}
+
+/// statx(2): `struct statx`.
+pub(super) fn statx(caller: &Caller<'_>) -> Reply {
+    let Some(entry) = Entry::of(caller, caller.arg(0) as i32, caller.arg(1)) else { return Ok(Outcome::Continue) };
+    let mut words = [0u64; 32];
+    words[0] = u64::from(libc::STATX_BASIC_STATS) | ring3_layout::PAGE_BYTES << 32;
+    (words[2], words[3], words[4]) = (1, u64::from(entry.mode()) << 32, entry.inode());
+    caller.write(caller.arg(4), words.map(u64::to_le_bytes).as_flattened())?;
+    Ok(Outcome::Value(0))
+}
+
+/// The tracepoint that the kernel has this id for, if that can be read: a loader may know it from elsewhere.
+pub(super) fn of_kernel_id(id: u64) -> Option<Tracepoint> {
+    static KNOWN: OnceLock<HashMap<u64, Tracepoint>> = OnceLock::new();
+    let id_of = |tracepoint: Tracepoint| {
+        let file = |root| format!("{root}/events/{}/{}/id", tracepoint.category(), tracepoint.name());
+        let text = ROOTS.iter().find_map(|root| std::fs::read_to_string(file(root)).ok())?;
+        Some((text.trim().parse().ok()?, tracepoint))
+    };
+    let is_mounted = || ROOTS.iter().any(|root| Path::new(root).join("events").is_dir());
+    let read = || if is_mounted() { Tracepoint::all().filter_map(id_of).collect() } else { HashMap::new() };
+    KNOWN.get_or_init(read).get(&id).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_to_what_is_ours_and_no_further() {
+        let at = |path: &str| Entry::at(Path::new(path));
+        let enter = Tracepoint::named("syscalls", "sys_enter_openat").expect("known");
+        for root in ROOTS {
+            let event = format!("{root}/events/syscalls/sys_enter_openat");
+            assert_eq!(at(&format!("{event}/id")), Some(Entry::Id(enter)));
+            assert_eq!(at(&format!("{event}/format")), Some(Entry::Format(enter)));
+            assert_eq!(at(&event), Some(Entry::Folder));
+            assert_eq!(at(&format!("{root}/available_events")), Some(Entry::Events));
+            for other in ["sched", "sched/sched_switch/id", "syscalls/enable", "syscalls/sys_enter_stat/id"] {
+                assert_eq!(at(&format!("{root}/events/{other}")), None, "{other}");
+            }
+            assert_eq!(at(&format!("{event}/id/x")), None);
+        }
+        assert_eq!((at(ROOTS[0]), at(ROOTS[1]), at("/sys/kernel")), (Some(Entry::Folder), None, None));
+        assert_eq!(at("/sys/kernel/tracing2/available_events"), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! Loaders find the tracepoints of system calls, whoever they are, and whether tracefs is there or not.
+
+use std::process::Command;
+
+use ring3_tests::{Bench, Process, is_root, wait_until};
+
+const NOBODY: u32 = 65534;
+const EVENTS: &str = "/sys/kernel/tracing/events";
+
+/// Benches of the users that there are: everybody's own, and root's of an ordinary user.
+fn benches() -> Vec<Bench> {
+    if is_root() {
+        return vec![Bench::ring3(), Bench::ring3_as(NOBODY)];
+    }
+    println!("SKIPPED IN PART: to be another user needs root");
+    vec![Bench::ring3()]
+}
+
+/// What a shell script prints as a loader.
+fn script(bench: &Bench, text: &str) -> String {
+    let output = bench.load("sh").args(["-c", text]).output().expect("sh runs");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn everybody_reads_the_same_files() {
+    let read = format!(
+        "cat {EVENTS}/syscalls/sys_enter_openat/format {EVENTS}/raw_syscalls/sys_exit/id; cd {EVENTS}/raw_syscalls 2>&-; \
+         cat /sys/kernel/tracing/available_events | head -n 3; stat -c '%F %s' {EVENTS}/syscalls/sys_exit_openat; \
+         test -r /sys/kernel/debug/tracing/{} && echo readable; test -w {EVENTS}/syscalls/sys_exit_read/id || echo not writable",
+        "events/syscalls/sys_exit_openat/format",
+    );
+    let benches = benches();
+    let read: Vec<String> = benches.iter().map(|bench| script(bench, &read)).collect();
+    assert!(read.iter().all(|text| *text == read[0]), "{read:?}");
+    let words = [
+        "name: sys_enter_openat\n",
+        "\tfield:const char * filename;\toffset:24;\tsize:8;\tsigned:0;\n",
+        "raw_syscalls:sys_enter\nraw_syscalls:sys_exit\nsyscalls:sys_enter_read\n",
+        "directory 0\nreadable\nnot writable\n",
+    ];
+    assert!(words.iter().all(|words| read[0].contains(words)), "{}", read[0]);
+}
+
+#[test]
+fn files_of_others_are_passed_on_unharmed() {
+    let folder = std::env::temp_dir().join(format!("ring3-test-files-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("made");
+    let bench = Bench::ring3();
+    let work = format!(
+        "cd {} && echo text > a && mkdir b && cp a b/../c && cat c ./b/../a && ln -s /sys/kernel/tracing d && \
+         stat -c %s a && test ! -e none && cat none 2>&1; printf '\\377' > \"$(printf '\\377')\"; ls | wc -l",
+        folder.display()
+    );
+    let told = script(&bench, &work);
+    std::fs::remove_dir_all(&folder).expect("removed");
+    assert_eq!(told, "text\ntext\n5\ncat: none: No such file or directory\n5\n");
+}
+
+#[test]
+fn tools_find_their_tracepoints() {
+    const TOOLS: [&str; 5] = ["opensnoop", "killsnoop", "mountsnoop", "execsnoop", "syscount"];
+    if Command::new("dpkg").args(["-L", "libbpf-tools"]).output().map_or(true, |output| !output.status.success()) {
+        println!("SKIPPED: libbpf-tools is not installed");
+        return;
+    }
+    for bench in benches() {
+        for tool in TOOLS {
+            let refused = || {
+                let log = std::fs::read_to_string(bench.folder().join("server.log")).unwrap_or_default();
+                log.matches("system calls are not traced yet").count()
+            };
+            let before = refused();
+            let attached = || bench.status()["links"].as_array().is_some_and(|links| !links.is_empty());
+            let process = Process::start(&mut bench.load(tool));
+            wait_until(&format!("{tool} has found its tracepoints"), || refused() > before || attached());
+            drop(process);
+            wait_until("it is gone", || !attached());
+        }
+    }
+}
