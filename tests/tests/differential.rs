@@ -29,7 +29,10 @@ use scenarios::raw_test_runs::{
     maps_are_shared_with_programs_that_are_run, programs_of_packets_are_run, raw_tracepoint_programs_are_run,
     system_call_programs_are_run,
 };
-use scenarios::raw_tracepoints::{tracepoint_events_are_checked, tracepoints_have_files, tracepoints_take_programs};
+use scenarios::raw_tracepoints::{
+    functions_of_system_calls_are_probed, tracepoint_events_are_checked, tracepoints_have_files,
+    tracepoints_take_programs,
+};
 use scenarios::raw_values::{keys_and_values_have_types, values_with_a_lock_behave};
 
 const SCENARIO: &str = "RING3_TEST_SCENARIO";
@@ -90,7 +93,7 @@ fn compare(name: &str) {
 
 macro_rules! scenarios { ($($name:ident)*) => {
     const SCENARIOS: &[(&str, fn())] =
-        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called)];
+        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called)];
 
     mod as_the_kernel {
         $(#[test] fn $name() { super::compare(stringify!($name)); })*
@@ -130,6 +133,35 @@ scenarios! {
     maps_are_shared_with_programs_that_are_run
     tracepoints_have_files
     tracepoint_events_are_checked
+}
+
+#[test]
+fn functions_of_system_calls_are_probed_where_the_kernel_has_no_kprobes_too() {
+    const PROBED: [&str; 16] = [
+        "type true bit 0",
+        "entry: 0",
+        "return: 0",
+        "no such function: ENOENT",
+        "no name: ENOENT",
+        "bad name: EFAULT",
+        "no processor: EINVAL",
+        "no process: ESRCH",
+        "again: 0",
+        "query: EINVAL",
+        "ask: ENOENT",
+        "other program: 0",
+        "set: EINVAL",
+        "link: EINVAL",
+        "other program: 0",
+        "set: EINVAL",
+    ];
+    let ours = lines(&Bench::ring3(), "functions");
+    assert_eq!(ours[..PROBED.len()], PROBED);
+    if is_root() && std::path::Path::new("/sys/bus/event_source/devices/kprobe").exists() {
+        assert_eq!(ours, lines(&Bench::native(), "functions"));
+    } else {
+        println!("SKIPPED IN PART: this kernel has no kprobes to compare with");
+    }
 }
 
 #[test]

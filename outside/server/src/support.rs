@@ -40,7 +40,7 @@ const COMMANDS: &[Row] = &[
     (cmd::MAP_LOOKUP_AND_DELETE_BATCH, Full),
     (cmd::PROG_BIND_MAP, Full),
     (cmd::BTF_LOAD, Partial("structure is checked, meaning is not")),
-    (cmd::LINK_CREATE, Partial("perf event links on uprobes and on tracepoints of system calls")),
+    (cmd::LINK_CREATE, Partial("perf event links on uprobes, and on tracepoints and functions of system calls")),
     (cmd::LINK_DETACH, Full),
     (cmd::OBJ_GET_INFO_BY_FD, Partial("no function and line information of programs")),
     (cmd::MAP_GET_NEXT_ID, Full),
@@ -114,7 +114,10 @@ const MAP_TYPES: &[Row] = &[
 ];
 
 const PROG_TYPES: &[Row] = &[
-    (prog_type::KPROBE, Partial("on uprobes and uretprobes")),
+    (
+        prog_type::KPROBE,
+        Partial("on uprobes and uretprobes, and on the kernel's functions of system calls (`__x64_sys_*`)"),
+    ),
     (prog_type::SOCKET_FILTER, Partial("BPF_PROG_TEST_RUN; not attached, no legacy loads from packets")),
     (
         prog_type::TRACEPOINT,

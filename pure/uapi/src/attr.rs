@@ -129,11 +129,11 @@ members! {
         FUNC_INFO long(136), NR_FUNC_INFO word(144), NR_LINE_INFO word(148), LINE_INFO long(152),
         NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
     }
-    /// `struct bpf_link_info`, with the members for uprobes, tracepoints and raw tracepoints.
+    /// `struct bpf_link_info`, with the members for probes, tracepoints and raw tracepoints.
     link_info {
         TYPE word(0), ID word(4), PROG_ID word(8), PERF_EVENT_TYPE word(16), UPROBE_FILE_NAME long(24),
         UPROBE_NAME_LEN word(32), UPROBE_OFFSET word(36), UPROBE_COOKIE long(40), UPROBE_REF_CTR_OFFSET long(48),
-        TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), RAW_NAME long(16),
+        TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), KPROBE_COOKIE long(56), RAW_NAME long(16),
         RAW_NAME_LEN word(24), RAW_COOKIE long(32),
     }
     /// `struct bpf_btf_info`.
@@ -159,12 +159,20 @@ pub const LINK_TYPE_PERF_EVENT: u32 = 7;
 pub const PERF_EVENT_UPROBE: u32 = 1;
 /// `BPF_PERF_EVENT_URETPROBE`.
 pub const PERF_EVENT_URETPROBE: u32 = 2;
+/// `BPF_PERF_EVENT_KPROBE`.
+pub const PERF_EVENT_KPROBE: u32 = 3;
+/// `BPF_PERF_EVENT_KRETPROBE`.
+pub const PERF_EVENT_KRETPROBE: u32 = 4;
 /// `BPF_PERF_EVENT_TRACEPOINT`.
 pub const PERF_EVENT_TRACEPOINT: u32 = 5;
 /// `BPF_FD_TYPE_RAW_TRACEPOINT` of `enum bpf_task_fd_type`.
 pub const FD_TYPE_RAW_TRACEPOINT: u32 = 0;
 /// `BPF_FD_TYPE_TRACEPOINT`.
 pub const FD_TYPE_TRACEPOINT: u32 = 1;
+/// `BPF_FD_TYPE_KPROBE`.
+pub const FD_TYPE_KPROBE: u32 = 2;
+/// `BPF_FD_TYPE_KRETPROBE`.
+pub const FD_TYPE_KRETPROBE: u32 = 3;
 /// `BPF_FD_TYPE_UPROBE` of `enum bpf_task_fd_type`.
 pub const FD_TYPE_UPROBE: u32 = 4;
 /// `BPF_FD_TYPE_URETPROBE`.

@@ -375,3 +375,39 @@ fn raw_tracepoints_take_programs() {
     }
     close(program);
 }
+
+/// A file of the kprobe PMU, a number behind some word.
+fn of_kprobes(file: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/sys/bus/event_source/devices/kprobe/{file}")).ok()?;
+    text.trim().trim_start_matches("config:").parse().ok()
+}
+
+pub(crate) fn functions_of_system_calls_are_probed() {
+    let (kind, bit) = (of_kprobes("type").unwrap_or(0), of_kprobes("format/retprobe").unwrap_or(63));
+    println!("{MARK}type {} bit {bit}", kind > 6);
+    let kprobe = |name: u64, offset, config| perf_event(kind as u32, config, name, offset);
+    let text = |name: &'static std::ffi::CStr| address(name.to_bytes_with_nul());
+    let openat = text(c"__x64_sys_openat");
+    for (what, name, offset, config) in [
+        ("entry", openat, 0, 0),
+        ("return", openat, 0, 1 << bit),
+        ("no such function", text(c"__x64_sys_nothing"), 0, 0),
+        ("no name", text(c""), 0, 0),
+        ("bad name", 8, 0, 0),
+    ] {
+        close(show_fd(what, open_event(&kprobe(name, offset, config), -1, 0, -1, p::FLAG_FD_CLOEXEC)));
+    }
+    show_fd("no processor", open_event(&kprobe(openat, 0, 0), -1, -1, -1, 0));
+    show_fd("no process", open_event(&kprobe(openat, 0, 0), 2_000_000_000, -1, -1, 0));
+    let event = show_fd("again", open_event(&kprobe(openat, 0, 0), -1, 0, -1, 0));
+    let mut query = [0u32; 4];
+    show("query", ioctl(event, p::IOC_QUERY_BPF, &raw mut query as u64));
+    show("ask", ask(std::process::id(), event, 0));
+    for kind in [prog_type::TRACEPOINT, prog_type::RAW_TRACEPOINT] {
+        let other = program("other program", kind, MOV_R0_0);
+        show("set", ioctl(event, p::IOC_SET_BPF, other as u64));
+        show_fd("link", link(other, event, attach_type::PERF_EVENT, 0));
+        close(other);
+    }
+    close(event);
+}

@@ -11,13 +11,13 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 
 use super::attr::Attr;
 use super::bpf::{Info, program_of};
-use super::tracepoint::Tracepoint;
+use super::tracepoint::{Tracepoint, function_of};
 use super::{Caller, Outcome, Reply, kfuncs, raw_seccomp, refuse};
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
 
 /// What is said of events that ring3 does not make itself.
 pub(super) const NOT_OURS: &str =
-    "this event is the kernel's own; in user space there are uprobes and tracepoints of system calls";
+    "this event is the kernel's own; in user space there are uprobes, and tracepoints and functions of system calls";
 
 fn event_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Event>, Errno> {
     match caller.object(fd)? {
@@ -116,18 +116,22 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
     Ok(info)
 }
 
-/// Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_uprobe and bpf_perf_link_fill_tracepoint, whose members lie alike.
+/// Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_uprobe, _kprobe and _tracepoint, most of whose members lie alike.
 fn tell_event(caller: &Caller<'_>, event: &Event, cookie: u64, given: &Info, info: &mut Info) -> Result<(), Errno> {
     let (kind, name) = match &event.kind {
         EventKind::Uprobe(site, _) if site.ret => (a::PERF_EVENT_URETPROBE, site.shown.clone()),
         EventKind::Uprobe(site, _) => (a::PERF_EVENT_UPROBE, site.shown.clone()),
         EventKind::Tracepoint(site, _) => (a::PERF_EVENT_TRACEPOINT, site.tracepoint.name()),
+        EventKind::Kprobe(site, _) if site.ret => (a::PERF_EVENT_KRETPROBE, function_of(site.call)),
+        EventKind::Kprobe(site, _) => (a::PERF_EVENT_KPROBE, function_of(site.call)),
         EventKind::Output { .. } => return Ok(()),
     };
     let (at, room) = (given.get64(l::TRACEPOINT_NAME.at), given.get32(l::TRACEPOINT_NAME_LEN.at));
     let bytes = tell_name(caller, &name, at, room)?;
     info.put32(l::PERF_EVENT_TYPE.at, kind).put64(l::TRACEPOINT_NAME.at, at);
-    info.put32(l::TRACEPOINT_NAME_LEN.at, bytes).put64(l::TRACEPOINT_COOKIE.at, cookie);
+    info.put32(l::TRACEPOINT_NAME_LEN.at, bytes);
+    let is_kprobe = matches!(event.kind, EventKind::Kprobe(..));
+    info.put64(if is_kprobe { l::KPROBE_COOKIE.at } else { l::TRACEPOINT_COOKIE.at }, cookie);
     if let EventKind::Uprobe(site, _) = &event.kind {
         info.put32(l::UPROBE_OFFSET.at, site.offset as u32);
     }
@@ -192,6 +196,10 @@ fn program_of_event(event: &Event) -> Result<FdProgram, Errno> {
         }
         EventKind::Tracepoint(site, _) => {
             Ok(FdProgram { program, kind: a::FD_TYPE_TRACEPOINT, name: site.tracepoint.name(), offset: 0 })
+        }
+        EventKind::Kprobe(site, _) => {
+            let kind = if site.ret { a::FD_TYPE_KRETPROBE } else { a::FD_TYPE_KPROBE };
+            Ok(FdProgram { program, kind, name: function_of(site.call), offset: 0 })
         }
         EventKind::Output { .. } => Err(Errno::ENOENT),
     }

@@ -17,9 +17,9 @@ mod program;
 mod raw_seccomp;
 mod source;
 mod test_run;
-mod tracefs;
 mod tracepoint;
 mod value_types;
+mod virtual_files;
 mod wait;
 
 use std::collections::HashMap;
@@ -145,14 +145,16 @@ impl Caller<'_> {
                 let is_folder = args[2] & libc::AT_REMOVEDIR as u64 != 0;
                 names::remove(self, args[0] as i32, args[1], is_folder)
             }
-            libc::SYS_open => tracefs::open(self, HERE, args[0], args[1]),
-            libc::SYS_openat => tracefs::open(self, args[0] as i32, args[1], args[2]),
-            libc::SYS_openat2 => tracefs::openat2(self),
-            libc::SYS_access => tracefs::access(self, HERE, args[0], args[1]),
-            libc::SYS_faccessat | libc::SYS_faccessat2 => tracefs::access(self, args[0] as i32, args[1], args[2]),
-            libc::SYS_stat | libc::SYS_lstat => tracefs::stat(self, HERE, args[0], args[1]),
-            libc::SYS_newfstatat => tracefs::stat(self, args[0] as i32, args[1], args[2]),
-            libc::SYS_statx => tracefs::statx(self),
+            libc::SYS_open => virtual_files::open(self, HERE, args[0], args[1]),
+            libc::SYS_openat => virtual_files::open(self, args[0] as i32, args[1], args[2]),
+            libc::SYS_openat2 => virtual_files::openat2(self),
+            libc::SYS_access => virtual_files::access(self, HERE, args[0], args[1]),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                virtual_files::access(self, args[0] as i32, args[1], args[2])
+            }
+            libc::SYS_stat | libc::SYS_lstat => virtual_files::stat(self, HERE, args[0], args[1]),
+            libc::SYS_newfstatat => virtual_files::stat(self, args[0] as i32, args[1], args[2]),
+            libc::SYS_statx => virtual_files::statx(self),
             _ => Ok(Outcome::Continue),
         }
     }

@@ -11,7 +11,7 @@ use ring3_uapi::flags::{BPF_F_PATH_FD, BPF_F_RDONLY, BPF_F_WRONLY};
 use super::attr::Attr;
 use super::objects::pins::{BPF_FS_MAGIC, Files};
 use super::objects::{Access, Object};
-use super::{Caller, Outcome, Reply, refuse, tracefs};
+use super::{Caller, Outcome, Reply, refuse, virtual_files};
 
 /// `PATH_MAX`, `NAME_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
@@ -98,7 +98,7 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
 pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
     let path = path_of(caller, libc::AT_FDCWD, caller.arg(0))?;
     let magic = match caller.subsystem().has_name(&path) {
-        _ if tracefs::has(&path) => tracefs::TRACEFS_MAGIC,
+        _ if virtual_files::is_in_tracefs(&path) => virtual_files::TRACEFS_MAGIC,
         true if !files_of(caller).is_in_kernel(&path) => BPF_FS_MAGIC as u64,
         _ => return Ok(Outcome::Continue),
     };

@@ -1,18 +1,21 @@
 //! perf_event_open(2) for uprobes, tracepoints of system calls and the output of programs, and their ioctls. Other events
 //! are the kernel's own: their calls go on to it.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use ring3_uapi::Errno;
 use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPLE_TYPE, TYPE_TRACEPOINT};
 
 use super::raw_seccomp::leader;
-use super::tracepoint::Tracepoint;
-use super::{Caller, Outcome, Reply, links, refuse, tracefs};
-use crate::loader::objects::{Access, Event, EventKind, IdKind, Object, PROGRAMS_MAX, TracepointSite, UprobeSite};
+use super::tracepoint::{Tracepoint, of_function};
+use super::{Caller, Outcome, Reply, links, refuse, virtual_files};
+use crate::loader::objects::{
+    Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, TracepointSite, UprobeSite,
+};
 use crate::realm::possible_cpus;
 
 const TYPE_SOFTWARE: u32 = 1;
@@ -74,16 +77,20 @@ impl PerfAttr {
     }
 }
 
-/// The number of the uprobe PMU, and the bit of its config that says "on return".
-fn uprobe_pmu() -> Option<(u32, u64)> {
-    static PMU: OnceLock<Option<(u32, u64)>> = OnceLock::new();
-    *PMU.get_or_init(|| {
-        let folder = Path::new("/sys/bus/event_source/devices/uprobe");
+/// The number of the kprobe PMU where the kernel has none: its own are small.
+pub(super) const KPROBE_TYPE: u32 = 0x1_0000;
+
+/// The number of a PMU of the kernel's, and the bit of its config that says "on return".
+pub(super) fn kernel_pmu(name: &'static str) -> Option<(u32, u64)> {
+    static KNOWN: Mutex<BTreeMap<&str, Option<(u32, u64)>>> = Mutex::new(BTreeMap::new());
+    let read = || {
+        let folder = Path::new("/sys/bus/event_source/devices").join(name);
         let kind = std::fs::read_to_string(folder.join("type")).ok()?.trim().parse().ok()?;
         let format = std::fs::read_to_string(folder.join("format/retprobe")).ok()?;
         let bit: u32 = format.trim().strip_prefix("config:")?.parse().ok()?;
         Some((kind, 1 << bit))
-    })
+    };
+    *KNOWN.lock().expect("no panic under this lock").entry(name).or_insert_with(read)
 }
 
 pub(super) fn open(caller: &Caller<'_>) -> Reply {
@@ -96,12 +103,14 @@ pub(super) fn open(caller: &Caller<'_>) -> Reply {
         return open_output(caller, &attr, close_on_exec);
     }
     if attr.kind == TYPE_TRACEPOINT
-        && let Some(tracepoint) = Tracepoint::of_id(attr.config).or_else(|| tracefs::of_kernel_id(attr.config))
+        && let Some(tracepoint) = Tracepoint::of_id(attr.config).or_else(|| virtual_files::of_kernel_id(attr.config))
     {
         return open_tracepoint(caller, tracepoint, close_on_exec);
     }
-    match uprobe_pmu() {
+    let (kprobe, kprobe_return) = kernel_pmu("kprobe").unwrap_or((KPROBE_TYPE, 1));
+    match kernel_pmu("uprobe") {
         Some((kind, ret)) if kind == attr.kind => open_uprobe(caller, &attr, ret, close_on_exec),
+        _ if attr.kind == kprobe => open_kprobe(caller, &attr, kprobe_return, close_on_exec),
         _ => Ok(Outcome::Continue),
     }
 }
@@ -137,6 +146,32 @@ fn open_tracepoint(caller: &Caller<'_>, tracepoint: Tracepoint, close_on_exec: b
     let (pid, subsystem) = (process_of(caller)?, caller.subsystem());
     let site = TracepointSite { tracepoint, pid, programs: subsystem.tracepoints.clone() };
     let event = Event::tracepoint(subsystem.new_id(IdKind::Event), subsystem.realm.clone(), site);
+    let fd = subsystem.open_pipe(Object::Event(Arc::new(event)))?;
+    Ok(Outcome::Fd { fd, close_on_exec })
+}
+
+/// At the kernel's function of a system call; others are the kernel's, if it has kprobes.
+/// Mirrors kernel/trace/trace_event_perf.c:perf_kprobe_init.
+fn open_kprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
+    /// `KSYM_NAME_LEN`
+    const NAME_BYTES_MAX: usize = 512;
+    let pid = process_of(caller)?;
+    let name = match caller.read_string(attr.config1, NAME_BYTES_MAX) {
+        Err(Errno::ENAMETOOLONG) => return Err(Errno::E2BIG),
+        _ if attr.config1 == 0 => String::new(),
+        name => name?,
+    };
+    let Some(call) = of_function(&name).filter(|_| attr.config2 == 0) else {
+        if kernel_pmu("kprobe").is_some() {
+            return Ok(Outcome::Continue);
+        }
+        let what = "in user space there are the functions __x64_sys_* of system calls, at their entry and return";
+        return Err(refuse(Errno::ENOENT, format_args!("kprobe {name:?}+{:#x}: {what}", attr.config2)));
+    };
+    let (subsystem, ret) = (caller.subsystem(), attr.config & ret != 0);
+    let kind = EventKind::Kprobe(KprobeSite { call, ret, pid }, Mutex::new(None));
+    let id = subsystem.new_id(IdKind::Event);
+    let event = Event { id, kind, program_id: Arc::default(), realm: subsystem.realm.clone() };
     let fd = subsystem.open_pipe(Object::Event(Arc::new(event)))?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }

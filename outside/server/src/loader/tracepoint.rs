@@ -111,6 +111,19 @@ impl Tracepoint {
     }
 }
 
+/// What the name of a system call's function in the kernel begins with (arch/x86/include/asm/syscall_wrapper.h).
+const FUNCTION_PREFIX: &str = "__x64_sys_";
+
+/// The function that carries a system call out.
+pub(super) fn function_of(call: &Syscall) -> String {
+    format!("{FUNCTION_PREFIX}{}", call.name)
+}
+
+/// The system call that a function carries out.
+pub(super) fn of_function(name: &str) -> Option<&'static Syscall> {
+    name.strip_prefix(FUNCTION_PREFIX).and_then(syscalls::by_name)
+}
+
 impl std::fmt::Display for Tracepoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.category(), self.name())

@@ -117,6 +117,9 @@ pub enum SyscallContext {
     Tracepoint,
     /// The arguments of the raw tracepoint: `struct pt_regs *`, and the number or the result.
     Raw,
+    /// `struct pt_regs` as at the entry of the kernel's function: `di` is the address of the thread's own `struct pt_regs`. At
+    /// its return: `ax` is the result.
+    Kprobe,
 }
 
 /// What a link asks for.

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use super::IdKind;
 use super::attached::{Attached, Seat};
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
-use super::tracepoints::{self, TracepointSite};
-use crate::loader::tracepoint::Tracepoint;
+use super::tracepoints::{self, KprobeSite, TracepointSite};
+use crate::loader::tracepoint::{Tracepoint, function_of};
 use crate::realm::{Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, SyscallContext};
 
 /// What a descriptor can stand for.
@@ -224,6 +224,8 @@ pub enum EventKind {
     Uprobe(UprobeSite, Mutex<Option<Attached>>),
     /// A tracepoint of system calls, likewise.
     Tracepoint(TracepointSite, Mutex<Option<Attached>>),
+    /// A kprobe at a system call's function, likewise.
+    Kprobe(KprobeSite, Mutex<Option<Attached>>),
     /// Output of programs.
     Output {
         /// The memory, empty until the loader maps it.
@@ -284,13 +286,14 @@ impl Event {
         let (point, pid, shared) = match &self.kind {
             EventKind::Uprobe(site, _) => (site.point(), site.pid, None),
             EventKind::Tracepoint(site, _) => (site.point(), site.pid, Some(site)),
+            EventKind::Kprobe(site, _) => (site.point(), site.pid, None),
             EventKind::Output { .. } => {
-                let message = "programs attach to uprobes and tracepoints of system calls only";
+                let message = "programs attach to probes and tracepoints only";
                 return Err(Refusal::new(Errno::EINVAL, message));
             }
         };
         let (wanted, words) = match shared {
-            None => (prog_type::KPROBE, "only programs of type kprobe attach to uprobes"),
+            None => (prog_type::KPROBE, "only programs of type kprobe attach to probes"),
             Some(_) => (prog_type::TRACEPOINT, "only programs of type tracepoint attach to tracepoints"),
         };
         if program.prog_type != wanted {
@@ -356,7 +359,7 @@ impl Event {
     /// What `PERF_EVENT_IOC_SET_BPF` fills.
     pub fn slot(&self) -> Option<&Mutex<Option<Attached>>> {
         match &self.kind {
-            EventKind::Uprobe(_, slot) | EventKind::Tracepoint(_, slot) => Some(slot),
+            EventKind::Uprobe(_, slot) | EventKind::Tracepoint(_, slot) | EventKind::Kprobe(_, slot) => Some(slot),
             EventKind::Output { .. } => None,
         }
     }
@@ -376,6 +379,10 @@ impl Event {
             }
             EventKind::Tracepoint(site, _) => {
                 (row["tracepoint"], row["pid"]) = (site.tracepoint.to_string().into(), site.pid.into());
+            }
+            EventKind::Kprobe(site, _) => {
+                row["function"] = function_of(site.call).into();
+                (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
             }
             EventKind::Output { .. } => {}
         }

@@ -31,7 +31,7 @@ pub use attached::Attached;
 pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, UprobeSite};
 use pins::{Files, Pins};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
-pub use tracepoints::{PROGRAMS_MAX, TracepointSite, Tracepoints};
+pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 use watch::Watch;
 
 use crate::realm::Realm;

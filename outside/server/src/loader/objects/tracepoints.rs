@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ring3_uapi::Errno;
+use ring3_uapi::syscalls::Syscall;
 
 use crate::loader::tracepoint::Tracepoint;
 use crate::realm::{Point, Refusal, SyscallContext, SyscallPoint};
@@ -57,6 +58,22 @@ pub struct TracepointSite {
 impl TracepointSite {
     pub(super) fn point(&self) -> Point {
         point(self.tracepoint, SyscallContext::Tracepoint)
+    }
+}
+
+/// Where a kprobe event is: at the kernel's function of a system call.
+pub struct KprobeSite {
+    /// The system call.
+    pub call: &'static Syscall,
+    /// On return.
+    pub ret: bool,
+    /// Only this process.
+    pub pid: Option<u32>,
+}
+
+impl KprobeSite {
+    pub(super) fn point(&self) -> Point {
+        point(Tracepoint { number: Some(self.call.number), exit: self.ret }, SyscallContext::Kprobe)
     }
 }
 

@@ -1,5 +1,6 @@
-//! The files by which loaders find tracepoints of system calls: `id` and `format` of each, `available_events`, and the
-//! folders that these are in. The kernel lets root alone read them, where tracefs is mounted; here they are always ring3's.
+//! The files by which loaders find tracepoints and functions of system calls: `id` and `format` of each tracepoint,
+//! `available_events`, `available_filter_functions`, and the folders that these are in. The kernel lets root alone read them,
+//! where tracefs is mounted; here they are always ring3's. The files of the kprobe PMU are, where the kernel has none.
 //! What else is there is the kernel's: those calls go on to it. So is the question whether debugfs has tracefs in it.
 
 use std::collections::HashMap;
@@ -9,15 +10,18 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use ring3_uapi::Errno;
+use ring3_uapi::syscalls::TABLE;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::names::path_of;
-use super::tracepoint::Tracepoint;
-use super::{Caller, Outcome, Reply};
+use super::tracepoint::{Tracepoint, function_of};
+use super::{Caller, Outcome, Reply, perf};
 use crate::loader::objects::errno;
 
 /// Where tracefs is mounted, and where it is too if debugfs is.
 const ROOTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// Where the kprobe PMU is described.
+const KPROBE_PMU: &str = "/sys/bus/event_source/devices/kprobe";
 /// `TRACEFS_MAGIC`.
 pub(super) const TRACEFS_MAGIC: u64 = 0x7472_6163;
 
@@ -27,6 +31,12 @@ enum Entry {
     Folder,
     /// `available_events`
     Events,
+    /// `available_filter_functions`
+    Functions,
+    /// The kprobe PMU's number.
+    KprobeType,
+    /// Its bit for returns.
+    KprobeReturn,
     /// A tracepoint's `id`.
     Id(Tracepoint),
     /// A tracepoint's `format`.
@@ -36,11 +46,21 @@ enum Entry {
 impl Entry {
     /// `None` for what is the kernel's, or nobody's.
     fn at(path: &Path) -> Option<Entry> {
+        if let Ok(rest) = path.strip_prefix(KPROBE_PMU) {
+            let entry = match rest.to_str()? {
+                "" | "format" => Entry::Folder,
+                "type" => Entry::KprobeType,
+                "format/retprobe" => Entry::KprobeReturn,
+                _ => return None,
+            };
+            return perf::kernel_pmu("kprobe").is_none().then_some(entry);
+        }
         let (root, rest) = ROOTS.iter().find_map(|root| Some((*root, path.strip_prefix(root).ok()?.to_str()?)))?;
         let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
         match parts[..] {
             [] => (root == ROOTS[0]).then_some(Entry::Folder),
             ["available_events"] => Some(Entry::Events),
+            ["available_filter_functions"] => Some(Entry::Functions),
             ["events"] | ["events", "syscalls" | "raw_syscalls"] => Some(Entry::Folder),
             ["events", category, name] => Tracepoint::named(category, name).map(|_| Entry::Folder),
             ["events", category, name, "id"] => Tracepoint::named(category, name).map(Entry::Id),
@@ -58,6 +78,9 @@ impl Entry {
         match self {
             Entry::Folder => String::new(),
             Entry::Events => Tracepoint::all().map(|tracepoint| format!("{tracepoint}\n")).collect(),
+            Entry::Functions => TABLE.iter().map(|call| format!("{}\n", function_of(call))).collect(),
+            Entry::KprobeType => format!("{}\n", perf::KPROBE_TYPE),
+            Entry::KprobeReturn => "config:0\n".into(),
             Entry::Id(tracepoint) => format!("{}\n", tracepoint.id()),
             Entry::Format(tracepoint) => tracepoint.format(),
         }
@@ -72,6 +95,9 @@ impl Entry {
         match self {
             Entry::Folder => 1,
             Entry::Events => 2,
+            Entry::Functions => 3,
+            Entry::KprobeType => 4,
+            Entry::KprobeReturn => 5,
             Entry::Id(tracepoint) => 2 * tracepoint.id(),
             Entry::Format(tracepoint) => 2 * tracepoint.id() + 1,
         }
@@ -79,8 +105,8 @@ impl Entry {
 }
 
 /// Whether a path is in what statfs(2) shall call tracefs.
-pub(super) fn has(path: &Path) -> bool {
-    Entry::at(path).is_some()
+pub(super) fn is_in_tracefs(path: &Path) -> bool {
+    ROOTS.iter().any(|root| path.starts_with(root)) && Entry::at(path).is_some()
 }
 
 /// open(2) and openat(2).
@@ -109,7 +135,7 @@ pub(super) fn openat2(caller: &Caller<'_>) -> Reply {
 /// A file that can be read, and written by nobody.
 fn memory_file(text: &str) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = std::fs::File::from(rustix::fs::memfd_create("ring3-tracefs", flags).map_err(errno)?);
+    let mut file = std::fs::File::from(rustix::fs::memfd_create("ring3-file", flags).map_err(errno)?);
     file.write_all(text.as_bytes()).map_err(|_| Errno::ENOMEM)?;
     let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(errno)?;
@@ -180,6 +206,7 @@ mod tests {
             }
             assert_eq!(at(&format!("{event}/id/x")), None);
         }
+        assert_eq!(at("/sys/bus/event_source/devices/uprobe/type"), None);
         assert_eq!((at(ROOTS[0]), at(ROOTS[1]), at("/sys/kernel")), (Some(Entry::Folder), None, None));
         assert_eq!(at("/sys/kernel/tracing2/available_events"), None);
     }
