@@ -199,7 +199,7 @@ mod tests {
             match Tracepoint::named(category, name) {
                 Some(ours) => {
                     assert_eq!(without_id(&ours.format()), without_id(text.trim_end()), "{path}");
-                    assert!(ours.format().ends_with(|end: char| end == '\n'), "{path}");
+                    assert!(ours.format().ends_with('\n'), "{path}");
                     compared += 1;
                 }
                 None => unknown.push(path.to_owned()),
