@@ -9,7 +9,8 @@
 #define EXECVE 59
 #define EXECVEAT 322
 
-// Whose calls count: everybody's; those of processes that had this name once; those of processes between two marks.
+// Whose calls count: everybody's; those of processes that had this name once; those of processes (of this name) between
+// two marks.
 const volatile bool by_name, by_mark, in_order;
 const volatile char name[16];
 
@@ -149,7 +150,7 @@ int mark(struct raw_context *context)
 	__u32 process = bpf_get_current_pid_tgid() >> 32, one = 1;
 	__u64 values[6] = { 0 };
 
-	if (context->args[1] != MARK)
+	if (context->args[1] != MARK || (by_name && !has_the_name()))
 		return 0;
 	arguments((struct pt_regs *)context->args[0], values);
 	if (values[0] == MARK_BEGIN)

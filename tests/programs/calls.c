@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Counts system calls by the programs of calls.bpf.c.
 //
-//   calls [-c NAME | -m] [-s] [raw] [trace] [named]
+//   calls [-c NAME] [-m] [-s] [raw] [trace] [named]
 //
-// -c: of processes once they have this name, and of their children. -m: of processes between two marks (calls.h). Else of
-// all. -s: tells each call with its arguments or its result, in order. raw: raw tracepoints sys_enter and sys_exit; trace:
+// -c: of processes once they have this name, and of their children; else of all. -m: between two marks (calls.h). -s: tells each call with its arguments or its result, in order. raw: raw tracepoints sys_enter and sys_exit; trace:
 // tracepoints raw_syscalls:*; named: some of syscalls:*. Prints "attached"; on each line of input what was counted so far,
 // sorted, then "end".
 #include <bpf/bpf.h>
@@ -76,7 +75,7 @@ static void report(const struct calls_bpf *calls)
 
 static int usage(void)
 {
-	fprintf(stderr, "usage: calls [-c NAME | -m] [-s] [raw] [trace] [named]\n");
+	fprintf(stderr, "usage: calls [-c NAME] [-m] [-s] [raw] [trace] [named]\n");
 	return 2;
 }
 

@@ -6,7 +6,7 @@
 //! Start reading at: `Bench`.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -121,6 +121,22 @@ pub fn programs() -> &'static Path {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         folder
     })
+}
+
+/// Where the victims of `tests/victims/calls` are, built; `part` is a goal of their Makefile.
+pub fn calling_victims(part: &'static str) -> PathBuf {
+    static TURN: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    let mut made = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = root().join("target/calls");
+    if !made.contains(part) {
+        let out = format!("OUT={}", folder.display());
+        let mut make = Command::new("make");
+        make.args(["-s", "-C"]).arg(root().join("tests/victims/calls")).args([part, &out]);
+        let output = make.output().expect("make runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        made.insert(part);
+    }
+    folder
 }
 
 /// A process with piped input and output, killed when dropped.
@@ -335,6 +351,21 @@ impl Bench {
         bench
     }
 
+    /// Whether tools run on the kernel.
+    pub fn is_native(&self) -> bool {
+        self.native
+    }
+
+    /// A link to a program, by which its process has a name that no other has.
+    pub fn alias(&self, program: &Path) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("r{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.folder).expect("made");
+        let link = self.folder.join(name);
+        std::os::unix::fs::symlink(program, &link).expect("linked");
+        link
+    }
+
     /// The server's run-time folder.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -394,6 +425,17 @@ impl Bench {
         } else {
             Command::new(program)
         }
+    }
+
+    /// A loader that looks for tracepoints; on the kernel tracefs is mounted for it, and goes with it.
+    pub fn load_with_tracefs(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        const MOUNT: &str = "at=/sys/kernel/tracing; mountpoint -q $at || mount -t tracefs tracefs $at; exec \"$@\"";
+        if !self.native {
+            return self.load(program);
+        }
+        let mut command = self.command("unshare");
+        command.args(["--mount", "sh", "-c", MOUNT, "sh"]).arg(program);
+        command
     }
 
     /// A target from its first instruction, or just the program.

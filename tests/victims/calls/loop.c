@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// loop CALLS [THREADS]: says "ready"; on a line of input THREADS threads make CALLS rounds of calls between two marks (for
-// loaders that count at the same time), each once before; on another line it ends.
+// loop ROUNDS THREADS: makes each call once and says "ready". On a line of input it makes, between two marks, threads that
+// make ROUNDS rounds of calls, and waits for their end; then it says "done". On another line it ends. Between the marks
+// nothing depends on when a loader looks, so that two may count at the same time.
 #include "check.h"
 #include "../../programs/calls.h"
 #include <fcntl.h>
@@ -8,7 +9,6 @@
 #include <sys/stat.h>
 
 static long rounds;
-static pthread_barrier_t warm, begun, ended;
 
 static void once(int null)
 {
@@ -30,37 +30,42 @@ static void *body(void *unused)
 {
 	int null = open("/dev/null", O_WRONLY);
 
-	once(null);
-	pthread_barrier_wait(&warm);
-	pthread_barrier_wait(&begun);
 	for (long i = 0; i < rounds; i++)
 		once(null);
-	pthread_barrier_wait(&ended);
+	close(null);
 	return unused;
+}
+
+static void work(int threads)
+{
+	pthread_t handles[64];
+
+	for (int i = 0; i < threads; i++)
+		EQUAL(pthread_create(&handles[i], NULL, body, NULL), 0);
+	for (int i = 0; i < threads; i++)
+		EQUAL(pthread_join(handles[i], NULL), 0);
+}
+
+static void await_line(const char *said)
+{
+	char line[16];
+
+	puts(said);
+	fflush(stdout);
+	CHECK(fgets(line, sizeof(line), stdin));
 }
 
 int main(int argc, char **argv)
 {
 	int threads = argc > 2 ? atoi(argv[2]) : 4;
-	pthread_t thread;
-	char line[16];
 
+	rounds = 2;
+	work(2);
 	rounds = argc > 1 ? atol(argv[1]) : 1000;
-	pthread_barrier_init(&warm, NULL, threads + 1);
-	pthread_barrier_init(&begun, NULL, threads + 1);
-	pthread_barrier_init(&ended, NULL, threads + 1);
-	for (int i = 0; i < threads; i++)
-		EQUAL(pthread_create(&thread, NULL, body, NULL), 0);
-	pthread_barrier_wait(&warm);
-	puts("ready");
-	fflush(stdout);
-	CHECK(fgets(line, sizeof(line), stdin));
+	await_line("ready");
 	RAW(MARK, MARK_BEGIN);
-	pthread_barrier_wait(&begun);
-	pthread_barrier_wait(&ended);
+	work(threads);
 	RAW(MARK, MARK_END);
-	puts("done");
-	fflush(stdout);
-	CHECK(fgets(line, sizeof(line), stdin));
+	await_line("done");
 	return faults != 0;
 }

@@ -11,14 +11,14 @@ static long numbers(long number, long seed)
 
 int main(void)
 {
-	long zero = 0;
+	long zero = 0, user = getuid();
 
 	RAW(MARK, MARK_BEGIN);
 	for (long seed = 1; seed < 50; seed++) {
 		EQUAL(numbers(SYS_close, seed), -EBADF);
 		EQUAL(numbers(SYS_write, seed), -EBADF);
 		EQUAL(numbers(SYS_fstat, seed), -EBADF);
-		EQUAL(numbers(SYS_getuid, seed), getuid());
+		EQUAL(numbers(SYS_getuid, seed), user);
 		EQUAL(numbers(600 + seed, seed), -ENOSYS);
 		EQUAL(numbers(-seed, seed), -ENOSYS);
 		EQUAL(numbers(seed << 40 | SYS_close, seed), -EBADF);
