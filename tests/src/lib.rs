@@ -280,6 +280,11 @@ impl Terminal {
         self.press("\x03");
     }
 
+    /// Waits until the tool waits for events.
+    pub fn await_waiting(&mut self) {
+        wait_until("the tool waits for events", || descendants(self.process.pid()).into_iter().any(is_waiting));
+    }
+
     /// Waits for the end: exit code, and the lines that are left.
     pub fn finish(mut self) -> (Option<i32>, Vec<String>) {
         let code = self.process.wait();
@@ -294,10 +299,20 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
+/// Whether a process is in one of these calls.
+fn is_calling(pid: u32, numbers: &[&str]) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    call.split_whitespace().next().is_some_and(|number| numbers.contains(&number))
+}
+
 /// Whether a process waits for a time to come (`nanosleep`, `clock_nanosleep`).
 fn is_asleep(pid: u32) -> bool {
-    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-    matches!(call.split_whitespace().next(), Some("35" | "230"))
+    is_calling(pid, &["35", "230"])
+}
+
+/// Whether a process waits for events (`epoll_wait`, `epoll_pwait`).
+fn is_waiting(pid: u32) -> bool {
+    is_calling(pid, &["232", "281"])
 }
 
 /// Where tools run: under ring3 with a server of its own, or on the kernel.
@@ -361,6 +376,9 @@ impl Bench {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("r{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.folder).expect("made");
+        if self.user.is_some() {
+            std::os::unix::fs::chown(&self.folder, self.user, self.user).expect("given away");
+        }
         let link = self.folder.join(name);
         std::os::unix::fs::symlink(program, &link).expect("linked");
         link
@@ -427,9 +445,11 @@ impl Bench {
         }
     }
 
-    /// A loader that looks for tracepoints; on the kernel tracefs is mounted for it, and goes with it.
+    /// A loader that looks for tracepoints; on the kernel what it looks in is mounted for it, and goes with it.
     pub fn load_with_tracefs(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        const MOUNT: &str = "at=/sys/kernel/tracing; mountpoint -q $at || mount -t tracefs tracefs $at; exec \"$@\"";
+        const MOUNT: &str = "at=/sys/kernel; mountpoint -q $at/debug || mount -t debugfs debugfs $at/debug
+            mountpoint -q $at/tracing || mount -t tracefs tracefs $at/tracing
+            exec \"$@\"";
         if !self.native {
             return self.load(program);
         }

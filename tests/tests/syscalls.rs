@@ -210,6 +210,19 @@ victims! {
     the_vdso_asks_the_kernel: "clocks", All;
 }
 
+#[test]
+fn an_ordinary_user_counts_the_same() {
+    if !is_root() {
+        println!("SKIPPED: who is not root runs all tests as an ordinary user");
+        return;
+    }
+    for victim in ["sites", "generated", "signals", "processes", "first", "startup-static"] {
+        let victim = calling_victims("all").join(victim);
+        let [ours, kernel] = [Bench::ring3_as(54_321), Bench::native()].map(|bench| counted(&bench, &victim, &All));
+        assert!(ours == kernel, "ring3 and the kernel:\n{}", difference(&ours, &kernel));
+    }
+}
+
 fn go_victim() -> Option<std::path::PathBuf> {
     if Command::new("go").arg("version").output().is_err() {
         println!("SKIPPED: Go is not installed");
