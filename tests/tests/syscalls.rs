@@ -151,10 +151,8 @@ fn on_the_kernel(victim: &Path, compared: &Compared) -> Option<Counts> {
 fn steady(victim: &Path, compared: Compared) {
     let Some(first) = on_the_kernel(victim, &compared) else { return };
     assert!(!first.is_empty());
-    for _ in 0..2 {
-        let again = on_the_kernel(victim, &compared).expect("root still");
-        assert!(first == again, "the kernel counted differently:\n{}", difference(&first, &again));
-    }
+    let again = on_the_kernel(victim, &compared).expect("root still");
+    assert!(first == again, "the kernel counted differently:\n{}", difference(&first, &again));
 }
 
 fn same(victim: &Path, compared: Compared) {
@@ -220,6 +218,59 @@ fn an_ordinary_user_counts_the_same() {
         let victim = calling_victims("all").join(victim);
         let [ours, kernel] = [Bench::ring3_as(54_321), Bench::native()].map(|bench| counted(&bench, &victim, &All));
         assert!(ours == kernel, "ring3 and the kernel:\n{}", difference(&ours, &kernel));
+    }
+}
+
+/// Whether a process has come to its end; who started it has still to hear of it.
+fn is_over(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.is_empty() || stat.contains(") Z ")
+}
+
+/// Victims at work for a while that wait for nothing that being stopped would end (`epoll_wait`, for one).
+const AT_WORK: [(&str, &[&str]); 5] = [
+    ("bombard", &["1000000"]),
+    ("bombard-musl", &["1000000"]),
+    ("threads", &[]),
+    ("threads-musl", &[]),
+    ("processes-static", &[]),
+];
+
+#[test]
+fn tools_come_and_go_while_victims_work() {
+    let bench = Bench::ring3();
+    for (victim, arguments) in AT_WORK {
+        let alias = bench.alias(&calling_victims("all").join(victim));
+        let victim = Process::start(bench.target(&alias).args(arguments));
+        let mut times = 0;
+        while !is_over(victim.pid()) {
+            for kinds in [&["raw"][..], &["named"], &["raw", "trace", "named"]] {
+                assert_eq!(counting(&bench, &alias, kinds).finish().0, Some(0));
+                times += 1;
+            }
+        }
+        ends_well(&alias, victim.finish());
+        assert!(times > 0, "{}", alias.display());
+    }
+}
+
+#[test]
+fn victims_are_attached_and_left_while_they_work() {
+    let bench = Bench::ring3();
+    for (victim, arguments) in AT_WORK {
+        let alias = bench.alias(&calling_victims("all").join(victim));
+        let mut tool = counting(&bench, &alias, &["raw", "trace", "named"]);
+        let victim = Process::start(Command::new(&alias).args(arguments));
+        let pid = victim.pid().to_string();
+        let mut attached = 0;
+        while !is_over(victim.pid()) {
+            attached += u32::from(bench.run(&["attach", &pid]).0 == Some(0));
+            // (Or it has ended since.)
+            bench.run(&["detach", &pid]);
+        }
+        ends_well(&alias, victim.finish());
+        assert!(attached > 0, "{}", alias.display());
+        assert!(!counts(&listing(&mut tool)).is_empty(), "{}", alias.display());
     }
 }
 
