@@ -6,7 +6,7 @@
 //! Start reading at: `Bench`.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -121,6 +121,22 @@ pub fn programs() -> &'static Path {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         folder
     })
+}
+
+/// Where the victims of `tests/victims/calls` are, built; `part` is a goal of their Makefile.
+pub fn calling_victims(part: &'static str) -> PathBuf {
+    static TURN: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    let mut made = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let folder = root().join("target/calls");
+    if !made.contains(part) {
+        let out = format!("OUT={}", folder.display());
+        let mut make = Command::new("make");
+        make.args(["-s", "-C"]).arg(root().join("tests/victims/calls")).args([part, &out]);
+        let output = make.output().expect("make runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        made.insert(part);
+    }
+    folder
 }
 
 /// A process with piped input and output, killed when dropped.
@@ -264,6 +280,11 @@ impl Terminal {
         self.press("\x03");
     }
 
+    /// Waits until the tool waits for events.
+    pub fn await_waiting(&mut self) {
+        wait_until("the tool waits for events", || descendants(self.process.pid()).into_iter().any(is_waiting));
+    }
+
     /// Waits for the end: exit code, and the lines that are left.
     pub fn finish(mut self) -> (Option<i32>, Vec<String>) {
         let code = self.process.wait();
@@ -278,10 +299,20 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
+/// Whether a process is in one of these calls.
+fn is_calling(pid: u32, numbers: &[&str]) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    call.split_whitespace().next().is_some_and(|number| numbers.contains(&number))
+}
+
 /// Whether a process waits for a time to come (`nanosleep`, `clock_nanosleep`).
 fn is_asleep(pid: u32) -> bool {
-    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-    matches!(call.split_whitespace().next(), Some("35" | "230"))
+    is_calling(pid, &["35", "230"])
+}
+
+/// Whether a process waits for events (`epoll_wait`, `epoll_pwait`).
+fn is_waiting(pid: u32) -> bool {
+    is_calling(pid, &["232", "281"])
 }
 
 /// Where tools run: under ring3 with a server of its own, or on the kernel.
@@ -333,6 +364,24 @@ impl Bench {
         assert_eq!(code, Some(0), "{errors}");
         bench.compiled = Some(file);
         bench
+    }
+
+    /// Whether tools run on the kernel.
+    pub fn is_native(&self) -> bool {
+        self.native
+    }
+
+    /// A link to a program, by which its process has a name that no other has.
+    pub fn alias(&self, program: &Path) -> PathBuf {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("r{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.folder).expect("made");
+        if self.user.is_some() {
+            std::os::unix::fs::chown(&self.folder, self.user, self.user).expect("given away");
+        }
+        let link = self.folder.join(name);
+        std::os::unix::fs::symlink(program, &link).expect("linked");
+        link
     }
 
     /// The server's run-time folder.
@@ -394,6 +443,19 @@ impl Bench {
         } else {
             Command::new(program)
         }
+    }
+
+    /// A loader that looks for tracepoints; on the kernel what it looks in is mounted for it, and goes with it.
+    pub fn load_with_tracefs(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        const MOUNT: &str = "at=/sys/kernel; mountpoint -q $at/debug || mount -t debugfs debugfs $at/debug
+            mountpoint -q $at/tracing || mount -t tracefs tracefs $at/tracing
+            exec \"$@\"";
+        if !self.native {
+            return self.load(program);
+        }
+        let mut command = self.command("unshare");
+        command.args(["--mount", "sh", "-c", MOUNT, "sh"]).arg(program);
+        command
     }
 
     /// A target from its first instruction, or just the program.

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Programs that count system calls in each of the ways in which the kernel tells of them.
+#include <linux/bpf.h>
+#include <linux/ptrace.h>
+#include <bpf/bpf_helpers.h>
+#include <stdbool.h>
+#include "calls.h"
+
+#define EXECVE 59
+#define EXECVEAT 322
+
+// Whose calls count: everybody's; those of processes that had this name once; those of processes (of this name) between
+// two marks.
+const volatile bool by_name, by_mark, in_order;
+const volatile char name[16];
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct key);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u32);
+	__type(value, __u32);
+} known SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} records SEC(".maps");
+
+// Records that found no room.
+__u64 lost;
+
+struct raw_context {
+	__u64 args[2];
+};
+
+// As in events/raw_syscalls/*/format; those of events/syscalls have the number in four bytes, and the rest alike.
+struct event {
+	__u64 common;
+	__s64 number;
+	__u64 values[6];
+};
+
+static __always_inline bool has_the_name(void)
+{
+	char own[16];
+
+	if (bpf_get_current_comm(own, sizeof(own)))
+		return false;
+	for (int i = 0; i < 16; i++) {
+		if (own[i] != name[i])
+			return false;
+		if (!own[i])
+			break;
+	}
+	return true;
+}
+
+static __always_inline bool is_wanted(struct key key)
+{
+	__u32 process = bpf_get_current_pid_tgid() >> 32, one = 1;
+	bool is_exit = key.kind & 1;
+
+	if (key.number == MARK)
+		return false;
+	if ((!by_name && !by_mark) || bpf_map_lookup_elem(&known, &process))
+		return true;
+	// The end of the call that began before the process had the name.
+	if (by_mark || (is_exit && (key.number == EXECVE || key.number == EXECVEAT)) || !has_the_name())
+		return false;
+	bpf_map_update_elem(&known, &process, &one, BPF_ANY);
+	return true;
+}
+
+static __always_inline void add(struct key key, const __u64 *values, int count)
+{
+	__u64 zero = 0, *value;
+
+	if (!is_wanted(key))
+		return;
+	value = bpf_map_lookup_elem(&counts, &key);
+	if (!value) {
+		bpf_map_update_elem(&counts, &key, &zero, BPF_NOEXIST);
+		value = bpf_map_lookup_elem(&counts, &key);
+	}
+	if (value)
+		__sync_fetch_and_add(value, 1);
+	if (in_order) {
+		struct record *record = bpf_ringbuf_reserve(&records, sizeof(*record), 0);
+
+		if (!record) {
+			__sync_fetch_and_add(&lost, 1);
+			return;
+		}
+		record->key = key;
+		for (int i = 0; i < 6; i++)
+			record->values[i] = i < count ? values[i] : 0;
+		bpf_ringbuf_submit(record, 0);
+	}
+}
+
+static __always_inline void arguments(struct pt_regs *regs, __u64 *values)
+{
+	struct pt_regs copy;
+
+	bpf_probe_read_kernel(&copy, sizeof(copy), regs);
+	values[0] = copy.rdi;
+	values[1] = copy.rsi;
+	values[2] = copy.rdx;
+	values[3] = copy.r10;
+	values[4] = copy.r8;
+	values[5] = copy.r9;
+}
+
+SEC("raw_tp/sys_enter")
+int raw_enter(struct raw_context *context)
+{
+	struct key key = { (int)context->args[1], RAW_ENTER };
+	__u64 values[6] = { 0 };
+
+	if (in_order)
+		arguments((struct pt_regs *)context->args[0], values);
+	add(key, values, 6);
+	return 0;
+}
+
+SEC("raw_tp/sys_exit")
+int raw_exit(struct raw_context *context)
+{
+	struct pt_regs *regs = (struct pt_regs *)context->args[0];
+	struct key key = { 0, RAW_EXIT };
+	__u64 number = 0;
+
+	bpf_probe_read_kernel(&number, sizeof(number), &regs->orig_rax);
+	key.number = number;
+	add(key, &context->args[1], 1);
+	return 0;
+}
+
+// Only in the loader's mode `-m`, and before the others.
+SEC("raw_tp/sys_enter")
+int mark(struct raw_context *context)
+{
+	__u32 process = bpf_get_current_pid_tgid() >> 32, one = 1;
+	__u64 values[6] = { 0 };
+
+	if (context->args[1] != MARK || (by_name && !has_the_name()))
+		return 0;
+	arguments((struct pt_regs *)context->args[0], values);
+	if (values[0] == MARK_BEGIN)
+		bpf_map_update_elem(&known, &process, &one, BPF_ANY);
+	else
+		bpf_map_delete_elem(&known, &process);
+	return 0;
+}
+
+static __always_inline int traced(struct event *event, enum kind kind)
+{
+	struct key key = { (int)event->number, kind };
+	__u64 values[6] = { 0 };
+
+	values[0] = event->values[0];
+	if (!(kind & 1))
+		for (int i = 1; i < 6; i++)
+			values[i] = event->values[i];
+	add(key, values, 6);
+	return 0;
+}
+
+SEC("tp/raw_syscalls/sys_enter")
+int trace_enter(struct event *event)
+{
+	return traced(event, TRACE_ENTER);
+}
+
+SEC("tp/raw_syscalls/sys_exit")
+int trace_exit(struct event *event)
+{
+	return traced(event, TRACE_EXIT);
+}
+
+// A call that takes `count` arguments: there are no more in its context.
+#define NAMED(call, count)                                                           \
+	SEC("tp/syscalls/sys_enter_" #call)                                          \
+	int named_enter_##call(struct event *event)                                  \
+	{                                                                            \
+		struct key key = { (int)event->number, NAMED_ENTER };                \
+		__u64 values[6] = { 0 };                                             \
+		for (int i = 0; i < count; i++)                                      \
+			values[i] = event->values[i];                                \
+		add(key, values, 6);                                                 \
+		return 0;                                                            \
+	}                                                                            \
+	SEC("tp/syscalls/sys_exit_" #call)                                           \
+	int named_exit_##call(struct event *event)                                   \
+	{                                                                            \
+		return traced(event, NAMED_EXIT);                                    \
+	}
+
+NAMED(openat, 4)
+NAMED(close, 1)
+NAMED(kill, 2)
+NAMED(clock_nanosleep, 4)
+NAMED(write, 3)
+
+char LICENSE[] SEC("license") = "GPL";

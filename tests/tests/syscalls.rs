@@ -1,0 +1,451 @@
+//! System calls of victims that make them in awkward ways: what the victims check themselves is right, and what ring3 counts
+//! is what the kernel counts.
+//!
+//! `on_the_kernel` shows that victims and oracle can be relied on: the same counts each time. `under_ring3` compares.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use ring3_tests::{Bench, Process, calling_victims, is_root, programs};
+
+/// How often each call was seen, by the way in which it was told: `raw enter`, `trace exit` and so on.
+type Counts = BTreeMap<(String, i64), i64>;
+
+const MMAP: i64 = 9;
+const MPROTECT: i64 = 10;
+const MUNMAP: i64 = 11;
+const RT_SIGPROCMASK: i64 = 14;
+const RT_SIGRETURN: i64 = 15;
+const WRITEV: i64 = 20;
+const SCHED_YIELD: i64 = 24;
+const GETPID: i64 = 39;
+const SOCKETPAIR: i64 = 53;
+const CLONE: i64 = 56;
+const EXECVE: i64 = 59;
+const EXIT: i64 = 60;
+const WAIT4: i64 = 61;
+const FCHDIR: i64 = 81;
+const PTRACE: i64 = 101;
+const GETPPID: i64 = 110;
+const GETPGID: i64 = 121;
+const GETSID: i64 = 124;
+const FUTEX: i64 = 202;
+const RESTART_SYSCALL: i64 = 219;
+const MKDIRAT: i64 = 258;
+const UNLINKAT: i64 = 263;
+const RENAMEAT: i64 = 264;
+const CLONE3: i64 = 435;
+const UNKNOWN: i64 = 600;
+/// The number of a call of which the kernel tells the end only: what `rt_sigreturn` returns to.
+const NONE: i64 = -1;
+
+/// Which counts can be the same in two runs.
+enum Compared {
+    All,
+    But(&'static [i64]),
+    Only(&'static [i64]),
+    /// The victim says how often something happened that is up to chance: so often there was one of each of these.
+    ButTold(&'static [i64]),
+}
+use Compared::{All, But, ButTold, Only};
+
+/// Threads and their stacks: how often a thread waits, whether it finds a stack to use again, and whether its wait for a
+/// child begins anew as others' children end, is up to chance.
+const BY_CHANCE: Compared = But(&[FUTEX, SCHED_YIELD, MMAP, MPROTECT, MUNMAP, WAIT4]);
+/// Where a cancelled thread is by then is up to chance.
+const CANCELLED: Compared = Only(&[SOCKETPAIR, CLONE, CLONE3, EXIT]);
+/// What becomes of the sleep that a stop interrupts the kernel asks for by a call of which the process knows nothing.
+const RESTARTED: Compared = But(&[RESTART_SYSCALL]);
+/// A filter that the victim has given itself refuses these before the kernel tells of their begin. Nothing in the process
+/// can know that it will.
+const REFUSED: Compared = But(&[GETPID, FCHDIR, GETPGID, GETSID]);
+/// The 32-bit gate is left alone; its getpid has the number of writev.
+const OLD: Compared = But(&[WRITEV]);
+/// What Go's run-time system does is up to chance; these calls only the program makes.
+const GO: Compared = Only(&[GETPPID, GETPGID, MKDIRAT, UNLINKAT, RENAMEAT, UNKNOWN, EXECVE]);
+/// How many instructions there are to be stepped over is not the same.
+const STEPPED: Compared = But(&[PTRACE, WAIT4]);
+/// Each signal's handler made these calls and ended by one.
+const SIGNALLED: Compared = ButTold(&[RT_SIGPROCMASK, RT_SIGRETURN, NONE, GETPPID]);
+
+impl Compared {
+    fn of(&self, mut counts: Counts, told: &[String]) -> Counts {
+        match self {
+            All => {}
+            But(numbers) => counts.retain(|(_, number), _| !numbers.contains(number)),
+            Only(numbers) => counts.retain(|(_, number), _| numbers.contains(number)),
+            ButTold(numbers) => {
+                let told: i64 = told[0].parse().expect("a count");
+                counts.iter_mut().filter(|((_, number), _)| numbers.contains(number)).for_each(|(_, n)| *n -= told);
+            }
+        }
+        counts
+    }
+}
+
+/// What the tool has to tell.
+fn listing(tool: &mut Process) -> Vec<String> {
+    tool.say("");
+    std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "end")).collect()
+}
+
+fn counts(listing: &[String]) -> Counts {
+    let count = |line: &String| {
+        let (rest, count) = line.rsplit_once(' ').expect("a count");
+        let (kind, number) = rest.rsplit_once(' ').expect("a number");
+        let number = number.parse().unwrap_or_else(|_| panic!("events were lost: {line}"));
+        ((kind.to_owned(), number), count.parse().expect("a count"))
+    };
+    listing.iter().map(count).collect()
+}
+
+/// The tool at work, for one victim; the kernel counts in all processes, and has to be told.
+fn counting(bench: &Bench, victim: &Path, options: &[&str]) -> Process {
+    let name = victim.file_name().and_then(|name| name.to_str()).expect("a plain name");
+    let mut command = bench.load_with_tracefs(programs().join("calls"));
+    if bench.is_native() {
+        command.args(["-c", name]);
+    }
+    let mut tool = Process::start(command.args(options));
+    assert_eq!(tool.line(), "attached");
+    tool
+}
+
+fn ends_well(shown: &str, ended: (Option<i32>, Vec<String>, Vec<String>)) -> Vec<String> {
+    let (code, lines, errors) = ended;
+    assert_eq!(code, Some(0), "{shown}: {lines:?}\n{}", errors.join("\n"));
+    lines
+}
+
+/// Runs a victim, its name and its arguments, to its end; how often it made which calls.
+fn counted(bench: &Bench, victim: &str, compared: &Compared) -> Counts {
+    let mut words = victim.split(' ');
+    let binary = calling_victims("all").join(words.next().expect("a name"));
+    let arguments: Vec<&str> = words.collect();
+    for _ in 0..3 {
+        let alias = bench.alias(&binary);
+        let mut tool = counting(bench, &alias, &["raw", "trace", "named"]);
+        let told = ends_well(victim, Process::start(bench.target(&alias).args(&arguments)).finish());
+        let listing = listing(&mut tool);
+        // The kernel's tracepoints are closed on a CPU where a map is just being looked at.
+        if !bench.is_native() || !listing.iter().any(|line| line.contains(" missed ")) {
+            return compared.of(counts(&listing), &told);
+        }
+    }
+    panic!("{victim}: the kernel has lost events three times");
+}
+
+/// The lines that differ, for people.
+fn difference(left: &Counts, right: &Counts) -> String {
+    let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
+    let lines = keys.into_iter().filter(|key| left.get(key) != right.get(key)).map(|key| {
+        let count = |counts: &Counts| counts.get(key).copied().unwrap_or(0);
+        format!("{} {}: {} and {}\n", key.0, key.1, count(left), count(right))
+    });
+    lines.collect()
+}
+
+fn on_the_kernel(victim: &str, compared: &Compared) -> Option<Counts> {
+    if !is_root() {
+        println!("SKIPPED IN PART: the kernel's counts need root");
+        return None;
+    }
+    Some(counted(&Bench::native(), victim, compared))
+}
+
+fn steady(victim: &str, compared: Compared) {
+    let Some(first) = on_the_kernel(victim, &compared) else { return };
+    assert!(!first.is_empty());
+    let again = on_the_kernel(victim, &compared).expect("root still");
+    assert!(first == again, "the kernel counted differently:\n{}", difference(&first, &again));
+}
+
+fn same(victim: &str, compared: Compared) {
+    let ours = counted(&Bench::ring3(), victim, &compared);
+    if let Some(kernel) = on_the_kernel(victim, &compared) {
+        assert!(ours == kernel, "ring3 and the kernel:\n{}", difference(&ours, &kernel));
+    }
+}
+
+macro_rules! victims { ($($name:ident: $victim:literal, $compared:expr;)*) => {
+    mod on_the_kernel {
+        use super::*;
+        $(#[test] fn $name() { steady($victim, $compared); })*
+    }
+    mod under_ring3 {
+        use super::*;
+        $(#[test] fn $name() { same($victim, $compared); })*
+    }
+} }
+
+victims! {
+    sites_in_awkward_places_keep_all_registers: "sites", All;
+    code_that_is_written_while_it_runs_makes_its_calls: "generated", All;
+    signals_and_calls_get_along: "signals", All;
+    signals_and_calls_get_along_in_a_static_program: "signals-static", All;
+    signals_and_calls_get_along_with_musl: "signals-musl", All;
+    calls_are_restarted: "restarts", RESTARTED;
+    calls_are_restarted_in_a_static_program: "restarts-static", RESTARTED;
+    calls_are_restarted_with_musl: "restarts-musl", RESTARTED;
+    handlers_see_where_the_call_is: "contexts", All;
+    handlers_see_where_the_call_is_with_musl: "contexts-musl", All;
+    a_timer_disturbs_no_call: "bombard", SIGNALLED;
+    a_timer_disturbs_no_call_of_a_static_program: "bombard-static", SIGNALLED;
+    a_timer_disturbs_no_call_with_musl: "bombard-musl", SIGNALLED;
+    threads_come_and_go: "threads", BY_CHANCE;
+    threads_come_and_go_in_a_static_program: "threads-static", BY_CHANCE;
+    threads_come_and_go_with_musl: "threads-musl", BY_CHANCE;
+    threads_are_cancelled: "cancels", CANCELLED;
+    threads_are_cancelled_in_a_static_program: "cancels-static", CANCELLED;
+    threads_are_cancelled_with_musl: "cancels-musl", CANCELLED;
+    children_are_made_and_end: "processes", All;
+    children_are_made_and_end_in_a_static_program: "processes-static", All;
+    children_are_made_and_end_with_musl: "processes-musl", All;
+    small_stacks_are_enough: "fibers", All;
+    small_stacks_are_enough_in_a_static_program: "fibers-static", All;
+    no_stack_is_enough: "stackless", All;
+    calls_before_and_after_main_count: "startup", All;
+    calls_before_and_after_main_count_in_a_static_program: "startup-static", All;
+    the_first_instruction_is_a_call: "first", All;
+    programs_confine_themselves: "confined", REFUSED;
+    rings_work_without_calls: "ring", All;
+    the_32_bit_gate_is_left_alone: "old", OLD;
+    the_vdso_asks_the_kernel: "clocks", All;
+    signals_come_after_any_instruction: "everywhere", STEPPED;
+    handlers_jump_out_after_any_instruction: "everywhere jump", Only(&[GETPGID]);
+    threads_come_to_new_code_at_the_same_time: "races", BY_CHANCE;
+}
+
+#[test]
+fn an_ordinary_user_counts_the_same() {
+    if !is_root() {
+        println!("SKIPPED: who is not root runs all tests as an ordinary user");
+        return;
+    }
+    for victim in ["sites", "generated", "signals", "processes", "first", "startup-static"] {
+        let [ours, kernel] = [Bench::ring3_as(54_321), Bench::native()].map(|bench| counted(&bench, victim, &All));
+        assert!(ours == kernel, "ring3 and the kernel:\n{}", difference(&ours, &kernel));
+    }
+}
+
+/// Whether a process has come to its end; who started it has still to hear of it.
+fn is_over(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.is_empty() || stat.contains(") Z ")
+}
+
+/// Victims at work for a while that wait for nothing that being stopped would end (`epoll_wait`, for one).
+const AT_WORK: [(&str, &[&str]); 5] = [
+    ("bombard", &["1000000"]),
+    ("bombard-musl", &["1000000"]),
+    ("threads", &[]),
+    ("threads-musl", &[]),
+    ("processes-static", &[]),
+];
+
+#[test]
+fn tools_come_and_go_while_victims_work() {
+    let bench = Bench::ring3();
+    for (victim, arguments) in AT_WORK {
+        let alias = bench.alias(&calling_victims("all").join(victim));
+        let process = Process::start(bench.target(&alias).args(arguments));
+        let mut times = 0;
+        while !is_over(process.pid()) {
+            for kinds in [&["raw"][..], &["named"], &["raw", "trace", "named"]] {
+                assert_eq!(counting(&bench, &alias, kinds).finish().0, Some(0));
+                times += 1;
+            }
+        }
+        ends_well(victim, process.finish());
+        assert!(times > 0, "{victim}");
+    }
+}
+
+#[test]
+fn victims_are_attached_and_left_while_they_work() {
+    let bench = Bench::ring3();
+    for (victim, arguments) in AT_WORK {
+        let alias = bench.alias(&calling_victims("all").join(victim));
+        let mut tool = counting(&bench, &alias, &["raw", "trace", "named"]);
+        let process = Process::start(Command::new(&alias).args(arguments));
+        let pid = process.pid().to_string();
+        let mut attached = 0;
+        while !is_over(process.pid()) {
+            attached += u32::from(bench.run(&["attach", &pid]).0 == Some(0));
+            // (Or it has ended since.)
+            bench.run(&["detach", &pid]);
+        }
+        ends_well(victim, process.finish());
+        assert!(attached > 0, "{victim}");
+        assert!(!counts(&listing(&mut tool)).is_empty(), "{victim}");
+    }
+}
+
+/// Builds the victim in Go, if that can be.
+fn has_go() -> bool {
+    if Command::new("go").arg("version").output().is_err() {
+        println!("SKIPPED: Go is not installed");
+        return false;
+    }
+    calling_victims("go");
+    true
+}
+
+#[test]
+fn goroutines_make_their_calls_on_the_kernel() {
+    if has_go() {
+        steady("many", GO);
+    }
+}
+
+#[test]
+fn goroutines_make_their_calls_under_ring3() {
+    if has_go() {
+        same("many", GO);
+    }
+}
+
+/// What is told of calls whose arguments and results are known, in order, by each way of telling it.
+fn told_in_order(bench: &Bench) -> BTreeMap<String, Vec<String>> {
+    let victim = bench.alias(&calling_victims("all").join("order"));
+    let mut tool = counting(bench, &victim, &["-m", "-s", "raw", "trace", "named"]);
+    ends_well("order", Process::start(&mut bench.target(&victim)).finish());
+    let mut told: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in listing(&mut tool) {
+        let (way, rest) = line.split_once(' ').expect("a way");
+        told.entry(way.to_owned()).or_default().push(rest.to_owned());
+    }
+    told
+}
+
+/// Asserts that two listings are the same, and shows where they begin not to be.
+fn assert_same_order(left: &BTreeMap<String, Vec<String>>, right: &BTreeMap<String, Vec<String>>) {
+    assert!(left.keys().eq(right.keys()));
+    for (way, lines) in left {
+        let pair = lines.iter().zip(&right[way]).find(|(left, right)| left != right);
+        assert_eq!(pair, None, "{way}");
+        assert_eq!(lines.len(), right[way].len(), "{way}");
+    }
+}
+
+#[test]
+fn arguments_and_results_are_told_in_order_on_the_kernel() {
+    if !is_root() {
+        println!("SKIPPED: needs root");
+        return;
+    }
+    let told = told_in_order(&Bench::native());
+    assert_same_order(&told, &told_in_order(&Bench::native()));
+    let first = ["enter 3 (ffffffffffffffff, 2, 3, 200000000, fffffffffffffffe, 8000000000000001)", "exit 3 = -9"];
+    assert_eq!(told["raw"][..2], first);
+    assert_eq!(told["trace"][..2], first);
+    assert_eq!(told["named"][..2], ["enter 3 (ffffffffffffffff, 0, 0, 0, 0, 0)", "exit 3 = -9"]);
+}
+
+#[test]
+fn arguments_and_results_are_told_in_order_under_ring3() {
+    let ours = told_in_order(&Bench::ring3());
+    assert!(ours["raw"].len() > 1000);
+    if !is_root() {
+        println!("SKIPPED IN PART: the native half needs root");
+        return;
+    }
+    assert_same_order(&ours, &told_in_order(&Bench::native()));
+}
+
+/// Two tools, the first one the bench's, count at the same time what a victim does between two marks.
+fn counted_at_once(bench: &Bench, threads: &str) -> [Counts; 2] {
+    const OPTIONS: [&str; 4] = ["-m", "raw", "trace", "named"];
+    let alias = bench.alias(&calling_victims("all").join("loop"));
+    let mut tools = [counting(bench, &alias, &OPTIONS), counting(&Bench::native(), &alias, &OPTIONS)];
+    let mut victim = ring3_tests::ready(bench.target(alias).args(["20000", threads]));
+    victim.say("go");
+    assert_eq!(victim.line(), "done");
+    let both = tools.each_mut().map(|tool| counts(&listing(tool)));
+    victim.say("end");
+    assert_eq!(victim.finish(), (Some(0), vec![], vec![]));
+    assert!(both[0][&("raw enter".to_owned(), GETPPID)] >= 20_000, "{:?}", both[0]);
+    both
+}
+
+fn agree_at_once(bench: impl Fn() -> Bench) {
+    if !is_root() {
+        println!("SKIPPED: needs root");
+        return;
+    }
+    for threads in ["1", "4"] {
+        let [one, other] = counted_at_once(&bench(), threads);
+        assert!(one == other, "this bench and the kernel, {threads} threads:\n{}", difference(&one, &other));
+    }
+}
+
+#[test]
+fn two_tools_agree_on_one_process_at_the_same_time_on_the_kernel() {
+    agree_at_once(Bench::native);
+}
+
+#[test]
+fn ring3_and_the_kernel_agree_on_one_process_at_the_same_time() {
+    agree_at_once(Bench::ring3);
+}
+
+/// How often a program that makes its code while it runs makes a call that nothing else in it makes.
+fn counted_in(bench: &Bench, program: &str, arguments: &[&str], number: i64) -> i64 {
+    // A shell that becomes it: by a link, Java would not find its parts.
+    let alias = bench.alias(Path::new("/bin/sh"));
+    let mut tool = counting(bench, &alias, &["raw"]);
+    let mut victim = bench.target(&alias);
+    victim.args(["-c", "exec \"$@\"", "sh", program]).args(arguments);
+    ends_well(program, Process::start(&mut victim).finish());
+    let counts = counts(&listing(&mut tool));
+    let by = |way: &str| counts.get(&(way.to_owned(), number)).copied().unwrap_or(0);
+    assert_eq!(by("raw enter"), by("raw exit"));
+    by("raw enter")
+}
+
+/// A program makes a call as often as it says, on this bench.
+fn made_as_often(bench: &Bench, program: &str, arguments: &[&str], number: i64, expected: i64) {
+    if Command::new(program).arg("--version").output().is_err() {
+        println!("SKIPPED: {program} is not installed");
+    } else if bench.is_native() && !is_root() {
+        println!("SKIPPED: the kernel's counts need root");
+    } else {
+        assert_eq!(counted_in(bench, program, arguments, number), expected);
+    }
+}
+
+const FCHMOD: i64 = 91;
+const LINK: i64 = 86;
+
+fn node(bench: &Bench) {
+    const SCRIPT: &str = "const fs = require('fs');
+        for (let i = 0; i < 20000; i++) try { fs.fchmodSync(1000000, 0); throw 'it is open'; }
+            catch (error) { if (error.code !== 'EBADF') throw error; }";
+    made_as_often(bench, "node", &["-e", SCRIPT], FCHMOD, 20_000);
+}
+
+fn java(bench: &Bench) {
+    let source = ring3_tests::root().join("tests/victims/calls/Links.java");
+    made_as_often(bench, "java", &[source.to_str().expect("a plain path"), "20000"], LINK, 20_000);
+}
+
+#[test]
+fn node_makes_its_calls_on_the_kernel() {
+    node(&Bench::native());
+}
+
+#[test]
+fn node_makes_its_calls_under_ring3() {
+    node(&Bench::ring3());
+}
+
+#[test]
+fn java_makes_its_calls_on_the_kernel() {
+    java(&Bench::native());
+}
+
+#[test]
+fn java_makes_its_calls_under_ring3() {
+    java(&Bench::ring3());
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+// Between two marks calls whose six arguments are all known, for a listing in order.
+#include "check.h"
+#include "../../programs/calls.h"
+
+static long numbers(long number, long seed)
+{
+	// (Descriptors that are none, so that nothing depends on where things lie.)
+	return raw6(number, -seed, seed + 1, seed + 2, seed << 33, ~seed, (long)0x8000000000000000 | seed);
+}
+
+int main(void)
+{
+	long zero = 0, user = getuid();
+
+	RAW(MARK, MARK_BEGIN);
+	for (long seed = 1; seed < 50; seed++) {
+		EQUAL(numbers(SYS_close, seed), -EBADF);
+		EQUAL(numbers(SYS_write, seed), -EBADF);
+		EQUAL(numbers(SYS_fstat, seed), -EBADF);
+		EQUAL(numbers(SYS_getuid, seed), user);
+		EQUAL(numbers(600 + seed, seed), -ENOSYS);
+		EQUAL(numbers(-seed, seed), -ENOSYS);
+		EQUAL(numbers(seed << 40 | SYS_close, seed), -EBADF);
+		EQUAL(raw6(SYS_openat, -100, 0, seed, 4, 5, 6), -EFAULT);
+		EQUAL(raw6(SYS_kill, 0x7fffffff, seed % 64, 3, 4, 5, 6), -ESRCH);
+		EQUAL(raw6(SYS_clock_nanosleep, 1000 + seed, 0, 0, 0, 5, 6), -EINVAL);
+		EQUAL(syscall(SYS_close, -seed, 2, 3, 4, 5, 6), -1);
+		zero += errno != EBADF;
+	}
+	RAW(MARK, MARK_END);
+	EQUAL(zero, 0);
+	return faults != 0;
+}
