@@ -430,6 +430,11 @@ impl Bench {
         rows.filter(|row| row["aot"] != "used").map(|row| format!("{}: {}", row["name"], row["aot"])).collect()
     }
 
+    /// Whether tools run on the kernel.
+    pub fn is_native(&self) -> bool {
+        self.native
+    }
+
     /// Whether tools come with a file of compiled programs.
     pub fn is_ahead_of_time(&self) -> bool {
         self.compiled.is_some()
