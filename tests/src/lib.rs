@@ -366,11 +366,6 @@ impl Bench {
         bench
     }
 
-    /// Whether tools run on the kernel.
-    pub fn is_native(&self) -> bool {
-        self.native
-    }
-
     /// A link to a program, by which its process has a name that no other has.
     pub fn alias(&self, program: &Path) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -490,6 +485,11 @@ impl Bench {
         let status = self.status();
         let rows = status["programs"].as_array().into_iter().flatten();
         rows.filter(|row| row["aot"] != "used").map(|row| format!("{}: {}", row["name"], row["aot"])).collect()
+    }
+
+    /// Whether tools run on the kernel.
+    pub fn is_native(&self) -> bool {
+        self.native
     }
 
     /// Whether tools come with a file of compiled programs.

@@ -46,7 +46,7 @@ exports! {
     ring3_helper_get_smp_processor_id = raw_helpers::get_smp_processor_id;
     ring3_helper_get_numa_node_id = raw_helpers::get_numa_node_id;
     ring3_helper_get_prandom_u32 = raw_helpers::get_prandom_u32;
-    ring3_helper_get_current_task = raw_helpers::get_current_task;
+    ring3_helper_get_current_task = raw_task::get_current_task;
     ring3_helper_get_attach_cookie = raw_helpers::get_attach_cookie;
     ring3_helper_get_func_ip = raw_helpers::get_func_ip;
     ring3_helper_strncmp = raw_helpers::strncmp;

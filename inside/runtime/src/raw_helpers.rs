@@ -14,7 +14,8 @@ use ring3_uapi::Errno;
 
 use crate::raw_callbacks::LOOPS_MAX;
 use crate::raw_dispatch::{cpu_of, map_cpu};
-use crate::raw_memory::{clear, is_program_memory, read, read_string, read_user_string, write};
+use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
+use crate::raw_memory::{clear, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_slot::name;
 use crate::raw_system::{
@@ -22,15 +23,11 @@ use crate::raw_system::{
 };
 use crate::raw_trace::{formatted, print, with_arguments};
 
-const CLOCK_MONOTONIC: u64 = 1;
+pub(crate) const CLOCK_MONOTONIC: u64 = 1;
 const CLOCK_MONOTONIC_COARSE: u64 = 6;
-const CLOCK_BOOTTIME: u64 = 7;
+pub(crate) const CLOCK_BOOTTIME: u64 = 7;
 const CLOCK_TAI: u64 = 11;
 const PR_GET_NAME: u64 = 16;
-/// End of user addresses.
-const USER_END: u64 = 0x7fff_ffff_f000;
-/// First address of the kernel's half.
-const KERNEL_START: u64 = 0xffff_8000_0000_0000;
 
 /// What a helper returns for a result.
 pub(crate) fn answer(result: Result<u64, Errno>) -> u64 {
@@ -61,7 +58,7 @@ pub(crate) fn context(tb: &ThreadBlock) -> Context {
 }
 
 /// Time of a clock, ns, by the vDSO where there is one.
-fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
+pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
     let mut time = [0u64; 2];
     let function = control(tb.region_base).vdso_clock_gettime;
     let at = &raw mut time as u64;
@@ -88,18 +85,6 @@ pub(crate) fn comm() -> [u64; 2] {
     // SAFETY: the kernel writes 16 bytes.
     unsafe { syscall(SYS_PRCTL, [PR_GET_NAME, &raw mut name as u64, 0, 0, 0, 0]) };
     name
-}
-
-/// The error for reading what is not kernel memory: some address of the kernel's half, or none of its.
-/// Mirrors arch/x86/mm/maccess.c:copy_from_kernel_nofault_allowed.
-fn not_kernel_memory(address: u64) -> Errno {
-    if address >= KERNEL_START { Errno::EFAULT } else { Errno::ERANGE }
-}
-
-/// Reads from an address that is `allowed`; else the error says what it is not.
-#[inline(always)]
-fn only_if<T>(allowed: bool, address: u64, read: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    if allowed { read() } else { Err(not_kernel_memory(address)) }
 }
 
 /// Zeroes what a read that failed had promised.
@@ -275,18 +260,16 @@ helpers! {
     fn probe_read(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let read = || unsafe { read(tb, to, from, bytes) };
-        let result = only_if(from < USER_END, from, read);
+        let result = unsafe { read_any(tb, to, from, bytes) };
         // SAFETY: as above.
         done(unsafe { cleared(to, bytes, result) })
     }
 
-    /// `bpf_probe_read_kernel`: what the kernel would call its own memory is the program's stack and maps.
+    /// `bpf_probe_read_kernel`
     fn probe_read_kernel(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let read = || unsafe { read(tb, to, from, bytes) };
-        let result = only_if(is_program_memory(tb, from, bytes), from, read);
+        let result = unsafe { read_kernel(tb, to, from, bytes) };
         // SAFETY: as above.
         done(unsafe { cleared(to, bytes, result) })
     }
@@ -304,8 +287,7 @@ helpers! {
     fn probe_read_str(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let read = || unsafe { read_user_string(tb, to, from, bytes) };
-        let result = only_if(from < USER_END, from, read);
+        let result = unsafe { read_any_string(tb, to, from, bytes) };
         // SAFETY: as above.
         answer(unsafe { cleared(to, bytes, result) })
     }
@@ -314,8 +296,7 @@ helpers! {
     fn probe_read_kernel_str(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let read = || unsafe { read_string(tb, to, from, bytes) };
-        let result = only_if(is_program_memory(tb, from, 1), from, read);
+        let result = unsafe { read_kernel_string(tb, to, from, bytes) };
         // SAFETY: as above.
         answer(unsafe { cleared(to, bytes, result) })
     }
@@ -393,9 +374,6 @@ helpers! {
         tb.random = state;
         state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
     }
-
-    /// `bpf_get_current_task`: there is no `task_struct` here; programs get 0, and reading it fails with `EFAULT`.
-    fn get_current_task(; tb) { 0 }
 
     /// `bpf_get_attach_cookie`
     fn get_attach_cookie(; tb) {

@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// Bytes of a string that are fetched at a time.
 const CHUNK: usize = 128;
 /// End of user addresses (`TASK_SIZE_MAX`).
-const USER_END: u64 = 0x7fff_ffff_f000;
+pub(crate) const USER_END: u64 = 0x7fff_ffff_f000;
 
 #[repr(C)]
 struct IoVec {

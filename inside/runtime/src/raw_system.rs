@@ -18,6 +18,20 @@ pub(crate) const SYS_PROCESS_VM_READV: u64 = 310;
 pub(crate) const SYS_PROCESS_VM_WRITEV: u64 = 311;
 pub(crate) const SYS_GETCPU: u64 = 309;
 
+pub(crate) const SYS_OPEN: u64 = 2;
+pub(crate) const SYS_CLOSE: u64 = 3;
+pub(crate) const SYS_STAT: u64 = 4;
+pub(crate) const SYS_PREAD64: u64 = 17;
+pub(crate) const SYS_UNAME: u64 = 63;
+pub(crate) const SYS_READLINK: u64 = 89;
+pub(crate) const SYS_GETPPID: u64 = 110;
+pub(crate) const SYS_GETRESUID: u64 = 118;
+pub(crate) const SYS_GETRESGID: u64 = 120;
+pub(crate) const SYS_SETFSUID: u64 = 122;
+pub(crate) const SYS_SETFSGID: u64 = 123;
+pub(crate) const SYS_STATFS: u64 = 137;
+pub(crate) const SYS_FSTATFS: u64 = 138;
+
 pub(crate) const ESRCH: i64 = 3;
 
 /// A system call with up to six arguments; returns what the kernel returns.

@@ -1,4 +1,5 @@
-//! Task storage: values that belong to the running thread (kernel/bpf/bpf_task_storage.c; v6.18).
+//! The running thread as an object: its addresses, and task storage, values that belong to it
+//! (kernel/bpf/bpf_task_storage.c; v6.18).
 
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::Map;
@@ -6,11 +7,21 @@ use ring3_uapi::Errno;
 use ring3_uapi::flags::BPF_LOCAL_STORAGE_GET_F_CREATE;
 
 use crate::raw_helpers::{answer, block, context, map_at};
+use crate::raw_kernel::own_task;
 
 /// What programs hold for the running thread's `task_struct`: the zeros behind its block. The verifier refuses what reads
 /// there as far as it sees it.
-fn task_of(tb: &ThreadBlock) -> u64 {
+pub(crate) fn task_of(tb: &ThreadBlock) -> u64 {
     tb.this + size_of::<ThreadBlock>() as u64
+}
+
+/// `bpf_get_current_task`: an address that only reads of the kernel's memory know (`raw_kernel`).
+///
+/// # Safety
+/// Called by a verified program with the thread block that it was given.
+pub unsafe extern "sysv64" fn get_current_task(_: u64, _: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    own_task(unsafe { block(env) }).address()
 }
 
 /// `bpf_get_current_task_btf`

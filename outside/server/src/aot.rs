@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use ring3_aot::{FILE_BYTES_MAX, Identity, Store};
 
-use crate::loader::KERNEL_BTF;
+use crate::kernel::KERNEL_BTF;
 use crate::realm::possible_cpus;
 
 /// Permission to write, of others than the owner.

@@ -8,6 +8,7 @@
 pub mod aot;
 pub mod control;
 pub mod daemon;
+mod kernel;
 pub mod loader;
 mod raw_process;
 pub mod realm;

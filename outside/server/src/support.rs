@@ -130,12 +130,21 @@ const PROG_TYPES: &[Row] = &[
     (prog_type::SCHED_CLS, Partial("BPF_PROG_TEST_RUN; not attached")),
 ];
 
+const KERNEL_MEMORY: &str =
+    "the program's stack and maps, and what processes may know of tasks; nothing else of the kernel";
+
 const HELPER_NOTES: &[(u32, &str)] = &[
-    (helper::PROBE_READ_KERNEL, "the program's stack and maps are the only kernel memory there is"),
-    (helper::PROBE_READ_KERNEL_STR, "the program's stack and maps are the only kernel memory there is"),
-    (helper::GET_CURRENT_TASK_BTF, "for task storage; a task_struct cannot be read"),
+    (helper::PROBE_READ_KERNEL, KERNEL_MEMORY),
+    (helper::PROBE_READ_KERNEL_STR, KERNEL_MEMORY),
+    (
+        helper::GET_CURRENT_TASK_BTF,
+        "for task storage, and for bpf_probe_read_kernel as bpf_get_current_task; a task_struct cannot be loaded from",
+    ),
     (helper::LOOP, "all loops of a run together have 64 Mi rounds"),
-    (helper::GET_CURRENT_TASK, "returns 0: there is no task_struct"),
+    (
+        helper::GET_CURRENT_TASK,
+        "for bpf_probe_read_kernel: ids, names, parents, start (to 10 ms), flags, credentials, namespaces, bounds of memory",
+    ),
     (
         helper::GET_STACKID,
         "user stacks, by frame pointers; the kernel's part is empty (-EFAULT), as at the kernel's uprobes",

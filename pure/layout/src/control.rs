@@ -40,6 +40,11 @@ pub const VIEWS_OFFSET: u64 = 0x20_0000;
 /// Bytes of a view's place.
 pub const VIEW_BYTES: u64 = 256;
 
+/// Offset of the table of what programs can read of tasks in the control block ([`crate::task::TaskTable`]).
+pub const TASK_TABLE_OFFSET: u64 = VIEWS_OFFSET - TASK_TABLE_BYTES;
+/// Bytes of its place.
+pub const TASK_TABLE_BYTES: u64 = 0x1000;
+
 /// How to undo one site. 64 bytes; the entry of hook i is entry i.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -227,6 +232,6 @@ const _: () = {
     assert!(size_of::<Hook>() == 64);
     assert!(size_of::<Attachment>() == 48);
     assert!(size_of::<Recovery>() == 64);
-    assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= VIEWS_OFFSET);
+    assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= TASK_TABLE_OFFSET);
     assert!(VIEWS_OFFSET + MAPS_MAX as u64 * VIEW_BYTES <= crate::region::CONTROL_BYTES);
 };

@@ -14,10 +14,11 @@ pub mod owner;
 pub mod packet;
 pub mod realm;
 pub mod region;
+pub mod task;
 pub mod thread;
 
 /// Says that the bytes follow this version of this crate; both sides compare it before anything else.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// Size of a page, bytes. x86-64 only for now.
 pub const PAGE_BYTES: u64 = 4096;

@@ -12,7 +12,8 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 use super::attr::Attr;
 use super::bpf::{Info, program_of};
 use super::tracepoint::{Tracepoint, function_of};
-use super::{Caller, Outcome, Reply, kfuncs, raw_seccomp, refuse};
+use super::{Caller, Outcome, Reply, raw_seccomp, refuse};
+use crate::kernel;
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
 
 /// What is said of events that ring3 does not make itself.
@@ -72,7 +73,7 @@ pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
         name => name?,
     };
     let Some(tracepoint) = Tracepoint::named("raw_syscalls", &name) else {
-        return Err(if kfuncs::has_tracepoint(&name) {
+        return Err(if kernel::has_tracepoint(&name) {
             let what = "in user space there are the raw tracepoints sys_enter and sys_exit";
             refuse(Errno::EOPNOTSUPP, format_args!("raw tracepoint {name} is the kernel's own; {what}"))
         } else {

@@ -8,7 +8,6 @@ mod attr;
 mod batch;
 mod bpf;
 mod files;
-mod kfuncs;
 mod links;
 mod names;
 pub mod objects;
@@ -31,7 +30,6 @@ use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
-pub(crate) use kfuncs::KERNEL_BTF;
 use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 

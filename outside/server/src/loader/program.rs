@@ -18,7 +18,8 @@ use ring3_verifier::{Input, MapShape, Policy, ProcessFilter, is_tracing, verify}
 use super::attr::Attr;
 use super::bpf::{Info, Log, map_of, refuse_logged};
 use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
-use super::{Caller, Outcome, Reply, kfuncs, refuse};
+use super::{Caller, Outcome, Reply, refuse};
+use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
 use crate::realm::{MapSlot, possible_cpus};
 use crate::support;
@@ -71,7 +72,7 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
     let tag = ring3_names::tag(&insns);
-    kfuncs::known().renumber(&mut insns);
+    kernel::known().functions.renumber(&mut insns);
     let btf = source::types(caller, attr)?;
     let maps = maps_of(caller, attr, &insns).map_err(|fd| {
         let text = format!("fd {fd} is not pointing to valid bpf_map\n");

@@ -15,7 +15,7 @@ use ring3_inject as inject;
 use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader,
     HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX,
-    STUB_AREAS_OFFSET, StubArea, range_pack, range_unpack,
+    STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -92,6 +92,7 @@ impl Target {
         let info = inject::inspect(inject::Pid(pid))?;
         let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
+        control.write(TASK_TABLE_OFFSET, crate::kernel::known().tasks);
         let pidfd = rustix::process::pidfd_open(
             rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?,
             rustix::process::PidfdFlags::empty(),

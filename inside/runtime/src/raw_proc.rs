@@ -1,0 +1,283 @@
+//! What `/proc` tells of a task.
+//!
+//! It is read by the thread that asks, which so has one more descriptor for a moment. `/proc` may be missing, hide the task,
+//! or be another pid namespace's: then nothing is known.
+
+use core::iter::from_fn;
+
+use ring3_layout::task::{NAMESPACES, NUMBER_FILES, VALUE_BYTES_MAX};
+use ring3_layout::thread::ThreadBlock;
+
+use crate::raw_system::{
+    SYS_CLOSE, SYS_FSTATFS, SYS_GETPID, SYS_GETPPID, SYS_OPEN, SYS_PREAD64, SYS_READLINK, SYS_STAT, SYS_STATFS,
+    syscall, syscall0,
+};
+
+/// Bytes of a path at most, the NUL included: `/proc/4194304/ns/time_for_children`.
+const PATH_BYTES: usize = 48;
+/// Bytes of a file that are read at a time.
+const CHUNK: usize = 128;
+/// `f_type` of `/proc` (`PROC_SUPER_MAGIC`).
+const PROC_MAGIC: u64 = 0x9fa0;
+/// `f_type` of namespaces (`NSFS_MAGIC`).
+const NAMESPACE_MAGIC: u64 = 0x6e73_6673;
+/// Words of `struct statfs`, of which `f_type` is the first.
+const STATFS_WORDS: usize = 15;
+/// Words of `struct stat`, of which `st_ino` is the second.
+const STAT_WORDS: usize = 18;
+/// Fields of `stat` that are 0 for who may not trace the process (fs/proc/array.c:do_task_stat).
+const GUARDED: [core::ops::RangeInclusive<u16>; 3] = [26..=30, 35..=35, 45..=52];
+
+/// A thread, for the running one.
+#[derive(Clone, Copy)]
+pub(crate) struct Task {
+    tid: u32,
+    own_tid: u32,
+    own_tgid: u32,
+}
+
+impl Task {
+    /// The thread with this id, in the pid namespace of the running thread.
+    pub(crate) fn new(tb: &ThreadBlock, tid: u32) -> Task {
+        Task { tid, own_tid: tb.pid_tgid as u32, own_tgid: (tb.pid_tgid >> 32) as u32 }
+    }
+
+    /// Whether it is the running thread.
+    pub(crate) fn is_running(self) -> bool {
+        self.tid == self.own_tid
+    }
+
+    /// Its process's id.
+    pub(crate) fn tgid(self) -> Option<u32> {
+        if self.is_running() {
+            return Some(self.own_tgid);
+        }
+        // The parent may be one with the id 0, in another pid namespace, who is his own parent.
+        if [self.own_tgid, syscall0(SYS_GETPPID) as u32, 0].contains(&self.tid) {
+            return Some(self.tid);
+        }
+        self.status(b"Tgid:").map(|id| id as u32)
+    }
+
+    /// Its name.
+    pub(crate) fn comm(self, value: &mut [u8]) -> Option<()> {
+        let mut file = File::open(&self.path(b"comm")?)?;
+        // The kernel writes a newline behind it.
+        let name = file.bytes();
+        let room = value.iter_mut().take(VALUE_BYTES_MAX);
+        let mut last = None;
+        for (to, byte) in room.zip(name) {
+            *to = byte;
+            last = Some(to);
+        }
+        *last? = 0;
+        Some(())
+    }
+
+    /// A number of `/proc/PID/stat`, by its place there, counted from 1 (man 5 proc).
+    pub(crate) fn stat(self, field: u16) -> Option<u64> {
+        let is_guarded = GUARDED.iter().any(|range| range.contains(&field));
+        if is_guarded && !self.is_running() && self.tid != self.own_tgid {
+            return None;
+        }
+        let mut file = File::open(&self.path(b"stat")?)?;
+        let (mut at, mut number, mut found) = (1, Number::default(), None);
+        for byte in file.bytes() {
+            match byte {
+                // The second one is the name, in parentheses; it may hold any bytes, also such as this one.
+                b')' => (at, found) = (2, None),
+                b' ' | b'\n' => {
+                    if at == field {
+                        found = number.value();
+                    }
+                    (at, number) = (at.saturating_add(1), Number::default());
+                }
+                byte => number.take(byte),
+            }
+        }
+        found
+    }
+
+    /// The number in the line of `/proc/PID/status` that begins so.
+    pub(crate) fn status(self, key: &[u8]) -> Option<u64> {
+        let mut file = File::open(&self.path(b"status")?)?;
+        let mut bytes = file.bytes();
+        while !begins_with(&mut bytes, key)? {}
+        let mut number = Number::default();
+        bytes.skip_while(|byte| *byte == b'\t').take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
+        number.value()
+    }
+
+    /// The number in one of [`NUMBER_FILES`].
+    pub(crate) fn number_in(self, which: u16) -> Option<u64> {
+        let mut file = File::open(&self.path(word(NUMBER_FILES, which)?)?)?;
+        let mut number = Number::default();
+        file.bytes().take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
+        number.value()
+    }
+
+    /// The number of one of [`NAMESPACES`].
+    pub(crate) fn namespace(self, which: u16) -> Option<u64> {
+        let mut path = self.path(b"ns/")?;
+        path.push(word(NAMESPACES, which)?)?;
+        let (mut system, mut status) = ([0u64; STATFS_WORDS], [0u64; STAT_WORDS]);
+        // SAFETY: the kernel reads a string, and writes a `struct statfs`.
+        let result = unsafe { syscall(SYS_STATFS, [path.address(), &raw mut system as u64, 0, 0, 0, 0]) };
+        if result != 0 || system.first() != Some(&NAMESPACE_MAGIC) {
+            return None;
+        }
+        // SAFETY: the kernel reads a string, and writes a `struct stat`.
+        let result = unsafe { syscall(SYS_STAT, [path.address(), &raw mut status as u64, 0, 0, 0, 0]) };
+        let [_, inode, ..] = status;
+        (result == 0).then_some(inode)
+    }
+
+    /// `/proc/thread-self/NAME`, or `/proc/TID/NAME` if that means the same pid namespace.
+    fn path(self, name: &[u8]) -> Option<Path> {
+        let mut path = Path { bytes: [0; PATH_BYTES], used: 0 };
+        path.push(b"/proc/")?;
+        if self.is_running() {
+            path.push(b"thread-self")?;
+        } else {
+            if !proc_is_near() {
+                return None;
+            }
+            path.push_number(self.tid)?;
+        }
+        path.push(b"/")?;
+        path.push(name)?;
+        Some(path)
+    }
+}
+
+/// Whether the next line begins so; if not, it is taken. `None`: there is no line.
+fn begins_with(bytes: &mut impl Iterator<Item = u8>, key: &[u8]) -> Option<bool> {
+    for wanted in key {
+        match bytes.next()? {
+            byte if byte == *wanted => {}
+            b'\n' => return Some(false),
+            _ => return bytes.find(|byte| *byte == b'\n').map(|_| false),
+        }
+    }
+    Some(true)
+}
+
+/// Whether `/proc` knows this process by the id that it has itself.
+fn proc_is_near() -> bool {
+    let mut text = [0u8; 16];
+    let path = c"/proc/self".as_ptr() as u64;
+    // SAFETY: the kernel reads a string, and writes at most the length of `text`.
+    unsafe { syscall(SYS_READLINK, [path, text.as_mut_ptr() as u64, text.len() as u64, 0, 0, 0]) };
+    let mut number = Number::default();
+    text.iter().copied().take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
+    number.value() == Some(syscall0(SYS_GETPID) as u64)
+}
+
+/// The word of a text with this index.
+fn word(text: &'static str, index: u16) -> Option<&'static [u8]> {
+    text.as_bytes().split(|byte| *byte == b' ').nth(usize::from(index))
+}
+
+/// A decimal number that is being read.
+#[derive(Default)]
+struct Number {
+    digits: u32,
+    is_negative: bool,
+    value: u64,
+}
+
+impl Number {
+    fn take(&mut self, byte: u8) {
+        match byte {
+            b'0'..=b'9' => {
+                self.digits = self.digits.saturating_add(1);
+                self.value = self.value.wrapping_mul(10).wrapping_add(u64::from(byte - b'0'));
+            }
+            b'-' => self.is_negative = true,
+            _ => {}
+        }
+    }
+
+    fn value(&self) -> Option<u64> {
+        let value = if self.is_negative { self.value.wrapping_neg() } else { self.value };
+        (self.digits > 0).then_some(value)
+    }
+}
+
+/// A path that ends with a NUL.
+struct Path {
+    bytes: [u8; PATH_BYTES],
+    used: usize,
+}
+
+impl Path {
+    fn push(&mut self, text: &[u8]) -> Option<()> {
+        let room = PATH_BYTES.saturating_sub(self.used).saturating_sub(1);
+        if text.len() > room {
+            return None;
+        }
+        for (to, byte) in self.bytes.iter_mut().skip(self.used).zip(text) {
+            *to = *byte;
+        }
+        self.used += text.len();
+        Some(())
+    }
+
+    fn push_number(&mut self, number: u32) -> Option<()> {
+        let mut divisor = 1_000_000_000;
+        while divisor > 1 && number / divisor == 0 {
+            divisor /= 10;
+        }
+        while divisor > 0 {
+            self.push(&[b'0' + (number / divisor % 10) as u8])?;
+            divisor /= 10;
+        }
+        Some(())
+    }
+
+    fn address(&self) -> u64 {
+        self.bytes.as_ptr() as u64
+    }
+}
+
+/// An open file.
+struct File(u64);
+
+impl File {
+    /// Opens a file that really is one of `/proc`.
+    fn open(path: &Path) -> Option<File> {
+        const O_CLOEXEC: u64 = 0o2_000_000;
+        // SAFETY: the kernel reads a string.
+        let fd = unsafe { syscall(SYS_OPEN, [path.address(), O_CLOEXEC, 0, 0, 0, 0]) };
+        let file = File(u64::try_from(fd).ok()?);
+        let mut system = [0u64; STATFS_WORDS];
+        // SAFETY: the kernel writes a `struct statfs`.
+        let result = unsafe { syscall(SYS_FSTATFS, [file.0, &raw mut system as u64, 0, 0, 0, 0]) };
+        (result == 0 && system.first() == Some(&PROC_MAGIC)).then_some(file)
+    }
+
+    /// All its bytes.
+    fn bytes(&mut self) -> impl Iterator<Item = u8> + '_ {
+        let (mut chunk, mut filled, mut at, mut offset) = ([0u8; CHUNK], 0, 0, 0u64);
+        from_fn(move || {
+            if at == filled {
+                let to = chunk.as_mut_ptr() as u64;
+                // SAFETY: the kernel writes at most CHUNK bytes. (Where the file is, it is told: what another thread has
+                // opened under this number, after it closed all, is not to be moved on.)
+                let read = unsafe { syscall(SYS_PREAD64, [self.0, to, CHUNK as u64, offset, 0, 0]) };
+                filled = usize::try_from(read).ok()?;
+                (at, offset) = (0, offset + filled as u64);
+            }
+            let byte = chunk.get(..filled)?.get(at).copied()?;
+            at += 1;
+            Some(byte)
+        })
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: closes what `open` opened.
+        unsafe { syscall(SYS_CLOSE, [self.0, 0, 0, 0, 0, 0]) };
+    }
+}

@@ -1,0 +1,36 @@
+//! What the running kernel's types tell: read once, when the first program is loaded or the first target prepared.
+
+use std::sync::OnceLock;
+
+use ring3_btf::Btf;
+use ring3_layout::task::TaskTable;
+use ring3_verifier::KernelFunctions;
+
+use crate::realm::task_table;
+
+pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// What is known of the kernel.
+pub(crate) struct Kernel {
+    /// Its functions that programs may call and that are here too.
+    pub(crate) functions: KernelFunctions,
+    /// What programs can read of tasks.
+    pub(crate) tasks: TaskTable,
+}
+
+/// Of the running kernel; nothing without its types.
+pub(crate) fn known() -> &'static Kernel {
+    static KNOWN: OnceLock<Kernel> = OnceLock::new();
+    KNOWN.get_or_init(|| {
+        let types = std::fs::read(KERNEL_BTF).ok().and_then(|bytes| Btf::parse_any(bytes).ok());
+        let functions = types.as_ref().map(KernelFunctions::new).unwrap_or_default();
+        Kernel { functions, tasks: task_table(types.as_ref()) }
+    })
+}
+
+/// Whether the kernel has a raw tracepoint of this name: its BTF has a `typedef` for each.
+pub(crate) fn has_tracepoint(name: &str) -> bool {
+    let wanted = format!("\0btf_trace_{name}\0").into_bytes();
+    let types = std::fs::read(KERNEL_BTF).unwrap_or_default();
+    types.windows(wanted.len()).any(|bytes| bytes == wanted)
+}
