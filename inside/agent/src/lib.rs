@@ -9,3 +9,4 @@
 mod raw_entry;
 mod raw_helpers;
 mod raw_intrinsics;
+mod raw_syscall_entry;

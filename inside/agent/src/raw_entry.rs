@@ -11,7 +11,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 /// Address of the image's first byte, which is the region's base.
 #[inline(always)]
-fn image_base() -> u64 {
+pub(crate) fn image_base() -> u64 {
     let base;
     // SAFETY: computes an address that the linker defines.
     unsafe {

@@ -19,6 +19,7 @@ mod raw_request;
 mod raw_shadow;
 mod raw_slot;
 pub mod raw_stack;
+pub mod raw_syscalls;
 mod raw_system;
 pub mod raw_task;
 mod raw_thread;

@@ -8,19 +8,15 @@ use ring3_layout::control::{
     HookKind, TestRun, range_unpack,
 };
 use ring3_layout::frame;
-use ring3_layout::realm::request;
-use ring3_layout::region::CONTROL_OFFSET;
+use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_SET, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
-use crate::raw_request::{control, file};
+use crate::raw_request::control;
 use crate::raw_system::cpu_number;
 use crate::raw_thread::{current, find, known};
 use crate::{raw_shadow, raw_slot};
-
-const PROT_EXEC: u64 = 4;
-const ERRNO_MAX: u64 = 4095;
 
 type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 
@@ -133,13 +129,15 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
     calls
 }
 
-/// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer. What they held is given
-/// back, unless that may be another stack, on which they go on after a signal.
+/// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer, and whatever comes in between does, too. What they held is given
+/// back, unless that may be another stack, on which they go on after a signal. Programs that run apart from the thread's stack
+/// are never left.
 #[cold]
-fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
+pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
     /// What stacks have at most, usually (`RLIMIT_STACK`).
     const STACK_BYTES: u64 = 8 << 20;
-    let left = sp > tb.guard_sp;
+    let apart = tb.guard_sp.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
+    let left = sp >= tb.guard_sp && !apart;
     if left && sp - tb.guard_sp < STACK_BYTES {
         raw_slot::give(base, tb);
     }
@@ -147,7 +145,7 @@ fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
 }
 
 #[cold]
-fn miss(tb: &mut ThreadBlock, hook: &Hook) {
+pub(crate) fn miss(tb: &mut ThreadBlock, hook: &Hook) {
     if let Some(count) = tb.misses.get((hook.index % COUNTED_HOOKS_MAX) as usize) {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
@@ -155,7 +153,7 @@ fn miss(tb: &mut ThreadBlock, hook: &Hook) {
 
 /// Counters have one writer: no locked instruction is needed.
 #[inline(always)]
-fn hit(tb: &ThreadBlock, hook: &Hook) {
+pub(crate) fn hit(tb: &ThreadBlock, hook: &Hook) {
     if let Some(count) = tb.hits.get((hook.index % COUNTED_HOOKS_MAX) as usize) {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
@@ -210,7 +208,7 @@ unsafe fn await_only(tb: &mut ThreadBlock, attachment: u64, hook: &Hook, ran: bo
 unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook) -> bool {
     if hook.kind != HookKind::Probe as u32 {
         // SAFETY: the caller's promise; the server's own hooks always have all registers.
-        unsafe { serve(base, tb, frame.regs, hook) };
+        unsafe { serve(tb, frame.regs, hook) };
         return false;
     }
     if control(base).retired.load(Relaxed) != 0 {
@@ -242,7 +240,7 @@ fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
 }
 
 #[inline(always)]
-fn attachments(base: u64, range: u64) -> &'static [Attachment] {
+pub(crate) fn attachments(base: u64, range: u64) -> &'static [Attachment] {
     let (first, count) = range_unpack(range);
     if u64::from(first) + u64::from(count) > u64::from(ATTACHMENTS_MAX) {
         return &[];
@@ -253,8 +251,8 @@ fn attachments(base: u64, range: u64) -> &'static [Attachment] {
 }
 
 #[inline(always)]
-fn is_for(tb: &ThreadBlock, attachment: &Attachment) -> bool {
-    attachment.pid == 0 || u64::from(attachment.pid) == tb.generation
+pub(crate) fn is_for(tb: &ThreadBlock, attachment: &Attachment) -> bool {
+    attachment.pid == 0 || u64::from(attachment.pid) == tb.pid_tgid >> 32
 }
 
 fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {
@@ -285,7 +283,7 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
 /// # Safety
 /// The attachment names a compiled, verified program, and `context` is one that it may have.
 #[inline(always)]
-unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+pub(crate) unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
     if attachment.flags & ATTACHMENT_CPU_SLOT == 0 {
         // SAFETY: the caller's promise.
         return unsafe { run_plain(tb, attachment, context) };
@@ -361,16 +359,10 @@ pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
 
 /// ring3's own sites.
 #[cold]
-unsafe fn serve(base: u64, tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
+unsafe fn serve(tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
     // SAFETY: the registers are the stub's.
     let regs = unsafe { &*regs };
-    if hook.kind == HookKind::MappingAdded as u32 {
-        let failed = regs.rax.wrapping_add(ERRNO_MAX) < ERRNO_MAX;
-        if !failed && regs.rdx & PROT_EXEC != 0 && control(base).retired.load(Relaxed) == 0 {
-            hit(tb, hook);
-            file(base, request::KIND_MAPPING_ADDED, tb.generation as u32, true);
-        }
-    } else if hook.kind == HookKind::UnwindStart as u32 {
+    if hook.kind == HookKind::UnwindStart as u32 {
         raw_shadow::restore_all(tb, hook.trampoline);
     } else if hook.kind == HookKind::UnwindEnd as u32 {
         raw_shadow::replace_all(tb, regs.rsp, hook.trampoline);

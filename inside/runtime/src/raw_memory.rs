@@ -8,7 +8,7 @@
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
-use crate::raw_system::{SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, syscall};
+use crate::raw_system::{SYS_GETPID, SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, syscall, syscall0};
 
 const PAGE: u64 = 4096;
 /// Bytes of a string that are fetched at a time.
@@ -47,7 +47,7 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
         return Ok(());
     }
     // SAFETY: the kernel checks `source`; the caller vouches for `target`.
-    unsafe { transfer(SYS_PROCESS_VM_READV, tb, target, source, bytes) }
+    unsafe { transfer(SYS_PROCESS_VM_READV, tb.pid_tgid >> 32, target, source, bytes) }
 }
 
 /// Copies `bytes` bytes from `source` to `target`, which may be any address.
@@ -59,16 +59,25 @@ pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> R
         return Err(Errno::EFAULT);
     }
     // SAFETY: the kernel checks `target`; the caller vouches for `source`.
-    unsafe { transfer(SYS_PROCESS_VM_WRITEV, tb, source, target, bytes) }
+    unsafe { transfer(SYS_PROCESS_VM_WRITEV, tb.pid_tgid >> 32, source, target, bytes) }
 }
 
-unsafe fn transfer(number: u64, tb: &ThreadBlock, local: u64, remote: u64, bytes: u64) -> Result<(), Errno> {
+unsafe fn transfer(number: u64, pid: u64, local: u64, remote: u64, bytes: u64) -> Result<(), Errno> {
     let local = IoVec { base: local, bytes };
     let remote = IoVec { base: remote, bytes };
-    let arguments = [tb.pid_tgid >> 32, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    let arguments = [pid, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
     // SAFETY: both vectors are valid; the kernel checks what they point to.
     let copied = unsafe { syscall(number, arguments) };
     if copied == bytes as i64 { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Copies `bytes` bytes from `source`, which may be any address, to `target`, also where the thread has no block.
+///
+/// # Safety
+/// `target` is writable for `bytes` bytes.
+pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
+    // SAFETY: the kernel checks `source`; the caller vouches for `target`.
+    unsafe { transfer(SYS_PROCESS_VM_READV, syscall0(SYS_GETPID) as u64, target, source, bytes) }
 }
 
 /// Copies a string of at most `bytes` bytes with its NUL. Returns the length including the NUL; a longer string

@@ -38,9 +38,9 @@ pub(crate) fn ring(base: u64, number: u32) {
     }
 }
 
-/// Files a request; waits for the answer if `wait` says so, at most [`WAITS_MAX`] times as long as the server set,
+/// Files a request of the thread with these ids (`pid << 32 | tid`); waits for the answer if `wait` says so, at most [`WAITS_MAX`] times as long as the server set,
 /// once if there is no server any more.
-pub(crate) fn file(base: u64, kind: u32, pid: u32, wait: bool) {
+pub(crate) fn file(base: u64, kind: u32, ids: u64, wait: bool) {
     let free = realm(base).requests.iter().find(|entry| {
         entry.state.load(Relaxed) == request::FREE
             && entry.state.compare_exchange(request::FREE, request::FILLING, AcqRel, Relaxed).is_ok()
@@ -50,7 +50,8 @@ pub(crate) fn file(base: u64, kind: u32, pid: u32, wait: bool) {
         return;
     };
     entry.kind.store(kind, Relaxed);
-    entry.pid.store(pid, Relaxed);
+    entry.pid.store((ids >> 32) as u32, Relaxed);
+    entry.tid.store(ids as u32, Relaxed);
     entry.nonce.store(control(base).nonce, Relaxed);
     entry.region_base.store(base, Relaxed);
     entry.state.store(if wait { request::PENDING } else { request::UNATTENDED }, Release);

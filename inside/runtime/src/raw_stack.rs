@@ -4,7 +4,7 @@
 //! perf_callchain_user). Kernel stacks there are none: at a uprobe, where the registers are the user's, the kernel
 //! answers with an empty one too.
 
-use ring3_layout::control::{HOOK_AT_ENTRY, Hook};
+use ring3_layout::control::{ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook};
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::Map;
 use ring3_uapi::Errno;
@@ -141,6 +141,24 @@ unsafe fn stack(tb: &ThreadBlock, regs: &PtRegs, to: u64, bytes: u64, flags: u64
     Ok(count as u64 * entry_bytes)
 }
 
+/// The registers that the running program's context is, or begins with the address of. A program that is run by itself has
+/// none.
+///
+/// # Safety
+/// `context` is the running program's.
+unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
+    if tb.guard_sp == u64::MAX {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: dispatch set the attachment that runs.
+    let attachment = unsafe { &*(tb.attachment as *const Attachment) };
+    let of_call = attachment.flags & (ATTACHMENT_RAW | ATTACHMENT_TRACEPOINT) != 0;
+    // SAFETY: the context of a system call's program begins with that address.
+    let regs = if of_call { unsafe { *(context as *const u64) } } else { context };
+    // SAFETY: the registers lie on the stack, below the programs that they are given to.
+    Ok(unsafe { &*(regs as *const PtRegs) })
+}
+
 /// `bpf_get_stackid`
 ///
 /// # Safety
@@ -150,9 +168,9 @@ pub unsafe extern "sysv64" fn get_stackid(regs: u64, map: u64, flags: u64, _: u6
     let tb = unsafe { block(env) };
     // SAFETY: the verifier proved a map.
     let map = unsafe { map_at(map) };
-    // SAFETY: the verifier proved the context, which is the registers of a probe.
-    let regs = unsafe { &*(regs as *const PtRegs) };
-    answer(map.and_then(|map| stack_id(tb, regs, &map, flags)))
+    // SAFETY: the verifier proved the context.
+    let regs = unsafe { registers(tb, regs) };
+    answer(map.and_then(|map| stack_id(tb, regs?, &map, flags)))
 }
 
 /// `bpf_get_stack`
@@ -163,10 +181,10 @@ pub unsafe extern "sysv64" fn get_stack(regs: u64, to: u64, bytes: u64, flags: u
     let bytes = u64::from(bytes as u32);
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    // SAFETY: the verifier proved the context, which is the registers of a probe.
-    let regs = unsafe { &*(regs as *const PtRegs) };
+    // SAFETY: the verifier proved the context.
+    let regs = unsafe { registers(tb, regs) };
     // SAFETY: the verifier proved `to` writable for `bytes` bytes.
     unsafe { clear(to, bytes) };
     // SAFETY: as above.
-    answer(unsafe { stack(tb, regs, to, bytes, flags) })
+    answer(regs.and_then(|regs| unsafe { stack(tb, regs, to, bytes, flags) }))
 }

@@ -16,6 +16,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET};
+use ring3_layout::syscall::{APART_BYTES, APART_LEVELS};
 use ring3_layout::thread::{
     ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock, block_hint,
 };
@@ -28,6 +29,9 @@ use crate::raw_system::{
 
 /// FS base of a thread that has none yet (before the C library has set it).
 const NO_FS: u64 = 1;
+/// In the place of FS bases: of a thread that has its creator's.
+const NAMELESS: u64 = 2;
+const NAMELESS_TAKEN: u64 = 3;
 /// Rounds of waiting for another thread to set the process up.
 const SETUP_ROUNDS: u32 = 10_000;
 
@@ -67,7 +71,7 @@ pub(crate) fn known(base: u64) -> *mut ThreadBlock {
             // SAFETY: hints are null, or addresses of blocks that were handed out.
             if let Some(tb) = unsafe { block.as_ref() }
                 && tb.fs_base == fs
-                && tb.pid_tgid as u32 == tid
+                && tb.named_tid == tid
             {
                 return block;
             }
@@ -101,7 +105,7 @@ fn is_another(page: &ProcessPage, tb: &ThreadBlock) -> bool {
     }
     // SAFETY: as in `known`.
     let (fs, tid) = unsafe { named_by_fs(tid_at) };
-    fs == tb.fs_base && tid != tb.pid_tgid as u32
+    fs == tb.fs_base && tid != tb.named_tid
 }
 
 /// The running thread's block, searched for; null if there is none to be had (counted).
@@ -141,6 +145,9 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
     /// Where glibc (2.11 on) and musl (1.0.2 on) keep a thread's id, on x86-64.
     const TIDS_AT: [u32; 2] = [0x2d0, 0x30];
     let page = process(base);
+    if page.shared_names.load(Relaxed) != 0 {
+        return;
+    }
     // SAFETY: the running thread's own block.
     let tb = unsafe { &*block };
     // SAFETY: whoever sets FS lets it lead to memory.
@@ -150,7 +157,7 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
     let is_here = |at: &u32| {
         let same_page = tb.fs_base % PAGE_BYTES + u64::from(*at) + 4 <= PAGE_BYTES;
         // SAFETY: the page of the word that was read.
-        same_page && unsafe { half_at_fs(*at) } == tb.pid_tgid as u32
+        same_page && unsafe { half_at_fs(*at) } == tb.named_tid
     };
     let known = Some(page.tid_at.load(Relaxed)).filter(|at| *at != 0);
     if let Some(at) = known.or_else(|| TIDS_AT.into_iter().find(is_here))
@@ -186,7 +193,7 @@ fn set_up_process(base: u64) -> u64 {
     }
     page.generation.store(pid, Release);
     if used > 0 {
-        raw_request::file(base, request::KIND_FORKED, pid as u32, false);
+        raw_request::file(base, request::KIND_FORKED, pid << 32 | pid, false);
     }
     pid
 }
@@ -205,7 +212,7 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
         let dead = (0..THREADS_MAX).find(|index| {
             // SAFETY: a block that was handed out; only its owner's id is read.
             let tb = unsafe { &*(block_address(base, *index) as *const ThreadBlock) };
-            is_dead(tb.pid_tgid as u32)
+            is_dead(tb.named_tid)
         })?;
         state.fs_bases.get(dead as usize)?.store(fs, Release);
         Some(dead as usize)
@@ -214,16 +221,61 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
     Some(index)
 }
 
+/// From now on threads are not known by their control blocks: one is about to begin that has its creator's.
+#[cold]
+pub(crate) fn share_names(base: u64) {
+    let page = process(base);
+    page.shared_names.store(1, Release);
+    page.tid_at.store(0, Release);
+}
+
+/// Gives the running thread, which has just begun and has the FS and GS of its creator, a block of its own.
+#[cold]
+pub(crate) fn begin_nameless(base: u64) {
+    let generation = set_up_process(base);
+    let Some(index) = claim(base, NAMELESS) else { return set_gs_base(0) };
+    if let Some(owner) = state(base).fs_bases.get(index as usize) {
+        // The next one of this kind must not find it.
+        owner.store(NAMELESS_TAKEN, Relaxed);
+    }
+    let block = block_address(base, index) as *mut ThreadBlock;
+    refresh(base, block, generation, fs_base());
+    set_gs_base(block as u64);
+}
+
+/// The running thread has set its FS base: the block that GS leads to stays its own.
+#[cold]
+pub(crate) fn rename(base: u64) {
+    let gs = gs_base();
+    if gs.wrapping_sub(base + STATE_OFFSET + STATE_HEADER_BYTES) >= STATE_BYTES - STATE_HEADER_BYTES {
+        return;
+    }
+    // SAFETY: GS points into the state block, where only set_gs_base makes it point, to blocks.
+    let tb = unsafe { &mut *(gs as *mut ThreadBlock) };
+    let index = (gs - block_address(base, 0)) / THREAD_BLOCK_BYTES;
+    let is_own = tb.named_tid == syscall0(SYS_GETTID) as u32;
+    if let Some(owner) = state(base).fs_bases.get(index as usize).filter(|_| is_own) {
+        tb.fs_base = fs_base();
+        owner.store(tb.fs_base, Relaxed);
+    }
+}
+
 /// Makes a block this thread's.
 fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
     let tid = syscall0(SYS_GETTID) as u64;
     // SAFETY: the block belongs to this thread: claim gave it to its FS base.
     let tb = unsafe { &mut *block };
     let fresh_process = tb.generation != generation;
-    let fresh_thread = !fresh_process && tb.pid_tgid as u32 != tid as u32;
+    let fresh_thread = !fresh_process && tb.named_tid != tid as u32;
     if tb.this == 0 || fresh_thread {
         tb.shadow_used = 0;
         tb.unwinding = 0;
+    }
+    if tb.this == 0 || fresh_thread {
+        tb.next_call = 0;
+        tb.first_call = 0;
+        tb.apart_top = block as u64 + THREAD_BLOCK_BYTES;
+        tb.apart_end = tb.apart_top - APART_LEVELS * APART_BYTES;
     }
     if tb.this == 0 || fresh_thread || fresh_process {
         tb.guard.store(0, Relaxed);
@@ -242,6 +294,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
     tb.this = block as u64;
     tb.fs_base = fs;
     tb.pid_tgid = generation << 32 | tid;
+    tb.named_tid = tid as u32;
     tb.region_base = base;
     tb.random = ticks() ^ (block as u64) << 20 | 1;
     tb.generation = generation;

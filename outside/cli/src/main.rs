@@ -43,6 +43,17 @@ enum Compiler {
     Llvm,
 }
 
+/// What becomes of a target's children.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Following {
+    /// Trace its children and what they execute, too; this is so unless the next option is given
+    #[arg(long, overrides_with = "no_follow")]
+    follow: bool,
+    /// Do not
+    #[arg(long, overrides_with = "follow")]
+    no_follow: bool,
+}
+
 /// This much of a tool's command line is kept for `ring3 status`.
 const COMMAND_CHARS_MAX: usize = 1000;
 
@@ -62,12 +73,16 @@ enum Action {
     },
     /// Run a program as a target, traced from its first instruction
     Start {
+        #[command(flatten)]
+        following: Following,
         /// The program and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
     /// Make a running process a target
     Attach {
+        #[command(flatten)]
+        following: Following,
         /// Its process id
         pid: u32,
     },
@@ -134,8 +149,8 @@ enum Action {
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
         Action::Load { engine, aot, command } => load(engine, &command, aot.as_deref()),
-        Action::Start { command } => start(&command),
-        Action::Attach { pid } => attach(pid).map_err(Failure::from),
+        Action::Start { following, command } => start(!following.no_follow, &command),
+        Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { pid } => detach(pid).map_err(Failure::from),
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
         Action::Unpin { path } => unpin(path).map_err(Failure::from),
@@ -210,12 +225,12 @@ fn give_compiled(connection: &Connection, path: &Path) -> Result<(), String> {
     connection.ask(&Request::Aot, Some(file.as_fd())).map(drop)
 }
 
-fn start(command: &[String]) -> Result<(), Failure> {
+fn start(follow: bool, command: &[String]) -> Result<(), Failure> {
     let program = launch::find_program(&command[0])?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
-    connection.ask(&Request::Start, Some(std::io::stderr().as_fd()))?;
+    connection.ask(&Request::Start { follow }, Some(std::io::stderr().as_fd()))?;
     drop(connection);
     exec(&program, command)
 }
@@ -225,8 +240,8 @@ fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
     Err(launch::cannot_run(&command[0], &error))
 }
 
-fn attach(pid: u32) -> Result<(), String> {
-    let target = launch::server()?.ask(&Request::Attach { pid }, None)?;
+fn attach(follow: bool, pid: u32) -> Result<(), String> {
+    let target = launch::server()?.ask(&Request::Attach { pid, follow }, None)?;
     show::attached(&target)
 }
 

@@ -57,8 +57,8 @@ pub(crate) fn resume(tid: Tid, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)
 }
 
-pub(crate) fn resume_to_syscall(tid: Tid) -> io::Result<()> {
-    request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+pub(crate) fn resume_to_syscall(tid: Tid, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, signal as usize).map(drop)
 }
 
 /// Lets go of a stopped thread, delivering `signal` (0: none).

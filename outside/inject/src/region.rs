@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
-    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
-    REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET,
+    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, PROCESS_BYTES, PROCESS_OFFSET,
+    REALM_BYTES, REALM_OFFSET, REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -234,6 +234,7 @@ fn fill_region(stopped: &mut Stopped, base: u64, files: &RegionFiles<'_>, remote
     put(AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0]))?;
     put(REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[2]))?;
     put(TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[3]))?;
+    put(GATES_OFFSET, GATES_BYTES, READ_EXEC, PRIVATE_ANONYMOUS | fixed, None)?;
     put(PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | fixed, None)?;
     put(STATE_OFFSET, STATE_BYTES, READ_WRITE, PRIVATE_ANONYMOUS | fixed, None)?;
     let wipe = libc::MADV_WIPEONFORK as u64;

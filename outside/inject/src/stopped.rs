@@ -23,6 +23,8 @@ const ROUNDS_MAX: u32 = 1000;
 /// How often threads in a dead server's lifeline are let go on, and for how long.
 const HOMEWARD_MAX: u32 = 20;
 const HOMEWARD_PAUSE: Duration = Duration::from_micros(50);
+/// Stacks of a thread that are looked at for signal frames.
+const STACKS_MAX: u32 = 8;
 /// A remote system call must return within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
 
@@ -39,6 +41,19 @@ pub struct Stopped {
     stop_signal: i32,
     options: libc::c_int,
     since: Instant,
+}
+
+/// A part of what a signal frame keeps of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedContext {
+    /// Where its `rax`, `rcx`, `rsp` and `rip` lie.
+    pub address: u64,
+    /// The registers.
+    pub rcx: u64,
+    /// See `rcx`.
+    pub rsp: u64,
+    /// See `rcx`.
+    pub rip: u64,
 }
 
 #[derive(Debug)]
@@ -120,11 +135,66 @@ impl Stopped {
                 }
             }
         }
-        stopped.since = Instant::now();
-        let _ = ptrace::set_options(pid.0, stopped.options & !libc::PTRACE_O_TRACEEXEC);
-        stopped.memory = open_memory(pid.0)?;
-        stopped.interrupt_again(pid.0)?;
-        stopped.checked()
+        stopped.at_new_program()
+    }
+
+    /// Stops a process at the first instruction of the program that its thread `tid`, which waits for `ready`, is about to
+    /// execute. `None`: the call failed, or `may_follow` does not allow it, being told whose memory and registers say what.
+    pub fn follow_exec(
+        pid: Pid,
+        tid: Tid,
+        within: Duration,
+        ready: impl FnOnce(),
+        may_follow: impl Fn(&Stopped, &Registers) -> bool,
+    ) -> Result<Option<Stopped>, Error> {
+        const NOT_YET: i64 = -(libc::ENOSYS as i64);
+        let mut stopped = Stopped::unattached(pid.0)?;
+        stopped.options |= libc::PTRACE_O_TRACEEXEC;
+        let deadline = Instant::now() + within;
+        if !stopped.attach_thread(tid)? {
+            return Err(Error::Exited { pid: pid.0 });
+        }
+        stopped.await_stop(tid, deadline)?;
+        ready();
+        let (mut tid, mut signal) = (tid, 0);
+        loop {
+            let _ = ptrace::resume_to_syscall(tid, signal);
+            signal = 0;
+            match ptrace::wait(tid, deadline) {
+                Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
+                Wait::Signal(arrived) => signal = arrived,
+                Wait::EventStop(_) | Wait::Event(_) => {}
+                Wait::Syscall => {
+                    let registers = stopped.registers(tid)?;
+                    let executes = matches!(registers.orig_rax as i64, libc::SYS_execve | libc::SYS_execveat);
+                    let begins = registers.rax as i64 == NOT_YET;
+                    if executes && (!begins || !may_follow(&stopped, &registers)) {
+                        return Ok(None);
+                    }
+                }
+                // A thread that executes a program becomes the leader.
+                Wait::Gone if tid != pid.0 => {
+                    stopped.threads = vec![pid.0];
+                    tid = pid.0;
+                }
+                Wait::Gone => {
+                    stopped.threads.clear();
+                    return Err(Error::Exited { pid: pid.0 });
+                }
+                Wait::Nothing => return Ok(None),
+            }
+        }
+        stopped.at_new_program().map(Some)
+    }
+
+    /// A tracee has executed a program.
+    fn at_new_program(mut self) -> Result<Stopped, Error> {
+        self.since = Instant::now();
+        let pid = self.pid;
+        let _ = ptrace::set_options(pid, self.options & !libc::PTRACE_O_TRACEEXEC);
+        self.memory = open_memory(pid)?;
+        self.interrupt_again(pid)?;
+        self.checked()
     }
 
     fn unattached(pid: u32) -> Result<Stopped, Error> {
@@ -292,6 +362,56 @@ impl Stopped {
     /// Writes memory, read-only code included; pages of files become private copies.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         self.memory.write_all_at(bytes, address).map_err(|error| self.gone("memory", error))
+    }
+
+    /// Where threads go on when signal handlers return that they are in: found on their stacks, by what a signal frame looks
+    /// like (`struct sigcontext`, arch/x86/include/uapi/asm/sigcontext.h).
+    pub fn saved_contexts(&self) -> Result<Vec<SavedContext>, Error> {
+        let mappings = mappings(Pid(self.pid))?;
+        let mut found = vec![];
+        for tid in &self.threads {
+            let mut rsp = self.registers(*tid)?.rsp;
+            // A handler on a stack of its own may have interrupted another one.
+            for _ in 0..STACKS_MAX {
+                let Some(stack) = mappings.iter().find(|mapping| mapping.range.contains(&rsp)) else { break };
+                let frames = self.contexts_on(rsp & !7..stack.range.end);
+                let Some(last) = frames.last().copied() else { break };
+                found.extend(frames);
+                if stack.range.contains(&last.rsp) {
+                    break;
+                }
+                rsp = last.rsp;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The signal frames in a part of a stack.
+    fn contexts_on(&self, stack: Range<u64>) -> Vec<SavedContext> {
+        /// `cs`, `gs`, `fs`, `ss` of user code.
+        const SEGMENTS: u64 = 0x002b_0000_0000_0033;
+        const FLAGS_MAX: u64 = 1 << 22;
+        let mut bytes = vec![0u8; (stack.end - stack.start) as usize];
+        if self.memory.read_exact_at(&mut bytes, stack.start).is_err() {
+            return vec![];
+        }
+        let words: Vec<u64> =
+            bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).collect();
+        let frames =
+            words.windows(6).enumerate().filter(|(_, w)| w[5] == SEGMENTS && w[4] & 2 != 0 && w[4] < FLAGS_MAX);
+        let context = |(at, w): (usize, &[u64])| SavedContext {
+            address: stack.start + at as u64 * 8,
+            rcx: w[1],
+            rsp: w[2],
+            rip: w[3],
+        };
+        frames.map(context).collect()
+    }
+
+    /// Changes where a thread goes on when a signal handler returns.
+    pub fn set_context(&mut self, context: &SavedContext) -> Result<(), Error> {
+        self.write(context.address + 8, &context.rcx.to_le_bytes())?;
+        self.write(context.address + 24, &context.rip.to_le_bytes())
     }
 
     /// Threads whose instruction pointer lies in one of the ranges.
@@ -475,7 +595,7 @@ impl Stopped {
 
     fn run_to_syscall_stop(&mut self, tid: Tid, name: &'static str) -> Result<(), Error> {
         let deadline = Instant::now() + CALL_WITHIN;
-        ptrace::resume_to_syscall(tid).map_err(|error| self.gone("thread", error))?;
+        ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
         loop {
             match ptrace::wait(tid, deadline) {
                 Wait::Syscall => return Ok(()),
@@ -484,7 +604,7 @@ impl Stopped {
                 Wait::Gone => return Err(Error::Exited { pid: self.pid }),
                 Wait::Nothing => return Err(Error::RemoteCall { name, errno: libc::ETIMEDOUT }),
             }
-            ptrace::resume_to_syscall(tid).map_err(|error| self.gone("thread", error))?;
+            ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
         }
     }
 

@@ -34,11 +34,16 @@ pub enum Request {
     Aot,
     /// The asking process is about to `execve` a new target. Its standard error comes along, for what
     /// can only be found out when the new image is there.
-    Start,
+    Start {
+        /// Its children and what they execute are targets, too.
+        follow: bool,
+    },
     /// Make a running process a target.
     Attach {
         /// Its process id.
         pid: u32,
+        /// Its children and what they execute are targets, too.
+        follow: bool,
     },
     /// Take everything out of a target.
     Detach {

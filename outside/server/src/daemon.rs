@@ -20,7 +20,7 @@ use ring3_uapi::Errno;
 use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::Session;
 use crate::loader::objects::Subsystem;
-use crate::realm::{EventFd, PerfFiles, Realm};
+use crate::realm::{EventFd, Following, PerfFiles, Realm};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
@@ -82,6 +82,10 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     server.realm.shut_down();
     tracing::info!("the server ends");
     Ok(())
+}
+
+fn following(follow: bool) -> Following {
+    if follow { Following::All } else { Following::Nothing }
 }
 
 /// A number for a folder: of its device and inode.
@@ -151,8 +155,8 @@ impl Server {
         }
         let mut store = None;
         while let Some((request, fd)) = connection.receive() {
-            if let Request::Start = request {
-                self.start(connection, pid, fd);
+            if let Request::Start { follow } = request {
+                self.start(connection, pid, following(follow), fd);
                 return;
             }
             let stop = matches!(request, Request::Stop);
@@ -182,9 +186,9 @@ impl Server {
                 *store = Some(Arc::new(read));
                 Ok(json!({ "programs": programs }))
             }
-            Request::Start => unreachable!("handled by converse"),
-            Request::Attach { pid } => {
-                let target = self.realm.add_target(pid).map_err(|refusal| refusal.message)?;
+            Request::Start { .. } => unreachable!("handled by converse"),
+            Request::Attach { pid, follow } => {
+                let target = self.realm.add_target(pid, following(follow)).map_err(|refusal| refusal.message)?;
                 Ok(json!(target))
             }
             Request::Detach { pid } => self.realm.remove_target(pid).map(|()| Value::Null).map_err(|r| r.message),
@@ -230,7 +234,7 @@ impl Server {
 
     /// The peer execs the target once it has the answer. What goes wrong after that is told on its standard
     /// error, and the program runs on untraced.
-    fn start(&self, connection: &Connection, pid: u32, stderr: Option<OwnedFd>) {
+    fn start(&self, connection: &Connection, pid: u32, following: Following, stderr: Option<OwnedFd>) {
         let answered = Arc::new(AtomicBool::new(false));
         let ready_answered = answered.clone();
         let Ok(stream) = connection.stream().try_clone_to_owned() else { return };
@@ -238,7 +242,7 @@ impl Server {
             ready_answered.store(true, Ordering::Release);
             Connection::accepted(stream.into()).answer(Ok(Value::Null));
         });
-        if let Err(refusal) = self.realm.add_target_at_exec(pid, ready) {
+        if let Err(refusal) = self.realm.add_target_at_exec(pid, following, ready) {
             tracing::warn!(pid, "start: {refusal}");
             if !answered.load(Ordering::Acquire) {
                 connection.answer(Err(refusal.message));

@@ -199,8 +199,28 @@ impl<'a> File<'a> {
         by_symbol.or_else(|| self.frame_at(address))
     }
 
+    /// The code around an address that belongs to no known function: from the end of the one before to the start of the next,
+    /// or the end of the segment.
+    pub fn gap(&self, address: u64) -> Option<Range<u64>> {
+        let segment = self.executable_segments().into_iter().find(|segment| segment.contains(&address))?;
+        let (symbols, frames) = (self.symbols(), self.frames());
+        let symbol = symbols.partition_point(|symbol| symbol.address <= address);
+        let frame = frames.partition_point(|frame| frame.start <= address);
+        // One that has no size, or none that reaches, says at least that code begins there.
+        let before = symbols[..symbol].last().map(|symbol| symbol.address + symbol.size);
+        let start = before.max(frames[..frame].last().map(|frame| frame.end)).unwrap_or(0).max(segment.start);
+        let after = symbols.get(symbol).map(|symbol| symbol.address);
+        let next = [after, frames.get(frame).map(|frame| frame.start)].into_iter().flatten().min();
+        let end = next.unwrap_or(segment.end).min(segment.end);
+        (start..end).contains(&address).then_some(start..end)
+    }
+
+    fn frames(&self) -> &[Range<u64>] {
+        self.frames.get_or_init(|| unwind::frames(self))
+    }
+
     fn frame_at(&self, address: u64) -> Option<Range<u64>> {
-        let frames = self.frames.get_or_init(|| unwind::frames(self));
+        let frames = self.frames();
         let end = frames.partition_point(|frame| frame.start <= address);
         frames[..end].last().filter(|frame| frame.contains(&address)).cloned()
     }

@@ -18,7 +18,10 @@ pub(crate) fn frames(file: &File<'_>) -> Vec<Range<u64>> {
         let CieOrFde::Fde(partial) = entry else { continue };
         let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
         if let Some(end) = fde.initial_address().checked_add(fde.len()) {
-            found.push(fde.initial_address()..end);
+            // Whoever looks a return address up subtracts 1: so the description of what signal handlers return to, which
+            // nobody called, begins 1 too early.
+            let start = fde.initial_address() + u64::from(fde.is_signal_trampoline() && fde.len() > 1);
+            found.push(start..end);
         }
     }
     found.sort_by_key(|range| range.start);

@@ -130,12 +130,12 @@ pub struct GotEntry {
 pub enum HookKind {
     /// Runs attached programs; entry programs on arrival, return programs when the function returns.
     Probe = 0,
-    /// Follows a successful `mmap` system call: tells the server of new executable mappings and waits.
-    MappingAdded = 1,
     /// Entry of an unwinder function: puts the original return addresses back.
-    UnwindStart = 2,
+    UnwindStart = 1,
     /// A catch or the end of a backtrace: replaces the return addresses of live frames again.
-    UnwindEnd = 3,
+    UnwindEnd = 2,
+    /// No place: counts hits and misses of all system calls ([`crate::syscall`]).
+    Syscalls = 3,
 }
 
 /// A site as the agent sees it. 64 bytes.
@@ -214,6 +214,10 @@ pub struct TestRun {
 pub const ATTACHMENT_CPU_SLOT: u32 = 1 << 0;
 /// The program needs registers that not every frame has ([`crate::frame`]).
 pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 1;
+/// The program's context is what a system call's raw tracepoint has.
+pub const ATTACHMENT_RAW: u32 = 1 << 2;
+/// The program's context is what a system call's tracepoint has.
+pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 3;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

@@ -14,6 +14,7 @@ pub mod owner;
 pub mod packet;
 pub mod realm;
 pub mod region;
+pub mod syscall;
 pub mod task;
 pub mod thread;
 

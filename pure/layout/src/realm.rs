@@ -62,6 +62,8 @@ pub mod request {
     pub const KIND_MAPPING_ADDED: u32 = 1;
     /// This process is a fork of a target and shares its tables: adopt it.
     pub const KIND_FORKED: u32 = 2;
+    /// This thread is about to execute another program: go on tracing that.
+    pub const KIND_EXEC: u32 = 3;
 }
 
 /// What an agent asks of the server.
@@ -74,8 +76,8 @@ pub struct Request {
     pub kind: AtomicU32,
     /// Process id of the asker in its own pid namespace. A claim.
     pub pid: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// Its thread id there. A claim.
+    pub tid: AtomicU32,
     /// `ControlHeader::nonce` of the table that the asker uses.
     pub nonce: AtomicU64,
     /// Region base of the asker.

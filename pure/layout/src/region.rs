@@ -9,6 +9,7 @@
 //!      + CONTROL  header, GOT, hooks           r--  one memfd per target, written by the server
 //!      + REALM    doorbells, CPU slots, trace  rw-  one memfd per server, shared by all targets
 //!      + TEXT     compiled programs            r-x  one memfd per server, written by the server
+//!      + GATES    where system calls are made  r-x  private
 //!      + PROCESS  process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
 //!      + STATE    state header, thread blocks  rw-  private, copied at fork
 //! ```
@@ -36,16 +37,25 @@ pub const TEXT_OFFSET: u64 = REALM_OFFSET + REALM_BYTES;
 /// Bytes of the text memfd (sparse).
 pub const TEXT_BYTES: u64 = 0x100_0000;
 
+/// Offset of the gates, through which traced system calls are made ([`crate::syscall`]).
+pub const GATES_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
+/// Bytes of the gates; private anonymous memory, written by the server.
+pub const GATES_BYTES: u64 =
+    ((crate::syscall::SITES_MAX as u64 + 1) * crate::syscall::GATE_BYTES).next_multiple_of(crate::PAGE_BYTES);
+
 /// Offset of the process page ([`crate::thread::ProcessPage`]).
-pub const PROCESS_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
+pub const PROCESS_OFFSET: u64 = GATES_OFFSET + GATES_BYTES;
 /// Bytes of the process page.
 pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
 
 /// Offset of the state block: [`crate::thread::StateHeader`], then the thread blocks.
 pub const STATE_OFFSET: u64 = PROCESS_OFFSET + PROCESS_BYTES;
 /// Bytes of the state block; private anonymous memory, touched as threads appear.
-pub const STATE_BYTES: u64 =
-    crate::thread::STATE_HEADER_BYTES + crate::thread::THREADS_MAX as u64 * crate::thread::THREAD_BLOCK_BYTES;
+pub const STATE_BYTES: u64 = LAST_STACK_OFFSET - STATE_OFFSET + crate::syscall::APART_BYTES;
+/// Offset of the stack of a thread whose block is not known yet, for calls that must not use the caller's.
+pub const LAST_STACK_OFFSET: u64 = STATE_OFFSET
+    + crate::thread::STATE_HEADER_BYTES
+    + crate::thread::THREADS_MAX as u64 * crate::thread::THREAD_BLOCK_BYTES;
 
 /// Bytes of the whole reservation.
 pub const REGION_BYTES: u64 = STATE_OFFSET + STATE_BYTES;

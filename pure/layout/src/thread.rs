@@ -6,10 +6,12 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::syscall::{APART_BYTES, APART_LEVELS};
+
 /// Threads of one target that can run programs at a time.
 pub const THREADS_MAX: u32 = 1024;
 /// Bytes of a thread block; mostly untouched.
-pub const THREAD_BLOCK_BYTES: u64 = 0x1_0000;
+pub const THREAD_BLOCK_BYTES: u64 = 0x2_0000;
 /// Bytes of the state header.
 pub const STATE_HEADER_BYTES: u64 = 0x4000;
 /// Ring buffer records that one run can have reserved at a time.
@@ -33,6 +35,10 @@ pub struct ProcessPage {
     pub initializing: AtomicU32,
     /// Where, from the FS base on, a thread's id lies, kept by the C library and the kernel; 0: it is not known.
     pub tid_at: AtomicU32,
+    /// 1: there are threads that run with another one's control block, so that `tid_at` stays 0.
+    pub shared_names: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
     /// Addresses of thread blocks, by [`block_hint`]: a hint, which the block must confirm.
     pub blocks: [AtomicU64; BLOCK_HINTS],
 }
@@ -57,10 +63,14 @@ pub struct StateHeader {
     pub reserved: AtomicU32,
     /// Hits that found no free block. Counted as misses of the process.
     pub missed_no_block: AtomicU64,
+    /// 1: a thread whose block is not known uses the stack behind all blocks.
+    pub last_stack: AtomicU32,
+    /// Zero.
+    pub reserved3: AtomicU32,
     /// Requests to the server that timed out or found no slot.
     pub requests_lost: AtomicU64,
     /// Zero.
-    pub reserved2: [u64; 5],
+    pub reserved2: [u64; 4],
     /// FS base of the thread that owns block i; 0: free. Searched when GS does not lead to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
 }
@@ -150,6 +160,21 @@ pub struct ThreadBlock {
     pub rseq: u64,
     /// The sequence that takes a CPU's slot.
     pub sequence: RestartableSequence,
+    /// The thread id that the C library's control block names the owner by: not that of a `vfork` child that runs with its
+    /// parent's block meanwhile, as `pid_tgid` is.
+    pub named_tid: u32,
+    /// Where the next stack apart from the thread's own begins, below which it lies, and where there is none any more.
+    pub apart_top: u64,
+    /// See `apart_top`.
+    pub apart_end: u64,
+    /// The next of `calls` to be used, counted from the first ever.
+    pub next_call: u32,
+    /// The first of `calls` that is the thread's own: before it are those of the creator of a `vfork` child.
+    pub first_call: u32,
+    /// Zero.
+    pub reserved2: u32,
+    /// Calls under way, the youngest before `next_call`.
+    pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// Calls whose return is awaited.
     pub shadow: [ShadowFrame; SHADOW_FRAMES_MAX as usize],
     /// Arrivals that ran programs, per hook.
@@ -165,6 +190,6 @@ const _: () = {
     assert!(size_of::<ProcessPage>() <= 4096);
     assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
     assert!(size_of::<ShadowFrame>() == 64);
-    // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known.
-    assert!(size_of::<ThreadBlock>() as u64 + 0x4000 <= THREAD_BLOCK_BYTES);
+    // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known, and at its end stacks.
+    assert!(size_of::<ThreadBlock>() as u64 + 0x4000 + APART_LEVELS * APART_BYTES <= THREAD_BLOCK_BYTES);
 };

@@ -22,6 +22,16 @@ pub(crate) fn decode(bytes: &[u8], address: u64) -> Vec<Instruction> {
     found
 }
 
+/// Whether all of `bytes` are instructions, the last of which ends where they end.
+pub fn is_code(bytes: &[u8], address: u64) -> bool {
+    decode(bytes, address).last().is_some_and(|last| last.next_ip() == address + bytes.len() as u64)
+}
+
+/// Whether `bytes` are instructions of which the last goes on behind them.
+pub fn goes_on(bytes: &[u8], address: u64) -> bool {
+    is_code(bytes, address) && decode(bytes, address).last().is_some_and(|last| !ends_flow(last))
+}
+
 /// The target of a direct branch or call.
 pub(crate) fn direct_target(instruction: &Instruction) -> Option<u64> {
     let direct = instruction.is_jcc_short_or_near()
@@ -102,6 +112,17 @@ pub fn far_branches(code: &[u8], address: u64) -> Vec<Branch> {
     found
 }
 
+/// Whether there is what looks like a call of `target` in `code`. Every byte is tried.
+pub fn has_call(code: &[u8], address: u64, target: u64) -> bool {
+    const CALL: u8 = 0xe8;
+    const BYTES: u64 = 5;
+    code.windows(BYTES as usize).enumerate().any(|(at, window)| {
+        let displacement = i32::from_le_bytes(window[1..].try_into().expect("4 bytes"));
+        let next = address + at as u64 + BYTES;
+        window[0] == CALL && next.wrapping_add(i64::from(displacement) as u64) == target
+    })
+}
+
 /// Whether the function `code` at `address` really has this branch.
 pub fn is_branch(code: &[u8], address: u64, branch: Branch) -> bool {
     branches(code, address).any(|found| found == branch)
@@ -112,28 +133,45 @@ pub fn branches(code: &[u8], address: u64) -> impl Iterator<Item = Branch> {
     decode(code, address).into_iter().filter_map(|i| Some(Branch { to: direct_target(&i)?, from: i.ip() }))
 }
 
-/// Addresses of the `syscall` instructions in a function whose number is the constant `number`, set in `eax`
-/// shortly before in straight-line code.
-pub fn find_syscall_sites(code: &[u8], address: u64, number: u32) -> Vec<u64> {
-    let instructions = decode(code, address);
-    let calls = instructions.iter().enumerate().filter(|(_, i)| i.code() == Code::Syscall);
-    calls
-        .filter(|(index, _)| {
-            let before = instructions[index.saturating_sub(NUMBER_SEARCH)..*index].iter().rev();
-            let straight = before.take_while(|i| i.flow_control() == FlowControl::Next);
-            number_set_by(straight) == Some(number)
-        })
-        .map(|(_, call)| call.ip())
-        .collect()
-}
-
-fn number_set_by<'a>(backwards: impl Iterator<Item = &'a Instruction>) -> Option<u32> {
-    for instruction in backwards {
+/// The number that the `syscall` instruction at `index` is made with, where it is set to a constant shortly before, in
+/// straight-line code that nothing enters behind that: `targets` are where the function's branches go, in order.
+pub(crate) fn syscall_number(instructions: &[Instruction], index: usize, targets: &[u64]) -> Option<u32> {
+    let before = instructions[index.saturating_sub(NUMBER_SEARCH)..index].iter().rev();
+    for instruction in before.take_while(|i| i.flow_control() == FlowControl::Next) {
         if instruction.op_count() > 0 && instruction.op0_register().full_register() == Register::RAX {
-            let constant =
-                matches!(instruction.code(), Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32);
-            return constant.then(|| instruction.immediate32());
+            let entered = instruction.next_ip()..=instructions[index].ip();
+            let is_entered = targets
+                .get(targets.partition_point(|to| to < entered.start()))
+                .is_some_and(|to| entered.contains(to));
+            return constant_of(instruction).filter(|_| !is_entered);
         }
     }
     None
+}
+
+/// Whether `rax` is written shortly before the instruction at `index`, in straight-line code: as it is before system calls.
+pub(crate) fn loads_number(instructions: &[Instruction], index: usize) -> bool {
+    let before = instructions[index.saturating_sub(NUMBER_SEARCH)..index].iter().rev();
+    let mut straight = before.take_while(|i| i.flow_control() == FlowControl::Next);
+    straight.any(|i| i.op_count() > 0 && i.op0_register().full_register() == Register::RAX)
+}
+
+/// Whether the stack pointer is set to something else shortly before the instruction at `index`, in straight-line code.
+pub(crate) fn changes_stack(instructions: &[Instruction], index: usize) -> bool {
+    let before = instructions[index.saturating_sub(NUMBER_SEARCH)..index].iter().rev();
+    let mut straight = before.take_while(|i| i.flow_control() == FlowControl::Next);
+    straight.any(|i| {
+        matches!(i.mnemonic(), Mnemonic::Mov | Mnemonic::Xchg | Mnemonic::Lea | Mnemonic::Xor)
+            && (i.op0_register() == Register::RSP
+                || i.mnemonic() == Mnemonic::Xchg && i.op1_register() == Register::RSP)
+    })
+}
+
+/// What an instruction that writes `rax` makes of it, if that is a constant.
+fn constant_of(instruction: &Instruction) -> Option<u32> {
+    match instruction.code() {
+        Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32 => Some(instruction.immediate32()),
+        Code::Xor_r32_rm32 | Code::Xor_rm32_r32 if instruction.op1_register() == Register::EAX => Some(0),
+        _ => None,
+    }
 }

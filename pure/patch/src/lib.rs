@@ -9,7 +9,9 @@
 mod flow;
 mod plan;
 mod stub;
+mod syscall;
 
-pub use flow::{Branch, branches, far_branches, find_syscall_sites, is_branch};
+pub use flow::{Branch, branches, far_branches, goes_on, has_call, is_branch, is_code};
 pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
 pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};
+pub use syscall::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, plan_syscalls, progress};

@@ -85,6 +85,11 @@ pub enum Refusal {
         /// Its text.
         text: String,
     },
+    /// A system call that threads are cancelled in by its address.
+    Cancelled {
+        /// The call.
+        site: u64,
+    },
     /// The stub is too far away.
     OutOfReach {
         /// What is too far from it.
@@ -112,6 +117,9 @@ impl fmt::Display for Refusal {
                 write!(f, "a call returns to {address:#x}, inside the {JUMP_BYTES} bytes of the probe")
             }
             Refusal::Immovable { address, text } => write!(f, "`{text}` at {address:#x} cannot be moved"),
+            Refusal::Cancelled { site } => {
+                write!(f, "threads that wait in the system call at {site:#x} are cancelled by that address (musl)")
+            }
             Refusal::OutOfReach { address } => write!(f, "{address:#x} is too far from the stub"),
         }
     }
@@ -185,7 +193,7 @@ fn boundary(instructions: &[Instruction], site: u64) -> Result<usize, Refusal> {
 }
 
 /// The instructions of the function proper; all that there are if its size is not known.
-fn within<'a>(
+pub(crate) fn within<'a>(
     function: &Function<'_>,
     instructions: &'a [Instruction],
 ) -> impl Iterator<Item = &'a Instruction> + use<'a> {
@@ -201,7 +209,7 @@ fn is_entry(function: &Function<'_>, instructions: &[Instruction], at: usize) ->
 
 /// The first instructions that together have room for the jump. Behind one that ends the flow only padding
 /// counts, and only up to where the next function may begin.
-fn displace<'a>(function: &Function<'_>, from: &'a [Instruction]) -> Result<&'a [Instruction], Refusal> {
+pub(crate) fn displace<'a>(function: &Function<'_>, from: &'a [Instruction]) -> Result<&'a [Instruction], Refusal> {
     let site = from[0].ip();
     let end = function.address + function.size as u64;
     let mut ended = false;

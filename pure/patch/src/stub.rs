@@ -55,17 +55,17 @@ pub struct Entries {
     pub call: u64,
 }
 
-struct Assembler {
-    base: u64,
-    bytes: Vec<u8>,
+pub(crate) struct Assembler {
+    pub(crate) base: u64,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Assembler {
-    fn here(&self) -> u64 {
+    pub(crate) fn here(&self) -> u64 {
         self.base + self.bytes.len() as u64
     }
 
-    fn put(&mut self, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -113,7 +113,7 @@ impl Assembler {
     }
 
     /// A 32-bit displacement from the end of an instruction that ends with it.
-    fn relative(&mut self, target: u64) -> Result<(), Refusal> {
+    pub(crate) fn relative(&mut self, target: u64) -> Result<(), Refusal> {
         let from = self.here().wrapping_add(4);
         let distance = target.wrapping_sub(from) as i64;
         let distance = i32::try_from(distance).map_err(|_| Refusal::OutOfReach { address: target })?;
@@ -126,7 +126,7 @@ impl Assembler {
         self.fill(hole, (self.bytes.len() - hole - 4) as u32);
     }
 
-    fn jump(&mut self, target: u64) -> Result<(), Refusal> {
+    pub(crate) fn jump(&mut self, target: u64) -> Result<(), Refusal> {
         self.put(&[0xe9]);
         self.relative(target)
     }
@@ -240,9 +240,7 @@ impl Plan {
     /// All registers are as they were.
     fn emit_restore(&self, a: &mut Assembler) {
         if self.saves_flags {
-            a.put(&[0xff, 0xb4, 0x24]); // push [rsp + eflags]; popfq
-            a.put(&(offset_of!(PtRegs, eflags) as u32).to_le_bytes());
-            a.put(&[0x9d]);
+            emit_flags(a);
         }
         for (register, offset) in frame::RESTORED {
             a.load(register, offset);
@@ -252,12 +250,29 @@ impl Plan {
     }
 }
 
+/// The status and direction flags as they were; `rax` and `rcx` are used for it. Not by `popfq`: a debugger that steps over
+/// that leaves its trap flag behind (arch/x86/kernel/step.c:enable_single_step).
+fn emit_flags(a: &mut Assembler) {
+    const AT: [u8; 4] = (offset_of!(PtRegs, eflags) as u32).to_le_bytes();
+    const DIRECTION: [u8; 4] = 0x400u32.to_le_bytes();
+    a.put(&[0xf7, 0x84, 0x24]); // test dword [rsp + eflags], DF
+    a.put(&AT);
+    a.put(&DIRECTION);
+    a.put(&[0x74, 1, 0xfd]); // jz over; std
+    a.put(&[0x8b, 0x8c, 0x24]); // mov ecx, [rsp + eflags]
+    a.put(&AT);
+    a.put(&[0x89, 0xc8, 0xc1, 0xe0, 8]); // mov eax, ecx; shl eax, 8
+    a.put(&[0xc1, 0xe9, 11, 0x83, 0xe1, 1, 0x88, 0xc8]); // shr ecx, 11; and ecx, 1; mov al, cl
+    // The overflow flag, if it was set; the others come from `ah`.
+    a.put(&[0x04, 0x7f, 0x9e]); // add al, 0x7f; sahf
+}
+
 fn immovable(instruction: &Instruction) -> Refusal {
     Refusal::Immovable { address: instruction.ip(), text: format!("{instruction}") }
 }
 
 /// One displaced instruction, with the effect that it had at its own address.
-fn emit_displaced(a: &mut Assembler, instruction: &Instruction, bytes: &[u8]) -> Result<(), Refusal> {
+pub(crate) fn emit_displaced(a: &mut Assembler, instruction: &Instruction, bytes: &[u8]) -> Result<(), Refusal> {
     if instruction.flow_control() == FlowControl::XbeginXabortXend {
         return Err(immovable(instruction));
     }

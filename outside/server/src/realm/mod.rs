@@ -8,10 +8,12 @@ mod doorbell;
 mod modules;
 mod named;
 mod owners;
+mod privileges;
 mod raw_mapping;
 mod recovery;
 mod site;
 mod status;
+mod syscalls;
 mod target;
 mod task;
 mod test_run;
@@ -124,6 +126,15 @@ pub enum SyscallContext {
     Kprobe,
 }
 
+/// What becomes of a target's children and of what it executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Following {
+    /// They are targets, too.
+    All,
+    /// They are not.
+    Nothing,
+}
+
 /// What a link asks for.
 #[derive(Clone, Debug)]
 pub struct LinkSpec {
@@ -197,6 +208,8 @@ struct Shared {
     companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
     modules: Mutex<modules::Modules>,
+    /// The system calls of the kernel's own code in processes, which is the same in all.
+    vdso: Option<modules::SyscallPlans>,
     cpus: u32,
     folder: u32,
 }
@@ -232,6 +245,7 @@ impl Realm {
             maps: Mutex::new(vec![]),
             companions: Mutex::new(BTreeMap::new()),
             modules: Mutex::default(),
+            vdso: modules::vdso_calls(),
             cpus: possible_cpus(),
             folder,
         });
@@ -343,14 +357,19 @@ impl Realm {
     }
 
     /// Makes a running process a target.
-    pub fn add_target(&self, pid: u32) -> Result<TargetStatus, Refusal> {
-        self.tracer.ask(|reply| Command::AddTarget(pid, reply))?
+    pub fn add_target(&self, pid: u32, following: Following) -> Result<TargetStatus, Refusal> {
+        self.tracer.ask(|reply| Command::AddTarget(pid, following, reply))?
     }
 
     /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.
     /// Returns when the new program has been let go.
-    pub fn add_target_at_exec(&self, pid: u32, ready: Box<dyn FnOnce() + Send>) -> Result<TargetStatus, Refusal> {
-        self.tracer.ask_long(|reply| Command::AddTargetAtExec(pid, ready, reply))?
+    pub fn add_target_at_exec(
+        &self,
+        pid: u32,
+        following: Following,
+        ready: Box<dyn FnOnce() + Send>,
+    ) -> Result<TargetStatus, Refusal> {
+        self.tracer.ask_long(|reply| Command::AddTargetAtExec(pid, following, ready, reply))?
     }
 
     /// Takes everything of ours out of a target.

@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ring3_elf::File as Elf;
+use ring3_inject as inject;
 use ring3_layout::control::HookKind;
-use ring3_patch::{Branch, Function, JUMP_BYTES, plan_detour};
+use ring3_patch::{Branch, Function, JUMP_BYTES, SyscallPlan, plan_detour, plan_syscalls};
 use ring3_uapi::Errno;
 
 use super::Refusal;
+use super::raw_mapping::read_process;
 
-/// `__NR_mmap` of x86-64.
-const NR_MMAP: u32 = 9;
 /// What is looked at behind a function whose end is unknown, and behind one that is tiny (padding), bytes.
 const UNKNOWN_FUNCTION_BYTES: u64 = 512;
 const BEHIND_FUNCTION_BYTES: u64 = 32;
@@ -78,6 +78,35 @@ impl StaticSite {
 /// Where ring3 itself wants hooks in a file: kind and file offset.
 pub(super) type Specials = Vec<(HookKind, u64)>;
 
+/// The `syscall` instructions of a file, at the file's addresses.
+#[derive(Debug, Default)]
+pub(super) struct SyscallPlans {
+    /// Those that can be replaced.
+    pub(super) plans: Vec<SyscallPlan>,
+    /// What may be others: address and why they stay.
+    pub(super) left: Vec<(u64, String)>,
+    /// Its functions run on stacks that have room for what the linker has seen, and nothing else: it is in Go.
+    pub(super) small_stacks: bool,
+    /// Pairs of address and file offset at which executable segments begin.
+    segments: Vec<(std::ops::Range<u64>, u64)>,
+}
+
+impl SyscallPlans {
+    /// The calls that lie in a mapping of the file, at the addresses there.
+    pub(super) fn in_mapping<'a>(
+        &'a self,
+        mapping: &'a inject::Mapping,
+    ) -> impl Iterator<Item = SyscallPlan> + use<'a> {
+        let bytes = mapping.range.end - mapping.range.start;
+        self.plans.iter().filter_map(move |plan| {
+            let (segment, at) = self.segments.iter().find(|(segment, _)| segment.contains(&plan.site))?;
+            let inside = (at + (plan.site - segment.start)).checked_sub(mapping.offset)?;
+            let fits = inside + plan.displaced.len() as u64 <= bytes;
+            fits.then(|| plan.mapped((mapping.range.start + inside).wrapping_sub(plan.site)))
+        })
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct FileKey {
     dev: u64,
@@ -92,7 +121,8 @@ pub(super) struct Modules {
     sites: HashMap<(FileKey, u64), Result<Arc<StaticSite>, Refusal>>,
     /// Candidates for branches into the middle of functions, by target.
     branches: HashMap<FileKey, Vec<Branch>>,
-    specials: HashMap<(FileKey, bool), Arc<Specials>>,
+    specials: HashMap<FileKey, Arc<Specials>>,
+    syscalls: HashMap<FileKey, Arc<SyscallPlans>>,
     rseq_offsets: HashMap<FileKey, Option<u64>>,
 }
 
@@ -111,19 +141,30 @@ impl Modules {
         found
     }
 
-    /// The file's special places: the loader's `mmap` where `loader` says that this is the dynamic loader,
-    /// else the unwinder's entries and ends. Files that cannot be read or parsed have none.
-    pub(super) fn specials(&mut self, path: &Path, loader: bool) -> Arc<Specials> {
+    /// The entries and ends of the file's unwinder. Files that cannot be read or parsed have none.
+    pub(super) fn specials(&mut self, path: &Path) -> Arc<Specials> {
         let Ok((key, file)) = open(path) else { return Arc::default() };
-        if let Some(known) = self.specials.get(&(key, loader)) {
+        if let Some(known) = self.specials.get(&key) {
+            return known.clone();
+        }
+        let found = read(file, path).ok().and_then(|bytes| Some(unwind_sites(&Elf::parse(&bytes).ok()?)));
+        let found = Arc::new(found.unwrap_or_default());
+        self.specials.insert(key, found.clone());
+        found
+    }
+
+    /// The file's `syscall` instructions. Files that cannot be read or parsed have none.
+    pub(super) fn syscalls(&mut self, path: &Path) -> Arc<SyscallPlans> {
+        let Ok((key, file)) = open(path) else { return Arc::default() };
+        if let Some(known) = self.syscalls.get(&key) {
             return known.clone();
         }
         let found = read(file, path).ok().and_then(|bytes| {
-            let elf = Elf::parse(&bytes).ok()?;
-            Some(if loader { mmap_sites(&elf) } else { unwind_sites(&elf) })
+            let far = self.branches.entry(key).or_insert_with(|| far_branches(&bytes));
+            syscall_plans(&bytes, far)
         });
         let found = Arc::new(found.unwrap_or_default());
-        self.specials.insert((key, loader), found.clone());
+        self.syscalls.insert(key, found.clone());
         found
     }
 
@@ -220,13 +261,17 @@ fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
 /// A branch of another function into the bytes that a probe's jump at `vaddr` replaces. `far` are the file's
 /// candidates, by target; branches with short displacements come from the neighbours.
 fn entered(elf: &Elf<'_>, far: &[Branch], vaddr: u64) -> Option<Branch> {
-    const SHORT: u64 = 0x80;
     let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
     if names.any(|name| matches!(name, "runtime.goexit" | "runtime.goexit.abi0")) {
         // Go gives each goroutine the address behind its first instruction to return to.
         return Some(Branch { to: vaddr + 1, from: vaddr });
     }
-    let inside = vaddr + 1..vaddr + JUMP_BYTES as u64;
+    entered_in(elf, far, vaddr + 1..vaddr + JUMP_BYTES as u64)
+}
+
+/// A branch of another function into these bytes.
+fn entered_in(elf: &Elf<'_>, far: &[Branch], inside: std::ops::Range<u64>) -> Option<Branch> {
+    const SHORT: u64 = 0x80;
     let code_of = |address: u64| {
         let bounds = elf.function_bounds(address)?;
         Some((elf.code(bounds.clone())?, bounds))
@@ -239,7 +284,7 @@ fn entered(elf: &Elf<'_>, far: &[Branch], vaddr: u64) -> Option<Branch> {
     if let Some(branch) = real.next() {
         return Some(branch);
     }
-    let mut at = vaddr.saturating_sub(SHORT);
+    let mut at = inside.start.saturating_sub(SHORT);
     while at < inside.end + SHORT {
         let Some((code, bounds)) = code_of(at) else {
             at += 1;
@@ -266,23 +311,86 @@ fn far_branches(bytes: &[u8]) -> Vec<Branch> {
     found
 }
 
-/// The instructions behind the `mmap` system calls of a dynamic loader.
-fn mmap_sites(elf: &Elf<'_>) -> Specials {
-    let mut found = Specials::new();
+/// All `syscall` instructions in an ELF image.
+fn syscall_plans(bytes: &[u8], far: &[Branch]) -> Option<SyscallPlans> {
+    let elf = Elf::parse(bytes).ok()?;
+    let small_stacks = elf.section(".gopclntab").is_some() || elf.section(".data.rel.ro.gopclntab").is_some();
+    let mut found = SyscallPlans { small_stacks, ..SyscallPlans::default() };
     for segment in elf.executable_segments() {
+        let Some(offset) = elf.vaddr_to_offset(segment.start) else { continue };
         let Some(code) = elf.code(segment.clone()) else { continue };
+        let mut done = segment.start;
         for at in memchr_syscall(code) {
             let vaddr = segment.start + at as u64;
-            let Some(function) = elf.function_bounds(vaddr) else { continue };
-            let Some(bytes) = elf.code(function.clone()) else { continue };
-            if ring3_patch::find_syscall_sites(bytes, function.start, NR_MMAP).contains(&vaddr)
-                && let Some(offset) = elf.vaddr_to_offset(vaddr + 2)
-            {
-                found.push((HookKind::MappingAdded, offset));
+            if vaddr >= done {
+                done = plan_around(&elf, far, vaddr, segment.end, &mut found);
             }
         }
+        found.segments.push((segment, offset));
     }
-    found
+    // What goes on behind its end is looked at twice.
+    found.plans.sort_by_key(|plan| plan.site);
+    found.plans.dedup_by(|next, plan| next.site < plan.site + plan.displaced.len() as u64);
+    Some(found)
+}
+
+/// The `syscall` instructions of the vDSO, as this process has it.
+pub(super) fn vdso_calls() -> Option<SyscallPlans> {
+    let own = inject::Pid(std::process::id());
+    let mapping = inject::mappings(own).ok()?.into_iter().find(|mapping| mapping.path == "[vdso]")?;
+    let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
+    read_process(own.0, mapping.range.start, &mut image).ok()?;
+    syscall_plans(&image, &far_branches(&image))
+}
+
+/// What lies between known functions, with the one before if that goes on there, if it can be decoded to its end.
+fn between(elf: &Elf<'_>, vaddr: u64) -> Option<std::ops::Range<u64>> {
+    const GAP_BYTES_MAX: u64 = 1 << 20;
+    let gap = elf.gap(vaddr).filter(|gap| gap.end - gap.start <= GAP_BYTES_MAX)?;
+    let before = elf.function_bounds(gap.start.checked_sub(1)?).filter(|before| before.end == gap.start);
+    let goes_on = |range: &std::ops::Range<u64>| {
+        elf.code(range.clone()).is_some_and(|code| ring3_patch::goes_on(code, range.start))
+    };
+    let all = before.filter(goes_on).map_or(gap.start, |before| before.start)..gap.end;
+    ring3_patch::is_code(elf.code(all.clone())?, all.start).then_some(all)
+}
+
+/// Whether code certainly begins at an address: the process does, or what looks like a call goes there.
+fn is_reached(elf: &Elf<'_>, vaddr: u64) -> bool {
+    let mut segments = elf.executable_segments().into_iter();
+    vaddr == elf.entry()
+        || segments.any(|segment| {
+            elf.code(segment.clone()).is_some_and(|code| ring3_patch::has_call(code, segment.start, vaddr))
+        })
+}
+
+/// Plans for all calls of the function around an address; where it ends.
+fn plan_around(elf: &Elf<'_>, far: &[Branch], vaddr: u64, end: u64, found: &mut SyscallPlans) -> u64 {
+    let known = elf.function_bounds(vaddr);
+    let is_gap = known.is_none();
+    let Some(bounds) = known.or_else(|| between(elf, vaddr)) else {
+        found.left.push((vaddr, "no symbol and no unwind table says where its function begins".to_owned()));
+        return vaddr + 1;
+    };
+    let Some(bytes) = elf.code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {
+        return bounds.end;
+    };
+    let size = (bounds.end - bounds.start) as usize;
+    let function = Function { bytes, address: bounds.start, size, entered: None };
+    for (call, plan) in plan_syscalls(&function, &|range| entered_in(elf, far, range)) {
+        match plan {
+            // What is between functions may be data that looks like code.
+            Ok(plan) if is_gap && !plan.loads_number && !is_reached(elf, bounds.start) => {
+                found.left.push((
+                    call,
+                    "in no known function, nobody calls what is there, and no number is loaded before it".to_owned(),
+                ));
+            }
+            Ok(plan) => found.plans.push(plan),
+            Err(why) => found.left.push((call, why.to_string())),
+        }
+    }
+    bounds.end
 }
 
 /// Where the bytes of a `syscall` instruction stand, instruction boundaries unknown.

@@ -16,6 +16,7 @@ use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
 
 use super::raw_mapping::{read_process, read_value, value_from};
+use super::syscalls;
 use super::target::{LEAVE_WITHIN, STOP_WITHIN};
 
 /// Name of the control block's memfd, as `/proc/PID/maps` shows it.
@@ -87,12 +88,15 @@ impl Cleaning {
     fn run(self) -> Result<bool, inject::Error> {
         let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
         self.restore_sites(&mut stopped)?;
+        syscalls::restore(&mut stopped, self.region)?;
         self.restore_returns(&mut stopped);
         let areas = self.stub_areas();
         let region = self.region..self.region + REGION_BYTES;
         let stubs = areas.iter().map(|area| area.base..area.base + area.bytes);
         let ours: Vec<_> = stubs.chain([region]).collect();
-        if !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
+        let returns = stopped.saved_contexts()?;
+        let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
+        if returns_inside || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
             return Ok(false);
         }
         self.release_gs(&mut stopped)?;
@@ -242,6 +246,20 @@ pub(super) fn guards_clear(pid: u32, region: u64) -> bool {
 pub(super) fn all_processes() -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return vec![] };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The thread of a process that has this id in its own pid namespace.
+pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
+    let own = |tid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+        inject::status_field(&status, "NSpid")?.split_whitespace().last()?.parse::<u32>().ok()
+    };
+    if own(own_tid) == Some(own_tid) {
+        return Some(own_tid);
+    }
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let mut tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    tids.find(|tid| own(*tid) == Some(own_tid))
 }
 
 /// Start time of a process, clock ticks since boot.

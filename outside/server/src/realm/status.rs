@@ -23,7 +23,7 @@ pub struct SiteStatus {
     pub module: String,
     /// How it is instrumented.
     pub tactic: String,
-    /// `probe`, or ring3's own: `mapping-added`, `unwind-start`, `unwind-end`.
+    /// `probe`, or ring3's own: `unwind-start`, `unwind-end`.
     pub kind: String,
     /// Programs on entry.
     pub entry_programs: Vec<u32>,
@@ -54,6 +54,12 @@ pub struct TargetStatus {
     pub missed_no_block: u64,
     /// Patched sites.
     pub sites: Vec<SiteStatus>,
+    /// `syscall` instructions that were replaced.
+    pub syscall_sites: usize,
+    /// System calls that were to be seen and are not: address and reason.
+    pub syscalls_left: Vec<(u64, String)>,
+    /// System calls that ran programs, their beginnings and their ends; and those that could not.
+    pub syscall_hits: (u64, u64),
     /// Links that could not be applied: link id and reason.
     pub refused: Vec<(u32, String)>,
 }
@@ -83,7 +89,11 @@ impl Target {
             }
         });
         let missed = read_value::<u64>(self.pid, self.region + STATE_OFFSET + 8);
+        let (syscall_sites, syscalls_left) = self.syscalls.status();
         TargetStatus {
+            syscall_sites,
+            syscalls_left,
+            syscall_hits: self.syscalls.hook_index().and_then(|hook| counts.get(hook).copied()).unwrap_or_default(),
             pid: self.pid,
             comm: self.comm.clone(),
             explicit: self.explicit,
@@ -147,8 +157,8 @@ impl Target {
 fn kind_name(kind: HookKind) -> &'static str {
     match kind {
         HookKind::Probe => "probe",
-        HookKind::MappingAdded => "mapping-added",
         HookKind::UnwindStart => "unwind-start",
         HookKind::UnwindEnd => "unwind-end",
+        HookKind::Syscalls => "syscalls",
     }
 }

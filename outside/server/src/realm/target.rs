@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader,
-    HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX,
-    STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack, range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, ATTACHMENTS_OFFSET,
+    Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind,
+    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
+    range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -28,8 +29,9 @@ use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
+use super::syscalls::{self, Syscalls, WantedCall, Wish};
 use super::tracer::refusal_of;
-use super::{AttachmentId, LinkSpec, MapSlot, Point, Refusal, Shared};
+use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared, SyscallContext};
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -58,17 +60,23 @@ pub(super) struct Target {
     pub(super) own_pid: u32,
     pub(super) comm: String,
     pub(super) explicit: bool,
+    /// What becomes of its children and of what it executes.
+    pub(super) following: Following,
+    /// It is another program of a process that was a target: the end of `execve` is still to be seen.
+    pub(super) executed: bool,
     pub(super) nonce: u64,
     /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
     ancestors: Vec<u64>,
     pidfd: OwnedFd,
     pub(super) region: u64,
-    control: SharedFile,
+    pub(super) control: SharedFile,
     /// Address and bytes of each mapped map.
     maps: BTreeMap<MapSlot, (u64, u64)>,
     pub(super) sites: BTreeMap<u64, Site>,
     pub(super) hooks_used: u32,
-    ranges: RangeAllocator,
+    pub(super) ranges: RangeAllocator,
+    /// Where system calls are seen.
+    pub(super) syscalls: Syscalls,
     /// Base and used bytes of each stub area.
     areas: Vec<(u64, u64)>,
     /// Everything is being taken out.
@@ -103,6 +111,8 @@ impl Target {
             own_pid: info.own_pid,
             comm: info.comm,
             explicit,
+            following: Following::All,
+            executed: false,
             nonce: fresh_nonce(),
             ancestors: vec![],
             pidfd,
@@ -112,6 +122,7 @@ impl Target {
             sites: BTreeMap::new(),
             hooks_used: 0,
             ranges: RangeAllocator::default(),
+            syscalls: Syscalls::default(),
             areas: vec![],
             leaving: None,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
@@ -120,6 +131,12 @@ impl Target {
             inject_us: 0,
             stopped_us: 0,
         })
+    }
+
+    /// From now on, and for whoever is forked from now on.
+    pub(super) fn set_following(&mut self, following: Following) {
+        self.following = following;
+        self.tell_following();
     }
 
     /// Reads and parses the files that the links concern, so that this need not happen while the process
@@ -159,11 +176,18 @@ impl Target {
         let announce = |base| self.write_header(shared, base);
         let region = inject::map_region(&mut stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
+        self.tell_blocks();
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, &file.geometry);
         }
         let wanted = self.wanted(&mut shared.modules(), links).unwrap_or_default();
+        let calls = self.wanted_calls(shared, links).unwrap_or_default();
         self.reconcile(&mut stopped, wanted, links);
+        self.reconcile_calls(&mut stopped, calls);
+        self.publish_calls(links);
+        if self.executed {
+            self.finish_exec(&mut stopped).map_err(refusal_of)?;
+        }
         let stop_began = stopped.since();
         // Whoever has slept is let run before threads that have just been let go.
         std::thread::sleep(Duration::from_nanos(1));
@@ -245,11 +269,13 @@ impl Target {
         let wanted = self.wanted(&mut shared.modules(), links)?;
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
-        if missing.is_empty() && self.is_same_but_uses(&wanted) {
+        let calls = self.wanted_calls(shared, links)?;
+        if missing.is_empty() && self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) {
             for want in wanted {
                 let address = want.place.address;
                 self.publish(address, &want.uses, links);
             }
+            self.publish_calls(links);
             return Ok(());
         }
         let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(|error| {
@@ -258,6 +284,8 @@ impl Target {
         })?;
         self.map_missing(shared, &mut stopped, &missing)?;
         self.reconcile(&mut stopped, wanted, links);
+        self.publish_calls(links);
+        self.reconcile_calls(&mut stopped, calls);
         drop(stopped);
         self.tell_perf(shared);
         Ok(())
@@ -271,10 +299,11 @@ impl Target {
             uses.retain(|use_| links.contains_key(&use_.attachment));
             self.publish(address, &uses, links);
         }
+        self.publish_calls(links);
     }
 
     /// The links that hold for this process.
-    fn links_for<'a>(
+    pub(super) fn links_for<'a>(
         &self,
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
@@ -325,20 +354,24 @@ impl Target {
         Ok(wanted.into_values().collect())
     }
 
-    /// ring3's own places: the dynamic loader's `mmap`, and the unwinders if returns are awaited.
+    /// The system calls that should be seen: those that links want, and the mappings that the dynamic loader makes.
+    fn wanted_calls(
+        &self,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<Vec<WantedCall>, Refusal> {
+        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
+        let vdso = shared.vdso.as_ref();
+        Ok(syscalls::wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader))
+    }
+
+    /// ring3's own places: the unwinders, if returns are awaited.
     fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<Wanted> {
         let mut found = vec![];
-        for mapping in mappings.iter().filter(|m| m.is_executable() && m.inode != 0) {
-            let loader = is_dynamic_loader(&mapping.path);
+        for mapping in mappings.iter().filter(|m| returns && m.is_executable() && m.inode != 0) {
             let path = PathBuf::from(format!("/proc/{}/root{}", self.pid, mapping.path));
-            let mut specials = vec![];
-            if loader {
-                specials.extend(modules.specials(&path, true).iter().copied());
-            }
-            if returns {
-                specials.extend(modules.specials(&path, false).iter().copied());
-            }
-            for (kind, offset) in specials {
+            for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };
                 if let Some(place) = place_in(mapping, offset, kind) {
                     found.push(Wanted { place, code, uses: vec![] });
@@ -433,13 +466,17 @@ impl Target {
         let region = self.region;
         let symbol = |name| region + ring3_image::symbol(name).expect("the agent has its entry points");
         let entries = ring3_patch::Entries { enter: symbol("ring3_enter"), call: symbol("ring3_call_probed") };
-        let (stub_address, area) = self.stub_room(stopped, &place, ring3_patch::STUB_BYTES_MAX as u64)?;
+        if self.syscalls.overlap(&(place.address..plan.resume)) {
+            return Err(refuse("a system call that is traced is there".into()));
+        }
+        let room = ring3_patch::STUB_BYTES_MAX as u64;
+        let (stub_address, area) = self.stub_room(stopped, place.address, place.mapping.clone(), room)?;
         let stub = plan
             .stub(stub_address, entries, self.region + CONTROL_OFFSET + hook_offset)
             .map_err(|why| refuse(why.to_string()))?;
         let jump = plan.jump(stub_address).map_err(|why| refuse(why.to_string()))?;
         stopped.write(stub_address, &stub.bytes).map_err(refusal_of)?;
-        self.areas[area].1 += (stub.bytes.len() as u64).next_multiple_of(STUB_ALIGN);
+        self.take_stub_room(area, stub.bytes.len() as u64);
         self.hooks_used += 1;
         self.control.write(
             hook_offset,
@@ -470,16 +507,15 @@ impl Target {
     }
 
     /// Room for a stub within reach of a place: the address, and the index of its area.
-    fn stub_room(
+    pub(super) fn stub_room(
         &mut self,
         stopped: &mut inject::Stopped,
-        place: &Place,
+        address: u64,
+        mapping: std::ops::Range<u64>,
         bytes: u64,
     ) -> Result<(u64, usize), Refusal> {
         const REACH: u64 = i32::MAX as u64 - (1 << 20);
-        let near = |base: u64| {
-            place.address.abs_diff(base) < REACH && place.address.abs_diff(base + STUB_AREA_BYTES) < REACH
-        };
+        let near = |base: u64| address.abs_diff(base) < REACH && address.abs_diff(base + STUB_AREA_BYTES) < REACH;
         let known = self.areas.iter().position(|(base, used)| near(*base) && used + bytes <= STUB_AREA_BYTES);
         let index = match known {
             Some(index) => index,
@@ -487,8 +523,7 @@ impl Target {
                 return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
             }
             None => {
-                let base =
-                    inject::map_stub_area(stopped, place.mapping.clone(), STUB_AREA_BYTES).map_err(refusal_of)?;
+                let base = inject::map_stub_area(stopped, mapping, STUB_AREA_BYTES).map_err(refusal_of)?;
                 let entry = STUB_AREAS_OFFSET + self.areas.len() as u64 * size_of::<StubArea>() as u64;
                 self.control.write(entry, StubArea { base, bytes: STUB_AREA_BYTES });
                 self.areas.push((base, 0));
@@ -497,6 +532,23 @@ impl Target {
         };
         let (base, used) = self.areas[index];
         Ok((base + used, index))
+    }
+
+    /// That many bytes of the room are in use now.
+    pub(super) fn take_stub_room(&mut self, area: usize, bytes: u64) {
+        self.areas[area].1 += bytes.next_multiple_of(STUB_ALIGN);
+    }
+
+    /// A hook that is no place, only counts: its index and its address.
+    pub(super) fn add_counting_hook(&mut self) -> Option<(u32, u64)> {
+        if self.hooks_used >= HOOKS_MAX {
+            return None;
+        }
+        let index = self.hooks_used;
+        self.hooks_used += 1;
+        let offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
+        self.control.write(offset, [0, HookKind::Syscalls as u64 | u64::from(index) << 32, 0, 0, 0, HOOK_MANY, 0, 0]);
+        Some((index, self.region + CONTROL_OFFSET + offset))
     }
 
     /// Restores the bytes of a site and stops running its programs.
@@ -550,26 +602,7 @@ impl Target {
         for ret in [false, true] {
             let specs: Vec<&LinkSpec> =
                 uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec)).collect();
-            let first = self.ranges.reserve(specs.len() as u32);
-            let Some(first) = first else {
-                tracing::warn!(pid = self.pid, "the attachment table is full; {} programs are not run", specs.len());
-                continue;
-            };
-            for (index, spec) in specs.iter().enumerate() {
-                let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
-                self.control.write(
-                    entry,
-                    AttachmentBytes {
-                        code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
-                        cookie: spec.cookie,
-                        pid: if spec.pid.is_some() { self.own_pid } else { 0 },
-                        flags: attachment_flags(spec),
-                        link_id: spec.link_id,
-                        prog_id: spec.prog_id,
-                        reserved: [0; 2],
-                    },
-                );
-            }
+            let Some(first) = self.write_attachments(&specs) else { continue };
             let entry = ATTACHMENTS_OFFSET + u64::from(first) * size_of::<Attachment>() as u64;
             only[usize::from(ret)] = match &specs[..] {
                 [] => 0,
@@ -589,6 +622,30 @@ impl Target {
         let [entry, ret] = only;
         self.control.word(hook + offset_of!(Hook, only_return) as u64).store(ret, Ordering::SeqCst);
         only_at.store(entry, Ordering::SeqCst);
+    }
+
+    /// Writes a range of the attachment table that nobody reads yet; where it begins.
+    pub(super) fn write_attachments(&mut self, specs: &[&LinkSpec]) -> Option<u32> {
+        let Some(first) = self.ranges.reserve(specs.len() as u32) else {
+            tracing::warn!(pid = self.pid, "the attachment table is full; {} programs are not run", specs.len());
+            return None;
+        };
+        for (index, spec) in specs.iter().enumerate() {
+            let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
+            self.control.write(
+                entry,
+                AttachmentBytes {
+                    code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
+                    cookie: spec.cookie,
+                    pid: if spec.pid.is_some() { self.own_pid } else { 0 },
+                    flags: attachment_flags(spec),
+                    link_id: spec.link_id,
+                    prog_id: spec.prog_id,
+                    reserved: [0; 2],
+                },
+            );
+        }
+        Some(first)
     }
 
     // ---- maps ----
@@ -651,6 +708,16 @@ impl Target {
             .find(|pid| nonce_at(*pid, self.region) == Some(self.nonce) && !self.shares_memory(*pid))
     }
 
+    /// The process with this id in its own pid namespace that runs in this target's memory: a `vfork` child.
+    pub(super) fn find_borrower(&self, own_pid: u32) -> Option<u32> {
+        let is_it = |pid: &u32| {
+            nonce_at(*pid, self.region) == Some(self.nonce)
+                && self.shares_memory(*pid)
+                && inject::inspect(inject::Pid(*pid)).is_ok_and(|info| info.own_pid == own_pid)
+        };
+        Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
+    }
+
     fn shares_memory(&self, pid: u32) -> bool {
         // The child's copy of the process page is wiped at fork, until its agent initialises it with its own pid.
         let generation = read_value::<u64>(pid, self.region + PROCESS_OFFSET);
@@ -661,6 +728,7 @@ impl Target {
     /// Gives a fork of this target its own control block, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
         let mut target = Target::prepare(child, self.explicit)?;
+        target.following = self.following;
         let mut stopped = inject::Stopped::seize(inject::Pid(child), STOP_WITHIN)?;
         target.control.copy_from(&self.control);
         target.region = self.region;
@@ -673,6 +741,7 @@ impl Target {
         target.areas = self.areas.clone();
         target.sites = self.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         target.ranges = self.ranges.copy();
+        target.syscalls = self.syscalls.clone();
         target.tell_perf(shared);
         Ok(target)
     }
@@ -758,7 +827,11 @@ fn hook_flags(original: &[u8]) -> u32 {
 /// `ATTACHMENT_*` of a program.
 fn attachment_flags(spec: &LinkSpec) -> u32 {
     let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
-    when(spec.per_cpu, ATTACHMENT_CPU_SLOT) | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
+    let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
+    when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
+        | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
+        | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
+        | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
 }
 
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
@@ -767,7 +840,7 @@ fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, 
     }
 }
 
-fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
+pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
     let mut there = vec![0u8; bytes.len()];
     stopped.read(address, &mut there).is_ok() && there == bytes
 }
@@ -847,6 +920,11 @@ fn fresh_nonce() -> u64 {
 }
 
 impl Site {
+    /// Whether what was displaced there lies in these bytes.
+    pub(super) fn overlaps(&self, bytes: &std::ops::Range<u64>) -> bool {
+        self.place.address < bytes.end && bytes.start < self.plan.resume
+    }
+
     fn copy(&self) -> Site {
         Site {
             place: self.place.clone(),

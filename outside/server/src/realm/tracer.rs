@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
-use ring3_layout::realm::request;
+use ring3_layout::realm::{Request, request};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
@@ -20,7 +20,7 @@ use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
 use ring3_names::elf::Placed;
 
 use super::text::TextRange;
-use super::{AttachmentId, LinkSpec, MapSlot, Point, Refusal, Shared, owners, raw_mapping, recovery};
+use super::{AttachmentId, Following, LinkSpec, MapSlot, Refusal, Shared, owners, privileges, raw_mapping, recovery};
 
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -33,8 +33,8 @@ pub(super) const EXEC_WITHIN: Duration = Duration::from_secs(10);
 pub(super) enum Command {
     Attach(Box<LinkSpec>, Sender<Result<AttachmentId, Refusal>>),
     Detach(AttachmentId, Sender<()>),
-    AddTarget(u32, Sender<Result<TargetStatus, Refusal>>),
-    AddTargetAtExec(u32, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
+    AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
+    AddTargetAtExec(u32, Following, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, Sender<Result<(), Refusal>>),
     MapCompanions(Sender<Result<(), Refusal>>),
     ThreadSerial(u32, u32, Sender<Option<u32>>),
@@ -180,12 +180,14 @@ impl Actor {
                 self.detach(id);
                 let _ = reply.send(());
             }
-            Command::AddTarget(pid, reply) => {
-                let added = self.add_target(pid, true);
+            Command::AddTarget(pid, following, reply) => {
+                let added = self.add_target(pid, Some(following));
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
             }
-            Command::AddTargetAtExec(pid, ready, reply) => drop(reply.send(self.add_target_at_exec(pid, ready))),
+            Command::AddTargetAtExec(pid, following, ready, reply) => {
+                let _ = reply.send(self.add_target_at_exec(pid, following, ready));
+            }
             Command::RemoveTarget(pid, reply) => drop(reply.send(self.remove_target(pid))),
             Command::MapCompanions(reply) => drop(reply.send(self.apply_everywhere())),
             Command::ThreadSerial(pid, tid, reply) => {
@@ -216,13 +218,16 @@ impl Actor {
 
     // ---- targets ----
 
-    /// Makes a process a target with all links that hold for it. `explicit`: asked for by the user, so it
-    /// stays one when its own links are gone.
-    fn add_target(&mut self, pid: u32, explicit: bool) -> Result<(), Refusal> {
+    /// Makes a process a target with all links that hold for it. `asked`: by the user, so it stays one when its own links are
+    /// gone.
+    fn add_target(&mut self, pid: u32, asked: Option<Following>) -> Result<(), Refusal> {
         self.forget_vanished();
         if let Some(target) = self.targets.get_mut(&pid) {
             if !target.is_leaving() {
-                target.explicit |= explicit;
+                target.explicit |= asked.is_some();
+                if let Some(following) = asked {
+                    target.set_following(following);
+                }
                 return Ok(());
             }
             self.see_off(pid, LEAVE_WITHIN)?;
@@ -237,20 +242,45 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let mut prepared = recovery::patiently(|| Target::prepare(pid, explicit)).map_err(refusal_of)?;
+        let mut prepared = recovery::patiently(|| Target::prepare(pid, asked.is_some())).map_err(refusal_of)?;
+        prepared.set_following(asked.unwrap_or(Following::All));
         prepared.read_modules(&mut self.shared.modules(), &mut self.links);
         let stopped =
             recovery::patiently(|| inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN)).map_err(refusal_of)?;
         self.finish_adding(prepared, stopped, started)
     }
 
-    fn add_target_at_exec(&mut self, pid: u32, ready: Box<dyn FnOnce() + Send>) -> Result<TargetStatus, Refusal> {
+    fn add_target_at_exec(
+        &mut self,
+        pid: u32,
+        following: Following,
+        ready: Box<dyn FnOnce() + Send>,
+    ) -> Result<TargetStatus, Refusal> {
         let stopped = inject::Stopped::seize_at_exec(inject::Pid(pid), EXEC_WITHIN, ready).map_err(refusal_of)?;
         let started = Instant::now();
         let mut prepared = Target::prepare(pid, true).map_err(refusal_of)?;
+        prepared.set_following(following);
         prepared.find_rseq(&mut self.shared.modules());
         self.finish_adding(prepared, stopped, started)?;
         Ok(self.status_of(pid))
+    }
+
+    /// A thread of a target, or of a `vfork` child of one, is about to execute a program: that is a target, too. `ready` lets
+    /// the thread go ahead.
+    fn follow_exec(&mut self, parent: u32, (pid, tid): (u32, u32), ready: impl FnOnce()) -> Result<(), Refusal> {
+        let Some(parent) = self.targets.get(&parent) else { return Ok(()) };
+        let (explicit, following) = (parent.explicit, parent.following);
+        let gains =
+            |stopped: &inject::Stopped, registers: &inject::Registers| !privileges::gained(stopped, registers);
+        let stopped = inject::Stopped::follow_exec(inject::Pid(pid), tid, EXEC_WITHIN, ready, gains);
+        let Some(stopped) = stopped.map_err(refusal_of)? else { return Ok(()) };
+        let started = Instant::now();
+        self.forget_vanished();
+        let mut prepared = Target::prepare(pid, explicit).map_err(refusal_of)?;
+        prepared.set_following(following);
+        prepared.executed = true;
+        prepared.find_rseq(&mut self.shared.modules());
+        self.finish_adding(prepared, stopped, started)
     }
 
     fn finish_adding(
@@ -349,7 +379,12 @@ impl Actor {
         match parent.adopt(&self.shared, child) {
             Ok(target) => {
                 tracing::info!(pid = child, parent = parent.pid, "fork adopted");
+                let stays = parent.following == Following::All;
                 self.targets.insert(child, target);
+                if !stays {
+                    self.targets.get_mut(&child).expect("just inserted").begin_leaving();
+                    return true;
+                }
                 // It has its parent's probes: some programs may be for one of the two only.
                 if self.links.values().any(|link| link.spec.filter.chooses())
                     && let Err(refusal) = self.apply(child)
@@ -369,9 +404,6 @@ impl Actor {
     // ---- links ----
 
     fn attach(&mut self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
-        if let Point::Syscall(_) = spec.point {
-            return Err(Refusal::new(Errno::ENOTSUPP, "system calls are not traced yet"));
-        }
         self.forget_vanished();
         self.adopt_all_children();
         let id = AttachmentId(self.next_attachment);
@@ -379,7 +411,7 @@ impl Actor {
         let pid = spec.pid;
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
         let result = match pid {
-            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, false),
+            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None),
             Some(pid) => self.apply(pid),
             None => {
                 for pid in self.targets.keys().copied().collect::<Vec<_>>() {
@@ -481,16 +513,31 @@ impl Actor {
     fn serve_requests(&mut self) {
         let shared = self.shared.clone();
         for entry in &shared.block.realm().requests {
-            use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+            use std::sync::atomic::Ordering::{Acquire, Relaxed};
             let state = entry.state.load(Acquire);
             if !matches!(state, request::PENDING | request::UNATTENDED | request::ABANDONED) {
                 continue;
             }
             if state != request::ABANDONED {
                 let kind = entry.kind.load(Relaxed);
-                let (pid, nonce) = (entry.pid.load(Relaxed), entry.nonce.load(Relaxed));
-                self.serve(kind, pid, nonce);
+                let ids = (entry.pid.load(Relaxed), entry.tid.load(Relaxed));
+                let nonce = entry.nonce.load(Relaxed);
+                // An agent that waits for an answer may get it at once.
+                let answered = std::cell::Cell::new(false);
+                self.serve(kind, ids, nonce, || {
+                    answered.set(true);
+                    answer(entry);
+                });
+                if answered.get() {
+                    continue;
+                }
             }
+            answer(entry);
+        }
+
+        /// Whoever waits goes on; what nobody waits for is free again.
+        fn answer(entry: &Request) {
+            use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
             if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {
                 raw_mapping::futex_wake(&entry.state);
             } else {
@@ -499,15 +546,24 @@ impl Actor {
         }
     }
 
-    /// `pid` and `nonce` are claims of a process that can write the realm block; both are only used to find
-    /// a target, whose identity the server knows for itself.
-    fn serve(&mut self, kind: u32, pid: u32, nonce: u64) {
+    /// `pid`, `tid` and `nonce` are claims of a process that can write the realm block; they are only used to find
+    /// a target, whose identity the server knows for itself. `answer` lets the asker go on before the work is done.
+    fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce()) {
         let Some(owner) = self.targets.values().find(|t| t.nonce == nonce).map(|t| t.pid) else { return };
         self.adopt_children_of(owner);
+        let asker = self.targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid);
+        if kind == request::KIND_EXEC {
+            let process = asker.or_else(|| self.targets.get(&owner)?.find_borrower(pid));
+            let Some(process) = process else { return };
+            let Some(thread) = recovery::thread_named(process, tid) else { return };
+            if let Err(refusal) = self.follow_exec(asker.unwrap_or(owner), (process, thread), answer) {
+                tracing::warn!(pid = process, "not traced behind execve: {refusal}");
+            }
+            return;
+        }
         if kind != request::KIND_MAPPING_ADDED {
             return;
         }
-        let asker = self.targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid);
         let asker = asker.unwrap_or(owner);
         if let Err(refusal) = self.apply(asker) {
             tracing::warn!(pid = asker, "new mappings: {refusal}");

@@ -1,0 +1,295 @@
+//! Where gates of system calls lead.
+//!
+//! A gate passes what it is in `ecx`; `r11` is free. All other registers and the stack are those of the caller, who may use what
+//! lies below its stack pointer.
+//!
+//! Some callers have no stack that could be used: goroutines, whose stacks have room for nothing that the linker has not seen,
+//! and threads that end and have unmapped theirs. Calls of these run on a stack in the thread's block, which GS leads to; of
+//! threads that are not known yet, one at a time, on the last stack. The thread's own is not touched.
+
+use core::arch::naked_asm;
+use core::mem::offset_of;
+
+use ring3_layout::region::{
+    CONTROL_OFFSET, GATES_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET,
+};
+use ring3_layout::syscall::{
+    APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+};
+use ring3_layout::thread::{ProcessPage, StateHeader, ThreadBlock};
+use ring3_runtime::raw_syscalls::{self, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK};
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_entry::image_base;
+
+/// Where in the frame stands how to leave.
+const STACK: usize = size_of::<PtRegs>();
+
+unsafe extern "sysv64" fn enter(regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the gate's promise.
+    unsafe { raw_syscalls::enter(image_base(), regs, passed) }
+}
+
+unsafe extern "sysv64" fn exit(regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the gate's promise.
+    unsafe { raw_syscalls::exit(image_base(), regs, passed) }
+}
+
+/// Stores the registers in the frame at `rsp`, `r11` being the caller's stack pointer, and passes it on.
+macro_rules! store {
+    ($result:literal) => {
+        concat!(
+            "mov [rsp + {rsp}], r11\n",
+            "mov [rsp + {number}], rax\n",
+            $result,
+            "\nmov [rsp + {rdi}], rdi\n",
+            "mov [rsp + {rsi}], rsi\n",
+            "mov [rsp + {rdx}], rdx\n",
+            "mov [rsp + {r10}], r10\n",
+            "mov [rsp + {r8}], r8\n",
+            "mov [rsp + {r9}], r9\n",
+            "mov [rsp + {rbx}], rbx\n",
+            "mov [rsp + {rbp}], rbp\n",
+            "mov [rsp + {r12}], r12\n",
+            "mov [rsp + {r13}], r13\n",
+            "mov [rsp + {r14}], r14\n",
+            "mov [rsp + {r15}], r15\n",
+            "mov qword ptr [rsp + {cs}], 0x33\n",
+            "mov qword ptr [rsp + {ss}], 0x2b\n",
+            "mov rax, [rsp + {eflags}]\n",
+            "mov [rsp + {r11}], rax\n",
+            "mov rdi, rsp\n",
+            "mov esi, ecx\n",
+            "mov rbx, rsp\n",
+            "and rsp, -16",
+        )
+    };
+}
+
+/// The status and direction flags as they were. Not by `popfq`: a debugger that steps over that leaves its trap flag behind
+/// (arch/x86/kernel/step.c:enable_single_step).
+macro_rules! restore_flags {
+    () => {
+        concat!(
+            "test dword ptr [rsp + {eflags}], 0x400\n",
+            "jz 2f\n",
+            "std\n",
+            "2: mov ecx, [rsp + {eflags}]\n",
+            "mov eax, ecx\n",
+            "shl eax, 8\n",
+            "shr ecx, 11\n",
+            "and ecx, 1\n",
+            "mov al, cl\n",
+            // The overflow flag, if it was set; the others come from `ah`.
+            "add al, 0x7f\n",
+            "sahf",
+        )
+    };
+}
+
+/// Loads the registers from the frame at `rsp`.
+macro_rules! load {
+    () => {
+        concat!(
+            "mov rax, [rsp + {number}]\n",
+            "mov rdi, [rsp + {rdi}]\n",
+            "mov rsi, [rsp + {rsi}]\n",
+            "mov rdx, [rsp + {rdx}]\n",
+            "mov r10, [rsp + {r10}]\n",
+            "mov r8, [rsp + {r8}]\n",
+            "mov r9, [rsp + {r9}]\n",
+            "mov rbx, [rsp + {rbx}]",
+        )
+    };
+}
+
+/// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store.
+macro_rules! entry {
+    ($name:ident, $of:ident, $number:ident, $result:literal, $save:literal, $restore:expr) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                "mov r11, rsp",
+                "lea rsp, [rsp - {frame}]",
+                $save,
+                store!($result),
+                "call {of}",
+                "mov rsp, rbx",
+                "mov r11, rax",
+                $restore,
+                load!(),
+                "mov rsp, [rsp + {rsp}]",
+                "jmp r11",
+                frame = const FRAME_BYTES,
+                number = const offset_of!(PtRegs, $number),
+                rax = const offset_of!(PtRegs, rax),
+                rdi = const offset_of!(PtRegs, rdi),
+                rsi = const offset_of!(PtRegs, rsi),
+                rdx = const offset_of!(PtRegs, rdx),
+                r10 = const offset_of!(PtRegs, r10),
+                r11 = const offset_of!(PtRegs, r11),
+                r8 = const offset_of!(PtRegs, r8),
+                r9 = const offset_of!(PtRegs, r9),
+                rbx = const offset_of!(PtRegs, rbx),
+                rbp = const offset_of!(PtRegs, rbp),
+                r12 = const offset_of!(PtRegs, r12),
+                r13 = const offset_of!(PtRegs, r13),
+                r14 = const offset_of!(PtRegs, r14),
+                r15 = const offset_of!(PtRegs, r15),
+                cs = const offset_of!(PtRegs, cs),
+                ss = const offset_of!(PtRegs, ss),
+                eflags = const offset_of!(PtRegs, eflags),
+                rsp = const offset_of!(PtRegs, rsp),
+                of = sym $of,
+            )
+        }
+    };
+}
+
+/// As `entry`, on another stack. `$known` and `$unknown` are where in gates a caller goes on for which there is none at present.
+macro_rules! entry_apart {
+    ($name:ident, $of:ident, $number:ident, $result:literal, $known:expr, $unknown:expr) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                // Whether GS leads to a block that is the thread's own: as `raw_thread::at_gs`.
+                "rdgsbase r11",
+                "sub r11, [rip + __ehdr_start + {blocks}]",
+                "cmp r11, {state_bytes}",
+                "jae 4f",
+                "rdfsbase r11",
+                "cmp gs:[{fs_base}], r11",
+                "jne 4f",
+                "mov r11, [rip + __ehdr_start + {process}]",
+                "test r11, r11",
+                "jz 4f",
+                "cmp gs:[{generation}], r11",
+                "jne 4f",
+                "mov r11, gs:[{apart_top}]",
+                "cmp r11, gs:[{apart_end}]",
+                "jbe 4f",
+                "sub qword ptr gs:[{apart_top}], {apart_bytes}",
+                "mov qword ptr [r11 - {frame} + {stack}], {stack_of_block}",
+                "2: lea r11, [r11 - {frame}]",
+                "xchg r11, rsp",
+                "mov qword ptr [rsp + {eflags}], 0x246",
+                store!($result),
+                "call {of}",
+                "mov rsp, rbx",
+                "mov r11, rax",
+                load!(),
+                "cmp dword ptr [rsp + {stack}], {is_last}",
+                "je 3f",
+                "mov rsp, [rsp + {rsp}]",
+                "add qword ptr gs:[{apart_top}], {apart_bytes}",
+                "jmp r11",
+                "3: mov rsp, [rsp + {rsp}]",
+                "mov dword ptr [rip + __ehdr_start + {lock}], 0",
+                "jmp r11",
+                // The thread is not known.
+                "4: mov r11d, 1",
+                "xchg dword ptr [rip + __ehdr_start + {lock}], r11d",
+                "test r11d, r11d",
+                "jnz 5f",
+                "lea r11, [rip + __ehdr_start + {last_stack}]",
+                "mov qword ptr [r11 - {frame} + {stack}], {is_last}",
+                "jmp 2b",
+                // Somebody else is not known either: the call goes on unseen.
+                "5: lock inc qword ptr [rip + __ehdr_start + {missed}]",
+                "movzx r11d, cx",
+                "imul r11, r11, {gate_bytes}",
+                "test ecx, ecx",
+                "lea rcx, [rip + __ehdr_start + {gates}]",
+                "lea r11, [r11 + rcx]",
+                "js 6f",
+                "add r11, {unknown}",
+                "jmp r11",
+                "6: add r11, {known}",
+                "jmp r11",
+                frame = const FRAME_BYTES,
+                stack = const STACK,
+                stack_of_block = const STACK_OF_BLOCK,
+                is_last = const LAST_STACK,
+                state_bytes = const STATE_BYTES,
+                apart_bytes = const APART_BYTES,
+                blocks = const CONTROL_OFFSET as usize + TABLES_OFFSET as usize + offset_of!(SyscallTables, blocks),
+                process = const PROCESS_OFFSET as usize + offset_of!(ProcessPage, generation),
+                lock = const STATE_OFFSET as usize + offset_of!(StateHeader, last_stack),
+                missed = const STATE_OFFSET as usize + offset_of!(StateHeader, missed_no_block),
+                last_stack = const LAST_STACK_OFFSET + APART_BYTES,
+                gates = const GATES_OFFSET,
+                gate_bytes = const GATE_BYTES,
+                known = const $known,
+                unknown = const $unknown,
+                fs_base = const offset_of!(ThreadBlock, fs_base),
+                generation = const offset_of!(ThreadBlock, generation),
+                apart_top = const offset_of!(ThreadBlock, apart_top),
+                apart_end = const offset_of!(ThreadBlock, apart_end),
+                number = const offset_of!(PtRegs, $number),
+                rax = const offset_of!(PtRegs, rax),
+                rdi = const offset_of!(PtRegs, rdi),
+                rsi = const offset_of!(PtRegs, rsi),
+                rdx = const offset_of!(PtRegs, rdx),
+                r10 = const offset_of!(PtRegs, r10),
+                r11 = const offset_of!(PtRegs, r11),
+                r8 = const offset_of!(PtRegs, r8),
+                r9 = const offset_of!(PtRegs, r9),
+                rbx = const offset_of!(PtRegs, rbx),
+                rbp = const offset_of!(PtRegs, rbp),
+                r12 = const offset_of!(PtRegs, r12),
+                r13 = const offset_of!(PtRegs, r13),
+                r14 = const offset_of!(PtRegs, r14),
+                r15 = const offset_of!(PtRegs, r15),
+                cs = const offset_of!(PtRegs, cs),
+                ss = const offset_of!(PtRegs, ss),
+                eflags = const offset_of!(PtRegs, eflags),
+                rsp = const offset_of!(PtRegs, rsp),
+                of = sym $of,
+            )
+        }
+    };
+}
+
+// Where the flags mean nothing: `-38` is `-ENOSYS`, which the kernel has in `rax` while a call runs.
+entry!(
+    ring3_syscall_enter,
+    enter,
+    orig_rax,
+    "mov qword ptr [rsp + {rax}], -38",
+    "mov qword ptr [rsp + {eflags}], 0x246",
+    ""
+);
+entry!(
+    ring3_syscall_enter_with_flags,
+    enter,
+    orig_rax,
+    "mov qword ptr [rsp + {rax}], -38",
+    "pushfq; pop [rsp + {eflags}]; cld",
+    restore_flags!()
+);
+entry!(ring3_syscall_exit, exit, rax, "/* {rax} */", "mov qword ptr [rsp + {eflags}], 0x246", "");
+entry!(
+    ring3_syscall_exit_with_flags,
+    exit,
+    rax,
+    "/* {rax} */",
+    "pushfq; pop [rsp + {eflags}]; cld",
+    restore_flags!()
+);
+entry_apart!(ring3_syscall_enter_apart, enter, orig_rax, "mov qword ptr [rsp + {rax}], -38", CALL_AT, WANTED_AT);
+/// The end of a call that begins a thread, of a site whose callers have no stack that could be used.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_syscall_exit_of_clone() {
+    naked_asm!(
+        "test rax, rax",
+        "jz {child}",
+        "jmp {creator}",
+        child = sym ring3_syscall_exit,
+        creator = sym ring3_syscall_exit_apart,
+    )
+}
+
+entry_apart!(ring3_syscall_exit_apart, exit, rax, "/* {rax} */", DONE_AT, WANTED_DONE_AT);

@@ -1,0 +1,615 @@
+//! What happens when a thread begins a system call that somebody wants, and when it has ended.
+//!
+//! The call itself is made by the site's gate, between [`enter`] and [`exit`], with nothing of ours on the stack and no guard
+//! set: signal handlers that interrupt it find the thread as they would without us. Calls that begin a thread or a process
+//! end twice; who it is that goes on must be settled before programs ask.
+//!
+//! A call that a signal handler interrupts and that is then made again is seen as the kernel shows it: it ends and begins
+//! again. `rt_sigreturn` says so: the frame that it takes goes on at the call, and `rcx` shows that it was made. The end of a
+//! call that a handler has left by `longjmp` is seen when the thread makes its next one. The end of a
+//! call by which a process kills itself is seen before it is made.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::compiler_fence;
+
+use ring3_layout::control::{ATTACHMENT_RAW, Attachment, Hook, range_unpack};
+use ring3_layout::frame::STUB_FRAME_BYTES;
+use ring3_layout::realm::request;
+use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
+use ring3_layout::syscall::{
+    ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES, NUMBER_KNOWN,
+    OTHER_NUMBERS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET, WANTED_AT,
+    WANTED_DONE_AT,
+};
+use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_dispatch::{attachments, hit, is_for, miss, run_one, was_left};
+use crate::raw_memory::read_own;
+use crate::raw_request::{control, file};
+use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
+use crate::raw_thread::{begin_nameless, current, rename, share_names};
+
+const SYS_MMAP: i64 = 9;
+const SYS_RT_SIGACTION: u64 = 13;
+const SYS_RT_SIGPROCMASK: u64 = 14;
+const SYS_RT_SIGRETURN: i64 = 15;
+const SYS_EXIT: i64 = 60;
+const SYS_EXIT_GROUP: i64 = 231;
+const SYS_KILL: i64 = 62;
+const SYS_RT_SIGQUEUEINFO: i64 = 129;
+const SYS_TKILL: i64 = 200;
+const SYS_TGKILL: i64 = 234;
+const SYS_RT_TGSIGQUEUEINFO: i64 = 297;
+const SYS_CLONE: i64 = 56;
+const SYS_FORK: i64 = 57;
+const SYS_VFORK: i64 = 58;
+const SYS_EXECVE: i64 = 59;
+const SYS_ARCH_PRCTL: i64 = 158;
+const SYS_EXECVEAT: i64 = 322;
+const SYS_CLONE3: i64 = 435;
+const ERRNO_MAX: u64 = 4095;
+const PROT_EXEC: u64 = 4;
+const ARCH_SET_FS: u64 = 0x1002;
+const CLONE_VM: u64 = 0x100;
+const CLONE_VFORK: u64 = 0x4000;
+const CLONE_SETTLS: u64 = 0x8_0000;
+/// What the kernel shows as the result of a call that it makes again.
+const ERESTARTSYS: i64 = -512;
+
+/// What programs find behind r1.
+#[repr(C)]
+struct Contexts {
+    /// Of a raw tracepoint: `struct pt_regs *`, and the number or the result.
+    raw: [u64; 2],
+    /// `struct syscall_trace_enter`, `struct syscall_trace_exit`: the registers, the number, arguments or the result.
+    trace: [u64; 8],
+}
+
+fn tables(base: u64) -> &'static SyscallTables {
+    // SAFETY: the control block is mapped with the region; the tables are made of atomics.
+    unsafe { &*((base + CONTROL_OFFSET + TABLES_OFFSET) as *const SyscallTables) }
+}
+
+/// The site of a gate that passes this.
+fn site(base: u64, passed: u32) -> &'static SyscallSite {
+    let index = u64::from(passed as u16).min(u64::from(SITES_MAX));
+    let address = base + CONTROL_OFFSET + SITES_OFFSET + index * size_of::<SyscallSite>() as u64;
+    // SAFETY: the table is mapped with the control block, and was written before the gate.
+    unsafe { &*(address as *const SyscallSite) }
+}
+
+fn entry(number: i64) -> usize {
+    usize::try_from(number).map_or(OTHER_NUMBERS, |number| number.min(OTHER_NUMBERS))
+}
+
+fn word(table: &[core::sync::atomic::AtomicU64; OTHER_NUMBERS + 1], number: i64) -> u64 {
+    table.get(entry(number)).map_or(0, |word| word.load(Acquire))
+}
+
+/// Bytes from the registers to the caller's stack pointer, where they lie on its stack: they are followed by how to leave, and
+/// the red zone.
+pub const FRAME_BYTES: u64 = STUB_FRAME_BYTES + 16;
+
+/// Of the word behind the registers: they lie on a stack in the block of the thread, which GS leads to.
+pub const STACK_OF_BLOCK: u64 = 1;
+/// Of that word: on the last stack.
+pub const LAST_STACK: u64 = 2;
+
+/// The running thread's block, the registers at its call being there. Where they lie apart its control block may be gone.
+fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
+    let address = &raw const *regs as u64;
+    // SAFETY: behind the registers is how to leave.
+    let is_known = is_apart(base, address)
+        && unsafe { *((address + size_of::<PtRegs>() as u64) as *const u64) } == STACK_OF_BLOCK;
+    let block = if is_known { gs_base() as *mut ThreadBlock } else { current(base) };
+    // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
+    unsafe { block.as_mut() }
+}
+
+/// Whether registers at this address do not lie on the caller's stack.
+fn is_apart(base: u64, address: u64) -> bool {
+    address.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES
+}
+
+/// Which call begins a thread or a process, if this one does.
+fn beginner(number: i64) -> Option<usize> {
+    BEGINNERS.iter().position(|beginner| i64::from(*beginner) == number)
+}
+
+fn gate(base: u64, passed: u32) -> u64 {
+    base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
+}
+
+/// A thread begins a call that somebody wants. `regs` are its registers. The result is where the call is made.
+///
+/// # Safety
+/// Called by a gate of the region at `base`, which passes what it is: `regs` are valid registers, and the stack is aligned.
+pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    let site = site(base, passed);
+    // The kernel takes 32 bits.
+    let number = i64::from(regs.orig_rax as i32);
+    regs.rip = site.call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
+    let beginner = beginner(number);
+    if control(base).retired.load(Relaxed) == 0 {
+        // SAFETY: the registers of the call.
+        if beginner.is_some() && unsafe { Beginning::of(number, regs) }.is_nameless()
+            || number == SYS_ARCH_PRCTL && regs.rdi == ARCH_SET_FS && !names_a_thread(regs.rsi)
+        {
+            share_names(base);
+        }
+        if let Some(tb) = block_of(base, regs) {
+            // SAFETY: the caller's promise.
+            unsafe { end_abandoned(base, tb, regs) };
+            if ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
+                push(tb, regs.rsp, number);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { run(base, tb, regs, number, None) };
+            if word(&tables(base).exit, number) != 0 && ends_process(tb, regs, number) {
+                // SAFETY: the caller's promise.
+                unsafe { end_before(base, tb, regs, number) };
+            }
+        }
+        match number {
+            // SAFETY: the stack pointer of this call is at a frame.
+            SYS_RT_SIGRETURN => unsafe { before_return(base, regs.rsp) },
+            SYS_EXECVE | SYS_EXECVEAT if tables(base).follow.load(Relaxed) != 0 => {
+                file(base, request::KIND_EXEC, own_ids(), true);
+            }
+            _ => {}
+        }
+    }
+    let copy = beginner.map_or(0, |copy| copy as u64 + 1);
+    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { WANTED_AT + copy * COPY_BYTES }
+}
+
+/// A call has ended. `regs` are the thread's registers. The result is where the thread goes on.
+///
+/// # Safety
+/// As for `enter`.
+pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    let site = site(base, passed);
+    regs.rip = site.call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
+    if control(base).retired.load(Relaxed) == 0 {
+        let copy = (passed & !NUMBER_KNOWN) >> COPY_SHIFT;
+        // SAFETY: the caller's promise.
+        unsafe { end(base, regs, site, copy as usize) };
+    }
+    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
+}
+
+/// A call of a site, made by this copy in its gate, has ended.
+///
+/// # Safety
+/// As for `enter`.
+unsafe fn end(base: u64, regs: &mut PtRegs, site: &SyscallSite, copy: usize) {
+    let known = match copy.checked_sub(1).and_then(|copy| BEGINNERS.get(copy)) {
+        Some(beginner) => Some(i64::from(*beginner)),
+        None => Some(i64::from(site.number)).filter(|number| *number >= 0),
+    };
+    let borrows = match known {
+        // SAFETY: the registers of the call.
+        Some(number) if beginner(number).is_some() => unsafe { after_beginning(base, number, regs) },
+        Some(SYS_ARCH_PRCTL) | None if regs.rdi == ARCH_SET_FS && regs.rax == 0 => {
+            rename(base);
+            false
+        }
+        _ => false,
+    };
+    let Some(tb) = block_of(base, regs) else { return };
+    let begun = pop(tb, regs.rsp, known, borrows);
+    let Some(number) = known.or(begun.map(|call| call.number)) else { return };
+    if begun.is_none_or(|call| call.ended == 0) {
+        // SAFETY: the caller's promise.
+        unsafe { show_end(base, tb, regs, number) };
+    }
+    let failed = regs.rax.wrapping_add(ERRNO_MAX) < ERRNO_MAX;
+    if number == SYS_MMAP && regs.rdx & PROT_EXEC != 0 && !failed {
+        file(base, request::KIND_MAPPING_ADDED, tb.pid_tgid, true);
+    }
+}
+
+/// Remembers a call. A signal handler may come at each point, and does the same behind it.
+fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
+    let (at, first_call) = (tb.next_call, tb.first_call);
+    if let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) {
+        place.sp = 0;
+    }
+    compiler_fence(Release);
+    tb.next_call = at.wrapping_add(1);
+    compiler_fence(Release);
+    if let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) {
+        (place.number, place.first_call, place.ended) = (number, first_call, 0);
+        compiler_fence(Release);
+        place.sp = sp;
+    }
+}
+
+/// The youngest call at this stack pointer, of this number if that is known; it and younger ones, which were left by a
+/// `longjmp`, are under way no more. Who borrows its creator's block leaves it that.
+fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: bool) -> Option<Call> {
+    for back in 1..=CALLS_MAX as u32 {
+        let at = tb.next_call.wrapping_sub(back);
+        let call = tb.calls.get_mut(at as usize % CALLS_MAX)?;
+        if call.sp != sp || number.is_some_and(|number| number != call.number) {
+            continue;
+        }
+        let found = *call;
+        if !borrows {
+            call.sp = 0;
+            tb.next_call = at;
+            tb.first_call = found.first_call;
+        }
+        return Some(found);
+    }
+    None
+}
+
+/// Shows the ends of calls that the thread has left: it makes another one from there or from higher up its stack.
+///
+/// # Safety
+/// `regs` are the registers of a call that begins.
+unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
+    /// What stacks have at most, usually: what is further away is another one, of a signal handler.
+    const STACK_BYTES: u64 = 8 << 20;
+    let count = tb.next_call.wrapping_sub(tb.first_call).min(CALLS_MAX as u32);
+    for back in 1..=count {
+        let at = tb.next_call.wrapping_sub(back) as usize % CALLS_MAX;
+        let Some(call) = tb.calls.get_mut(at) else { return };
+        if call.sp == 0 || regs.rsp < call.sp || regs.rsp - call.sp >= STACK_BYTES || call.ended != 0 {
+            continue;
+        }
+        call.ended = 1;
+        let (sp, number) = (call.sp, call.number);
+        let result = interrupted(number) as u64;
+        let mut left = PtRegs { rax: result, rsp: sp, orig_rax: number as u64, ..PtRegs::default() };
+        // SAFETY: valid registers.
+        unsafe { show_end(base, tb, &mut left, number) };
+    }
+}
+
+/// Runs the programs that see the end of a call.
+///
+/// # Safety
+/// `regs` are valid registers, as they are behind the call.
+unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64) {
+    const EINTR: u64 = (-4i64) as u64;
+    regs.orig_rax = number as u64;
+    let result = regs.rax;
+    if result == EINTR {
+        regs.rax = interrupted(number) as u64;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { run(base, tb, regs, number, Some(regs.rax)) };
+    regs.rax = result;
+}
+
+/// What the kernel shows as the result of a call that a signal interrupts (`ERESTARTSYS` and its kin, include/linux/errno.h),
+/// where its caller finds `EINTR`.
+fn interrupted(number: i64) -> i64 {
+    match number {
+        // epoll_wait, epoll_pwait, epoll_pwait2, semop, semtimedop, rt_sigtimedwait, io_getevents
+        232 | 281 | 441 | 65 | 220 | 128 | 208 => -4,
+        // pause, rt_sigsuspend, select, pselect6, ppoll
+        34 | 130 | 23 | 270 | 271 => -514,
+        // nanosleep, clock_nanosleep, poll, restart_syscall
+        35 | 230 | 7 | 219 => -516,
+        _ => ERESTARTSYS,
+    }
+}
+
+/// Whether a call sends the thread's process a signal that ends it: then nobody sees the call's end.
+fn ends_process(tb: &ThreadBlock, regs: &PtRegs, number: i64) -> bool {
+    /// Signals that are ignored, or stop a process, where nobody handles them: CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG, WINCH.
+    const HARMLESS: u64 = 1 << 17 | 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21 | 1 << 22 | 1 << 23 | 1 << 28;
+    const SIGNALS: u64 = 64;
+    let (process, thread) = (tb.pid_tgid >> 32, u64::from(tb.pid_tgid as u32));
+    let (to_itself, signal) = match number {
+        SYS_KILL | SYS_RT_SIGQUEUEINFO => (regs.rdi == process, regs.rsi),
+        SYS_TKILL => (regs.rdi == thread, regs.rsi),
+        SYS_TGKILL | SYS_RT_TGSIGQUEUEINFO => (regs.rdi == process && regs.rsi == thread, regs.rdx),
+        _ => (false, 0),
+    };
+    if !to_itself || !(1..=SIGNALS).contains(&signal) || signal < SIGNALS && HARMLESS & 1 << signal != 0 {
+        return false;
+    }
+    // `struct kernel_sigaction`: handler, flags, restorer, mask.
+    let mut action = [1u64; 4];
+    // SAFETY: asks only; room for the answer.
+    unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, action.as_mut_ptr() as u64, 8, 0, 0]) };
+    let mut blocked = 0u64;
+    // SAFETY: asks only; room for the answer.
+    unsafe { syscall(SYS_RT_SIGPROCMASK, [0, 0, &raw mut blocked as u64, 8, 0, 0]) };
+    action[0] == 0 && blocked & 1 << (signal - 1) == 0
+}
+
+/// Shows the end of a call that is about to be made.
+///
+/// # Safety
+/// `regs` are the registers of a call that begins, which is the youngest.
+unsafe fn end_before(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64) {
+    if let Some(call) = tb.calls.get_mut(tb.next_call.wrapping_sub(1) as usize % CALLS_MAX) {
+        call.ended = 1;
+    }
+    let (result, begun) = (regs.rax, regs.orig_rax);
+    regs.rax = 0;
+    // SAFETY: valid registers.
+    unsafe { show_end(base, tb, regs, number) };
+    (regs.rax, regs.orig_rax) = (result, begun);
+}
+
+/// The packed range of attachments that see the beginning of a call, or its end.
+fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
+    let tables = tables(base);
+    word(if is_end { &tables.exit } else { &tables.enter }, number) & !ALWAYS
+}
+
+/// Runs the programs that see the beginning of a call, or its end with a result.
+///
+/// # Safety
+/// `regs` are valid registers.
+unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
+    if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
+        return;
+    }
+    let hook = tables(base).hook.load(Relaxed);
+    if hook == 0 {
+        return;
+    }
+    // SAFETY: the server wrote the address of a hook.
+    let hook = unsafe { &*(hook as *const Hook) };
+    let address = &raw mut *regs as u64;
+    let apart = is_apart(base, address);
+    let depth = tb.guard.load(Relaxed);
+    let interrupts = depth != 0 && (apart || !was_left(base, tb, regs.rsp));
+    let guard_sp = if apart { address + FRAME_BYTES } else { regs.rsp };
+    if !interrupts {
+        // SAFETY: as for this function.
+        let before = tb.guard_sp;
+        unsafe { run_at(base, tb, regs, number, result, (1, guard_sp), hook) };
+        // What a handler interrupted that had not set its guard yet goes on with this.
+        tb.guard_sp = before;
+        compiler_fence(Release);
+        tb.guard.store(0, Relaxed);
+        return;
+    }
+    if depth >= DEPTH_MAX {
+        return miss(tb, hook);
+    }
+    let outer = Outer::of(tb);
+    // SAFETY: as for this function.
+    unsafe { run_at(base, tb, regs, number, result, (depth + 1, guard_sp), hook) };
+    outer.resume(tb);
+    tb.guard.store(depth, Relaxed);
+}
+
+/// Runs the programs: that many at a time of this thread, with this as `guard_sp`. The caller sets the guard back.
+///
+/// # Safety
+/// As for `run`.
+#[inline(always)]
+unsafe fn run_at(
+    base: u64,
+    tb: &mut ThreadBlock,
+    regs: &mut PtRegs,
+    number: i64,
+    result: Option<u64>,
+    (depth, guard_sp): (u32, u64),
+    hook: &Hook,
+) {
+    let address = &raw mut *regs as u64;
+    tb.guard_sp = guard_sp;
+    tb.guard.store(depth, Relaxed);
+    compiler_fence(Acquire);
+    tb.hook = &raw const *hook as u64;
+    let raw = [address, result.unwrap_or(number as u64)];
+    let trace = match result {
+        None => [address, number as u64, regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9],
+        Some(result) => [address, number as u64, result, 0, 0, 0, 0, 0],
+    };
+    let contexts = Contexts { raw, trace };
+    let mut ran = false;
+    // Looked up behind the guard, which keeps what is found there.
+    for attachment in attachments(base, range_of(base, number, result.is_some())) {
+        if is_for(tb, attachment) {
+            // SAFETY: the server wrote the address of a compiled, verified program for this context.
+            unsafe { run_one(tb, attachment, context_of(attachment, &contexts)) };
+            ran = true;
+        }
+    }
+    if ran {
+        hit(tb, hook);
+    }
+    compiler_fence(Release);
+}
+
+/// Programs of a thread that run at a time, each interrupted by a signal handler that makes the next call.
+const DEPTH_MAX: u32 = 4;
+
+/// What programs that a signal handler interrupted go on with.
+struct Outer {
+    guard_sp: u64,
+    attachment: u64,
+    hook: u64,
+    open_records: [[u64; 2]; OPEN_RECORDS_MAX],
+    fuel: i64,
+    tail_target: u64,
+    tail_calls: u64,
+}
+
+impl Outer {
+    fn of(tb: &ThreadBlock) -> Outer {
+        Outer {
+            guard_sp: tb.guard_sp,
+            attachment: tb.attachment,
+            hook: tb.hook,
+            open_records: tb.open_records,
+            fuel: tb.fuel,
+            tail_target: tb.tail_target,
+            tail_calls: tb.tail_calls,
+        }
+    }
+
+    fn resume(self, tb: &mut ThreadBlock) {
+        tb.guard_sp = self.guard_sp;
+        tb.attachment = self.attachment;
+        tb.hook = self.hook;
+        tb.open_records = self.open_records;
+        tb.fuel = self.fuel;
+        tb.tail_target = self.tail_target;
+        tb.tail_calls = self.tail_calls;
+    }
+}
+
+fn context_of(attachment: &Attachment, contexts: &Contexts) -> u64 {
+    if attachment.flags & ATTACHMENT_RAW != 0 {
+        &raw const contexts.raw as u64
+    } else {
+        &raw const contexts.trace as u64
+    }
+}
+
+/// How a call begins a thread or a process.
+struct Beginning {
+    flags: u64,
+    tls: u64,
+}
+
+impl Beginning {
+    /// # Safety
+    /// `regs` are those of a call with this number.
+    unsafe fn of(number: i64, regs: &PtRegs) -> Beginning {
+        /// Words of `struct clone_args` up to `tls`.
+        const ARGUMENTS: usize = 8;
+        match number {
+            SYS_CLONE => Beginning { flags: regs.rdi, tls: regs.r8 },
+            SYS_VFORK => Beginning { flags: CLONE_VM | CLONE_VFORK, tls: 0 },
+            SYS_CLONE3 => {
+                let mut words = [0u64; ARGUMENTS];
+                // SAFETY: room for the words; the address may be any.
+                let _ = unsafe { read_own(words.as_mut_ptr() as u64, regs.rdi, ARGUMENTS as u64 * 8) };
+                Beginning { flags: words[0], tls: words[7] }
+            }
+            _ => Beginning { flags: 0, tls: 0 },
+        }
+    }
+
+    /// Whether it runs in its creator's memory, beside it, and its control block will not name it.
+    fn is_nameless(&self) -> bool {
+        let beside = self.flags & CLONE_VM != 0 && self.flags & CLONE_VFORK == 0;
+        beside && (self.flags & CLONE_SETTLS == 0 || !names_a_thread(self.tls))
+    }
+}
+
+/// Whether an FS base is that of a thread control block.
+fn names_a_thread(fs_base: u64) -> bool {
+    let mut word = 0u64;
+    // SAFETY: room for the word; the address may be any.
+    unsafe { read_own(&raw mut word as u64, fs_base, 8) }.is_ok() && word == fs_base
+}
+
+/// Settles who goes on behind a call that begins a thread or a process; whether it is a child that runs on its creator's
+/// stack, with its block.
+///
+/// # Safety
+/// `regs` are those of a call with this number.
+unsafe fn after_beginning(base: u64, number: i64, regs: &PtRegs) -> bool {
+    // SAFETY: the caller's promise.
+    let beginning = unsafe { Beginning::of(number, regs) };
+    let is_child = regs.rax == 0;
+    if is_child && beginning.is_nameless() {
+        begin_nameless(base);
+        // SAFETY: the running thread's own block, or null.
+        if let Some(tb) = unsafe { current(base).as_mut() } {
+            tb.pid_tgid = own_ids();
+        }
+    }
+    if beginning.flags & (CLONE_VM | CLONE_VFORK) != CLONE_VM | CLONE_VFORK {
+        return false;
+    }
+    // The creator waits, and lends the child its block.
+    // SAFETY: the running thread's own block, or null.
+    if let Some(tb) = unsafe { current(base).as_mut() } {
+        if is_child {
+            tb.pid_tgid = own_ids();
+            tb.first_call = tb.next_call;
+        } else {
+            tb.pid_tgid = tb.generation << 32 | u64::from(tb.named_tid);
+        }
+    }
+    is_child
+}
+
+fn own_ids() -> u64 {
+    (syscall0(SYS_GETPID) as u64) << 32 | syscall0(SYS_GETTID) as u64
+}
+
+/// Words of a signal frame from the stack pointer of `rt_sigreturn` on (`struct ucontext`, arch/x86/include/uapi/asm/sigcontext.h).
+mod sigframe {
+    pub(super) const R8: usize = 5;
+    pub(super) const R9: usize = 6;
+    pub(super) const R10: usize = 7;
+    pub(super) const RDI: usize = 13;
+    pub(super) const RSI: usize = 14;
+    pub(super) const RDX: usize = 17;
+    pub(super) const RAX: usize = 18;
+    pub(super) const RCX: usize = 19;
+    pub(super) const RSP: usize = 20;
+    pub(super) const RIP: usize = 21;
+    pub(super) const WORDS: usize = 22;
+}
+
+/// A signal handler returns: the end of `rt_sigreturn`, which the kernel shows without a number, and the end of the call that
+/// the handler interrupted, if that is made again.
+///
+/// # Safety
+/// A thread is about to call `rt_sigreturn` with this stack pointer.
+unsafe fn before_return(base: u64, sp: u64) {
+    use sigframe as at;
+    let mut frame = [0u64; at::WORDS];
+    // SAFETY: room for the words; the address may be any.
+    if unsafe { read_own(frame.as_mut_ptr() as u64, sp, (at::WORDS * 8) as u64) }.is_err() {
+        return;
+    }
+    // SAFETY: the running thread's own block, or null.
+    let Some(tb) = (unsafe { current(base).as_mut() }) else { return };
+    let mut regs = PtRegs {
+        rax: frame[at::RAX],
+        rdi: frame[at::RDI],
+        rsi: frame[at::RSI],
+        rdx: frame[at::RDX],
+        r10: frame[at::R10],
+        r8: frame[at::R8],
+        r9: frame[at::R9],
+        rsp: frame[at::RSP],
+        rip: frame[at::RIP],
+        orig_rax: u64::MAX,
+        ..PtRegs::default()
+    };
+    // SAFETY: valid registers.
+    unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
+    let Some(offset) = frame[at::RIP].checked_sub(base + GATES_OFFSET).filter(|offset| *offset < GATES_BYTES) else {
+        return;
+    };
+    // Right before the instruction was made `rcx` was no address of a gate.
+    if frame[at::RCX] != frame[at::RIP] + SYSCALL_BYTES {
+        return;
+    }
+    let number = i64::from(frame[at::RAX] as i32);
+    let index = (offset / GATE_BYTES) as u32;
+    regs.rip = site(base, index).call + SYSCALL_BYTES;
+    regs.rax = ERESTARTSYS as u64;
+    if pop(tb, frame[at::RSP], Some(number), false).is_none_or(|call| call.ended == 0) {
+        // SAFETY: valid registers.
+        unsafe { show_end(base, tb, &mut regs, number) };
+    }
+    // SAFETY: the word that was read, in the frame of this thread.
+    unsafe { ((sp + at::RIP as u64 * 8) as *mut u64).write(gate(base, index)) };
+}

@@ -1,0 +1,51 @@
+//! Programs that would gain privileges when they are executed, and do not if a tracer looks on who may not have them.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use ring3_inject as inject;
+
+/// `PATH_MAX`.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// Whether the program of the `execve` or `execveat` that a thread begins has more privileges than its caller, and tracing
+/// would take them away: then it must not be traced (security/commoncap.c:cap_bprm_creds_from_file).
+pub(super) fn gained(stopped: &inject::Stopped, registers: &inject::Registers) -> bool {
+    const SET_ID: u32 = 0o6000;
+    if rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let Some(path) = program(stopped, registers) else { return true };
+    let Ok(file) = std::fs::metadata(&path) else { return false };
+    let has_capabilities =
+        rustix::fs::getxattr(&path, "security.capability", &mut [0u8; 0]).is_ok_and(|bytes| bytes > 0);
+    file.mode() & SET_ID != 0 || has_capabilities
+}
+
+/// The program's path as the server can open it.
+fn program(stopped: &inject::Stopped, registers: &inject::Registers) -> Option<PathBuf> {
+    let pid = stopped.pid();
+    let (folder, address) = match registers.orig_rax as i64 {
+        libc::SYS_execveat => (Some(registers.rdi as i32).filter(|fd| *fd != libc::AT_FDCWD), registers.rsi),
+        _ => (None, registers.rdi),
+    };
+    let given = read_string(stopped, address)?;
+    if let Some(absolute) = given.strip_prefix('/') {
+        return Some(Path::new(&format!("/proc/{pid}/root")).join(absolute));
+    }
+    let folder = folder.map_or(format!("/proc/{pid}/cwd"), |fd| format!("/proc/{pid}/fd/{fd}"));
+    Some(if given.is_empty() { PathBuf::from(folder) } else { Path::new(&folder).join(given) })
+}
+
+fn read_string(stopped: &inject::Stopped, address: u64) -> Option<String> {
+    let mut text = vec![];
+    while text.len() < PATH_BYTES_MAX {
+        let mut byte = [0u8];
+        stopped.read(address + text.len() as u64, &mut byte).ok()?;
+        if byte[0] == 0 {
+            return String::from_utf8(text).ok();
+        }
+        text.push(byte[0]);
+    }
+    None
+}

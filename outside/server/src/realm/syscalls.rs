@@ -1,0 +1,688 @@
+//! The system calls of a target: which of its `syscall` instructions go through gates, and who sees them.
+//!
+//! A link wants one call or all of them. Sites whose number is known to be another stay as they are. What is written where
+//! stands in the table of sites in the control block, so that whoever cleans up needs nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use ring3_inject as inject;
+use ring3_layout::PAGE_BYTES;
+use ring3_layout::control::{range_pack, range_unpack};
+use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_OFFSET};
+use ring3_layout::syscall::{
+    ALWAYS, BEGINNERS, CALL_AT, GATE_BYTES, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite,
+    SyscallTables, TABLES_OFFSET,
+};
+use ring3_layout::thread::STATE_HEADER_BYTES;
+use ring3_patch::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, progress};
+use ring3_uapi::Errno;
+
+use super::modules::{Modules, SyscallPlans};
+use super::raw_mapping::{read_process, value_from};
+use super::target::{Link, Target, is_written};
+use super::tracer::refusal_of;
+use super::{AttachmentId, Following, LinkSpec, Point, Refusal};
+
+/// `__NR_*` of calls that the agent looks at whoever wants them.
+mod number {
+    pub(super) const MMAP: u32 = 9;
+    pub(super) const MUNMAP: u32 = 11;
+    pub(super) const RT_SIGRETURN: u32 = 15;
+    pub(super) const EXIT: u32 = 60;
+    pub(super) const ARCH_PRCTL: u32 = 158;
+    pub(super) const EXECVE: u32 = 59;
+    pub(super) const EXECVEAT: u32 = 322;
+}
+
+/// The calls that are wanted in a target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wish {
+    /// Some link wants system calls.
+    any: bool,
+    /// Some link wants all of them.
+    all: bool,
+    /// What is executed is traced, too.
+    follow: bool,
+    numbers: BTreeSet<u32>,
+}
+
+impl Wish {
+    /// What these links want.
+    pub(super) fn of<'a>(following: Following, specs: impl Iterator<Item = &'a LinkSpec>) -> Wish {
+        let mut wish = Wish { follow: following == Following::All, ..Wish::default() };
+        for spec in specs {
+            let Point::Syscall(point) = &spec.point else { continue };
+            wish.any = true;
+            match point.number {
+                Some(number) => drop(wish.numbers.insert(number)),
+                None => wish.all = true,
+            }
+        }
+        wish
+    }
+
+    /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
+    fn has(&self, plan: &SyscallPlan, in_loader: bool) -> bool {
+        match plan.number {
+            Some(number::MMAP) if in_loader => true,
+            Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
+            Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
+            None => self.any || self.follow,
+        }
+    }
+}
+
+/// Whether the agent has to know of a call so that it sees others rightly.
+fn is_watched(number: u32) -> bool {
+    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, RT_SIGRETURN};
+    BEGINNERS.contains(&number) || [MMAP, RT_SIGRETURN, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
+}
+
+/// A site that should be there.
+#[derive(Clone, Debug)]
+pub(super) struct WantedCall {
+    pub(super) plan: SyscallPlan,
+    /// Range of the mapping, for the near stub's neighbourhood.
+    pub(super) mapping: std::ops::Range<u64>,
+    /// Device and inode of the file.
+    pub(super) file: (u64, u64),
+    /// The code may run on stacks that have room for nothing else.
+    pub(super) small_stacks: bool,
+}
+
+/// The calls that should be seen in a process with these mappings. `vdso` is what that has.
+pub(super) fn wanted(
+    wish: &Wish,
+    pid: u32,
+    mappings: &[inject::Mapping],
+    modules: &mut Modules,
+    vdso: Option<&SyscallPlans>,
+    is_loader: impl Fn(&str) -> bool,
+) -> Vec<WantedCall> {
+    let mut found = vec![];
+    for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
+        let in_loader = is_loader(&mapping.path);
+        let (plans, small_stacks) = match &mapping.path[..] {
+            "[vdso]" if wish.any || wish.follow => match vdso {
+                Some(plans) => (plans.in_mapping(mapping).collect(), false),
+                None => continue,
+            },
+            path if mapping.inode != 0
+                && (wish.any || wish.follow || in_loader)
+                && !path.starts_with("/memfd:ring3-") =>
+            {
+                let plans: Arc<SyscallPlans> = modules.syscalls(format!("/proc/{pid}/root{path}").as_ref());
+                (plans.in_mapping(mapping).collect::<Vec<_>>(), plans.small_stacks)
+            }
+            _ => continue,
+        };
+        let wanted = plans.into_iter().filter(|plan| wish.has(plan, in_loader));
+        found.extend(wanted.map(|plan| WantedCall {
+            plan,
+            mapping: mapping.range.clone(),
+            file: (mapping.dev, mapping.inode),
+            small_stacks,
+        }));
+    }
+    found
+}
+
+/// A site that is there, or was.
+#[derive(Clone, Debug)]
+struct Placed {
+    index: u32,
+    plan: SyscallPlan,
+    file: (u64, u64),
+    near: u64,
+    jump: Vec<u8>,
+    /// Original address and address in the near stub of each displaced instruction.
+    moved: Vec<(u64, u64)>,
+    patched: bool,
+}
+
+/// The system call sites of a target, by the address of the call.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Syscalls {
+    sites: BTreeMap<u64, Placed>,
+    used: u32,
+    /// Calls that could not be replaced, and why.
+    refused: BTreeMap<u64, String>,
+    /// Packed ranges of the attachment table, by who is in them.
+    ranges: BTreeMap<Vec<AttachmentId>, u64>,
+    /// The hook that counts, by its index, and its address.
+    hook: Option<(u32, u64)>,
+}
+
+impl Syscalls {
+    /// Whether these sites are there, and no others.
+    pub(super) fn are(&self, wanted: &[WantedCall]) -> bool {
+        let known = |want: &WantedCall| match self.sites.get(&want.plan.call) {
+            Some(placed) => placed.patched && placed.is(want),
+            None => self.refused.contains_key(&want.plan.call),
+        };
+        let patched = self.sites.values().filter(|placed| placed.patched).count();
+        let refused = wanted.iter().filter(|want| self.refused.contains_key(&want.plan.call)).count();
+        patched + refused == wanted.len() && wanted.iter().all(known)
+    }
+
+    /// Whether a site that is there has displaced some of these bytes.
+    pub(super) fn overlap(&self, bytes: &std::ops::Range<u64>) -> bool {
+        let patched = self.sites.values().filter(|placed| placed.patched).map(|placed| &placed.plan);
+        patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
+    }
+
+    /// Index of the hook that counts.
+    pub(super) fn hook_index(&self) -> Option<usize> {
+        self.hook.map(|(index, _)| index as usize)
+    }
+
+    /// How many calls go through gates, and those that could not be replaced.
+    pub(super) fn status(&self) -> (usize, Vec<(u64, String)>) {
+        let patched = self.sites.values().filter(|placed| placed.patched).count();
+        (patched, self.refused.iter().map(|(call, why)| (*call, why.clone())).collect())
+    }
+}
+
+impl Placed {
+    fn is(&self, want: &WantedCall) -> bool {
+        self.file == want.file && self.plan == want.plan
+    }
+
+    /// Whether an address is in the middle of what the jump replaces.
+    fn has_inside(&self, rip: u64) -> bool {
+        rip > self.plan.site && rip < self.plan.site + self.jump.len() as u64
+    }
+
+    /// Where in the near stub a displaced instruction is.
+    fn near_of(&self, address: u64) -> Option<u64> {
+        self.moved.iter().find(|(from, _)| *from == address).map(|(_, to)| *to)
+    }
+
+    /// The registers of a thread that is in the middle of what the jump replaces, or for which the kernel would make the call
+    /// again there, with which it goes on; `Some(None)`: it cannot.
+    fn moved_in(&self, registers: &inject::Registers) -> Option<Option<inject::Registers>> {
+        let again = if registers.rip == self.plan.after() { made_again(registers) } else { None };
+        match again {
+            Some(again) => Some(self.near_of(self.plan.call).map(|rip| inject::Registers { rip, ..again })),
+            None if self.has_inside(registers.rip) => {
+                Some(self.near_of(registers.rip).map(|rip| inject::Registers { rip, ..*registers }))
+            }
+            None => None,
+        }
+    }
+}
+
+fn gate_address(region: u64, index: u32) -> u64 {
+    region + GATES_OFFSET + u64::from(index) * GATE_BYTES
+}
+
+fn site_offset(index: u32) -> u64 {
+    SITES_OFFSET + u64::from(index) * size_of::<SyscallSite>() as u64
+}
+
+impl Target {
+    /// Brings the sites of system calls in line with what is wanted.
+    pub(super) fn reconcile_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
+        let keep: BTreeMap<u64, &WantedCall> = wanted.iter().map(|want| (want.plan.call, want)).collect();
+        let is_stale = |placed: &Placed| keep.get(&placed.plan.call).is_none_or(|want| !placed.is(want));
+        let stale: Vec<u64> =
+            self.syscalls.sites.values().filter(|placed| is_stale(placed)).map(|placed| placed.plan.call).collect();
+        for call in stale {
+            self.remove_call(stopped, call);
+        }
+        self.syscalls.refused.clear();
+        let (mut batch, mut fresh) = (Batch::default(), vec![]);
+        for want in wanted {
+            let call = want.plan.call;
+            match self.prepare_call(stopped, want, &mut batch) {
+                Ok(true) => fresh.push(call),
+                Ok(false) => {}
+                Err(refusal) => self.refuse_call(call, refusal),
+            }
+        }
+        if let Err(error) = batch.write(stopped) {
+            let refusal = refusal_of(error);
+            return fresh.into_iter().for_each(|call| self.refuse_call(call, refusal.clone()));
+        }
+        for (call, refusal) in self.move_threads_in(stopped, &fresh) {
+            fresh.retain(|other| *other != call);
+            self.refuse_call(call, refusal);
+        }
+        self.patch_calls(stopped, fresh);
+    }
+
+    fn refuse_call(&mut self, call: u64, refusal: Refusal) {
+        tracing::debug!(pid = self.pid, "the system call at {call:#x} is not seen: {refusal}");
+        self.syscalls.refused.insert(call, refusal.message);
+    }
+
+    /// Makes a site exist, the code for which joins the batch; whether it is still to be patched.
+    fn prepare_call(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: WantedCall,
+        batch: &mut Batch,
+    ) -> Result<bool, Refusal> {
+        let call = want.plan.call;
+        if self.syscalls.sites.get(&call).is_some_and(|placed| !placed.is(&want)) {
+            // Another file is mapped there now; the old site went with its mapping.
+            self.syscalls.sites.remove(&call);
+        }
+        if let Some(placed) = self.syscalls.sites.get(&call) {
+            return Ok(!placed.patched || !is_written(stopped, placed.plan.site, &placed.jump));
+        }
+        let placed = self.build_call(stopped, want, batch)?;
+        self.syscalls.sites.insert(call, placed);
+        Ok(true)
+    }
+
+    /// Makes the near stub and the gate; the site itself is untouched.
+    fn build_call(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: WantedCall,
+        batch: &mut Batch,
+    ) -> Result<Placed, Refusal> {
+        let index = self.syscalls.used;
+        if index >= SITES_MAX {
+            return Err(Refusal::new(Errno::ENOSPC, format!("more than {SITES_MAX} system calls in one process")));
+        }
+        let refuse = |why: ring3_patch::Refusal| Refusal::new(Errno::ENOTSUPP, why.to_string());
+        let plan = want.plan;
+        let bytes = plan.site..plan.site + plan.displaced.len() as u64;
+        if let Some(site) = self.sites.values().find(|site| site.patched && site.overlaps(&bytes)) {
+            return Err(Refusal::new(Errno::EBUSY, format!("the probe of {} is there", site.name)));
+        }
+        let gate = gate_address(self.region, index);
+        let (near, area) = self.stub_room(stopped, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
+        let (stub, tail) = plan.near(near, gate).map_err(refuse)?;
+        let jump = plan.jump(near).map_err(refuse)?;
+        let links = self.gate_links(&plan, index, near + u64::from(tail), want.small_stacks);
+        batch.0.push((gate, plan.gate(gate, &links).map_err(refuse)?));
+        self.take_stub_room(area, stub.bytes.len() as u64);
+        self.syscalls.used += 1;
+        let moved = stub.moved.iter().map(|m| (m.original, near + u64::from(m.stub_offset))).collect();
+        batch.0.push((near, stub.bytes));
+        Ok(Placed { index, plan, file: want.file, near, jump, moved, patched: false })
+    }
+
+    /// Moves threads out of bytes that are about to be replaced, also those that come back there from signal handlers; the
+    /// sites for which that cannot be done.
+    fn move_threads_in(&self, stopped: &mut inject::Stopped, fresh: &[u64]) -> Vec<(u64, Refusal)> {
+        let mut by_site: BTreeMap<u64, &Placed> = BTreeMap::new();
+        by_site.extend(fresh.iter().map(|call| &self.syscalls.sites[call]).map(|placed| (placed.plan.site, placed)));
+        let site_of = |rip: u64| by_site.range(..rip).next_back().map(|(_, placed)| *placed);
+        let mut refused = vec![];
+        for tid in stopped.threads().to_vec() {
+            let Ok(registers) = stopped.registers(tid) else { continue };
+            let Some(placed) = site_of(registers.rip) else { continue };
+            let moved = placed.moved_in(&registers).map(|to| {
+                to.and_then(|to| stopped.set_registers(tid, &to).ok())
+                    .ok_or(inject::Error::ThreadInside { tid, address: registers.rip })
+            });
+            if let Some(Err(error)) = moved {
+                refused.push((placed.plan.call, refusal_of(error)));
+            }
+        }
+        for context in stopped.saved_contexts().unwrap_or_default() {
+            let Some(placed) = site_of(context.rip).filter(|placed| placed.has_inside(context.rip)) else { continue };
+            let to = placed.near_of(context.rip).map(|rip| inject::SavedContext { rip, ..context });
+            if to.is_none_or(|to| stopped.set_context(&to).is_err()) {
+                let error = inject::Error::ThreadInside { tid: stopped.pid(), address: context.rip };
+                refused.push((placed.plan.call, refusal_of(error)));
+            }
+        }
+        refused
+    }
+
+    /// Writes the jumps, those of a page at once.
+    fn patch_calls(&mut self, stopped: &mut inject::Stopped, mut calls: Vec<u64>) {
+        let site_of = |call: &u64| self.syscalls.sites[call].plan.site;
+        calls.sort_by_key(site_of);
+        let pages: Vec<Vec<u64>> =
+            calls.chunk_by(|a, b| site_of(a) / PAGE_BYTES == site_of(b) / PAGE_BYTES).map(<[u64]>::to_vec).collect();
+        for calls in pages {
+            for (call, result) in self.patch_page(stopped, &calls) {
+                match result {
+                    Ok(()) => {
+                        self.syscalls.sites.get_mut(&call).expect("it is one of these").patched = true;
+                        self.write_call(call);
+                    }
+                    Err(refusal) => self.refuse_call(call, refusal),
+                }
+            }
+        }
+    }
+
+    /// Writes the jumps of calls that lie close together, in order, where the bytes are as they should be.
+    fn patch_page(&self, stopped: &mut inject::Stopped, calls: &[u64]) -> Vec<(u64, Result<(), Refusal>)> {
+        let placed: Vec<&Placed> = calls.iter().map(|call| &self.syscalls.sites[call]).collect();
+        let (Some(first), Some(last)) = (placed.first(), placed.last()) else { return vec![] };
+        let start = first.plan.site;
+        let mut bytes = vec![0; (last.plan.site - start) as usize + last.plan.displaced.len()];
+        if let Err(error) = stopped.read(start, &mut bytes) {
+            let refusal = refusal_of(error);
+            return calls.iter().map(|call| (*call, Err(refusal.clone()))).collect();
+        }
+        let mut results = vec![];
+        for placed in placed {
+            let at = (placed.plan.site - start) as usize;
+            let same = bytes[at..].starts_with(&placed.plan.displaced);
+            if same {
+                bytes[at..at + placed.jump.len()].copy_from_slice(&placed.jump);
+            }
+            let differ = || Refusal::new(Errno::EINVAL, "the code is not that of its file");
+            results.push((placed.plan.call, if same { Ok(()) } else { Err(differ()) }));
+        }
+        match stopped.write(start, &bytes) {
+            Ok(()) => results,
+            Err(error) => {
+                let refusal = refusal_of(error);
+                results.into_iter().map(|(call, _)| (call, Err(refusal.clone()))).collect()
+            }
+        }
+    }
+
+    /// Restores the bytes of a site. The near stub and the gate stay for threads that are in there.
+    fn remove_call(&mut self, stopped: &mut inject::Stopped, call: u64) {
+        let Some(placed) = self.syscalls.sites.get_mut(&call) else { return };
+        if placed.patched && is_written(stopped, placed.plan.site, &placed.jump) {
+            let original = &placed.plan.displaced[..placed.jump.len()];
+            if let Err(error) = stopped.write_site(placed.plan.site, &placed.jump, original, &[]) {
+                tracing::warn!(pid = self.pid, "system call at {call:#x}: not restored: {error}");
+                return;
+            }
+        }
+        placed.patched = false;
+        self.write_call(call);
+    }
+
+    fn write_call(&self, call: u64) {
+        let placed = &self.syscalls.sites[&call];
+        let mut entry = SyscallSite {
+            site: if placed.patched { placed.plan.site } else { 0 },
+            call,
+            near: placed.near,
+            number: placed.plan.number.map_or(-1, |number| number as i32),
+            displaced: placed.plan.displaced.len() as u32,
+            ..SyscallSite::default()
+        };
+        entry.original[..placed.jump.len()].copy_from_slice(&placed.plan.displaced[..placed.jump.len()]);
+        entry.written[..placed.jump.len()].copy_from_slice(&placed.jump);
+        self.control.write(site_offset(placed.index), entry);
+    }
+
+    /// Publishes who sees which call: new ranges first, then one store for each number.
+    pub(super) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
+        let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
+        for (id, spec) in self.links_for(links) {
+            let Point::Syscall(point) = &spec.point else { continue };
+            let numbers = match point.number {
+                Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
+                None => 0..=OTHER_NUMBERS,
+            };
+            for number in numbers {
+                wanted.entry((point.exit, number)).or_default().push(id);
+            }
+        }
+        let (any, follow) = (!wanted.is_empty(), self.following == Following::All);
+        if any && self.syscalls.hook.is_none() {
+            self.syscalls.hook = self.add_counting_hook();
+            let address = self.syscalls.hook.map_or(0, |(_, address)| address);
+            self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hook) as u64).store(address, SeqCst);
+        }
+        let ranges: BTreeMap<Vec<AttachmentId>, u64> = wanted
+            .values()
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .map(|ids| (ids.clone(), self.range_of_calls(ids, links)))
+            .collect();
+        let old: BTreeSet<u64> = self.syscalls.ranges.values().copied().collect();
+        for number in 0..=OTHER_NUMBERS {
+            let mut words = [false, true].map(|exit| {
+                let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
+                range | if is_always(number, exit, any, follow) { ALWAYS } else { 0 }
+            });
+            if number == OTHER_NUMBERS && any {
+                words = words.map(|word| word | ALWAYS);
+            }
+            if words[1] != 0 && any {
+                // Whose end is to be shown is remembered from its beginning on.
+                words[0] |= ALWAYS;
+            }
+            self.set_table(offset_of!(SyscallTables, enter), number, words[0]);
+            self.set_table(offset_of!(SyscallTables, exit), number, words[1]);
+            self.set_table(offset_of!(SyscallTables, either), number, u64::from(words != [0, 0]));
+        }
+        let kept: BTreeSet<u64> = ranges.values().copied().collect();
+        for range in old.difference(&kept) {
+            self.ranges.retire(range_unpack(*range));
+        }
+        self.syscalls.ranges = ranges;
+    }
+
+    /// Tells the agent whether it is to announce what is executed.
+    pub(super) fn tell_following(&self) {
+        let at = TABLES_OFFSET + offset_of!(SyscallTables, follow) as u64;
+        self.control.word32(at).store(u32::from(self.following == Following::All), SeqCst);
+    }
+
+    /// Tells the agent where thread blocks are, once that is known.
+    pub(super) fn tell_blocks(&self) {
+        let blocks = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
+        self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, blocks) as u64).store(blocks, SeqCst);
+    }
+
+    /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
+    /// as any other: in a gate of its own.
+    pub(super) fn finish_exec(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        let index = SITES_MAX;
+        let Some(tid) = stopped.threads().first().copied() else { return Ok(()) };
+        let registers = stopped.registers(tid)?;
+        let (gate, entry) = (gate_address(self.region, index), registers.rip);
+        let plan = SyscallPlan {
+            site: entry,
+            call: entry - SYSCALL_BYTES,
+            number: Some(number::EXECVE),
+            loads_number: false,
+            keeps_flags: true,
+            stackless: false,
+            displaced: vec![],
+        };
+        let Ok(code) = plan.gate(gate, &self.gate_links(&plan, index, entry, false)) else { return Ok(()) };
+        let record = SyscallSite { call: plan.call, number: number::EXECVE as i32, ..SyscallSite::default() };
+        self.control.write(site_offset(index), record);
+        stopped.write(gate, &code)?;
+        stopped.set_registers(tid, &inject::Registers { rip: gate + CALL_AT + SYSCALL_BYTES, ..registers })
+    }
+
+    /// Where the gate of a site leads; `tail`: where the near stub goes on.
+    fn gate_links(&self, plan: &SyscallPlan, index: u32, tail: u64, small_stacks: bool) -> GateLinks {
+        let symbol = |name: &str| self.region + ring3_image::symbol(name).expect("the agent has its entry points");
+        // Behind munmap a thread that ends may have no stack any more.
+        let unmaps = matches!(plan.number, Some(number::MUNMAP | number::EXIT));
+        let begins = plan.number.is_some_and(|number| BEGINNERS.contains(&number));
+        let (enter, exit) = match (unmaps || plan.stackless || small_stacks, plan.keeps_flags) {
+            // A new thread has a stack of its own from the start, and no block yet.
+            (true, _) if begins => ("ring3_syscall_enter_apart", "ring3_syscall_exit_of_clone"),
+            (true, _) => ("ring3_syscall_enter_apart", "ring3_syscall_exit_apart"),
+            (false, true) => ("ring3_syscall_enter_with_flags", "ring3_syscall_exit_with_flags"),
+            (false, false) => ("ring3_syscall_enter", "ring3_syscall_exit"),
+        };
+        GateLinks {
+            index,
+            after: plan.after(),
+            tail,
+            tables: self.region + CONTROL_OFFSET + TABLES_OFFSET,
+            enter: symbol(enter),
+            exit: symbol(exit),
+        }
+    }
+
+    fn set_table(&self, table: usize, number: usize, word: u64) {
+        let at = TABLES_OFFSET + table as u64 + number as u64 * 8;
+        self.control.word(at).store(word, SeqCst);
+    }
+
+    /// The packed range of these attachments; 0 if there is no room for them.
+    fn range_of_calls(&mut self, ids: &[AttachmentId], links: &BTreeMap<AttachmentId, Link>) -> u64 {
+        if let Some(range) = self.syscalls.ranges.get(ids) {
+            return *range;
+        }
+        let specs: Vec<&LinkSpec> = ids.iter().filter_map(|id| Some(&links.get(id)?.spec)).collect();
+        let Some(first) = self.write_attachments(&specs) else { return 0 };
+        range_pack(first, specs.len() as u32)
+    }
+}
+
+/// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
+/// `follow`: what is executed is traced.
+fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
+    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, RT_SIGRETURN};
+    match number as u32 {
+        MMAP => exit,
+        number if BEGINNERS.contains(&number) => any,
+        ARCH_PRCTL => any,
+        RT_SIGRETURN => any && !exit,
+        EXECVE | EXECVEAT => follow && !exit,
+        _ => false,
+    }
+}
+
+/// Code that is written at once: to many places, some of which lie one behind the other.
+#[derive(Debug, Default)]
+struct Batch(Vec<(u64, Vec<u8>)>);
+
+impl Batch {
+    fn write(mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        const INT3: u8 = 0xcc;
+        self.0.sort();
+        let mut run: Option<(u64, Vec<u8>)> = None;
+        for (address, code) in self.0 {
+            match &mut run {
+                Some((start, bytes)) if address - *start - (bytes.len() as u64) < GATE_BYTES => {
+                    bytes.resize((address - *start) as usize, INT3);
+                    bytes.extend(code);
+                }
+                _ => {
+                    if let Some((start, bytes)) = run.replace((address, code)) {
+                        stopped.write(start, &bytes)?;
+                    }
+                }
+            }
+        }
+        run.map_or(Ok(()), |(start, bytes)| stopped.write(start, &bytes))
+    }
+}
+
+/// The registers of a thread whose system call the kernel would make again when it goes on, set so that it is made by the
+/// thread itself. Mirrors arch/x86/kernel/signal.c:arch_do_signal_or_restart.
+fn made_again(registers: &inject::Registers) -> Option<inject::Registers> {
+    const RESTART_BLOCK: i64 = -516;
+    const RESTART: [i64; 3] = [-512, -513, -514];
+    const SYS_RESTART_SYSCALL: u64 = 219;
+    let result = registers.rax as i64;
+    let in_call = registers.orig_rax as i64 >= 0;
+    let number = match result {
+        RESTART_BLOCK => SYS_RESTART_SYSCALL,
+        _ => registers.orig_rax,
+    };
+    let again = in_call && (result == RESTART_BLOCK || RESTART.contains(&result));
+    again.then_some(inject::Registers { rax: number, orig_rax: u64::MAX, ..*registers })
+}
+
+/// Puts the bytes of all sites back that the table in a process's control block names, and moves threads out of what belongs
+/// to them.
+pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    let pid = stopped.pid();
+    let mut table = vec![0u8; SITES_MAX as usize * size_of::<SyscallSite>()];
+    if read_process(pid, region + CONTROL_OFFSET + SITES_OFFSET, &mut table).is_err() {
+        return Ok(());
+    }
+    let entries: Vec<SyscallSite> = table
+        .chunks_exact(size_of::<SyscallSite>())
+        .map_while(value_from::<SyscallSite>)
+        .take_while(|entry| entry.near != 0)
+        .collect();
+    for entry in &entries {
+        let mut there = [0u8; ring3_patch::JUMP_BYTES];
+        let patched =
+            entry.site != 0 && stopped.read(entry.site, &mut there).is_ok() && there == entry.written[..there.len()];
+        if patched {
+            stopped.write_site(entry.site, &there, &entry.original[..there.len()], &[])?;
+        }
+    }
+    let homes = Homes { gates: region + GATES_OFFSET, entries };
+    for tid in stopped.threads().to_vec() {
+        let registers = stopped.registers(tid)?;
+        let to = match homes.of(stopped, registers.rip) {
+            Some((call, Progress::Before)) => inject::Registers { rip: call, ..registers },
+            Some((call, Progress::After)) => match made_again(&registers) {
+                Some(again) => inject::Registers { rip: call, ..again },
+                None => inject::Registers { rip: call + SYSCALL_BYTES, rcx: call + SYSCALL_BYTES, ..registers },
+            },
+            None => continue,
+        };
+        stopped.set_registers(tid, &to)?;
+    }
+    for context in stopped.saved_contexts()? {
+        let to = match homes.of(stopped, context.rip) {
+            Some((call, Progress::Before)) => inject::SavedContext { rip: call, ..context },
+            Some((call, Progress::After)) => {
+                let after = call + SYSCALL_BYTES;
+                inject::SavedContext { rip: after, rcx: after, ..context }
+            }
+            None => continue,
+        };
+        stopped.set_context(&to)?;
+    }
+    Ok(())
+}
+
+/// Where threads belong that are in gates and near stubs.
+struct Homes {
+    /// Address of the gates.
+    gates: u64,
+    entries: Vec<SyscallSite>,
+}
+
+impl Homes {
+    /// For a thread at `rip`: an instruction of the original code, and whether it is at that or behind it.
+    fn of(&self, stopped: &inject::Stopped, rip: u64) -> Option<(u64, Progress)> {
+        let in_gates = rip.checked_sub(self.gates).filter(|offset| *offset < GATES_BYTES);
+        if let Some(offset) = in_gates {
+            let entry = self.entries.get((offset / GATE_BYTES) as usize)?;
+            return Some((entry.call, progress(entry.number >= 0, offset % GATE_BYTES)));
+        }
+        let is_near = |entry: &&SyscallSite| (entry.near..entry.near + NEAR_BYTES_MAX as u64).contains(&rip);
+        // They lie closer together than they may be long.
+        self.entries.iter().filter(is_near).find_map(|entry| {
+            let moved = moved_of(stopped, entry);
+            let (original, _) = moved.into_iter().find(|(_, near)| *near == rip)?;
+            Some((original, Progress::Before))
+        })
+    }
+}
+
+/// Original address and address in the near stub of the displaced instructions of a site, whose bytes have been put back.
+fn moved_of(stopped: &inject::Stopped, entry: &SyscallSite) -> Vec<(u64, u64)> {
+    const DISPLACED_MAX: u32 = 64;
+    let mut displaced = vec![0u8; entry.displaced.min(DISPLACED_MAX) as usize];
+    if entry.site == 0 || stopped.read(entry.site, &mut displaced).is_err() {
+        return vec![];
+    }
+    let plan = SyscallPlan {
+        site: entry.site,
+        call: entry.call,
+        number: None,
+        loads_number: true,
+        keeps_flags: false,
+        stackless: false,
+        displaced,
+    };
+    let Ok((stub, _)) = plan.near(entry.near, 0) else { return vec![] };
+    stub.moved.iter().map(|m| (m.original, entry.near + u64::from(m.stub_offset))).collect()
+}

@@ -1,0 +1,115 @@
+//! Tracing of system calls: who wants which call, and where `syscall` instructions were.
+//!
+//! A site (a `syscall` instruction with its neighbours) jumps to a near stub, and that to the site's gate, where the call is
+//! made. Gates lie in the region, all in one range ([`crate::region::GATES_OFFSET`]), so that the kernel can be told to let
+//! what is called from there pass, and only that (syscall user dispatch).
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Numbers of system calls that have an entry of their own in the tables.
+pub const NUMBERS: usize = 512;
+/// The entry for all other numbers, which no system call has.
+pub const OTHER_NUMBERS: usize = NUMBERS;
+/// Offset of [`SyscallTables`] in the control block.
+pub const TABLES_OFFSET: u64 = 0x1c_0000;
+/// Offset of the table of [`SyscallSite`]s in the control block.
+pub const SITES_OFFSET: u64 = 0x1c_4000;
+/// Sites of one target. One more, which is no place in the code, is for the end of the `execve` that began the program.
+pub const SITES_MAX: u32 = 5033;
+/// Bytes of a gate.
+pub const GATE_BYTES: u64 = 256;
+/// Where in a gate whose site's number is known the call is made, and where what comes behind it.
+pub const CALL_AT: u64 = 19;
+/// See [`CALL_AT`].
+pub const DONE_AT: u64 = 40;
+/// Where in a gate whose site's number is not known calls are made that nobody wants.
+pub const PLAIN_AT: u64 = 24;
+/// Where in such a gate calls are made that somebody wants: in copies, one for each of [`BEGINNERS`] behind one for all others.
+pub const WANTED_AT: u64 = 48;
+/// From one copy to the next.
+pub const COPY_BYTES: u64 = 16;
+/// Where in such a gate what comes behind the call is.
+pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64 + 1);
+/// Calls that begin a thread or a process (`clone`, `fork`, `vfork`, `clone3`): where that begins the call's number cannot be
+/// looked up.
+pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
+/// Of what a gate passes on in `ecx`: the copy, above the site's index.
+pub const COPY_SHIFT: u32 = 16;
+/// Of what a gate passes on: the site's number is known.
+pub const NUMBER_KNOWN: u32 = 1 << 31;
+/// Bytes of the stack of a call that must not use the caller's.
+pub const APART_BYTES: u64 = 0x4000;
+/// Such stacks of a thread, for calls in signal handlers that interrupt the agent.
+pub const APART_LEVELS: u64 = 3;
+
+/// Calls that threads are in at a time, one interrupted by a signal handler that makes the next.
+pub const CALLS_MAX: usize = 16;
+
+/// Of an entry of a table: the agent looks at this call in any case.
+pub const ALWAYS: u64 = 1 << 63;
+
+/// Who wants what. Each entry is a packed range ([`crate::control::range_pack`]) of attachments, 0 if nobody does.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SyscallTables {
+    /// When a call with this number begins.
+    pub enter: [AtomicU64; NUMBERS + 1],
+    /// When it ends.
+    pub exit: [AtomicU64; NUMBERS + 1],
+    /// Not 0: one of both. Looked at where a site's number is not known before.
+    pub either: [AtomicU64; NUMBERS + 1],
+    /// Address of the [`crate::control::Hook`] that counts hits and misses.
+    pub hook: AtomicU64,
+    /// Address of the first thread block.
+    pub blocks: AtomicU64,
+    /// 1: an `execve` is announced to the server, which traces what is executed.
+    pub follow: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
+}
+
+/// A `syscall` instruction that was replaced. 48 bytes; what it takes to undo it is here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyscallSite {
+    /// Where the jump to the near stub was written; 0: nowhere (any more).
+    pub site: u64,
+    /// Address of the `syscall` instruction.
+    pub call: u64,
+    /// Address of the near stub.
+    pub near: u64,
+    /// The call's number; -1: not known before.
+    pub number: i32,
+    /// Bytes of the instructions that were displaced.
+    pub displaced: u32,
+    /// What stood where the jump is.
+    pub original: [u8; 8],
+    /// What was written there.
+    pub written: [u8; 8],
+}
+
+/// Bytes of a `syscall` instruction.
+pub const SYSCALL_BYTES: u64 = 2;
+
+/// A call that a thread is in. 32 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Call {
+    /// Stack pointer at the site; 0: none.
+    pub sp: u64,
+    /// The number.
+    pub number: i64,
+    /// `ThreadBlock::first_call` when it began.
+    pub first_call: u32,
+    /// 1: its end was shown.
+    pub ended: u32,
+    /// Zero.
+    pub reserved: u64,
+}
+
+const _: () = {
+    assert!(size_of::<SyscallSite>() == 48);
+    assert!(size_of::<Call>() == 32);
+    assert!(TABLES_OFFSET + size_of::<SyscallTables>() as u64 <= SITES_OFFSET);
+    assert!(SITES_OFFSET + (SITES_MAX as u64 + 1) * size_of::<SyscallSite>() as u64 <= crate::control::VIEWS_OFFSET);
+};

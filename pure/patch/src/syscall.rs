@@ -1,0 +1,329 @@
+//! System calls: where a `syscall` instruction can make room for a jump, and the code that makes the call instead.
+//!
+//! A `syscall` has 2 bytes, a jump 5: instructions behind it, or before it, are displaced with it. The jump leads to a near
+//! stub, which has these, and between them goes through the site's gate: far away, in one place with all other gates, the
+//! call is made there. The registers and the stack at the call are the caller's own: so the call may fork, go on with
+//! another stack, never return, or be made again after a signal. `rcx` and `r11`, which every system call destroys, are all
+//! that a gate needs. Behind the call `rcx` is what it would be; `r11`, where the kernel leaves the flags, is not.
+
+use std::ops::Range;
+
+use iced_x86::{Code, FlowControl, Instruction};
+use ring3_layout::syscall::{
+    BEGINNERS, CALL_AT, COPY_BYTES, COPY_SHIFT, DONE_AT, GATE_BYTES, NUMBER_KNOWN, NUMBERS, PLAIN_AT, SYSCALL_BYTES,
+    SyscallTables, WANTED_AT, WANTED_DONE_AT,
+};
+
+use crate::flow::{
+    Branch, changes_stack, decode, direct_target, ends_flow, flags_live, loads_number, syscall_number,
+};
+use crate::plan::{Function, JUMP_BYTES, Refusal, displace, within};
+use crate::stub::{Assembler, Moved, Stub, emit_displaced};
+
+/// Bytes of a near stub at most.
+pub const NEAR_BYTES_MAX: usize = 192;
+/// Instructions before a call that are displaced with it at most.
+const BEFORE_MAX: usize = 3;
+/// A `syscall` instruction that can be replaced, as it lies in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyscallPlan {
+    /// Where the jump goes.
+    pub site: u64,
+    /// The `syscall` instruction.
+    pub call: u64,
+    /// The call's number, if it is known before.
+    pub number: Option<u32>,
+    /// `rax` is written shortly before.
+    pub loads_number: bool,
+    /// The flags must be kept: something may read them.
+    pub keeps_flags: bool,
+    /// The stack pointer may lead to no stack.
+    pub stackless: bool,
+    /// The displaced instructions.
+    pub displaced: Vec<u8>,
+}
+
+/// Where a gate leads.
+#[derive(Clone, Copy, Debug)]
+pub struct GateLinks {
+    /// Index of the site.
+    pub index: u32,
+    /// Where the call was made from, and its end, in the original code.
+    pub after: u64,
+    /// Where the near stub goes on.
+    pub tail: u64,
+    /// Address of the tables.
+    pub tables: u64,
+    /// Routines of the agent that run what wants the beginning and the end of a call.
+    pub enter: u64,
+    /// See `enter`.
+    pub exit: u64,
+}
+
+/// What of a call has happened when a thread is at a place in a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing, or it is about to be made again.
+    Before,
+    /// It is over.
+    After,
+}
+
+/// All `syscall` instructions of a function: how each can be replaced, or why not. `entered` tells of branches of other code
+/// into bytes.
+pub fn plan_syscalls(
+    function: &Function<'_>,
+    entered: &dyn Fn(Range<u64>) -> Option<Branch>,
+) -> Vec<(u64, Result<SyscallPlan, Refusal>)> {
+    let instructions = decode(function.bytes, function.address);
+    let mut targets: Vec<u64> = within(function, &instructions).filter_map(direct_target).collect();
+    targets.sort_unstable();
+    let count = within(function, &instructions).count();
+    let mut taken = 0..0;
+    let mut plans = vec![];
+    for index in (0..count).filter(|index| instructions[*index].code() == Code::Syscall) {
+        let search = Search { function, instructions: &instructions, targets: &targets, entered };
+        let plan = search.plan(index, taken.end);
+        if let Ok(plan) = &plan {
+            taken = plan.site..plan.site + plan.displaced.len() as u64;
+        }
+        plans.push((instructions[index].ip(), plan));
+    }
+    plans
+}
+
+struct Search<'s> {
+    function: &'s Function<'s>,
+    instructions: &'s [Instruction],
+    targets: &'s [u64],
+    entered: &'s dyn Fn(Range<u64>) -> Option<Branch>,
+}
+
+impl Search<'_> {
+    /// The best window: one whose jump ends before the call, so that who comes back to the call or behind it (a thread that is
+    /// in there, or in a signal handler that interrupted it) finds it as it was; else from the call on, or from before it. What
+    /// lies below `free` is taken.
+    fn plan(&self, index: usize, free: u64) -> Result<SyscallPlan, Refusal> {
+        let call = self.instructions[index].ip();
+        if self.is_cancelled_by_address(call) {
+            return Err(Refusal::Cancelled { site: call });
+        }
+        let moves = |first: &usize| {
+            let from = &self.instructions[*first];
+            let plain = from.flow_control() == FlowControl::Next && from.code() != Code::Syscall;
+            (*first == index || plain) && from.ip() >= free
+        };
+        let firsts: Vec<usize> = (index.saturating_sub(BEFORE_MAX)..=index).rev().take_while(moves).collect();
+        let clear = |first: &&usize| call - self.instructions[**first].ip() >= JUMP_BYTES as u64;
+        let mut why = Refusal::NotCode { site: call };
+        for first in firsts.iter().filter(clear).chain(firsts.iter().filter(|first| !clear(first))) {
+            match self.window(*first, index) {
+                Ok(window) => return Ok(self.planned(window, index)),
+                Err(refusal) if *first == index => why = refusal,
+                Err(_) => {}
+            }
+        }
+        Err(why)
+    }
+
+    /// Whether this is where musl's threads wait that can be cancelled: a signal handler compares the address
+    /// (`__syscall_cp_asm`).
+    fn is_cancelled_by_address(&self, call: u64) -> bool {
+        // mov 16(%rsp), %r9; mov %r11, 8(%rsp); syscall; ret
+        const CODE: [u8; 13] = [0x4c, 0x8b, 0x4c, 0x24, 0x10, 0x4c, 0x89, 0x5c, 0x24, 0x08, 0x0f, 0x05, 0xc3];
+        let at = (call - self.function.address) as usize;
+        at.checked_sub(10).and_then(|start| self.function.bytes.get(start..start + CODE.len())) == Some(&CODE[..])
+    }
+
+    /// The instructions from `first` to where there is room, the call at `index` among them.
+    fn window(&self, first: usize, index: usize) -> Result<&[Instruction], Refusal> {
+        let from = &self.instructions[first..];
+        let count = displace(self.function, from)?.len().max(index - first + 1);
+        let window = &from[..count];
+        let (site, call) = (window[0].ip(), self.instructions[index].ip());
+        // Whoever comes to the call by another way than the jump would make it unseen.
+        let closed = site + 1..(site + JUMP_BYTES as u64).max(call + 1);
+        let at = self.targets.partition_point(|to| *to < closed.start);
+        if let Some(to) = self.targets.get(at).filter(|to| closed.contains(to)) {
+            let from = self.instructions.iter().find(|i| direct_target(i) == Some(*to)).map_or(site, |i| i.ip());
+            return Err(Refusal::BranchInto { from, to: *to });
+        }
+        if let Some(branch) = (self.entered)(closed) {
+            return Err(Refusal::BranchInto { from: branch.from, to: branch.to });
+        }
+        for other in window.iter().filter(|i| i.ip() != call) {
+            let calls = matches!(other.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+            if other.code() == Code::Syscall || calls {
+                return Err(Refusal::Immovable { address: other.ip(), text: format!("{other}") });
+            }
+        }
+        Ok(window)
+    }
+
+    fn planned(&self, window: &[Instruction], index: usize) -> SyscallPlan {
+        let (site, end) = (window[0].ip(), window[window.len() - 1].next_ip());
+        let at = |address: u64| (address - self.function.address) as usize;
+        SyscallPlan {
+            site,
+            call: self.instructions[index].ip(),
+            number: syscall_number(self.instructions, index, self.targets),
+            loads_number: loads_number(self.instructions, index),
+            stackless: changes_stack(self.instructions, index),
+            keeps_flags: flags_live(&self.instructions[index + 1..]),
+            displaced: self.function.bytes[at(site)..at(end)].to_vec(),
+        }
+    }
+}
+
+impl SyscallPlan {
+    /// As it lies where the file is mapped with `bias` added to its addresses.
+    pub fn mapped(&self, bias: u64) -> SyscallPlan {
+        let at = |address: u64| address.wrapping_add(bias);
+        SyscallPlan { site: at(self.site), call: at(self.call), ..self.clone() }
+    }
+
+    /// Where the call ends.
+    pub fn after(&self) -> u64 {
+        self.call + SYSCALL_BYTES
+    }
+
+    /// What to write at the site: a jump to a near stub at `near`.
+    pub fn jump(&self, near: u64) -> Result<Vec<u8>, Refusal> {
+        let mut assembler = Assembler { base: self.site, bytes: Vec::with_capacity(JUMP_BYTES) };
+        assembler.jump(near)?;
+        Ok(assembler.bytes)
+    }
+
+    /// The near stub for the address `near`, and where in it the code behind the call begins.
+    pub fn near(&self, near: u64, gate: u64) -> Result<(Stub, u32), Refusal> {
+        let mut assembler = Assembler { base: near, bytes: Vec::with_capacity(NEAR_BYTES_MAX) };
+        let (mut moved, mut tail) = (vec![], 0);
+        let instructions = decode(&self.displaced, self.site);
+        for instruction in &instructions {
+            let offset = assembler.bytes.len() as u32;
+            moved.push(Moved { original: instruction.ip(), stub_offset: offset });
+            if instruction.ip() == self.call {
+                assembler.jump_far(gate);
+                tail = assembler.bytes.len() as u32;
+            } else {
+                let at = (instruction.ip() - self.site) as usize;
+                emit_displaced(&mut assembler, instruction, &self.displaced[at..at + instruction.len()])?;
+            }
+        }
+        if !instructions.last().is_some_and(ends_flow) {
+            assembler.jump(self.site + self.displaced.len() as u64)?;
+        }
+        debug_assert!(assembler.bytes.len() <= NEAR_BYTES_MAX, "a near stub outgrew its limit");
+        Ok((Stub { bytes: assembler.bytes, moved }, tail))
+    }
+
+    /// The gate for the address `gate`.
+    pub fn gate(&self, gate: u64, links: &GateLinks) -> Result<Vec<u8>, Refusal> {
+        let mut assembler = Assembler { base: gate, bytes: Vec::with_capacity(GATE_BYTES as usize) };
+        match self.number {
+            Some(number) => emit_known(&mut assembler, links, number)?,
+            None => emit_unknown(&mut assembler, links, self.keeps_flags)?,
+        }
+        debug_assert!(assembler.bytes.len() as u64 <= GATE_BYTES, "a gate outgrew its limit");
+        Ok(assembler.bytes)
+    }
+}
+
+/// What of the call has happened for a thread at `offset` in a gate.
+pub fn progress(number_known: bool, offset: u64) -> Progress {
+    let before = match offset {
+        _ if number_known => offset <= CALL_AT,
+        ..=PLAIN_AT => true,
+        WANTED_AT..WANTED_DONE_AT => (offset - WANTED_AT).is_multiple_of(COPY_BYTES),
+        _ => (PLAIN_AT + SYSCALL_BYTES + JUMP_BYTES as u64..WANTED_AT).contains(&offset),
+    };
+    if before { Progress::Before } else { Progress::After }
+}
+
+impl Assembler {
+    /// A jump to anywhere.
+    fn jump_far(&mut self, target: u64) {
+        self.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+        self.put(&target.to_le_bytes());
+    }
+
+    /// `mov rcx, [address]; jrcxz over`, `over` being what [`Assembler::pass`] ends with.
+    fn unless_zero(&mut self, address: u64) -> Result<(), Refusal> {
+        self.put(&[0x48, 0x8b, 0x0d]);
+        self.relative(address)?;
+        self.put(&[0xe3, PASS_BYTES]);
+        Ok(())
+    }
+
+    /// Goes to a routine of the agent, which knows where to go on.
+    fn pass(&mut self, number: u32, routine: u64) -> Result<(), Refusal> {
+        self.put(&[0xb9]); // mov ecx, number
+        self.put(&number.to_le_bytes());
+        self.jump(routine)
+    }
+
+    /// What comes next is at this offset.
+    fn pad(&mut self, offset: u64) {
+        debug_assert!(self.bytes.len() as u64 <= offset, "parts of gates are where the layout says");
+        self.bytes.resize(offset as usize, 0x90);
+    }
+
+    /// `rcx` as the call leaves it, and back.
+    fn finish(&mut self, links: &GateLinks) {
+        self.put(&[0x48, 0xb9]); // mov rcx, after
+        self.put(&links.after.to_le_bytes());
+        self.jump_far(links.tail);
+    }
+}
+
+/// Bytes of [`Assembler::pass`].
+const PASS_BYTES: u8 = 10;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const JUMP_SHORT: u8 = 0xeb;
+
+fn entry(tables: u64, table: usize, number: u32) -> u64 {
+    tables + table as u64 + u64::from(number.min(NUMBERS as u32)) * 8
+}
+
+fn emit_known(a: &mut Assembler, links: &GateLinks, number: u32) -> Result<(), Refusal> {
+    let index = links.index | NUMBER_KNOWN;
+    a.unless_zero(entry(links.tables, std::mem::offset_of!(SyscallTables, enter), number))?;
+    a.pass(index, links.enter)?;
+    a.pad(CALL_AT);
+    a.put(&SYSCALL);
+    a.unless_zero(entry(links.tables, std::mem::offset_of!(SyscallTables, exit), number))?;
+    a.pass(index, links.exit)?;
+    a.pad(DONE_AT);
+    a.finish(links);
+    Ok(())
+}
+
+fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Result<(), Refusal> {
+    const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + JUMP_BYTES as u64;
+    let slow = |a: &Assembler| (a.base + SLOW_AT - a.here() - 2) as u8;
+    if keeps_flags {
+        a.put(&[JUMP_SHORT, slow(a)]);
+    } else {
+        a.put(&[0x89, 0xc1]); // mov ecx, eax
+        a.put(&[0x81, 0xf9]); // cmp ecx, NUMBERS
+        a.put(&(NUMBERS as u32).to_le_bytes());
+        a.put(&[0x73, slow(a)]); // jae slow
+        a.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + either]
+        a.relative(entry(links.tables, std::mem::offset_of!(SyscallTables, either), 0))?;
+        a.put(&[0x49, 0x83, 0x3c, 0xcb, 0]); // cmp qword [r11 + rcx * 8], 0
+        a.put(&[0x75, slow(a)]); // jne slow
+    }
+    a.pad(PLAIN_AT);
+    a.put(&SYSCALL);
+    a.jump(a.base + WANTED_DONE_AT)?;
+    a.pad(SLOW_AT);
+    a.pass(links.index, links.enter)?;
+    for copy in 0..=BEGINNERS.len() as u32 {
+        a.pad(WANTED_AT + u64::from(copy) * COPY_BYTES);
+        a.put(&SYSCALL);
+        a.pass(links.index | copy << COPY_SHIFT, links.exit)?;
+    }
+    a.pad(WANTED_DONE_AT);
+    a.finish(links);
+    Ok(())
+}
