@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, wait_until};
+use ring3_tests::{Bench, Process, is_root, programs, wait_until};
 
 const NOBODY: u32 = 65534;
 const EVENTS: &str = "/sys/kernel/tracing/events";
@@ -66,16 +66,54 @@ fn tools_find_their_tracepoints() {
     }
     for bench in benches() {
         for tool in TOOLS {
-            let refused = || {
-                let log = std::fs::read_to_string(bench.folder().join("server.log")).unwrap_or_default();
-                log.matches("system calls are not traced yet").count()
-            };
-            let before = refused();
             let attached = || bench.status()["links"].as_array().is_some_and(|links| !links.is_empty());
             let process = Process::start(&mut bench.load(tool));
-            wait_until(&format!("{tool} has found its tracepoints"), || refused() > before || attached());
+            wait_until(&format!("{tool} has found its tracepoints"), attached);
             drop(process);
             wait_until("it is gone", || !attached());
         }
+    }
+}
+
+#[test]
+fn programs_refuse_and_change_system_calls() {
+    for bench in benches() {
+        let folder = bench.folder().join("made");
+        let make = |name: &str| {
+            let mut command = bench.target("mkdir");
+            let output = command.current_dir(&folder).arg(name).output().expect("mkdir runs");
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        // The bench's folder is made by the first that runs there.
+        let made = bench.target("mkdir").arg(&folder).status();
+        assert!(made.expect("mkdir runs").success() && make("before").0);
+        let mut tool = Process::start(&mut bench.load(programs().join("filter")));
+        assert_eq!(tool.line(), "attached");
+        let (made, words) = make("nothing");
+        assert!(!made && words.contains("Operation not permitted"), "{words}");
+        assert!(make("this").0);
+        assert!(!make("before").0);
+        tool.say("");
+        assert_eq!(tool.line(), "1 1 1 2");
+        assert_eq!(tool.finish().0, Some(0));
+        let there = |name: &str| folder.join(name).is_dir();
+        assert!(there("before") && there("that") && !there("this") && !there("nothing"));
+        assert!(make("nothing").0, "the tool is gone");
+    }
+}
+
+#[test]
+fn children_are_followed_unless_they_are_not_to_be() {
+    let bench = Bench::ring3();
+    for (option, expected) in [("--follow", true), ("--no-follow", false)] {
+        let mut tool = Process::start(bench.load(programs().join("calls")).arg("raw"));
+        assert_eq!(tool.line(), "attached");
+        let code = "(: ; exec /bin/sh -c 'kill -0 $$') ; true";
+        let started = bench.ring3_command(&["start", option, "--", "sh", "-c", code]).status();
+        assert!(started.expect("ring3 runs").success());
+        tool.say("");
+        let told: Vec<String> = std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "end")).collect();
+        assert_eq!(told.iter().any(|line| line == "raw exit 62 1"), expected, "{option}: {told:?}");
+        assert_eq!(tool.finish().0, Some(0));
     }
 }

@@ -35,6 +35,7 @@ exports! {
     ring3_helper_probe_read_user_str = raw_helpers::probe_read_user_str;
     ring3_helper_probe_read_kernel_str = raw_helpers::probe_read_kernel_str;
     ring3_helper_copy_from_user = raw_helpers::copy_from_user;
+    ring3_helper_override_return = raw_helpers::override_return;
     ring3_helper_probe_write_user = raw_helpers::probe_write_user;
     ring3_helper_ktime_get_ns = raw_helpers::ktime_get_ns;
     ring3_helper_ktime_get_boot_ns = raw_helpers::ktime_get_boot_ns;

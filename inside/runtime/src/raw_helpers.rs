@@ -381,6 +381,12 @@ helpers! {
         unsafe { (*(tb.attachment as *const Attachment)).cookie }
     }
 
+    /// `bpf_override_return`: of programs that see the beginning of a system call. It takes effect behind all of them.
+    fn override_return(_context, result; tb) {
+        (tb.overrides, tb.override_result) = (1, result);
+        0
+    }
+
     /// `bpf_get_func_ip`: the probed address, on entry and on return.
     fn get_func_ip(; tb) {
         // SAFETY: dispatch set the hook that runs.

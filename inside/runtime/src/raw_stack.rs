@@ -4,7 +4,9 @@
 //! perf_callchain_user). Kernel stacks there are none: at a uprobe, where the registers are the user's, the kernel
 //! answers with an empty one too.
 
-use ring3_layout::control::{ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook};
+use ring3_layout::control::{
+    ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,
+};
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::Map;
 use ring3_uapi::Errno;
@@ -152,6 +154,10 @@ unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
     }
     // SAFETY: dispatch set the attachment that runs.
     let attachment = unsafe { &*(tb.attachment as *const Attachment) };
+    if attachment.flags & ATTACHMENT_KPROBE != 0 {
+        // SAFETY: the context is the registers at the kernel's function, of which the first argument is the thread's.
+        return Ok(unsafe { &*((*(context as *const PtRegs)).rdi as *const PtRegs) });
+    }
     let of_call = attachment.flags & (ATTACHMENT_RAW | ATTACHMENT_TRACEPOINT) != 0;
     // SAFETY: the context of a system call's program begins with that address.
     let regs = if of_call { unsafe { *(context as *const u64) } } else { context };

@@ -12,7 +12,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_RAW, Attachment, Hook, range_unpack};
+use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
 use ring3_layout::frame::STUB_FRAME_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
@@ -149,6 +149,16 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
             }
             // SAFETY: the caller's promise.
             unsafe { run(base, tb, regs, number, None) };
+            if tb.overrides != 0 {
+                tb.overrides = 0;
+                pop(tb, regs.rsp, Some(number), false);
+                regs.rax = tb.override_result;
+                // SAFETY: the caller's promise.
+                unsafe { show_end(base, tb, regs, number) };
+                // What `rax` is when the thread goes on.
+                regs.orig_rax = regs.rax;
+                return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+            }
             if word(&tables(base).exit, number) != 0 && ends_process(tb, regs, number) {
                 // SAFETY: the caller's promise.
                 unsafe { end_before(base, tb, regs, number) };
@@ -419,8 +429,8 @@ unsafe fn run_at(
     // Looked up behind the guard, which keeps what is found there.
     for attachment in attachments(base, range_of(base, number, result.is_some())) {
         if is_for(tb, attachment) {
-            // SAFETY: the server wrote the address of a compiled, verified program for this context.
-            unsafe { run_one(tb, attachment, context_of(attachment, &contexts)) };
+            // SAFETY: as for this function; the server wrote the address of a compiled, verified program for the context.
+            unsafe { run_program(tb, attachment, &contexts, result) };
             ran = true;
         }
     }
@@ -468,12 +478,31 @@ impl Outer {
     }
 }
 
-fn context_of(attachment: &Attachment, contexts: &Contexts) -> u64 {
-    if attachment.flags & ATTACHMENT_RAW != 0 {
-        &raw const contexts.raw as u64
-    } else {
-        &raw const contexts.trace as u64
+/// Runs a program with the context that it has.
+///
+/// # Safety
+/// The attachment names a compiled, verified program for it.
+#[inline(always)]
+unsafe fn run_program(tb: &mut ThreadBlock, attachment: &Attachment, contexts: &Contexts, result: Option<u64>) {
+    if attachment.flags & ATTACHMENT_KPROBE != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { run_in_function(tb, attachment, contexts.raw[0], result) };
     }
+    let is_raw = attachment.flags & ATTACHMENT_RAW != 0;
+    let context = if is_raw { &raw const contexts.raw as u64 } else { &raw const contexts.trace as u64 };
+    // SAFETY: the caller's promise.
+    unsafe { run_one(tb, attachment, context) };
+}
+
+/// Runs a program as if it were at the kernel's function of the call, whose only argument are the thread's registers.
+///
+/// # Safety
+/// As for `run_program`.
+#[inline(never)]
+unsafe fn run_in_function(tb: &mut ThreadBlock, attachment: &Attachment, regs: u64, result: Option<u64>) {
+    let function = PtRegs { rdi: regs, rax: result.unwrap_or(0), ..PtRegs::default() };
+    // SAFETY: the caller's promise.
+    unsafe { run_one(tb, attachment, &raw const function as u64) };
 }
 
 /// How a call begins a thread or a process.

@@ -127,6 +127,8 @@ pub struct Facts {
     /// As a program of a probe it needs registers that not every frame has ([`ring3_layout::frame`]): it looks at them, walks
     /// the stack, or goes on with a program that may.
     pub all_registers: bool,
+    /// It calls `bpf_override_return`.
+    pub overrides: bool,
 }
 
 impl Facts {
@@ -136,7 +138,9 @@ impl Facts {
         let all_registers = verified.tail_calls()
             || verified.helpers().iter().any(|id| walks.contains(id))
             || verified.context_parts().is_none_or(|mut parts| parts.any(|bytes| !frame::has(&bytes)));
-        Facts { uses_per_cpu: verified.uses_per_cpu(), context_bytes: verified.context_bytes(), all_registers }
+        let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
+        let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
+        Facts { uses_per_cpu, context_bytes, all_registers, overrides }
     }
 }
 

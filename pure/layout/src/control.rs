@@ -218,6 +218,8 @@ pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 1;
 pub const ATTACHMENT_RAW: u32 = 1 << 2;
 /// The program's context is what a system call's tracepoint has.
 pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 3;
+/// The program's context is what a kprobe at the kernel's function of a system call has.
+pub const ATTACHMENT_KPROBE: u32 = 1 << 4;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

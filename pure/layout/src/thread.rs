@@ -167,6 +167,10 @@ pub struct ThreadBlock {
     pub apart_top: u64,
     /// See `apart_top`.
     pub apart_end: u64,
+    /// 1: a program wants the call that begins not to be made (`bpf_override_return`).
+    pub overrides: u64,
+    /// What its result is to be.
+    pub override_result: u64,
     /// The next of `calls` to be used, counted from the first ever.
     pub next_call: u32,
     /// The first of `calls` that is the thread's own: before it are those of the creator of a `vfork` child.

@@ -189,7 +189,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(PERF_EVENT_READ_VALUE).given(&[Map, Anything, MEMORY_OUT, Size]).gpl().maps(EVENTS),
     row(PERF_PROG_READ_VALUE).given(&[CONTEXT, MEMORY_OUT, Size]).gpl().from(PERF_EVENT),
     row(GETSOCKOPT).given(&[SOCKET, Anything, Anything, MEMORY_OUT, Size]).from(ATTACHED_TYPED),
-    row(OVERRIDE_RETURN).given(&[CONTEXT, Anything]).gpl().from(KPROBE),
+    row(OVERRIDE_RETURN).given(&[CONTEXT, Anything]).gpl().from(KPROBE).runs(),
     row(XDP_ADJUST_TAIL).given(&[CONTEXT, Anything]).from(XDP),
     row(SKB_GET_XFRM_STATE).given(&[CONTEXT, Anything, MEMORY_OUT, Size, Anything]).from(TC),
     row(GET_STACK).given(&[CONTEXT, MEMORY_OUT, SizeOrZero, Anything]).gpl().from(TRACED).runs(),

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, ATTACHMENTS_OFFSET,
-    Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind,
-    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
-    range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
+    ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET,
+    Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET,
+    range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -832,6 +832,7 @@ fn attachment_flags(spec: &LinkSpec) -> u32 {
         | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
         | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
         | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
+        | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)
 }
 
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {

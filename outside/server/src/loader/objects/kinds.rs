@@ -305,6 +305,11 @@ impl Event {
             let words = format!("program {:?} reads behind the end of {}", program.name, site.tracepoint);
             return Err(Refusal::new(Errno::EACCES, words));
         }
+        if program.facts.overrides && !matches!(&self.kind, EventKind::Kprobe(site, _) if !site.ret) {
+            // Mirrors kernel/trace/bpf_trace.c:perf_event_attach_bpf_prog.
+            let words = "bpf_override_return is for programs at the beginning of system calls";
+            return Err(Refusal::new(Errno::EINVAL, words));
+        }
         let seat = Seat::take(&self.program_id, program.id, shared)?;
         Attached::new(&self.realm, program, (link_id, cookie), (point, pid), Some(seat))
     }
