@@ -97,6 +97,11 @@ impl Spread {
         };
         (!sorted.is_empty()).then(|| Spread { q1: at(0.25), median: at(0.5), q3: at(0.75) })
     }
+
+    /// How far from 0 the middle half reaches.
+    pub(crate) fn reach(&self) -> f64 {
+        self.q1.abs().max(self.q3.abs())
+    }
 }
 
 impl std::fmt::Display for Spread {
@@ -183,7 +188,7 @@ impl Process {
     }
 
     /// Closes its input and waits for its end: the rest of its output. Its failure is an error.
-    fn finish(mut self) -> Result<String, String> {
+    pub(crate) fn finish(mut self) -> Result<String, String> {
         drop(self.child.stdin.take());
         let mut rest = String::new();
         loop {
@@ -205,26 +210,26 @@ impl Drop for Process {
     }
 }
 
-/// The victim and its calls.
-struct Victim {
-    process: Process,
+/// A process that makes calls when it is told, and tells how long they took.
+pub(crate) struct Victim {
+    pub(crate) process: Process,
 }
 
 impl Victim {
-    fn start(build: &Path, arguments: &[&str]) -> Result<Victim, String> {
-        let mut process = Process::start(Command::new(build.join("victim")).args(arguments))?;
+    pub(crate) fn start(command: &mut Command) -> Result<Victim, String> {
+        let mut process = Process::start(command)?;
         process.expect("ready")?;
         Ok(Victim { process })
     }
 
-    /// Nanoseconds for each of `calls` calls; how often the function has been called in all.
-    fn run(&mut self, shape: &str, calls: u64) -> Result<(f64, u64), String> {
+    /// Nanoseconds for each of `calls` calls; how many there were in all.
+    pub(crate) fn run(&mut self, shape: &str, calls: u64) -> Result<(f64, u64), String> {
         let (took, total) = self.process.ask(&format!("{shape} {calls}"))?;
         Ok((took as f64 / calls as f64, total))
     }
 
     /// The same for the fastest of `LOOPS` loops, after warm calls.
-    fn time(&mut self, shape: &str) -> Result<(f64, u64), String> {
+    pub(crate) fn time(&mut self, shape: &str) -> Result<(f64, u64), String> {
         let (warm, mut total) = self.run(shape, CALLS_WARM)?;
         let calls = (LOOP_NS / warm).clamp(CALLS_MIN, CALLS_MAX) as u64;
         let mut fastest = f64::INFINITY;
@@ -273,7 +278,7 @@ impl Ring3 {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Result<String, String> {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Result<String, String> {
         output(&mut self.command(arguments))
     }
 
@@ -288,14 +293,14 @@ impl Ring3 {
         serde_json::from_str(&self.run(&["status", "--json"])?).map_err(|error| format!("ring3 status: {error}"))
     }
 
-    fn target(&self, pid: u32) -> Result<Option<Value>, String> {
+    pub(crate) fn target(&self, pid: u32) -> Result<Option<Value>, String> {
         let status = self.status()?;
         let mut targets = status["targets"].as_array().into_iter().flatten();
         Ok(targets.find(|target| target["pid"] == pid).cloned())
     }
 
     /// Waits until ring3 has left a process.
-    fn await_left(&self, pid: u32) -> Result<(), String> {
+    pub(crate) fn await_left(&self, pid: u32) -> Result<(), String> {
         let deadline = Instant::now() + WITHIN;
         while self.target(pid)?.is_some() {
             if Instant::now() > deadline {
@@ -326,7 +331,7 @@ impl Drop for Ring3 {
 }
 
 /// A command's output; its failure is an error.
-fn output(command: &mut Command) -> Result<String, String> {
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     Process::start(command)?.finish()
 }
 
@@ -379,8 +384,7 @@ impl Bench {
             if self.skipped.contains_key(&engine) {
                 continue;
             }
-            let tried =
-                Victim::start(&self.build, &[]).and_then(|victim| self.attach(engine, row, &victim)?.finish());
+            let tried = self.victim(&[]).and_then(|victim| self.attach(engine, row, &victim)?.finish());
             if let Err(why) = tried {
                 self.skip(engine, why);
             }
@@ -390,6 +394,10 @@ impl Bench {
     fn skip(&mut self, engine: Engine, why: String) {
         eprintln!("SKIPPED: {}: {why}", engine.name());
         self.skipped.insert(engine, why);
+    }
+
+    fn victim(&self, arguments: &[&str]) -> Result<Victim, String> {
+        Victim::start(Command::new(self.build.join("victim")).args(arguments))
     }
 
     fn python(&self) -> PathBuf {
@@ -460,7 +468,7 @@ impl Bench {
     }
 
     fn measure(&mut self, engine: Engine, row: Row) -> Result<(), String> {
-        let mut victim = Victim::start(&self.build, &[])?;
+        let mut victim = self.victim(&[])?;
         let (plain, before) = victim.time(row.shape)?;
         let memory = MEMORY.map(|field| victim.memory(field));
         let tool = self.attach(engine, row, &victim)?;
@@ -518,7 +526,7 @@ impl Bench {
 
     /// What a process with threads feels of `ring3 attach`.
     fn time_attach(&mut self, threads: &'static str) -> Result<(), String> {
-        let victim = Victim::start(&self.build, &[&THREADS.to_string(), threads])?;
+        let victim = self.victim(&[&THREADS.to_string(), threads])?;
         let pid = victim.process.child.id();
         self.ring3.run(&["attach", &pid.to_string()])?;
         let target = self.ring3.target(pid)?.ok_or("the victim is no target")?;
