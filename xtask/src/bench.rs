@@ -98,6 +98,11 @@ impl Spread {
         (!sorted.is_empty()).then(|| Spread { q1: at(0.25), median: at(0.5), q3: at(0.75) })
     }
 
+    /// That of the same figures below 0.
+    pub(crate) fn negative(self) -> Spread {
+        Spread { q1: 0.0 - self.q3, median: 0.0 - self.median, q3: 0.0 - self.q1 }
+    }
+
     /// How far from 0 the middle half reaches.
     pub(crate) fn reach(&self) -> f64 {
         self.q1.abs().max(self.q3.abs())
@@ -229,11 +234,16 @@ impl Victim {
     }
 
     /// The same for the fastest of `LOOPS` loops, after warm calls.
-    pub(crate) fn time(&mut self, shape: &str) -> Result<(f64, u64), String> {
+    fn time(&mut self, shape: &str) -> Result<(f64, u64), String> {
+        self.time_in(shape, LOOPS, LOOP_NS)
+    }
+
+    /// The same for this number of loops, each of which shall take so long.
+    pub(crate) fn time_in(&mut self, shape: &str, loops: u32, loop_ns: f64) -> Result<(f64, u64), String> {
         let (warm, mut total) = self.run(shape, CALLS_WARM)?;
-        let calls = (LOOP_NS / warm).clamp(CALLS_MIN, CALLS_MAX) as u64;
+        let calls = (loop_ns / warm).clamp(CALLS_MIN, CALLS_MAX) as u64;
         let mut fastest = f64::INFINITY;
-        for _ in 0..LOOPS {
+        for _ in 0..loops {
             let (took, so_far) = self.run(shape, calls)?;
             fastest = fastest.min(took);
             total = so_far;
@@ -270,6 +280,11 @@ impl Ring3 {
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|error| format!("{}: {error}", folder.display()))?;
         Ok(Ring3 { binary: std::env::var_os("RING3_BIN").map_or_else(release, PathBuf::from), folder })
+    }
+
+    /// Its own, which goes away.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {

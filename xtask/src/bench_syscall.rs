@@ -20,6 +20,9 @@ const SHAPES: [&str; 2] = ["wrapper", "syscall"];
 const GETPPID: &str = "110";
 /// Calls by which the kernel shows that it runs programs that leave no trace.
 const CALLS_SEEN: u64 = 2_000;
+/// Timed loops of a measurement, and how long each shall take: less than a turn of whoever else wants the CPU.
+const LOOPS: u32 = 20;
+const LOOP_NS: f64 = 1e6;
 /// Times below this are less than loops differ by.
 const RESOLUTION_NS: f64 = 1.0;
 
@@ -162,6 +165,11 @@ pub(crate) fn syscall(words: &[&str]) -> Result<(), String> {
     options.save(|| bench.json(options.rounds, &goals))
 }
 
+/// Nanoseconds for a call that is made like this; how many there were in all.
+fn time(victim: &mut Victim, shape: &str) -> Result<(f64, u64), String> {
+    victim.time_in(shape, LOOPS, LOOP_NS)
+}
+
 /// A tool run natively, which finds the kernel's tracepoints.
 pub(crate) fn with_tracefs(tool: &Path) -> Command {
     const MOUNT: &str = "mount -t tracefs tracefs /sys/kernel/tracing && exec \"$@\"";
@@ -230,10 +238,10 @@ impl Bench {
 
     fn measure(&mut self, engine: Engine, case: Case) -> Result<(), String> {
         let (mut victim, mut another) = (self.victim()?, self.victim()?);
-        let before = [victim.time(SHAPES[0])?, victim.time(SHAPES[1])?];
+        let before = [time(&mut victim, SHAPES[0])?, time(&mut victim, SHAPES[1])?];
         let traced = if case.to_another { another.process.child.id() } else { victim.process.child.id() };
         let mut tool = self.attach(engine, case, traced)?;
-        let during = [victim.time(SHAPES[0])?, victim.time(SHAPES[1])?];
+        let during = [time(&mut victim, SHAPES[0])?, time(&mut victim, SHAPES[1])?];
         let calls = if case.to_another { another.run(SHAPES[0], CALLS_SEEN)?.1 } else { during[1].1 - before[1].1 };
         self.check(engine, case, calls, &mut victim, &mut tool)?;
         tool.finish()?;
@@ -241,7 +249,7 @@ impl Bench {
             self.ring3.run(&["detach", &traced.to_string()])?;
             self.ring3.await_left(traced)?;
         }
-        let after = [victim.time(SHAPES[0])?, victim.time(SHAPES[1])?];
+        let after = [time(&mut victim, SHAPES[0])?, time(&mut victim, SHAPES[1])?];
         for (at, shape) in SHAPES.into_iter().enumerate() {
             let plain = before[at].0.min(after[at].0);
             self.figures.plain.entry(shape).or_default().push(plain);
@@ -313,19 +321,19 @@ impl Bench {
 
     fn measure_peer(&mut self, peer: &Peer) -> Result<(), String> {
         let mut victim = self.victim()?;
-        let before = victim.time(SHAPES[0])?.0;
+        let before = time(&mut victim, SHAPES[0])?.0;
         let took = match peer.by {
-            By::Shape(shape) => victim.time(shape)?.0,
+            By::Shape(shape) => time(&mut victim, shape)?.0,
             By::Command(words) => {
                 let mut command = Command::new(words[0]);
                 command.args(&words[1..]).arg(self.build.join("syscall_victim")).stderr(Stdio::null());
                 let mut victim = Victim::start(&mut command)?;
-                let took = victim.time(SHAPES[0])?.0;
+                let took = time(&mut victim, SHAPES[0])?.0;
                 victim.process.finish()?;
                 took
             }
         };
-        let plain = before.min(victim.time(SHAPES[0])?.0);
+        let plain = before.min(time(&mut victim, SHAPES[0])?.0);
         self.figures.peers.entry(peer.name).or_default().add(took, plain);
         Ok(())
     }

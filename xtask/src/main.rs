@@ -9,6 +9,7 @@
 mod bench;
 mod bench_engine;
 mod bench_maps;
+mod bench_nginx;
 mod bench_options;
 mod bench_syscall;
 mod bench_verify;
@@ -27,7 +28,7 @@ const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | syscalls | demo | bench probe [--json FILE] [--rounds N]
     | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
     | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE]
-    | bench syscall [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
+    | bench syscall [--rounds N] [--json FILE] | bench nginx [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         ["bench", "maps", options @ ..] => bench_maps::maps(options),
         ["bench", "engine", options @ ..] => bench_engine::engine(options),
         ["bench", "syscall", options @ ..] => bench_syscall::syscall(options),
+        ["bench", "nginx", options @ ..] => bench_nginx::nginx(options),
         ["bench", "verify", options @ ..] => bench_verify::verify(options),
         ["mutate", options @ ..] => mutate::mutate(options),
         _ => Err(USAGE.to_owned()),

@@ -1,0 +1,414 @@
+//! `cargo xtask bench nginx`: what a web server loses when its system calls are counted.
+//!
+//! The case of "Extending Applications Safely and Efficiently" (OSDI 2025): nginx under wrk, while Debian's `syscount` counts
+//! system calls of all processes, or of another one; natively, and under ring3. Each measurement has an nginx of its own,
+//! with one worker. A loss is what is missing to the untraced server of the same round. The worker's time per request
+//! is told as well: others who want the CPU change requests per second, and hardly that.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde_json::{Value, json};
+
+use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine, machine_text, output};
+use crate::bench_options::Options;
+use crate::bench_syscall::with_tracefs;
+use crate::root;
+
+const ROUNDS: usize = 7;
+const CONNECTIONS: u32 = 100;
+const SECONDS_WARM: u32 = 1;
+const SECONDS: u32 = 3;
+/// The file that is asked for.
+const FILE: &str = "file.txt";
+const FILE_BYTES: usize = 512;
+/// Something must have come about within this time.
+const WITHIN: Duration = Duration::from_secs(30);
+const SYSCOUNT: &str = "/usr/sbin/syscount";
+
+/// Who counts whose calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Variant {
+    Untraced,
+    Kernel,
+    KernelAnother,
+    Ring3,
+    Ring3Another,
+}
+use Variant::{Kernel, KernelAnother, Ring3Another, Untraced};
+
+const VARIANTS: [Variant; 5] = [Untraced, Kernel, KernelAnother, Variant::Ring3, Ring3Another];
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Untraced => "untraced",
+            Kernel => "syscount, kernel",
+            KernelAnother => "syscount of another process, kernel",
+            Variant::Ring3 => "syscount, ring3",
+            Ring3Another => "syscount of another process, ring3",
+        }
+    }
+
+    fn is_kernel(self) -> bool {
+        matches!(self, Kernel | KernelAnother)
+    }
+}
+
+/// What wrk found out, and what it took.
+struct Measured {
+    requests_per_second: f64,
+    requests: f64,
+    worker_us: f64,
+}
+
+/// A figure per round.
+#[derive(Default)]
+struct Series {
+    requests_per_second: Vec<f64>,
+    worker_us: Vec<f64>,
+    /// System calls that were counted for each request.
+    calls: Vec<f64>,
+}
+
+/// The server, its worker and their port.
+struct Nginx {
+    master: Child,
+    worker: u32,
+    port: u16,
+}
+
+struct Bench {
+    build: PathBuf,
+    ring3: Ring3,
+    /// Configuration and file.
+    folder: PathBuf,
+    figures: BTreeMap<Variant, Series>,
+    skipped: BTreeMap<Variant, String>,
+}
+
+pub(crate) fn nginx(words: &[&str]) -> Result<(), String> {
+    let options = Options::parse("nginx", &["--json FILE", "--rounds N"], ROUNDS, words)?;
+    if !Path::new(SYSCOUNT).exists() {
+        return Err(format!("there is no {SYSCOUNT}: install libbpf-tools"));
+    }
+    let (build, ring3) = (root().join("target/bench"), Ring3::new()?);
+    let folder = ring3.folder().join("nginx");
+    let mut bench = Bench { build, ring3, folder, figures: BTreeMap::new(), skipped: BTreeMap::new() };
+    bench.run(options.rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
+    let goals = bench.goals();
+    bench.print(options.rounds, &goals);
+    options.save(|| bench.json(options.rounds, &goals))
+}
+
+/// Waits until there is something.
+fn await_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> Result<T, String> {
+    let deadline = Instant::now() + WITHIN;
+    loop {
+        match find() {
+            Some(found) => return Ok(found),
+            None if Instant::now() > deadline => return Err(format!("waited in vain for {what}")),
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let _ = Pid::from_raw(pid as i32).map(|pid| kill_process(pid, signal));
+}
+
+/// The first of a process's children.
+fn child_of(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// The process with this program among one and its children.
+fn running(pid: u32, program: &str) -> Option<u32> {
+    let is =
+        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == program);
+    Some(pid).filter(is).or_else(|| child_of(pid).and_then(|child| running(child, program)))
+}
+
+/// How long a process has run, in microseconds.
+fn run_us(pid: u32) -> Result<f64, String> {
+    let path = format!("/proc/{pid}/schedstat");
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let ns: Option<f64> = text.split(' ').next().and_then(|word| word.parse().ok());
+    ns.map(|ns| ns / 1000.0).ok_or_else(|| format!("{path}: {text:?}"))
+}
+
+/// A command for one CPU, if there are two (the worker has the last one for itself), before others that want it, if that
+/// can be.
+fn favoured(command: &Command, last: bool) -> Command {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cpu = if last { cpus - 1 } else { 0 };
+    let mut pinned = Command::new("taskset");
+    pinned.args(["-c", &cpu.to_string()]);
+    if geteuid().is_root() {
+        pinned.args(["nice", "-n", "-10"]);
+    }
+    pinned.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        value.map(|value| pinned.env(name, value));
+    }
+    pinned
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        signal(self.master.id(), Signal::TERM);
+        let ended = await_some("nginx's end", || self.master.try_wait().ok().flatten());
+        if ended.is_err() {
+            signal(self.worker, Signal::KILL);
+            let _ = self.master.kill();
+            let _ = self.master.wait();
+        }
+    }
+}
+
+impl Bench {
+    /// Rounds in which each variant begins once.
+    fn run(&mut self, rounds: usize) -> Result<(), String> {
+        self.unpack()?;
+        self.write_configuration().map_err(|error| format!("{}: {error}", self.folder.display()))?;
+        if !geteuid().is_root() {
+            for variant in VARIANTS.into_iter().filter(|variant| variant.is_kernel()) {
+                eprintln!("SKIPPED: {}: needs root", variant.name());
+                self.skipped.insert(variant, "needs root".into());
+            }
+        }
+        for round in 1..=rounds {
+            eprintln!("round {round} of {rounds}");
+            for turn in 0..VARIANTS.len() {
+                let variant = VARIANTS[(round + turn) % VARIANTS.len()];
+                if !self.skipped.contains_key(&variant) {
+                    self.measure(variant).map_err(|why| format!("{}: {why}", variant.name()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where packages of Debian are unpacked that are not installed: to install nginx would start one.
+    fn unpacked(&self) -> PathBuf {
+        self.build.join("debian")
+    }
+
+    /// The installed program, or the unpacked one.
+    fn program(&self, path: &str) -> Option<PathBuf> {
+        [PathBuf::from("/").join(path), self.unpacked().join(path)].into_iter().find(|path| path.exists())
+    }
+
+    fn unpack(&self) -> Result<(), String> {
+        let folder = self.unpacked();
+        for (path, packages) in [("usr/sbin/nginx", &["nginx"][..]), ("usr/bin/wrk", &["wrk", "libluajit-5.1-2"][..])]
+        {
+            if self.program(path).is_some() {
+                continue;
+            }
+            eprintln!("unpacking {} in {}", packages.join(" and "), folder.display());
+            std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+            let mut download = Command::new("apt-get");
+            download.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages).current_dir(&folder);
+            output(&mut download).map_err(|why| format!("{why}: install {}", packages.join(" ")))?;
+            let each = "for package in *.deb; do dpkg -x $package . && rm $package || exit; done";
+            output(Command::new("sh").args(["-c", each]).current_dir(&folder))?;
+        }
+        Ok(())
+    }
+
+    fn write_configuration(&self) -> std::io::Result<()> {
+        std::fs::create_dir(&self.folder)?;
+        std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o700))?;
+        std::fs::write(self.folder.join(FILE), "x".repeat(FILE_BYTES))
+    }
+
+    fn configuration(&self, port: u16) -> String {
+        let mut text = String::new();
+        if geteuid().is_root() {
+            text += "user root;\n";
+        }
+        let folder = self.folder.display();
+        let _ = write!(
+            text,
+            "daemon off;\nworker_processes 1;\npid {folder}/pid;\nerror_log stderr;\nevents {{ worker_connections 256; }}\n\
+             http {{\n  access_log off;\n  sendfile on;\n  keepalive_requests 1000000000;\n"
+        );
+        for what in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+            let _ = writeln!(text, "  {what}_temp_path {folder}/{what};");
+        }
+        text + &format!("  server {{ listen 127.0.0.1:{port}; root {folder}; }}\n}}\n")
+    }
+
+    /// An nginx that answers.
+    fn start(&self, traced: bool) -> Result<Nginx, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = listener.map_err(|error| format!("no port: {error}"))?.port();
+        let configuration = self.folder.join("nginx.conf");
+        std::fs::write(&configuration, self.configuration(port)).map_err(|error| error.to_string())?;
+        let binary = self.program("usr/sbin/nginx").ok_or("there is no nginx")?;
+        let mut command = if traced { self.ring3.command(&["start", "--"]) } else { Command::new(&binary) };
+        if traced {
+            command.arg(&binary);
+        }
+        command.arg("-p").arg(&self.folder).args(["-e", "stderr", "-c"]).arg(&configuration);
+        let mut command = favoured(&command, true);
+        let spawned = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let master = spawned.map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+        let mut nginx = Nginx { master, worker: 0, port };
+        let id = nginx.master.id();
+        nginx.worker = await_some("nginx's worker", || running(id, "nginx").and_then(child_of))?;
+        await_some("nginx's answer", || TcpStream::connect(("127.0.0.1", port)).ok())?;
+        Ok(nginx)
+    }
+
+    /// Syscount at work: of the calls of this process, or of all that there are to it.
+    fn count(&self, variant: Variant, of: Option<u32>) -> Result<Process, String> {
+        let mut command = if variant.is_kernel() {
+            with_tracefs(Path::new("stdbuf"))
+        } else {
+            let mut command = self.ring3.command(&["load", "--"]);
+            command.arg("stdbuf");
+            command
+        };
+        command.args(["-oL", SYSCOUNT]).args(of.map(|pid| format!("--pid={pid}")));
+        let mut tool = Process::start(&mut command)?;
+        let line = tool.line()?;
+        if line.starts_with("Tracing") { Ok(tool) } else { Err(format!("syscount: {line:?}")) }
+    }
+
+    /// Ends syscount; how many calls it has counted.
+    fn counted(tool: Process) -> Result<f64, String> {
+        let pid = running(tool.child.id(), "syscount").ok_or("syscount has gone")?;
+        signal(pid, Signal::INT);
+        let told = tool.finish()?;
+        let row = |line: &str| line.split_whitespace().nth(1).and_then(|count| count.parse::<f64>().ok());
+        Ok(told.lines().filter_map(row).sum())
+    }
+
+    fn measure(&mut self, variant: Variant) -> Result<(), String> {
+        let nginx = self.start(variant == Variant::Ring3)?;
+        let mut bystander = match variant {
+            Ring3Another => self.ring3.command(&["start", "--", "cat"]),
+            _ => Command::new("cat"),
+        };
+        let bystander = Process::start(&mut bystander)?;
+        let tool = match variant {
+            Untraced => None,
+            Kernel | Variant::Ring3 => Some(self.count(variant, None)?),
+            KernelAnother | Ring3Another => Some(self.count(variant, Some(bystander.child.id()))?),
+        };
+        self.load(&nginx, SECONDS_WARM)?;
+        let measured = self.load(&nginx, SECONDS)?;
+        let counted = tool.map(Bench::counted).transpose()?.unwrap_or(0.0);
+        let series = self.figures.entry(variant).or_default();
+        if matches!(variant, Kernel | Variant::Ring3) {
+            if counted < measured.requests {
+                return Err(format!("{} requests, and {counted} system calls counted", measured.requests));
+            }
+            let requests = measured.requests * f64::from(SECONDS + SECONDS_WARM) / f64::from(SECONDS);
+            series.calls.push(counted / requests);
+        }
+        series.requests_per_second.push(measured.requests_per_second);
+        series.worker_us.push(measured.worker_us);
+        Ok(())
+    }
+
+    /// Asks for the file as often as can be.
+    fn load(&self, nginx: &Nginx, seconds: u32) -> Result<Measured, String> {
+        let mut wrk = Command::new(self.program("usr/bin/wrk").ok_or("there is no wrk")?);
+        let libraries = self.unpacked().join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+        wrk.env("LD_LIBRARY_PATH", libraries).args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s")]);
+        wrk.arg(format!("http://127.0.0.1:{}/{FILE}", nginx.port));
+        let before = run_us(nginx.worker)?;
+        let told = output(&mut favoured(&wrk, false))?;
+        let worker_us = run_us(nginx.worker)? - before;
+        let after = |what: &str| {
+            let (_, rest) = told.split_once(what)?;
+            rest.split_whitespace().next()?.parse::<f64>().ok()
+        };
+        let requests = told.lines().find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok());
+        let (Some(requests), Some(requests_per_second)) = (requests, after("Requests/sec:")) else {
+            return Err(format!("wrk: {told}"));
+        };
+        if told.contains("Socket errors") || told.contains("Non-2xx") {
+            return Err(format!("nginx does not answer as it should: {told}"));
+        }
+        Ok(Measured { requests_per_second, requests, worker_us: worker_us / requests })
+    }
+
+    /// What of the untraced figures of the same rounds is missing or added, in percent.
+    fn changed(&self, variant: Variant, figures: impl Fn(&Series) -> &Vec<f64>) -> Option<Spread> {
+        let (plain, ours) = (self.figures.get(&Untraced)?, self.figures.get(&variant)?);
+        let pairs = figures(plain).iter().zip(figures(ours));
+        Spread::of(&pairs.map(|(plain, ours)| 100.0 * (ours - plain) / plain).collect::<Vec<_>>())
+    }
+
+    fn lost(&self, variant: Variant) -> Option<f64> {
+        self.changed(variant, |series| &series.requests_per_second).map(|spread| 0.0 - spread.median)
+    }
+
+    fn goals(&self) -> Vec<Goal> {
+        [Variant::Ring3, Ring3Another]
+            .map(|variant| Goal {
+                text: format!("{}: lost, %", variant.name()),
+                figure: self.lost(variant),
+                limit: Limit::AtMost(2.0),
+            })
+            .into()
+    }
+
+    fn print(&self, rounds: usize, goals: &[Goal]) {
+        let show = |spread: Option<Spread>| spread.map(|spread| spread.to_string()).unwrap_or_default();
+        println!("\n{}", machine_text());
+        println!(
+            "nginx, one worker, {CONNECTIONS} connections, {FILE_BYTES} bytes: medians of {rounds} rounds (middle half)\n"
+        );
+        println!(
+            "{:<38}{:>7} {:<16}{:>7} {:<16}{:>7} {:<16}{:>7} {:<16}{:>9}",
+            "", "req/s", "", "lost, %", "", "us/req", "", "added,%", "", "calls/req"
+        );
+        for (variant, series) in &self.figures {
+            let mut cells = vec![show(Spread::of(&series.requests_per_second))];
+            let lost = self.changed(*variant, |series| &series.requests_per_second).map(Spread::negative);
+            cells.push(show(lost.filter(|_| *variant != Untraced)));
+            cells.push(show(Spread::of(&series.worker_us)));
+            let added = self.changed(*variant, |series| &series.worker_us);
+            cells.push(show(added.filter(|_| *variant != Untraced)));
+            let calls = Spread::of(&series.calls).map(|calls| format!("{:>9.1}", calls.median));
+            let cells: String = cells.iter().map(|cell| format!("{cell:<24}")).collect();
+            println!("{}", format!("{:<38}{cells}{}", variant.name(), calls.unwrap_or_default()).trim_end());
+        }
+        for (variant, why) in &self.skipped {
+            println!("\nskipped: {}: {why}", variant.name());
+        }
+        println!("\ngoals");
+        for goal in goals {
+            println!("{goal}");
+        }
+    }
+
+    fn json(&self, rounds: usize, goals: &[Goal]) -> Value {
+        let variants = self.figures.iter().map(|(variant, series)| {
+            json!({
+                "what": variant.name(), "requests_per_second": series.requests_per_second,
+                "worker_us_per_request": series.worker_us, "calls_per_request": series.calls,
+                "lost_percent": self.lost(*variant),
+            })
+        });
+        json!({
+            "machine": machine(),
+            "rounds": rounds,
+            "skipped": self.skipped.iter().map(|(v, why)| (v.name(), why)).collect::<BTreeMap<_, _>>(),
+            "variants": variants.collect::<Vec<_>>(),
+            "goals": goals.iter().map(Goal::json).collect::<Vec<_>>(),
+        })
+    }
+}
