@@ -23,7 +23,7 @@ use scenarios::raw_names::names_are_given_and_taken;
 use scenarios::raw_programs::{
     btf_is_loaded_and_checked, children_and_duplicates_share_descriptors, helpers_may_be_called, information_is_told,
     logs_follow_the_rules, objects_live_as_long_as_somebody_holds_them, programs_are_loaded_and_checked,
-    the_unsupported_is_refused,
+    the_kernels_types_are_objects_of_their_own, the_unsupported_is_refused,
 };
 use scenarios::raw_test_runs::{
     maps_are_shared_with_programs_that_are_run, programs_of_packets_are_run, raw_tracepoint_programs_are_run,
@@ -112,6 +112,7 @@ scenarios! {
     access_modes_and_freezing_are_kept
     mappings_are_checked
     btf_is_loaded_and_checked
+    the_kernels_types_are_objects_of_their_own
     programs_are_loaded_and_checked
     logs_follow_the_rules
     information_is_told

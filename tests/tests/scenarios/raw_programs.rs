@@ -58,6 +58,43 @@ pub(crate) fn btf_is_loaded_and_checked() {
     }
 }
 
+pub(crate) fn the_kernels_types_are_objects_of_their_own() {
+    use attr::{id as d, info as i, map_create as m, prog_load as p};
+    let mut next = Attr::new().with(d::START_ID, 0);
+    show("the first", bpf(cmd::BTF_GET_NEXT_ID, &mut next));
+    println!("{MARK}  {}", next.get(d::NEXT_ID));
+    let fd = show_fd("by id", bpf(cmd::BTF_GET_FD_BY_ID, &mut Attr::new().with(d::START_ID, 1)));
+    let file = std::fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
+    let mut bytes = vec![0u8; file.len()];
+    // Room for bytes, and for a name.
+    for (room, name_room) in [(0, 0), (0, 16), (24, 8), (bytes.len(), 7), (0, 1), (0, usize::MAX), (usize::MAX, 0)] {
+        let (mut told, mut name) = ([0u8; 32], [b'x'; 16]);
+        let words = [
+            (0, if room == usize::MAX { 8 } else { bytes.as_mut_ptr() as u64 }),
+            (8, room.min(24 << 20) as u64),
+            (16, if name_room == 0 { 0 } else { name.as_mut_ptr() as u64 }),
+            (24, if name_room == usize::MAX { 0 } else { name_room as u64 }),
+        ];
+        words.iter().for_each(|(at, word)| told[*at..*at + 8].copy_from_slice(&word.to_ne_bytes()));
+        let attr = Attr::new().with(i::BPF_FD, fd as u64).with(i::INFO_LEN, 32);
+        show("told", bpf(cmd::OBJ_GET_INFO_BY_FD, &mut attr.with(i::INFO, told.as_mut_ptr() as u64)));
+        println!("{MARK}  {:?} {:?} {name:?} {}", &told[8..16], &told[24..32], bytes == file);
+        bytes.truncate(file.len());
+    }
+    // They are nobody's own.
+    let function = [0u32, 1];
+    let load = || load_attr(prog_type::KPROBE, &[MOV_R0_0, EXIT]);
+    let told = load().with(p::PROG_BTF_FD, fd as u64).with(p::FUNC_INFO_CNT, 1).with(p::FUNC_INFO_REC_SIZE, 8);
+    let told = bpf(cmd::PROG_LOAD, &mut told.with(p::FUNC_INFO, function.as_ptr() as u64));
+    close(show_fd("a program's", told));
+    close(show_fd("unread", bpf(cmd::PROG_LOAD, &mut load().with(p::PROG_BTF_FD, fd as u64))));
+    close(show_fd("attached to", bpf(cmd::PROG_LOAD, &mut load().with(p::ATTACH_PROG_FD, fd as u64))));
+    let map = create(map_type::ARRAY, 4, 4, 1, 0).with(m::BTF_FD, fd as u64);
+    let map = bpf(cmd::MAP_CREATE, &mut map.with(m::BTF_KEY_TYPE_ID, 1).with(m::BTF_VALUE_TYPE_ID, 1));
+    close(show_fd("a map's", map));
+    close(fd);
+}
+
 pub(crate) fn programs_are_loaded_and_checked() {
     use attr::prog_load as p;
     let good = [MOV_R0_0, EXIT];

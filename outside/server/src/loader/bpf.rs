@@ -1,5 +1,6 @@
 //! bpf(2).
 
+use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -110,6 +111,7 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         (_, 0, 0) => None,
         (fd, key, value) => match caller.object(fd)? {
             Some(Object::Btf(btf)) => Some((btf, key, value)),
+            Some(Object::KernelTypes(_)) => return Err(Errno::EACCES),
             _ => return Err(Errno::EINVAL),
         },
     };
@@ -463,11 +465,20 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(Errno::E2BIG);
     }
     let given = Info(caller.read(address, passed)?);
-    let info = match &object {
-        Object::Map(map) => map_info(map),
-        Object::Program(found) => program::info(caller, found, &given)?,
-        Object::Btf(btf) => btf_info(caller, btf, &given)?,
-        Object::Link(link) => links::info(caller, link, &given)?,
+    let (info, fits) = match &object {
+        Object::Map(map) => (map_info(map), true),
+        Object::Program(found) => (program::info(caller, found, &given)?, true),
+        Object::Btf(btf) => {
+            let bytes = || Ok(btf.types.bytes().into());
+            let about = About { id: btf.id, name: "", size: btf.types.bytes().len() as u32, of_kernel: false };
+            btf_info(caller, &about, bytes, &given)?
+        }
+        Object::KernelTypes(types) => {
+            let bytes = || Ok(types.bytes()?.into());
+            let about = About { id: types.id, name: &types.name, size: types.size()?, of_kernel: true };
+            btf_info(caller, &about, bytes, &given)?
+        }
+        Object::Link(link) => (links::info(caller, link, &given)?, true),
         Object::Event(_) => unreachable!("refused above"),
     };
     if given.0.iter().skip(info.0.len()).any(|byte| *byte != 0) {
@@ -476,7 +487,7 @@ fn object_info(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let bytes = info.0.len().min(passed);
     caller.write(address, &info.0[..bytes])?;
     caller.write(caller.arg(1) + INFO_LEN_AT, &(bytes as u32).to_le_bytes())?;
-    Ok(Outcome::Value(0))
+    if fits { Ok(Outcome::Value(0)) } else { Err(Errno::ENOSPC) }
 }
 
 /// `struct bpf_map_info`.
@@ -495,16 +506,41 @@ fn map_info(map: &MapObject) -> Info {
     info
 }
 
-/// `struct bpf_btf_info`.
-fn btf_info(caller: &Caller<'_>, btf: &Btf, given: &Info) -> Result<Info, Errno> {
-    let mut info = Info(vec![0; BTF_INFO_BYTES]);
+/// What is told of type information besides its bytes.
+struct About<'a> {
+    id: u32,
+    name: &'a str,
+    size: u32,
+    of_kernel: bool,
+}
+
+/// `struct bpf_btf_info`, and whether the name had room. Mirrors kernel/bpf/btf.c:btf_get_info_by_fd (v6.18).
+fn btf_info<'b>(
+    caller: &Caller<'_>,
+    about: &About<'_>,
+    bytes: impl FnOnce() -> Result<Cow<'b, [u8]>, Errno>,
+    given: &Info,
+) -> Result<(Info, bool), Errno> {
+    const NAME_AT: usize = 16;
+    const NAME_LEN_AT: usize = 24;
     let room = given.get32(8) as usize;
     if given.get64(0) != 0 && room > 0 {
-        let bytes = btf.types.bytes();
+        let bytes = bytes()?;
         caller.write(given.get64(0), &bytes[..room.min(bytes.len())])?;
     }
-    info.put64(0, given.get64(0)).put32(8, btf.types.bytes().len() as u32).put32(12, btf.id);
-    Ok(info)
+    let (name_at, room) = (given.get64(NAME_AT), given.get32(NAME_LEN_AT) as usize);
+    if (name_at == 0) != (room == 0) {
+        return Err(Errno::EINVAL);
+    }
+    let end = room.saturating_sub(1).min(about.name.len());
+    if room > 0 {
+        let name: Vec<u8> = about.name.bytes().take(end).chain([0]).collect();
+        caller.write(name_at, &name)?;
+    }
+    let mut info = Info(vec![0; BTF_INFO_BYTES]);
+    info.put64(0, given.get64(0)).put32(8, about.size).put32(12, about.id);
+    info.put64(NAME_AT, name_at).put32(NAME_LEN_AT, about.name.len() as u32).put32(28, about.of_kernel.into());
+    Ok((info, room == 0 || end == about.name.len()))
 }
 
 fn id_of(object: &Object, command: u32) -> Option<u32> {
@@ -512,6 +548,7 @@ fn id_of(object: &Object, command: u32) -> Option<u32> {
         (Object::Map(map), cmd::MAP_GET_NEXT_ID | cmd::MAP_GET_FD_BY_ID) => Some(map.id),
         (Object::Program(program), cmd::PROG_GET_NEXT_ID | cmd::PROG_GET_FD_BY_ID) => Some(program.id),
         (Object::Btf(btf), cmd::BTF_GET_NEXT_ID | cmd::BTF_GET_FD_BY_ID) => Some(btf.id),
+        (Object::KernelTypes(types), cmd::BTF_GET_NEXT_ID | cmd::BTF_GET_FD_BY_ID) => Some(types.id),
         (Object::Link(link), cmd::LINK_GET_NEXT_ID | cmd::LINK_GET_FD_BY_ID) => Some(link.id),
         _ => None,
     }

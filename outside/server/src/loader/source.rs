@@ -39,6 +39,7 @@ pub(super) fn types(caller: &Caller<'_>, attr: &Attr) -> Result<Option<Arc<Btf>>
     }
     match caller.object(attr.i32(p::PROG_BTF_FD.at))? {
         Some(Object::Btf(btf)) => Ok(Some(btf)),
+        Some(Object::KernelTypes(_)) => Err(Errno::EACCES),
         _ => Err(Errno::EINVAL),
     }
 }

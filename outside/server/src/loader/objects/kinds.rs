@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::IdKind;
 use super::attached::{Attached, Seat};
+use super::kernel_types::KernelTypes;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::tracepoints::{self, KprobeSite, TracepointSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
@@ -26,6 +27,7 @@ pub enum Object {
     Map(Arc<MapObject>),
     Program(Arc<Program>),
     Btf(Arc<Btf>),
+    KernelTypes(Arc<KernelTypes>),
     Event(Arc<Event>),
     Link(Arc<Link>),
 }
@@ -57,7 +59,7 @@ impl Object {
                 let attached = link.attached.lock().expect("no panic under this lock");
                 attached.iter().map(|attached| Object::Program(attached.program.clone())).collect()
             }
-            Object::Btf(_) => vec![],
+            Object::Btf(_) | Object::KernelTypes(_) => vec![],
         }
     }
 
@@ -67,6 +69,7 @@ impl Object {
             Object::Map(map) => (IdKind::Map, map.id),
             Object::Program(program) => (IdKind::Program, program.id),
             Object::Btf(btf) => (IdKind::Btf, btf.id),
+            Object::KernelTypes(types) => (IdKind::Btf, types.id),
             Object::Event(event) => (IdKind::Event, event.id),
             Object::Link(link) => (IdKind::Link, link.id),
         }
@@ -90,7 +93,7 @@ impl Object {
     }
 }
 
-/// Type information.
+/// Type information that a loader has brought.
 pub struct Btf {
     /// Id.
     pub id: u32,

@@ -7,6 +7,7 @@
 //! are `Arc`s, as in the kernel: a link keeps its program, a program its maps.
 
 mod attached;
+mod kernel_types;
 mod kinds;
 pub(super) mod pins;
 mod raw_lock;
@@ -28,6 +29,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 pub use attached::Attached;
+pub use kernel_types::KernelTypes;
 pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, UprobeSite};
 use pins::{Files, Pins};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
@@ -104,6 +106,7 @@ pub struct Subsystem {
     pins: Mutex<Pins>,
     loaders: Mutex<BTreeMap<u32, Loader>>,
     watch: Watch,
+    kernel_types: Vec<Arc<KernelTypes>>,
     next_id: [AtomicU32; 5],
 }
 
@@ -122,6 +125,9 @@ impl Subsystem {
     /// An empty subsystem; starts the thread that hears of closed descriptors.
     pub fn new(realm: Arc<Realm>) -> Arc<Subsystem> {
         let watch = Watch::new(&realm.deaths_bell()).expect("inotify and epoll are available");
+        let kernel_types = KernelTypes::all();
+        let next_id = std::array::from_fn(|_| AtomicU32::new(1));
+        next_id[IdKind::Btf as usize].fetch_add(kernel_types.len() as u32, Ordering::Relaxed);
         let subsystem = Arc::new(Subsystem {
             realm,
             tracepoints: Arc::default(),
@@ -129,7 +135,8 @@ impl Subsystem {
             pins: Mutex::default(),
             loaders: Mutex::new(BTreeMap::new()),
             watch,
-            next_id: std::array::from_fn(|_| AtomicU32::new(1)),
+            kernel_types,
+            next_id,
         });
         let weak = Arc::downgrade(&subsystem);
         std::thread::Builder::new()
@@ -304,9 +311,10 @@ impl Subsystem {
         }
     }
 
-    /// All objects that are open or have names, or that such ones keep alive.
+    /// All objects that are open or have names, or that such ones keep alive, and those that are always there.
     pub fn objects(&self) -> Vec<Object> {
-        let mut open: Vec<Object> = self.held().values().map(|held| held.object.clone()).collect();
+        let mut open: Vec<Object> = self.kernel_types.iter().cloned().map(Object::KernelTypes).collect();
+        open.extend(self.held().values().map(|held| held.object.clone()));
         open.extend(self.pins().objects().cloned());
         let mut all = BTreeMap::new();
         while let Some(object) = open.pop() {
