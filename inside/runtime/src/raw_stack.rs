@@ -155,8 +155,10 @@ unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
     // SAFETY: dispatch set the attachment that runs.
     let attachment = unsafe { &*(tb.attachment as *const Attachment) };
     if attachment.flags & ATTACHMENT_KPROBE != 0 {
-        // SAFETY: the context is the registers at the kernel's function, of which the first argument is the thread's.
-        return Ok(unsafe { &*((*(context as *const PtRegs)).rdi as *const PtRegs) });
+        // SAFETY: the context is the registers at the kernel's function.
+        let function = unsafe { &*(context as *const PtRegs) };
+        // SAFETY: its only argument are the thread's registers.
+        return Ok(unsafe { &*(function.rdi as *const PtRegs) });
     }
     let of_call = attachment.flags & (ATTACHMENT_RAW | ATTACHMENT_TRACEPOINT) != 0;
     // SAFETY: the context of a system call's program begins with that address.

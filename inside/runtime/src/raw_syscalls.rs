@@ -42,7 +42,6 @@ const SYS_TKILL: i64 = 200;
 const SYS_TGKILL: i64 = 234;
 const SYS_RT_TGSIGQUEUEINFO: i64 = 297;
 const SYS_CLONE: i64 = 56;
-const SYS_FORK: i64 = 57;
 const SYS_VFORK: i64 = 58;
 const SYS_EXECVE: i64 = 59;
 const SYS_ARCH_PRCTL: i64 = 158;
@@ -381,8 +380,8 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, r
     let interrupts = depth != 0 && (apart || !was_left(base, tb, regs.rsp));
     let guard_sp = if apart { address + FRAME_BYTES } else { regs.rsp };
     if !interrupts {
-        // SAFETY: as for this function.
         let before = tb.guard_sp;
+        // SAFETY: as for this function.
         unsafe { run_at(base, tb, regs, number, result, (1, guard_sp), hook) };
         // What a handler interrupted that had not set its guard yet goes on with this.
         tb.guard_sp = before;

@@ -94,6 +94,14 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
         "    injected in {} us, threads stopped {} us; arrivals without a thread block {}",
         target["inject_us"], target["stopped_us"], target["missed_no_block"],
     );
+    let _ = writeln!(
+        out,
+        "    system calls: {} replaced, programs ran at {} beginnings and ends, missed {}",
+        target["syscall_sites"], target["syscall_hits"][0], target["syscall_hits"][1],
+    );
+    for left in target["syscalls_left"].as_array().into_iter().flatten() {
+        let _ = writeln!(out, "    system call not seen: {}", text(left));
+    }
     for site in sites {
         let _ = writeln!(
             out,

@@ -14,6 +14,7 @@ mod recovery;
 mod site;
 mod status;
 mod syscalls;
+mod tables;
 mod target;
 mod task;
 mod test_run;

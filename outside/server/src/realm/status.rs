@@ -56,8 +56,8 @@ pub struct TargetStatus {
     pub sites: Vec<SiteStatus>,
     /// `syscall` instructions that were replaced.
     pub syscall_sites: usize,
-    /// System calls that were to be seen and are not: address and reason.
-    pub syscalls_left: Vec<(u64, String)>,
+    /// System calls, or what may be some, that were to be seen and are not: address and reason.
+    pub syscalls_left: Vec<String>,
     /// System calls that ran programs, their beginnings and their ends; and those that could not.
     pub syscall_hits: (u64, u64),
     /// Links that could not be applied: link id and reason.

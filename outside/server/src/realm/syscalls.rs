@@ -93,7 +93,7 @@ pub(super) struct WantedCall {
     pub(super) small_stacks: bool,
 }
 
-/// The calls that should be seen in a process with these mappings. `vdso` is what that has.
+/// The calls that should be seen in a process with these mappings, and what may be others that cannot. `vdso` is what that has.
 pub(super) fn wanted(
     wish: &Wish,
     pid: u32,
@@ -101,8 +101,8 @@ pub(super) fn wanted(
     modules: &mut Modules,
     vdso: Option<&SyscallPlans>,
     is_loader: impl Fn(&str) -> bool,
-) -> Vec<WantedCall> {
-    let mut found = vec![];
+) -> (Vec<WantedCall>, Vec<String>) {
+    let (mut found, mut left) = (vec![], vec![]);
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
         let in_loader = is_loader(&mapping.path);
         let (plans, small_stacks) = match &mapping.path[..] {
@@ -115,6 +115,9 @@ pub(super) fn wanted(
                 && !path.starts_with("/memfd:ring3-") =>
             {
                 let plans: Arc<SyscallPlans> = modules.syscalls(format!("/proc/{pid}/root{path}").as_ref());
+                if wish.any {
+                    left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
+                }
                 (plans.in_mapping(mapping).collect::<Vec<_>>(), plans.small_stacks)
             }
             _ => continue,
@@ -127,7 +130,7 @@ pub(super) fn wanted(
             small_stacks,
         }));
     }
-    found
+    (found, left)
 }
 
 /// A site that is there, or was.
@@ -150,6 +153,8 @@ pub(super) struct Syscalls {
     used: u32,
     /// Calls that could not be replaced, and why.
     refused: BTreeMap<u64, String>,
+    /// What may be calls and was left alone, and why.
+    pub(super) left: Vec<String>,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// The hook that counts, by its index, and its address.
@@ -180,9 +185,10 @@ impl Syscalls {
     }
 
     /// How many calls go through gates, and those that could not be replaced.
-    pub(super) fn status(&self) -> (usize, Vec<(u64, String)>) {
+    pub(super) fn status(&self) -> (usize, Vec<String>) {
         let patched = self.sites.values().filter(|placed| placed.patched).count();
-        (patched, self.refused.iter().map(|(call, why)| (*call, why.clone())).collect())
+        let refused = self.refused.iter().map(|(call, why)| format!("{call:#x}: {why}"));
+        (patched, refused.chain(self.left.iter().cloned()).collect())
     }
 }
 

@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
-    ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_AT_ENTRY, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET,
-    Hook, HookKind, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET,
-    range_pack, range_unpack,
+    ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind,
+    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
+    range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -30,8 +29,9 @@ use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::syscalls::{self, Syscalls, WantedCall, Wish};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared, SyscallContext};
+use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -181,7 +181,8 @@ impl Target {
             self.note_map(*slot, address, &file.geometry);
         }
         let wanted = self.wanted(&mut shared.modules(), links).unwrap_or_default();
-        let calls = self.wanted_calls(shared, links).unwrap_or_default();
+        let (calls, left) = self.wanted_calls(shared, links).unwrap_or_default();
+        self.syscalls.left = left;
         self.reconcile(&mut stopped, wanted, links);
         self.reconcile_calls(&mut stopped, calls);
         self.publish_calls(links);
@@ -269,7 +270,8 @@ impl Target {
         let wanted = self.wanted(&mut shared.modules(), links)?;
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
-        let calls = self.wanted_calls(shared, links)?;
+        let (calls, left) = self.wanted_calls(shared, links)?;
+        self.syscalls.left = left;
         if missing.is_empty() && self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) {
             for want in wanted {
                 let address = want.place.address;
@@ -359,7 +361,7 @@ impl Target {
         &self,
         shared: &Shared,
         links: &BTreeMap<AttachmentId, Link>,
-    ) -> Result<Vec<WantedCall>, Refusal> {
+    ) -> Result<(Vec<WantedCall>, Vec<String>), Refusal> {
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
@@ -775,64 +777,6 @@ impl Target {
             false
         })
     }
-}
-
-/// `ControlHeader` without atomics, for writing it as a value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct HeaderBytes {
-    magic: u64,
-    version: u32,
-    pid: u32,
-    nonce: u64,
-    region_base: u64,
-    vdso_clock_gettime: u64,
-    rseq_offset: u64,
-    cpus: u32,
-    request_wait_us: u32,
-    retired: u32,
-    server_pid: u32,
-    server_started: u64,
-    namespace: u32,
-    folder: u32,
-    rdpid: u32,
-    all_registers: u32,
-}
-
-/// `Attachment` as a value that can be copied.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AttachmentBytes {
-    code: u64,
-    cookie: u64,
-    pid: u32,
-    flags: u32,
-    link_id: u32,
-    prog_id: u32,
-    reserved: [u64; 2],
-}
-
-const _: () = {
-    assert!(size_of::<HeaderBytes>() == size_of::<ControlHeader>());
-    assert!(size_of::<AttachmentBytes>() == size_of::<Attachment>());
-};
-
-/// `HOOK_*` of a site with these bytes: a frame pointer is about to be saved (`push rbp`), or an indirect branch's
-/// landing (`endbr64`, `endbr32`) comes before. Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
-fn hook_flags(original: &[u8]) -> u32 {
-    let landing = matches!(original, [0xf3, 0x0f, 0x1e, 0xfa | 0xfb, ..]);
-    if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
-}
-
-/// `ATTACHMENT_*` of a program.
-fn attachment_flags(spec: &LinkSpec) -> u32 {
-    let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
-    let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
-    when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
-        | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
-        | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
-        | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
-        | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)
 }
 
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {

@@ -1,0 +1,66 @@
+//! Entries of a target's control block, as the server writes them.
+
+use ring3_layout::control::{
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
+    Attachment, ControlHeader, HOOK_AT_ENTRY,
+};
+
+use super::{LinkSpec, Point, SyscallContext};
+
+/// `ControlHeader` without atomics, for writing it as a value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct HeaderBytes {
+    pub(super) magic: u64,
+    pub(super) version: u32,
+    pub(super) pid: u32,
+    pub(super) nonce: u64,
+    pub(super) region_base: u64,
+    pub(super) vdso_clock_gettime: u64,
+    pub(super) rseq_offset: u64,
+    pub(super) cpus: u32,
+    pub(super) request_wait_us: u32,
+    pub(super) retired: u32,
+    pub(super) server_pid: u32,
+    pub(super) server_started: u64,
+    pub(super) namespace: u32,
+    pub(super) folder: u32,
+    pub(super) rdpid: u32,
+    pub(super) all_registers: u32,
+}
+
+/// `Attachment` as a value that can be copied.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AttachmentBytes {
+    pub(super) code: u64,
+    pub(super) cookie: u64,
+    pub(super) pid: u32,
+    pub(super) flags: u32,
+    pub(super) link_id: u32,
+    pub(super) prog_id: u32,
+    pub(super) reserved: [u64; 2],
+}
+
+const _: () = {
+    assert!(size_of::<HeaderBytes>() == size_of::<ControlHeader>());
+    assert!(size_of::<AttachmentBytes>() == size_of::<Attachment>());
+};
+
+/// `HOOK_*` of a site with these bytes: a frame pointer is about to be saved (`push rbp`), or an indirect branch's
+/// landing (`endbr64`, `endbr32`) comes before. Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
+pub(super) fn hook_flags(original: &[u8]) -> u32 {
+    let landing = matches!(original, [0xf3, 0x0f, 0x1e, 0xfa | 0xfb, ..]);
+    if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
+}
+
+/// `ATTACHMENT_*` of a program.
+pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
+    let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
+    let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
+    when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
+        | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
+        | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
+        | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
+        | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)
+}
