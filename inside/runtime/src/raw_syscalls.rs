@@ -140,7 +140,9 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
         {
             share_names(base);
         }
-        if let Some(tb) = block_of(base, regs) {
+        // (A `vfork` child that only announces its `execve` must not set its creator's process up.)
+        let is_wanted = is_wanted(base, number);
+        if let Some(tb) = if is_wanted { block_of(base, regs) } else { None } {
             // SAFETY: the caller's promise.
             unsafe { end_abandoned(base, tb, regs) };
             if ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
@@ -358,6 +360,11 @@ unsafe fn end_before(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number:
 fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
     let tables = tables(base);
     word(if is_end { &tables.exit } else { &tables.enter }, number) & !ALWAYS
+}
+
+/// Whether anybody wants the beginning or the end of a call.
+fn is_wanted(base: u64, number: i64) -> bool {
+    [false, true].into_iter().any(|is_end| range_unpack(range_of(base, number, is_end)).1 != 0)
 }
 
 /// Runs the programs that see the beginning of a call, or its end with a result.

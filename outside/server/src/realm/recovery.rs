@@ -248,12 +248,28 @@ pub(super) fn all_processes() -> Vec<u32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The id of a process in its own pid namespace.
+pub(super) fn own_pid(pid: u32) -> Option<u32> {
+    own_id(&format!("/proc/{pid}/status"))
+}
+
+fn own_id(status: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(status).ok()?;
+    inject::status_field(&status, "NSpid")?.split_whitespace().last()?.parse().ok()
+}
+
+/// Whether a thread of a process cannot be stopped at present: it waits for a `vfork` child, say.
+pub(super) fn is_held(pid: u32) -> bool {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    entries.flatten().any(|entry| {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
+    })
+}
+
 /// The thread of a process that has this id in its own pid namespace.
 pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
-    let own = |tid: u32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
-        inject::status_field(&status, "NSpid")?.split_whitespace().last()?.parse::<u32>().ok()
-    };
+    let own = |tid: u32| own_id(&format!("/proc/{pid}/task/{tid}/status"));
     if own(own_tid) == Some(own_tid) {
         return Some(own_tid);
     }

@@ -35,6 +35,8 @@ use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
+/// All threads of a fork must have stopped within this time; else it is adopted later.
+const ADOPT_WITHIN: Duration = Duration::from_millis(100);
 /// A target must be free of our memory within this time, or it is finished in the background.
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
@@ -701,37 +703,32 @@ impl Target {
 
     // ---- forks ----
 
-    /// A process that uses this target's control block and is not it: a fork that has not been adopted.
-    /// A `vfork` child shares our memory and is not one (its process word is ours).
-    pub(super) fn find_child(&self, known: &BTreeMap<u32, Target>) -> Option<u32> {
-        recovery::all_processes()
-            .into_iter()
-            .filter(|pid| *pid != self.pid && !known.contains_key(pid))
-            .find(|pid| nonce_at(*pid, self.region) == Some(self.nonce) && !self.shares_memory(*pid))
-    }
-
-    /// The process with this id in its own pid namespace that runs in this target's memory: a `vfork` child.
-    pub(super) fn find_borrower(&self, own_pid: u32) -> Option<u32> {
-        let is_it = |pid: &u32| {
-            nonce_at(*pid, self.region) == Some(self.nonce)
-                && self.shares_memory(*pid)
-                && inject::inspect(inject::Pid(*pid)).is_ok_and(|info| info.own_pid == own_pid)
+    /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
+    /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own.
+    pub(super) fn find_children(&self, known: &BTreeMap<u32, Target>) -> Vec<u32> {
+        let is_child = |pid: &u32| {
+            let generation = || read_value::<u64>(*pid, self.region + PROCESS_OFFSET).ok();
+            *pid != self.pid
+                && !known.contains_key(pid)
+                && nonce_at(*pid, self.region) == Some(self.nonce)
+                && generation().is_some_and(|word| word == 0 || recovery::own_pid(*pid).map(u64::from) == Some(word))
         };
-        Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
+        recovery::all_processes().into_iter().filter(is_child).collect()
     }
 
-    fn shares_memory(&self, pid: u32) -> bool {
-        // The child's copy of the process page is wiped at fork, until its agent initialises it with its own pid.
-        let generation = read_value::<u64>(pid, self.region + PROCESS_OFFSET);
-        let own = read_value::<u64>(self.pid, self.region + PROCESS_OFFSET);
-        matches!((generation, own), (Ok(child), Ok(own)) if child == own && child != 0)
+    /// The process with this id in its own pid namespace that runs with this target's tables: a fork that has not been adopted,
+    /// or a `vfork` child.
+    pub(super) fn find_kin(&self, own_pid: u32) -> Option<u32> {
+        let is_it =
+            |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && recovery::own_pid(*pid) == Some(own_pid);
+        Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
     }
 
     /// Gives a fork of this target its own control block, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
         let mut target = Target::prepare(child, self.explicit)?;
         target.following = self.following;
-        let mut stopped = inject::Stopped::seize(inject::Pid(child), STOP_WITHIN)?;
+        let mut stopped = inject::Stopped::seize(inject::Pid(child), ADOPT_WITHIN)?;
         target.control.copy_from(&self.control);
         target.region = self.region;
         target.rseq_offset = self.rseq_offset;

@@ -82,6 +82,7 @@ impl Tracer {
                 links: BTreeMap::new(),
                 next_attachment: 1,
                 pending: vec![],
+                has_orphans: false,
                 cleaned: BTreeSet::new(),
             }
             .run();
@@ -129,6 +130,8 @@ struct Actor {
     next_attachment: u64,
     /// What to free, and the processes that may still use it.
     pending: Vec<(Garbage, Vec<u32>)>,
+    /// There are forks that could not be adopted yet.
+    has_orphans: bool,
     /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
     cleaned: BTreeSet<u32>,
 }
@@ -154,6 +157,9 @@ impl Actor {
             }
             self.collect_garbage();
             self.finish_leaving();
+            if self.has_orphans {
+                self.adopt_all_children();
+            }
         }
     }
 
@@ -170,7 +176,7 @@ impl Actor {
     }
 
     fn has_unfinished(&self) -> bool {
-        !self.pending.is_empty() || self.targets.values().any(Target::is_leaving)
+        self.has_orphans || !self.pending.is_empty() || self.targets.values().any(Target::is_leaving)
     }
 
     fn handle(&mut self, command: Command) {
@@ -360,20 +366,23 @@ impl Actor {
 
     /// Finds processes that run with a target's tables but are not it (forks), and gives them their own.
     fn adopt_children_of(&mut self, pid: u32) {
-        while let Some(child) = self.targets.get(&pid).and_then(|t| t.find_child(&self.targets)) {
-            if !self.adopt(pid, child) {
-                return;
-            }
+        let Some(children) = self.targets.get(&pid).map(|target| target.find_children(&self.targets)) else { return };
+        for child in children {
+            // What waits for a `vfork` child, which may wait for us, is adopted later.
+            let later = recovery::is_held(child) || !self.adopt(pid, child);
+            self.has_orphans |= later;
         }
     }
 
     fn adopt_all_children(&mut self) {
+        self.has_orphans = false;
         let pids: Vec<u32> = self.targets.keys().copied().collect();
         for pid in pids {
             self.adopt_children_of(pid);
         }
     }
 
+    /// Gives a fork its own tables; false: it must be tried again.
     fn adopt(&mut self, parent: u32, child: u32) -> bool {
         let Some(parent) = self.targets.get(&parent) else { return false };
         match parent.adopt(&self.shared, child) {
@@ -393,10 +402,14 @@ impl Actor {
                 }
                 true
             }
-            Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => false,
+            Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => true,
+            Err(error @ inject::Error::ThreadDoesNotStop { .. }) => {
+                tracing::debug!(pid = child, parent = parent.pid, "a fork is adopted later: {error}");
+                false
+            }
             Err(error) => {
                 tracing::warn!(pid = child, parent = parent.pid, "a fork could not be adopted: {error}");
-                false
+                true
             }
         }
     }
@@ -512,7 +525,10 @@ impl Actor {
 
     fn serve_requests(&mut self) {
         let shared = self.shared.clone();
-        for entry in &shared.block.realm().requests {
+        // Who is about to execute a program may be waited for by others.
+        let all = &shared.block.realm().requests;
+        let is_exec = |entry: &&Request| entry.kind.load(std::sync::atomic::Ordering::Relaxed) == request::KIND_EXEC;
+        for entry in all.iter().filter(is_exec).chain(all.iter().filter(|entry| !is_exec(entry))) {
             use std::sync::atomic::Ordering::{Acquire, Relaxed};
             let state = entry.state.load(Acquire);
             if !matches!(state, request::PENDING | request::UNATTENDED | request::ABANDONED) {
@@ -550,10 +566,13 @@ impl Actor {
     /// a target, whose identity the server knows for itself. `answer` lets the asker go on before the work is done.
     fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce()) {
         let Some(owner) = self.targets.values().find(|t| t.nonce == nonce).map(|t| t.pid) else { return };
-        self.adopt_children_of(owner);
-        let asker = self.targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid);
+        let asker = |targets: &BTreeMap<u32, Target>| {
+            targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
+        };
         if kind == request::KIND_EXEC {
-            let process = asker.or_else(|| self.targets.get(&owner)?.find_borrower(pid));
+            // Who has not been adopted need not be any more.
+            let asker = asker(&self.targets);
+            let process = asker.or_else(|| self.targets.get(&owner)?.find_kin(pid));
             let Some(process) = process else { return };
             let Some(thread) = recovery::thread_named(process, tid) else { return };
             if let Err(refusal) = self.follow_exec(asker.unwrap_or(owner), (process, thread), answer) {
@@ -561,10 +580,11 @@ impl Actor {
             }
             return;
         }
+        self.adopt_children_of(owner);
         if kind != request::KIND_MAPPING_ADDED {
             return;
         }
-        let asker = asker.unwrap_or(owner);
+        let asker = asker(&self.targets).unwrap_or(owner);
         if let Err(refusal) = self.apply(asker) {
             tracing::warn!(pid = asker, "new mappings: {refusal}");
         }
