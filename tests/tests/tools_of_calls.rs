@@ -1,6 +1,7 @@
 //! Debian's unmodified tools for system calls (package libbpf-tools) show the same events under ring3 as on the kernel.
 
 use std::path::Path;
+use std::process::Command;
 
 use ring3_tests::{Bench, Terminal, calling_victims, is_root, programs, ready};
 
@@ -145,6 +146,47 @@ fn execsnoop_shows_programs_with_their_arguments_and_those_that_are_missing() {
         "NAME PID -2 /nowhere/last NAME /nowhere/last",
     ];
     assert_eq!(lines, expected);
+}
+
+/// Of all processes, what the victim's are shown by.
+fn bpftrace(program: &str) -> Vec<String> {
+    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
+        println!("SKIPPED: bpftrace is not installed, or this is not root, which it wants to be");
+        return vec![];
+    }
+    let run = |bench: &Bench| {
+        let tool = ["bpftrace", "-e", program];
+        Shown::by(bench, &tool, "Attaching", "opens", "/nowhere/last").columns(&[], 0)
+    };
+    let ours = run(&Bench::ring3());
+    assert_eq!(ours, run(&Bench::native()), "left: under ring3, right: on the kernel");
+    ours
+}
+
+#[test]
+fn bpftrace_knows_the_arguments_of_tracepoints() {
+    let lines = bpftrace(
+        r#"tracepoint:syscalls:sys_enter_openat {
+            printf("%s %d %d %x %s\n", comm, args->__syscall_nr, args->dfd, args->flags, str(args->filename));
+        }"#,
+    );
+    if !lines.is_empty() {
+        assert_shows(&lines, &["NAME 257 -100 0 /dev/null", "NAME 257 -100 0 /nowhere/missing"]);
+    }
+}
+
+#[test]
+fn bpftrace_knows_the_kernels_structures() {
+    let lines = bpftrace(
+        r#"tracepoint:syscalls:sys_enter_openat {
+            printf("%s %d %d %s %s\n", comm, curtask->pid == tid, curtask->tgid == pid, curtask->group_leader->comm,
+                str(args->filename));
+        }
+        tracepoint:raw_syscalls:sys_exit /args->id == 257/ { printf("%s = %d\n", comm, args->ret); }"#,
+    );
+    if !lines.is_empty() {
+        assert_shows(&lines, &["NAME 1 1 NAME /dev/null", "NAME = -2", "NAME = -14"]);
+    }
 }
 
 #[test]

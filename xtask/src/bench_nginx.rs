@@ -21,10 +21,10 @@ use crate::bench_options::Options;
 use crate::bench_syscall::with_tracefs;
 use crate::root;
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 9;
 const CONNECTIONS: u32 = 100;
 const SECONDS_WARM: u32 = 1;
-const SECONDS: u32 = 3;
+const SECONDS: u32 = 2;
 /// The file that is asked for.
 const FILE: &str = "file.txt";
 const FILE_BYTES: usize = 512;

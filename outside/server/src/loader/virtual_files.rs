@@ -1,6 +1,7 @@
 //! The files by which loaders find tracepoints and functions of system calls: `id` and `format` of each tracepoint,
 //! `available_events`, `available_filter_functions`, and the folders that these are in. The kernel lets root alone read them,
-//! where tracefs is mounted; here they are always ring3's. The files of the kprobe PMU are, where the kernel has none.
+//! where tracefs is mounted; here they are always ring3's. The files of the kprobe PMU are, where the kernel has none, and so
+//! are the lists of probes that were made by writing into them, in which loaders look before they go.
 //! What else is there is the kernel's: those calls go on to it. So is the question whether debugfs has tracefs in it.
 
 use std::collections::HashMap;
@@ -37,6 +38,8 @@ enum Entry {
     KprobeType,
     /// Its bit for returns.
     KprobeReturn,
+    /// `kprobe_events`, `uprobe_events`, where nobody can read them: there are none.
+    Probes,
     /// A tracepoint's `id`.
     Id(Tracepoint),
     /// A tracepoint's `format`.
@@ -61,6 +64,7 @@ impl Entry {
             [] => (root == ROOTS[0]).then_some(Entry::Folder),
             ["available_events"] => Some(Entry::Events),
             ["available_filter_functions"] => Some(Entry::Functions),
+            ["kprobe_events" | "uprobe_events"] => (!path.exists()).then_some(Entry::Probes),
             ["events"] | ["events", "syscalls" | "raw_syscalls"] => Some(Entry::Folder),
             ["events", category, name] => Tracepoint::named(category, name).map(|_| Entry::Folder),
             ["events", category, name, "id"] => Tracepoint::named(category, name).map(Entry::Id),
@@ -76,7 +80,7 @@ impl Entry {
 
     fn text(self) -> String {
         match self {
-            Entry::Folder => String::new(),
+            Entry::Folder | Entry::Probes => String::new(),
             Entry::Events => Tracepoint::all().map(|tracepoint| format!("{tracepoint}\n")).collect(),
             Entry::Functions => TABLE.iter().map(|call| format!("{}\n", function_of(call))).collect(),
             Entry::KprobeType => format!("{}\n", perf::KPROBE_TYPE),
@@ -98,6 +102,7 @@ impl Entry {
             Entry::Functions => 3,
             Entry::KprobeType => 4,
             Entry::KprobeReturn => 5,
+            Entry::Probes => 6,
             Entry::Id(tracepoint) => 2 * tracepoint.id(),
             Entry::Format(tracepoint) => 2 * tracepoint.id() + 1,
         }
