@@ -36,19 +36,22 @@ const SYSCOUNT: &str = "/usr/sbin/syscount";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Variant {
     Untraced,
+    /// The same: so much do figures differ by themselves.
+    Again,
     Kernel,
     KernelAnother,
     Ring3,
     Ring3Another,
 }
-use Variant::{Kernel, KernelAnother, Ring3Another, Untraced};
+use Variant::{Again, Kernel, KernelAnother, Ring3Another, Untraced};
 
-const VARIANTS: [Variant; 5] = [Untraced, Kernel, KernelAnother, Variant::Ring3, Ring3Another];
+const VARIANTS: [Variant; 6] = [Untraced, Again, Kernel, KernelAnother, Variant::Ring3, Ring3Another];
 
 impl Variant {
     fn name(self) -> &'static str {
         match self {
             Untraced => "untraced",
+            Again => "untraced, again",
             Kernel => "syscount, kernel",
             KernelAnother => "syscount of another process, kernel",
             Variant::Ring3 => "syscount, ring3",
@@ -301,7 +304,7 @@ impl Bench {
         };
         let bystander = Process::start(&mut bystander)?;
         let tool = match variant {
-            Untraced => None,
+            Untraced | Again => None,
             Kernel | Variant::Ring3 => Some(self.count(variant, None)?),
             KernelAnother | Ring3Another => Some(self.count(variant, Some(bystander.child.id()))?),
         };
