@@ -211,6 +211,8 @@ victims! {
     threads_come_and_go: "threads", BY_CHANCE;
     threads_come_and_go_in_a_static_program: "threads-static", BY_CHANCE;
     threads_come_and_go_with_musl: "threads-musl", BY_CHANCE;
+    threads_come_and_go_without_symbols: "threads-stripped", BY_CHANCE;
+    children_are_made_and_end_without_symbols: "processes-stripped", CHILDREN_OF_MUSL;
     threads_are_cancelled: "cancels", CANCELLED;
     threads_are_cancelled_in_a_static_program: "cancels-static", CANCELLED;
     threads_are_cancelled_with_musl: "cancels-musl", CANCELLED;

@@ -112,15 +112,20 @@ pub fn far_branches(code: &[u8], address: u64) -> Vec<Branch> {
     found
 }
 
-/// Whether there is what looks like a call of `target` in `code`. Every byte is tried.
-pub fn has_call(code: &[u8], address: u64, target: u64) -> bool {
+/// What looks like a call of somewhere in `code` itself, by target. Every byte is tried.
+pub fn far_calls(code: &[u8], address: u64) -> Vec<Branch> {
     const CALL: u8 = 0xe8;
     const BYTES: u64 = 5;
-    code.windows(BYTES as usize).enumerate().any(|(at, window)| {
+    let mut found = vec![];
+    for (at, window) in code.windows(BYTES as usize).enumerate().filter(|(_, window)| window[0] == CALL) {
         let displacement = i32::from_le_bytes(window[1..].try_into().expect("4 bytes"));
-        let next = address + at as u64 + BYTES;
-        window[0] == CALL && next.wrapping_add(i64::from(displacement) as u64) == target
-    })
+        let to = (at as u64 + BYTES).wrapping_add(i64::from(displacement) as u64);
+        if to < code.len() as u64 {
+            found.push(Branch { to: address + to, from: address + at as u64 });
+        }
+    }
+    found.sort_unstable();
+    found
 }
 
 /// Whether the function `code` at `address` really has this branch.
@@ -165,6 +170,19 @@ pub(crate) fn changes_stack(instructions: &[Instruction], index: usize) -> bool 
             && (i.op0_register() == Register::RSP
                 || i.mnemonic() == Mnemonic::Xchg && i.op1_register() == Register::RSP)
     })
+}
+
+/// Whether an instruction behind a system call takes its result, or ends the function: it certainly belongs to the same one.
+pub(crate) fn takes_result(instruction: &Instruction) -> bool {
+    let is_rax = |register: Register| register.full_register() == Register::RAX;
+    match instruction.mnemonic() {
+        Mnemonic::Ret | Mnemonic::Cdqe | Mnemonic::Leave | Mnemonic::Pop => true,
+        Mnemonic::Mov | Mnemonic::Movsxd => is_rax(instruction.op1_register()),
+        Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Add | Mnemonic::Sub | Mnemonic::Neg => {
+            is_rax(instruction.op0_register()) || is_rax(instruction.op1_register())
+        }
+        _ => false,
+    }
 }
 
 /// What an instruction that writes `rax` makes of it, if that is a constant.

@@ -11,7 +11,7 @@ mod plan;
 mod stub;
 mod syscall;
 
-pub use flow::{Branch, branches, far_branches, goes_on, has_call, is_branch, is_code};
+pub use flow::{Branch, branches, far_branches, far_calls, goes_on, is_branch, is_code};
 pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
 pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};
 pub use syscall::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, plan_syscalls, progress};

@@ -15,13 +15,16 @@ use ring3_layout::syscall::{
 };
 
 use crate::flow::{
-    Branch, changes_stack, decode, direct_target, ends_flow, flags_live, loads_number, syscall_number,
+    Branch, changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, syscall_number,
+    takes_result,
 };
 use crate::plan::{Function, JUMP_BYTES, Refusal, displace, within};
 use crate::stub::{Assembler, Moved, Stub, emit_displaced};
 
 /// Bytes of a near stub at most.
 pub const NEAR_BYTES_MAX: usize = 192;
+/// `rt_sigreturn`, `exit`, `exit_group`
+const NEVER_RETURN: [u32; 3] = [15, 60, 231];
 /// Instructions before a call that are displaced with it at most.
 const BEFORE_MAX: usize = 3;
 /// A `syscall` instruction that can be replaced, as it lies in its file.
@@ -33,8 +36,8 @@ pub struct SyscallPlan {
     pub call: u64,
     /// The call's number, if it is known before.
     pub number: Option<u32>,
-    /// `rax` is written shortly before.
-    pub loads_number: bool,
+    /// `rax` is written shortly before, or read behind.
+    pub uses_rax: bool,
     /// The flags must be kept: something may read them.
     pub keeps_flags: bool,
     /// The stack pointer may lead to no stack.
@@ -70,9 +73,10 @@ pub enum Progress {
 }
 
 /// All `syscall` instructions of a function: how each can be replaced, or why not. `entered` tells of branches of other code
-/// into bytes.
+/// into bytes. `may_be_several`: what is given as a function may be some that lie one behind the other.
 pub fn plan_syscalls(
     function: &Function<'_>,
+    may_be_several: bool,
     entered: &dyn Fn(Range<u64>) -> Option<Branch>,
 ) -> Vec<(u64, Result<SyscallPlan, Refusal>)> {
     let instructions = decode(function.bytes, function.address);
@@ -82,7 +86,7 @@ pub fn plan_syscalls(
     let mut taken = 0..0;
     let mut plans = vec![];
     for index in (0..count).filter(|index| instructions[*index].code() == Code::Syscall) {
-        let search = Search { function, instructions: &instructions, targets: &targets, entered };
+        let search = Search { function, may_be_several, instructions: &instructions, targets: &targets, entered };
         let plan = search.plan(index, taken.end);
         if let Ok(plan) = &plan {
             taken = plan.site..plan.site + plan.displaced.len() as u64;
@@ -94,6 +98,7 @@ pub fn plan_syscalls(
 
 struct Search<'s> {
     function: &'s Function<'s>,
+    may_be_several: bool,
     instructions: &'s [Instruction],
     targets: &'s [u64],
     entered: &'s dyn Fn(Range<u64>) -> Option<Branch>,
@@ -141,6 +146,9 @@ impl Search<'_> {
         let count = displace(self.function, from)?.len().max(index - first + 1);
         let window = &from[..count];
         let (site, call) = (window[0].ip(), self.instructions[index].ip());
+        if let Some(next) = window.get(index - first + 1).filter(|next| !self.belongs(index, next)) {
+            return Err(Refusal::TooShort { bytes: (next.ip() - site) as usize });
+        }
         // Whoever comes to the call by another way than the jump would make it unseen.
         let closed = site + 1..(site + JUMP_BYTES as u64).max(call + 1);
         let at = self.targets.partition_point(|to| *to < closed.start);
@@ -160,6 +168,13 @@ impl Search<'_> {
         Ok(window)
     }
 
+    /// Whether the instruction behind a call belongs to the same function: it does not behind a call that does not return.
+    fn belongs(&self, index: usize, next: &Instruction) -> bool {
+        let number = syscall_number(self.instructions, index, self.targets);
+        let returns = !number.is_some_and(|number| NEVER_RETURN.contains(&number));
+        is_padding(next) || returns && (!self.may_be_several || takes_result(next))
+    }
+
     fn planned(&self, window: &[Instruction], index: usize) -> SyscallPlan {
         let (site, end) = (window[0].ip(), window[window.len() - 1].next_ip());
         let at = |address: u64| (address - self.function.address) as usize;
@@ -167,7 +182,8 @@ impl Search<'_> {
             site,
             call: self.instructions[index].ip(),
             number: syscall_number(self.instructions, index, self.targets),
-            loads_number: loads_number(self.instructions, index),
+            uses_rax: loads_number(self.instructions, index)
+                || self.instructions.get(index + 1).is_some_and(takes_result),
             stackless: changes_stack(self.instructions, index),
             keeps_flags: flags_live(&self.instructions[index + 1..]),
             displaced: self.function.bytes[at(site)..at(end)].to_vec(),

@@ -92,9 +92,9 @@ fn calls_of(elf: &ring3_elf::File<'_>) -> (u32, BTreeMap<String, u32>, Vec<Sysca
             let bytes = elf.code(bounds.start..(bounds.end + 32).min(segment.end)).expect("inside the segment");
             let size = (bounds.end - bounds.start) as usize;
             let function = Function { bytes, address: bounds.start, size, entered: None };
-            for (_, plan) in plan_syscalls(&function, &|_| None) {
+            for (_, plan) in plan_syscalls(&function, is_gap, &|_| None) {
                 match plan {
-                    Ok(plan) if is_gap && !plan.loads_number => unbounded += 1,
+                    Ok(plan) if is_gap && !plan.uses_rax => unbounded += 1,
                     Ok(plan) => plans.push(plan),
                     Err(why) => *refused.entry(reason(&why).to_owned()).or_default() += 1,
                 }

@@ -2,6 +2,7 @@
 //!
 //! Files are parsed outside any stop and remembered by device, inode, size and modification time.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
@@ -320,10 +321,11 @@ fn syscall_plans(bytes: &[u8], far: &[Branch]) -> Option<SyscallPlans> {
         let Some(offset) = elf.vaddr_to_offset(segment.start) else { continue };
         let Some(code) = elf.code(segment.clone()) else { continue };
         let mut done = segment.start;
+        let file = Calls { elf: &elf, far, calls: OnceCell::new() };
         for at in memchr_syscall(code) {
             let vaddr = segment.start + at as u64;
             if vaddr >= done {
-                done = plan_around(&elf, far, vaddr, segment.end, &mut found);
+                done = file.plan_around(vaddr, segment.end, &mut found);
             }
         }
         found.segments.push((segment, offset));
@@ -356,41 +358,70 @@ fn between(elf: &Elf<'_>, vaddr: u64) -> Option<std::ops::Range<u64>> {
 }
 
 /// Whether code certainly begins at an address: the process does, or what looks like a call goes there.
-fn is_reached(elf: &Elf<'_>, vaddr: u64) -> bool {
-    let mut segments = elf.executable_segments().into_iter();
-    vaddr == elf.entry()
-        || segments.any(|segment| {
-            elf.code(segment.clone()).is_some_and(|code| ring3_patch::has_call(code, segment.start, vaddr))
-        })
+fn is_reached(elf: &Elf<'_>, calls: &[Branch], vaddr: u64) -> bool {
+    vaddr == elf.entry() || called_in(calls, &(vaddr..vaddr + 1)).is_some()
 }
 
-/// Plans for all calls of the function around an address; where it ends.
-fn plan_around(elf: &Elf<'_>, far: &[Branch], vaddr: u64, end: u64, found: &mut SyscallPlans) -> u64 {
-    let known = elf.function_bounds(vaddr);
-    let is_gap = known.is_none();
-    let Some(bounds) = known.or_else(|| between(elf, vaddr)) else {
-        found.left.push((vaddr, "no symbol and no unwind table says where its function begins".to_owned()));
-        return vaddr + 1;
-    };
-    let Some(bytes) = elf.code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {
-        return bounds.end;
-    };
-    let size = (bounds.end - bounds.start) as usize;
-    let function = Function { bytes, address: bounds.start, size, entered: None };
-    for (call, plan) in plan_syscalls(&function, &|range| entered_in(elf, far, range)) {
-        match plan {
-            // What is between functions may be data that looks like code.
-            Ok(plan) if is_gap && !plan.loads_number && !is_reached(elf, bounds.start) => {
-                found.left.push((
-                    call,
-                    "in no known function, nobody calls what is there, and no number is loaded before it".to_owned(),
-                ));
-            }
-            Ok(plan) => found.plans.push(plan),
-            Err(why) => found.left.push((call, why.to_string())),
-        }
+/// What looks like a call into these bytes.
+fn called_in(calls: &[Branch], range: &std::ops::Range<u64>) -> Option<Branch> {
+    calls[calls.partition_point(|call| call.to < range.start)..].first().copied().filter(|call| call.to < range.end)
+}
+
+/// What looks like calls, of all executable segments.
+fn far_calls(elf: &Elf<'_>) -> Vec<Branch> {
+    let segments = elf.executable_segments().into_iter();
+    let calls =
+        segments.filter_map(|segment| Some(ring3_patch::far_calls(elf.code(segment.clone())?, segment.start)));
+    let mut found: Vec<Branch> = calls.flatten().collect();
+    found.sort_unstable();
+    found
+}
+
+/// A file whose system calls are looked for.
+struct Calls<'f> {
+    elf: &'f Elf<'f>,
+    /// Candidates for branches into the middle of functions, by target.
+    far: &'f [Branch],
+    /// Candidates for calls, by target; found when first asked for.
+    calls: OnceCell<Vec<Branch>>,
+}
+
+impl Calls<'_> {
+    fn calls(&self) -> &[Branch] {
+        self.calls.get_or_init(|| far_calls(self.elf))
     }
-    bounds.end
+
+    /// Plans for all calls of the function around an address; where it ends.
+    fn plan_around(&self, vaddr: u64, end: u64, found: &mut SyscallPlans) -> u64 {
+        let known = self.elf.function_bounds(vaddr);
+        let is_gap = known.is_none();
+        let Some(bounds) = known.or_else(|| between(self.elf, vaddr)) else {
+            found.left.push((vaddr, "no symbol and no unwind table says where its function begins".to_owned()));
+            return vaddr + 1;
+        };
+        let Some(bytes) = self.elf.code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {
+            return bounds.end;
+        };
+        let size = (bounds.end - bounds.start) as usize;
+        let function = Function { bytes, address: bounds.start, size, entered: None };
+        // Where functions begin that nobody names, they are called.
+        let entered = |range: std::ops::Range<u64>| {
+            let called = if is_gap { called_in(self.calls(), &range) } else { None };
+            called.or_else(|| entered_in(self.elf, self.far, range))
+        };
+        for (call, plan) in plan_syscalls(&function, is_gap, &entered) {
+            match plan {
+                // What is between functions may be data that looks like code.
+                Ok(plan) if is_gap && !plan.uses_rax && !is_reached(self.elf, self.calls(), bounds.start) => {
+                    let why = "in no known function, nobody calls what is there, no number is loaded before it and no result taken behind it";
+                    found.left.push((call, why.to_owned()));
+                }
+                Ok(plan) => found.plans.push(plan),
+                Err(why) => found.left.push((call, why.to_string())),
+            }
+        }
+        bounds.end
+    }
 }
 
 /// Where the bytes of a `syscall` instruction stand, instruction boundaries unknown.
