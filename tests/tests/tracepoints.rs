@@ -1,5 +1,6 @@
 //! Loaders find the tracepoints of system calls, whoever they are, and whether tracefs is there or not.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use ring3_tests::{Bench, Process, is_root, programs, wait_until};
@@ -116,4 +117,31 @@ fn children_are_followed_unless_they_are_not_to_be() {
         assert_eq!(told.iter().any(|line| line == "raw exit 62 1"), expected, "{option}: {told:?}");
         assert_eq!(tool.finish().0, Some(0));
     }
+}
+
+#[test]
+fn programs_that_gain_privileges_keep_them() {
+    if !is_root() {
+        println!("SKIPPED: to make such a program needs root");
+        return;
+    }
+    let bench = Bench::ring3_as(NOBODY);
+    let mut tool = Process::start(bench.load(programs().join("calls")).arg("raw"));
+    assert_eq!(tool.line(), "attached");
+    let folder = std::env::temp_dir().join(format!("ring3-test-privileged-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("made");
+    let program = folder.join("id");
+    std::fs::copy("/usr/bin/id", &program).expect("copied");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).expect("its mode is set");
+    let output_of = |command: &mut Command| {
+        let output = command.output().expect("it runs");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (told, why) = output_of(bench.target(&program).arg("-u"));
+    let (told_by_shell, _) = output_of(bench.target("sh").arg("-c").arg(format!("{} -u; id -u", program.display())));
+    std::fs::remove_dir_all(&folder).expect("removed");
+    assert_eq!(told, "0\n");
+    assert!(why.contains("not traced: it has privileges"), "{why}");
+    assert_eq!(told_by_shell, format!("0\n{NOBODY}\n"));
+    drop(tool);
 }

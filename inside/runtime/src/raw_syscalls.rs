@@ -362,9 +362,10 @@ fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
     word(if is_end { &tables.exit } else { &tables.enter }, number) & !ALWAYS
 }
 
-/// Whether anybody wants the beginning or the end of a call.
+/// Whether anybody wants the beginning of a call, or somebody, be it the agent itself, its end.
 fn is_wanted(base: u64, number: i64) -> bool {
-    [false, true].into_iter().any(|is_end| range_unpack(range_of(base, number, is_end)).1 != 0)
+    let tables = tables(base);
+    (word(&tables.enter, number) & !ALWAYS) | word(&tables.exit, number) != 0
 }
 
 /// Runs the programs that see the beginning of a call, or its end with a result.

@@ -108,36 +108,6 @@ impl Stopped {
         Err(Error::ThreadDoesNotStop { tid: self.pid, state: 'R' })
     }
 
-    /// Stops a process at the first instruction of the program that it will execute. `ready` is called once
-    /// the process may go ahead.
-    pub fn seize_at_exec(pid: Pid, within: Duration, ready: impl FnOnce()) -> Result<Stopped, Error> {
-        let mut stopped = Stopped::unattached(pid.0)?;
-        stopped.options |= libc::PTRACE_O_TRACEEXEC;
-        if !stopped.attach_one(pid.0)? {
-            return Err(Error::Exited { pid: pid.0 });
-        }
-        ready();
-        let deadline = Instant::now() + within;
-        loop {
-            match ptrace::wait(pid.0, deadline) {
-                Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
-                Wait::Signal(signal) => drop(ptrace::resume(pid.0, signal)),
-                Wait::EventStop(_) | Wait::Event(_) | Wait::Syscall => drop(ptrace::resume(pid.0, 0)),
-                Wait::Gone => {
-                    stopped.threads.clear();
-                    return Err(Error::Exited { pid: pid.0 });
-                }
-                Wait::Nothing => {
-                    return Err(Error::Io {
-                        what: format!("process {}", pid.0),
-                        source: std::io::Error::other("did not execute a program in time"),
-                    });
-                }
-            }
-        }
-        stopped.at_new_program()
-    }
-
     /// Stops a process at the first instruction of the program that its thread `tid`, which waits for `ready`, is about to
     /// execute. `None`: the call failed, or `may_follow` does not allow it, being told whose memory and registers say what.
     pub fn follow_exec(

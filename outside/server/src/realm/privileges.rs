@@ -17,8 +17,10 @@ pub(super) fn gained(stopped: &inject::Stopped, registers: &inject::Registers) -
     }
     let Some(path) = program(stopped, registers) else { return true };
     let Ok(file) = std::fs::metadata(&path) else { return false };
+    /// More than `struct vfs_ns_cap_data` has. (An empty buffer is asked nothing.)
+    const BYTES_MAX: usize = 64;
     let has_capabilities =
-        rustix::fs::getxattr(&path, "security.capability", &mut [0u8; 0]).is_ok_and(|bytes| bytes > 0);
+        rustix::fs::getxattr(&path, "security.capability", &mut [0u8; BYTES_MAX]).is_ok_and(|bytes| bytes > 0);
     file.mode() & SET_ID != 0 || has_capabilities
 }
 

@@ -262,7 +262,20 @@ impl Actor {
         following: Following,
         ready: Box<dyn FnOnce() + Send>,
     ) -> Result<TargetStatus, Refusal> {
-        let stopped = inject::Stopped::seize_at_exec(inject::Pid(pid), EXEC_WITHIN, ready).map_err(refusal_of)?;
+        let gains = std::cell::Cell::new(false);
+        let keeps = |stopped: &inject::Stopped, registers: &inject::Registers| {
+            gains.set(privileges::gained(stopped, registers));
+            !gains.get()
+        };
+        let stopped = inject::Stopped::follow_exec(inject::Pid(pid), pid, EXEC_WITHIN, ready, keeps);
+        let stopped = stopped.map_err(refusal_of)?.ok_or_else(|| {
+            if gains.get() {
+                Refusal::new(Errno::EPERM, "it has privileges that it would lose; trace it as root")
+            } else {
+                // Whoever wanted to execute it says why that cannot be.
+                Refusal::new(Errno::ESRCH, "it was not executed")
+            }
+        })?;
         let started = Instant::now();
         let mut prepared = Target::prepare(pid, true).map_err(refusal_of)?;
         prepared.set_following(following);
