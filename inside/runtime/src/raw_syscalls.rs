@@ -386,7 +386,8 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, r
     let apart = is_apart(base, address);
     let depth = tb.guard.load(Relaxed);
     let interrupts = depth != 0 && (apart || !was_left(base, tb, regs.rsp));
-    let guard_sp = if apart { address + FRAME_BYTES } else { regs.rsp };
+    // What the registers of a call that was left say of its stack is of the past.
+    let guard_sp = if apart { address + FRAME_BYTES } else { regs.rsp.max(address + FRAME_BYTES) };
     if !interrupts {
         let before = tb.guard_sp;
         // SAFETY: as for this function.

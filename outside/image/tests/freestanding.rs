@@ -3,6 +3,7 @@
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, Mnemonic, Register};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
+use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES};
 
 /// Goal for the image, bytes.
 const IMAGE_BYTES_GOAL: usize = 128 << 10;
@@ -36,7 +37,7 @@ fn nothing_is_needed_from_outside() {
 }
 
 #[test]
-fn no_instruction_touches_vector_or_x87_registers_or_memory_behind_the_image() {
+fn no_instruction_touches_vector_or_x87_registers_or_memory_outside_the_region() {
     let (code, address) = text();
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut factory = InstructionInfoFactory::new();
@@ -55,7 +56,9 @@ fn no_instruction_touches_vector_or_x87_registers_or_memory_behind_the_image() {
         }
         // What never runs: the mark before the abort of a restartable sequence.
         if instruction.is_ip_rel_memory_operand() && instruction.mnemonic() != Mnemonic::Ud1 {
-            assert!(instruction.ip_rel_memory_address() < end, "{instruction} at {:#x}", instruction.ip());
+            let address = instruction.ip_rel_memory_address();
+            let is_ours = address < end || (CONTROL_OFFSET..REGION_BYTES).contains(&address);
+            assert!(is_ours, "{instruction} at {:#x}", instruction.ip());
         }
     }
     assert!(count > 1000);
