@@ -16,6 +16,7 @@ mod bench_verify;
 mod conformance;
 mod demo;
 mod mutate;
+mod suites;
 mod syscalls;
 mod tidy;
 
@@ -26,9 +27,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str =
     "usage: cargo xtask ci | tidy | test | agent | support | syscalls | demo | bench probe [--json FILE] [--rounds N]
-    | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
-    | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE]
-    | bench syscall [--rounds N] [--json FILE] | bench nginx [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]";
+     | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
+     | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE]
+     | bench syscall [--rounds N] [--json FILE] | bench nginx [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]
+     | suites [NAME]...";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         ["bench", "nginx", options @ ..] => bench_nginx::nginx(options),
         ["bench", "verify", options @ ..] => bench_verify::verify(options),
         ["mutate", options @ ..] => mutate::mutate(options),
+        ["suites", names @ ..] => suites::run(names),
         _ => Err(USAGE.to_owned()),
     };
     match result {

@@ -1,0 +1,11 @@
+# Scripting languages: perl, php, ruby.
+# needs: perl php ruby
+cat >t.pl <<'P'
+use strict; use POSIX; use Socket; use IO::Select; $| = 1;
+my $n = 0; $SIG{CHLD} = sub { 1 while waitpid(-1, WNOHANG) > 0 && ++$n; }; for (1..50) { my $p = fork // die; if (!$p) { POSIX::_exit($_ & 7) } } my $t = time; select(undef, undef, undef, 0.05) while $n < 50 && time - $t < 20; print "children $n\n"; $SIG{CHLD} = 'DEFAULT';
+eval { local $SIG{ALRM} = sub { die "alarm\n" }; alarm 1; select undef, undef, undef, 10; }; print $@;
+socketpair(my $a, my $b, AF_UNIX, SOCK_STREAM, 0); if (!fork) { my $l = <$b>; chomp $l; print $b scalar reverse($l), "\n"; close $b; exit } close $b; syswrite $a, "abc\n"; print <$a>, "\n"; wait; print `echo back; exit 4`, $? >> 8, "\n"; system 'kill -USR1 $$'; print $? & 127, "\n"; print join(',', map { sprintf '%03o', (stat $_)[2] & 0777 } '/tmp', '/etc/passwd'), "\n"; exec 'sh', '-c', 'echo executed; exit 9';
+P
+perl t.pl; echo "perl: exit code $?"
+php -r 'for ($i=0;$i<5;$i++) { echo shell_exec("echo $i"); $p = proc_open(["cat"], [["pipe","r"],["pipe","w"]], $f); fwrite($f[0], "x$i"); fclose($f[0]); echo stream_get_contents($f[1]), proc_close($p), "\n"; } $s = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0); if (pcntl_fork() == 0) { fwrite($s[1], "hi\n"); exit(3); } echo fgets($s[0]); pcntl_wait($w); echo pcntl_wexitstatus($w), "\n"; pcntl_async_signals(true); pcntl_signal(SIGUSR1, function() { echo "USR1\n"; }); posix_kill(getmypid(), SIGUSR1); echo strlen(str_repeat("x", 5000000)), "\n";'; echo "php: exit code $?"
+ruby -e '20.times { |i| p [`echo #{i}`, $?.exitstatus] }; r, w = IO.pipe; fork { r.close; w.write "child"; exit! 2 }; w.close; p r.read; Process.wait; p $?.exitstatus; p 20.times.map { |i| Thread.new { sleep 0.01; i * i } }.sum(&:value); trap("USR1") { puts "USR1" }; Process.kill("USR1", $$); sleep 0.1; begin; require "timeout"; Timeout.timeout(0.2) { sleep 5 }; rescue Timeout::Error; puts "timeout"; end; GC.stress = false; 200.times { Object.new; GC.start if _1 % 50 == 0 }; p Process.spawn("exit 7").then { Process.wait(_1); $?.exitstatus }; Fiber.new { puts "fiber"; system("true") }.resume; p IO.popen("cat", "r+") { |c| c.write "q"; c.close_write; c.read }'; echo "ruby: exit code $?"
