@@ -177,7 +177,9 @@ fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
     let mut stdin = child.stdin.take();
     let mut ready = [0u8; 6];
     child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the shell runs");
-    let mut stopped = Stopped::seize_at_exec(Pid(child.id()), WITHIN, || drop(stdin.take())).expect("caught");
+    let go = || drop(stdin.take());
+    let caught = Stopped::follow_exec(Pid(child.id()), child.id(), WITHIN, go, |_, _| true).expect("no error");
+    let mut stopped = caught.expect("caught");
     let exe = std::fs::read_link(format!("/proc/{}/exe", child.id())).expect("alive");
     assert!(exe.ends_with("echo"), "{exe:?}");
     assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(child.id()));
