@@ -411,6 +411,8 @@ impl Bench {
             command.env("RING3_RUNTIME_DIR", &self.folder);
         }
         command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
+        // Cargo's folder, which not every user may read: a loader that looks for a library there fails.
+        command.env_remove("LD_LIBRARY_PATH");
         command
     }
 
@@ -460,7 +462,9 @@ impl Bench {
             command.arg(program);
             command
         } else {
-            Command::new(program)
+            let mut command = Command::new(program);
+            command.env_remove("LD_LIBRARY_PATH");
+            command
         }
     }
 

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, programs, wait_until};
+use ring3_tests::{Bench, Process, is_root, programs, ring3, wait_until};
 
 const NOBODY: u32 = 65534;
 const EVENTS: &str = "/sys/kernel/tracing/events";
@@ -133,12 +133,16 @@ fn programs_that_gain_privileges_keep_them() {
     let program = folder.join("id");
     std::fs::copy("/usr/bin/id", &program).expect("copied");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).expect("its mode is set");
-    let output_of = |command: &mut Command| {
-        let output = command.output().expect("it runs");
+    let user = NOBODY.to_string();
+    let output_of = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).arg(ring3()).args(["start", "--"]);
+        let output = command.args(arguments).env("RING3_RUNTIME_DIR", bench.folder()).output().expect("it runs");
         (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (told, why) = output_of(bench.target(&program).arg("-u"));
-    let (told_by_shell, _) = output_of(bench.target("sh").arg("-c").arg(format!("{} -u; id -u", program.display())));
+    let path = program.to_str().expect("a plain name");
+    let (told, why) = output_of(&[path, "-u"]);
+    let (told_by_shell, _) = output_of(&["sh", "-c", &format!("{path} -u; id -u")]);
     std::fs::remove_dir_all(&folder).expect("removed");
     assert_eq!(told, "0\n");
     assert!(why.contains("not traced: it has privileges"), "{why}");

@@ -15,6 +15,10 @@ pub(super) fn gained(stopped: &inject::Stopped, registers: &inject::Registers) -
     if rustix::process::geteuid().is_root() {
         return false;
     }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", stopped.pid())).unwrap_or_default();
+    if inject::status_field(&status, "NoNewPrivs") == Some("1") {
+        return false;
+    }
     let Some(path) = program(stopped, registers) else { return true };
     let Ok(file) = std::fs::metadata(&path) else { return false };
     /// More than `struct vfs_ns_cap_data` has. (An empty buffer is asked nothing.)
