@@ -169,15 +169,8 @@ fn steady(victim: &str, compared: Compared) {
     assert!(first == again, "the kernel counted differently:\n{}", difference(&first, &again));
 }
 
-/// Victims whose calls are in code that no file has, or that nothing proves to be code: they work, but ring3 does not see all
-/// that they call.
-const IN_UNKNOWN_CODE: [&str; 5] = ["sites", "generated", "contexts", "contexts-musl", "races"];
-
 fn same(victim: &str, compared: Compared) {
     let ours = counted(&Bench::ring3(), victim, &compared);
-    if IN_UNKNOWN_CODE.contains(&victim) {
-        return;
-    }
     if let Some(kernel) = on_the_kernel(victim, &compared) {
         assert!(ours == kernel, "ring3 and the kernel:\n{}", difference(&ours, &kernel));
     }

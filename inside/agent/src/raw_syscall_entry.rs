@@ -103,6 +103,8 @@ macro_rules! load {
     };
 }
 
+pub(crate) use restore_flags;
+
 /// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store.
 macro_rules! entry {
     ($name:ident, $of:ident, $number:ident, $result:literal, $save:literal, $restore:expr) => {

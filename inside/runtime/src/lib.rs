@@ -14,6 +14,7 @@ pub mod raw_dynptr;
 pub mod raw_helpers;
 mod raw_kernel;
 pub mod raw_memory;
+pub mod raw_net;
 mod raw_proc;
 mod raw_request;
 mod raw_shadow;

@@ -80,6 +80,15 @@ pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<()
     unsafe { transfer(SYS_PROCESS_VM_READV, syscall0(SYS_GETPID) as u64, target, source, bytes) }
 }
 
+/// Copies `bytes` bytes from `source` to `target`, which may be any address, also where the thread has no block.
+///
+/// # Safety
+/// `source` is readable for `bytes` bytes.
+pub(crate) unsafe fn write_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
+    // SAFETY: the kernel checks `target`; the caller vouches for `source`.
+    unsafe { transfer(SYS_PROCESS_VM_WRITEV, syscall0(SYS_GETPID) as u64, source, target, bytes) }
+}
+
 /// Copies a string of at most `bytes` bytes with its NUL. Returns the length including the NUL; a longer string
 /// is cut and ended. Mirrors mm/maccess.c:strncpy_from_kernel_nofault.
 ///

@@ -26,11 +26,11 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_dispatch::{attachments, hit, is_for, miss, run_one, was_left};
 use crate::raw_memory::read_own;
+use crate::raw_net;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
 use crate::raw_thread::{begin_nameless, current, rename, share_names};
 
-const SYS_MMAP: i64 = 9;
 const SYS_RT_SIGACTION: u64 = 13;
 const SYS_RT_SIGPROCMASK: u64 = 14;
 const SYS_RT_SIGRETURN: i64 = 15;
@@ -47,8 +47,6 @@ const SYS_EXECVE: i64 = 59;
 const SYS_ARCH_PRCTL: i64 = 158;
 const SYS_EXECVEAT: i64 = 322;
 const SYS_CLONE3: i64 = 435;
-const ERRNO_MAX: u64 = 4095;
-const PROT_EXEC: u64 = 4;
 const ARCH_SET_FS: u64 = 0x1002;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
@@ -132,17 +130,34 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     let number = i64::from(regs.orig_rax as i32);
     regs.rip = site.call + SYSCALL_BYTES;
     regs.rcx = regs.rip;
-    let beginner = beginner(number);
-    if control(base).retired.load(Relaxed) == 0 {
+    // SAFETY: the caller's promise.
+    if unsafe { begin(base, regs, number, None) } {
+        return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+    }
+    let copy = beginner(number).map_or(0, |copy| copy as u64 + 1);
+    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { WANTED_AT + copy * COPY_BYTES }
+}
+
+/// A call begins. True: it is over already, with the result in `rax`. `mask`: as for `raw_net::before`.
+///
+/// # Safety
+/// As for `enter`.
+pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, mask: Option<&mut u64>) -> bool {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    let mut shown = None;
+    let runs = control(base).retired.load(Relaxed) == 0;
+    if runs {
         // SAFETY: the registers of the call.
-        if beginner.is_some() && unsafe { Beginning::of(number, regs) }.is_nameless()
+        if beginner(number).is_some() && unsafe { Beginning::of(number, regs) }.is_nameless()
             || number == SYS_ARCH_PRCTL && regs.rdi == ARCH_SET_FS && !names_a_thread(regs.rsi)
         {
             share_names(base);
         }
         // (A `vfork` child that only announces its `execve` must not set its creator's process up.)
         let is_wanted = is_wanted(base, number);
-        if let Some(tb) = if is_wanted { block_of(base, regs) } else { None } {
+        shown = if is_wanted { block_of(base, regs) } else { None };
+        if let Some(tb) = &mut shown {
             // SAFETY: the caller's promise.
             unsafe { end_abandoned(base, tb, regs) };
             if ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
@@ -152,19 +167,23 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
             unsafe { run(base, tb, regs, number, None) };
             if tb.overrides != 0 {
                 tb.overrides = 0;
-                pop(tb, regs.rsp, Some(number), false);
-                regs.rax = tb.override_result;
+                let result = tb.override_result;
                 // SAFETY: the caller's promise.
-                unsafe { show_end(base, tb, regs, number) };
-                // What `rax` is when the thread goes on.
-                regs.orig_rax = regs.rax;
-                return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+                unsafe { end_at_once(base, Some(tb), regs, number, result) };
+                return true;
             }
             if word(&tables(base).exit, number) != 0 && ends_process(tb, regs, number) {
                 // SAFETY: the caller's promise.
                 unsafe { end_before(base, tb, regs, number) };
             }
         }
+    }
+    if let Some(result) = raw_net::before(base, regs, number, mask) {
+        // SAFETY: the caller's promise.
+        unsafe { end_at_once(base, shown, regs, number, result as u64) };
+        return true;
+    }
+    if runs {
         match number {
             // SAFETY: the stack pointer of this call is at a frame.
             SYS_RT_SIGRETURN => unsafe { before_return(base, regs.rsp) },
@@ -174,8 +193,22 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
             _ => {}
         }
     }
-    let copy = beginner.map_or(0, |copy| copy as u64 + 1);
-    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { WANTED_AT + copy * COPY_BYTES }
+    false
+}
+
+/// A call that has begun is not made: it ends with this result.
+///
+/// # Safety
+/// As for `enter`.
+unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs, number: i64, result: u64) {
+    regs.rax = result;
+    if let Some(tb) = tb {
+        pop(tb, regs.rsp, Some(number), false);
+        // SAFETY: the caller's promise.
+        unsafe { show_end(base, tb, regs, number) };
+    }
+    // What `rax` is when the thread goes on.
+    regs.orig_rax = regs.rax;
 }
 
 /// A call has ended. `regs` are the thread's registers. The result is where the thread goes on.
@@ -188,23 +221,23 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     let site = site(base, passed);
     regs.rip = site.call + SYSCALL_BYTES;
     regs.rcx = regs.rip;
-    if control(base).retired.load(Relaxed) == 0 {
-        let copy = (passed & !NUMBER_KNOWN) >> COPY_SHIFT;
-        // SAFETY: the caller's promise.
-        unsafe { end(base, regs, site, copy as usize) };
-    }
+    let copy = (passed & !NUMBER_KNOWN) >> COPY_SHIFT;
+    // SAFETY: the caller's promise.
+    unsafe { end(base, regs, Some(i64::from(site.number)).filter(|number| *number >= 0), copy as usize) };
     gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
 }
 
-/// A call of a site, made by this copy in its gate, has ended.
+/// A call of this number, if that is known, made by this copy in a gate, has ended.
 ///
 /// # Safety
 /// As for `enter`.
-unsafe fn end(base: u64, regs: &mut PtRegs, site: &SyscallSite, copy: usize) {
-    let known = match copy.checked_sub(1).and_then(|copy| BEGINNERS.get(copy)) {
-        Some(beginner) => Some(i64::from(*beginner)),
-        None => Some(i64::from(site.number)).filter(|number| *number >= 0),
-    };
+pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy: usize) {
+    let runs = control(base).retired.load(Relaxed) == 0;
+    if !runs && raw_net::net(base).armed.load(Relaxed) == 0 {
+        return;
+    }
+    let beginner_of_copy = copy.checked_sub(1).and_then(|copy| BEGINNERS.get(copy));
+    let known = beginner_of_copy.map(|beginner| i64::from(*beginner)).or(number);
     let borrows = match known {
         // SAFETY: the registers of the call.
         Some(number) if beginner(number).is_some() => unsafe { after_beginning(base, number, regs) },
@@ -215,14 +248,17 @@ unsafe fn end(base: u64, regs: &mut PtRegs, site: &SyscallSite, copy: usize) {
         _ => false,
     };
     let Some(tb) = block_of(base, regs) else { return };
+    raw_net::after(base, tb, regs);
+    if !runs {
+        return;
+    }
     let begun = pop(tb, regs.rsp, known, borrows);
     let Some(number) = known.or(begun.map(|call| call.number)) else { return };
     if begun.is_none_or(|call| call.ended == 0) {
         // SAFETY: the caller's promise.
         unsafe { show_end(base, tb, regs, number) };
     }
-    let failed = regs.rax.wrapping_add(ERRNO_MAX) < ERRNO_MAX;
-    if number == SYS_MMAP && regs.rdx & PROT_EXEC != 0 && !failed {
+    if raw_net::is_new_code(base, number, regs) {
         file(base, request::KIND_MAPPING_ADDED, tb.pid_tgid, true);
     }
 }
@@ -569,6 +605,9 @@ unsafe fn after_beginning(base: u64, number: i64, regs: &PtRegs) -> bool {
         }
     }
     if beginning.flags & (CLONE_VM | CLONE_VFORK) != CLONE_VM | CLONE_VFORK {
+        if is_child {
+            raw_net::begin_thread(base, beginning.flags);
+        }
         return false;
     }
     // The creator waits, and lends the child its block.
@@ -580,11 +619,12 @@ unsafe fn after_beginning(base: u64, number: i64, regs: &PtRegs) -> bool {
         } else {
             tb.pid_tgid = tb.generation << 32 | u64::from(tb.named_tid);
         }
+        raw_net::begin_thread(base, beginning.flags);
     }
     is_child
 }
 
-fn own_ids() -> u64 {
+pub(crate) fn own_ids() -> u64 {
     (syscall0(SYS_GETPID) as u64) << 32 | syscall0(SYS_GETTID) as u64
 }
 
@@ -632,21 +672,26 @@ unsafe fn before_return(base: u64, sp: u64) {
     };
     // SAFETY: valid registers.
     unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
-    let Some(offset) = frame[at::RIP].checked_sub(base + GATES_OFFSET).filter(|offset| *offset < GATES_BYTES) else {
-        return;
-    };
     // Right before the instruction was made `rcx` was no address of a gate.
-    if frame[at::RCX] != frame[at::RIP] + SYSCALL_BYTES {
+    if frame[at::RCX] != frame[at::RIP].wrapping_add(SYSCALL_BYTES) {
         return;
     }
+    let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
+    let again = if offset < GATES_BYTES {
+        let index = (offset / GATE_BYTES) as u32;
+        regs.rip = site(base, index).call + SYSCALL_BYTES;
+        gate(base, index)
+    } else {
+        let Some(behind) = raw_net::place_of(base, frame[at::RIP]) else { return };
+        regs.rip = behind;
+        behind - SYSCALL_BYTES
+    };
     let number = i64::from(frame[at::RAX] as i32);
-    let index = (offset / GATE_BYTES) as u32;
-    regs.rip = site(base, index).call + SYSCALL_BYTES;
     regs.rax = ERESTARTSYS as u64;
     if pop(tb, frame[at::RSP], Some(number), false).is_none_or(|call| call.ended == 0) {
         // SAFETY: valid registers.
         unsafe { show_end(base, tb, &mut regs, number) };
     }
     // SAFETY: the word that was read, in the frame of this thread.
-    unsafe { ((sp + at::RIP as u64 * 8) as *mut u64).write(gate(base, index)) };
+    unsafe { ((sp + at::RIP as u64 * 8) as *mut u64).write(again) };
 }

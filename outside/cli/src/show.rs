@@ -99,6 +99,16 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
         "    system calls: {} replaced, programs ran at {} beginnings and ends, missed {}",
         target["syscall_sites"], target["syscall_hits"][0], target["syscall_hits"][1],
     );
+    if let Some(why) = target["net"].as_str() {
+        let _ = writeln!(
+            out,
+            "    system calls are caught where they are not replaced ({why}): {}, let through unseen {}",
+            target["net_calls"][0], target["net_calls"][1],
+        );
+    }
+    if let Some(why) = target["net_refused"].as_str() {
+        let _ = writeln!(out, "    system calls are not caught where they are not replaced: {why}");
+    }
     for left in target["syscalls_left"].as_array().into_iter().flatten() {
         let _ = writeln!(out, "    system call not seen: {}", text(left));
     }

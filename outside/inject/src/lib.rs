@@ -5,6 +5,7 @@
 //! Never: decides what to instrument; waits without a deadline; leaves a target half changed.
 //! Start reading at: `stopped.rs`, then `region.rs`.
 
+mod dispatch;
 mod error;
 mod lifeline;
 mod process;
@@ -14,7 +15,7 @@ mod stopped;
 
 pub use error::Error;
 pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, status_field};
-pub use raw_ptrace::{Registers, Tid, fsgsbase_available};
+pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, Region, RegionFiles, RemoteFd, map_files, map_region, map_stub_area, replace_control, unmap_region,
 };

@@ -107,6 +107,41 @@ pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
     check(unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, tid as libc::pid_t, 8usize, pointer) }).map(drop)
 }
 
+/// Which calls of a thread are dispatched to it as signals: `struct ptrace_sud_config` (include/uapi/linux/ptrace.h). Those from
+/// outside of `bytes` bytes at `offset`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dispatch {
+    /// 0: none.
+    pub mode: u64,
+    /// Address of the byte that says whether there are any at present; 0: always.
+    pub selector: u64,
+    /// First address of the code whose calls are not.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4210;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+
+/// Since Linux 6.4.
+pub(crate) fn dispatch(tid: Tid) -> io::Result<Dispatch> {
+    let mut config = Dispatch::default();
+    let pointer: *mut Dispatch = &mut config;
+    let kind = PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG;
+    // SAFETY: writes the 32 bytes that it is told of: the pointer is to as many.
+    check(unsafe { libc::ptrace(kind, tid as libc::pid_t, size_of::<Dispatch>(), pointer) })?;
+    Ok(config)
+}
+
+pub(crate) fn set_dispatch(tid: Tid, config: &Dispatch) -> io::Result<()> {
+    let pointer: *const Dispatch = config;
+    let kind = PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG;
+    // SAFETY: reads the 32 bytes that it is told of: the pointer is to as many.
+    check(unsafe { libc::ptrace(kind, tid as libc::pid_t, size_of::<Dispatch>(), pointer) }).map(drop)
+}
+
 /// What `tid`, a tracee of this thread, has done; never blocks and never touches other children.
 pub(crate) fn poll(tid: Tid) -> Wait {
     let mut status = 0;

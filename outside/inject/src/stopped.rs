@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::lifeline;
 use crate::process::{Pid, live_threads, mappings, not_permitted, status_field, thread_state};
-use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
+use crate::raw_ptrace::{self as ptrace, Dispatch, Registers, Tid, Wait};
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
@@ -35,7 +35,7 @@ pub struct Stopped {
     threads: Vec<Tid>,
     memory: File,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
-    borrowed: Option<Borrowed>,
+    pub(crate) borrowed: Option<Borrowed>,
     syscall_instruction: Option<u64>,
     /// A stop signal that arrived during remote calls; sent again at the end.
     stop_signal: i32,
@@ -57,10 +57,14 @@ pub struct SavedContext {
 }
 
 #[derive(Debug)]
-struct Borrowed {
-    tid: Tid,
+pub(crate) struct Borrowed {
+    pub(crate) tid: Tid,
     registers: Registers,
     mask: u64,
+    /// The signals that it blocked, those of a call that blocks some for its own time among them.
+    pub(crate) blocked: u64,
+    /// What is dispatched of its calls: of remote ones nothing.
+    pub(crate) dispatch: Dispatch,
     /// Where remote calls are made from, once there is such a place.
     lifeline: Option<Lifeline>,
 }
@@ -297,7 +301,7 @@ impl Stopped {
         live_threads(self.pid).is_ok_and(|threads| !threads.is_empty())
     }
 
-    fn gone(&self, what: &str, error: std::io::Error) -> Error {
+    pub(crate) fn gone(&self, what: &str, error: std::io::Error) -> Error {
         match error.raw_os_error() {
             Some(libc::ESRCH) => Error::Exited { pid: self.pid },
             _ => Error::io(format!("{what} of process {}", self.pid), error),
@@ -469,7 +473,11 @@ impl Stopped {
         }
         let (tid, registers) = self.thread_for_calls()?;
         let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
-        self.borrowed = Some(Borrowed { tid, registers, mask, lifeline: None });
+        let (blocked, dispatch) = (self.signals_blocked(tid)?, ptrace::dispatch(tid).unwrap_or_default());
+        if dispatch.mode != 0 {
+            ptrace::set_dispatch(tid, &Dispatch::default()).map_err(|error| self.gone("dispatch", error))?;
+        }
+        self.borrowed = Some(Borrowed { tid, registers, mask, blocked, dispatch, lifeline: None });
         self.lay_lifeline()?;
         ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))
     }
@@ -531,7 +539,9 @@ impl Stopped {
                 if borrowed == Some(tid) {
                     let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
                     let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
-                    self.borrowed = Some(Borrowed { tid, registers, mask, lifeline: None });
+                    if let Some(borrowed) = &mut self.borrowed {
+                        (borrowed.registers, borrowed.mask, borrowed.lifeline) = (registers, mask, None);
+                    }
                 }
             }
         }
@@ -630,6 +640,9 @@ impl Stopped {
         let borrowed = self.borrowed.as_ref().expect("just seen");
         ptrace::set_registers(tid, &borrowed.registers).map_err(|error| self.gone("registers", error))?;
         ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))?;
+        if borrowed.dispatch.mode != 0 {
+            ptrace::set_dispatch(tid, &borrowed.dispatch).map_err(|error| self.gone("dispatch", error))?;
+        }
         self.take_lifeline_up()?;
         self.borrowed = None;
         Ok(())

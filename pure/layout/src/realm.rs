@@ -64,6 +64,8 @@ pub mod request {
     pub const KIND_FORKED: u32 = 2;
     /// This thread is about to execute another program: go on tracing that.
     pub const KIND_EXEC: u32 = 3;
+    /// This process is about to do what does not go with the net ([`crate::net`]): take it away for good.
+    pub const KIND_NET_OFF: u32 = 4;
 }
 
 /// What an agent asks of the server.

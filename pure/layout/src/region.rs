@@ -51,11 +51,16 @@ pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
 /// Offset of the state block: [`crate::thread::StateHeader`], then the thread blocks.
 pub const STATE_OFFSET: u64 = PROCESS_OFFSET + PROCESS_BYTES;
 /// Bytes of the state block; private anonymous memory, touched as threads appear.
-pub const STATE_BYTES: u64 = LAST_STACK_OFFSET - STATE_OFFSET + crate::syscall::APART_BYTES;
+pub const STATE_BYTES: u64 = NET_OFFSET + NET_BYTES - STATE_OFFSET;
 /// Offset of the stack of a thread whose block is not known yet, for calls that must not use the caller's.
 pub const LAST_STACK_OFFSET: u64 = STATE_OFFSET
     + crate::thread::STATE_HEADER_BYTES
     + crate::thread::THREADS_MAX as u64 * crate::thread::THREAD_BLOCK_BYTES;
+
+/// Offset of the net ([`crate::net::Net`]), the end of the state block.
+pub const NET_OFFSET: u64 = LAST_STACK_OFFSET + crate::syscall::APART_BYTES;
+/// Bytes of the net.
+pub const NET_BYTES: u64 = 0x2_1000;
 
 /// Bytes of the whole reservation.
 pub const REGION_BYTES: u64 = STATE_OFFSET + STATE_BYTES;

@@ -7,6 +7,7 @@
 mod doorbell;
 mod modules;
 mod named;
+mod net;
 mod owners;
 mod privileges;
 mod raw_mapping;

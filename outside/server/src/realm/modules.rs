@@ -13,6 +13,7 @@ use std::sync::Arc;
 use ring3_elf::File as Elf;
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
+use ring3_layout::syscall::SYSCALL_BYTES;
 use ring3_patch::{Branch, Function, JUMP_BYTES, SyscallPlan, plan_detour, plan_syscalls};
 use ring3_uapi::Errno;
 
@@ -88,6 +89,10 @@ pub(super) struct SyscallPlans {
     pub(super) left: Vec<(u64, String)>,
     /// Its functions run on stacks that have room for what the linker has seen, and nothing else: it is in Go.
     pub(super) small_stacks: bool,
+    /// Those that are certainly some, and stay.
+    refused: Vec<u64>,
+    /// Those whose place matters: handlers compare it.
+    alone: Vec<u64>,
     /// Pairs of address and file offset at which executable segments begin.
     segments: Vec<(std::ops::Range<u64>, u64)>,
 }
@@ -100,11 +105,28 @@ impl SyscallPlans {
     ) -> impl Iterator<Item = SyscallPlan> + use<'a> {
         let bytes = mapping.range.end - mapping.range.start;
         self.plans.iter().filter_map(move |plan| {
-            let (segment, at) = self.segments.iter().find(|(segment, _)| segment.contains(&plan.site))?;
-            let inside = (at + (plan.site - segment.start)).checked_sub(mapping.offset)?;
+            let inside = self.place_in(mapping, plan.site)?;
             let fits = inside + plan.displaced.len() as u64 <= bytes;
             fits.then(|| plan.mapped((mapping.range.start + inside).wrapping_sub(plan.site)))
         })
+    }
+
+    /// Calls in a mapping of the file that cannot be replaced, at the addresses there.
+    pub(super) fn refused_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
+        self.refused.iter().filter_map(|call| Some(mapping.range.start + self.place_in(mapping, *call)?))
+    }
+
+    /// What is behind calls in a mapping of the file whose place matters, at the addresses there.
+    pub(super) fn behind_alone_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
+        let calls = self.alone.iter().filter_map(|call| self.place_in(mapping, *call));
+        calls.map(|inside| mapping.range.start + inside + SYSCALL_BYTES)
+    }
+
+    /// How far behind the beginning of a mapping of the file an address in the file is.
+    fn place_in(&self, mapping: &inject::Mapping, vaddr: u64) -> Option<u64> {
+        let (segment, at) = self.segments.iter().find(|(segment, _)| segment.contains(&vaddr))?;
+        let inside = (at + (vaddr - segment.start)).checked_sub(mapping.offset)?;
+        (inside < mapping.range.end - mapping.range.start).then_some(inside)
     }
 }
 
@@ -417,7 +439,17 @@ impl Calls<'_> {
                     found.left.push((call, why.to_owned()));
                 }
                 Ok(plan) => found.plans.push(plan),
-                Err(why) => found.left.push((call, why.to_string())),
+                Err(why) => {
+                    let is_named = |at: u64| !self.elf.symbols_at(at).is_empty();
+                    let named = is_named(call) && is_named(call + SYSCALL_BYTES);
+                    match why {
+                        ring3_patch::Refusal::Cancelled { .. } => found.alone.push(call),
+                        _ if named => found.alone.push(call),
+                        _ if !is_gap => found.refused.push(call),
+                        _ => {}
+                    }
+                    found.left.push((call, why.to_string()));
+                }
             }
         }
         bounds.end

@@ -16,8 +16,8 @@ use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
 
 use super::raw_mapping::{read_process, read_value, value_from};
-use super::syscalls;
 use super::target::{LEAVE_WITHIN, STOP_WITHIN};
+use super::{net, syscalls};
 
 /// Name of the control block's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
@@ -87,6 +87,7 @@ impl Cleaning {
     /// One round. `Ok(true)`: nothing of ours is left in the process.
     fn run(self) -> Result<bool, inject::Error> {
         let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
+        net::disarm(&mut stopped, self.region)?;
         self.restore_sites(&mut stopped)?;
         syscalls::restore(&mut stopped, self.region)?;
         self.restore_returns(&mut stopped);
@@ -96,10 +97,12 @@ impl Cleaning {
         let ours: Vec<_> = stubs.chain([region]).collect();
         let returns = stopped.saved_contexts()?;
         let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
-        if returns_inside || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
+        let awaited = net::is_awaited(&stopped, self.region)?;
+        if returns_inside || awaited || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
             return Ok(false);
         }
         self.release_gs(&mut stopped)?;
+        net::give_actions_back(&mut stopped, self.region)?;
         for (start, bytes) in self.map_ranges()? {
             stopped.unmap(start, bytes)?;
         }

@@ -60,6 +60,12 @@ pub struct TargetStatus {
     pub syscalls_left: Vec<String>,
     /// System calls that ran programs, their beginnings and their ends; and those that could not.
     pub syscall_hits: (u64, u64),
+    /// Why calls are caught that cannot be replaced, if they are.
+    pub net: Option<String>,
+    /// Why they are not, if they should be.
+    pub net_refused: Option<String>,
+    /// Calls that were caught, and those of them that were let through unseen.
+    pub net_calls: (u64, u64),
     /// Links that could not be applied: link id and reason.
     pub refused: Vec<(u32, String)>,
 }
@@ -94,6 +100,9 @@ impl Target {
             syscall_sites,
             syscalls_left,
             syscall_hits: self.syscalls.hook_index().and_then(|hook| counts.get(hook).copied()).unwrap_or_default(),
+            net: self.net.why.clone().filter(|_| self.net.armed),
+            net_refused: self.net.given_up.clone(),
+            net_calls: self.net_counts(),
             pid: self.pid,
             comm: self.comm.clone(),
             explicit: self.explicit,

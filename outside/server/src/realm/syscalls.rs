@@ -21,6 +21,7 @@ use ring3_patch::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, progress};
 use ring3_uapi::Errno;
 
 use super::modules::{Modules, SyscallPlans};
+use super::net::{CHANGERS, net_gate};
 use super::raw_mapping::{read_process, value_from};
 use super::target::{Link, Target, is_written};
 use super::tracer::refusal_of;
@@ -29,12 +30,16 @@ use super::{AttachmentId, Following, LinkSpec, Point, Refusal};
 /// `__NR_*` of calls that the agent looks at whoever wants them.
 mod number {
     pub(super) const MMAP: u32 = 9;
+    pub(super) const MPROTECT: u32 = 10;
     pub(super) const MUNMAP: u32 = 11;
     pub(super) const RT_SIGRETURN: u32 = 15;
     pub(super) const EXIT: u32 = 60;
     pub(super) const ARCH_PRCTL: u32 = 158;
     pub(super) const EXECVE: u32 = 59;
     pub(super) const EXECVEAT: u32 = 322;
+    pub(super) const PKEY_MPROTECT: u32 = 329;
+    pub(super) const SECCOMP: u32 = 317;
+    pub(super) const PRCTL: u32 = 157;
 }
 
 /// The calls that are wanted in a target.
@@ -65,8 +70,10 @@ impl Wish {
     }
 
     /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
-    fn has(&self, plan: &SyscallPlan, in_loader: bool) -> bool {
+    fn has(&self, plan: &SyscallPlan, in_loader: bool, netted: bool) -> bool {
         match plan.number {
+            // What is left would be caught each time.
+            _ if netted => true,
             Some(number::MMAP) if in_loader => true,
             Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
@@ -77,8 +84,21 @@ impl Wish {
 
 /// Whether the agent has to know of a call so that it sees others rightly.
 fn is_watched(number: u32) -> bool {
-    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, RT_SIGRETURN};
-    BEGINNERS.contains(&number) || [MMAP, RT_SIGRETURN, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
+    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGRETURN};
+    BEGINNERS.contains(&number)
+        || [MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGRETURN, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
+}
+
+/// Calls of a process, and what it has beside them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WantedCalls {
+    pub(super) calls: Vec<WantedCall>,
+    /// What may be others that cannot be seen.
+    pub(super) left: Vec<String>,
+    /// Addresses behind calls whose place matters.
+    pub(super) alone: Vec<u64>,
+    /// Why the net is wanted.
+    pub(super) net: Option<String>,
 }
 
 /// A site that should be there.
@@ -93,7 +113,8 @@ pub(super) struct WantedCall {
     pub(super) small_stacks: bool,
 }
 
-/// The calls that should be seen in a process with these mappings, and what may be others that cannot. `vdso` is what that has.
+/// The calls that should be seen in a process with these mappings, and what may be others that cannot. `vdso` is what that has;
+/// `unscanned` why the net is wanted, if it can be had and nothing else is a reason.
 pub(super) fn wanted(
     wish: &Wish,
     pid: u32,
@@ -101,8 +122,10 @@ pub(super) fn wanted(
     modules: &mut Modules,
     vdso: Option<&SyscallPlans>,
     is_loader: impl Fn(&str) -> bool,
-) -> (Vec<WantedCall>, Vec<String>) {
-    let (mut found, mut left) = (vec![], vec![]);
+    unscanned: Option<&dyn Fn() -> Option<String>>,
+) -> WantedCalls {
+    let mut wanted = WantedCalls::default();
+    let (mut found, mut refused) = (vec![], None);
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
         let in_loader = is_loader(&mapping.path);
         let (plans, small_stacks) = match &mapping.path[..] {
@@ -116,21 +139,32 @@ pub(super) fn wanted(
             {
                 let plans: Arc<SyscallPlans> = modules.syscalls(format!("/proc/{pid}/root{path}").as_ref());
                 if wish.any {
-                    left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
+                    wanted.left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
+                    wanted.alone.extend(plans.behind_alone_in(mapping));
+                    refused = refused.or_else(|| {
+                        let call = plans.refused_in(mapping).next()?;
+                        Some(format!("a call of {path} at {call:#x} cannot be replaced"))
+                    });
                 }
                 (plans.in_mapping(mapping).collect::<Vec<_>>(), plans.small_stacks)
             }
             _ => continue,
         };
-        let wanted = plans.into_iter().filter(|plan| wish.has(plan, in_loader));
-        found.extend(wanted.map(|plan| WantedCall {
-            plan,
-            mapping: mapping.range.clone(),
-            file: (mapping.dev, mapping.inode),
-            small_stacks,
+        found.extend(plans.into_iter().map(|plan| {
+            let call = WantedCall {
+                plan,
+                mapping: mapping.range.clone(),
+                file: (mapping.dev, mapping.inode),
+                small_stacks,
+            };
+            (call, in_loader)
         }));
     }
-    (found, left)
+    wanted.net = unscanned.filter(|_| wish.any).and_then(|unscanned| refused.or_else(unscanned));
+    let netted = wanted.net.is_some();
+    found.retain(|(call, in_loader)| wish.has(&call.plan, *in_loader, netted));
+    wanted.calls = found.into_iter().map(|(call, _)| call).collect();
+    wanted
 }
 
 /// A site that is there, or was.
@@ -155,6 +189,8 @@ pub(super) struct Syscalls {
     refused: BTreeMap<u64, String>,
     /// What may be calls and was left alone, and why.
     pub(super) left: Vec<String>,
+    /// Addresses behind calls whose place matters.
+    pub(super) alone: Vec<u64>,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// The hook that counts, by its index, and its address.
@@ -260,6 +296,24 @@ impl Target {
         self.patch_calls(stopped, fresh);
     }
 
+    /// Of mappings that are others than those that were there before, in their place: nothing is written there yet.
+    pub(super) fn forget_unmapped_calls(&mut self, wanted: &[WantedCall]) {
+        // All sites of a mapping are there or none, so the first one tells.
+        for calls in wanted.chunk_by(|a, b| a.mapping == b.mapping) {
+            let mut placed = calls.iter().filter_map(|want| self.syscalls.sites.get(&want.plan.call));
+            let Some(first) = placed.find(|placed| placed.patched) else { continue };
+            let mut there = vec![0u8; first.jump.len()];
+            if read_process(self.pid, first.plan.site, &mut there).is_ok() && there == first.jump {
+                continue;
+            }
+            for want in calls {
+                if let Some(placed) = self.syscalls.sites.get_mut(&want.plan.call) {
+                    placed.patched = false;
+                }
+            }
+        }
+    }
+
     fn refuse_call(&mut self, call: u64, refusal: Refusal) {
         tracing::debug!(pid = self.pid, "the system call at {call:#x} is not seen: {refusal}");
         self.syscalls.refused.insert(call, refusal.message);
@@ -301,6 +355,9 @@ impl Target {
         let bytes = plan.site..plan.site + plan.displaced.len() as u64;
         if let Some(site) = self.sites.values().find(|site| site.patched && site.overlaps(&bytes)) {
             return Err(Refusal::new(Errno::EBUSY, format!("the probe of {} is there", site.name)));
+        }
+        if self.net_leads_into(&bytes) {
+            return Err(Refusal::new(Errno::EBUSY, "calls go back there that were caught"));
         }
         let gate = gate_address(self.region, index);
         let (near, area) = self.stub_room(stopped, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
@@ -435,6 +492,7 @@ impl Target {
             }
         }
         let (any, follow) = (!wanted.is_empty(), self.following == Following::All);
+        let netted = self.net.armed || self.net.why.is_some();
         if any && self.syscalls.hook.is_none() {
             self.syscalls.hook = self.add_counting_hook();
             let address = self.syscalls.hook.map_or(0, |(_, address)| address);
@@ -450,7 +508,7 @@ impl Target {
         for number in 0..=OTHER_NUMBERS {
             let mut words = [false, true].map(|exit| {
                 let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
-                range | if is_always(number, exit, any, follow) { ALWAYS } else { 0 }
+                range | if is_always(number, exit, any, follow) || netted && is_netted(number) { ALWAYS } else { 0 }
             });
             if number == OTHER_NUMBERS && any {
                 words = words.map(|word| word | ALWAYS);
@@ -547,15 +605,22 @@ impl Target {
 /// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
 /// `follow`: what is executed is traced.
 fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
-    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, RT_SIGRETURN};
+    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGRETURN};
     match number as u32 {
         MMAP => exit,
+        MPROTECT | PKEY_MPROTECT => exit && any,
         number if BEGINNERS.contains(&number) => any,
         ARCH_PRCTL => any,
         RT_SIGRETURN => any && !exit,
         EXECVE | EXECVEAT => follow && !exit,
         _ => false,
     }
+}
+
+/// Whether the net has to do with the beginning and the end of a call.
+fn is_netted(number: usize) -> bool {
+    let number = number as u32;
+    CHANGERS.contains(&u64::from(number)) || [number::PRCTL, number::SECCOMP].contains(&number)
 }
 
 /// Code that is written at once: to many places, some of which lie one behind the other.
@@ -621,7 +686,7 @@ pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), 
             stopped.write_site(entry.site, &there, &entry.original[..there.len()], &[])?;
         }
     }
-    let homes = Homes { gates: region + GATES_OFFSET, entries };
+    let homes = Homes { region, gates: region + GATES_OFFSET, entries };
     for tid in stopped.threads().to_vec() {
         let registers = stopped.registers(tid)?;
         let to = match homes.of(stopped, registers.rip) {
@@ -650,6 +715,7 @@ pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), 
 
 /// Where threads belong that are in gates and near stubs.
 struct Homes {
+    region: u64,
     /// Address of the gates.
     gates: u64,
     entries: Vec<SyscallSite>,
@@ -662,6 +728,9 @@ impl Homes {
         if let Some(offset) = in_gates {
             let entry = self.entries.get((offset / GATE_BYTES) as usize)?;
             return Some((entry.call, progress(entry.number >= 0, offset % GATE_BYTES)));
+        }
+        if let Some(home) = net_gate(stopped, self.region, rip) {
+            return Some(home);
         }
         let is_near = |entry: &&SyscallSite| (entry.near..entry.near + NEAR_BYTES_MAX as u64).contains(&rip);
         // They lie closer together than they may be long.

@@ -17,7 +17,7 @@ use ring3_layout::control::{
     RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
     range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, REGION_BYTES, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
@@ -28,7 +28,8 @@ use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
-use super::syscalls::{self, Syscalls, WantedCall, Wish};
+use super::net::{self, NetState};
+use super::syscalls::{self, Syscalls, WantedCall, WantedCalls, Wish};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
@@ -79,6 +80,8 @@ pub(super) struct Target {
     pub(super) ranges: RangeAllocator,
     /// Where system calls are seen.
     pub(super) syscalls: Syscalls,
+    /// What catches the others.
+    pub(super) net: NetState,
     /// Base and used bytes of each stub area.
     areas: Vec<(u64, u64)>,
     /// Everything is being taken out.
@@ -125,6 +128,7 @@ impl Target {
             hooks_used: 0,
             ranges: RangeAllocator::default(),
             syscalls: Syscalls::default(),
+            net: NetState::default(),
             areas: vec![],
             leaving: None,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
@@ -183,11 +187,12 @@ impl Target {
             self.note_map(*slot, address, &file.geometry);
         }
         let wanted = self.wanted(&mut shared.modules(), links).unwrap_or_default();
-        let (calls, left) = self.wanted_calls(shared, links).unwrap_or_default();
-        self.syscalls.left = left;
+        let calls = self.wanted_calls(shared, links).unwrap_or_default();
+        let calls = self.note_calls(calls);
         self.reconcile(&mut stopped, wanted, links);
         self.reconcile_calls(&mut stopped, calls);
         self.publish_calls(links);
+        self.cast_net(&mut stopped);
         if self.executed {
             self.finish_exec(&mut stopped).map_err(refusal_of)?;
         }
@@ -272,9 +277,19 @@ impl Target {
         let wanted = self.wanted(&mut shared.modules(), links)?;
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
-        let (calls, left) = self.wanted_calls(shared, links)?;
-        self.syscalls.left = left;
-        if missing.is_empty() && self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) {
+        let calls = self.wanted_calls(shared, links)?;
+        if self.net.armed && calls.net.is_none() && !self.take_net_away() {
+            // As long as it is there, so are the gates.
+            self.silence(links);
+            return Ok(());
+        }
+        let calls = self.note_calls(calls);
+        self.forget_unmapped_calls(&calls);
+        if missing.is_empty()
+            && self.is_same_but_uses(&wanted)
+            && self.syscalls.are(&calls)
+            && self.net.is(self.net.why.as_ref())
+        {
             for want in wanted {
                 let address = want.place.address;
                 self.publish(address, &want.uses, links);
@@ -290,7 +305,11 @@ impl Target {
         self.reconcile(&mut stopped, wanted, links);
         self.publish_calls(links);
         self.reconcile_calls(&mut stopped, calls);
+        let is_cast = self.cast_net(&mut stopped);
         drop(stopped);
+        if !is_cast {
+            self.cast_net_patiently();
+        }
         self.tell_perf(shared);
         Ok(())
     }
@@ -363,11 +382,22 @@ impl Target {
         &self,
         shared: &Shared,
         links: &BTreeMap<AttachmentId, Link>,
-    ) -> Result<(Vec<WantedCall>, Vec<String>), Refusal> {
+    ) -> Result<WantedCalls, Refusal> {
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
-        Ok(syscalls::wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader))
+        let own: Vec<_> = self.stub_areas().chain([self.region..self.region + REGION_BYTES]).collect();
+        // (Such code comes and goes.)
+        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings, &own));
+        let may_be = self.net.given_up.is_none();
+        let unscanned = may_be.then_some(&unscanned as &dyn Fn() -> Option<String>);
+        Ok(syscalls::wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned))
+    }
+
+    /// Remembers what was found out beside the calls themselves.
+    fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
+        (self.syscalls.left, self.syscalls.alone, self.net.why) = (wanted.left, wanted.alone, wanted.net);
+        wanted.calls
     }
 
     /// ring3's own places: the unwinders, if returns are awaited.
@@ -470,7 +500,8 @@ impl Target {
         let region = self.region;
         let symbol = |name| region + ring3_image::symbol(name).expect("the agent has its entry points");
         let entries = ring3_patch::Entries { enter: symbol("ring3_enter"), call: symbol("ring3_call_probed") };
-        if self.syscalls.overlap(&(place.address..plan.resume)) {
+        let bytes = place.address..plan.resume;
+        if self.syscalls.overlap(&bytes) || self.net_leads_into(&bytes) {
             return Err(refuse("a system call that is traced is there".into()));
         }
         let room = ring3_patch::STUB_BYTES_MAX as u64;
@@ -741,6 +772,7 @@ impl Target {
         target.sites = self.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         target.ranges = self.ranges.copy();
         target.syscalls = self.syscalls.clone();
+        target.net = self.net.clone();
         target.tell_perf(shared);
         Ok(target)
     }

@@ -594,10 +594,16 @@ impl Actor {
             return;
         }
         self.adopt_children_of(owner);
+        let asker = asker(&self.targets).unwrap_or(owner);
+        if kind == request::KIND_NET_OFF {
+            if let Some(target) = self.targets.get_mut(&asker) {
+                target.abandon_net("the process filters or dispatches its own calls");
+            }
+            return;
+        }
         if kind != request::KIND_MAPPING_ADDED {
             return;
         }
-        let asker = asker(&self.targets).unwrap_or(owner);
         if let Err(refusal) = self.apply(asker) {
             tracing::warn!(pid = asker, "new mappings: {refusal}");
         }

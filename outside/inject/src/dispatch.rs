@@ -1,0 +1,65 @@
+//! Calls that the kernel gives back to their thread as signals (syscall user dispatch): who is, who may be.
+
+use crate::Error;
+use crate::process::status_field;
+use crate::raw_ptrace::{self as ptrace, Dispatch, Tid};
+use crate::stopped::Stopped;
+
+impl Stopped {
+    /// What is dispatched of a thread's calls.
+    ///
+    /// # Errors
+    /// Also if the kernel does not tell (before Linux 6.4).
+    pub fn dispatch(&self, tid: Tid) -> Result<Dispatch, Error> {
+        match &self.borrowed {
+            Some(borrowed) if borrowed.tid == tid => Ok(borrowed.dispatch),
+            _ => ptrace::dispatch(tid).map_err(|error| self.gone("dispatch", error)),
+        }
+    }
+
+    /// Has a thread's calls dispatched from when it goes on.
+    pub fn set_dispatch(&mut self, tid: Tid, dispatch: Dispatch) -> Result<(), Error> {
+        match &mut self.borrowed {
+            Some(borrowed) if borrowed.tid == tid => {
+                borrowed.dispatch = dispatch;
+                Ok(())
+            }
+            _ => ptrace::set_dispatch(tid, &dispatch).map_err(|error| self.gone("dispatch", error)),
+        }
+    }
+
+    /// The signals that a thread blocks: while it makes a call that blocks others for its own time, both.
+    pub fn signals_blocked(&self, tid: Tid) -> Result<u64, Error> {
+        if let Some(borrowed) = self.borrowed.as_ref().filter(|borrowed| borrowed.tid == tid) {
+            return Ok(borrowed.blocked);
+        }
+        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+        Ok(mask | self.signal_set(tid, "SigBlk")?)
+    }
+
+    /// The signals that wait for a thread to let them come, or to go on.
+    pub fn signals_pending(&self, tid: Tid) -> Result<u64, Error> {
+        self.signal_set(tid, "SigPnd")
+    }
+
+    /// The signals that the process handles.
+    pub fn signals_handled(&self) -> Result<u64, Error> {
+        self.signal_set(self.pid(), "SigCgt")
+    }
+
+    /// Whether a thread's calls are filtered.
+    pub fn is_filtered(&self, tid: Tid) -> Result<bool, Error> {
+        Ok(status_field(&self.status(tid)?, "Seccomp").is_some_and(|mode| mode.trim() != "0"))
+    }
+
+    fn signal_set(&self, tid: Tid, field: &str) -> Result<u64, Error> {
+        let status = self.status(tid)?;
+        let set = status_field(&status, field).and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+        set.ok_or(Error::Exited { pid: self.pid() })
+    }
+
+    fn status(&self, tid: Tid) -> Result<String, Error> {
+        std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid()))
+            .map_err(|_| Error::Exited { pid: self.pid() })
+    }
+}

@@ -1,0 +1,357 @@
+//! The net of a target: when calls that come by no gate are caught, and that nothing of it is left when it goes.
+//!
+//! A process has it only while somebody wants its system calls and some of its code cannot be looked at before it runs, or
+//! has a call that cannot be replaced: it makes every call slower. What must never happen is that a thread is dispatched and
+//! blocks SIGSYS, or has no handler for it (`inside/runtime/src/raw_net.rs`). So the net comes and goes only while no
+//! thread is between having asked whether it is there and doing something about it, and while no SIGSYS waits.
+
+use std::mem::offset_of;
+use std::time::Duration;
+
+use ring3_inject as inject;
+use ring3_layout::net::{
+    NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_ALONE_MAX, NET_GATE_BYTES, NET_SLOTS, Net, SIGSYS_BIT,
+};
+use ring3_layout::region::{AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET};
+use ring3_patch::Progress;
+use ring3_uapi::Errno;
+
+use super::Refusal;
+use super::raw_mapping::{read_process, read_value};
+use super::target::{STOP_WITHIN, Target};
+use super::tracer::refusal_of;
+
+/// Attempts to find a process in a state in which the net can come or go, and pauses between them.
+const ATTEMPTS: u32 = 100;
+const PAUSE: Duration = Duration::from_micros(300);
+
+const SYS_RT_SIGACTION: i64 = 13;
+const FUTEX: u64 = 202;
+const SIGSYS: u64 = 31;
+const SIGNALS: u64 = 64;
+const SIGNAL_SET_BYTES: u64 = 8;
+const SIG_IGN: u64 = 1;
+const SA_SIGINFO: u64 = 4;
+const SA_RESTORER: u64 = 0x0400_0000;
+const SA_ONSTACK: u64 = 0x0800_0000;
+const SA_RESTART: u64 = 0x1000_0000;
+const SA_NODEFER: u64 = 0x4000_0000;
+/// Calls that change masks or actions: `rt_sigaction`, `rt_sigprocmask`, `rt_sigreturn`, and those with a mask for their own
+/// time.
+pub(super) const CHANGERS: [u64; 10] = [13, 14, 15, 130, 270, 271, 281, 333, 426, 441];
+
+/// `struct kernel_sigaction`: handler, flags, restorer, mask.
+type Action = [u64; 4];
+
+/// What the server knows of a target's net.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NetState {
+    pub(super) armed: bool,
+    /// Why it is wanted.
+    pub(super) why: Option<String>,
+    /// Why there will be none, whatever happens.
+    pub(super) given_up: Option<String>,
+}
+
+impl NetState {
+    /// Whether all is as it should be if this is why it is wanted.
+    pub(super) fn is(&self, why: Option<&String>) -> bool {
+        self.armed == why.is_some()
+    }
+}
+
+/// Why code of a process cannot be looked at before it runs, if there is such. `own`: what ring3 has mapped there.
+pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping], own: &[std::ops::Range<u64>]) -> Option<String> {
+    let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
+    let mut code = mappings.iter().filter(|mapping| mapping.is_executable() && !is_own(mapping));
+    code.find_map(|mapping| {
+        let what = match &mapping.path[..] {
+            "[vdso]" | "[vsyscall]" => return None,
+            path if path.starts_with("/memfd:ring3-") => return None,
+            "" => "anonymous memory",
+            path if mapping.inode == 0 => path,
+            path if mapping.permissions.contains('w') || path.starts_with("/memfd:") => path,
+            path if !is_there(pid, mapping) => path,
+            _ => return None,
+        };
+        Some(format!("code in {what} at {:#x} is written while the process runs", mapping.range.start))
+    })
+}
+
+/// Whether a mapping's file is still to be found by its name.
+fn is_there(pid: u32, mapping: &inject::Mapping) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/{pid}/root{}", mapping.path)).is_ok_and(|meta| meta.ino() == mapping.inode)
+}
+
+fn field(region: u64, offset: usize) -> u64 {
+    region + NET_OFFSET + offset as u64
+}
+
+fn read_word(stopped: &inject::Stopped, address: u64) -> Result<u64, inject::Error> {
+    let mut word = [0u8; 8];
+    stopped.read(address, &mut word)?;
+    Ok(u64::from_le_bytes(word))
+}
+
+fn write_flag(stopped: &mut inject::Stopped, address: u64, flag: bool) -> Result<(), inject::Error> {
+    stopped.write(address, &u32::from(flag).to_le_bytes())
+}
+
+/// The action of a signal.
+fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<Action, inject::Error> {
+    let scratch = field(region, offset_of!(Net, scratch));
+    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
+    let mut action = [0; 4];
+    for (index, word) in action.iter_mut().enumerate() {
+        *word = read_word(stopped, scratch + index as u64 * 8)?;
+    }
+    Ok(action)
+}
+
+fn set_action(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signal: u64,
+    action: Action,
+) -> Result<(), inject::Error> {
+    let scratch = field(region, offset_of!(Net, scratch));
+    let bytes: Vec<u8> = action.iter().flat_map(|word| word.to_le_bytes()).collect();
+    stopped.write(scratch, &bytes)?;
+    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
+}
+
+/// Whether no thread is where it has asked for the net, and is about to do what depends on the answer.
+fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+    let ours = [region..region + AGENT_BYTES_MAX, region + TEXT_OFFSET..region + TEXT_OFFSET + TEXT_BYTES];
+    let gates = region + GATES_OFFSET..region + GATES_OFFSET + GATES_BYTES;
+    let is_inside = |rip: u64| ours.iter().any(|range| range.contains(&rip));
+    for tid in stopped.threads().to_vec() {
+        let registers = stopped.registers(tid)?;
+        let in_call = registers.orig_rax as i64 >= 0;
+        // Who waits for the server, or for a lock, has not asked yet, or does not ask any more.
+        let waits = in_call && registers.orig_rax == FUTEX;
+        let changes = gates.contains(&registers.rip) && !in_call && CHANGERS.contains(&registers.rax);
+        let at_net_gate = net_gate(stopped, region, registers.rip).is_some();
+        if is_inside(registers.rip) && !waits && !(at_net_gate && in_call)
+            || changes
+            || stopped.signals_pending(tid)? & SIGSYS_BIT != 0
+        {
+            return Ok(false);
+        }
+    }
+    for context in stopped.saved_contexts()? {
+        let rax = read_word(stopped, context.address)?;
+        let changes = gates.contains(&context.rip) && CHANGERS.contains(&rax);
+        if is_inside(context.rip) && net_gate(stopped, region, context.rip).is_none() || changes {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// No thread is dispatched any more that was by this region.
+pub(super) fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    if read_word(stopped, field(region, offset_of!(Net, gates))).unwrap_or(0) == 0 {
+        return Ok(());
+    }
+    for tid in stopped.threads().to_vec() {
+        if stopped.dispatch(tid).is_ok_and(|config| config.mode != 0 && config.offset == region) {
+            stopped.set_dispatch(tid, inject::Dispatch::default())?;
+        }
+    }
+    write_flag(stopped, field(region, offset_of!(Net, armed)), false)
+}
+
+/// Whether a SIGSYS waits for a thread of a process with the net: it needs its handler.
+pub(super) fn is_awaited(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+    if read_value::<u32>(stopped.pid(), field(region, offset_of!(Net, installed))).unwrap_or(0) == 0 {
+        return Ok(false);
+    }
+    for tid in stopped.threads() {
+        if stopped.signals_pending(*tid)? & SIGSYS_BIT != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Actions are what the process has made them.
+pub(super) fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    let installed = field(region, offset_of!(Net, installed));
+    if read_value::<u32>(stopped.pid(), installed).unwrap_or(0) == 0 {
+        return Ok(());
+    }
+    let real = action_of(stopped, region, SIGSYS)?;
+    if (region..region + REGION_BYTES).contains(&real[0]) {
+        let mut action = [0; 4];
+        for (index, word) in action.iter_mut().enumerate() {
+            *word = read_word(stopped, field(region, offset_of!(Net, action)) + index as u64 * 8)?;
+        }
+        set_action(stopped, region, SIGSYS, action)?;
+    }
+    let masks = read_word(stopped, field(region, offset_of!(Net, masks)))?;
+    for signal in (1..=SIGNALS).filter(|signal| masks & 1 << (signal - 1) != 0) {
+        let mut action = action_of(stopped, region, signal)?;
+        action[3] |= SIGSYS_BIT;
+        set_action(stopped, region, signal, action)?;
+    }
+    stopped.write(field(region, offset_of!(Net, masks)), &[0; 8])?;
+    write_flag(stopped, installed, false)
+}
+
+/// For a thread at `rip` in a gate of the net: the call's own place, and whether it is at that or behind it.
+pub(super) fn net_gate(stopped: &inject::Stopped, region: u64, rip: u64) -> Option<(u64, Progress)> {
+    let gates = read_word(stopped, field(region, offset_of!(Net, gates))).ok().filter(|gates| *gates != 0)?;
+    let offset = rip.checked_sub(gates).filter(|offset| *offset < NET_SLOTS as u64 * NET_GATE_BYTES)?;
+    let slot = field(region, offset_of!(Net, slots)) + offset / NET_GATE_BYTES * 8;
+    let behind = read_word(stopped, slot).ok().map(|slot| slot & NET_ADDRESS_MASK).filter(|behind| *behind != 0)?;
+    let progress = if offset.is_multiple_of(NET_GATE_BYTES) { Progress::Before } else { Progress::After };
+    Some((behind - ring3_layout::syscall::SYSCALL_BYTES, progress))
+}
+
+impl Target {
+    /// Has the net come or go; false: that cannot be at present.
+    pub(super) fn cast_net(&mut self, stopped: &mut inject::Stopped) -> bool {
+        let done = match (self.net.armed, self.net.why.is_some()) {
+            (false, true) => self.arm(stopped),
+            (true, false) => self.take_in(stopped).map_err(refusal_of),
+            _ => Ok(true),
+        };
+        done.unwrap_or_else(|refusal| {
+            tracing::warn!(pid = self.pid, "calls from code that cannot be looked at are not seen: {refusal}");
+            self.give_net_up(stopped, refusal.message);
+            true
+        })
+    }
+
+    /// As `cast_net`, with patience.
+    pub(super) fn cast_net_patiently(&mut self) -> bool {
+        for _ in 0..ATTEMPTS {
+            std::thread::sleep(PAUSE);
+            let Ok(mut stopped) = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN) else { return false };
+            if self.cast_net(&mut stopped) {
+                return true;
+            }
+        }
+        tracing::debug!(pid = self.pid, "no moment was found to change the net");
+        false
+    }
+
+    /// Nobody wants it any more; false: that cannot be at present.
+    pub(super) fn take_net_away(&mut self) -> bool {
+        let why = self.net.why.take();
+        let is_gone = self.cast_net_patiently() && !self.net.armed;
+        if !is_gone {
+            self.net.why = why;
+        }
+        is_gone
+    }
+
+    fn give_net_up(&mut self, stopped: &mut inject::Stopped, why: String) {
+        self.net.given_up = Some(why);
+        self.net.why = None;
+        let given_up = field(self.region, offset_of!(Net, given_up));
+        if let Err(error) = write_flag(stopped, given_up, true) {
+            tracing::debug!(pid = self.pid, "{error}");
+        }
+    }
+
+    /// The process is about to do what does not go with the net.
+    pub(super) fn abandon_net(&mut self, why: &str) {
+        self.net.why = None;
+        for _ in 0..ATTEMPTS {
+            let Ok(mut stopped) = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN) else { return };
+            if !self.net.armed || self.cast_net(&mut stopped) {
+                return self.give_net_up(&mut stopped, why.to_owned());
+            }
+            drop(stopped);
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn arm(&mut self, stopped: &mut inject::Stopped) -> Result<bool, Refusal> {
+        let refuse = |why: &str| Refusal::new(Errno::ENOTSUPP, why);
+        for tid in stopped.threads().to_vec() {
+            let config = stopped
+                .dispatch(tid)
+                .map_err(|_| refuse("the kernel does not let calls be caught from outside (Linux 6.4 does)"))?;
+            if config.mode != 0 && config.offset != self.region {
+                return Err(refuse("the process has its own calls dispatched"));
+            }
+            if stopped.is_filtered(tid).map_err(refusal_of)? {
+                return Err(refuse("the process filters its own calls"));
+            }
+        }
+        if !is_calm(stopped, self.region).map_err(refusal_of)? {
+            return Ok(false);
+        }
+        self.install(stopped).map_err(refusal_of)?;
+        let config = inject::Dispatch { mode: 1, selector: 0, offset: self.region, bytes: NET_ALLOWED_BYTES };
+        for tid in stopped.threads().to_vec() {
+            if stopped.signals_blocked(tid).map_err(refusal_of)? & SIGSYS_BIT == 0 {
+                stopped.set_dispatch(tid, config).map_err(refusal_of)?;
+            }
+        }
+        self.net.armed = true;
+        Ok(true)
+    }
+
+    /// Makes the action of SIGSYS ours, takes it out of the masks of all others, and tells the agent.
+    fn install(&mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        let region = self.region;
+        let symbol = |name: &str| region + ring3_image::symbol(name).expect("the agent has its entry points");
+        stopped.write(field(region, offset_of!(Net, gates)), &symbol("ring3_net_gates").to_le_bytes())?;
+        let alone: Vec<u8> =
+            self.syscalls.alone.iter().take(NET_ALONE_MAX).chain([&0]).flat_map(|at| at.to_le_bytes()).collect();
+        stopped.write(field(region, offset_of!(Net, alone)), &alone[..alone.len().min(NET_ALONE_MAX * 8)])?;
+        let own = action_of(stopped, region, SIGSYS)?;
+        let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+        stopped.write(field(region, offset_of!(Net, action)), &bytes)?;
+        let restarts = own[0] <= SIG_IGN || own[1] & SA_RESTART != 0;
+        let flags = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | if restarts { SA_RESTART } else { 0 };
+        // Whatever goes wrong from here on, actions are given back.
+        write_flag(stopped, field(region, offset_of!(Net, installed)), true)?;
+        let action = [symbol("ring3_net_signal"), flags, symbol("ring3_net_restorer"), 0];
+        set_action(stopped, region, SIGSYS, action)?;
+        let handled = stopped.signals_handled()?;
+        let mut masks = 0u64;
+        for signal in (1..=SIGNALS).filter(|signal| *signal != SIGSYS && handled & 1 << (signal - 1) != 0) {
+            let mut action = action_of(stopped, region, signal)?;
+            if action[3] & SIGSYS_BIT != 0 {
+                masks |= 1 << (signal - 1);
+                stopped.write(field(region, offset_of!(Net, masks)), &masks.to_le_bytes())?;
+                action[3] &= !SIGSYS_BIT;
+                set_action(stopped, region, signal, action)?;
+            }
+        }
+        write_flag(stopped, field(region, offset_of!(Net, armed)), true)
+    }
+
+    fn take_in(&mut self, stopped: &mut inject::Stopped) -> Result<bool, inject::Error> {
+        if !is_calm(stopped, self.region)? {
+            return Ok(false);
+        }
+        disarm(stopped, self.region)?;
+        give_actions_back(stopped, self.region)?;
+        self.net.armed = false;
+        Ok(true)
+    }
+
+    /// Whether calls that the net has caught go back into the middle of these bytes.
+    pub(super) fn net_leads_into(&self, bytes: &std::ops::Range<u64>) -> bool {
+        if !self.net.armed {
+            return false;
+        }
+        let mut slots = vec![0u8; NET_SLOTS * 8];
+        let read = read_process(self.pid, field(self.region, offset_of!(Net, slots)), &mut slots);
+        let place = |slot: &[u8]| u64::from_le_bytes(slot.try_into().expect("8 bytes")) & NET_ADDRESS_MASK;
+        read.is_err() || slots.chunks_exact(8).any(|slot| place(slot) > bytes.start && place(slot) < bytes.end)
+    }
+
+    /// Calls that were caught, and those of them that were let through.
+    pub(super) fn net_counts(&self) -> (u64, u64) {
+        let word = |offset: usize| read_value::<u64>(self.pid, field(self.region, offset)).unwrap_or(0);
+        (word(offset_of!(Net, caught)), word(offset_of!(Net, passed)))
+    }
+}

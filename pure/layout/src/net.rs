@@ -1,0 +1,54 @@
+//! The net: what of a process's system calls comes by no gate of a site, and is caught by the kernel (syscall user dispatch).
+//!
+//! A call from outside of the region is a SIGSYS, whose handler is the agent's. The call is then made from a gate that leads
+//! back behind it. These gates are the agent's ([`NET_GATE_BYTES`] each, from [`Net::gates`] on), one for each place that such
+//! a call was made from: so all that is in a gate (a new thread, a call that is made again) is known by its address.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Places of one process that gates lead back to.
+pub const NET_SLOTS: usize = 16384;
+/// Bytes of a gate: `syscall`, and a jump.
+pub const NET_GATE_BYTES: u64 = 8;
+/// Calls that are let be where they are, at most.
+pub const NET_ALONE_MAX: usize = 64;
+/// Of a slot: the address behind the call. Above it is one more than the index among [`crate::syscall::BEGINNERS`], or 0.
+pub const NET_ADDRESS_MASK: u64 = (1 << NET_COPY_SHIFT) - 1;
+/// See [`NET_ADDRESS_MASK`].
+pub const NET_COPY_SHIFT: u32 = 60;
+/// Bytes of the part of the region that a thread's calls must come from, or be caught: agent and gates are in there.
+pub const NET_ALLOWED_BYTES: u64 = crate::region::PROCESS_OFFSET;
+/// SIGSYS in a mask.
+pub const SIGSYS_BIT: u64 = 1 << 30;
+
+/// In each process, copied at fork. Written by the server while all threads are stopped, and by agents.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Net {
+    /// 1: threads that do not block SIGSYS are dispatched.
+    pub armed: AtomicU32,
+    /// 1: nothing will become of it in this process; the server need not hear of new code.
+    pub given_up: AtomicU32,
+    /// 1: the action of SIGSYS is the agent's.
+    pub installed: AtomicU32,
+    /// Odd while `action` changes.
+    pub sequence: AtomicU32,
+    /// Address of the first gate.
+    pub gates: AtomicU64,
+    /// Calls that were caught.
+    pub caught: AtomicU64,
+    /// Those of them that were let through unseen.
+    pub passed: AtomicU64,
+    /// What the process has made the action of SIGSYS: handler, flags, restorer, mask.
+    pub action: [AtomicU64; 4],
+    /// Bit n - 1: a handler of signal n is to block SIGSYS, and does not.
+    pub masks: AtomicU64,
+    /// The server's, for remote calls.
+    pub scratch: [AtomicU64; 8],
+    /// Addresses behind calls whose place matters: handlers compare them.
+    pub alone: [AtomicU64; NET_ALONE_MAX],
+    /// Which place each gate leads to.
+    pub slots: [AtomicU64; NET_SLOTS],
+}
+
+const _: () = assert!(size_of::<Net>() as u64 <= crate::region::NET_BYTES);
