@@ -317,6 +317,13 @@ fn action(net: &Net) -> [u64; 4] {
     read()
 }
 
+/// What the process has made the handler of a signal, if that is ours.
+pub(crate) fn handler_instead(base: u64, signal: u64) -> Option<u64> {
+    let net = net(base);
+    let [handler, ..] = action(net);
+    (signal == SIGSYS && net.installed.load(Acquire) != 0).then_some(handler)
+}
+
 /// Remembers it, and has calls that a SIGSYS interrupts go on or end as the process would have it.
 fn set_action(net: &Net, new: [u64; 4]) {
     net.sequence.fetch_add(1, AcqRel);

@@ -371,6 +371,9 @@ fn ends_process(tb: &ThreadBlock, regs: &PtRegs, number: i64) -> bool {
     let mut action = [1u64; 4];
     // SAFETY: asks only; room for the answer.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, action.as_mut_ptr() as u64, 8, 0, 0]) };
+    if let Some(own) = raw_net::handler_instead(tb.region_base, signal) {
+        action[0] = own;
+    }
     let mut blocked = 0u64;
     // SAFETY: asks only; room for the answer.
     unsafe { syscall(SYS_RT_SIGPROCMASK, [0, 0, &raw mut blocked as u64, 8, 0, 0]) };

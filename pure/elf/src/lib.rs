@@ -56,6 +56,8 @@ pub struct Symbol<'a> {
     pub size: u64,
     /// `STT_GNU_IFUNC`: the address is of the resolver.
     pub indirect: bool,
+    /// Other files may name it.
+    pub global: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -265,5 +267,5 @@ fn code_symbol<'a>(
     let name = symbol.name().ok().filter(|name| !name.is_empty())?;
     // A size that runs over the address space is a lie; the symbol is still a name.
     let size = address.checked_add(symbol.size()).map_or(0, |_| symbol.size());
-    Some(Symbol { name, address, size, indirect: kind == STT_GNU_IFUNC })
+    Some(Symbol { name, address, size, indirect: kind == STT_GNU_IFUNC, global: symbol.is_global() })
 }

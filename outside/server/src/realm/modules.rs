@@ -440,7 +440,8 @@ impl Calls<'_> {
                 }
                 Ok(plan) => found.plans.push(plan),
                 Err(why) => {
-                    let is_named = |at: u64| !self.elf.symbols_at(at).is_empty();
+                    // Whoever compares the place has names for where it begins and ends.
+                    let is_named = |at: u64| self.elf.symbols_at(at).iter().any(|symbol| symbol.global);
                     let named = is_named(call) && is_named(call + SYSCALL_BYTES);
                     match why {
                         ring3_patch::Refusal::Cancelled { .. } => found.alone.push(call),
