@@ -57,8 +57,9 @@ const SYS_USER_DISPATCH: u32 = 2;
 /// Of a call that a filter refuses.
 const SYS_SECCOMP: u32 = 1;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-/// Numbers with this bit are those of another way to call, which has its own.
+/// From here on are the numbers of another way to call.
 const X32: i64 = 0x4000_0000;
+const X32_NUMBERS: i64 = 1024;
 const EFAULT: i64 = 14;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
@@ -156,7 +157,7 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
         // The process confines itself, or wants this for itself; or it calls in a way that is not known here.
         317 if regs.rdi <= 1 => give_up(base, tb),
         157 if [PR_SET_SECCOMP, PR_SET_SYSCALL_USER_DISPATCH].contains(&regs.rdi) => give_up(base, tb),
-        _ if number & X32 != 0 && number > 0 => give_up(base, tb),
+        _ if (X32..X32 + X32_NUMBERS).contains(&number) => give_up(base, tb),
         _ => None,
     }
 }

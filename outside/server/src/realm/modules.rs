@@ -122,6 +122,18 @@ impl SyscallPlans {
         calls.map(|inside| mapping.range.start + inside + SYSCALL_BYTES)
     }
 
+    /// A call stays, for a reason; `is_code`: it certainly is one.
+    fn leave(&mut self, elf: &Elf<'_>, call: u64, is_code: bool, why: String) {
+        let is_global = |at: u64| elf.symbols_at(at).iter().any(|symbol| symbol.global);
+        if is_global(call) && is_global(call + SYSCALL_BYTES) {
+            // Whoever compares the place has names for where it begins and ends.
+            self.alone.push(call);
+        } else if is_code || !elf.symbols_at(call).is_empty() {
+            self.refused.push(call);
+        }
+        self.left.push((call, why));
+    }
+
     /// How far behind the beginning of a mapping of the file an address in the file is.
     fn place_in(&self, mapping: &inject::Mapping, vaddr: u64) -> Option<u64> {
         let (segment, at) = self.segments.iter().find(|(segment, _)| segment.contains(&vaddr))?;
@@ -418,7 +430,7 @@ impl Calls<'_> {
         let known = self.elf.function_bounds(vaddr);
         let is_gap = known.is_none();
         let Some(bounds) = known.or_else(|| between(self.elf, vaddr)) else {
-            found.left.push((vaddr, "no symbol and no unwind table says where its function begins".to_owned()));
+            found.leave(self.elf, vaddr, false, "no symbol and no unwind table says where its function begins".to_owned());
             return vaddr + 1;
         };
         let Some(bytes) = self.elf.code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {
@@ -436,21 +448,14 @@ impl Calls<'_> {
                 // What is between functions may be data that looks like code.
                 Ok(plan) if is_gap && !plan.uses_rax && !is_reached(self.elf, self.calls(), bounds.start) => {
                     let why = "in no known function, nobody calls what is there, no number is loaded before it and no result taken behind it";
-                    found.left.push((call, why.to_owned()));
+                    found.leave(self.elf, call, false, why.to_owned());
                 }
                 Ok(plan) => found.plans.push(plan),
-                Err(why) => {
-                    // Whoever compares the place has names for where it begins and ends.
-                    let is_named = |at: u64| self.elf.symbols_at(at).iter().any(|symbol| symbol.global);
-                    let named = is_named(call) && is_named(call + SYSCALL_BYTES);
-                    match why {
-                        ring3_patch::Refusal::Cancelled { .. } => found.alone.push(call),
-                        _ if named => found.alone.push(call),
-                        _ if !is_gap => found.refused.push(call),
-                        _ => {}
-                    }
-                    found.left.push((call, why.to_string()));
+                Err(ring3_patch::Refusal::Cancelled { site }) => {
+                    found.alone.push(site);
+                    found.left.push((call, ring3_patch::Refusal::Cancelled { site }.to_string()));
                 }
+                Err(why) => found.leave(self.elf, call, !is_gap, why.to_string()),
             }
         }
         bounds.end
