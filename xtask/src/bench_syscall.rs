@@ -101,10 +101,13 @@ enum By {
     Command(&'static [&'static str]),
     /// The process's own doing.
     Shape(&'static str),
+    /// ring3's net, which a process has that has written code; its calls made like this.
+    Net(&'static str),
 }
 
 const NOTHING: &str = "nothing: timed in the same way";
-const PEERS: [Peer; 7] = [
+const WRITTEN: &str = "written";
+const PEERS: [Peer; 9] = [
     Peer { name: NOTHING, by: By::Shape(SHAPES[0]) },
     Peer { name: "strace", by: By::Command(&["strace", "-o", "/dev/null"]) },
     Peer {
@@ -118,6 +121,8 @@ const PEERS: [Peer; 7] = [
     },
     Peer { name: "user dispatch, calls may pass", by: By::Shape("user") },
     Peer { name: "user dispatch, a trap each", by: By::Shape("trap") },
+    Peer { name: "ring3's net, another call, counted", by: By::Net(SHAPES[0]) },
+    Peer { name: "ring3's net, a call of written code, counted", by: By::Net(WRITTEN) },
 ];
 
 /// Figures of a measurement, one per round: what a call takes, and what of that is added.
@@ -324,6 +329,7 @@ impl Bench {
         let before = time(&mut victim, SHAPES[0])?.0;
         let took = match peer.by {
             By::Shape(shape) => time(&mut victim, shape)?.0,
+            By::Net(shape) => self.time_with_net(&mut victim, shape)?,
             By::Command(words) => {
                 let mut command = Command::new(words[0]);
                 command.args(&words[1..]).arg(self.build.join("syscall_victim")).stderr(Stdio::null());
@@ -336,6 +342,24 @@ impl Bench {
         let plain = before.min(time(&mut victim, SHAPES[0])?.0);
         self.figures.peers.entry(peer.name).or_default().add(took, plain);
         Ok(())
+    }
+
+    fn time_with_net(&self, victim: &mut Victim, shape: &str) -> Result<f64, String> {
+        // The code has to be there.
+        victim.run(WRITTEN, 1)?;
+        let pid = victim.process.child.id();
+        let mut tool = self.attach(Engine::Ring3, case("raw", "both", "hash"), pid)?;
+        let target = self.ring3.target(pid)?.ok_or("the victim is no target")?;
+        if target["net"].is_null() {
+            return Err(format!("there is no net: {}", target["net_refused"]));
+        }
+        let took = time(victim, shape)?.0;
+        tool.say("end")?;
+        tool.line()?;
+        tool.finish()?;
+        self.ring3.run(&["detach", &pid.to_string()])?;
+        self.ring3.await_left(pid)?;
+        Ok(took)
     }
 
     fn added(&self, case: Case, shape: &'static str, engine: Engine) -> Option<f64> {

@@ -517,7 +517,8 @@ fn claim(net: &Net, place: u64) -> Option<usize> {
         net.slots.get(*at).is_some_and(|slot| {
             let found = slot.load(Acquire);
             found == place
-                || found == 0 && slot.compare_exchange(0, place, AcqRel, Acquire).map_or_else(|other| other == place, |_| true)
+                || found == 0
+                    && slot.compare_exchange(0, place, AcqRel, Acquire).map_or_else(|other| other == place, |_| true)
         })
     })
 }

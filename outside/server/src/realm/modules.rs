@@ -430,7 +430,12 @@ impl Calls<'_> {
         let known = self.elf.function_bounds(vaddr);
         let is_gap = known.is_none();
         let Some(bounds) = known.or_else(|| between(self.elf, vaddr)) else {
-            found.leave(self.elf, vaddr, false, "no symbol and no unwind table says where its function begins".to_owned());
+            found.leave(
+                self.elf,
+                vaddr,
+                false,
+                "no symbol and no unwind table says where its function begins".to_owned(),
+            );
             return vaddr + 1;
         };
         let Some(bytes) = self.elf.code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {

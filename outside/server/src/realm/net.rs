@@ -12,7 +12,9 @@ use ring3_inject as inject;
 use ring3_layout::net::{
     NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_ALONE_MAX, NET_GATE_BYTES, NET_SLOTS, Net, SIGSYS_BIT,
 };
-use ring3_layout::region::{AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET};
+use ring3_layout::region::{
+    AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
+};
 use ring3_patch::Progress;
 use ring3_uapi::Errno;
 
@@ -109,12 +111,7 @@ fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<
     Ok(action)
 }
 
-fn set_action(
-    stopped: &mut inject::Stopped,
-    region: u64,
-    signal: u64,
-    action: Action,
-) -> Result<(), inject::Error> {
+fn set_action(stopped: &mut inject::Stopped, region: u64, signal: u64, action: Action) -> Result<(), inject::Error> {
     let scratch = field(region, offset_of!(Net, scratch));
     let bytes: Vec<u8> = action.iter().flat_map(|word| word.to_le_bytes()).collect();
     stopped.write(scratch, &bytes)?;

@@ -98,7 +98,11 @@ impl Cleaning {
         let returns = stopped.saved_contexts()?;
         let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
         let awaited = net::is_awaited(&stopped, self.region)?;
-        if returns_inside || awaited || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
+        if returns_inside
+            || awaited
+            || !stopped.threads_inside(&ours)?.is_empty()
+            || !guards_clear(self.pid, self.region)
+        {
             return Ok(false);
         }
         self.release_gs(&mut stopped)?;

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{range_pack, range_unpack};
-use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
     ALWAYS, BEGINNERS, CALL_AT, GATE_BYTES, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite,
     SyscallTables, TABLES_OFFSET,
@@ -23,9 +23,9 @@ use ring3_uapi::Errno;
 use super::modules::{Modules, SyscallPlans};
 use super::net::{CHANGERS, net_gate};
 use super::raw_mapping::{read_process, value_from};
-use super::target::{Link, Target, is_written};
+use super::target::{Link, Target, is_dynamic_loader, is_written};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Following, LinkSpec, Point, Refusal};
+use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, net};
 
 /// `__NR_*` of calls that the agent looks at whoever wants them.
 mod number {
@@ -151,12 +151,8 @@ pub(super) fn wanted(
             _ => continue,
         };
         found.extend(plans.into_iter().map(|plan| {
-            let call = WantedCall {
-                plan,
-                mapping: mapping.range.clone(),
-                file: (mapping.dev, mapping.inode),
-                small_stacks,
-            };
+            let call =
+                WantedCall { plan, mapping: mapping.range.clone(), file: (mapping.dev, mapping.inode), small_stacks };
             (call, in_loader)
         }));
     }
@@ -266,6 +262,29 @@ fn site_offset(index: u32) -> u64 {
 }
 
 impl Target {
+    /// The system calls that should be seen: those that links want, and the mappings that the dynamic loader makes.
+    pub(super) fn wanted_calls(
+        &self,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<WantedCalls, Refusal> {
+        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
+        let vdso = shared.vdso.as_ref();
+        let own: Vec<_> = self.stub_areas().chain([self.region..self.region + REGION_BYTES]).collect();
+        // (Such code comes and goes.)
+        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings, &own));
+        let may_be = self.net.given_up.is_none();
+        let unscanned = may_be.then_some(&unscanned as &dyn Fn() -> Option<String>);
+        Ok(wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned))
+    }
+
+    /// Remembers what was found out beside the calls themselves.
+    pub(super) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
+        (self.syscalls.left, self.syscalls.alone, self.net.why) = (wanted.left, wanted.alone, wanted.net);
+        wanted.calls
+    }
+
     /// Brings the sites of system calls in line with what is wanted.
     pub(super) fn reconcile_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
         let keep: BTreeMap<u64, &WantedCall> = wanted.iter().map(|want| (want.plan.call, want)).collect();

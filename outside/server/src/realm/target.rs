@@ -17,19 +17,19 @@ use ring3_layout::control::{
     RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
     range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, REGION_BYTES, TEXT_OFFSET, got_offset, view_offset};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
 use super::modules::Modules;
 use super::named::PerfMap;
+use super::net::NetState;
 use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
-use super::net::{self, NetState};
-use super::syscalls::{self, Syscalls, WantedCall, WantedCalls, Wish};
+use super::syscalls::Syscalls;
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
@@ -375,29 +375,6 @@ impl Target {
             wanted.entry(want.place.address).or_insert(want);
         }
         Ok(wanted.into_values().collect())
-    }
-
-    /// The system calls that should be seen: those that links want, and the mappings that the dynamic loader makes.
-    fn wanted_calls(
-        &self,
-        shared: &Shared,
-        links: &BTreeMap<AttachmentId, Link>,
-    ) -> Result<WantedCalls, Refusal> {
-        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
-        let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
-        let vdso = shared.vdso.as_ref();
-        let own: Vec<_> = self.stub_areas().chain([self.region..self.region + REGION_BYTES]).collect();
-        // (Such code comes and goes.)
-        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings, &own));
-        let may_be = self.net.given_up.is_none();
-        let unscanned = may_be.then_some(&unscanned as &dyn Fn() -> Option<String>);
-        Ok(syscalls::wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned))
-    }
-
-    /// Remembers what was found out beside the calls themselves.
-    fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
-        (self.syscalls.left, self.syscalls.alone, self.net.why) = (wanted.left, wanted.alone, wanted.net);
-        wanted.calls
     }
 
     /// ring3's own places: the unwinders, if returns are awaited.
@@ -856,7 +833,7 @@ fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Pl
 }
 
 /// By name, as gdb does it: the loader is `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1` ...
-fn is_dynamic_loader(path: &str) -> bool {
+pub(super) fn is_dynamic_loader(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
 }
