@@ -56,6 +56,13 @@ pub(super) struct NetState {
 }
 
 impl NetState {
+    /// Why there is none where it is wanted.
+    pub(super) fn refused(&self) -> Option<String> {
+        let why = self.why.as_ref().filter(|_| !self.armed);
+        let not_yet = |why: &String| format!("no moment was found when that could begin ({why})");
+        self.given_up.clone().or_else(|| why.map(not_yet))
+    }
+
     /// Whether all is as it should be if this is why it is wanted.
     pub(super) fn is(&self, why: Option<&String>) -> bool {
         self.armed == why.is_some()
@@ -118,6 +125,43 @@ fn set_action(stopped: &mut inject::Stopped, region: u64, signal: u64, action: A
     stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
 }
 
+/// The words of a call's registers by which it may change a mask.
+struct Changer {
+    number: u64,
+    rdi: u64,
+    r8: u64,
+    r9: u64,
+    r10: u64,
+}
+
+impl Changer {
+    fn of(registers: &inject::Registers) -> Changer {
+        let inject::Registers { rax, rdi, r8, r9, r10, .. } = *registers;
+        Changer { number: rax, rdi, r8, r9, r10 }
+    }
+
+    /// What a signal frame keeps (`struct sigcontext`), `context` being where `rax` lies there.
+    fn kept(stopped: &inject::Stopped, context: u64) -> Result<Changer, inject::Error> {
+        let word = |index: u64| read_word(stopped, context - (13 - index) * 8);
+        Ok(Changer { number: word(13)?, r8: word(0)?, r9: word(1)?, r10: word(2)?, rdi: word(8)? })
+    }
+
+    /// Whether SIGSYS may be blocked by it, for a while or for good.
+    fn changes(&self, stopped: &inject::Stopped) -> bool {
+        let word = |at: u64| Some(at).filter(|at| *at != 0).map(|at| read_word(stopped, at));
+        let mask = match self.number {
+            13..=15 => return true,
+            130 => word(self.rdi),
+            271 => word(self.r10),
+            281 | 441 => word(self.r8),
+            270 | 333 => word(self.r9).and_then(|at| word(at.ok()?)),
+            426 => return true,
+            _ => return false,
+        };
+        mask.is_some_and(|mask| mask.is_ok_and(|mask| mask & SIGSYS_BIT != 0))
+    }
+}
+
 /// Whether no thread is where it has asked for the net, and is about to do what depends on the answer.
 fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error> {
     let ours = [region..region + AGENT_BYTES_MAX, region + TEXT_OFFSET..region + TEXT_OFFSET + TEXT_BYTES];
@@ -128,7 +172,7 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
         let in_call = registers.orig_rax as i64 >= 0;
         // Who waits for the server, or for a lock, has not asked yet, or does not ask any more.
         let waits = in_call && registers.orig_rax == FUTEX;
-        let changes = gates.contains(&registers.rip) && !in_call && CHANGERS.contains(&registers.rax);
+        let changes = gates.contains(&registers.rip) && !in_call && Changer::of(&registers).changes(stopped);
         let at_net_gate = net_gate(stopped, region, registers.rip).is_some();
         if is_inside(registers.rip) && !waits && !(at_net_gate && in_call)
             || changes
@@ -138,8 +182,7 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
         }
     }
     for context in stopped.saved_contexts()? {
-        let rax = read_word(stopped, context.address)?;
-        let changes = gates.contains(&context.rip) && CHANGERS.contains(&rax);
+        let changes = gates.contains(&context.rip) && Changer::kept(stopped, context.address)?.changes(stopped);
         if is_inside(context.rip) && net_gate(stopped, region, context.rip).is_none() || changes {
             return Ok(false);
         }

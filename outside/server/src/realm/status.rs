@@ -101,7 +101,7 @@ impl Target {
             syscalls_left,
             syscall_hits: self.syscalls.hook_index().and_then(|hook| counts.get(hook).copied()).unwrap_or_default(),
             net: self.net.why.clone().filter(|_| self.net.armed),
-            net_refused: self.net.given_up.clone(),
+            net_refused: self.net.refused(),
             net_calls: self.net_counts(),
             pid: self.pid,
             comm: self.comm.clone(),
