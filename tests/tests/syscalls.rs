@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, calling_victims, is_root, programs};
+use ring3_tests::{Bench, Process, calling_victims, is_root, programs, wait_until};
 
 /// How often each call was seen, by the way in which it was told: `raw enter`, `trace exit` and so on.
 type Counts = BTreeMap<(String, i64), i64>;
@@ -301,6 +301,77 @@ fn victims_are_attached_and_left_while_they_work() {
         ends_well(victim, process.finish());
         assert!(attached > 0, "{victim}");
         assert!(!counts(&listing(&mut tool)).is_empty(), "{victim}");
+    }
+}
+
+/// Why calls of a process are caught that cannot be replaced, if they are.
+fn net_of(bench: &Bench, pid: u32) -> Option<String> {
+    let status = bench.status();
+    let targets = status["targets"].as_array().expect("targets");
+    targets.iter().find(|target| target["pid"] == pid)?["net"].as_str().map(str::to_owned)
+}
+
+fn has_region(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default().contains("ring3-")
+}
+
+#[test]
+fn calls_are_caught_only_where_that_is_needed_and_wanted() {
+    let bench = Bench::ring3();
+    let start = |victim: &str, arguments: &[&str]| {
+        Process::start(bench.target(calling_victims("all").join(victim)).args(arguments))
+    };
+    let mut loop_of_files = start("loop", &["1", "1"]);
+    assert_eq!(loop_of_files.line(), "ready");
+    let written = start("written", &["400"]);
+    let (of_files, of_written) = (loop_of_files.pid(), written.pid());
+    assert_eq!(net_of(&bench, of_written), None);
+    for _ in 0..3 {
+        let tool = counting(&bench, &calling_victims("all").join("written"), &["raw"]);
+        wait_until("written code's calls are caught", || net_of(&bench, of_written).is_some());
+        assert_eq!(net_of(&bench, of_files), None);
+        assert_eq!(tool.finish().0, Some(0));
+        wait_until("they are not any more", || net_of(&bench, of_written).is_none());
+    }
+    assert_eq!(bench.run(&["detach", &of_written.to_string()]).0, Some(0));
+    assert!(!has_region(of_written));
+    loop_of_files.say("");
+    assert_eq!(loop_of_files.line(), "done");
+    loop_of_files.say("");
+    ends_well("loop", loop_of_files.finish());
+    ends_well("written", written.finish());
+}
+
+#[test]
+fn who_is_caught_outlives_the_server_and_is_cleaned_by_the_next() {
+    for next in ["nobody", "detach", "attach"] {
+        let bench = Bench::ring3();
+        let alias = bench.alias(&calling_victims("all").join("written"));
+        let tool = counting(&bench, &alias, &["raw", "trace", "named"]);
+        let process = Process::start(bench.target(&alias).arg("200"));
+        let pid = process.pid();
+        wait_until("calls are caught", || net_of(&bench, pid).is_some());
+        let server = rustix::process::Pid::from_raw(bench.server() as i32).expect("a pid");
+        rustix::process::kill_process(server, rustix::process::Signal::KILL).expect("ours");
+        let threads =
+            || std::fs::read_dir(format!("/proc/{}/task", server.as_raw_nonzero())).map_or(0, Iterator::count);
+        wait_until("the server is dead", || threads() <= 1 && is_over(server.as_raw_nonzero().get() as u32));
+        drop(tool);
+        assert!(has_region(pid));
+        let shown = pid.to_string();
+        if next == "attach" {
+            let tool = counting(&bench, &alias, &["raw"]);
+            let (code, _, error) = bench.run(&["attach", &shown]);
+            assert_eq!(code, Some(0), "{error}");
+            wait_until("calls are caught again", || net_of(&bench, pid).is_some());
+            drop(tool);
+        }
+        if next != "nobody" {
+            let (code, _, error) = bench.run(&["detach", &shown]);
+            assert_eq!(code, Some(0), "{error}");
+            assert!(!has_region(pid));
+        }
+        ends_well(next, process.finish());
     }
 }
 
