@@ -44,6 +44,7 @@ const SA_RESETHAND: u64 = 0x8000_0000;
 
 const SYS_MMAP: i64 = 9;
 const SYS_MPROTECT: i64 = 10;
+const SYS_MUNMAP: i64 = 11;
 const SYS_RT_SIGACTION: u64 = 13;
 const SYS_RT_SIGPROCMASK: u64 = 14;
 const SYS_PKEY_MPROTECT: i64 = 329;
@@ -64,6 +65,7 @@ const EFAULT: i64 = 14;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x1_0000;
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const ERRNO_MAX: u64 = 4095;
 /// `sigaction`, `rt_sigaction` of the 32-bit gate.
 const SETS_ACTION_32: [i64; 2] = [67, 174];
@@ -140,6 +142,11 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
         settle(base, tb);
     }
     match number {
+        // What it does without a stack could not be caught.
+        SYS_MUNMAP if unmaps_stack(regs) => {
+            switch(base, false);
+            None
+        }
         13 => act(base, tb, regs),
         14 => block(base, tb, regs, mask),
         15 => {
@@ -160,6 +167,11 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
         _ if (X32..X32 + X32_NUMBERS).contains(&number) => give_up(base, tb),
         _ => None,
     }
+}
+
+/// Whether a call unmaps the stack that it is made on, as threads do that end.
+fn unmaps_stack(regs: &PtRegs) -> bool {
+    regs.rsp.wrapping_sub(regs.rdi) <= regs.rsi
 }
 
 /// The server takes the net away, for good.
@@ -352,7 +364,8 @@ pub(crate) fn after(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
 /// The running thread has been begun by a call with these flags, or goes on behind a `vfork` that lent its block.
 pub(crate) fn begin_thread(base: u64, flags: u64) {
     let is_known = flags & CLONE_VM == 0 || flags & (CLONE_THREAD | CLONE_VFORK) != 0;
-    if !is_known || !is_armed(base) {
+    // (It may have begun without the handler.)
+    if !is_known || flags & CLONE_CLEAR_SIGHAND != 0 || !is_armed(base) {
         return;
     }
     // SAFETY: the running thread's own block, or null.
@@ -458,7 +471,8 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
     let after = context.rip;
     let copy = BEGINNERS.iter().position(|beginner| i64::from(*beginner) == number).map_or(0, |copy| copy as u64 + 1);
     let is_alone = || net.alone.iter().take_while(|at| at.load(Relaxed) != 0).any(|at| at.load(Relaxed) == after);
-    let seen = info.arch == AUDIT_ARCH_X86_64 && is_armed(base) && !is_alone();
+    let unmaps = number == SYS_MUNMAP && unmaps_stack(&registers(context));
+    let seen = info.arch == AUDIT_ARCH_X86_64 && is_armed(base) && !is_alone() && !unmaps;
     let Some(slot) = (if seen { claim(net, after | copy << NET_COPY_SHIFT) } else { None }) else {
         let_through(base, net, context, info.arch != AUDIT_ARCH_X86_64 && SETS_ACTION_32.contains(&number));
         return 0;

@@ -125,7 +125,7 @@ pub(super) fn wanted(
     unscanned: Option<&dyn Fn() -> Option<String>>,
 ) -> WantedCalls {
     let mut wanted = WantedCalls::default();
-    let (mut found, mut refused) = (vec![], None);
+    let (mut found, mut refused, mut any_small) = (vec![], None, false);
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
         let in_loader = is_loader(&mapping.path);
         let (plans, small_stacks) = match &mapping.path[..] {
@@ -150,13 +150,15 @@ pub(super) fn wanted(
             }
             _ => continue,
         };
+        any_small |= small_stacks;
         found.extend(plans.into_iter().map(|plan| {
             let call =
                 WantedCall { plan, mapping: mapping.range.clone(), file: (mapping.dev, mapping.inode), small_stacks };
             (call, in_loader)
         }));
     }
-    wanted.net = unscanned.filter(|_| wish.any).and_then(|unscanned| refused.or_else(unscanned));
+    // (What comes behind a call that was caught needs more room than there is in Go.)
+    wanted.net = unscanned.filter(|_| wish.any && !any_small).and_then(|unscanned| refused.or_else(unscanned));
     let netted = wanted.net.is_some();
     found.retain(|(call, in_loader)| wish.has(&call.plan, *in_loader, netted));
     wanted.calls = found.into_iter().map(|(call, _)| call).collect();
@@ -639,7 +641,7 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
 /// Whether the net has to do with the beginning and the end of a call.
 fn is_netted(number: usize) -> bool {
     let number = number as u32;
-    CHANGERS.contains(&u64::from(number)) || [number::PRCTL, number::SECCOMP].contains(&number)
+    CHANGERS.contains(&u64::from(number)) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
 }
 
 /// Code that is written at once: to many places, some of which lie one behind the other.
