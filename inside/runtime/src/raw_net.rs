@@ -454,7 +454,9 @@ pub fn take_stack(base: u64) -> *mut ThreadBlock {
 /// Called by the handler, with what the kernel gave it; `frame` is the word that it returns by.
 pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame: *mut u64) -> u64 {
     // SAFETY: the caller's promise.
-    let (info, context) = unsafe { (&*info, &mut *context) };
+    let info = unsafe { &*info };
+    // SAFETY: the caller's promise.
+    let context = unsafe { &mut *context };
     if info.code != SYS_USER_DISPATCH {
         // SAFETY: the caller's promise.
         return unsafe { pass_on(base, info, context, frame) };

@@ -273,7 +273,7 @@ impl Target {
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
-        let own: Vec<_> = self.stub_areas().chain([self.region..self.region + REGION_BYTES]).collect();
+        let own: Vec<_> = self.stub_areas().chain(std::iter::once(self.region..self.region + REGION_BYTES)).collect();
         // (Such code comes and goes.)
         let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings, &own));
         let may_be = self.net.given_up.is_none();
@@ -324,7 +324,9 @@ impl Target {
             let mut placed = calls.iter().filter_map(|want| self.syscalls.sites.get(&want.plan.call));
             let Some(first) = placed.find(|placed| placed.patched) else { continue };
             let mut there = vec![0u8; first.jump.len()];
-            if read_process(self.pid, first.plan.site, &mut there).is_ok() && there == first.jump {
+            let read = read_process(self.pid, first.plan.site, &mut there);
+            // (In doubt it is ours: what is remembered is what is put back in the end.)
+            if read.is_err() || there != first.plan.displaced[..there.len()] {
                 continue;
             }
             for want in calls {
