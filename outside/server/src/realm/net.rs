@@ -191,10 +191,7 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
 }
 
 /// No thread is dispatched any more that was by this region.
-pub(super) fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    if read_word(stopped, field(region, offset_of!(Net, gates))).unwrap_or(0) == 0 {
-        return Ok(());
-    }
+fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     for tid in stopped.threads().to_vec() {
         if stopped.dispatch(tid).is_ok_and(|config| config.mode != 0 && config.offset == region) {
             stopped.set_dispatch(tid, inject::Dispatch::default())?;
@@ -203,21 +200,23 @@ pub(super) fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), i
     write_flag(stopped, field(region, offset_of!(Net, armed)), false)
 }
 
-/// Whether a SIGSYS waits for a thread of a process with the net: it needs its handler.
-pub(super) fn is_awaited(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error> {
-    if read_value::<u32>(stopped.pid(), field(region, offset_of!(Net, installed))).unwrap_or(0) == 0 {
+/// Takes the net out of a process, all at once: whoever finds calls as they were must find actions as they were. False: that
+/// cannot be at present.
+pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+    if read_word(stopped, field(region, offset_of!(Net, gates))).unwrap_or(0) == 0 {
+        return Ok(true);
+    }
+    let installed = read_value::<u32>(stopped.pid(), field(region, offset_of!(Net, installed))).unwrap_or(0) != 0;
+    if installed && !is_calm(stopped, region)? {
         return Ok(false);
     }
-    for tid in stopped.threads() {
-        if stopped.signals_pending(*tid)? & SIGSYS_BIT != 0 {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    disarm(stopped, region)?;
+    give_actions_back(stopped, region)?;
+    Ok(true)
 }
 
 /// Actions are what the process has made them.
-pub(super) fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let installed = field(region, offset_of!(Net, installed));
     if read_value::<u32>(stopped.pid(), installed).unwrap_or(0) == 0 {
         return Ok(());
@@ -369,13 +368,9 @@ impl Target {
     }
 
     fn take_in(&mut self, stopped: &mut inject::Stopped) -> Result<bool, inject::Error> {
-        if !is_calm(stopped, self.region)? {
-            return Ok(false);
-        }
-        disarm(stopped, self.region)?;
-        give_actions_back(stopped, self.region)?;
-        self.net.armed = false;
-        Ok(true)
+        let done = take_in(stopped, self.region)?;
+        self.net.armed &= !done;
+        Ok(done)
     }
 
     /// Whether calls that the net has caught go back into the middle of these bytes.

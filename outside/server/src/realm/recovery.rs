@@ -87,7 +87,9 @@ impl Cleaning {
     /// One round. `Ok(true)`: nothing of ours is left in the process.
     fn run(self) -> Result<bool, inject::Error> {
         let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
-        net::disarm(&mut stopped, self.region)?;
+        if !net::take_in(&mut stopped, self.region)? {
+            return Ok(false);
+        }
         self.restore_sites(&mut stopped)?;
         syscalls::restore(&mut stopped, self.region)?;
         self.restore_returns(&mut stopped);
@@ -97,16 +99,10 @@ impl Cleaning {
         let ours: Vec<_> = stubs.chain([region]).collect();
         let returns = stopped.saved_contexts()?;
         let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
-        let awaited = net::is_awaited(&stopped, self.region)?;
-        if returns_inside
-            || awaited
-            || !stopped.threads_inside(&ours)?.is_empty()
-            || !guards_clear(self.pid, self.region)
-        {
+        if returns_inside || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
             return Ok(false);
         }
         self.release_gs(&mut stopped)?;
-        net::give_actions_back(&mut stopped, self.region)?;
         for (start, bytes) in self.map_ranges()? {
             stopped.unmap(start, bytes)?;
         }
