@@ -300,6 +300,25 @@ fn victims_are_attached_and_left_while_they_work() {
     }
 }
 
+#[test]
+fn tools_come_and_go_while_a_fork_cannot_be_stopped() {
+    const GETPPID: i64 = 110;
+    let bench = Bench::ring3();
+    let alias = bench.alias(&calling_victims("all").join("held"));
+    let first = counting(&bench, &alias, &["raw"]);
+    let mut process = Process::start(&mut bench.target(&alias));
+    assert_eq!(process.line(), "held");
+    // The fork has the first one's maps and code, which go, and not the second one's.
+    let mut second = counting(&bench, &alias, &["trace"]);
+    assert_eq!(first.finish().0, Some(0));
+    process.say("go on");
+    ring3_tests::wait_until("the fork's calls are seen", || {
+        counts(&listing(&mut second)).keys().any(|(_, number)| *number == GETPPID)
+    });
+    process.say("end");
+    ends_well("held", process.finish());
+}
+
 /// Builds the victim in Go, if that can be.
 fn has_go() -> bool {
     if Command::new("go").arg("version").output().is_err() {

@@ -157,6 +157,8 @@ pub(super) struct Syscalls {
     pub(super) left: Vec<String>,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
+    /// Links whose programs see calls here.
+    pub(super) seers: BTreeSet<AttachmentId>,
     /// The hook that counts, by its index, and its address.
     hook: Option<(u32, u64)>,
 }
@@ -421,10 +423,18 @@ impl Target {
         self.control.write(site_offset(placed.index), entry);
     }
 
-    /// Publishes who sees which call: new ranges first, then one store for each number.
+    /// Publishes who sees which call.
     pub(super) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
+        let seers = self.links_for(links).filter(|(_, spec)| matches!(spec.point, Point::Syscall(_)));
+        let seers = seers.map(|(id, _)| id).collect();
+        self.publish_calls_of(&seers, links);
+        self.syscalls.seers = seers;
+    }
+
+    /// Publishes who sees which call, of these links: new ranges first, then one store for each number.
+    pub(super) fn publish_calls_of(&mut self, seers: &BTreeSet<AttachmentId>, links: &BTreeMap<AttachmentId, Link>) {
         let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
-        for (id, spec) in self.links_for(links) {
+        for (id, spec) in self.links_for(links).filter(|(id, _)| seers.contains(id)) {
             let Point::Syscall(point) = &spec.point else { continue };
             let numbers = match point.number {
                 Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),

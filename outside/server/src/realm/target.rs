@@ -83,6 +83,8 @@ pub(super) struct Target {
     areas: Vec<(u64, u64)>,
     /// Everything is being taken out.
     leaving: Option<Patience>,
+    /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
+    parted: bool,
     vdso_clock_gettime: u64,
     rseq_offset: u64,
     /// What perf reads of the stubs.
@@ -127,6 +129,7 @@ impl Target {
             syscalls: Syscalls::default(),
             areas: vec![],
             leaving: None,
+            parted: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             rseq_offset: 0,
             perf_map: None,
@@ -260,11 +263,13 @@ impl Target {
 
     // ---- links ----
 
-    /// Brings the sites in line with the links. Links that cannot be applied keep the reason.
+    /// Brings the sites in line with the links. Links that cannot be applied keep the reason. If forks run with the tables, they
+    /// go on with what there was, which becomes one of `parted`.
     pub(super) fn apply_links(
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
+        parted: &mut Vec<Target>,
     ) -> Result<(), Refusal> {
         if self.is_leaving() {
             return Ok(());
@@ -282,11 +287,13 @@ impl Target {
             self.publish_calls(links);
             return Ok(());
         }
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(|error| {
-            self.silence(links);
-            refusal_of(error)
-        })?;
-        self.map_missing(shared, &mut stopped, &missing)?;
+        let mut stopped = match self.stop_to_change(shared, &missing, parted) {
+            Ok(stopped) => stopped,
+            Err(refusal) => {
+                self.silence(links);
+                return Err(refusal);
+            }
+        };
         self.reconcile(&mut stopped, wanted, links);
         self.publish_calls(links);
         self.reconcile_calls(&mut stopped, calls);
@@ -295,15 +302,31 @@ impl Target {
         Ok(())
     }
 
-    /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more. Its code
-    /// may be gone soon.
+    /// Stops the process and maps what is missing there.
+    fn stop_to_change(
+        &mut self,
+        shared: &Shared,
+        missing: &[MapSlot],
+        parted: &mut Vec<Target>,
+    ) -> Result<inject::Stopped, Refusal> {
+        if recovery::is_held(self.pid) {
+            return Err(refusal_of(inject::Error::ThreadDoesNotStop { tid: self.pid, state: 'D' }));
+        }
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
+        parted.extend(self.part(shared, &mut stopped).map_err(refusal_of)?);
+        self.map_missing(shared, &mut stopped, missing)?;
+        Ok(stopped)
+    }
+
+    /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more, and nothing new.
+    /// Its code may be gone soon.
     fn silence(&mut self, links: &BTreeMap<AttachmentId, Link>) {
         for address in self.sites.keys().copied().collect::<Vec<_>>() {
             let mut uses = self.sites[&address].uses.clone();
             uses.retain(|use_| links.contains_key(&use_.attachment));
             self.publish(address, &uses, links);
         }
-        self.publish_calls(links);
+        self.publish_calls_of(&self.syscalls.seers.clone(), links);
     }
 
     /// The links that hold for this process.
@@ -696,20 +719,20 @@ impl Target {
 
     // ---- threads ----
 
-    /// True if no thread was inside a program or the dispatcher when its block was looked at.
+    /// True if no thread was inside a program or the dispatcher when its block was looked at; nor one of a fork.
     pub(super) fn is_quiet(&self) -> bool {
-        recovery::guards_clear(self.pid, self.region)
+        let is_quiet = |pid| recovery::guards_clear(pid, self.region);
+        is_quiet(self.pid) && self.find_children().into_iter().all(is_quiet)
     }
 
     // ---- forks ----
 
     /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
     /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own.
-    pub(super) fn find_children(&self, known: &BTreeMap<u32, Target>) -> Vec<u32> {
+    pub(super) fn find_children(&self) -> Vec<u32> {
         let is_child = |pid: &u32| {
             let generation = || read_value::<u64>(*pid, self.region + PROCESS_OFFSET).ok();
             *pid != self.pid
-                && !known.contains_key(pid)
                 && nonce_at(*pid, self.region) == Some(self.nonce)
                 && generation().is_some_and(|word| word == 0 || recovery::own_pid(*pid).map(u64::from) == Some(word))
         };
@@ -727,22 +750,63 @@ impl Target {
     /// Gives a fork of this target its own control block, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
         let mut target = Target::prepare(child, self.explicit)?;
-        target.following = self.following;
         let mut stopped = inject::Stopped::seize(inject::Pid(child), ADOPT_WITHIN)?;
-        target.control.copy_from(&self.control);
-        target.region = self.region;
-        target.rseq_offset = self.rseq_offset;
-        target.ancestors = self.ancestors.iter().copied().chain([self.nonce]).collect();
-        target.write_header(shared, target.region);
+        target.take_after(self, shared);
         inject::replace_control(&mut stopped, self.region, target.control.file())?;
-        target.maps = self.maps.clone();
-        target.hooks_used = self.hooks_used;
-        target.areas = self.areas.clone();
-        target.sites = self.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
-        target.ranges = self.ranges.copy();
-        target.syscalls = self.syscalls.clone();
         target.tell_perf(shared);
         Ok(target)
+    }
+
+    /// Gives the process, which is stopped, a control block of its own if forks run with its: what changes from now on is not
+    /// in them. The result is what they go on with.
+    fn part(&mut self, shared: &Shared, stopped: &mut inject::Stopped) -> Result<Option<Target>, inject::Error> {
+        if self.find_children().is_empty() {
+            return Ok(None);
+        }
+        let mut fresh = Target::prepare(self.pid, self.explicit)?;
+        fresh.take_after(self, shared);
+        fresh.executed = self.executed;
+        (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us);
+        inject::replace_control(stopped, self.region, fresh.control.file())?;
+        fresh.perf_map = self.perf_map.take();
+        let mut forks = std::mem::replace(self, fresh);
+        forks.retire();
+        Ok(Some(forks))
+    }
+
+    /// Only forks that have not been adopted run with these tables from now on: nothing is run there until they are.
+    pub(super) fn retire(&mut self) {
+        self.parted = true;
+        self.control.word32(offset_of!(ControlHeader, retired) as u64).store(1, Ordering::SeqCst);
+    }
+
+    /// What the adopted fork of a target that had parted has been brought in line with the links.
+    pub(super) fn resume(&mut self) {
+        self.parted = false;
+        self.control.word32(offset_of!(ControlHeader, retired) as u64).store(0, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_parted(&self) -> bool {
+        self.parted
+    }
+
+    /// Becomes a copy of another target, for another process, or for the same one.
+    fn take_after(&mut self, other: &Target, shared: &Shared) {
+        self.following = other.following;
+        self.control.copy_from(&other.control);
+        self.region = other.region;
+        self.rseq_offset = other.rseq_offset;
+        self.ancestors = other.ancestors.iter().copied().chain([other.nonce]).collect();
+        self.write_header(shared, self.region);
+        self.maps = other.maps.clone();
+        self.hooks_used = other.hooks_used;
+        self.areas = other.areas.clone();
+        self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
+        self.ranges = other.ranges.copy();
+        self.syscalls = other.syscalls.clone();
+        if other.parted {
+            self.retire();
+        }
     }
 
     // ---- leaving ----
