@@ -17,7 +17,7 @@ use ring3_layout::control::{
     RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
     range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
@@ -35,8 +35,6 @@ use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
-/// All threads of a fork must have stopped within this time; else it is adopted later.
-const ADOPT_WITHIN: Duration = Duration::from_millis(100);
 /// A target must be free of our memory within this time, or it is finished in the background.
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
@@ -68,25 +66,25 @@ pub(super) struct Target {
     pub(super) executed: bool,
     pub(super) nonce: u64,
     /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
-    ancestors: Vec<u64>,
+    pub(super) ancestors: Vec<u64>,
     pidfd: OwnedFd,
     pub(super) region: u64,
     pub(super) control: SharedFile,
     /// Address and bytes of each mapped map.
-    maps: BTreeMap<MapSlot, (u64, u64)>,
+    pub(super) maps: BTreeMap<MapSlot, (u64, u64)>,
     pub(super) sites: BTreeMap<u64, Site>,
     pub(super) hooks_used: u32,
     pub(super) ranges: RangeAllocator,
     /// Where system calls are seen.
     pub(super) syscalls: Syscalls,
     /// Base and used bytes of each stub area.
-    areas: Vec<(u64, u64)>,
+    pub(super) areas: Vec<(u64, u64)>,
     /// Everything is being taken out.
     leaving: Option<Patience>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
-    parted: bool,
+    pub(super) parted: bool,
     vdso_clock_gettime: u64,
-    rseq_offset: u64,
+    pub(super) rseq_offset: u64,
     /// What perf reads of the stubs.
     pub(super) perf_map: Option<PerfMap>,
     pub(super) inject_us: u64,
@@ -204,7 +202,7 @@ impl Target {
         Ok(())
     }
 
-    fn write_header(&self, shared: &Shared, region_base: u64) {
+    pub(super) fn write_header(&self, shared: &Shared, region_base: u64) {
         let all_registers = self.control.word32(offset_of!(ControlHeader, all_registers) as u64);
         self.control.write(
             0,
@@ -725,90 +723,6 @@ impl Target {
         is_quiet(self.pid) && self.find_children().into_iter().all(is_quiet)
     }
 
-    // ---- forks ----
-
-    /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
-    /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own.
-    pub(super) fn find_children(&self) -> Vec<u32> {
-        let is_child = |pid: &u32| {
-            let generation = || read_value::<u64>(*pid, self.region + PROCESS_OFFSET).ok();
-            *pid != self.pid
-                && nonce_at(*pid, self.region) == Some(self.nonce)
-                && generation().is_some_and(|word| word == 0 || recovery::own_pid(*pid).map(u64::from) == Some(word))
-        };
-        recovery::all_processes().into_iter().filter(is_child).collect()
-    }
-
-    /// The process with this id in its own pid namespace that runs with this target's tables: a fork that has not been adopted,
-    /// or a `vfork` child.
-    pub(super) fn find_kin(&self, own_pid: u32) -> Option<u32> {
-        let is_it =
-            |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && recovery::own_pid(*pid) == Some(own_pid);
-        Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
-    }
-
-    /// Gives a fork of this target its own control block, a copy of ours.
-    pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
-        let mut target = Target::prepare(child, self.explicit)?;
-        let mut stopped = inject::Stopped::seize(inject::Pid(child), ADOPT_WITHIN)?;
-        target.take_after(self, shared);
-        inject::replace_control(&mut stopped, self.region, target.control.file())?;
-        target.tell_perf(shared);
-        Ok(target)
-    }
-
-    /// Gives the process, which is stopped, a control block of its own if forks run with its: what changes from now on is not
-    /// in them. The result is what they go on with.
-    fn part(&mut self, shared: &Shared, stopped: &mut inject::Stopped) -> Result<Option<Target>, inject::Error> {
-        if self.find_children().is_empty() {
-            return Ok(None);
-        }
-        let mut fresh = Target::prepare(self.pid, self.explicit)?;
-        fresh.take_after(self, shared);
-        fresh.executed = self.executed;
-        (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us);
-        inject::replace_control(stopped, self.region, fresh.control.file())?;
-        fresh.perf_map = self.perf_map.take();
-        let mut forks = std::mem::replace(self, fresh);
-        forks.retire();
-        Ok(Some(forks))
-    }
-
-    /// Only forks that have not been adopted run with these tables from now on: nothing is run there until they are.
-    pub(super) fn retire(&mut self) {
-        self.parted = true;
-        self.control.word32(offset_of!(ControlHeader, retired) as u64).store(1, Ordering::SeqCst);
-    }
-
-    /// What the adopted fork of a target that had parted has been brought in line with the links.
-    pub(super) fn resume(&mut self) {
-        self.parted = false;
-        self.control.word32(offset_of!(ControlHeader, retired) as u64).store(0, Ordering::SeqCst);
-    }
-
-    pub(super) fn has_parted(&self) -> bool {
-        self.parted
-    }
-
-    /// Becomes a copy of another target, for another process, or for the same one.
-    fn take_after(&mut self, other: &Target, shared: &Shared) {
-        self.following = other.following;
-        self.control.copy_from(&other.control);
-        self.region = other.region;
-        self.rseq_offset = other.rseq_offset;
-        self.ancestors = other.ancestors.iter().copied().chain([other.nonce]).collect();
-        self.write_header(shared, self.region);
-        self.maps = other.maps.clone();
-        self.hooks_used = other.hooks_used;
-        self.areas = other.areas.clone();
-        self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
-        self.ranges = other.ranges.copy();
-        self.syscalls = other.syscalls.clone();
-        if other.parted {
-            self.retire();
-        }
-    }
-
     // ---- leaving ----
 
     /// From now on hooks pass through; [`Target::leave`] or [`Target::try_leave`] does the rest.
@@ -931,7 +845,7 @@ impl Site {
         self.place.address < bytes.end && bytes.start < self.plan.resume
     }
 
-    fn copy(&self) -> Site {
+    pub(super) fn copy(&self) -> Site {
         Site {
             place: self.place.clone(),
             name: self.name.clone(),

@@ -295,11 +295,14 @@ impl Actor {
         Ok(self.status_of(pid))
     }
 
-    /// A thread of a target, or of a `vfork` child of one, is about to execute a program: that is a target, too. `ready` lets
-    /// the thread go ahead.
-    fn follow_exec(&mut self, parent: u32, (pid, tid): (u32, u32), ready: impl FnOnce()) -> Result<(), Refusal> {
-        let Some(parent) = self.targets.get(&parent) else { return Ok(()) };
-        let (explicit, following) = (parent.explicit, parent.following);
+    /// A thread of a target, or of a `vfork` child of one, is about to execute a program: that is a target, too, with what is
+    /// `kept`: whether the user asked for it, and what becomes of its children. `ready` lets the thread go ahead.
+    fn follow_exec(
+        &mut self,
+        (explicit, following): (bool, Following),
+        (pid, tid): (u32, u32),
+        ready: impl FnOnce(),
+    ) -> Result<(), Refusal> {
         let gains =
             |stopped: &inject::Stopped, registers: &inject::Registers| !privileges::gained(stopped, registers);
         let stopped = inject::Stopped::follow_exec(inject::Pid(pid), tid, EXEC_WITHIN, ready, gains);
@@ -454,12 +457,12 @@ impl Actor {
                     return true;
                 }
                 // It has its parent's probes: some programs may be for one of the two only.
-                let differs = parent.has_parted() || self.links.values().any(|link| link.spec.filter.chooses());
+                let differs = parent.parted || self.links.values().any(|link| link.spec.filter.chooses());
                 let applied = if differs { self.apply(child) } else { Ok(()) };
                 if let Err(refusal) = applied {
                     tracing::warn!(pid = child, "{refusal}");
                 }
-                if parent.has_parted()
+                if parent.parted
                     && let Some(target) = self.targets.get_mut(&child)
                 {
                     target.resume();
@@ -662,22 +665,28 @@ impl Actor {
     /// `pid`, `tid` and `nonce` are claims of a process that can write the realm block; they are only used to find
     /// a target, whose identity the server knows for itself. `answer` lets the asker go on before the work is done.
     fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce()) {
-        let Some(owner) = self.targets.values().find(|t| t.nonce == nonce).map(|t| t.pid) else { return };
+        let Some(owner) = self.all_tables().find(|t| t.nonce == nonce) else { return };
         let asker = |targets: &BTreeMap<u32, Target>| {
             targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
         };
         if kind == request::KIND_EXEC {
             // Who has not been adopted need not be any more.
             let asker = asker(&self.targets);
-            let process = asker.or_else(|| self.targets.get(&owner)?.find_kin(pid));
-            let Some(process) = process else { return };
+            let Some(process) = asker.or_else(|| owner.find_kin(pid)) else { return };
             let Some(thread) = recovery::thread_named(process, tid) else { return };
-            if let Err(refusal) = self.follow_exec(asker.unwrap_or(owner), (process, thread), answer) {
+            let parent = asker.and_then(|pid| self.targets.get(&pid)).unwrap_or(owner);
+            let kept = (parent.explicit, parent.following);
+            if let Err(refusal) = self.follow_exec(kept, (process, thread), answer) {
                 tracing::warn!(pid = process, "not traced behind execve: {refusal}");
             }
             return;
         }
-        self.adopt_children_of(owner);
+        let (owner, parted) = (owner.pid, owner.parted);
+        if parted {
+            self.adopt_all_children();
+        } else {
+            self.adopt_children_of(owner);
+        }
         if kind != request::KIND_MAPPING_ADDED {
             return;
         }
