@@ -14,6 +14,7 @@ pub mod raw_dynptr;
 pub mod raw_helpers;
 mod raw_kernel;
 pub mod raw_memory;
+mod raw_plain_calls;
 mod raw_proc;
 mod raw_request;
 mod raw_shadow;

@@ -26,6 +26,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_dispatch::{attachments, hit, is_for, miss, run_one, was_left};
 use crate::raw_memory::read_own;
+use crate::raw_plain_calls;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
 use crate::raw_thread::{begin_nameless, current, rename, share_names};
@@ -65,7 +66,7 @@ struct Contexts {
     trace: [u64; 8],
 }
 
-fn tables(base: u64) -> &'static SyscallTables {
+pub(crate) fn tables(base: u64) -> &'static SyscallTables {
     // SAFETY: the control block is mapped with the region; the tables are made of atomics.
     unsafe { &*((base + CONTROL_OFFSET + TABLES_OFFSET) as *const SyscallTables) }
 }
@@ -116,6 +117,9 @@ fn beginner(number: i64) -> Option<usize> {
     BEGINNERS.iter().position(|beginner| i64::from(*beginner) == number)
 }
 
+/// Of what a gate passes: which copy of the call it was.
+const COPIES: u32 = !NUMBER_KNOWN >> COPY_SHIFT << COPY_SHIFT;
+
 fn gate(base: u64, passed: u32) -> u64 {
     base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
 }
@@ -127,11 +131,28 @@ fn gate(base: u64, passed: u32) -> u64 {
 pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    let site = site(base, passed);
+    regs.rip = site(base, passed).call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
+    // SAFETY: the caller's promise.
+    if unsafe { raw_plain_calls::begin(base, regs) } {
+        return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { WANTED_AT };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { enter_closely(base, regs, passed) }
+}
+
+/// As `enter`, whatever there is to be done; the registers may lie apart from the caller's stack.
+///
+/// # Safety
+/// As for `enter`.
+#[inline(never)]
+pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    regs.rip = site(base, passed).call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
     // The kernel takes 32 bits.
     let number = i64::from(regs.orig_rax as i32);
-    regs.rip = site.call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
     let beginner = beginner(number);
     if control(base).retired.load(Relaxed) == 0 {
         // SAFETY: the registers of the call.
@@ -145,7 +166,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
         if let Some(tb) = if is_wanted { block_of(base, regs) } else { None } {
             // SAFETY: the caller's promise.
             unsafe { end_abandoned(base, tb, regs) };
-            if ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
+            if has_end(base, number) && ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
                 push(tb, regs.rsp, number);
             }
             // SAFETY: the caller's promise.
@@ -160,7 +181,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
                 regs.orig_rax = regs.rax;
                 return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
             }
-            if word(&tables(base).exit, number) != 0 && ends_process(tb, regs, number) {
+            if has_end(base, number) && ends_process(tb, regs, number) {
                 // SAFETY: the caller's promise.
                 unsafe { end_before(base, tb, regs, number) };
             }
@@ -188,8 +209,27 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     let site = site(base, passed);
     regs.rip = site.call + SYSCALL_BYTES;
     regs.rcx = regs.rip;
+    // SAFETY: the caller's promise.
+    if passed & COPIES == 0 && unsafe { raw_plain_calls::end(base, regs, site) } {
+        return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { exit_closely(base, regs, passed) }
+}
+
+/// As `exit`, whatever there is to be done; the registers may lie apart from the caller's stack.
+///
+/// # Safety
+/// As for `exit`.
+#[inline(never)]
+pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    let site = site(base, passed);
+    regs.rip = site.call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
     if control(base).retired.load(Relaxed) == 0 {
-        let copy = (passed & !NUMBER_KNOWN) >> COPY_SHIFT;
+        let copy = (passed & COPIES) >> COPY_SHIFT;
         // SAFETY: the caller's promise.
         unsafe { end(base, regs, site, copy as usize) };
     }
@@ -228,7 +268,8 @@ unsafe fn end(base: u64, regs: &mut PtRegs, site: &SyscallSite, copy: usize) {
 }
 
 /// Remembers a call. A signal handler may come at each point, and does the same behind it.
-fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
+#[inline(always)]
+pub(crate) fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
     let (at, first_call) = (tb.next_call, tb.first_call);
     if let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) {
         place.sp = 0;
@@ -366,6 +407,12 @@ fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
 fn is_wanted(base: u64, number: i64) -> bool {
     let tables = tables(base);
     (word(&tables.enter, number) & !ALWAYS) | word(&tables.exit, number) != 0
+}
+
+/// Whether somebody wants the end of a call: then it is remembered.
+#[inline(always)]
+pub(crate) fn has_end(base: u64, number: i64) -> bool {
+    word(&tables(base).exit, number) != 0
 }
 
 /// Runs the programs that see the beginning of a call, or its end with a result.

@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::control::{range_pack, range_unpack};
+use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, GATE_BYTES, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite,
-    SyscallTables, TABLES_OFFSET,
+    ALWAYS, BEGINNERS, CALL_AT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET,
+    SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET,
 };
 use ring3_layout::thread::STATE_HEADER_BYTES;
 use ring3_patch::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, progress};
@@ -24,7 +24,7 @@ use super::modules::{Modules, SyscallPlans};
 use super::raw_mapping::{read_process, value_from};
 use super::target::{Link, Target, is_written};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Following, LinkSpec, Point, Refusal};
+use super::{AttachmentId, Following, LinkSpec, Point, Refusal, SyscallContext};
 
 /// `__NR_*` of calls that the agent looks at whoever wants them.
 mod number {
@@ -469,9 +469,18 @@ impl Target {
                 // Whose end is to be shown is remembered from its beginning on.
                 words[0] |= ALWAYS;
             }
+            // First what is looked at first.
+            self.set_table(offset_of!(SyscallTables, enter_only), number, 0);
+            self.set_table(offset_of!(SyscallTables, exit_only), number, 0);
             self.set_table(offset_of!(SyscallTables, enter), number, words[0]);
             self.set_table(offset_of!(SyscallTables, exit), number, words[1]);
             self.set_table(offset_of!(SyscallTables, either), number, u64::from(words != [0, 0]));
+            for (exit, table) in
+                [(false, offset_of!(SyscallTables, enter_only)), (true, offset_of!(SyscallTables, exit_only))]
+            {
+                let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
+                self.set_table(table, number, self.only_of_call(number, ids, &ranges, links));
+            }
         }
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
         for range in old.difference(&kept) {
@@ -541,6 +550,30 @@ impl Target {
     fn set_table(&self, table: usize, number: usize, word: u64) {
         let at = TABLES_OFFSET + table as u64 + number as u64 * 8;
         self.control.word(at).store(word, SeqCst);
+    }
+
+    /// The entry of [`SyscallTables::enter_only`] or `exit_only` for a call that these see.
+    fn only_of_call(
+        &self,
+        number: usize,
+        ids: &[AttachmentId],
+        ranges: &BTreeMap<Vec<AttachmentId>, u64>,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> u64 {
+        let closely = BEGINNERS.into_iter().chain(CLOSE_CALLS).any(|call| call as usize == number);
+        if closely || number == OTHER_NUMBERS || self.syscalls.hook.is_none() {
+            return 0;
+        }
+        let in_function = |point: &Point| matches!(point, Point::Syscall(p) if p.context == SyscallContext::Kprobe);
+        match ids {
+            [] => ONLY_NOBODY,
+            [id] if links.get(id).is_some_and(|link| !in_function(&link.spec.point)) => {
+                let (first, count) = ranges.get(ids).map_or((0, 0), |range| range_unpack(*range));
+                let address = self.region + CONTROL_OFFSET + ATTACHMENTS_OFFSET;
+                if count == 1 { address + u64::from(first) * size_of::<Attachment>() as u64 } else { 0 }
+            }
+            _ => 0,
+        }
     }
 
     /// The packed range of these attachments; 0 if there is no room for them.
