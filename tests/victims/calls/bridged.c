@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // System calls in routines like those of C libraries in which threads are cancelled: a handler looks whether it has interrupted
-// one between its first instruction and its system call, and unwinds the thread from there.
+// one between its first instruction and its system call, and unwinds the thread from there, or leads it to where it ends.
 #include "check.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@
 // The word, the number, and the arguments of the call. `bits` tests one bit of the word, `word` all.
 typedef long bridge(volatile int *cancelled, long number, long a, long b, long c, long d, long e, long f);
 extern __attribute__((visibility("hidden"))) bridge bits, word;
-extern __attribute__((visibility("hidden"))) char bits_end[], word_end[];
+extern __attribute__((visibility("hidden"))) char bits_end[], word_end[], word_cancelled[];
 
 #define BRIDGE(name, test)                                                                     \
 	__asm__(".pushsection .text\n"                                                         \
@@ -40,6 +40,8 @@ extern __attribute__((visibility("hidden"))) char bits_end[], word_end[];
 		".globl " #name "_end\n"                                                       \
 		".hidden " #name "_end\n" #name "_end:\n"                                      \
 		"ret\n"                                                                        \
+		".globl " #name "_cancelled\n"                                                 \
+		".hidden " #name "_cancelled\n" #name "_cancelled:\n"                          \
 		"1: jmp end_thread\n"                                                          \
 		".cfi_endproc\n"                                                               \
 		".size " #name ", . - " #name "\n"                                             \
@@ -84,23 +86,21 @@ static long point(int kind, long number, long a, long b, long c, long d, long e,
 #define POINT_(kind, number, a, b, c, d, e, f, ...) \
 	point(kind, number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-static int is_inside(unsigned long rip)
-{
-	return (rip >= (unsigned long)bits && rip < (unsigned long)bits_end) ||
-	       (rip >= (unsigned long)word && rip < (unsigned long)word_end);
-}
-
 static unsigned long rip_of(void *context)
 {
 	return ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
 }
 
-// What C libraries do.
+// What C libraries do: glibc unwinds the thread from here, musl has it end itself.
 static void cancel_here(int number, siginfo_t *information, void *context)
 {
 	(void)number;
 	(void)information;
-	if (is_inside(rip_of(context)))
+	unsigned long rip = rip_of(context);
+
+	if (rip >= (unsigned long)word && rip < (unsigned long)word_end)
+		((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] = (long)word_cancelled;
+	else if (rip >= (unsigned long)bits && rip < (unsigned long)bits_end)
 		end_thread();
 }
 
