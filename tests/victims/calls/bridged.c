@@ -264,8 +264,19 @@ static int lowest(void)
 	return file;
 }
 
+// bridged KIND NAME: makes a folder, and says what the result was.
+static int make(int kind, const char *name)
+{
+	long result = POINT(kind, SYS_mkdir, name, 0777);
+
+	printf("%ld\n", result);
+	return result != 0;
+}
+
 int main(int count, char **words)
 {
+	if (count > 2)
+		return make(atoi(words[1]), words[2]);
 	struct sigaction action = { .sa_sigaction = cancel_here, .sa_flags = SA_RESTART | SA_SIGINFO };
 	int rounds = count > 1 ? atoi(words[1]) : 2000, random = 1;
 
