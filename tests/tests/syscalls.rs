@@ -278,11 +278,15 @@ fn is_over(pid: u32) -> bool {
 }
 
 /// Victims at work for a while that wait for nothing that being stopped would end (`epoll_wait`, for one).
-const AT_WORK: [(&str, &[&str]); 5] = [
+const AT_WORK: [(&str, &[&str]); 9] = [
     ("bombard", &["1000000"]),
     ("bombard-musl", &["1000000"]),
     ("threads", &[]),
     ("threads-musl", &[]),
+    ("bombard-cancellable", &["1000000"]),
+    ("threads-dynamic", &[]),
+    ("cancelled-musl", &["3000"]),
+    ("bridged", &["20000"]),
     ("processes-static", &[]),
 ];
 
