@@ -255,6 +255,8 @@ victims! {
     the_vdso_asks_the_kernel: "clocks", All;
     signals_come_after_any_instruction: "everywhere", STEPPED;
     handlers_jump_out_after_any_instruction: "everywhere jump", Only(&[GETPGID]);
+    signals_come_after_any_instruction_where_threads_can_be_cancelled: "everywhere-cancellable points", STEPPED;
+    handlers_jump_out_where_threads_can_be_cancelled: "everywhere-cancellable points jump", Only(&[GETPGID]);
     threads_come_to_new_code_at_the_same_time: "races", BY_CHANCE;
 }
 
