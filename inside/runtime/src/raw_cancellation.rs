@@ -143,7 +143,7 @@ pub(crate) unsafe fn before_return(base: u64, tb: &mut ThreadBlock, regs: &mut P
     *regs = begins;
     // SAFETY: valid registers.
     unsafe { run(base, tb, regs, number, None) };
-    let mut set = |word: usize, value: u64| {
+    let set = |word: usize, value: u64| {
         // SAFETY: a word of the frame, which has been read, of this thread.
         unsafe { ((frame + word as u64 * 8) as *mut u64).write(value) };
     };
