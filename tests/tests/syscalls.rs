@@ -232,6 +232,7 @@ victims! {
     children_are_made_and_end_with_musl_as_a_library: "processes-dynamic", CHILDREN_OF_MUSL;
     threads_come_and_go_without_symbols: "threads-stripped", BY_CHANCE;
     children_are_made_and_end_without_symbols: "processes-stripped", CHILDREN_OF_MUSL;
+    calls_are_restarted_without_symbols: "restarts-stripped", RESTARTED;
     threads_are_cancelled: "cancels", CANCELLED;
     threads_are_cancelled_in_a_static_program: "cancels-static", CANCELLED;
     threads_are_cancelled_with_musl: "cancels-musl", CANCELLED;
