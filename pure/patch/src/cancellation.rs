@@ -72,7 +72,7 @@ impl Routine {
         if code.get(body..body + BODY.len()) != Some(&BODY[..]) {
             return None;
         }
-        let (tested, cancelled) = test_before(branch_before(&code[..body])?)?;
+        let (tested, cancelled) = test_and_branch_before(&code[..body])?;
         const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
         let start = tested.strip_suffix(&ENDBR64).unwrap_or(tested).len();
         Some(Routine { start: address + start as u64, call, cancelled })
@@ -108,13 +108,17 @@ impl Routine {
     }
 }
 
-/// What is before the `jne` with which code ends.
-fn branch_before(code: &[u8]) -> Option<&[u8]> {
-    let at = |length: usize| Some(code.split_at(code.len().checked_sub(length)?));
-    match (at(2)?, at(6)?) {
-        ((before, [0x75, _]), _) | (_, (before, [0x0f, 0x85, ..])) => Some(before),
+/// What is before the test and the `jne` with which code ends, and the bits that are tested.
+fn test_and_branch_before(code: &[u8]) -> Option<(&[u8], u32)> {
+    let short = match code {
+        [before @ .., 0x75, _] => test_before(before),
         _ => None,
-    }
+    };
+    let near = match code {
+        [before @ .., 0x0f, 0x85, _, _, _, _] => test_before(before),
+        _ => None,
+    };
+    short.or(near)
 }
 
 /// What is before the test of the word at `rdi` with which code ends, and the bits that it tests.
@@ -230,20 +234,29 @@ fn emit_end(a: &mut Assembler, links: &CallerLinks) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    /// `test`, and behind it the routine from its branch on.
-    fn routine_with(test: &[u8]) -> Vec<u8> {
+    /// A routine that begins with this test and branch.
+    fn routine_with(test: &[u8], branch: &[u8]) -> Vec<u8> {
         let mut code = vec![0xc3; 3];
         code.extend_from_slice(test);
-        code.extend_from_slice(&[0x75, 0x24, 0x49, 0x89, 0xfb, 0x48, 0x89, 0xf0, 0x48, 0x89, 0xd7, 0x48, 0x89, 0xce]);
+        code.extend_from_slice(branch);
+        code.extend_from_slice(&[0x49, 0x89, 0xfb, 0x48, 0x89, 0xf0, 0x48, 0x89, 0xd7, 0x48, 0x89, 0xce]);
         code.extend_from_slice(&[0x4c, 0x89, 0xc2, 0x4d, 0x89, 0xca, 0x4c, 0x8b, 0x44, 0x24, 0x08]);
         code.extend_from_slice(&[0x4c, 0x8b, 0x4c, 0x24, 0x10, 0x4c, 0x89, 0x5c, 0x24, 0x08, 0x0f, 0x05, 0xc3]);
         code
     }
 
     fn found(test: &[u8]) -> Option<(u64, u32)> {
-        let code = routine_with(test);
-        let call = 0x1000 + code.len() as u64 - 3;
-        Routine::around(&code, 0x1000, call).map(|routine| (routine.start, routine.cancelled))
+        let by = |branch: &[u8]| {
+            let code = routine_with(test, branch);
+            let call = 0x1000 + code.len() as u64 - 3;
+            Routine::around(&code, 0x1000, call).map(|routine| (routine.start, routine.cancelled))
+        };
+        let short = by(&[0x75, 0x24]);
+        // (The last one ends as a short one would.)
+        for near in [[0x0f, 0x85, 0x24, 0, 0, 0], [0x0f, 0x85, 1, 2, 0x75, 0xff]] {
+            assert_eq!(by(&near), short);
+        }
+        short
     }
 
     #[test]
