@@ -21,6 +21,8 @@ const WRITEV: i64 = 20;
 const SCHED_YIELD: i64 = 24;
 const PAUSE: i64 = 34;
 const GETPID: i64 = 39;
+const RECVFROM: i64 = 45;
+const RECVMSG: i64 = 47;
 const SOCKETPAIR: i64 = 53;
 const CLONE: i64 = 56;
 const EXECVE: i64 = 59;
@@ -36,6 +38,7 @@ const RESTART_SYSCALL: i64 = 219;
 const MKDIRAT: i64 = 258;
 const UNLINKAT: i64 = 263;
 const RENAMEAT: i64 = 264;
+const PREADV2: i64 = 327;
 const CLONE3: i64 = 435;
 const UNKNOWN: i64 = 600;
 /// The number of a call of which the kernel tells the end only: what `rt_sigreturn` returns to.
@@ -56,6 +59,8 @@ use Compared::{All, But, ButTold, Only};
 const BY_CHANCE: Compared = But(&[FUTEX, SCHED_YIELD, MMAP, MPROTECT, MUNMAP, WAIT4]);
 /// Where a cancelled thread is by then is up to chance.
 const CANCELLED: Compared = Only(&[SOCKETPAIR, CLONE, CLONE3, EXIT]);
+/// Calls that are made only where threads are cancelled, and not at the moment when that happens by chance.
+const BRIDGED: Compared = Only(&[PAUSE, RECVFROM, RECVMSG, PREADV2, UNKNOWN]);
 /// What becomes of the sleep that a stop interrupts the kernel asks for by a call of which the process knows nothing.
 /// A child is killed while it waits in pause: nobody but the kernel sees the end of that call.
 const RESTARTED: Compared = But(&[RESTART_SYSCALL, PAUSE]);
@@ -171,7 +176,8 @@ fn steady(victim: &str, compared: Compared) {
 
 /// Victims whose calls are in code that no file has, or that nothing proves to be code: they work, but ring3 does not see all
 /// that they call.
-const IN_UNKNOWN_CODE: [&str; 5] = ["sites", "generated", "contexts", "contexts-musl", "races"];
+const IN_UNKNOWN_CODE: [&str; 7] =
+    ["sites", "generated", "contexts", "contexts-musl", "contexts-cancellable", "contexts-dynamic", "races"];
 
 fn same(victim: &str, compared: Compared) {
     let ours = counted(&Bench::ring3(), victim, &compared);
@@ -211,11 +217,30 @@ victims! {
     threads_come_and_go: "threads", BY_CHANCE;
     threads_come_and_go_in_a_static_program: "threads-static", BY_CHANCE;
     threads_come_and_go_with_musl: "threads-musl", BY_CHANCE;
+    signals_and_calls_get_along_where_threads_can_be_cancelled: "signals-cancellable", SIGNALS_OF_MUSL;
+    signals_and_calls_get_along_with_musl_as_a_library: "signals-dynamic", SIGNALS_OF_MUSL;
+    calls_are_restarted_where_threads_can_be_cancelled: "restarts-cancellable", RESTARTED;
+    calls_are_restarted_with_musl_as_a_library: "restarts-dynamic", RESTARTED;
+    handlers_see_where_the_call_is_where_threads_can_be_cancelled: "contexts-cancellable", All;
+    handlers_see_where_the_call_is_with_musl_as_a_library: "contexts-dynamic", All;
+    a_timer_disturbs_no_call_where_threads_can_be_cancelled: "bombard-cancellable", SIGNALLED;
+    a_timer_disturbs_no_call_with_musl_as_a_library: "bombard-dynamic", SIGNALLED;
+    threads_come_and_go_where_they_can_be_cancelled: "threads-cancellable", BY_CHANCE;
+    threads_come_and_go_with_musl_as_a_library: "threads-dynamic", BY_CHANCE;
+    threads_are_cancelled_with_musl_as_a_library: "cancels-dynamic", CANCELLED;
+    children_are_made_and_end_where_threads_can_be_cancelled: "processes-cancellable", CHILDREN_OF_MUSL;
+    children_are_made_and_end_with_musl_as_a_library: "processes-dynamic", CHILDREN_OF_MUSL;
     threads_come_and_go_without_symbols: "threads-stripped", BY_CHANCE;
     children_are_made_and_end_without_symbols: "processes-stripped", CHILDREN_OF_MUSL;
+    calls_are_restarted_without_symbols: "restarts-stripped", RESTARTED;
     threads_are_cancelled: "cancels", CANCELLED;
     threads_are_cancelled_in_a_static_program: "cancels-static", CANCELLED;
     threads_are_cancelled_with_musl: "cancels-musl", CANCELLED;
+    threads_are_cancelled_at_any_moment: "cancelled", CANCELLED;
+    threads_are_cancelled_at_any_moment_with_musl: "cancelled-musl", CANCELLED;
+    threads_are_cancelled_at_any_moment_with_musl_as_a_library: "cancelled-dynamic", CANCELLED;
+    threads_are_cancelled_by_where_their_call_is: "bridged", BRIDGED;
+    threads_are_cancelled_by_where_their_call_is_in_a_static_program: "bridged-static", BRIDGED;
     children_are_made_and_end: "processes", All;
     children_are_made_and_end_in_a_static_program: "processes-static", All;
     children_are_made_and_end_with_musl: "processes-musl", CHILDREN_OF_MUSL;
@@ -231,6 +256,8 @@ victims! {
     the_vdso_asks_the_kernel: "clocks", All;
     signals_come_after_any_instruction: "everywhere", STEPPED;
     handlers_jump_out_after_any_instruction: "everywhere jump", Only(&[GETPGID]);
+    signals_come_after_any_instruction_where_threads_can_be_cancelled: "everywhere-cancellable points", STEPPED;
+    handlers_jump_out_where_threads_can_be_cancelled: "everywhere-cancellable points jump", Only(&[GETPGID]);
     threads_come_to_new_code_at_the_same_time: "races", BY_CHANCE;
 }
 
@@ -254,11 +281,15 @@ fn is_over(pid: u32) -> bool {
 }
 
 /// Victims at work for a while that wait for nothing that being stopped would end (`epoll_wait`, for one).
-const AT_WORK: [(&str, &[&str]); 5] = [
+const AT_WORK: [(&str, &[&str]); 9] = [
     ("bombard", &["1000000"]),
     ("bombard-musl", &["1000000"]),
     ("threads", &[]),
     ("threads-musl", &[]),
+    ("bombard-cancellable", &["1000000"]),
+    ("threads-dynamic", &[]),
+    ("cancelled-musl", &["3000"]),
+    ("bridged", &["20000"]),
     ("processes-static", &[]),
 ];
 

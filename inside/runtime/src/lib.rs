@@ -9,6 +9,7 @@
 mod format;
 pub mod raw_buffers;
 pub mod raw_callbacks;
+pub mod raw_cancellation;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
 pub mod raw_helpers;

@@ -17,31 +17,34 @@ use crate::raw_request::control;
 use crate::raw_syscalls::{FRAME_BYTES, has_end, push, tables};
 use crate::raw_thread::known;
 
-/// A call begins; `regs` lie on its caller's stack. False: nothing was done.
+/// A call begins; `regs` lie on its caller's stack. Whether its end is awaited; `None`: nothing was done.
 ///
 /// # Safety
 /// `regs` are valid registers.
 #[inline(always)]
-pub(crate) unsafe fn begin(base: u64, regs: &mut PtRegs) -> bool {
+pub(crate) unsafe fn begin(base: u64, regs: &mut PtRegs) -> Option<bool> {
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
-    let Some(tb) = (unsafe { known(base).as_mut() }) else { return false };
+    let tb = unsafe { known(base).as_mut() }?;
     if tb.guard.load(Relaxed) != 0 || tb.next_call != tb.first_call {
-        return false;
+        return None;
     }
     let number = u64::from(regs.orig_rax as u32);
     let before = guard(tb, regs);
     // Looked up behind the guard, which keeps what is found there.
     let only = only(base, &tables(base).enter_only, number);
-    if only != 0 {
-        if has_end(base, number as i64) {
-            push(tb, regs.rsp, number as i64);
-        }
-        let arguments = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
-        // SAFETY: the caller's promise; what the table has.
-        unsafe { run(base, tb, regs, only, [number, number], arguments) };
+    if only == 0 {
+        release(tb, before);
+        return None;
     }
+    let has_end = has_end(base, number as i64);
+    if has_end {
+        push(tb, regs.rsp, number as i64);
+    }
+    let arguments = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
+    // SAFETY: the caller's promise; what the table has.
+    unsafe { run(base, tb, regs, only, [number, number], arguments) };
     release(tb, before);
-    only != 0
+    Some(has_end)
 }
 
 /// A call of this site, whatever its number, has ended; `regs` lie on its caller's stack. False: nothing was done.

@@ -75,11 +75,12 @@ pub struct SyscallTables {
     pub blocks: AtomicU64,
     /// 1: an `execve` is announced to the server, which traces what is executed.
     pub follow: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// How often places were restored where the ends of calls are seen of routines in which threads are cancelled.
+    pub blind: AtomicU32,
 }
 
-/// A `syscall` instruction that was replaced. 48 bytes; what it takes to undo it is here.
+/// A `syscall` instruction that was replaced, or a call of a routine with one ([`crate::cancellation`]), or what that returns
+/// to. 48 bytes; what it takes to undo it is here.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SyscallSite {
@@ -89,7 +90,7 @@ pub struct SyscallSite {
     pub call: u64,
     /// Address of the near stub.
     pub near: u64,
-    /// The call's number; -1: not known before.
+    /// The call's number; -1: not known before; or [`crate::cancellation::CALLS`] or `RETURNS`.
     pub number: i32,
     /// Bytes of the instructions that were displaced.
     pub displaced: u32,
@@ -114,8 +115,10 @@ pub struct Call {
     pub first_call: u32,
     /// 1: its end was shown.
     pub ended: u32,
-    /// Zero.
-    pub reserved: u64,
+    /// Of a call of a routine in which threads are cancelled: its site's index, and 1 more. Else 0.
+    pub routine: u32,
+    /// `SyscallTables::blind` when it began.
+    pub blind: u32,
 }
 
 const _: () = {

@@ -4,6 +4,7 @@
 //! one thread, the tracer ([`tracer`]), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
+mod cancellation;
 mod doorbell;
 mod forks;
 mod modules;
