@@ -3,7 +3,10 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, ready, shapes, victim, wait_until};
+use ring3_tests::{
+    Bench, Footprint, Process, assert_text_is_as_in_its_files, calling_victims, programs, ready, shapes, victim,
+    wait_until,
+};
 use rustix::process::Signal;
 
 fn busy() -> std::path::PathBuf {
@@ -207,6 +210,28 @@ fn a_killed_servers_targets_go_on_and_the_next_server_cleans_up() {
         assert_eq!(Footprint::of(pid), before, "after {next}");
         assert_text_is_as_in_its_files(pid);
         calls_of(victim);
+    }
+}
+
+#[test]
+fn a_killed_servers_targets_are_cleaned_while_their_threads_are_cancelled() {
+    for victim in ["bridged", "cancelled-musl"] {
+        let bench = Bench::ring3();
+        let alias = bench.alias(&calling_victims("all").join(victim));
+        let process = Process::start(Command::new(&alias).arg("1000000000"));
+        let pid = process.pid().to_string();
+        for _ in 0..8 {
+            let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
+            assert_eq!(tool.line(), "attached");
+            assert_eq!(bench.run(&["attach", &pid]).0, Some(0), "{victim}");
+            kill(bench.server());
+            drop(tool);
+            let (code, _, error) = bench.run(&["detach", &pid]);
+            assert_eq!(code, Some(0), "{victim}: {error}");
+            assert_text_is_as_in_its_files(process.pid());
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+        assert!(!stat.contains(") Z "), "{victim}");
     }
 }
 

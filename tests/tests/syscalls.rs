@@ -22,6 +22,8 @@ const WRITEV: i64 = 20;
 const SCHED_YIELD: i64 = 24;
 const PAUSE: i64 = 34;
 const GETPID: i64 = 39;
+const RECVFROM: i64 = 45;
+const RECVMSG: i64 = 47;
 const SOCKETPAIR: i64 = 53;
 const CLONE: i64 = 56;
 const EXECVE: i64 = 59;
@@ -37,6 +39,7 @@ const RESTART_SYSCALL: i64 = 219;
 const MKDIRAT: i64 = 258;
 const UNLINKAT: i64 = 263;
 const RENAMEAT: i64 = 264;
+const PREADV2: i64 = 327;
 const CLONE3: i64 = 435;
 const UNKNOWN: i64 = 600;
 /// The number of a call of which the kernel tells the end only: what `rt_sigreturn` returns to.
@@ -57,6 +60,8 @@ use Compared::{All, But, ButTold, Only};
 const BY_CHANCE: Compared = But(&[FUTEX, SCHED_YIELD, MMAP, MPROTECT, MUNMAP, WAIT4]);
 /// Where a cancelled thread is by then is up to chance.
 const CANCELLED: Compared = Only(&[SOCKETPAIR, CLONE, CLONE3, EXIT]);
+/// Calls that are made only where threads are cancelled, and not at the moment when that happens by chance.
+const BRIDGED: Compared = Only(&[PAUSE, RECVFROM, RECVMSG, PREADV2, UNKNOWN]);
 /// What becomes of the sleep that a stop interrupts the kernel asks for by a call of which the process knows nothing.
 /// A child is killed while it waits in pause: nobody but the kernel sees the end of that call.
 const RESTARTED: Compared = But(&[RESTART_SYSCALL, PAUSE]);
@@ -212,11 +217,30 @@ victims! {
     threads_come_and_go: "threads", BY_CHANCE;
     threads_come_and_go_in_a_static_program: "threads-static", BY_CHANCE;
     threads_come_and_go_with_musl: "threads-musl", BY_CHANCE;
+    signals_and_calls_get_along_where_threads_can_be_cancelled: "signals-cancellable", SIGNALS_OF_MUSL;
+    signals_and_calls_get_along_with_musl_as_a_library: "signals-dynamic", SIGNALS_OF_MUSL;
+    calls_are_restarted_where_threads_can_be_cancelled: "restarts-cancellable", RESTARTED;
+    calls_are_restarted_with_musl_as_a_library: "restarts-dynamic", RESTARTED;
+    handlers_see_where_the_call_is_where_threads_can_be_cancelled: "contexts-cancellable", LEFT_ALONE;
+    handlers_see_where_the_call_is_with_musl_as_a_library: "contexts-dynamic", LEFT_ALONE;
+    a_timer_disturbs_no_call_where_threads_can_be_cancelled: "bombard-cancellable", SIGNALLED;
+    a_timer_disturbs_no_call_with_musl_as_a_library: "bombard-dynamic", SIGNALLED;
+    threads_come_and_go_where_they_can_be_cancelled: "threads-cancellable", BY_CHANCE;
+    threads_come_and_go_with_musl_as_a_library: "threads-dynamic", BY_CHANCE;
+    threads_are_cancelled_with_musl_as_a_library: "cancels-dynamic", CANCELLED;
+    children_are_made_and_end_where_threads_can_be_cancelled: "processes-cancellable", CHILDREN_OF_MUSL;
+    children_are_made_and_end_with_musl_as_a_library: "processes-dynamic", CHILDREN_OF_MUSL;
     threads_come_and_go_without_symbols: "threads-stripped", BY_CHANCE;
     children_are_made_and_end_without_symbols: "processes-stripped", CHILDREN_OF_MUSL;
+    calls_are_restarted_without_symbols: "restarts-stripped", RESTARTED;
     threads_are_cancelled: "cancels", CANCELLED;
     threads_are_cancelled_in_a_static_program: "cancels-static", CANCELLED;
     threads_are_cancelled_with_musl: "cancels-musl", CANCELLED;
+    threads_are_cancelled_at_any_moment: "cancelled", CANCELLED;
+    threads_are_cancelled_at_any_moment_with_musl: "cancelled-musl", CANCELLED;
+    threads_are_cancelled_at_any_moment_with_musl_as_a_library: "cancelled-dynamic", CANCELLED;
+    threads_are_cancelled_by_where_their_call_is: "bridged", BRIDGED;
+    threads_are_cancelled_by_where_their_call_is_in_a_static_program: "bridged-static", BRIDGED;
     children_are_made_and_end: "processes", All;
     children_are_made_and_end_in_a_static_program: "processes-static", All;
     children_are_made_and_end_with_musl: "processes-musl", CHILDREN_OF_MUSL;
@@ -234,6 +258,8 @@ victims! {
     handlers_jump_out_after_any_instruction: "everywhere jump", Only(&[GETPGID]);
     written_code_does_what_code_of_files_does: "written", WRITTEN;
     filters_trap_as_they_are_to: "trapped", TRAPPED;
+    signals_come_after_any_instruction_where_threads_can_be_cancelled: "everywhere-cancellable points", STEPPED;
+    handlers_jump_out_where_threads_can_be_cancelled: "everywhere-cancellable points jump", Only(&[GETPGID]);
     threads_come_to_new_code_at_the_same_time: "races", BY_CHANCE;
 }
 
@@ -257,12 +283,16 @@ fn is_over(pid: u32) -> bool {
 }
 
 /// Victims at work for a while that wait for nothing that being stopped would end (`epoll_wait`, for one).
-const AT_WORK: [(&str, &[&str]); 6] = [
+const AT_WORK: [(&str, &[&str]); 10] = [
     ("written", &["20"]),
     ("bombard", &["1000000"]),
     ("bombard-musl", &["1000000"]),
     ("threads", &[]),
     ("threads-musl", &[]),
+    ("bombard-cancellable", &["1000000"]),
+    ("threads-dynamic", &[]),
+    ("cancelled-musl", &["3000"]),
+    ("bridged", &["20000"]),
     ("processes-static", &[]),
 ];
 
@@ -373,6 +403,25 @@ fn who_is_caught_outlives_the_server_and_is_cleaned_by_the_next() {
         }
         ends_well(next, process.finish());
     }
+}
+
+#[test]
+fn tools_come_and_go_while_a_fork_cannot_be_stopped() {
+    const GETPPID: i64 = 110;
+    let bench = Bench::ring3();
+    let alias = bench.alias(&calling_victims("all").join("held"));
+    let first = counting(&bench, &alias, &["raw"]);
+    let mut process = Process::start(&mut bench.target(&alias));
+    assert_eq!(process.line(), "held");
+    // The fork has the first one's maps and code, which go, and not the second one's.
+    let mut second = counting(&bench, &alias, &["trace"]);
+    assert_eq!(first.finish().0, Some(0));
+    process.say("go on");
+    ring3_tests::wait_until("the fork's calls are seen", || {
+        counts(&listing(&mut second)).keys().any(|(_, number)| *number == GETPPID)
+    });
+    process.say("end");
+    ends_well("held", process.finish());
 }
 
 /// Builds the victim in Go, if that can be.

@@ -29,7 +29,11 @@ struct Shown {
 
 impl Shown {
     fn by(bench: &Bench, tool: &[&str], header: &str, kind: &str, last: &str) -> Shown {
-        let alias = bench.alias(&calling_victims("all").join("events"));
+        Shown::of("events", bench, tool, header, kind, last)
+    }
+
+    fn of(victim: &str, bench: &Bench, tool: &[&str], header: &str, kind: &str, last: &str) -> Shown {
+        let alias = bench.alias(&calling_victims("all").join(victim));
         let name = alias.file_name().and_then(|name| name.to_str()).expect("a plain name").to_owned();
         let mut tool = {
             let mut load = bench.load_with_tracefs(tool[0]);
@@ -83,6 +87,15 @@ fn opensnoop_shows_files_that_are_opened_and_those_that_are_missing() {
     // PID COMM FD ERR PATH. (The dynamic loader's are shown, too.)
     let lines = same_as_native(|bench| {
         Shown::by(bench, &["opensnoop"], "PATH", "opens", "/nowhere/last").columns(&[1, 2, 3], 4)
+    });
+    assert_shows(&lines, &["NAME 3 0 /dev/null", "NAME 4 0 /dev/zero", "NAME -1 2 /nowhere/missing", "NAME -1 14"]);
+}
+
+#[test]
+fn opensnoop_shows_files_that_a_static_program_opens_whose_threads_can_be_cancelled() {
+    let lines = same_as_native(|bench| {
+        let shown = Shown::of("events-cancellable", bench, &["opensnoop"], "PATH", "opens", "/nowhere/last");
+        shown.columns(&[1, 2, 3], 4)
     });
     assert_shows(&lines, &["NAME 3 0 /dev/null", "NAME 4 0 /dev/zero", "NAME -1 2 /nowhere/missing", "NAME -1 14"]);
 }

@@ -1,9 +1,10 @@
 //! Loaders find the tracepoints of system calls, whoever they are, and whether tracefs is there or not.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, programs, ring3, wait_until};
+use ring3_tests::{Bench, Process, calling_victims, is_root, programs, ring3, wait_until};
 
 const NOBODY: u32 = 65534;
 const EVENTS: &str = "/sys/kernel/tracing/events";
@@ -76,14 +77,14 @@ fn tools_find_their_tracepoints() {
     }
 }
 
-#[test]
-fn programs_refuse_and_change_system_calls() {
+/// A program that makes folders is told that one cannot be made, and made to make another; `refused` it says then.
+fn refuse_and_change(maker: &Path, arguments: &[&str], refused: &str) {
     for bench in benches() {
         let folder = bench.folder().join("made");
         let make = |name: &str| {
-            let mut command = bench.target("mkdir");
-            let output = command.current_dir(&folder).arg(name).output().expect("mkdir runs");
-            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+            let mut command = bench.target(maker);
+            let output = command.current_dir(&folder).args(arguments).arg(name).output().expect("it runs");
+            (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
         };
         // The bench's folder is made by the first that runs there.
         let made = bench.target("mkdir").arg(&folder).status();
@@ -91,7 +92,7 @@ fn programs_refuse_and_change_system_calls() {
         let mut tool = Process::start(&mut bench.load(programs().join("filter")));
         assert_eq!(tool.line(), "attached");
         let (made, words) = make("nothing");
-        assert!(!made && words.contains("Operation not permitted"), "{words}");
+        assert!(!made && words.contains(refused), "{words}");
         assert!(make("this").0);
         assert!(!make("before").0);
         tool.say("");
@@ -100,6 +101,18 @@ fn programs_refuse_and_change_system_calls() {
         let there = |name: &str| folder.join(name).is_dir();
         assert!(there("before") && there("that") && !there("this") && !there("nothing"));
         assert!(make("nothing").0, "the tool is gone");
+    }
+}
+
+#[test]
+fn programs_refuse_and_change_system_calls() {
+    refuse_and_change(Path::new("mkdir"), &[], "Operation not permitted");
+}
+
+#[test]
+fn programs_refuse_and_change_system_calls_where_threads_are_cancelled() {
+    for kind in ["0", "1"] {
+        refuse_and_change(&calling_victims("all").join("bridged"), &[kind], "-1\n");
     }
 }
 

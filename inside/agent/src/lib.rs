@@ -6,6 +6,7 @@
 //! Start reading at: `raw_entry.rs`.
 #![no_std]
 
+mod raw_cancellation_entry;
 mod raw_entry;
 mod raw_helpers;
 mod raw_intrinsics;

@@ -35,6 +35,16 @@ unsafe extern "sysv64" fn exit(regs: *mut PtRegs, passed: u32) -> u64 {
     unsafe { raw_syscalls::exit(image_base(), regs, passed) }
 }
 
+unsafe extern "sysv64" fn enter_apart(regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the gate's promise.
+    unsafe { raw_syscalls::enter_closely(image_base(), regs, passed) }
+}
+
+unsafe extern "sysv64" fn exit_apart(regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the gate's promise.
+    unsafe { raw_syscalls::exit_closely(image_base(), regs, passed) }
+}
+
 /// Stores the registers in the frame at `rsp`, `r11` being the caller's stack pointer, and passes it on.
 macro_rules! store {
     ($result:literal) => {
@@ -280,7 +290,14 @@ entry!(
     "pushfq; pop [rsp + {eflags}]; cld",
     restore_flags!()
 );
-entry_apart!(ring3_syscall_enter_apart, enter, orig_rax, "mov qword ptr [rsp + {rax}], -38", CALL_AT, WANTED_AT);
+entry_apart!(
+    ring3_syscall_enter_apart,
+    enter_apart,
+    orig_rax,
+    "mov qword ptr [rsp + {rax}], -38",
+    CALL_AT,
+    WANTED_AT
+);
 /// The end of a call that begins a thread, of a site whose callers have no stack that could be used.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -294,4 +311,4 @@ unsafe extern "C" fn ring3_syscall_exit_of_clone() {
     )
 }
 
-entry_apart!(ring3_syscall_exit_apart, exit, rax, "/* {rax} */", DONE_AT, WANTED_DONE_AT);
+entry_apart!(ring3_syscall_exit_apart, exit_apart, rax, "/* {rax} */", DONE_AT, WANTED_DONE_AT);

@@ -9,12 +9,14 @@
 mod format;
 pub mod raw_buffers;
 pub mod raw_callbacks;
+pub mod raw_cancellation;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
 pub mod raw_helpers;
 mod raw_kernel;
 pub mod raw_memory;
 pub mod raw_net;
+mod raw_plain_calls;
 mod raw_proc;
 mod raw_request;
 mod raw_shadow;

@@ -18,15 +18,17 @@ use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
     ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES, NUMBER_KNOWN,
-    OTHER_NUMBERS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET, WANTED_AT,
-    WANTED_DONE_AT,
+    OTHER_NUMBERS, PLAIN_AT, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET,
+    WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::raw_cancellation;
 use crate::raw_dispatch::{attachments, hit, is_for, miss, run_one, was_left};
 use crate::raw_memory::read_own;
 use crate::raw_net;
+use crate::raw_plain_calls;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
 use crate::raw_thread::{begin_nameless, current, rename, share_names};
@@ -52,7 +54,7 @@ const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_SETTLS: u64 = 0x8_0000;
 /// What the kernel shows as the result of a call that it makes again.
-const ERESTARTSYS: i64 = -512;
+pub(crate) const ERESTARTSYS: i64 = -512;
 
 /// What programs find behind r1.
 #[repr(C)]
@@ -63,13 +65,13 @@ struct Contexts {
     trace: [u64; 8],
 }
 
-fn tables(base: u64) -> &'static SyscallTables {
+pub(crate) fn tables(base: u64) -> &'static SyscallTables {
     // SAFETY: the control block is mapped with the region; the tables are made of atomics.
     unsafe { &*((base + CONTROL_OFFSET + TABLES_OFFSET) as *const SyscallTables) }
 }
 
 /// The site of a gate that passes this.
-fn site(base: u64, passed: u32) -> &'static SyscallSite {
+pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
     let index = u64::from(passed as u16).min(u64::from(SITES_MAX));
     let address = base + CONTROL_OFFSET + SITES_OFFSET + index * size_of::<SyscallSite>() as u64;
     // SAFETY: the table is mapped with the control block, and was written before the gate.
@@ -94,7 +96,7 @@ pub const STACK_OF_BLOCK: u64 = 1;
 pub const LAST_STACK: u64 = 2;
 
 /// The running thread's block, the registers at its call being there. Where they lie apart its control block may be gone.
-fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
+pub(crate) fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
     let address = &raw const *regs as u64;
     // SAFETY: behind the registers is how to leave.
     let is_known = is_apart(base, address)
@@ -114,6 +116,9 @@ fn beginner(number: i64) -> Option<usize> {
     BEGINNERS.iter().position(|beginner| i64::from(*beginner) == number)
 }
 
+/// Of what a gate passes: which copy of the call it was.
+const COPIES: u32 = !NUMBER_KNOWN >> COPY_SHIFT << COPY_SHIFT;
+
 fn gate(base: u64, passed: u32) -> u64 {
     base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
 }
@@ -125,11 +130,31 @@ fn gate(base: u64, passed: u32) -> u64 {
 pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    let site = site(base, passed);
+    regs.rip = site(base, passed).call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
+    // SAFETY: the caller's promise.
+    let at = match unsafe { raw_plain_calls::begin(base, regs) } {
+        // SAFETY: the caller's promise.
+        None => return unsafe { enter_closely(base, regs, passed) },
+        Some(_) if passed & NUMBER_KNOWN != 0 => CALL_AT,
+        Some(true) => WANTED_AT,
+        Some(false) => PLAIN_AT,
+    };
+    gate(base, passed) + at
+}
+
+/// As `enter`, whatever there is to be done; the registers may lie apart from the caller's stack.
+///
+/// # Safety
+/// As for `enter`.
+#[inline(never)]
+pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    regs.rip = site(base, passed).call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
     // The kernel takes 32 bits.
     let number = i64::from(regs.orig_rax as i32);
-    regs.rip = site.call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
     // SAFETY: the caller's promise.
     if unsafe { begin(base, regs, number, None) } {
         return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
@@ -160,7 +185,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, mask: Opti
         if let Some(tb) = &mut shown {
             // SAFETY: the caller's promise.
             unsafe { end_abandoned(base, tb, regs) };
-            if ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
+            if has_end(base, number) && ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
                 push(tb, regs.rsp, number);
             }
             // SAFETY: the caller's promise.
@@ -172,7 +197,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, mask: Opti
                 unsafe { end_at_once(base, Some(tb), regs, number, result) };
                 return true;
             }
-            if word(&tables(base).exit, number) != 0 && ends_process(tb, regs, number) {
+            if has_end(base, number) && ends_process(tb, regs, number) {
                 // SAFETY: the caller's promise.
                 unsafe { end_before(base, tb, regs, number) };
             }
@@ -221,7 +246,26 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     let site = site(base, passed);
     regs.rip = site.call + SYSCALL_BYTES;
     regs.rcx = regs.rip;
-    let copy = (passed & !NUMBER_KNOWN) >> COPY_SHIFT;
+    // SAFETY: the caller's promise.
+    if passed & COPIES == 0 && unsafe { raw_plain_calls::end(base, regs, site) } {
+        return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { exit_closely(base, regs, passed) }
+}
+
+/// As `exit`, whatever there is to be done; the registers may lie apart from the caller's stack.
+///
+/// # Safety
+/// As for `exit`.
+#[inline(never)]
+pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let regs = unsafe { &mut *regs };
+    let site = site(base, passed);
+    regs.rip = site.call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
+    let copy = (passed & COPIES) >> COPY_SHIFT;
     // SAFETY: the caller's promise.
     unsafe { end(base, regs, Some(i64::from(site.number)).filter(|number| *number >= 0), copy as usize) };
     gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
@@ -264,10 +308,11 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
 }
 
 /// Remembers a call. A signal handler may come at each point, and does the same behind it.
-fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
+#[inline(always)]
+pub(crate) fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
     let (at, first_call) = (tb.next_call, tb.first_call);
     if let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) {
-        place.sp = 0;
+        (place.sp, place.routine) = (0, 0);
     }
     compiler_fence(Release);
     tb.next_call = at.wrapping_add(1);
@@ -281,7 +326,7 @@ fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
 
 /// The youngest call at this stack pointer, of this number if that is known; it and younger ones, which were left by a
 /// `longjmp`, are under way no more. Who borrows its creator's block leaves it that.
-fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: bool) -> Option<Call> {
+pub(crate) fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: bool) -> Option<Call> {
     for back in 1..=CALLS_MAX as u32 {
         let at = tb.next_call.wrapping_sub(back);
         let call = tb.calls.get_mut(at as usize % CALLS_MAX)?;
@@ -303,7 +348,7 @@ fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: bool) -> Opt
 ///
 /// # Safety
 /// `regs` are the registers of a call that begins.
-unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
+pub(crate) unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
     /// What stacks have at most, usually: what is further away is another one, of a signal handler.
     const STACK_BYTES: u64 = 8 << 20;
     let count = tb.next_call.wrapping_sub(tb.first_call).min(CALLS_MAX as u32);
@@ -315,6 +360,9 @@ unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
         }
         call.ended = 1;
         let (sp, number) = (call.sp, call.number);
+        if raw_cancellation::is_past(base, call) {
+            continue;
+        }
         let result = interrupted(number) as u64;
         let mut left = PtRegs { rax: result, rsp: sp, orig_rax: number as u64, ..PtRegs::default() };
         // SAFETY: valid registers.
@@ -326,7 +374,7 @@ unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
 ///
 /// # Safety
 /// `regs` are valid registers, as they are behind the call.
-unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64) {
+pub(crate) unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64) {
     const EINTR: u64 = (-4i64) as u64;
     regs.orig_rax = number as u64;
     let result = regs.rax;
@@ -340,7 +388,7 @@ unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i
 
 /// What the kernel shows as the result of a call that a signal interrupts (`ERESTARTSYS` and its kin, include/linux/errno.h),
 /// where its caller finds `EINTR`.
-fn interrupted(number: i64) -> i64 {
+pub(crate) fn interrupted(number: i64) -> i64 {
     match number {
         // epoll_wait, epoll_pwait, epoll_pwait2, semop, semtimedop, rt_sigtimedwait, io_getevents
         232 | 281 | 441 | 65 | 220 | 128 | 208 => -4,
@@ -402,16 +450,22 @@ fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
 }
 
 /// Whether anybody wants the beginning of a call, or somebody, be it the agent itself, its end.
-fn is_wanted(base: u64, number: i64) -> bool {
+pub(crate) fn is_wanted(base: u64, number: i64) -> bool {
     let tables = tables(base);
     (word(&tables.enter, number) & !ALWAYS) | word(&tables.exit, number) != 0
+}
+
+/// Whether somebody wants the end of a call: then it is remembered.
+#[inline(always)]
+pub(crate) fn has_end(base: u64, number: i64) -> bool {
+    word(&tables(base).exit, number) != 0
 }
 
 /// Runs the programs that see the beginning of a call, or its end with a result.
 ///
 /// # Safety
 /// `regs` are valid registers.
-unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
+pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
     if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
         return;
     }
@@ -632,18 +686,18 @@ pub(crate) fn own_ids() -> u64 {
 }
 
 /// Words of a signal frame from the stack pointer of `rt_sigreturn` on (`struct ucontext`, arch/x86/include/uapi/asm/sigcontext.h).
-mod sigframe {
-    pub(super) const R8: usize = 5;
-    pub(super) const R9: usize = 6;
-    pub(super) const R10: usize = 7;
-    pub(super) const RDI: usize = 13;
-    pub(super) const RSI: usize = 14;
-    pub(super) const RDX: usize = 17;
-    pub(super) const RAX: usize = 18;
-    pub(super) const RCX: usize = 19;
-    pub(super) const RSP: usize = 20;
-    pub(super) const RIP: usize = 21;
-    pub(super) const WORDS: usize = 22;
+pub(crate) mod sigframe {
+    pub(crate) const R8: usize = 5;
+    pub(crate) const R9: usize = 6;
+    pub(crate) const R10: usize = 7;
+    pub(crate) const RDI: usize = 13;
+    pub(crate) const RSI: usize = 14;
+    pub(crate) const RDX: usize = 17;
+    pub(crate) const RAX: usize = 18;
+    pub(crate) const RCX: usize = 19;
+    pub(crate) const RSP: usize = 20;
+    pub(crate) const RIP: usize = 21;
+    pub(crate) const WORDS: usize = 22;
 }
 
 /// A signal handler returns: the end of `rt_sigreturn`, which the kernel shows without a number, and the end of the call that
@@ -675,17 +729,22 @@ unsafe fn before_return(base: u64, sp: u64) {
     };
     // SAFETY: valid registers.
     unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
+    let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
+    let place = raw_net::place_of(base, frame[at::RIP]);
+    if offset >= GATES_BYTES && place.is_none() {
+        // SAFETY: what has been read there.
+        return unsafe { raw_cancellation::before_return(base, tb, &mut regs, frame[at::RCX], sp) };
+    }
     // Right before the instruction was made `rcx` was no address of a gate.
     if frame[at::RCX] != frame[at::RIP].wrapping_add(SYSCALL_BYTES) {
         return;
     }
-    let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
     let again = if offset < GATES_BYTES {
         let index = (offset / GATE_BYTES) as u32;
         regs.rip = site(base, index).call + SYSCALL_BYTES;
         gate(base, index)
     } else {
-        let Some(behind) = raw_net::place_of(base, frame[at::RIP]) else { return };
+        let Some(behind) = place else { return };
         regs.rip = behind;
         behind - SYSCALL_BYTES
     };

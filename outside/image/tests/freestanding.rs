@@ -57,7 +57,7 @@ fn no_instruction_touches_vector_or_x87_registers_or_memory_outside_the_region()
         // What never runs: the mark before the abort of a restartable sequence.
         if instruction.is_ip_rel_memory_operand() && instruction.mnemonic() != Mnemonic::Ud1 {
             let address = instruction.ip_rel_memory_address();
-            let is_ours = address < end || (CONTROL_OFFSET..REGION_BYTES).contains(&address);
+            let is_ours = address < end || (CONTROL_OFFSET..=REGION_BYTES).contains(&address);
             assert!(is_ours, "{instruction} at {:#x}", instruction.ip());
         }
     }

@@ -19,4 +19,4 @@ pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, Region, RegionFiles, RemoteFd, map_files, map_region, map_stub_area, replace_control, unmap_region,
 };
-pub use stopped::{SavedContext, Stopped, reap_the_dead};
+pub use stopped::{SavedContext, Stopped, let_go};

@@ -27,6 +27,8 @@ const HOMEWARD_PAUSE: Duration = Duration::from_micros(50);
 const STACKS_MAX: u32 = 8;
 /// A remote system call must return within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
+/// Threads that do not stop for as long as this are let go later.
+const LET_GO_WITHIN: Duration = Duration::from_millis(20);
 
 /// All threads of a process, stopped. Dropping it lets them go.
 #[derive(Debug)]
@@ -172,6 +174,7 @@ impl Stopped {
     }
 
     fn unattached(pid: u32) -> Result<Stopped, Error> {
+        let_go();
         let mut options = libc::PTRACE_O_TRACESYSGOOD;
         if crate::process::inspect(Pid(pid))?.seccomp {
             options |= libc::PTRACE_O_SUSPEND_SECCOMP;
@@ -663,21 +666,21 @@ impl Drop for Stopped {
     }
 }
 
-/// Dead threads that could not be waited for yet: a leader outlives its threads, and large processes die slowly.
-/// A dead tracee that nobody waits for stays a zombie, also for its parent.
-static DEAD: Mutex<Vec<Tid>> = Mutex::new(vec![]);
+/// Threads that could not be let go yet: what waits for a `vfork` child stops when that is over, a dead leader outlives its
+/// threads, large processes die slowly. (A dead tracee that nobody waits for stays a zombie, also for its parent.)
+static HELD: Mutex<Vec<Tid>> = Mutex::new(vec![]);
 
 /// Lets go of threads: those that are stopped at once, those that run behind their next stop, dead ones by
 /// waiting for them.
 fn release(threads: Vec<Tid>) {
     let mut left: Vec<Tid> = threads.into_iter().filter(|tid| ptrace::detach(*tid, 0).is_err()).collect();
     left.iter().for_each(|tid| drop(ptrace::interrupt(*tid)));
-    let deadline = Instant::now() + CALL_WITHIN;
+    let deadline = Instant::now() + LET_GO_WITHIN;
     while !left.is_empty() && Instant::now() < deadline {
         left.retain(|tid| !is_released(*tid));
         std::thread::yield_now();
     }
-    DEAD.lock().unwrap_or_else(PoisonError::into_inner).append(&mut left);
+    HELD.lock().unwrap_or_else(PoisonError::into_inner).append(&mut left);
 }
 
 /// Whether a thread that was not stopped before is no longer our tracee now.
@@ -690,12 +693,12 @@ fn is_released(tid: Tid) -> bool {
     }
 }
 
-/// Waits, without blocking, for tracees that died while they were ours; false while some are left. To be
-/// called again then, by the thread that stopped them.
-pub fn reap_the_dead() -> bool {
-    let mut dead = DEAD.lock().unwrap_or_else(PoisonError::into_inner);
-    dead.retain(|tid| !is_released(*tid));
-    dead.is_empty()
+/// Lets threads go, without blocking, that could not be let go when their process was; false while some are left. To be called
+/// again then, by the thread that stopped them: until then they stay stopped.
+pub fn let_go() -> bool {
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    held.retain(|tid| !is_released(*tid));
+    held.is_empty()
 }
 
 fn open_memory(pid: u32) -> Result<File, Error> {

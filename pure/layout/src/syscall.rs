@@ -13,9 +13,9 @@ pub const OTHER_NUMBERS: usize = NUMBERS;
 /// Offset of [`SyscallTables`] in the control block.
 pub const TABLES_OFFSET: u64 = 0x1c_0000;
 /// Offset of the table of [`SyscallSite`]s in the control block.
-pub const SITES_OFFSET: u64 = 0x1c_4000;
+pub const SITES_OFFSET: u64 = 0x1c_6000;
 /// Sites of one target. One more, which is no place in the code, is for the end of the `execve` that began the program.
-pub const SITES_MAX: u32 = 5033;
+pub const SITES_MAX: u32 = 4862;
 /// Bytes of a gate.
 pub const GATE_BYTES: u64 = 256;
 /// Where in a gate whose site's number is known the call is made, and where what comes behind it.
@@ -33,6 +33,10 @@ pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64
 /// Calls that begin a thread or a process (`clone`, `fork`, `vfork`, `clone3`): where that begins the call's number cannot be
 /// looked up.
 pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
+/// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigreturn`,
+/// `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
+/// `pkey_mprotect`.
+pub const CLOSE_CALLS: [u32; 14] = [9, 10, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
 /// Of what a gate passes on in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
 /// Of what a gate passes on: the site's number is known.
@@ -48,6 +52,9 @@ pub const CALLS_MAX: usize = 16;
 /// Of an entry of a table: the agent looks at this call in any case.
 pub const ALWAYS: u64 = 1 << 63;
 
+/// In the place of an attachment: no program runs, but the call is remembered.
+pub const ONLY_NOBODY: u64 = 1;
+
 /// Who wants what. Each entry is a packed range ([`crate::control::range_pack`]) of attachments, 0 if nobody does.
 #[repr(C)]
 #[derive(Debug)]
@@ -58,17 +65,23 @@ pub struct SyscallTables {
     pub exit: [AtomicU64; NUMBERS + 1],
     /// Not 0: one of both. Looked at where a site's number is not known before.
     pub either: [AtomicU64; NUMBERS + 1],
+    /// Address of the only [`crate::control::Attachment`] that sees the beginning of a call with this number, [`ONLY_NOBODY`],
+    /// or 0 if there are more, or the agent has more to do.
+    pub enter_only: [AtomicU64; NUMBERS + 1],
+    /// The same of its end.
+    pub exit_only: [AtomicU64; NUMBERS + 1],
     /// Address of the [`crate::control::Hook`] that counts hits and misses.
     pub hook: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
     /// 1: an `execve` is announced to the server, which traces what is executed.
     pub follow: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// How often places were restored where the ends of calls are seen of routines in which threads are cancelled.
+    pub blind: AtomicU32,
 }
 
-/// A `syscall` instruction that was replaced. 48 bytes; what it takes to undo it is here.
+/// A `syscall` instruction that was replaced, or a call of a routine with one ([`crate::cancellation`]), or what that returns
+/// to. 48 bytes; what it takes to undo it is here.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SyscallSite {
@@ -78,7 +91,7 @@ pub struct SyscallSite {
     pub call: u64,
     /// Address of the near stub.
     pub near: u64,
-    /// The call's number; -1: not known before.
+    /// The call's number; -1: not known before; or [`crate::cancellation::CALLS`] or `RETURNS`.
     pub number: i32,
     /// Bytes of the instructions that were displaced.
     pub displaced: u32,
@@ -103,8 +116,10 @@ pub struct Call {
     pub first_call: u32,
     /// 1: its end was shown.
     pub ended: u32,
-    /// Zero.
-    pub reserved: u64,
+    /// Of a call of a routine in which threads are cancelled: its site's index, and 1 more. Else 0.
+    pub routine: u32,
+    /// `SyscallTables::blind` when it began.
+    pub blind: u32,
 }
 
 const _: () = {

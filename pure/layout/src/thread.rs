@@ -73,6 +73,9 @@ pub struct StateHeader {
     pub reserved2: [u64; 4],
     /// FS base of the thread that owns block i; 0: free. Searched when GS does not lead to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
+    /// How many calls are under way of routines in which threads are cancelled whose end somebody wants, and maybe more, by
+    /// [`crate::cancellation::slot`].
+    pub awaited: [AtomicU32; crate::cancellation::SLOTS],
 }
 
 /// A call whose return address was replaced. 64 bytes.

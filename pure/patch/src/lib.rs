@@ -6,11 +6,13 @@
 //! Start reading at: `plan.rs`, then `stub.rs`.
 #![forbid(unsafe_code)]
 
+mod cancellation;
 mod flow;
 mod plan;
 mod stub;
 mod syscall;
 
+pub use cancellation::{CallerLinks, Replaced, Routine};
 pub use flow::{Branch, branches, far_branches, far_calls, goes_on, is_branch, is_code};
 pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
 pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};

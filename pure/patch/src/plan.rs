@@ -85,7 +85,7 @@ pub enum Refusal {
         /// Its text.
         text: String,
     },
-    /// A system call that threads are cancelled in by its address.
+    /// A system call that threads are cancelled in by its address: it stays where it is.
     Cancelled {
         /// The call.
         site: u64,
@@ -118,7 +118,7 @@ impl fmt::Display for Refusal {
             }
             Refusal::Immovable { address, text } => write!(f, "`{text}` at {address:#x} cannot be moved"),
             Refusal::Cancelled { site } => {
-                write!(f, "threads that wait in the system call at {site:#x} are cancelled by that address (musl)")
+                write!(f, "threads that wait in the system call at {site:#x} are cancelled by that address")
             }
             Refusal::OutOfReach { address } => write!(f, "{address:#x} is too far from the stub"),
         }

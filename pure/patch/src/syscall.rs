@@ -14,6 +14,7 @@ use ring3_layout::syscall::{
     SyscallTables, WANTED_AT, WANTED_DONE_AT,
 };
 
+use crate::cancellation::Replaced;
 use crate::flow::{
     Branch, changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, syscall_number,
     takes_result,
@@ -44,6 +45,8 @@ pub struct SyscallPlan {
     pub stackless: bool,
     /// The displaced instructions.
     pub displaced: Vec<u8>,
+    /// What is replaced.
+    pub replaced: Replaced,
 }
 
 /// Where a gate leads.
@@ -187,15 +190,34 @@ impl Search<'_> {
             stackless: changes_stack(self.instructions, index),
             keeps_flags: flags_live(&self.instructions[index + 1..]),
             displaced: self.function.bytes[at(site)..at(end)].to_vec(),
+            replaced: Replaced::Instruction,
         }
     }
 }
 
 impl SyscallPlan {
+    /// One that displaces nothing.
+    pub fn at(site: u64, call: u64) -> SyscallPlan {
+        SyscallPlan {
+            site,
+            call,
+            number: None,
+            uses_rax: true,
+            keeps_flags: false,
+            stackless: false,
+            displaced: vec![],
+            replaced: Replaced::Instruction,
+        }
+    }
+
     /// As it lies where the file is mapped with `bias` added to its addresses.
     pub fn mapped(&self, bias: u64) -> SyscallPlan {
         let at = |address: u64| address.wrapping_add(bias);
-        SyscallPlan { site: at(self.site), call: at(self.call), ..self.clone() }
+        let replaced = match &self.replaced {
+            Replaced::Call(routine) => Replaced::Call(routine.mapped(bias)),
+            other => *other,
+        };
+        SyscallPlan { site: at(self.site), call: at(self.call), replaced, ..self.clone() }
     }
 
     /// Where the call ends.
@@ -203,10 +225,11 @@ impl SyscallPlan {
         self.call + SYSCALL_BYTES
     }
 
-    /// What to write at the site: a jump to a near stub at `near`.
+    /// What to write at the site: a jump to a near stub at `near`, or a call of that.
     pub fn jump(&self, near: u64) -> Result<Vec<u8>, Refusal> {
         let mut assembler = Assembler { base: self.site, bytes: Vec::with_capacity(JUMP_BYTES) };
-        assembler.jump(near)?;
+        assembler.put(&[if matches!(self.replaced, Replaced::Call(_)) { CALL } else { JUMP }]);
+        assembler.relative(near)?;
         Ok(assembler.bytes)
     }
 
@@ -258,7 +281,7 @@ pub fn progress(number_known: bool, offset: u64) -> Progress {
 
 impl Assembler {
     /// A jump to anywhere.
-    fn jump_far(&mut self, target: u64) {
+    pub(crate) fn jump_far(&mut self, target: u64) {
         self.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
         self.put(&target.to_le_bytes());
     }
@@ -296,6 +319,8 @@ impl Assembler {
 const PASS_BYTES: u8 = 10;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const JUMP_SHORT: u8 = 0xeb;
+const JUMP: u8 = 0xe9;
+const CALL: u8 = 0xe8;
 
 fn entry(tables: u64, table: usize, number: u32) -> u64 {
     tables + table as u64 + u64::from(number.min(NUMBERS as u32)) * 8

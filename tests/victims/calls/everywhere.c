@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // A signal after each number of instructions on the way through some calls, be they the program's or those of somebody in
-// between: a parent counts them with ptrace. The handler makes a call, and returns (or, with an argument, jumps out).
+// between: a parent counts them with ptrace. The handler makes a call, and returns or, with "jump", jumps out. With "points" the
+// calls are ones in which threads can be cancelled.
 #include "check.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
 #define ROUNDS 1200
 
-static volatile int handled, jumps;
+static volatile int handled, jumps, points;
 static sigjmp_buf out;
 static pid_t parent;
 
@@ -47,6 +49,18 @@ static long three_calls(pid_t self)
 	return first;
 }
 
+static void three_points(pid_t self)
+{
+	char byte;
+
+	RAW(SYS_kill, self, SIGSTOP);
+	EQUAL(read(-1, &byte, 1), -1);
+	EQUAL(errno, EBADF);
+	EQUAL(write(-1, &byte, 1), -1);
+	EQUAL(open("/nowhere/missing", O_RDONLY), -1);
+	EQUAL(errno, ENOENT);
+}
+
 static int child(void)
 {
 	pid_t self = getpid();
@@ -55,7 +69,10 @@ static int child(void)
 	signal(SIGUSR1, handle);
 	for (volatile int round = 0; round < ROUNDS; round++) {
 		if (!sigsetjmp(out, 1)) {
-			three_calls(self);
+			if (points)
+				three_points(self);
+			else
+				three_calls(self);
 			RAW(SYS_kill, self, SIGTSTP);
 		}
 		EQUAL(handled, round + 1);
@@ -97,8 +114,10 @@ static int disturb(pid_t process, int steps)
 
 int main(int argc, char **argv)
 {
-	(void)argv;
-	jumps = argc > 1;
+	for (int i = 1; i < argc; i++) {
+		jumps |= !strcmp(argv[i], "jump");
+		points |= !strcmp(argv[i], "points");
+	}
 	parent = getpid();
 	pid_t process = fork();
 	if (!process)

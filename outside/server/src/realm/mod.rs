@@ -4,7 +4,9 @@
 //! one thread, the tracer ([`tracer`]), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
+mod cancellation;
 mod doorbell;
+mod forks;
 mod modules;
 mod named;
 mod net;

@@ -14,7 +14,7 @@ use ring3_elf::File as Elf;
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
-use ring3_patch::{Branch, Function, JUMP_BYTES, SyscallPlan, plan_detour, plan_syscalls};
+use ring3_patch::{Branch, Function, JUMP_BYTES, Routine, SyscallPlan, plan_detour, plan_syscalls};
 use ring3_uapi::Errno;
 
 use super::Refusal;
@@ -22,7 +22,7 @@ use super::raw_mapping::read_process;
 
 /// What is looked at behind a function whose end is unknown, and behind one that is tiny (padding), bytes.
 const UNKNOWN_FUNCTION_BYTES: u64 = 512;
-const BEHIND_FUNCTION_BYTES: u64 = 32;
+pub(super) const BEHIND_FUNCTION_BYTES: u64 = 32;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
@@ -305,7 +305,7 @@ fn entered(elf: &Elf<'_>, far: &[Branch], vaddr: u64) -> Option<Branch> {
 }
 
 /// A branch of another function into these bytes.
-fn entered_in(elf: &Elf<'_>, far: &[Branch], inside: std::ops::Range<u64>) -> Option<Branch> {
+pub(super) fn entered_in(elf: &Elf<'_>, far: &[Branch], inside: std::ops::Range<u64>) -> Option<Branch> {
     const SHORT: u64 = 0x80;
     let code_of = |address: u64| {
         let bounds = elf.function_bounds(address)?;
@@ -358,12 +358,16 @@ fn syscall_plans(bytes: &[u8], far: &[Branch]) -> Option<SyscallPlans> {
         let file = Calls { elf: &elf, far, calls: OnceCell::new() };
         for at in memchr_syscall(code) {
             let vaddr = segment.start + at as u64;
+            if let Some(routine) = Routine::around(code, segment.start, vaddr) {
+                file.plan_callers(&routine, &mut found);
+            }
             if vaddr >= done {
                 done = file.plan_around(vaddr, segment.end, &mut found);
             }
         }
         found.segments.push((segment, offset));
     }
+    found.keep_callers_apart();
     // What goes on behind its end is looked at twice.
     found.plans.sort_by_key(|plan| plan.site);
     found.plans.dedup_by(|next, plan| next.site < plan.site + plan.displaced.len() as u64);
@@ -380,7 +384,7 @@ pub(super) fn vdso_calls() -> Option<SyscallPlans> {
 }
 
 /// What lies between known functions, with the one before if that goes on there, if it can be decoded to its end.
-fn between(elf: &Elf<'_>, vaddr: u64) -> Option<std::ops::Range<u64>> {
+pub(super) fn between(elf: &Elf<'_>, vaddr: u64) -> Option<std::ops::Range<u64>> {
     const GAP_BYTES_MAX: u64 = 1 << 20;
     let gap = elf.gap(vaddr).filter(|gap| gap.end - gap.start <= GAP_BYTES_MAX)?;
     let before = elf.function_bounds(gap.start.checked_sub(1)?).filter(|before| before.end == gap.start);
@@ -397,7 +401,7 @@ fn is_reached(elf: &Elf<'_>, calls: &[Branch], vaddr: u64) -> bool {
 }
 
 /// What looks like a call into these bytes.
-fn called_in(calls: &[Branch], range: &std::ops::Range<u64>) -> Option<Branch> {
+pub(super) fn called_in(calls: &[Branch], range: &std::ops::Range<u64>) -> Option<Branch> {
     calls[calls.partition_point(|call| call.to < range.start)..].first().copied().filter(|call| call.to < range.end)
 }
 
@@ -412,16 +416,17 @@ fn far_calls(elf: &Elf<'_>) -> Vec<Branch> {
 }
 
 /// A file whose system calls are looked for.
-struct Calls<'f> {
-    elf: &'f Elf<'f>,
+pub(super) struct Calls<'f> {
+    pub(super) elf: &'f Elf<'f>,
     /// Candidates for branches into the middle of functions, by target.
-    far: &'f [Branch],
+    pub(super) far: &'f [Branch],
     /// Candidates for calls, by target; found when first asked for.
     calls: OnceCell<Vec<Branch>>,
 }
 
 impl Calls<'_> {
-    fn calls(&self) -> &[Branch] {
+    /// Candidates for calls, by target.
+    pub(super) fn calls(&self) -> &[Branch] {
         self.calls.get_or_init(|| far_calls(self.elf))
     }
 

@@ -10,22 +10,23 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::control::{range_pack, range_unpack};
+use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, GATE_BYTES, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite,
-    SyscallTables, TABLES_OFFSET,
+    ALWAYS, BEGINNERS, CALL_AT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET,
+    SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET,
 };
 use ring3_layout::thread::STATE_HEADER_BYTES;
-use ring3_patch::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, progress};
+use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Progress, Replaced, SyscallPlan, progress};
 use ring3_uapi::Errno;
 
+use super::cancellation::{number_of, replaced_at};
 use super::modules::{Modules, SyscallPlans};
 use super::net::{CHANGERS, net_gate};
 use super::raw_mapping::{read_process, value_from};
 use super::target::{Link, Target, is_dynamic_loader, is_written};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, net};
+use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, net};
 
 /// `__NR_*` of calls that the agent looks at whoever wants them.
 mod number {
@@ -77,7 +78,8 @@ impl Wish {
             Some(number::MMAP) if in_loader => true,
             Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
-            None => self.any || self.follow,
+            // (Nobody is executed from where threads are cancelled.)
+            None => self.any || self.follow && plan.replaced == Replaced::Instruction,
         }
     }
 }
@@ -191,6 +193,8 @@ pub(super) struct Syscalls {
     pub(super) alone: Vec<u64>,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
+    /// Links whose programs see calls here.
+    pub(super) seers: BTreeSet<AttachmentId>,
     /// The hook that counts, by its index, and its address.
     hook: Option<(u32, u64)>,
 }
@@ -198,12 +202,12 @@ pub(super) struct Syscalls {
 impl Syscalls {
     /// Whether these sites are there, and no others.
     pub(super) fn are(&self, wanted: &[WantedCall]) -> bool {
-        let known = |want: &WantedCall| match self.sites.get(&want.plan.call) {
+        let known = |want: &WantedCall| match self.sites.get(&want.plan.key()) {
             Some(placed) => placed.patched && placed.is(want),
-            None => self.refused.contains_key(&want.plan.call),
+            None => self.refused.contains_key(&want.plan.key()),
         };
         let patched = self.sites.values().filter(|placed| placed.patched).count();
-        let refused = wanted.iter().filter(|want| self.refused.contains_key(&want.plan.call)).count();
+        let refused = wanted.iter().filter(|want| self.refused.contains_key(&want.plan.key())).count();
         patched + refused == wanted.len() && wanted.iter().all(known)
     }
 
@@ -244,7 +248,8 @@ impl Placed {
     /// The registers of a thread that is in the middle of what the jump replaces, or for which the kernel would make the call
     /// again there, with which it goes on; `Some(None)`: it cannot.
     fn moved_in(&self, registers: &inject::Registers) -> Option<Option<inject::Registers>> {
-        let again = if registers.rip == self.plan.after() { made_again(registers) } else { None };
+        let is_behind = self.plan.replaced == Replaced::Instruction && registers.rip == self.plan.after();
+        let again = if is_behind { made_again(registers) } else { None };
         match again {
             Some(again) => Some(self.near_of(self.plan.call).map(|rip| inject::Registers { rip, ..again })),
             None if self.has_inside(registers.rip) => {
@@ -289,17 +294,17 @@ impl Target {
 
     /// Brings the sites of system calls in line with what is wanted.
     pub(super) fn reconcile_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
-        let keep: BTreeMap<u64, &WantedCall> = wanted.iter().map(|want| (want.plan.call, want)).collect();
-        let is_stale = |placed: &Placed| keep.get(&placed.plan.call).is_none_or(|want| !placed.is(want));
+        let keep: BTreeMap<u64, &WantedCall> = wanted.iter().map(|want| (want.plan.key(), want)).collect();
+        let is_stale = |placed: &Placed| keep.get(&placed.plan.key()).is_none_or(|want| !placed.is(want));
         let stale: Vec<u64> =
-            self.syscalls.sites.values().filter(|placed| is_stale(placed)).map(|placed| placed.plan.call).collect();
+            self.syscalls.sites.values().filter(|placed| is_stale(placed)).map(|placed| placed.plan.key()).collect();
         for call in stale {
             self.remove_call(stopped, call);
         }
         self.syscalls.refused.clear();
         let (mut batch, mut fresh) = (Batch::default(), vec![]);
         for want in wanted {
-            let call = want.plan.call;
+            let call = want.plan.key();
             match self.prepare_call(stopped, want, &mut batch) {
                 Ok(true) => fresh.push(call),
                 Ok(false) => {}
@@ -314,7 +319,16 @@ impl Target {
             fresh.retain(|other| *other != call);
             self.refuse_call(call, refusal);
         }
-        self.patch_calls(stopped, fresh);
+        // A beginning is seen only where its end is.
+        let is_call = |key: &u64| matches!(self.syscalls.sites[key].plan.replaced, Replaced::Call(_));
+        let (calls, others): (Vec<u64>, Vec<u64>) = fresh.into_iter().partition(is_call);
+        self.patch_calls(stopped, others);
+        let is_seen = |key: &u64| self.syscalls.sites.get(&(key + JUMP_BYTES as u64)).is_some_and(|end| end.patched);
+        let (calls, unseen): (Vec<u64>, Vec<u64>) = calls.into_iter().partition(is_seen);
+        for key in unseen {
+            self.refuse_call(key, Refusal::new(Errno::ENOTSUPP, "the end of what is called there cannot be seen"));
+        }
+        self.patch_calls(stopped, calls);
     }
 
     /// Of mappings that are others than those that were there before, in their place: nothing is written there yet.
@@ -349,7 +363,7 @@ impl Target {
         want: WantedCall,
         batch: &mut Batch,
     ) -> Result<bool, Refusal> {
-        let call = want.plan.call;
+        let call = want.plan.key();
         if self.syscalls.sites.get(&call).is_some_and(|placed| !placed.is(&want)) {
             // Another file is mapped there now; the old site went with its mapping.
             self.syscalls.sites.remove(&call);
@@ -384,10 +398,15 @@ impl Target {
         }
         let gate = gate_address(self.region, index);
         let (near, area) = self.stub_room(stopped, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
-        let (stub, tail) = plan.near(near, gate).map_err(refuse)?;
+        let stub = if plan.replaced == Replaced::Instruction {
+            let (stub, tail) = plan.near(near, gate).map_err(refuse)?;
+            let links = self.gate_links(&plan, index, near + u64::from(tail), want.small_stacks);
+            batch.0.push((gate, plan.gate(gate, &links).map_err(refuse)?));
+            stub
+        } else {
+            plan.near_of_caller(near, &self.caller_links(&plan, index)).map_err(refuse)?
+        };
         let jump = plan.jump(near).map_err(refuse)?;
-        let links = self.gate_links(&plan, index, near + u64::from(tail), want.small_stacks);
-        batch.0.push((gate, plan.gate(gate, &links).map_err(refuse)?));
         self.take_stub_room(area, stub.bytes.len() as u64);
         self.syscalls.used += 1;
         let moved = stub.moved.iter().map(|m| (m.original, near + u64::from(m.stub_offset))).collect();
@@ -410,7 +429,7 @@ impl Target {
                     .ok_or(inject::Error::ThreadInside { tid, address: registers.rip })
             });
             if let Some(Err(error)) = moved {
-                refused.push((placed.plan.call, refusal_of(error)));
+                refused.push((placed.plan.key(), refusal_of(error)));
             }
         }
         for context in stopped.saved_contexts().unwrap_or_default() {
@@ -418,7 +437,7 @@ impl Target {
             let to = placed.near_of(context.rip).map(|rip| inject::SavedContext { rip, ..context });
             if to.is_none_or(|to| stopped.set_context(&to).is_err()) {
                 let error = inject::Error::ThreadInside { tid: stopped.pid(), address: context.rip };
-                refused.push((placed.plan.call, refusal_of(error)));
+                refused.push((placed.plan.key(), refusal_of(error)));
             }
         }
         refused
@@ -461,7 +480,7 @@ impl Target {
                 bytes[at..at + placed.jump.len()].copy_from_slice(&placed.jump);
             }
             let differ = || Refusal::new(Errno::EINVAL, "the code is not that of its file");
-            results.push((placed.plan.call, if same { Ok(()) } else { Err(differ()) }));
+            results.push((placed.plan.key(), if same { Ok(()) } else { Err(differ()) }));
         }
         match stopped.write(start, &bytes) {
             Ok(()) => results,
@@ -483,16 +502,20 @@ impl Target {
             }
         }
         placed.patched = false;
+        let ends = placed.plan.replaced == Replaced::Return;
         self.write_call(call);
+        if ends {
+            self.go_blind();
+        }
     }
 
     fn write_call(&self, call: u64) {
         let placed = &self.syscalls.sites[&call];
         let mut entry = SyscallSite {
             site: if placed.patched { placed.plan.site } else { 0 },
-            call,
+            call: placed.plan.call,
             near: placed.near,
-            number: placed.plan.number.map_or(-1, |number| number as i32),
+            number: number_of(&placed.plan),
             displaced: placed.plan.displaced.len() as u32,
             ..SyscallSite::default()
         };
@@ -501,10 +524,18 @@ impl Target {
         self.control.write(site_offset(placed.index), entry);
     }
 
-    /// Publishes who sees which call: new ranges first, then one store for each number.
+    /// Publishes who sees which call.
     pub(super) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
+        let seers = self.links_for(links).filter(|(_, spec)| matches!(spec.point, Point::Syscall(_)));
+        let seers = seers.map(|(id, _)| id).collect();
+        self.publish_calls_of(&seers, links);
+        self.syscalls.seers = seers;
+    }
+
+    /// Publishes who sees which call, of these links: new ranges first, then one store for each number.
+    pub(super) fn publish_calls_of(&mut self, seers: &BTreeSet<AttachmentId>, links: &BTreeMap<AttachmentId, Link>) {
         let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
-        for (id, spec) in self.links_for(links) {
+        for (id, spec) in self.links_for(links).filter(|(id, _)| seers.contains(id)) {
             let Point::Syscall(point) = &spec.point else { continue };
             let numbers = match point.number {
                 Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
@@ -540,9 +571,18 @@ impl Target {
                 // Whose end is to be shown is remembered from its beginning on.
                 words[0] |= ALWAYS;
             }
+            // First what is looked at first.
+            self.set_table(offset_of!(SyscallTables, enter_only), number, 0);
+            self.set_table(offset_of!(SyscallTables, exit_only), number, 0);
             self.set_table(offset_of!(SyscallTables, enter), number, words[0]);
             self.set_table(offset_of!(SyscallTables, exit), number, words[1]);
             self.set_table(offset_of!(SyscallTables, either), number, u64::from(words != [0, 0]));
+            for (exit, table) in
+                [(false, offset_of!(SyscallTables, enter_only)), (true, offset_of!(SyscallTables, exit_only))]
+            {
+                let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
+                self.set_table(table, number, self.only_of_call(number, ids, &ranges, links));
+            }
         }
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
         for range in old.difference(&kept) {
@@ -571,13 +611,9 @@ impl Target {
         let registers = stopped.registers(tid)?;
         let (gate, entry) = (gate_address(self.region, index), registers.rip);
         let plan = SyscallPlan {
-            site: entry,
-            call: entry - SYSCALL_BYTES,
             number: Some(number::EXECVE),
-            uses_rax: false,
             keeps_flags: true,
-            stackless: false,
-            displaced: vec![],
+            ..SyscallPlan::at(entry, entry - SYSCALL_BYTES)
         };
         let Ok(code) = plan.gate(gate, &self.gate_links(&plan, index, entry, false)) else { return Ok(()) };
         let record = SyscallSite { call: plan.call, number: number::EXECVE as i32, ..SyscallSite::default() };
@@ -612,6 +648,30 @@ impl Target {
     fn set_table(&self, table: usize, number: usize, word: u64) {
         let at = TABLES_OFFSET + table as u64 + number as u64 * 8;
         self.control.word(at).store(word, SeqCst);
+    }
+
+    /// The entry of [`SyscallTables::enter_only`] or `exit_only` for a call that these see.
+    fn only_of_call(
+        &self,
+        number: usize,
+        ids: &[AttachmentId],
+        ranges: &BTreeMap<Vec<AttachmentId>, u64>,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> u64 {
+        let closely = BEGINNERS.into_iter().chain(CLOSE_CALLS).any(|call| call as usize == number);
+        if closely || number == OTHER_NUMBERS || self.syscalls.hook.is_none() {
+            return 0;
+        }
+        let in_function = |point: &Point| matches!(point, Point::Syscall(p) if p.context == SyscallContext::Kprobe);
+        match ids {
+            [] => ONLY_NOBODY,
+            [id] if links.get(id).is_some_and(|link| !in_function(&link.spec.point)) => {
+                let (first, count) = ranges.get(ids).map_or((0, 0), |range| range_unpack(*range));
+                let address = self.region + CONTROL_OFFSET + ATTACHMENTS_OFFSET;
+                if count == 1 { address + u64::from(first) * size_of::<Attachment>() as u64 } else { 0 }
+            }
+            _ => 0,
+        }
     }
 
     /// The packed range of these attachments; 0 if there is no room for them.
@@ -772,15 +832,12 @@ fn moved_of(stopped: &inject::Stopped, entry: &SyscallSite) -> Vec<(u64, u64)> {
     if entry.site == 0 || stopped.read(entry.site, &mut displaced).is_err() {
         return vec![];
     }
-    let plan = SyscallPlan {
-        site: entry.site,
-        call: entry.call,
-        number: None,
-        uses_rax: true,
-        keeps_flags: false,
-        stackless: false,
-        displaced,
+    let replaced = replaced_at(entry, &displaced);
+    let plan = SyscallPlan { displaced, replaced, ..SyscallPlan::at(entry.site, entry.call) };
+    let stub = match replaced {
+        Replaced::Instruction => plan.near(entry.near, 0).map(|(stub, _)| stub),
+        Replaced::Call(_) | Replaced::Return => plan.near_of_caller(entry.near, &CallerLinks::default()),
     };
-    let Ok((stub, _)) = plan.near(entry.near, 0) else { return vec![] };
+    let Ok(stub) = stub else { return vec![] };
     stub.moved.iter().map(|m| (m.original, entry.near + u64::from(m.stub_offset))).collect()
 }

@@ -17,7 +17,7 @@ use ring3_layout::control::{
     RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
     range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, PROCESS_OFFSET, TEXT_OFFSET, got_offset, view_offset};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
@@ -36,8 +36,6 @@ use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
-/// All threads of a fork must have stopped within this time; else it is adopted later.
-const ADOPT_WITHIN: Duration = Duration::from_millis(100);
 /// A target must be free of our memory within this time, or it is finished in the background.
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
@@ -69,12 +67,12 @@ pub(super) struct Target {
     pub(super) executed: bool,
     pub(super) nonce: u64,
     /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
-    ancestors: Vec<u64>,
+    pub(super) ancestors: Vec<u64>,
     pidfd: OwnedFd,
     pub(super) region: u64,
     pub(super) control: SharedFile,
     /// Address and bytes of each mapped map.
-    maps: BTreeMap<MapSlot, (u64, u64)>,
+    pub(super) maps: BTreeMap<MapSlot, (u64, u64)>,
     pub(super) sites: BTreeMap<u64, Site>,
     pub(super) hooks_used: u32,
     pub(super) ranges: RangeAllocator,
@@ -83,11 +81,13 @@ pub(super) struct Target {
     /// What catches the others.
     pub(super) net: NetState,
     /// Base and used bytes of each stub area.
-    areas: Vec<(u64, u64)>,
+    pub(super) areas: Vec<(u64, u64)>,
     /// Everything is being taken out.
     leaving: Option<Patience>,
+    /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
+    pub(super) parted: bool,
     vdso_clock_gettime: u64,
-    rseq_offset: u64,
+    pub(super) rseq_offset: u64,
     /// What perf reads of the stubs.
     pub(super) perf_map: Option<PerfMap>,
     pub(super) inject_us: u64,
@@ -131,6 +131,7 @@ impl Target {
             net: NetState::default(),
             areas: vec![],
             leaving: None,
+            parted: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             rseq_offset: 0,
             perf_map: None,
@@ -206,7 +207,7 @@ impl Target {
         Ok(())
     }
 
-    fn write_header(&self, shared: &Shared, region_base: u64) {
+    pub(super) fn write_header(&self, shared: &Shared, region_base: u64) {
         let all_registers = self.control.word32(offset_of!(ControlHeader, all_registers) as u64);
         self.control.write(
             0,
@@ -265,11 +266,13 @@ impl Target {
 
     // ---- links ----
 
-    /// Brings the sites in line with the links. Links that cannot be applied keep the reason.
+    /// Brings the sites in line with the links. Links that cannot be applied keep the reason. If forks run with the tables, they
+    /// go on with what there was, which becomes one of `parted`.
     pub(super) fn apply_links(
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
+        parted: &mut Vec<Target>,
     ) -> Result<(), Refusal> {
         if self.is_leaving() {
             return Ok(());
@@ -297,11 +300,13 @@ impl Target {
             self.publish_calls(links);
             return Ok(());
         }
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(|error| {
-            self.silence(links);
-            refusal_of(error)
-        })?;
-        self.map_missing(shared, &mut stopped, &missing)?;
+        let mut stopped = match self.stop_to_change(shared, &missing, parted) {
+            Ok(stopped) => stopped,
+            Err(refusal) => {
+                self.silence(links);
+                return Err(refusal);
+            }
+        };
         self.reconcile(&mut stopped, wanted, links);
         self.publish_calls(links);
         self.reconcile_calls(&mut stopped, calls);
@@ -314,15 +319,31 @@ impl Target {
         Ok(())
     }
 
-    /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more. Its code
-    /// may be gone soon.
+    /// Stops the process and maps what is missing there.
+    fn stop_to_change(
+        &mut self,
+        shared: &Shared,
+        missing: &[MapSlot],
+        parted: &mut Vec<Target>,
+    ) -> Result<inject::Stopped, Refusal> {
+        if recovery::is_held(self.pid) {
+            return Err(refusal_of(inject::Error::ThreadDoesNotStop { tid: self.pid, state: 'D' }));
+        }
+        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
+        parted.extend(self.part(shared, &mut stopped).map_err(refusal_of)?);
+        self.map_missing(shared, &mut stopped, missing)?;
+        Ok(stopped)
+    }
+
+    /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more, and nothing new.
+    /// Its code may be gone soon.
     fn silence(&mut self, links: &BTreeMap<AttachmentId, Link>) {
         for address in self.sites.keys().copied().collect::<Vec<_>>() {
             let mut uses = self.sites[&address].uses.clone();
             uses.retain(|use_| links.contains_key(&use_.attachment));
             self.publish(address, &uses, links);
         }
-        self.publish_calls(links);
+        self.publish_calls_of(&self.syscalls.seers.clone(), links);
     }
 
     /// The links that hold for this process.
@@ -704,54 +725,10 @@ impl Target {
 
     // ---- threads ----
 
-    /// True if no thread was inside a program or the dispatcher when its block was looked at.
+    /// True if no thread was inside a program or the dispatcher when its block was looked at; nor one of a fork.
     pub(super) fn is_quiet(&self) -> bool {
-        recovery::guards_clear(self.pid, self.region)
-    }
-
-    // ---- forks ----
-
-    /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
-    /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own.
-    pub(super) fn find_children(&self, known: &BTreeMap<u32, Target>) -> Vec<u32> {
-        let is_child = |pid: &u32| {
-            let generation = || read_value::<u64>(*pid, self.region + PROCESS_OFFSET).ok();
-            *pid != self.pid
-                && !known.contains_key(pid)
-                && nonce_at(*pid, self.region) == Some(self.nonce)
-                && generation().is_some_and(|word| word == 0 || recovery::own_pid(*pid).map(u64::from) == Some(word))
-        };
-        recovery::all_processes().into_iter().filter(is_child).collect()
-    }
-
-    /// The process with this id in its own pid namespace that runs with this target's tables: a fork that has not been adopted,
-    /// or a `vfork` child.
-    pub(super) fn find_kin(&self, own_pid: u32) -> Option<u32> {
-        let is_it =
-            |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && recovery::own_pid(*pid) == Some(own_pid);
-        Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
-    }
-
-    /// Gives a fork of this target its own control block, a copy of ours.
-    pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
-        let mut target = Target::prepare(child, self.explicit)?;
-        target.following = self.following;
-        let mut stopped = inject::Stopped::seize(inject::Pid(child), ADOPT_WITHIN)?;
-        target.control.copy_from(&self.control);
-        target.region = self.region;
-        target.rseq_offset = self.rseq_offset;
-        target.ancestors = self.ancestors.iter().copied().chain([self.nonce]).collect();
-        target.write_header(shared, target.region);
-        inject::replace_control(&mut stopped, self.region, target.control.file())?;
-        target.maps = self.maps.clone();
-        target.hooks_used = self.hooks_used;
-        target.areas = self.areas.clone();
-        target.sites = self.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
-        target.ranges = self.ranges.copy();
-        target.syscalls = self.syscalls.clone();
-        target.net = self.net.clone();
-        target.tell_perf(shared);
-        Ok(target)
+        let is_quiet = |pid| recovery::guards_clear(pid, self.region);
+        is_quiet(self.pid) && self.find_children().into_iter().all(is_quiet)
     }
 
     // ---- leaving ----
@@ -876,7 +853,7 @@ impl Site {
         self.place.address < bytes.end && bytes.start < self.plan.resume
     }
 
-    fn copy(&self) -> Site {
+    pub(super) fn copy(&self) -> Site {
         Site {
             place: self.place.clone(),
             name: self.name.clone(),

@@ -83,6 +83,8 @@ impl Tracer {
                 next_attachment: 1,
                 pending: vec![],
                 has_orphans: false,
+                parted: vec![],
+                behind: BTreeSet::new(),
                 cleaned: BTreeSet::new(),
             }
             .run();
@@ -132,6 +134,10 @@ struct Actor {
     pending: Vec<(Garbage, Vec<u32>)>,
     /// There are forks that could not be adopted yet.
     has_orphans: bool,
+    /// Targets that are gone, or have other tables now, while forks run with theirs.
+    parted: Vec<Target>,
+    /// Targets that could not be stopped when something should have changed there.
+    behind: BTreeSet<u32>,
     /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
     cleaned: BTreeSet<u32>,
 }
@@ -141,7 +147,8 @@ impl Actor {
         crate::raw_process::take_short_slices();
         self.cleaned = recovery::clean_orphans(self.shared.folder);
         loop {
-            let timeout = (self.has_unfinished() || !inject::reap_the_dead()).then_some(RETRY_EVERY);
+            let all_let_go = inject::let_go();
+            let timeout = (self.has_unfinished() || !all_let_go).then_some(RETRY_EVERY);
             let exited = self.wait(timeout);
             for pid in exited {
                 self.forget_exited(pid);
@@ -157,6 +164,7 @@ impl Actor {
             }
             self.collect_garbage();
             self.finish_leaving();
+            self.catch_up();
             if self.has_orphans {
                 self.adopt_all_children();
             }
@@ -176,7 +184,10 @@ impl Actor {
     }
 
     fn has_unfinished(&self) -> bool {
-        self.has_orphans || !self.pending.is_empty() || self.targets.values().any(Target::is_leaving)
+        self.has_orphans
+            || !self.behind.is_empty()
+            || !self.pending.is_empty()
+            || self.targets.values().any(Target::is_leaving)
     }
 
     fn handle(&mut self, command: Command) {
@@ -201,7 +212,7 @@ impl Actor {
             }
             Command::DropMap(slot) => self.drop_map(slot),
             Command::DropText(range) => {
-                let users = self.targets.keys().copied().collect();
+                let users = self.all_tables().map(|target| target.pid).collect();
                 self.pending.push((Garbage::Text(range), users));
             }
             Command::Requests => self.serve_requests(),
@@ -284,11 +295,14 @@ impl Actor {
         Ok(self.status_of(pid))
     }
 
-    /// A thread of a target, or of a `vfork` child of one, is about to execute a program: that is a target, too. `ready` lets
-    /// the thread go ahead.
-    fn follow_exec(&mut self, parent: u32, (pid, tid): (u32, u32), ready: impl FnOnce()) -> Result<(), Refusal> {
-        let Some(parent) = self.targets.get(&parent) else { return Ok(()) };
-        let (explicit, following) = (parent.explicit, parent.following);
+    /// A thread of a target, or of a `vfork` child of one, is about to execute a program: that is a target, too, with what is
+    /// `kept`: whether the user asked for it, and what becomes of its children. `ready` lets the thread go ahead.
+    fn follow_exec(
+        &mut self,
+        (explicit, following): (bool, Following),
+        (pid, tid): (u32, u32),
+        ready: impl FnOnce(),
+    ) -> Result<(), Refusal> {
         let gains =
             |stopped: &inject::Stopped, registers: &inject::Registers| !privileges::gained(stopped, registers);
         let stopped = inject::Stopped::follow_exec(inject::Pid(pid), tid, EXEC_WITHIN, ready, gains);
@@ -340,8 +354,19 @@ impl Actor {
                         released when the thread leaves";
             return Err(Refusal::new(Errno::EBUSY, format!("process {pid}: {what}")));
         }
-        self.targets.remove(&pid);
+        if let Some(target) = self.targets.remove(&pid) {
+            self.part_with(target);
+        }
         Ok(())
+    }
+
+    /// A target is one no more. Forks that have not been adopted are not forgotten.
+    fn part_with(&mut self, mut target: Target) {
+        if !target.find_children().is_empty() {
+            target.retire();
+            self.has_orphans = true;
+            self.parted.push(target);
+        }
     }
 
     /// A target exited (its pidfd says so): its unadopted children are adopted, the rest is dropped.
@@ -352,6 +377,7 @@ impl Actor {
             let death = target.death();
             owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
             self.shared.deaths.tell(death);
+            self.part_with(target);
         }
         for link in self.links.values_mut() {
             link.refused.remove(&pid);
@@ -368,7 +394,17 @@ impl Actor {
     }
 
     fn finish_leaving(&mut self) {
-        self.targets.retain(|_, target| !target.is_leaving() || !target.try_leave());
+        let left = |(_, target): &mut (&u32, &mut Target)| target.is_leaving() && target.try_leave();
+        let left: Vec<u32> =
+            self.targets.iter_mut().filter_map(|mut entry| left(&mut entry).then_some(*entry.0)).collect();
+        for target in left.iter().filter_map(|pid| self.targets.remove(pid)).collect::<Vec<_>>() {
+            self.part_with(target);
+        }
+    }
+
+    /// Whatever processes run with.
+    fn all_tables(&self) -> impl Iterator<Item = &Target> {
+        self.targets.values().chain(&self.parted)
     }
 
     fn known_nonces(&self) -> Vec<u64> {
@@ -379,16 +415,26 @@ impl Actor {
 
     /// Finds processes that run with a target's tables but are not it (forks), and gives them their own.
     fn adopt_children_of(&mut self, pid: u32) {
-        let Some(children) = self.targets.get(&pid).map(|target| target.find_children(&self.targets)) else { return };
-        for child in children {
-            // What waits for a `vfork` child, which may wait for us, is adopted later.
-            let later = recovery::is_held(child) || !self.adopt(pid, child);
-            self.has_orphans |= later;
-        }
+        let Some(parent) = self.targets.remove(&pid) else { return };
+        self.has_orphans |= !self.adopt_children(&parent);
+        self.targets.insert(pid, parent);
+    }
+
+    /// Whether none is left.
+    fn adopt_children(&mut self, parent: &Target) -> bool {
+        // What waits for a `vfork` child, which may wait for us, is adopted later.
+        let mut adopt = |child: &u32| !recovery::is_held(*child) && self.adopt(parent, *child);
+        parent.find_children().iter().filter(|child| !adopt(child)).count() == 0
     }
 
     fn adopt_all_children(&mut self) {
         self.has_orphans = false;
+        for parent in std::mem::take(&mut self.parted) {
+            if !self.adopt_children(&parent) {
+                self.has_orphans = true;
+                self.parted.push(parent);
+            }
+        }
         let pids: Vec<u32> = self.targets.keys().copied().collect();
         for pid in pids {
             self.adopt_children_of(pid);
@@ -396,22 +442,30 @@ impl Actor {
     }
 
     /// Gives a fork its own tables; false: it must be tried again.
-    fn adopt(&mut self, parent: u32, child: u32) -> bool {
-        let Some(parent) = self.targets.get(&parent) else { return false };
+    fn adopt(&mut self, parent: &Target, child: u32) -> bool {
         match parent.adopt(&self.shared, child) {
             Ok(target) => {
                 tracing::info!(pid = child, parent = parent.pid, "fork adopted");
-                let stays = parent.following == Following::All;
+                let stays = parent.following == Following::All && !parent.is_leaving();
                 self.targets.insert(child, target);
+                // It may be inside what its parent uses.
+                for (_, users) in self.pending.iter_mut().filter(|(_, users)| users.contains(&parent.pid)) {
+                    users.push(child);
+                }
                 if !stays {
                     self.targets.get_mut(&child).expect("just inserted").begin_leaving();
                     return true;
                 }
                 // It has its parent's probes: some programs may be for one of the two only.
-                if self.links.values().any(|link| link.spec.filter.chooses())
-                    && let Err(refusal) = self.apply(child)
-                {
+                let differs = parent.parted || self.links.values().any(|link| link.spec.filter.chooses());
+                let applied = if differs { self.apply(child) } else { Ok(()) };
+                if let Err(refusal) = applied {
                     tracing::warn!(pid = child, "{refusal}");
+                }
+                if parent.parted
+                    && let Some(target) = self.targets.get_mut(&child)
+                {
+                    target.resume();
                 }
                 true
             }
@@ -435,6 +489,9 @@ impl Actor {
         let id = AttachmentId(self.next_attachment);
         self.next_attachment += 1;
         let pid = spec.pid;
+        if let Some(pid) = pid {
+            self.await_children_of(pid);
+        }
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
         let result = match pid {
             Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None),
@@ -458,7 +515,33 @@ impl Actor {
 
     fn apply(&mut self, pid: u32) -> Result<(), Refusal> {
         let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
-        target.apply_links(&self.shared, &mut self.links)
+        let before = self.parted.len();
+        let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted);
+        self.has_orphans |= self.parted.len() > before;
+        match &applied {
+            Err(refusal) if refusal.errno == Errno::EBUSY => drop(self.behind.insert(pid)),
+            _ => drop(self.behind.remove(&pid)),
+        }
+        applied
+    }
+
+    /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
+    fn catch_up(&mut self) {
+        self.behind.retain(|pid| self.targets.contains_key(pid));
+        for pid in self.behind.clone() {
+            if let Err(refusal) = self.apply(pid) {
+                tracing::debug!(pid, "{refusal}");
+            }
+        }
+    }
+
+    /// Waits until no thread of a process waits for a `vfork` child, which in turn may wait for an answer.
+    fn await_children_of(&mut self, pid: u32) {
+        let deadline = Instant::now() + LEAVE_WITHIN;
+        while recovery::is_held(pid) && Instant::now() < deadline {
+            self.serve_requests();
+            std::thread::sleep(RETRY_EVERY);
+        }
     }
 
     fn detach(&mut self, id: AttachmentId) {
@@ -466,10 +549,10 @@ impl Actor {
         self.adopt_all_children();
         self.links.remove(&id);
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
-            let Some(target) = self.targets.get_mut(&pid) else { continue };
-            if let Err(refusal) = target.apply_links(&self.shared, &mut self.links) {
+            if let Err(refusal) = self.apply(pid) {
                 tracing::warn!(pid, "{refusal}");
             }
+            let Some(target) = self.targets.get_mut(&pid) else { continue };
             let wanted = target.explicit || self.links.values().any(|link| link.spec.pid == Some(pid));
             if !wanted && !target.is_leaving() {
                 target.begin_leaving();
@@ -487,7 +570,7 @@ impl Actor {
     // ---- memory that must outlive its users ----
 
     fn drop_map(&mut self, slot: MapSlot) {
-        let users = self.targets.values().filter(|t| t.has_map(slot)).map(|t| t.pid).collect();
+        let users = self.all_tables().filter(|t| t.has_map(slot)).map(|t| t.pid).collect();
         self.pending.push((Garbage::Map(slot), users));
         self.collect_garbage();
     }
@@ -498,8 +581,12 @@ impl Actor {
         let mut unmap: BTreeMap<u32, Vec<MapSlot>> = BTreeMap::new();
         for (garbage, users) in &mut pending {
             users.retain(|pid| {
-                let Some(target) = self.targets.get(pid) else { return false };
-                let quiet = target.is_quiet();
+                let mut tables =
+                    self.targets.get(pid).into_iter().chain(&self.parted).filter(|t| t.pid == *pid).peekable();
+                if tables.peek().is_none() {
+                    return false;
+                }
+                let quiet = tables.all(Target::is_quiet);
                 match garbage {
                     Garbage::Map(slot) if quiet => {
                         unmap.entry(*pid).or_default().push(*slot);
@@ -578,22 +665,28 @@ impl Actor {
     /// `pid`, `tid` and `nonce` are claims of a process that can write the realm block; they are only used to find
     /// a target, whose identity the server knows for itself. `answer` lets the asker go on before the work is done.
     fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce()) {
-        let Some(owner) = self.targets.values().find(|t| t.nonce == nonce).map(|t| t.pid) else { return };
+        let Some(owner) = self.all_tables().find(|t| t.nonce == nonce) else { return };
         let asker = |targets: &BTreeMap<u32, Target>| {
             targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
         };
         if kind == request::KIND_EXEC {
             // Who has not been adopted need not be any more.
             let asker = asker(&self.targets);
-            let process = asker.or_else(|| self.targets.get(&owner)?.find_kin(pid));
-            let Some(process) = process else { return };
+            let Some(process) = asker.or_else(|| owner.find_kin(pid)) else { return };
             let Some(thread) = recovery::thread_named(process, tid) else { return };
-            if let Err(refusal) = self.follow_exec(asker.unwrap_or(owner), (process, thread), answer) {
+            let parent = asker.and_then(|pid| self.targets.get(&pid)).unwrap_or(owner);
+            let kept = (parent.explicit, parent.following);
+            if let Err(refusal) = self.follow_exec(kept, (process, thread), answer) {
                 tracing::warn!(pid = process, "not traced behind execve: {refusal}");
             }
             return;
         }
-        self.adopt_children_of(owner);
+        let (owner, parted) = (owner.pid, owner.parted);
+        if parted {
+            self.adopt_all_children();
+        } else {
+            self.adopt_children_of(owner);
+        }
         let asker = asker(&self.targets).unwrap_or(owner);
         if kind == request::KIND_NET_OFF {
             if let Some(target) = self.targets.get_mut(&asker) {

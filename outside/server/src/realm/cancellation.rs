@@ -1,0 +1,124 @@
+//! System calls that stay where they are, since threads are cancelled by their address: who calls the routines that make them.
+
+use std::collections::BTreeSet;
+use std::mem::offset_of;
+
+use ring3_layout::cancellation::{CALLS, RETURNS};
+use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET};
+use ring3_layout::syscall::{SyscallSite, SyscallTables, TABLES_OFFSET};
+use ring3_layout::thread::StateHeader;
+use ring3_patch::{CallerLinks, Function, JUMP_BYTES, Replaced, Routine, SyscallPlan};
+
+use super::modules::{BEHIND_FUNCTION_BYTES, Calls, SyscallPlans, between, called_in, entered_in};
+use super::target::Target;
+
+impl Calls<'_> {
+    /// Plans for all who call a routine.
+    pub(super) fn plan_callers(&self, routine: &Routine, found: &mut SyscallPlans) {
+        let calls = self.calls();
+        let candidates = &calls[calls.partition_point(|call| call.to < routine.start)..];
+        for call in candidates.iter().take_while(|call| call.to == routine.start) {
+            match self.plan_caller(routine, call.from) {
+                Ok(plans) => found.plans.extend(plans.into_iter().flatten()),
+                Err(why) => found.left.push((call.from, format!("a call of where threads are cancelled: {why}"))),
+            }
+        }
+        let jumps = &self.far[self.far.partition_point(|jump| jump.to < routine.start)..];
+        for jump in jumps.iter().take_while(|jump| jump.to == routine.start) {
+            let code =
+                self.bounds(jump.from).and_then(|(bounds, _)| Some((self.elf.code(bounds.clone())?, bounds.start)));
+            if code.is_none_or(|(code, start)| ring3_patch::is_branch(code, start, *jump)) {
+                found.left.push((jump.from, "a jump to where threads are cancelled, not a call".to_owned()));
+            }
+        }
+    }
+
+    /// The function around an address, and whether it is what lies between known ones.
+    fn bounds(&self, vaddr: u64) -> Option<(std::ops::Range<u64>, bool)> {
+        let known = self.elf.function_bounds(vaddr).map(|bounds| (bounds, false));
+        known.or_else(|| Some((between(self.elf, vaddr)?, true)))
+    }
+
+    /// Plans for what may be a call of a routine, if it is one.
+    fn plan_caller(&self, routine: &Routine, from: u64) -> Result<Option<[SyscallPlan; 2]>, String> {
+        let unknown = || "no symbol and no unwind table says where its function begins".to_owned();
+        let (bounds, is_gap) = self.bounds(from).ok_or_else(unknown)?;
+        let room = [BEHIND_FUNCTION_BYTES, 0].into_iter();
+        let code =
+            room.filter_map(|more| self.elf.code(bounds.start..bounds.end + more)).next().ok_or_else(unknown)?;
+        let size = (bounds.end - bounds.start) as usize;
+        let call = ring3_patch::Branch { to: routine.start, from };
+        if !ring3_patch::is_branch(&code[..size], bounds.start, call) {
+            return Ok(None);
+        }
+        let back = from + JUMP_BYTES as u64;
+        let inside = back + 1..back + JUMP_BYTES as u64;
+        let called = if is_gap { called_in(self.calls(), &inside) } else { None };
+        let entered = called.or_else(|| entered_in(self.elf, self.far, inside));
+        let function = Function { bytes: code, address: bounds.start, size, entered };
+        routine.plan_caller(&function, from).map(Some).map_err(|why| why.to_string())
+    }
+}
+
+impl SyscallPlans {
+    /// Leaves alone what lies where routines return to, and says no more of instructions whose callers are replaced.
+    pub(super) fn keep_callers_apart(&mut self) {
+        let returns: Vec<SyscallPlan> =
+            self.plans.iter().filter(|plan| plan.replaced == Replaced::Return).cloned().collect();
+        let end = |plan: &SyscallPlan| plan.site + plan.displaced.len() as u64;
+        let overlaps = |plan: &SyscallPlan| {
+            let is_other = plan.replaced == Replaced::Instruction;
+            is_other && returns.iter().any(|back| plan.site < end(back) && back.site < end(plan))
+        };
+        let (apart, plans) = std::mem::take(&mut self.plans).into_iter().partition(overlaps);
+        self.plans = plans;
+        let because = "what a call returns to is there in which threads are cancelled";
+        self.left.extend(apart.iter().map(|plan: &SyscallPlan| (plan.call, because.to_owned())));
+        let seen: BTreeSet<u64> = returns.iter().map(|plan| plan.call).collect();
+        self.left.retain(|(call, _)| !seen.contains(call));
+    }
+}
+
+impl Target {
+    /// Where the near stub of a routine's caller leads.
+    pub(super) fn caller_links(&self, plan: &SyscallPlan, index: u32) -> CallerLinks {
+        let symbol = match plan.replaced {
+            Replaced::Call(_) => "ring3_cancellation_enter",
+            Replaced::Instruction | Replaced::Return => "ring3_cancellation_exit",
+        };
+        CallerLinks {
+            index,
+            tables: self.region + CONTROL_OFFSET + TABLES_OFFSET,
+            awaited: self.region + STATE_OFFSET + offset_of!(StateHeader, awaited) as u64,
+            agent: self.region + ring3_image::symbol(symbol).expect("the agent has its entry points"),
+        }
+    }
+
+    /// Ends of calls that are under way will not be seen: they are not to be taken for ones that were left.
+    pub(super) fn go_blind(&self) {
+        let blind = TABLES_OFFSET + offset_of!(SyscallTables, blind) as u64;
+        self.control.word32(blind).fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// What `SyscallSite::number` is for a plan.
+pub(super) fn number_of(plan: &SyscallPlan) -> i32 {
+    match plan.replaced {
+        Replaced::Instruction => plan.number.map_or(-1, |number| number as i32),
+        Replaced::Call(_) => CALLS,
+        Replaced::Return => RETURNS,
+    }
+}
+
+/// What of a routine's caller was replaced at a site, these being the instructions that were there.
+pub(super) fn replaced_at(entry: &SyscallSite, displaced: &[u8]) -> Replaced {
+    match (entry.number, displaced) {
+        (CALLS, [_, distance @ ..]) if distance.len() == 4 => {
+            let distance = i32::from_le_bytes(distance.try_into().expect("4 bytes"));
+            let start = entry.site.wrapping_add(JUMP_BYTES as u64).wrapping_add_signed(i64::from(distance));
+            Replaced::Call(Routine { start, call: entry.call, cancelled: 0 })
+        }
+        (RETURNS, _) => Replaced::Return,
+        _ => Replaced::Instruction,
+    }
+}
