@@ -285,6 +285,20 @@ impl Terminal {
         wait_until("the tool waits for events", || descendants(self.process.pid()).into_iter().any(is_waiting));
     }
 
+    /// Types Ctrl-C while the tool waits for events, until it ends. (bpftrace ends when that interrupts its waiting, and forgets
+    /// what has come before.)
+    pub fn interrupt_waiting(&mut self) {
+        wait_until("Ctrl-C ends the tool", || {
+            let is_over = self.process.child.try_wait().expect("waited").is_some();
+            if !is_over && descendants(self.process.pid()).into_iter().any(is_waiting) {
+                let input = self.process.child.stdin.as_mut().expect("piped");
+                // (It may have ended since.)
+                let _ = input.write_all(b"\x03").and_then(|()| input.flush());
+            }
+            is_over
+        });
+    }
+
     /// Waits for the end: exit code, and the lines that are left.
     pub fn finish(mut self) -> (Option<i32>, Vec<String>) {
         let code = self.process.wait();

@@ -48,7 +48,7 @@ impl Shown {
         while !lines.last().is_some_and(|line: &String| line.contains(last) && line.contains(&name)) {
             lines.push(tool.line());
         }
-        tool.press("\x03");
+        tool.interrupt_waiting();
         tool.finish();
         lines.retain(|line| line.contains(&name));
         Shown { pid, name, lines }

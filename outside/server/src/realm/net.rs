@@ -172,9 +172,10 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
         let in_call = registers.orig_rax as i64 >= 0;
         // Who waits for the server, or for a lock, has not asked yet, or does not ask any more.
         let waits = in_call && registers.orig_rax == FUTEX;
-        let changes = gates.contains(&registers.rip) && !in_call && Changer::of(&registers).changes(stopped);
         let at_net_gate = net_gate(stopped, region, registers.rip).is_some();
-        if is_inside(registers.rip) && !waits && !(at_net_gate && in_call)
+        let at_gate = at_net_gate || gates.contains(&registers.rip);
+        let changes = at_gate && !in_call && Changer::of(&registers).changes(stopped);
+        if is_inside(registers.rip) && !waits && !at_net_gate
             || changes
             || stopped.signals_pending(tid)? & SIGSYS_BIT != 0
         {
@@ -182,8 +183,10 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
         }
     }
     for context in stopped.saved_contexts()? {
-        let changes = gates.contains(&context.rip) && Changer::kept(stopped, context.address)?.changes(stopped);
-        if is_inside(context.rip) && net_gate(stopped, region, context.rip).is_none() || changes {
+        let at_net_gate = net_gate(stopped, region, context.rip).is_some();
+        let at_gate = at_net_gate || gates.contains(&context.rip);
+        let changes = at_gate && Changer::kept(stopped, context.address)?.changes(stopped);
+        if is_inside(context.rip) && !at_net_gate || changes {
             return Ok(false);
         }
     }

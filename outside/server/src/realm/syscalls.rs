@@ -128,6 +128,7 @@ pub(super) fn wanted(
 ) -> WantedCalls {
     let mut wanted = WantedCalls::default();
     let (mut found, mut refused, mut any_small) = (vec![], None, false);
+    let mut told = BTreeSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
         let in_loader = is_loader(&mapping.path);
         let (plans, small_stacks) = match &mapping.path[..] {
@@ -140,8 +141,11 @@ pub(super) fn wanted(
                 && !path.starts_with("/memfd:ring3-") =>
             {
                 let plans: Arc<SyscallPlans> = modules.syscalls(format!("/proc/{pid}/root{path}").as_ref());
-                if wish.any {
+                // (A file's code may be mapped in parts.)
+                if wish.any && told.insert((mapping.dev, mapping.inode)) {
                     wanted.left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
+                }
+                if wish.any {
                     wanted.alone.extend(plans.behind_alone_in(mapping));
                     refused = refused.or_else(|| {
                         let call = plans.refused_in(mapping).next()?;

@@ -148,9 +148,10 @@ impl Target {
 
     /// Reads and parses the files that the links concern, so that this need not happen while the process
     /// is stopped.
-    pub(super) fn read_modules(&mut self, modules: &mut Modules, links: &mut BTreeMap<AttachmentId, Link>) {
-        self.find_rseq(modules);
-        let _ = self.wanted(modules, links);
+    pub(super) fn read_modules(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) {
+        self.find_rseq(&mut shared.modules());
+        let _ = self.wanted(&mut shared.modules(), links);
+        let _ = self.wanted_calls(shared, links);
     }
 
     /// Finds out where the C library says where its `struct rseq`s are.

@@ -261,7 +261,7 @@ impl Actor {
         let started = Instant::now();
         let mut prepared = recovery::patiently(|| Target::prepare(pid, asked.is_some())).map_err(refusal_of)?;
         prepared.set_following(asked.unwrap_or(Following::All));
-        prepared.read_modules(&mut self.shared.modules(), &mut self.links);
+        prepared.read_modules(&self.shared, &mut self.links);
         let stopped =
             recovery::patiently(|| inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN)).map_err(refusal_of)?;
         self.finish_adding(prepared, stopped, started)
