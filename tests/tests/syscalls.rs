@@ -373,6 +373,25 @@ fn calls_are_caught_only_where_that_is_needed_and_wanted() {
 }
 
 #[test]
+fn who_waits_in_a_call_that_was_caught_is_left() {
+    const EPOLL_PWAIT: &str = "281 ";
+    let bench = Bench::ring3();
+    let alias = bench.alias(&calling_victims("all").join("written"));
+    let _tool = counting(&bench, &alias, &["raw"]);
+    let mut process = Process::start(bench.target(&alias).arg("wait"));
+    let pid = process.pid();
+    assert_eq!(process.line(), "ready");
+    wait_until("it waits", || {
+        std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(EPOLL_PWAIT))
+    });
+    assert!(net_of(&bench, pid).is_some());
+    let (code, _, error) = bench.run(&["detach", &pid.to_string()]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(!has_region(pid));
+    ends_well("written", process.finish());
+}
+
+#[test]
 fn who_is_caught_outlives_the_server_and_is_cleaned_by_the_next() {
     for next in ["nobody", "detach", "attach"] {
         let bench = Bench::ring3();

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <sys/epoll.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 
@@ -290,10 +291,27 @@ static void bombarded(void)
 	EQUAL(setitimer(ITIMER_REAL, &never, NULL), 0);
 }
 
+// For input, by a call that being stopped ends.
+static void wait_for_input(void)
+{
+	struct epoll_event event = { .events = EPOLLIN }, found;
+	long events = epoll_create1(0);
+
+	EQUAL(epoll_ctl(events, EPOLL_CTL_ADD, 0, &event), 0);
+	printf("ready\n");
+	fflush(stdout);
+	EQUAL(call(SYS_epoll_pwait, events, &found, 1L, -1L, NULL), 1);
+}
+
 int main(int count, char **words)
 {
 	if (count > 1 && !strcmp(words[1], "again"))
 		return 7;
+	if (count > 1 && !strcmp(words[1], "wait")) {
+		write_code();
+		wait_for_input();
+		return faults != 0;
+	}
 	// Of many rounds each is without what has to wait for children.
 	int rounds = count > 1 ? atoi(words[1]) : 1;
 
