@@ -11,4 +11,5 @@ mod raw_entry;
 mod raw_helpers;
 mod raw_intrinsics;
 mod raw_net_entry;
+mod raw_registers;
 mod raw_syscall_entry;

@@ -3,14 +3,12 @@
 //! Both come on the caller's stack, where functions begin and where calls have returned to: the flags mean nothing, and nothing
 //! lies below the stack pointer.
 
-use core::arch::naked_asm;
-use core::mem::offset_of;
-
 use ring3_runtime::raw_cancellation;
 use ring3_runtime::raw_syscalls::FRAME_BYTES;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
+use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
 
 /// Where in the frame stands where to go on, behind the word that says what stack it is on.
 const TARGET: usize = size_of::<PtRegs>() + 8;
@@ -28,18 +26,7 @@ unsafe extern "sysv64" fn exit(regs: *mut PtRegs, index: u32) {
 /// Stores what both have at the same place in the frame at `rsp`.
 macro_rules! store {
     () => {
-        concat!(
-            "mov [rsp + {rbx}], rbx\n",
-            "mov [rsp + {rbp}], rbp\n",
-            "mov [rsp + {r12}], r12\n",
-            "mov [rsp + {r13}], r13\n",
-            "mov [rsp + {r14}], r14\n",
-            "mov [rsp + {r15}], r15\n",
-            "mov qword ptr [rsp + {r11}], 0x246\n",
-            "mov qword ptr [rsp + {eflags}], 0x246\n",
-            "mov qword ptr [rsp + {cs}], 0x33\n",
-            "mov qword ptr [rsp + {ss}], 0x2b\n",
-        )
+        concat!(store_kept!(), "\nmov qword ptr [rsp + {r11}], 0x246\n", "mov qword ptr [rsp + {eflags}], 0x246",)
     };
 }
 
@@ -49,7 +36,7 @@ macro_rules! store {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_cancellation_enter() {
-    naked_asm!(
+    asm_on_registers!(
         "mov r11, rsp",
         "lea rsp, [rsp - {frame}]",
         "mov [r11 - 8], rdi",
@@ -90,28 +77,9 @@ unsafe extern "C" fn ring3_cancellation_enter() {
         "mov r8, [rsp - 40]",
         "mov r9, [rsp - 48]",
         "jmp r10",
-        "2: ret",
+        "2: ret";
         frame = const FRAME_BYTES,
         target = const TARGET,
-        orig_rax = const offset_of!(PtRegs, orig_rax),
-        rax = const offset_of!(PtRegs, rax),
-        rdi = const offset_of!(PtRegs, rdi),
-        rsi = const offset_of!(PtRegs, rsi),
-        rdx = const offset_of!(PtRegs, rdx),
-        r10 = const offset_of!(PtRegs, r10),
-        r11 = const offset_of!(PtRegs, r11),
-        r8 = const offset_of!(PtRegs, r8),
-        r9 = const offset_of!(PtRegs, r9),
-        rbx = const offset_of!(PtRegs, rbx),
-        rbp = const offset_of!(PtRegs, rbp),
-        r12 = const offset_of!(PtRegs, r12),
-        r13 = const offset_of!(PtRegs, r13),
-        r14 = const offset_of!(PtRegs, r14),
-        r15 = const offset_of!(PtRegs, r15),
-        cs = const offset_of!(PtRegs, cs),
-        ss = const offset_of!(PtRegs, ss),
-        eflags = const offset_of!(PtRegs, eflags),
-        rsp = const offset_of!(PtRegs, rsp),
         enter = sym enter,
     )
 }
@@ -121,18 +89,13 @@ unsafe extern "C" fn ring3_cancellation_enter() {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_cancellation_exit() {
-    naked_asm!(
+    asm_on_registers!(
         "lea rsp, [rsp - {frame}]",
         "mov [rsp + {target}], r11",
         "lea r11, [rsp + {frame} - 8]",
         "mov [rsp + {rsp}], r11",
         "mov [rsp + {rax}], rax",
-        "mov [rsp + {rdi}], rdi",
-        "mov [rsp + {rsi}], rsi",
-        "mov [rsp + {rdx}], rdx",
-        "mov [rsp + {r10}], r10",
-        "mov [rsp + {r8}], r8",
-        "mov [rsp + {r9}], r9",
+        store_arguments!(),
         store!(),
         "mov rdi, rsp",
         "mov esi, ecx",
@@ -141,36 +104,13 @@ unsafe extern "C" fn ring3_cancellation_exit() {
         "call {exit}",
         "mov rsp, rbx",
         "mov rax, [rsp + {rax}]",
-        "mov rdi, [rsp + {rdi}]",
-        "mov rsi, [rsp + {rsi}]",
-        "mov rdx, [rsp + {rdx}]",
-        "mov r10, [rsp + {r10}]",
-        "mov r8, [rsp + {r8}]",
-        "mov r9, [rsp + {r9}]",
+        load_arguments!(),
         "mov rbx, [rsp + {rbx}]",
         "mov r11, [rsp + {target}]",
         "lea rsp, [rsp + {frame}]",
-        "jmp r11",
+        "jmp r11";
         frame = const FRAME_BYTES,
         target = const TARGET,
-        rax = const offset_of!(PtRegs, rax),
-        rdi = const offset_of!(PtRegs, rdi),
-        rsi = const offset_of!(PtRegs, rsi),
-        rdx = const offset_of!(PtRegs, rdx),
-        r10 = const offset_of!(PtRegs, r10),
-        r11 = const offset_of!(PtRegs, r11),
-        r8 = const offset_of!(PtRegs, r8),
-        r9 = const offset_of!(PtRegs, r9),
-        rbx = const offset_of!(PtRegs, rbx),
-        rbp = const offset_of!(PtRegs, rbp),
-        r12 = const offset_of!(PtRegs, r12),
-        r13 = const offset_of!(PtRegs, r13),
-        r14 = const offset_of!(PtRegs, r14),
-        r15 = const offset_of!(PtRegs, r15),
-        cs = const offset_of!(PtRegs, cs),
-        ss = const offset_of!(PtRegs, ss),
-        eflags = const offset_of!(PtRegs, eflags),
-        rsp = const offset_of!(PtRegs, rsp),
         exit = sym exit,
     )
 }

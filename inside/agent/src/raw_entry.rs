@@ -1,6 +1,6 @@
 //! Where stubs and replaced return addresses lead.
 
-use core::arch::{asm, naked_asm};
+use core::arch::asm;
 use core::mem::offset_of;
 
 use ring3_layout::control::{ControlHeader, Hook, TestRun};
@@ -8,6 +8,8 @@ use ring3_layout::frame;
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_runtime::raw_dispatch;
 use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_registers::asm_on_registers;
 
 /// Address of the image's first byte, which is the region's base.
 #[inline(always)]
@@ -70,7 +72,7 @@ unsafe extern "sysv64" fn leave(regs: *mut PtRegs, all: u32) -> u64 {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_call_probed() {
-    naked_asm!(
+    asm_on_registers!(
         "lea rsp, [rsp + 8]",
         "call qword ptr [rsp - 16]",
         ".globl ring3_return_trampoline",
@@ -126,28 +128,8 @@ unsafe extern "C" fn ring3_call_probed() {
         "mov esi, 1",
         "jmp 2b",
         // Nobody knows where to go: the slot was reached by a jump into freed stack.
-        "4: ud2",
+        "4: ud2";
         frame = const frame::TRAMPOLINE_FRAME_BYTES,
-        r15 = const offset_of!(PtRegs, r15),
-        r14 = const offset_of!(PtRegs, r14),
-        r13 = const offset_of!(PtRegs, r13),
-        r12 = const offset_of!(PtRegs, r12),
-        rbp = const offset_of!(PtRegs, rbp),
-        rbx = const offset_of!(PtRegs, rbx),
-        r11 = const offset_of!(PtRegs, r11),
-        r10 = const offset_of!(PtRegs, r10),
-        r9 = const offset_of!(PtRegs, r9),
-        r8 = const offset_of!(PtRegs, r8),
-        rax = const offset_of!(PtRegs, rax),
-        rcx = const offset_of!(PtRegs, rcx),
-        rdx = const offset_of!(PtRegs, rdx),
-        rsi = const offset_of!(PtRegs, rsi),
-        rdi = const offset_of!(PtRegs, rdi),
-        orig_rax = const offset_of!(PtRegs, orig_rax),
-        cs = const offset_of!(PtRegs, cs),
-        ss = const offset_of!(PtRegs, ss),
-        eflags = const offset_of!(PtRegs, eflags),
-        rsp = const offset_of!(PtRegs, rsp),
         all_registers = const CONTROL_OFFSET as usize + offset_of!(ControlHeader, all_registers),
         leave = sym leave,
     )

@@ -11,6 +11,7 @@ use ring3_runtime::raw_syscalls::FRAME_BYTES;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
+use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
 use crate::raw_syscall_entry::restore_flags;
 
 extern "sysv64" fn take_stack() -> *mut ThreadBlock {
@@ -95,28 +96,16 @@ unsafe extern "C" fn ring3_net_gates() {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_net_exit() {
-    naked_asm!(
+    asm_on_registers!(
         "lea rsp, [rsp - {frame}]",
         "mov [rsp + {eflags}], r11",
         "mov [rsp + {r11}], r11",
         "lea r11, [rsp + {frame}]",
         "mov [rsp + {rsp}], r11",
         "mov [rsp + {rax}], rax",
-        "mov [rsp + {rdi}], rdi",
-        "mov [rsp + {rsi}], rsi",
-        "mov [rsp + {rdx}], rdx",
-        "mov [rsp + {r10}], r10",
-        "mov [rsp + {r8}], r8",
-        "mov [rsp + {r9}], r9",
-        "mov [rsp + {rbx}], rbx",
-        "mov [rsp + {rbp}], rbp",
-        "mov [rsp + {r12}], r12",
-        "mov [rsp + {r13}], r13",
-        "mov [rsp + {r14}], r14",
-        "mov [rsp + {r15}], r15",
+        store_arguments!(),
+        store_kept!(),
         "mov qword ptr [rsp + {orig_rax}], -1",
-        "mov qword ptr [rsp + {cs}], 0x33",
-        "mov qword ptr [rsp + {ss}], 0x2b",
         "cld",
         "mov rdi, rsp",
         "lea rsi, [rcx - 2]",
@@ -126,38 +115,13 @@ unsafe extern "C" fn ring3_net_exit() {
         "mov rsp, rbx",
         restore_flags!(),
         "mov rax, [rsp + {rax}]",
-        "mov rdi, [rsp + {rdi}]",
-        "mov rsi, [rsp + {rsi}]",
-        "mov rdx, [rsp + {rdx}]",
-        "mov r10, [rsp + {r10}]",
-        "mov r8, [rsp + {r8}]",
-        "mov r9, [rsp + {r9}]",
+        load_arguments!(),
         "mov rbx, [rsp + {rbx}]",
         "mov r11, [rsp + {r11}]",
         "mov rcx, [rsp + {rip}]",
         "mov rsp, [rsp + {rsp}]",
-        "jmp rcx",
+        "jmp rcx";
         frame = const FRAME_BYTES,
         exit = sym exit,
-        rax = const offset_of!(PtRegs, rax),
-        orig_rax = const offset_of!(PtRegs, orig_rax),
-        rdi = const offset_of!(PtRegs, rdi),
-        rsi = const offset_of!(PtRegs, rsi),
-        rdx = const offset_of!(PtRegs, rdx),
-        r10 = const offset_of!(PtRegs, r10),
-        r11 = const offset_of!(PtRegs, r11),
-        r8 = const offset_of!(PtRegs, r8),
-        r9 = const offset_of!(PtRegs, r9),
-        rbx = const offset_of!(PtRegs, rbx),
-        rbp = const offset_of!(PtRegs, rbp),
-        r12 = const offset_of!(PtRegs, r12),
-        r13 = const offset_of!(PtRegs, r13),
-        r14 = const offset_of!(PtRegs, r14),
-        r15 = const offset_of!(PtRegs, r15),
-        cs = const offset_of!(PtRegs, cs),
-        ss = const offset_of!(PtRegs, ss),
-        eflags = const offset_of!(PtRegs, eflags),
-        rip = const offset_of!(PtRegs, rip),
-        rsp = const offset_of!(PtRegs, rsp),
     )
 }

@@ -21,6 +21,7 @@ use ring3_runtime::raw_syscalls::{self, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK}
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
+use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
 
 /// Where in the frame stands how to leave.
 const STACK: usize = size_of::<PtRegs>();
@@ -52,20 +53,11 @@ macro_rules! store {
             "mov [rsp + {rsp}], r11\n",
             "mov [rsp + {number}], rax\n",
             $result,
-            "\nmov [rsp + {rdi}], rdi\n",
-            "mov [rsp + {rsi}], rsi\n",
-            "mov [rsp + {rdx}], rdx\n",
-            "mov [rsp + {r10}], r10\n",
-            "mov [rsp + {r8}], r8\n",
-            "mov [rsp + {r9}], r9\n",
-            "mov [rsp + {rbx}], rbx\n",
-            "mov [rsp + {rbp}], rbp\n",
-            "mov [rsp + {r12}], r12\n",
-            "mov [rsp + {r13}], r13\n",
-            "mov [rsp + {r14}], r14\n",
-            "mov [rsp + {r15}], r15\n",
-            "mov qword ptr [rsp + {cs}], 0x33\n",
-            "mov qword ptr [rsp + {ss}], 0x2b\n",
+            "\n",
+            store_arguments!(),
+            "\n",
+            store_kept!(),
+            "\n",
             "mov rax, [rsp + {eflags}]\n",
             "mov [rsp + {r11}], rax\n",
             "mov rdi, rsp\n",
@@ -100,16 +92,7 @@ macro_rules! restore_flags {
 /// Loads the registers from the frame at `rsp`.
 macro_rules! load {
     () => {
-        concat!(
-            "mov rax, [rsp + {number}]\n",
-            "mov rdi, [rsp + {rdi}]\n",
-            "mov rsi, [rsp + {rsi}]\n",
-            "mov rdx, [rsp + {rdx}]\n",
-            "mov r10, [rsp + {r10}]\n",
-            "mov r8, [rsp + {r8}]\n",
-            "mov r9, [rsp + {r9}]\n",
-            "mov rbx, [rsp + {rbx}]",
-        )
+        concat!("mov rax, [rsp + {number}]\n", load_arguments!(), "\n", "mov rbx, [rsp + {rbx}]",)
     };
 }
 
@@ -121,7 +104,7 @@ macro_rules! entry {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            naked_asm!(
+            asm_on_registers!(
                 "mov r11, rsp",
                 "lea rsp, [rsp - {frame}]",
                 $save,
@@ -132,27 +115,9 @@ macro_rules! entry {
                 $restore,
                 load!(),
                 "mov rsp, [rsp + {rsp}]",
-                "jmp r11",
+                "jmp r11";
                 frame = const FRAME_BYTES,
                 number = const offset_of!(PtRegs, $number),
-                rax = const offset_of!(PtRegs, rax),
-                rdi = const offset_of!(PtRegs, rdi),
-                rsi = const offset_of!(PtRegs, rsi),
-                rdx = const offset_of!(PtRegs, rdx),
-                r10 = const offset_of!(PtRegs, r10),
-                r11 = const offset_of!(PtRegs, r11),
-                r8 = const offset_of!(PtRegs, r8),
-                r9 = const offset_of!(PtRegs, r9),
-                rbx = const offset_of!(PtRegs, rbx),
-                rbp = const offset_of!(PtRegs, rbp),
-                r12 = const offset_of!(PtRegs, r12),
-                r13 = const offset_of!(PtRegs, r13),
-                r14 = const offset_of!(PtRegs, r14),
-                r15 = const offset_of!(PtRegs, r15),
-                cs = const offset_of!(PtRegs, cs),
-                ss = const offset_of!(PtRegs, ss),
-                eflags = const offset_of!(PtRegs, eflags),
-                rsp = const offset_of!(PtRegs, rsp),
                 of = sym $of,
             )
         }
@@ -165,7 +130,7 @@ macro_rules! entry_apart {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            naked_asm!(
+            asm_on_registers!(
                 // Whether GS leads to a block that is the thread's own: as `raw_thread::at_gs`.
                 "rdgsbase r11",
                 "sub r11, [rip + __ehdr_start + {blocks}]",
@@ -219,7 +184,7 @@ macro_rules! entry_apart {
                 "add r11, {unknown}",
                 "jmp r11",
                 "6: add r11, {known}",
-                "jmp r11",
+                "jmp r11";
                 frame = const FRAME_BYTES,
                 stack = const STACK,
                 stack_of_block = const STACK_OF_BLOCK,
@@ -240,24 +205,6 @@ macro_rules! entry_apart {
                 apart_top = const offset_of!(ThreadBlock, apart_top),
                 apart_end = const offset_of!(ThreadBlock, apart_end),
                 number = const offset_of!(PtRegs, $number),
-                rax = const offset_of!(PtRegs, rax),
-                rdi = const offset_of!(PtRegs, rdi),
-                rsi = const offset_of!(PtRegs, rsi),
-                rdx = const offset_of!(PtRegs, rdx),
-                r10 = const offset_of!(PtRegs, r10),
-                r11 = const offset_of!(PtRegs, r11),
-                r8 = const offset_of!(PtRegs, r8),
-                r9 = const offset_of!(PtRegs, r9),
-                rbx = const offset_of!(PtRegs, rbx),
-                rbp = const offset_of!(PtRegs, rbp),
-                r12 = const offset_of!(PtRegs, r12),
-                r13 = const offset_of!(PtRegs, r13),
-                r14 = const offset_of!(PtRegs, r14),
-                r15 = const offset_of!(PtRegs, r15),
-                cs = const offset_of!(PtRegs, cs),
-                ss = const offset_of!(PtRegs, ss),
-                eflags = const offset_of!(PtRegs, eflags),
-                rsp = const offset_of!(PtRegs, rsp),
                 of = sym $of,
             )
         }
@@ -281,15 +228,8 @@ entry!(
     "pushfq; pop [rsp + {eflags}]; cld",
     restore_flags!()
 );
-entry!(ring3_syscall_exit, exit, rax, "/* {rax} */", "mov qword ptr [rsp + {eflags}], 0x246", "");
-entry!(
-    ring3_syscall_exit_with_flags,
-    exit,
-    rax,
-    "/* {rax} */",
-    "pushfq; pop [rsp + {eflags}]; cld",
-    restore_flags!()
-);
+entry!(ring3_syscall_exit, exit, rax, "", "mov qword ptr [rsp + {eflags}], 0x246", "");
+entry!(ring3_syscall_exit_with_flags, exit, rax, "", "pushfq; pop [rsp + {eflags}]; cld", restore_flags!());
 entry_apart!(
     ring3_syscall_enter_apart,
     enter_apart,
@@ -311,4 +251,4 @@ unsafe extern "C" fn ring3_syscall_exit_of_clone() {
     )
 }
 
-entry_apart!(ring3_syscall_exit_apart, exit_apart, rax, "/* {rax} */", DONE_AT, WANTED_DONE_AT);
+entry_apart!(ring3_syscall_exit_apart, exit_apart, rax, "", DONE_AT, WANTED_DONE_AT);

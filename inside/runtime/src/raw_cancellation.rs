@@ -15,7 +15,8 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_request::control;
 use crate::raw_syscalls::{
-    ERESTARTSYS, block_of, end_abandoned, interrupted, is_wanted, pop, push, run, show_end, sigframe, site, tables,
+    ERESTARTSYS, block_of, end_abandoned, interrupted, is_wanted, place_at, pop, push, run, show_end, sigframe, site,
+    tables,
 };
 
 /// What `rax` is while a call runs (`-ENOSYS`).
@@ -39,8 +40,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
     let number = i64::from(regs.orig_rax as i32);
-    regs.rip = site(base, index).call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
+    place_at(base, regs, index);
     if control(base).retired.load(Relaxed) != 0 || !is_wanted(base, number) {
         return true;
     }
@@ -73,8 +73,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
 pub unsafe fn exit(base: u64, regs: *mut PtRegs, index: u32) {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    regs.rip = site(base, index).call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
+    place_at(base, regs, index);
     if control(base).retired.load(Relaxed) != 0 {
         return;
     }

@@ -78,6 +78,15 @@ pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
     unsafe { &*(address as *const SyscallSite) }
 }
 
+/// The site of a gate that passes this; `regs` are those of a thread behind its call.
+#[inline(always)]
+pub(crate) fn place_at(base: u64, regs: &mut PtRegs, passed: u32) -> &'static SyscallSite {
+    let site = site(base, passed);
+    regs.rip = site.call + SYSCALL_BYTES;
+    regs.rcx = regs.rip;
+    site
+}
+
 fn entry(number: i64) -> usize {
     usize::try_from(number).map_or(OTHER_NUMBERS, |number| number.min(OTHER_NUMBERS))
 }
@@ -130,8 +139,7 @@ fn gate(base: u64, passed: u32) -> u64 {
 pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    regs.rip = site(base, passed).call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
+    place_at(base, regs, passed);
     // SAFETY: the caller's promise.
     let at = match unsafe { raw_plain_calls::begin(base, regs) } {
         // SAFETY: the caller's promise.
@@ -151,8 +159,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
 pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    regs.rip = site(base, passed).call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
+    place_at(base, regs, passed);
     // The kernel takes 32 bits.
     let number = i64::from(regs.orig_rax as i32);
     // SAFETY: the caller's promise.
@@ -243,9 +250,7 @@ unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs
 pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    let site = site(base, passed);
-    regs.rip = site.call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
+    let site = place_at(base, regs, passed);
     // SAFETY: the caller's promise.
     if passed & COPIES == 0 && unsafe { raw_plain_calls::end(base, regs, site) } {
         return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
@@ -262,9 +267,7 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
 pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    let site = site(base, passed);
-    regs.rip = site.call + SYSCALL_BYTES;
-    regs.rcx = regs.rip;
+    let site = place_at(base, regs, passed);
     let copy = (passed & COPIES) >> COPY_SHIFT;
     // SAFETY: the caller's promise.
     unsafe { end(base, regs, Some(i64::from(site.number)).filter(|number| *number >= 0), copy as usize) };
