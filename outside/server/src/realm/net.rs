@@ -63,9 +63,20 @@ impl NetState {
         self.given_up.clone().or_else(|| why.map(not_yet))
     }
 
-    /// Whether all is as it should be if this is why it is wanted.
-    pub(super) fn is(&self, why: Option<&String>) -> bool {
-        self.armed == why.is_some()
+    /// Whether it is there if it is wanted, and not else.
+    pub(super) fn is_settled(&self) -> bool {
+        self.armed == self.why.is_some()
+    }
+}
+
+/// Where calls go back that were caught; `None`: that is not known.
+pub(super) struct CaughtCalls(Option<Vec<u64>>);
+
+impl CaughtCalls {
+    /// Whether some may go back into the middle of these bytes.
+    pub(super) fn lead_into(&self, bytes: &std::ops::Range<u64>) -> bool {
+        let places = self.0.as_ref();
+        places.is_none_or(|places| places.iter().any(|place| *place > bytes.start && *place < bytes.end))
     }
 }
 
@@ -376,15 +387,15 @@ impl Target {
         Ok(done)
     }
 
-    /// Whether calls that the net has caught go back into the middle of these bytes.
-    pub(super) fn net_leads_into(&self, bytes: &std::ops::Range<u64>) -> bool {
+    /// Where calls go back that the net has caught, in a process that is stopped.
+    pub(super) fn caught_calls(&self) -> CaughtCalls {
         if !self.net.armed {
-            return false;
+            return CaughtCalls(Some(vec![]));
         }
         let mut slots = vec![0u8; NET_SLOTS * 8];
         let read = read_process(self.pid, field(self.region, offset_of!(Net, slots)), &mut slots);
         let place = |slot: &[u8]| u64::from_le_bytes(slot.try_into().expect("8 bytes")) & NET_ADDRESS_MASK;
-        read.is_err() || slots.chunks_exact(8).any(|slot| place(slot) > bytes.start && place(slot) < bytes.end)
+        CaughtCalls(read.ok().map(|_| slots.chunks_exact(8).map(place).filter(|place| *place != 0).collect()))
     }
 
     /// Calls that were caught, and those of them that were let through.

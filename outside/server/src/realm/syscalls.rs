@@ -22,7 +22,7 @@ use ring3_uapi::Errno;
 
 use super::cancellation::{number_of, replaced_at};
 use super::modules::{Modules, SyscallPlans};
-use super::net::{CHANGERS, net_gate};
+use super::net::{CHANGERS, CaughtCalls, net_gate};
 use super::raw_mapping::{read_process, value_from};
 use super::target::{Link, Target, is_dynamic_loader, is_written};
 use super::tracer::refusal_of;
@@ -307,9 +307,10 @@ impl Target {
         }
         self.syscalls.refused.clear();
         let (mut batch, mut fresh) = (Batch::default(), vec![]);
+        let caught = self.caught_calls();
         for want in wanted {
             let call = want.plan.key();
-            match self.prepare_call(stopped, want, &mut batch) {
+            match self.prepare_call(stopped, want, &mut batch, &caught) {
                 Ok(true) => fresh.push(call),
                 Ok(false) => {}
                 Err(refusal) => self.refuse_call(call, refusal),
@@ -339,7 +340,7 @@ impl Target {
     pub(super) fn forget_unmapped_calls(&mut self, wanted: &[WantedCall]) {
         // All sites of a mapping are there or none, so the first one tells.
         for calls in wanted.chunk_by(|a, b| a.mapping == b.mapping) {
-            let mut placed = calls.iter().filter_map(|want| self.syscalls.sites.get(&want.plan.call));
+            let mut placed = calls.iter().filter_map(|want| self.syscalls.sites.get(&want.plan.key()));
             let Some(first) = placed.find(|placed| placed.patched) else { continue };
             let mut there = vec![0u8; first.jump.len()];
             let read = read_process(self.pid, first.plan.site, &mut there);
@@ -348,7 +349,7 @@ impl Target {
                 continue;
             }
             for want in calls {
-                if let Some(placed) = self.syscalls.sites.get_mut(&want.plan.call) {
+                if let Some(placed) = self.syscalls.sites.get_mut(&want.plan.key()) {
                     placed.patched = false;
                 }
             }
@@ -366,6 +367,7 @@ impl Target {
         stopped: &mut inject::Stopped,
         want: WantedCall,
         batch: &mut Batch,
+        caught: &CaughtCalls,
     ) -> Result<bool, Refusal> {
         let call = want.plan.key();
         if self.syscalls.sites.get(&call).is_some_and(|placed| !placed.is(&want)) {
@@ -375,7 +377,7 @@ impl Target {
         if let Some(placed) = self.syscalls.sites.get(&call) {
             return Ok(!placed.patched || !is_written(stopped, placed.plan.site, &placed.jump));
         }
-        let placed = self.build_call(stopped, want, batch)?;
+        let placed = self.build_call(stopped, want, batch, caught)?;
         self.syscalls.sites.insert(call, placed);
         Ok(true)
     }
@@ -386,6 +388,7 @@ impl Target {
         stopped: &mut inject::Stopped,
         want: WantedCall,
         batch: &mut Batch,
+        caught: &CaughtCalls,
     ) -> Result<Placed, Refusal> {
         let index = self.syscalls.used;
         if index >= SITES_MAX {
@@ -397,7 +400,7 @@ impl Target {
         if let Some(site) = self.sites.values().find(|site| site.patched && site.overlaps(&bytes)) {
             return Err(Refusal::new(Errno::EBUSY, format!("the probe of {} is there", site.name)));
         }
-        if self.net_leads_into(&bytes) {
+        if caught.lead_into(&bytes) {
             return Err(Refusal::new(Errno::EBUSY, "calls go back there that were caught"));
         }
         let gate = gate_address(self.region, index);

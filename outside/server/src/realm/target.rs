@@ -24,7 +24,7 @@ use ring3_uapi::Errno;
 
 use super::modules::Modules;
 use super::named::PerfMap;
-use super::net::NetState;
+use super::net::{CaughtCalls, NetState};
 use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
@@ -285,14 +285,11 @@ impl Target {
         if self.net.armed && calls.net.is_none() && !self.take_net_away() {
             // As long as it is there, so are the gates.
             self.silence(links);
-            return Ok(());
+            return Err(Refusal::new(Errno::EBUSY, "no moment was found in which its calls are caught no more"));
         }
         let calls = self.note_calls(calls);
         self.forget_unmapped_calls(&calls);
-        if missing.is_empty()
-            && self.is_same_but_uses(&wanted)
-            && self.syscalls.are(&calls)
-            && self.net.is(self.net.why.as_ref())
+        if missing.is_empty() && self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && self.net.is_settled()
         {
             for want in wanted {
                 let address = want.place.address;
@@ -439,10 +436,11 @@ impl Target {
         for address in stale {
             self.remove_site(stopped, address);
         }
+        let caught = self.caught_calls();
         for want in wanted {
             let address = want.place.address;
             let uses = want.uses.clone();
-            match self.place_site(stopped, want) {
+            match self.place_site(stopped, want, &caught) {
                 Ok(()) => self.publish(address, &uses, links),
                 Err(refusal) => {
                     tracing::warn!(pid = self.pid, "{refusal}");
@@ -458,7 +456,12 @@ impl Target {
     }
 
     /// Makes the site exist and be patched.
-    fn place_site(&mut self, stopped: &mut inject::Stopped, want: Wanted) -> Result<(), Refusal> {
+    fn place_site(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: Wanted,
+        caught: &CaughtCalls,
+    ) -> Result<(), Refusal> {
         let address = want.place.address;
         if let Some(site) = self.sites.get(&address)
             && site.place != want.place
@@ -467,7 +470,7 @@ impl Target {
             self.sites.remove(&address);
         }
         if !self.sites.contains_key(&address) {
-            let site = self.build_site(stopped, want)?;
+            let site = self.build_site(stopped, want, caught)?;
             self.sites.insert(address, site);
         }
         let site = self.sites.get_mut(&address).expect("just inserted");
@@ -485,7 +488,12 @@ impl Target {
     }
 
     /// Plans the site and writes its stub; the site itself is untouched.
-    fn build_site(&mut self, stopped: &mut inject::Stopped, want: Wanted) -> Result<Site, Refusal> {
+    fn build_site(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: Wanted,
+        caught: &CaughtCalls,
+    ) -> Result<Site, Refusal> {
         let place = want.place;
         let name = want.code.name.clone();
         let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
@@ -500,7 +508,7 @@ impl Target {
         let symbol = |name| region + ring3_image::symbol(name).expect("the agent has its entry points");
         let entries = ring3_patch::Entries { enter: symbol("ring3_enter"), call: symbol("ring3_call_probed") };
         let bytes = place.address..plan.resume;
-        if self.syscalls.overlap(&bytes) || self.net_leads_into(&bytes) {
+        if self.syscalls.overlap(&bytes) || caught.lead_into(&bytes) {
             return Err(refuse("a system call that is traced is there".into()));
         }
         let room = ring3_patch::STUB_BYTES_MAX as u64;

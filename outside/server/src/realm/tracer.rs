@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::TargetStatus;
 use super::doorbell::EventFd;
+use super::recovery::Patience;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
 use ring3_names::elf::Placed;
 
@@ -84,7 +85,7 @@ impl Tracer {
                 pending: vec![],
                 has_orphans: false,
                 parted: vec![],
-                behind: BTreeSet::new(),
+                behind: BTreeMap::new(),
                 cleaned: BTreeSet::new(),
             }
             .run();
@@ -136,8 +137,8 @@ struct Actor {
     has_orphans: bool,
     /// Targets that are gone, or have other tables now, while forks run with theirs.
     parted: Vec<Target>,
-    /// Targets that could not be stopped when something should have changed there.
-    behind: BTreeSet<u32>,
+    /// Targets in which something should have changed and could not, and when it is tried again.
+    behind: BTreeMap<u32, Patience>,
     /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
     cleaned: BTreeSet<u32>,
 }
@@ -354,14 +355,13 @@ impl Actor {
                         released when the thread leaves";
             return Err(Refusal::new(Errno::EBUSY, format!("process {pid}: {what}")));
         }
-        if let Some(target) = self.targets.remove(&pid) {
-            self.part_with(target);
-        }
+        self.part_with(pid);
         Ok(())
     }
 
     /// A target is one no more. Forks that have not been adopted are not forgotten.
-    fn part_with(&mut self, mut target: Target) {
+    fn part_with(&mut self, pid: u32) {
+        let Some(mut target) = self.targets.remove(&pid) else { return };
         if !target.find_children().is_empty() {
             target.retire();
             self.has_orphans = true;
@@ -372,13 +372,13 @@ impl Actor {
     /// A target exited (its pidfd says so): its unadopted children are adopted, the rest is dropped.
     fn forget_exited(&mut self, pid: u32) {
         self.adopt_children_of(pid);
-        if let Some(target) = self.targets.remove(&pid) {
+        if let Some(target) = self.targets.get(&pid) {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
             owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
             self.shared.deaths.tell(death);
-            self.part_with(target);
         }
+        self.part_with(pid);
         for link in self.links.values_mut() {
             link.refused.remove(&pid);
         }
@@ -394,11 +394,10 @@ impl Actor {
     }
 
     fn finish_leaving(&mut self) {
-        let left = |(_, target): &mut (&u32, &mut Target)| target.is_leaving() && target.try_leave();
-        let left: Vec<u32> =
-            self.targets.iter_mut().filter_map(|mut entry| left(&mut entry).then_some(*entry.0)).collect();
-        for target in left.iter().filter_map(|pid| self.targets.remove(pid)).collect::<Vec<_>>() {
-            self.part_with(target);
+        let leaving = self.targets.iter_mut().filter(|(_, target)| target.is_leaving());
+        let left: Vec<u32> = leaving.filter_map(|(pid, target)| target.try_leave().then_some(*pid)).collect();
+        for pid in left {
+            self.part_with(pid);
         }
     }
 
@@ -518,17 +517,20 @@ impl Actor {
         let before = self.parted.len();
         let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted);
         self.has_orphans |= self.parted.len() > before;
-        match &applied {
-            Err(refusal) if refusal.errno == Errno::EBUSY => drop(self.behind.insert(pid)),
-            _ => drop(self.behind.remove(&pid)),
+        if applied.as_ref().is_err_and(|refusal| refusal.errno == Errno::EBUSY) {
+            self.behind.entry(pid).or_insert_with(Patience::new);
+        } else {
+            self.behind.remove(&pid);
         }
         applied
     }
 
     /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
     fn catch_up(&mut self) {
-        self.behind.retain(|pid| self.targets.contains_key(pid));
-        for pid in self.behind.clone() {
+        self.behind.retain(|pid, _| self.targets.contains_key(pid));
+        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !recovery::is_held(**pid));
+        let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
+        for pid in due {
             if let Err(refusal) = self.apply(pid) {
                 tracing::debug!(pid, "{refusal}");
             }
@@ -575,18 +577,20 @@ impl Actor {
         self.collect_garbage();
     }
 
+    /// Whether no thread is inside a program of a process, or of forks that run with its tables or had them; `None`: there is
+    /// nobody any more.
+    fn is_quiet(&self, pid: u32) -> Option<bool> {
+        self.all_tables().filter(|tables| tables.pid == pid).map(Target::is_quiet).reduce(|all, one| all && one)
+    }
+
     /// Frees what no thread can be using: every process that might has been seen outside all programs.
     fn collect_garbage(&mut self) {
         let mut pending = std::mem::take(&mut self.pending);
         let mut unmap: BTreeMap<u32, Vec<MapSlot>> = BTreeMap::new();
+        let mut seen: BTreeMap<u32, Option<bool>> = BTreeMap::new();
         for (garbage, users) in &mut pending {
             users.retain(|pid| {
-                let mut tables =
-                    self.targets.get(pid).into_iter().chain(&self.parted).filter(|t| t.pid == *pid).peekable();
-                if tables.peek().is_none() {
-                    return false;
-                }
-                let quiet = tables.all(Target::is_quiet);
+                let Some(quiet) = *seen.entry(*pid).or_insert_with(|| self.is_quiet(*pid)) else { return false };
                 match garbage {
                     Garbage::Map(slot) if quiet => {
                         unmap.entry(*pid).or_default().push(*slot);
