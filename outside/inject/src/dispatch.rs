@@ -1,7 +1,7 @@
 //! Calls that the kernel gives back to their thread as signals (syscall user dispatch): who is, who may be.
 
 use crate::Error;
-use crate::process::status_field;
+use crate::process::{proc_file, status_field};
 use crate::raw_ptrace::{self as ptrace, Dispatch, Tid};
 use crate::stopped::Stopped;
 
@@ -59,7 +59,6 @@ impl Stopped {
     }
 
     fn status(&self, tid: Tid) -> Result<String, Error> {
-        std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid()))
-            .map_err(|_| Error::Exited { pid: self.pid() })
+        proc_file(self.pid(), &format!("task/{tid}/status")).map_err(|_| Error::Exited { pid: self.pid() })
     }
 }

@@ -3,20 +3,23 @@
 //! Runs: in the server, on one thread (ptrace belongs to a thread).
 //! May touch: targets, by ptrace, `/proc/PID` and remote system calls.
 //! Never: decides what to instrument; waits without a deadline; leaves a target half changed.
-//! Start reading at: `stopped.rs`, then `region.rs`.
+//! Start reading at: `stopped.rs`, then `calls.rs` and `region.rs`.
 
+mod calls;
 mod dispatch;
 mod error;
 mod lifeline;
 mod process;
+mod raw_lifeline;
 mod raw_ptrace;
 mod region;
 mod stopped;
 
+pub use calls::{Call, RemoteFd, Unfinished};
 pub use error::Error;
-pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, status_field};
+pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, proc_file, status_field};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
-    MapSource, Region, RegionFiles, RemoteFd, map_files, map_region, map_stub_area, replace_control, unmap_region,
+    MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, replace_control, unmap_region,
 };
 pub use stopped::{SavedContext, Stopped, let_go};

@@ -3,7 +3,8 @@
 //! A tracee whose tracer is killed goes on with whatever registers it has. A thread in the middle of a remote
 //! system call would run on behind some `syscall` instruction of the process. So remote calls are made from a
 //! place of our own: the `syscall` there is followed by `rt_sigreturn`, and the stack pointer is at a signal frame
-//! that holds the thread's own registers, vector registers and signal mask. Nobody gets there while we live.
+//! that holds the thread's own registers, vector registers and signal mask. Nobody gets there while we live. A thread that
+//! serves lists of calls gets there when the other end of its socket is closed.
 //!
 //! The place is the unused end of the vDSO, which is executable, readable and in every process. If the
 //! vector registers do not fit there (AVX-512 in use, and not in a system call), or there is no vDSO, it is a page
@@ -12,14 +13,13 @@
 
 use std::arch::x86_64::__cpuid_count;
 
+use crate::raw_lifeline::{code, serve_at};
 use crate::raw_ptrace::Registers;
 
-/// `syscall; mov eax, __NR_rt_sigreturn; syscall; ud2`.
-const CODE: [u8; 11] = [0x0f, 0x05, 0xb8, 15, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b];
 /// Where the signal frame begins: `struct rt_sigframe` (arch/x86/include/asm/sigframe.h).
-const FRAME_AT: usize = 64;
+const FRAME_AT: usize = 256;
 /// Where the vector registers begin; aligned for XRSTOR. The `siginfo` of a real frame is not needed.
-const VECTORS_AT: usize = 384;
+const VECTORS_AT: usize = 576;
 /// In the frame, behind `pretcode`: `struct ucontext`.
 const UCONTEXT_AT: usize = FRAME_AT + 8;
 /// `uc_flags`: the vector registers are an XSAVE image, the stack segment is meant.
@@ -34,18 +34,23 @@ const MAGIC2: u32 = 0x4650_5845;
 const IN_USE_AT: usize = 512;
 /// x87 and SSE.
 const LEGACY_COMPONENTS: u64 = 3;
-/// Components that a thread asks for by itself, and that signal frames have only then (AMX).
+/// Components that a thread asks for by itself, and that signal frames have only then (AMX): not kept.
 const DYNAMIC_COMPONENTS: u64 = 1 << 17 | 1 << 18;
 /// Bytes of the legacy area and the header of an XSAVE image.
 const XSAVE_BYTES_MIN: usize = 576;
 /// Bytes at the end of the vDSO: enough for x87, SSE and AVX.
-pub(crate) const VDSO_BYTES: usize = 1280;
+pub(crate) const VDSO_BYTES: usize = 1472;
 /// Bytes of pages of our own.
 pub(crate) const PAGE_BYTES: usize = 0x4000;
 
 /// Whether what lies at the end of a vDSO is free, or was left by a server that died.
 pub(crate) fn is_free(there: &[u8]) -> bool {
-    there.iter().all(|byte| *byte == 0) || there.starts_with(&CODE)
+    there.iter().all(|byte| *byte == 0) || there.starts_with(code())
+}
+
+/// Where lists of calls are served.
+pub(crate) fn serve(address: u64) -> u64 {
+    address + serve_at()
 }
 
 /// Stack pointer for calls from `address`: `rt_sigreturn` finds its frame 8 bytes below.
@@ -62,13 +67,14 @@ pub(crate) fn image(address: u64, room: usize, registers: &Registers, mask: u64,
         // No calling convention keeps vector registers over a system call.
         components &= LEGACY_COMPONENTS;
     }
+    components &= !DYNAMIC_COMPONENTS;
     let bytes = standard_bytes(components);
-    if components & DYNAMIC_COMPONENTS != 0 || bytes > vectors.len() || VECTORS_AT + bytes + 4 > room {
+    if bytes > vectors.len() || VECTORS_AT + bytes + 4 > room {
         return None;
     }
     let mut image = vec![0u8; room];
     let mut put = |at: usize, value: &[u8]| image[at..at + value.len()].copy_from_slice(value);
-    put(0, &CODE);
+    put(0, code());
     put(UCONTEXT_AT, &UC_FLAGS.to_le_bytes());
     put(UCONTEXT_AT + 24, &ALTSTACK_UNCHANGED.to_le_bytes());
     let r = restarted(registers);
@@ -121,4 +127,15 @@ fn standard_bytes(components: u64) -> usize {
         (part.ebx + part.eax) as usize
     });
     ends.max().unwrap_or(0).max(XSAVE_BYTES_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_has_room_before_the_frame() {
+        assert!(code().starts_with(&[0x0f, 0x05, 0xb8]), "a call, and then home");
+        assert!(code().len() <= FRAME_AT, "{} bytes", code().len());
+    }
 }

@@ -45,6 +45,28 @@ impl Mapping {
     }
 }
 
+/// A file of `/proc/PID`, such as `status` or `task/TID/stat`. (`std::fs::read` asks for the size, which such files do not have,
+/// and then takes eight small reads for a page.)
+pub fn proc_file(pid: u32, name: &str) -> std::io::Result<String> {
+    use std::io::Read;
+    const BYTES_USUAL: usize = 0x4000;
+    let mut file = std::fs::File::open(format!("/proc/{pid}/{name}"))?;
+    let mut bytes = vec![0u8; BYTES_USUAL];
+    let mut filled = 0;
+    loop {
+        match file.read(&mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(more) => filled += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if filled == bytes.len() {
+            bytes.resize(filled * 2, 0);
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes[..filled]).into_owned())
+}
+
 /// A field of `/proc/*/status` or `fdinfo`, trimmed.
 pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
@@ -54,7 +76,7 @@ pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 /// and it has no seccomp filter that our system calls could offend.
 pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     let Pid(pid) = pid;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
+    let status = proc_file(pid, "status").map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
         _ => Error::io(format!("/proc/{pid}/status"), error),
     })?;
@@ -99,7 +121,7 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
 /// `PF_KTHREAD` among the flags of `/proc/PID/stat`.
 fn is_kernel_thread(pid: u32) -> bool {
     const PF_KTHREAD: u64 = 0x0020_0000;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = proc_file(pid, "stat").unwrap_or_default();
     let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
     flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
 }
@@ -123,7 +145,7 @@ fn check_class(pid: u32) -> Result<(), Error> {
 
 /// Explains an EPERM.
 pub(crate) fn not_permitted(pid: u32) -> Error {
-    let owner = std::fs::read_to_string(format!("/proc/{pid}/status")).ok();
+    let owner = proc_file(pid, "status").ok();
     let owner = owner.as_deref().and_then(|s| status_field(s, "Uid")).and_then(|ids| ids.split_whitespace().nth(1));
     let own = rustix::process::geteuid().as_raw();
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
@@ -141,13 +163,13 @@ pub(crate) fn not_permitted(pid: u32) -> Error {
 /// The mappings of a process, in order of address.
 pub fn mappings(pid: Pid) -> Result<Vec<Mapping>, Error> {
     let Pid(pid) = pid;
-    let text = std::fs::read(format!("/proc/{pid}/maps")).map_err(|error| match error.kind() {
+    let text = proc_file(pid, "maps").map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
         std::io::ErrorKind::PermissionDenied => not_permitted(pid),
         _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
         _ => Error::io(format!("/proc/{pid}/maps"), error),
     })?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect())
+    Ok(text.lines().filter_map(parse_mapping).collect())
 }
 
 fn parse_mapping(line: &str) -> Option<Mapping> {
@@ -174,7 +196,7 @@ pub(crate) fn live_threads(pid: u32) -> Result<Vec<u32>, Error> {
 
 /// State letter of a thread.
 pub(crate) fn thread_state(pid: u32, tid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    let stat = proc_file(pid, &format!("task/{tid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 

@@ -164,19 +164,34 @@ pub(crate) fn poll(tid: Tid) -> Wait {
 
 /// Waits for the next thing that `tid` does; [`Wait::Nothing`] if the deadline passed.
 pub(crate) fn wait(tid: Tid, deadline: Instant) -> Wait {
-    let mut spins = 0;
+    let mut pause = Pause::default();
     loop {
         match poll(tid) {
-            Wait::Nothing => {}
+            Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Wait::Nothing,
+            Wait::Nothing => pause.go_by(),
             other => return other,
         }
-        spins += 1;
-        if spins < SPINS {
-            std::thread::yield_now();
-        } else if Instant::now() >= deadline {
-            return Wait::Nothing;
-        } else {
+    }
+}
+
+/// From one poll to the next.
+#[derive(Default)]
+pub(crate) struct Pause {
+    spins: u32,
+}
+
+impl Pause {
+    /// Whether the clock may be asked meanwhile.
+    pub(crate) fn is_long(&self) -> bool {
+        self.spins >= SPINS
+    }
+
+    pub(crate) fn go_by(&mut self) {
+        if self.is_long() {
             std::thread::sleep(POLL_SLEEP);
+        } else {
+            self.spins += 1;
+            std::thread::yield_now();
         }
     }
 }

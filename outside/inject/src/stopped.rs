@@ -14,33 +14,30 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::lifeline;
-use crate::process::{Pid, live_threads, mappings, not_permitted, status_field, thread_state};
-use crate::raw_ptrace::{self as ptrace, Dispatch, Registers, Tid, Wait};
+use crate::calls::Borrowed;
+use crate::process::{Pid, live_threads, mappings, not_permitted, proc_file, status_field, thread_state};
+use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
-/// How often threads in a dead server's lifeline are let go on, and for how long.
-const HOMEWARD_MAX: u32 = 20;
-const HOMEWARD_PAUSE: Duration = Duration::from_micros(50);
 /// Stacks of a thread that are looked at for signal frames.
 const STACKS_MAX: u32 = 8;
 /// A remote system call must return within this time.
-const CALL_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const CALL_WITHIN: Duration = Duration::from_secs(2);
 /// Threads that do not stop for as long as this are let go later.
 const LET_GO_WITHIN: Duration = Duration::from_millis(20);
 
 /// All threads of a process, stopped. Dropping it lets them go.
 #[derive(Debug)]
 pub struct Stopped {
-    pid: u32,
+    pub(crate) pid: u32,
     threads: Vec<Tid>,
     memory: File,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
-    syscall_instruction: Option<u64>,
+    pub(crate) syscall_instruction: Option<u64>,
     /// A stop signal that arrived during remote calls; sent again at the end.
-    stop_signal: i32,
+    pub(crate) stop_signal: i32,
     options: libc::c_int,
     since: Instant,
 }
@@ -56,28 +53,6 @@ pub struct SavedContext {
     pub rsp: u64,
     /// See `rcx`.
     pub rip: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct Borrowed {
-    pub(crate) tid: Tid,
-    registers: Registers,
-    mask: u64,
-    /// The signals that it blocked, those of a call that blocks some for its own time among them.
-    pub(crate) blocked: u64,
-    /// What is dispatched of its calls: of remote ones nothing.
-    pub(crate) dispatch: Dispatch,
-    /// Where remote calls are made from, once there is such a place.
-    lifeline: Option<Lifeline>,
-}
-
-/// Address and bytes of a [`lifeline`].
-#[derive(Clone, Copy, Debug)]
-struct Lifeline {
-    address: u64,
-    bytes: usize,
-    /// Mapped for this, not the vDSO's end.
-    mapped: bool,
 }
 
 impl Stopped {
@@ -213,7 +188,7 @@ impl Stopped {
     }
 
     fn why_not(&self, tid: Tid) -> Error {
-        let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).unwrap_or_default();
+        let status = proc_file(self.pid, &format!("task/{tid}/status")).unwrap_or_default();
         let tracer = status_field(&status, "TracerPid").and_then(|tracer| tracer.parse().ok());
         match tracer {
             Some(tracer @ 1..) => Error::AlreadyTraced { pid: self.pid, tracer },
@@ -222,7 +197,7 @@ impl Stopped {
     }
 
     /// Waits until an interrupted thread has stopped; signals that come first are delivered.
-    fn await_stop(&mut self, tid: Tid, deadline: Instant) -> Result<(), Error> {
+    pub(crate) fn await_stop(&mut self, tid: Tid, deadline: Instant) -> Result<(), Error> {
         loop {
             match ptrace::wait(tid, deadline) {
                 Wait::EventStop(_) => {
@@ -321,12 +296,8 @@ impl Stopped {
 
     /// Changes the registers with which a thread goes on.
     pub fn set_registers(&mut self, tid: Tid, registers: &Registers) -> Result<(), Error> {
-        match &mut self.borrowed {
-            Some(borrowed) if borrowed.tid == tid => {
-                borrowed.registers = *registers;
-                let place = borrowed.lifeline;
-                place.map_or(Ok(()), |place| self.fill(place).map(drop))
-            }
+        match &self.borrowed {
+            Some(borrowed) if borrowed.tid == tid => self.set_borrowed_registers(registers),
             _ => ptrace::set_registers(tid, registers).map_err(|error| self.gone("registers", error)),
         }
     }
@@ -426,198 +397,15 @@ impl Stopped {
         moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))
     }
 
-    // ---- remote system calls ----
-
-    /// Makes a system call inside the process. Returns what it returns.
-    ///
-    /// # Errors
-    /// [`Error::RemoteCall`] if the call itself fails.
-    pub fn syscall(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
-        self.borrow_thread()?;
-        self.borrowed_call(name, number, args)
-    }
-
-    /// A call of the borrowed thread: from its lifeline, or at a `syscall` instruction of the process.
-    fn borrowed_call(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
-        let &Borrowed { tid, registers, lifeline, .. } =
-            self.borrowed.as_ref().ok_or(Error::Exited { pid: self.pid })?;
-        let (rip, rsp) = match lifeline {
-            Some(Lifeline { address, .. }) => (address, lifeline::stack_pointer(address)),
-            None => (self.find_syscall_instruction()?, registers.rsp),
-        };
-        let call = Registers {
-            rax: number as u64,
-            orig_rax: u64::MAX,
-            rip,
-            rsp,
-            rdi: args[0],
-            rsi: args[1],
-            rdx: args[2],
-            r10: args[3],
-            r8: args[4],
-            r9: args[5],
-            eflags: registers.eflags & !0x500,
-            ..registers
-        };
-        ptrace::set_registers(tid, &call).map_err(|error| self.gone("registers", error))?;
-        self.run_to_syscall_stop(tid, name)?;
-        self.run_to_syscall_stop(tid, name)?;
-        let result = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?.rax;
-        if (-4095..0).contains(&(result as i64)) {
-            return Err(Error::RemoteCall { name, errno: -(result as i64) as i32 });
-        }
-        Ok(result)
-    }
-
-    /// Takes a thread for remote calls: its registers are saved, its signals blocked, its lifeline laid.
-    fn borrow_thread(&mut self) -> Result<(), Error> {
-        if self.borrowed.is_some() {
-            return Ok(());
-        }
-        let (tid, registers) = self.thread_for_calls()?;
-        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
-        let (blocked, dispatch) = (self.signals_blocked(tid)?, ptrace::dispatch(tid).unwrap_or_default());
-        if dispatch.mode != 0 {
-            ptrace::set_dispatch(tid, &Dispatch::default()).map_err(|error| self.gone("dispatch", error))?;
-        }
-        self.borrowed = Some(Borrowed { tid, registers, mask, blocked, dispatch, lifeline: None });
-        self.lay_lifeline()?;
-        ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))
-    }
-
-    /// A thread that is in a system call if there is one, else the first.
-    fn thread_for_calls(&self) -> Result<(Tid, Registers), Error> {
-        let first = *self.threads.first().ok_or(Error::Exited { pid: self.pid })?;
-        let all = self.threads.iter().filter_map(|tid| Some((*tid, ptrace::registers(*tid).ok()?)));
-        match all.into_iter().find(|(_, registers)| lifeline::is_in_call(registers)) {
-            Some(found) => Ok(found),
-            None => Ok((first, ptrace::registers(first).map_err(|error| self.gone("registers", error))?)),
-        }
-    }
-
-    /// In the vDSO if there is room, else in a page that the first remote call maps; some policies forbid that, and
-    /// then it goes without.
-    fn lay_lifeline(&mut self) -> Result<(), Error> {
-        let vdso = mappings(Pid(self.pid))?.into_iter().find(|mapping| mapping.path == "[vdso]");
-        if let Some(vdso) = vdso {
-            let (bytes, mapped) = (lifeline::VDSO_BYTES, false);
-            let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
-            let mut there = vec![0u8; bytes];
-            let deserted = self.send_home(place.address..vdso.range.end)?;
-            let readable = self.read(place.address, &mut there).is_ok();
-            if deserted && readable && lifeline::is_free(&there) && self.fill(place)? {
-                return Ok(());
-            }
-        }
-        let protection = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-        let page = [0, lifeline::PAGE_BYTES as u64, protection, flags, u64::MAX, 0];
-        match self.borrowed_call("mmap", libc::SYS_mmap, page) {
-            Ok(address) => {
-                let place = Lifeline { address, bytes: lifeline::PAGE_BYTES, mapped: true };
-                if !self.fill(place)? {
-                    self.borrowed_call("munmap", libc::SYS_munmap, [address, place.bytes as u64, 0, 0, 0, 0])?;
-                }
-                Ok(())
-            }
-            Err(Error::RemoteCall { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Lets threads go on that a server which died a moment ago has left in its lifeline: they are a few
-    /// instructions from home. True if none is left there.
-    fn send_home(&mut self, lifeline: Range<u64>) -> Result<bool, Error> {
-        let borrowed = self.borrowed.as_ref().map(|borrowed| borrowed.tid);
-        for _ in 0..HOMEWARD_MAX {
-            let inside = self.threads_inside(std::slice::from_ref(&lifeline))?;
-            if inside.is_empty() {
-                return Ok(true);
-            }
-            for tid in inside {
-                ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
-                std::thread::sleep(HOMEWARD_PAUSE);
-                ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
-                self.await_stop(tid, Instant::now() + CALL_WITHIN)?;
-                if borrowed == Some(tid) {
-                    let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
-                    let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
-                    if let Some(borrowed) = &mut self.borrowed {
-                        (borrowed.registers, borrowed.mask, borrowed.lifeline) = (registers, mask, None);
-                    }
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    /// Writes what the borrowed thread goes on with if we die; from now on calls are made from there. False if it
-    /// does not fit.
-    fn fill(&mut self, place: Lifeline) -> Result<bool, Error> {
-        let Some(Borrowed { tid, registers, mask, .. }) = &self.borrowed else { return Ok(false) };
-        let vectors = ptrace::vectors(*tid).map_err(|error| self.gone("vector registers", error))?;
-        let Some(image) = lifeline::image(place.address, place.bytes, registers, *mask, &vectors) else {
-            return Ok(false);
-        };
-        self.write(place.address, &image)?;
-        if let Some(borrowed) = &mut self.borrowed {
-            borrowed.lifeline = Some(place);
-        }
-        Ok(true)
-    }
-
-    /// The place is as before.
-    fn take_lifeline_up(&mut self) -> Result<(), Error> {
-        let Some(place) = self.borrowed.as_mut().and_then(|borrowed| borrowed.lifeline.take()) else { return Ok(()) };
-        if place.mapped {
-            let range = [place.address, place.bytes as u64, 0, 0, 0, 0];
-            return self.borrowed_call("munmap", libc::SYS_munmap, range).map(drop);
-        }
-        self.write(place.address, &vec![0; place.bytes])
-    }
-
-    fn run_to_syscall_stop(&mut self, tid: Tid, name: &'static str) -> Result<(), Error> {
-        let deadline = Instant::now() + CALL_WITHIN;
-        ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
-        loop {
-            match ptrace::wait(tid, deadline) {
-                Wait::Syscall => return Ok(()),
-                Wait::Signal(signal) => self.stop_signal = signal,
-                Wait::EventStop(_) | Wait::Event(_) => {}
-                Wait::Gone => return Err(Error::Exited { pid: self.pid }),
-                Wait::Nothing => return Err(Error::RemoteCall { name, errno: libc::ETIMEDOUT }),
-            }
-            ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
-        }
-    }
-
-    fn find_syscall_instruction(&mut self) -> Result<u64, Error> {
-        if let Some(address) = self.syscall_instruction {
-            return Ok(address);
-        }
-        let mut candidates = mappings(Pid(self.pid))?;
-        if candidates.is_empty() {
-            return Err(Error::Exited { pid: self.pid });
-        }
-        candidates.retain(|mapping| mapping.is_executable() && mapping.path != "[vsyscall]");
-        candidates.sort_by_key(|mapping| mapping.path != "[vdso]");
-        for mapping in candidates {
-            let mut code = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
-            if self.read(mapping.range.start, &mut code).is_err() {
-                continue;
-            }
-            if let Some(at) = code.windows(2).position(|pair| pair == [0x0f, 0x05]) {
-                self.syscall_instruction = Some(mapping.range.start + at as u64);
-                return Ok(mapping.range.start + at as u64);
-            }
-        }
-        Err(Error::Unsupported { what: format!("process {} has no system call instruction", self.pid) })
-    }
-
     /// Brings a stopped thread into an interrupt stop on its way to user mode.
-    fn interrupt_again(&mut self, tid: Tid) -> Result<(), Error> {
+    pub(crate) fn interrupt_again(&mut self, tid: Tid) -> Result<(), Error> {
         ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
         ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
+        self.await_interrupt(tid)
+    }
+
+    /// Waits for the interrupt stop of a thread that runs.
+    pub(crate) fn await_interrupt(&mut self, tid: Tid) -> Result<(), Error> {
         let deadline = Instant::now() + CALL_WITHIN;
         loop {
             match ptrace::wait(tid, deadline) {
@@ -631,24 +419,6 @@ impl Stopped {
                 Wait::Nothing => return Err(Error::ThreadDoesNotStop { tid, state: '?' }),
             }
         }
-    }
-
-    fn give_thread_back(&mut self) -> Result<(), Error> {
-        let Some(tid) = self.borrowed.as_ref().map(|borrowed| borrowed.tid) else { return Ok(()) };
-        // A page goes by a call of the thread; the vDSO is needed until the thread has its own registers again.
-        if self.borrowed.as_ref().is_some_and(|borrowed| borrowed.lifeline.is_some_and(|place| place.mapped)) {
-            self.take_lifeline_up()?;
-        }
-        self.interrupt_again(tid)?;
-        let borrowed = self.borrowed.as_ref().expect("just seen");
-        ptrace::set_registers(tid, &borrowed.registers).map_err(|error| self.gone("registers", error))?;
-        ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))?;
-        if borrowed.dispatch.mode != 0 {
-            ptrace::set_dispatch(tid, &borrowed.dispatch).map_err(|error| self.gone("dispatch", error))?;
-        }
-        self.take_lifeline_up()?;
-        self.borrowed = None;
-        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) fn gained(stopped: &inject::Stopped, registers: &inject::Registers) -
     if rustix::process::geteuid().is_root() {
         return false;
     }
-    let status = std::fs::read_to_string(format!("/proc/{}/status", stopped.pid())).unwrap_or_default();
+    let status = inject::proc_file(stopped.pid(), "status").unwrap_or_default();
     if inject::status_field(&status, "NoNewPrivs") == Some("1") {
         return false;
     }

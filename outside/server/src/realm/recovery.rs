@@ -253,11 +253,11 @@ pub(super) fn all_processes() -> Vec<u32> {
 
 /// The id of a process in its own pid namespace.
 pub(super) fn own_pid(pid: u32) -> Option<u32> {
-    own_id(&format!("/proc/{pid}/status"))
+    own_id(pid, "status")
 }
 
-fn own_id(status: &str) -> Option<u32> {
-    let status = std::fs::read_to_string(status).ok()?;
+fn own_id(pid: u32, status: &str) -> Option<u32> {
+    let status = inject::proc_file(pid, status).ok()?;
     inject::status_field(&status, "NSpid")?.split_whitespace().last()?.parse().ok()
 }
 
@@ -265,14 +265,14 @@ fn own_id(status: &str) -> Option<u32> {
 pub(super) fn is_held(pid: u32) -> bool {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     entries.flatten().any(|entry| {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let stat = inject::proc_file(pid, &format!("task/{}/stat", entry.file_name().display())).unwrap_or_default();
         stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
     })
 }
 
 /// The thread of a process that has this id in its own pid namespace.
 pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
-    let own = |tid: u32| own_id(&format!("/proc/{pid}/task/{tid}/status"));
+    let own = |tid: u32| own_id(pid, &format!("task/{tid}/status"));
     if own(own_tid) == Some(own_tid) {
         return Some(own_tid);
     }
@@ -283,14 +283,14 @@ pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
 
 /// Start time of a process, clock ticks since boot.
 pub(super) fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = inject::proc_file(pid, "stat").ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// The region of a process and the server that made it, if there is one.
 fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let maps = inject::proc_file(pid, "maps").ok()?;
     let line = maps.lines().find(|line| line.contains(CONTROL_NAME))?;
     let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
     let region = start.checked_sub(CONTROL_OFFSET)?;

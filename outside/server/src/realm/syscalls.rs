@@ -184,6 +184,14 @@ struct Placed {
     patched: bool,
 }
 
+/// What the tables of system calls depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Published {
+    seers: BTreeSet<AttachmentId>,
+    follow: bool,
+    netted: bool,
+}
+
 /// The system call sites of a target, by the address of the call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Syscalls {
@@ -199,6 +207,8 @@ pub(super) struct Syscalls {
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// Links whose programs see calls here.
     pub(super) seers: BTreeSet<AttachmentId>,
+    /// What the tables were made from.
+    published: Option<Published>,
     /// The hook that counts, by its index, and its address.
     hook: Option<(u32, u64)>,
 }
@@ -278,16 +288,16 @@ impl Target {
         &self,
         shared: &Shared,
         links: &BTreeMap<AttachmentId, Link>,
-    ) -> Result<WantedCalls, Refusal> {
-        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        mappings: &[inject::Mapping],
+    ) -> WantedCalls {
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
         let own: Vec<_> = self.stub_areas().chain(std::iter::once(self.region..self.region + REGION_BYTES)).collect();
         // (Such code comes and goes.)
-        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings, &own));
+        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, mappings, &own));
         let may_be = self.net.given_up.is_none();
         let unscanned = may_be.then_some(&unscanned as &dyn Fn() -> Option<String>);
-        Ok(wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned))
+        wanted(&wish, self.pid, mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
     }
 
     /// Remembers what was found out beside the calls themselves.
@@ -541,19 +551,25 @@ impl Target {
 
     /// Publishes who sees which call, of these links: new ranges first, then one store for each number.
     pub(super) fn publish_calls_of(&mut self, seers: &BTreeSet<AttachmentId>, links: &BTreeMap<AttachmentId, Link>) {
+        let follow = self.following == Following::All;
+        let netted = self.net.armed || self.net.why.is_some();
+        let seers = self.links_for(links).map(|(id, _)| id).filter(|id| seers.contains(id)).collect();
+        let published = Published { seers, follow, netted };
+        if self.syscalls.published.as_ref() == Some(&published) {
+            return;
+        }
         let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
-        for (id, spec) in self.links_for(links).filter(|(id, _)| seers.contains(id)) {
-            let Point::Syscall(point) = &spec.point else { continue };
+        for id in &published.seers {
+            let Point::Syscall(point) = &links[id].spec.point else { continue };
             let numbers = match point.number {
                 Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
                 None => 0..=OTHER_NUMBERS,
             };
             for number in numbers {
-                wanted.entry((point.exit, number)).or_default().push(id);
+                wanted.entry((point.exit, number)).or_default().push(*id);
             }
         }
-        let (any, follow) = (!wanted.is_empty(), self.following == Following::All);
-        let netted = self.net.armed || self.net.why.is_some();
+        let any = !wanted.is_empty();
         if any && self.syscalls.hook.is_none() {
             self.syscalls.hook = self.add_counting_hook();
             let address = self.syscalls.hook.map_or(0, |(_, address)| address);
@@ -596,6 +612,7 @@ impl Target {
             self.ranges.retire(range_unpack(*range));
         }
         self.syscalls.ranges = ranges;
+        self.syscalls.published = Some(published);
     }
 
     /// Tells the agent whether it is to announce what is executed.
@@ -654,7 +671,10 @@ impl Target {
 
     fn set_table(&self, table: usize, number: usize, word: u64) {
         let at = TABLES_OFFSET + table as u64 + number as u64 * 8;
-        self.control.word(at).store(word, SeqCst);
+        let entry = self.control.word(at);
+        if entry.load(SeqCst) != word {
+            entry.store(word, SeqCst);
+        }
     }
 
     /// The entry of [`SyscallTables::enter_only`] or `exit_only` for a call that these see.

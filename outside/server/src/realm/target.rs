@@ -150,8 +150,10 @@ impl Target {
     /// is stopped.
     pub(super) fn read_modules(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) {
         self.find_rseq(&mut shared.modules());
-        let _ = self.wanted(&mut shared.modules(), links);
-        let _ = self.wanted_calls(shared, links);
+        if let Ok(mappings) = inject::mappings(inject::Pid(self.pid)) {
+            self.wanted(&mut shared.modules(), links, &mappings);
+            self.wanted_calls(shared, links, &mappings);
+        }
     }
 
     /// Finds out where the C library says where its `struct rseq`s are.
@@ -188,8 +190,9 @@ impl Target {
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, &file.geometry);
         }
-        let wanted = self.wanted(&mut shared.modules(), links).unwrap_or_default();
-        let calls = self.wanted_calls(shared, links).unwrap_or_default();
+        let mappings = inject::mappings(inject::Pid(self.pid)).unwrap_or_default();
+        let wanted = self.wanted(&mut shared.modules(), links, &mappings);
+        let calls = self.wanted_calls(shared, links, &mappings);
         let calls = self.note_calls(calls);
         self.reconcile(&mut stopped, wanted, links);
         self.reconcile_calls(&mut stopped, calls);
@@ -278,10 +281,11 @@ impl Target {
         if self.is_leaving() {
             return Ok(());
         }
-        let wanted = self.wanted(&mut shared.modules(), links)?;
+        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let wanted = self.wanted(&mut shared.modules(), links, &mappings);
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
-        let calls = self.wanted_calls(shared, links)?;
+        let calls = self.wanted_calls(shared, links, &mappings);
         if self.net.armed && calls.net.is_none() && !self.take_net_away() {
             // As long as it is there, so are the gates.
             self.silence(links);
@@ -365,15 +369,15 @@ impl Target {
         &self,
         modules: &mut Modules,
         links: &mut BTreeMap<AttachmentId, Link>,
-    ) -> Result<Vec<Wanted>, Refusal> {
-        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        mappings: &[inject::Mapping],
+    ) -> Vec<Wanted> {
         let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
         let mut returns = false;
         for (id, spec) in self.links_for(links) {
             let Point::Probe(probe) = &spec.point else { continue };
             let inode = (probe.dev, probe.inode);
-            for place in places(&mappings, self.pid, inode, probe.offset, HookKind::Probe) {
+            for place in places(mappings, self.pid, inode, probe.offset, HookKind::Probe) {
                 returns |= probe.ret;
                 let address = place.address;
                 let site = modules.site(&probe.file, probe.offset);
@@ -390,10 +394,10 @@ impl Target {
         for (id, refusal) in failed {
             refuse(links, id, self.pid, refusal);
         }
-        for want in self.specials(modules, &mappings, returns) {
+        for want in self.specials(modules, mappings, returns) {
             wanted.entry(want.place.address).or_insert(want);
         }
-        Ok(wanted.into_values().collect())
+        wanted.into_values().collect()
     }
 
     /// ring3's own places: the unwinders, if returns are awaited.

@@ -361,24 +361,33 @@ impl Actor {
 
     /// A target is one no more. Forks that have not been adopted are not forgotten.
     fn part_with(&mut self, pid: u32) {
-        let Some(mut target) = self.targets.remove(&pid) else { return };
+        let Some(target) = self.targets.remove(&pid) else { return };
         if !target.find_children().is_empty() {
-            target.retire();
-            self.has_orphans = true;
-            self.parted.push(target);
+            self.keep_for_forks(target);
         }
+    }
+
+    /// Only forks that have not been adopted run with its tables any more.
+    fn keep_for_forks(&mut self, mut target: Target) {
+        target.retire();
+        self.has_orphans = true;
+        self.parted.push(target);
     }
 
     /// A target exited (its pidfd says so): its unadopted children are adopted, the rest is dropped.
     fn forget_exited(&mut self, pid: u32) {
-        self.adopt_children_of(pid);
-        if let Some(target) = self.targets.get(&pid) {
+        if let Some(target) = self.targets.remove(&pid) {
+            let children = target.find_children();
+            self.adopt_each(&target, &children);
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
             owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
             self.shared.deaths.tell(death);
+            // (They may have forked meanwhile.)
+            if !children.is_empty() && !target.find_children().is_empty() {
+                self.keep_for_forks(target);
+            }
         }
-        self.part_with(pid);
         for link in self.links.values_mut() {
             link.refused.remove(&pid);
         }
@@ -421,9 +430,13 @@ impl Actor {
 
     /// Whether none is left.
     fn adopt_children(&mut self, parent: &Target) -> bool {
+        self.adopt_each(parent, &parent.find_children())
+    }
+
+    fn adopt_each(&mut self, parent: &Target, children: &[u32]) -> bool {
         // What waits for a `vfork` child, which may wait for us, is adopted later.
         let mut adopt = |child: &u32| !recovery::is_held(*child) && self.adopt(parent, *child);
-        parent.find_children().iter().filter(|child| !adopt(child)).count() == 0
+        children.iter().filter(|child| !adopt(child)).count() == 0
     }
 
     fn adopt_all_children(&mut self) {
@@ -685,10 +698,11 @@ impl Actor {
             }
             return;
         }
-        let (owner, parted) = (owner.pid, owner.parted);
+        let (owner, parted, is_asker) = (owner.pid, owner.parted, owner.own_pid == pid);
+        // (A fork that has not been adopted asks with its creator's nonce.)
         if parted {
             self.adopt_all_children();
-        } else {
+        } else if !is_asker || kind == request::KIND_FORKED {
             self.adopt_children_of(owner);
         }
         let asker = asker(&self.targets).unwrap_or(owner);

@@ -1,0 +1,570 @@
+//! System calls that a thread of a stopped process makes for us.
+//!
+//! One call at a time: the thread runs to it and from it by system call stops. That takes four switches between processes, so
+//! a thread that is to receive files, after which there is much to do, is given an end of a pair of sockets: it waits there for
+//! lists of calls, makes them one after another until one fails, and sends back what they returned. It runs meanwhile, but
+//! nothing else than that, with all signals blocked. If we die, the other end is closed, and the thread goes home by its
+//! [`lifeline`].
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::Error;
+use crate::lifeline;
+use crate::process::{Pid, mappings};
+use crate::raw_lifeline::{CALL_BYTES, page};
+use crate::raw_ptrace::{self as ptrace, Dispatch, Registers, Tid, Wait};
+use crate::stopped::{CALL_WITHIN, Stopped};
+
+/// How often threads in a dead server's lifeline are let go on, and for how long.
+const HOMEWARD_MAX: u32 = 20;
+const HOMEWARD_PAUSE: Duration = Duration::from_micros(50);
+/// How long a thread whose end was closed may take to die of what closed it.
+const GONE_WITHIN: Duration = Duration::from_millis(100);
+/// File descriptors per message (the kernel's `SCM_MAX_FD` is 253).
+const FDS_PER_MESSAGE: usize = 128;
+/// Calls per message; the word behind the last one says that it was that.
+const CALLS_PER_MESSAGE: usize = (page::LIST_BYTES as usize - 8) / CALL_BYTES;
+const CMSG_HEADER_BYTES: usize = 16;
+
+const _: () = assert!(CMSG_HEADER_BYTES + FDS_PER_MESSAGE * 4 <= page::CONTROL_BYTES as usize);
+
+/// A system call to be made inside a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its name, for error messages.
+    pub name: &'static str,
+    /// Its number.
+    pub number: i64,
+    /// Its arguments.
+    pub args: [u64; 6],
+}
+
+impl Call {
+    /// `mmap`; of a file: from its beginning.
+    pub(crate) fn mmap(address: u64, bytes: u64, protection: i32, flags: i32, file: Option<RemoteFd>) -> Call {
+        let file = file.map_or(u64::MAX, |RemoteFd(fd)| fd as u64);
+        let args = [address, bytes, protection as u64, flags as u64, file, 0];
+        Call { name: "mmap", number: libc::SYS_mmap, args }
+    }
+
+    /// `munmap`.
+    pub(crate) fn munmap(address: u64, bytes: u64) -> Call {
+        Call { name: "munmap", number: libc::SYS_munmap, args: [address, bytes, 0, 0, 0, 0] }
+    }
+
+    fn close(RemoteFd(fd): RemoteFd) -> Call {
+        Call { name: "close", number: libc::SYS_close, args: [fd as u64, 0, 0, 0, 0, 0] }
+    }
+}
+
+/// A list of calls was not made to its end.
+#[derive(Debug)]
+pub struct Unfinished {
+    /// What the calls returned that were made before.
+    pub done: Vec<u64>,
+    /// Why the next one failed.
+    pub error: Error,
+}
+
+/// A file descriptor inside the target; closed by [`Stopped::close_files`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteFd(pub i32);
+
+/// A thread that makes calls for us, and what it goes on with.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    pub(crate) tid: Tid,
+    pub(crate) registers: Registers,
+    /// Its vector registers as an XSAVE image. (Nothing that it does for us changes them.)
+    vectors: Vec<u8>,
+    mask: u64,
+    /// The signals that it blocked, those of a call that blocks some for its own time among them.
+    pub(crate) blocked: u64,
+    /// What is dispatched of its calls: of remote ones nothing.
+    pub(crate) dispatch: Dispatch,
+    /// Where remote calls are made from, once there is such a place.
+    lifeline: Option<Lifeline>,
+    /// Through which it is told what to call, once it is.
+    channel: Option<Channel>,
+}
+
+/// Address and bytes of a [`lifeline`].
+#[derive(Clone, Copy, Debug)]
+struct Lifeline {
+    address: u64,
+    bytes: usize,
+    /// Mapped for this, not the vDSO's end.
+    mapped: bool,
+}
+
+/// What leads to a thread that waits for lists of calls.
+#[derive(Debug)]
+struct Channel {
+    socket: OwnedFd,
+    /// Its [`page`]s.
+    page: u64,
+}
+
+impl Channel {
+    /// What the thread `tid` sends back; nothing if it has closed its end.
+    ///
+    /// # Errors
+    /// What it did instead: [`Wait::Gone`], or nothing in time.
+    fn await_answer(&self, tid: Tid, stop_signal: &mut i32) -> Result<Vec<u8>, Wait> {
+        let mut answer = vec![0u8; page::LIST_BYTES as usize];
+        let deadline = Instant::now() + CALL_WITHIN;
+        let mut pause = ptrace::Pause::default();
+        loop {
+            if let Ok((bytes, _)) = rustix::net::recv(&self.socket, answer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                answer.truncate(bytes);
+                return Ok(answer);
+            }
+            match ptrace::poll(tid) {
+                Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Err(Wait::Nothing),
+                Wait::Nothing => pause.go_by(),
+                Wait::Gone => return Err(Wait::Gone),
+                Wait::Signal(signal) => {
+                    *stop_signal = signal;
+                    let _ = ptrace::resume(tid, 0);
+                }
+                Wait::Syscall | Wait::EventStop(_) | Wait::Event(_) => drop(ptrace::resume(tid, 0)),
+            }
+        }
+    }
+}
+
+impl Stopped {
+    /// Makes a system call inside the process. Returns what it returns.
+    ///
+    /// # Errors
+    /// [`Error::RemoteCall`] if the call itself fails.
+    pub fn syscall(&mut self, name: &'static str, number: i64, args: [u64; 6]) -> Result<u64, Error> {
+        self.make(Call { name, number, args })
+    }
+
+    pub(crate) fn make(&mut self, call: Call) -> Result<u64, Error> {
+        self.syscalls(&[call]).map(|done| done[0]).map_err(|unfinished| unfinished.error)
+    }
+
+    /// Makes system calls inside the process, one after another until one fails. Returns what they return.
+    pub fn syscalls(&mut self, calls: &[Call]) -> Result<Vec<u64>, Unfinished> {
+        let mut done = vec![];
+        let result = match self.borrow_thread() {
+            Err(error) => Err(error),
+            Ok(()) if self.channel().is_none() => calls.iter().try_for_each(|call| {
+                done.push(self.borrowed_call(*call)?);
+                Ok(())
+            }),
+            Ok(()) => calls.chunks(CALLS_PER_MESSAGE).try_for_each(|chunk| match self.exchange(chunk, &[]) {
+                Ok(results) => {
+                    done.extend(results);
+                    Ok(())
+                }
+                Err(unfinished) => {
+                    done.extend(unfinished.done);
+                    Err(unfinished.error)
+                }
+            }),
+        };
+        match result {
+            Ok(()) => Ok(done),
+            Err(error) => Err(Unfinished { done, error }),
+        }
+    }
+
+    // ---- one at a time ----
+
+    /// A call of the borrowed thread: from its lifeline, or at a `syscall` instruction of the process.
+    fn borrowed_call(&mut self, Call { name, number, args }: Call) -> Result<u64, Error> {
+        let Borrowed { tid, registers, lifeline, .. } =
+            self.borrowed.as_ref().ok_or(Error::Exited { pid: self.pid() })?;
+        let (tid, registers, lifeline) = (*tid, *registers, *lifeline);
+        let (rip, rsp) = match lifeline {
+            Some(Lifeline { address, .. }) => (address, lifeline::stack_pointer(address)),
+            None => (self.find_syscall_instruction()?, registers.rsp),
+        };
+        let call = Registers {
+            rax: number as u64,
+            orig_rax: u64::MAX,
+            rip,
+            rsp,
+            rdi: args[0],
+            rsi: args[1],
+            rdx: args[2],
+            r10: args[3],
+            r8: args[4],
+            r9: args[5],
+            eflags: registers.eflags & !0x500,
+            ..registers
+        };
+        ptrace::set_registers(tid, &call).map_err(|error| self.gone("registers", error))?;
+        self.run_to_syscall_stop(tid, name)?;
+        self.run_to_syscall_stop(tid, name)?;
+        let result = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?.rax;
+        outcome(name, result)
+    }
+
+    fn run_to_syscall_stop(&mut self, tid: Tid, name: &'static str) -> Result<(), Error> {
+        let deadline = Instant::now() + CALL_WITHIN;
+        ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
+        loop {
+            match ptrace::wait(tid, deadline) {
+                Wait::Syscall => return Ok(()),
+                Wait::Signal(signal) => self.stop_signal = signal,
+                Wait::EventStop(_) | Wait::Event(_) => {}
+                Wait::Gone => return Err(Error::Exited { pid: self.pid() }),
+                Wait::Nothing => return Err(Error::RemoteCall { name, errno: libc::ETIMEDOUT }),
+            }
+            ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
+        }
+    }
+
+    fn find_syscall_instruction(&mut self) -> Result<u64, Error> {
+        if let Some(address) = self.syscall_instruction {
+            return Ok(address);
+        }
+        let mut candidates = mappings(Pid(self.pid()))?;
+        if candidates.is_empty() {
+            return Err(Error::Exited { pid: self.pid() });
+        }
+        candidates.retain(|mapping| mapping.is_executable() && mapping.path != "[vsyscall]");
+        candidates.sort_by_key(|mapping| mapping.path != "[vdso]");
+        for mapping in candidates {
+            let mut code = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
+            if self.read(mapping.range.start, &mut code).is_err() {
+                continue;
+            }
+            if let Some(at) = code.windows(2).position(|pair| pair == [0x0f, 0x05]) {
+                self.syscall_instruction = Some(mapping.range.start + at as u64);
+                return Ok(mapping.range.start + at as u64);
+            }
+        }
+        Err(Error::Unsupported { what: format!("process {} has no system call instruction", self.pid()) })
+    }
+
+    // ---- many at a time ----
+
+    /// Gives the process duplicates of files of ours. [`Stopped::close_files`] closes them.
+    pub fn send_files(&mut self, files: &[BorrowedFd<'_>]) -> Result<Vec<RemoteFd>, Error> {
+        self.borrow_thread()?;
+        if self.channel().is_none() {
+            self.open_channel()?;
+        }
+        let mut received = vec![];
+        let sent = files.chunks(FDS_PER_MESSAGE).try_for_each(|chunk| {
+            self.exchange(&[], chunk).map_err(|unfinished| unfinished.error)?;
+            self.take_files(chunk.len(), &mut received)
+        });
+        if let Err(error) = sent {
+            self.close_files(&received);
+            return Err(error);
+        }
+        Ok(received)
+    }
+
+    /// Closes descriptors inside the process.
+    pub fn close_files(&mut self, files: &[RemoteFd]) {
+        let calls: Vec<Call> = files.iter().copied().map(Call::close).collect();
+        if let Err(Unfinished { done, error }) = self.syscalls(&calls) {
+            tracing::warn!(pid = self.pid(), "{} descriptors left open: {error}", files.len() - done.len());
+        }
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        self.borrowed.as_ref()?.channel.as_ref()
+    }
+
+    /// Has the borrowed thread wait for lists of calls.
+    fn open_channel(&mut self) -> Result<(), Error> {
+        let page = self.borrowed_call(Call::mmap(0, page::BYTES, READ_WRITE, PRIVATE_ANONYMOUS, None))?;
+        let mut ends = vec![];
+        let opened = self.open_at(page, &mut ends);
+        if opened.is_err() {
+            self.close_files(&ends);
+            self.borrowed_call(Call::munmap(page, page::BYTES))?;
+        }
+        opened
+    }
+
+    fn open_at(&mut self, page: u64, ends: &mut Vec<RemoteFd>) -> Result<(), Error> {
+        let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
+        let args = [libc::AF_UNIX as u64, kind, 0, page, 0, 0];
+        self.borrowed_call(Call { name: "socketpair", number: libc::SYS_socketpair, args })?;
+        let mut pair = [0u8; 8];
+        self.read(page, &mut pair)?;
+        ends.extend([0, 4].map(|at| RemoteFd(i32::from_le_bytes(pair[at..at + 4].try_into().expect("4 bytes")))));
+        let socket = self.duplicate(ends[0])?;
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let header = words(&[0, 0, page + page::IOVEC, 1, page + page::CONTROL, page::CONTROL_BYTES, 0]);
+        self.write(page + page::HEADER, &header)?;
+        self.write(page + page::IOVEC, &words(&[page + page::LIST, page::LIST_BYTES]))?;
+        let borrowed = self.borrowed.as_mut().ok_or(Error::Exited { pid: self.pid })?;
+        let Some(Lifeline { address, .. }) = borrowed.lifeline else {
+            let what = format!("process {} must not map code", self.pid);
+            return Err(Error::Unsupported { what });
+        };
+        let serving = Registers {
+            orig_rax: u64::MAX,
+            rip: lifeline::serve(address),
+            rsp: lifeline::stack_pointer(address),
+            rbx: ends[1].0 as u64,
+            r13: ends[0].0 as u64,
+            rbp: page,
+            eflags: borrowed.registers.eflags & !0x500,
+            ..borrowed.registers
+        };
+        let tid = borrowed.tid;
+        ptrace::set_registers(tid, &serving).map_err(|error| self.gone("registers", error))?;
+        ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
+        let borrowed = self.borrowed.as_mut().expect("just seen");
+        borrowed.channel = Some(Channel { socket, page });
+        Ok(())
+    }
+
+    /// A duplicate of ours of a file of the process.
+    fn duplicate(&self, RemoteFd(fd): RemoteFd) -> Result<OwnedFd, Error> {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32);
+        let pid = pid.ok_or(Error::NoSuchProcess { pid: self.pid() })?;
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+        let pidfd = pidfd.map_err(|error| Error::io("pidfd_open", error.into()))?;
+        ptrace::get_fd(pidfd.as_fd(), fd).map_err(|error| Error::io("pidfd_getfd", error))
+    }
+
+    /// Sends a list of calls, and files, and waits for what the calls return.
+    fn exchange(&mut self, calls: &[Call], files: &[BorrowedFd<'_>]) -> Result<Vec<u64>, Unfinished> {
+        let at_once = |error| Unfinished { done: vec![], error };
+        let words = calls.iter().flat_map(|call| std::iter::once(call.number as u64).chain(call.args));
+        let list: Vec<u8> = words.chain([u64::MAX]).flat_map(u64::to_le_bytes).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(files));
+        }
+        let name = calls.first().map_or("recvmsg", |call| call.name);
+        let Some(Borrowed { tid, channel: Some(channel), .. }) = &self.borrowed else {
+            return Err(at_once(Error::Exited { pid: self.pid }));
+        };
+        let tid = *tid;
+        rustix::net::sendmsg(&channel.socket, &[IoSlice::new(&list)], &mut control, SendFlags::NOSIGNAL)
+            .map_err(|error| at_once(Error::io("sendmsg", error.into())))?;
+        let answer = channel.await_answer(tid, &mut self.stop_signal);
+        let answer = answer.map_err(|instead| at_once(self.no_answer(name, instead)))?;
+        if answer.is_empty() {
+            // It dies, or has gone home.
+            let instead = ptrace::wait(tid, Instant::now() + GONE_WITHIN);
+            return Err(at_once(self.no_answer(name, instead)));
+        }
+        let results =
+            answer.chunks_exact(CALL_BYTES).map(|call| u64::from_le_bytes(call[..8].try_into().expect("8 bytes")));
+        let mut done = vec![];
+        for (call, result) in calls.iter().zip(results) {
+            match outcome(call.name, result) {
+                Ok(result) => done.push(result),
+                Err(error) => return Err(Unfinished { done, error }),
+            }
+        }
+        match calls.get(done.len()) {
+            Some(call) => Err(Unfinished { done, error: Error::RemoteCall { name: call.name, errno: libc::EIO } }),
+            None => Ok(done),
+        }
+    }
+
+    fn no_answer(&self, name: &'static str, instead: Wait) -> Error {
+        match instead {
+            Wait::Gone => Error::Exited { pid: self.pid },
+            _ => Error::RemoteCall { name, errno: libc::ETIMEDOUT },
+        }
+    }
+
+    /// The descriptors that came with the last list.
+    fn take_files(&mut self, count: usize, received: &mut Vec<RemoteFd>) -> Result<(), Error> {
+        let page = self.channel().ok_or(Error::Exited { pid: self.pid() })?.page;
+        let mut control = vec![0u8; CMSG_HEADER_BYTES + count * 4];
+        self.read(page + page::CONTROL, &mut control)?;
+        let (header, descriptors) = control.split_at(CMSG_HEADER_BYTES);
+        let length = u64::from_le_bytes(header[..8].try_into().expect("8 bytes")) as usize;
+        let arrived = length.saturating_sub(CMSG_HEADER_BYTES) / 4;
+        let descriptors = descriptors.chunks_exact(4).take(arrived);
+        received.extend(descriptors.map(|fd| RemoteFd(i32::from_le_bytes(fd.try_into().expect("4 bytes")))));
+        if arrived < count {
+            return Err(Error::RemoteCall { name: "recvmsg", errno: libc::EMFILE });
+        }
+        Ok(())
+    }
+
+    // ---- the thread ----
+
+    /// Takes a thread for remote calls: its registers are saved, its signals blocked, its lifeline laid.
+    fn borrow_thread(&mut self) -> Result<(), Error> {
+        if self.borrowed.is_some() {
+            return Ok(());
+        }
+        let (tid, registers) = self.thread_for_calls()?;
+        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+        let vectors = ptrace::vectors(tid).map_err(|error| self.gone("vector registers", error))?;
+        let (blocked, dispatch) = (self.signals_blocked(tid)?, ptrace::dispatch(tid).unwrap_or_default());
+        if dispatch.mode != 0 {
+            ptrace::set_dispatch(tid, &Dispatch::default()).map_err(|error| self.gone("dispatch", error))?;
+        }
+        self.borrowed =
+            Some(Borrowed { tid, registers, vectors, mask, blocked, dispatch, lifeline: None, channel: None });
+        self.lay_lifeline()?;
+        ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))
+    }
+
+    /// A thread that is in a system call if there is one, else the first.
+    fn thread_for_calls(&self) -> Result<(Tid, Registers), Error> {
+        let first = *self.threads().first().ok_or(Error::Exited { pid: self.pid() })?;
+        let all = self.threads().iter().filter_map(|tid| Some((*tid, ptrace::registers(*tid).ok()?)));
+        match all.into_iter().find(|(_, registers)| lifeline::is_in_call(registers)) {
+            Some(found) => Ok(found),
+            None => Ok((first, ptrace::registers(first).map_err(|error| self.gone("registers", error))?)),
+        }
+    }
+
+    /// In the vDSO if there is room, else in a page that the first remote call maps; some policies forbid that, and
+    /// then it goes without.
+    fn lay_lifeline(&mut self) -> Result<(), Error> {
+        let vdso = mappings(Pid(self.pid()))?.into_iter().find(|mapping| mapping.path == "[vdso]");
+        if let Some(vdso) = vdso {
+            let (bytes, mapped) = (lifeline::VDSO_BYTES, false);
+            let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
+            let mut there = vec![0u8; bytes];
+            let deserted = self.send_home(place.address..vdso.range.end)?;
+            let readable = self.read(place.address, &mut there).is_ok();
+            if deserted && readable && lifeline::is_free(&there) && self.fill(place)? {
+                return Ok(());
+            }
+        }
+        let protection = libc::PROT_READ | libc::PROT_EXEC;
+        let page = Call::mmap(0, lifeline::PAGE_BYTES as u64, protection, PRIVATE_ANONYMOUS, None);
+        match self.borrowed_call(page) {
+            Ok(address) => {
+                let place = Lifeline { address, bytes: lifeline::PAGE_BYTES, mapped: true };
+                if !self.fill(place)? {
+                    self.borrowed_call(Call::munmap(address, place.bytes as u64))?;
+                }
+                Ok(())
+            }
+            Err(Error::RemoteCall { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lets threads go on that a server which died a moment ago has left in its lifeline: they are a few
+    /// instructions from home. True if none is left there.
+    fn send_home(&mut self, lifeline: Range<u64>) -> Result<bool, Error> {
+        let borrowed = self.borrowed.as_ref().map(|borrowed| borrowed.tid);
+        for _ in 0..HOMEWARD_MAX {
+            let inside = self.threads_inside(std::slice::from_ref(&lifeline))?;
+            if inside.is_empty() {
+                return Ok(true);
+            }
+            for tid in inside {
+                ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
+                std::thread::sleep(HOMEWARD_PAUSE);
+                ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
+                self.await_stop(tid, Instant::now() + CALL_WITHIN)?;
+                if borrowed == Some(tid) {
+                    let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
+                    let vectors = ptrace::vectors(tid).map_err(|error| self.gone("vector registers", error))?;
+                    let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+                    if let Some(borrowed) = &mut self.borrowed {
+                        (borrowed.registers, borrowed.vectors, borrowed.mask) = (registers, vectors, mask);
+                    }
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Writes what the borrowed thread goes on with if we die; from now on calls are made from there. False if it
+    /// does not fit.
+    fn fill(&mut self, place: Lifeline) -> Result<bool, Error> {
+        let Some(Borrowed { registers, vectors, mask, .. }) = &self.borrowed else { return Ok(false) };
+        let Some(image) = lifeline::image(place.address, place.bytes, registers, *mask, vectors) else {
+            return Ok(false);
+        };
+        self.write(place.address, &image)?;
+        if let Some(borrowed) = &mut self.borrowed {
+            borrowed.lifeline = Some(place);
+        }
+        Ok(true)
+    }
+
+    /// Changes what the borrowed thread goes on with.
+    pub(crate) fn set_borrowed_registers(&mut self, registers: &Registers) -> Result<(), Error> {
+        let Some(borrowed) = &mut self.borrowed else { return Ok(()) };
+        borrowed.registers = *registers;
+        borrowed.lifeline.map_or(Ok(()), |place| self.fill(place).map(drop))
+    }
+
+    /// The place is as before.
+    fn take_lifeline_up(&mut self) -> Result<(), Error> {
+        let Some(place) = self.borrowed.as_mut().and_then(|borrowed| borrowed.lifeline.take()) else { return Ok(()) };
+        if place.mapped {
+            return self.borrowed_call(Call::munmap(place.address, place.bytes as u64)).map(drop);
+        }
+        self.write(place.address, &vec![0; place.bytes])
+    }
+
+    /// The borrowed thread, which was told to go, is stopped on its way home. False: it is there, with all that is its own.
+    fn close_channel(&mut self) -> Result<bool, Error> {
+        let Some(Borrowed { tid, lifeline: Some(place), channel, .. }) = &mut self.borrowed else { return Ok(true) };
+        let (tid, place) = (*tid, *place);
+        let Some(channel) = channel.take() else { return Ok(true) };
+        let _ = rustix::net::send(&channel.socket, b"g", SendFlags::NOSIGNAL);
+        let answer = channel.await_answer(tid, &mut self.stop_signal);
+        answer.map_err(|instead| self.no_answer("munmap", instead))?;
+        ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
+        self.await_interrupt(tid)?;
+        let rip = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?.rip;
+        Ok((place.address..place.address + place.bytes as u64).contains(&rip))
+    }
+
+    pub(crate) fn give_thread_back(&mut self) -> Result<(), Error> {
+        let Some(tid) = self.borrowed.as_ref().map(|borrowed| borrowed.tid) else { return Ok(()) };
+        let was_told = self.channel().is_some();
+        if self.close_channel()? {
+            // A page goes by a call of the thread; the vDSO is needed until the thread has its own registers again.
+            let place = self.borrowed.as_ref().and_then(|borrowed| borrowed.lifeline);
+            let is_mapped = place.is_some_and(|place| place.mapped);
+            if is_mapped {
+                self.take_lifeline_up()?;
+            }
+            if !was_told || is_mapped {
+                self.interrupt_again(tid)?;
+            }
+            let borrowed = self.borrowed.as_ref().expect("just seen");
+            ptrace::set_registers(tid, &borrowed.registers).map_err(|error| self.gone("registers", error))?;
+            ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))?;
+        } else if let Some(borrowed) = &mut self.borrowed {
+            tracing::warn!(pid = self.pid, tid, "a thread makes no more calls for us");
+            borrowed.lifeline = borrowed.lifeline.filter(|place| !place.mapped);
+        }
+        let dispatch = self.borrowed.as_ref().expect("just seen").dispatch;
+        if dispatch.mode != 0 {
+            ptrace::set_dispatch(tid, &dispatch).map_err(|error| self.gone("dispatch", error))?;
+        }
+        self.take_lifeline_up()?;
+        self.borrowed = None;
+        Ok(())
+    }
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+/// What a system call returned, or its error.
+fn outcome(name: &'static str, result: u64) -> Result<u64, Error> {
+    if (-4095..0).contains(&(result as i64)) {
+        return Err(Error::RemoteCall { name, errno: -(result as i64) as i32 });
+    }
+    Ok(result)
+}
