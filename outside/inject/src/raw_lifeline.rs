@@ -8,7 +8,7 @@ use ring3_layout::PAGE_BYTES;
 pub(crate) mod page {
     use super::PAGE_BYTES;
 
-    /// `struct msghdr`.
+    /// `struct msghdr`: where the page begins.
     pub(crate) const HEADER: u64 = 0;
     /// The only `struct iovec`: of the list.
     pub(crate) const IOVEC: u64 = 64;
@@ -31,8 +31,8 @@ pub(crate) const CALL_BYTES: usize = 56;
 /// Looks for a list that come one right after the other, before the thread sleeps until one comes. (To wake a thread on an idle
 /// CPU takes some ten times as long as all that is done for a list.)
 const LOOKS: u32 = 256;
-/// How long a thread that has been told to go waits to be stopped, milliseconds.
-pub(crate) const GOES_AFTER_MS: u32 = 100;
+/// How long a thread that has been told to go waits to be stopped, nanoseconds.
+const GOES_AFTER_NS: u64 = 100_000_000;
 
 // With the stack pointer at the frame of a signal. The first lines: a call, and home. Then lists of calls, with the socket in
 // `ebx`, the process's own descriptor of the other end, which is closed, in `r13d`, and the page in `rbp`; what is shorter than a
@@ -44,17 +44,16 @@ global_asm!(
     "syscall",
     "2: mov eax, {rt_sigreturn}",
     "syscall",
-    "ud2",
     "ring3_lifeline_serve:",
     "mov eax, {close}",
     "mov edi, r13d",
     "syscall",
     "10: mov r14d, {looks}",
     "mov r15d, {cloexec} + {dontwait}",
-    "3: mov qword ptr [rbp + {header} + 40], {control_bytes}",
+    "3: mov qword ptr [rbp + 40], {control_bytes}",
     "mov eax, {recvmsg}",
     "mov edi, ebx",
-    "lea rsi, [rbp + {header}]",
+    "mov rsi, rbp",
     "mov edx, r15d",
     "syscall",
     "xor r12d, r12d",
@@ -93,10 +92,9 @@ global_asm!(
     "sub rdx, r12",
     "mov r10d, {nosignal}",
     "xor r8d, r8d",
-    "xor r9d, r9d",
     "syscall",
     "jmp 10b",
-    "7: mov r12d, {goes_after}",
+    "7: inc r12d",
     "8: mov eax, {munmap}",
     "mov rdi, rbp",
     "mov esi, {page_bytes}",
@@ -104,11 +102,18 @@ global_asm!(
     "mov eax, {close}",
     "mov edi, ebx",
     "syscall",
-    "mov eax, {poll}",
+    "dec r12d",
+    "js 2b",
+    // (Not `poll`, nor a call that sleeps: these would take the place of a call that the kernel is to go on with, which
+    // `restart_syscall` knows of one per thread.)
+    "mov eax, {ppoll}",
+    "xor edi, edi",
     "xor esi, esi",
-    "mov edx, r12d",
+    "lea rdx, [rip + 11f]",
+    "xor r10d, r10d",
     "syscall",
     "jmp 2b",
+    "11: .quad 0, {goes_after}",
     "ring3_lifeline_end:",
     ".popsection",
     rt_sigreturn = const libc::SYS_rt_sigreturn,
@@ -117,14 +122,13 @@ global_asm!(
     sched_yield = const libc::SYS_sched_yield,
     munmap = const libc::SYS_munmap,
     close = const libc::SYS_close,
-    poll = const libc::SYS_poll,
+    ppoll = const libc::SYS_ppoll,
     again = const -libc::EAGAIN,
     looks = const LOOKS,
-    goes_after = const GOES_AFTER_MS,
+    goes_after = const GOES_AFTER_NS,
     cloexec = const libc::MSG_CMSG_CLOEXEC,
     dontwait = const libc::MSG_DONTWAIT,
     nosignal = const libc::MSG_NOSIGNAL,
-    header = const page::HEADER,
     control_bytes = const page::CONTROL_BYTES,
     list = const page::LIST,
     page_bytes = const page::BYTES,
