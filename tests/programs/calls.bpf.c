@@ -118,13 +118,28 @@ static __always_inline void arguments(struct pt_regs *regs, __u64 *values)
 	values[5] = copy.r9;
 }
 
+static __always_inline void kept(struct pt_regs *regs, __u64 *values)
+{
+	struct pt_regs copy;
+
+	bpf_probe_read_kernel(&copy, sizeof(copy), regs);
+	values[0] = copy.rbx;
+	values[1] = copy.rbp;
+	values[2] = copy.r12;
+	values[3] = copy.r13;
+	values[4] = copy.r14;
+	values[5] = copy.r15;
+}
+
 SEC("raw_tp/sys_enter")
 int raw_enter(struct raw_context *context)
 {
 	struct key key = { (int)context->args[1], RAW_ENTER };
 	__u64 values[6] = { 0 };
 
-	if (in_order)
+	if (in_order && key.number == KEPT)
+		kept((struct pt_regs *)context->args[0], values);
+	else if (in_order)
 		arguments((struct pt_regs *)context->args[0], values);
 	add(key, values, 6);
 	return 0;

@@ -468,9 +468,9 @@ fn goroutines_make_their_calls_under_ring3() {
 }
 
 /// What is told of calls whose arguments and results are known, in order, by each way of telling it.
-fn told_in_order(bench: &Bench) -> BTreeMap<String, Vec<String>> {
+fn told_in_order(bench: &Bench, options: &[&str]) -> BTreeMap<String, Vec<String>> {
     let victim = bench.alias(&calling_victims("all").join("order"));
-    let mut tool = counting(bench, &victim, &["-m", "-s", "raw", "trace", "named"]);
+    let mut tool = counting(bench, &victim, options);
     ends_well("order", Process::start(&mut bench.target(&victim)).finish());
     let mut told: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for line in listing(&mut tool) {
@@ -479,6 +479,8 @@ fn told_in_order(bench: &Bench) -> BTreeMap<String, Vec<String>> {
     }
     told
 }
+
+const IN_EACH_WAY: [&str; 5] = ["-m", "-s", "raw", "trace", "named"];
 
 /// Asserts that two listings are the same, and shows where they begin not to be.
 fn assert_same_order(left: &BTreeMap<String, Vec<String>>, right: &BTreeMap<String, Vec<String>>) {
@@ -496,8 +498,8 @@ fn arguments_and_results_are_told_in_order_on_the_kernel() {
         println!("SKIPPED: needs root");
         return;
     }
-    let told = told_in_order(&Bench::native());
-    assert_same_order(&told, &told_in_order(&Bench::native()));
+    let told = told_in_order(&Bench::native(), &IN_EACH_WAY);
+    assert_same_order(&told, &told_in_order(&Bench::native(), &IN_EACH_WAY));
     let first = ["enter 3 (ffffffffffffffff, 2, 3, 200000000, fffffffffffffffe, 8000000000000001)", "exit 3 = -9"];
     assert_eq!(told["raw"][..2], first);
     assert_eq!(told["trace"][..2], first);
@@ -506,13 +508,33 @@ fn arguments_and_results_are_told_in_order_on_the_kernel() {
 
 #[test]
 fn arguments_and_results_are_told_in_order_under_ring3() {
-    let ours = told_in_order(&Bench::ring3());
+    let ours = told_in_order(&Bench::ring3(), &IN_EACH_WAY);
     assert!(ours["raw"].len() > 1000);
     if !is_root() {
         println!("SKIPPED IN PART: the native half needs root");
         return;
     }
-    assert_same_order(&ours, &told_in_order(&Bench::native()));
+    assert_same_order(&ours, &told_in_order(&Bench::native(), &IN_EACH_WAY));
+}
+
+/// A program that is all there is to be run is run in another way, with the thread's registers if it looks at them.
+#[test]
+fn a_program_alone_is_told_what_programs_together_are() {
+    let together = told_in_order(&Bench::ring3(), &IN_EACH_WAY);
+    // (How often what was called is no matter of order.)
+    let calls = |told: &BTreeMap<String, Vec<String>>, way: &str| -> Vec<String> {
+        told[way].iter().filter(|line| line.contains(['(', '='])).cloned().collect()
+    };
+    let kept = "enter 21042 (100000000, 100000001, 100000002, 100000003, 100000004, 100000005)";
+    assert!(together["raw"].iter().any(|line| line == kept));
+    for way in ["raw", "trace"] {
+        let (wanted, alone) = (calls(&together, way), calls(&told_in_order(&Bench::ring3(), &["-s", way]), way));
+        // Before the first mark and behind the last one there are others.
+        let first = alone.windows(2).position(|lines| lines == &wanted[..2]).expect("the first call is told");
+        let pair = wanted.iter().zip(&alone[first..]).find(|(wanted, told)| wanted != told);
+        assert_eq!(pair, None, "{way}");
+        assert!(alone.len() - first >= wanted.len(), "{way}");
+    }
 }
 
 /// Two tools, the first one the bench's, count at the same time what a victim does between two marks.

@@ -14,7 +14,7 @@ use ring3_layout::region::{
     CONTROL_OFFSET, GATES_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET,
 };
 use ring3_layout::syscall::{
-    APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+    ALL_REGISTERS, APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{ProcessPage, StateHeader, ThreadBlock};
 use ring3_runtime::raw_syscalls::{self, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK};
@@ -25,6 +25,8 @@ use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, st
 
 /// Where in the frame stands how to leave.
 const STACK: usize = size_of::<PtRegs>();
+/// Whether programs need all registers, from the region's first byte.
+const REGISTERS: usize = CONTROL_OFFSET as usize + TABLES_OFFSET as usize + offset_of!(SyscallTables, registers);
 
 unsafe extern "sysv64" fn enter(regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the gate's promise.
@@ -46,25 +48,37 @@ unsafe extern "sysv64" fn exit_apart(regs: *mut PtRegs, passed: u32) -> u64 {
     unsafe { raw_syscalls::exit_closely(image_base(), regs, passed) }
 }
 
-/// Stores the registers in the frame at `rsp`, `r11` being the caller's stack pointer, and passes it on.
-macro_rules! store {
-    ($result:literal) => {
+/// Stores the registers in the frame at `rsp` that the agent needs, `r11` being the caller's stack pointer.
+macro_rules! store_some {
+    () => {
         concat!(
             "mov [rsp + {rsp}], r11\n",
             "mov [rsp + {number}], rax\n",
-            $result,
-            "\n",
+            "mov [rsp + {rbx}], rbx\n",
             store_arguments!(),
+        )
+    };
+}
+
+/// Stores the others, and says so.
+macro_rules! store_others {
+    ($result:literal) => {
+        concat!(
+            $result,
             "\n",
             store_kept!(),
             "\n",
             "mov rax, [rsp + {eflags}]\n",
             "mov [rsp + {r11}], rax\n",
-            "mov rdi, rsp\n",
-            "mov esi, ecx\n",
-            "mov rbx, rsp\n",
-            "and rsp, -16",
+            "or ecx, {all_registers}",
         )
+    };
+}
+
+/// Passes the frame at `rsp` on.
+macro_rules! pass {
+    () => {
+        concat!("mov rdi, rsp\n", "mov esi, ecx\n", "mov rbx, rsp\n", "and rsp, -16\n", "call {of}\n", "mov rsp, rbx")
     };
 }
 
@@ -98,9 +112,10 @@ macro_rules! load {
 
 pub(crate) use restore_flags;
 
-/// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store.
+/// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store. `$save` and `$restore` are for the
+/// flags; `$assume` is for those that mean nothing.
 macro_rules! entry {
-    ($name:ident, $of:ident, $number:ident, $result:literal, $save:literal, $restore:expr) => {
+    ($name:ident, $of:ident, $number:ident, $result:literal, $save:literal, $assume:literal, $restore:expr) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
@@ -108,15 +123,23 @@ macro_rules! entry {
                 "mov r11, rsp",
                 "lea rsp, [rsp - {frame}]",
                 $save,
-                store!($result),
-                "call {of}",
-                "mov rsp, rbx",
+                store_some!(),
+                "cmp dword ptr [rip + __ehdr_start + {registers}], 0",
+                "jne 8f",
+                "7:",
+                pass!(),
                 "mov r11, rax",
                 $restore,
                 load!(),
                 "mov rsp, [rsp + {rsp}]",
-                "jmp r11";
+                "jmp r11",
+                "8:",
+                $assume,
+                store_others!($result),
+                "jmp 7b";
                 frame = const FRAME_BYTES,
+                registers = const REGISTERS,
+                all_registers = const ALL_REGISTERS,
                 number = const offset_of!(PtRegs, $number),
                 of = sym $of,
             )
@@ -152,9 +175,9 @@ macro_rules! entry_apart {
                 "2: lea r11, [r11 - {frame}]",
                 "xchg r11, rsp",
                 "mov qword ptr [rsp + {eflags}], 0x246",
-                store!($result),
-                "call {of}",
-                "mov rsp, rbx",
+                store_some!(),
+                store_others!($result),
+                pass!(),
                 "mov r11, rax",
                 load!(),
                 "cmp dword ptr [rsp + {stack}], {is_last}",
@@ -186,6 +209,7 @@ macro_rules! entry_apart {
                 "6: add r11, {known}",
                 "jmp r11";
                 frame = const FRAME_BYTES,
+                all_registers = const ALL_REGISTERS,
                 stack = const STACK,
                 stack_of_block = const STACK_OF_BLOCK,
                 is_last = const LAST_STACK,
@@ -217,6 +241,7 @@ entry!(
     enter,
     orig_rax,
     "mov qword ptr [rsp + {rax}], -38",
+    "",
     "mov qword ptr [rsp + {eflags}], 0x246",
     ""
 );
@@ -226,10 +251,11 @@ entry!(
     orig_rax,
     "mov qword ptr [rsp + {rax}], -38",
     "pushfq; pop [rsp + {eflags}]; cld",
+    "",
     restore_flags!()
 );
-entry!(ring3_syscall_exit, exit, rax, "", "mov qword ptr [rsp + {eflags}], 0x246", "");
-entry!(ring3_syscall_exit_with_flags, exit, rax, "", "pushfq; pop [rsp + {eflags}]; cld", restore_flags!());
+entry!(ring3_syscall_exit, exit, rax, "", "", "mov qword ptr [rsp + {eflags}], 0x246", "");
+entry!(ring3_syscall_exit_with_flags, exit, rax, "", "pushfq; pop [rsp + {eflags}]; cld", "", restore_flags!());
 entry_apart!(
     ring3_syscall_enter_apart,
     enter_apart,

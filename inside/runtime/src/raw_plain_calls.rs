@@ -7,23 +7,23 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_RAW, Attachment, Hook};
-use ring3_layout::syscall::{CALLS_MAX, ONLY_NOBODY, OTHER_NUMBERS, SyscallSite};
+use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_RAW, Attachment, Hook};
+use ring3_layout::syscall::{ALL_REGISTERS, CALLS_MAX, ONLY_NOBODY, OTHER_NUMBERS};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_dispatch::{hit, is_for, run_one};
 use crate::raw_net::net;
 use crate::raw_request::control;
-use crate::raw_syscalls::{FRAME_BYTES, has_end, push, tables};
+use crate::raw_syscalls::{FRAME_BYTES, call_address, has_end, place_at, push, site, tables};
 use crate::raw_thread::known;
 
-/// A call begins; `regs` lie on its caller's stack. Whether its end is awaited; `None`: nothing was done.
+/// A call begins; `regs` lie on its caller's stack. Where it is made; `None`: nothing was done.
 ///
 /// # Safety
-/// `regs` are valid registers.
+/// As for `raw_syscalls::enter`.
 #[inline(always)]
-pub(crate) unsafe fn begin(base: u64, regs: &mut PtRegs) -> Option<bool> {
+pub(crate) unsafe fn begin(base: u64, regs: &mut PtRegs, passed: u32) -> Option<u64> {
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
     let tb = unsafe { known(base).as_mut() }?;
     if tb.guard.load(Relaxed) != 0 || tb.next_call != tb.first_call {
@@ -37,49 +37,58 @@ pub(crate) unsafe fn begin(base: u64, regs: &mut PtRegs) -> Option<bool> {
         release(tb, before);
         return None;
     }
-    let has_end = has_end(base, number as i64);
-    if has_end {
+    let is_awaited = has_end(base, number as i64);
+    if is_awaited {
         push(tb, regs.rsp, number as i64);
     }
-    let arguments = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
+    let address = call_address(base, passed, is_awaited);
     // SAFETY: the caller's promise; what the table has.
-    unsafe { run(base, tb, regs, only, [number, number], arguments) };
+    if let Some(attachment) = unsafe { wanted(base, tb, regs, only, passed) } {
+        let trace = [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9];
+        // SAFETY: as above.
+        unsafe { run(tb, regs, attachment, [number, number], trace) };
+    }
     release(tb, before);
-    Some(has_end)
+    Some(address)
 }
 
-/// A call of this site, whatever its number, has ended; `regs` lie on its caller's stack. False: nothing was done.
+/// A call has ended; `regs` lie on its caller's stack. False: nothing was done.
 ///
 /// # Safety
-/// As for `begin`.
+/// As for `raw_syscalls::exit`.
 #[inline(always)]
-pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, site: &SyscallSite) -> bool {
+pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, passed: u32) -> bool {
     const EINTR: u64 = (-4i64) as u64;
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
     let Some(tb) = (unsafe { known(base).as_mut() }) else { return false };
     let at = tb.next_call.wrapping_sub(1);
-    let Some(call) = tb.calls.get(at as usize % CALLS_MAX) else { return false };
+    let Some(call) = tb.calls.get_mut(at as usize % CALLS_MAX) else { return false };
     let number = call.number as u64;
-    let is_it = call.sp == regs.rsp && (site.number < 0 || i64::from(site.number) == call.number);
+    let known = site(base, passed).number;
+    let is_it = call.sp == regs.rsp && (known < 0 || i64::from(known) == call.number);
     let is_plain = tb.first_call == at && call.first_call == at && call.ended == 0;
-    if tb.guard.load(Relaxed) != 0 || !is_it || !is_plain || regs.rax == EINTR {
+    if !is_it || !is_plain || tb.guard.load(Relaxed) != 0 || regs.rax == EINTR {
         return false;
     }
     let before = guard(tb, regs);
     let only = only(base, &tables(base).exit_only, number);
-    if only != 0 {
-        if let Some(call) = tb.calls.get_mut(at as usize % CALLS_MAX) {
-            call.sp = 0;
-        }
-        compiler_fence(Release);
-        tb.next_call = at;
-        regs.orig_rax = number;
-        let result = regs.rax;
-        // SAFETY: the caller's promise; what the table has.
-        unsafe { run(base, tb, regs, only, [result, number], [result, 0, 0, 0, 0, 0]) };
+    if only == 0 {
+        release(tb, before);
+        return false;
+    }
+    if let Some(call) = tb.calls.get_mut(at as usize % CALLS_MAX) {
+        call.sp = 0;
+    }
+    compiler_fence(Release);
+    tb.next_call = at;
+    regs.orig_rax = number;
+    // SAFETY: the caller's promise; what the table has.
+    if let Some(attachment) = unsafe { wanted(base, tb, regs, only, passed) } {
+        // SAFETY: as above.
+        unsafe { run(tb, regs, attachment, [regs.rax, number], [regs.rax, 0, 0, 0, 0, 0]) };
     }
     release(tb, before);
-    only != 0
+    true
 }
 
 /// Sets the guard; the result is for [`release`].
@@ -109,33 +118,53 @@ fn only(base: u64, table: &[AtomicU64; OTHER_NUMBERS + 1], number: u64) -> u64 {
     if plain { only } else { 0 }
 }
 
-/// Runs the program of the attachment `only`, if that is one and for this process. `raw` is what a raw tracepoint has, and the
-/// number; `values` what a tracepoint has behind that.
+/// The attachment `only`, if that is one, and for this process, and finds the registers that its program needs: those may have
+/// been stored before it was there.
 ///
 /// # Safety
-/// `only` is from a table, looked up behind the guard, and `regs` are valid registers.
+/// `only` is from a table, looked up behind the guard.
 #[inline(always)]
-unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, only: u64, raw: [u64; 2], values: [u64; 6]) {
+unsafe fn wanted(
+    base: u64,
+    tb: &mut ThreadBlock,
+    regs: &mut PtRegs,
+    only: u64,
+    passed: u32,
+) -> Option<&'static Attachment> {
     if only == ONLY_NOBODY {
-        return;
+        return None;
     }
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(only as *const Attachment) };
     if !is_for(tb, attachment) {
-        return;
+        return None;
     }
-    // SAFETY: the server wrote the address of a hook before the first attachment.
-    let hook = unsafe { &*(tables(base).hook.load(Relaxed) as *const Hook) };
-    tb.hook = &raw const *hook as u64;
+    if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
+        if passed & ALL_REGISTERS == 0 {
+            return None;
+        }
+        place_at(base, regs, passed);
+    }
+    tb.hook = tables(base).hook.load(Relaxed);
+    Some(attachment)
+}
+
+/// Runs the program of an attachment. `raw` is what a raw tracepoint has, and the number; `trace` what a tracepoint has behind that.
+///
+/// # Safety
+/// The attachment is that of a system call, and `regs` are valid registers.
+#[inline(always)]
+unsafe fn run(tb: &mut ThreadBlock, regs: &mut PtRegs, attachment: &Attachment, raw: [u64; 2], trace: [u64; 6]) {
     let regs = &raw mut *regs as u64;
     if attachment.flags & ATTACHMENT_RAW != 0 {
         let context = [regs, raw[0]];
         // SAFETY: the server wrote the address of a compiled, verified program for this context.
         unsafe { run_one(tb, attachment, &raw const context as u64) };
     } else {
-        let context = [regs, raw[1], values[0], values[1], values[2], values[3], values[4], values[5]];
+        let context = [regs, raw[1], trace[0], trace[1], trace[2], trace[3], trace[4], trace[5]];
         // SAFETY: the server wrote the address of a compiled, verified program for this context.
         unsafe { run_one(tb, attachment, &raw const context as u64) };
     }
-    hit(tb, hook);
+    // SAFETY: the server wrote the address of a hook before the first attachment. To read it again spares a register.
+    hit(tb, unsafe { &*(tb.hook as *const Hook) });
 }

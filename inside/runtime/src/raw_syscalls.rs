@@ -12,14 +12,16 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
+use ring3_layout::control::{
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack,
+};
 use ring3_layout::frame::STUB_FRAME_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES, NUMBER_KNOWN,
-    OTHER_NUMBERS, PLAIN_AT, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET,
-    WANTED_AT, WANTED_DONE_AT,
+    ALL_REGISTERS, ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES,
+    NUMBER_KNOWN, OTHER_NUMBERS, PLAIN_AT, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables,
+    TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
@@ -78,6 +80,19 @@ pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
     unsafe { &*(address as *const SyscallSite) }
 }
 
+/// `ss` of registers that are not all there.
+const NOT_ALL: u64 = 0;
+
+/// Registers of user code, of which nothing else is known yet.
+fn user_registers() -> PtRegs {
+    PtRegs { cs: 0x33, ss: 0x2b, ..PtRegs::default() }
+}
+
+/// Whether all registers are there; else those that the agent needs itself.
+fn are_all(regs: &PtRegs) -> bool {
+    regs.ss != NOT_ALL
+}
+
 /// The site of a gate that passes this; `regs` are those of a thread behind its call.
 #[inline(always)]
 pub(crate) fn place_at(base: u64, regs: &mut PtRegs, passed: u32) -> &'static SyscallSite {
@@ -126,7 +141,7 @@ fn beginner(number: i64) -> Option<usize> {
 }
 
 /// Of what a gate passes: which copy of the call it was.
-const COPIES: u32 = !NUMBER_KNOWN >> COPY_SHIFT << COPY_SHIFT;
+const COPIES: u32 = !(NUMBER_KNOWN | ALL_REGISTERS) >> COPY_SHIFT << COPY_SHIFT;
 
 fn gate(base: u64, passed: u32) -> u64 {
     base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
@@ -139,16 +154,29 @@ fn gate(base: u64, passed: u32) -> u64 {
 pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    place_at(base, regs, passed);
     // SAFETY: the caller's promise.
-    let at = match unsafe { raw_plain_calls::begin(base, regs) } {
+    match unsafe { raw_plain_calls::begin(base, regs, passed) } {
+        Some(address) => address,
         // SAFETY: the caller's promise.
-        None => return unsafe { enter_closely(base, regs, passed) },
-        Some(_) if passed & NUMBER_KNOWN != 0 => CALL_AT,
-        Some(true) => WANTED_AT,
-        Some(false) => PLAIN_AT,
+        None => unsafe { enter_closely(base, regs, passed) },
+    }
+}
+
+/// Where a call is made that somebody has seen begin, if there is no more to it; `is_awaited`: its end is wanted.
+#[inline(always)]
+pub(crate) fn call_address(base: u64, passed: u32, is_awaited: bool) -> u64 {
+    let at = match (passed & NUMBER_KNOWN != 0, is_awaited) {
+        (true, _) => CALL_AT,
+        (false, true) => WANTED_AT,
+        (false, false) => PLAIN_AT,
     };
     gate(base, passed) + at
+}
+
+/// What comes behind a call.
+#[inline(always)]
+pub(crate) fn done_address(base: u64, passed: u32) -> u64 {
+    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
 }
 
 /// As `enter`, whatever there is to be done; the registers may lie apart from the caller's stack.
@@ -159,12 +187,13 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
 pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
+    note_missing(regs, passed);
     place_at(base, regs, passed);
     // The kernel takes 32 bits.
     let number = i64::from(regs.orig_rax as i32);
     // SAFETY: the caller's promise.
     if unsafe { begin(base, regs, number, None) } {
-        return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+        return done_address(base, passed);
     }
     let copy = beginner(number).map_or(0, |copy| copy as u64 + 1);
     gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { WANTED_AT + copy * COPY_BYTES }
@@ -250,10 +279,9 @@ unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs
 pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    let site = place_at(base, regs, passed);
     // SAFETY: the caller's promise.
-    if passed & COPIES == 0 && unsafe { raw_plain_calls::end(base, regs, site) } {
-        return gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT };
+    if passed & COPIES == 0 && unsafe { raw_plain_calls::end(base, regs, passed) } {
+        return done_address(base, passed);
     }
     // SAFETY: the caller's promise.
     unsafe { exit_closely(base, regs, passed) }
@@ -267,11 +295,19 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
 pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
+    note_missing(regs, passed);
     let site = place_at(base, regs, passed);
     let copy = (passed & COPIES) >> COPY_SHIFT;
     // SAFETY: the caller's promise.
     unsafe { end(base, regs, Some(i64::from(site.number)).filter(|number| *number >= 0), copy as usize) };
-    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
+    done_address(base, passed)
+}
+
+/// Has registers that were not all stored say so.
+fn note_missing(regs: &mut PtRegs, passed: u32) {
+    if passed & ALL_REGISTERS == 0 {
+        regs.ss = NOT_ALL;
+    }
 }
 
 /// A call of this number, if that is known, made by this copy in a gate, has ended.
@@ -367,7 +403,7 @@ pub(crate) unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtReg
             continue;
         }
         let result = interrupted(number) as u64;
-        let mut left = PtRegs { rax: result, rsp: sp, orig_rax: number as u64, ..PtRegs::default() };
+        let mut left = PtRegs { rax: result, rsp: sp, orig_rax: number as u64, ..user_registers() };
         // SAFETY: valid registers.
         unsafe { show_end(base, tb, &mut left, number) };
     }
@@ -529,10 +565,12 @@ unsafe fn run_at(
         Some(result) => [address, number as u64, result, 0, 0, 0, 0, 0],
     };
     let contexts = Contexts { raw, trace };
+    // A program for which they are not was attached after the thread came by.
+    let has_all = are_all(regs);
     let mut ran = false;
     // Looked up behind the guard, which keeps what is found there.
     for attachment in attachments(base, range_of(base, number, result.is_some())) {
-        if is_for(tb, attachment) {
+        if is_for(tb, attachment) && (has_all || attachment.flags & ATTACHMENT_ALL_REGISTERS == 0) {
             // SAFETY: as for this function; the server wrote the address of a compiled, verified program for the context.
             unsafe { run_program(tb, attachment, &contexts, result) };
             ran = true;
@@ -728,7 +766,7 @@ unsafe fn before_return(base: u64, sp: u64) {
         rsp: frame[at::RSP],
         rip: frame[at::RIP],
         orig_rax: u64::MAX,
-        ..PtRegs::default()
+        ..user_registers()
     };
     // SAFETY: valid registers.
     unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };

@@ -13,6 +13,8 @@
 
 mod file;
 
+use std::ops::Range;
+
 use ring3_isa::{Immediate, Insn, Op, op};
 use ring3_jit::{Code, Target};
 use ring3_layout::frame;
@@ -127,6 +129,9 @@ pub struct Facts {
     /// As a program of a probe it needs registers that not every frame has ([`ring3_layout::frame`]): it looks at them, walks
     /// the stack, or goes on with a program that may.
     pub all_registers: bool,
+    /// As a program of a tracepoint of system calls it needs the thread's registers, whose address is the context's first word:
+    /// it looks at that, walks the stack, or goes on with a program that may.
+    pub call_registers: bool,
     /// It calls `bpf_override_return`.
     pub overrides: bool,
 }
@@ -135,12 +140,15 @@ impl Facts {
     /// Of a verified program.
     pub fn of(verified: &Verified) -> Facts {
         let walks = [helper::GET_STACK, helper::GET_STACKID];
-        let all_registers = verified.tail_calls()
-            || verified.helpers().iter().any(|id| walks.contains(id))
-            || verified.context_parts().is_none_or(|mut parts| parts.any(|bytes| !frame::has(&bytes)));
+        let walks = verified.tail_calls() || verified.helpers().iter().any(|id| walks.contains(id));
+        let looks_at = |part: &dyn Fn(&Range<u32>) -> bool| {
+            verified.context_parts().is_none_or(|mut parts| parts.any(|bytes| part(&bytes)))
+        };
+        let all_registers = walks || looks_at(&|bytes| !frame::has(bytes));
+        let call_registers = walks || looks_at(&|bytes| bytes.start < 8);
         let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
         let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
-        Facts { uses_per_cpu, context_bytes, all_registers, overrides }
+        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides }
     }
 }
 

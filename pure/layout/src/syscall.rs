@@ -39,6 +39,8 @@ pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
 pub const CLOSE_CALLS: [u32; 14] = [9, 10, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
 /// Of what a gate passes on in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
+/// Of what a gate passes on: all registers have been stored.
+pub const ALL_REGISTERS: u32 = 1 << 30;
 /// Of what a gate passes on: the site's number is known.
 pub const NUMBER_KNOWN: u32 = 1 << 31;
 /// Bytes of the stack of a call that must not use the caller's.
@@ -74,6 +76,10 @@ pub struct SyscallTables {
     pub hook: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
+    /// 1: some program needs the thread's registers; else only those are stored that the agent changes or looks at.
+    pub registers: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
     /// 1: an `execve` is announced to the server, which traces what is executed.
     pub follow: AtomicU32,
     /// How often places were restored where the ends of calls are seen of routines in which threads are cancelled.

@@ -9,6 +9,32 @@ static long numbers(long number, long seed)
 	return raw6(number, -seed, seed + 1, seed + 2, seed << 33, ~seed, (long)0x8000000000000000 | seed);
 }
 
+static long kept(long seed)
+{
+	long result;
+
+	__asm__ volatile("lea -128(%%rsp), %%rsp\n\t"
+			 "push %%rbx\n\t"
+			 "push %%rbp\n\t"
+			 "mov %%rdi, %%rbx\n\t"
+			 "lea 1(%%rdi), %%rbp\n\t"
+			 "lea 2(%%rdi), %%r12\n\t"
+			 "lea 3(%%rdi), %%r13\n\t"
+			 "lea 4(%%rdi), %%r14\n\t"
+			 "lea 5(%%rdi), %%r15\n\t"
+			 "syscall\n\t"
+			 "sub $5, %%r15\n\t"
+			 "sub %%rbx, %%r15\n\t"
+			 "sub %%r15, %%rax\n\t"
+			 "pop %%rbp\n\t"
+			 "pop %%rbx\n\t"
+			 "lea 128(%%rsp), %%rsp"
+			 : "=a"(result)
+			 : "a"(KEPT), "D"(seed)
+			 : "rcx", "r11", "r12", "r13", "r14", "r15", "memory");
+	return result;
+}
+
 int main(void)
 {
 	long zero = 0, user = getuid();
@@ -17,6 +43,7 @@ int main(void)
 	for (long seed = 1; seed < 50; seed++) {
 		EQUAL(numbers(SYS_close, seed), -EBADF);
 		EQUAL(numbers(SYS_write, seed), -EBADF);
+		EQUAL(kept(seed << 32), -ENOSYS);
 		EQUAL(numbers(SYS_fstat, seed), -EBADF);
 		EQUAL(numbers(SYS_getuid, seed), user);
 		EQUAL(numbers(600 + seed, seed), -ENOSYS);

@@ -575,6 +575,11 @@ impl Target {
             let address = self.syscalls.hook.map_or(0, |(_, address)| address);
             self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hook) as u64).store(address, SeqCst);
         }
+        let registers = TABLES_OFFSET + offset_of!(SyscallTables, registers) as u64;
+        let needs_all = published.seers.iter().any(|id| links[id].spec.all_registers);
+        if needs_all {
+            self.control.word32(registers).store(1, SeqCst);
+        }
         let ranges: BTreeMap<Vec<AttachmentId>, u64> = wanted
             .values()
             .collect::<BTreeSet<_>>()
@@ -606,6 +611,9 @@ impl Target {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
                 self.set_table(table, number, self.only_of_call(number, ids, &ranges, links));
             }
+        }
+        if !needs_all {
+            self.control.word32(registers).store(0, SeqCst);
         }
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
         for range in old.difference(&kept) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::kinds::Program;
 use super::tracepoints::{TracepointSite, Tracepoints};
 use crate::loader::tracepoint::Tracepoint;
-use crate::realm::{AttachmentId, LinkSpec, Point, Realm, Refusal};
+use crate::realm::{AttachmentId, LinkSpec, Point, Realm, Refusal, SyscallContext};
 
 /// A program that is attached; detached when dropped.
 pub struct Attached {
@@ -33,6 +33,11 @@ impl Attached {
         (point, pid): (Point, Option<u32>),
         seat: Option<Seat>,
     ) -> Result<Attached, Refusal> {
+        let facts = &program.facts;
+        let all_registers = match &point {
+            Point::Probe(_) => facts.all_registers,
+            Point::Syscall(point) => facts.call_registers || point.context == SyscallContext::Kprobe,
+        };
         let spec = LinkSpec {
             link_id,
             prog_id: program.id,
@@ -41,8 +46,8 @@ impl Attached {
             point,
             cookie,
             pid,
-            per_cpu: program.facts.uses_per_cpu,
-            all_registers: program.facts.all_registers,
+            per_cpu: facts.uses_per_cpu,
+            all_registers,
             filter: program.filter.clone(),
         };
         let id = realm.attach(spec)?;
