@@ -109,6 +109,8 @@ struct Channel {
     socket: OwnedFd,
     /// Its [`page`]s.
     page: u64,
+    /// It did not answer in time, or not any more: whatever comes yet is not the answer to what it is told next.
+    broken: bool,
 }
 
 impl Channel {
@@ -257,7 +259,10 @@ impl Stopped {
             self.open_channel()?;
         }
         let mut received = vec![];
+        let page = self.channel().ok_or(Error::Exited { pid: self.pid })?.page;
         let sent = files.chunks(FDS_PER_MESSAGE).try_for_each(|chunk| {
+            // Where no descriptor has room, the kernel writes nothing.
+            self.write(page + page::CONTROL, &[0; CMSG_HEADER_BYTES])?;
             self.exchange(&[], chunk).map_err(|unfinished| unfinished.error)?;
             self.take_files(chunk.len(), &mut received)
         });
@@ -323,7 +328,7 @@ impl Stopped {
         ptrace::set_registers(tid, &serving).map_err(|error| self.gone("registers", error))?;
         ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
         let borrowed = self.borrowed.as_mut().expect("just seen");
-        borrowed.channel = Some(Channel { socket, page });
+        borrowed.channel = Some(Channel { socket, page, broken: false });
         Ok(())
     }
 
@@ -347,10 +352,13 @@ impl Stopped {
             control.push(SendAncillaryMessage::ScmRights(files));
         }
         let name = calls.first().map_or("recvmsg", |call| call.name);
-        let Some(Borrowed { tid, channel: Some(channel), .. }) = &self.borrowed else {
+        let Some(Borrowed { tid, channel: Some(channel), .. }) = &mut self.borrowed else {
             return Err(at_once(Error::Exited { pid: self.pid }));
         };
         let tid = *tid;
+        if std::mem::replace(&mut channel.broken, true) {
+            return Err(at_once(self.no_answer(name, Wait::Nothing)));
+        }
         rustix::net::sendmsg(&channel.socket, &[IoSlice::new(&list)], &mut control, SendFlags::NOSIGNAL)
             .map_err(|error| at_once(Error::io("sendmsg", error.into())))?;
         let answer = channel.await_answer(tid, &mut self.stop_signal);
@@ -359,6 +367,9 @@ impl Stopped {
             // It dies, or has gone home.
             let instead = ptrace::wait(tid, Instant::now() + GONE_WITHIN);
             return Err(at_once(self.no_answer(name, instead)));
+        }
+        if let Some(Borrowed { channel: Some(channel), .. }) = &mut self.borrowed {
+            channel.broken = false;
         }
         let results =
             answer.chunks_exact(CALL_BYTES).map(|call| u64::from_le_bytes(call[..8].try_into().expect("8 bytes")));
@@ -520,10 +531,16 @@ impl Stopped {
         let (tid, place) = (*tid, *place);
         let Some(channel) = channel.take() else { return Ok(true) };
         let _ = rustix::net::send(&channel.socket, b"g", SendFlags::NOSIGNAL);
-        let answer = channel.await_answer(tid, &mut self.stop_signal);
-        answer.map_err(|instead| self.no_answer("munmap", instead))?;
+        loop {
+            let answer = channel.await_answer(tid, &mut self.stop_signal);
+            // (What comes before it has closed its end are answers that came too late.)
+            if answer.map_err(|instead| self.no_answer("munmap", instead))?.is_empty() {
+                break;
+            }
+        }
+        // At home signals may come, and stops end calls.
         ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
-        self.await_interrupt(tid)?;
+        self.await_stop(tid, Instant::now() + CALL_WITHIN)?;
         let rip = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?.rip;
         Ok((place.address..place.address + place.bytes as u64).contains(&rip))
     }

@@ -619,8 +619,10 @@ impl Target {
         for range in old.difference(&kept) {
             self.ranges.retire(range_unpack(*range));
         }
-        self.syscalls.ranges = ranges;
-        self.syscalls.published = Some(published);
+        // For which there was no room they may find some the next time.
+        let has_room = ranges.values().all(|range| *range != 0);
+        self.syscalls.ranges = ranges.into_iter().filter(|(_, range)| *range != 0).collect();
+        self.syscalls.published = has_room.then_some(published);
     }
 
     /// Tells the agent whether it is to announce what is executed.

@@ -383,8 +383,8 @@ impl Actor {
             let death = target.death();
             owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
             self.shared.deaths.tell(death);
-            // (They may have forked meanwhile.)
-            if !children.is_empty() && !target.find_children().is_empty() {
+            // (They may have forked meanwhile, and gone before they were looked at.)
+            if !target.find_children().is_empty() {
                 self.keep_for_forks(target);
             }
         }
@@ -702,7 +702,7 @@ impl Actor {
         // (A fork that has not been adopted asks with its creator's nonce.)
         if parted {
             self.adopt_all_children();
-        } else if !is_asker || kind == request::KIND_FORKED {
+        } else if !is_asker || kind != request::KIND_MAPPING_ADDED {
             self.adopt_children_of(owner);
         }
         let asker = asker(&self.targets).unwrap_or(owner);
