@@ -105,30 +105,18 @@ static __always_inline void add(struct key key, const __u64 *values, int count)
 	}
 }
 
-static __always_inline void arguments(struct pt_regs *regs, __u64 *values)
+// The arguments of a call, or the registers that functions keep.
+static __always_inline void registers(struct pt_regs *regs, bool kept, __u64 *values)
 {
 	struct pt_regs copy;
 
 	bpf_probe_read_kernel(&copy, sizeof(copy), regs);
-	values[0] = copy.rdi;
-	values[1] = copy.rsi;
-	values[2] = copy.rdx;
-	values[3] = copy.r10;
-	values[4] = copy.r8;
-	values[5] = copy.r9;
-}
-
-static __always_inline void kept(struct pt_regs *regs, __u64 *values)
-{
-	struct pt_regs copy;
-
-	bpf_probe_read_kernel(&copy, sizeof(copy), regs);
-	values[0] = copy.rbx;
-	values[1] = copy.rbp;
-	values[2] = copy.r12;
-	values[3] = copy.r13;
-	values[4] = copy.r14;
-	values[5] = copy.r15;
+	values[0] = kept ? copy.rbx : copy.rdi;
+	values[1] = kept ? copy.rbp : copy.rsi;
+	values[2] = kept ? copy.r12 : copy.rdx;
+	values[3] = kept ? copy.r13 : copy.r10;
+	values[4] = kept ? copy.r14 : copy.r8;
+	values[5] = kept ? copy.r15 : copy.r9;
 }
 
 SEC("raw_tp/sys_enter")
@@ -137,10 +125,8 @@ int raw_enter(struct raw_context *context)
 	struct key key = { (int)context->args[1], RAW_ENTER };
 	__u64 values[6] = { 0 };
 
-	if (in_order && key.number == KEPT)
-		kept((struct pt_regs *)context->args[0], values);
-	else if (in_order)
-		arguments((struct pt_regs *)context->args[0], values);
+	if (in_order)
+		registers((struct pt_regs *)context->args[0], key.number == KEPT, values);
 	add(key, values, 6);
 	return 0;
 }
@@ -167,7 +153,7 @@ int mark(struct raw_context *context)
 
 	if (context->args[1] != MARK || (by_name && !has_the_name()))
 		return 0;
-	arguments((struct pt_regs *)context->args[0], values);
+	registers((struct pt_regs *)context->args[0], false, values);
 	if (values[0] == MARK_BEGIN)
 		bpf_map_update_elem(&known, &process, &one, BPF_ANY);
 	else

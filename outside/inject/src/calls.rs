@@ -36,13 +36,13 @@ const _: () = assert!(CMSG_HEADER_BYTES + FDS_PER_MESSAGE * 4 <= page::CONTROL_B
 
 /// A system call to be made inside a process.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
+pub(crate) struct Call {
     /// Its name, for error messages.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Its number.
-    pub number: i64,
+    pub(crate) number: i64,
     /// Its arguments.
-    pub args: [u64; 6],
+    pub(crate) args: [u64; 6],
 }
 
 impl Call {
@@ -65,11 +65,11 @@ impl Call {
 
 /// A list of calls was not made to its end.
 #[derive(Debug)]
-pub struct Unfinished {
+pub(crate) struct Unfinished {
     /// What the calls returned that were made before.
-    pub done: Vec<u64>,
+    pub(crate) done: Vec<u64>,
     /// Why the next one failed.
-    pub error: Error,
+    pub(crate) error: Error,
 }
 
 /// A file descriptor inside the target; closed by [`Stopped::close_files`].
@@ -155,7 +155,7 @@ impl Stopped {
     }
 
     /// Makes system calls inside the process, one after another until one fails. Returns what they return.
-    pub fn syscalls(&mut self, calls: &[Call]) -> Result<Vec<u64>, Unfinished> {
+    pub(crate) fn syscalls(&mut self, calls: &[Call]) -> Result<Vec<u64>, Unfinished> {
         let mut done = vec![];
         let result = match self.borrow_thread() {
             Err(error) => Err(error),

@@ -361,33 +361,25 @@ impl Actor {
 
     /// A target is one no more. Forks that have not been adopted are not forgotten.
     fn part_with(&mut self, pid: u32) {
-        let Some(target) = self.targets.remove(&pid) else { return };
+        let Some(mut target) = self.targets.remove(&pid) else { return };
         if !target.find_children().is_empty() {
-            self.keep_for_forks(target);
+            target.retire();
+            self.has_orphans = true;
+            self.parted.push(target);
         }
-    }
-
-    /// Only forks that have not been adopted run with its tables any more.
-    fn keep_for_forks(&mut self, mut target: Target) {
-        target.retire();
-        self.has_orphans = true;
-        self.parted.push(target);
     }
 
     /// A target exited (its pidfd says so): its unadopted children are adopted, the rest is dropped.
     fn forget_exited(&mut self, pid: u32) {
-        if let Some(target) = self.targets.remove(&pid) {
-            let children = target.find_children();
-            self.adopt_each(&target, &children);
+        self.adopt_children_of(pid);
+        if let Some(target) = self.targets.get(&pid) {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
             owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
             self.shared.deaths.tell(death);
-            // (They may have forked meanwhile, and gone before they were looked at.)
-            if !target.find_children().is_empty() {
-                self.keep_for_forks(target);
-            }
         }
+        // (Forks may have forked meanwhile, and gone before they were looked at: they are looked for again.)
+        self.part_with(pid);
         for link in self.links.values_mut() {
             link.refused.remove(&pid);
         }
@@ -430,13 +422,9 @@ impl Actor {
 
     /// Whether none is left.
     fn adopt_children(&mut self, parent: &Target) -> bool {
-        self.adopt_each(parent, &parent.find_children())
-    }
-
-    fn adopt_each(&mut self, parent: &Target, children: &[u32]) -> bool {
         // What waits for a `vfork` child, which may wait for us, is adopted later.
         let mut adopt = |child: &u32| !recovery::is_held(*child) && self.adopt(parent, *child);
-        children.iter().filter(|child| !adopt(child)).count() == 0
+        parent.find_children().iter().filter(|child| !adopt(child)).count() == 0
     }
 
     fn adopt_all_children(&mut self) {
