@@ -1,9 +1,8 @@
-//! Where calls go that no gate of a site makes: the handler of SIGSYS, and the net's gates.
+//! Where calls go that no gate of a site makes: the handler of SIGSYS, and behind the net's gates.
 
 use core::arch::naked_asm;
 use core::mem::offset_of;
 
-use ring3_layout::net::NET_SLOTS;
 use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_runtime::raw_net::{self, Context, Info};
@@ -74,24 +73,7 @@ unsafe extern "C" fn ring3_net_restorer() {
     naked_asm!("mov eax, 15", "syscall", "ud2")
 }
 
-/// The gates. Behind each call `rcx` says which one it was.
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-unsafe extern "C" fn ring3_net_gates() {
-    naked_asm!(
-        ".rept {slots}",
-        "syscall",
-        // jmp rel32, however near it is
-        ".byte 0xe9",
-        ".long {exit} - (. + 4)",
-        "int3",
-        ".endr",
-        slots = const NET_SLOTS,
-        exit = sym ring3_net_exit,
-    )
-}
-
-/// Behind the call of a gate: all registers but `rcx` and `r11`, where the kernel left where it was and the flags, are the
+/// Where the net's gates lead behind their calls: all registers but `rcx` and `r11`, where the kernel left where it was and the flags, are the
 /// thread's.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

@@ -16,7 +16,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use ring3_layout::net::{
-    NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_COPY_SHIFT, NET_GATE_BYTES, NET_SLOTS, Net, SIGSYS_BIT,
+    NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_COPY_SHIFT, NET_GATE_BYTES, NET_GATES_OFFSET, NET_SLOTS, Net, SIGSYS_BIT,
 };
 use ring3_layout::realm::request;
 use ring3_layout::region::{NET_OFFSET, STATE_OFFSET};
@@ -484,7 +484,7 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
     if unsafe { begin(base, &raw mut apart.regs, number, Some(&mut context.mask)) } {
         context.rax = apart.regs.rax;
     } else {
-        context.rip = net.gates.load(Relaxed) + slot as u64 * NET_GATE_BYTES;
+        context.rip = base + NET_GATES_OFFSET + slot as u64 * NET_GATE_BYTES;
     }
     context.rcx = after;
     context.r11 = context.eflags;
@@ -598,9 +598,8 @@ unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *mut u64) ->
 /// # Safety
 /// As for `raw_syscalls::enter`.
 pub unsafe fn exit(base: u64, regs: *mut PtRegs, came: u64) {
-    let net = net(base);
-    let slot = came.wrapping_sub(net.gates.load(Relaxed)) / NET_GATE_BYTES;
-    let place = net.slots.get(slot as usize).map_or(0, |slot| slot.load(Acquire));
+    let slot = came.wrapping_sub(base + NET_GATES_OFFSET) / NET_GATE_BYTES;
+    let place = net(base).slots.get(slot as usize).map_or(0, |slot| slot.load(Acquire));
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
     regs.rip = place & NET_ADDRESS_MASK;
@@ -611,11 +610,9 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, came: u64) {
 
 /// The place of a call that the kernel would make again in a gate of the net: behind it.
 pub(crate) fn place_of(base: u64, rip: u64) -> Option<u64> {
-    let net = net(base);
-    let offset = rip.wrapping_sub(net.gates.load(Relaxed));
-    let slot = net.slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire);
-    (offset.is_multiple_of(NET_GATE_BYTES) && slot != 0 && net.gates.load(Relaxed) != 0)
-        .then_some(slot & NET_ADDRESS_MASK)
+    let offset = rip.wrapping_sub(base + NET_GATES_OFFSET);
+    let slot = net(base).slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire);
+    (offset.is_multiple_of(NET_GATE_BYTES) && slot != 0).then_some(slot & NET_ADDRESS_MASK)
 }
 
 const _: () = assert!(NET_OFFSET > STATE_OFFSET);

@@ -3,10 +3,9 @@
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, Mnemonic, Register};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
-use ring3_layout::net::{NET_GATE_BYTES, NET_SLOTS};
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES};
 
-/// Goal for the image, bytes, without the net's gates, which are a table.
+/// Goal for the image, bytes.
 const IMAGE_BYTES_GOAL: usize = 128 << 10;
 
 fn elf() -> ElfFile64<'static, Endianness> {
@@ -34,8 +33,7 @@ fn nothing_is_needed_from_outside() {
     }
     assert!(elf.symbols().all(|symbol| !symbol.name().unwrap_or_default().contains("panic_fmt")), "a panic is left");
     println!("agent image: {} bytes mapped, {} symbols", ring3_image::bytes().len(), ring3_image::symbols().count());
-    let gates = NET_SLOTS * NET_GATE_BYTES as usize;
-    assert!(ring3_image::bytes().len() - gates <= IMAGE_BYTES_GOAL);
+    assert!(ring3_image::bytes().len() <= IMAGE_BYTES_GOAL);
 }
 
 #[test]

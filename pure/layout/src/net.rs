@@ -1,8 +1,9 @@
 //! The net: what of a process's system calls comes by no gate of a site, and is caught by the kernel (syscall user dispatch).
 //!
 //! A call from outside of the region is a SIGSYS, whose handler is the agent's. The call is then made from a gate that leads
-//! back behind it. These gates are the agent's ([`NET_GATE_BYTES`] each, from [`Net::gates`] on), one for each place that such
-//! a call was made from: so all that is in a gate (a new thread, a call that is made again) is known by its address.
+//! back behind it. Of these gates ([`NET_GATE_BYTES`] each, from [`NET_GATES_OFFSET`] on, the same in all processes) there is one
+//! for each place that such a call was made from: so all that is in a gate (a new thread, a call that is made again) is known
+//! by its address.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -10,6 +11,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 pub const NET_SLOTS: usize = 16384;
 /// Bytes of a gate: `syscall`, and a jump.
 pub const NET_GATE_BYTES: u64 = 8;
+/// Offset of the gates from the region's base: before the compiled programs, behind a page for a file's headers.
+pub const NET_GATES_OFFSET: u64 = crate::region::TEXT_OFFSET + crate::PAGE_BYTES;
+/// Bytes of all gates.
+pub const NET_GATES_BYTES: u64 = NET_SLOTS as u64 * NET_GATE_BYTES;
 /// Calls that are let be where they are, at most.
 pub const NET_ALONE_MAX: usize = 64;
 /// Of a slot: the address behind the call. Above it is one more than the index among [`crate::syscall::BEGINNERS`], or 0.
@@ -33,8 +38,6 @@ pub struct Net {
     pub installed: AtomicU32,
     /// Odd while `action` changes.
     pub sequence: AtomicU32,
-    /// Address of the first gate.
-    pub gates: AtomicU64,
     /// Calls that were caught.
     pub caught: AtomicU64,
     /// Those of them that were let through unseen.

@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use ring3_inject as inject;
 use ring3_layout::net::{
-    NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_ALONE_MAX, NET_GATE_BYTES, NET_SLOTS, Net, SIGSYS_BIT,
+    NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_ALONE_MAX, NET_GATE_BYTES, NET_GATES_BYTES, NET_GATES_OFFSET, NET_SLOTS,
+    Net, SIGSYS_BIT,
 };
 use ring3_layout::region::{
-    AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
+    AGENT_BYTES_MAX, AGENT_OFFSET, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
 };
-use ring3_patch::Progress;
+use ring3_layout::syscall::SYSCALL_BYTES;
+use ring3_patch::{JUMP_BYTES, Progress};
 use ring3_uapi::Errno;
 
 use super::Refusal;
@@ -217,11 +219,10 @@ fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Erro
 /// Takes the net out of a process, all at once: whoever finds calls as they were must find actions as they were. False: that
 /// cannot be at present.
 pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
-    if read_word(stopped, field(region, offset_of!(Net, gates))).unwrap_or(0) == 0 {
+    if read_value::<u32>(stopped.pid(), field(region, offset_of!(Net, installed))).unwrap_or(0) == 0 {
         return Ok(true);
     }
-    let installed = read_value::<u32>(stopped.pid(), field(region, offset_of!(Net, installed))).unwrap_or(0) != 0;
-    if installed && !is_calm(stopped, region)? {
+    if !is_calm(stopped, region)? {
         return Ok(false);
     }
     disarm(stopped, region)?;
@@ -253,14 +254,25 @@ fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), i
     write_flag(stopped, installed, false)
 }
 
+/// The gates, which lie at the same distance from the agent in all processes. Behind each call `rcx` says which one it was.
+pub(super) fn gates() -> Vec<u8> {
+    let exit = AGENT_OFFSET + ring3_image::symbol("ring3_net_exit").expect("the agent has its entry points");
+    let gate = |slot: u64| {
+        let behind = NET_GATES_OFFSET + slot * NET_GATE_BYTES + SYSCALL_BYTES + JUMP_BYTES as u64;
+        let distance = (exit.wrapping_sub(behind) as u32).to_le_bytes();
+        // syscall; jmp rel32; int3
+        [0x0f, 0x05, 0xe9, distance[0], distance[1], distance[2], distance[3], 0xcc]
+    };
+    (0..NET_SLOTS as u64).flat_map(gate).collect()
+}
+
 /// For a thread at `rip` in a gate of the net: the call's own place, and whether it is at that or behind it.
 pub(super) fn net_gate(stopped: &inject::Stopped, region: u64, rip: u64) -> Option<(u64, Progress)> {
-    let gates = read_word(stopped, field(region, offset_of!(Net, gates))).ok().filter(|gates| *gates != 0)?;
-    let offset = rip.checked_sub(gates).filter(|offset| *offset < NET_SLOTS as u64 * NET_GATE_BYTES)?;
+    let offset = rip.checked_sub(region + NET_GATES_OFFSET).filter(|offset| *offset < NET_GATES_BYTES)?;
     let slot = field(region, offset_of!(Net, slots)) + offset / NET_GATE_BYTES * 8;
     let behind = read_word(stopped, slot).ok().map(|slot| slot & NET_ADDRESS_MASK).filter(|behind| *behind != 0)?;
     let progress = if offset.is_multiple_of(NET_GATE_BYTES) { Progress::Before } else { Progress::After };
-    Some((behind - ring3_layout::syscall::SYSCALL_BYTES, progress))
+    Some((behind - SYSCALL_BYTES, progress))
 }
 
 impl Target {
@@ -354,7 +366,6 @@ impl Target {
     fn install(&mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let region = self.region;
         let symbol = |name: &str| region + ring3_image::symbol(name).expect("the agent has its entry points");
-        stopped.write(field(region, offset_of!(Net, gates)), &symbol("ring3_net_gates").to_le_bytes())?;
         let alone: Vec<u8> =
             self.syscalls.alone.iter().take(NET_ALONE_MAX).chain([&0]).flat_map(|at| at.to_le_bytes()).collect();
         stopped.write(field(region, offset_of!(Net, alone)), &alone[..alone.len().min(NET_ALONE_MAX * 8)])?;

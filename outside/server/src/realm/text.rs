@@ -1,4 +1,5 @@
-//! Where compiled programs live: one memfd that the server alone can write, mapped `r-x` in every target.
+//! Where compiled programs live, and the net's gates before them: one memfd that the server alone can write, mapped `r-x` in
+//! every target.
 //!
 //! Ranges are reused only after the tracer has seen that no thread of any target can still be inside.
 
@@ -6,14 +7,21 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::region::TEXT_BYTES;
+use ring3_layout::net::{NET_GATES_BYTES, NET_GATES_OFFSET};
+use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET};
 use ring3_names::Names;
 
 use super::named::{self, PerfFiles};
+use super::net;
 use super::raw_mapping::SharedFile;
 
 /// Alignment of a program's first byte.
 const PROGRAM_ALIGN: u32 = 64;
+
+/// Where the gates lie. (Nothing may lie where a file's headers are.)
+const GATES: u64 = NET_GATES_OFFSET - TEXT_OFFSET;
+/// Where the first program may lie.
+const PROGRAMS: u64 = GATES + NET_GATES_BYTES;
 
 /// A range in the text file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +56,8 @@ impl TextStore {
             Some(files) => files.create("programs", TEXT_BYTES)?,
             None => SharedFile::new("ring3-text", TEXT_BYTES, true)?,
         };
-        // Nothing may lie where a file's headers are.
-        let head = if file.has_path() { PAGE_BYTES as u32 } else { 0 };
-        let all = TextRange { offset: head, bytes: TEXT_BYTES as u32 - head };
+        file.write_bytes(GATES, &net::gates());
+        let all = TextRange { offset: PROGRAMS as u32, bytes: (TEXT_BYTES - PROGRAMS) as u32 };
         let store = TextStore { file, free: Mutex::new(vec![all]), names: Mutex::default() };
         store.show(&BTreeMap::new());
         Ok(store)
@@ -126,7 +133,7 @@ impl TextStore {
     /// Bytes in use.
     pub(crate) fn used_bytes(&self) -> u64 {
         let free: u64 = self.free.lock().expect("no panic under this lock").iter().map(|r| u64::from(r.bytes)).sum();
-        TEXT_BYTES - if self.file.has_path() { PAGE_BYTES } else { 0 } - free
+        TEXT_BYTES - PROGRAMS - free
     }
 }
 
@@ -140,12 +147,14 @@ mod tests {
         let a = store.reserve(100).expect("room");
         let b = store.reserve(1).expect("room");
         let c = store.reserve(64).expect("room");
-        assert_eq!((a.offset, a.bytes, b.offset, c.offset), (0, 128, 128, 192));
+        let first = PROGRAMS as u32;
+        assert_eq!((a.offset, a.bytes, b.offset, c.offset), (first, 128, first + 128, first + 192));
         store.release(a);
         store.release(c);
         store.release(b);
         assert_eq!(store.used_bytes(), 0);
-        assert_eq!(store.reserve(TEXT_BYTES as usize).expect("one free range").offset, 0);
+        let all = (TEXT_BYTES - PROGRAMS) as usize;
+        assert_eq!(store.reserve(all).expect("one free range").offset, first);
         assert!(store.reserve(1).is_none());
     }
 }
