@@ -16,9 +16,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 
 use crate::Error;
 use crate::lifeline;
-use crate::process::{Pid, mappings};
 use crate::raw_lifeline::{CALL_BYTES, page};
-use crate::raw_ptrace::{self as ptrace, Dispatch, Registers, Tid, Wait};
+use crate::raw_ptrace::{self as ptrace, Dispatch, Pause, Registers, Tid, Wait};
 use crate::stopped::{CALL_WITHIN, Stopped};
 
 /// How often threads in a dead server's lifeline are let go on, and for how long.
@@ -121,7 +120,7 @@ impl Channel {
     fn await_answer(&self, tid: Tid, stop_signal: &mut i32) -> Result<Vec<u8>, Wait> {
         let mut answer = vec![0u8; page::LIST_BYTES as usize];
         let deadline = Instant::now() + CALL_WITHIN;
-        let mut pause = ptrace::Pause::default();
+        let mut pause = Pause::default();
         loop {
             if let Ok((bytes, _)) = rustix::net::recv(&self.socket, answer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 answer.truncate(bytes);
@@ -216,7 +215,7 @@ impl Stopped {
         let deadline = Instant::now() + CALL_WITHIN;
         ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
         loop {
-            match ptrace::wait(tid, deadline) {
+            match ptrace::wait(tid, deadline, &mut Pause::default()) {
                 Wait::Syscall => return Ok(()),
                 Wait::Signal(signal) => self.stop_signal = signal,
                 Wait::EventStop(_) | Wait::Event(_) => {}
@@ -231,7 +230,7 @@ impl Stopped {
         if let Some(address) = self.syscall_instruction {
             return Ok(address);
         }
-        let mut candidates = mappings(Pid(self.pid()))?;
+        let mut candidates = self.mappings()?.to_vec();
         if candidates.is_empty() {
             return Err(Error::Exited { pid: self.pid() });
         }
@@ -365,7 +364,7 @@ impl Stopped {
         let answer = answer.map_err(|instead| at_once(self.no_answer(name, instead)))?;
         if answer.is_empty() {
             // It dies, or has gone home.
-            let instead = ptrace::wait(tid, Instant::now() + GONE_WITHIN);
+            let instead = ptrace::wait(tid, Instant::now() + GONE_WITHIN, &mut Pause::default());
             return Err(at_once(self.no_answer(name, instead)));
         }
         if let Some(Borrowed { channel: Some(channel), .. }) = &mut self.borrowed {
@@ -442,8 +441,8 @@ impl Stopped {
     /// In the vDSO if there is room, else in a page that the first remote call maps; some policies forbid that, and
     /// then it goes without.
     fn lay_lifeline(&mut self) -> Result<(), Error> {
-        let vdso = mappings(Pid(self.pid()))?.into_iter().find(|mapping| mapping.path == "[vdso]");
-        if let Some(vdso) = vdso {
+        let mappings = self.mappings()?;
+        if let Some(vdso) = mappings.iter().find(|mapping| mapping.path == "[vdso]") {
             let (bytes, mapped) = (lifeline::VDSO_BYTES, false);
             let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
             let mut there = vec![0u8; bytes];
@@ -481,7 +480,7 @@ impl Stopped {
                 ptrace::resume(tid, 0).map_err(|error| self.gone("thread", error))?;
                 std::thread::sleep(HOMEWARD_PAUSE);
                 ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
-                self.await_stop(tid, Instant::now() + CALL_WITHIN)?;
+                self.await_stop(tid, Instant::now() + CALL_WITHIN, &mut Pause::default())?;
                 if borrowed == Some(tid) {
                     let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
                     let vectors = ptrace::vectors(tid).map_err(|error| self.gone("vector registers", error))?;
@@ -540,7 +539,7 @@ impl Stopped {
         }
         // At home signals may come, and stops end calls.
         ptrace::interrupt(tid).map_err(|error| self.gone("thread", error))?;
-        self.await_stop(tid, Instant::now() + CALL_WITHIN)?;
+        self.await_stop(tid, Instant::now() + CALL_WITHIN, &mut Pause::default())?;
         let rip = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?.rip;
         Ok((place.address..place.address + place.bytes as u64).contains(&rip))
     }

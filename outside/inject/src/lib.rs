@@ -1,6 +1,6 @@
 //! Everything that touches another process: stopping it, calling into it, mapping memory, writing code.
 //!
-//! Runs: in the server, on one thread (ptrace belongs to a thread).
+//! Runs: in the server; whatever stops a process on a thread of its own (ptrace belongs to a thread).
 //! May touch: targets, by ptrace, `/proc/PID` and remote system calls.
 //! Never: decides what to instrument; waits without a deadline; leaves a target half changed.
 //! Start reading at: `stopped.rs`, then `calls.rs` and `region.rs`.
@@ -22,4 +22,4 @@ pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, replace_control, unmap_region,
 };
-pub use stopped::{SavedContext, Stopped, let_go};
+pub use stopped::{SavedContext, Stopped, while_stopped, while_stopped_at_exec};

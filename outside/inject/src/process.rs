@@ -186,12 +186,15 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range, permissions, offset, dev, inode, path })
 }
 
-/// Thread ids of a process that are not zombies.
-pub(crate) fn live_threads(pid: u32) -> Result<Vec<u32>, Error> {
+/// The threads of a process, dead ones that nobody has waited for among them.
+pub(crate) fn threads(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| Error::Exited { pid })?;
-    let mut tids: Vec<u32> = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    tids.retain(|tid| !matches!(thread_state(pid, *tid), None | Some('Z' | 'X')));
-    Ok(tids)
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Whether a thread is there, and not dead.
+pub(crate) fn is_live(pid: u32, tid: u32) -> bool {
+    !matches!(thread_state(pid, tid), None | Some('Z' | 'X'))
 }
 
 /// State letter of a thread.

@@ -29,6 +29,8 @@ pub(crate) enum Wait {
 
 /// Polls a wait this often without sleeping before it sleeps between polls.
 const SPINS: u32 = 400;
+/// As often as that where others need our CPU.
+const SPINS_BRIEF: u32 = 20;
 /// Sleep between polls.
 const POLL_SLEEP: Duration = Duration::from_micros(30);
 
@@ -59,11 +61,6 @@ pub(crate) fn resume(tid: Tid, signal: i32) -> io::Result<()> {
 
 pub(crate) fn resume_to_syscall(tid: Tid, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_SYSCALL, tid, 0, signal as usize).map(drop)
-}
-
-/// Lets go of a stopped thread, delivering `signal` (0: none).
-pub(crate) fn detach(tid: Tid, signal: i32) -> io::Result<()> {
-    request(libc::PTRACE_DETACH, tid, 0, signal as usize).map(drop)
 }
 
 pub(crate) fn registers(tid: Tid) -> io::Result<Registers> {
@@ -163,8 +160,7 @@ pub(crate) fn poll(tid: Tid) -> Wait {
 }
 
 /// Waits for the next thing that `tid` does; [`Wait::Nothing`] if the deadline passed.
-pub(crate) fn wait(tid: Tid, deadline: Instant) -> Wait {
-    let mut pause = Pause::default();
+pub(crate) fn wait(tid: Tid, deadline: Instant, pause: &mut Pause) -> Wait {
     loop {
         match poll(tid) {
             Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Wait::Nothing,
@@ -181,6 +177,11 @@ pub(crate) struct Pause {
 }
 
 impl Pause {
+    /// For threads that may run on our own CPU: they get it from who sleeps only.
+    pub(crate) fn brief() -> Pause {
+        Pause { spins: SPINS - SPINS_BRIEF }
+    }
+
     /// Whether the clock may be asked meanwhile.
     pub(crate) fn is_long(&self) -> bool {
         self.spins >= SPINS
@@ -208,6 +209,12 @@ pub(crate) fn get_fd(pidfd: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
 pub fn fsgsbase_available() -> bool {
     // SAFETY: getauxval has no preconditions.
     unsafe { libc::getauxval(libc::AT_HWCAP2) & 2 != 0 }
+}
+
+/// Whether a thread of this process is there yet.
+pub(crate) fn is_own_thread(tid: Tid) -> bool {
+    // SAFETY: tgkill takes numbers only; signal 0 is none.
+    unsafe { libc::tgkill(std::process::id() as libc::pid_t, tid as libc::pid_t, 0) == 0 }
 }
 
 /// Sends a signal to a whole process.

@@ -7,16 +7,22 @@
 //! thread goes on it is brought back into an interrupt stop: only on the way out of one does the kernel look
 //! at the restored registers and restart the system call that we interrupted.
 
+use std::cell::OnceCell;
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::calls::Borrowed;
-use crate::process::{Pid, live_threads, mappings, not_permitted, proc_file, status_field, thread_state};
-use crate::raw_ptrace::{self as ptrace, Registers, Tid, Wait};
+use crate::process::{
+    Mapping, Pid, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
+};
+use crate::raw_ptrace::{self as ptrace, Pause, Registers, Tid, Wait};
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
@@ -24,15 +30,16 @@ const ROUNDS_MAX: u32 = 1000;
 const STACKS_MAX: u32 = 8;
 /// A remote system call must return within this time.
 pub(crate) const CALL_WITHIN: Duration = Duration::from_secs(2);
-/// Threads that do not stop for as long as this are let go later.
-const LET_GO_WITHIN: Duration = Duration::from_millis(20);
+/// A thread that has ended is gone within this time.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
 
-/// All threads of a process, stopped. Dropping it lets them go.
+/// All threads of a process, stopped by the running thread, whose end lets them go.
 #[derive(Debug)]
 pub struct Stopped {
     pub(crate) pid: u32,
     threads: Vec<Tid>,
     memory: File,
+    mappings: OnceCell<Arc<[Mapping]>>,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
     pub(crate) syscall_instruction: Option<u64>,
@@ -40,6 +47,8 @@ pub struct Stopped {
     pub(crate) stop_signal: i32,
     options: libc::c_int,
     since: Instant,
+    /// Where it is said how long it was stopped.
+    clock: Option<Arc<AtomicU64>>,
 }
 
 /// A part of what a signal frame keeps of a thread.
@@ -55,13 +64,77 @@ pub struct SavedContext {
     pub rip: u64,
 }
 
+/// Stops all threads of a process for as long as `work` takes.
+///
+/// # Errors
+/// [`Error::NotPermitted`], [`Error::AlreadyTraced`], [`Error::ThreadDoesNotStop`], [`Error::Exited`]; then every
+/// thread goes on as before.
+pub fn while_stopped<R: Send>(
+    pid: Pid,
+    within: Duration,
+    work: impl FnOnce(&mut Stopped) -> R + Send,
+) -> Result<R, Error> {
+    let (result, signal) = in_a_thread(|| {
+        let mut stopped = Stopped::seize(pid, within)?;
+        let result = work(&mut stopped);
+        Ok((result, stopped.finish()))
+    })?;
+    send_again(pid, signal);
+    Ok(result)
+}
+
+/// Stops a process for as long as `work` takes, at the first instruction of the program that its thread `tid`, which waits for
+/// `ready`, is about to execute. `None`: the call failed, or `may_follow` does not allow it, being told whose memory and
+/// registers say what.
+pub fn while_stopped_at_exec<R: Send>(
+    pid: Pid,
+    tid: Tid,
+    within: Duration,
+    ready: impl FnOnce() + Send,
+    may_follow: impl Fn(&Stopped, &Registers) -> bool + Send,
+    work: impl FnOnce(&mut Stopped) -> R + Send,
+) -> Result<Option<R>, Error> {
+    let done = in_a_thread(|| {
+        let stopped = Stopped::follow_exec(pid, tid, within, ready, may_follow)?;
+        Ok(stopped.map(|mut stopped| (work(&mut stopped), stopped.finish())))
+    })?;
+    Ok(done.map(|(result, signal)| {
+        send_again(pid, signal);
+        result
+    }))
+}
+
+/// Does what stops a process in a thread of its own: when that ends the kernel lets go of all that it has traced, at once
+/// (kernel/ptrace.c:exit_ptrace), whatever state it is in. (Let go one after another, the first ones would take the CPU from
+/// us, and the last ones be stopped for milliseconds more.)
+fn in_a_thread<R: Send>(job: impl FnOnce() -> Result<R, Error> + Send) -> Result<R, Error> {
+    let (tid, result) = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("ring3-stop".into());
+        let thread = thread.spawn_scoped(scope, || {
+            // Pauses are as short as they say: the kernel may add 50 us to each else.
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            (rustix::thread::gettid().as_raw_nonzero().get() as Tid, job())
+        });
+        let thread = thread.map_err(|error| Error::io("a thread to stop a process", error))?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    // (It can be joined a little before it lets go.)
+    let deadline = Instant::now() + GONE_WITHIN;
+    while ptrace::is_own_thread(tid) && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    result
+}
+
+/// A stop signal that came while the process was stopped.
+fn send_again(pid: Pid, signal: i32) {
+    if signal != 0 {
+        ptrace::kill(pid.0, signal);
+    }
+}
+
 impl Stopped {
-    /// Stops all threads of a process.
-    ///
-    /// # Errors
-    /// [`Error::NotPermitted`], [`Error::AlreadyTraced`], [`Error::ThreadDoesNotStop`], [`Error::Exited`]; then every
-    /// thread goes on as before.
-    pub fn seize(pid: Pid, within: Duration) -> Result<Stopped, Error> {
+    fn seize(pid: Pid, within: Duration) -> Result<Stopped, Error> {
         let mut stopped = Stopped::unattached(pid.0)?;
         stopped.stop_all(within)?;
         stopped.checked()
@@ -71,27 +144,32 @@ impl Stopped {
     fn stop_all(&mut self, within: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + within;
         for _ in 0..ROUNDS_MAX {
-            let new: Vec<Tid> =
-                live_threads(self.pid)?.into_iter().filter(|tid| !self.threads.contains(tid)).collect();
+            let mut new = threads(self.pid)?;
+            new.retain(|tid| !self.threads.contains(tid) && is_live(self.pid, *tid));
             if new.is_empty() {
                 return Ok(());
             }
-            let mut waiting = vec![];
+            let mut seized = vec![];
             for tid in new {
-                if self.attach_thread(tid)? {
-                    waiting.push(tid);
+                if self.seize_thread(tid)? {
+                    seized.push(tid);
                 }
             }
-            for tid in waiting {
-                self.await_stop(tid, deadline)?;
+            if self.threads.len() == seized.len() {
+                self.since = Instant::now();
+            }
+            // Who sleeps is woken by this, and may take the CPU from us while others are stopped: most often the first one.
+            seized.iter().rev().for_each(|tid| drop(ptrace::interrupt(*tid)));
+            let mut pause = Pause::brief();
+            for tid in seized {
+                self.await_stop(tid, deadline, &mut pause)?;
             }
         }
         Err(Error::ThreadDoesNotStop { tid: self.pid, state: 'R' })
     }
 
-    /// Stops a process at the first instruction of the program that its thread `tid`, which waits for `ready`, is about to
-    /// execute. `None`: the call failed, or `may_follow` does not allow it, being told whose memory and registers say what.
-    pub fn follow_exec(
+    /// See [`while_stopped_at_exec`].
+    fn follow_exec(
         pid: Pid,
         tid: Tid,
         within: Duration,
@@ -102,16 +180,17 @@ impl Stopped {
         let mut stopped = Stopped::unattached(pid.0)?;
         stopped.options |= libc::PTRACE_O_TRACEEXEC;
         let deadline = Instant::now() + within;
-        if !stopped.attach_thread(tid)? {
+        if !stopped.seize_thread(tid)? {
             return Err(Error::Exited { pid: pid.0 });
         }
-        stopped.await_stop(tid, deadline)?;
+        let _ = ptrace::interrupt(tid);
+        stopped.await_stop(tid, deadline, &mut Pause::default())?;
         ready();
         let (mut tid, mut signal) = (tid, 0);
         loop {
             let _ = ptrace::resume_to_syscall(tid, signal);
             signal = 0;
-            match ptrace::wait(tid, deadline) {
+            match ptrace::wait(tid, deadline, &mut Pause::default()) {
                 Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
                 Wait::Signal(arrived) => signal = arrived,
                 Wait::EventStop(_) | Wait::Event(_) => {}
@@ -128,10 +207,7 @@ impl Stopped {
                     stopped.threads = vec![pid.0];
                     tid = pid.0;
                 }
-                Wait::Gone => {
-                    stopped.threads.clear();
-                    return Err(Error::Exited { pid: pid.0 });
-                }
+                Wait::Gone => return Err(Error::Exited { pid: pid.0 }),
                 Wait::Nothing => return Ok(None),
             }
         }
@@ -144,12 +220,12 @@ impl Stopped {
         let pid = self.pid;
         let _ = ptrace::set_options(pid, self.options & !libc::PTRACE_O_TRACEEXEC);
         self.memory = open_memory(pid)?;
+        self.mappings = OnceCell::new();
         self.interrupt_again(pid)?;
         self.checked()
     }
 
     fn unattached(pid: u32) -> Result<Stopped, Error> {
-        let_go();
         let mut options = libc::PTRACE_O_TRACESYSGOOD;
         if crate::process::inspect(Pid(pid))?.seccomp {
             options |= libc::PTRACE_O_SUSPEND_SECCOMP;
@@ -158,24 +234,18 @@ impl Stopped {
             pid,
             threads: vec![],
             memory: open_memory(pid)?,
+            mappings: OnceCell::new(),
             borrowed: None,
             syscall_instruction: None,
             stop_signal: 0,
             options,
             since: Instant::now(),
+            clock: None,
         })
     }
 
-    /// Seizes and interrupts a thread; false if it is gone.
-    fn attach_thread(&mut self, tid: Tid) -> Result<bool, Error> {
-        if !self.attach_one(tid)? {
-            return Ok(false);
-        }
-        let _ = ptrace::interrupt(tid);
-        Ok(true)
-    }
-
-    fn attach_one(&mut self, tid: Tid) -> Result<bool, Error> {
+    /// Becomes a thread's tracer; false if it is gone.
+    fn seize_thread(&mut self, tid: Tid) -> Result<bool, Error> {
         match ptrace::seize(tid, self.options) {
             Ok(()) => {
                 self.threads.push(tid);
@@ -197,9 +267,9 @@ impl Stopped {
     }
 
     /// Waits until an interrupted thread has stopped; signals that come first are delivered.
-    pub(crate) fn await_stop(&mut self, tid: Tid, deadline: Instant) -> Result<(), Error> {
+    pub(crate) fn await_stop(&mut self, tid: Tid, deadline: Instant, pause: &mut Pause) -> Result<(), Error> {
         loop {
-            match ptrace::wait(tid, deadline) {
+            match ptrace::wait(tid, deadline, pause) {
                 Wait::EventStop(_) => {
                     self.restart_what_we_interrupted(tid);
                     return Ok(());
@@ -265,9 +335,10 @@ impl Stopped {
         self.pid
     }
 
-    /// When its threads were asked to stop.
-    pub fn since(&self) -> Instant {
-        self.since
+    /// Has it said, when they are let go, for how many microseconds its threads were stopped. (What the kernel takes to
+    /// let them go, less than 100, nobody can say who may have to wait for a CPU then.)
+    pub fn tell_time(&mut self, clock: &Arc<AtomicU64>) {
+        self.clock = Some(clock.clone());
     }
 
     /// Its threads.
@@ -275,8 +346,17 @@ impl Stopped {
         &self.threads
     }
 
+    /// Its mappings, as they were when this was first asked: what was mapped for us since is not among them.
+    pub fn mappings(&self) -> Result<Arc<[Mapping]>, Error> {
+        if let Some(mappings) = self.mappings.get() {
+            return Ok(mappings.clone());
+        }
+        let mappings: Arc<[Mapping]> = mappings(Pid(self.pid))?.into();
+        Ok(self.mappings.get_or_init(|| mappings).clone())
+    }
+
     fn is_alive(&self) -> bool {
-        live_threads(self.pid).is_ok_and(|threads| !threads.is_empty())
+        threads(self.pid).is_ok_and(|threads| threads.iter().any(|tid| is_live(self.pid, *tid)))
     }
 
     pub(crate) fn gone(&self, what: &str, error: std::io::Error) -> Error {
@@ -315,7 +395,7 @@ impl Stopped {
     /// Where threads go on when signal handlers return that they are in: found on their stacks, by what a signal frame looks
     /// like (`struct sigcontext`, arch/x86/include/uapi/asm/sigcontext.h).
     pub fn saved_contexts(&self) -> Result<Vec<SavedContext>, Error> {
-        let mappings = mappings(Pid(self.pid))?;
+        let mappings = self.mappings()?;
         let mut found = vec![];
         for tid in &self.threads {
             let mut rsp = self.registers(*tid)?.rsp;
@@ -408,7 +488,7 @@ impl Stopped {
     pub(crate) fn await_interrupt(&mut self, tid: Tid) -> Result<(), Error> {
         let deadline = Instant::now() + CALL_WITHIN;
         loop {
-            match ptrace::wait(tid, deadline) {
+            match ptrace::wait(tid, deadline, &mut Pause::default()) {
                 Wait::EventStop(_) => return Ok(()),
                 Wait::Signal(signal) => {
                     self.stop_signal = signal;
@@ -422,53 +502,29 @@ impl Stopped {
     }
 }
 
-impl Drop for Stopped {
-    fn drop(&mut self) {
+impl Stopped {
+    /// The process may go on. The result is a stop signal that it has not had yet, or 0.
+    fn finish(mut self) -> i32 {
+        self.restore_thread();
+        if let Some(clock) = &self.clock {
+            clock.store(self.since.elapsed().as_micros() as u64, Relaxed);
+        }
+        self.stop_signal
+    }
+
+    fn restore_thread(&mut self) {
         if let Err(error) = self.give_thread_back()
             && !matches!(error, Error::Exited { .. })
         {
             tracing::error!(pid = self.pid, "a thread's registers could not be restored: {error}");
         }
-        release(std::mem::take(&mut self.threads));
-        if self.stop_signal != 0 {
-            ptrace::kill(self.pid, self.stop_signal);
-        }
     }
 }
 
-/// Threads that could not be let go yet: what waits for a `vfork` child stops when that is over, a dead leader outlives its
-/// threads, large processes die slowly. (A dead tracee that nobody waits for stays a zombie, also for its parent.)
-static HELD: Mutex<Vec<Tid>> = Mutex::new(vec![]);
-
-/// Lets go of threads: those that are stopped at once, those that run behind their next stop, dead ones by
-/// waiting for them.
-fn release(threads: Vec<Tid>) {
-    let mut left: Vec<Tid> = threads.into_iter().filter(|tid| ptrace::detach(*tid, 0).is_err()).collect();
-    left.iter().for_each(|tid| drop(ptrace::interrupt(*tid)));
-    let deadline = Instant::now() + LET_GO_WITHIN;
-    while !left.is_empty() && Instant::now() < deadline {
-        left.retain(|tid| !is_released(*tid));
-        std::thread::yield_now();
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.restore_thread();
     }
-    HELD.lock().unwrap_or_else(PoisonError::into_inner).append(&mut left);
-}
-
-/// Whether a thread that was not stopped before is no longer our tracee now.
-fn is_released(tid: Tid) -> bool {
-    match ptrace::poll(tid) {
-        Wait::Nothing => false,
-        Wait::Gone => true,
-        Wait::Signal(signal) => ptrace::detach(tid, signal).is_ok(),
-        Wait::Syscall | Wait::EventStop(_) | Wait::Event(_) => ptrace::detach(tid, 0).is_ok(),
-    }
-}
-
-/// Lets threads go, without blocking, that could not be let go when their process was; false while some are left. To be called
-/// again then, by the thread that stopped them: until then they stay stopped.
-pub fn let_go() -> bool {
-    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-    held.retain(|tid| !is_released(*tid));
-    held.is_empty()
 }
 
 fn open_memory(pid: u32) -> Result<File, Error> {

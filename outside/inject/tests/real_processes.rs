@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ring3_inject::{Error, Pid, RegionFiles, Stopped, inspect, map_region, map_stub_area, mappings, unmap_region};
+use ring3_inject::{
+    Error, Pid, RegionFiles, Stopped, inspect, map_region, map_stub_area, mappings, unmap_region, while_stopped,
+    while_stopped_at_exec,
+};
 use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
 
 const WITHIN: Duration = Duration::from_secs(5);
@@ -127,11 +130,11 @@ fn calls_made_inside_a_busy_process_are_invisible_to_it() {
     let victim = Victim::start(&build_victim());
     let before = counts(victim.pid());
     for _ in 0..300 {
-        let mut stopped = Stopped::seize(victim.pid(), WITHIN).expect("stops");
-        assert_eq!(stopped.threads().len(), 7);
-        let pid = stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid");
-        assert_eq!(pid, u64::from(victim.pid().0));
-        drop(stopped);
+        let made = while_stopped(victim.pid(), WITHIN, |stopped| {
+            assert_eq!(stopped.threads().len(), 7);
+            stopped.syscall("getpid", libc::SYS_getpid, [0; 6])
+        });
+        assert_eq!(made.expect("stops").expect("getpid"), u64::from(victim.pid().0));
     }
     assert_eq!(counts(victim.pid()), before);
     assert_eq!(victim.finish(), "bad 0 ticks 1");
@@ -143,24 +146,26 @@ fn regions_come_and_go_without_a_trace() {
     let before = counts(victim.pid());
     let files = [memfd(0x1000), memfd(CONTROL_BYTES), memfd(REALM_BYTES), memfd(TEXT_BYTES), memfd(0x3000)];
     for _ in 0..100 {
-        let mut stopped = Stopped::seize(victim.pid(), WITHIN).expect("stops");
-        let region = RegionFiles {
-            agent: files[0].as_fd(),
-            agent_bytes: 0x1000,
-            control: files[1].as_fd(),
-            realm: files[2].as_fd(),
-            text: files[3].as_fd(),
+        let work = |stopped: &mut Stopped| {
+            let region = RegionFiles {
+                agent: files[0].as_fd(),
+                agent_bytes: 0x1000,
+                control: files[1].as_fd(),
+                realm: files[2].as_fd(),
+                text: files[3].as_fd(),
+            };
+            let mapped = map_region(stopped, &region, &[(files[4].as_fd(), 0x3000, true)], |_| {}).expect("maps");
+            let near = mappings(victim.pid()).expect("alive").into_iter().find(|m| m.is_executable()).expect("code");
+            let area = map_stub_area(stopped, near.range.clone(), 0x1_0000).expect("room");
+            stopped.write(area, b"code").expect("written");
+            let mut back = [0u8; 4];
+            stopped.read(area, &mut back).expect("read");
+            assert_eq!(&back, b"code");
+            stopped.unmap(area, 0x1_0000).expect("unmapped");
+            stopped.unmap(mapped.maps[0], 0x3000).expect("unmapped");
+            unmap_region(stopped, mapped.base).expect("unmapped");
         };
-        let mapped = map_region(&mut stopped, &region, &[(files[4].as_fd(), 0x3000, true)], |_| {}).expect("maps");
-        let near = mappings(victim.pid()).expect("alive").into_iter().find(|m| m.is_executable()).expect("code");
-        let area = map_stub_area(&mut stopped, near.range.clone(), 0x1_0000).expect("room");
-        stopped.write(area, b"code").expect("written");
-        let mut back = [0u8; 4];
-        stopped.read(area, &mut back).expect("read");
-        assert_eq!(&back, b"code");
-        stopped.unmap(area, 0x1_0000).expect("unmapped");
-        stopped.unmap(mapped.maps[0], 0x3000).expect("unmapped");
-        unmap_region(&mut stopped, mapped.base).expect("unmapped");
+        while_stopped(victim.pid(), WITHIN, work).expect("stops");
     }
     assert_eq!(counts(victim.pid()), before);
     assert_eq!(victim.finish(), "bad 0 ticks 1");
@@ -178,12 +183,20 @@ fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
     let mut ready = [0u8; 6];
     child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the shell runs");
     let go = || drop(stdin.take());
-    let caught = Stopped::follow_exec(Pid(child.id()), child.id(), WITHIN, go, |_, _| true).expect("no error");
-    let mut stopped = caught.expect("caught");
-    let exe = std::fs::read_link(format!("/proc/{}/exe", child.id())).expect("alive");
-    assert!(exe.ends_with("echo"), "{exe:?}");
-    assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(child.id()));
-    drop(stopped);
+    let pid = child.id();
+    let caught = while_stopped_at_exec(
+        Pid(pid),
+        pid,
+        WITHIN,
+        go,
+        |_, _| true,
+        |stopped| {
+            let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("alive");
+            assert!(exe.ends_with("echo"), "{exe:?}");
+            assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(pid));
+        },
+    );
+    caught.expect("no error").expect("caught");
     let output = child.wait_with_output().expect("waited");
     assert_eq!(output.stdout, b"done\n");
 }
@@ -196,9 +209,8 @@ fn a_stopped_process_stays_stopped_afterwards() {
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::STOP)
         .expect("sent");
     wait_until(|| state().contains("T (stopped)"));
-    let mut stopped = Stopped::seize(pid, WITHIN).expect("stops");
-    stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid");
-    drop(stopped);
+    let made = while_stopped(pid, WITHIN, |stopped| stopped.syscall("getpid", libc::SYS_getpid, [0; 6]));
+    made.expect("stops").expect("getpid");
     wait_until(|| state().contains("T (stopped)"));
     child.kill().expect("killed");
     child.wait().expect("waited");
@@ -208,15 +220,12 @@ fn a_stopped_process_stays_stopped_afterwards() {
 fn what_cannot_be_traced_is_refused_with_the_reason() {
     assert!(matches!(inspect(Pid(3_999_999)), Err(Error::NoSuchProcess { .. })));
     let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
-    let held = Stopped::seize(Pid(child.id()), WITHIN).expect("stops");
-    assert!(matches!(Stopped::seize(Pid(child.id()), WITHIN), Err(Error::AlreadyTraced { .. })));
-    drop(held);
+    let pid = Pid(child.id());
+    let twice = while_stopped(pid, WITHIN, |_| while_stopped(pid, WITHIN, |_| {}));
+    assert!(matches!(twice, Ok(Err(Error::AlreadyTraced { .. }))), "{twice:?}");
     child.kill().expect("killed");
     child.wait().expect("waited");
-    assert!(matches!(
-        Stopped::seize(Pid(child.id()), WITHIN),
-        Err(Error::NoSuchProcess { .. } | Error::Exited { .. })
-    ));
+    assert!(matches!(while_stopped(pid, WITHIN, |_| {}), Err(Error::NoSuchProcess { .. } | Error::Exited { .. })));
 }
 
 fn wait_until(condition: impl Fn() -> bool) {

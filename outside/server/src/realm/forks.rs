@@ -43,9 +43,10 @@ impl Target {
     /// Gives a fork of this target its own control block, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
         let mut target = Target::prepare(child, self.explicit)?;
-        let mut stopped = inject::Stopped::seize(inject::Pid(child), ADOPT_WITHIN)?;
-        target.take_after(self, shared);
-        inject::replace_control(&mut stopped, self.region, target.control.file())?;
+        inject::while_stopped(inject::Pid(child), ADOPT_WITHIN, |stopped| {
+            target.take_after(self, shared);
+            inject::replace_control(stopped, self.region, target.control.file())
+        })??;
         target.tell_perf(shared);
         Ok(target)
     }
@@ -63,7 +64,7 @@ impl Target {
         let mut fresh = Target::prepare(self.pid, self.explicit)?;
         fresh.take_after(self, shared);
         fresh.executed = self.executed;
-        (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us);
+        (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us.clone());
         inject::replace_control(stopped, self.region, fresh.control.file())?;
         fresh.perf_map = self.perf_map.take();
         let mut forks = std::mem::replace(self, fresh);

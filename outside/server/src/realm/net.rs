@@ -294,9 +294,9 @@ impl Target {
     pub(super) fn cast_net_patiently(&mut self) -> bool {
         for _ in 0..ATTEMPTS {
             std::thread::sleep(PAUSE);
-            let Ok(mut stopped) = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN) else { return false };
-            if self.cast_net(&mut stopped) {
-                return true;
+            match inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| self.cast_net(stopped)) {
+                Ok(false) => {}
+                done => return done.is_ok(),
             }
         }
         tracing::debug!(pid = self.pid, "no moment was found to change the net");
@@ -326,11 +326,16 @@ impl Target {
     pub(super) fn abandon_net(&mut self, why: &str) {
         self.net.why = None;
         for _ in 0..ATTEMPTS {
-            let Ok(mut stopped) = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN) else { return };
-            if !self.net.armed || self.cast_net(&mut stopped) {
-                return self.give_net_up(&mut stopped, why.to_owned());
+            let is_gone = inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
+                let is_gone = !self.net.armed || self.cast_net(stopped);
+                if is_gone {
+                    self.give_net_up(stopped, why.to_owned());
+                }
+                is_gone
+            });
+            if is_gone.unwrap_or(true) {
+                return;
             }
-            drop(stopped);
             std::thread::sleep(PAUSE);
         }
     }

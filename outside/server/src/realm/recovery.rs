@@ -86,13 +86,16 @@ impl Cleaning {
 
     /// One round. `Ok(true)`: nothing of ours is left in the process.
     fn run(self) -> Result<bool, inject::Error> {
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
-        if !net::take_in(&mut stopped, self.region)? {
+        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| self.clean(stopped))?
+    }
+
+    fn clean(self, stopped: &mut inject::Stopped) -> Result<bool, inject::Error> {
+        if !net::take_in(stopped, self.region)? {
             return Ok(false);
         }
-        self.restore_sites(&mut stopped)?;
-        syscalls::restore(&mut stopped, self.region)?;
-        self.restore_returns(&mut stopped);
+        self.restore_sites(stopped)?;
+        syscalls::restore(stopped, self.region)?;
+        self.restore_returns(stopped);
         let areas = self.stub_areas();
         let region = self.region..self.region + REGION_BYTES;
         let stubs = areas.iter().map(|area| area.base..area.base + area.bytes);
@@ -102,14 +105,14 @@ impl Cleaning {
         if returns_inside || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
             return Ok(false);
         }
-        self.release_gs(&mut stopped)?;
+        self.release_gs(stopped)?;
         for (start, bytes) in self.map_ranges()? {
             stopped.unmap(start, bytes)?;
         }
         for area in areas {
             stopped.unmap(area.base, area.bytes)?;
         }
-        inject::unmap_region(&mut stopped, self.region)?;
+        inject::unmap_region(stopped, self.region)?;
         Ok(true)
     }
 

@@ -1,6 +1,7 @@
 //! What `ring3 status` shows of a target, and what its thread blocks say.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use ring3_layout::control::HookKind;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_OFFSET};
@@ -108,7 +109,7 @@ impl Target {
             explicit: self.explicit,
             leaving: self.is_leaving(),
             inject_us: self.inject_us,
-            stopped_us: self.stopped_us,
+            stopped_us: self.stopped_us.load(Ordering::Relaxed),
             missed_no_block: missed.unwrap_or(0),
             sites: sites.collect(),
             refused: links

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ring3_inject as inject;
 use ring3_layout::control::{
@@ -29,7 +30,7 @@ use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
-use super::syscalls::Syscalls;
+use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
@@ -91,7 +92,15 @@ pub(super) struct Target {
     /// What perf reads of the stubs.
     pub(super) perf_map: Option<PerfMap>,
     pub(super) inject_us: u64,
-    pub(super) stopped_us: u64,
+    pub(super) stopped_us: Arc<AtomicU64>,
+}
+
+/// What there is to do in a process that has this code.
+#[derive(Debug)]
+pub(super) struct Outlook {
+    code: Vec<inject::Mapping>,
+    places: Vec<Wanted>,
+    calls: WantedCalls,
 }
 
 impl Target {
@@ -136,7 +145,7 @@ impl Target {
             rseq_offset: 0,
             perf_map: None,
             inject_us: 0,
-            stopped_us: 0,
+            stopped_us: Arc::default(),
         })
     }
 
@@ -146,14 +155,21 @@ impl Target {
         self.tell_following();
     }
 
-    /// Reads and parses the files that the links concern, so that this need not happen while the process
-    /// is stopped.
-    pub(super) fn read_modules(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) {
+    /// Looks at what there is to do, so that this need not happen while the process is stopped.
+    pub(super) fn look(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) -> Option<Outlook> {
         self.find_rseq(&mut shared.modules());
-        if let Ok(mappings) = inject::mappings(inject::Pid(self.pid)) {
-            self.wanted(&mut shared.modules(), links, &mappings);
-            self.wanted_calls(shared, links, &mappings);
-        }
+        inject::mappings(inject::Pid(self.pid)).ok().map(|mappings| self.look_at(&mappings, shared, links))
+    }
+
+    fn look_at(
+        &self,
+        mappings: &[inject::Mapping],
+        shared: &Shared,
+        links: &mut BTreeMap<AttachmentId, Link>,
+    ) -> Outlook {
+        let places = self.wanted(&mut shared.modules(), links, mappings);
+        let calls = self.wanted_calls(shared, links, mappings);
+        Outlook { code: code_of(mappings).cloned().collect(), places, calls }
     }
 
     /// Finds out where the C library says where its `struct rseq`s are.
@@ -161,15 +177,16 @@ impl Target {
         self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
     }
 
-    /// Maps the region into the stopped process, applies all links, and lets it go. (With the other threads
+    /// Maps the region into the stopped process, and applies all links; `outlook` is from before it was stopped. (With the other threads
     /// running meanwhile, each of the remote system calls would wait for its turn on a busy machine.)
     pub(super) fn enter(
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
-        mut stopped: inject::Stopped,
-        started: Instant,
+        stopped: &mut inject::Stopped,
+        outlook: Option<Outlook>,
     ) -> Result<(), Refusal> {
+        stopped.tell_time(&self.stopped_us);
         let files = inject::RegionFiles {
             agent: shared.agent.file(),
             agent_bytes: (ring3_image::bytes().len() as u64).next_multiple_of(4096),
@@ -184,30 +201,23 @@ impl Target {
             .map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable))
             .collect();
         let announce = |base| self.write_header(shared, base);
-        let region = inject::map_region(&mut stopped, &files, &sent, announce).map_err(refusal_of)?;
+        let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
         self.tell_blocks();
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, &file.geometry);
         }
-        let mappings = inject::mappings(inject::Pid(self.pid)).unwrap_or_default();
-        let wanted = self.wanted(&mut shared.modules(), links, &mappings);
-        let calls = self.wanted_calls(shared, links, &mappings);
+        let mappings = stopped.mappings().map_err(refusal_of)?;
+        let outlook = outlook.filter(|outlook| outlook.code.iter().eq(code_of(&mappings)));
+        let Outlook { places, calls, .. } = outlook.unwrap_or_else(|| self.look_at(&mappings, shared, links));
         let calls = self.note_calls(calls);
-        self.reconcile(&mut stopped, wanted, links);
-        self.reconcile_calls(&mut stopped, calls);
+        self.reconcile(stopped, places, links);
+        self.reconcile_calls(stopped, calls);
         self.publish_calls(links);
-        self.cast_net(&mut stopped);
+        self.cast_net(stopped);
         if self.executed {
-            self.finish_exec(&mut stopped).map_err(refusal_of)?;
+            self.finish_exec(stopped).map_err(refusal_of)?;
         }
-        let stop_began = stopped.since();
-        // Whoever has slept is let run before threads that have just been let go.
-        std::thread::sleep(Duration::from_nanos(1));
-        drop(stopped);
-        self.stopped_us = stop_began.elapsed().as_micros() as u64;
-        self.inject_us = started.elapsed().as_micros() as u64;
-        self.tell_perf(shared);
         Ok(())
     }
 
@@ -302,39 +312,36 @@ impl Target {
             self.publish_calls(links);
             return Ok(());
         }
-        let mut stopped = match self.stop_to_change(shared, &missing, parted) {
-            Ok(stopped) => stopped,
+        let changed = self.while_stopped(|target, stopped| {
+            parted.extend(target.part(shared, stopped).map_err(refusal_of)?);
+            target.map_missing(shared, stopped, &missing)?;
+            target.reconcile(stopped, wanted, links);
+            target.publish_calls(links);
+            target.reconcile_calls(stopped, calls);
+            Ok(target.cast_net(stopped))
+        });
+        match changed {
+            Ok(true) => {}
+            Ok(false) => drop(self.cast_net_patiently()),
             Err(refusal) => {
                 self.silence(links);
                 return Err(refusal);
             }
-        };
-        self.reconcile(&mut stopped, wanted, links);
-        self.publish_calls(links);
-        self.reconcile_calls(&mut stopped, calls);
-        let is_cast = self.cast_net(&mut stopped);
-        drop(stopped);
-        if !is_cast {
-            self.cast_net_patiently();
         }
         self.tell_perf(shared);
         Ok(())
     }
 
-    /// Stops the process and maps what is missing there.
-    fn stop_to_change(
+    /// Does something while the process is stopped.
+    fn while_stopped<R: Send>(
         &mut self,
-        shared: &Shared,
-        missing: &[MapSlot],
-        parted: &mut Vec<Target>,
-    ) -> Result<inject::Stopped, Refusal> {
+        work: impl FnOnce(&mut Target, &mut inject::Stopped) -> Result<R, Refusal> + Send,
+    ) -> Result<R, Refusal> {
         if recovery::is_held(self.pid) {
             return Err(refusal_of(inject::Error::ThreadDoesNotStop { tid: self.pid, state: 'D' }));
         }
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN).map_err(refusal_of)?;
-        parted.extend(self.part(shared, &mut stopped).map_err(refusal_of)?);
-        self.map_missing(shared, &mut stopped, missing)?;
-        Ok(stopped)
+        let pid = inject::Pid(self.pid);
+        inject::while_stopped(pid, STOP_WITHIN, |stopped| work(self, stopped)).map_err(refusal_of)?
     }
 
     /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more, and nothing new.
@@ -725,15 +732,16 @@ impl Target {
 
     /// Unmaps maps that no program here uses any more.
     pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
-        let mut stopped = inject::Stopped::seize(inject::Pid(self.pid), STOP_WITHIN)?;
-        for slot in slots {
-            let Some((address, bytes)) = self.maps.remove(slot) else { continue };
-            let got = got_offset(slot.0) - CONTROL_OFFSET;
-            self.control.word(got).store(0, Ordering::SeqCst);
-            self.control.word(got + 8).store(0, Ordering::SeqCst);
-            stopped.unmap(address, bytes)?;
-        }
-        Ok(())
+        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
+            for slot in slots {
+                let Some((address, bytes)) = self.maps.remove(slot) else { continue };
+                let got = got_offset(slot.0) - CONTROL_OFFSET;
+                self.control.word(got).store(0, Ordering::SeqCst);
+                self.control.word(got + 8).store(0, Ordering::SeqCst);
+                stopped.unmap(address, bytes)?;
+            }
+            Ok(())
+        })?
     }
 
     // ---- threads ----
@@ -773,6 +781,11 @@ impl Target {
             false
         })
     }
+}
+
+/// Mappings with code.
+fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inject::Mapping> {
+    mappings.iter().filter(|mapping| mapping.is_executable())
 }
 
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {

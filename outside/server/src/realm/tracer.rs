@@ -1,10 +1,12 @@
-//! The tracer: the one thread that stops and changes targets.
+//! The tracer: the one thread that changes targets, or waits for one that does.
 //!
 //! An actor: it owns all targets and links; others send [`Command`]s. It never waits for a target
 //! without a deadline, so a command is answered within seconds even when targets misbehave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -148,8 +150,7 @@ impl Actor {
         crate::raw_process::take_short_slices();
         self.cleaned = recovery::clean_orphans(self.shared.folder);
         loop {
-            let all_let_go = inject::let_go();
-            let timeout = (self.has_unfinished() || !all_let_go).then_some(RETRY_EVERY);
+            let timeout = self.has_unfinished().then_some(RETRY_EVERY);
             let exited = self.wait(timeout);
             for pid in exited {
                 self.forget_exited(pid);
@@ -262,10 +263,15 @@ impl Actor {
         let started = Instant::now();
         let mut prepared = recovery::patiently(|| Target::prepare(pid, asked.is_some())).map_err(refusal_of)?;
         prepared.set_following(asked.unwrap_or(Following::All));
-        prepared.read_modules(&self.shared, &mut self.links);
-        let stopped =
-            recovery::patiently(|| inject::Stopped::seize(inject::Pid(pid), STOP_WITHIN)).map_err(refusal_of)?;
-        self.finish_adding(prepared, stopped, started)
+        let mut outlook = prepared.look(&self.shared, &mut self.links);
+        let entered = recovery::patiently(|| {
+            inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
+                prepared.enter(&self.shared, &mut self.links, stopped, outlook.take())
+            })
+        });
+        entered.map_err(refusal_of)??;
+        self.finish_adding(prepared, started);
+        Ok(())
     }
 
     fn add_target_at_exec(
@@ -274,60 +280,70 @@ impl Actor {
         following: Following,
         ready: Box<dyn FnOnce() + Send>,
     ) -> Result<TargetStatus, Refusal> {
-        let gains = std::cell::Cell::new(false);
+        let gains = AtomicBool::new(false);
         let keeps = |stopped: &inject::Stopped, registers: &inject::Registers| {
-            gains.set(privileges::gained(stopped, registers));
-            !gains.get()
+            gains.store(privileges::gained(stopped, registers), Relaxed);
+            !gains.load(Relaxed)
         };
-        let stopped = inject::Stopped::follow_exec(inject::Pid(pid), pid, EXEC_WITHIN, ready, keeps);
-        let stopped = stopped.map_err(refusal_of)?.ok_or_else(|| {
-            if gains.get() {
+        let enter = |stopped: &mut inject::Stopped| self.enter_executed(stopped, (true, following), false);
+        let entered = inject::while_stopped_at_exec(inject::Pid(pid), pid, EXEC_WITHIN, ready, keeps, enter);
+        let entered = entered.map_err(refusal_of)?.ok_or_else(|| {
+            if gains.load(Relaxed) {
                 Refusal::new(Errno::EPERM, "it has privileges that it would lose; trace it as root")
             } else {
                 // Whoever wanted to execute it says why that cannot be.
                 Refusal::new(Errno::ESRCH, "it was not executed")
             }
         })?;
-        let started = Instant::now();
-        let mut prepared = Target::prepare(pid, true).map_err(refusal_of)?;
-        prepared.set_following(following);
-        prepared.find_rseq(&mut self.shared.modules());
-        self.finish_adding(prepared, stopped, started)?;
+        let (target, started) = entered?;
+        self.finish_adding(target, started);
         Ok(self.status_of(pid))
+    }
+
+    /// Makes a process a target that has just executed a program, with what is `kept`; `is_known`: who executed it was one.
+    fn enter_executed(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        (explicit, following): (bool, Following),
+        is_known: bool,
+    ) -> Result<(Target, Instant), Refusal> {
+        let started = Instant::now();
+        let mut target = Target::prepare(stopped.pid(), explicit).map_err(refusal_of)?;
+        target.set_following(following);
+        target.executed = is_known;
+        target.find_rseq(&mut self.shared.modules());
+        target.enter(&self.shared, &mut self.links, stopped, None)?;
+        Ok((target, started))
     }
 
     /// A thread of a target, or of a `vfork` child of one, is about to execute a program: that is a target, too, with what is
     /// `kept`: whether the user asked for it, and what becomes of its children. `ready` lets the thread go ahead.
     fn follow_exec(
         &mut self,
-        (explicit, following): (bool, Following),
+        kept: (bool, Following),
         (pid, tid): (u32, u32),
-        ready: impl FnOnce(),
+        ready: impl FnOnce() + Send,
     ) -> Result<(), Refusal> {
         let gains =
             |stopped: &inject::Stopped, registers: &inject::Registers| !privileges::gained(stopped, registers);
-        let stopped = inject::Stopped::follow_exec(inject::Pid(pid), tid, EXEC_WITHIN, ready, gains);
-        let Some(stopped) = stopped.map_err(refusal_of)? else { return Ok(()) };
-        let started = Instant::now();
-        self.forget_vanished();
-        let mut prepared = Target::prepare(pid, explicit).map_err(refusal_of)?;
-        prepared.set_following(following);
-        prepared.executed = true;
-        prepared.find_rseq(&mut self.shared.modules());
-        self.finish_adding(prepared, stopped, started)
+        let enter = |stopped: &mut inject::Stopped| {
+            self.forget_vanished();
+            self.enter_executed(stopped, kept, true)
+        };
+        let entered = inject::while_stopped_at_exec(inject::Pid(pid), tid, EXEC_WITHIN, ready, gains, enter);
+        let Some(entered) = entered.map_err(refusal_of)? else { return Ok(()) };
+        let (target, started) = entered?;
+        self.finish_adding(target, started);
+        Ok(())
     }
 
-    fn finish_adding(
-        &mut self,
-        mut target: Target,
-        stopped: inject::Stopped,
-        started: Instant,
-    ) -> Result<(), Refusal> {
+    /// The process is one of the targets, and goes on.
+    fn finish_adding(&mut self, mut target: Target, started: Instant) {
         let pid = target.pid;
-        target.enter(&self.shared, &mut self.links, stopped, started)?;
+        target.inject_us = started.elapsed().as_micros() as u64;
+        target.tell_perf(&self.shared);
         tracing::info!(pid, comm = target.comm, "target added");
         self.targets.insert(pid, target);
-        Ok(())
     }
 
     fn remove_target(&mut self, pid: u32) -> Result<(), Refusal> {
@@ -644,12 +660,12 @@ impl Actor {
                 let ids = (entry.pid.load(Relaxed), entry.tid.load(Relaxed));
                 let nonce = entry.nonce.load(Relaxed);
                 // An agent that waits for an answer may get it at once.
-                let answered = std::cell::Cell::new(false);
+                let answered = AtomicBool::new(false);
                 self.serve(kind, ids, nonce, || {
-                    answered.set(true);
+                    answered.store(true, Relaxed);
                     answer(entry);
                 });
-                if answered.get() {
+                if answered.load(Relaxed) {
                     continue;
                 }
             }
@@ -658,7 +674,6 @@ impl Actor {
 
         /// Whoever waits goes on; what nobody waits for is free again.
         fn answer(entry: &Request) {
-            use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
             if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {
                 raw_mapping::futex_wake(&entry.state);
             } else {
@@ -669,7 +684,7 @@ impl Actor {
 
     /// `pid`, `tid` and `nonce` are claims of a process that can write the realm block; they are only used to find
     /// a target, whose identity the server knows for itself. `answer` lets the asker go on before the work is done.
-    fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce()) {
+    fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce() + Send) {
         let Some(owner) = self.all_tables().find(|t| t.nonce == nonce) else { return };
         let asker = |targets: &BTreeMap<u32, Target>| {
             targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
