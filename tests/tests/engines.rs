@@ -10,7 +10,9 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
+use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use ring3_isa::assemble;
+use ring3_jit::Options;
 use ring3_run::Runner;
 use ring3_tests::{hexadecimal, is_root, ring3, root};
 use ring3_verifier::Verified;
@@ -140,8 +142,82 @@ fn the_interpreter_does_the_corpus() {
 #[test]
 fn compiled_code_does_the_corpus() {
     let mut runner = Runner::new(1).expect("this machine runs programs");
-    for compile in std::iter::once(raw_case::cranelift as raw_case::Compile).chain(raw_case::llvm()) {
-        check(|titled| titled.case.compiled(&titled.verified(), &mut runner, compile).result);
+    for compile in raw_case::compilers() {
+        for options in raw_case::BLINDING {
+            check(|titled| titled.case.compiled(&titled.verified(), &mut runner, compile, &options).result);
+        }
+    }
+}
+
+#[test]
+fn code_says_which_instruction_it_comes_from() {
+    // Two that no other instruction looks like, one of them in a function that is called.
+    let text = "r6 = r1
+        r7 = 10
+        r0 = 1
+        lock *(u64 *)(r6 + 0) += r0
+        r7 += -1
+        if r7 != 0 goto -3
+        r1 = r6
+        call +1
+        exit
+        r2 = 5
+        r2 = atomic64_xchg((u64 *)(r1 +8), r2)
+        r0 = *(u64 *)(r1 + 0)
+        exit";
+    const ADDS: u32 = 3;
+    const EXCHANGES: u32 = 10;
+    let titled = Titled::new("atomics", text, vec![0; 16], 10);
+    let program = titled.verified();
+    for compile in raw_case::compilers() {
+        let code = compile(&program, &Options::default()).expect("compiles");
+        let comes_from = |at: u64| {
+            let behind = code.pc_map.partition_point(|(from, _)| u64::from(*from) <= at);
+            code.pc_map[..behind].last().map(|(_, instruction)| *instruction)
+        };
+        let (mut adds, mut exchanges) = (0, 0);
+        for instruction in &mut Decoder::new(64, &code.bytes, DecoderOptions::NONE) {
+            if instruction.mnemonic() == Mnemonic::Xchg && instruction.op0_kind() == OpKind::Memory {
+                exchanges += 1;
+                assert_eq!(comes_from(instruction.ip()), Some(EXCHANGES), "{instruction}: {:?}", code.pc_map);
+            } else if instruction.has_lock_prefix() {
+                adds += 1;
+                assert_eq!(comes_from(instruction.ip()), Some(ADDS), "{instruction}: {:?}", code.pc_map);
+            }
+        }
+        assert!(adds >= 1 && exchanges == 1, "{adds} and {exchanges}");
+        assert!(code.pc_map.is_sorted_by_key(|(at, _)| *at));
+    }
+}
+
+/// kernel/bpf/core.c:bpf_jit_blind_constants.
+#[test]
+fn constants_that_are_hidden_are_not_in_the_code() {
+    const CHOSEN: [u32; 6] = [0x1bad_c0de, 0x2bad_c0de, 0x3bad_c0de, 0x4bad_c0de, 0x5bad_c0de, 0x6bad_c0de];
+    let text = "r0 = 0x1badc0de
+        r1 = 0x2badc0de3badc0de ll
+        r0 ^= r1
+        if r0 == 0x4badc0de goto +1
+        r0 += 0x5badc0de
+        *(u32 *)(r10 - 8) = 0x6badc0de
+        r1 = *(u32 *)(r10 - 8)
+        r0 += r1
+        exit";
+    let expected = (0x1bad_c0deu64 ^ 0x2bad_c0de_3bad_c0de) + 0x5bad_c0de + 0x6bad_c0de;
+    let titled = Titled::new("constants", text, vec![], expected);
+    let (program, mut runner) = (titled.verified(), Runner::new(1).expect("this machine runs programs"));
+    for compile in raw_case::compilers() {
+        let mut codes = vec![];
+        for options in raw_case::BLINDING.into_iter().chain([Options { blinding: Some(1) }]) {
+            let code = compile(&program, &options).expect("compiles").bytes;
+            let has = |chosen: &u32| code.windows(4).any(|bytes| bytes == chosen.to_le_bytes());
+            // (What a compiler reckons out is not there either.)
+            let plain = CHOSEN.iter().filter(|chosen| has(chosen)).count();
+            assert_eq!(plain > 0, options.blinding.is_none(), "{plain} of them: {code:x?}");
+            assert_eq!(titled.case.compiled(&program, &mut runner, compile, &options).result, expected);
+            codes.push(code);
+        }
+        assert_ne!(codes[1], codes[2], "another number hides them in another way");
     }
 }
 

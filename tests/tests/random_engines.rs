@@ -47,7 +47,7 @@ enum Difference {
 fn compare(
     case: &Case,
     runner: &mut Runner,
-    llvm: Option<Compile>,
+    compilers: &[Compile],
     kernel: Option<&mut Kernel>,
 ) -> Result<bool, Difference> {
     let program = match case.verified() {
@@ -57,22 +57,21 @@ fn compare(
         Err(log) => return Err(Difference::Refused(format!("the verifier refuses it: {log}"))),
     };
     let interpreted = case.interpreted(&program);
-    let compiled = case.compiled(&program, runner, raw_case::cranelift);
-    if interpreted != compiled {
-        return Err(Difference::Left(format!("interpreted {interpreted:x?}\ncompiled {compiled:x?}")));
-    }
-    if let Some(compile) = llvm {
-        let optimised = case.compiled(&program, runner, compile);
-        if optimised != compiled {
-            return Err(Difference::Left(format!("compiled {compiled:x?}\nby LLVM {optimised:x?}")));
+    for (number, compile) in compilers.iter().enumerate() {
+        for options in raw_case::BLINDING {
+            let compiled = case.compiled(&program, runner, *compile, &options);
+            if interpreted != compiled {
+                let by = format!("by compiler {number}, {options:?}");
+                return Err(Difference::Left(format!("interpreted {interpreted:x?}\n{by}: {compiled:x?}")));
+            }
         }
     }
     let Some(kernel) = kernel else { return Ok(true) };
     match kernel.run(case) {
         Err(why) if why.contains("too large") || why.contains("E2BIG") => Ok(false),
         Err(why) => Err(Difference::Refused(format!("the kernel refuses it: {why}"))),
-        Ok(native) if native.memory != compiled.memory || native.result != compiled.result & 0xffff_ffff => {
-            Err(Difference::LeftByKernel(format!("kernel {native:x?}\ncompiled {compiled:x?}")))
+        Ok(native) if native.memory != interpreted.memory || native.result != interpreted.result & 0xffff_ffff => {
+            Err(Difference::LeftByKernel(format!("kernel {native:x?}\ninterpreted {interpreted:x?}")))
         }
         Ok(_) => Ok(true),
     }
@@ -95,7 +94,7 @@ fn known_defect(case: &Case, runner: &mut Runner, kernel: &mut Kernel) -> Option
     let harmless = |(name, harmless): &Defect| {
         let changed = Case { insns: harmless(&case.insns), memory: case.memory.clone() };
         let agrees =
-            changed.insns != case.insns && compare(&changed, runner, None, Some(&mut *kernel)).is_ok_and(|ran| ran);
+            changed.insns != case.insns && compare(&changed, runner, &[], Some(&mut *kernel)).is_ok_and(|ran| ran);
         agrees.then_some(*name)
     };
     DEFECTS.iter().find_map(harmless)
@@ -127,7 +126,7 @@ fn random_programs_do_the_same_on_every_engine() {
     if !is_root() {
         println!("SKIPPED IN PART: comparing with the kernel needs root");
     }
-    let llvm = raw_case::llvm();
+    let compilers = &raw_case::compilers()[..];
     let (next, compared) = (AtomicU64::new(range.start), AtomicU64::new(0));
     let (differences, defects) = (Mutex::new(vec![]), Mutex::new(vec![]));
     let differ = |number: u64, case: Case, why: String| {
@@ -150,14 +149,14 @@ fn random_programs_do_the_same_on_every_engine() {
                         // It may be one that ends the process.
                         eprintln!("{}", listing(&case.insns));
                     }
-                    match compare(&case, &mut runner, llvm, kernel.as_mut()) {
+                    match compare(&case, &mut runner, compilers, kernel.as_mut()) {
                         Ok(ran) => {
                             compared.fetch_add(u64::from(ran), Ordering::Relaxed);
                         }
                         Err(Difference::Refused(why)) => differ(number, case, why),
                         Err(Difference::Left(why)) => {
                             let (case, why) =
-                                shrink(case, why, |tried| match compare(tried, &mut runner, llvm, None) {
+                                shrink(case, why, |tried| match compare(tried, &mut runner, compilers, None) {
                                     Err(Difference::Left(why)) => Some(why),
                                     _ => None,
                                 });
@@ -170,7 +169,7 @@ fn random_programs_do_the_same_on_every_engine() {
                                 continue;
                             }
                             let (case, why) =
-                                shrink(case, why, |tried| match compare(tried, &mut runner, None, Some(kernel)) {
+                                shrink(case, why, |tried| match compare(tried, &mut runner, &[], Some(kernel)) {
                                     Err(Difference::LeftByKernel(why)) => Some(why),
                                     _ => None,
                                 });

@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use ring3_interp::{Fault, Host, Memory};
 use ring3_isa::{Insn, decode};
+use ring3_jit::Options;
 use ring3_judge::{Court, Judge};
 use ring3_maps::Attributes;
 use ring3_object::{Kernel, MapDef, Object, Program};
@@ -51,6 +52,9 @@ pub(crate) struct Execute {
     /// What runs it
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
+    /// Hide the program's constants in its code, as the kernel does with net.core.bpf_jit_harden
+    #[arg(long)]
+    harden: bool,
     /// Memory that r1 leads to, as hexadecimal digits; r2 is its length
     #[arg(long, value_name = "HEX")]
     memory: Option<String>,
@@ -86,7 +90,7 @@ pub(crate) fn run(wanted: &Execute) -> Result<(), String> {
         (None, Some(path)) => input::read(path)?,
         (None, None) => vec![],
     };
-    let outcome = execute(&subject, wanted.engine, &mut memory, wanted.repeat)?;
+    let outcome = execute(&subject, wanted, &mut memory, wanted.repeat)?;
     let each = outcome.duration_ns as f64 / f64::from(wanted.repeat);
     let mut text = format!("r0 {:#x} ({})\n{each:.1} ns a run", outcome.result, outcome.result as i64);
     if wanted.repeat > 1 {
@@ -114,7 +118,7 @@ fn plugin(wanted: &Execute) -> Result<(), String> {
     let insns =
         program.and_then(|bytes| decode(&bytes)).ok_or("standard input is the program, as hexadecimal digits")?;
     let subject = Subject { insns, object: None, program: None };
-    let outcome = execute(&subject, wanted.engine, &mut memory, 1)?;
+    let outcome = execute(&subject, wanted, &mut memory, 1)?;
     write_out(&format!("{:x}\n", outcome.result))
 }
 
@@ -141,24 +145,32 @@ fn subject(wanted: &Execute) -> Result<Subject, String> {
 }
 
 /// Verifies a program for this memory, and runs it.
-fn execute(subject: &Subject, engine: Engine, memory: &mut [u8], repeat: u32) -> Result<Outcome, String> {
+fn execute(subject: &Subject, wanted: &Execute, memory: &mut [u8], repeat: u32) -> Result<Outcome, String> {
     let bytes = u32::try_from(memory.len()).map_err(|_| "so much memory is too much")?;
-    match engine {
+    match wanted.engine {
+        Engine::Interp if wanted.harden => Err("the interpreter makes no code in which to hide constants".into()),
         Engine::Interp => interpret(&subject.verify(bytes, |shape| shape)?, memory, repeat),
         Engine::Jit | Engine::Llvm => {
             let mut runner = Runner::new(possible_cpus()).map_err(|error| error.to_string())?;
             let maps = subject.object.as_ref().map_or(&[][..], |object| &object.maps);
             maps.iter().try_for_each(|map| add_map(&mut runner, map))?;
             let program = subject.verify(bytes, |shape| runner.maps()[shape.slot as usize].shape(shape))?;
-            let code = match engine {
-                Engine::Llvm => ring3_llvm::compile(&program),
-                _ => ring3_jit::compile(&program, &ring3_jit::Options::default()),
+            let options = Options { blinding: wanted.harden.then(random).transpose()? };
+            let code = match wanted.engine {
+                Engine::Llvm => ring3_llvm::compile(&program, &options),
+                _ => ring3_jit::compile(&program, &options),
             };
             let loaded = runner.load(&program, &code.map_err(|error| error.to_string())?);
             let outcome = loaded.and_then(|loaded| runner.run(loaded, memory, repeat));
             outcome.map_err(|error| error.to_string())
         }
     }
+}
+
+fn random() -> Result<u64, String> {
+    let mut bytes = [0u8; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(|error| error.to_string())?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 impl Subject {

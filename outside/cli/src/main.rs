@@ -22,6 +22,7 @@ use std::process::{Command, ExitCode};
 use clap::{Parser, Subcommand, ValueEnum};
 use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
+use ring3_server::loader::Compiling;
 
 /// eBPF in user space: run an unmodified bpf tool with probes that fire inside the traced processes.
 #[derive(Debug, Parser)]
@@ -64,6 +65,9 @@ enum Action {
         /// What compiles its programs
         #[arg(long, value_enum, default_value_t)]
         engine: Compiler,
+        /// Hide the constants of its programs in their code, as the kernel does with net.core.bpf_jit_harden
+        #[arg(long)]
+        harden: bool,
         /// A file of `ring3 aot`: programs that are in it are not verified and compiled again
         #[arg(long, value_name = "FILE")]
         aot: Option<PathBuf>,
@@ -148,7 +152,7 @@ enum Action {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
-        Action::Load { engine, aot, command } => load(engine, &command, aot.as_deref()),
+        Action::Load { engine, harden, aot, command } => load(engine, harden, &command, aot.as_deref()),
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { pid } => detach(pid).map_err(Failure::from),
@@ -195,7 +199,7 @@ fn running() -> Result<Connection, String> {
     Connection::open()?.ok_or_else(|| "no ring3 server is running for this user".to_owned())
 }
 
-fn load(engine: Compiler, command: &[String], compiled: Option<&Path>) -> Result<(), Failure> {
+fn load(engine: Compiler, harden: bool, command: &[String], compiled: Option<&Path>) -> Result<(), Failure> {
     let engine = match engine {
         Compiler::Llvm if !ring3_llvm::IS_BUILT => return Err(ring3_llvm::NOT_BUILT.to_owned().into()),
         Compiler::Auto => Engine::Auto,
@@ -211,7 +215,8 @@ fn load(engine: Compiler, command: &[String], compiled: Option<&Path>) -> Result
     launch::allow_tracer(server);
     let listener = ring3_server::loader::install_filter()?;
     let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
-    connection.ask(&Request::Load { command: shown, engine }, Some(listener.as_fd()))?;
+    let compiling = Compiling { engine, harden };
+    connection.ask(&Request::Load { command: shown, compiling }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);
     exec(&program, command)

@@ -55,10 +55,10 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`compile`], and defects of ours.
-    pub fn compile(self, program: &Verified) -> Result<Code, Error> {
+    pub fn compile(self, program: &Verified, options: &Options) -> Result<Code, Error> {
         match self.chosen(program) {
-            Engine::Llvm => compile(program),
-            _ => ring3_jit::compile(program, &Options::default()),
+            Engine::Llvm => compile(program, options),
+            _ => ring3_jit::compile(program, options),
         }
     }
 }
@@ -86,8 +86,8 @@ fn has_loops(program: &Verified) -> bool {
 /// # Errors
 /// ring3 was built without it, or LLVM made what it must not: a defect of ours.
 #[cfg(feature = "llvm")]
-pub fn compile(program: &Verified) -> Result<Code, Error> {
-    let module = text::Module::of(&ring3_jit::Translation::new(program), optimise::processor_name());
+pub fn compile(program: &Verified, options: &Options) -> Result<Code, Error> {
+    let module = text::Module::of(&ring3_jit::Translation::new(program, options), optimise::processor_name());
     let code = optimise::object(&module.text).and_then(|file| place::code(&file, &module.outside));
     code.map_err(|why| Error::new(format!("LLVM: {why}")))
 }
@@ -97,6 +97,6 @@ pub fn compile(program: &Verified) -> Result<Code, Error> {
 /// # Errors
 /// Always.
 #[cfg(not(feature = "llvm"))]
-pub fn compile(_program: &Verified) -> Result<Code, Error> {
+pub fn compile(_program: &Verified, _options: &Options) -> Result<Code, Error> {
     Err(Error::new(NOT_BUILT.to_owned()))
 }

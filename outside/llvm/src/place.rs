@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use gimli::{DebugLine, DebugLineOffset, LittleEndian};
 use iced_x86::{CpuidFeature, Decoder, DecoderOptions, InstructionInfoFactory, UsedRegister};
-use object::elf::{R_X86_64_PC32, R_X86_64_PLT32};
+use object::elf::{R_X86_64_64, R_X86_64_PC32, R_X86_64_PLT32};
 use object::read::elf::ElfFile64;
 use object::{
     Endianness, Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SectionIndex, SectionKind,
@@ -11,7 +12,7 @@ use object::{
 };
 use ring3_jit::{Code, Relocation, Target};
 
-use crate::text::{ENTRY, MAIN, OUTSIDE};
+use crate::text::{ENTRY, MAIN, OUTSIDE, instruction_of};
 
 const TEXT: &str = ".text";
 
@@ -48,6 +49,7 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
             SectionKind::ReadOnlyData | SectionKind::ReadOnlyString => {}
             SectionKind::Text | SectionKind::Data | SectionKind::UninitializedData if section.size() == 0 => continue,
             SectionKind::Metadata | SectionKind::Other | SectionKind::Elf(_) | SectionKind::Note => continue,
+            SectionKind::Debug | SectionKind::DebugString | SectionKind::OtherString => continue,
             kind => return Err(format!("a section {} ({kind:?})", section.name().unwrap_or_default())),
         }
         let start = code.bytes.len().next_multiple_of(section.align().max(1) as usize);
@@ -89,7 +91,31 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
     code.entry = place_of_name(ENTRY).unwrap_or(0) as u32;
     // What is left of subprograms LLVM puts where it likes: all but the entry goes by the program's name.
     code.functions = if code.entry == 0 { vec![0] } else { vec![0, code.entry] };
+    code.pc_map = instructions(&file)?;
     Ok(code)
+}
+
+/// Which of the program's instructions the code comes from, by offset in the text: the table of lines, which begins there.
+fn instructions(file: &ElfFile64<'_>) -> Result<Vec<(u32, u32)>, String> {
+    const ADDRESS_BYTES: u8 = 8;
+    let Some(section) = file.section_by_name(".debug_line") else { return Ok(vec![]) };
+    let from_start = |(_, relocation): (u64, object::Relocation)| {
+        relocation.flags() != RelocationFlags::Elf { r_type: R_X86_64_64 } || relocation.addend() == 0
+    };
+    if !section.relocations().all(from_start) {
+        return Err("a table of lines that does not begin where the code does".into());
+    }
+    let table = DebugLine::new(section.data().map_err(|error| error.to_string())?, LittleEndian);
+    let program = table.program(DebugLineOffset(0), ADDRESS_BYTES, None, None).map_err(|error| error.to_string())?;
+    let (mut rows, mut found) = (program.rows(), vec![]);
+    while let Some((_, row)) = rows.next_row().map_err(|error| error.to_string())? {
+        let instruction = row.line().and_then(|line| instruction_of(line.get()));
+        if let Some(instruction) = instruction.filter(|_| !row.end_sequence()) {
+            found.push((row.address() as u32, instruction));
+        }
+    }
+    found.sort_by_key(|(at, _)| *at);
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -40,22 +40,49 @@ fn processor() -> String {
     features
 }
 
+/// What LLVM is told of the source: a file, the lines of which are the program's instructions. Line 0 is none.
+const SOURCE: [&str; 6] = [
+    r#"distinct !DICompileUnit(language: DW_LANG_C99, file: !3, emissionKind: LineTablesOnly)"#,
+    r#"!{i32 2, !"Debug Info Version", i32 3}"#,
+    r#"!{i32 7, !"Dwarf Version", i32 4}"#,
+    r#"!DIFile(filename: "program", directory: "")"#,
+    "!DISubroutineType(types: !5)",
+    "!{null}",
+];
+const SOURCE_NAMES: &str = "!llvm.dbg.cu = !{!0}\n!llvm.module.flags = !{!1, !2}";
+
+/// The instruction that a line is.
+pub(crate) fn instruction_of(line: u64) -> Option<u32> {
+    u32::try_from(line).ok()?.checked_sub(1)
+}
+
 /// A program as text, and what its names mean.
 #[derive(Default)]
 pub(crate) struct Module {
     pub(crate) text: String,
     pub(crate) outside: Vec<Target>,
     known: HashMap<Target, usize>,
+    /// Numbered descriptions of the source.
+    notes: Vec<String>,
 }
 
 impl Module {
     /// A program, for the processor that LLVM knows by this name.
     pub(crate) fn of(translation: &Translation<'_>, processor_name: &str) -> Module {
-        let mut module = Module::default();
+        let mut module = Module { notes: SOURCE.map(str::to_owned).to_vec(), ..Module::default() };
         for part in translation.parts() {
             let parameters = translation.parameters(part);
-            let mut function =
-                Function { module: &mut module, text: String::new(), values: parameters, blocks: 0, frame: None };
+            // (The entry is nothing of the program's.)
+            let scope = matches!(part, Part::Subprogram(_)).then(|| module.scope());
+            let mut function = Function {
+                module: &mut module,
+                text: String::new(),
+                values: parameters,
+                blocks: 0,
+                frame: None,
+                scope,
+                place: String::new(),
+            };
             translation.emit(part, &mut function);
             let body = function.text;
             let list: Vec<String> = (0..parameters).map(|index| format!("i64 noundef %v{index}")).collect();
@@ -65,7 +92,12 @@ impl Module {
                 Part::Entry => ("hidden", ENTRY.to_owned()),
             };
             let list = list.join(", ");
-            module.line(format_args!("define {linkage} i64 @{name}({list}) #0 {{\nenter:\n{body}}}"));
+            let described = scope.map_or_else(String::new, |scope| format!(" !dbg !{scope}"));
+            module.line(format_args!("define {linkage} i64 @{name}({list}) #0{described} {{\nenter:\n{body}}}"));
+        }
+        module.line(format_args!("{SOURCE_NAMES}"));
+        for (number, note) in std::mem::take(&mut module.notes).iter().enumerate() {
+            module.line(format_args!("!{number} = {note}"));
         }
         let processor = format!(r#""target-features"="{}" "tune-cpu"="{processor_name}""#, processor());
         module.line(format_args!("attributes #0 = {{ {ATTRIBUTES} {processor} }}"));
@@ -74,6 +106,17 @@ impl Module {
 
     fn line(&mut self, line: fmt::Arguments<'_>) {
         writeln!(self.text, "{line}").expect("text grows");
+    }
+
+    fn note(&mut self, note: String) -> usize {
+        self.notes.push(note);
+        self.notes.len() - 1
+    }
+
+    /// A description of a function.
+    fn scope(&mut self) -> usize {
+        let kind = "scope: !3, file: !3, line: 1, type: !4, scopeLine: 1, spFlags: DISPFlagDefinition, unit: !0";
+        self.note(format!(r#"distinct !DISubprogram(name: "program", {kind})"#))
     }
 
     /// The name of something outside, which is declared with its first use.
@@ -129,11 +172,15 @@ struct Function<'m> {
     blocks: usize,
     /// The address of the stack's end, and its bytes.
     frame: Option<(Value, u32)>,
+    /// The description of the function.
+    scope: Option<usize>,
+    /// What is said behind an operation of where it comes from.
+    place: String,
 }
 
 impl Function<'_> {
     fn line(&mut self, line: fmt::Arguments<'_>) {
-        writeln!(self.text, "  {line}").expect("text grows");
+        writeln!(self.text, "  {line}{}", self.place).expect("text grows");
     }
 
     /// A new value, which the operation gives.
@@ -173,8 +220,12 @@ impl Emitter for Function<'_> {
     type Value = Value;
     type Block = usize;
 
-    /// Nobody asks this code where its instructions come from.
-    fn locate(&mut self, _at: usize) {}
+    fn locate(&mut self, at: usize) {
+        if let Some(scope) = self.scope {
+            let location = self.module.note(format!("!DILocation(line: {}, scope: !{scope})", at + 1));
+            self.place = format!(", !dbg !{location}");
+        }
+    }
 
     fn enter(&mut self) -> Vec<Value> {
         // Helpers of formats are given registers that nobody has set: no number at all would make LLVM drop the call.

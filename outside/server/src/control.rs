@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use ring3_llvm::Engine;
+use crate::loader::Compiling;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -26,9 +26,9 @@ pub enum Request {
     Load {
         /// The beginning of its command line, for `ring3 status`.
         command: String,
-        /// Who compiles its programs.
+        /// How its programs are compiled.
         #[serde(default)]
-        engine: Engine,
+        compiling: Compiling,
     },
     /// Programs of the loader that asks next by this connection may be taken from a file, which comes along.
     Aot,

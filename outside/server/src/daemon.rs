@@ -14,12 +14,11 @@ use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
 use ring3_aot::Store;
-use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 
 use crate::control::{Connection, Request, runtime_dir};
-use crate::loader::Session;
 use crate::loader::objects::Subsystem;
+use crate::loader::{Compiling, Session};
 use crate::realm::{EventFd, Following, PerfFiles, Realm};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
@@ -179,7 +178,7 @@ impl Server {
         store: &mut Option<Arc<Store>>,
     ) -> Result<Value, String> {
         match request {
-            Request::Load { command, engine } => self.load(fd, pid, command, engine, store.take()),
+            Request::Load { command, compiling } => self.load(fd, pid, command, compiling, store.take()),
             Request::Aot => {
                 let read = crate::aot::read(fd.ok_or("the request has no file")?)?;
                 let programs = read.programs.len();
@@ -213,7 +212,7 @@ impl Server {
         fd: Option<OwnedFd>,
         pid: u32,
         command: String,
-        engine: Engine,
+        compiling: Compiling,
         store: Option<Arc<Store>>,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
@@ -221,7 +220,7 @@ impl Server {
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            Session::run(listener, server.subsystem.clone(), pid, command, engine, store);
+            Session::run(listener, server.subsystem.clone(), pid, command, compiling, store);
             tracing::info!(pid, "loader ended");
             server.sessions.fetch_sub(1, Ordering::AcqRel);
         });

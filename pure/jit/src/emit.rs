@@ -86,6 +86,6 @@ pub trait Emitter {
     fn call(&mut self, callee: External, arguments: &[Self::Value]) -> Self::Value;
     /// The address of a subprogram with so many parameters.
     fn address_of(&mut self, subprogram: usize, parameters: usize) -> Self::Value;
-    /// A word of the GOT, which stays the same while the program runs.
+    /// A word outside, of which the compiler knows nothing but that it stays the same while the program runs.
     fn got(&mut self, target: Target) -> Self::Value;
 }

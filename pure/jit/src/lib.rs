@@ -35,7 +35,11 @@ pub const FUEL: i64 = 64 << 20;
 
 /// How to compile.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {}
+pub struct Options {
+    /// A secret number if the program's constants are not to stand in the code as they are: nobody is to choose, by writing a
+    /// program, what bytes can be executed. As kernel/bpf/core.c:bpf_jit_blind_constants has it, offsets stay.
+    pub blinding: Option<u64>,
+}
 
 /// What code refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,10 +123,10 @@ impl fmt::Display for LinkError {
 impl std::error::Error for LinkError {}
 
 /// Compiles a program.
-pub fn compile(program: &Verified, _options: &Options) -> Result<Code, Error> {
+pub fn compile(program: &Verified, options: &Options) -> Result<Code, Error> {
     let isa = target_isa();
     let mut assembly = Assembly::default();
-    let translation = Translation::new(program);
+    let translation = Translation::new(program, options);
     for part in translation.parts() {
         let (function, externals) = cranelift::function(&translation, part, isa.frontend_config());
         let start = assembly.add(&isa, function, &externals, part != Part::Entry)?;

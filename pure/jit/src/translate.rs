@@ -19,7 +19,7 @@ use ring3_verifier::{MapShape, Subprogram, Verified};
 
 use crate::emit::{Emitter, External, VARIABLES};
 use crate::liveness::{Takes, takes};
-use crate::{FUEL, Target};
+use crate::{FUEL, Options, Target};
 
 /// Offset of the fuel word in the thread block.
 const FUEL_OFFSET: i32 = offset_of!(ThreadBlock, fuel) as i32;
@@ -42,12 +42,13 @@ pub enum Part {
 pub struct Translation<'a> {
     program: &'a Verified,
     takes: Vec<Takes>,
+    options: Options,
 }
 
 impl<'a> Translation<'a> {
     /// Of this program.
-    pub fn new(program: &'a Verified) -> Translation<'a> {
-        Translation { program, takes: takes(program) }
+    pub fn new(program: &'a Verified, options: &Options) -> Translation<'a> {
+        Translation { program, takes: takes(program), options: *options }
     }
 
     /// The functions that there are to be, in the order in which they are to lie.
@@ -79,7 +80,8 @@ impl<'a> Translation<'a> {
         let bytes = subprogram.stack_bytes;
         let frame = if bytes > 0 { emitter.stack(bytes) } else { emitter.constant(Size::Dw, 0) };
         let (is_main, blocks) = (index == 0, BTreeMap::new());
-        let mut translator = Translator { program, takes, emitter, frame, is_main, blocks, ended: false };
+        let masks = self.options.blinding.map(|seed| Masks(seed.wrapping_add(index as u64)));
+        let mut translator = Translator { program, takes, emitter, frame, is_main, blocks, masks, ended: false };
         translator.make_blocks(subprogram.start, subprogram.end);
         translator.enter(index, subprogram, &arguments);
         let mut at = subprogram.start;
@@ -105,10 +107,28 @@ struct Translator<'a, E: Emitter> {
     /// It is the program's entry, not what that calls.
     is_main: bool,
     blocks: BTreeMap<usize, E::Block>,
+    /// What constants of the program are hidden by.
+    masks: Option<Masks>,
     /// The current block has its jump or return.
     ended: bool,
 }
 
+/// Numbers that nobody knows before who does not know the first one (splitmix64: Steele, Lea, Flood, OOPSLA 2014).
+struct Masks(u64);
+
+impl Masks {
+    /// For a value, no wider than that.
+    fn next(&mut self, value: i64) -> i64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let mask = (mixed ^ mixed >> 31) as i64;
+        if i32::try_from(value).is_ok() { i64::from(mask as i32) } else { mask }
+    }
+}
+
+/// A word of the agent's that is 0.
+const ZERO: &str = "ring3_zero";
 /// The agent's routine that goes on with the program of a tail call, and with what that one goes on with.
 const TAIL_RUN: &str = "ring3_tail_run";
 
@@ -253,10 +273,19 @@ impl<E: Emitter> Translator<'_, E> {
         self.emitter.constant(Size::Dw, value)
     }
 
+    /// A constant of the program. Hidden, it is a sum that the compiler cannot reckon out.
+    fn immediate(&mut self, value: i64) -> E::Value {
+        let Some(masks) = &mut self.masks else { return self.constant(value) };
+        let mask = masks.next(value);
+        let zero = self.emitter.got(Target::Symbol(ZERO));
+        let key = self.compute_with(AluOp::Add, zero, mask);
+        self.compute_with(AluOp::Xor, key, value ^ mask)
+    }
+
     fn operand(&mut self, operand: Operand, width: Width) -> E::Value {
         let value = match operand {
             Operand::Reg(register) => self.get(register),
-            Operand::Imm(value) => self.constant(i64::from(value)),
+            Operand::Imm(value) => self.immediate(i64::from(value)),
         };
         self.emitter.cut(value, size_of_width(width))
     }
@@ -499,9 +528,10 @@ impl<E: Emitter> Translator<'_, E> {
             (Some((map, None)), _) => self.emitter.got(Target::GotHeader(map.slot)),
             (Some((map, Some(offset))), _) => {
                 let data = self.emitter.got(Target::GotData(map.slot));
-                self.compute_with(AluOp::Add, data, i64::from(offset))
+                let offset = self.immediate(i64::from(offset));
+                self.emitter.compute(AluOp::Add, data, offset)
             }
-            (None, Immediate::Value(value)) => self.constant(value as i64),
+            (None, Immediate::Value(value)) => self.immediate(value as i64),
             (None, Immediate::Func(target)) => {
                 let index = self.subprogram_at(target);
                 self.emitter.address_of(index, parameters(self.takes[index]))

@@ -127,7 +127,7 @@ fn open(path: &str) -> Result<*mut libc::c_void, String> {
 
 fn compiled(engine: &str, program: &Verified) -> Result<Code, String> {
     let code = match engine {
-        "llvm" => ring3_llvm::compile(program),
+        "llvm" => ring3_llvm::compile(program, &Options::default()),
         _ => ring3_jit::compile(program, &Options::default()),
     };
     code.map_err(|error| error.to_string())

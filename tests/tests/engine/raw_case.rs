@@ -34,21 +34,21 @@ pub(crate) struct Left {
 }
 
 /// What compiles a program.
-pub(crate) type Compile = fn(&Verified) -> Result<Code, Error>;
+pub(crate) type Compile = fn(&Verified, &Options) -> Result<Code, Error>;
 
-/// Cranelift.
-pub(crate) fn cranelift(program: &Verified) -> Result<Code, Error> {
-    ring3_jit::compile(program, &Options::default())
-}
-
-/// LLVM, where it is built in.
-pub(crate) fn llvm() -> Option<Compile> {
-    if !ring3_llvm::IS_BUILT {
+/// Cranelift, and LLVM where it is built in.
+pub(crate) fn compilers() -> Vec<Compile> {
+    let mut compilers = vec![ring3_jit::compile as Compile];
+    if ring3_llvm::IS_BUILT {
+        compilers.push(ring3_llvm::compile);
+    } else {
         println!("SKIPPED IN PART: the tests were built without LLVM (feature ring3-llvm/llvm)");
-        return None;
     }
-    Some(ring3_llvm::compile)
+    compilers
 }
+
+/// With the program's constants as they are, and hidden.
+pub(crate) const BLINDING: [Options; 2] = [Options { blinding: None }, Options { blinding: Some(0x72_696e_6733) }];
 
 /// The only helper that the interpreter's programs call.
 struct Clock;
@@ -95,8 +95,14 @@ impl Case {
     }
 
     /// What a compiler's code leaves.
-    pub(crate) fn compiled(&self, program: &Verified, runner: &mut Runner, compile: Compile) -> Left {
-        let code = compile(program).expect("it compiles");
+    pub(crate) fn compiled(
+        &self,
+        program: &Verified,
+        runner: &mut Runner,
+        compile: Compile,
+        options: &Options,
+    ) -> Left {
+        let code = compile(program, options).expect("it compiles");
         runner.unload();
         let loaded = runner.load(program, &code).expect("there is room");
         let mut memory = self.memory.clone();

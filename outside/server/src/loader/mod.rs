@@ -29,6 +29,7 @@ use ring3_aot::Store;
 use ring3_llvm::Engine;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
+use serde::{Deserialize, Serialize};
 
 use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
@@ -55,12 +56,30 @@ struct Caller<'s> {
     call: Notification,
 }
 
+/// How a loader's programs are compiled.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Compiling {
+    /// By whom.
+    pub engine: Engine,
+    /// Their constants are not to stand in their code.
+    pub harden: bool,
+}
+
+impl Compiling {
+    /// Whether constants are hidden: also if the kernel hides those of all users' programs (`net.core.bpf_jit_harden`,
+    /// Documentation/admin-guide/sysctl/net.rst), which root alone can see.
+    fn hardens(&self) -> bool {
+        const ALL_USERS: &str = "2";
+        let of_kernel = || std::fs::read_to_string("/proc/sys/net/core/bpf_jit_harden").unwrap_or_default();
+        self.harden || of_kernel().trim() == ALL_USERS
+    }
+}
+
 /// A loader's session.
 pub struct Session {
     listener: Arc<OwnedFd>,
     subsystem: Arc<Subsystem>,
-    /// Who compiles its programs.
-    engine: Engine,
+    compiling: Compiling,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
 }
@@ -72,11 +91,11 @@ impl Session {
         subsystem: Arc<Subsystem>,
         pid: u32,
         command: String,
-        engine: Engine,
+        compiling: Compiling,
         store: Option<Arc<Store>>,
     ) {
         subsystem.loader_begins(pid, command);
-        let session = Session { listener: Arc::new(listener), subsystem, engine, store };
+        let session = Session { listener: Arc::new(listener), subsystem, compiling, store };
         raw_seccomp::wake_synchronously(session.listener.as_fd());
         while session.wait() {
             match raw_seccomp::receive(session.listener.as_fd()) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use ring3_aot::{Facts, Kind, Subject};
 use ring3_isa::{Immediate, Insn, Op};
-use ring3_jit::Code;
+use ring3_jit::{Code, Options};
 use ring3_llvm::Engine;
 use ring3_names::{Names, Style};
 use ring3_uapi::Errno;
@@ -21,7 +21,7 @@ use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
 use super::{Caller, Outcome, Reply, refuse};
 use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
-use crate::realm::{MapSlot, possible_cpus};
+use crate::realm::{MapSlot, fresh_nonce, possible_cpus};
 use crate::support;
 
 /// Instructions of a program at most.
@@ -105,10 +105,17 @@ impl Brought<'_> {
 
     /// Takes code from the loader's file of compiled programs, or verifies and compiles.
     fn make(&self, caller: &Caller<'_>) -> Result<Made, Errno> {
-        let stored = caller.session.store.as_ref().map(|store| self.stored(store));
+        let hardens = caller.session.compiling.hardens();
+        let stored = caller.session.store.as_ref().map(|store| match hardens {
+            true => Err("constants are not to stand in its code".into()),
+            false => self.stored(store),
+        });
         let made = match stored {
             Some(Ok(made)) => made,
-            other => Made { aot: other.and_then(Result::err).map(Err), ..self.compile(caller.session.engine)? },
+            other => Made {
+                aot: other.and_then(Result::err).map(Err),
+                ..self.compile(caller.session.compiling.engine, hardens)?
+            },
         };
         match &made.aot {
             Some(Ok(())) => tracing::info!("program {:?}: aot: used", self.name),
@@ -135,7 +142,7 @@ impl Brought<'_> {
         Ok(Made { code, engine: Engine::Jit, facts: stored.facts, slots, aot: Some(Ok(())) })
     }
 
-    fn compile(&self, engine: Engine) -> Result<Made, Errno> {
+    fn compile(&self, engine: Engine, hardens: bool) -> Result<Made, Errno> {
         let verified = verify(&Input {
             insns: &self.insns,
             prog_type: self.kind.prog_type,
@@ -152,7 +159,8 @@ impl Brought<'_> {
         .map_err(|report| self.refuse(report.errno, &report.log, &report))?;
         self.log.write(verified.log())?;
         let engine = engine.chosen(&verified);
-        let code = engine.compile(&verified).map_err(|error| {
+        let options = Options { blinding: hardens.then(fresh_nonce) };
+        let code = engine.compile(&verified, &options).map_err(|error| {
             let text = format!("compiling failed: {error}\n");
             self.refuse(Errno::EINVAL, &text, &text)
         })?;

@@ -866,7 +866,8 @@ fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
     Some(start.range.start + distance)
 }
 
-fn fresh_nonce() -> u64 {
+/// A number that nobody knows.
+pub(crate) fn fresh_nonce() -> u64 {
     let mut bytes = [0u8; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     assert!(filled == Ok(8), "getrandom never fails for 8 bytes");
