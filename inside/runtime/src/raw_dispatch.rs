@@ -232,7 +232,7 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
 #[inline(always)]
 fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
     let slot = tb.guard_sp;
-    let awaited = raw_shadow::push(tb, slot, &raw const *hook as u64, hook.site, hook.trampoline);
+    let awaited = raw_shadow::push(tb, slot, hook);
     if awaited.is_none() {
         miss(tb, hook);
     }

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use ring3_layout::control::Hook;
 use ring3_layout::thread::{SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
 
 use crate::raw_memory::{read, write};
@@ -48,7 +49,8 @@ fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
 
 /// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. None if there is no room
 /// (counted); else whether the function was called, and not come to by a tail call of a probed one.
-pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampoline: u64) -> Option<bool> {
+pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: &Hook) -> Option<bool> {
+    let trampoline = hook.trampoline;
     // SAFETY: at a function's entry the stack pointer points to the return address.
     let return_address = unsafe { (slot as *const u64).read() };
     if return_address != trampoline && frames(tb).iter().any(|frame| frame.slot == slot) {
@@ -62,7 +64,7 @@ pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: u64, site: u64, trampo
         tb.shadow_full += 1;
         return None;
     };
-    *frame = ShadowFrame { slot, return_address, hook, site, restored: 0, trampoline, reserved: [0; 2] };
+    *frame = ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0 };
     tb.shadow_used += 1;
     // SAFETY: as above; the slot is this thread's.
     unsafe { (slot as *mut u64).write(trampoline) };
@@ -91,7 +93,9 @@ fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
 pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
     let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
     let frames = tb.shadow.get(..used).unwrap_or_default();
-    let awaited = |frame: &&ShadowFrame| frame.slot == slot && frame.trampoline == content;
+    // SAFETY: a frame holds the address of a hook of this region, which stays in the table.
+    let trampoline = |frame: &ShadowFrame| unsafe { (*(frame.hook as *const Hook)).trampoline };
+    let awaited = |frame: &&ShadowFrame| frame.slot == slot && trampoline(frame) == content;
     // Of several frames with one slot the first has the address.
     frames.iter().find(awaited).map_or(content, |frame| frame.return_address)
 }

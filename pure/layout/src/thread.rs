@@ -78,7 +78,7 @@ pub struct StateHeader {
     pub awaited: [AtomicU32; crate::cancellation::SLOTS],
 }
 
-/// A call whose return address was replaced. 64 bytes.
+/// A call whose return address was replaced. 32 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShadowFrame {
@@ -88,14 +88,8 @@ pub struct ShadowFrame {
     pub return_address: u64,
     /// Address of the [`crate::control::Hook`].
     pub hook: u64,
-    /// Site address at the time of the call.
-    pub site: u64,
     /// 1 while the original return address stands in the slot (an unwinder is at work).
     pub restored: u64,
-    /// What stands in the slot instead.
-    pub trampoline: u64,
-    /// Zero.
-    pub reserved: [u64; 2],
 }
 
 /// `struct rseq_cs` (include/uapi/linux/rseq.h): instructions that the kernel does not resume in their middle.
@@ -198,7 +192,7 @@ pub const COUNTED_HOOKS_MAX: u32 = crate::control::HOOKS_MAX / 2;
 const _: () = {
     assert!(size_of::<ProcessPage>() <= 4096);
     assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
-    assert!(size_of::<ShadowFrame>() == 64);
+    assert!(size_of::<ShadowFrame>() == 32);
     // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known, and at its end stacks.
     assert!(size_of::<ThreadBlock>() as u64 + 0x4000 + APART_LEVELS * APART_BYTES <= THREAD_BLOCK_BYTES);
 };
