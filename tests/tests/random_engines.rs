@@ -15,10 +15,11 @@ use std::time::Instant;
 
 use ring3_generate::Random;
 use ring3_isa::{Insn, listing};
+use ring3_jit::Options;
 use ring3_run::Runner;
 use ring3_tests::is_root;
 
-use raw_case::{Case, Compile, Kernel};
+use raw_case::{BLINDING, Case, Compile, Kernel};
 
 const PROGRAMS_USUAL: u64 = 3000;
 const SEED_USUAL: u64 = 1;
@@ -26,6 +27,8 @@ const SEED_USUAL: u64 = 1;
 const FILL: u8 = 0x7a;
 /// Programs of which one or more may meet a defect of the kernel.
 const DEFECTS_RARE: u64 = 10_000;
+/// Every so many programs have their constants hidden, too.
+const HIDDEN_EVERY: u64 = 8;
 /// Differences that are shown.
 const SHOWN_MAX: usize = 3;
 
@@ -47,7 +50,7 @@ enum Difference {
 fn compare(
     case: &Case,
     runner: &mut Runner,
-    compilers: &[Compile],
+    compilers: &[(Compile, Options)],
     kernel: Option<&mut Kernel>,
 ) -> Result<bool, Difference> {
     let program = match case.verified() {
@@ -57,13 +60,11 @@ fn compare(
         Err(log) => return Err(Difference::Refused(format!("the verifier refuses it: {log}"))),
     };
     let interpreted = case.interpreted(&program);
-    for (number, compile) in compilers.iter().enumerate() {
-        for options in raw_case::BLINDING {
-            let compiled = case.compiled(&program, runner, *compile, &options);
-            if interpreted != compiled {
-                let by = format!("by compiler {number}, {options:?}");
-                return Err(Difference::Left(format!("interpreted {interpreted:x?}\n{by}: {compiled:x?}")));
-            }
+    for (number, (compile, options)) in compilers.iter().enumerate() {
+        let compiled = case.compiled(&program, runner, *compile, options);
+        if interpreted != compiled {
+            let by = format!("by compiler {number}, {options:?}");
+            return Err(Difference::Left(format!("interpreted {interpreted:x?}\n{by}: {compiled:x?}")));
         }
     }
     let Some(kernel) = kernel else { return Ok(true) };
@@ -126,7 +127,10 @@ fn random_programs_do_the_same_on_every_engine() {
     if !is_root() {
         println!("SKIPPED IN PART: comparing with the kernel needs root");
     }
-    let compilers = &raw_case::compilers()[..];
+    let compilers = raw_case::compilers();
+    let [plain, hidden] = BLINDING.map(|options| compilers.iter().map(move |compile| (*compile, options)));
+    let plain: Vec<(Compile, Options)> = plain.collect();
+    let both: Vec<(Compile, Options)> = plain.iter().copied().chain(hidden).collect();
     let (next, compared) = (AtomicU64::new(range.start), AtomicU64::new(0));
     let (differences, defects) = (Mutex::new(vec![]), Mutex::new(vec![]));
     let differ = |number: u64, case: Case, why: String| {
@@ -149,14 +153,15 @@ fn random_programs_do_the_same_on_every_engine() {
                         // It may be one that ends the process.
                         eprintln!("{}", listing(&case.insns));
                     }
-                    match compare(&case, &mut runner, compilers, kernel.as_mut()) {
+                    let ways = if number.is_multiple_of(HIDDEN_EVERY) { &both } else { &plain };
+                    match compare(&case, &mut runner, ways, kernel.as_mut()) {
                         Ok(ran) => {
                             compared.fetch_add(u64::from(ran), Ordering::Relaxed);
                         }
                         Err(Difference::Refused(why)) => differ(number, case, why),
                         Err(Difference::Left(why)) => {
                             let (case, why) =
-                                shrink(case, why, |tried| match compare(tried, &mut runner, compilers, None) {
+                                shrink(case, why, |tried| match compare(tried, &mut runner, ways, None) {
                                     Err(Difference::Left(why)) => Some(why),
                                     _ => None,
                                 });

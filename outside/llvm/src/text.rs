@@ -79,7 +79,8 @@ impl Module {
                 text: String::new(),
                 values: parameters,
                 blocks: 0,
-                frame: None,
+                in_frame: HashMap::new(),
+                of_variables: [None; VARIABLES],
                 scope,
                 place: String::new(),
             };
@@ -138,7 +139,7 @@ impl Module {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Name {
     Local(usize),
     Constant(i64),
@@ -170,8 +171,11 @@ struct Function<'m> {
     /// How many there are, the parameters among them.
     values: usize,
     blocks: usize,
-    /// The address of the stack's end, and its bytes.
-    frame: Option<(Value, u32)>,
+    /// Addresses in the stack: values, and what they are from its start. What is named so, and not by a number, is memory of
+    /// which LLVM knows all uses.
+    in_frame: HashMap<Name, i64>,
+    /// Which variables have such a value, in the present block.
+    of_variables: [Option<i64>; VARIABLES],
     /// The description of the function.
     scope: Option<usize>,
     /// What is said behind an operation of where it comes from.
@@ -193,9 +197,9 @@ impl Function<'_> {
 
     /// Names of memory are values without bits.
     fn pointer(&mut self, address: Value, offset: i32) -> Value {
-        let (base, offset) = match self.frame {
-            Some((end, bytes)) if end == address => (None, i64::from(bytes) + i64::from(offset)),
-            _ => (Some(self.value(0, format_args!("inttoptr i64 {address} to ptr"))), i64::from(offset)),
+        let (base, offset) = match self.in_frame.get(&address.name) {
+            Some(start) => (None, start + i64::from(offset)),
+            None => (Some(self.value(0, format_args!("inttoptr i64 {address} to ptr"))), i64::from(offset)),
         };
         match base {
             Some(base) if offset == 0 => base,
@@ -243,6 +247,7 @@ impl Emitter for Function<'_> {
 
     fn begin(&mut self, block: usize) {
         writeln!(self.text, "b{block}:").expect("text grows");
+        self.of_variables = [None; VARIABLES];
     }
 
     fn stack(&mut self, bytes: u32) -> Value {
@@ -250,16 +255,21 @@ impl Emitter for Function<'_> {
         self.line(format_args!("%frame = alloca [{bytes} x i8], align 16"));
         let start = self.value(64, format_args!("ptrtoint ptr %frame to i64"));
         let end = self.value(64, format_args!("add i64 {start}, {bytes}"));
-        self.frame = Some((end, bytes));
+        self.in_frame.insert(end.name, bytes.into());
         end
     }
 
     fn get(&mut self, variable: usize) -> Value {
-        self.value(64, format_args!("load i64, ptr %r{variable}"))
+        let value = self.value(64, format_args!("load i64, ptr %r{variable}"));
+        if let Some(start) = self.of_variables[variable] {
+            self.in_frame.insert(value.name, start);
+        }
+        value
     }
 
     fn set(&mut self, variable: usize, value: Value) {
         self.line(format_args!("store i64 {value}, ptr %r{variable}"));
+        self.of_variables[variable] = self.in_frame.get(&value.name).copied();
     }
 
     fn constant(&mut self, size: Size, value: i64) -> Value {
@@ -304,7 +314,11 @@ impl Emitter for Function<'_> {
             AluOp::Lsh | AluOp::Rsh | AluOp::Arsh => self.value(bits, format_args!("and i{bits} {b}, {}", bits - 1)),
             _ => b,
         };
-        self.value(bits, format_args!("{name} i{bits} {a}, {b}"))
+        let result = self.value(bits, format_args!("{name} i{bits} {a}, {b}"));
+        if let (AluOp::Add, Some(start), Name::Constant(distance)) = (op, self.in_frame.get(&a.name), b.name) {
+            self.in_frame.insert(result.name, start + distance);
+        }
+        result
     }
 
     fn negate(&mut self, value: Value) -> Value {
