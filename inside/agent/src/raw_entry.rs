@@ -134,3 +134,11 @@ unsafe extern "C" fn ring3_call_probed() {
         leave = sym leave,
     )
 }
+
+/// A word that is 0: what code adds to constants that are not to stand in it (`ring3_jit::Options`). (Not a static, with which
+/// the compiler would unite other zeros, whose address it would then look up.)
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_zero() {
+    core::arch::naked_asm!(".quad 0")
+}

@@ -119,7 +119,3 @@ lookups! {
     ring3_lru_percpu_hash_lookup_16(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_16;
     ring3_lru_percpu_hash_lookup_64(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_64;
 }
-
-/// What code adds to constants that are not to stand in it (`ring3_jit::Options`): nothing, of which its compiler does not know.
-#[unsafe(no_mangle)]
-static ring3_zero: u64 = 0;
