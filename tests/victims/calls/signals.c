@@ -327,6 +327,10 @@ static void the_programs_own_fault_handlers_work(void)
 
 	for (unsigned i = 0; i < sizeof(numbers) / sizeof(*numbers); i++)
 		handle(numbers[i], SIG_DFL, 0);
+	// A shell has what it runs in the background ignore these.
+	handle(SIGINT, SIG_DFL, 0);
+	handle(SIGQUIT, SIG_DFL, 0);
+	handle(SIGHUP, SIG_DFL, 0);
 	for (int number = 1; number < 32; number++) {
 		if (number == SIGKILL || number == SIGSTOP)
 			continue;
