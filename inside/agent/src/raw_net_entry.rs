@@ -73,8 +73,8 @@ unsafe extern "C" fn ring3_net_restorer() {
     naked_asm!("mov eax, 15", "syscall", "ud2")
 }
 
-/// Where the net's gates lead behind their calls: all registers but `rcx` and `r11`, where the kernel left where it was and the flags, are the
-/// thread's.
+/// Where the net's gates lead behind their calls: all registers but `rcx` and `r11`, where the kernel left where it was and the
+/// flags, are the thread's.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_net_exit() {

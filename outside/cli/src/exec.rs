@@ -12,7 +12,7 @@ use ring3_judge::{Court, Judge};
 use ring3_maps::Attributes;
 use ring3_object::{Kernel, MapDef, Object, Program};
 use ring3_run::{Outcome, Runner};
-use ring3_server::realm::possible_cpus;
+use ring3_server::realm::{fresh_nonce, possible_cpus};
 use ring3_uapi::bpf::prog_type;
 use ring3_uapi::helper;
 use ring3_verifier::{Input as Question, MapShape, Policy, Report, Verified, verify};
@@ -155,7 +155,7 @@ fn execute(subject: &Subject, wanted: &Execute, memory: &mut [u8], repeat: u32) 
             let maps = subject.object.as_ref().map_or(&[][..], |object| &object.maps);
             maps.iter().try_for_each(|map| add_map(&mut runner, map))?;
             let program = subject.verify(bytes, |shape| runner.maps()[shape.slot as usize].shape(shape))?;
-            let options = Options { blinding: wanted.harden.then(random).transpose()? };
+            let options = Options { blinding: wanted.harden.then(fresh_nonce) };
             let code = match wanted.engine {
                 Engine::Llvm => ring3_llvm::compile(&program, &options),
                 _ => ring3_jit::compile(&program, &options),
@@ -165,12 +165,6 @@ fn execute(subject: &Subject, wanted: &Execute, memory: &mut [u8], repeat: u32) 
             outcome.map_err(|error| error.to_string())
         }
     }
-}
-
-fn random() -> Result<u64, String> {
-    let mut bytes = [0u8; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(|error| error.to_string())?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 impl Subject {

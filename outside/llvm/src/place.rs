@@ -49,6 +49,7 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
             SectionKind::ReadOnlyData | SectionKind::ReadOnlyString => {}
             SectionKind::Text | SectionKind::Data | SectionKind::UninitializedData if section.size() == 0 => continue,
             SectionKind::Metadata | SectionKind::Other | SectionKind::Elf(_) | SectionKind::Note => continue,
+            // The table of lines, and what comes with it.
             SectionKind::Debug | SectionKind::DebugString | SectionKind::OtherString => continue,
             kind => return Err(format!("a section {} ({kind:?})", section.name().unwrap_or_default())),
         }

@@ -10,11 +10,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use crate::loader::Compiling;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::loader::Compiling;
 
 /// Bytes of a request at most.
 const REQUEST_BYTES_MAX: usize = 0x1_0000;

@@ -44,7 +44,7 @@ pub use doorbell::EventFd;
 pub use named::PerfFiles;
 pub use owners::Death;
 pub use status::{SiteStatus, TargetStatus};
-pub(crate) use target::fresh_nonce;
+pub use target::fresh_nonce;
 pub(crate) use task::task_table;
 pub use test_run::TestInput;
 pub use text::TextRange;

@@ -80,7 +80,7 @@ pub(super) fn of_agent() -> Names {
 }
 
 /// A function that is there alone.
-fn alone(name: String, bytes: u64) -> Names {
+pub(super) fn alone(name: String, bytes: u64) -> Names {
     Names { functions: vec![Function { name, offset: 0, bytes: bytes as u32 }], ..Names::default() }
 }
 

@@ -232,10 +232,6 @@ pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool
 
 /// Actions are what the process has made them.
 fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    let installed = field(region, offset_of!(Net, installed));
-    if read_value::<u32>(stopped.pid(), installed).unwrap_or(0) == 0 {
-        return Ok(());
-    }
     let real = action_of(stopped, region, SIGSYS)?;
     if (region..region + REGION_BYTES).contains(&real[0]) {
         let mut action = [0; 4];
@@ -251,7 +247,7 @@ fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), i
         set_action(stopped, region, signal, action)?;
     }
     stopped.write(field(region, offset_of!(Net, masks)), &[0; 8])?;
-    write_flag(stopped, installed, false)
+    write_flag(stopped, field(region, offset_of!(Net, installed)), false)
 }
 
 /// The gates, which lie at the same distance from the agent in all processes. Behind each call `rcx` says which one it was.

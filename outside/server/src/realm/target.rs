@@ -177,8 +177,8 @@ impl Target {
         self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
     }
 
-    /// Maps the region into the stopped process, and applies all links; `outlook` is from before it was stopped. (With the other threads
-    /// running meanwhile, each of the remote system calls would wait for its turn on a busy machine.)
+    /// Maps the region into the stopped process, and applies all links; `outlook` is from before it was stopped. (With the
+    /// other threads running meanwhile, each of the remote system calls would wait for its turn on a busy machine.)
     pub(super) fn enter(
         &mut self,
         shared: &Shared,
@@ -200,6 +200,7 @@ impl Target {
             .iter()
             .map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable))
             .collect();
+        let mappings = stopped.mappings().map_err(refusal_of)?;
         let announce = |base| self.write_header(shared, base);
         let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
@@ -207,7 +208,6 @@ impl Target {
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, &file.geometry);
         }
-        let mappings = stopped.mappings().map_err(refusal_of)?;
         let outlook = outlook.filter(|outlook| outlook.code.iter().eq(code_of(&mappings)));
         let Outlook { places, calls, .. } = outlook.unwrap_or_else(|| self.look_at(&mappings, shared, links));
         let calls = self.note_calls(calls);
@@ -312,15 +312,20 @@ impl Target {
             self.publish_calls(links);
             return Ok(());
         }
-        let changed = self.while_stopped(|target, stopped| {
-            parted.extend(target.part(shared, stopped).map_err(refusal_of)?);
-            target.map_missing(shared, stopped, &missing)?;
-            target.reconcile(stopped, wanted, links);
-            target.publish_calls(links);
-            target.reconcile_calls(stopped, calls);
-            Ok(target.cast_net(stopped))
-        });
-        match changed {
+        let pid = inject::Pid(self.pid);
+        let change = |stopped: &mut inject::Stopped| {
+            parted.extend(self.part(shared, stopped).map_err(refusal_of)?);
+            self.map_missing(shared, stopped, &missing)?;
+            self.reconcile(stopped, wanted, links);
+            self.publish_calls(links);
+            self.reconcile_calls(stopped, calls);
+            Ok(self.cast_net(stopped))
+        };
+        let changed = match recovery::is_held(pid.0) {
+            true => Err(inject::Error::ThreadDoesNotStop { tid: pid.0, state: 'D' }),
+            false => inject::while_stopped(pid, STOP_WITHIN, change),
+        };
+        match changed.map_err(refusal_of).flatten() {
             Ok(true) => {}
             Ok(false) => drop(self.cast_net_patiently()),
             Err(refusal) => {
@@ -330,18 +335,6 @@ impl Target {
         }
         self.tell_perf(shared);
         Ok(())
-    }
-
-    /// Does something while the process is stopped.
-    fn while_stopped<R: Send>(
-        &mut self,
-        work: impl FnOnce(&mut Target, &mut inject::Stopped) -> Result<R, Refusal> + Send,
-    ) -> Result<R, Refusal> {
-        if recovery::is_held(self.pid) {
-            return Err(refusal_of(inject::Error::ThreadDoesNotStop { tid: self.pid, state: 'D' }));
-        }
-        let pid = inject::Pid(self.pid);
-        inject::while_stopped(pid, STOP_WITHIN, |stopped| work(self, stopped)).map_err(refusal_of)?
     }
 
     /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more, and nothing new.
@@ -867,7 +860,7 @@ fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
 }
 
 /// A number that nobody knows.
-pub(crate) fn fresh_nonce() -> u64 {
+pub fn fresh_nonce() -> u64 {
     let mut bytes = [0u8; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     assert!(filled == Ok(8), "getrandom never fails for 8 bytes");

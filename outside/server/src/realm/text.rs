@@ -56,10 +56,10 @@ impl TextStore {
             Some(files) => files.create("programs", TEXT_BYTES)?,
             None => SharedFile::new("ring3-text", TEXT_BYTES, true)?,
         };
-        file.write_bytes(GATES, &net::gates());
         let all = TextRange { offset: PROGRAMS as u32, bytes: (TEXT_BYTES - PROGRAMS) as u32 };
         let store = TextStore { file, free: Mutex::new(vec![all]), names: Mutex::default() };
-        store.show(&BTreeMap::new());
+        let gates = TextRange { offset: GATES as u32, bytes: NET_GATES_BYTES as u32 };
+        store.write(gates, &net::gates(), named::alone("ring3_net_gates".into(), NET_GATES_BYTES));
         Ok(store)
     }
 
