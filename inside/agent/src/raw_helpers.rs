@@ -91,7 +91,7 @@ macro_rules! lookups {
     ($($symbol:ident($($argument:ident),*) = $function:path;)*) => {
         $(
             /// # Safety
-            /// Called by a verified program with a hash map of this type and key size.
+            /// Called by a verified program with a map of this type and key size.
             #[unsafe(no_mangle)]
             unsafe extern "sysv64" fn $symbol($($argument: u64),*) -> u64 {
                 // SAFETY: this function's contract.
@@ -118,4 +118,6 @@ lookups! {
     ring3_lru_percpu_hash_lookup_8(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_8;
     ring3_lru_percpu_hash_lookup_16(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_16;
     ring3_lru_percpu_hash_lookup_64(map, key, cpu) = ring3_maps::lru_percpu_hash_lookup_64;
+    ring3_trie_lookup_8(map, key) = ring3_maps::trie_lookup_8;
+    ring3_trie_lookup_20(map, key) = ring3_maps::trie_lookup_20;
 }

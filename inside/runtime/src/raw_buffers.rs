@@ -58,6 +58,7 @@ pub unsafe extern "sysv64" fn ringbuf_reserve(map: u64, bytes: u64, flags: u64, 
 }
 
 /// Ends a reservation of this run.
+#[inline(always)]
 fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 {
     let open = tb.open_records.iter_mut().find(|[open, _]| *open == address);
     let Some([open, map]) = open else { return 0 };

@@ -161,8 +161,8 @@ fn size_of_width(width: Width) -> Size {
     }
 }
 
-/// The agent's lookup for hash maps of a type with keys of this size, if it has one. Per-CPU ones want a CPU as well.
-fn hash_lookup(map_type: u32, key_size: u32) -> Option<&'static str> {
+/// The agent's lookup for maps of a type with keys of this size, if it has one. Per-CPU ones want a CPU as well.
+fn lookup_symbol(map_type: u32, key_size: u32) -> Option<&'static str> {
     let symbols = match map_type {
         map_type::HASH | map_type::HASH_OF_MAPS => {
             ["ring3_hash_lookup_4", "ring3_hash_lookup_8", "ring3_hash_lookup_16", "ring3_hash_lookup_64"]
@@ -185,6 +185,8 @@ fn hash_lookup(map_type: u32, key_size: u32) -> Option<&'static str> {
             "ring3_lru_percpu_hash_lookup_16",
             "ring3_lru_percpu_hash_lookup_64",
         ],
+        map_type::LPM_TRIE if key_size == 8 => return Some("ring3_trie_lookup_8"),
+        map_type::LPM_TRIE if key_size == 20 => return Some("ring3_trie_lookup_20"),
         _ => return None,
     };
     let place = [4, 8, 16, 64].iter().position(|size| *size == key_size)?;
@@ -622,7 +624,7 @@ impl<E: Emitter> Translator<'_, E> {
             return self.array_lookup(map);
         }
         let per_cpu = matches!(map.map_type, map_type::PERCPU_HASH | map_type::LRU_PERCPU_HASH);
-        let Some(symbol) = hash_lookup(map.map_type, map.key_size) else {
+        let Some(symbol) = lookup_symbol(map.map_type, map.key_size) else {
             return self.plain_helper(helper::MAP_LOOKUP_ELEM);
         };
         let mut arguments = vec![self.get(1), self.get(2)];

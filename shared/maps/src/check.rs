@@ -7,11 +7,14 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use ring3_uapi::flags::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT};
 
-use crate::geometry::ELEMENT_KEY_OFFSET;
+use crate::geometry::{ELEMENT_KEY_OFFSET, TRIE_DATA_BYTES_MAX};
 use crate::hash::{FREE_LISTS, Hash, WORD_FRESH, WORD_TAKEOVERS};
 use crate::hashing::hash_bytes;
+use crate::pool::{Pool, check, label};
 use crate::queue::{Queue, WORD_LOCK, WORD_STATE};
-use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT, Ring, record_bytes};
+use crate::ring::{Ring, record_bytes};
+use crate::stacks::Stacks;
+use crate::trie::{Key, Trie};
 
 /// Longer keys are not hashed again.
 const KEY_BYTES_MAX: usize = 512;
@@ -19,9 +22,9 @@ const KEY_BYTES_MAX: usize = 512;
 /// What there is in a map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Elements of a hash map in chains, of a queue, or records of a ring buffer that are not consumed.
+    /// Elements of a hash map in chains, of a queue, prefixes, stacks, or records of a ring buffer that are not consumed.
     pub elements: u64,
-    /// Elements of a hash map on the free list.
+    /// Elements of a hash map, or nodes, on the free list.
     pub free: u64,
     /// Elements of a hash map that dead owners had in hand: one a death at most, until they are collected.
     pub in_hand: u64,
@@ -125,6 +128,134 @@ impl Hash<'_> {
     }
 }
 
+/// The nodes of a pool that were counted so far.
+struct Nodes<'m> {
+    pool: Pool<'m>,
+    ever_taken: u64,
+    linked: u64,
+    elements: u64,
+}
+
+impl<'m> Nodes<'m> {
+    /// What a dead owner wrote down is carried out first.
+    fn of(pool: Pool<'m>) -> Result<Nodes<'m>, Damage> {
+        pool.finish();
+        let ever_taken = pool.ever_taken();
+        if ever_taken > pool.room() {
+            return damage("more nodes were ever taken than there are", ever_taken);
+        }
+        Ok(Nodes { pool, ever_taken, linked: 0, elements: 0 })
+    }
+
+    fn was_taken(&self, index: u32) -> bool {
+        self.pool.number(index).is_some_and(|number| number < self.ever_taken)
+    }
+
+    /// Counts the node that a link names.
+    fn follow(&mut self, link: u64) -> Result<u32, Damage> {
+        self.linked += 1;
+        if self.linked > self.ever_taken {
+            return damage("more nodes are linked than were ever taken", self.linked);
+        }
+        match self.pool.words::<1>(link) {
+            Some((index, [tag])) if self.was_taken(index) && check(tag, link).is_ok() => Ok(index),
+            _ => damage("a link leads to no node, or to one that is used anew", link),
+        }
+    }
+
+    /// Of the nodes that were ever taken each is linked or free, and there are as many elements as are counted.
+    fn census(&self) -> Result<Census, Damage> {
+        let (mut free, mut link) = (0, self.pool.first_free());
+        while let Some(index) = self.pool.index(link) {
+            free += 1;
+            if !self.was_taken(index) {
+                return damage("a node is free that was never taken", index);
+            }
+            if self.linked + free > self.ever_taken {
+                return damage("the free list is a ring, or has nodes that are linked", index);
+            }
+            link = self.pool.next_free(index);
+        }
+        if link != 0 {
+            return damage("the free list ends in no node", link);
+        }
+        if self.linked + free != self.ever_taken {
+            return damage("nodes are lost", self.ever_taken - self.linked - free);
+        }
+        if self.elements != self.pool.count() {
+            return damage("elements are miscounted", self.elements);
+        }
+        let locked = self.pool.is_locked().into();
+        Ok(Census { elements: self.elements, free, locked, ..Census::default() })
+    }
+}
+
+impl Trie<'_> {
+    /// Prefixes go on from those above them, on their side; where two part there are two.
+    pub(crate) fn check(&self) -> Result<Census, Damage> {
+        let mut nodes = Nodes::of(self.pool())?;
+        self.check_below(&mut nodes, self.root(), &Key::of(0, &[]), None)?;
+        nodes.census()
+    }
+
+    fn check_below(
+        &self,
+        nodes: &mut Nodes<'_>,
+        link: u64,
+        above: &Key<'_>,
+        side: Option<usize>,
+    ) -> Result<(), Damage> {
+        if link == 0 {
+            return Ok(());
+        }
+        let index = nodes.follow(link)?;
+        let Ok(Some(node)) = self.read(link, above) else { return damage("a node is no node", index) };
+        if label(link) != node.bits || node.bits > self.bits_max() {
+            return damage("a link tells another length than its node", index);
+        }
+        let goes_on =
+            |key: &Key<'_>, side| node.bits > above.bits && node.matched == above.bits && key.bit(above.bits) == side;
+        let mut data = [0; TRIE_DATA_BYTES_MAX as usize];
+        let data = data.get_mut(..self.data_bytes()).unwrap_or_default();
+        self.0.read(self.data_at(index), data);
+        let key = Key::of(node.bits, data);
+        if side.is_some_and(|side| !goes_on(&key, side)) {
+            return damage("a prefix does not go on from the one above it", index);
+        }
+        if node.intermediate && node.children.contains(&0) {
+            return damage("two prefixes part where there are not two", index);
+        }
+        nodes.elements += u64::from(!node.intermediate);
+        for (side, child) in node.children.into_iter().enumerate() {
+            self.check_below(nodes, child, &key, Some(side))?;
+        }
+        Ok(())
+    }
+}
+
+impl Stacks<'_> {
+    /// Stacks are in the buckets of their hashes, and no longer than they may be.
+    pub(crate) fn check(&self) -> Result<Census, Damage> {
+        let mut nodes = Nodes::of(self.pool())?;
+        for id in 0..=self.0.geometry.pool.bucket_mask {
+            let link = self.bucket(id);
+            if link == 0 {
+                continue;
+            }
+            let index = nodes.follow(link)?;
+            nodes.elements += 1;
+            let summary = self.0.word64(self.summary(index)).load(Relaxed);
+            if summary as u32 & self.0.geometry.pool.bucket_mask != id {
+                return damage("a stack is in another bucket than its hash says", id);
+            }
+            if summary >> 32 > self.depth() as u64 {
+                return damage("a stack is longer than stacks may be", id);
+            }
+        }
+        nodes.census()
+    }
+}
+
 impl Queue<'_> {
     /// The place of the oldest is a place, and there are no more elements than fit.
     pub(crate) fn check(&self) -> Result<Census, Damage> {
@@ -144,17 +275,18 @@ impl Queue<'_> {
 impl Ring<'_> {
     /// Records lead from the consumer's position exactly to the producer's.
     pub(crate) fn check(&self) -> Result<Census, Damage> {
-        let (mut at, producer) = (self.position(CONSUMER_AT), self.position(PRODUCER_AT));
-        let locked = self.memory.word32(self.memory.own_word(0)).load(Relaxed) != 0;
+        let [mut at, producer] = self.positions();
+        let locked = self.0.lock.load(Relaxed) != 0;
         let mut census = Census { locked: locked.into(), ..Census::default() };
         if at % 8 != 0 || producer % 8 != 0 {
             return damage("a position is between words", at);
         }
         while at != producer {
-            if producer.wrapping_sub(at) > self.size() {
+            if producer.wrapping_sub(at) > self.0.size() {
                 return damage("records lead beyond the producer's position", at);
             }
-            let header = self.memory.word32(DATA_AT + (at & self.mask())).load(Relaxed);
+            let [header, _] = self.0.header(at);
+            let header = header.load(Relaxed);
             census.elements += 1;
             census.busy += u64::from(header & BPF_RINGBUF_BUSY_BIT != 0);
             let bytes = u64::from(header & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT));

@@ -52,7 +52,7 @@ pub(crate) const TRIE_DATA_OFFSET: u64 = NODE_HEADER_BYTES + 24;
 /// Nodes lie before this, bytes from the private area's start: links have 32 bits for words of 8 bytes.
 const POOL_BYTES_MAX: u64 = (u32::MAX as u64) * 8;
 /// Bytes of a prefix's data.
-const TRIE_DATA_BYTES_MAX: u32 = 256;
+pub(crate) const TRIE_DATA_BYTES_MAX: u32 = 256;
 /// `sizeof(struct lpm_trie_node)` in the kernel, which counts against its limit for a value.
 const KERNEL_TRIE_NODE_HEADER: u64 = 24;
 /// A perf buffer is a map of ours only; the number is outside `enum bpf_map_type`.

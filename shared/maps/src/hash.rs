@@ -19,6 +19,7 @@
 //! taken over from dead owners since elements were collected; 11: lock of who collects; 12: doubts whether a full
 //! map is full; 16, 24 ...: free lists, tag and index + 1; 17, 25 ...: their parts of the number of elements in use.
 
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use ring3_layout::PAGE_BYTES;
@@ -184,8 +185,12 @@ impl Hash<'_> {
         result
     }
 
+    fn bucket_lock(&self, bucket: u32) -> &AtomicU32 {
+        self.0.word32(self.bucket_at(bucket) + 4)
+    }
+
     fn lock_bucket(&self, cx: &Context, bucket: u32, rounds: u32) -> bool {
-        let acquired = acquire(self.0, self.bucket_at(bucket) + 4, cx, rounds);
+        let acquired = acquire(self.bucket_lock(bucket), cx, rounds);
         if acquired == Acquired::TakenOver {
             self.word(WORD_TAKEOVERS).fetch_add(1, Relaxed);
         }
@@ -193,7 +198,7 @@ impl Hash<'_> {
     }
 
     fn unlock_bucket(&self, bucket: u32) {
-        unlock(self.0, self.bucket_at(bucket) + 4);
+        unlock(self.bucket_lock(bucket));
     }
 
     /// An element's bit among the references: the word and the bit.
@@ -283,8 +288,8 @@ impl Hash<'_> {
     /// patience of yields and not of naps. False if there is no reason to, if a living owner holds a bucket, or if
     /// the map is full indeed.
     pub(crate) fn reclaim(&self, cx: &Context) -> bool {
-        let collector_at = self.0.own_word(WORD_COLLECTOR);
-        if !self.is_doubtful(cx) || acquire(self.0, collector_at, cx, YIELDS) == Acquired::Not {
+        let collector = self.0.word32(self.0.own_word(WORD_COLLECTOR));
+        if !self.is_doubtful(cx) || acquire(collector, cx, YIELDS) == Acquired::Not {
             return false;
         }
         let last = self.0.geometry.hash.bucket_mask;
@@ -294,7 +299,7 @@ impl Hash<'_> {
         let locked = (0..=last).find(|bucket| is_enough() || !self.lock_bucket(cx, *bucket, YIELDS));
         let found = locked.is_none() && self.collect();
         (0..locked.unwrap_or(last.saturating_add(1))).for_each(|bucket| self.unlock_bucket(bucket));
-        unlock(self.0, collector_at);
+        unlock(collector);
         found
     }
 
@@ -332,15 +337,13 @@ impl Hash<'_> {
             }
             let page_end = (at / PAGE_BYTES + 1) * PAGE_BYTES;
             for _ in 0..(page_end - at).div_ceil(BUCKET_BYTES) {
-                if bucket <= self.0.geometry.hash.bucket_mask
-                    && release_dead(self.0, self.bucket_at(bucket) + 4, &is_dead)
-                {
+                if bucket <= self.0.geometry.hash.bucket_mask && release_dead(self.bucket_lock(bucket), &is_dead) {
                     self.word(WORD_TAKEOVERS).fetch_add(1, Relaxed);
                 }
                 bucket = bucket.saturating_add(1);
             }
         }
-        release_dead(self.0, self.0.own_word(WORD_COLLECTOR), &is_dead);
+        release_dead(self.0.word32(self.0.own_word(WORD_COLLECTOR)), &is_dead);
         self.reclaim(cx);
     }
 

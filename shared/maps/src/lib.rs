@@ -32,6 +32,7 @@ pub use raw_lookup::{
     lru_percpu_hash_lookup_4, lru_percpu_hash_lookup_8, lru_percpu_hash_lookup_16, lru_percpu_hash_lookup_64,
 };
 pub use raw_lookup::{percpu_hash_lookup_4, percpu_hash_lookup_8, percpu_hash_lookup_16, percpu_hash_lookup_64};
+pub use raw_lookup::{trie_lookup_8, trie_lookup_20};
 pub use raw_map::Map;
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
 pub use ring::{Record, Ring};

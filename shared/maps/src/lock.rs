@@ -4,7 +4,6 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::Context;
-use crate::raw_memory::Memory;
 
 /// Rounds of waiting for a lock: first on the CPU, then letting others run, then asleep. An owner that lost its CPU
 /// gets it back within some tens of milliseconds; all naps together are 0.1 s.
@@ -31,14 +30,13 @@ pub(crate) enum Acquired {
 
 /// Takes a lock word for `cx`, waiting within bounds; false if its owner lives and does not let go.
 #[inline(always)]
-pub(crate) fn lock(memory: &Memory<'_>, offset: u64, cx: &Context) -> bool {
-    acquire(memory, offset, cx, NAPS) != Acquired::Not
+pub(crate) fn lock(word: &AtomicU32, cx: &Context) -> bool {
+    acquire(word, cx, NAPS) != Acquired::Not
 }
 
 /// As [`lock`], waiting for as many rounds.
 #[inline(always)]
-pub(crate) fn acquire(memory: &Memory<'_>, offset: u64, cx: &Context, rounds: u32) -> Acquired {
-    let word = memory.word32(offset);
+pub(crate) fn acquire(word: &AtomicU32, cx: &Context, rounds: u32) -> Acquired {
     match word.compare_exchange(0, cx.owner, Acquire, Relaxed) {
         Ok(_) => Acquired::Free,
         Err(_) => wait(word, cx, rounds),
@@ -74,13 +72,12 @@ fn wait(word: &AtomicU32, cx: &Context, rounds: u32) -> Acquired {
 }
 
 /// Lets go of a lock.
-pub(crate) fn unlock(memory: &Memory<'_>, offset: u64) {
-    memory.word32(offset).store(0, Release);
+pub(crate) fn unlock(word: &AtomicU32) {
+    word.store(0, Release);
 }
 
 /// Frees a lock whose owner is dead; whether there was one.
-pub(crate) fn release_dead(memory: &Memory<'_>, offset: u64, is_dead: impl Fn(u32) -> bool) -> bool {
-    let word = memory.word32(offset);
+pub(crate) fn release_dead(word: &AtomicU32, is_dead: impl Fn(u32) -> bool) -> bool {
     let owner = word.load(Relaxed);
     owner != 0 && is_dead(owner) && word.compare_exchange(owner, 0, AcqRel, Relaxed).is_ok()
 }

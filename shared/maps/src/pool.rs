@@ -7,12 +7,14 @@
 //! made at the latest by the next one, as if its owner had been slow.
 //!
 //! Readers take no lock. A link tells where a node is (in words from the private area's start: what is read at each step of a walk
-//! should need no multiplication) and its generation; a node's generation changes before the node is
-//! used again. A reader that has read a node asks whether it still has the link's generation, else what it
-//! read is void. A node that was taken out and is not used yet reads as it was.
+//! should need no multiplication), a label that it was given, and its generation, which changes before the node is
+//! used again. A reader that has read a node asks whether it still has the link's label and generation, else what it
+//! read is void. A node that was taken out and is not used yet reads as it was. A node that a reader finds was in use at
+//! some time since it began; so generations, of which there are a million, are told apart if fewer nodes than that were taken
+//! meanwhile, which is counted.
 //!
-//! Own words (64-bit): 0: the root, for tries; 1: lock; 2: waits that were given up; 3: free list; 4: nodes ever
-//! taken; 5: elements; 6: whether the record is valid; 7-12: the record.
+//! Own words (64-bit): 0: the root, for tries; 1: lock; 2: waits that were given up; 3: free list; 4: nodes
+//! that are not fresh; 5: elements; 6: whether the record is valid; 7-12: the record; 13: nodes ever taken.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -36,7 +38,14 @@ const RECORD_FREED: u64 = 9;
 const RECORD_FREE: u64 = 10;
 const RECORD_FRESH: u64 = 11;
 const RECORD_COUNT: u64 = 12;
-/// Bytes of a node before what its type keeps there: generation and link of the free list.
+const WORD_TAKEN: u64 = 13;
+/// Bits of a label, the lowest of a node's first word; its generation's are those above, of 32.
+const LABEL_BITS: u32 = 12;
+/// What a generation is more than the one before.
+const GENERATION: u32 = 1 << LABEL_BITS;
+/// Generations of a node until they come round.
+const GENERATIONS: u64 = 1 << (32 - LABEL_BITS);
+/// Bytes of a node before what its type keeps there: label and generation, and the link of the free list.
 pub(crate) const NODE_HEADER_BYTES: u64 = 8;
 const NODE_NEXT: u64 = 4;
 
@@ -44,11 +53,17 @@ const NODE_NEXT: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stale;
 
-/// As [`Pool::check`], with the first word of the node.
+/// Whether a node, of which this is the first word, is what a link names.
 #[inline(always)]
 pub(crate) fn check(first: &AtomicU64, link: u64) -> Result<(), Stale> {
     fence(Acquire);
     if first.load(Relaxed) as u32 == (link >> 32) as u32 { Ok(()) } else { Err(Stale) }
+}
+
+/// The label that a link tells.
+#[inline(always)]
+pub(crate) fn label(link: u64) -> u32 {
+    (link >> 32) as u32 % GENERATION
 }
 
 /// A map's nodes.
@@ -77,11 +92,11 @@ pub(crate) struct Change {
 }
 
 impl<'m> Pool<'m> {
-    /// The first `N` words of the node that a link names, the first one with its generation, and which node it is.
+    /// The first `N` words of the node that a link names, the first one with its label and generation, and which node it is.
     #[inline(always)]
     pub(crate) fn words<const N: usize>(&self, link: u64) -> Option<(u32, &'m [AtomicU64; N])> {
         let index = link as u32;
-        Some((index, self.0.node(u64::from(index) * 8)?))
+        Some((index, self.0.nodes()?.at(index)?))
     }
 
     fn word(&self, index: u64) -> &'m AtomicU64 {
@@ -116,14 +131,29 @@ impl<'m> Pool<'m> {
         self.0.word32(self.node_at(index))
     }
 
-    /// `Stale` unless what was read before is the content of the node that the link names.
-    pub(crate) fn check(&self, index: u32, link: u64) -> Result<(), Stale> {
-        check(self.0.word64(self.node_at(index)), link)
+    /// How many nodes were ever taken: for [`Pool::check`], before the first link is read.
+    #[inline(always)]
+    pub(crate) fn taken(&self) -> u64 {
+        self.word(WORD_TAKEN).load(Acquire)
+    }
+
+    /// `Stale` unless what was read since is the content of the node that the link names, if it names one, and of all that was
+    /// checked by its first word.
+    #[inline(always)]
+    pub(crate) fn check(&self, link: u64, since: u64) -> Result<(), Stale> {
+        if let Some(index) = self.index(link) {
+            check(self.0.word64(self.node_at(index)), link)?;
+        }
+        if self.taken().wrapping_sub(since) < GENERATIONS { Ok(()) } else { Err(Stale) }
     }
 
     /// The link that names a node as it is now.
     pub(crate) fn link(&self, index: u32) -> u64 {
         u64::from(self.generation(index).load(Relaxed)) << 32 | u64::from(index)
+    }
+
+    fn lock(&self) -> &'m AtomicU32 {
+        self.0.word32(self.0.own_word(WORD_LOCK))
     }
 
     /// Waits for the lock that were given up, ever.
@@ -133,7 +163,7 @@ impl<'m> Pool<'m> {
 
     /// Lets go of the lock if a dead owner has it; what it wrote down is for whoever gets it next.
     pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
-        release_dead(self.0, self.0.own_word(WORD_LOCK), is_dead);
+        release_dead(self.lock(), is_dead);
     }
 
     /// Runs `change` with the lock held. `EBUSY` if its owner lives and does not let go.
@@ -142,18 +172,55 @@ impl<'m> Pool<'m> {
         cx: &Context,
         change: impl FnOnce(&mut Held<'m>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let at = self.0.own_word(WORD_LOCK);
-        if !lock(self.0, at, cx) {
+        if !lock(self.lock(), cx) {
             self.word(WORD_GAVE_UP).fetch_add(1, Relaxed);
             return Err(Errno::EBUSY);
         }
+        self.finish();
+        let (free, fresh) = (self.word(WORD_FREE).load(Relaxed) as u32, self.word(WORD_FRESH).load(Relaxed));
+        let result = change(&mut Held { pool: *self, free, fresh });
+        unlock(self.lock());
+        result
+    }
+
+    /// Carries out a change that its owner, who died, wrote down.
+    pub(crate) fn finish(&self) {
         if self.word(WORD_VALID).load(Acquire) != 0 {
             self.carry_out();
         }
-        let (free, fresh) = (self.word(WORD_FREE).load(Relaxed) as u32, self.word(WORD_FRESH).load(Relaxed));
-        let result = change(&mut Held { pool: *self, free, fresh });
-        unlock(self.0, at);
-        result
+    }
+
+    /// Nodes that are not fresh any more.
+    pub(crate) fn ever_taken(&self) -> u64 {
+        self.word(WORD_FRESH).load(Relaxed)
+    }
+
+    /// Nodes that there are room for.
+    pub(crate) fn room(&self) -> u64 {
+        let layout = &self.0.geometry.pool;
+        (layout.last - layout.nodes) / u64::from(layout.stride) + 1
+    }
+
+    /// Which node, counted from the first one, is at this index, if one is.
+    pub(crate) fn number(&self, index: u32) -> Option<u64> {
+        let layout = &self.0.geometry.pool;
+        let at = (u64::from(index) * 8).checked_sub(layout.nodes)?;
+        at.is_multiple_of(layout.stride.into()).then(|| at / u64::from(layout.stride))
+    }
+
+    /// The first node of the free list, and the next.
+    pub(crate) fn first_free(&self) -> u64 {
+        self.word(WORD_FREE).load(Relaxed)
+    }
+
+    /// See [`Pool::first_free`].
+    pub(crate) fn next_free(&self, index: u32) -> u64 {
+        self.0.word32(self.node_at(index) + NODE_NEXT).load(Relaxed).into()
+    }
+
+    /// Whether somebody has the lock.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.lock().load(Relaxed) != 0
     }
 
     /// Makes the stores of the record.
@@ -175,10 +242,10 @@ impl<'m> Pool<'m> {
 }
 
 impl Held<'_> {
-    /// A node that nobody reads, with a generation of its own.
-    pub(crate) fn take(&mut self) -> Option<u32> {
+    /// A node that nobody reads, with this label and a generation of its own.
+    pub(crate) fn take(&mut self, label: u32) -> Option<u32> {
         let index = if let Some(index) = self.pool.index(self.free.into()) {
-            self.free = self.pool.0.word32(self.pool.node_at(index) + NODE_NEXT).load(Relaxed);
+            self.free = self.pool.next_free(index) as u32;
             index
         } else {
             let layout = &self.pool.0.geometry.pool;
@@ -187,8 +254,11 @@ impl Held<'_> {
             self.fresh += 1;
             index
         };
-        let generation = self.pool.generation(index);
-        generation.store(generation.load(Relaxed).wrapping_add(1), Relaxed);
+        let (taken, generation) = (self.pool.word(WORD_TAKEN), self.pool.generation(index));
+        taken.store(taken.load(Relaxed).wrapping_add(1), Relaxed);
+        let next = (generation.load(Relaxed) / GENERATION).wrapping_add(1).wrapping_mul(GENERATION);
+        // Who reads the new generation also reads that a node was taken.
+        generation.store(next + label % GENERATION, Release);
         // Who reads what is written to the node from here on also reads its new generation.
         fence(Release);
         Some(index)
@@ -207,5 +277,35 @@ impl Held<'_> {
         set(RECORD_COUNT, pool.count().wrapping_add_signed(change.added));
         pool.word(WORD_VALID).store(1, Release);
         pool.carry_out();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GENERATIONS, Pool, Stale};
+    use crate::raw_memory::Memory;
+    use crate::{Attributes, Context};
+    use ring3_uapi::Errno;
+    use ring3_uapi::bpf::map_type::STACK_TRACE;
+
+    #[test]
+    fn what_was_read_is_void_when_generations_may_have_come_round() {
+        let attributes =
+            Attributes { map_type: STACK_TRACE, key_size: 4, value_size: 8, max_entries: 1, ..Attributes::default() };
+        let memory = Memory::fresh(&attributes);
+        let pool = Pool(&memory);
+        let cx = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| () };
+        // What is taken and not committed is taken again.
+        let take = || pool.locked(&cx, |held| held.take(7).ok_or(Errno::ENOMEM)).expect("a node");
+        let (link, since) = (pool.link(take()), pool.taken());
+        assert_eq!(pool.check(link, since), Ok(()));
+        take();
+        assert_eq!(pool.check(link, since), Err(Stale));
+        for _ in 2..GENERATIONS {
+            take();
+        }
+        assert_eq!(pool.check(link, since), Err(Stale));
+        assert_eq!((pool.link(take()), pool.taken() - since), (link, GENERATIONS));
+        assert_eq!((pool.check(link, since), pool.check(link, since + 1)), (Err(Stale), Ok(())));
     }
 }

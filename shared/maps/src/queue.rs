@@ -5,9 +5,13 @@
 //! died is taken over without repair. There is one place more than elements, so a push that takes
 //! the oldest one's turn writes into a free place as well.
 //!
-//! Own words (64-bit): 0: place of the oldest, count << 32; 1: lock; 2: waits that were given up.
+//! A peek takes no lock: what it read is whole if the word is what it was before, and no change was declared meanwhile after
+//! which it could be that again.
+//!
+//! Own words (64-bit): 0: place of the oldest, count << 32; 1: lock; 2: waits that were given up; 3: changes declared.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
@@ -21,6 +25,9 @@ use crate::raw_memory::Memory;
 pub(crate) const WORD_STATE: u64 = 0;
 pub(crate) const WORD_LOCK: u64 = 1;
 const WORD_GAVE_UP: u64 = 2;
+const WORD_CHANGES: u64 = 3;
+/// Peeks without the lock that changes come between, until one with it.
+const PEEKS_MAX: u32 = 64;
 
 /// A queue's or a stack's operations on its memory.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +57,20 @@ impl Queue<'_> {
         (self.place(word as u32), ((word >> 32) as u32).min(self.0.geometry.header.max_entries))
     }
 
+    fn changes(&self) -> &AtomicU64 {
+        self.0.word64(self.0.own_word(WORD_CHANGES))
+    }
+
     fn set_state(&self, oldest: u32, count: u32) {
+        self.changes().store(self.changes().load(Relaxed).wrapping_add(1), Relaxed);
         let word = u64::from(self.place(oldest)) | u64::from(count) << 32;
         self.0.word64(self.0.own_word(WORD_STATE)).store(word, Release);
+        // Who reads what is written to places from here on also reads the word.
+        fence(Release);
+    }
+
+    fn lock(&self) -> &AtomicU32 {
+        self.0.word32(self.0.own_word(WORD_LOCK))
     }
 
     pub(crate) fn gave_up(&self) -> u64 {
@@ -61,17 +79,16 @@ impl Queue<'_> {
 
     /// Lets go of the lock if a dead owner has it.
     pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
-        release_dead(self.0, self.0.own_word(WORD_LOCK), is_dead);
+        release_dead(self.lock(), is_dead);
     }
 
     fn locked<T>(&self, cx: &Context, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-        let at = self.0.own_word(WORD_LOCK);
-        if !lock(self.0, at, cx) {
+        if !lock(self.lock(), cx) {
             self.0.word64(self.0.own_word(WORD_GAVE_UP)).fetch_add(1, Relaxed);
             return Err(Errno::EBUSY);
         }
         let result = change();
-        unlock(self.0, at);
+        unlock(self.lock());
         result
     }
 
@@ -97,20 +114,40 @@ impl Queue<'_> {
         })
     }
 
-    /// `bpf_map_peek_elem`, or with `remove` `bpf_map_pop_elem`. `ENOENT` from an empty map, and zeros.
+    fn is_stack(&self) -> bool {
+        self.0.geometry.header.map_type == map_type::STACK
+    }
+
+    /// Copies the next element of this state. `ENOENT` if there is none, and zeros.
+    fn read_next(&self, (oldest, count): (u32, u32), out: &mut [u8]) -> Result<(), Errno> {
+        if count == 0 {
+            out.fill(0);
+            return Err(Errno::ENOENT);
+        }
+        self.0.read(self.place_at(oldest, if self.is_stack() { count - 1 } else { 0 }), out);
+        Ok(())
+    }
+
+    /// `bpf_map_peek_elem`. `ENOENT` from an empty map, and zeros.
     /// Mirrors kernel/bpf/queue_stack_maps.c:__queue_map_get and __stack_map_get.
-    pub(crate) fn take(&self, cx: &Context, out: &mut [u8], remove: bool) -> Result<(), Errno> {
-        let lifo = self.0.geometry.header.map_type == map_type::STACK;
+    pub(crate) fn peek(&self, cx: &Context, out: &mut [u8]) -> Result<(), Errno> {
+        for _ in 0..PEEKS_MAX {
+            let (changes, state) = (self.changes().load(Acquire), self.state());
+            let result = self.read_next(state, out);
+            fence(Acquire);
+            if self.state() == state && self.changes().load(Relaxed) == changes {
+                return result;
+            }
+        }
+        self.locked(cx, || self.read_next(self.state(), out))
+    }
+
+    /// `bpf_map_pop_elem`. `ENOENT` from an empty map, and zeros. Mirrors the same.
+    pub(crate) fn pop(&self, cx: &Context, out: &mut [u8]) -> Result<(), Errno> {
         self.locked(cx, || {
             let (oldest, count) = self.state();
-            if count == 0 {
-                out.fill(0);
-                return Err(Errno::ENOENT);
-            }
-            self.0.read(self.place_at(oldest, if lifo { count - 1 } else { 0 }), out);
-            if remove {
-                self.set_state(if lifo { oldest } else { oldest + 1 }, count - 1);
-            }
+            self.read_next((oldest, count), out)?;
+            self.set_state(if self.is_stack() { oldest } else { oldest + 1 }, count - 1);
             Ok(())
         })
     }

@@ -1,4 +1,4 @@
-//! The hash lookups that compiled programs call directly, by type of map and size of key.
+//! The lookups in hash maps and tries that compiled programs call directly, by type of map and size of key.
 //!
 //! They do what `Map::lookup` does, with key sizes that the compiler knows. Links and hashes lie in memory that others
 //! may write: an index is checked before it is followed.
@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, TABLES_OFFSET, View};
 use crate::hash::{END, RESTARTS_MAX, WALK_MAX};
 use crate::hashing::{hash_blocks, hash_half, hash_word, hash_words};
+use crate::raw_memory::{Memory, program_bytes};
+use crate::trie::Trie;
 
 /// A key of a size that the compiler knows.
 trait Key: Copy {
@@ -224,4 +226,38 @@ lookups! {
     hash_lookup_8, percpu_hash_lookup_8, lru_hash_lookup_8, lru_percpu_hash_lookup_8: u64;
     hash_lookup_16, percpu_hash_lookup_16, lru_hash_lookup_16, lru_percpu_hash_lookup_16: [u64; 2];
     hash_lookup_64, percpu_hash_lookup_64, lru_hash_lookup_64, lru_percpu_hash_lookup_64: Long;
+}
+
+/// # Safety
+/// As for [`trie_lookup_8`], with a key of this many bytes.
+#[inline(always)]
+unsafe fn trie_lookup<const BYTES: usize>(view: u64, key: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    let View { base, geometry } = unsafe { &*(view as *const View) };
+    // SAFETY: the view is that of a mapped map.
+    let memory = unsafe { Memory::new(*base as *mut u8, geometry) };
+    // SAFETY: the caller's promise.
+    let key = unsafe { program_bytes(key, BYTES) };
+    let value_bytes = u64::from(geometry.header.value_size);
+    Trie(&memory).find(key).map_or(0, |offset| memory.pointer(offset, value_bytes) as u64)
+}
+
+/// Looks up a key of this size in a trie: the address of the value of the longest prefix that fits, or 0.
+///
+/// # Safety
+/// `view` is the address of such a map's view in this process, `key` of that many readable bytes.
+#[inline]
+pub unsafe fn trie_lookup_8(view: u64, key: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { trie_lookup::<8>(view, key) }
+}
+
+/// See [`trie_lookup_8`].
+///
+/// # Safety
+/// As there.
+#[inline]
+pub unsafe fn trie_lookup_20(view: u64, key: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { trie_lookup::<20>(view, key) }
 }

@@ -67,7 +67,7 @@ impl<'g> Map<'g> {
 
     /// The ring buffer in it.
     pub fn ring(&self) -> Option<Ring<'g>> {
-        (self.header().map_type == map_type::RINGBUF).then_some(Ring::new(self.memory))
+        self.memory.ring().filter(|_| self.header().map_type == map_type::RINGBUF).map(Ring)
     }
 
     /// The user ring buffer in it.
@@ -114,6 +114,8 @@ impl<'g> Map<'g> {
         match self.kind() {
             Kind::Hash(hash) => hash.check(),
             Kind::Queue(queue) => queue.check(),
+            Kind::Trie(trie) => trie.check(),
+            Kind::Stacks(stacks) => stacks.check(),
             _ => self.ring().map_or(Ok(Census::default()), |ring| ring.check()),
         }
     }
@@ -358,7 +360,7 @@ impl<'g> Map<'g> {
     /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM` of types without keys.
     pub fn user_pop(&self, cx: &Context, out: &mut [u8]) -> Result<(), Errno> {
         match self.kind() {
-            Kind::Queue(queue) => queue.take(cx, out, true),
+            Kind::Queue(queue) => queue.pop(cx, out),
             _ => Err(Errno::EOPNOTSUPP),
         }
     }
@@ -366,7 +368,7 @@ impl<'g> Map<'g> {
     /// `BPF_MAP_LOOKUP_ELEM` of types without keys: a queue gives a value, a Bloom filter is asked for one.
     pub fn user_peek(&self, cx: &Context, value: &mut [u8]) -> Result<(), Errno> {
         match self.kind() {
-            Kind::Queue(queue) => queue.take(cx, value, false),
+            Kind::Queue(queue) => queue.peek(cx, value),
             Kind::Bloom(bloom) => bloom.peek(value),
             _ => Err(Errno::EOPNOTSUPP),
         }

@@ -1,10 +1,13 @@
 //! The memory of one map: every access goes through [`Memory`], which checks offsets against the geometry.
 
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use ring3_layout::map::MAP_MAGIC;
+use ring3_uapi::flags::BPF_RINGBUF_HDR_SZ;
 
 use crate::geometry::{Geometry, View, WORDS_OFFSET};
+use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT};
 
 /// A mapped map: base of the file's first byte, and the geometry that bounds every access.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +22,110 @@ unsafe impl Send for Memory<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory<'_> {}
 
+/// The nodes of a pool: a value of its own, which stays in registers whatever the atomics do. What is counted in words, is
+/// counted from the private area's start.
+#[derive(Clone, Copy)]
+pub(crate) struct Nodes<'g, const N: usize> {
+    area: *mut u64,
+    /// The first node's word, and how many words from it to the last's.
+    first: u64,
+    span: u64,
+    geometry: PhantomData<&'g Geometry>,
+}
+
+impl<'g, const N: usize> Nodes<'g, N> {
+    /// The first words of the node at the word `index`, if one can be there.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: u32) -> Option<&'g [AtomicU64; N]> {
+        let index = u64::from(index);
+        let inside = index.wrapping_sub(self.first) <= self.span;
+        let pointer: *const [AtomicU64; N] = self.area.wrapping_add(index as usize).cast();
+        // SAFETY: between the first and the last node there is room for `N` words of a node; aligned (the private area is
+        // page-aligned), and atomics are valid for any bytes.
+        inside.then(|| unsafe { &*pointer })
+    }
+}
+
+/// A ring buffer's memory, whose geometry was looked at once: positions, which may be any, lead to places in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingMemory<'g> {
+    pub(crate) lock: &'g AtomicU32,
+    pub(crate) consumer: &'g AtomicU64,
+    pub(crate) producer: &'g AtomicU64,
+    /// First of twice as many bytes as a power of two less `mask`.
+    data: *mut u8,
+    mask: u64,
+}
+
+// SAFETY: as for Memory.
+unsafe impl Send for RingMemory<'_> {}
+// SAFETY: as for Send.
+unsafe impl Sync for RingMemory<'_> {}
+
+impl<'g> RingMemory<'g> {
+    /// Bytes of the buffer.
+    pub(crate) fn size(&self) -> u64 {
+        self.mask + 1
+    }
+
+    /// Offset in the data of the record at a position.
+    fn place(&self, position: u64) -> usize {
+        (position & self.mask & !7) as usize
+    }
+
+    /// A header's length and flags, and its record's owner.
+    #[inline(always)]
+    pub(crate) fn header(&self, position: u64) -> &'g [AtomicU32; 2] {
+        let pointer: *const [AtomicU32; 2] = self.data.wrapping_add(self.place(position)).cast();
+        // SAFETY: a place lies before the mask's end, behind which there is as much again; aligned, and atomics are valid
+        // for any bytes.
+        unsafe { &*pointer }
+    }
+
+    /// Address of the data of the record at a position.
+    #[inline(always)]
+    pub(crate) fn address(&self, position: u64) -> u64 {
+        self.data.wrapping_add(self.place(position)) as u64 + u64::from(BPF_RINGBUF_HDR_SZ)
+    }
+
+    /// The position in the buffer of the record whose data is at this address.
+    #[inline(always)]
+    pub(crate) fn position_of(&self, address: u64) -> Option<u64> {
+        let at = address.wrapping_sub(self.data as u64 + u64::from(BPF_RINGBUF_HDR_SZ));
+        (at <= self.mask).then_some(at)
+    }
+
+    /// Writes a record's data, if that is not longer than the buffer.
+    #[inline(always)]
+    pub(crate) fn write(&self, position: u64, bytes: &[u8]) {
+        if bytes.len() as u64 + u64::from(BPF_RINGBUF_HDR_SZ) <= self.size() {
+            let data = self.address(position) as *mut u8;
+            // SAFETY: from a place on there is as much as the buffer has; the source is a distinct slice, or part of another map.
+            unsafe { core::ptr::copy(bytes.as_ptr(), data, bytes.len()) };
+        }
+    }
+}
+
 impl<'g> Memory<'g> {
+    /// As a ring buffer; `None` if its geometry is not one's.
+    #[inline(always)]
+    pub(crate) fn ring(&self) -> Option<RingMemory<'g>> {
+        let size = u64::from(self.geometry.header.max_entries);
+        let private = self.geometry.header.data_bytes;
+        let fits = size.is_power_of_two() && size >= 8 && private == DATA_AT + 2 * size;
+        let at = |offset: u64| self.base.wrapping_add(offset as usize);
+        if !fits || private + WORDS_OFFSET + 8 > self.geometry.file_bytes() {
+            return None;
+        }
+        // SAFETY: as in word32: own word 0 is in the file, as was seen.
+        let lock = unsafe { AtomicU32::from_ptr(at(private + WORDS_OFFSET).cast()) };
+        // SAFETY: as in word64: the positions lie before the data.
+        let consumer = unsafe { AtomicU64::from_ptr(at(CONSUMER_AT).cast()) };
+        // SAFETY: as above.
+        let producer = unsafe { AtomicU64::from_ptr(at(PRODUCER_AT).cast()) };
+        Some(RingMemory { lock, consumer, producer, data: at(DATA_AT), mask: size - 1 })
+    }
+
     /// # Safety
     /// `base..base + geometry.file_bytes()` stays mapped, readable and (for operations that write) writable as
     /// long as the value is used.
@@ -59,11 +165,6 @@ impl<'g> Memory<'g> {
         }
     }
 
-    /// Offset in the file of an address in the map's memory.
-    pub(crate) fn offset_of(&self, address: u64) -> Option<u64> {
-        address.checked_sub(self.base as u64).filter(|offset| *offset < self.geometry.file_bytes())
-    }
-
     /// The offset if a word of `bytes` bytes is there, else that of a spare one before the own words: the agent has
     /// no memory of its own for a dummy.
     fn checked(&self, offset: u64, bytes: u64) -> usize {
@@ -86,16 +187,14 @@ impl<'g> Memory<'g> {
         unsafe { AtomicU64::from_ptr(pointer.cast()) }
     }
 
-    /// The first `N` words of the node of a pool that is at `at`, words from the private area's start times 8, if one can be there.
+    /// The nodes of its pool, of which `N` words are looked at; `None` if they have not that many.
     #[inline(always)]
-    pub(crate) fn node<const N: usize>(&self, at: u64) -> Option<&'g [AtomicU64; N]> {
+    pub(crate) fn nodes<const N: usize>(&self) -> Option<Nodes<'g, N>> {
         let pool = &self.geometry.pool;
-        let inside = at.wrapping_sub(pool.nodes) <= pool.last.wrapping_sub(pool.nodes);
-        let room = pool.stride as usize >= N * 8 && pool.nodes <= pool.last;
-        let pointer: *const [AtomicU64; N] = self.base.wrapping_add(self.private(at) as usize).cast();
-        // SAFETY: between the first and the last node there is room for a node's words; aligned (the private area is
-        // page-aligned, `at` a multiple of 8), and atomics are valid for any bytes.
-        (inside && room).then(|| unsafe { &*pointer })
+        let room = pool.stride as usize >= N * 8;
+        let area = self.base.wrapping_add(self.private(0) as usize).cast();
+        let span = pool.last.checked_sub(pool.nodes).filter(|_| room)?;
+        Some(Nodes { area, first: pool.nodes / 8, span: span / 8, geometry: PhantomData })
     }
 
     /// Copies from the map to `out`; true if the bytes are in the file.
@@ -168,4 +267,16 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     let ((half_a, rest_a), (half_b, rest_b)) = (rest_a.as_chunks::<4>(), rest_b.as_chunks::<4>());
     let half = half_a.iter().zip(half_b).all(|(x, y)| u32::from_le_bytes(*x) == u32::from_le_bytes(*y));
     words && half && rest_a.iter().zip(rest_b).all(|(x, y)| x == y)
+}
+
+#[cfg(test)]
+impl Memory<'static> {
+    /// Memory of its own, which stays.
+    pub(crate) fn fresh(attributes: &crate::Attributes) -> Memory<'static> {
+        extern crate std;
+        let geometry = std::boxed::Box::leak(std::boxed::Box::new(Geometry::new(attributes).expect("valid")));
+        let words = std::vec![0u64; geometry.file_bytes().div_ceil(8) as usize].leak();
+        // SAFETY: as many bytes, which are never freed.
+        unsafe { Memory::new(words.as_mut_ptr().cast(), geometry) }
+    }
 }

@@ -108,7 +108,7 @@ impl<'g> PerfBuffer<'g> {
 
     /// Takes away what dead owners left: the lock.
     pub fn bury(&self, is_dead: impl Fn(u32) -> bool) {
-        release_dead(&self.memory, self.memory.own_word(0), is_dead);
+        release_dead(self.memory.word32(self.memory.own_word(0)), is_dead);
     }
 
     /// Writes a sample; `Ok(true)` if the reader must be woken.
@@ -123,12 +123,12 @@ impl<'g> PerfBuffer<'g> {
         if total > RECORD_BYTES_MAX {
             return Err(Errno::E2BIG);
         }
-        let lock_at = self.memory.own_word(0);
-        if !lock(&self.memory, lock_at, cx) {
+        let word = self.memory.word32(self.memory.own_word(0));
+        if !lock(word, cx) {
             return Err(Errno::EBUSY);
         }
         let written = self.write_record(sample, with_time, raw, total);
-        unlock(&self.memory, lock_at);
+        unlock(word);
         written
     }
 

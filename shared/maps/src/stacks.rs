@@ -90,7 +90,7 @@ impl<'m> Stacks<'m> {
         self.0.private(TABLES_OFFSET + u64::from(id) * STACK_BUCKET_BYTES)
     }
 
-    fn bucket(&self, id: u32) -> u64 {
+    pub(crate) fn bucket(&self, id: u32) -> u64 {
         self.0.word64(self.bucket_at(id)).load(Acquire)
     }
 
@@ -99,7 +99,7 @@ impl<'m> Stacks<'m> {
         (id <= self.0.geometry.pool.bucket_mask).then_some(id)
     }
 
-    fn summary(&self, index: u32) -> u64 {
+    pub(crate) fn summary(&self, index: u32) -> u64 {
         self.pool().node_at(index) + NODE_SUMMARY
     }
 
@@ -112,6 +112,7 @@ impl<'m> Stacks<'m> {
     /// Whether the node of a bucket is this stack. `Err(EEXIST)` if it is another one; `Ok(false)` if there is none.
     fn holds(&self, id: u32, summary: u64, addresses: &[u64], flags: u64) -> Result<bool, Errno> {
         for _ in 0..RESTARTS_MAX {
+            let since = self.pool().taken();
             let link = self.bucket(id);
             let Some(index) = self.pool().index(link) else { return Ok(false) };
             let there = self.0.word64(self.summary(index)).load(Relaxed);
@@ -121,7 +122,7 @@ impl<'m> Stacks<'m> {
                 self.0.word64(self.address_at(index, number)).load(Relaxed) == *address
             };
             let equal = alike && (flags & BPF_F_FAST_STACK_CMP != 0 || addresses.iter().enumerate().all(same));
-            if self.pool().check(index, link) != Err(Stale) {
+            if self.pool().check(link, since) != Err(Stale) {
                 return if equal { Ok(true) } else { Err(Errno::EEXIST) };
             }
         }
@@ -149,7 +150,7 @@ impl<'m> Stacks<'m> {
             if wanted()? {
                 return Ok(id);
             }
-            let index = held.take().ok_or(Errno::ENOMEM)?;
+            let index = held.take(0).ok_or(Errno::ENOMEM)?;
             self.0.word64(self.summary(index)).store(summary, Relaxed);
             for (number, address) in addresses.iter().enumerate() {
                 let at = self.address_at(index, number);
@@ -174,6 +175,7 @@ impl<'m> Stacks<'m> {
     pub(crate) fn copy(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
         let id = self.id_of(key).ok_or(Errno::ENOENT)?;
         for _ in 0..RESTARTS_MAX {
+            let since = self.pool().taken();
             let link = self.bucket(id);
             let index = self.pool().index(link).ok_or(Errno::ENOENT)?;
             let count = (self.0.word64(self.summary(index)).load(Relaxed) >> 32) as usize;
@@ -181,7 +183,7 @@ impl<'m> Stacks<'m> {
             out.fill(0);
             let out = out.get_mut(..bytes).ok_or(Errno::EINVAL)?;
             self.0.read(self.pool().node_at(index) + STACK_DATA_OFFSET, out);
-            if self.pool().check(index, link) != Err(Stale) {
+            if self.pool().check(link, since) != Err(Stale) {
                 return Ok(());
             }
         }

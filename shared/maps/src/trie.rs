@@ -3,7 +3,8 @@
 //! The tree is the kernel's, node by node, since the order of iteration follows from it: a node has a prefix that its
 //! children's prefixes go on from, one for each next bit; nodes without a value stand where two prefixes part. An update
 //! of a prefix that is there replaces its node, so values that somebody reads never change under him.
-//! Nodes come from a [`Pool`], which says how readers and deaths are dealt with.
+//! Nodes come from a [`Pool`], which says how readers and deaths are dealt with. The label of a node is its prefix's length: so a
+//! link tells which bit of a key leads on from the node, and a walk need not wait for what is in it.
 //!
 //! A node: generation and free list (the pool's), the links of two children, prefix length and flags, the prefix's bytes
 //! as they were given, the value.
@@ -16,7 +17,7 @@ use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
 
 use crate::Context;
 use crate::geometry::TRIE_DATA_OFFSET;
-use crate::pool::{Change, Held, NODE_HEADER_BYTES, Pool, Stale, check};
+use crate::pool::{Change, Held, NODE_HEADER_BYTES, Pool, Stale, check, label};
 use crate::raw_memory::Memory;
 
 /// Bytes of a key before its data: the prefix length.
@@ -34,17 +35,21 @@ pub(crate) struct Trie<'m>(pub(crate) &'m Memory<'m>);
 
 /// `struct bpf_lpm_trie_key`.
 #[derive(Clone, Copy, Debug)]
-struct Key<'k> {
-    bits: u32,
+pub(crate) struct Key<'k> {
+    pub(crate) bits: u32,
     data: &'k [u8],
     /// The first eight bytes of the data.
     first: u64,
 }
 
 impl<'k> Key<'k> {
-    fn new(bytes: &'k [u8]) -> Key<'k> {
+    pub(crate) fn new(bytes: &'k [u8]) -> Key<'k> {
         let (bits, data) = bytes.split_first_chunk().unwrap_or((&[0; KEY_DATA_OFFSET], &[]));
-        let key = Key { bits: u32::from_le_bytes(*bits), data, first: 0 };
+        Key::of(u32::from_le_bytes(*bits), data)
+    }
+
+    pub(crate) fn of(bits: u32, data: &'k [u8]) -> Key<'k> {
+        let key = Key { bits, data, first: 0 };
         Key { first: key.word(0), ..key }
     }
 
@@ -72,24 +77,36 @@ impl<'k> Key<'k> {
 
     /// The bit at `index` of the data, most significant first.
     #[inline(always)]
-    fn bit(&self, index: u32) -> usize {
-        if let Some(distance) = 63u32.checked_sub(index) {
-            return (self.first >> distance & 1) as usize;
+    pub(crate) fn bit(&self, index: u32) -> usize {
+        if index < u64::BITS {
+            return bit(self.first, index);
         }
         self.data.get(index as usize / 8).map_or(0, |byte| usize::from(byte >> (7 - index % 8) & 1))
     }
 }
 
+/// The bit at `index` of a word's 64 or of several words', most significant first.
+#[inline(always)]
+fn bit(word: u64, index: u32) -> usize {
+    (word.wrapping_shl(index) >> 63) as usize
+}
+
+/// Whether none of a word's first `bits` bits, 64 at most, is set.
+#[inline(always)]
+fn same(word: u64, bits: u32) -> bool {
+    bits == 0 || word.wrapping_shr(u64::BITS.wrapping_sub(bits)) == 0
+}
+
 /// A node, read.
 #[derive(Clone, Copy, Debug)]
-struct Node {
+pub(crate) struct Node {
     index: u32,
     link: u64,
-    children: [u64; 2],
-    bits: u32,
-    intermediate: bool,
+    pub(crate) children: [u64; 2],
+    pub(crate) bits: u32,
+    pub(crate) intermediate: bool,
     /// Bits that it has in common with the key it was read for.
-    matched: u32,
+    pub(crate) matched: u32,
 }
 
 impl Node {
@@ -120,11 +137,11 @@ impl<'m> Trie<'m> {
     }
 
     /// Bits of the longest prefix.
-    fn bits_max(&self) -> u32 {
+    pub(crate) fn bits_max(&self) -> u32 {
         (self.0.geometry.header.key_size.saturating_sub(KEY_DATA_OFFSET as u32)).saturating_mul(8)
     }
 
-    fn data_bytes(&self) -> usize {
+    pub(crate) fn data_bytes(&self) -> usize {
         (self.0.geometry.header.key_size as usize).saturating_sub(KEY_DATA_OFFSET)
     }
 
@@ -132,7 +149,7 @@ impl<'m> Trie<'m> {
         self.pool().node_at(index) + NODE_CHILDREN + if bit == 0 { 0 } else { 8 }
     }
 
-    fn data_at(&self, index: u32) -> u64 {
+    pub(crate) fn data_at(&self, index: u32) -> u64 {
         self.pool().node_at(index) + TRIE_DATA_OFFSET
     }
 
@@ -140,7 +157,7 @@ impl<'m> Trie<'m> {
         self.data_at(index) + (self.data_bytes() as u64).next_multiple_of(8)
     }
 
-    fn root(&self) -> u64 {
+    pub(crate) fn root(&self) -> u64 {
         self.0.word64(self.pool().root_at()).load(Acquire)
     }
 
@@ -172,7 +189,7 @@ impl<'m> Trie<'m> {
     }
 
     #[inline(always)]
-    fn read(&self, link: u64, key: &Key<'_>) -> Result<Option<Node>, Stale> {
+    pub(crate) fn read(&self, link: u64, key: &Key<'_>) -> Result<Option<Node>, Stale> {
         let Some((index, words)) = self.pool().words(link) else { return Ok(None) };
         let [generation, zero, one, prefix, data]: &[AtomicU64; 5] = words;
         let prefix = prefix.load(Relaxed);
@@ -189,41 +206,72 @@ impl<'m> Trie<'m> {
         Ok(Some(node))
     }
 
-    /// The link of the node with the longest prefix that fits the key, 0 for none.
+    /// The link of the node with the longest prefix that fits the key, 0 for none; `WORDS`: those of its data, 0 for more than two.
     /// Mirrors kernel/bpf/lpm_trie.c:trie_lookup_elem.
     #[inline(always)]
-    fn longest(&self, key: &Key<'_>) -> Result<u64, Stale> {
-        let bits_max = self.bits_max();
-        let (mut found, mut link) = (0, self.root());
-        // A copy of its own stays in registers, whatever the atomics do.
-        let memory = *self.0;
-        let pool = Pool(&memory);
-        for _ in 0..=bits_max {
-            let Some((index, words)) = pool.words(link) else { break };
-            let [generation, _, _, prefix, data]: &[AtomicU64; 5] = words;
-            let prefix = prefix.load(Relaxed);
-            let bits = prefix as u32;
-            let matched = self.matched(index, u64::from_be(data.load(Relaxed)), bits, key);
+    fn longest<const WORDS: usize>(&self, key: &Key<'_>) -> Result<u64, Stale> {
+        let Some(nodes) = self.0.nodes() else { return Ok(0) };
+        let (first, second) = (key.first, if WORDS == 2 { key.word(1) } else { 0 });
+        let (mut found, mut link, mut longer_than) = (0, self.root(), 0);
+        while let Some(words) = nodes.at(link as u32) {
+            // (What is no word of the data, is one of the value.)
+            let [tag, _, _, prefix, there, further]: &[AtomicU64; 6] = words;
+            let bits = label(link);
+            let side = match WORDS {
+                1 => bit(first, bits),
+                2 => bit(if bits & u64::BITS == 0 { first } else { second }, bits),
+                _ => key.bit(bits),
+            };
             // By index: which child it is cannot be foretold, so a branch would cost more than all the rest.
-            let next = words.get(1 + key.bit(bits)).map_or(0, |child| child.load(Acquire));
-            check(generation, link)?;
-            if matched < bits {
+            let next = words.get(1 + side).map_or(0, |child| child.load(Acquire));
+            let differ = u64::from_be(there.load(Relaxed)) ^ first;
+            let fits = match WORDS {
+                1 => same(differ, bits),
+                _ if bits <= u64::BITS => same(differ, bits),
+                2 => differ == 0 && same(u64::from_be(further.load(Relaxed)) ^ second, bits - u64::BITS),
+                _ => differ == 0 && self.matched_beyond(link as u32, bits, key) >= bits,
+            };
+            let has_value = prefix.load(Relaxed) >> 32 == 0;
+            check(tag, link)?;
+            // (Where prefixes did not get longer, memory would be damaged.)
+            if !fits || bits > key.bits || bits < longer_than {
                 break;
             }
-            found = if prefix & INTERMEDIATE == 0 { link } else { found };
-            link = next;
+            found = if has_value { link } else { found };
+            (link, longer_than) = (next, bits + 1);
         }
         Ok(found)
     }
 
+    /// As `longest`, whatever the size of the data; and what [`Pool::check`] wants to know.
+    #[inline(always)]
+    fn longest_of(&self, key: &Key<'_>) -> Result<(u64, u64), Stale> {
+        let since = self.pool().taken();
+        let link = match key.data.len() {
+            ..=8 => self.longest::<1>(key)?,
+            9..=16 => self.longest::<2>(key)?,
+            _ => self.longest::<0>(key)?,
+        };
+        self.pool().check(link, since)?;
+        Ok((link, since))
+    }
+
+    /// As `longest_of`, until no node was used anew meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn longest_again(&self, key: &Key<'_>) -> Result<(u64, u64), Stale> {
+        (1..RESTARTS_MAX).find_map(|_| self.longest_of(key).ok()).ok_or(Stale)
+    }
+
     /// Offset of the value of the longest prefix that fits the key.
+    #[inline(always)]
     pub(crate) fn find(&self, key: &[u8]) -> Option<u64> {
         let key = Key::new(key);
         if key.bits > self.bits_max() {
             return None;
         }
-        let whole = |link: &u64| self.pool().index(*link).is_none_or(|index| self.pool().check(index, *link).is_ok());
-        let link = (0..RESTARTS_MAX).find_map(|_| self.longest(&key).ok().filter(whole))?;
+        let found = self.longest_of(&key).or_else(|Stale| self.longest_again(&key));
+        let (link, _) = found.ok()?;
         self.pool().index(link).map(|index| self.value_at(index))
     }
 
@@ -234,10 +282,10 @@ impl<'m> Trie<'m> {
             return Err(Errno::ENOENT);
         }
         for _ in 0..RESTARTS_MAX {
-            let Ok(found) = self.longest(&key) else { continue };
-            let index = self.pool().index(found).ok_or(Errno::ENOENT)?;
+            let Ok((link, since)) = self.longest_of(&key) else { continue };
+            let index = self.pool().index(link).ok_or(Errno::ENOENT)?;
             self.0.read(self.value_at(index), out);
-            if self.pool().check(index, found).is_ok() {
+            if self.pool().check(link, since).is_ok() {
                 return Ok(());
             }
         }
@@ -289,7 +337,7 @@ impl<'m> Trie<'m> {
                 Some(node) if !node.intermediate => 0,
                 _ => self.check_add(flags)?,
             };
-            let fresh = held.take().ok_or(Errno::ENOMEM)?;
+            let fresh = held.take(key.bits).ok_or(Errno::ENOMEM)?;
             self.0.write(self.data_at(fresh), key.data);
             self.0.write(self.value_at(fresh), value);
             let (children, freed) = match (same, spot.node) {
@@ -313,7 +361,7 @@ impl<'m> Trie<'m> {
         let bit = if node.matched == key.bits {
             let mut byte = [0];
             self.0.read(self.data_at(node.index) + u64::from(node.matched / 8), &mut byte);
-            Key { bits: 0, data: &byte, first: u64::from(byte[0]) << 56 }.bit(node.matched % 8)
+            Key::of(0, &byte).bit(node.matched % 8)
         } else {
             1 - key.bit(node.matched)
         };
@@ -322,7 +370,7 @@ impl<'m> Trie<'m> {
 
     /// A node without a value where the key parts from `node`; the link to it.
     fn part(&self, held: &mut Held<'_>, key: &Key<'_>, node: Node, fresh: u64) -> Result<u64, Errno> {
-        let index = held.take().ok_or(Errno::ENOMEM)?;
+        let index = held.take(node.matched).ok_or(Errno::ENOMEM)?;
         let (from, to) = (self.data_at(node.index), self.data_at(index));
         for offset in (0..self.data_bytes() as u64).step_by(8) {
             self.0.word64(to + offset).store(self.0.word64(from + offset).load(Relaxed), Relaxed);
@@ -413,19 +461,20 @@ impl<'m> Trie<'m> {
     pub(crate) fn next(&self, key: Option<&[u8]>, out: &mut [u8]) -> Result<(), Errno> {
         let known = key.map(Key::new).filter(|key| key.bits <= self.bits_max());
         for _ in 0..RESTARTS_MAX {
+            let since = self.pool().taken();
             let next = match &known {
                 Some(key) => self.behind(key),
-                None => self.first_below(self.root(), &Key { bits: 0, data: &[], first: 0 }),
+                None => self.first_below(self.root(), &Key::of(0, &[])),
             };
             let Ok(next) = next else { continue };
-            let node = next.ok_or(Errno::ENOENT)?;
-            if let Some((bits, data)) = out.split_first_chunk_mut() {
+            let link = next.map_or(0, |node| node.link);
+            if let Some((node, (bits, data))) = next.zip(out.split_first_chunk_mut()) {
                 *bits = node.bits.to_le_bytes();
                 let _: &[u8; KEY_DATA_OFFSET] = bits;
                 self.0.read(self.data_at(node.index), data);
             }
-            if self.pool().check(node.index, node.link).is_ok() {
-                return Ok(());
+            if self.pool().check(link, since).is_ok() {
+                return next.map(|_| ()).ok_or(Errno::ENOENT);
             }
         }
         Err(Errno::EBUSY)

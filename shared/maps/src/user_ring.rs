@@ -59,7 +59,7 @@ impl<'m> UserRing<'m> {
 
     /// Makes room for another consumer if this one is dead.
     pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
-        release_dead(&self.memory, self.memory.own_word(0), is_dead);
+        release_dead(self.memory.word32(self.memory.own_word(0)), is_dead);
     }
 
     /// Whether the producer may write. Mirrors kernel/bpf/ringbuf.c:ringbuf_map_poll_user.

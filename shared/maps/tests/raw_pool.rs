@@ -5,7 +5,7 @@ mod raw;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use ring3_maps::{Attributes, Context, Map};
+use ring3_maps::{Attributes, Context, Map, View, trie_lookup_8, trie_lookup_20};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_FAST_STACK_CMP, BPF_F_NO_PREALLOC, BPF_F_REUSE_STACKID, BPF_F_STACK_BUILD_ID};
@@ -133,6 +133,18 @@ proptest! {
                     let found = shared.map().user_lookup(&wanted, &mut out).map(|()| &out[..]).ok();
                     let expected = if bits > data_bytes * 8 { None } else { model.lookup(bits, &data) };
                     prop_assert_eq!(found, expected);
+                    let view = View { base: shared.base as u64, geometry: shared.geometry };
+                    let (view, at) = (&raw const view as u64, wanted.as_ptr() as u64);
+                    let specialised = match data_bytes {
+                        // SAFETY: the view of a live map, and a key of its size.
+                        4 => unsafe { trie_lookup_8(view, at) },
+                        // SAFETY: as above.
+                        16 => unsafe { trie_lookup_20(view, at) },
+                        _ => continue,
+                    };
+                    // SAFETY: a key of the map's size.
+                    prop_assert_eq!(specialised, unsafe { shared.map().lookup(at, 0) });
+                    prop_assert_eq!(specialised != 0, expected.is_some());
                 }
                 _ => {
                     let (mut out, all) = (vec![0; wanted.len()], model.keys());
@@ -144,6 +156,8 @@ proptest! {
                 }
             }
             prop_assert_eq!(keys(&shared.map()), model.keys());
+            let census = shared.map().check();
+            prop_assert_eq!(census.map(|census| census.elements), Ok(model.prefixes.len() as u64));
         }
     }
 }
@@ -214,6 +228,8 @@ fn readers_between_writers_find_a_prefix_that_fits_and_never_miss_one_that_stays
 fn check_whole(map: &Map, max: u32) {
     let cx = waiting(1);
     let left = keys(map);
+    let census = map.check().expect("whole");
+    assert_eq!((census.elements, census.locked), (left.len() as u64, 0));
     let distinct: std::collections::BTreeSet<_> = left.iter().collect();
     assert_eq!(distinct.len(), left.len());
     left.iter().for_each(|key| map.user_delete(&cx, key).expect("listed"));
@@ -280,6 +296,7 @@ fn a_writer_killed_at_any_instant_costs_no_prefix_and_no_room() {
             let data = [key[4], key[5], key[6], key[7]];
             get(&map, data).expect("a prefix fits its own data");
         }
+        map.check().expect("whole");
         if kill % 10 == 9 {
             check_whole(&map, MAX);
         }

@@ -167,3 +167,92 @@ fn two_users_of_a_queue_keep_it_whole() {
         shared.restore(&before);
     }
 }
+
+#[test]
+fn a_peek_shows_one_of_the_elements_that_were_next_and_no_mixture() {
+    for map_type in [map_type::QUEUE, map_type::STACK] {
+        let shared =
+            Shared::fresh(Attributes { map_type, value_size: 24, max_entries: 2, cpus: 1, ..Attributes::default() });
+        let push = |map: &Map, byte: u8| map.user_push(&context(2), &[byte; 24], 0).expect("room");
+        push(&shared.map(), 1);
+        let answer = Shared::new(shared.geometry);
+        let peek = |map: &Map| {
+            let mut value = [0; 24];
+            map.user_peek(&context(1), &mut value).unwrap_or(());
+            // SAFETY: the answer's memory has more than 24 bytes; the child writes them, the parent reads later.
+            unsafe { answer.base.cast::<[u8; 24]>().write_volatile(value) };
+        };
+        // At the end the one element lies where the first one lay.
+        let churn = |map: &Map| {
+            for byte in 2..=4 {
+                map.user_pop(&context(2), &mut [0; 24]).expect("there is one");
+                push(map, byte);
+            }
+        };
+        let judge = || {
+            // SAFETY: as above; the child has ended.
+            let value = unsafe { answer.base.cast::<[u8; 24]>().read_volatile() };
+            assert!([1, 4].map(|byte| [byte; 24]).contains(&value), "{value:?}");
+        };
+        interrupted(&shared, &peek, &churn, &judge);
+    }
+}
+
+#[test]
+fn a_lookup_in_a_trie_finds_a_prefix_that_was_the_longest() {
+    for data_bytes in [4u32, 16, 20] {
+        let attributes = Attributes {
+            map_type: map_type::LPM_TRIE,
+            key_size: 4 + data_bytes,
+            value_size: 16,
+            max_entries: 5,
+            map_flags: ring3_uapi::flags::BPF_F_NO_PREALLOC,
+            cpus: 1,
+            ..Attributes::default()
+        };
+        let shared = Shared::fresh(attributes);
+        let data_bits = data_bytes * 8;
+        // The last byte tells prefixes apart.
+        let key = |bits: u32, last: u8| {
+            let mut key = [0; 24];
+            key[..4].copy_from_slice(&bits.to_le_bytes());
+            key[3 + data_bytes as usize] = last;
+            key
+        };
+        let size = 4 + data_bytes as usize;
+        let put = |map: &Map, bits, last, value: u8| {
+            map.user_update(&context(2), &key(bits, last)[..size], &[value; 16], 0).expect("room");
+        };
+        let delete = |map: &Map, bits, last| {
+            map.user_delete(&context(2), &key(bits, last)[..size]).expect("there");
+        };
+        put(&shared.map(), data_bits - 8, 0, 1);
+        put(&shared.map(), data_bits, 0x11, 2);
+        put(&shared.map(), data_bits, 0x80, 3);
+        let answer = Shared::new(shared.geometry);
+        let lookup = |map: &Map| {
+            let mut value = [0; 16];
+            map.user_lookup(&key(data_bits, 0x11)[..size], &mut value).unwrap_or(());
+            // SAFETY: the answer's memory has more than 16 bytes; the child writes them, the parent reads later.
+            unsafe { answer.base.cast::<[u8; 16]>().write_volatile(value) };
+        };
+        // Nodes go and are used again for other prefixes, which do not fit, and the sought one comes back.
+        let churn = |map: &Map| {
+            delete(map, data_bits, 0x11);
+            delete(map, data_bits, 0x80);
+            put(map, data_bits, 0x91, 97);
+            put(map, data_bits, 0x92, 98);
+            put(map, data_bits - 4, 0x20, 99);
+            put(map, data_bits, 0x11, 4);
+            put(map, data_bits - 8, 0, 5);
+        };
+        let judge = || {
+            // SAFETY: as above; the child has ended.
+            let value = unsafe { answer.base.cast::<[u8; 16]>().read_volatile() };
+            // (Once the longest one was read, what is above it does not matter.)
+            assert!([2, 4].map(|byte| [byte; 16]).contains(&value), "{value:?}");
+            shared.map().check().expect("whole");
+        };
+        interrupted(&shared, &lookup, &churn, &judge);
+    }
+}
