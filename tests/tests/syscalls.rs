@@ -276,6 +276,19 @@ fn an_ordinary_user_counts_the_same() {
     }
 }
 
+#[test]
+fn calls_are_seen_where_the_agent_has_files() {
+    let expected = counted(&Bench::ring3(), "processes", &All);
+    let bench = Bench::ring3();
+    let alias = bench.alias(&calling_victims("all").join("processes"));
+    let mut command = bench.load_with_tracefs(programs().join("calls"));
+    let mut tool = Process::start(command.args(["raw", "trace", "named"]).env("RING3_PERF", "1"));
+    assert_eq!(tool.line(), "attached");
+    ends_well("processes", Process::start(&mut bench.target(&alias)).finish());
+    let found = counts(&listing(&mut tool));
+    assert!(found == expected, "with files and without:\n{}", difference(&found, &expected));
+}
+
 /// Whether a process has come to its end; who started it has still to hear of it.
 fn is_over(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

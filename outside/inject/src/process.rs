@@ -43,6 +43,11 @@ impl Mapping {
     pub fn is_executable(&self) -> bool {
         self.permissions.as_bytes().get(2) == Some(&b'x')
     }
+
+    /// What is written to it is written to its file, and seen by all that map that.
+    pub fn is_shared(&self) -> bool {
+        self.permissions.as_bytes().get(3) == Some(&b's')
+    }
 }
 
 /// A file of `/proc/PID`, such as `status` or `task/TID/stat`. (`std::fs::read` asks for the size, which such files do not have,

@@ -2,9 +2,12 @@
 // System calls in code that was not there when the program began: written, written anew, moved, mapped, loaded.
 #include "check.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #define PAGE 4096
@@ -182,6 +185,41 @@ static void in_a_library(void)
 	}
 }
 
+// What is written to such a mapping is written to the file, and to everybody's.
+static void in_a_shared_mapping_of_a_library(void)
+{
+	char path[PATH_MAX] = "", copy[] = "/tmp/ring3-shared-XXXXXX";
+	Dl_info info;
+	struct stat stat;
+
+	CHECK(readlink("/proc/self/exe", path, sizeof(path) - 16) > 0);
+	strcat(dirname(path), "/loaded.so");
+	void *library = dlopen(path, RTLD_NOW);
+	CHECK(library);
+	void *call = dlsym(library, "call_in_library");
+	CHECK(dladdr(call, &info));
+	long offset = (char *)call - (char *)info.dli_fbase;
+	int from = open(path, O_RDONLY), to = mkstemp(copy);
+	EQUAL(fstat(from, &stat), 0);
+	EQUAL(sendfile(to, from, NULL, stat.st_size), stat.st_size);
+	for (int writable = 0; writable < 2; writable++) {
+		unsigned char *at = mmap(NULL, stat.st_size, PROT_READ | PROT_EXEC | (writable ? PROT_WRITE : 0),
+					 MAP_SHARED, to, 0);
+		unsigned char *own = mmap(NULL, stat.st_size, PROT_READ, MAP_PRIVATE, from, 0);
+
+		CHECK(at != MAP_FAILED && own != MAP_FAILED);
+		for (int i = 0; i < 10; i++)
+			EQUAL(((code)(void *)(at + offset))(), getppid());
+		CHECK(!memcmp(at, own, stat.st_size));
+		EQUAL(munmap(own, stat.st_size), 0);
+		EQUAL(munmap(at, stat.st_size), 0);
+	}
+	EQUAL(unlink(copy), 0);
+	close(to);
+	close(from);
+	EQUAL(dlclose(library), 0);
+}
+
 int main(void)
 {
 	in_writable_pages();
@@ -191,5 +229,6 @@ int main(void)
 	at_the_end_of_what_is_mapped();
 	in_many_pages();
 	in_a_library();
+	in_a_shared_mapping_of_a_library();
 	return faults != 0;
 }

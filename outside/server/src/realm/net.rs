@@ -82,21 +82,22 @@ impl CaughtCalls {
     }
 }
 
-/// Why code of a process cannot be looked at before it runs, if there is such. `own`: what ring3 has mapped there.
-pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping], own: &[std::ops::Range<u64>]) -> Option<String> {
-    let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
-    let mut code = mappings.iter().filter(|mapping| mapping.is_executable() && !is_own(mapping));
+/// Why code of a process cannot be looked at before it runs, if there is such. The mappings are those that are not ring3's.
+pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String> {
+    let mut code = mappings.iter().filter(|mapping| mapping.is_executable());
     code.find_map(|mapping| {
-        let what = match &mapping.path[..] {
+        const WRITTEN: &str = "is written while the process runs";
+        let (what, why) = match &mapping.path[..] {
             "[vdso]" | "[vsyscall]" => return None,
             path if path.starts_with("/memfd:ring3-") => return None,
-            "" => "anonymous memory",
-            path if mapping.inode == 0 => path,
-            path if mapping.permissions.contains('w') || path.starts_with("/memfd:") => path,
-            path if !is_there(pid, mapping) => path,
+            "" => ("anonymous memory", WRITTEN),
+            path if mapping.inode == 0 => (path, WRITTEN),
+            path if mapping.permissions.contains('w') || path.starts_with("/memfd:") => (path, WRITTEN),
+            path if !is_there(pid, mapping) => (path, WRITTEN),
+            path if mapping.is_shared() => (path, "is shared with others"),
             _ => return None,
         };
-        Some(format!("code in {what} at {:#x} is written while the process runs", mapping.range.start))
+        Some(format!("code in {what} at {:#x} {why}", mapping.range.start))
     })
 }
 

@@ -137,6 +137,7 @@ pub(super) fn wanted(
                 None => continue,
             },
             path if mapping.inode != 0
+                && !mapping.is_shared()
                 && (wish.any || wish.follow || in_loader)
                 && !path.starts_with("/memfd:ring3-") =>
             {
@@ -292,12 +293,15 @@ impl Target {
     ) -> WantedCalls {
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
+        // (With `RING3_PERF` ours have files, too.)
         let own: Vec<_> = self.stub_areas().chain(std::iter::once(self.region..self.region + REGION_BYTES)).collect();
+        let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
+        let mappings: Vec<_> = mappings.iter().filter(|mapping| !is_own(mapping)).cloned().collect();
         // (Such code comes and goes.)
-        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, mappings, &own));
+        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings));
         let may_be = self.net.given_up.is_none();
         let unscanned = may_be.then_some(&unscanned as &dyn Fn() -> Option<String>);
-        wanted(&wish, self.pid, mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
+        wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
     }
 
     /// Remembers what was found out beside the calls themselves.

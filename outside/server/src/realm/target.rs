@@ -403,7 +403,7 @@ impl Target {
     /// ring3's own places: the unwinders, if returns are awaited.
     fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<Wanted> {
         let mut found = vec![];
-        for mapping in mappings.iter().filter(|m| returns && m.is_executable() && m.inode != 0) {
+        for mapping in code_of(mappings).filter(|m| returns && m.inode != 0 && !m.is_shared()) {
             let path = PathBuf::from(format!("/proc/{}/root{}", self.pid, mapping.path));
             for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };
@@ -798,11 +798,11 @@ pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
     (words[0] == CONTROL_MAGIC).then_some(words[2])
 }
 
-/// The places where `offset` of the file is mapped executable.
+/// The places where `offset` of the file is mapped executable, for this process only. Mirrors
+/// kernel/events/uprobes.c:valid_vma.
 fn places(mappings: &[inject::Mapping], pid: u32, inode: (u64, u64), offset: u64, kind: HookKind) -> Vec<Place> {
-    mappings
-        .iter()
-        .filter(|m| m.is_executable() && m.inode == inode.1 && is_device(m, pid, inode.0))
+    code_of(mappings)
+        .filter(|m| !m.is_shared() && m.inode == inode.1 && is_device(m, pid, inode.0))
         .filter_map(|m| place_in(m, offset, kind))
         .collect()
 }
