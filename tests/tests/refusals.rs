@@ -138,14 +138,17 @@ fn probes_that_cannot_be_made_give_tools_the_kernels_errors() {
 #[test]
 fn a_target_at_its_limits_is_refused_and_left_as_it_was() {
     let bench = Bench::ring3();
-    for (limit, why) in [("--nofile=3:3", "Too many open files"), ("--as=1000000:1000000", "Cannot allocate memory")]
-    {
+    let limits = [
+        ("--nofile=3:3", ["Too many open files", "RLIMIT_NOFILE"]),
+        ("--as=1000000:1000000", ["Cannot allocate memory", "RLIMIT_AS"]),
+    ];
+    for (limit, [why, which]) in limits {
         let sleeper = sleeper();
         let pid = sleeper.pid().to_string();
         let before = Footprint::of(sleeper.pid());
         let limited = Command::new("prlimit").args([limit, "--pid", &pid]).status().expect("prlimit runs");
         assert!(limited.success());
-        refused(&bench, &["attach", &pid], 1, &["inside the process failed", why]);
+        refused(&bench, &["attach", &pid], 1, &["inside the process failed", why, which]);
         assert_eq!(Footprint::of(sleeper.pid()), before);
         refused(&bench, &["detach", &pid], 1, &["is not a target"]);
     }

@@ -73,6 +73,9 @@ const SIGNALS_OF_MUSL: Compared = But(&[GETPID, PAUSE, RT_SIGPROCMASK]);
 /// The victim makes these in code that it has written, where they are not seen: while it blocks all signals, and by the 32-bit
 /// gate. And see `BY_CHANCE`.
 const WRITTEN: Compared = But(&[GETPGID, WRITEV, FUTEX, SCHED_YIELD, MMAP, MPROTECT, MUNMAP, WAIT4]);
+/// musl raises signals with all of them blocked: one by which the process ends comes when it lets them come. And see `WRITTEN`.
+const WRITTEN_OF_MUSL: Compared =
+    But(&[GETPGID, WRITEV, FUTEX, SCHED_YIELD, MMAP, MPROTECT, MUNMAP, WAIT4, RT_SIGPROCMASK]);
 /// Behind a filter of its own the victim's written code is left alone (getsid); and see `REFUSED`.
 const TRAPPED: Compared = But(&[GETPGID, GETSID]);
 const CHILDREN_OF_MUSL: Compared = But(&[RT_SIGPROCMASK]);
@@ -257,6 +260,8 @@ victims! {
     signals_come_after_any_instruction: "everywhere", STEPPED;
     handlers_jump_out_after_any_instruction: "everywhere jump", Only(&[GETPGID]);
     written_code_does_what_code_of_files_does: "written", WRITTEN;
+    written_code_does_what_code_of_files_does_where_threads_can_be_cancelled: "written-cancellable", WRITTEN_OF_MUSL;
+    written_code_does_what_code_of_files_does_with_musl_as_a_library: "written-dynamic", WRITTEN_OF_MUSL;
     filters_trap_as_they_are_to: "trapped", TRAPPED;
     signals_come_after_any_instruction_where_threads_can_be_cancelled: "everywhere-cancellable points", STEPPED;
     handlers_jump_out_where_threads_can_be_cancelled: "everywhere-cancellable points jump", Only(&[GETPGID]);

@@ -13,6 +13,7 @@ use ring3_layout::syscall::{CALLS_MAX, Call, SYSCALL_BYTES};
 use ring3_layout::thread::{StateHeader, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::raw_net;
 use crate::raw_request::control;
 use crate::raw_syscalls::{
     ERESTARTSYS, block_of, end_abandoned, interrupted, is_wanted, place_at, pop, push, run, show_end, sigframe, site,
@@ -41,7 +42,9 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
     let regs = unsafe { &mut *regs };
     let number = i64::from(regs.orig_rax as i32);
     place_at(base, regs, index);
-    if control(base).retired.load(Relaxed) != 0 || !is_wanted(base, number) {
+    // (What the routine does the net would catch.)
+    let is_netted = raw_net::is_armed(base);
+    if control(base).retired.load(Relaxed) != 0 || !is_netted && !is_wanted(base, number) {
         return true;
     }
     let Some(tb) = block_of(base, regs) else { return true };
@@ -55,6 +58,9 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
     // SAFETY: the caller's promise.
     unsafe { run(base, tb, regs, number, None) };
     if tb.overrides == 0 {
+        if is_netted {
+            raw_net::suspend(base, tb);
+        }
         return true;
     }
     tb.overrides = 0;
@@ -78,6 +84,7 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, index: u32) {
         return;
     }
     let Some(tb) = block_of(base, regs) else { return };
+    raw_net::resume(base, tb);
     let Some(call) = under_way(tb, regs.rsp) else { return };
     is_over(base, call.sp);
     pop(tb, call.sp, Some(call.number), false);

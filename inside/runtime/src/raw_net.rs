@@ -14,6 +14,7 @@
 //! the process's own is kept in [`Net::action`]; a SIGSYS that is not the net's is passed on.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::compiler_fence;
 
 use ring3_layout::net::{
     NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_COPY_SHIFT, NET_GATE_BYTES, NET_GATES_OFFSET, NET_SLOTS, Net, SIGSYS_BIT,
@@ -77,7 +78,7 @@ pub(crate) fn net(base: u64) -> &'static Net {
     unsafe { &*((base + NET_OFFSET) as *const Net) }
 }
 
-fn is_armed(base: u64) -> bool {
+pub(crate) fn is_armed(base: u64) -> bool {
     net(base).armed.load(Acquire) != 0
 }
 
@@ -114,6 +115,22 @@ fn settle(base: u64, tb: &ThreadBlock) {
     set_mask(before);
 }
 
+/// The running thread is not dispatched until it comes to a gate, or comes back from a routine in which threads are cancelled.
+pub(crate) fn suspend(base: u64, tb: &mut ThreadBlock) {
+    switch(base, false);
+    // (A handler that comes before would switch it on for good.)
+    compiler_fence(Release);
+    tb.net_passed = 1;
+}
+
+/// It is again, if it may be.
+pub(crate) fn resume(base: u64, tb: &mut ThreadBlock) {
+    if tb.net_passed != 0 {
+        tb.net_passed = 0;
+        settle(base, tb);
+    }
+}
+
 fn word_of_process(address: u64) -> Option<u64> {
     let mut word = 0u64;
     // SAFETY: room for the word; the address may be any.
@@ -137,9 +154,8 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
         switch(base, false);
         return None;
     };
-    if tb.net_passed != 0 && mask.is_none() {
-        tb.net_passed = 0;
-        settle(base, tb);
+    if mask.is_none() {
+        resume(base, tb);
     }
     match number {
         // What it does without a stack could not be caught.
@@ -543,14 +559,16 @@ fn claim(net: &Net, place: u64) -> Option<usize> {
 fn let_through(base: u64, net: &Net, context: &mut Context, sets_action: bool) {
     net.passed.fetch_add(1, Relaxed);
     // SAFETY: the running thread's own block, or null.
-    if let Some(tb) = unsafe { current(base).as_mut() } {
-        tb.net_passed = 1;
-        if sets_action {
-            // What it has in its mask nobody would know.
-            give_up(base, tb);
+    match unsafe { current(base).as_mut() } {
+        Some(tb) => {
+            if sets_action {
+                // What it has in its mask nobody would know.
+                give_up(base, tb);
+            }
+            suspend(base, tb);
         }
+        None => switch(base, false),
     }
-    switch(base, false);
     // (`int 0x80` has as many bytes.)
     context.rip -= SYSCALL_BYTES;
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ring3_layout::region::REGION_BYTES;
+
 /// Why a process could not be inspected, stopped or changed. It is as it was before.
 #[derive(Debug)]
 pub enum Error {
@@ -125,7 +127,17 @@ impl fmt::Display for Error {
             ),
             Error::Exited { pid } => write!(f, "process {pid} exited meanwhile"),
             Error::RemoteCall { name, errno } => {
-                write!(f, "{name} inside the process failed: {}", std::io::Error::from_raw_os_error(*errno))
+                write!(f, "{name} inside the process failed: {}", std::io::Error::from_raw_os_error(*errno))?;
+                let raised = "prlimit(1) raises that of a running process";
+                match *errno {
+                    libc::EMFILE => write!(f, "; its RLIMIT_NOFILE leaves no descriptor: {raised}"),
+                    libc::ENOMEM => write!(
+                        f,
+                        "; if its RLIMIT_AS or RLIMIT_DATA is the reason ({} MiB of addresses are needed): {raised}",
+                        (REGION_BYTES >> 20) + 1
+                    ),
+                    _ => Ok(()),
+                }
             }
             Error::NoRoom { what } => write!(f, "no room for {what}"),
             Error::BytesDiffer { address, expected, found } => {

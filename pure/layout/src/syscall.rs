@@ -65,7 +65,7 @@ pub struct SyscallTables {
     pub enter: [AtomicU64; NUMBERS + 1],
     /// When it ends.
     pub exit: [AtomicU64; NUMBERS + 1],
-    /// Not 0: one of both. Looked at where a site's number is not known before.
+    /// Not 0: one of both, or there is the net. Looked at where a site's number is not known before.
     pub either: [AtomicU64; NUMBERS + 1],
     /// Address of the only [`crate::control::Attachment`] that sees the beginning of a call with this number, [`ONLY_NOBODY`],
     /// or 0 if there are more, or the agent has more to do.

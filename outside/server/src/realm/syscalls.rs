@@ -293,8 +293,9 @@ impl Target {
     ) -> WantedCalls {
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
-        // (With `RING3_PERF` ours have files, too.)
-        let own: Vec<_> = self.stub_areas().chain(std::iter::once(self.region..self.region + REGION_BYTES)).collect();
+        // (With `RING3_PERF` ours have files, too. Before the region is mapped, nothing is ours.)
+        let region = self.is_present().then(|| self.region..self.region + REGION_BYTES);
+        let own: Vec<_> = self.stub_areas().chain(region).collect();
         let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
         let mappings: Vec<_> = mappings.iter().filter(|mapping| !is_own(mapping)).cloned().collect();
         // (Such code comes and goes.)
@@ -608,7 +609,8 @@ impl Target {
             self.set_table(offset_of!(SyscallTables, exit_only), number, 0);
             self.set_table(offset_of!(SyscallTables, enter), number, words[0]);
             self.set_table(offset_of!(SyscallTables, exit), number, words[1]);
-            self.set_table(offset_of!(SyscallTables, either), number, u64::from(words != [0, 0]));
+            // (With the net, what a routine does in which threads are cancelled must not be caught.)
+            self.set_table(offset_of!(SyscallTables, either), number, u64::from(netted || words != [0, 0]));
             for (exit, table) in
                 [(false, offset_of!(SyscallTables, enter_only)), (true, offset_of!(SyscallTables, exit_only))]
             {
