@@ -333,6 +333,32 @@ fn tools_come_and_go_while_victims_work() {
 }
 
 #[test]
+fn the_files_of_a_process_in_a_root_of_its_own_are_found() {
+    if !is_root() {
+        println!("SKIPPED: to change the root needs root");
+        return;
+    }
+    let (bench, name) = (Bench::ring3(), "bombard-static");
+    let mut tool = counting(&bench, Path::new(name), &["raw"]);
+    let root = bench.folder().join("root");
+    std::fs::create_dir_all(root.join("dev")).expect("new");
+    for (device, minor) in [("null", "3"), ("zero", "5")] {
+        let made = Command::new("mknod").arg(root.join("dev").join(device)).args(["c", "1", minor]).status();
+        assert!(made.expect("mknod runs").success());
+    }
+    std::fs::copy(calling_victims("all").join(name), root.join(name)).expect("copied");
+    let process = Process::start(Command::new("chroot").arg(&root).args([&format!("/{name}"), "1000000"]));
+    let comm = format!("/proc/{}/comm", process.pid());
+    let runs = || std::fs::read_to_string(&comm).is_ok_and(|comm| comm.trim_end() == name);
+    wait_until("it runs the victim", runs);
+    assert_eq!(bench.run(&["attach", &process.pid().to_string()]).0, Some(0));
+    // Its calls are replaced: none has to be caught.
+    assert_eq!(net_of(&bench, process.pid()), None);
+    ends_well(name, process.finish());
+    assert!(!counts(&listing(&mut tool)).is_empty());
+}
+
+#[test]
 fn victims_are_attached_and_left_while_they_work() {
     let bench = Bench::ring3();
     for (victim, arguments) in AT_WORK {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ring3_elf::File as Elf;
@@ -42,6 +42,15 @@ const UNWIND_ENDS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_DeleteException"];
 /// kernel kills the process with SIGILL then (`kernel/events/uprobes.c:uprobe_handle_trampoline`), or, for `vfork`,
 /// keeps a copy for the child, which shares all memory with its parent here.
 const RETURNS_TWICE: [&str; 5] = ["setjmp", "sigsetjmp", "savectx", "vfork", "getcontext"];
+
+/// A path by which the server can open a mapping's file; `None` if that is gone. `/proc/PID/maps` names files as who reads it
+/// would, if its root leads there (as to those of a process that has called `chroot`), else as the process would (in another
+/// mount namespace). (The device is not looked at: stacked file systems show another one in `maps`.)
+pub(super) fn file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
+    let is_it = |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.ino() == mapping.inode);
+    let named = [format!("/proc/{pid}/root{}", mapping.path), mapping.path.clone()];
+    named.into_iter().map(PathBuf::from).find(is_it)
+}
 
 /// A place in a file where a probe is wanted, with what planning needs. Addresses are the file's own.
 #[derive(Debug)]

@@ -21,6 +21,7 @@ use ring3_patch::{JUMP_BYTES, Progress};
 use ring3_uapi::Errno;
 
 use super::Refusal;
+use super::modules::file_of;
 use super::raw_mapping::{read_process, read_value};
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
@@ -93,18 +94,12 @@ pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String
             "" => ("anonymous memory", WRITTEN),
             path if mapping.inode == 0 => (path, WRITTEN),
             path if mapping.permissions.contains('w') || path.starts_with("/memfd:") => (path, WRITTEN),
-            path if !is_there(pid, mapping) => (path, WRITTEN),
+            path if file_of(pid, mapping).is_none() => (path, "is of a file that is gone"),
             path if mapping.is_shared() => (path, "is shared with others"),
             _ => return None,
         };
         Some(format!("code in {what} at {:#x} {why}", mapping.range.start))
     })
-}
-
-/// Whether a mapping's file is still to be found by its name.
-fn is_there(pid: u32, mapping: &inject::Mapping) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(format!("/proc/{pid}/root{}", mapping.path)).is_ok_and(|meta| meta.ino() == mapping.inode)
 }
 
 fn field(region: u64, offset: usize) -> u64 {

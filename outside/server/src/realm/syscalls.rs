@@ -21,7 +21,7 @@ use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Progress, 
 use ring3_uapi::Errno;
 
 use super::cancellation::{number_of, replaced_at};
-use super::modules::{Modules, SyscallPlans};
+use super::modules::{Modules, SyscallPlans, file_of};
 use super::net::{CHANGERS, CaughtCalls, net_gate};
 use super::raw_mapping::{read_process, value_from};
 use super::target::{Link, Target, is_dynamic_loader, is_written};
@@ -141,7 +141,8 @@ pub(super) fn wanted(
                 && (wish.any || wish.follow || in_loader)
                 && !path.starts_with("/memfd:ring3-") =>
             {
-                let plans: Arc<SyscallPlans> = modules.syscalls(format!("/proc/{pid}/root{path}").as_ref());
+                let Some(file) = file_of(pid, mapping) else { continue };
+                let plans: Arc<SyscallPlans> = modules.syscalls(&file);
                 // (A file's code may be mapped in parts.)
                 if wish.any && told.insert((mapping.dev, mapping.inode)) {
                     wanted.left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));

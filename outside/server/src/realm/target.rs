@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
-use super::modules::Modules;
+use super::modules::{Modules, file_of};
 use super::named::PerfMap;
 use super::net::{CaughtCalls, NetState};
 use super::owners::Death;
@@ -404,7 +404,7 @@ impl Target {
     fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<Wanted> {
         let mut found = vec![];
         for mapping in code_of(mappings).filter(|m| returns && m.inode != 0 && !m.is_shared()) {
-            let path = PathBuf::from(format!("/proc/{}/root{}", self.pid, mapping.path));
+            let Some(path) = file_of(self.pid, mapping) else { continue };
             for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };
                 if let Some(place) = place_in(mapping, offset, kind) {
@@ -812,8 +812,7 @@ fn places(mappings: &[inject::Mapping], pid: u32, inode: (u64, u64), offset: u64
 fn is_device(mapping: &inject::Mapping, pid: u32, dev: u64) -> bool {
     use std::os::unix::fs::MetadataExt;
     mapping.dev == dev
-        || std::fs::metadata(format!("/proc/{pid}/root{}", mapping.path))
-            .is_ok_and(|meta| meta.dev() == dev && meta.ino() == mapping.inode)
+        || file_of(pid, mapping).and_then(|path| path.metadata().ok()).is_some_and(|meta| meta.dev() == dev)
 }
 
 fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
@@ -855,7 +854,7 @@ fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
     let loader = mappings.iter().find(|m| is_dynamic_loader(&m.path));
     let module = loader.or_else(|| mappings.iter().find(|m| Path::new(&m.path) == executable))?;
     let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
-    let distance = modules.rseq_offset(Path::new(&format!("/proc/{pid}/root{}", module.path)))?;
+    let distance = modules.rseq_offset(&file_of(pid, module)?)?;
     Some(start.range.start + distance)
 }
 
