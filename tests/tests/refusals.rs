@@ -45,6 +45,28 @@ fn processes_that_cannot_be_targets_are_refused_with_the_reason() {
 }
 
 #[test]
+fn programs_under_valgrind_are_left_alone_with_the_reason() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("SKIPPED: valgrind is not installed");
+        return;
+    }
+    let bench = Bench::ring3();
+    let mut tool = bench.load_with_tracefs(ring3_tests::programs().join("calls"));
+    let mut tool = Process::start(tool.arg("raw"));
+    assert_eq!(tool.line(), "attached");
+    let words = ["valgrind", "-q", "--error-exitcode=3"];
+    let (code, lines, errors) =
+        Process::start(bench.target(words[0]).args(&words[1..]).args(["echo", "well"])).finish();
+    assert_eq!((code, &lines[..]), (Some(0), &["well".to_owned()][..]), "{errors:?}");
+    let sleeper = Process::start(Command::new(words[0]).args(&words[1..]).args(["sleep", "1000"]));
+    let program = format!("/proc/{}/exe", sleeper.pid());
+    let is_translated =
+        || std::fs::read_link(&program).is_ok_and(|program| program.ends_with("memcheck-amd64-linux"));
+    wait_until("valgrind runs it", is_translated);
+    refused(&bench, &["attach", &sleeper.pid().to_string()], 1, &["runs under valgrind"]);
+}
+
+#[test]
 fn a_process_under_a_debugger_is_refused_and_attachable_when_that_is_over() {
     let bench = Bench::ring3();
     let sleeper = sleeper();

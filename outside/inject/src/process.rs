@@ -106,6 +106,7 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
         return Err(Error::AlreadyTraced { pid, tracer });
     }
     check_class(pid)?;
+    check_translator(pid)?;
     if field("x86_Thread_features").contains("shstk") {
         return Err(Error::Unsupported {
             what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
@@ -129,6 +130,20 @@ fn is_kernel_thread(pid: u32) -> bool {
     let stat = proc_file(pid, "stat").unwrap_or_default();
     let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
     flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// Valgrind's tools run a program's code in translation, after having looked whether it is mapped: as far as they know.
+/// Whatever else is mapped and jumped to ends the program.
+fn check_translator(pid: u32) -> Result<(), Error> {
+    let Ok(program) = std::fs::read_link(format!("/proc/{pid}/exe")) else { return Ok(()) };
+    let name =
+        |path: Option<&std::ffi::OsStr>| path.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let in_folder = name(program.parent().and_then(|folder| folder.file_name())) == "valgrind";
+    if in_folder && name(program.file_name()).ends_with("-amd64-linux") {
+        let what = format!("process {pid} runs under valgrind, which refuses code that it has not seen being mapped");
+        return Err(Error::Unsupported { what });
+    }
+    Ok(())
 }
 
 /// The program's ELF class and machine. A program that cannot be read is checked by its code segment later.
