@@ -53,8 +53,11 @@ impl Ring<'_> {
     /// The position of what was reserved.
     #[inline(always)]
     fn reserve_at(&self, cx: &Context, bytes: u64) -> Option<u64> {
+        if bytes > RECORD_BYTES_MAX {
+            return None;
+        }
         let length = record_bytes(bytes);
-        if bytes > RECORD_BYTES_MAX || length > self.0.size() || !lock(self.0.lock, cx) {
+        if length > self.0.size() || !lock(self.0.lock, cx) {
             return None;
         }
         let producer = self.0.producer.load(Acquire);

@@ -538,6 +538,8 @@ fn a_dead_owners_record_is_discarded() {
     let ring = shared.map().ring().expect("a ring buffer");
     let dead = ring.reserve(&waiting(DEAD), 16).expect("room");
     let alive = ring.reserve(&waiting(1), 16).expect("room");
+    // As much as there is, more than a record may have, and more than can be reckoned with.
+    assert_eq!([4096, 1 << 30, u64::MAX].map(|bytes| ring.reserve(&waiting(1), bytes)), [None; 3]);
     assert!(ring.discard_dead(&waiting(2), |owner| owner == DEAD));
     assert!(!ring.discard_dead(&waiting(2), |owner| owner == DEAD));
     // SAFETY: the record's header precedes its data.
