@@ -129,7 +129,12 @@ pub(crate) unsafe fn before_return(base: u64, tb: &mut ThreadBlock, regs: &mut P
     let made_at = site(base, call.routine.wrapping_sub(1)).call;
     let after = made_at + SYSCALL_BYTES;
     let is_again = regs.rip == made_at && rcx == after;
-    if regs.rip == after || !is_again && made_at.wrapping_sub(regs.rip) <= ROUTINE_BYTES_MAX {
+    let is_before = made_at.wrapping_sub(regs.rip) <= ROUTINE_BYTES_MAX;
+    if is_before && raw_net::is_armed(base) {
+        // (By its gates the handler has come to be dispatched again.)
+        raw_net::suspend(base, tb);
+    }
+    if regs.rip == after || !is_again && is_before {
         return;
     }
     regs.rip = after;

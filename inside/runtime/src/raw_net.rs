@@ -115,10 +115,10 @@ fn settle(base: u64, tb: &ThreadBlock) {
     set_mask(before);
 }
 
-/// The running thread is not dispatched until it comes to a gate, or comes back from a routine in which threads are cancelled.
+/// The running thread is not dispatched until it comes to a gate whose call somebody wants, or comes back from a routine in which threads are cancelled.
 pub(crate) fn suspend(base: u64, tb: &mut ThreadBlock) {
     switch(base, false);
-    // (A handler that comes before would switch it on for good.)
+    // (A handler that found it set before would take it away, and nobody would switch the net on again.)
     compiler_fence(Release);
     tb.net_passed = 1;
 }

@@ -195,8 +195,14 @@ pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     if unsafe { begin(base, regs, number, None) } {
         return done_address(base, passed);
     }
-    let copy = beginner(number).map_or(0, |copy| copy as u64 + 1);
-    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { WANTED_AT + copy * COPY_BYTES }
+    let at = match beginner(number) {
+        _ if passed & NUMBER_KNOWN != 0 => CALL_AT,
+        Some(copy) => WANTED_AT + (copy as u64 + 1) * COPY_BYTES,
+        None if has_end(base, number) => WANTED_AT,
+        // (Its end would be taken for that of one that was left.)
+        None => PLAIN_AT,
+    };
+    gate(base, passed) + at
 }
 
 /// A call begins. True: it is over already, with the result in `rax`. `mask`: as for `raw_net::before`.

@@ -65,7 +65,7 @@ pub struct SyscallTables {
     pub enter: [AtomicU64; NUMBERS + 1],
     /// When it ends.
     pub exit: [AtomicU64; NUMBERS + 1],
-    /// Not 0: one of both, or there is the net. Looked at where a site's number is not known before.
+    /// Not 0: one of both. Looked at where a site's number is not known before.
     pub either: [AtomicU64; NUMBERS + 1],
     /// Address of the only [`crate::control::Attachment`] that sees the beginning of a call with this number, [`ONLY_NOBODY`],
     /// or 0 if there are more, or the agent has more to do.
@@ -78,8 +78,8 @@ pub struct SyscallTables {
     pub blocks: AtomicU64,
     /// 1: some program needs the thread's registers; else only those are stored that the agent changes or looks at.
     pub registers: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// 1: there is the net, or it is about to come. What a routine does in which threads are cancelled must not be caught.
+    pub netted: AtomicU32,
     /// 1: an `execve` is announced to the server, which traces what is executed.
     pub follow: AtomicU32,
     /// How often places were restored where the ends of calls are seen of routines in which threads are cancelled.

@@ -165,7 +165,7 @@ const fn is_lru(map_type: u32) -> bool {
     matches!(map_type, map_type::LRU_HASH | map_type::LRU_PERCPU_HASH | map_type::TASK_STORAGE)
 }
 
-/// Whether looking at an element changes the map's memory: an LRU map notes it, a queue takes its lock.
+/// Whether looking at an element changes the map's memory: an LRU map notes it, a queue that is busy takes its lock.
 pub const fn is_changed_by_reads(map_type: u32) -> bool {
     is_lru(map_type) || matches!(map_type, map_type::QUEUE | map_type::STACK)
 }

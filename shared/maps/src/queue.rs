@@ -139,6 +139,8 @@ impl Queue<'_> {
                 return result;
             }
         }
+        // (What was read so far may be of several.)
+        out.fill(0);
         self.locked(cx, || self.read_next(self.state(), out))
     }
 

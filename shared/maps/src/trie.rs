@@ -6,7 +6,7 @@
 //! Nodes come from a [`Pool`], which says how readers and deaths are dealt with. The label of a node is its prefix's length: so a
 //! link tells which bit of a key leads on from the node, and a walk need not wait for what is in it.
 //!
-//! A node: generation and free list (the pool's), the links of two children, prefix length and flags, the prefix's bytes
+//! A node: label, generation and free list (the pool's), the links of two children, prefix length and flags, the prefix's bytes
 //! as they were given, the value.
 
 use core::sync::atomic::AtomicU64;

@@ -11,6 +11,9 @@
 
 static void opens(void)
 {
+	// (What whoever ran the tests has left open.)
+	for (int file = 3; file < 64; file++)
+		close(file);
 	EQUAL(open("/dev/null", O_RDONLY), 3);
 	EQUAL(RAW(SYS_open, "/dev/zero", O_RDWR), 4);
 	EQUAL(openat(AT_FDCWD, "/nowhere/missing", O_RDONLY), -1);

@@ -44,12 +44,23 @@ const UNWIND_ENDS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_DeleteException"];
 const RETURNS_TWICE: [&str; 5] = ["setjmp", "sigsetjmp", "savectx", "vfork", "getcontext"];
 
 /// A path by which the server can open a mapping's file; `None` if that is gone. `/proc/PID/maps` names files as who reads it
-/// would, if its root leads there (as to those of a process that has called `chroot`), else as the process would (in another
-/// mount namespace). (The device is not looked at: stacked file systems show another one in `maps`.)
+/// would, if its root leads there (as to those of a process that has called `chroot`), else from the root of their mount
+/// namespace, which is the process's own but for one that has called `chroot` there. (The device is not looked at: stacked
+/// file systems show another one in `maps`.)
 pub(super) fn file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
     let is_it = |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.ino() == mapping.inode);
-    let named = [format!("/proc/{pid}/root{}", mapping.path), mapping.path.clone()];
-    named.into_iter().map(PathBuf::from).find(is_it)
+    [inside(pid, mapping), PathBuf::from(&mapping.path)].into_iter().find(is_it)
+}
+
+/// As `file_of`, or what has the name now: stacked file systems may show another inode in `maps`, too. What is written to a
+/// process is compared with what is there.
+pub(super) fn likely_file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
+    file_of(pid, mapping).or_else(|| Some(inside(pid, mapping)).filter(|path| path.exists()))
+}
+
+/// The mapping's name, below the process's root.
+fn inside(pid: u32, mapping: &inject::Mapping) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/root{}", mapping.path))
 }
 
 /// A place in a file where a probe is wanted, with what planning needs. Addresses are the file's own.

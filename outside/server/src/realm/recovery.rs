@@ -26,9 +26,10 @@ const MEMFD_PREFIX: &str = "/memfd:ring3-";
 /// Shadow frames of one chain (tail calls into probed functions) that are followed.
 const CHAIN_MAX: usize = 64;
 
-/// Pauses between rounds, from the first to the longest in the background. They grow: each round stops the
-/// process, and a thread must run to leave.
+/// Pauses between rounds, from the first to the longest while somebody waits, and in the background. They grow: each round stops
+/// the process, and a thread must run to leave, with as many others waiting for a turn of milliseconds on its CPU.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
+const PAUSE_MAX_AWAITED: Duration = Duration::from_millis(128);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// When the next round may begin.
@@ -80,7 +81,7 @@ impl Cleaning {
                 };
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(FIRST_PAUSE * 16);
+            pause = (pause * 2).min(PAUSE_MAX_AWAITED);
         }
     }
 

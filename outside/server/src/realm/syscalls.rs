@@ -21,7 +21,7 @@ use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Progress, 
 use ring3_uapi::Errno;
 
 use super::cancellation::{number_of, replaced_at};
-use super::modules::{Modules, SyscallPlans, file_of};
+use super::modules::{Modules, SyscallPlans, likely_file_of};
 use super::net::{CHANGERS, CaughtCalls, net_gate};
 use super::raw_mapping::{read_process, value_from};
 use super::target::{Link, Target, is_dynamic_loader, is_written};
@@ -141,7 +141,7 @@ pub(super) fn wanted(
                 && (wish.any || wish.follow || in_loader)
                 && !path.starts_with("/memfd:ring3-") =>
             {
-                let Some(file) = file_of(pid, mapping) else { continue };
+                let Some(file) = likely_file_of(pid, mapping) else { continue };
                 let plans: Arc<SyscallPlans> = modules.syscalls(&file);
                 // (A file's code may be mapped in parts.)
                 if wish.any && told.insert((mapping.dev, mapping.inode)) {
@@ -581,6 +581,8 @@ impl Target {
             let address = self.syscalls.hook.map_or(0, |(_, address)| address);
             self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hook) as u64).store(address, SeqCst);
         }
+        let at = TABLES_OFFSET + offset_of!(SyscallTables, netted) as u64;
+        self.control.word32(at).store(netted.into(), SeqCst);
         let registers = TABLES_OFFSET + offset_of!(SyscallTables, registers) as u64;
         let needs_all = published.seers.iter().any(|id| links[id].spec.all_registers);
         if needs_all {
@@ -610,8 +612,7 @@ impl Target {
             self.set_table(offset_of!(SyscallTables, exit_only), number, 0);
             self.set_table(offset_of!(SyscallTables, enter), number, words[0]);
             self.set_table(offset_of!(SyscallTables, exit), number, words[1]);
-            // (With the net, what a routine does in which threads are cancelled must not be caught.)
-            self.set_table(offset_of!(SyscallTables, either), number, u64::from(netted || words != [0, 0]));
+            self.set_table(offset_of!(SyscallTables, either), number, u64::from(words != [0, 0]));
             for (exit, table) in
                 [(false, offset_of!(SyscallTables, enter_only)), (true, offset_of!(SyscallTables, exit_only))]
             {

@@ -23,7 +23,7 @@ use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
-use super::modules::{Modules, file_of};
+use super::modules::{Modules, file_of, likely_file_of};
 use super::named::PerfMap;
 use super::net::{CaughtCalls, NetState};
 use super::owners::Death;
@@ -404,7 +404,7 @@ impl Target {
     fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<Wanted> {
         let mut found = vec![];
         for mapping in code_of(mappings).filter(|m| returns && m.inode != 0 && !m.is_shared()) {
-            let Some(path) = file_of(self.pid, mapping) else { continue };
+            let Some(path) = likely_file_of(self.pid, mapping) else { continue };
             for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };
                 if let Some(place) = place_in(mapping, offset, kind) {
@@ -798,8 +798,8 @@ pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
     (words[0] == CONTROL_MAGIC).then_some(words[2])
 }
 
-/// The places where `offset` of the file is mapped executable, for this process only. Mirrors
-/// kernel/events/uprobes.c:valid_vma.
+/// The places where `offset` of the file is mapped executable, for this process only (as kernel/events/uprobes.c:valid_vma has
+/// it).
 fn places(mappings: &[inject::Mapping], pid: u32, inode: (u64, u64), offset: u64, kind: HookKind) -> Vec<Place> {
     code_of(mappings)
         .filter(|m| !m.is_shared() && m.inode == inode.1 && is_device(m, pid, inode.0))
@@ -854,7 +854,7 @@ fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
     let loader = mappings.iter().find(|m| is_dynamic_loader(&m.path));
     let module = loader.or_else(|| mappings.iter().find(|m| Path::new(&m.path) == executable))?;
     let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
-    let distance = modules.rseq_offset(&file_of(pid, module)?)?;
+    let distance = modules.rseq_offset(&likely_file_of(pid, module)?)?;
     Some(start.range.start + distance)
 }
 
