@@ -115,7 +115,8 @@ fn settle(base: u64, tb: &ThreadBlock) {
     set_mask(before);
 }
 
-/// The running thread is not dispatched until it comes to a gate whose call somebody wants, or comes back from a routine in which threads are cancelled.
+/// The running thread is not dispatched until it comes to a gate whose call somebody wants, or comes back from a routine in
+/// which threads are cancelled.
 pub(crate) fn suspend(base: u64, tb: &mut ThreadBlock) {
     switch(base, false);
     // (A handler that found it set before would take it away, and nobody would switch the net on again.)

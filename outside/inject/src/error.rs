@@ -133,7 +133,7 @@ impl fmt::Display for Error {
                     libc::EMFILE => write!(f, "; its RLIMIT_NOFILE leaves no descriptor: {raised}"),
                     libc::ENOMEM => write!(
                         f,
-                        "; if its RLIMIT_AS or RLIMIT_DATA is the reason ({} MiB of addresses are needed): {raised}",
+                        "; if its RLIMIT_AS or RLIMIT_DATA is the reason (at least {} MiB of addresses are needed): {raised}",
                         (REGION_BYTES >> 20) + 1
                     ),
                     _ => Ok(()),

@@ -136,10 +136,8 @@ fn is_kernel_thread(pid: u32) -> bool {
 /// Whatever else is mapped and jumped to ends the program.
 fn check_translator(pid: u32) -> Result<(), Error> {
     let Ok(program) = std::fs::read_link(format!("/proc/{pid}/exe")) else { return Ok(()) };
-    let name =
-        |path: Option<&std::ffi::OsStr>| path.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let in_folder = name(program.parent().and_then(|folder| folder.file_name())) == "valgrind";
-    if in_folder && name(program.file_name()).ends_with("-amd64-linux") {
+    let in_folder = program.parent().is_some_and(|folder| folder.ends_with("valgrind"));
+    if in_folder && program.to_string_lossy().ends_with("-amd64-linux") {
         let what = format!("process {pid} runs under valgrind, which refuses code that it has not seen being mapped");
         return Err(Error::Unsupported { what });
     }

@@ -172,7 +172,8 @@ pub struct ThreadBlock {
     pub next_call: u32,
     /// The first of `calls` that is the thread's own: before it are those of the creator of a `vfork` child.
     pub first_call: u32,
-    /// 1: the net is off for this thread, since a call of its was let through, or is made by a routine in which threads are cancelled.
+    /// 1: the net is off for this thread, since a call of its was let through, or is made by a routine in which threads are
+    /// cancelled.
     pub net_passed: u32,
     /// Stack pointer at the call for whose time the thread blocks SIGSYS; 0: none. Till it ends the net is off.
     pub net_until: u64,

@@ -184,8 +184,8 @@ impl SyscallPlan {
     }
 }
 
-/// Before the routine: to the agent if somebody wants the call, or there is the net, and it will be made. All arguments stay; `rax`, `r10` and `r11`
-/// are free where a function begins. The agent gets the index in `eax`, and where the routine begins in `r10`.
+/// Before the routine: to the agent if somebody wants the call, or there is the net, and it will be made. All arguments stay;
+/// `rax`, `r10` and `r11` are free where a function begins. The agent gets the index in `eax`, and where the routine begins in `r10`.
 fn emit_begin(a: &mut Assembler, links: &CallerLinks, routine: &Routine) -> Result<(), Refusal> {
     const TO_SLOW: u8 = 31;
     const OVER_NETTED: u8 = 14;

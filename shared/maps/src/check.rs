@@ -131,7 +131,8 @@ impl Hash<'_> {
 /// The nodes of a pool that were counted so far.
 struct Nodes<'m> {
     pool: Pool<'m>,
-    ever_taken: u64,
+    /// The first that was never taken.
+    fresh: u64,
     linked: u64,
     elements: u64,
 }
@@ -140,21 +141,21 @@ impl<'m> Nodes<'m> {
     /// What a dead owner wrote down is carried out first.
     fn of(pool: Pool<'m>) -> Result<Nodes<'m>, Damage> {
         pool.finish();
-        let ever_taken = pool.ever_taken();
-        if ever_taken > pool.room() {
-            return damage("more nodes were ever taken than there are", ever_taken);
+        let fresh = pool.first_fresh();
+        if fresh > pool.room() {
+            return damage("more nodes were ever taken than there are", fresh);
         }
-        Ok(Nodes { pool, ever_taken, linked: 0, elements: 0 })
+        Ok(Nodes { pool, fresh, linked: 0, elements: 0 })
     }
 
     fn was_taken(&self, index: u32) -> bool {
-        self.pool.number(index).is_some_and(|number| number < self.ever_taken)
+        self.pool.number(index).is_some_and(|number| number < self.fresh)
     }
 
     /// Counts the node that a link names.
     fn follow(&mut self, link: u64) -> Result<u32, Damage> {
         self.linked += 1;
-        if self.linked > self.ever_taken {
+        if self.linked > self.fresh {
             return damage("more nodes are linked than were ever taken", self.linked);
         }
         match self.pool.words::<1>(link) {
@@ -171,7 +172,7 @@ impl<'m> Nodes<'m> {
             if !self.was_taken(index) {
                 return damage("a node is free that was never taken", index);
             }
-            if self.linked + free > self.ever_taken {
+            if self.linked + free > self.fresh {
                 return damage("the free list is a ring, or has nodes that are linked", index);
             }
             link = self.pool.next_free(index);
@@ -179,8 +180,8 @@ impl<'m> Nodes<'m> {
         if link != 0 {
             return damage("the free list ends in no node", link);
         }
-        if self.linked + free != self.ever_taken {
-            return damage("nodes are lost", self.ever_taken - self.linked - free);
+        if self.linked + free != self.fresh {
+            return damage("nodes are lost", self.fresh - self.linked - free);
         }
         if self.elements != self.pool.count() {
             return damage("elements are miscounted", self.elements);

@@ -190,8 +190,8 @@ impl<'m> Pool<'m> {
         }
     }
 
-    /// Nodes that are not fresh any more.
-    pub(crate) fn ever_taken(&self) -> u64 {
+    /// The number of the first node that is fresh still.
+    pub(crate) fn first_fresh(&self) -> u64 {
         self.word(WORD_FRESH).load(Relaxed)
     }
 

@@ -6,8 +6,8 @@
 //! Nodes come from a [`Pool`], which says how readers and deaths are dealt with. The label of a node is its prefix's length: so a
 //! link tells which bit of a key leads on from the node, and a walk need not wait for what is in it.
 //!
-//! A node: label, generation and free list (the pool's), the links of two children, prefix length and flags, the prefix's bytes
-//! as they were given, the value.
+//! A node: label, generation and free list (the pool's), the links of two children, prefix length and flags, the prefix's
+//! bytes as they were given, the value.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -43,7 +43,7 @@ pub(crate) struct Key<'k> {
 }
 
 impl<'k> Key<'k> {
-    pub(crate) fn new(bytes: &'k [u8]) -> Key<'k> {
+    fn new(bytes: &'k [u8]) -> Key<'k> {
         let (bits, data) = bytes.split_first_chunk().unwrap_or((&[0; KEY_DATA_OFFSET], &[]));
         Key::of(u32::from_le_bytes(*bits), data)
     }
@@ -206,8 +206,8 @@ impl<'m> Trie<'m> {
         Ok(Some(node))
     }
 
-    /// The link of the node with the longest prefix that fits the key, 0 for none; `WORDS`: those of its data, 0 for more than two.
-    /// Mirrors kernel/bpf/lpm_trie.c:trie_lookup_elem.
+    /// The link of the node with the longest prefix that fits the key, 0 for none; `WORDS`: those of its data, 0 for more than
+    /// two. Mirrors kernel/bpf/lpm_trie.c:trie_lookup_elem.
     #[inline(always)]
     fn longest<const WORDS: usize>(&self, key: &Key<'_>) -> Result<u64, Stale> {
         let Some(nodes) = self.0.nodes() else { return Ok(0) };

@@ -295,7 +295,7 @@ impl Target {
         let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
         // (With `RING3_PERF` ours have files, too. Before the region is mapped, nothing is ours.)
-        let region = self.is_present().then(|| self.region..self.region + REGION_BYTES);
+        let region = (self.region != 0).then(|| self.region..self.region + REGION_BYTES);
         let own: Vec<_> = self.stub_areas().chain(region).collect();
         let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
         let mappings: Vec<_> = mappings.iter().filter(|mapping| !is_own(mapping)).cloned().collect();
