@@ -94,7 +94,7 @@ pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String
             "" => ("anonymous memory", WRITTEN),
             path if mapping.inode == 0 => (path, WRITTEN),
             path if mapping.permissions.contains('w') || path.starts_with("/memfd:") => (path, WRITTEN),
-            path if file_of(pid, mapping).is_none() => (path, "is of a file that is gone"),
+            path if file_of(pid, mapping).is_none() => (path, "is of a file that is not found"),
             path if mapping.is_shared() => (path, "is shared with others"),
             _ => return None,
         };
