@@ -1,6 +1,6 @@
 //! Where gates of system calls lead.
 //!
-//! A gate passes what it is in `ecx`; `r11` is free. All other registers and the stack are those of the caller, who may use what
+//! A gate passes what it is in `ecx`, and in `r11` where to go on if there is no more to do. All other registers and the stack are those of the caller, who may use what
 //! lies below its stack pointer.
 //!
 //! Some callers have no stack that could be used: goroutines, whose stacks have room for nothing that the linker has not seen,
@@ -10,6 +10,7 @@
 use core::arch::naked_asm;
 use core::mem::offset_of;
 
+use ring3_layout::control::Attachment;
 use ring3_layout::region::{
     CONTROL_OFFSET, GATES_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET,
 };
@@ -17,33 +18,33 @@ use ring3_layout::syscall::{
     ALL_REGISTERS, APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{ProcessPage, StateHeader, ThreadBlock};
-use ring3_runtime::raw_syscalls::{self, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK};
+use ring3_runtime::raw_plain_calls::{self, Shown};
+use ring3_runtime::raw_syscalls::{self, CallFrame, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
 
-/// Where in the frame stands how to leave.
-const STACK: usize = size_of::<PtRegs>();
-/// Whether programs need all registers, from the region's first byte.
-const REGISTERS: usize = CONTROL_OFFSET as usize + TABLES_OFFSET as usize + offset_of!(SyscallTables, registers);
+/// Where the tables lie, from the region's first byte on.
+const TABLES: usize = CONTROL_OFFSET as usize + TABLES_OFFSET as usize;
+const STACK: usize = offset_of!(CallFrame, stack);
 
-unsafe extern "sysv64" fn enter(regs: *mut PtRegs, passed: u32) -> u64 {
+unsafe extern "sysv64" fn enter_plainly(frame: *mut CallFrame, passed: u32) -> Shown {
     // SAFETY: the gate's promise.
-    unsafe { raw_syscalls::enter(image_base(), regs, passed) }
+    unsafe { raw_plain_calls::begin(image_base(), &mut *frame, passed) }
 }
 
-unsafe extern "sysv64" fn exit(regs: *mut PtRegs, passed: u32) -> u64 {
+unsafe extern "sysv64" fn exit_plainly(frame: *mut CallFrame, passed: u32) -> Shown {
     // SAFETY: the gate's promise.
-    unsafe { raw_syscalls::exit(image_base(), regs, passed) }
+    unsafe { raw_plain_calls::end(image_base(), &mut *frame, passed) }
 }
 
-unsafe extern "sysv64" fn enter_apart(regs: *mut PtRegs, passed: u32) -> u64 {
+unsafe extern "sysv64" fn enter_closely(regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the gate's promise.
     unsafe { raw_syscalls::enter_closely(image_base(), regs, passed) }
 }
 
-unsafe extern "sysv64" fn exit_apart(regs: *mut PtRegs, passed: u32) -> u64 {
+unsafe extern "sysv64" fn exit_closely(regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the gate's promise.
     unsafe { raw_syscalls::exit_closely(image_base(), regs, passed) }
 }
@@ -75,10 +76,10 @@ macro_rules! store_others {
     };
 }
 
-/// Passes the frame at `rsp` on.
-macro_rules! pass {
+/// Has a routine see the frame at `rbx`, which says where to go on.
+macro_rules! pass_closely {
     () => {
-        concat!("mov rdi, rsp\n", "mov esi, ecx\n", "mov rbx, rsp\n", "and rsp, -16\n", "call {of}\n", "mov rsp, rbx")
+        concat!("mov rdi, rbx\n", "call {closely}\n", "mov rsp, rbx\n", "mov [rsp + {leave}], rax")
     };
 }
 
@@ -114,34 +115,71 @@ pub(crate) use restore_flags;
 
 /// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store. `$save` and `$restore` are for the
 /// flags; `$assume` is for those that mean nothing.
+///
+/// The only program that there is runs from here: so `$plainly` and this keep but one register, and nobody is called twice.
 macro_rules! entry {
-    ($name:ident, $of:ident, $number:ident, $result:literal, $save:literal, $assume:literal, $restore:expr) => {
+    ($name:ident, $plainly:ident, $closely:ident, $number:ident, $result:literal, $save:literal, $assume:literal, $restore:expr) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
             asm_on_registers!(
-                "mov r11, rsp",
                 "lea rsp, [rsp - {frame}]",
+                "mov [rsp + {leave}], r11",
+                "lea r11, [rsp + {frame}]",
                 $save,
                 store_some!(),
                 "cmp dword ptr [rip + __ehdr_start + {registers}], 0",
                 "jne 8f",
-                "7:",
-                pass!(),
-                "mov r11, rax",
+                "3: mov [rsp + {passed}], ecx",
+                "mov rdi, rsp",
+                "mov esi, ecx",
+                "mov rbx, rsp",
+                "and rsp, -16",
+                "call {plainly}",
+                "test rdx, rdx",
+                "jz 6f",
+                "test rax, rax",
+                "jz 4f",
+                "mov [rbx + {block}], rdx",
+                "lea rdi, [rbx + {context}]",
+                "mov rsi, rdx",
+                "call [rax + {runner}]",
+                "mov rcx, [rbx + {block}]",
+                "mov rax, [rip + __ehdr_start + {hits_at}]",
+                "inc qword ptr [rcx + rax]",
+                // As `raw_plain_calls::release`.
+                "mov rax, [rbx + {before}]",
+                "mov [rcx + {guard_sp}], rax",
+                "mov dword ptr [rcx + {guard}], 0",
+                "4: mov rsp, rbx",
+                "5:",
                 $restore,
                 load!(),
+                "mov r11, [rsp + {leave}]",
                 "mov rsp, [rsp + {rsp}]",
                 "jmp r11",
+                "6: mov esi, [rbx + {passed}]",
+                pass_closely!(),
+                "jmp 5b",
                 "8:",
                 $assume,
                 store_others!($result),
-                "jmp 7b";
+                "jmp 3b";
                 frame = const FRAME_BYTES,
-                registers = const REGISTERS,
+                registers = const TABLES + offset_of!(SyscallTables, registers),
+                hits_at = const TABLES + offset_of!(SyscallTables, hits_at),
+                passed = const offset_of!(CallFrame, passed),
+                block = const offset_of!(CallFrame, block),
+                before = const offset_of!(CallFrame, guard_sp),
+                context = const offset_of!(CallFrame, context),
+                leave = const offset_of!(CallFrame, leave),
+                runner = const offset_of!(Attachment, runner),
+                guard_sp = const offset_of!(ThreadBlock, guard_sp),
+                guard = const offset_of!(ThreadBlock, guard),
                 all_registers = const ALL_REGISTERS,
                 number = const offset_of!(PtRegs, $number),
-                of = sym $of,
+                plainly = sym $plainly,
+                closely = sym $closely,
             )
         }
     };
@@ -149,7 +187,7 @@ macro_rules! entry {
 
 /// As `entry`, on another stack. `$known` and `$unknown` are where in gates a caller goes on for which there is none at present.
 macro_rules! entry_apart {
-    ($name:ident, $of:ident, $number:ident, $result:literal, $known:expr, $unknown:expr) => {
+    ($name:ident, $closely:ident, $number:ident, $result:literal, $known:expr, $unknown:expr) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
@@ -177,9 +215,11 @@ macro_rules! entry_apart {
                 "mov qword ptr [rsp + {eflags}], 0x246",
                 store_some!(),
                 store_others!($result),
-                pass!(),
-                "mov r11, rax",
+                "mov esi, ecx",
+                "mov rbx, rsp",
+                pass_closely!(),
                 load!(),
+                "mov r11, [rsp + {leave}]",
                 "cmp dword ptr [rsp + {stack}], {is_last}",
                 "je 3f",
                 "mov rsp, [rsp + {rsp}]",
@@ -215,7 +255,7 @@ macro_rules! entry_apart {
                 is_last = const LAST_STACK,
                 state_bytes = const STATE_BYTES,
                 apart_bytes = const APART_BYTES,
-                blocks = const CONTROL_OFFSET as usize + TABLES_OFFSET as usize + offset_of!(SyscallTables, blocks),
+                blocks = const TABLES + offset_of!(SyscallTables, blocks),
                 process = const PROCESS_OFFSET as usize + offset_of!(ProcessPage, generation),
                 lock = const STATE_OFFSET as usize + offset_of!(StateHeader, last_stack),
                 missed = const STATE_OFFSET as usize + offset_of!(StateHeader, missed_no_block),
@@ -229,7 +269,8 @@ macro_rules! entry_apart {
                 apart_top = const offset_of!(ThreadBlock, apart_top),
                 apart_end = const offset_of!(ThreadBlock, apart_end),
                 number = const offset_of!(PtRegs, $number),
-                of = sym $of,
+                leave = const offset_of!(CallFrame, leave),
+                closely = sym $closely,
             )
         }
     };
@@ -238,7 +279,8 @@ macro_rules! entry_apart {
 // Where the flags mean nothing: `-38` is `-ENOSYS`, which the kernel has in `rax` while a call runs.
 entry!(
     ring3_syscall_enter,
-    enter,
+    enter_plainly,
+    enter_closely,
     orig_rax,
     "mov qword ptr [rsp + {rax}], -38",
     "",
@@ -247,18 +289,28 @@ entry!(
 );
 entry!(
     ring3_syscall_enter_with_flags,
-    enter,
+    enter_plainly,
+    enter_closely,
     orig_rax,
     "mov qword ptr [rsp + {rax}], -38",
     "pushfq; pop [rsp + {eflags}]; cld",
     "",
     restore_flags!()
 );
-entry!(ring3_syscall_exit, exit, rax, "", "", "mov qword ptr [rsp + {eflags}], 0x246", "");
-entry!(ring3_syscall_exit_with_flags, exit, rax, "", "pushfq; pop [rsp + {eflags}]; cld", "", restore_flags!());
+entry!(ring3_syscall_exit, exit_plainly, exit_closely, rax, "", "", "mov qword ptr [rsp + {eflags}], 0x246", "");
+entry!(
+    ring3_syscall_exit_with_flags,
+    exit_plainly,
+    exit_closely,
+    rax,
+    "",
+    "pushfq; pop [rsp + {eflags}]; cld",
+    "",
+    restore_flags!()
+);
 entry_apart!(
     ring3_syscall_enter_apart,
-    enter_apart,
+    enter_closely,
     orig_rax,
     "mov qword ptr [rsp + {rax}], -38",
     CALL_AT,
@@ -277,4 +329,4 @@ unsafe extern "C" fn ring3_syscall_exit_of_clone() {
     )
 }
 
-entry_apart!(ring3_syscall_exit_apart, exit_apart, rax, "", DONE_AT, WANTED_DONE_AT);
+entry_apart!(ring3_syscall_exit_apart, exit_closely, rax, "", DONE_AT, WANTED_DONE_AT);

@@ -16,7 +16,7 @@ pub mod raw_helpers;
 mod raw_kernel;
 pub mod raw_memory;
 pub mod raw_net;
-mod raw_plain_calls;
+pub mod raw_plain_calls;
 mod raw_proc;
 mod raw_request;
 mod raw_shadow;

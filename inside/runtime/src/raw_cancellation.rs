@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use ring3_layout::cancellation::slot;
 use ring3_layout::region::{REGION_BYTES, STATE_OFFSET};
-use ring3_layout::syscall::{CALLS_MAX, Call, SYSCALL_BYTES};
+use ring3_layout::syscall::{CALLS_MAX, Call, NO_GATE, SYSCALL_BYTES};
 use ring3_layout::thread::{StateHeader, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
@@ -50,7 +50,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
     let Some(tb) = block_of(base, regs) else { return true };
     // SAFETY: the caller's promise.
     unsafe { end_abandoned(base, tb, regs) };
-    push(tb, regs.rsp, number);
+    push(tb, (tb.next_call, tb.first_call), regs.rsp, number, NO_GATE);
     if let Some(call) = tb.calls.get_mut(tb.next_call.wrapping_sub(1) as usize % CALLS_MAX) {
         (call.routine, call.blind) = (index + 1, tables(base).blind.load(Acquire));
     }
@@ -87,10 +87,11 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, index: u32) {
     raw_net::resume(base, tb);
     let Some(call) = under_way(tb, regs.rsp) else { return };
     is_over(base, call.sp);
-    pop(tb, call.sp, Some(call.number), false);
+    let number = i64::from(call.number);
+    pop(tb, call.sp, Some(number), false);
     if call.ended == 0 {
         // SAFETY: the caller's promise.
-        unsafe { show_end(base, tb, regs, call.number) };
+        unsafe { show_end(base, tb, regs, number) };
     }
 }
 
@@ -125,7 +126,7 @@ pub(crate) unsafe fn before_return(base: u64, tb: &mut ThreadBlock, regs: &mut P
         return;
     }
     let Some(call) = under_way(tb, regs.rsp) else { return };
-    let (sp, number) = (call.sp, call.number);
+    let (sp, number) = (call.sp, i64::from(call.number));
     let made_at = site(base, call.routine.wrapping_sub(1)).call;
     let after = made_at + SYSCALL_BYTES;
     let is_again = regs.rip == made_at && rcx == after;

@@ -4,8 +4,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
-    HookKind, TestRun, range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook, HookKind, TestRun,
+    range_unpack,
 };
 use ring3_layout::frame;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
@@ -171,11 +171,6 @@ unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, frame: Frame, hook: &H
         return false;
     }
     tb.hook = &raw const *hook as u64;
-    if attachment.flags == 0 {
-        // SAFETY: the caller's promise.
-        unsafe { run_plain(tb, attachment, frame.regs as u64) };
-        return true;
-    }
     let suits = frame.suits(attachment);
     if suits {
         // SAFETY: the caller's promise.
@@ -252,7 +247,8 @@ pub(crate) fn attachments(base: u64, range: u64) -> &'static [Attachment] {
 
 #[inline(always)]
 pub(crate) fn is_for(tb: &ThreadBlock, attachment: &Attachment) -> bool {
-    attachment.pid == 0 || u64::from(attachment.pid) == tb.pid_tgid >> 32
+    // (Both are looked at, so that there is one way to go on.)
+    (attachment.pid == 0) | (u64::from(attachment.pid) == tb.pid_tgid >> 32)
 }
 
 fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {
@@ -284,39 +280,29 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
 /// The attachment names a compiled, verified program, and `context` is one that it may have.
 #[inline(always)]
 pub(crate) unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
-    if attachment.flags & ATTACHMENT_CPU_SLOT == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { run_plain(tb, attachment, context) };
-    }
+    tb.attachment = &raw const *attachment as u64;
     // SAFETY: the caller's promise.
-    unsafe { run_with_slot(tb, attachment, context) }
+    let runner: Program = unsafe { core::mem::transmute(attachment.runner) };
+    // SAFETY: the program's convention: context and environment.
+    unsafe { runner(context, &raw mut *tb as u64) }
 }
 
-/// Runs the program of an attachment that uses per-CPU maps.
+/// Runs the program of an attachment that uses per-CPU maps ([`Attachment::runner`]).
 ///
 /// # Safety
-/// As for `run_one`.
-#[inline(never)]
-unsafe fn run_with_slot(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
-    let base = tb.region_base;
+/// As for `run_one`; `env` is the running thread's own block, and tells of the attachment.
+pub unsafe fn run_with_slot(base: u64, context: u64, env: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    let tb = unsafe { &mut *(env as *mut ThreadBlock) };
     raw_slot::take(base, tb);
     // SAFETY: the caller's promise.
-    let result = unsafe { run_plain(tb, attachment, context) };
-    raw_slot::give(base, tb);
-    result
-}
-
-/// Runs the program of an attachment that needs nothing.
-///
-/// # Safety
-/// As for `run_one`.
-#[inline(always)]
-unsafe fn run_plain(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
-    tb.attachment = &raw const *attachment as u64;
+    let attachment = unsafe { &*(tb.attachment as *const Attachment) };
     // SAFETY: the caller's promise.
     let program: Program = unsafe { core::mem::transmute(attachment.code) };
     // SAFETY: the program's convention: context and environment.
-    unsafe { program(context, &raw mut *tb as u64) }
+    let result = unsafe { program(context, &raw mut *tb as u64) };
+    raw_slot::give(base, tb);
+    result
 }
 
 /// Runs a program by itself as often as is wanted; whether it could.

@@ -21,7 +21,7 @@ use ring3_layout::net::{
 };
 use ring3_layout::realm::request;
 use ring3_layout::region::{NET_OFFSET, STATE_OFFSET};
-use ring3_layout::syscall::{APART_BYTES, BEGINNERS, SYSCALL_BYTES};
+use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, SYSCALL_BYTES};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
@@ -498,7 +498,7 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
     };
     let mut apart = Apart { regs: registers(context), how: STACK_OF_NET };
     // SAFETY: the registers of the call, with what tells where they lie behind them.
-    if unsafe { begin(base, &raw mut apart.regs, number, Some(&mut context.mask)) } {
+    if unsafe { begin(base, &raw mut apart.regs, number, NO_GATE, Some(&mut context.mask)) } {
         context.rax = apart.regs.rax;
     } else {
         context.rip = base + NET_GATES_OFFSET + slot as u64 * NET_GATE_BYTES;
@@ -615,7 +615,7 @@ unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *mut u64) ->
 /// A thread is behind a call that a gate of the net has made: `came` is where. It goes on at `rip`.
 ///
 /// # Safety
-/// As for `raw_syscalls::enter`.
+/// As for `raw_syscalls::enter_closely`.
 pub unsafe fn exit(base: u64, regs: *mut PtRegs, came: u64) {
     let slot = came.wrapping_sub(base + NET_GATES_OFFSET) / NET_GATE_BYTES;
     let place = net(base).slots.get(slot as usize).map_or(0, |slot| slot.load(Acquire));

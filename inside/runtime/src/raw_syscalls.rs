@@ -15,12 +15,12 @@ use core::sync::atomic::compiler_fence;
 use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack,
 };
-use ring3_layout::frame::STUB_FRAME_BYTES;
+use ring3_layout::frame::RED_ZONE_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
     ALL_REGISTERS, ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES,
-    NUMBER_KNOWN, OTHER_NUMBERS, PLAIN_AT, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, SyscallTables,
+    NUMBER_KNOWN, OTHER_NUMBERS, PLAIN_AT, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables,
     TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
@@ -30,7 +30,6 @@ use crate::raw_cancellation;
 use crate::raw_dispatch::{attachments, hit, is_for, miss, run_one, was_left};
 use crate::raw_memory::read_own;
 use crate::raw_net;
-use crate::raw_plain_calls;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
 use crate::raw_thread::{begin_nameless, current, rename, share_names};
@@ -106,25 +105,50 @@ fn entry(number: i64) -> usize {
     usize::try_from(number).map_or(OTHER_NUMBERS, |number| number.min(OTHER_NUMBERS))
 }
 
-fn word(table: &[core::sync::atomic::AtomicU64; OTHER_NUMBERS + 1], number: i64) -> u64 {
-    table.get(entry(number)).map_or(0, |word| word.load(Acquire))
+/// The entry of the calls with a number.
+#[inline(always)]
+fn seers(base: u64, number: i64) -> &'static Seers {
+    let calls = &tables(base).calls;
+    calls.get(entry(number)).unwrap_or(&calls[OTHER_NUMBERS])
 }
 
-/// Bytes from the registers to the caller's stack pointer, where they lie on its stack: they are followed by how to leave, and
-/// the red zone.
-pub const FRAME_BYTES: u64 = STUB_FRAME_BYTES + 16;
+/// What lies on the stack of who makes a call, below its red zone, while the agent is at work.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CallFrame {
+    /// The thread's registers.
+    pub regs: PtRegs,
+    /// Where it lies that is not on the caller's stack: `STACK_OF_BLOCK` or `LAST_STACK`.
+    pub stack: u64,
+    /// Where the thread goes on.
+    pub leave: u64,
+    /// What the gate passed.
+    pub passed: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Address of the thread's block while the only program runs.
+    pub block: u64,
+    /// `ThreadBlock::guard_sp` as it was.
+    pub guard_sp: u64,
+    /// What the only program finds behind r1.
+    pub context: [u64; 8],
+}
 
-/// Of the word behind the registers: they lie on a stack in the block of the thread, which GS leads to.
+/// Bytes from the registers to the caller's stack pointer, where they lie on its stack.
+pub const FRAME_BYTES: u64 = size_of::<CallFrame>() as u64 + RED_ZONE_BYTES;
+// Where it lies apart, it lies below a page.
+const _: () = assert!(FRAME_BYTES.is_multiple_of(16));
+
+/// Of [`CallFrame::stack`]: on a stack in the block of the thread, which GS leads to.
 pub const STACK_OF_BLOCK: u64 = 1;
-/// Of that word: on the last stack.
+/// On the last stack.
 pub const LAST_STACK: u64 = 2;
 
 /// The running thread's block, the registers at its call being there. Where they lie apart its control block may be gone.
 pub(crate) fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
     let address = &raw const *regs as u64;
-    // SAFETY: behind the registers is how to leave.
-    let is_known = is_apart(base, address)
-        && unsafe { *((address + size_of::<PtRegs>() as u64) as *const u64) } == STACK_OF_BLOCK;
+    // SAFETY: what lies apart are registers in a frame.
+    let is_known = is_apart(base, address) && unsafe { (*(address as *const CallFrame)).stack } == STACK_OF_BLOCK;
     let block = if is_known { gs_base() as *mut ThreadBlock } else { current(base) };
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
     unsafe { block.as_mut() }
@@ -147,42 +171,22 @@ fn gate(base: u64, passed: u32) -> u64 {
     base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
 }
 
-/// A thread begins a call that somebody wants. `regs` are its registers. The result is where the call is made.
-///
-/// # Safety
-/// Called by a gate of the region at `base`, which passes what it is: `regs` are valid registers, and the stack is aligned.
-pub unsafe fn enter(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
-    // SAFETY: the caller's promise.
-    let regs = unsafe { &mut *regs };
-    // SAFETY: the caller's promise.
-    match unsafe { raw_plain_calls::begin(base, regs, passed) } {
-        Some(address) => address,
-        // SAFETY: the caller's promise.
-        None => unsafe { enter_closely(base, regs, passed) },
-    }
-}
-
-/// Where a call is made that somebody has seen begin, if there is no more to it; `is_awaited`: its end is wanted.
+/// Where a call is made that somebody has seen begin, and whose end nobody wants.
 #[inline(always)]
-pub(crate) fn call_address(base: u64, passed: u32, is_awaited: bool) -> u64 {
-    let at = match (passed & NUMBER_KNOWN != 0, is_awaited) {
-        (true, _) => CALL_AT,
-        (false, true) => WANTED_AT,
-        (false, false) => PLAIN_AT,
-    };
-    gate(base, passed) + at
+pub(crate) fn address_of_unawaited(base: u64, passed: u32) -> u64 {
+    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { PLAIN_AT }
 }
 
 /// What comes behind a call.
-#[inline(always)]
-pub(crate) fn done_address(base: u64, passed: u32) -> u64 {
+fn done_address(base: u64, passed: u32) -> u64 {
     gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
 }
 
-/// As `enter`, whatever there is to be done; the registers may lie apart from the caller's stack.
+/// A thread begins a call that somebody wants. `regs` are its registers, on its stack or apart from it. The result is where the
+/// call is made.
 ///
 /// # Safety
-/// As for `enter`.
+/// Called by a gate of the region at `base`, which passes what it is: `regs` are valid registers, and the stack is aligned.
 #[inline(never)]
 pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
@@ -192,7 +196,7 @@ pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // The kernel takes 32 bits.
     let number = i64::from(regs.orig_rax as i32);
     // SAFETY: the caller's promise.
-    if unsafe { begin(base, regs, number, None) } {
+    if unsafe { begin(base, regs, number, passed, None) } {
         return done_address(base, passed);
     }
     let at = match beginner(number) {
@@ -205,11 +209,12 @@ pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     gate(base, passed) + at
 }
 
-/// A call begins. True: it is over already, with the result in `rax`. `mask`: as for `raw_net::before`.
+/// A call begins, by a gate that passes this. True: it is over already, with the result in `rax`. `mask`: as for
+/// `raw_net::before`.
 ///
 /// # Safety
-/// As for `enter`.
-pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, mask: Option<&mut u64>) -> bool {
+/// As for `enter_closely`.
+pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u32, mask: Option<&mut u64>) -> bool {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
     let mut shown = None;
@@ -228,7 +233,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, mask: Opti
             // SAFETY: the caller's promise.
             unsafe { end_abandoned(base, tb, regs) };
             if has_end(base, number) && ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
-                push(tb, regs.rsp, number);
+                push(tb, (tb.next_call, tb.first_call), regs.rsp, number, passed);
             }
             // SAFETY: the caller's promise.
             unsafe { run(base, tb, regs, number, None) };
@@ -266,7 +271,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, mask: Opti
 /// A call that has begun is not made: it ends with this result.
 ///
 /// # Safety
-/// As for `enter`.
+/// As for `enter_closely`.
 unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs, number: i64, result: u64) {
     regs.rax = result;
     if let Some(tb) = tb {
@@ -278,25 +283,10 @@ unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs
     regs.orig_rax = regs.rax;
 }
 
-/// A call has ended. `regs` are the thread's registers. The result is where the thread goes on.
+/// A call has ended. `regs` are the thread's registers, on its stack or apart from it. The result is where the thread goes on.
 ///
 /// # Safety
-/// As for `enter`.
-pub unsafe fn exit(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
-    // SAFETY: the caller's promise.
-    let regs = unsafe { &mut *regs };
-    // SAFETY: the caller's promise.
-    if passed & COPIES == 0 && unsafe { raw_plain_calls::end(base, regs, passed) } {
-        return done_address(base, passed);
-    }
-    // SAFETY: the caller's promise.
-    unsafe { exit_closely(base, regs, passed) }
-}
-
-/// As `exit`, whatever there is to be done; the registers may lie apart from the caller's stack.
-///
-/// # Safety
-/// As for `exit`.
+/// As for `enter_closely`.
 #[inline(never)]
 pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
@@ -319,7 +309,7 @@ fn note_missing(regs: &mut PtRegs, passed: u32) {
 /// A call of this number, if that is known, made by this copy in a gate, has ended.
 ///
 /// # Safety
-/// As for `enter`.
+/// As for `enter_closely`.
 pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy: usize) {
     let runs = control(base).retired.load(Relaxed) == 0;
     if !runs && raw_net::net(base).armed.load(Relaxed) == 0 {
@@ -342,7 +332,7 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
         return;
     }
     let begun = pop(tb, regs.rsp, known, borrows);
-    let Some(number) = known.or(begun.map(|call| call.number)) else { return };
+    let Some(number) = known.or(begun.map(|call| i64::from(call.number))) else { return };
     if begun.is_none_or(|call| call.ended == 0) {
         // SAFETY: the caller's promise.
         unsafe { show_end(base, tb, regs, number) };
@@ -352,21 +342,19 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
     }
 }
 
-/// Remembers a call. A signal handler may come at each point, and does the same behind it.
+/// Remembers a call, of a gate that passes this, behind those that there are (`next_call`, `first_call`). A signal handler may
+/// come at each point, and does the same behind it.
 #[inline(always)]
-pub(crate) fn push(tb: &mut ThreadBlock, sp: u64, number: i64) {
-    let (at, first_call) = (tb.next_call, tb.first_call);
-    if let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) {
-        (place.sp, place.routine) = (0, 0);
-    }
+pub(crate) fn push(tb: &mut ThreadBlock, (at, first_call): (u32, u32), sp: u64, number: i64, passed: u32) {
+    let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) else { return };
+    place.sp = 0;
     compiler_fence(Release);
     tb.next_call = at.wrapping_add(1);
     compiler_fence(Release);
-    if let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) {
-        (place.number, place.first_call, place.ended) = (number, first_call, 0);
-        compiler_fence(Release);
-        place.sp = sp;
-    }
+    (place.number, place.gate, place.first_call) = (number as i32, passed, first_call);
+    (place.ended, place.routine) = (0, 0);
+    compiler_fence(Release);
+    place.sp = sp;
 }
 
 /// The youngest call at this stack pointer, of this number if that is known; it and younger ones, which were left by a
@@ -375,7 +363,7 @@ pub(crate) fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: b
     for back in 1..=CALLS_MAX as u32 {
         let at = tb.next_call.wrapping_sub(back);
         let call = tb.calls.get_mut(at as usize % CALLS_MAX)?;
-        if call.sp != sp || number.is_some_and(|number| number != call.number) {
+        if call.sp != sp || number.is_some_and(|number| number != i64::from(call.number)) {
             continue;
         }
         let found = *call;
@@ -404,7 +392,7 @@ pub(crate) unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtReg
             continue;
         }
         call.ended = 1;
-        let (sp, number) = (call.sp, call.number);
+        let (sp, number) = (call.sp, i64::from(call.number));
         if raw_cancellation::is_past(base, call) {
             continue;
         }
@@ -490,20 +478,20 @@ unsafe fn end_before(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number:
 
 /// The packed range of attachments that see the beginning of a call, or its end.
 fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
-    let tables = tables(base);
-    word(if is_end { &tables.exit } else { &tables.enter }, number) & !ALWAYS
+    let seers = seers(base, number);
+    let range = if is_end { &seers.exit } else { &seers.enter };
+    range.load(Acquire) & !ALWAYS
 }
 
 /// Whether anybody wants the beginning of a call, or somebody, be it the agent itself, its end.
 pub(crate) fn is_wanted(base: u64, number: i64) -> bool {
-    let tables = tables(base);
-    (word(&tables.enter, number) & !ALWAYS) | word(&tables.exit, number) != 0
+    let seers = seers(base, number);
+    (seers.enter.load(Acquire) & !ALWAYS) | seers.exit.load(Acquire) != 0
 }
 
 /// Whether somebody wants the end of a call: then it is remembered.
-#[inline(always)]
-pub(crate) fn has_end(base: u64, number: i64) -> bool {
-    word(&tables(base).exit, number) != 0
+fn has_end(base: u64, number: i64) -> bool {
+    seers(base, number).exit.load(Acquire) != 0
 }
 
 /// Runs the programs that see the beginning of a call, or its end with a result.

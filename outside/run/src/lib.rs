@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use ring3_jit::{Code, LinkError, Target};
-use ring3_layout::control::{ATTACHMENT_CPU_SLOT, Attachment, TestRun};
+use ring3_layout::control::{Attachment, TestRun};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET, got_offset};
 use ring3_maps::{Attributes, Geometry, Map};
 use ring3_uapi::Errno;
@@ -194,15 +194,17 @@ impl Runner {
     /// # Errors
     /// [`Error::Busy`].
     pub fn run(&self, program: Loaded, context: &mut [u8], repeat: u32) -> Result<Outcome, Error> {
+        let with_slot = || self.region.symbol("ring3_run_with_slot");
         let mut test = TestRun {
             attachment: Attachment {
                 code: program.entry,
                 cookie: program.cookie,
                 pid: 0,
-                flags: if program.uses_per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
+                flags: 0,
                 link_id: 0,
                 prog_id: 0,
-                reserved: [0; 2],
+                runner: if program.uses_per_cpu { with_slot() } else { program.entry },
+                reserved: 0,
             },
             context: context.as_mut_ptr() as u64,
             repeat,

@@ -188,8 +188,11 @@ pub struct Attachment {
     pub link_id: u32,
     /// The program, for `ring3 status`.
     pub prog_id: u32,
+    /// Address of what runs the program, which is called as that: `code`, or, for one that uses per-CPU map memory, the agent's
+    /// routine that takes a CPU slot first ([`crate::realm::CpuSlot`]).
+    pub runner: u64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 /// A program that is run by itself, some times one after the other (`BPF_PROG_TEST_RUN`). Lies in the process that runs it.
@@ -210,16 +213,14 @@ pub struct TestRun {
     pub duration_ns: u64,
 }
 
-/// The program uses per-CPU map memory: it takes a CPU slot for its run ([`crate::realm::CpuSlot`]).
-pub const ATTACHMENT_CPU_SLOT: u32 = 1 << 0;
 /// The program needs registers that not every frame has ([`crate::frame`]).
-pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 1;
+pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 0;
 /// The program's context is what a system call's raw tracepoint has.
-pub const ATTACHMENT_RAW: u32 = 1 << 2;
+pub const ATTACHMENT_RAW: u32 = 1 << 1;
 /// The program's context is what a system call's tracepoint has.
-pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 3;
+pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 2;
 /// The program's context is what a kprobe at the kernel's function of a system call has.
-pub const ATTACHMENT_KPROBE: u32 = 1 << 4;
+pub const ATTACHMENT_KPROBE: u32 = 1 << 3;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

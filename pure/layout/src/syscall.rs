@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Numbers of system calls that have an entry of their own in the tables.
+/// Numbers of system calls that have an entry of their own in the table.
 pub const NUMBERS: usize = 512;
 /// The entry for all other numbers, which no system call has.
 pub const OTHER_NUMBERS: usize = NUMBERS;
@@ -19,15 +19,15 @@ pub const SITES_MAX: u32 = 4862;
 /// Bytes of a gate.
 pub const GATE_BYTES: u64 = 256;
 /// Where in a gate whose site's number is known the call is made, and where what comes behind it.
-pub const CALL_AT: u64 = 19;
+pub const CALL_AT: u64 = 26;
 /// See [`CALL_AT`].
-pub const DONE_AT: u64 = 40;
+pub const DONE_AT: u64 = 54;
 /// Where in a gate whose site's number is not known calls are made that nobody wants.
-pub const PLAIN_AT: u64 = 24;
+pub const PLAIN_AT: u64 = 27;
 /// Where in such a gate calls are made that somebody wants: in copies, one for each of [`BEGINNERS`] behind one for all others.
-pub const WANTED_AT: u64 = 48;
+pub const WANTED_AT: u64 = 56;
 /// From one copy to the next.
-pub const COPY_BYTES: u64 = 16;
+pub const COPY_BYTES: u64 = 20;
 /// Where in such a gate what comes behind the call is.
 pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64 + 1);
 /// Calls that begin a thread or a process (`clone`, `fork`, `vfork`, `clone3`): where that begins the call's number cannot be
@@ -43,6 +43,8 @@ pub const COPY_SHIFT: u32 = 16;
 pub const ALL_REGISTERS: u32 = 1 << 30;
 /// Of what a gate passes on: the site's number is known.
 pub const NUMBER_KNOWN: u32 = 1 << 31;
+/// In the place of what a gate passes on.
+pub const NO_GATE: u32 = u32::MAX;
 /// Bytes of the stack of a call that must not use the caller's.
 pub const APART_BYTES: u64 = 0x4000;
 /// Such stacks of a thread, for calls in signal handlers that interrupt the agent.
@@ -51,29 +53,41 @@ pub const APART_LEVELS: u64 = 3;
 /// Calls that threads are in at a time, one interrupted by a signal handler that makes the next.
 pub const CALLS_MAX: usize = 16;
 
-/// Of an entry of a table: the agent looks at this call in any case.
+/// Of [`Seers::enter`] and `exit`: the agent looks at this call in any case.
 pub const ALWAYS: u64 = 1 << 63;
 
 /// In the place of an attachment: no program runs, but the call is remembered.
 pub const ONLY_NOBODY: u64 = 1;
 
-/// Who wants what. Each entry is a packed range ([`crate::control::range_pack`]) of attachments, 0 if nobody does.
+/// Who wants the calls with a number. 32 bytes: what is looked at for a call lies together.
+#[repr(C, align(32))]
+#[derive(Debug)]
+pub struct Seers {
+    /// Packed range ([`crate::control::range_pack`]) of the attachments that see its beginning, and [`ALWAYS`]; 0: nobody wants
+    /// either end of it.
+    pub enter: AtomicU64,
+    /// The same of its end.
+    pub exit: AtomicU64,
+    /// Address of the only [`crate::control::Attachment`] that sees its beginning, [`ONLY_NOBODY`], or 0 if there are more, or
+    /// the agent has more to do.
+    pub enter_only: AtomicU64,
+    /// The same of its end.
+    pub exit_only: AtomicU64,
+}
+
+/// Bytes of an entry of [`SyscallTables::calls`], by this power of 2.
+pub const CALL_SHIFT: u8 = 5;
+
+/// Who wants what, by number.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SyscallTables {
-    /// When a call with this number begins.
-    pub enter: [AtomicU64; NUMBERS + 1],
-    /// When it ends.
-    pub exit: [AtomicU64; NUMBERS + 1],
-    /// Not 0: one of both. Looked at where a site's number is not known before.
-    pub either: [AtomicU64; NUMBERS + 1],
-    /// Address of the only [`crate::control::Attachment`] that sees the beginning of a call with this number, [`ONLY_NOBODY`],
-    /// or 0 if there are more, or the agent has more to do.
-    pub enter_only: [AtomicU64; NUMBERS + 1],
-    /// The same of its end.
-    pub exit_only: [AtomicU64; NUMBERS + 1],
+    /// The entries of all numbers, and behind them that of all others.
+    pub calls: [Seers; NUMBERS + 1],
     /// Address of the [`crate::control::Hook`] that counts hits and misses.
     pub hook: AtomicU64,
+    /// Where in a thread block its hits are counted.
+    pub hits_at: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
     /// 1: some program needs the thread's registers; else only those are stored that the agent changes or looks at.
@@ -117,7 +131,9 @@ pub struct Call {
     /// Stack pointer at the site; 0: none.
     pub sp: u64,
     /// The number.
-    pub number: i64,
+    pub number: i32,
+    /// What the gate passed by which it began; [`NO_GATE`]: none did.
+    pub gate: u32,
     /// `ThreadBlock::first_call` when it began.
     pub first_call: u32,
     /// 1: its end was shown.
@@ -130,6 +146,7 @@ pub struct Call {
 
 const _: () = {
     assert!(size_of::<SyscallSite>() == 48);
+    assert!(size_of::<Seers>() == 1 << CALL_SHIFT);
     assert!(size_of::<Call>() == 32);
     assert!(TABLES_OFFSET + size_of::<SyscallTables>() as u64 <= SITES_OFFSET);
     assert!(SITES_OFFSET + (SITES_MAX as u64 + 1) * size_of::<SyscallSite>() as u64 <= crate::control::VIEWS_OFFSET);

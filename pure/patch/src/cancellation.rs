@@ -10,7 +10,7 @@ use std::mem::offset_of;
 
 use iced_x86::{Code, FlowControl};
 use ring3_layout::cancellation::{SLOT_FACTOR, SLOT_SHIFT};
-use ring3_layout::syscall::{NUMBERS, SyscallTables};
+use ring3_layout::syscall::{CALL_SHIFT, NUMBERS, Seers, SyscallTables};
 
 use crate::flow::{decode, direct_target, ends_flow};
 use crate::plan::{Function, JUMP_BYTES, Refusal, plan_detour};
@@ -187,7 +187,7 @@ impl SyscallPlan {
 /// Before the routine: to the agent if somebody wants the call, or there is the net, and it will be made. All arguments stay;
 /// `rax`, `r10` and `r11` are free where a function begins. The agent gets the index in `eax`, and where the routine begins in `r10`.
 fn emit_begin(a: &mut Assembler, links: &CallerLinks, routine: &Routine) -> Result<(), Refusal> {
-    const TO_SLOW: u8 = 31;
+    const TO_SLOW: u8 = 34;
     const OVER_NETTED: u8 = 14;
     a.put(&[0xf7, 0x07]); // test dword [rdi], cancelled
     a.put(&routine.cancelled.to_le_bytes());
@@ -197,12 +197,13 @@ fn emit_begin(a: &mut Assembler, links: &CallerLinks, routine: &Routine) -> Resu
     a.put(&[0x3d]); // cmp eax, NUMBERS
     a.put(&(NUMBERS as u32).to_le_bytes());
     a.put(&[0x73, TO_SLOW]); // jae slow
-    a.put(&[0x49, 0xbb]); // mov r11, either
-    a.put(&(links.tables + offset_of!(SyscallTables, either) as u64).to_le_bytes());
-    a.put(&[0x49, 0x83, 0x3c, 0xc3, 0]); // cmp qword [r11 + rax * 8], 0
+    a.put(&[0xc1, 0xe0, CALL_SHIFT]); // shl eax, CALL_SHIFT
+    a.put(&[0x49, 0xbb]); // mov r11, enter
+    a.put(&(links.tables + offset_of!(Seers, enter) as u64).to_le_bytes());
+    a.put(&[0x49, 0x83, 0x3c, 0x03, 0]); // cmp qword [r11 + rax], 0
     a.put(&[0x75, OVER_NETTED]); // jne slow
-    a.put(&[0x41, 0x83, 0xbb]); // cmp dword [r11 + netted - either], 0
-    a.put(&((offset_of!(SyscallTables, netted) - offset_of!(SyscallTables, either)) as u32).to_le_bytes());
+    a.put(&[0x41, 0x83, 0xbb]); // cmp dword [r11 + netted - enter], 0
+    a.put(&((offset_of!(SyscallTables, netted) - offset_of!(Seers, enter)) as u32).to_le_bytes());
     a.put(&[0]);
     a.put(&[0x0f, 0x84]); // je routine
     a.relative(routine.start)?;

@@ -6,12 +6,13 @@
 //! another stack, never return, or be made again after a signal. `rcx` and `r11`, which every system call destroys, are all
 //! that a gate needs. Behind the call `rcx` is what it would be; `r11`, where the kernel leaves the flags, is not.
 
+use std::mem::offset_of;
 use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction};
 use ring3_layout::syscall::{
-    BEGINNERS, CALL_AT, COPY_BYTES, COPY_SHIFT, DONE_AT, GATE_BYTES, NUMBER_KNOWN, NUMBERS, PLAIN_AT, SYSCALL_BYTES,
-    SyscallTables, WANTED_AT, WANTED_DONE_AT,
+    BEGINNERS, CALL_AT, CALL_SHIFT, COPY_BYTES, COPY_SHIFT, DONE_AT, GATE_BYTES, NUMBER_KNOWN, NUMBERS, PLAIN_AT,
+    SYSCALL_BYTES, Seers, WANTED_AT, WANTED_DONE_AT,
 };
 
 use crate::cancellation::Replaced;
@@ -294,10 +295,12 @@ impl Assembler {
         Ok(())
     }
 
-    /// Goes to a routine of the agent, which knows where to go on.
-    fn pass(&mut self, number: u32, routine: u64) -> Result<(), Refusal> {
+    /// Goes to a routine of the agent, which goes on at this offset of the gate at `gate` if there is no more to do.
+    fn pass(&mut self, number: u32, gate: u64, offset: u64, routine: u64) -> Result<(), Refusal> {
         self.put(&[0xb9]); // mov ecx, number
         self.put(&number.to_le_bytes());
+        self.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + gate + offset]
+        self.relative(gate + offset)?;
         self.jump(routine)
     }
 
@@ -316,24 +319,25 @@ impl Assembler {
 }
 
 /// Bytes of [`Assembler::pass`].
-const PASS_BYTES: u8 = 10;
+const PASS_BYTES: u8 = 17;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const JUMP_SHORT: u8 = 0xeb;
 const JUMP: u8 = 0xe9;
 const CALL: u8 = 0xe8;
 
-fn entry(tables: u64, table: usize, number: u32) -> u64 {
-    tables + table as u64 + u64::from(number.min(NUMBERS as u32)) * 8
+/// Address of a word of a number's entry.
+fn word(tables: u64, number: u32, offset: usize) -> u64 {
+    tables + (u64::from(number.min(NUMBERS as u32)) << CALL_SHIFT) + offset as u64
 }
 
 fn emit_known(a: &mut Assembler, links: &GateLinks, number: u32) -> Result<(), Refusal> {
     let index = links.index | NUMBER_KNOWN;
-    a.unless_zero(entry(links.tables, std::mem::offset_of!(SyscallTables, enter), number))?;
-    a.pass(index, links.enter)?;
+    a.unless_zero(word(links.tables, number, offset_of!(Seers, enter)))?;
+    a.pass(index, a.base, CALL_AT, links.enter)?;
     a.pad(CALL_AT);
     a.put(&SYSCALL);
-    a.unless_zero(entry(links.tables, std::mem::offset_of!(SyscallTables, exit), number))?;
-    a.pass(index, links.exit)?;
+    a.unless_zero(word(links.tables, number, offset_of!(Seers, exit)))?;
+    a.pass(index, a.base, DONE_AT, links.exit)?;
     a.pad(DONE_AT);
     a.finish(links);
     Ok(())
@@ -349,20 +353,21 @@ fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Resu
         a.put(&[0x81, 0xf9]); // cmp ecx, NUMBERS
         a.put(&(NUMBERS as u32).to_le_bytes());
         a.put(&[0x73, slow(a)]); // jae slow
-        a.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + either]
-        a.relative(entry(links.tables, std::mem::offset_of!(SyscallTables, either), 0))?;
-        a.put(&[0x49, 0x83, 0x3c, 0xcb, 0]); // cmp qword [r11 + rcx * 8], 0
+        a.put(&[0xc1, 0xe1, CALL_SHIFT]); // shl ecx, CALL_SHIFT
+        a.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + enter]
+        a.relative(word(links.tables, 0, offset_of!(Seers, enter)))?;
+        a.put(&[0x49, 0x83, 0x3c, 0x0b, 0]); // cmp qword [r11 + rcx], 0
         a.put(&[0x75, slow(a)]); // jne slow
     }
     a.pad(PLAIN_AT);
     a.put(&SYSCALL);
     a.jump(a.base + WANTED_DONE_AT)?;
     a.pad(SLOW_AT);
-    a.pass(links.index, links.enter)?;
+    a.pass(links.index, a.base, WANTED_AT, links.enter)?;
     for copy in 0..=BEGINNERS.len() as u32 {
         a.pad(WANTED_AT + u64::from(copy) * COPY_BYTES);
         a.put(&SYSCALL);
-        a.pass(links.index | copy << COPY_SHIFT, links.exit)?;
+        a.pass(links.index | copy << COPY_SHIFT, a.base, WANTED_DONE_AT, links.exit)?;
     }
     a.pad(WANTED_DONE_AT);
     a.finish(links);

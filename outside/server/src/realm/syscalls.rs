@@ -13,10 +13,10 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, SITES_MAX, SITES_OFFSET,
-    SYSCALL_BYTES, SyscallSite, SyscallTables, TABLES_OFFSET,
+    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, SITES_MAX,
+    SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET,
 };
-use ring3_layout::thread::STATE_HEADER_BYTES;
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
 use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Progress, Replaced, SyscallPlan, progress};
 use ring3_uapi::Errno;
 
@@ -578,7 +578,9 @@ impl Target {
         let any = !wanted.is_empty();
         if any && self.syscalls.hook.is_none() {
             self.syscalls.hook = self.add_counting_hook();
-            let address = self.syscalls.hook.map_or(0, |(_, address)| address);
+            let (index, address) = self.syscalls.hook.unwrap_or_default();
+            let hits_at = offset_of!(ThreadBlock, hits) as u64 + u64::from(index % COUNTED_HOOKS_MAX) * 8;
+            self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hits_at) as u64).store(hits_at, SeqCst);
             self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hook) as u64).store(address, SeqCst);
         }
         let at = TABLES_OFFSET + offset_of!(SyscallTables, netted) as u64;
@@ -603,21 +605,18 @@ impl Target {
             if number == OTHER_NUMBERS && any {
                 words = words.map(|word| word | ALWAYS);
             }
-            if words[1] != 0 && any {
+            if words[1] != 0 {
                 // Whose end is to be shown is remembered from its beginning on.
                 words[0] |= ALWAYS;
             }
             // First what is looked at first.
-            self.set_table(offset_of!(SyscallTables, enter_only), number, 0);
-            self.set_table(offset_of!(SyscallTables, exit_only), number, 0);
-            self.set_table(offset_of!(SyscallTables, enter), number, words[0]);
-            self.set_table(offset_of!(SyscallTables, exit), number, words[1]);
-            self.set_table(offset_of!(SyscallTables, either), number, u64::from(words != [0, 0]));
-            for (exit, table) in
-                [(false, offset_of!(SyscallTables, enter_only)), (true, offset_of!(SyscallTables, exit_only))]
-            {
+            self.tell_of_call(number, offset_of!(Seers, enter_only), 0);
+            self.tell_of_call(number, offset_of!(Seers, exit_only), 0);
+            self.tell_of_call(number, offset_of!(Seers, enter), words[0]);
+            self.tell_of_call(number, offset_of!(Seers, exit), words[1]);
+            for (exit, word) in [(false, offset_of!(Seers, enter_only)), (true, offset_of!(Seers, exit_only))] {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
-                self.set_table(table, number, self.only_of_call(number, ids, &ranges, links));
+                self.tell_of_call(number, word, self.only_of_call(number, ids, &ranges, links));
             }
         }
         if !needs_all {
@@ -687,15 +686,15 @@ impl Target {
         }
     }
 
-    fn set_table(&self, table: usize, number: usize, word: u64) {
-        let at = TABLES_OFFSET + table as u64 + number as u64 * 8;
-        let entry = self.control.word(at);
-        if entry.load(SeqCst) != word {
-            entry.store(word, SeqCst);
+    fn tell_of_call(&self, number: usize, word: usize, value: u64) {
+        let at = TABLES_OFFSET + ((number as u64) << CALL_SHIFT) + word as u64;
+        let word = self.control.word(at);
+        if word.load(SeqCst) != value {
+            word.store(value, SeqCst);
         }
     }
 
-    /// The entry of [`SyscallTables::enter_only`] or `exit_only` for a call that these see.
+    /// [`Seers::enter_only`] or `exit_only` for a call that these see.
     fn only_of_call(
         &self,
         number: usize,

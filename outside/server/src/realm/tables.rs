@@ -1,8 +1,8 @@
 //! Entries of a target's control block, as the server writes them.
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
-    Attachment, ControlHeader, HOOK_AT_ENTRY,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, ControlHeader,
+    HOOK_AT_ENTRY,
 };
 
 use super::{LinkSpec, Point, SyscallContext};
@@ -39,7 +39,8 @@ pub(super) struct AttachmentBytes {
     pub(super) flags: u32,
     pub(super) link_id: u32,
     pub(super) prog_id: u32,
-    pub(super) reserved: [u64; 2],
+    pub(super) runner: u64,
+    pub(super) reserved: u64,
 }
 
 const _: () = {
@@ -54,12 +55,16 @@ pub(super) fn hook_flags(original: &[u8]) -> u32 {
     if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
 }
 
+/// `Attachment::runner` of programs that use per-CPU maps.
+pub(super) fn slot_runner(region: u64) -> u64 {
+    region + ring3_image::symbol("ring3_run_with_slot").expect("the agent has it")
+}
+
 /// `ATTACHMENT_*` of a program.
 pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
     let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
     let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
-    when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
-        | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
+    when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
         | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
         | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
         | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)

@@ -31,7 +31,7 @@ use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, slot_runner};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
@@ -678,16 +678,18 @@ impl Target {
         };
         for (index, spec) in specs.iter().enumerate() {
             let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
+            let code = self.region + TEXT_OFFSET + u64::from(spec.text.entry);
             self.control.write(
                 entry,
                 AttachmentBytes {
-                    code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
+                    code,
                     cookie: spec.cookie,
                     pid: if spec.pid.is_some() { self.own_pid } else { 0 },
                     flags: attachment_flags(spec),
                     link_id: spec.link_id,
                     prog_id: spec.prog_id,
-                    reserved: [0; 2],
+                    runner: if spec.per_cpu { slot_runner(self.region) } else { code },
+                    reserved: 0,
                 },
             );
         }
