@@ -294,6 +294,41 @@ fn calls_are_seen_where_the_agent_has_files() {
     assert!(found == expected, "with files and without:\n{}", difference(&found, &expected));
 }
 
+#[test]
+fn what_a_handlers_call_interrupts_goes_on_with_its_cpus_part() {
+    const LAST: &str = "1";
+    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
+        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+        return;
+    }
+    if !std::fs::read_to_string("/proc/self/status").expect("ours").contains("Cpus_allowed_list:\t0-") {
+        println!("SKIPPED: there is but one CPU");
+        return;
+    }
+    let bench = Bench::ring3();
+    let program = "BEGIN { printf(\"begun\\n\") } tracepoint:raw_syscalls:sys_enter { @calls = count() }";
+    let mut tool = Process::start(bench.load_with_tracefs("bpftrace").args(["-B", "line", "-e", program]));
+    while tool.line() != "begun" {}
+    let victim = calling_victims("all").join("bombard");
+    let mut command = bench.target("taskset");
+    ends_well("bombard", Process::start(command.args(["-c", LAST]).arg(victim).arg("300000")).finish());
+    let dump = bench.load("bpftool").args(["map", "dump", "name", "AT_calls", "-j"]).output().expect("it runs");
+    let elements: serde_json::Value = serde_json::from_slice(&dump.stdout).expect("JSON");
+    let mut by_cpu: BTreeMap<String, u64> = BTreeMap::new();
+    for value in
+        elements.as_array().expect("a list").iter().flat_map(|element| element["values"].as_array()).flatten()
+    {
+        let bytes = value["value"].as_array().expect("bytes").iter().rev();
+        let hex: String = bytes.map(|byte| byte.as_str().expect("hexadecimal").trim_start_matches("0x")).collect();
+        *by_cpu.entry(value["cpu"].to_string()).or_default() += u64::from_str_radix(&hex, 16).expect("a number");
+    }
+    let here = by_cpu.remove(LAST).expect("it ran here");
+    assert!(here > 300_000, "{here}");
+    // (Who started it came by other CPUs.)
+    let elsewhere: u64 = by_cpu.values().sum();
+    assert!(elsewhere < 200, "{elsewhere} of {here} calls were counted where they were not made: {by_cpu:?}");
+}
+
 /// Whether a process has come to its end; who started it has still to hear of it.
 fn is_over(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

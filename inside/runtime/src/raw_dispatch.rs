@@ -9,7 +9,7 @@ use ring3_layout::control::{
 };
 use ring3_layout::frame;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_SET, ThreadBlock};
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
@@ -294,14 +294,18 @@ pub(crate) unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, cont
 pub unsafe fn run_with_slot(base: u64, context: u64, env: u64) -> u64 {
     // SAFETY: the caller's promise.
     let tb = unsafe { &mut *(env as *mut ThreadBlock) };
-    raw_slot::take(base, tb);
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(tb.attachment as *const Attachment) };
     // SAFETY: the caller's promise.
     let program: Program = unsafe { core::mem::transmute(attachment.code) };
+    // (One that a signal handler's call interrupted goes on with it.)
+    let is_held = tb.cpu_slot & CPU_SLOT_HELD != 0 && tb.guard.load(Relaxed) > 1;
+    raw_slot::take(base, tb);
     // SAFETY: the program's convention: context and environment.
     let result = unsafe { program(context, &raw mut *tb as u64) };
-    raw_slot::give(base, tb);
+    if !is_held {
+        raw_slot::give(base, tb);
+    }
     result
 }
 
