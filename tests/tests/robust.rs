@@ -215,7 +215,7 @@ fn a_killed_servers_targets_go_on_and_the_next_server_cleans_up() {
 
 #[test]
 fn a_killed_servers_targets_are_cleaned_while_their_threads_are_cancelled() {
-    for victim in ["bridged", "cancelled-musl"] {
+    for victim in ["bridged", "cancelled-musl", "unwound"] {
         let bench = Bench::ring3();
         let alias = bench.alias(&calling_victims("all").join(victim));
         let process = Process::start(Command::new(&alias).arg("1000000000"));

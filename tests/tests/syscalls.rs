@@ -244,6 +244,8 @@ victims! {
     threads_are_cancelled_at_any_moment_with_musl_as_a_library: "cancelled-dynamic", CANCELLED;
     threads_are_cancelled_by_where_their_call_is: "bridged", BRIDGED;
     threads_are_cancelled_by_where_their_call_is_in_a_static_program: "bridged-static", BRIDGED;
+    threads_that_are_cancelled_are_unwound: "unwound", CANCELLED;
+    threads_that_are_cancelled_are_unwound_in_a_static_program: "unwound-static", CANCELLED;
     children_are_made_and_end: "processes", All;
     children_are_made_and_end_in_a_static_program: "processes-static", All;
     children_are_made_and_end_with_musl: "processes-musl", CHILDREN_OF_MUSL;

@@ -7,6 +7,7 @@ use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_runtime::raw_net::{self, Context, Info};
 use ring3_runtime::raw_syscalls::FRAME_BYTES;
+use ring3_runtime::raw_unwound::{self, Sent};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
@@ -71,6 +72,38 @@ unsafe extern "C" fn ring3_net_signal() {
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_net_restorer() {
     naked_asm!("mov eax, 15", "syscall", "ud2")
+}
+
+/// The handler of SIGCANCEL that stands before the process's own, and has the return address and the registers that this is to
+/// find.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_cancel_signal() {
+    naked_asm!(
+        // Whatever is in these comes back with the signal frame.
+        "mov rbp, rsp",
+        "mov r12, rdi",
+        "mov r13, rsi",
+        "mov r14, rdx",
+        "and rsp, -16",
+        "lea rdi, [rip + __ehdr_start]",
+        "mov rcx, rbp",
+        "call {arrived}",
+        "mov rsp, rbp",
+        "test rax, rax",
+        "jnz 2f",
+        "ret",
+        "2: mov rdi, r12",
+        "mov rsi, r13",
+        "mov rdx, r14",
+        "jmp rax",
+        arrived = sym arrived,
+    )
+}
+
+unsafe extern "sysv64" fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: *const u64) -> u64 {
+    // SAFETY: the handler's promise.
+    unsafe { raw_unwound::arrived(base, sent, context, frame) }
 }
 
 /// Where the net's gates lead behind their calls: all registers but `rcx` and `r11`, where the kernel left where it was and the

@@ -27,3 +27,4 @@ mod raw_system;
 pub mod raw_task;
 mod raw_thread;
 pub mod raw_trace;
+pub mod raw_unwound;

@@ -21,7 +21,7 @@ use ring3_layout::net::{
 };
 use ring3_layout::realm::request;
 use ring3_layout::region::{NET_OFFSET, STATE_OFFSET};
-use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, SYSCALL_BYTES};
+use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, SIGCANCEL, SYSCALL_BYTES};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
@@ -30,6 +30,7 @@ use crate::raw_request::file;
 use crate::raw_syscalls::{begin, end, own_ids};
 use crate::raw_system::{SYS_GETTID, SYS_PRCTL, SYS_TKILL, syscall, syscall0};
 use crate::raw_thread::current;
+use crate::raw_unwound;
 
 const SIGSYS: u64 = 31;
 const SIGNALS: u64 = 64;
@@ -143,11 +144,13 @@ fn is_borrower(tb: &ThreadBlock) -> bool {
     tb.pid_tgid >> 32 != tb.generation
 }
 
-/// A call begins in a process with the net. If it must be made here, the result. `mask`: where the thread's mask is kept that
+/// A call begins that changes what there is of the net or of [`raw_unwound`]. If it must be made here, the result. `mask`: where the thread's mask is kept that
 /// it goes on with, if the call was caught.
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u64>) -> Option<i64> {
     if !is_armed(base) {
-        return None;
+        // SAFETY: the running thread's own block, or null.
+        let block = || unsafe { current(base).as_ref() };
+        return if number == 13 && regs.rdi == SIGCANCEL { act(base, block()?, regs) } else { None };
     }
     // SAFETY: the running thread's own block, or null.
     let Some(tb) = (unsafe { current(base).as_mut() }) else {
@@ -280,9 +283,9 @@ fn go_back(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
     }
 }
 
-/// `rt_sigaction`, if it concerns SIGSYS or a mask with it.
+/// `rt_sigaction`, if it concerns SIGCANCEL, or, with the net, SIGSYS or a mask with it.
 fn act(base: u64, tb: &ThreadBlock, regs: &PtRegs) -> Option<i64> {
-    let (signal, net) = (regs.rdi, net(base));
+    let (signal, net, armed) = (regs.rdi, net(base), is_armed(base));
     if regs.r10 != SIGNAL_SET_BYTES || !(1..=SIGNALS).contains(&signal) {
         return None;
     }
@@ -293,11 +296,13 @@ fn act(base: u64, tb: &ThreadBlock, regs: &PtRegs) -> Option<i64> {
     }
     let [.., mask] = &mut new;
     let bit = 1 << (signal - 1);
-    let (wants, wanted) = (*mask & SIGSYS_BIT != 0, net.masks.load(Acquire) & bit != 0);
-    if signal != SIGSYS && !wants && !wanted {
+    let (wants, wanted) = (armed && *mask & SIGSYS_BIT != 0, armed && net.masks.load(Acquire) & bit != 0);
+    if signal != SIGSYS && signal != SIGCANCEL && !wants && !wanted {
         return None;
     }
-    *mask &= !SIGSYS_BIT;
+    if armed {
+        *mask &= !SIGSYS_BIT;
+    }
     let mut old = [0u64; 4];
     if signal == SIGSYS {
         if wants {
@@ -309,6 +314,10 @@ fn act(base: u64, tb: &ThreadBlock, regs: &PtRegs) -> Option<i64> {
             set_action(net, new);
         }
     } else {
+        let own = if signal == SIGCANCEL { net.cancel_handler.load(Acquire) } else { 0 };
+        if signal == SIGCANCEL && !is_borrower(tb) {
+            raw_unwound::stand_before(base, &mut new);
+        }
         let given = if regs.rsi == 0 { 0 } else { new.as_ptr() as u64 };
         let arguments = [signal, given, old.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0];
         // SAFETY: an action that the process asks for, and room for the old one.
@@ -318,6 +327,9 @@ fn act(base: u64, tb: &ThreadBlock, regs: &PtRegs) -> Option<i64> {
         }
         if wanted {
             old[3] |= SIGSYS_BIT;
+        }
+        if signal == SIGCANCEL && raw_unwound::is_ours(base, old[0]) {
+            old[0] = own;
         }
         if regs.rsi != 0 && !is_borrower(tb) {
             match wants {
@@ -448,6 +460,16 @@ pub struct Context {
     eflags: u64,
     rest: [u64; 14],
     mask: u64,
+}
+
+impl Context {
+    pub(crate) fn rip(&self) -> u64 {
+        self.rip
+    }
+
+    pub(crate) fn set_rip(&mut self, rip: u64) {
+        self.rip = rip;
+    }
 }
 
 const _: () = assert!(size_of::<Context>() == CONTEXT_WORDS * 8);
@@ -625,6 +647,14 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, came: u64) {
     regs.rcx = regs.rip;
     // SAFETY: the caller's promise.
     unsafe { end(base, regs, None, (place >> NET_COPY_SHIFT) as usize) };
+}
+
+/// A gate's own place in the process for a thread at `rip` in a gate of the net: a call, or behind it.
+pub(crate) fn place_behind(base: u64, rip: u64) -> Option<u64> {
+    let offset = rip.wrapping_sub(base + NET_GATES_OFFSET);
+    let slot = net(base).slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire) & NET_ADDRESS_MASK;
+    let before = if offset.is_multiple_of(NET_GATE_BYTES) { SYSCALL_BYTES } else { 0 };
+    (slot != 0).then(|| slot - before)
 }
 
 /// The place of a call that the kernel would make again in a gate of the net: behind it.

@@ -12,8 +12,11 @@ use crate::raw_thread::state;
 const FUTEX_WAIT: u64 = 0;
 const FUTEX_WAKE: u64 = 1;
 const ETIMEDOUT: i64 = 110;
+const EINTR: i64 = 4;
 /// Waits that follow each other while the server lives.
 const WAITS_MAX: u32 = 10;
+/// Waits that signal handlers interrupt, beside these.
+const INTERRUPTED_MAX: u32 = 1000;
 
 pub(crate) fn realm(base: u64) -> &'static Realm {
     // SAFETY: the realm block is mapped with the region and made of atomics.
@@ -62,13 +65,19 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, wait: bool) {
     let wait_us = u64::from(control(base).request_wait_us);
     let timeout = [wait_us / 1_000_000, wait_us % 1_000_000 * 1000];
     let address = &raw const entry.state as u64;
-    for _ in 0..WAITS_MAX {
+    let (mut waits, mut interrupted) = (0, 0);
+    while waits < WAITS_MAX && interrupted < INTERRUPTED_MAX {
         if entry.state.load(Acquire) != request::PENDING {
             break;
         }
         let arguments = [address, FUTEX_WAIT, u64::from(request::PENDING), &raw const timeout as u64, 0, 0];
         // SAFETY: the futex word and the timeout are valid for the call.
         let result = unsafe { syscall(SYS_FUTEX, arguments) };
+        if result == -EINTR {
+            interrupted += 1;
+            continue;
+        }
+        waits += 1;
         if result == -ETIMEDOUT && is_dead(control(base).server_pid) {
             break;
         }

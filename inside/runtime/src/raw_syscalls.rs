@@ -1,6 +1,6 @@
 //! What happens when a thread begins a system call that somebody wants, and when it has ended.
 //!
-//! The call itself is made by the site's gate, between [`enter`] and [`exit`], with nothing of ours on the stack and no guard
+//! The call itself is made by the site's gate, between [`enter_closely`] and [`exit_closely`], or what `raw_plain_calls` does, with nothing of ours on the stack and no guard
 //! set: signal handlers that interrupt it find the thread as they would without us. Calls that begin a thread or a process
 //! end twice; who it is that goes on must be settled before programs ask.
 //!
@@ -33,6 +33,7 @@ use crate::raw_net;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
 use crate::raw_thread::{begin_nameless, current, rename, share_names};
+use crate::raw_unwound;
 
 const SYS_RT_SIGACTION: u64 = 13;
 const SYS_RT_SIGPROCMASK: u64 = 14;
@@ -71,12 +72,16 @@ pub(crate) fn tables(base: u64) -> &'static SyscallTables {
     unsafe { &*((base + CONTROL_OFFSET + TABLES_OFFSET) as *const SyscallTables) }
 }
 
+/// The table of sites, and behind it the place of an `execve` that has begun the program.
+pub(crate) fn sites(base: u64) -> &'static [SyscallSite] {
+    let table = (base + CONTROL_OFFSET + SITES_OFFSET) as *const SyscallSite;
+    // SAFETY: the table is mapped with the control block; an entry is written while all threads are stopped, with its gate.
+    unsafe { core::slice::from_raw_parts(table, SITES_MAX as usize + 1) }
+}
+
 /// The site of a gate that passes this.
 pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
-    let index = u64::from(passed as u16).min(u64::from(SITES_MAX));
-    let address = base + CONTROL_OFFSET + SITES_OFFSET + index * size_of::<SyscallSite>() as u64;
-    // SAFETY: the table is mapped with the control block, and was written before the gate.
-    unsafe { &*(address as *const SyscallSite) }
+    &sites(base)[usize::from(passed as u16).min(SITES_MAX as usize)]
 }
 
 /// `ss` of registers that are not all there.
@@ -118,14 +123,12 @@ fn seers(base: u64, number: i64) -> &'static Seers {
 pub struct CallFrame {
     /// The thread's registers.
     pub regs: PtRegs,
-    /// Where it lies that is not on the caller's stack: `STACK_OF_BLOCK` or `LAST_STACK`.
+    /// Where it lies, if not on the caller's stack: `STACK_OF_BLOCK` or `LAST_STACK`. (There it says nothing.)
     pub stack: u64,
     /// Where the thread goes on.
     pub leave: u64,
     /// What the gate passed.
     pub passed: u32,
-    /// Zero.
-    pub reserved: u32,
     /// Address of the thread's block while the only program runs.
     pub block: u64,
     /// `ThreadBlock::guard_sp` as it was.
@@ -217,6 +220,10 @@ pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
 pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u32, mask: Option<&mut u64>) -> bool {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
+    if number == SYS_RT_SIGRETURN {
+        // SAFETY: the stack pointer of this call is at a frame.
+        unsafe { raw_unwound::lead_back(base, regs.rsp) };
+    }
     let mut shown = None;
     let runs = control(base).retired.load(Relaxed) == 0;
     if runs {
@@ -742,13 +749,16 @@ pub(crate) mod sigframe {
 /// A thread is about to call `rt_sigreturn` with this stack pointer.
 unsafe fn before_return(base: u64, sp: u64) {
     use sigframe as at;
+    // SAFETY: the running thread's own block, or null.
+    let Some(tb) = (unsafe { current(base).as_mut() }) else { return };
+    if tb.next_call == tb.first_call && range_of(base, -1, true) == 0 {
+        return;
+    }
     let mut frame = [0u64; at::WORDS];
     // SAFETY: room for the words; the address may be any.
     if unsafe { read_own(frame.as_mut_ptr() as u64, sp, (at::WORDS * 8) as u64) }.is_err() {
         return;
     }
-    // SAFETY: the running thread's own block, or null.
-    let Some(tb) = (unsafe { current(base).as_mut() }) else { return };
     let mut regs = PtRegs {
         rax: frame[at::RAX],
         rdi: frame[at::RDI],

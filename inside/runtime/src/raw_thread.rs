@@ -51,7 +51,7 @@ pub(crate) fn block_address(base: u64, index: u32) -> u64 {
 }
 
 /// The running thread's block; null if there is none to be had (counted).
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn current(base: u64) -> *mut ThreadBlock {
     let block = known(base);
     if block.is_null() { find(base) } else { block }
@@ -272,8 +272,8 @@ fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
         tb.unwinding = 0;
     }
     if tb.this == 0 || fresh_thread {
-        tb.next_call = 0;
-        tb.first_call = 0;
+        (tb.next_call, tb.first_call) = (0, 0);
+        (tb.shown_frame, tb.cancel_waits) = (0, 0);
         tb.apart_top = block as u64 + THREAD_BLOCK_BYTES;
         tb.apart_end = tb.apart_top - APART_LEVELS * APART_BYTES;
     }

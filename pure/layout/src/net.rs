@@ -46,6 +46,9 @@ pub struct Net {
     pub action: [AtomicU64; 4],
     /// Bit n - 1: a handler of signal n is to block SIGSYS, and does not.
     pub masks: AtomicU64,
+    /// What the process has made the handler of SIGCANCEL, if the agent's stands before it
+    /// ([`crate::syscall::SyscallTables::cancel_handler`]).
+    pub cancel_handler: AtomicU64,
     /// The server's, for remote calls.
     pub scratch: [AtomicU64; 8],
     /// Addresses behind calls whose place matters: handlers compare them.

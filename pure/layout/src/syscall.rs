@@ -33,10 +33,10 @@ pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64
 /// Calls that begin a thread or a process (`clone`, `fork`, `vfork`, `clone3`): where that begins the call's number cannot be
 /// looked up.
 pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
-/// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigreturn`,
-/// `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
+/// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigaction`,
+/// `rt_sigreturn`, `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
 /// `pkey_mprotect`.
-pub const CLOSE_CALLS: [u32; 14] = [9, 10, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
+pub const CLOSE_CALLS: [u32; 15] = [9, 10, 13, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
 /// Of what a gate passes on in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
 /// Of what a gate passes on: all registers have been stored.
@@ -86,6 +86,8 @@ pub struct SyscallTables {
     pub calls: [Seers; NUMBERS + 1],
     /// Address of the [`crate::control::Hook`] that counts hits and misses.
     pub hook: AtomicU64,
+    /// Address of the agent's handler of SIGCANCEL, if it is to stand before the process's own; else 0.
+    pub cancel_handler: AtomicU64,
     /// Where in a thread block its hits are counted.
     pub hits_at: AtomicU64,
     /// Address of the first thread block.
@@ -120,6 +122,30 @@ pub struct SyscallSite {
     /// What was written there.
     pub written: [u8; 8],
 }
+
+/// What of a call has happened when a thread is at a place in a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing, or it is about to be made again.
+    Before,
+    /// It is over.
+    After,
+}
+
+/// What of the call has happened for a thread at `offset` in a gate.
+pub fn progress(number_known: bool, offset: u64) -> Progress {
+    const JUMP_BYTES: u64 = 5;
+    let before = match offset {
+        _ if number_known => offset <= CALL_AT,
+        ..=PLAIN_AT => true,
+        WANTED_AT..WANTED_DONE_AT => (offset - WANTED_AT).is_multiple_of(COPY_BYTES),
+        _ => (PLAIN_AT + SYSCALL_BYTES + JUMP_BYTES..WANTED_AT).contains(&offset),
+    };
+    if before { Progress::Before } else { Progress::After }
+}
+
+/// The signal by which glibc cancels threads (nptl/pthreadP.h).
+pub const SIGCANCEL: u64 = 32;
 
 /// Bytes of a `syscall` instruction.
 pub const SYSCALL_BYTES: u64 = 2;

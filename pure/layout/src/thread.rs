@@ -177,6 +177,15 @@ pub struct ThreadBlock {
     pub net_passed: u32,
     /// Stack pointer at the call for whose time the thread blocks SIGSYS; 0: none. Till it ends the net is off.
     pub net_until: u64,
+    /// Address of the signal frame (`struct ucontext`) that says that the thread is at `shown_place`, where it is at
+    /// `shown_instead`, in a gate; 0: none.
+    pub shown_frame: u64,
+    /// See `shown_frame`.
+    pub shown_place: u64,
+    /// See `shown_frame`.
+    pub shown_instead: u64,
+    /// 1: SIGCANCEL was put off, and comes again.
+    pub cancel_waits: u32,
     /// Calls under way, the youngest before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// Calls whose return is awaited.

@@ -16,4 +16,4 @@ pub use cancellation::{CallerLinks, Replaced, Routine};
 pub use flow::{Branch, branches, far_branches, far_calls, goes_on, is_branch, is_code};
 pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
 pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};
-pub use syscall::{GateLinks, NEAR_BYTES_MAX, Progress, SyscallPlan, plan_syscalls, progress};
+pub use syscall::{GateLinks, NEAR_BYTES_MAX, SyscallPlan, plan_syscalls};

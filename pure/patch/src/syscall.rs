@@ -67,15 +67,6 @@ pub struct GateLinks {
     pub exit: u64,
 }
 
-/// What of a call has happened when a thread is at a place in a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Nothing, or it is about to be made again.
-    Before,
-    /// It is over.
-    After,
-}
-
 /// All `syscall` instructions of a function: how each can be replaced, or why not. `entered` tells of branches of other code
 /// into bytes. `may_be_several`: what is given as a function may be some that lie one behind the other.
 pub fn plan_syscalls(
@@ -267,17 +258,6 @@ impl SyscallPlan {
         debug_assert!(assembler.bytes.len() as u64 <= GATE_BYTES, "a gate outgrew its limit");
         Ok(assembler.bytes)
     }
-}
-
-/// What of the call has happened for a thread at `offset` in a gate.
-pub fn progress(number_known: bool, offset: u64) -> Progress {
-    let before = match offset {
-        _ if number_known => offset <= CALL_AT,
-        ..=PLAIN_AT => true,
-        WANTED_AT..WANTED_DONE_AT => (offset - WANTED_AT).is_multiple_of(COPY_BYTES),
-        _ => (PLAIN_AT + SYSCALL_BYTES + JUMP_BYTES as u64..WANTED_AT).contains(&offset),
-    };
-    if before { Progress::Before } else { Progress::After }
 }
 
 impl Assembler {

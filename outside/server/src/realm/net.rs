@@ -16,15 +16,16 @@ use ring3_layout::net::{
 use ring3_layout::region::{
     AGENT_BYTES_MAX, AGENT_OFFSET, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
 };
-use ring3_layout::syscall::SYSCALL_BYTES;
-use ring3_patch::{JUMP_BYTES, Progress};
+use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES};
+use ring3_patch::JUMP_BYTES;
 use ring3_uapi::Errno;
 
-use super::Refusal;
 use super::modules::file_of;
 use super::raw_mapping::{read_process, read_value};
+use super::recovery;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
+use super::{Following, Refusal};
 
 /// Attempts to find a process in a state in which the net can come or go, and pauses between them.
 const ATTEMPTS: u32 = 100;
@@ -246,6 +247,40 @@ fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), i
     write_flag(stopped, field(region, offset_of!(Net, installed)), false)
 }
 
+/// The agent's handler of SIGCANCEL.
+pub(super) fn cancel_handler(region: u64) -> u64 {
+    region + ring3_image::symbol("ring3_cancel_signal").expect("the agent has its entry points")
+}
+
+/// Has the agent's handler of SIGCANCEL stand before the process's own, if it has one: threads that are cancelled in a gate are
+/// unwound from there (`inside/runtime/src/raw_unwound.rs`). From then on the agent sees what becomes of it.
+pub(super) fn stand_before_cancel(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    if stopped.signals_handled()? & 1 << (SIGCANCEL - 1) == 0 {
+        return Ok(());
+    }
+    let mut action = action_of(stopped, region, SIGCANCEL)?;
+    if (region..region + REGION_BYTES).contains(&action[0]) || action[0] <= SIG_IGN {
+        return Ok(());
+    }
+    stopped.write(field(region, offset_of!(Net, cancel_handler)), &action[0].to_le_bytes())?;
+    action[0] = cancel_handler(region);
+    set_action(stopped, region, SIGCANCEL, action)
+}
+
+/// The handler of SIGCANCEL is the process's own again.
+pub(super) fn give_cancel_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    let own = read_word(stopped, field(region, offset_of!(Net, cancel_handler))).unwrap_or(0);
+    if own == 0 || stopped.signals_handled()? & 1 << (SIGCANCEL - 1) == 0 {
+        return Ok(());
+    }
+    let mut action = action_of(stopped, region, SIGCANCEL)?;
+    if (region..region + REGION_BYTES).contains(&action[0]) {
+        action[0] = own;
+        set_action(stopped, region, SIGCANCEL, action)?;
+    }
+    Ok(())
+}
+
 /// The gates, which lie at the same distance from the agent in all processes. Behind each call `rcx` says which one it was.
 pub(super) fn gates() -> Vec<u8> {
     let exit = AGENT_OFFSET + ring3_image::symbol("ring3_net_exit").expect("the agent has its entry points");
@@ -268,6 +303,18 @@ pub(super) fn net_gate(stopped: &inject::Stopped, region: u64, rip: u64) -> Opti
 }
 
 impl Target {
+    /// Threads that are cancelled in gates are unwound from their calls.
+    pub(super) fn see_cancels(&self, stopped: &mut inject::Stopped) {
+        let has_gates = !self.syscalls.seers.is_empty() || self.following == Following::All;
+        let done = match has_gates {
+            true => stand_before_cancel(stopped, self.region),
+            false => recovery::leave_cancels(stopped, self.region),
+        };
+        if let Err(error) = done {
+            tracing::warn!(pid = self.pid, "threads that are cancelled in calls are not unwound from there: {error}");
+        }
+    }
+
     /// Has the net come or go; false: that cannot be at present.
     pub(super) fn cast_net(&mut self, stopped: &mut inject::Stopped) -> bool {
         let done = match (self.net.armed, self.net.why.is_some()) {

@@ -5,6 +5,7 @@
 //! return addresses are restored in the first; memory is unmapped in the first round that finds no thread inside.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
@@ -13,6 +14,7 @@ use ring3_layout::control::{
     STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea,
 };
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET};
+use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
 
 use super::raw_mapping::{read_process, read_value, value_from};
@@ -98,14 +100,13 @@ impl Cleaning {
         syscalls::restore(stopped, self.region)?;
         self.restore_returns(stopped);
         let areas = self.stub_areas();
-        let region = self.region..self.region + REGION_BYTES;
-        let stubs = areas.iter().map(|area| area.base..area.base + area.bytes);
-        let ours: Vec<_> = stubs.chain([region]).collect();
+        let ours = self.code();
         let returns = stopped.saved_contexts()?;
         let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
         if returns_inside || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
             return Ok(false);
         }
+        self.leave_cancels(stopped)?;
         self.release_gs(stopped)?;
         for (start, bytes) in self.map_ranges()? {
             stopped.unmap(start, bytes)?;
@@ -165,6 +166,36 @@ impl Cleaning {
         let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
         let first = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
         (0..u64::from(used)).map(move |index| first + index * THREAD_BLOCK_BYTES)
+    }
+
+    /// The region, and the areas of stubs.
+    fn code(self) -> Vec<Range<u64>> {
+        let stubs = self.stub_areas().into_iter().map(|area| area.base..area.base + area.bytes);
+        stubs.chain(std::iter::once(self.region..self.region + REGION_BYTES)).collect()
+    }
+
+    /// The handler of SIGCANCEL is the process's own again, and what was put off comes now, as from the process itself. (As long
+    /// as threads are in our code, they may be cancelled there.)
+    fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        const SYS_TGKILL: i64 = 234;
+        net::give_cancel_back(stopped, self.region)?;
+        let own_pid = own_pid(self.pid);
+        let field = |block: u64, offset: usize| read_value::<u64>(self.pid, block + offset as u64).unwrap_or(0);
+        let waits = |block: &u64| field(*block, std::mem::offset_of!(ThreadBlock, cancel_waits)) as u32 != 0;
+        for block in self.blocks().filter(waits) {
+            let ids = field(block, std::mem::offset_of!(ThreadBlock, pid_tgid));
+            // (A fork has its creator's until its thread comes by.)
+            if own_pid != Some((ids >> 32) as u32) {
+                continue;
+            }
+            let arguments = [ids >> 32, u64::from(ids as u32), SIGCANCEL, 0, 0, 0];
+            // (It may have ended since.)
+            match stopped.syscall("tgkill", SYS_TGKILL, arguments) {
+                Ok(_) | Err(inject::Error::RemoteCall { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn shadow_frames(self, block: u64) -> Vec<ShadowFrame> {
@@ -241,6 +272,13 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, inject::Error>
             done => return done,
         }
     }
+}
+
+/// Nobody wants a process's calls any more: threads that are cancelled are its own again, unless some are in our code.
+pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    let cleaning = Cleaning { pid: stopped.pid(), region };
+    let is_empty = stopped.threads_inside(&cleaning.code())?.is_empty();
+    if is_empty { cleaning.leave_cancels(stopped) } else { Ok(()) }
 }
 
 /// True if no thread block says that its thread is inside.

@@ -13,11 +13,11 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, SITES_MAX,
-    SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET,
+    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, Progress, SITES_MAX,
+    SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET, progress,
 };
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
-use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Progress, Replaced, SyscallPlan, progress};
+use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 use ring3_uapi::Errno;
 
 use super::cancellation::{number_of, replaced_at};
@@ -33,6 +33,7 @@ mod number {
     pub(super) const MMAP: u32 = 9;
     pub(super) const MPROTECT: u32 = 10;
     pub(super) const MUNMAP: u32 = 11;
+    pub(super) const RT_SIGACTION: u32 = 13;
     pub(super) const RT_SIGRETURN: u32 = 15;
     pub(super) const EXIT: u32 = 60;
     pub(super) const ARCH_PRCTL: u32 = 158;
@@ -77,6 +78,8 @@ impl Wish {
             _ if netted => true,
             Some(number::MMAP) if in_loader => true,
             Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
+            // (Where threads may be in gates they may be cancelled there.)
+            Some(number::RT_SIGACTION | number::RT_SIGRETURN) => self.any || self.follow,
             Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
             // (Nobody is executed from where threads are cancelled.)
             None => self.any || self.follow && plan.replaced == Replaced::Instruction,
@@ -86,9 +89,8 @@ impl Wish {
 
 /// Whether the agent has to know of a call so that it sees others rightly.
 fn is_watched(number: u32) -> bool {
-    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGRETURN};
-    BEGINNERS.contains(&number)
-        || [MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGRETURN, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
+    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT};
+    BEGINNERS.contains(&number) || [MMAP, MPROTECT, PKEY_MPROTECT, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
 }
 
 /// Calls of a process, and what it has beside them.
@@ -638,10 +640,11 @@ impl Target {
         self.control.word32(at).store(u32::from(self.following == Following::All), SeqCst);
     }
 
-    /// Tells the agent where thread blocks are, once that is known.
+    /// Tells the agent where thread blocks are, and its handler of SIGCANCEL, once that is known.
     pub(super) fn tell_blocks(&self) {
-        let blocks = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
-        self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, blocks) as u64).store(blocks, SeqCst);
+        let word = |offset: usize| self.control.word(TABLES_OFFSET + offset as u64);
+        word(offset_of!(SyscallTables, blocks)).store(self.region + STATE_OFFSET + STATE_HEADER_BYTES, SeqCst);
+        word(offset_of!(SyscallTables, cancel_handler)).store(net::cancel_handler(self.region), SeqCst);
     }
 
     /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
@@ -732,13 +735,14 @@ impl Target {
 /// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
 /// `follow`: what is executed is traced.
 fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
-    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGRETURN};
+    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGACTION, RT_SIGRETURN};
     match number as u32 {
         MMAP => exit,
         MPROTECT | PKEY_MPROTECT => exit && any,
         number if BEGINNERS.contains(&number) => any,
         ARCH_PRCTL => any,
-        RT_SIGRETURN => any && !exit,
+        // (Also when nobody wants anything any more, and sites cannot be restored at present.)
+        RT_SIGACTION | RT_SIGRETURN => !exit,
         EXECVE | EXECVEAT => follow && !exit,
         _ => false,
     }

@@ -214,6 +214,7 @@ impl Target {
         self.reconcile(stopped, places, links);
         self.reconcile_calls(stopped, calls);
         self.publish_calls(links);
+        self.see_cancels(stopped);
         self.cast_net(stopped);
         if self.executed {
             self.finish_exec(stopped).map_err(refusal_of)?;
@@ -319,6 +320,7 @@ impl Target {
             self.reconcile(stopped, wanted, links);
             self.publish_calls(links);
             self.reconcile_calls(stopped, calls);
+            self.see_cancels(stopped);
             Ok(self.cast_net(stopped))
         };
         let changed = match recovery::is_held(pid.0) {

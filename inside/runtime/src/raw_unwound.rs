@@ -1,0 +1,197 @@
+//! Threads that are cancelled where they stand: whoever unwinds them finds them at the call that they are in.
+//!
+//! glibc before 2.41 cancels a thread in a call by a signal, SIGCANCEL, whose handler unwinds the stack from there, as does one
+//! that may be cancelled anywhere. Of our code an unwinder knows nothing: it would stop there, and what is to be done on the
+//! way (destructors, clean-up of C++ and of C with exceptions) would be left out. So a handler of the agent's stands before
+//! that one. If the thread is in a gate, it is said to be at the call itself for as long as the handler runs. If it is
+//! somewhere else in our code, the signal comes again in a moment.
+
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
+use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES};
+use ring3_layout::syscall::{GATE_BYTES, Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, progress};
+
+use crate::raw_net::{Context, net, place_behind};
+use crate::raw_syscalls::{site, sites, tables};
+use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_GETUID, syscall, syscall0};
+use crate::raw_thread::{current, known};
+
+const SYS_TIMER_CREATE: u64 = 222;
+const SYS_TIMER_SETTIME: u64 = 223;
+const SYS_TIMER_DELETE: u64 = 226;
+const SYS_RT_SIGRETURN: i32 = 15;
+const CLOCK_MONOTONIC: u64 = 1;
+const SIGEV_THREAD_ID: u32 = 4;
+const SIG_IGN: u64 = 1;
+const SI_TIMER: i32 = -2;
+const SI_TKILL: i32 = -6;
+/// When the signal comes again, ns: what runs in our code has mostly ended by then.
+const AGAIN_NS: u64 = 50_000;
+/// Bytes from where a handler returns to, to behind the call of `rt_sigreturn`, at most.
+const RESTORER_BYTES: u64 = 16;
+
+/// What the kernel tells of a signal that a thread or a timer has sent (`siginfo_t`, include/uapi/asm-generic/siginfo.h).
+#[repr(C)]
+pub struct Sent {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    pad: i32,
+    /// Process id of the sender, or the timer.
+    sender: i32,
+    /// User id of the sender, or how often the timer ran over.
+    user: i32,
+    /// What the timer was given.
+    value: u64,
+}
+
+/// `struct sigevent`.
+#[repr(C)]
+struct Event {
+    value: u64,
+    signal: u32,
+    notify: u32,
+    thread: u32,
+    rest: [u32; 11],
+}
+
+/// Makes an action that the process wants for SIGCANCEL one with the agent's handler, if the server has told of it.
+pub(crate) fn stand_before(base: u64, action: &mut [u64; 4]) {
+    let [handler, ..] = action;
+    let ours = tables(base).cancel_handler.load(Acquire);
+    if ours != 0 && *handler > SIG_IGN && *handler != ours {
+        net(base).cancel_handler.store(*handler, Release);
+        *handler = ours;
+    }
+}
+
+/// Whether a handler of SIGCANCEL is the agent's.
+pub(crate) fn is_ours(base: u64, handler: u64) -> bool {
+    let ours = tables(base).cancel_handler.load(Acquire);
+    ours != 0 && handler == ours
+}
+
+/// SIGCANCEL has come: the handler that the thread goes on with; 0: none.
+///
+/// # Safety
+/// Called by the agent's handler, with what the kernel gave it; `frame` is the word that it returns by.
+pub unsafe fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: *const u64) -> u64 {
+    let handler = net(base).cancel_handler.load(Acquire);
+    // SAFETY: the caller's promise.
+    let sent = unsafe { &mut *sent };
+    // SAFETY: the caller's promise.
+    let context = unsafe { &mut *context };
+    let own_pid = syscall0(SYS_GETPID) as i32;
+    let comes_late = sent.code == SI_TIMER && sent.value == base;
+    if comes_late {
+        // SAFETY: a timer of ours.
+        unsafe { syscall(SYS_TIMER_DELETE, [sent.sender as u64, 0, 0, 0, 0, 0]) };
+        (sent.code, sent.sender, sent.user) = (SI_TKILL, own_pid, syscall0(SYS_GETUID) as i32);
+        put_off(base, 0);
+    }
+    let rip = context.rip();
+    if let Some(place) = place_of(base, rip) {
+        // SAFETY: the caller's promise.
+        let restorer = unsafe { *frame };
+        // (Who goes back to a place where a jump stands must be led to the gate. In a gate nobody is in the midst of a search.)
+        if (place.is_free || returns_by_gate(base, restorer))
+            // SAFETY: the running thread's own block, or null.
+            && let Some(tb) = unsafe { current(base).as_mut() }
+        {
+            (tb.shown_frame, tb.shown_place, tb.shown_instead) = (&raw const *context as u64, place.address, rip);
+            context.set_rip(place.address);
+        }
+        return handler;
+    }
+    // (What another process has sent the handler does not obey.)
+    let cancels = sent.code == SI_TKILL && sent.sender == own_pid;
+    if cancels && is_our_code(base, rip) && comes_again(base) {
+        put_off(base, 1);
+        return 0;
+    }
+    handler
+}
+
+/// Notes whether the signal comes again, where the thread is known.
+fn put_off(base: u64, waits: u32) {
+    // SAFETY: the running thread's own block, or null. (To search for it is what may have been interrupted.)
+    if let Some(tb) = unsafe { known(base).as_mut() } {
+        tb.cancel_waits = waits;
+    }
+}
+
+/// A handler is about to return by this frame: where the thread was is known again.
+///
+/// # Safety
+/// The stack pointer of a call of `rt_sigreturn`.
+pub(crate) unsafe fn lead_back(base: u64, frame: u64) {
+    // SAFETY: the running thread's own block, or null.
+    let Some(tb) = (unsafe { current(base).as_mut() }) else { return };
+    if tb.shown_frame == 0 || tb.shown_frame != frame {
+        return;
+    }
+    tb.shown_frame = 0;
+    // SAFETY: the frame of a handler that `arrived` has seen begin.
+    let context = unsafe { &mut *(frame as *mut Context) };
+    if context.rip() == tb.shown_place {
+        context.set_rip(tb.shown_instead);
+    }
+}
+
+/// The process's own place for a thread in a gate.
+struct Place {
+    /// Of the call, or behind it.
+    address: u64,
+    /// There is no jump of ours.
+    is_free: bool,
+}
+
+fn place_of(base: u64, rip: u64) -> Option<Place> {
+    let offset = rip.wrapping_sub(base + GATES_OFFSET);
+    if offset >= GATES_BYTES {
+        return place_behind(base, rip).map(|address| Place { address, is_free: true });
+    }
+    let site = site(base, (offset / GATE_BYTES) as u32);
+    let done = match progress(site.number >= 0, offset % GATE_BYTES) {
+        Progress::Before => 0,
+        Progress::After => SYSCALL_BYTES,
+    };
+    (site.call != 0).then_some(Place { address: site.call + done, is_free: site.site == 0 })
+}
+
+/// Whether an address is in the region or in a stub.
+fn is_our_code(base: u64, rip: u64) -> bool {
+    let table = (base + CONTROL_OFFSET + STUB_AREAS_OFFSET) as *const StubArea;
+    // SAFETY: the table is mapped with the control block.
+    let areas = unsafe { core::slice::from_raw_parts(table, STUB_AREAS_MAX as usize) };
+    rip.wrapping_sub(base) < REGION_BYTES || areas.iter().any(|area| rip.wrapping_sub(area.base) < area.bytes)
+}
+
+/// Whether what a handler returns to calls `rt_sigreturn` by a gate.
+fn returns_by_gate(base: u64, restorer: u64) -> bool {
+    let is_it = |site: &&SyscallSite| site.number == SYS_RT_SIGRETURN && site.site != 0;
+    sites(base).iter().filter(is_it).any(|site| site.call.wrapping_sub(restorer) < RESTORER_BYTES)
+}
+
+/// Has the signal come again soon; whether it will.
+fn comes_again(base: u64) -> bool {
+    let event = Event {
+        value: base,
+        signal: SIGCANCEL as u32,
+        notify: SIGEV_THREAD_ID,
+        thread: syscall0(SYS_GETTID) as u32,
+        rest: [0; 11],
+    };
+    let (mut timer, when) = (0i32, [0, 0, 0, AGAIN_NS]);
+    let arguments = [CLOCK_MONOTONIC, &raw const event as u64, &raw mut timer as u64, 0, 0, 0];
+    // SAFETY: the event is there, and room for the timer.
+    if unsafe { syscall(SYS_TIMER_CREATE, arguments) } < 0 {
+        return false;
+    }
+    // SAFETY: a timer of ours, and when it is to end.
+    unsafe { syscall(SYS_TIMER_SETTIME, [timer as u64, 0, &raw const when as u64, 0, 0, 0]) };
+    true
+}
+
+const _: () = assert!(size_of::<Event>() == 64);
