@@ -246,6 +246,34 @@ fn a_second_server_and_a_folder_for_everybody_are_refused() {
 }
 
 #[test]
+fn a_session_folder_that_is_no_absolute_path_is_ignored() {
+    use std::os::unix::process::CommandExt;
+    /// Nobody else's.
+    const USER: u32 = 61_234;
+    if !is_root() {
+        println!("SKIPPED: only root runs something as another user");
+        return;
+    }
+    let place = std::env::temp_dir().join(format!("ring3-test-session-{}", std::process::id()));
+    std::fs::create_dir(&place).expect("made");
+    std::os::unix::fs::chown(&place, Some(USER), Some(USER)).expect("given away");
+    let folder = format!("/tmp/ring3-{USER}");
+    for session in ["", "relative"] {
+        let mut command = Command::new(ring3_tests::ring3());
+        command
+            .uid(USER)
+            .gid(USER)
+            .current_dir(&place)
+            .env_remove("RING3_RUNTIME_DIR")
+            .env("XDG_RUNTIME_DIR", session);
+        let output = command.arg("status").output().expect("it runs");
+        assert!(output.status.success(), "{session:?}: {output:?}");
+        std::fs::remove_dir(&folder).expect("this is the folder, and nothing is in it");
+    }
+    std::fs::remove_dir(&place).expect("nothing was put there");
+}
+
+#[test]
 fn without_a_server_there_is_nothing_to_stop_and_nothing_to_show() {
     let bench = Bench::ring3();
     assert_eq!(bench.run(&["stop"]), (Some(0), "no server is running\n".to_owned(), String::new()));

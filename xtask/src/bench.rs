@@ -273,13 +273,17 @@ pub(crate) struct Ring3 {
 }
 
 impl Ring3 {
+    /// What `RING3_BIN` names, else what is built of the code as it is.
     pub(crate) fn new() -> Result<Ring3, String> {
         use std::os::unix::fs::DirBuilderExt;
-        let release = || root().join("target/release/ring3");
+        let binary = match std::env::var_os("RING3_BIN") {
+            Some(binary) => PathBuf::from(binary),
+            None => crate::build_ring3()?,
+        };
         let folder = std::env::temp_dir().join(format!("ring3-bench-{}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Ring3 { binary: std::env::var_os("RING3_BIN").map_or_else(release, PathBuf::from), folder })
+        Ok(Ring3 { binary, folder })
     }
 
     /// Its own, which goes away.

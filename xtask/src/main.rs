@@ -102,10 +102,16 @@ fn ci() -> Result<(), String> {
         println!("SKIPPED: llvm-19-dev is not installed: no program is compiled by LLVM");
     }
     tidy::run()?;
-    let build = ["build", "--release", "--package", "ring3-cli", "--quiet"];
-    run("cargo", &[&build[..], llvm_features()].concat())?;
+    build_ring3()?;
     run("make", &["-s", "-C", "examples/malloc"])?;
     tests()
+}
+
+/// Builds the binary; where it is.
+fn build_ring3() -> Result<PathBuf, String> {
+    let build = ["build", "--release", "--package", "ring3-cli", "--quiet"];
+    run("cargo", &[&build[..], llvm_features()].concat())?;
+    Ok(root().join("target/release/ring3"))
 }
 
 /// All tests, with one closing line. A test that cannot run here prints `SKIPPED: why` and is counted so; one that can run
@@ -147,7 +153,7 @@ fn tests() -> Result<(), String> {
 }
 
 fn support() -> Result<(), String> {
-    let ring3 = root().join("target/release/ring3");
+    let ring3 = build_ring3()?;
     let output = Command::new(&ring3)
         .args(["features", "--markdown"])
         .output()

@@ -82,13 +82,15 @@ pub enum Answer {
 }
 
 /// The folder for the socket, the lock and the log: `$RING3_RUNTIME_DIR`, else `/run/ring3` for root,
-/// `$XDG_RUNTIME_DIR/ring3`, or `/tmp/ring3-UID`. Made with mode 0700; refused if it is not ours alone.
+/// `$XDG_RUNTIME_DIR/ring3` if that is absolute (XDG Base Directory Specification: else to be ignored), or `/tmp/ring3-UID`. Made
+/// with mode 0700; refused if it is not ours alone.
 pub fn runtime_dir() -> Result<PathBuf, String> {
     let uid = rustix::process::geteuid().as_raw();
-    let path = match (std::env::var_os("RING3_RUNTIME_DIR"), std::env::var_os("XDG_RUNTIME_DIR")) {
+    let of_session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let path = match (std::env::var_os("RING3_RUNTIME_DIR"), of_session) {
         (Some(dir), _) => PathBuf::from(dir),
         (None, _) if uid == 0 => PathBuf::from("/run/ring3"),
-        (None, Some(dir)) => PathBuf::from(dir).join("ring3"),
+        (None, Some(dir)) => dir.join("ring3"),
         (None, None) => PathBuf::from(format!("/tmp/ring3-{uid}")),
     };
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
