@@ -1,5 +1,6 @@
 //! What happens when a thread comes by a site, or returns from a function that it was probed in.
 
+use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
@@ -109,9 +110,12 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
     let only = hook.only.load(Acquire);
     let mut calls = false;
     if only == HOOK_MANY {
+        cold_path();
         // SAFETY: as for this function.
         calls = unsafe { arrive_at_many(base, tb, frame, hook) };
-    } else if control(base).retired.load(Relaxed) == 0 {
+    } else if control(base).retired.load(Relaxed) != 0 {
+        cold_path();
+    } else {
         // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
         let ran = only != 0 && unsafe { run_only(tb, only, frame, hook) };
         // SAFETY: this hook. To read it again spares a register that would have to be kept.
@@ -167,16 +171,14 @@ pub(crate) fn hit(tb: &ThreadBlock, hook: &Hook) {
 unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, frame: Frame, hook: &Hook) -> bool {
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(attachment as *const Attachment) };
-    if !is_for(tb, attachment) {
+    if !is_for(tb, attachment) || !frame.suits(attachment) {
+        cold_path();
         return false;
     }
     tb.hook = &raw const *hook as u64;
-    let suits = frame.suits(attachment);
-    if suits {
-        // SAFETY: the caller's promise.
-        unsafe { run_one(tb, attachment, frame.regs as u64) };
-    }
-    suits
+    // SAFETY: the caller's promise.
+    unsafe { run_one(tb, attachment, frame.regs as u64) };
+    true
 }
 
 /// Awaits the return for the only attachment there, and counts the hit of that or of what `ran` on entry. Whether the function
@@ -247,8 +249,7 @@ pub(crate) fn attachments(base: u64, range: u64) -> &'static [Attachment] {
 
 #[inline(always)]
 pub(crate) fn is_for(tb: &ThreadBlock, attachment: &Attachment) -> bool {
-    // (Both are looked at, so that there is one way to go on.)
-    (attachment.pid == 0) | (u64::from(attachment.pid) == tb.pid_tgid >> 32)
+    attachment.pid == 0 || u64::from(attachment.pid) == tb.pid_tgid >> 32
 }
 
 fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {

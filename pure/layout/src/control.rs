@@ -177,6 +177,9 @@ pub const HOOK_AT_ENTRY: u32 = 1 << 0;
 pub struct Attachment {
     /// Address of the compiled program's entry in this target.
     pub code: u64,
+    /// Address of what runs the program, which is called as that: `code`, or, for one that uses per-CPU map memory, the agent's
+    /// routine that takes a CPU slot first ([`crate::realm::CpuSlot`]).
+    pub runner: u64,
     /// `bpf_get_attach_cookie`.
     pub cookie: u64,
     /// Runs only in the process with this id (in the target's pid namespace); 0: in all. A fork's
@@ -188,9 +191,6 @@ pub struct Attachment {
     pub link_id: u32,
     /// The program, for `ring3 status`.
     pub prog_id: u32,
-    /// Address of what runs the program, which is called as that: `code`, or, for one that uses per-CPU map memory, the agent's
-    /// routine that takes a CPU slot first ([`crate::realm::CpuSlot`]).
-    pub runner: u64,
     /// Zero.
     pub reserved: u64,
 }

@@ -34,12 +34,12 @@ pub(super) struct HeaderBytes {
 #[derive(Clone, Copy)]
 pub(super) struct AttachmentBytes {
     pub(super) code: u64,
+    pub(super) runner: u64,
     pub(super) cookie: u64,
     pub(super) pid: u32,
     pub(super) flags: u32,
     pub(super) link_id: u32,
     pub(super) prog_id: u32,
-    pub(super) runner: u64,
     pub(super) reserved: u64,
 }
 
