@@ -28,17 +28,26 @@ unsafe extern "sysv64" fn exit(regs: *mut PtRegs, came: u64) {
     unsafe { raw_net::exit(image_base(), regs, came) }
 }
 
+/// Keeps what a signal handler was called with, and its stack pointer, in registers that come back with the signal frame.
+macro_rules! keep_arguments {
+    () => {
+        "mov rbp, rsp; mov r12, rdi; mov r13, rsi; mov r14, rdx; and rsp, -16"
+    };
+}
+
+/// Goes on as the handler in `rax` would have been called.
+macro_rules! go_on {
+    () => {
+        "mov rdi, r12; mov rsi, r13; mov rdx, r14; jmp rax"
+    };
+}
+
 /// The handler of SIGSYS. What programs need of a stack they have in the thread's block, if there is room.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_net_signal() {
     naked_asm!(
-        // Whatever is in these comes back with the signal frame.
-        "mov rbp, rsp",
-        "mov r12, rdi",
-        "mov r13, rsi",
-        "mov r14, rdx",
-        "and rsp, -16",
+        keep_arguments!(),
         "call {take_stack}",
         "mov r15, rax",
         "test rax, rax",
@@ -56,10 +65,8 @@ unsafe extern "C" fn ring3_net_signal() {
         "3: test rax, rax",
         "jnz 4f",
         "ret",
-        "4: mov rdi, r12",
-        "mov rsi, r13",
-        "mov rdx, r14",
-        "jmp rax",
+        "4:",
+        go_on!(),
         take_stack = sym take_stack,
         caught = sym caught,
         apart_top = const offset_of!(ThreadBlock, apart_top),
@@ -80,12 +87,7 @@ unsafe extern "C" fn ring3_net_restorer() {
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_cancel_signal() {
     naked_asm!(
-        // Whatever is in these comes back with the signal frame.
-        "mov rbp, rsp",
-        "mov r12, rdi",
-        "mov r13, rsi",
-        "mov r14, rdx",
-        "and rsp, -16",
+        keep_arguments!(),
         "lea rdi, [rip + __ehdr_start]",
         "mov rcx, rbp",
         "call {arrived}",
@@ -93,10 +95,8 @@ unsafe extern "C" fn ring3_cancel_signal() {
         "test rax, rax",
         "jnz 2f",
         "ret",
-        "2: mov rdi, r12",
-        "mov rsi, r13",
-        "mov rdx, r14",
-        "jmp rax",
+        "2:",
+        go_on!(),
         arrived = sym arrived,
     )
 }

@@ -1,7 +1,7 @@
 //! Where gates of system calls lead.
 //!
-//! A gate passes what it is in `ecx`, and in `r11` where to go on if there is no more to do. All other registers and the stack are those of the caller, who may use what
-//! lies below its stack pointer.
+//! A gate passes what it is in `ecx`, and in `r11` where to go on if there is no more to do. All other registers and the stack
+//! are those of the caller, who may use what lies below its stack pointer.
 //!
 //! Some callers have no stack that could be used: goroutines, whose stacks have room for nothing that the linker has not seen,
 //! and threads that end and have unmapped theirs. Calls of these run on a stack in the thread's block, which GS leads to; of
@@ -116,7 +116,7 @@ pub(crate) use restore_flags;
 /// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store. `$save` and `$restore` are for the
 /// flags; `$assume` is for those that mean nothing.
 ///
-/// The only program that there is runs from here: so `$plainly` and this keep but one register, and nobody is called twice.
+/// The only program that there is runs from here, so that `$plainly` calls nobody, and one register is all that is kept.
 macro_rules! entry {
     ($name:ident, $plainly:ident, $closely:ident, $number:ident, $result:literal, $save:literal, $assume:literal, $restore:expr) => {
         #[unsafe(no_mangle)]

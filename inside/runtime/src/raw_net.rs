@@ -21,7 +21,7 @@ use ring3_layout::net::{
 };
 use ring3_layout::realm::request;
 use ring3_layout::region::{NET_OFFSET, STATE_OFFSET};
-use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, SIGCANCEL, SYSCALL_BYTES};
+use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
@@ -144,8 +144,8 @@ fn is_borrower(tb: &ThreadBlock) -> bool {
     tb.pid_tgid >> 32 != tb.generation
 }
 
-/// A call begins that changes what there is of the net or of [`raw_unwound`]. If it must be made here, the result. `mask`: where the thread's mask is kept that
-/// it goes on with, if the call was caught.
+/// A call begins that may have to do with the net, or with [`raw_unwound`]. If it must be made here, the result. `mask`: where
+/// the thread's mask is kept that it goes on with, if the call was caught.
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u64>) -> Option<i64> {
     if !is_armed(base) {
         // SAFETY: the running thread's own block, or null.
@@ -649,19 +649,12 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, came: u64) {
     unsafe { end(base, regs, None, (place >> NET_COPY_SHIFT) as usize) };
 }
 
-/// A gate's own place in the process for a thread at `rip` in a gate of the net: a call, or behind it.
-pub(crate) fn place_behind(base: u64, rip: u64) -> Option<u64> {
+/// Of a thread at `rip` in a gate of the net: the address behind its call, and what of that has happened.
+pub(crate) fn place_of(base: u64, rip: u64) -> Option<(u64, Progress)> {
     let offset = rip.wrapping_sub(base + NET_GATES_OFFSET);
-    let slot = net(base).slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire) & NET_ADDRESS_MASK;
-    let before = if offset.is_multiple_of(NET_GATE_BYTES) { SYSCALL_BYTES } else { 0 };
-    (slot != 0).then(|| slot - before)
-}
-
-/// The place of a call that the kernel would make again in a gate of the net: behind it.
-pub(crate) fn place_of(base: u64, rip: u64) -> Option<u64> {
-    let offset = rip.wrapping_sub(base + NET_GATES_OFFSET);
-    let slot = net(base).slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire);
-    (offset.is_multiple_of(NET_GATE_BYTES) && slot != 0).then_some(slot & NET_ADDRESS_MASK)
+    let behind = net(base).slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire) & NET_ADDRESS_MASK;
+    let progress = if offset.is_multiple_of(NET_GATE_BYTES) { Progress::Before } else { Progress::After };
+    (behind != 0).then_some((behind, progress))
 }
 
 const _: () = assert!(NET_OFFSET > STATE_OFFSET);

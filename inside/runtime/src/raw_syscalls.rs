@@ -20,8 +20,8 @@ use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
     ALL_REGISTERS, ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES,
-    NUMBER_KNOWN, OTHER_NUMBERS, PLAIN_AT, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables,
-    TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+    NUMBER_KNOWN, OTHER_NUMBERS, PLAIN_AT, Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite,
+    SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
@@ -775,7 +775,8 @@ unsafe fn before_return(base: u64, sp: u64) {
     // SAFETY: valid registers.
     unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
     let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
-    let place = raw_net::place_of(base, frame[at::RIP]);
+    let is_before = |(_, progress): &(u64, Progress)| *progress == Progress::Before;
+    let place = raw_net::place_of(base, frame[at::RIP]).filter(is_before);
     if offset >= GATES_BYTES && place.is_none() {
         // SAFETY: what has been read there.
         return unsafe { raw_cancellation::before_return(base, tb, &mut regs, frame[at::RCX], sp) };
@@ -789,7 +790,7 @@ unsafe fn before_return(base: u64, sp: u64) {
         regs.rip = site(base, index).call + SYSCALL_BYTES;
         gate(base, index)
     } else {
-        let Some(behind) = place else { return };
+        let Some((behind, _)) = place else { return };
         regs.rip = behind;
         behind - SYSCALL_BYTES
     };

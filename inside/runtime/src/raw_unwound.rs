@@ -12,7 +12,7 @@ use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES};
 use ring3_layout::syscall::{GATE_BYTES, Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, progress};
 
-use crate::raw_net::{Context, net, place_behind};
+use crate::raw_net::{self, Context, net};
 use crate::raw_syscalls::{site, sites, tables};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_GETUID, syscall, syscall0};
 use crate::raw_thread::{current, known};
@@ -149,15 +149,16 @@ struct Place {
 
 fn place_of(base: u64, rip: u64) -> Option<Place> {
     let offset = rip.wrapping_sub(base + GATES_OFFSET);
-    if offset >= GATES_BYTES {
-        return place_behind(base, rip).map(|address| Place { address, is_free: true });
-    }
-    let site = site(base, (offset / GATE_BYTES) as u32);
-    let done = match progress(site.number >= 0, offset % GATE_BYTES) {
-        Progress::Before => 0,
-        Progress::After => SYSCALL_BYTES,
+    let (behind, progress, is_free) = if offset < GATES_BYTES {
+        let site = site(base, (offset / GATE_BYTES) as u32);
+        let behind = if site.call == 0 { return None } else { site.call + SYSCALL_BYTES };
+        (behind, progress(site.number >= 0, offset % GATE_BYTES), site.site == 0)
+    } else {
+        let (behind, progress) = raw_net::place_of(base, rip)?;
+        (behind, progress, true)
     };
-    (site.call != 0).then_some(Place { address: site.call + done, is_free: site.site == 0 })
+    let address = if progress == Progress::Before { behind - SYSCALL_BYTES } else { behind };
+    Some(Place { address, is_free })
 }
 
 /// Whether an address is in the region or in a stub.

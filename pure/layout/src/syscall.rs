@@ -24,6 +24,8 @@ pub const CALL_AT: u64 = 26;
 pub const DONE_AT: u64 = 54;
 /// Where in a gate whose site's number is not known calls are made that nobody wants.
 pub const PLAIN_AT: u64 = 27;
+/// Where in such a gate the agent is asked: behind that call and a jump.
+pub const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + 5;
 /// Where in such a gate calls are made that somebody wants: in copies, one for each of [`BEGINNERS`] behind one for all others.
 pub const WANTED_AT: u64 = 56;
 /// From one copy to the next.
@@ -86,7 +88,7 @@ pub struct SyscallTables {
     pub calls: [Seers; NUMBERS + 1],
     /// Address of the [`crate::control::Hook`] that counts hits and misses.
     pub hook: AtomicU64,
-    /// Address of the agent's handler of SIGCANCEL, if it is to stand before the process's own; else 0.
+    /// Address of the agent's handler of SIGCANCEL, which stands before the process's own.
     pub cancel_handler: AtomicU64,
     /// Where in a thread block its hits are counted.
     pub hits_at: AtomicU64,
@@ -134,12 +136,11 @@ pub enum Progress {
 
 /// What of the call has happened for a thread at `offset` in a gate.
 pub fn progress(number_known: bool, offset: u64) -> Progress {
-    const JUMP_BYTES: u64 = 5;
     let before = match offset {
         _ if number_known => offset <= CALL_AT,
         ..=PLAIN_AT => true,
         WANTED_AT..WANTED_DONE_AT => (offset - WANTED_AT).is_multiple_of(COPY_BYTES),
-        _ => (PLAIN_AT + SYSCALL_BYTES + JUMP_BYTES..WANTED_AT).contains(&offset),
+        _ => (SLOW_AT..WANTED_AT).contains(&offset),
     };
     if before { Progress::Before } else { Progress::After }
 }

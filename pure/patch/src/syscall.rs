@@ -12,7 +12,7 @@ use std::ops::Range;
 use iced_x86::{Code, FlowControl, Instruction};
 use ring3_layout::syscall::{
     BEGINNERS, CALL_AT, CALL_SHIFT, COPY_BYTES, COPY_SHIFT, DONE_AT, GATE_BYTES, NUMBER_KNOWN, NUMBERS, PLAIN_AT,
-    SYSCALL_BYTES, Seers, WANTED_AT, WANTED_DONE_AT,
+    SLOW_AT, SYSCALL_BYTES, Seers, WANTED_AT, WANTED_DONE_AT,
 };
 
 use crate::cancellation::Replaced;
@@ -324,7 +324,6 @@ fn emit_known(a: &mut Assembler, links: &GateLinks, number: u32) -> Result<(), R
 }
 
 fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Result<(), Refusal> {
-    const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + JUMP_BYTES as u64;
     let slow = |a: &Assembler| (a.base + SLOW_AT - a.here() - 2) as u8;
     if keeps_flags {
         a.put(&[JUMP_SHORT, slow(a)]);

@@ -10,6 +10,7 @@ use ring3_layout::thread::StateHeader;
 use ring3_patch::{CallerLinks, Function, JUMP_BYTES, Replaced, Routine, SyscallPlan};
 
 use super::modules::{BEHIND_FUNCTION_BYTES, Calls, SyscallPlans, between, called_in, entered_in};
+use super::tables::in_agent;
 use super::target::Target;
 
 impl Calls<'_> {
@@ -90,7 +91,7 @@ impl Target {
             index,
             tables: self.region + CONTROL_OFFSET + TABLES_OFFSET,
             awaited: self.region + STATE_OFFSET + offset_of!(StateHeader, awaited) as u64,
-            agent: self.region + ring3_image::symbol(symbol).expect("the agent has its entry points"),
+            agent: in_agent(self.region, symbol),
         }
     }
 

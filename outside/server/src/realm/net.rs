@@ -14,7 +14,7 @@ use ring3_layout::net::{
     Net, SIGSYS_BIT,
 };
 use ring3_layout::region::{
-    AGENT_BYTES_MAX, AGENT_OFFSET, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
+    AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
 };
 use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_patch::JUMP_BYTES;
@@ -23,6 +23,7 @@ use ring3_uapi::Errno;
 use super::modules::file_of;
 use super::raw_mapping::{read_process, read_value};
 use super::recovery;
+use super::tables::in_agent;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{Following, Refusal};
@@ -249,12 +250,12 @@ fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), i
 
 /// The agent's handler of SIGCANCEL.
 pub(super) fn cancel_handler(region: u64) -> u64 {
-    region + ring3_image::symbol("ring3_cancel_signal").expect("the agent has its entry points")
+    in_agent(region, "ring3_cancel_signal")
 }
 
 /// Has the agent's handler of SIGCANCEL stand before the process's own, if it has one: threads that are cancelled in a gate are
 /// unwound from there (`inside/runtime/src/raw_unwound.rs`). From then on the agent sees what becomes of it.
-pub(super) fn stand_before_cancel(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+fn stand_before_cancel(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     if stopped.signals_handled()? & 1 << (SIGCANCEL - 1) == 0 {
         return Ok(());
     }
@@ -267,12 +268,13 @@ pub(super) fn stand_before_cancel(stopped: &mut inject::Stopped, region: u64) ->
     set_action(stopped, region, SIGCANCEL, action)
 }
 
+/// The process's handler of SIGCANCEL, if the agent's has ever stood before it.
+pub(super) fn own_cancel_handler(stopped: &inject::Stopped, region: u64) -> Option<u64> {
+    read_word(stopped, field(region, offset_of!(Net, cancel_handler))).ok().filter(|own| *own != 0)
+}
+
 /// The handler of SIGCANCEL is the process's own again.
-pub(super) fn give_cancel_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    let own = read_word(stopped, field(region, offset_of!(Net, cancel_handler))).unwrap_or(0);
-    if own == 0 || stopped.signals_handled()? & 1 << (SIGCANCEL - 1) == 0 {
-        return Ok(());
-    }
+pub(super) fn give_cancel_back(stopped: &mut inject::Stopped, region: u64, own: u64) -> Result<(), inject::Error> {
     let mut action = action_of(stopped, region, SIGCANCEL)?;
     if (region..region + REGION_BYTES).contains(&action[0]) {
         action[0] = own;
@@ -283,7 +285,7 @@ pub(super) fn give_cancel_back(stopped: &mut inject::Stopped, region: u64) -> Re
 
 /// The gates, which lie at the same distance from the agent in all processes. Behind each call `rcx` says which one it was.
 pub(super) fn gates() -> Vec<u8> {
-    let exit = AGENT_OFFSET + ring3_image::symbol("ring3_net_exit").expect("the agent has its entry points");
+    let exit = in_agent(0, "ring3_net_exit");
     let gate = |slot: u64| {
         let behind = NET_GATES_OFFSET + slot * NET_GATE_BYTES + SYSCALL_BYTES + JUMP_BYTES as u64;
         let distance = (exit.wrapping_sub(behind) as u32).to_le_bytes();
@@ -409,7 +411,7 @@ impl Target {
     /// Makes the action of SIGSYS ours, takes it out of the masks of all others, and tells the agent.
     fn install(&mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let region = self.region;
-        let symbol = |name: &str| region + ring3_image::symbol(name).expect("the agent has its entry points");
+        let symbol = |name: &str| in_agent(region, name);
         let alone: Vec<u8> =
             self.syscalls.alone.iter().take(NET_ALONE_MAX).chain([&0]).flat_map(|at| at.to_le_bytes()).collect();
         stopped.write(field(region, offset_of!(Net, alone)), &alone[..alone.len().min(NET_ALONE_MAX * 8)])?;

@@ -178,7 +178,8 @@ impl Cleaning {
     /// as threads are in our code, they may be cancelled there.)
     fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         const SYS_TGKILL: i64 = 234;
-        net::give_cancel_back(stopped, self.region)?;
+        let Some(handler) = net::own_cancel_handler(stopped, self.region) else { return Ok(()) };
+        net::give_cancel_back(stopped, self.region, handler)?;
         let own_pid = own_pid(self.pid);
         let field = |block: u64, offset: usize| read_value::<u64>(self.pid, block + offset as u64).unwrap_or(0);
         let waits = |block: &u64| field(*block, std::mem::offset_of!(ThreadBlock, cancel_waits)) as u32 != 0;
@@ -277,8 +278,11 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, inject::Error>
 /// Nobody wants a process's calls any more: threads that are cancelled are its own again, unless some are in our code.
 pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let cleaning = Cleaning { pid: stopped.pid(), region };
-    let is_empty = stopped.threads_inside(&cleaning.code())?.is_empty();
-    if is_empty { cleaning.leave_cancels(stopped) } else { Ok(()) }
+    let is_theirs = net::own_cancel_handler(stopped, region).is_none();
+    if is_theirs || !stopped.threads_inside(&cleaning.code())?.is_empty() {
+        return Ok(());
+    }
+    cleaning.leave_cancels(stopped)
 }
 
 /// True if no thread block says that its thread is inside.

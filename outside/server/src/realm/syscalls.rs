@@ -24,6 +24,7 @@ use super::cancellation::{number_of, replaced_at};
 use super::modules::{Modules, SyscallPlans, likely_file_of};
 use super::net::{CHANGERS, CaughtCalls, net_gate};
 use super::raw_mapping::{read_process, value_from};
+use super::tables::in_agent;
 use super::target::{Link, Target, is_dynamic_loader, is_written};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, net};
@@ -668,7 +669,7 @@ impl Target {
 
     /// Where the gate of a site leads; `tail`: where the near stub goes on.
     fn gate_links(&self, plan: &SyscallPlan, index: u32, tail: u64, small_stacks: bool) -> GateLinks {
-        let symbol = |name: &str| self.region + ring3_image::symbol(name).expect("the agent has its entry points");
+        let symbol = |name: &str| in_agent(self.region, name);
         // Behind munmap a thread that ends may have no stack any more.
         let unmaps = matches!(plan.number, Some(number::MUNMAP | number::EXIT));
         let begins = plan.number.is_some_and(|number| BEGINNERS.contains(&number));

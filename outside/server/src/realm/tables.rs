@@ -4,6 +4,7 @@ use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, ControlHeader,
     HOOK_AT_ENTRY,
 };
+use ring3_layout::region::AGENT_OFFSET;
 
 use super::{LinkSpec, Point, SyscallContext};
 
@@ -55,9 +56,14 @@ pub(super) fn hook_flags(original: &[u8]) -> u32 {
     if landing || original.first() == Some(&0x55) { HOOK_AT_ENTRY } else { 0 }
 }
 
+/// Address of one of the agent's routines in the process with this region.
+pub(super) fn in_agent(region: u64, symbol: &str) -> u64 {
+    region + AGENT_OFFSET + ring3_image::symbol(symbol).expect("the agent has it")
+}
+
 /// `Attachment::runner` of programs that use per-CPU maps.
 pub(super) fn slot_runner(region: u64) -> u64 {
-    region + ring3_image::symbol("ring3_run_with_slot").expect("the agent has it")
+    in_agent(region, "ring3_run_with_slot")
 }
 
 /// `ATTACHMENT_*` of a program.

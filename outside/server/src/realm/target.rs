@@ -31,7 +31,7 @@ use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, slot_runner};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, in_agent, slot_runner};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
@@ -511,7 +511,7 @@ impl Target {
         let index = self.hooks_used;
         let hook_offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
         let region = self.region;
-        let symbol = |name| region + ring3_image::symbol(name).expect("the agent has its entry points");
+        let symbol = |name| in_agent(region, name);
         let entries = ring3_patch::Entries { enter: symbol("ring3_enter"), call: symbol("ring3_call_probed") };
         let bytes = place.address..plan.resume;
         if self.syscalls.overlap(&bytes) || caught.lead_into(&bytes) {
