@@ -9,10 +9,14 @@ fn main() {
         "-Wl,-z,noseparate-code",
         "-Wl,-z,norelro",
         "-Wl,--build-id=none",
+        "-Wl,--no-eh-frame-hdr",
         "-Wl,--gc-sections",
         "-Wl,--hash-style=gnu",
     ];
     for argument in arguments {
         println!("cargo:rustc-link-arg-cdylib={argument}");
     }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/image.ld");
+    println!("cargo:rustc-link-arg-cdylib=-Wl,-T,{script}");
+    println!("cargo:rerun-if-changed={script}");
 }

@@ -5,8 +5,9 @@
 #define MARK 0x5231
 #define MARK_BEGIN 1
 #define MARK_END 2
-// Another one: of its beginning a raw tracepoint's program tells the registers that functions keep.
-#define KEPT 0x5232
+// Another one, among those that have an entry of their own in ring3's table: of its beginning a raw tracepoint's program tells
+// the registers that functions keep.
+#define KEPT 400
 
 enum kind { RAW_ENTER, RAW_EXIT, TRACE_ENTER, TRACE_EXIT, NAMED_ENTER, NAMED_EXIT, KINDS };
 

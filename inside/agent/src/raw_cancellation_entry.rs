@@ -26,7 +26,7 @@ unsafe extern "sysv64" fn exit(regs: *mut PtRegs, index: u32) {
 /// Stores what both have at the same place in the frame at `rsp`.
 macro_rules! store {
     () => {
-        concat!(store_kept!(), "\nmov qword ptr [rsp + {r11}], 0x246\n", "mov qword ptr [rsp + {eflags}], 0x246",)
+        concat!("mov [rsp + {rbx}], rbx\n", store_kept!(), "\n", "mov qword ptr [rsp + {eflags}], 0")
     };
 }
 
@@ -36,7 +36,7 @@ macro_rules! store {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_cancellation_enter() {
-    asm_on_registers!(
+    asm_on_registers!(naked_asm:
         "mov r11, rsp",
         "lea rsp, [rsp - {frame}]",
         "mov [r11 - 8], rdi",
@@ -89,7 +89,7 @@ unsafe extern "C" fn ring3_cancellation_enter() {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_cancellation_exit() {
-    asm_on_registers!(
+    asm_on_registers!(naked_asm:
         "lea rsp, [rsp - {frame}]",
         "mov [rsp + {target}], r11",
         "lea r11, [rsp + {frame} - 8]",

@@ -47,16 +47,6 @@ unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all:
     unsafe { raw_dispatch::enter(image_base(), regs, hook, all != 0) }
 }
 
-/// Runs a program that uses per-CPU maps, in its place ([`ring3_layout::control::Attachment::runner`]).
-///
-/// # Safety
-/// As `raw_dispatch::run_with_slot`.
-#[unsafe(no_mangle)]
-unsafe extern "sysv64" fn ring3_run_with_slot(context: u64, env: u64) -> u64 {
-    // SAFETY: the caller's promise.
-    unsafe { raw_dispatch::run_with_slot(image_base(), context, env) }
-}
-
 /// Called by a process of ring3's that runs a program by itself: 1 if it could, else 0.
 ///
 /// # Safety
@@ -82,7 +72,7 @@ unsafe extern "sysv64" fn leave(regs: *mut PtRegs, all: u32) -> u64 {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_call_probed() {
-    asm_on_registers!(
+    asm_on_registers!(naked_asm:
         "lea rsp, [rsp + 8]",
         "call qword ptr [rsp - 16]",
         ".globl ring3_return_trampoline",

@@ -111,7 +111,7 @@ unsafe extern "sysv64" fn arrived(base: u64, sent: *mut Sent, context: *mut Cont
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_net_exit() {
-    asm_on_registers!(
+    asm_on_registers!(naked_asm:
         "lea rsp, [rsp - {frame}]",
         "mov [rsp + {eflags}], r11",
         "mov [rsp + {r11}], r11",
@@ -119,7 +119,10 @@ unsafe extern "C" fn ring3_net_exit() {
         "mov [rsp + {rsp}], r11",
         "mov [rsp + {rax}], rax",
         store_arguments!(),
+        "mov [rsp + {rbx}], rbx",
         store_kept!(),
+        "mov qword ptr [rsp + {cs}], 0x33",
+        "mov qword ptr [rsp + {ss}], 0x2b",
         "mov qword ptr [rsp + {orig_rax}], -1",
         "cld",
         "mov rdi, rsp",

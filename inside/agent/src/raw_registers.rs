@@ -1,14 +1,13 @@
 //! Assembler on a thread's registers, which lie in a `PtRegs` at `rsp`.
 
-/// `naked_asm!`, lines and then operands, in which the names of registers stand for their places.
+/// `naked_asm!` or `asm!`, lines and then operands, in which the names of registers stand for their places.
 macro_rules! asm_on_registers {
-    ($($line:expr),* $(,)?; $($operands:tt)*) => {
-        core::arch::naked_asm!(
+    ($asm:ident: $($line:expr),* $(,)?; $($operands:tt)*) => {
+        core::arch::$asm!(
             $($line,)*
             // What nobody names would be an error.
             "/* {r15} {r14} {r13} {r12} {rbp} {rbx} {r11} {r10} {r9} {r8} {rax} {rcx} {rdx} {rsi} {rdi} */",
             "/* {orig_rax} {rip} {cs} {eflags} {rsp} {ss} */",
-            $($operands)*
             r15 = const core::mem::offset_of!(ring3_uapi::ptrace::PtRegs, r15),
             r14 = const core::mem::offset_of!(ring3_uapi::ptrace::PtRegs, r14),
             r13 = const core::mem::offset_of!(ring3_uapi::ptrace::PtRegs, r13),
@@ -30,6 +29,7 @@ macro_rules! asm_on_registers {
             eflags = const core::mem::offset_of!(ring3_uapi::ptrace::PtRegs, eflags),
             rsp = const core::mem::offset_of!(ring3_uapi::ptrace::PtRegs, rsp),
             ss = const core::mem::offset_of!(ring3_uapi::ptrace::PtRegs, ss),
+            $($operands)*
         )
     };
 }
@@ -62,18 +62,15 @@ macro_rules! load_arguments {
     };
 }
 
-/// Stores what functions keep, and the segments.
+/// Stores what functions keep, but for `rbx`.
 macro_rules! store_kept {
     () => {
         concat!(
-            "mov [rsp + {rbx}], rbx\n",
             "mov [rsp + {rbp}], rbp\n",
             "mov [rsp + {r12}], r12\n",
             "mov [rsp + {r13}], r13\n",
             "mov [rsp + {r14}], r14\n",
-            "mov [rsp + {r15}], r15\n",
-            "mov qword ptr [rsp + {cs}], 0x33\n",
-            "mov qword ptr [rsp + {ss}], 0x2b",
+            "mov [rsp + {r15}], r15",
         )
     };
 }

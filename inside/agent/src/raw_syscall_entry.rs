@@ -7,18 +7,17 @@
 //! and threads that end and have unmapped theirs. Calls of these run on a stack in the thread's block, which GS leads to; of
 //! threads that are not known yet, one at a time, on the last stack. The thread's own is not touched.
 
-use core::arch::naked_asm;
+use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
 
-use ring3_layout::control::Attachment;
 use ring3_layout::region::{
     CONTROL_OFFSET, GATES_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET,
 };
 use ring3_layout::syscall::{
-    ALL_REGISTERS, APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+    APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{ProcessPage, StateHeader, ThreadBlock};
-use ring3_runtime::raw_plain_calls::{self, Shown};
+use ring3_runtime::raw_plain_calls::{self, Next};
 use ring3_runtime::raw_syscalls::{self, CallFrame, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK};
 use ring3_uapi::ptrace::PtRegs;
 
@@ -29,58 +28,34 @@ use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, st
 const TABLES: usize = CONTROL_OFFSET as usize + TABLES_OFFSET as usize;
 const STACK: usize = offset_of!(CallFrame, stack);
 
-unsafe extern "sysv64" fn enter_plainly(frame: *mut CallFrame, passed: u32) -> Shown {
-    // SAFETY: the gate's promise.
-    unsafe { raw_plain_calls::begin(image_base(), &mut *frame, passed) }
-}
-
-unsafe extern "sysv64" fn exit_plainly(frame: *mut CallFrame, passed: u32) -> Shown {
-    // SAFETY: the gate's promise.
-    unsafe { raw_plain_calls::end(image_base(), &mut *frame, passed) }
-}
-
-unsafe extern "sysv64" fn enter_closely(regs: *mut PtRegs, passed: u32) -> u64 {
+unsafe extern "sysv64" fn enter_apart(regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the gate's promise.
     unsafe { raw_syscalls::enter_closely(image_base(), regs, passed) }
 }
 
-unsafe extern "sysv64" fn exit_closely(regs: *mut PtRegs, passed: u32) -> u64 {
+unsafe extern "sysv64" fn exit_apart(regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the gate's promise.
     unsafe { raw_syscalls::exit_closely(image_base(), regs, passed) }
 }
 
-/// Stores the registers in the frame at `rsp` that the agent needs, `r11` being the caller's stack pointer.
-macro_rules! store_some {
-    () => {
-        concat!(
-            "mov [rsp + {rsp}], r11\n",
-            "mov [rsp + {number}], rax\n",
-            "mov [rsp + {rbx}], rbx\n",
-            store_arguments!(),
-        )
-    };
+unsafe extern "sysv64" fn begin_closely(frame: &mut CallFrame, passed: u32) {
+    // SAFETY: the gate's promise.
+    unsafe { raw_plain_calls::begin_closely(image_base(), frame, passed) };
 }
 
-/// Stores the others, and says so.
-macro_rules! store_others {
-    ($result:literal) => {
-        concat!(
-            $result,
-            "\n",
-            store_kept!(),
-            "\n",
-            "mov rax, [rsp + {eflags}]\n",
-            "mov [rsp + {r11}], rax\n",
-            "or ecx, {all_registers}",
-        )
-    };
+unsafe extern "sysv64" fn end_closely(frame: &mut CallFrame, passed: u32) {
+    // SAFETY: the gate's promise.
+    unsafe { raw_plain_calls::end_closely(image_base(), frame, passed) };
 }
 
-/// Has a routine see the frame at `rbx`, which says where to go on.
-macro_rules! pass_closely {
-    () => {
-        concat!("mov rdi, rbx\n", "call {closely}\n", "mov rsp, rbx\n", "mov [rsp + {leave}], rax")
-    };
+unsafe extern "sysv64" fn run_at_begin(frame: &mut CallFrame, block: &mut ThreadBlock) {
+    // SAFETY: what is to be run.
+    unsafe { raw_plain_calls::run(image_base(), block, frame.begun.as_ptr() as u64) };
+}
+
+unsafe extern "sysv64" fn run_at_end(frame: &mut CallFrame, block: &mut ThreadBlock) {
+    // SAFETY: what is to be run.
+    unsafe { raw_plain_calls::run(image_base(), block, frame.ended.as_ptr() as u64) };
 }
 
 /// The status and direction flags as they were. Not by `popfq`: a debugger that steps over that leaves its trap flag behind
@@ -104,94 +79,198 @@ macro_rules! restore_flags {
     };
 }
 
-/// Loads the registers from the frame at `rsp`.
-macro_rules! load {
-    () => {
-        concat!("mov rax, [rsp + {number}]\n", load_arguments!(), "\n", "mov rbx, [rsp + {rbx}]",)
-    };
-}
-
 pub(crate) use restore_flags;
 
-/// On the caller's stack: `$number` is what `rax` is, `$result` what else there is to store. `$save` and `$restore` are for the
-/// flags; `$assume` is for those that mean nothing.
+/// On the caller's stack. The flags are kept by `$with_flags`; else they mean nothing.
 ///
-/// The only program that there is runs from here, so that `$plainly` calls nobody, and one register is all that is kept.
+/// From here on there are but jumps, up to that to where the frame says: behind a system call, a call and its return take as
+/// long as fifty plain instructions. The frame is in `rdi`; the routines use no registers that functions keep, but `rbx`.
 macro_rules! entry {
-    ($name:ident, $plainly:ident, $closely:ident, $number:ident, $result:literal, $save:literal, $assume:literal, $restore:expr) => {
+    ($name:literal, $with_flags:ident, $seen:ident) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            asm_on_registers!(
+        unsafe extern "C" fn $with_flags() {
+            asm_on_frame!(naked_asm:
                 "lea rsp, [rsp - {frame}]",
-                "mov [rsp + {leave}], r11",
-                "lea r11, [rsp + {frame}]",
-                $save,
-                store_some!(),
-                "cmp dword ptr [rip + __ehdr_start + {registers}], 0",
-                "jne 8f",
-                "3: mov [rsp + {passed}], ecx",
+                "pushfq",
+                "pop [rsp + {eflags}]",
+                "cld",
+                "jmp 2f",
+                concat!(".globl ", $name),
+                concat!(".type ", $name, ", @function"),
+                concat!($name, ":"),
+                "lea rsp, [rsp - {frame}]",
+                "mov qword ptr [rsp + {eflags}], 0",
+                "2: mov [rsp + {leave}], r11",
+                "mov [rsp + {number}], rax",
+                "mov [rsp + {arguments}], rdi",
+                "mov [rsp + {arguments} + 8], rsi",
+                "mov [rsp + {arguments} + 16], rdx",
+                "mov [rsp + {arguments} + 24], r10",
+                "mov [rsp + {arguments} + 32], r8",
+                "mov [rsp + {arguments} + 40], r9",
+                "mov [rsp + {rbx}], rbx",
                 "mov rdi, rsp",
-                "mov esi, ecx",
-                "mov rbx, rsp",
-                "and rsp, -16",
-                "call {plainly}",
-                "test rdx, rdx",
-                "jz 6f",
-                "test rax, rax",
-                "jz 4f",
-                "mov [rbx + {block}], rdx",
-                "lea rdi, [rbx + {context}]",
-                "mov rsi, rdx",
-                "call [rax + {runner}]",
-                "mov rcx, [rbx + {block}]",
-                "mov rax, [rip + __ehdr_start + {hits_at}]",
-                "inc qword ptr [rcx + rax]",
-                // As `raw_plain_calls::release`.
-                "mov rax, [rbx + {before}]",
-                "mov [rcx + {guard_sp}], rax",
-                "mov dword ptr [rcx + {guard}], 0",
-                "4: mov rsp, rbx",
-                "5:",
-                $restore,
-                load!(),
-                "mov r11, [rsp + {leave}]",
-                "mov rsp, [rsp + {rsp}]",
-                "jmp r11",
-                "6: mov esi, [rbx + {passed}]",
-                pass_closely!(),
-                "jmp 5b",
-                "8:",
-                $assume,
-                store_others!($result),
-                "jmp 3b";
-                frame = const FRAME_BYTES,
-                registers = const TABLES + offset_of!(SyscallTables, registers),
-                hits_at = const TABLES + offset_of!(SyscallTables, hits_at),
-                passed = const offset_of!(CallFrame, passed),
-                block = const offset_of!(CallFrame, block),
-                before = const offset_of!(CallFrame, guard_sp),
-                context = const offset_of!(CallFrame, context),
-                leave = const offset_of!(CallFrame, leave),
-                runner = const offset_of!(Attachment, runner),
-                guard_sp = const offset_of!(ThreadBlock, guard_sp),
-                guard = const offset_of!(ThreadBlock, guard),
-                all_registers = const ALL_REGISTERS,
-                number = const offset_of!(PtRegs, $number),
-                plainly = sym $plainly,
-                closely = sym $closely,
+                "jmp {seen}";
+                seen = sym $seen,
             )
         }
     };
 }
 
-/// As `entry`, on another stack. `$known` and `$unknown` are where in gates a caller goes on for which there is none at present.
+/// Loads all but the flags from the frame at `rsp`, and goes on where that says.
+macro_rules! load_and_go {
+    () => {
+        concat!(
+            "mov rax, [rsp + {number}]\n",
+            "mov rdi, [rsp + {arguments}]\n",
+            "mov rsi, [rsp + {arguments} + 8]\n",
+            "mov rdx, [rsp + {arguments} + 16]\n",
+            "mov r10, [rsp + {arguments} + 24]\n",
+            "mov r8, [rsp + {arguments} + 32]\n",
+            "mov r9, [rsp + {arguments} + 40]\n",
+            "mov rbx, [rsp + {rbx}]\n",
+            "mov r11, [rsp + {leave}]\n",
+            "lea rsp, [rsp + {frame}]\n",
+            "jmp r11",
+        )
+    };
+}
+
+/// As `load_and_go`, with the flags if they were kept.
+macro_rules! leave {
+    () => {
+        concat!("cmp dword ptr [rsp + {eflags}], 0\n", "jne {with_flags}\n", load_and_go!())
+    };
+}
+
+/// `naked_asm!` or `asm!` on the frame of a call, as `asm_on_registers`.
+macro_rules! asm_on_frame {
+    ($asm:ident: $($line:expr),* $(,)?; $($operands:tt)*) => {
+        asm_on_registers!($asm:
+            $($line,)*
+            "/* {frame} {leave} {number} {arguments} */";
+            frame = const FRAME_BYTES,
+            leave = const offset_of!(CallFrame, leave),
+            number = const offset_of!(CallFrame, rax),
+            arguments = const offset_of!(CallFrame, begun) + 2 * size_of::<u64>(),
+            $($operands)*
+        )
+    };
+}
+
+/// The thread goes on where the frame at `rsp` says, with its flags.
+#[unsafe(naked)]
+unsafe extern "C" fn leave_with_flags() {
+    asm_on_frame!(naked_asm: restore_flags!(), load_and_go!();)
+}
+
+/// The thread goes on where the frame at `rdi` says.
+#[unsafe(naked)]
+unsafe extern "C" fn leave() {
+    asm_on_frame!(naked_asm: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags,)
+}
+
+/// Calls the routine at `rax` with the frame in `rdi` and what `rsi` is; then the thread goes on.
+#[unsafe(naked)]
+unsafe extern "C" fn call_and_leave() {
+    asm_on_registers!(naked_asm:
+        "mov rbx, rdi",
+        "mov rsp, rdi",
+        store_kept!(),
+        "and rsp, -16",
+        "call rax",
+        "mov rdi, rbx",
+        "jmp {leave}";
+        leave = sym leave,
+    )
+}
+
+/// The only program has run.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_syscall_ran(frame: &mut CallFrame, block: &mut ThreadBlock) {
+    // SAFETY: the running thread's own block.
+    unsafe { raw_plain_calls::ran(image_base(), block) };
+    // SAFETY: the frame is there still.
+    unsafe { asm_on_frame!(asm: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags, in("rdi") frame,) }
+}
+
+/// What the entries lead to, where `passed` is in `ecx` still: `$see` says what comes next, `$context` is where in the frame the only program's is.
+macro_rules! seen {
+    ($name:ident, $see:path, $context:ident, $closely:ident, $run:ident) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "sysv64" fn $name(frame: &mut CallFrame, _: u64, _: u64, passed: u32) {
+            // SAFETY: the gate's promise.
+            match unsafe { $see(image_base(), frame, passed) } {
+                // SAFETY: what is to be run.
+                Next::Run { code, block } => unsafe {
+                    asm_on_frame!(asm:
+                        "mov rbx, rdi",
+                        "mov [rdi + {block}], rsi",
+                        "mov rsp, rdi",
+                        "and rsp, -16",
+                        "lea rdi, [rdi + {context}]",
+                        "call rax",
+                        // (The guard does not say where the frame is: a signal handler on another stack may have taken it away.)
+                        "mov rsp, rbx",
+                        "mov rsi, [rbx + {block}]",
+                        "cmp dword ptr [rsi + {cpu_slot}], 0",
+                        "jne 3f",
+                        // As `ran`.
+                        "mov rax, [rip + __ehdr_start + {hits_at}]",
+                        "inc qword ptr [rsi + rax]",
+                        "mov qword ptr [rsi + {guard}], 0",
+                        leave!(),
+                        "3: mov rdi, rbx",
+                        "jmp {ran}";
+                        block = const offset_of!(CallFrame, block),
+                        context = const offset_of!(CallFrame, $context),
+                        cpu_slot = const offset_of!(ThreadBlock, cpu_slot),
+                        guard = const offset_of!(ThreadBlock, guard),
+                        hits_at = const TABLES + offset_of!(SyscallTables, hits_at),
+                        ran = sym ring3_syscall_ran,
+                        with_flags = sym leave_with_flags,
+                        in("rax") code,
+                        in("rdi") frame,
+                        in("rsi") block,
+                    )
+                },
+                // SAFETY: the frame is there.
+                Next::Leave => unsafe { asm!("jmp {leave}", leave = sym leave, in("rdi") frame) },
+                // SAFETY: nothing has been done.
+                Next::Closely => unsafe {
+                    asm!(
+                        "lea rax, [rip + {closely}]",
+                        "jmp {call}",
+                        closely = sym $closely,
+                        call = sym call_and_leave,
+                        in("rdi") frame,
+                        in("esi") passed,
+                    )
+                },
+                // SAFETY: what is to be run.
+                Next::RunOtherwise(block) => unsafe {
+                    asm!(
+                        "lea rax, [rip + {run}]",
+                        "jmp {call}",
+                        run = sym $run,
+                        call = sym call_and_leave,
+                        in("rdi") frame,
+                        in("rsi") block,
+                    )
+                },
+            }
+        }
+    };
+}
+
+/// On another stack. `$known` and `$unknown` are where in gates a caller goes on for which there is none at present.
 macro_rules! entry_apart {
-    ($name:ident, $closely:ident, $number:ident, $result:literal, $known:expr, $unknown:expr) => {
+    ($name:ident, $closely:ident, $number:ident, $known:expr, $unknown:expr) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            asm_on_registers!(
+            asm_on_registers!(naked_asm:
                 // Whether GS leads to a block that is the thread's own: as `raw_thread::at_gs`.
                 "rdgsbase r11",
                 "sub r11, [rip + __ehdr_start + {blocks}]",
@@ -212,14 +291,21 @@ macro_rules! entry_apart {
                 "mov qword ptr [r11 - {frame} + {stack}], {stack_of_block}",
                 "2: lea r11, [r11 - {frame}]",
                 "xchg r11, rsp",
-                "mov qword ptr [rsp + {eflags}], 0x246",
-                store_some!(),
-                store_others!($result),
+                "mov [rsp + {rsp}], r11",
+                "mov qword ptr [rsp + {eflags}], 0",
+                "mov [rsp + {number}], rax",
+                "mov [rsp + {rbx}], rbx",
+                store_kept!(),
+                store_arguments!(),
                 "mov esi, ecx",
+                "mov rdi, rsp",
                 "mov rbx, rsp",
-                pass_closely!(),
-                load!(),
-                "mov r11, [rsp + {leave}]",
+                "call {closely}",
+                "mov rsp, rbx",
+                "mov r11, rax",
+                "mov rax, [rsp + {number}]",
+                load_arguments!(),
+                "mov rbx, [rsp + {rbx}]",
                 "cmp dword ptr [rsp + {stack}], {is_last}",
                 "je 3f",
                 "mov rsp, [rsp + {rsp}]",
@@ -249,7 +335,6 @@ macro_rules! entry_apart {
                 "6: add r11, {known}",
                 "jmp r11";
                 frame = const FRAME_BYTES,
-                all_registers = const ALL_REGISTERS,
                 stack = const STACK,
                 stack_of_block = const STACK_OF_BLOCK,
                 is_last = const LAST_STACK,
@@ -269,64 +354,27 @@ macro_rules! entry_apart {
                 apart_top = const offset_of!(ThreadBlock, apart_top),
                 apart_end = const offset_of!(ThreadBlock, apart_end),
                 number = const offset_of!(PtRegs, $number),
-                leave = const offset_of!(CallFrame, leave),
                 closely = sym $closely,
             )
         }
     };
 }
 
-// Where the flags mean nothing: `-38` is `-ENOSYS`, which the kernel has in `rax` while a call runs.
-entry!(
-    ring3_syscall_enter,
-    enter_plainly,
-    enter_closely,
-    orig_rax,
-    "mov qword ptr [rsp + {rax}], -38",
-    "",
-    "mov qword ptr [rsp + {eflags}], 0x246",
-    ""
-);
-entry!(
-    ring3_syscall_enter_with_flags,
-    enter_plainly,
-    enter_closely,
-    orig_rax,
-    "mov qword ptr [rsp + {rax}], -38",
-    "pushfq; pop [rsp + {eflags}]; cld",
-    "",
-    restore_flags!()
-);
-entry!(ring3_syscall_exit, exit_plainly, exit_closely, rax, "", "", "mov qword ptr [rsp + {eflags}], 0x246", "");
-entry!(
-    ring3_syscall_exit_with_flags,
-    exit_plainly,
-    exit_closely,
-    rax,
-    "",
-    "pushfq; pop [rsp + {eflags}]; cld",
-    "",
-    restore_flags!()
-);
-entry_apart!(
-    ring3_syscall_enter_apart,
-    enter_closely,
-    orig_rax,
-    "mov qword ptr [rsp + {rax}], -38",
-    CALL_AT,
-    WANTED_AT
-);
+entry!("ring3_syscall_enter", ring3_syscall_enter_with_flags, ring3_syscall_begun);
+entry!("ring3_syscall_exit", ring3_syscall_exit_with_flags, ring3_syscall_ended);
+seen!(ring3_syscall_begun, raw_plain_calls::begin, begun, begin_closely, run_at_begin);
+seen!(ring3_syscall_ended, raw_plain_calls::end, ended, end_closely, run_at_end);
+entry_apart!(ring3_syscall_enter_apart, enter_apart, orig_rax, CALL_AT, WANTED_AT);
 /// The end of a call that begins a thread, of a site whose callers have no stack that could be used.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_syscall_exit_of_clone() {
     naked_asm!(
         "test rax, rax",
-        "jz {child}",
+        "jz ring3_syscall_exit",
         "jmp {creator}",
-        child = sym ring3_syscall_exit,
         creator = sym ring3_syscall_exit_apart,
     )
 }
 
-entry_apart!(ring3_syscall_exit_apart, exit_closely, rax, "", DONE_AT, WANTED_DONE_AT);
+entry_apart!(ring3_syscall_exit_apart, exit_apart, rax, DONE_AT, WANTED_DONE_AT);

@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook, HookKind, TestRun,
-    range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_PER_CPU, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
+    HookKind, TestRun, range_unpack,
 };
 use ring3_layout::frame;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
@@ -104,8 +104,7 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
 /// As for `enter_with`.
 #[inline(always)]
 unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> bool {
-    tb.guard_sp = sp;
-    tb.guard.store(1, Relaxed);
+    tb.guard.store(sp, Relaxed);
     compiler_fence(Acquire);
     let only = hook.only.load(Acquire);
     let mut calls = false;
@@ -140,10 +139,14 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
 pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
     /// What stacks have at most, usually (`RLIMIT_STACK`).
     const STACK_BYTES: u64 = 8 << 20;
-    let apart = tb.guard_sp.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
-    let left = sp >= tb.guard_sp && !apart;
-    if left && sp - tb.guard_sp < STACK_BYTES {
-        raw_slot::give(base, tb);
+    let guard = tb.guard.load(Relaxed);
+    let apart = guard.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
+    let left = sp >= guard && !apart;
+    if left {
+        tb.interrupted = 0;
+        if sp - guard < STACK_BYTES {
+            raw_slot::give(base, tb);
+        }
     }
     left
 }
@@ -177,7 +180,7 @@ unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, frame: Frame, hook: &H
     }
     tb.hook = &raw const *hook as u64;
     // SAFETY: the caller's promise.
-    unsafe { run_one(tb, attachment, frame.regs as u64) };
+    unsafe { run_here(tb, attachment, frame.regs as u64) };
     true
 }
 
@@ -228,7 +231,7 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
 /// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited.
 #[inline(always)]
 fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
-    let slot = tb.guard_sp;
+    let slot = tb.guard.load(Relaxed);
     let awaited = raw_shadow::push(tb, slot, hook);
     if awaited.is_none() {
         miss(tb, hook);
@@ -275,39 +278,40 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
     ran
 }
 
-/// Runs the program of an attachment once: its result.
+/// Runs the program of an attachment once: its result. (In the place: elsewhere than on the usual way there is [`run_one`].)
 ///
 /// # Safety
 /// The attachment names a compiled, verified program, and `context` is one that it may have.
 #[inline(always)]
-pub(crate) unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+pub(crate) unsafe fn run_here(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
     tb.attachment = &raw const *attachment as u64;
     // SAFETY: the caller's promise.
-    let runner: Program = unsafe { core::mem::transmute(attachment.runner) };
-    // SAFETY: the program's convention: context and environment.
-    unsafe { runner(context, &raw mut *tb as u64) }
-}
-
-/// Runs the program of an attachment that uses per-CPU maps ([`Attachment::runner`]).
-///
-/// # Safety
-/// As for `run_one`; `env` is the running thread's own block, and tells of the attachment.
-pub unsafe fn run_with_slot(base: u64, context: u64, env: u64) -> u64 {
-    // SAFETY: the caller's promise.
-    let tb = unsafe { &mut *(env as *mut ThreadBlock) };
-    // SAFETY: the caller's promise.
-    let attachment = unsafe { &*(tb.attachment as *const Attachment) };
-    // SAFETY: the caller's promise.
     let program: Program = unsafe { core::mem::transmute(attachment.code) };
+    let env = &raw mut *tb as u64;
+    if attachment.flags & ATTACHMENT_PER_CPU == 0 {
+        // SAFETY: the program's convention: context and environment.
+        return unsafe { program(context, env) };
+    }
+    let base = tb.region_base;
     // (One that a signal handler's call interrupted goes on with it.)
-    let is_held = tb.cpu_slot & CPU_SLOT_HELD != 0 && tb.guard.load(Relaxed) > 1;
+    let is_held = tb.cpu_slot & CPU_SLOT_HELD != 0 && tb.interrupted != 0;
     raw_slot::take(base, tb);
-    // SAFETY: the program's convention: context and environment.
-    let result = unsafe { program(context, &raw mut *tb as u64) };
+    // SAFETY: as above.
+    let result = unsafe { program(context, env) };
     if !is_held {
         raw_slot::give(base, tb);
     }
     result
+}
+
+/// Runs the program of an attachment once: its result.
+///
+/// # Safety
+/// As for `run_here`.
+#[inline(never)]
+pub(crate) unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { run_here(tb, attachment, context) }
 }
 
 /// Runs a program by itself as often as is wanted; whether it could.
@@ -320,11 +324,10 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
     let Some(tb) = (unsafe { block.as_mut() }) else { return false };
     // SAFETY: the caller's promise.
     let test = unsafe { &mut *test };
-    if tb.guard.swap(1, Relaxed) != 0 {
+    if tb.guard.swap(u64::MAX, Relaxed) != 0 {
         return false;
     }
     compiler_fence(Acquire);
-    tb.guard_sp = u64::MAX;
     let started = monotonic_ns(tb);
     for _ in 0..test.repeat {
         // SAFETY: the caller's promise.
@@ -371,16 +374,15 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) ->
     let slot = regs as u64 + frame::TRAMPOLINE_FRAME_BYTES;
     // SAFETY: the running thread's own block, or null.
     if let Some(tb) = unsafe { block.as_mut() }
-        && (tb.guard.load(Relaxed) == 0 || slot >= tb.guard_sp)
+        && tb.guard.load(Relaxed) == 0
         && let Some((return_address, hook)) = raw_shadow::pop_last(tb, slot, trampoline)
     {
-        tb.guard_sp = slot + 8;
-        tb.guard.store(1, Relaxed);
+        tb.guard.store(slot + 8, Relaxed);
         compiler_fence(Acquire);
         // SAFETY: the registers are the trampoline's.
         unsafe { (*regs).rip = return_address };
         // SAFETY: as for this function; a frame holds the address of a hook of this region.
-        unsafe { finish_one(base, block, frame, false, hook) };
+        unsafe { finish_here(base, tb, frame, hook) };
         compiler_fence(Release);
         tb.guard.store(0, Relaxed);
         return return_address;
@@ -401,10 +403,11 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
     } else {
         // SAFETY: the running thread's own block.
         let tb = unsafe { &mut *block };
-        let nested = tb.guard.load(Relaxed) != 0 && slot < tb.guard_sp;
+        // (What programs were left by a longjmp has interrupted is left with them.)
+        let nested = slot < tb.guard.load(Relaxed);
         if !nested {
-            tb.guard_sp = slot + 8;
-            tb.guard.store(1, Relaxed);
+            tb.interrupted = 0;
+            tb.guard.store(slot + 8, Relaxed);
         }
         nested
     };
@@ -473,15 +476,26 @@ unsafe fn finish_chain(
 /// # Safety
 /// `block` is null or the running thread's own, and is not null unless `guarded`; `frame` are valid registers, `hook` is
 /// the address of a hook of this region, which stays in the table.
-#[inline(always)]
+#[inline(never)]
 unsafe fn finish_one(base: u64, block: *mut ThreadBlock, frame: Frame, guarded: bool, hook: u64) {
-    // SAFETY: the caller's promise.
-    let hook = unsafe { &*(hook as *const Hook) };
     // SAFETY: the caller's promise.
     let Some(tb) = (unsafe { block.as_mut() }) else { return };
     if guarded {
-        return miss(tb, hook);
+        // SAFETY: the caller's promise.
+        return miss(tb, unsafe { &*(hook as *const Hook) });
     }
+    // SAFETY: the caller's promise.
+    unsafe { finish_here(base, tb, frame, hook) };
+}
+
+/// Runs the programs of one return.
+///
+/// # Safety
+/// As for `finish_one`.
+#[inline(always)]
+unsafe fn finish_here(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: u64) {
+    // SAFETY: the caller's promise.
+    let hook = unsafe { &*(hook as *const Hook) };
     if control(base).retired.load(Relaxed) != 0 {
         return;
     }

@@ -5,6 +5,8 @@
 //! that are certainly there are copied at once: the thread's own stack from its pointer to the end of the
 //! page where the application's stack pointer was.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
@@ -26,14 +28,15 @@ struct IoVec {
 #[inline(always)]
 fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     let here = &raw const tb as u64;
-    let end = (tb.guard_sp | (PAGE - 1)) + 1;
-    address >= here && bytes <= PAGE && address < end && address + bytes <= end && tb.guard_sp >= here
+    let guard = tb.guard.load(Relaxed);
+    let end = (guard | (PAGE - 1)) + 1;
+    address >= here && bytes <= PAGE && address < end && address + bytes <= end && guard >= here
 }
 
 /// Whether `bytes` at `address` are part of what programs lie on while they run: their stacks, contexts and registers.
 #[inline(always)]
 pub(crate) fn is_own_frame(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
-    is_own_stack(tb, address, bytes) && address + bytes <= tb.guard_sp
+    is_own_stack(tb, address, bytes) && address + bytes <= tb.guard.load(Relaxed)
 }
 
 /// Copies `bytes` bytes from `source`, which may be any address, to `target`.
@@ -165,7 +168,7 @@ pub unsafe fn clear(target: u64, bytes: u64) {
 /// Whether an address is what the kernel would call kernel memory: a program's stack, its context or a map.
 pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     let here = &raw const tb as u64;
-    if address >= here && address < tb.guard_sp {
+    if address >= here && address < tb.guard.load(Relaxed) {
         return true;
     }
     use ring3_layout::control::{GotEntry, MAPS_MAX};
@@ -175,7 +178,7 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
         let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
         // SAFETY: the GOT is mapped in every target, and consists of atomics.
         let entry = unsafe { &*entry };
-        let view = entry.view.load(core::sync::atomic::Ordering::Relaxed);
+        let view = entry.view.load(Relaxed);
         if view == 0 {
             return false;
         }

@@ -3,97 +3,114 @@
 //! Which calls these are the server says ([`Seers::enter_only`]). What else may come up (programs that run already, a
 //! call under way, a thread that is not known yet) is left to `raw_syscalls`: whatever is done here, is done there too.
 //!
-//! [`begin`] and [`end`] call nobody, and so keep no registers. The program that they find the gates' entry runs itself, and
-//! then lets the guard go (`inside/agent/src/raw_syscall_entry.rs`).
+//! [`begin`], [`end`] and [`ran`] call nobody, and so get by with the registers that functions need not keep (a test of the image
+//! sees to that): they are parts of one run of a thread through the agent, from one to the next by jumps
+//! (`inside/agent/src/raw_syscall_entry.rs`).
 
+use core::arch::asm;
 use core::hint::cold_path;
+use core::mem::offset_of;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_RAW, Attachment};
-use ring3_layout::syscall::{ALL_REGISTERS, CALLS_MAX, ONLY_NOBODY, Seers};
+use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_PER_CPU, ATTACHMENT_RAW, Attachment};
+use ring3_layout::syscall::{CALLS_MAX, ONLY_NOBODY, Seers};
 use ring3_layout::thread::ThreadBlock;
 
-use crate::raw_dispatch::is_for;
+use crate::raw_dispatch::{is_for, run_here};
 use crate::raw_net::net;
 use crate::raw_request::control;
-use crate::raw_syscalls::{CallFrame, FRAME_BYTES, address_of_unawaited, place_at, push, tables};
+use crate::raw_slot;
+use crate::raw_syscalls::{CallFrame, address_of_unawaited, enter_closely, exit_closely, push, tables};
 use crate::raw_thread::known;
 
-/// What a call is about to be shown to. All 0: nothing has been done, and there is more to do than this.
-#[repr(C)]
+/// What is to be done next.
 #[derive(Debug)]
-pub struct Shown {
-    /// Address of the [`Attachment`] whose program is to be run; 0: nobody's.
-    pub attachment: u64,
-    /// Address of the running thread's block, whose guard is set if there is an attachment.
-    pub block: u64,
+pub enum Next {
+    /// Nothing has been done, and there is more to do than this.
+    Closely,
+    /// The thread goes on.
+    Leave,
+    /// The program at `code` is to be run; then [`ran`].
+    Run {
+        /// Its address.
+        code: u64,
+        /// Address of the running thread's block, whose guard is set.
+        block: u64,
+    },
+    /// The attachment of the block at this address is to be run by [`run`].
+    RunOtherwise(u64),
 }
 
-/// (All that leads here is put out of the way.)
-#[inline(always)]
-fn more_to_do() -> Shown {
-    cold_path();
-    Shown { attachment: 0, block: 0 }
-}
-
-/// A call begins; `frame` lies on its caller's stack, and says where calls are made whose end is wanted.
+/// A call begins of a thread on whose stack `frame` lies, which says where the call is made whose end is wanted.
 ///
 /// # Safety
-/// As for `raw_syscalls::enter_closely`.
+/// As for `enter_closely`.
 #[inline(always)]
-pub unsafe fn begin(base: u64, frame: &mut CallFrame, passed: u32) -> Shown {
+pub unsafe fn begin(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
-    let Some(tb) = (unsafe { known(base).as_mut() }) else { return more_to_do() };
+    let Some(tb) = (unsafe { known(base).as_mut() }) else {
+        cold_path();
+        return Next::Closely;
+    };
     let at = tb.next_call;
     if tb.guard.load(Relaxed) != 0 || tb.first_call != at {
-        return more_to_do();
+        cold_path();
+        return Next::Closely;
     }
-    let number = u64::from(frame.regs.orig_rax as u32);
+    let number = u64::from(frame.rax as u32);
     guard(tb, frame);
     // Looked up behind the guard, which keeps what is found there.
-    let Some((seers, only)) = plain(base, number, |seers| &seers.enter_only) else {
-        release(tb, frame);
-        return more_to_do();
+    let Some((only, exit)) = plain(base, number, |seers| (&seers.enter_only, &seers.exit)) else {
+        release(tb);
+        cold_path();
+        return Next::Closely;
     };
-    if seers.exit.load(Acquire) != 0 {
-        push(tb, (at, at), frame.regs.rsp, number as i64, passed);
+    if exit != 0 {
+        push(tb, (at, at), frame.sp(), number as i64, passed);
     } else {
         cold_path();
         frame.leave = address_of_unawaited(base, passed);
     }
     // SAFETY: what the table has.
-    let Some(attachment) = (unsafe { wanted(base, tb, frame, only, passed) }) else { return nobody(tb, frame) };
-    frame.context[1] = number;
-    if attachment.flags & ATTACHMENT_RAW == 0 {
-        let regs = &frame.regs;
-        frame.context[2..].copy_from_slice(&[regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]);
-    }
-    shown(tb, attachment)
+    let Some(attachment) = (unsafe { wanted(tb, only) }) else { return nobody(tb) };
+    frame.begun[1] = number;
+    next(base, tb, attachment, || {
+        keep(frame);
+        frame.complete(base, passed, None);
+    })
 }
 
-/// A call has ended; `frame` lies on its caller's stack, and says where it goes on.
+/// A call has ended of a thread on whose stack `frame` lies, which says where it goes on.
 ///
 /// # Safety
-/// As for `raw_syscalls::exit_closely`.
+/// As for `exit_closely`.
 #[inline(always)]
-pub unsafe fn end(base: u64, frame: &mut CallFrame, passed: u32) -> Shown {
+pub unsafe fn end(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     const EINTR: u64 = (-4i64) as u64;
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
-    let Some(tb) = (unsafe { known(base).as_mut() }) else { return more_to_do() };
+    let Some(tb) = (unsafe { known(base).as_mut() }) else {
+        cold_path();
+        return Next::Closely;
+    };
     let at = tb.next_call.wrapping_sub(1);
-    let Some(call) = tb.calls.get(at as usize % CALLS_MAX) else { return more_to_do() };
+    let Some(call) = tb.calls.get(at as usize % CALLS_MAX) else {
+        cold_path();
+        return Next::Closely;
+    };
     let number = i64::from(call.number) as u64;
-    let is_it = call.sp == frame.regs.rsp && call.gate == passed;
+    let is_it = call.sp == frame.sp() && call.gate == passed;
     let is_first = tb.first_call == at && call.first_call == at;
-    if !is_it || !is_first || call.ended != 0 || tb.guard.load(Relaxed) != 0 || frame.regs.rax == EINTR {
-        return more_to_do();
+    if !is_it || !is_first || call.ended != 0 || tb.guard.load(Relaxed) != 0 || frame.rax == EINTR {
+        cold_path();
+        return Next::Closely;
     }
     guard(tb, frame);
-    let Some((_, only)) = plain(base, number, |seers| &seers.exit_only) else {
-        release(tb, frame);
-        return more_to_do();
+    let Some((only, _)) = plain(base, number, |seers| (&seers.exit_only, &seers.exit)) else {
+        release(tb);
+        cold_path();
+        return Next::Closely;
     };
     if let Some(call) = tb.calls.get_mut(at as usize % CALLS_MAX) {
         call.sp = 0;
@@ -101,85 +118,160 @@ pub unsafe fn end(base: u64, frame: &mut CallFrame, passed: u32) -> Shown {
     compiler_fence(Release);
     tb.next_call = at;
     // SAFETY: what the table has.
-    let Some(attachment) = (unsafe { wanted(base, tb, frame, only, passed) }) else { return nobody(tb, frame) };
-    let result = frame.regs.rax;
-    frame.regs.orig_rax = number;
-    let is_raw = attachment.flags & ATTACHMENT_RAW != 0;
-    frame.context[1] = if is_raw { result } else { number };
-    frame.context[2] = result;
-    shown(tb, attachment)
+    let Some(attachment) = (unsafe { wanted(tb, only) }) else { return nobody(tb) };
+    let result = frame.rax;
+    (frame.ended[1], frame.ended[2]) = (number, result);
+    if attachment.flags & ATTACHMENT_RAW != 0 {
+        frame.ended[1] = result;
+    }
+    next(base, tb, attachment, || {
+        keep(frame);
+        frame.complete(base, passed, Some(number));
+    })
 }
 
-/// Sets the guard.
+/// The only program has run: what it held is given back, and the hit is counted.
+///
+/// # Safety
+/// `tb` is the running thread's own.
 #[inline(always)]
-fn guard(tb: &mut ThreadBlock, frame: &mut CallFrame) {
-    frame.guard_sp = tb.guard_sp;
-    tb.guard_sp = &raw const *frame as u64 + FRAME_BYTES;
-    tb.guard.store(1, Relaxed);
+pub unsafe fn ran(base: u64, tb: &mut ThreadBlock) {
+    if tb.cpu_slot != 0 {
+        raw_slot::give(base, tb);
+    }
+    // (`raw_dispatch::hit`, whose place the server has looked up.)
+    let hits = (&raw mut *tb as u64 + tables(base).hits_at.load(Relaxed)) as *mut u64;
+    // SAFETY: the server wrote where in a block its counter of the hook is.
+    let hits = unsafe { &mut *hits };
+    *hits = hits.wrapping_add(1);
+    release(tb);
+}
+
+/// Runs the program of the block's attachment, with its context.
+///
+/// # Safety
+/// As [`Next::RunOtherwise`] says.
+pub unsafe fn run(base: u64, tb: &mut ThreadBlock, context: u64) {
+    // SAFETY: the caller's promise.
+    let attachment = unsafe { &*(tb.attachment as *const Attachment) };
+    // SAFETY: the caller's promise.
+    unsafe { run_here(tb, attachment, context) };
+    // SAFETY: the caller's promise.
+    unsafe { ran(base, tb) };
+}
+
+/// A call begins of which more is to be known.
+///
+/// # Safety
+/// As for `begin`, which has done nothing.
+pub unsafe fn begin_closely(base: u64, frame: &mut CallFrame, passed: u32) {
+    frame.complete(base, passed, None);
+    // SAFETY: the caller's promise.
+    frame.leave = unsafe { enter_closely(base, &mut frame.regs, passed) };
+    frame.rax = frame.regs.orig_rax;
+}
+
+/// A call has ended of which more is to be known.
+///
+/// # Safety
+/// As for `end`, which has done nothing.
+pub unsafe fn end_closely(base: u64, frame: &mut CallFrame, passed: u32) {
+    frame.complete(base, passed, Some(0));
+    // SAFETY: the caller's promise.
+    frame.leave = unsafe { exit_closely(base, &mut frame.regs, passed) };
+    frame.rax = frame.regs.rax;
+}
+
+#[inline(always)]
+fn nobody(tb: &mut ThreadBlock) -> Next {
+    cold_path();
+    release(tb);
+    Next::Leave
+}
+
+#[inline(always)]
+fn guard(tb: &mut ThreadBlock, frame: &CallFrame) {
+    tb.guard.store(frame.sp(), Relaxed);
     compiler_fence(Acquire);
 }
 
-/// Lets it go. What a handler interrupted that had not set its guard yet goes on with what was there.
 #[inline(always)]
-fn release(tb: &mut ThreadBlock, frame: &CallFrame) {
-    tb.guard_sp = frame.guard_sp;
+fn release(tb: &mut ThreadBlock) {
     compiler_fence(Release);
     tb.guard.store(0, Relaxed);
 }
 
+/// Who alone sees one end of a call, and who its end; nothing if there is more to be done.
 #[inline(always)]
-fn nobody(tb: &mut ThreadBlock, frame: &CallFrame) -> Shown {
-    cold_path();
-    release(tb, frame);
-    Shown { attachment: 0, block: &raw const *tb as u64 }
-}
-
-#[inline(always)]
-fn shown(tb: &mut ThreadBlock, attachment: &Attachment) -> Shown {
-    tb.attachment = &raw const *attachment as u64;
-    Shown { attachment: tb.attachment, block: &raw const *tb as u64 }
-}
-
-/// The entry of a call, and who alone sees one end of it; nothing if there is more to be done.
-#[inline(always)]
-fn plain(base: u64, number: u64, end: fn(&'static Seers) -> &'static AtomicU64) -> Option<(&'static Seers, u64)> {
-    let seers = tables(base).calls.get(number as usize)?;
-    let only = end(seers).load(Acquire);
+fn plain(
+    base: u64,
+    number: u64,
+    words: fn(&'static Seers) -> (&'static AtomicU64, &'static AtomicU64),
+) -> Option<(u64, u64)> {
+    let (only, exit) = words(tables(base).calls.get(number as usize)?);
+    let (only, exit) = (only.load(Acquire), exit.load(Acquire));
     // (With the net, there is more to be done.)
-    let plain = control(base).retired.load(Relaxed) | net(base).armed.load(Relaxed) == 0;
-    (plain && only != 0).then_some((seers, only))
+    if only == 0 || control(base).retired.load(Relaxed) != 0 || net(base).armed.load(Relaxed) != 0 {
+        cold_path();
+        return None;
+    }
+    Some((only, exit))
 }
 
-/// The attachment `only`, if that is one, and for this process, and finds the registers that its program needs: those may have
-/// been stored before it was there. What its context has in any case is there then.
+/// The attachment `only`, if that is one, and for this process.
 ///
 /// # Safety
 /// `only` is from a table, looked up behind the guard.
 #[inline(always)]
-unsafe fn wanted(
-    base: u64,
-    tb: &mut ThreadBlock,
-    frame: &mut CallFrame,
-    only: u64,
-    passed: u32,
-) -> Option<&'static Attachment> {
+unsafe fn wanted(tb: &ThreadBlock, only: u64) -> Option<&'static Attachment> {
     if only == ONLY_NOBODY {
         cold_path();
         return None;
     }
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(only as *const Attachment) };
-    if !is_for(tb, attachment) {
+    if attachment.pid != 0 && !is_for(tb, attachment) {
         cold_path();
         return None;
     }
-    if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
-        if passed & ALL_REGISTERS == 0 {
-            return None;
-        }
-        place_at(base, &mut frame.regs, passed);
-    }
-    tb.hook = tables(base).hook.load(Relaxed);
-    frame.context[0] = &raw const frame.regs as u64;
     Some(attachment)
+}
+
+/// Stores the registers that functions keep, as they are in the thread still: nothing here changes them.
+#[inline(always)]
+fn keep(frame: &mut CallFrame) {
+    // SAFETY: the frame's registers have places for them.
+    unsafe {
+        asm!(
+            "mov [rdi + {rbp}], rbp",
+            "mov [rdi + {r12}], r12",
+            "mov [rdi + {r13}], r13",
+            "mov [rdi + {r14}], r14",
+            "mov [rdi + {r15}], r15",
+            rbp = const offset_of!(CallFrame, regs.rbp),
+            r12 = const offset_of!(CallFrame, regs.r12),
+            r13 = const offset_of!(CallFrame, regs.r13),
+            r14 = const offset_of!(CallFrame, regs.r14),
+            r15 = const offset_of!(CallFrame, regs.r15),
+            in("rdi") &raw mut *frame,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// How the program of an attachment is run, for which all registers are to be `complete` if it looks at them.
+#[inline(always)]
+fn next(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, complete: impl FnOnce()) -> Next {
+    tb.attachment = &raw const *attachment as u64;
+    let block = &raw const *tb as u64;
+    if attachment.flags & (ATTACHMENT_ALL_REGISTERS | ATTACHMENT_PER_CPU) != 0 {
+        if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
+            complete();
+        }
+        if attachment.flags & ATTACHMENT_PER_CPU != 0 && !raw_slot::take_at_once(base, tb) {
+            cold_path();
+            return Next::RunOtherwise(block);
+        }
+    }
+    Next::Run { code: attachment.code, block }
 }

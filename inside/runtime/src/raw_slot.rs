@@ -12,6 +12,7 @@
 //! it over. (Who takes a slot all the time mostly has it when it loses the CPU to others.)
 
 use core::arch::{asm, naked_asm};
+use core::hint::cold_path;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
@@ -50,20 +51,46 @@ pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
 /// `longjmp` still has one.
 #[inline(always)]
 pub(crate) fn take(base: u64, tb: &mut ThreadBlock) {
+    if !take_at_once(base, tb) {
+        take_otherwise(base, tb);
+    }
+}
+
+/// Takes this CPU's slot if that can be had at once: whether it could.
+#[inline(always)]
+pub(crate) fn take_at_once(base: u64, tb: &mut ThreadBlock) -> bool {
     if tb.cpu_slot & CPU_SLOT_HELD != 0 {
-        return;
+        return true;
     }
     if tb.rseq != 0 {
         let slots = &raw const realm(base).cpu_slots as u64;
         let sequence = &raw const tb.sequence as u64;
-        // SAFETY: `find_rseq` has found this thread's registered area, and has filled in the sequence.
-        let cpu = unsafe { take_by_sequence(tb.rseq, sequence, slots, control(base).cpus, name(base, tb)) };
-        if cpu != NONE {
-            tb.cpu_slot = cpu | CPU_SLOT_SET | CPU_SLOT_HELD;
-            return;
+        let (cpus, own) = (control(base).cpus, name(base, tb));
+        let cpu: u64;
+        // SAFETY: `find_rseq` has found this thread's registered area, and has filled in the sequence. (No call: a return would
+        // take longer than the rest.)
+        unsafe {
+            asm!(
+                "lea r10, [rip + 2f]",
+                "jmp {routine}",
+                "2:",
+                routine = sym take_by_sequence,
+                in("rdx") tb.rseq,
+                in("r8") slots,
+                in("ecx") cpus,
+                in("r9d") own,
+                inout("rax") sequence => cpu,
+                out("r10") _,
+                out("r11") _,
+                options(nostack)
+            );
+        }
+        if cpu as u32 != NONE {
+            tb.cpu_slot = cpu as u32 | CPU_SLOT_SET | CPU_SLOT_HELD;
+            return true;
         }
     }
-    take_otherwise(base, tb);
+    false
 }
 
 /// Gives the slot back. (It stays the parent's in a child that was forked by a signal handler in the midst of a run.)
@@ -76,6 +103,7 @@ pub(crate) fn give(base: u64, tb: &mut ThreadBlock) {
         if slot.outlasted.load(Relaxed) | slot.waiting.load(Relaxed) == 0 {
             slot.owner.store(0, Release);
         } else {
+            cold_path();
             hand_over(slot);
         }
     }
@@ -83,37 +111,36 @@ pub(crate) fn give(base: u64, tb: &mut ThreadBlock) {
 }
 
 /// Gives the slot to who waits for it.
-#[cold]
+#[inline(always)]
 fn hand_over(slot: &CpuSlot) {
     slot.outlasted.store(0, Relaxed);
     let waiting = slot.waiting.swap(0, AcqRel);
     slot.owner.store(waiting, Release);
 }
 
-/// Takes the slot of this CPU if it is free: the CPU, or [`NONE`].
-///
-/// # Safety
-/// `rseq` is the running thread's registered `struct rseq`, `sequence` one of this function, `slots` the `cpus` slots.
+/// Takes the slot of this CPU if it is free: `eax` is the CPU then, else [`NONE`]. `r10` is where it goes on, `rdx` the running
+/// thread's registered `struct rseq`, `rax` this sequence, `r8` the slots, of which there are `ecx`, and `r9d` the thread's
+/// name. `r11` and the flags change.
 #[unsafe(naked)]
-unsafe extern "sysv64" fn take_by_sequence(_rseq: u64, _sequence: u64, _slots: u64, _cpus: u32, _name: u32) -> u32 {
+unsafe extern "C" fn take_by_sequence() {
     naked_asm!(
-        "mov [rdi + {sequence}], rsi",
+        "mov [rdx + {sequence}], rax",
         "ring3_slot_start:",
-        "mov eax, [rdi + {cpu_id}]",
+        "mov eax, [rdx + {cpu_id}]",
         "cmp eax, ecx",
         "jae 2f",
-        "mov r9d, eax",
-        "shl r9, 6",
-        "cmp dword ptr [rdx + r9], 0",
+        "mov r11d, eax",
+        "shl r11, 6",
+        "cmp dword ptr [r8 + r11], 0",
         "jne 2f",
-        "mov [rdx + r9], r8d",
+        "mov [r8 + r11], r9d",
         "ring3_slot_end:",
         // The area outlives this code.
-        "mov qword ptr [rdi + {sequence}], 0",
-        "ret",
-        "2: mov qword ptr [rdi + {sequence}], 0",
+        "mov qword ptr [rdx + {sequence}], 0",
+        "jmp r10",
+        "2: mov qword ptr [rdx + {sequence}], 0",
         "3: mov eax, {none}",
-        "ret",
+        "jmp r10",
         // The signature, as the end of an instruction that is none.
         ".byte 0x0f, 0xb9, 0x3d",
         ".long {signature}",

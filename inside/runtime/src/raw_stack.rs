@@ -4,6 +4,8 @@
 //! perf_callchain_user). Kernel stacks there are none: at a uprobe, where the registers are the user's, the kernel
 //! answers with an empty one too.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use ring3_layout::control::{
     ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,
 };
@@ -90,6 +92,10 @@ fn walk(tb: &ThreadBlock, regs: &PtRegs, limit: usize, mut put: impl FnMut(usize
 /// Whether the return address is at the stack pointer still, as far as the kernel can tell from the first instruction.
 /// Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
 fn is_at_entry(tb: &ThreadBlock, regs: &PtRegs) -> bool {
+    // SAFETY: dispatch set the attachment that runs.
+    if is_of_call(unsafe { &*(tb.attachment as *const Attachment) }) {
+        return false;
+    }
     // SAFETY: dispatch set the hook that runs.
     let hook = unsafe { &*(tb.hook as *const Hook) };
     regs.rip == hook.site && hook.flags & HOOK_AT_ENTRY != 0
@@ -143,13 +149,18 @@ unsafe fn stack(tb: &ThreadBlock, regs: &PtRegs, to: u64, bytes: u64, flags: u64
     Ok(count as u64 * entry_bytes)
 }
 
+/// Whether it sees the beginnings or the ends of system calls, for which no hook is said to run.
+fn is_of_call(attachment: &Attachment) -> bool {
+    attachment.flags & (ATTACHMENT_RAW | ATTACHMENT_TRACEPOINT) != 0
+}
+
 /// The registers that the running program's context is, or begins with the address of. A program that is run by itself has
 /// none.
 ///
 /// # Safety
 /// `context` is the running program's.
 unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
-    if tb.guard_sp == u64::MAX {
+    if tb.guard.load(Relaxed) == u64::MAX {
         return Err(Errno::EFAULT);
     }
     // SAFETY: dispatch set the attachment that runs.
@@ -160,9 +171,8 @@ unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
         // SAFETY: its only argument are the thread's registers.
         return Ok(unsafe { &*(function.rdi as *const PtRegs) });
     }
-    let of_call = attachment.flags & (ATTACHMENT_RAW | ATTACHMENT_TRACEPOINT) != 0;
     // SAFETY: the context of a system call's program begins with that address.
-    let regs = if of_call { unsafe { *(context as *const u64) } } else { context };
+    let regs = if is_of_call(attachment) { unsafe { *(context as *const u64) } } else { context };
     // SAFETY: the registers lie on the stack, below the programs that they are given to.
     Ok(unsafe { &*(regs as *const PtRegs) })
 }

@@ -12,16 +12,14 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack,
-};
+use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
 use ring3_layout::frame::RED_ZONE_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALL_REGISTERS, ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES,
-    NUMBER_KNOWN, OTHER_NUMBERS, PLAIN_AT, Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite,
-    SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+    ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES, NUMBER_KNOWN,
+    OTHER_NUMBERS, PLAIN_AT, Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables,
+    TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
 use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
@@ -55,6 +53,8 @@ const ARCH_SET_FS: u64 = 0x1002;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_SETTLS: u64 = 0x8_0000;
+/// What the kernel has in `rax` while a call runs (arch/x86/entry/entry_64.S:entry_SYSCALL_64): `-ENOSYS`.
+const ENOSYS: u64 = (-38i64) as u64;
 /// What the kernel shows as the result of a call that it makes again.
 pub(crate) const ERESTARTSYS: i64 = -512;
 
@@ -84,23 +84,27 @@ pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
     &sites(base)[usize::from(passed as u16).min(SITES_MAX as usize)]
 }
 
-/// `ss` of registers that are not all there.
-const NOT_ALL: u64 = 0;
+/// `__USER_CS` and `__USER_DS` (arch/x86/include/asm/segment.h).
+const USER_SEGMENTS: (u64, u64) = (0x33, 0x2b);
+/// The flags where nobody reads them: interrupts are on, and what is always set.
+const NO_FLAGS: u64 = 0x246;
 
 /// Registers of user code, of which nothing else is known yet.
 fn user_registers() -> PtRegs {
-    PtRegs { cs: 0x33, ss: 0x2b, ..PtRegs::default() }
+    let (cs, ss) = USER_SEGMENTS;
+    PtRegs { cs, ss, ..PtRegs::default() }
 }
 
-/// Whether all registers are there; else those that the agent needs itself.
-fn are_all(regs: &PtRegs) -> bool {
-    regs.ss != NOT_ALL
-}
-
-/// The site of a gate that passes this; `regs` are those of a thread behind its call.
+/// The site of a gate that passes this. `regs` are those of a thread behind its call, and get what they have there in any case;
+/// `eflags` is 0 if nobody reads them.
 #[inline(always)]
 pub(crate) fn place_at(base: u64, regs: &mut PtRegs, passed: u32) -> &'static SyscallSite {
     let site = site(base, passed);
+    (regs.cs, regs.ss) = USER_SEGMENTS;
+    if regs.eflags == 0 {
+        regs.eflags = NO_FLAGS;
+    }
+    regs.r11 = regs.eflags;
     regs.rip = site.call + SYSCALL_BYTES;
     regs.rcx = regs.rip;
     site
@@ -121,26 +125,25 @@ fn seers(base: u64, number: i64) -> &'static Seers {
 #[repr(C)]
 #[derive(Debug)]
 pub struct CallFrame {
-    /// The thread's registers.
+    /// The thread's registers: those that functions keep, and the others once they are [`CallFrame::complete`].
     pub regs: PtRegs,
     /// Where it lies, if not on the caller's stack: `STACK_OF_BLOCK` or `LAST_STACK`. (There it says nothing.)
     pub stack: u64,
     /// Where the thread goes on.
     pub leave: u64,
-    /// What the gate passed.
-    pub passed: u32,
+    /// What `rax` is: the call's number, or its result.
+    pub rax: u64,
     /// Address of the thread's block while the only program runs.
     pub block: u64,
-    /// `ThreadBlock::guard_sp` as it was.
-    pub guard_sp: u64,
-    /// What the only program finds behind r1.
-    pub context: [u64; 8],
+    /// What the only program that sees the call's end finds behind r1.
+    pub ended: [u64; 3],
+    /// What the only program that sees its beginning finds there. The arguments, from the third word on, are there in any case.
+    pub begun: [u64; 8],
 }
 
 /// Bytes from the registers to the caller's stack pointer, where they lie on its stack.
-pub const FRAME_BYTES: u64 = size_of::<CallFrame>() as u64 + RED_ZONE_BYTES;
-// Where it lies apart, it lies below a page.
-const _: () = assert!(FRAME_BYTES.is_multiple_of(16));
+/// (Where it lies apart, it lies below a page, and is aligned as stacks are.)
+pub const FRAME_BYTES: u64 = (size_of::<CallFrame>() as u64 + RED_ZONE_BYTES).next_multiple_of(16);
 
 /// Of [`CallFrame::stack`]: on a stack in the block of the thread, which GS leads to.
 pub const STACK_OF_BLOCK: u64 = 1;
@@ -168,7 +171,7 @@ fn beginner(number: i64) -> Option<usize> {
 }
 
 /// Of what a gate passes: which copy of the call it was.
-const COPIES: u32 = !(NUMBER_KNOWN | ALL_REGISTERS) >> COPY_SHIFT << COPY_SHIFT;
+const COPIES: u32 = !NUMBER_KNOWN >> COPY_SHIFT << COPY_SHIFT;
 
 fn gate(base: u64, passed: u32) -> u64 {
     base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
@@ -185,6 +188,36 @@ fn done_address(base: u64, passed: u32) -> u64 {
     gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
 }
 
+impl CallFrame {
+    /// The caller's stack pointer, where the frame lies on its stack.
+    #[inline(always)]
+    pub(crate) fn sp(&self) -> u64 {
+        &raw const *self as u64 + FRAME_BYTES
+    }
+
+    /// Has all registers there, of a thread whose call begins, or has ended and had this number, and the context lead to them. (One after the other: together
+    /// they would take registers that the caller must keep.)
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, base: u64, passed: u32, ended: Option<u64>) {
+        let set = |register: &mut u64, value: u64| {
+            *register = value;
+            compiler_fence(Release);
+        };
+        set(&mut self.regs.rdi, self.begun[2]);
+        set(&mut self.regs.rsi, self.begun[3]);
+        set(&mut self.regs.rdx, self.begun[4]);
+        set(&mut self.regs.r10, self.begun[5]);
+        set(&mut self.regs.r8, self.begun[6]);
+        set(&mut self.regs.r9, self.begun[7]);
+        let (orig_rax, rax) = ended.map_or((self.rax, ENOSYS), |number| (number, self.rax));
+        set(&mut self.regs.orig_rax, orig_rax);
+        set(&mut self.regs.rax, rax);
+        self.regs.rsp = self.sp();
+        place_at(base, &mut self.regs, passed);
+        (self.begun[0], self.ended[0]) = (&raw const self.regs as u64, &raw const self.regs as u64);
+    }
+}
+
 /// A thread begins a call that somebody wants. `regs` are its registers, on its stack or apart from it. The result is where the
 /// call is made.
 ///
@@ -194,8 +227,8 @@ fn done_address(base: u64, passed: u32) -> u64 {
 pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    note_missing(regs, passed);
     place_at(base, regs, passed);
+    regs.rax = ENOSYS;
     // The kernel takes 32 bits.
     let number = i64::from(regs.orig_rax as i32);
     // SAFETY: the caller's promise.
@@ -298,19 +331,11 @@ unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs
 pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    note_missing(regs, passed);
     let site = place_at(base, regs, passed);
     let copy = (passed & COPIES) >> COPY_SHIFT;
     // SAFETY: the caller's promise.
     unsafe { end(base, regs, Some(i64::from(site.number)).filter(|number| *number >= 0), copy as usize) };
     done_address(base, passed)
-}
-
-/// Has registers that were not all stored say so.
-fn note_missing(regs: &mut PtRegs, passed: u32) {
-    if passed & ALL_REGISTERS == 0 {
-        regs.ss = NOT_ALL;
-    }
 }
 
 /// A call of this number, if that is known, made by this copy in a gate, has ended.
@@ -517,31 +542,23 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let hook = unsafe { &*(hook as *const Hook) };
     let address = &raw mut *regs as u64;
     let apart = is_apart(base, address);
-    let depth = tb.guard.load(Relaxed);
-    let interrupts = depth != 0 && (apart || !was_left(base, tb, regs.rsp));
+    let interrupts = tb.guard.load(Relaxed) != 0 && (apart || !was_left(base, tb, regs.rsp));
     // What the registers of a call that was left say of its stack is of the past.
-    let guard_sp = if apart { address + FRAME_BYTES } else { regs.rsp.max(address + FRAME_BYTES) };
-    if !interrupts {
-        let before = tb.guard_sp;
-        // SAFETY: as for this function.
-        unsafe { run_at(base, tb, regs, number, result, (1, guard_sp), hook) };
-        // What a handler interrupted that had not set its guard yet goes on with this.
-        tb.guard_sp = before;
-        compiler_fence(Release);
-        tb.guard.store(0, Relaxed);
-        return;
-    }
-    if depth >= DEPTH_MAX {
+    let guard = if apart { address + FRAME_BYTES } else { regs.rsp.max(address + FRAME_BYTES) };
+    if interrupts && tb.interrupted >= INTERRUPTED_MAX {
         return miss(tb, hook);
     }
-    let outer = Outer::of(tb);
+    let outer = interrupts.then(|| Outer::of(tb));
+    tb.interrupted += u32::from(interrupts);
     // SAFETY: as for this function.
-    unsafe { run_at(base, tb, regs, number, result, (depth + 1, guard_sp), hook) };
-    outer.resume(tb);
-    tb.guard.store(depth, Relaxed);
+    unsafe { run_at(base, tb, regs, number, result, guard, hook) };
+    match outer {
+        Some(outer) => outer.resume(tb),
+        None => tb.guard.store(0, Relaxed),
+    }
 }
 
-/// Runs the programs: that many at a time of this thread, with this as `guard_sp`. The caller sets the guard back.
+/// Runs the programs, with this guard, which the caller sets back.
 ///
 /// # Safety
 /// As for `run`.
@@ -552,12 +569,11 @@ unsafe fn run_at(
     regs: &mut PtRegs,
     number: i64,
     result: Option<u64>,
-    (depth, guard_sp): (u32, u64),
+    guard: u64,
     hook: &Hook,
 ) {
     let address = &raw mut *regs as u64;
-    tb.guard_sp = guard_sp;
-    tb.guard.store(depth, Relaxed);
+    tb.guard.store(guard, Relaxed);
     compiler_fence(Acquire);
     tb.hook = &raw const *hook as u64;
     let raw = [address, result.unwrap_or(number as u64)];
@@ -566,12 +582,10 @@ unsafe fn run_at(
         Some(result) => [address, number as u64, result, 0, 0, 0, 0, 0],
     };
     let contexts = Contexts { raw, trace };
-    // A program for which they are not was attached after the thread came by.
-    let has_all = are_all(regs);
     let mut ran = false;
     // Looked up behind the guard, which keeps what is found there.
     for attachment in attachments(base, range_of(base, number, result.is_some())) {
-        if is_for(tb, attachment) && (has_all || attachment.flags & ATTACHMENT_ALL_REGISTERS == 0) {
+        if is_for(tb, attachment) {
             // SAFETY: as for this function; the server wrote the address of a compiled, verified program for the context.
             unsafe { run_program(tb, attachment, &contexts, result) };
             ran = true;
@@ -583,12 +597,13 @@ unsafe fn run_at(
     compiler_fence(Release);
 }
 
-/// Programs of a thread that run at a time, each interrupted by a signal handler that makes the next call.
-const DEPTH_MAX: u32 = 4;
+/// Runs of a thread that the present one has interrupted at most, each in a signal handler that makes the next call.
+const INTERRUPTED_MAX: u32 = 3;
 
 /// What programs that a signal handler interrupted go on with.
 struct Outer {
-    guard_sp: u64,
+    guard: u64,
+    interrupted: u32,
     attachment: u64,
     hook: u64,
     open_records: [[u64; 2]; OPEN_RECORDS_MAX],
@@ -600,7 +615,8 @@ struct Outer {
 impl Outer {
     fn of(tb: &ThreadBlock) -> Outer {
         Outer {
-            guard_sp: tb.guard_sp,
+            guard: tb.guard.load(Relaxed),
+            interrupted: tb.interrupted,
             attachment: tb.attachment,
             hook: tb.hook,
             open_records: tb.open_records,
@@ -611,13 +627,15 @@ impl Outer {
     }
 
     fn resume(self, tb: &mut ThreadBlock) {
-        tb.guard_sp = self.guard_sp;
         tb.attachment = self.attachment;
         tb.hook = self.hook;
         tb.open_records = self.open_records;
         tb.fuel = self.fuel;
         tb.tail_target = self.tail_target;
         tb.tail_calls = self.tail_calls;
+        tb.interrupted = self.interrupted;
+        compiler_fence(Release);
+        tb.guard.store(self.guard, Relaxed);
     }
 }
 

@@ -279,7 +279,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
     }
     if tb.this == 0 || fresh_thread || fresh_process {
         tb.guard.store(0, Relaxed);
-        tb.cpu_slot = 0;
+        (tb.cpu_slot, tb.interrupted) = (0, 0);
         (tb.net_until, tb.net_passed) = (0, 0);
         tb.rseq = 0;
         tb.serial = raw_request::realm(base).threads.fetch_add(1, Relaxed).wrapping_add(1);

@@ -1,6 +1,6 @@
 //! The image needs nothing and disturbs nothing.
 
-use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, Mnemonic, Register};
+use iced_x86::{Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES};
@@ -62,6 +62,28 @@ fn no_instruction_touches_vector_or_x87_registers_or_memory_outside_the_region()
         }
     }
     assert!(count > 1000);
+}
+
+/// They are parts of one run through the agent, from which jumps lead on (`inside/agent/src/raw_syscall_entry.rs`): what they
+/// changed nobody would restore.
+#[test]
+fn what_system_calls_come_by_changes_no_register_that_functions_keep_but_rbx() {
+    const KEPT: [Register; 5] = [Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+    let mut factory = InstructionInfoFactory::new();
+    for name in ["ring3_syscall_begun", "ring3_syscall_ended", "ring3_syscall_ran"] {
+        let (_, offset, bytes) = ring3_image::functions().find(|(own, ..)| own == name).expect(name);
+        let code = &ring3_image::bytes()[offset as usize..(offset + bytes) as usize];
+        let instructions: Vec<Instruction> =
+            Decoder::with_ip(64, code, offset, DecoderOptions::NONE).iter().collect();
+        assert!(instructions.len() > 10, "{name}");
+        for instruction in instructions {
+            for used in factory.info(&instruction).used_registers() {
+                let reads = matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
+                let harmful = KEPT.contains(&used.register().full_register()) && !reads;
+                assert!(!harmful, "{name}: {instruction} at {:#x}", instruction.ip());
+            }
+        }
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use ring3_jit::{Code, LinkError, Target};
-use ring3_layout::control::{Attachment, TestRun};
+use ring3_layout::control::{ATTACHMENT_PER_CPU, Attachment, TestRun};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET, got_offset};
 use ring3_maps::{Attributes, Geometry, Map};
 use ring3_uapi::Errno;
@@ -194,17 +194,14 @@ impl Runner {
     /// # Errors
     /// [`Error::Busy`].
     pub fn run(&self, program: Loaded, context: &mut [u8], repeat: u32) -> Result<Outcome, Error> {
-        let with_slot = || self.region.symbol("ring3_run_with_slot");
         let mut test = TestRun {
             attachment: Attachment {
                 code: program.entry,
                 cookie: program.cookie,
                 pid: 0,
-                flags: 0,
+                flags: if program.uses_per_cpu { ATTACHMENT_PER_CPU } else { 0 },
                 link_id: 0,
                 prog_id: 0,
-                runner: if program.uses_per_cpu { with_slot() } else { program.entry },
-                reserved: 0,
             },
             context: context.as_mut_ptr() as u64,
             repeat,

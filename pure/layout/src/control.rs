@@ -171,15 +171,12 @@ pub const HOOK_MANY: u64 = 1;
 /// The instruction is what functions begin with: the return address is at the stack pointer.
 pub const HOOK_AT_ENTRY: u32 = 1 << 0;
 
-/// One program on one hook. 48 bytes.
+/// One program on one hook. 32 bytes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Attachment {
     /// Address of the compiled program's entry in this target.
     pub code: u64,
-    /// Address of what runs the program, which is called as that: `code`, or, for one that uses per-CPU map memory, the agent's
-    /// routine that takes a CPU slot first ([`crate::realm::CpuSlot`]).
-    pub runner: u64,
     /// `bpf_get_attach_cookie`.
     pub cookie: u64,
     /// Runs only in the process with this id (in the target's pid namespace); 0: in all. A fork's
@@ -191,8 +188,6 @@ pub struct Attachment {
     pub link_id: u32,
     /// The program, for `ring3 status`.
     pub prog_id: u32,
-    /// Zero.
-    pub reserved: u64,
 }
 
 /// A program that is run by itself, some times one after the other (`BPF_PROG_TEST_RUN`). Lies in the process that runs it.
@@ -221,6 +216,8 @@ pub const ATTACHMENT_RAW: u32 = 1 << 1;
 pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 2;
 /// The program's context is what a kprobe at the kernel's function of a system call has.
 pub const ATTACHMENT_KPROBE: u32 = 1 << 3;
+/// The program uses per-CPU map memory: it runs with its CPU's slot ([`crate::realm::CpuSlot`]).
+pub const ATTACHMENT_PER_CPU: u32 = 1 << 4;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {
@@ -237,7 +234,7 @@ const _: () = {
     assert!(size_of::<ControlHeader>() + size_of::<GotEntry>() <= GOT_OFFSET as usize);
     assert!(size_of::<GotEntry>() == 16);
     assert!(size_of::<Hook>() == 64);
-    assert!(size_of::<Attachment>() == 48);
+    assert!(size_of::<Attachment>() == 32);
     assert!(size_of::<Recovery>() == 64);
     assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= TASK_TABLE_OFFSET);
     assert!(VIEWS_OFFSET + MAPS_MAX as u64 * VIEW_BYTES <= crate::region::CONTROL_BYTES);

@@ -41,8 +41,6 @@ pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
 pub const CLOSE_CALLS: [u32; 15] = [9, 10, 13, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
 /// Of what a gate passes on in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
-/// Of what a gate passes on: all registers have been stored.
-pub const ALL_REGISTERS: u32 = 1 << 30;
 /// Of what a gate passes on: the site's number is known.
 pub const NUMBER_KNOWN: u32 = 1 << 31;
 /// In the place of what a gate passes on.
@@ -94,8 +92,6 @@ pub struct SyscallTables {
     pub hits_at: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
-    /// 1: some program needs the thread's registers; else only those are stored that the agent changes or looks at.
-    pub registers: AtomicU32,
     /// 1: there is the net, or it is about to come. What a routine does in which threads are cancelled must not be caught.
     pub netted: AtomicU32,
     /// 1: an `execve` is announced to the server, which traces what is executed.

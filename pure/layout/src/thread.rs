@@ -120,16 +120,17 @@ pub struct ThreadBlock {
     pub generation: u64,
     /// `pid << 32 | tid` as `bpf_get_current_pid_tgid` returns it (tgid in the high half).
     pub pid_tgid: u64,
-    /// Nonzero while the thread runs programs.
-    pub guard: AtomicU32,
+    /// While the thread runs programs: the stack pointer below which it does; a higher one on arrival means that a longjmp left
+    /// them. (`u64::MAX`: a program is run by itself.) Else 0.
+    pub guard: AtomicU64,
     /// While a program runs that uses per-CPU maps: the CPU whose part of them is its own, in the low 16 bits, and
     /// `CPU_SLOT_*`. Else 0.
     pub cpu_slot: u32,
-    /// Stack pointer when the guard was set; a higher one on arrival means that a longjmp left it set.
-    pub guard_sp: u64,
+    /// How many runs the present one has interrupted, each in a signal handler that makes a call.
+    pub interrupted: u32,
     /// Address of the attachment that runs.
     pub attachment: u64,
-    /// Address of the hook that runs.
+    /// Address of the hook that runs: a probe's, or that at a system call's function (kprobe).
     pub hook: u64,
     /// Region base.
     pub region_base: u64,

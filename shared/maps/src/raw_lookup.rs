@@ -86,31 +86,55 @@ impl Key for Long {
     }
 }
 
+/// The link to a bucket's first element.
+///
+/// # Safety
+/// `header` is the address of a mapped hash map's first byte; `bucket` is one of its buckets.
+#[inline(always)]
+unsafe fn first_link(header: u64, bucket: u32) -> u32 {
+    let head = header + TABLES_OFFSET + u64::from(bucket) * BUCKET_BYTES;
+    // SAFETY: the head lies in the bucket table.
+    unsafe { AtomicU32::from_ptr(head as *mut u32) }.load(Ordering::Acquire)
+}
+
+/// Index and address of the element that a link leads to.
+#[inline(always)]
+fn element(header: u64, geometry: &Geometry, link: u32) -> Option<(u32, u64)> {
+    let layout = &geometry.hash;
+    // (Of the end of a chain and of 0 this is no index either.)
+    let index = link.wrapping_sub(1);
+    let at = header + layout.elements + u64::from(index) * layout.element_stride;
+    (index < geometry.header.max_entries).then_some((index, at))
+}
+
+/// Whether the element at this address has the key, with this hash.
+///
+/// # Safety
+/// `at` is the address of an element of a mapped map, with keys of this size.
+#[inline(always)]
+unsafe fn is_element<K: Key>(at: u64, hash: u32, key: K) -> bool {
+    // SAFETY: the caller's promise.
+    let its_hash = unsafe { AtomicU32::from_ptr((at + 4) as *mut u32) }.load(Ordering::Acquire);
+    // SAFETY: an element has room for a key of the map's size.
+    its_hash == hash && unsafe { key.is_at(at + ELEMENT_KEY_OFFSET) }
+}
+
 /// The index of the element with this key, and the link at which the walk ended.
 ///
 /// # Safety
-/// `header` is the address of a mapped hash map's first byte, with keys of this size; `bucket` is one of its buckets.
+/// As for `first_link`, with keys of this size.
 #[inline(always)]
 unsafe fn walk<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket: u32, key: K) -> (Option<u32>, u32) {
-    let layout = &geometry.hash;
-    let head = header + TABLES_OFFSET + u64::from(bucket) * BUCKET_BYTES;
-    // SAFETY: the head lies in the bucket table.
-    let mut link = unsafe { AtomicU32::from_ptr(head as *mut u32) }.load(Ordering::Acquire);
+    // SAFETY: the caller's promise.
+    let mut link = unsafe { first_link(header, bucket) };
     for _ in 0..WALK_MAX {
-        // (Of the end of a chain and of 0 this is no index either.)
-        let index = link.wrapping_sub(1);
-        if index >= geometry.header.max_entries {
-            break;
-        }
-        let element = header + layout.elements + u64::from(index) * layout.element_stride;
+        let Some((index, at)) = element(header, geometry, link) else { break };
         // SAFETY: the index is below the number of elements.
-        let element_hash = unsafe { AtomicU32::from_ptr((element + 4) as *mut u32) }.load(Ordering::Acquire);
-        // SAFETY: an element has room for a key of the map's size.
-        if element_hash == hash && unsafe { key.is_at(element + ELEMENT_KEY_OFFSET) } {
+        if unsafe { is_element(at, hash, key) } {
             return (Some(index), link);
         }
-        // SAFETY: as for the hash.
-        link = unsafe { AtomicU32::from_ptr(element as *mut u32) }.load(Ordering::Acquire);
+        // SAFETY: as above; an element begins with the link to the next.
+        link = unsafe { AtomicU32::from_ptr(at as *mut u32) }.load(Ordering::Acquire);
     }
     (None, link)
 }
@@ -149,6 +173,9 @@ unsafe fn find_again<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket
     None
 }
 
+/// The address of the value of a key, or 0. Here the key is that of the bucket's first element, as of most: what else may be is
+/// elsewhere, so that this takes no registers that functions keep.
+///
 /// # Safety
 /// `view` is the address of a mapped hash map's view, `key` of a readable key of its size, `cpu` one of its CPUs; a
 /// map that notes references is writable.
@@ -159,9 +186,44 @@ unsafe fn lookup<K: Key, const LRU: bool>(view: u64, key: u64, cpu: u64) -> u64 
     // Of hash types nothing lies before the private area.
     let header = *base;
     // SAFETY: the caller's promise.
+    let wanted = unsafe { K::at(key) };
+    let hash = wanted.hash();
+    // SAFETY: the caller's promise; the bucket is masked.
+    let link = unsafe { first_link(header, hash & geometry.hash.bucket_mask) };
+    if let Some((index, at)) = element(header, geometry, link)
+        // SAFETY: the index is below the number of elements.
+        && unsafe { is_element(at, hash, wanted) }
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { value::<LRU>(header, geometry, index, cpu) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { lookup_further::<K, LRU>(view, key, cpu) }
+}
+
+/// As [`lookup`], wherever the key is.
+///
+/// # Safety
+/// As for `lookup`.
+#[inline(never)]
+unsafe fn lookup_further<K: Key, const LRU: bool>(view: u64, key: u64, cpu: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    let View { base, geometry } = unsafe { &*(view as *const View) };
+    // SAFETY: the caller's promise.
     let key = unsafe { K::at(key) };
     // SAFETY: the caller's promise.
-    let Some(index) = (unsafe { find(header, geometry, key) }) else { return 0 };
+    let Some(index) = (unsafe { find(*base, geometry, key) }) else { return 0 };
+    // SAFETY: the caller's promise.
+    unsafe { value::<LRU>(*base, geometry, index, cpu) }
+}
+
+/// The address of an element's value. It is noted that it is used.
+///
+/// # Safety
+/// `header` is the address of a mapped hash map's first byte, which is writable if it notes references; `index` is below the
+/// number of elements.
+#[inline(always)]
+unsafe fn value<const LRU: bool>(header: u64, geometry: &Geometry, index: u32, cpu: u64) -> u64 {
     if LRU {
         let word = header + geometry.references + u64::from(index / 64) * 8;
         // SAFETY: there is a bit for each element.

@@ -288,7 +288,7 @@ pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Resul
 /// True if no thread block says that its thread is inside.
 pub(super) fn guards_clear(pid: u32, region: u64) -> bool {
     let guard = std::mem::offset_of!(ThreadBlock, guard) as u64;
-    (Cleaning { pid, region }).blocks().all(|block| read_value::<u32>(pid, block + guard) == Ok(0))
+    (Cleaning { pid, region }).blocks().all(|block| read_value::<u64>(pid, block + guard) == Ok(0))
 }
 
 /// The pids of all processes that can be seen.

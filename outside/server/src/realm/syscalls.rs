@@ -588,11 +588,6 @@ impl Target {
         }
         let at = TABLES_OFFSET + offset_of!(SyscallTables, netted) as u64;
         self.control.word32(at).store(netted.into(), SeqCst);
-        let registers = TABLES_OFFSET + offset_of!(SyscallTables, registers) as u64;
-        let needs_all = published.seers.iter().any(|id| links[id].spec.all_registers);
-        if needs_all {
-            self.control.word32(registers).store(1, SeqCst);
-        }
         let ranges: BTreeMap<Vec<AttachmentId>, u64> = wanted
             .values()
             .collect::<BTreeSet<_>>()
@@ -621,9 +616,6 @@ impl Target {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
                 self.tell_of_call(number, word, self.only_of_call(number, ids, &ranges, links));
             }
-        }
-        if !needs_all {
-            self.control.word32(registers).store(0, SeqCst);
         }
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
         for range in old.difference(&kept) {

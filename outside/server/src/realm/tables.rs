@@ -1,8 +1,8 @@
 //! Entries of a target's control block, as the server writes them.
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, ControlHeader,
-    HOOK_AT_ENTRY,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_PER_CPU, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
+    Attachment, ControlHeader, HOOK_AT_ENTRY,
 };
 use ring3_layout::region::AGENT_OFFSET;
 
@@ -35,13 +35,11 @@ pub(super) struct HeaderBytes {
 #[derive(Clone, Copy)]
 pub(super) struct AttachmentBytes {
     pub(super) code: u64,
-    pub(super) runner: u64,
     pub(super) cookie: u64,
     pub(super) pid: u32,
     pub(super) flags: u32,
     pub(super) link_id: u32,
     pub(super) prog_id: u32,
-    pub(super) reserved: u64,
 }
 
 const _: () = {
@@ -61,16 +59,12 @@ pub(super) fn in_agent(region: u64, symbol: &str) -> u64 {
     region + AGENT_OFFSET + ring3_image::symbol(symbol).expect("the agent has it")
 }
 
-/// `Attachment::runner` of programs that use per-CPU maps.
-pub(super) fn slot_runner(region: u64) -> u64 {
-    in_agent(region, "ring3_run_with_slot")
-}
-
 /// `ATTACHMENT_*` of a program.
 pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
     let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
     let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
     when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
+        | when(spec.per_cpu, ATTACHMENT_PER_CPU)
         | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
         | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
         | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)

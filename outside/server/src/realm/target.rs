@@ -31,7 +31,7 @@ use super::raw_mapping::{SharedFile, read_process, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, in_agent, slot_runner};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, in_agent};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
@@ -690,8 +690,6 @@ impl Target {
                     flags: attachment_flags(spec),
                     link_id: spec.link_id,
                     prog_id: spec.prog_id,
-                    runner: if spec.per_cpu { slot_runner(self.region) } else { code },
-                    reserved: 0,
                 },
             );
         }
