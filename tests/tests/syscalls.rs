@@ -331,6 +331,45 @@ fn what_a_handlers_call_interrupts_goes_on_with_its_cpus_part() {
     assert!(elsewhere < 200, "{elsewhere} of {here} calls were counted where they were not made: {by_cpu:?}");
 }
 
+/// What bpftrace has counted when it is told to end, by name.
+fn counted_by_bpftrace(tool: Process) -> BTreeMap<String, u64> {
+    tool.signal(rustix::process::Signal::INT);
+    let (_, lines, _) = tool.finish();
+    lines
+        .iter()
+        .filter_map(|line| {
+            let (name, count) = line.strip_prefix('@')?.split_once(": ")?;
+            Some((name.to_owned(), count.parse().ok()?))
+        })
+        .collect()
+}
+
+/// Programs that handlers interrupt on a stack above theirs were taken for left: a null pointer was followed (return probes),
+/// and counts came to the wrong CPU.
+#[test]
+fn handlers_on_a_stack_above_interrupt_programs_without_harm() {
+    const CALLS: u64 = 300_000;
+    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
+        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+        return;
+    }
+    let bench = Bench::ring3();
+    let victim = bench.alias(&calling_victims("all").join("above"));
+    let at = format!("{}:worked", victim.display());
+    let program = format!(
+        "BEGIN {{ printf(\"begun\\n\") }} uprobe:{at} {{ @one = count(); @of = hist(arg0) }} uprobe:{at} {{ @other = count() }}
+        uretprobe:{at} {{ @returned = count() }} tracepoint:raw_syscalls:sys_enter {{ @called = count() }}"
+    );
+    let mut tool = Process::start(bench.load_with_tracefs("bpftrace").args(["-B", "line", "-e", &program]));
+    while tool.line() != "begun" {}
+    ends_well("above", Process::start(bench.target(&victim).arg(CALLS.to_string())).finish());
+    let counts = counted_by_bpftrace(tool);
+    for name in ["one", "other", "returned"] {
+        assert_eq!(counts[name], CALLS, "{counts:?}");
+    }
+    assert!(counts["called"] > CALLS / 16, "{counts:?}");
+}
+
 /// Whether a process has come to its end; who started it has still to hear of it.
 fn is_over(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

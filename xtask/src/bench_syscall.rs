@@ -1,9 +1,10 @@
 //! `cargo xtask bench syscall`: what it costs that system calls are traced, beside others in one run.
 //!
 //! A process makes a cheap call over and over, in two ways: by a function that has the number in its code, and by
-//! syscall(2). Its calls are timed untraced, traced, and untraced again; the faster of the untraced times is subtracted. A
-//! time is that of the fastest of a few loops: interference only ever adds. In each round everybody has a turn, and a
-//! process that nobody traces is timed in the same way: so much do such figures differ by themselves.
+//! syscall(2). Its calls are timed untraced, traced, and untraced again; the mean of the untraced times is subtracted (the
+//! smaller would be that of twice as many loops). A time is that of the fastest of a few loops: interference only ever adds. In
+//! each round everybody has a turn, and a process that nobody traces is timed in the same way: so much do such figures differ by
+//! themselves.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -256,7 +257,7 @@ impl Bench {
         }
         let after = [time(&mut victim, SHAPES[0])?, time(&mut victim, SHAPES[1])?];
         for (at, shape) in SHAPES.into_iter().enumerate() {
-            let plain = before[at].0.min(after[at].0);
+            let plain = f64::midpoint(before[at].0, after[at].0);
             self.figures.plain.entry(shape).or_default().push(plain);
             self.figures.traced.entry((case, shape, engine)).or_default().add(during[at].0, plain);
         }
@@ -339,7 +340,7 @@ impl Bench {
                 took
             }
         };
-        let plain = before.min(time(&mut victim, SHAPES[0])?.0);
+        let plain = f64::midpoint(before, time(&mut victim, SHAPES[0])?.0);
         self.figures.peers.entry(peer.name).or_default().add(took, plain);
         Ok(())
     }

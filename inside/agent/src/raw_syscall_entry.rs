@@ -10,6 +10,7 @@
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
 
+use ring3_layout::control::Attachment;
 use ring3_layout::region::{
     CONTROL_OFFSET, GATES_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET,
 };
@@ -48,14 +49,14 @@ unsafe extern "sysv64" fn end_closely(frame: &mut CallFrame, passed: u32) {
     unsafe { raw_plain_calls::end_closely(image_base(), frame, passed) };
 }
 
-unsafe extern "sysv64" fn run_at_begin(frame: &mut CallFrame, block: &mut ThreadBlock) {
+unsafe extern "sysv64" fn run_at_begin(frame: &mut CallFrame, block: &mut ThreadBlock, attachment: &Attachment) {
     // SAFETY: what is to be run.
-    unsafe { raw_plain_calls::run(image_base(), block, frame.begun.as_ptr() as u64) };
+    unsafe { raw_plain_calls::run(image_base(), block, attachment, frame.begun.as_ptr() as u64) };
 }
 
-unsafe extern "sysv64" fn run_at_end(frame: &mut CallFrame, block: &mut ThreadBlock) {
+unsafe extern "sysv64" fn run_at_end(frame: &mut CallFrame, block: &mut ThreadBlock, attachment: &Attachment) {
     // SAFETY: what is to be run.
-    unsafe { raw_plain_calls::run(image_base(), block, frame.ended.as_ptr() as u64) };
+    unsafe { raw_plain_calls::run(image_base(), block, attachment, frame.ended.as_ptr() as u64) };
 }
 
 /// The status and direction flags as they were. Not by `popfq`: a debugger that steps over that leaves its trap flag behind
@@ -83,12 +84,14 @@ pub(crate) use restore_flags;
 
 /// On the caller's stack. The flags are kept by `$with_flags`; else they mean nothing.
 ///
-/// From here on there are but jumps, up to that to where the frame says: behind a system call, a call and its return take as
-/// long as fifty plain instructions. The frame is in `rdi`; the routines use no registers that functions keep, but `rbx`.
+/// What sees the call follows, and from there on there are but jumps, up to that to where the frame says: behind a system call, a
+/// call and its return take as long as fifty plain instructions. The frame is in `rdi`; the routines use no registers that
+/// functions keep, but `rbx`.
 macro_rules! entry {
-    ($name:literal, $with_flags:ident, $seen:ident) => {
+    ($name:literal, $with_flags:ident, $section:literal) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
+        #[unsafe(link_section = concat!(".text.", $section, ".entry"))]
         unsafe extern "C" fn $with_flags() {
             asm_on_frame!(naked_asm:
                 "lea rsp, [rsp - {frame}]",
@@ -111,8 +114,8 @@ macro_rules! entry {
                 "mov [rsp + {arguments} + 40], r9",
                 "mov [rsp + {rbx}], rbx",
                 "mov rdi, rsp",
-                "jmp {seen}";
-                seen = sym $seen,
+                // What comes next follows (`image.ld`).
+                ".p2align 4";
             )
         }
     };
@@ -171,7 +174,7 @@ unsafe extern "C" fn leave() {
     asm_on_frame!(naked_asm: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags,)
 }
 
-/// Calls the routine at `rax` with the frame in `rdi` and what `rsi` is; then the thread goes on.
+/// Calls the routine at `rax` with the frame in `rdi`, and what `rsi` and `rdx` are; then the thread goes on.
 #[unsafe(naked)]
 unsafe extern "C" fn call_and_leave() {
     asm_on_registers!(naked_asm:
@@ -195,10 +198,12 @@ unsafe extern "sysv64" fn ring3_syscall_ran(frame: &mut CallFrame, block: &mut T
     unsafe { asm_on_frame!(asm: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags, in("rdi") frame,) }
 }
 
-/// What the entries lead to, where `passed` is in `ecx` still: `$see` says what comes next, `$context` is where in the frame the only program's is.
+/// What the entries lead to, where `passed` is in `ecx` still: `$see` says what comes next, `$context` is where in the frame the only
+/// program's is.
 macro_rules! seen {
-    ($name:ident, $see:path, $context:ident, $closely:ident, $run:ident) => {
+    ($name:ident, $section:literal, $see:path, $context:ident, $closely:ident, $run:ident) => {
         #[unsafe(no_mangle)]
+        #[unsafe(link_section = concat!(".text.", $section, ".seen"))]
         unsafe extern "sysv64" fn $name(frame: &mut CallFrame, _: u64, _: u64, passed: u32) {
             // SAFETY: the gate's promise.
             match unsafe { $see(image_base(), frame, passed) } {
@@ -249,7 +254,7 @@ macro_rules! seen {
                     )
                 },
                 // SAFETY: what is to be run.
-                Next::RunOtherwise(block) => unsafe {
+                Next::RunOtherwise { attachment, block } => unsafe {
                     asm!(
                         "lea rax, [rip + {run}]",
                         "jmp {call}",
@@ -257,6 +262,7 @@ macro_rules! seen {
                         call = sym call_and_leave,
                         in("rdi") frame,
                         in("rsi") block,
+                        in("rdx") attachment,
                     )
                 },
             }
@@ -360,10 +366,10 @@ macro_rules! entry_apart {
     };
 }
 
-entry!("ring3_syscall_enter", ring3_syscall_enter_with_flags, ring3_syscall_begun);
-entry!("ring3_syscall_exit", ring3_syscall_exit_with_flags, ring3_syscall_ended);
-seen!(ring3_syscall_begun, raw_plain_calls::begin, begun, begin_closely, run_at_begin);
-seen!(ring3_syscall_ended, raw_plain_calls::end, ended, end_closely, run_at_end);
+entry!("ring3_syscall_enter", ring3_syscall_enter_with_flags, "begin");
+entry!("ring3_syscall_exit", ring3_syscall_exit_with_flags, "end");
+seen!(ring3_syscall_begun, "begin", raw_plain_calls::begin, begun, begin_closely, run_at_begin);
+seen!(ring3_syscall_ended, "end", raw_plain_calls::end, ended, end_closely, run_at_end);
 entry_apart!(ring3_syscall_enter_apart, enter_apart, orig_rax, CALL_AT, WANTED_AT);
 /// The end of a call that begins a thread, of a site whose callers have no stack that could be used.
 #[unsafe(no_mangle)]

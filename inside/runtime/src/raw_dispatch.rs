@@ -15,7 +15,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
 use crate::raw_request::control;
-use crate::raw_system::cpu_number;
+use crate::raw_system::{cpu_number, syscall};
 use crate::raw_thread::{current, find, known};
 use crate::{raw_shadow, raw_slot};
 
@@ -132,16 +132,16 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
     calls
 }
 
-/// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer, and whatever comes in between does, too. What they held is given
-/// back, unless that may be another stack, on which they go on after a signal. Programs that run apart from the thread's stack
-/// are never left.
+/// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer, and whatever comes in
+/// between does, too, but for signal handlers on the alternate stack. What they held is given back, unless that may be another
+/// stack, on which they go on after a signal. Programs that run apart from the thread's stack are never left.
 #[cold]
 pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
     /// What stacks have at most, usually (`RLIMIT_STACK`).
     const STACK_BYTES: u64 = 8 << 20;
     let guard = tb.guard.load(Relaxed);
     let apart = guard.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
-    let left = sp >= guard && !apart;
+    let left = sp >= guard && !apart && !is_on_alternate_stack(guard, sp);
     if left {
         tb.interrupted = 0;
         if sp - guard < STACK_BYTES {
@@ -149,6 +149,21 @@ pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
         }
     }
     left
+}
+
+/// Whether this stack pointer is on the thread's alternate stack, for signal handlers (sigaltstack(2)), and another one is not: who
+/// was there is interrupted, wherever the alternate stack lies. (One that the kernel disarms for the time, `SS_AUTODISARM`, is not
+/// known.)
+fn is_on_alternate_stack(other: u64, sp: u64) -> bool {
+    const SYS_SIGALTSTACK: u64 = 131;
+    const SS_DISABLE: u64 = 2;
+    // `stack_t`: address, flags, bytes.
+    let mut stack = [0u64, SS_DISABLE, 0];
+    // SAFETY: asks only; room for the answer.
+    unsafe { syscall(SYS_SIGALTSTACK, [0, stack.as_mut_ptr() as u64, 0, 0, 0, 0]) };
+    let [start, flags, bytes] = stack;
+    let is_there = |sp: u64| sp.wrapping_sub(start) <= bytes;
+    flags & SS_DISABLE == 0 && is_there(sp) && !is_there(other)
 }
 
 #[cold]
@@ -228,11 +243,12 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
     awaited == Some(true)
 }
 
-/// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited.
+/// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited, or where it is can no
+/// longer be told: a signal handler on another stack has taken the guard for that of programs that were left.
 #[inline(always)]
 fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
     let slot = tb.guard.load(Relaxed);
-    let awaited = raw_shadow::push(tb, slot, hook);
+    let awaited = if slot == 0 { None } else { raw_shadow::push(tb, slot, hook) };
     if awaited.is_none() {
         miss(tb, hook);
     }
@@ -403,10 +419,8 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
     } else {
         // SAFETY: the running thread's own block.
         let tb = unsafe { &mut *block };
-        // (What programs were left by a longjmp has interrupted is left with them.)
-        let nested = slot < tb.guard.load(Relaxed);
+        let nested = tb.guard.load(Relaxed) != 0 && !was_left(base, tb, slot);
         if !nested {
-            tb.interrupted = 0;
             tb.guard.store(slot + 8, Relaxed);
         }
         nested

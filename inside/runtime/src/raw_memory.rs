@@ -36,7 +36,11 @@ fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
 /// Whether `bytes` at `address` are part of what programs lie on while they run: their stacks, contexts and registers.
 #[inline(always)]
 pub(crate) fn is_own_frame(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
-    is_own_stack(tb, address, bytes) && address + bytes <= tb.guard.load(Relaxed)
+    /// Programs, what they lie on and helpers take less. (A program that is run by itself has no bound.)
+    const FRAMES_MAX: u64 = 64 << 10;
+    let here = &raw const tb as u64;
+    let (at, room) = (address.wrapping_sub(here), tb.guard.load(Relaxed).wrapping_sub(here));
+    room <= FRAMES_MAX && at <= room && bytes <= room - at
 }
 
 /// Copies `bytes` bytes from `source`, which may be any address, to `target`.
@@ -168,7 +172,12 @@ pub unsafe fn clear(target: u64, bytes: u64) {
 /// Whether an address is what the kernel would call kernel memory: a program's stack, its context or a map.
 pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     let here = &raw const tb as u64;
-    if address >= here && address < tb.guard.load(Relaxed) {
+    let end = match tb.guard.load(Relaxed) {
+        // (A signal handler on another stack has taken it away.)
+        0 => (here | (PAGE - 1)) + 1,
+        guard => guard,
+    };
+    if address >= here && address < end {
         return true;
     }
     use ring3_layout::control::{GotEntry, MAPS_MAX};

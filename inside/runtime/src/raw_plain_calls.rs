@@ -19,7 +19,6 @@ use ring3_layout::syscall::{CALLS_MAX, ONLY_NOBODY, Seers};
 use ring3_layout::thread::ThreadBlock;
 
 use crate::raw_dispatch::{is_for, run_here};
-use crate::raw_net::net;
 use crate::raw_request::control;
 use crate::raw_slot;
 use crate::raw_syscalls::{CallFrame, address_of_unawaited, enter_closely, exit_closely, push, tables};
@@ -39,8 +38,13 @@ pub enum Next {
         /// Address of the running thread's block, whose guard is set.
         block: u64,
     },
-    /// The attachment of the block at this address is to be run by [`run`].
-    RunOtherwise(u64),
+    /// The program is to be run by [`run`].
+    RunOtherwise {
+        /// Address of the [`Attachment`].
+        attachment: u64,
+        /// Address of the running thread's block, whose guard is set.
+        block: u64,
+    },
 }
 
 /// A call begins of a thread on whose stack `frame` lies, which says where the call is made whose end is wanted.
@@ -62,12 +66,12 @@ pub unsafe fn begin(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     let number = u64::from(frame.rax as u32);
     guard(tb, frame);
     // Looked up behind the guard, which keeps what is found there.
-    let Some((only, exit)) = plain(base, number, |seers| (&seers.enter_only, &seers.exit)) else {
+    let Some((seers, only)) = plain(base, number, |seers| &seers.enter_only) else {
         release(tb);
         cold_path();
         return Next::Closely;
     };
-    if exit != 0 {
+    if seers.exit.load(Acquire) != 0 {
         push(tb, (at, at), frame.sp(), number as i64, passed);
     } else {
         cold_path();
@@ -100,14 +104,16 @@ pub unsafe fn end(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
         return Next::Closely;
     };
     let number = i64::from(call.number) as u64;
-    let is_it = call.sp == frame.sp() && call.gate == passed;
-    let is_first = tb.first_call == at && call.first_call == at;
-    if !is_it || !is_first || call.ended != 0 || tb.guard.load(Relaxed) != 0 || frame.rax == EINTR {
+    if call.sp != frame.sp() || call.gate != passed || frame.rax == EINTR {
+        cold_path();
+        return Next::Closely;
+    }
+    if tb.first_call != at || call.first_call != at || call.ended != 0 || tb.guard.load(Relaxed) != 0 {
         cold_path();
         return Next::Closely;
     }
     guard(tb, frame);
-    let Some((only, _)) = plain(base, number, |seers| (&seers.exit_only, &seers.exit)) else {
+    let Some((_, only)) = plain(base, number, |seers| &seers.exit_only) else {
         release(tb);
         cold_path();
         return Next::Closely;
@@ -147,13 +153,11 @@ pub unsafe fn ran(base: u64, tb: &mut ThreadBlock) {
     release(tb);
 }
 
-/// Runs the program of the block's attachment, with its context.
+/// Runs the program of an attachment, with its context.
 ///
 /// # Safety
 /// As [`Next::RunOtherwise`] says.
-pub unsafe fn run(base: u64, tb: &mut ThreadBlock, context: u64) {
-    // SAFETY: the caller's promise.
-    let attachment = unsafe { &*(tb.attachment as *const Attachment) };
+pub unsafe fn run(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, context: u64) {
     // SAFETY: the caller's promise.
     unsafe { run_here(tb, attachment, context) };
     // SAFETY: the caller's promise.
@@ -201,21 +205,16 @@ fn release(tb: &mut ThreadBlock) {
     tb.guard.store(0, Relaxed);
 }
 
-/// Who alone sees one end of a call, and who its end; nothing if there is more to be done.
+/// The entry of a call, and who alone sees one end of it; nothing if there is more to be done.
 #[inline(always)]
-fn plain(
-    base: u64,
-    number: u64,
-    words: fn(&'static Seers) -> (&'static AtomicU64, &'static AtomicU64),
-) -> Option<(u64, u64)> {
-    let (only, exit) = words(tables(base).calls.get(number as usize)?);
-    let (only, exit) = (only.load(Acquire), exit.load(Acquire));
-    // (With the net, there is more to be done.)
-    if only == 0 || control(base).retired.load(Relaxed) != 0 || net(base).armed.load(Relaxed) != 0 {
+fn plain(base: u64, number: u64, end: fn(&'static Seers) -> &'static AtomicU64) -> Option<(&'static Seers, u64)> {
+    let seers = tables(base).calls.get(number as usize)?;
+    let only = end(seers).load(Acquire);
+    if only == 0 || control(base).retired.load(Relaxed) != 0 {
         cold_path();
         return None;
     }
-    Some((only, exit))
+    Some((seers, only))
 }
 
 /// The attachment `only`, if that is one, and for this process.
@@ -270,7 +269,7 @@ fn next(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, complete: impl
         }
         if attachment.flags & ATTACHMENT_PER_CPU != 0 && !raw_slot::take_at_once(base, tb) {
             cold_path();
-            return Next::RunOtherwise(block);
+            return Next::RunOtherwise { attachment: &raw const *attachment as u64, block };
         }
     }
     Next::Run { code: attachment.code, block }

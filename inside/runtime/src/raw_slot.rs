@@ -14,6 +14,7 @@
 use core::arch::{asm, naked_asm};
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::compiler_fence;
 
 use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, CpuSlot};
@@ -96,9 +97,13 @@ pub(crate) fn take_at_once(base: u64, tb: &mut ThreadBlock) -> bool {
 /// Gives the slot back. (It stays the parent's in a child that was forked by a signal handler in the midst of a run.)
 #[inline(always)]
 pub(crate) fn give(base: u64, tb: &mut ThreadBlock) {
-    if tb.cpu_slot & CPU_SLOT_HELD != 0
+    let held = tb.cpu_slot;
+    // (First, for the calls of a handler that comes in between.)
+    tb.cpu_slot &= !CPU_SLOT_HELD;
+    compiler_fence(Release);
+    if held & CPU_SLOT_HELD != 0
         && process(base).generation.load(Relaxed) == tb.generation
-        && let Some(slot) = realm(base).cpu_slots.get(usize::from(tb.cpu_slot as u16))
+        && let Some(slot) = realm(base).cpu_slots.get(usize::from(held as u16))
     {
         if slot.outlasted.load(Relaxed) | slot.waiting.load(Relaxed) == 0 {
             slot.owner.store(0, Release);
@@ -169,7 +174,10 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
         let Some(slot) = realm(base).cpu_slots.get(cpu as usize) else { return };
         let owner = slot.owner.load(Acquire);
         let sleeps = round >= SLOT_YIELDS;
-        let taken = if owner == own {
+        let taken = if owner == own && awaited.is_none() && tb.interrupted != 0 {
+            // That of the run that this one has interrupted just as it took it or gave it back, and which does so still.
+            return;
+        } else if owner == own {
             // Handed over, now or after this thread had given up.
             true
         } else if owner == 0 && awaited.is_some() {

@@ -149,7 +149,7 @@ unsafe fn stack(tb: &ThreadBlock, regs: &PtRegs, to: u64, bytes: u64, flags: u64
     Ok(count as u64 * entry_bytes)
 }
 
-/// Whether it sees the beginnings or the ends of system calls, for which no hook is said to run.
+/// Whether it sees the beginnings or the ends of system calls, where `ThreadBlock::hook` says nothing.
 fn is_of_call(attachment: &Attachment) -> bool {
     attachment.flags & (ATTACHMENT_RAW | ATTACHMENT_TRACEPOINT) != 0
 }

@@ -195,8 +195,8 @@ impl CallFrame {
         &raw const *self as u64 + FRAME_BYTES
     }
 
-    /// Has all registers there, of a thread whose call begins, or has ended and had this number, and the context lead to them. (One after the other: together
-    /// they would take registers that the caller must keep.)
+    /// Has all registers there, of a thread whose call begins, or has ended and had this number, and the context lead to them.
+    /// (One after the other: together they would take registers that the caller must keep.)
     #[inline(always)]
     pub(crate) fn complete(&mut self, base: u64, passed: u32, ended: Option<u64>) {
         let set = |register: &mut u64, value: u64| {
@@ -275,11 +275,13 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             if has_end(base, number) && ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
                 push(tb, (tb.next_call, tb.first_call), regs.rsp, number, passed);
             }
+            // (A program that this call's handler interrupted may have said so of another.)
+            let outer = (core::mem::take(&mut tb.overrides), tb.override_result);
             // SAFETY: the caller's promise.
             unsafe { run(base, tb, regs, number, None) };
-            if tb.overrides != 0 {
-                tb.overrides = 0;
-                let result = tb.override_result;
+            let (overrides, result) = (tb.overrides != 0, tb.override_result);
+            (tb.overrides, tb.override_result) = outer;
+            if overrides {
                 // SAFETY: the caller's promise.
                 unsafe { end_at_once(base, Some(tb), regs, number, result) };
                 return true;
@@ -542,20 +544,23 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let hook = unsafe { &*(hook as *const Hook) };
     let address = &raw mut *regs as u64;
     let apart = is_apart(base, address);
-    let interrupts = tb.guard.load(Relaxed) != 0 && (apart || !was_left(base, tb, regs.rsp));
+    let before = tb.guard.load(Relaxed);
+    let interrupts = before != 0 && (apart || !was_left(base, tb, regs.rsp));
     // What the registers of a call that was left say of its stack is of the past.
     let guard = if apart { address + FRAME_BYTES } else { regs.rsp.max(address + FRAME_BYTES) };
     if interrupts && tb.interrupted >= INTERRUPTED_MAX {
         return miss(tb, hook);
     }
-    let outer = interrupts.then(|| Outer::of(tb));
+    // (Programs that seem to have been left may go on, on another stack.)
+    let outer = (before != 0).then(|| Outer::of(tb));
     tb.interrupted += u32::from(interrupts);
     // SAFETY: as for this function.
     unsafe { run_at(base, tb, regs, number, result, guard, hook) };
-    match outer {
-        Some(outer) => outer.resume(tb),
-        None => tb.guard.store(0, Relaxed),
+    if let Some(outer) = outer {
+        outer.resume(tb);
     }
+    compiler_fence(Release);
+    tb.guard.store(if interrupts { before } else { 0 }, Relaxed);
 }
 
 /// Runs the programs, with this guard, which the caller sets back.
@@ -602,7 +607,6 @@ const INTERRUPTED_MAX: u32 = 3;
 
 /// What programs that a signal handler interrupted go on with.
 struct Outer {
-    guard: u64,
     interrupted: u32,
     attachment: u64,
     hook: u64,
@@ -615,7 +619,6 @@ struct Outer {
 impl Outer {
     fn of(tb: &ThreadBlock) -> Outer {
         Outer {
-            guard: tb.guard.load(Relaxed),
             interrupted: tb.interrupted,
             attachment: tb.attachment,
             hook: tb.hook,
@@ -634,8 +637,6 @@ impl Outer {
         tb.tail_target = self.tail_target;
         tb.tail_calls = self.tail_calls;
         tb.interrupted = self.interrupted;
-        compiler_fence(Release);
-        tb.guard.store(self.guard, Relaxed);
     }
 }
 

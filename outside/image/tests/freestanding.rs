@@ -1,6 +1,8 @@
 //! The image needs nothing and disturbs nothing.
 
-use iced_x86::{Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register,
+};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES};
@@ -83,6 +85,20 @@ fn what_system_calls_come_by_changes_no_register_that_functions_keep_but_rbx() {
                 assert!(!harmful, "{name}: {instruction} at {:#x}", instruction.ip());
             }
         }
+    }
+}
+
+/// What the linker was told (`inside/agent/image.ld`).
+#[test]
+fn the_entries_of_system_calls_go_on_into_what_sees_the_calls() {
+    for (entry, seen) in [("enter", "begun"), ("exit", "ended")] {
+        let at = |name: &str| ring3_image::symbol(&format!("ring3_syscall_{name}")).expect(name);
+        let code = &ring3_image::bytes()[at(entry) as usize..at(seen) as usize];
+        let instructions: Vec<Instruction> =
+            Decoder::with_ip(64, code, at(entry), DecoderOptions::NONE).iter().collect();
+        assert!(instructions.iter().all(|i| i.flow_control() == FlowControl::Next), "{instructions:?}");
+        assert!((10..40).contains(&instructions.len()), "{entry}: {}", instructions.len());
+        assert_eq!(instructions.last().expect("some").next_ip(), at(seen), "{entry}");
     }
 }
 

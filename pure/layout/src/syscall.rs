@@ -69,7 +69,7 @@ pub struct Seers {
     /// The same of its end.
     pub exit: AtomicU64,
     /// Address of the only [`crate::control::Attachment`] that sees its beginning, [`ONLY_NOBODY`], or 0 if there are more, or
-    /// the agent has more to do.
+    /// the agent has more to do, as it has at each call while there is the net, or it is about to come.
     pub enter_only: AtomicU64,
     /// The same of its end.
     pub exit_only: AtomicU64,

@@ -130,7 +130,7 @@ pub struct ThreadBlock {
     pub interrupted: u32,
     /// Address of the attachment that runs.
     pub attachment: u64,
-    /// Address of the hook that runs: a probe's, or that at a system call's function (kprobe).
+    /// Address of the hook that runs. (Of a system call's tracepoints it says nothing.)
     pub hook: u64,
     /// Region base.
     pub region_base: u64,

@@ -59,6 +59,11 @@ pub(crate) fn is_padding(instruction: &Instruction) -> bool {
             && instruction.op1_register() == Register::AX)
 }
 
+/// Whether string instructions may go downwards from here on, which the agent must not.
+pub(crate) fn sets_direction(instruction: &Instruction) -> bool {
+    matches!(instruction.mnemonic(), Mnemonic::Std | Mnemonic::Popf | Mnemonic::Popfq)
+}
+
 /// Whether the flags at the first of `instructions` can be read later: true unless proved otherwise.
 /// Calls and returns end the search, since no calling convention passes flags.
 pub(crate) fn flags_live(instructions: &[Instruction]) -> bool {

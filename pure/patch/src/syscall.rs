@@ -17,8 +17,8 @@ use ring3_layout::syscall::{
 
 use crate::cancellation::Replaced;
 use crate::flow::{
-    Branch, changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, syscall_number,
-    takes_result,
+    Branch, changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, sets_direction,
+    syscall_number, takes_result,
 };
 use crate::plan::{Function, JUMP_BYTES, Refusal, displace, within};
 use crate::stub::{Assembler, Moved, Stub, emit_displaced};
@@ -180,7 +180,7 @@ impl Search<'_> {
             uses_rax: loads_number(self.instructions, index)
                 || self.instructions.get(index + 1).is_some_and(takes_result),
             stackless: changes_stack(self.instructions, index),
-            keeps_flags: flags_live(&self.instructions[index + 1..]),
+            keeps_flags: flags_live(&self.instructions[index + 1..]) || self.instructions.iter().any(sets_direction),
             displaced: self.function.bytes[at(site)..at(end)].to_vec(),
             replaced: Replaced::Instruction,
         }
@@ -351,4 +351,26 @@ fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Resu
     a.pad(WANTED_DONE_AT);
     a.finish(links);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keeps_flags(code: &[u8]) -> bool {
+        let function = Function { bytes: code, address: 0x1000, size: code.len(), entered: None };
+        let plans = plan_syscalls(&function, false, &|_| None);
+        let [(_, Ok(plan))] = &plans[..] else { panic!("{plans:?}") };
+        plan.keeps_flags
+    }
+
+    #[test]
+    fn flags_are_kept_where_they_may_be_read_or_string_instructions_may_go_downwards() {
+        // mov eax, 39; syscall; ret
+        assert!(!keeps_flags(&[0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xc3]));
+        // mov eax, 39; syscall; setc al; ret
+        assert!(keeps_flags(&[0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x92, 0xc0, 0xc3]));
+        // std; mov eax, 39; syscall; cld; ret
+        assert!(keeps_flags(&[0xfd, 0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xfc, 0xc3]));
+    }
 }

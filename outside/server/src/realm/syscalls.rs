@@ -614,7 +614,8 @@ impl Target {
             self.tell_of_call(number, offset_of!(Seers, exit), words[1]);
             for (exit, word) in [(false, offset_of!(Seers, enter_only)), (true, offset_of!(Seers, exit_only))] {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
-                self.tell_of_call(number, word, self.only_of_call(number, ids, &ranges, links));
+                let only = if netted { 0 } else { self.only_of_call(number, ids, &ranges, links) };
+                self.tell_of_call(number, word, only);
             }
         }
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
