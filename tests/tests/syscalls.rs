@@ -296,21 +296,28 @@ fn calls_are_seen_where_the_agent_has_files() {
     assert!(found == expected, "with files and without:\n{}", difference(&found, &expected));
 }
 
+/// bpftrace with a program in place; nothing if it cannot run here.
+fn traced_by_bpftrace(bench: &Bench, program: &str) -> Option<Process> {
+    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
+        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+        return None;
+    }
+    let program = format!("BEGIN {{ printf(\"begun\\n\") }} {program}");
+    let mut tool = Process::start(bench.load_with_tracefs("bpftrace").args(["-B", "line", "-e", &program]));
+    while tool.line() != "begun" {}
+    Some(tool)
+}
+
 #[test]
 fn what_a_handlers_call_interrupts_goes_on_with_its_cpus_part() {
     const LAST: &str = "1";
-    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
-        return;
-    }
     if !std::fs::read_to_string("/proc/self/status").expect("ours").contains("Cpus_allowed_list:\t0-") {
         println!("SKIPPED: there is but one CPU");
         return;
     }
     let bench = Bench::ring3();
-    let program = "BEGIN { printf(\"begun\\n\") } tracepoint:raw_syscalls:sys_enter { @calls = count() }";
-    let mut tool = Process::start(bench.load_with_tracefs("bpftrace").args(["-B", "line", "-e", program]));
-    while tool.line() != "begun" {}
+    let program = "tracepoint:raw_syscalls:sys_enter { @calls = count() }";
+    let Some(_tool) = traced_by_bpftrace(&bench, program) else { return };
     let victim = calling_victims("all").join("bombard");
     let mut command = bench.target("taskset");
     ends_well("bombard", Process::start(command.args(["-c", LAST]).arg(victim).arg("300000")).finish());
@@ -349,19 +356,14 @@ fn counted_by_bpftrace(tool: Process) -> BTreeMap<String, u64> {
 #[test]
 fn handlers_on_a_stack_above_interrupt_programs_without_harm() {
     const CALLS: u64 = 300_000;
-    if !is_root() || Command::new("bpftrace").arg("--version").output().is_err() {
-        println!("SKIPPED: bpftrace is not installed, or runs for root only");
-        return;
-    }
     let bench = Bench::ring3();
     let victim = bench.alias(&calling_victims("all").join("above"));
     let at = format!("{}:worked", victim.display());
     let program = format!(
-        "BEGIN {{ printf(\"begun\\n\") }} uprobe:{at} {{ @one = count(); @of = hist(arg0) }} uprobe:{at} {{ @other = count() }}
+        "uprobe:{at} {{ @one = count(); @of = hist(arg0) }} uprobe:{at} {{ @other = count() }}
         uretprobe:{at} {{ @returned = count() }} tracepoint:raw_syscalls:sys_enter {{ @called = count() }}"
     );
-    let mut tool = Process::start(bench.load_with_tracefs("bpftrace").args(["-B", "line", "-e", &program]));
-    while tool.line() != "begun" {}
+    let Some(tool) = traced_by_bpftrace(&bench, &program) else { return };
     ends_well("above", Process::start(bench.target(&victim).arg(CALLS.to_string())).finish());
     let counts = counted_by_bpftrace(tool);
     for name in ["one", "other", "returned"] {

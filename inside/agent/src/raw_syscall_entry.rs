@@ -189,6 +189,21 @@ unsafe extern "C" fn call_and_leave() {
     )
 }
 
+/// Has a routine called with the frame and two numbers; then the thread goes on.
+macro_rules! call_and_leave {
+    ($routine:ident, $frame:ident, $second:expr, $third:expr) => {
+        asm!(
+            "lea rax, [rip + {routine}]",
+            "jmp {call}",
+            routine = sym $routine,
+            call = sym call_and_leave,
+            in("rdi") $frame,
+            in("rsi") $second,
+            in("rdx") $third,
+        )
+    };
+}
+
 /// The only program has run.
 #[unsafe(no_mangle)]
 unsafe extern "sysv64" fn ring3_syscall_ran(frame: &mut CallFrame, block: &mut ThreadBlock) {
@@ -209,7 +224,7 @@ macro_rules! seen {
             match unsafe { $see(image_base(), frame, passed) } {
                 // SAFETY: what is to be run.
                 Next::Run { code, block } => unsafe {
-                    asm_on_frame!(asm:
+                    asm!(
                         "mov rbx, rdi",
                         "mov [rdi + {block}], rsi",
                         "mov rsp, rdi",
@@ -217,24 +232,12 @@ macro_rules! seen {
                         "lea rdi, [rdi + {context}]",
                         "call rax",
                         // (The guard does not say where the frame is: a signal handler on another stack may have taken it away.)
-                        "mov rsp, rbx",
+                        "mov rdi, rbx",
                         "mov rsi, [rbx + {block}]",
-                        "cmp dword ptr [rsi + {cpu_slot}], 0",
-                        "jne 3f",
-                        // As `ran`.
-                        "mov rax, [rip + __ehdr_start + {hits_at}]",
-                        "inc qword ptr [rsi + rax]",
-                        "mov qword ptr [rsi + {guard}], 0",
-                        leave!(),
-                        "3: mov rdi, rbx",
-                        "jmp {ran}";
+                        "jmp {ran}",
                         block = const offset_of!(CallFrame, block),
                         context = const offset_of!(CallFrame, $context),
-                        cpu_slot = const offset_of!(ThreadBlock, cpu_slot),
-                        guard = const offset_of!(ThreadBlock, guard),
-                        hits_at = const TABLES + offset_of!(SyscallTables, hits_at),
                         ran = sym ring3_syscall_ran,
-                        with_flags = sym leave_with_flags,
                         in("rax") code,
                         in("rdi") frame,
                         in("rsi") block,
@@ -243,28 +246,9 @@ macro_rules! seen {
                 // SAFETY: the frame is there.
                 Next::Leave => unsafe { asm!("jmp {leave}", leave = sym leave, in("rdi") frame) },
                 // SAFETY: nothing has been done.
-                Next::Closely => unsafe {
-                    asm!(
-                        "lea rax, [rip + {closely}]",
-                        "jmp {call}",
-                        closely = sym $closely,
-                        call = sym call_and_leave,
-                        in("rdi") frame,
-                        in("esi") passed,
-                    )
-                },
+                Next::Closely => unsafe { call_and_leave!($closely, frame, u64::from(passed), 0u64) },
                 // SAFETY: what is to be run.
-                Next::RunOtherwise { attachment, block } => unsafe {
-                    asm!(
-                        "lea rax, [rip + {run}]",
-                        "jmp {call}",
-                        run = sym $run,
-                        call = sym call_and_leave,
-                        in("rdi") frame,
-                        in("rsi") block,
-                        in("rdx") attachment,
-                    )
-                },
+                Next::RunOtherwise { attachment, block } => unsafe { call_and_leave!($run, frame, block, attachment) },
             }
         }
     };

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_PER_CPU, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
     HookKind, TestRun, range_unpack,
 };
 use ring3_layout::frame;
@@ -304,7 +304,7 @@ pub(crate) unsafe fn run_here(tb: &mut ThreadBlock, attachment: &Attachment, con
     // SAFETY: the caller's promise.
     let program: Program = unsafe { core::mem::transmute(attachment.code) };
     let env = &raw mut *tb as u64;
-    if attachment.flags & ATTACHMENT_PER_CPU == 0 {
+    if attachment.flags & ATTACHMENT_CPU_SLOT == 0 {
         // SAFETY: the program's convention: context and environment.
         return unsafe { program(context, env) };
     }

@@ -36,11 +36,7 @@ fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
 /// Whether `bytes` at `address` are part of what programs lie on while they run: their stacks, contexts and registers.
 #[inline(always)]
 pub(crate) fn is_own_frame(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
-    /// Programs, what they lie on and helpers take less. (A program that is run by itself has no bound.)
-    const FRAMES_MAX: u64 = 64 << 10;
-    let here = &raw const tb as u64;
-    let (at, room) = (address.wrapping_sub(here), tb.guard.load(Relaxed).wrapping_sub(here));
-    room <= FRAMES_MAX && at <= room && bytes <= room - at
+    is_own_stack(tb, address, bytes) && address + bytes <= tb.guard.load(Relaxed)
 }
 
 /// Copies `bytes` bytes from `source`, which may be any address, to `target`.

@@ -14,7 +14,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_PER_CPU, ATTACHMENT_RAW, Attachment};
+use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, Attachment};
 use ring3_layout::syscall::{CALLS_MAX, ONLY_NOBODY, Seers};
 use ring3_layout::thread::ThreadBlock;
 
@@ -229,7 +229,7 @@ unsafe fn wanted(tb: &ThreadBlock, only: u64) -> Option<&'static Attachment> {
     }
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(only as *const Attachment) };
-    if attachment.pid != 0 && !is_for(tb, attachment) {
+    if !is_for(tb, attachment) {
         cold_path();
         return None;
     }
@@ -263,14 +263,12 @@ fn keep(frame: &mut CallFrame) {
 fn next(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, complete: impl FnOnce()) -> Next {
     tb.attachment = &raw const *attachment as u64;
     let block = &raw const *tb as u64;
-    if attachment.flags & (ATTACHMENT_ALL_REGISTERS | ATTACHMENT_PER_CPU) != 0 {
-        if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
-            complete();
-        }
-        if attachment.flags & ATTACHMENT_PER_CPU != 0 && !raw_slot::take_at_once(base, tb) {
-            cold_path();
-            return Next::RunOtherwise { attachment: &raw const *attachment as u64, block };
-        }
+    if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
+        complete();
+    }
+    if attachment.flags & ATTACHMENT_CPU_SLOT != 0 && !raw_slot::take_at_once(base, tb) {
+        cold_path();
+        return Next::RunOtherwise { attachment: &raw const *attachment as u64, block };
     }
     Next::Run { code: attachment.code, block }
 }

@@ -1,6 +1,7 @@
 //! What happens when a thread begins a system call that somebody wants, and when it has ended.
 //!
-//! The call itself is made by the site's gate, between [`enter_closely`] and [`exit_closely`], or what `raw_plain_calls` does, with nothing of ours on the stack and no guard
+//! The call itself is made by the site's gate, between [`enter_closely`] and [`exit_closely`], or what `raw_plain_calls` does,
+//! with nothing of ours on the stack and no guard
 //! set: signal handlers that interrupt it find the thread as they would without us. Calls that begin a thread or a process
 //! end twice; who it is that goes on must be settled before programs ask.
 //!

@@ -200,14 +200,9 @@ impl Region {
         self.memory.protect(first, bytes, EXECUTABLE)
     }
 
-    /// Address of one of the agent's routines.
-    pub(crate) fn symbol(&self, name: &str) -> u64 {
-        self.base() + AGENT_OFFSET + ring3_image::symbol(name).expect("the agent has it")
-    }
-
     /// Runs a program of this region on this thread.
     pub(crate) fn test_run(&self, test: &mut TestRun) -> bool {
-        let at = self.symbol("ring3_test_run");
+        let at = self.base() + AGENT_OFFSET + ring3_image::symbol("ring3_test_run").expect("the agent has it");
         // SAFETY: the agent's symbol is a function of this type.
         let function: extern "sysv64" fn(&mut TestRun) -> u64 = unsafe { std::mem::transmute(at) };
         function(test) != 0

@@ -208,16 +208,16 @@ pub struct TestRun {
     pub duration_ns: u64,
 }
 
+/// The program uses per-CPU map memory: it takes a CPU slot for its run ([`crate::realm::CpuSlot`]).
+pub const ATTACHMENT_CPU_SLOT: u32 = 1 << 0;
 /// The program needs registers that not every frame has ([`crate::frame`]).
-pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 0;
+pub const ATTACHMENT_ALL_REGISTERS: u32 = 1 << 1;
 /// The program's context is what a system call's raw tracepoint has.
-pub const ATTACHMENT_RAW: u32 = 1 << 1;
+pub const ATTACHMENT_RAW: u32 = 1 << 2;
 /// The program's context is what a system call's tracepoint has.
-pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 2;
+pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 3;
 /// The program's context is what a kprobe at the kernel's function of a system call has.
-pub const ATTACHMENT_KPROBE: u32 = 1 << 3;
-/// The program uses per-CPU map memory: it runs with its CPU's slot ([`crate::realm::CpuSlot`]).
-pub const ATTACHMENT_PER_CPU: u32 = 1 << 4;
+pub const ATTACHMENT_KPROBE: u32 = 1 << 4;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

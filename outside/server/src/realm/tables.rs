@@ -1,7 +1,7 @@
 //! Entries of a target's control block, as the server writes them.
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_KPROBE, ATTACHMENT_PER_CPU, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
     Attachment, ControlHeader, HOOK_AT_ENTRY,
 };
 use ring3_layout::region::AGENT_OFFSET;
@@ -63,8 +63,8 @@ pub(super) fn in_agent(region: u64, symbol: &str) -> u64 {
 pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
     let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
     let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
-    when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
-        | when(spec.per_cpu, ATTACHMENT_PER_CPU)
+    when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
+        | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
         | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
         | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
         | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)

@@ -680,11 +680,10 @@ impl Target {
         };
         for (index, spec) in specs.iter().enumerate() {
             let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
-            let code = self.region + TEXT_OFFSET + u64::from(spec.text.entry);
             self.control.write(
                 entry,
                 AttachmentBytes {
-                    code,
+                    code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
                     cookie: spec.cookie,
                     pid: if spec.pid.is_some() { self.own_pid } else { 0 },
                     flags: attachment_flags(spec),
