@@ -4,7 +4,7 @@
 //! lies below the stack pointer.
 
 use ring3_runtime::raw_cancellation;
-use ring3_runtime::raw_syscalls::FRAME_BYTES;
+use ring3_runtime::raw_syscalls::{FRAME_BYTES, NO_FLAGS};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
@@ -26,7 +26,7 @@ unsafe extern "sysv64" fn exit(regs: *mut PtRegs, index: u32) {
 /// Stores what both have at the same place in the frame at `rsp`.
 macro_rules! store {
     () => {
-        concat!("mov [rsp + {rbx}], rbx\n", store_kept!(), "\n", "mov qword ptr [rsp + {eflags}], 0")
+        concat!("mov [rsp + {rbx}], rbx\n", store_kept!(), "\n", "mov qword ptr [rsp + {eflags}], {no_flags}")
     };
 }
 
@@ -80,6 +80,7 @@ unsafe extern "C" fn ring3_cancellation_enter() {
         "2: ret";
         frame = const FRAME_BYTES,
         target = const TARGET,
+        no_flags = const NO_FLAGS,
         enter = sym enter,
     )
 }
@@ -111,6 +112,7 @@ unsafe extern "C" fn ring3_cancellation_exit() {
         "jmp r11";
         frame = const FRAME_BYTES,
         target = const TARGET,
+        no_flags = const NO_FLAGS,
         exit = sym exit,
     )
 }

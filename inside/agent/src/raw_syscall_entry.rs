@@ -19,7 +19,7 @@ use ring3_layout::syscall::{
 };
 use ring3_layout::thread::{ProcessPage, StateHeader, ThreadBlock};
 use ring3_runtime::raw_plain_calls::{self, Next};
-use ring3_runtime::raw_syscalls::{self, CallFrame, FRAME_BYTES, LAST_STACK, STACK_OF_BLOCK};
+use ring3_runtime::raw_syscalls::{self, CallFrame, FRAME_BYTES, LAST_STACK, NO_FLAGS, STACK_OF_BLOCK};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_entry::image_base;
@@ -37,26 +37,6 @@ unsafe extern "sysv64" fn enter_apart(regs: *mut PtRegs, passed: u32) -> u64 {
 unsafe extern "sysv64" fn exit_apart(regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the gate's promise.
     unsafe { raw_syscalls::exit_closely(image_base(), regs, passed) }
-}
-
-unsafe extern "sysv64" fn begin_closely(frame: &mut CallFrame, passed: u32) {
-    // SAFETY: the gate's promise.
-    unsafe { raw_plain_calls::begin_closely(image_base(), frame, passed) };
-}
-
-unsafe extern "sysv64" fn end_closely(frame: &mut CallFrame, passed: u32) {
-    // SAFETY: the gate's promise.
-    unsafe { raw_plain_calls::end_closely(image_base(), frame, passed) };
-}
-
-unsafe extern "sysv64" fn run_at_begin(frame: &mut CallFrame, block: &mut ThreadBlock, attachment: &Attachment) {
-    // SAFETY: what is to be run.
-    unsafe { raw_plain_calls::run(image_base(), block, attachment, frame.begun.as_ptr() as u64) };
-}
-
-unsafe extern "sysv64" fn run_at_end(frame: &mut CallFrame, block: &mut ThreadBlock, attachment: &Attachment) {
-    // SAFETY: what is to be run.
-    unsafe { raw_plain_calls::run(image_base(), block, attachment, frame.ended.as_ptr() as u64) };
 }
 
 /// The status and direction flags as they were. Not by `popfq`: a debugger that steps over that leaves its trap flag behind
@@ -82,42 +62,42 @@ macro_rules! restore_flags {
 
 pub(crate) use restore_flags;
 
-/// On the caller's stack. The flags are kept by `$with_flags`; else they mean nothing.
-///
-/// What sees the call follows, and from there on there are but jumps, up to that to where the frame says: behind a system call, a
-/// call and its return take as long as fifty plain instructions. The frame is in `rdi`; the routines use no registers that
-/// functions keep, but `rbx`.
-macro_rules! entry {
-    ($name:literal, $with_flags:ident, $section:literal) => {
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        #[unsafe(link_section = concat!(".text.", $section, ".entry"))]
-        unsafe extern "C" fn $with_flags() {
-            asm_on_frame!(naked_asm:
-                "lea rsp, [rsp - {frame}]",
-                "pushfq",
-                "pop [rsp + {eflags}]",
-                "cld",
-                "jmp 2f",
-                concat!(".globl ", $name),
-                concat!(".type ", $name, ", @function"),
-                concat!($name, ":"),
-                "lea rsp, [rsp - {frame}]",
-                "mov qword ptr [rsp + {eflags}], 0",
-                "2: mov [rsp + {leave}], r11",
-                "mov [rsp + {number}], rax",
-                "mov [rsp + {arguments}], rdi",
-                "mov [rsp + {arguments} + 8], rsi",
-                "mov [rsp + {arguments} + 16], rdx",
-                "mov [rsp + {arguments} + 24], r10",
-                "mov [rsp + {arguments} + 32], r8",
-                "mov [rsp + {arguments} + 40], r9",
-                "mov [rsp + {rbx}], rbx",
-                "mov rdi, rsp",
-                // What comes next follows (`image.ld`).
-                ".p2align 4";
-            )
-        }
+/// Where in a frame the arguments of a call are that begins, and of one that has ended.
+mod arguments {
+    use super::{CallFrame, PtRegs, offset_of};
+
+    pub(super) const BEGUN: [usize; 6] = {
+        let first = offset_of!(CallFrame, begun) + 2 * size_of::<u64>();
+        [first, first + 8, first + 16, first + 24, first + 32, first + 40]
+    };
+    pub(super) const ENDED: [usize; 6] = [
+        offset_of!(PtRegs, rdi),
+        offset_of!(PtRegs, rsi),
+        offset_of!(PtRegs, rdx),
+        offset_of!(PtRegs, r10),
+        offset_of!(PtRegs, r8),
+        offset_of!(PtRegs, r9),
+    ];
+}
+
+/// `naked_asm!` or `asm!` on the frame of a call whose arguments are there, as `asm_on_registers`.
+macro_rules! asm_on_frame {
+    ($asm:ident, $arguments:path: $($line:expr),* $(,)?; $($operands:tt)*) => {
+        asm_on_registers!($asm:
+            $($line,)*
+            "/* {frame} {keeps_flags} {leave} {number} {first} {second} {third} {fourth} {fifth} {sixth} */";
+            frame = const FRAME_BYTES,
+            keeps_flags = const offset_of!(CallFrame, keeps_flags),
+            leave = const offset_of!(CallFrame, leave),
+            number = const offset_of!(CallFrame, rax),
+            first = const $arguments[0],
+            second = const $arguments[1],
+            third = const $arguments[2],
+            fourth = const $arguments[3],
+            fifth = const $arguments[4],
+            sixth = const $arguments[5],
+            $($operands)*
+        )
     };
 }
 
@@ -126,12 +106,12 @@ macro_rules! load_and_go {
     () => {
         concat!(
             "mov rax, [rsp + {number}]\n",
-            "mov rdi, [rsp + {arguments}]\n",
-            "mov rsi, [rsp + {arguments} + 8]\n",
-            "mov rdx, [rsp + {arguments} + 16]\n",
-            "mov r10, [rsp + {arguments} + 24]\n",
-            "mov r8, [rsp + {arguments} + 32]\n",
-            "mov r9, [rsp + {arguments} + 40]\n",
+            "mov rdi, [rsp + {first}]\n",
+            "mov rsi, [rsp + {second}]\n",
+            "mov rdx, [rsp + {third}]\n",
+            "mov r10, [rsp + {fourth}]\n",
+            "mov r8, [rsp + {fifth}]\n",
+            "mov r9, [rsp + {sixth}]\n",
             "mov rbx, [rsp + {rbx}]\n",
             "mov r11, [rsp + {leave}]\n",
             "lea rsp, [rsp + {frame}]\n",
@@ -143,50 +123,8 @@ macro_rules! load_and_go {
 /// As `load_and_go`, with the flags if they were kept.
 macro_rules! leave {
     () => {
-        concat!("cmp dword ptr [rsp + {eflags}], 0\n", "jne {with_flags}\n", load_and_go!())
+        concat!("cmp dword ptr [rsp + {keeps_flags}], 0\n", "jne {with_flags}\n", load_and_go!())
     };
-}
-
-/// `naked_asm!` or `asm!` on the frame of a call, as `asm_on_registers`.
-macro_rules! asm_on_frame {
-    ($asm:ident: $($line:expr),* $(,)?; $($operands:tt)*) => {
-        asm_on_registers!($asm:
-            $($line,)*
-            "/* {frame} {leave} {number} {arguments} */";
-            frame = const FRAME_BYTES,
-            leave = const offset_of!(CallFrame, leave),
-            number = const offset_of!(CallFrame, rax),
-            arguments = const offset_of!(CallFrame, begun) + 2 * size_of::<u64>(),
-            $($operands)*
-        )
-    };
-}
-
-/// The thread goes on where the frame at `rsp` says, with its flags.
-#[unsafe(naked)]
-unsafe extern "C" fn leave_with_flags() {
-    asm_on_frame!(naked_asm: restore_flags!(), load_and_go!();)
-}
-
-/// The thread goes on where the frame at `rdi` says.
-#[unsafe(naked)]
-unsafe extern "C" fn leave() {
-    asm_on_frame!(naked_asm: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags,)
-}
-
-/// Calls the routine at `rax` with the frame in `rdi`, and what `rsi` and `rdx` are; then the thread goes on.
-#[unsafe(naked)]
-unsafe extern "C" fn call_and_leave() {
-    asm_on_registers!(naked_asm:
-        "mov rbx, rdi",
-        "mov rsp, rdi",
-        store_kept!(),
-        "and rsp, -16",
-        "call rax",
-        "mov rdi, rbx",
-        "jmp {leave}";
-        leave = sym leave,
-    )
 }
 
 /// Has a routine called with the frame and two numbers; then the thread goes on.
@@ -204,51 +142,143 @@ macro_rules! call_and_leave {
     };
 }
 
-/// The only program has run.
-#[unsafe(no_mangle)]
-unsafe extern "sysv64" fn ring3_syscall_ran(frame: &mut CallFrame, block: &mut ThreadBlock) {
-    // SAFETY: the running thread's own block.
-    unsafe { raw_plain_calls::ran(image_base(), block) };
-    // SAFETY: the frame is there still.
-    unsafe { asm_on_frame!(asm: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags, in("rdi") frame,) }
-}
+/// How a call is seen on the caller's stack, at this end: `$see` says what comes next, `$context` is where in the frame the only
+/// program's is. The entry that keeps the flags is the one for callers to whom they mean something.
+///
+/// But for that program nothing is called and returns: behind a system call that takes as long as fifty plain instructions. Registers
+/// that functions keep are not touched, but `rbx`.
+macro_rules! seen_here {
+    ($end:ident, $entry:literal, $seen:literal, $see:path, $closely:path, $context:ident, $arguments:path) => {
+        mod $end {
+            use super::*;
 
-/// What the entries lead to, where `passed` is in `ecx` still: `$see` says what comes next, `$context` is where in the frame the only
-/// program's is.
-macro_rules! seen {
-    ($name:ident, $section:literal, $see:path, $context:ident, $closely:ident, $run:ident) => {
-        #[unsafe(no_mangle)]
-        #[unsafe(link_section = concat!(".text.", $section, ".seen"))]
-        unsafe extern "sysv64" fn $name(frame: &mut CallFrame, _: u64, _: u64, passed: u32) {
-            // SAFETY: the gate's promise.
-            match unsafe { $see(image_base(), frame, passed) } {
-                // SAFETY: what is to be run.
-                Next::Run { code, block } => unsafe {
-                    asm!(
-                        "mov rbx, rdi",
-                        "mov [rdi + {block}], rsi",
+            #[unsafe(export_name = concat!("ring3_syscall_", $entry, "_with_flags"))]
+            #[unsafe(naked)]
+            #[unsafe(link_section = concat!(".text.", stringify!($end), ".entry"))]
+            unsafe extern "C" fn entry_with_flags() {
+                asm_on_frame!(naked_asm, $arguments:
+                    "lea rsp, [rsp - {frame}]",
+                    "pushfq",
+                    "pop [rsp + {eflags}]",
+                    "cld",
+                    "mov dword ptr [rsp + {keeps_flags}], 1",
+                    "jmp 2f",
+                    concat!(".globl ring3_syscall_", $entry),
+                    concat!(".type ring3_syscall_", $entry, ", @function"),
+                    concat!("ring3_syscall_", $entry, ":"),
+                    "lea rsp, [rsp - {frame}]",
+                    "mov qword ptr [rsp + {eflags}], {no_flags}",
+                    "mov dword ptr [rsp + {keeps_flags}], 0",
+                    "2: mov [rsp + {leave}], r11",
+                    "mov [rsp + {number}], rax",
+                    "mov [rsp + {first}], rdi",
+                    "mov [rsp + {second}], rsi",
+                    "mov [rsp + {third}], rdx",
+                    "mov [rsp + {fourth}], r10",
+                    "mov [rsp + {fifth}], r8",
+                    "mov [rsp + {sixth}], r9",
+                    "mov [rsp + {rbx}], rbx",
+                    "mov rdi, rsp",
+                    // What comes next follows (`image.ld`).
+                    ".p2align 4";
+                    no_flags = const NO_FLAGS,
+                )
+            }
+
+            /// Where `passed` is in `ecx` still.
+            #[unsafe(export_name = concat!("ring3_syscall_", $seen))]
+            #[unsafe(link_section = concat!(".text.", stringify!($end), ".seen"))]
+            unsafe extern "sysv64" fn seen(frame: *mut CallFrame, _: u64, _: u64, passed: u32) {
+                // SAFETY: the gate's promise.
+                match unsafe { $see(image_base(), &mut *frame, passed) } {
+                    // SAFETY: what is to be run.
+                    Next::Run { code, block } => unsafe {
+                        asm!(
+                            "mov rbx, rdi",
+                            "mov [rdi + {block}], rsi",
+                            "mov rsp, rdi",
+                            "and rsp, -16",
+                            "lea rdi, [rdi + {context}]",
+                            "call rax",
+                            // (The guard does not say where the frame is: a signal handler on another stack may have taken it away.)
+                            "mov rdi, rbx",
+                            "mov rsi, [rbx + {block}]",
+                            "jmp {ran}",
+                            block = const offset_of!(CallFrame, block),
+                            context = const offset_of!(CallFrame, $context),
+                            ran = sym ran,
+                            in("rax") code,
+                            in("rdi") frame,
+                            in("rsi") block,
+                        )
+                    },
+                    // SAFETY: the frame is there.
+                    Next::Leave => unsafe {
+                        asm!("jmp {leave}", leave = sym leave, in("rdi") frame)
+                    },
+                    // SAFETY: nothing has been done.
+                    Next::Closely => unsafe {
+                        call_and_leave!(closely, frame, u64::from(passed), 0u64)
+                    },
+                    // SAFETY: what is to be run.
+                    Next::RunOtherwise { attachment, block } => unsafe {
+                        call_and_leave!(run, frame, block, attachment)
+                    },
+                }
+            }
+
+            /// The only program has run.
+            #[unsafe(export_name = concat!("ring3_syscall_", stringify!($end), "_ran"))]
+            #[unsafe(link_section = concat!(".text.", stringify!($end), ".ran"))]
+            unsafe extern "sysv64" fn ran(frame: *mut CallFrame, block: *mut ThreadBlock) {
+                // SAFETY: the running thread's own block.
+                unsafe { raw_plain_calls::ran(image_base(), &mut *block) };
+                // SAFETY: the frame is there still.
+                unsafe {
+                    asm_on_frame!(asm, $arguments:
                         "mov rsp, rdi",
-                        "and rsp, -16",
-                        "lea rdi, [rdi + {context}]",
-                        "call rax",
-                        // (The guard does not say where the frame is: a signal handler on another stack may have taken it away.)
-                        "mov rdi, rbx",
-                        "mov rsi, [rbx + {block}]",
-                        "jmp {ran}",
-                        block = const offset_of!(CallFrame, block),
-                        context = const offset_of!(CallFrame, $context),
-                        ran = sym ring3_syscall_ran,
-                        in("rax") code,
+                        leave!();
+                        with_flags = sym leave_with_flags,
                         in("rdi") frame,
-                        in("rsi") block,
                     )
-                },
-                // SAFETY: the frame is there.
-                Next::Leave => unsafe { asm!("jmp {leave}", leave = sym leave, in("rdi") frame) },
-                // SAFETY: nothing has been done.
-                Next::Closely => unsafe { call_and_leave!($closely, frame, u64::from(passed), 0u64) },
+                }
+            }
+
+            /// The thread goes on where the frame at `rsp` says, with its flags.
+            #[unsafe(naked)]
+            unsafe extern "C" fn leave_with_flags() {
+                asm_on_frame!(naked_asm, $arguments: restore_flags!(), load_and_go!();)
+            }
+
+            /// The thread goes on where the frame at `rdi` says.
+            #[unsafe(naked)]
+            unsafe extern "C" fn leave() {
+                asm_on_frame!(naked_asm, $arguments: "mov rsp, rdi", leave!(); with_flags = sym leave_with_flags,)
+            }
+
+            /// Calls the routine at `rax` with the frame in `rdi`, and what `rsi` and `rdx` are; then the thread goes on.
+            #[unsafe(naked)]
+            unsafe extern "C" fn call_and_leave() {
+                asm_on_registers!(naked_asm:
+                    "mov rbx, rdi",
+                    "mov rsp, rdi",
+                    store_kept!(),
+                    "and rsp, -16",
+                    "call rax",
+                    "mov rdi, rbx",
+                    "jmp {leave}";
+                    leave = sym leave,
+                )
+            }
+
+            unsafe extern "sysv64" fn closely(frame: &mut CallFrame, passed: u32) {
+                // SAFETY: the gate's promise.
+                unsafe { $closely(image_base(), frame, passed) };
+            }
+
+            unsafe extern "sysv64" fn run(frame: &mut CallFrame, block: &mut ThreadBlock, attachment: &Attachment) {
                 // SAFETY: what is to be run.
-                Next::RunOtherwise { attachment, block } => unsafe { call_and_leave!($run, frame, block, attachment) },
+                unsafe { raw_plain_calls::run(image_base(), block, attachment, frame.$context.as_ptr() as u64) };
             }
         }
     };
@@ -278,11 +308,11 @@ macro_rules! entry_apart {
                 "cmp r11, gs:[{apart_end}]",
                 "jbe 4f",
                 "sub qword ptr gs:[{apart_top}], {apart_bytes}",
-                "mov qword ptr [r11 - {frame} + {stack}], {stack_of_block}",
+                "mov dword ptr [r11 - {frame} + {stack}], {stack_of_block}",
                 "2: lea r11, [r11 - {frame}]",
                 "xchg r11, rsp",
                 "mov [rsp + {rsp}], r11",
-                "mov qword ptr [rsp + {eflags}], 0",
+                "mov qword ptr [rsp + {eflags}], {no_flags}",
                 "mov [rsp + {number}], rax",
                 "mov [rsp + {rbx}], rbx",
                 store_kept!(),
@@ -310,7 +340,7 @@ macro_rules! entry_apart {
                 "test r11d, r11d",
                 "jnz 5f",
                 "lea r11, [rip + __ehdr_start + {last_stack}]",
-                "mov qword ptr [r11 - {frame} + {stack}], {is_last}",
+                "mov dword ptr [r11 - {frame} + {stack}], {is_last}",
                 "jmp 2b",
                 // Somebody else is not known either: the call goes on unseen.
                 "5: lock inc qword ptr [rip + __ehdr_start + {missed}]",
@@ -328,6 +358,7 @@ macro_rules! entry_apart {
                 stack = const STACK,
                 stack_of_block = const STACK_OF_BLOCK,
                 is_last = const LAST_STACK,
+                no_flags = const NO_FLAGS,
                 state_bytes = const STATE_BYTES,
                 apart_bytes = const APART_BYTES,
                 blocks = const TABLES + offset_of!(SyscallTables, blocks),
@@ -350,10 +381,8 @@ macro_rules! entry_apart {
     };
 }
 
-entry!("ring3_syscall_enter", ring3_syscall_enter_with_flags, "begin");
-entry!("ring3_syscall_exit", ring3_syscall_exit_with_flags, "end");
-seen!(ring3_syscall_begun, "begin", raw_plain_calls::begin, begun, begin_closely, run_at_begin);
-seen!(ring3_syscall_ended, "end", raw_plain_calls::end, ended, end_closely, run_at_end);
+seen_here!(begin, "enter", "begun", raw_plain_calls::begin, raw_plain_calls::begin_closely, begun, arguments::BEGUN);
+seen_here!(end, "exit", "ended", raw_plain_calls::end, raw_plain_calls::end_closely, ended, arguments::ENDED);
 entry_apart!(ring3_syscall_enter_apart, enter_apart, orig_rax, CALL_AT, WANTED_AT);
 /// The end of a call that begins a thread, of a site whose callers have no stack that could be used.
 #[unsafe(no_mangle)]

@@ -88,23 +88,19 @@ pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
 /// `__USER_CS` and `__USER_DS` (arch/x86/include/asm/segment.h).
 const USER_SEGMENTS: (u64, u64) = (0x33, 0x2b);
 /// The flags where nobody reads them: interrupts are on, and what is always set.
-const NO_FLAGS: u64 = 0x246;
+pub const NO_FLAGS: u64 = 0x246;
 
 /// Registers of user code, of which nothing else is known yet.
 fn user_registers() -> PtRegs {
     let (cs, ss) = USER_SEGMENTS;
-    PtRegs { cs, ss, ..PtRegs::default() }
+    PtRegs { cs, ss, eflags: NO_FLAGS, ..PtRegs::default() }
 }
 
-/// The site of a gate that passes this. `regs` are those of a thread behind its call, and get what they have there in any case;
-/// `eflags` is 0 if nobody reads them.
+/// The site of a gate that passes this. `regs` are those of a thread behind its call, and get what they have there in any case.
 #[inline(always)]
 pub(crate) fn place_at(base: u64, regs: &mut PtRegs, passed: u32) -> &'static SyscallSite {
     let site = site(base, passed);
     (regs.cs, regs.ss) = USER_SEGMENTS;
-    if regs.eflags == 0 {
-        regs.eflags = NO_FLAGS;
-    }
     regs.r11 = regs.eflags;
     regs.rip = site.call + SYSCALL_BYTES;
     regs.rcx = regs.rip;
@@ -129,16 +125,19 @@ pub struct CallFrame {
     /// The thread's registers: those that functions keep, and the others once they are [`CallFrame::complete`].
     pub regs: PtRegs,
     /// Where it lies, if not on the caller's stack: `STACK_OF_BLOCK` or `LAST_STACK`. (There it says nothing.)
-    pub stack: u64,
+    pub stack: u32,
+    /// On the caller's stack: whether the caller is to have its flags back.
+    pub keeps_flags: u32,
     /// Where the thread goes on.
     pub leave: u64,
     /// What `rax` is: the call's number, or its result.
     pub rax: u64,
     /// Address of the thread's block while the only program runs.
     pub block: u64,
-    /// What the only program that sees the call's end finds behind r1.
+    /// What the only program that sees the call's end finds behind r1. (The arguments are in `regs` in any case.)
     pub ended: [u64; 3],
-    /// What the only program that sees its beginning finds there. The arguments, from the third word on, are there in any case.
+    /// What the only program that sees its beginning finds there. At a beginning the arguments, from the third word on, are
+    /// there in any case.
     pub begun: [u64; 8],
 }
 
@@ -147,9 +146,9 @@ pub struct CallFrame {
 pub const FRAME_BYTES: u64 = (size_of::<CallFrame>() as u64 + RED_ZONE_BYTES).next_multiple_of(16);
 
 /// Of [`CallFrame::stack`]: on a stack in the block of the thread, which GS leads to.
-pub const STACK_OF_BLOCK: u64 = 1;
+pub const STACK_OF_BLOCK: u32 = 1;
 /// On the last stack.
-pub const LAST_STACK: u64 = 2;
+pub const LAST_STACK: u32 = 2;
 
 /// The running thread's block, the registers at its call being there. Where they lie apart its control block may be gone.
 pub(crate) fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
@@ -204,13 +203,18 @@ impl CallFrame {
             *register = value;
             compiler_fence(Release);
         };
-        set(&mut self.regs.rdi, self.begun[2]);
-        set(&mut self.regs.rsi, self.begun[3]);
-        set(&mut self.regs.rdx, self.begun[4]);
-        set(&mut self.regs.r10, self.begun[5]);
-        set(&mut self.regs.r8, self.begun[6]);
-        set(&mut self.regs.r9, self.begun[7]);
-        let (orig_rax, rax) = ended.map_or((self.rax, ENOSYS), |number| (number, self.rax));
+        let (orig_rax, rax) = match ended {
+            Some(number) => (number, self.rax),
+            None => {
+                set(&mut self.regs.rdi, self.begun[2]);
+                set(&mut self.regs.rsi, self.begun[3]);
+                set(&mut self.regs.rdx, self.begun[4]);
+                set(&mut self.regs.r10, self.begun[5]);
+                set(&mut self.regs.r8, self.begun[6]);
+                set(&mut self.regs.r9, self.begun[7]);
+                (self.rax, ENOSYS)
+            }
+        };
         set(&mut self.regs.orig_rax, orig_rax);
         set(&mut self.regs.rax, rax);
         self.regs.rsp = self.sp();

@@ -72,8 +72,9 @@ fn no_instruction_touches_vector_or_x87_registers_or_memory_outside_the_region()
 fn what_system_calls_come_by_changes_no_register_that_functions_keep_but_rbx() {
     const KEPT: [Register; 5] = [Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
     let mut factory = InstructionInfoFactory::new();
-    for name in ["ring3_syscall_begun", "ring3_syscall_ended", "ring3_syscall_ran"] {
-        let (_, offset, bytes) = ring3_image::functions().find(|(own, ..)| own == name).expect(name);
+    for name in ["begun", "begin_ran", "ended", "end_ran"] {
+        let name = format!("ring3_syscall_{name}");
+        let (_, offset, bytes) = ring3_image::functions().find(|(own, ..)| **own == *name).expect(&name);
         let code = &ring3_image::bytes()[offset as usize..(offset + bytes) as usize];
         let instructions: Vec<Instruction> =
             Decoder::with_ip(64, code, offset, DecoderOptions::NONE).iter().collect();
