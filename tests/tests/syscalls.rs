@@ -358,18 +358,49 @@ fn handlers_on_a_stack_above_interrupt_programs_without_harm() {
     const CALLS: u64 = 300_000;
     let bench = Bench::ring3();
     let victim = bench.alias(&calling_victims("all").join("above"));
-    let at = format!("{}:worked", victim.display());
+    let [at, woke] = ["worked", "woke"].map(|name| format!("{}:{name}", victim.display()));
     let program = format!(
         "uprobe:{at} {{ @one = count(); @of = hist(arg0) }} uprobe:{at} {{ @other = count() }}
-        uretprobe:{at} {{ @returned = count() }} tracepoint:raw_syscalls:sys_enter {{ @called = count() }}"
+        uretprobe:{at} {{ @returned = count() }} tracepoint:raw_syscalls:sys_enter {{ @called = count() }}
+        uprobe:{woke} {{ @woke = count() }} uretprobe:{woke} {{ @slept = count() }}"
     );
     let Some(tool) = traced_by_bpftrace(&bench, &program) else { return };
-    ends_well("above", Process::start(bench.target(&victim).arg(CALLS.to_string())).finish());
+    let said = ends_well("above", Process::start(bench.target(&victim).arg(CALLS.to_string())).finish());
+    let handled: u64 = said.concat().parse().expect("how often the handler ran");
     let counts = counted_by_bpftrace(tool);
-    for name in ["one", "other", "returned"] {
-        assert_eq!(counts[name], CALLS, "{counts:?}");
+    for (name, calls) in
+        [("one", CALLS), ("other", CALLS), ("returned", CALLS), ("woke", handled), ("slept", handled)]
+    {
+        assert_eq!(counts[name], calls, "{counts:?}");
     }
     assert!(counts["called"] > CALLS / 16, "{counts:?}");
+}
+
+/// Half of what handlers called was missed, and their return probes would now come between those that they interrupt.
+#[test]
+fn handlers_that_interrupt_programs_are_seen_and_harm_nobody() {
+    let bench = Bench::ring3();
+    let victim = bench.alias(&calling_victims("all").join("interrupted"));
+    let at = |name: &str| format!("{}:{name}", victim.display());
+    let probes = ["down", "onward", "thrower"].map(|name| {
+        let at = at(name);
+        format!("uprobe:{at} {{ @{name} = count() }} uretprobe:{at} {{ @{name}_returned = count() }}\n")
+    });
+    let program = format!("{} tracepoint:raw_syscalls:sys_enter {{ @called = count() }}", probes.concat());
+    let Some(tool) = traced_by_bpftrace(&bench, &program) else { return };
+    let mut calls = vec![0, 0];
+    for _ in 0..3 {
+        let process = Process::start(bench.target(&victim).arg("100000"));
+        let said = ends_well("interrupted", process.finish()).concat();
+        for (sum, word) in calls.iter_mut().zip(said.split(' ')) {
+            *sum += word.parse::<u64>().expect("a number");
+        }
+    }
+    let counts = counted_by_bpftrace(tool);
+    // bpftrace reads, adds and writes: what is counted in between is lost.
+    let (all, seen) = (calls[0] + calls[1], counts["down"]);
+    assert!((calls[0] + calls[1] * 4 / 5..=all).contains(&seen), "{calls:?} {counts:?}");
+    assert!(counts["thrower"] > 299_000 && counts["thrower_returned"] > 199_000, "{counts:?}");
 }
 
 /// Whether a process has come to its end; who started it has still to hear of it.

@@ -10,7 +10,7 @@ use ring3_layout::control::{
 };
 use ring3_layout::frame;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
+use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
@@ -90,12 +90,13 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
     // SAFETY: the stub passes a hook of the control block.
     let hook = unsafe { &*hook };
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
-    if was_left(base, tb, sp) {
-        // SAFETY: as for this function.
-        return unsafe { enter_free(tb, base, frame, hook, sp) };
+    let left = was_left(base, tb, sp);
+    // SAFETY: as for this function.
+    let entered = run_guarded(tb, left, |tb| unsafe { enter_free(tb, base, frame, hook, sp) });
+    if entered.is_none() {
+        miss(tb, hook);
     }
-    miss(tb, hook);
-    false
+    entered.unwrap_or(false)
 }
 
 /// No program of this thread runs.
@@ -143,12 +144,66 @@ pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
     let apart = guard.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
     let left = sp >= guard && !apart && !is_on_alternate_stack(guard, sp);
     if left {
-        tb.interrupted = 0;
+        (tb.interrupted, tb.shadow_change) = (0, 0);
         if sp - guard < STACK_BYTES {
             raw_slot::give(base, tb);
         }
     }
     left
+}
+
+/// Runs of a thread that the present one has interrupted at most, each in a signal handler that makes the next one.
+const INTERRUPTED_MAX: u32 = 3;
+
+/// What programs that a signal handler interrupted go on with.
+struct Outer {
+    interrupted: u32,
+    attachment: u64,
+    hook: u64,
+    open_records: [[u64; 2]; OPEN_RECORDS_MAX],
+    fuel: i64,
+    tail_target: u64,
+    tail_calls: u64,
+}
+
+impl Outer {
+    fn of(tb: &ThreadBlock) -> Outer {
+        Outer {
+            interrupted: tb.interrupted,
+            attachment: tb.attachment,
+            hook: tb.hook,
+            open_records: tb.open_records,
+            fuel: tb.fuel,
+            tail_target: tb.tail_target,
+            tail_calls: tb.tail_calls,
+        }
+    }
+
+    fn resume(self, tb: &mut ThreadBlock) {
+        tb.attachment = self.attachment;
+        tb.hook = self.hook;
+        tb.open_records = self.open_records;
+        tb.fuel = self.fuel;
+        tb.tail_target = self.tail_target;
+        tb.tail_calls = self.tail_calls;
+        tb.interrupted = self.interrupted;
+    }
+}
+
+/// Runs what comes while the guard is set: programs were left, or a signal handler interrupts them. (Those that seem to have been
+/// left may go on, on another stack.) `run` sets the guard. Nothing, if too many are interrupted.
+pub(crate) fn run_guarded<R>(tb: &mut ThreadBlock, left: bool, run: impl FnOnce(&mut ThreadBlock) -> R) -> Option<R> {
+    if !left && tb.interrupted >= INTERRUPTED_MAX {
+        return None;
+    }
+    let (guard, outer) = (if left { 0 } else { tb.guard.load(Relaxed) }, Outer::of(tb));
+    tb.interrupted += u32::from(!left);
+    compiler_fence(Release);
+    let result = run(tb);
+    outer.resume(tb);
+    compiler_fence(Release);
+    tb.guard.store(guard, Relaxed);
+    Some(result)
 }
 
 /// Whether this stack pointer is on the thread's alternate stack, for signal handlers (sigaltstack(2)), and another one is not: who
@@ -414,26 +469,23 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) ->
 #[cold]
 unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -> u64 {
     let block = current(base);
-    let guarded = if block.is_null() {
-        true
-    } else {
-        // SAFETY: the running thread's own block.
-        let tb = unsafe { &mut *block };
-        let nested = tb.guard.load(Relaxed) != 0 && !was_left(base, tb, slot);
-        if !nested {
-            tb.guard.store(slot + 8, Relaxed);
-        }
-        nested
-    };
-    compiler_fence(Acquire);
     // SAFETY: as for this function.
-    let address = unsafe { finish(base, trampoline, block, frame, slot, guarded) };
-    compiler_fence(Release);
-    if !guarded {
-        // SAFETY: not guarded means that there is a block.
-        unsafe { (*block).guard.store(0, Relaxed) };
+    let finish = |guarded| unsafe { finish(base, trampoline, block, frame, slot, guarded) };
+    // SAFETY: the running thread's own block, or null.
+    let Some(tb) = (unsafe { block.as_mut() }) else { return finish(true) };
+    let finish_free = |tb: &mut ThreadBlock| {
+        tb.guard.store(slot + 8, Relaxed);
+        compiler_fence(Acquire);
+        let address = finish(false);
+        compiler_fence(Release);
+        tb.guard.store(0, Relaxed);
+        address
+    };
+    if tb.guard.load(Relaxed) == 0 {
+        return finish_free(tb);
     }
-    address
+    let left = was_left(base, tb, slot);
+    run_guarded(tb, left, finish_free).unwrap_or_else(|| finish(true))
 }
 
 /// Takes the frames of a slot and runs their programs; the address to go on at.

@@ -4,11 +4,17 @@
 //! exceptions, signal stacks and fibers are all right: a frame that is certainly dead is dropped, one that
 //! might be alive is kept. Frames are appended; of several with one slot (a tail call into another probed
 //! function) the later one's return address is the trampoline itself, as in the kernel's chained instances.
+//!
+//! A signal handler that comes in between finds frames that can be appended to, or knows that they are being moved. Places that
+//! are free, or taken and not filled yet, name no slot.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::arch::asm;
+use core::hint::cold_path;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::Hook;
-use ring3_layout::thread::{SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
+use ring3_layout::thread::{CHANGE_MOVE, CHANGE_PUSH, SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
 
 use crate::raw_memory::{read, write};
 use crate::raw_thread::{block_address, state};
@@ -31,8 +37,31 @@ fn frames(tb: &mut ThreadBlock) -> &mut [ShadowFrame] {
     tb.shadow.get_mut(..used).unwrap_or_default()
 }
 
+/// Does something to the frames, of which signal handlers are told meanwhile.
+#[inline(always)]
+fn changing<R>(tb: &mut ThreadBlock, how: u32, change: impl FnOnce(&mut ThreadBlock) -> R) -> R {
+    let before = core::mem::replace(&mut tb.shadow_change, how);
+    compiler_fence(Release);
+    let result = change(tb);
+    compiler_fence(Release);
+    tb.shadow_change = before;
+    result
+}
+
+/// Adds to a number of this thread: what it was. No signal handler comes in between.
+fn add(number: &mut u32, by: u32) -> u32 {
+    let was;
+    // SAFETY: one instruction on a word that is this thread's.
+    unsafe { asm!("xadd [{}], {:e}", in(reg) number, inout(reg) by => was, options(nostack)) };
+    was
+}
+
 /// Keeps the frames for which `keep` says so, in order.
 fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
+    changing(tb, CHANGE_MOVE, |tb| retain_now(tb, keep));
+}
+
+fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     let mut kept = 0u32;
     let used = tb.shadow_used.min(SHADOW_FRAMES_MAX);
     for index in 0..used {
@@ -44,28 +73,44 @@ fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
             kept += 1;
         }
     }
+    for frame in tb.shadow.get_mut(kept as usize..used as usize).unwrap_or_default() {
+        frame.slot = 0;
+    }
     tb.shadow_used = kept;
 }
 
 /// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. None if there is no room
-/// (counted); else whether the function was called, and not come to by a tail call of a probed one.
+/// (counted), or this is a signal handler's that came as frames were moved; else whether the function was called, and not come to by a
+/// tail call of a probed one.
+#[inline(always)]
 pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: &Hook) -> Option<bool> {
+    let before = tb.shadow_change;
+    if before == CHANGE_MOVE {
+        cold_path();
+        return None;
+    }
+    changing(tb, CHANGE_PUSH, |tb| push_now(tb, slot, hook, before == 0))
+}
+
+/// See [`push`]. Nothing is moved if this interrupts somebody who appends a frame, and knows where.
+fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Option<bool> {
     let trampoline = hook.trampoline;
     // SAFETY: at a function's entry the stack pointer points to the return address.
     let return_address = unsafe { (slot as *const u64).read() };
     if return_address != trampoline && frames(tb).iter().any(|frame| frame.slot == slot) {
-        drop_slot(tb, slot);
+        drop_slot(tb, slot, may_move);
     }
-    if tb.shadow_used >= SHADOW_FRAMES_MAX {
+    if tb.shadow_used >= SHADOW_FRAMES_MAX && may_move {
         drop_dead(tb, trampoline);
     }
-    let index = tb.shadow_used as usize;
+    let index = add(&mut tb.shadow_used, 1) as usize;
     let Some(frame) = tb.shadow.get_mut(index) else {
+        add(&mut tb.shadow_used, 1u32.wrapping_neg());
         tb.shadow_full += 1;
         return None;
     };
     *frame = ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0 };
-    tb.shadow_used += 1;
+    compiler_fence(Release);
     // SAFETY: as above; the slot is this thread's.
     unsafe { (slot as *mut u64).write(trampoline) };
     Some(return_address != trampoline)
@@ -73,8 +118,13 @@ pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: &Hook) -> Option<bool>
 
 /// Drops the frames of a slot that was written anew: what was awaited there has ended in another way.
 #[cold]
-fn drop_slot(tb: &mut ThreadBlock, slot: u64) {
-    retain(tb, |frame| frame.slot != slot);
+fn drop_slot(tb: &mut ThreadBlock, slot: u64, may_move: bool) {
+    if may_move {
+        return retain(tb, |frame| frame.slot != slot);
+    }
+    for frame in frames(tb).iter_mut().filter(|frame| frame.slot == slot) {
+        frame.slot = 0;
+    }
 }
 
 /// Drops frames whose slot shows that they have ended.
@@ -104,14 +154,18 @@ pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
 fn take(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
     let index = frames(tb).iter().rposition(|frame| frame.slot == slot)?;
     let frame = tb.shadow.get(index).copied()?;
-    let used = tb.shadow_used as usize;
+    let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
     for at in index + 1..used {
         let Some(next) = tb.shadow.get(at).copied() else { break };
         if let Some(to) = tb.shadow.get_mut(at - 1) {
             *to = next;
         }
     }
-    tb.shadow_used = used.saturating_sub(1) as u32;
+    let last = used.saturating_sub(1);
+    if let Some(last) = tb.shadow.get_mut(last) {
+        last.slot = 0;
+    }
+    tb.shadow_used = last as u32;
     Some(frame)
 }
 
@@ -120,10 +174,12 @@ fn take(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
 #[inline(always)]
 pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Option<(u64, u64)> {
     let last = tb.shadow_used.checked_sub(1)?;
-    let frame = tb.shadow.get(last as usize)?;
+    let frame = tb.shadow.get_mut(last as usize)?;
     let fits = frame.slot == slot && frame.return_address != trampoline;
     let found = (frame.return_address, frame.hook);
     if fits {
+        frame.slot = 0;
+        compiler_fence(Release);
         tb.shadow_used = last;
     }
     fits.then_some(found)
@@ -133,8 +189,10 @@ pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Opti
 pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFrame> {
     if !tb.is_null() {
         // SAFETY: the running thread's own block.
-        if let Some(frame) = take(unsafe { &mut *tb }, slot) {
-            return Some(frame);
+        let tb = unsafe { &mut *tb };
+        let taken = changing(tb, CHANGE_MOVE, |tb| take(tb, slot));
+        if taken.is_some() {
+            return taken;
         }
     }
     let used = state(base).used.load(Relaxed).min(THREADS_MAX);
@@ -148,6 +206,10 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
 
 /// An unwinder begins: slots show what they held. Mirrors what an unwinder expects of any stack.
 pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
+    changing(tb, tb.shadow_change.max(CHANGE_PUSH), |tb| restore_each(tb, trampoline));
+}
+
+fn restore_each(tb: &mut ThreadBlock, trampoline: u64) {
     for index in 0..tb.shadow_used.min(SHADOW_FRAMES_MAX) as usize {
         let Some(frame) = tb.shadow.get(index).copied() else { break };
         if frame.restored != 0 {
@@ -166,7 +228,8 @@ pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
 /// The unwinder is done: frames above `sp` whose slot still holds the original address are awaited again; the
 /// others have been left.
 pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
-    if tb.unwinding == 0 {
+    // (In a signal handler that came as frames were changed: the next one does it.)
+    if tb.unwinding == 0 || tb.shadow_change != 0 {
         return;
     }
     tb.unwinding = 0;

@@ -22,11 +22,11 @@ use ring3_layout::syscall::{
     OTHER_NUMBERS, PLAIN_AT, Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables,
     TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
 };
-use ring3_layout::thread::{OPEN_RECORDS_MAX, ThreadBlock};
+use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_cancellation;
-use crate::raw_dispatch::{attachments, hit, is_for, miss, run_one, was_left};
+use crate::raw_dispatch::{attachments, hit, is_for, miss, run_guarded, run_one, was_left};
 use crate::raw_memory::read_own;
 use crate::raw_net;
 use crate::raw_request::{control, file};
@@ -553,19 +553,14 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let interrupts = before != 0 && (apart || !was_left(base, tb, regs.rsp));
     // What the registers of a call that was left say of its stack is of the past.
     let guard = if apart { address + FRAME_BYTES } else { regs.rsp.max(address + FRAME_BYTES) };
-    if interrupts && tb.interrupted >= INTERRUPTED_MAX {
-        return miss(tb, hook);
-    }
-    // (Programs that seem to have been left may go on, on another stack.)
-    let outer = (before != 0).then(|| Outer::of(tb));
-    tb.interrupted += u32::from(interrupts);
     // SAFETY: as for this function.
-    unsafe { run_at(base, tb, regs, number, result, guard, hook) };
-    if let Some(outer) = outer {
-        outer.resume(tb);
+    let mut run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, guard, hook) };
+    if before == 0 {
+        run(tb);
+        tb.guard.store(0, Relaxed);
+    } else if run_guarded(tb, !interrupts, run).is_none() {
+        miss(tb, hook);
     }
-    compiler_fence(Release);
-    tb.guard.store(if interrupts { before } else { 0 }, Relaxed);
 }
 
 /// Runs the programs, with this guard, which the caller sets back.
@@ -605,44 +600,6 @@ unsafe fn run_at(
         hit(tb, hook);
     }
     compiler_fence(Release);
-}
-
-/// Runs of a thread that the present one has interrupted at most, each in a signal handler that makes the next call.
-const INTERRUPTED_MAX: u32 = 3;
-
-/// What programs that a signal handler interrupted go on with.
-struct Outer {
-    interrupted: u32,
-    attachment: u64,
-    hook: u64,
-    open_records: [[u64; 2]; OPEN_RECORDS_MAX],
-    fuel: i64,
-    tail_target: u64,
-    tail_calls: u64,
-}
-
-impl Outer {
-    fn of(tb: &ThreadBlock) -> Outer {
-        Outer {
-            interrupted: tb.interrupted,
-            attachment: tb.attachment,
-            hook: tb.hook,
-            open_records: tb.open_records,
-            fuel: tb.fuel,
-            tail_target: tb.tail_target,
-            tail_calls: tb.tail_calls,
-        }
-    }
-
-    fn resume(self, tb: &mut ThreadBlock) {
-        tb.attachment = self.attachment;
-        tb.hook = self.hook;
-        tb.open_records = self.open_records;
-        tb.fuel = self.fuel;
-        tb.tail_target = self.tail_target;
-        tb.tail_calls = self.tail_calls;
-        tb.interrupted = self.interrupted;
-    }
 }
 
 /// Runs a program with the context that it has.

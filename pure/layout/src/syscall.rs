@@ -24,10 +24,10 @@ pub const CALL_AT: u64 = 26;
 pub const DONE_AT: u64 = 54;
 /// Where in a gate whose site's number is not known calls are made that nobody wants.
 pub const PLAIN_AT: u64 = 27;
-/// Where in such a gate the agent is asked: behind that call and a jump.
-pub const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + 5;
+/// Where in such a gate the agent is asked: behind that call and its end.
+pub const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + 24;
 /// Where in such a gate calls are made that somebody wants: in copies, one for each of [`BEGINNERS`] behind one for all others.
-pub const WANTED_AT: u64 = 56;
+pub const WANTED_AT: u64 = 72;
 /// From one copy to the next.
 pub const COPY_BYTES: u64 = 20;
 /// Where in such a gate what comes behind the call is.

@@ -24,6 +24,11 @@ pub const CPU_SLOT_SET: u32 = 1 << 30;
 pub const CPU_SLOT_HELD: u32 = 1 << 31;
 /// Frames whose return is awaited, per thread (the kernel: `MAX_URETPROBE_DEPTH`, 64).
 pub const SHADOW_FRAMES_MAX: u32 = 256;
+/// Of [`ThreadBlock::shadow_change`]: a frame is being appended, or all are gone through: what a signal handler appends meanwhile
+/// must be gone when it returns, and none may be moved.
+pub const CHANGE_PUSH: u32 = 1;
+/// Frames are being moved: nobody else changes any.
+pub const CHANGE_MOVE: u32 = 2;
 
 /// One page, wiped at fork.
 #[repr(C)]
@@ -136,8 +141,8 @@ pub struct ThreadBlock {
     pub region_base: u64,
     /// Number of the thread among all that the realm has seen; the key of its values in task storage.
     pub serial: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What is being done to the shadow frames: nothing, [`CHANGE_PUSH`] or [`CHANGE_MOVE`].
+    pub shadow_change: u32,
     /// State of `bpf_get_prandom_u32`.
     pub random: u64,
     /// Nonzero while an unwinder walks this thread's stack and return addresses are restored.

@@ -340,7 +340,7 @@ fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Resu
     }
     a.pad(PLAIN_AT);
     a.put(&SYSCALL);
-    a.jump(a.base + WANTED_DONE_AT)?;
+    a.finish(links);
     a.pad(SLOW_AT);
     a.pass(links.index, a.base, WANTED_AT, links.enter)?;
     for copy in 0..=BEGINNERS.len() as u32 {

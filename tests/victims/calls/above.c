@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A thread whose signal handler runs on a stack that lies above its own, and makes calls there, at any instruction.
+// A thread whose signal handler runs on a stack that lies above its own, and makes calls there, at any instruction. It says how
+// often the handler ran.
 //
 //   above CALLS
 #include "check.h"
@@ -21,6 +22,13 @@ __attribute__((noinline, noclone)) long worked(long number)
 	return number + 1;
 }
 
+// What the handler calls.
+__attribute__((noinline, noclone)) long woke(long number)
+{
+	__asm__ volatile("" : "+r"(number) : : "memory");
+	return number + 2;
+}
+
 static void soon(void)
 {
 	struct itimerspec next = { { 0, 0 }, { 0, 30000 } };
@@ -34,6 +42,7 @@ static void handle(int signal)
 
 	CHECK(here > memory + STACK_BYTES && here < memory + 2 * STACK_BYTES);
 	EQUAL(syscall(SYS_gettid), gettid());
+	EQUAL(woke(handled), handled + 2);
 	handled++;
 	soon();
 }
@@ -71,5 +80,6 @@ int main(int argc, char **argv)
 	EQUAL(pthread_create(&thread, &attributes, work, NULL), 0);
 	EQUAL(pthread_join(thread, NULL), 0);
 	CHECK(handled > 0);
+	printf("%ld\n", handled);
 	return faults != 0;
 }
