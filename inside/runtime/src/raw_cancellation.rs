@@ -16,8 +16,8 @@ use ring3_uapi::ptrace::PtRegs;
 use crate::raw_net;
 use crate::raw_request::control;
 use crate::raw_syscalls::{
-    ERESTARTSYS, block_of, end_abandoned, interrupted, is_wanted, place_at, pop, push, run, show_end, sigframe, site,
-    tables,
+    ERESTARTSYS, block_of, end_abandoned, interrupted, is_wanted, place_at, pop, push, show_beginning, show_end,
+    sigframe, site, tables,
 };
 
 /// What `rax` is while a call runs (`-ENOSYS`).
@@ -56,17 +56,15 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
     }
     awaited(base, regs.rsp).fetch_add(1, Relaxed);
     // SAFETY: the caller's promise.
-    unsafe { run(base, tb, regs, number, None) };
-    if tb.overrides == 0 {
+    let Some(result) = (unsafe { show_beginning(base, tb, regs, number) }) else {
         if is_netted {
             raw_net::suspend(base, tb);
         }
         return true;
-    }
-    tb.overrides = 0;
+    };
     is_over(base, regs.rsp);
     pop(tb, regs.rsp, Some(number), false);
-    regs.rax = tb.override_result;
+    regs.rax = result;
     // SAFETY: the caller's promise.
     unsafe { show_end(base, tb, regs, number) };
     false
@@ -154,16 +152,15 @@ pub(crate) unsafe fn before_return(base: u64, tb: &mut ThreadBlock, regs: &mut P
     }
     *regs = begins;
     // SAFETY: valid registers.
-    unsafe { run(base, tb, regs, number, None) };
+    let overridden = unsafe { show_beginning(base, tb, regs, number) };
     let set = |word: usize, value: u64| {
         // SAFETY: a word of the frame, which has been read, of this thread.
         unsafe { ((frame + word as u64 * 8) as *mut u64).write(value) };
     };
     // What comes before it is made does not find that it was.
     set(sigframe::RCX, 0);
-    if tb.overrides != 0 {
-        tb.overrides = 0;
-        set(sigframe::RAX, tb.override_result);
+    if let Some(result) = overridden {
+        set(sigframe::RAX, result);
         set(sigframe::RIP, after);
     }
 }

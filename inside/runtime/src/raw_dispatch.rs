@@ -76,7 +76,9 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
         return unsafe { enter_guarded(block, base, frame, hook) };
     }
     // SAFETY: as for this function.
-    unsafe { enter_free(tb, base, frame, hook, sp) }
+    let calls = unsafe { enter_free(tb, base, frame, hook, sp) };
+    tb.guard.store(0, Relaxed);
+    calls
 }
 
 /// Programs of this thread run, or were left.
@@ -94,12 +96,17 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
     // SAFETY: as for this function.
     let entered = run_guarded(tb, left, |tb| unsafe { enter_free(tb, base, frame, hook, sp) });
     if entered.is_none() {
-        miss(tb, hook);
+        if hook.kind == HookKind::Probe as u32 {
+            miss(tb, hook);
+        } else {
+            // SAFETY: the stub's registers.
+            unsafe { serve(tb, frame.regs, hook) };
+        }
     }
     entered.unwrap_or(false)
 }
 
-/// No program of this thread runs.
+/// Runs what is to be run, with the guard set, which the caller sets back.
 ///
 /// # Safety
 /// As for `enter_with`.
@@ -129,7 +136,6 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
         }
     }
     compiler_fence(Release);
-    tb.guard.store(0, Relaxed);
     calls
 }
 
@@ -158,6 +164,7 @@ const INTERRUPTED_MAX: u32 = 3;
 /// What programs that a signal handler interrupted go on with.
 struct Outer {
     interrupted: u32,
+    cpu_slot: u32,
     attachment: u64,
     hook: u64,
     open_records: [[u64; 2]; OPEN_RECORDS_MAX],
@@ -170,6 +177,7 @@ impl Outer {
     fn of(tb: &ThreadBlock) -> Outer {
         Outer {
             interrupted: tb.interrupted,
+            cpu_slot: tb.cpu_slot,
             attachment: tb.attachment,
             hook: tb.hook,
             open_records: tb.open_records,
@@ -179,7 +187,11 @@ impl Outer {
         }
     }
 
-    fn resume(self, tb: &mut ThreadBlock) {
+    /// `left`: their CPU slot was given back.
+    fn resume(self, tb: &mut ThreadBlock, left: bool) {
+        if !left {
+            tb.cpu_slot = self.cpu_slot;
+        }
         tb.attachment = self.attachment;
         tb.hook = self.hook;
         tb.open_records = self.open_records;
@@ -200,7 +212,7 @@ pub(crate) fn run_guarded<R>(tb: &mut ThreadBlock, left: bool, run: impl FnOnce(
     tb.interrupted += u32::from(!left);
     compiler_fence(Release);
     let result = run(tb);
-    outer.resume(tb);
+    outer.resume(tb, left);
     compiler_fence(Release);
     tb.guard.store(guard, Relaxed);
     Some(result)
@@ -209,7 +221,7 @@ pub(crate) fn run_guarded<R>(tb: &mut ThreadBlock, left: bool, run: impl FnOnce(
 /// Whether this stack pointer is on the thread's alternate stack, for signal handlers (sigaltstack(2)), and another one is not: who
 /// was there is interrupted, wherever the alternate stack lies. (One that the kernel disarms for the time, `SS_AUTODISARM`, is not
 /// known.)
-fn is_on_alternate_stack(other: u64, sp: u64) -> bool {
+pub(crate) fn is_on_alternate_stack(other: u64, sp: u64) -> bool {
     const SYS_SIGALTSTACK: u64 = 131;
     const SS_DISABLE: u64 = 2;
     // `stack_t`: address, flags, bytes.
@@ -299,11 +311,16 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
 }
 
 /// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited, or where it is can no
-/// longer be told: a signal handler on another stack has taken the guard for that of programs that were left.
+/// longer be told: a signal handler on another stack has taken the guard for that of programs that were left, or led the thread
+/// to another stack for a while.
 #[inline(always)]
 fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
+    /// What of a stack the agent and the stub have taken at most.
+    const TAKEN_BYTES: u64 = 0x1000;
     let slot = tb.guard.load(Relaxed);
-    let awaited = if slot == 0 { None } else { raw_shadow::push(tb, slot, hook) };
+    let here = 0u8;
+    let is_here = slot.wrapping_sub(&raw const here as u64) < TAKEN_BYTES;
+    let awaited = if is_here { raw_shadow::push(tb, slot, hook) } else { None };
     if awaited.is_none() {
         miss(tb, hook);
     }
@@ -448,7 +465,7 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) ->
         && tb.guard.load(Relaxed) == 0
         && let Some((return_address, hook)) = raw_shadow::pop_last(tb, slot, trampoline)
     {
-        tb.guard.store(slot + 8, Relaxed);
+        tb.guard.store(slot, Relaxed);
         compiler_fence(Acquire);
         // SAFETY: the registers are the trampoline's.
         unsafe { (*regs).rip = return_address };
@@ -474,15 +491,16 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
     // SAFETY: the running thread's own block, or null.
     let Some(tb) = (unsafe { block.as_mut() }) else { return finish(true) };
     let finish_free = |tb: &mut ThreadBlock| {
-        tb.guard.store(slot + 8, Relaxed);
+        tb.guard.store(slot, Relaxed);
         compiler_fence(Acquire);
         let address = finish(false);
         compiler_fence(Release);
-        tb.guard.store(0, Relaxed);
         address
     };
     if tb.guard.load(Relaxed) == 0 {
-        return finish_free(tb);
+        let address = finish_free(tb);
+        tb.guard.store(0, Relaxed);
+        return address;
     }
     let left = was_left(base, tb, slot);
     run_guarded(tb, left, finish_free).unwrap_or_else(|| finish(true))

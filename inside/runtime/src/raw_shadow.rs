@@ -10,17 +10,21 @@
 
 use core::arch::asm;
 use core::hint::cold_path;
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::Hook;
 use ring3_layout::thread::{CHANGE_MOVE, CHANGE_PUSH, SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
 
+use crate::raw_dispatch::is_on_alternate_stack;
 use crate::raw_memory::{read, write};
 use crate::raw_thread::{block_address, state};
 
 /// What a stack slot holds, if it can be read.
 fn slot_content(tb: &ThreadBlock, slot: u64) -> Option<u64> {
+    if slot == 0 {
+        return None;
+    }
     let mut content = 0u64;
     // SAFETY: the target is a local word.
     unsafe { read(tb, &raw mut content as u64, slot, 8) }.ok()?;
@@ -56,6 +60,23 @@ fn add(number: &mut u32, by: u32) -> u32 {
     was
 }
 
+/// Changes a number of this thread, if it is `from`: whether it was. No signal handler comes in between.
+fn exchange(number: &mut u32, from: u32, to: u32) -> bool {
+    let was: u32;
+    // SAFETY: one instruction on a word that is this thread's.
+    unsafe { asm!("cmpxchg [{}], {:e}", in(reg) number, in(reg) to, inout("eax") from => was, options(nostack)) };
+    was == from
+}
+
+/// Fills a place, which names a slot when all else is there.
+fn fill(place: &mut ShadowFrame, frame: ShadowFrame) {
+    place.slot = 0;
+    compiler_fence(Release);
+    (place.return_address, place.hook, place.restored) = (frame.return_address, frame.hook, frame.restored);
+    compiler_fence(Release);
+    place.slot = frame.slot;
+}
+
 /// Keeps the frames for which `keep` says so, in order.
 fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     changing(tb, CHANGE_MOVE, |tb| retain_now(tb, keep));
@@ -67,8 +88,10 @@ fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     for index in 0..used {
         let Some(frame) = tb.shadow.get(index as usize).copied() else { break };
         if keep(&frame) {
-            if let Some(to) = tb.shadow.get_mut(kept as usize) {
-                *to = frame;
+            if kept != index
+                && let Some(to) = tb.shadow.get_mut(kept as usize)
+            {
+                fill(to, frame);
             }
             kept += 1;
         }
@@ -109,8 +132,15 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
         tb.shadow_full += 1;
         return None;
     };
-    *frame = ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0 };
+    fill(frame, ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0 });
     compiler_fence(Release);
+    if index >= tb.shadow_used as usize {
+        // Somebody took us for left, and has made room.
+        if let Some(frame) = tb.shadow.get_mut(index) {
+            frame.slot = 0;
+        }
+        return None;
+    }
     // SAFETY: as above; the slot is this thread's.
     unsafe { (slot as *mut u64).write(trampoline) };
     Some(return_address != trampoline)
@@ -150,23 +180,26 @@ pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
     frames.iter().find(awaited).map_or(content, |frame| frame.return_address)
 }
 
-/// Takes the latest frame with this slot out of a block.
-fn take(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
+/// Takes the latest frame with this slot out of a block, where it leaves a place without a slot: that and its index.
+fn take(tb: &mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
     let index = frames(tb).iter().rposition(|frame| frame.slot == slot)?;
-    let frame = tb.shadow.get(index).copied()?;
-    let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
-    for at in index + 1..used {
-        let Some(next) = tb.shadow.get(at).copied() else { break };
-        if let Some(to) = tb.shadow.get_mut(at - 1) {
-            *to = next;
+    let place = tb.shadow.get_mut(index)?;
+    let frame = *place;
+    place.slot = 0;
+    Some((frame, index as u32))
+}
+
+/// As `take`, out of the running thread's own block; the place is free again if nobody else has one in hand.
+fn take_own(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
+    let before = tb.shadow_change;
+    changing(tb, before.max(CHANGE_PUSH), |tb| {
+        let (frame, index) = take(tb, slot)?;
+        compiler_fence(Release);
+        if !exchange(&mut tb.shadow_used, index + 1, index) && before == 0 {
+            retain(tb, |frame| frame.slot != 0);
         }
-    }
-    let last = used.saturating_sub(1);
-    if let Some(last) = tb.shadow.get_mut(last) {
-        last.slot = 0;
-    }
-    tb.shadow_used = last as u32;
-    Some(frame)
+        Some(frame)
+    })
 }
 
 /// Takes the last frame of a block if it has this slot, and its own return address and not another frame's: that and its
@@ -175,12 +208,15 @@ fn take(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
 pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Option<(u64, u64)> {
     let last = tb.shadow_used.checked_sub(1)?;
     let frame = tb.shadow.get_mut(last as usize)?;
-    let fits = frame.slot == slot && frame.return_address != trampoline;
     let found = (frame.return_address, frame.hook);
+    // (A signal handler that came in between may have moved it; its slot then is none.)
+    compiler_fence(Acquire);
+    let fits = frame.slot == slot && found.0 != trampoline;
     if fits {
         frame.slot = 0;
         compiler_fence(Release);
-        tb.shadow_used = last;
+        // (Else frames have come behind it meanwhile.)
+        exchange(&mut tb.shadow_used, last + 1, last);
     }
     fits.then_some(found)
 }
@@ -189,8 +225,7 @@ pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Opti
 pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFrame> {
     if !tb.is_null() {
         // SAFETY: the running thread's own block.
-        let tb = unsafe { &mut *tb };
-        let taken = changing(tb, CHANGE_MOVE, |tb| take(tb, slot));
+        let taken = take_own(unsafe { &mut *tb }, slot);
         if taken.is_some() {
             return taken;
         }
@@ -199,7 +234,7 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
     (0..used).map(|index| block_address(base, index) as *mut ThreadBlock).filter(|block| *block != tb).find_map(
         |block| {
             // SAFETY: a block that was handed out. Its owner does not touch the frame of a fiber that runs here.
-            take(unsafe { &mut *block }, slot)
+            take(unsafe { &mut *block }, slot).map(|(frame, _)| frame)
         },
     )
 }
@@ -212,9 +247,7 @@ pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
 fn restore_each(tb: &mut ThreadBlock, trampoline: u64) {
     for index in 0..tb.shadow_used.min(SHADOW_FRAMES_MAX) as usize {
         let Some(frame) = tb.shadow.get(index).copied() else { break };
-        if frame.restored != 0 {
-            continue;
-        }
+        // (Whatever was restored before: who was about to call the function has written the trampoline's again.)
         if frame.return_address != trampoline && slot_content(tb, frame.slot) == Some(trampoline) {
             set_slot(tb, frame.slot, frame.return_address);
         }
@@ -240,15 +273,14 @@ pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
         }
         // SAFETY: reads ids and the guard of the block only.
         let content = slot_content(unsafe { &*view }, frame.slot);
-        let alive = frame.slot > sp
-            && (content == Some(frame.return_address)
-                || content == Some(trampoline)
-                || frame.return_address == trampoline);
-        if alive {
+        let is_there = (content == Some(frame.return_address) || frame.return_address == trampoline)
+            && (frame.slot > sp || is_on_alternate_stack(frame.slot, sp));
+        if is_there {
             // SAFETY: as above.
             set_slot(unsafe { &*view }, frame.slot, trampoline);
         }
-        alive
+        // (Who is about to call the function, or about to ask where it returns to, has the trampoline's there.)
+        is_there || content == Some(trampoline)
     });
     for frame in frames(tb) {
         frame.restored = 0;

@@ -280,13 +280,8 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             if has_end(base, number) && ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
                 push(tb, (tb.next_call, tb.first_call), regs.rsp, number, passed);
             }
-            // (A program that this call's handler interrupted may have said so of another.)
-            let outer = (core::mem::take(&mut tb.overrides), tb.override_result);
             // SAFETY: the caller's promise.
-            unsafe { run(base, tb, regs, number, None) };
-            let (overrides, result) = (tb.overrides != 0, tb.override_result);
-            (tb.overrides, tb.override_result) = outer;
-            if overrides {
+            if let Some(result) = unsafe { show_beginning(base, tb, regs, number) } {
                 // SAFETY: the caller's promise.
                 unsafe { end_at_once(base, Some(tb), regs, number, result) };
                 return true;
@@ -440,6 +435,20 @@ pub(crate) unsafe fn end_abandoned(base: u64, tb: &mut ThreadBlock, regs: &PtReg
         // SAFETY: valid registers.
         unsafe { show_end(base, tb, &mut left, number) };
     }
+}
+
+/// Runs the programs that see the beginning of a call: its result, if one wants it not to be made.
+///
+/// # Safety
+/// `regs` are valid registers, as they are before the call.
+pub(crate) unsafe fn show_beginning(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64) -> Option<u64> {
+    // (A program that this call's handler interrupted may have said so of another.)
+    let outer = (core::mem::take(&mut tb.overrides), tb.override_result);
+    // SAFETY: the caller's promise.
+    unsafe { run(base, tb, regs, number, None) };
+    let result = (tb.overrides != 0).then_some(tb.override_result);
+    (tb.overrides, tb.override_result) = outer;
+    result
 }
 
 /// Runs the programs that see the end of a call.

@@ -269,6 +269,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
     let fresh_thread = !fresh_process && tb.named_tid != tid as u32;
     if tb.this == 0 || fresh_thread {
         (tb.shadow_used, tb.shadow_change) = (0, 0);
+        tb.shadow.iter_mut().for_each(|frame| frame.slot = 0);
         tb.unwinding = 0;
     }
     if tb.this == 0 || fresh_thread {

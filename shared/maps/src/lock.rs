@@ -49,6 +49,10 @@ fn wait(word: &AtomicU32, cx: &Context, rounds: u32) -> Acquired {
     let (mut round, mut pauses) = (0, 1);
     loop {
         let owner = word.load(Relaxed);
+        if owner == cx.owner {
+            // It is held by programs that a signal handler has interrupted, whose programs these are.
+            return Acquired::Not;
+        }
         if owner == 0 && word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed).is_ok() {
             return Acquired::Free;
         }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Functions that call, go on to each other, are left by exceptions and longjmp, and a signal handler that does as much at any
-// instruction.
+// Functions that call, go on to each other, are left by exceptions and longjmp, and handlers of two signals that do as much at
+// any instruction, also of each other, and look where they are.
 //
 //   interrupted ROUNDS
 //
-// Says how often `down` was called below, and how often in the handler.
+// Says how often `down` was called below, and how often in handlers.
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <execinfo.h>
 #include <stdexcept>
-#include <sys/time.h>
 
 static long below, above, faults;
-static volatile sig_atomic_t in_handler;
+static volatile sig_atomic_t handlers;
 
 #define PROBED extern "C" __attribute__((noinline, noclone))
 
 PROBED int down(int depth, jmp_buf *out)
 {
-	(in_handler ? above : below)++;
+	(handlers ? above : below)++;
 	if (depth == 0 && out)
 		longjmp(*out, 1);
 	int deeper = depth == 0 ? 0 : down(depth - 1, out);
@@ -45,7 +46,7 @@ PROBED int thrower(int number)
 static void round(int number)
 {
 	jmp_buf out;
-	int depth = number % 6;
+	volatile int depth = number % 6;
 
 	faults += down(depth, nullptr) != depth + 1;
 	faults += onward(depth, nullptr) != depth + 1;
@@ -56,24 +57,52 @@ static void round(int number)
 	faults += down(1, nullptr) != 2;
 }
 
-static void handle(int)
+static timer_t timers[2];
+
+// (Only now and then: the others go on, too.)
+static void soon(int timer)
+{
+	itimerspec next = { { 0, 0 }, { 0, 70000 } };
+
+	timer_settime(timers[timer], 0, &next, nullptr);
+}
+
+static void handle(int signal)
 {
 	static int number;
+	void *callers[32];
 
-	in_handler = 1;
+	handlers = handlers + 1;
 	round(number++);
-	in_handler = 0;
+	// From SIGALRM's handler, what it interrupted and so on.
+	if (signal == SIGALRM)
+		faults += backtrace(callers, 32) < 3;
+	handlers = handlers - 1;
+	soon(signal == SIGALRM);
+}
+
+static void begin(int signal)
+{
+	struct sigaction action = {};
+	struct sigevent event = {};
+
+	action.sa_handler = handle;
+	event.sigev_notify = SIGEV_SIGNAL;
+	event.sigev_signo = signal;
+	faults += sigaction(signal, &action, nullptr) != 0;
+	faults += timer_create(CLOCK_MONOTONIC, &event, &timers[signal == SIGALRM]) != 0;
+	soon(signal == SIGALRM);
 }
 
 int main(int, char **words)
 {
-	struct sigaction action = {};
-	itimerval often = { { 0, 50 }, { 0, 50 } }, never = {};
 	long rounds = atol(words[1]), caught = 0;
+	void *here;
 
-	action.sa_handler = handle;
-	sigaction(SIGALRM, &action, nullptr);
-	setitimer(ITIMER_REAL, &often, nullptr);
+	// (The first time it loads a library.)
+	backtrace(&here, 1);
+	begin(SIGALRM);
+	begin(SIGUSR1);
 	for (int i = 0; i < rounds; i++) {
 		round(i);
 		try {
@@ -82,7 +111,8 @@ int main(int, char **words)
 			caught++;
 		}
 	}
-	setitimer(ITIMER_REAL, &never, nullptr);
+	for (timer_t timer : timers)
+		timer_delete(timer);
 	faults += caught != (rounds + 2) / 3;
 	printf("%ld %ld\n", below, above);
 	return faults != 0;
