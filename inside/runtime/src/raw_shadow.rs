@@ -10,8 +10,8 @@
 
 use core::arch::asm;
 use core::hint::cold_path;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::compiler_fence;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU64, compiler_fence};
 
 use ring3_layout::control::Hook;
 use ring3_layout::thread::{CHANGE_MOVE, CHANGE_PUSH, SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
@@ -19,6 +19,9 @@ use ring3_layout::thread::{CHANGE_MOVE, CHANGE_PUSH, SHADOW_FRAMES_MAX, ShadowFr
 use crate::raw_dispatch::is_on_alternate_stack;
 use crate::raw_memory::{read, write};
 use crate::raw_thread::{block_address, state};
+
+/// Calls for which there was no room, after which it is looked for again: each look reads all slots.
+const FULL_LOOKS_EVERY: u64 = 64;
 
 /// What a stack slot holds, if it can be read.
 fn slot_content(tb: &ThreadBlock, slot: u64) -> Option<u64> {
@@ -77,21 +80,33 @@ fn fill(place: &mut ShadowFrame, frame: ShadowFrame) {
     place.slot = frame.slot;
 }
 
+/// Takes a place's slot from it, whichever thread's it is: whether it was there still.
+fn claim(place: *mut ShadowFrame, slot: u64) -> bool {
+    // SAFETY: a place of a block that was handed out.
+    let word = unsafe { &raw mut (*place).slot };
+    // SAFETY: as above.
+    unsafe { AtomicU64::from_ptr(word) }.compare_exchange(slot, 0, AcqRel, Relaxed).is_ok()
+}
+
 /// Keeps the frames for which `keep` says so, in order.
 fn retain(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     changing(tb, CHANGE_MOVE, |tb| retain_now(tb, keep));
 }
 
 fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
-    let mut kept = 0u32;
-    let used = tb.shadow_used.min(SHADOW_FRAMES_MAX);
+    let (before, mut kept) = (tb.shadow_used, 0u32);
+    let used = before.min(SHADOW_FRAMES_MAX);
     for index in 0..used {
         let Some(frame) = tb.shadow.get(index as usize).copied() else { break };
         if keep(&frame) {
             if kept != index
-                && let Some(to) = tb.shadow.get_mut(kept as usize)
+                && let Ok([to, from]) = tb.shadow.get_disjoint_mut([kept as usize, index as usize])
             {
                 fill(to, frame);
+                if !claim(from, frame.slot) {
+                    // Taken by a thread that a fiber went to.
+                    to.slot = 0;
+                }
             }
             kept += 1;
         }
@@ -99,7 +114,10 @@ fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     for frame in tb.shadow.get_mut(kept as usize..used as usize).unwrap_or_default() {
         frame.slot = 0;
     }
-    tb.shadow_used = kept;
+    if !exchange(&mut tb.shadow_used, before, kept) {
+        // Who was taken for left by somebody on another stack goes on: frames have come behind.
+        tb.shadow_used = tb.shadow_used.max(kept);
+    }
 }
 
 /// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. None if there is no room
@@ -123,7 +141,7 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
     if return_address != trampoline && frames(tb).iter().any(|frame| frame.slot == slot) {
         drop_slot(tb, slot, may_move);
     }
-    if tb.shadow_used >= SHADOW_FRAMES_MAX && may_move {
+    if tb.shadow_used >= SHADOW_FRAMES_MAX && may_move && tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
         drop_dead(tb, trampoline);
     }
     let index = add(&mut tb.shadow_used, 1) as usize;
@@ -180,13 +198,25 @@ pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
     frames.iter().find(awaited).map_or(content, |frame| frame.return_address)
 }
 
-/// Takes the latest frame with this slot out of a block, where it leaves a place without a slot: that and its index.
-fn take(tb: &mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
-    let index = frames(tb).iter().rposition(|frame| frame.slot == slot)?;
-    let place = tb.shadow.get_mut(index)?;
-    let frame = *place;
-    place.slot = 0;
-    Some((frame, index as u32))
+/// Takes the latest frame with this slot out of a block, whose owner may be moving it. It leaves a place without a slot: its index.
+fn take(block: *mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
+    // SAFETY: a block that was handed out.
+    let places = unsafe { &raw mut (*block).shadow };
+    // SAFETY: as above.
+    let used = unsafe { &raw const (*block).shadow_used };
+    // SAFETY: as above.
+    let used = unsafe { used.read_volatile() };
+    let place = |index: u32| places.cast::<ShadowFrame>().wrapping_add(index as usize);
+    // SAFETY: a place of the block's, whatever it holds.
+    let names = |index: &u32| unsafe { place(*index).read_volatile() }.slot == slot;
+    loop {
+        let index = (0..used.min(SHADOW_FRAMES_MAX)).rev().find(names)?;
+        // SAFETY: as above.
+        let frame = unsafe { place(index).read_volatile() };
+        if claim(place(index), slot) {
+            return Some((frame, index));
+        }
+    }
 }
 
 /// As `take`, out of the running thread's own block; the place is free again if nobody else has one in hand.
@@ -231,12 +261,10 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
         }
     }
     let used = state(base).used.load(Relaxed).min(THREADS_MAX);
-    (0..used).map(|index| block_address(base, index) as *mut ThreadBlock).filter(|block| *block != tb).find_map(
-        |block| {
-            // SAFETY: a block that was handed out. Its owner does not touch the frame of a fiber that runs here.
-            take(unsafe { &mut *block }, slot).map(|(frame, _)| frame)
-        },
-    )
+    (0..used)
+        .map(|index| block_address(base, index) as *mut ThreadBlock)
+        .filter(|block| *block != tb)
+        .find_map(|block| take(block, slot).map(|(frame, _)| frame))
 }
 
 /// An unwinder begins: slots show what they held. Mirrors what an unwinder expects of any stack.
@@ -273,8 +301,9 @@ pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
         }
         // SAFETY: reads ids and the guard of the block only.
         let content = slot_content(unsafe { &*view }, frame.slot);
-        let is_there = (content == Some(frame.return_address) || frame.return_address == trampoline)
-            && (frame.slot > sp || is_on_alternate_stack(frame.slot, sp));
+        // (Of several frames with one slot the first has the address: for the others its slot shows the trampoline's by now.)
+        let is_there =
+            content == Some(frame.return_address) && (frame.slot > sp || is_on_alternate_stack(frame.slot, sp));
         if is_there {
             // SAFETY: as above.
             set_slot(unsafe { &*view }, frame.slot, trampoline);

@@ -14,7 +14,7 @@
 #include <stdexcept>
 
 static long below, above, faults;
-static volatile sig_atomic_t handlers;
+static volatile sig_atomic_t handlers, throwing;
 
 #define PROBED extern "C" __attribute__((noinline, noclone))
 
@@ -41,6 +41,28 @@ PROBED int thrower(int number)
 		throw std::runtime_error("thrown");
 	__asm__ volatile("" : "+r"(number));
 	return number + 1;
+}
+
+PROBED int catcher(int number)
+{
+	try {
+		return thrower(number);
+	} catch (const std::runtime_error &) {
+		return -1;
+	}
+}
+
+// Calls somebody from where `onward` was left: what it returns to lies where that of `onward` did.
+__attribute__((noinline)) static int leave_and_catch(int number)
+{
+	jmp_buf out;
+
+	if (!setjmp(out))
+		onward(0, &out);
+	throwing = 1;
+	int caught = catcher(3 * number);
+	throwing = 0;
+	return caught;
 }
 
 static void round(int number)
@@ -74,8 +96,8 @@ static void handle(int signal)
 
 	handlers = handlers + 1;
 	round(number++);
-	// From SIGALRM's handler, what it interrupted and so on.
-	if (signal == SIGALRM)
+	// (Nobody can tell where an unwinder is while it goes to who catches.)
+	if (signal == SIGALRM && !throwing)
 		faults += backtrace(callers, 32) < 3;
 	handlers = handlers - 1;
 	soon(signal == SIGALRM);
@@ -105,11 +127,14 @@ int main(int, char **words)
 	begin(SIGUSR1);
 	for (int i = 0; i < rounds; i++) {
 		round(i);
+		throwing = 1;
 		try {
 			faults += thrower(i) != i + 1;
 		} catch (const std::runtime_error &) {
 			caught++;
 		}
+		throwing = 0;
+		faults += leave_and_catch(i) != -1;
 	}
 	for (timer_t timer : timers)
 		timer_delete(timer);
