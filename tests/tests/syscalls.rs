@@ -400,7 +400,8 @@ fn handlers_that_interrupt_programs_are_seen_and_harm_nobody() {
     // bpftrace reads, adds and writes: what is counted in between is lost.
     let (all, seen) = (calls[0] + calls[1], counts["down"]);
     assert!((calls[0] + calls[1] * 4 / 5..=all).contains(&seen), "{calls:?} {counts:?}");
-    assert!(counts["thrower"] > 299_000 && counts["thrower_returned"] > 199_000, "{counts:?}");
+    // No handler calls it; in two rounds of three it returns, and from where it is caught at once it never does.
+    assert_eq!((counts["thrower"], counts["thrower_returned"]), (3 * 200_000, 3 * 66_666), "{counts:?}");
 }
 
 /// Whether a process has come to its end; who started it has still to hear of it.

@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, Ring3, Spread, Victim, machine, machine_text, output};
@@ -240,15 +238,8 @@ impl Bench {
         Ok(())
     }
 
-    /// It stays on one CPU, always the same one: CPUs of shared machines differ.
     fn victim(&self) -> Result<Victim, String> {
-        let victim = Victim::start(&mut Command::new(self.build.join("syscall_victim")))?;
-        let pid = Pid::from_child(&victim.process.child);
-        let allowed = sched_getaffinity(None).map_err(|error| format!("sched_getaffinity: {error}"))?;
-        let mut last = CpuSet::new();
-        last.set((0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).unwrap_or(0));
-        sched_setaffinity(Some(pid), &last).map_err(|error| format!("sched_setaffinity: {error}"))?;
-        Ok(victim)
+        Victim::start(&mut Command::new(self.build.join("syscall_victim")))
     }
 
     fn measure(&mut self, engine: Engine, case: Case) -> Result<(), String> {

@@ -145,8 +145,8 @@ macro_rules! call_and_leave {
 /// How a call is seen on the caller's stack, at this end: `$see` says what comes next, `$context` is where in the frame the only
 /// program's is. The entry that keeps the flags is the one for callers to whom they mean something.
 ///
-/// But for that program nothing is called and returns: behind a system call that takes as long as fifty plain instructions. Registers
-/// that functions keep are not touched, but `rbx`.
+/// But for that program nothing is called and returns: behind a system call that takes as long as up to forty plain instructions.
+/// Registers that functions keep are not touched, but `rbx`.
 macro_rules! seen_here {
     ($end:ident, $entry:literal, $seen:literal, $see:path, $closely:path, $context:ident, $arguments:path) => {
         mod $end {

@@ -92,7 +92,7 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
     // SAFETY: the stub passes a hook of the control block.
     let hook = unsafe { &*hook };
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
-    let left = was_left(base, tb, sp);
+    let left = |tb: &mut ThreadBlock| was_left(base, tb, sp);
     // SAFETY: as for this function.
     let entered = run_guarded(tb, left, |tb| unsafe { enter_free(tb, base, frame, hook, sp) });
     if entered.is_none() {
@@ -187,9 +187,9 @@ impl Outer {
         }
     }
 
-    /// `left`: their CPU slot was given back.
-    fn resume(self, tb: &mut ThreadBlock, left: bool) {
-        if !left {
+    /// Where programs were not `interrupted` but left, their CPU slot was given back.
+    fn resume(self, tb: &mut ThreadBlock, interrupted: bool) {
+        if interrupted {
             tb.cpu_slot = self.cpu_slot;
         }
         tb.attachment = self.attachment;
@@ -202,19 +202,28 @@ impl Outer {
     }
 }
 
-/// Runs what comes while the guard is set: programs were left, or a signal handler interrupts them. (Those that seem to have been
-/// left may go on, on another stack.) `run` sets the guard. Nothing, if too many are interrupted.
-pub(crate) fn run_guarded<R>(tb: &mut ThreadBlock, left: bool, run: impl FnOnce(&mut ThreadBlock) -> R) -> Option<R> {
-    if !left && tb.interrupted >= INTERRUPTED_MAX {
+/// Runs what sets the guard, and sets it back. Where it is set already, a signal handler interrupts programs, unless they were
+/// left: `was_left`. Nothing, if too many are interrupted.
+pub(crate) fn run_guarded<R>(
+    tb: &mut ThreadBlock,
+    was_left: impl FnOnce(&mut ThreadBlock) -> bool,
+    run: impl FnOnce(&mut ThreadBlock) -> R,
+) -> Option<R> {
+    let before = tb.guard.load(Relaxed);
+    let interrupts = before != 0 && !was_left(tb);
+    if interrupts && tb.interrupted >= INTERRUPTED_MAX {
         return None;
     }
-    let (guard, outer) = (if left { 0 } else { tb.guard.load(Relaxed) }, Outer::of(tb));
-    tb.interrupted += u32::from(!left);
+    // (Programs that seem to have been left may go on, on another stack.)
+    let outer = (before != 0).then(|| Outer::of(tb));
+    tb.interrupted += u32::from(interrupts);
     compiler_fence(Release);
     let result = run(tb);
-    outer.resume(tb, left);
+    if let Some(outer) = outer {
+        outer.resume(tb, interrupts);
+    }
     compiler_fence(Release);
-    tb.guard.store(guard, Relaxed);
+    tb.guard.store(if interrupts { before } else { 0 }, Relaxed);
     Some(result)
 }
 
@@ -490,20 +499,13 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
     let finish = |guarded| unsafe { finish(base, trampoline, block, frame, slot, guarded) };
     // SAFETY: the running thread's own block, or null.
     let Some(tb) = (unsafe { block.as_mut() }) else { return finish(true) };
-    let finish_free = |tb: &mut ThreadBlock| {
+    let left = |tb: &mut ThreadBlock| was_left(base, tb, slot);
+    let finished = run_guarded(tb, left, |tb| {
         tb.guard.store(slot, Relaxed);
         compiler_fence(Acquire);
-        let address = finish(false);
-        compiler_fence(Release);
-        address
-    };
-    if tb.guard.load(Relaxed) == 0 {
-        let address = finish_free(tb);
-        tb.guard.store(0, Relaxed);
-        return address;
-    }
-    let left = was_left(base, tb, slot);
-    run_guarded(tb, left, finish_free).unwrap_or_else(|| finish(true))
+        finish(false)
+    });
+    finished.unwrap_or_else(|| finish(true))
 }
 
 /// Takes the frames of a slot and runs their programs; the address to go on at.

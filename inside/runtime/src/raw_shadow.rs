@@ -154,9 +154,7 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
     compiler_fence(Release);
     if index >= tb.shadow_used as usize {
         // Somebody took us for left, and has made room.
-        if let Some(frame) = tb.shadow.get_mut(index) {
-            frame.slot = 0;
-        }
+        frame.slot = 0;
         return None;
     }
     // SAFETY: as above; the slot is this thread's.
@@ -224,7 +222,6 @@ fn take_own(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
     let before = tb.shadow_change;
     changing(tb, before.max(CHANGE_PUSH), |tb| {
         let (frame, index) = take(tb, slot)?;
-        compiler_fence(Release);
         if !exchange(&mut tb.shadow_used, index + 1, index) && before == 0 {
             retain(tb, |frame| frame.slot != 0);
         }
@@ -244,7 +241,6 @@ pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Opti
     let fits = frame.slot == slot && found.0 != trampoline;
     if fits {
         frame.slot = 0;
-        compiler_fence(Release);
         // (Else frames have come behind it meanwhile.)
         exchange(&mut tb.shadow_used, last + 1, last);
     }

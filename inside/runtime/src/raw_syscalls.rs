@@ -558,16 +558,13 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let hook = unsafe { &*(hook as *const Hook) };
     let address = &raw mut *regs as u64;
     let apart = is_apart(base, address);
-    let before = tb.guard.load(Relaxed);
-    let interrupts = before != 0 && (apart || !was_left(base, tb, regs.rsp));
+    let sp = regs.rsp;
+    let left = |tb: &mut ThreadBlock| !apart && was_left(base, tb, sp);
     // What the registers of a call that was left say of its stack is of the past.
-    let guard = if apart { address + FRAME_BYTES } else { regs.rsp.max(address + FRAME_BYTES) };
+    let guard = if apart { address + FRAME_BYTES } else { sp.max(address + FRAME_BYTES) };
     // SAFETY: as for this function.
-    let mut run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, guard, hook) };
-    if before == 0 {
-        run(tb);
-        tb.guard.store(0, Relaxed);
-    } else if run_guarded(tb, !interrupts, run).is_none() {
+    let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, guard, hook) };
+    if run_guarded(tb, left, run).is_none() {
         miss(tb, hook);
     }
 }

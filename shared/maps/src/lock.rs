@@ -50,7 +50,7 @@ fn wait(word: &AtomicU32, cx: &Context, rounds: u32) -> Acquired {
     loop {
         let owner = word.load(Relaxed);
         if owner == cx.owner {
-            // It is held by programs that a signal handler has interrupted, whose programs these are.
+            // It is held by programs that a signal handler, whose programs these are, has interrupted, or that were left.
             return Acquired::Not;
         }
         if owner == 0 && word.compare_exchange_weak(0, cx.owner, Acquire, Relaxed).is_ok() {
