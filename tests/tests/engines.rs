@@ -13,9 +13,12 @@ use std::process::Command;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use ring3_isa::assemble;
 use ring3_jit::Options;
+use ring3_layout::map::HASH_MULTIPLIER;
+use ring3_maps::{Attributes, Context};
 use ring3_run::Runner;
 use ring3_tests::{hexadecimal, is_root, ring3, root};
-use ring3_verifier::Verified;
+use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_verifier::{InnerShape, Input, MapShape, Policy, Verified, verify};
 
 use raw_case::{Case, Kernel};
 
@@ -249,4 +252,173 @@ fn conformance_cases_pass_on_every_engine() {
         println!("{engine}: {}", text.lines().last().unwrap_or_default());
         assert!(output.status.success(), "{engine}:\n{text}{}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// What `verified` says of a program for some memory that uses the runner's maps.
+fn verified_with_maps(text: &str, bytes: usize, runner: &Runner, told: &[MapShape]) -> Verified {
+    let insns = assemble(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let input = Input {
+        insns: &insns,
+        prog_type: prog_type::SYSCALL,
+        gpl_compatible: true,
+        sleepable: false,
+        cpus: 2,
+        policy: Policy::memory(bytes as u32),
+        log_level: 1,
+        lines: vec![],
+        map_by_fd: &|_| None,
+        map_by_index: &|index| Some(runner.maps()[index as usize].shape(*told.get(index as usize)?)),
+        constant_value: &|_| None,
+    };
+    verify(&input).unwrap_or_else(|report| panic!("{}", report.log))
+}
+
+/// Two numbers that have one hash as keys of so many bytes.
+fn keys_of_one_hash(bytes: u32) -> [u64; 2] {
+    let hash = |key: u64| match bytes {
+        4 => (key.wrapping_mul(HASH_MULTIPLIER) >> 32) as u32,
+        _ => {
+            let product = u128::from(key) * u128::from(HASH_MULTIPLIER);
+            (product ^ (product >> 64)) as u32
+        }
+    };
+    if bytes == 4 {
+        // (Between others of so few bytes there is a Fibonacci number, too.)
+        let keys = [1 << 20, (1 << 20) + 2_971_215_073];
+        assert_eq!(hash(keys[0]), hash(keys[1]));
+        return keys;
+    }
+    let mut keys = BTreeMap::new();
+    (1 << 20..).find_map(|key| Some([keys.insert(hash(key), key)?, key])).expect("some numbers do")
+}
+
+#[test]
+fn look_ups_in_hash_maps_find_what_the_maps_find() {
+    const MAPS: [u32; 4] = [map_type::HASH, map_type::PERCPU_HASH, map_type::LRU_HASH, map_type::LRU_PERCPU_HASH];
+    const LOOK_UP: &str = "r6 = *(u64 *)(r1 +0)
+        r7 = *(u64 *)(r1 +8)
+        *(u64 *)(r10 -16) = r6
+        *(u64 *)(r10 -8) = r7
+        r2 = r10
+        r2 += -16
+        r1 = map[0]
+        call 1
+        if r0 == 0 goto none
+        r0 = *(u64 *)(r0 +8)
+        exit
+        none:
+        r0 = -1
+        exit";
+    let mut found = [0; 2];
+    for map_type in MAPS {
+        // Of few buckets most have chains.
+        for (key_size, max_entries) in [4, 8, 16].into_iter().flat_map(|key| [1, 3, 8, 1000].map(|most| (key, most)))
+        {
+            let alike = keys_of_one_hash(key_size);
+            let mut runner = Runner::new(2).expect("this machine runs programs");
+            let attributes = Attributes { map_type, key_size, value_size: 16, max_entries, ..Attributes::default() };
+            runner.add_map(&attributes).expect("room for a map");
+            let alone = InnerShape { map_type, key_size, value_size: 16, max_entries, map_flags: 0, lock: None };
+            let program = verified_with_maps(LOOK_UP, 16, &runner, &[MapShape { slot: 0, ..alone.shape() }]);
+            let context = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| {} };
+            let key_of = |number: u64| {
+                // The first two have one hash.
+                let first = alike.get(number as usize).copied().unwrap_or(number);
+                [first, !number].map(u64::to_le_bytes).concat()
+            };
+            let map = runner.maps()[0].map();
+            for number in 0..u64::from(max_entries) * 3 / 2 {
+                let mut value = vec![0; map.geometry().user_value_bytes()];
+                for copy in value.chunks_mut(16) {
+                    copy[8..].copy_from_slice(&(number + 1).to_le_bytes());
+                }
+                // (A full one stays as it is, or loses some.)
+                let _ = map.user_update(&context, &key_of(number)[..key_size as usize], &value, 0);
+                if number % 5 == 4 {
+                    let _ = map.user_delete(&context, &key_of(number - 2)[..key_size as usize]);
+                }
+            }
+            let is_there = |number| {
+                let mut value = vec![0; map.geometry().user_value_bytes()];
+                map.user_lookup(&key_of(number)[..key_size as usize], &mut value).is_ok()
+            };
+            let expected: Vec<bool> = (0..u64::from(max_entries) * 2).map(is_there).collect();
+            for compile in raw_case::compilers() {
+                let code = compile(&program, &Options::default()).expect("it compiles");
+                runner.unload();
+                let loaded = runner.load(&program, &code).expect("there is room");
+                for (number, is_there) in (0u64..).zip(&expected) {
+                    let given = runner.run(loaded, &mut key_of(number), 1).expect("this thread is free").result;
+                    let wanted = if *is_there { number + 1 } else { u64::MAX };
+                    assert_eq!(given, wanted, "type {map_type}, {key_size} bytes, {max_entries}, {number}");
+                    found[usize::from(*is_there)] += 1;
+                }
+            }
+        }
+    }
+    assert!(found[0] > 1000 && found[1] > 1000, "{found:?}");
+}
+
+/// What lies near above a function's stack is read by code itself where the number of bytes is known, else by the helper.
+#[test]
+fn what_lies_near_the_stack_is_read_as_the_helper_reads_it() {
+    let own = [-8, -7, -4, -1].map(|offset| ("r10", offset));
+    let far = [64, 500, 1009, 1016, 1017, 1024, 1 << 28].map(|offset| ("r10", offset));
+    let others = ["r1", "0", "-14", "-1", "4096"].map(|base| (base, 0));
+    let mut runner = Runner::new(1).expect("this machine runs programs");
+    let mut results = BTreeMap::new();
+    for compile in raw_case::compilers() {
+        for (base, offset) in own.into_iter().chain(far).chain(others) {
+            for (bytes, helper) in [1, 2, 3, 4, 8].into_iter().flat_map(|bytes| [(bytes, 4), (bytes, 113)]) {
+                let text = format!(
+                    "r2 = *(u64 *)(r1 +0)
+                    r0 = 0x1122334455667788 ll
+                    *(u64 *)(r10 -8) = r0
+                    r1 = {base}
+                    r1 += {offset}
+                    call read
+                    exit
+                    read:
+                    r7 = r1
+                    r9 = r2
+                    r0 = 0x12345678 ll
+                    *(u64 *)(r10 -8) = r0
+                    *(u64 *)(r10 -16) = r0
+                    r1 = r10
+                    r1 += -8
+                    r2 = {bytes}
+                    r3 = r7
+                    call {helper}
+                    r8 = r0
+                    r1 = r10
+                    r1 += -16
+                    r2 = r9
+                    if r2 > 8 goto wrong
+                    r3 = r7
+                    call {helper}
+                    if r0 != r8 goto wrong
+                    r1 = *(u64 *)(r10 -8)
+                    r2 = *(u64 *)(r10 -16)
+                    if r1 != r2 goto wrong
+                    exit
+                    wrong:
+                    r0 = 1
+                    exit"
+                );
+                let program = verified_with_maps(&text, 8, &runner, &[]);
+                let code = compile(&program, &Options::default()).expect("it compiles");
+                runner.unload();
+                let loaded = runner.load(&program, &code).expect("there is room");
+                let mut memory = u64::to_le_bytes(bytes);
+                let given = runner.run(loaded, &mut memory, 1).expect("this thread is free").result as i64;
+                // Read, a fault (EFAULT), or no memory of the kernel's (ERANGE).
+                assert!(
+                    [0, -14, -34].contains(&given),
+                    "{base} + {offset}, {bytes} bytes by helper {helper}: {given}"
+                );
+                *results.entry(given).or_insert(0) += 1;
+            }
+        }
+    }
+    assert_eq!(results.len(), 3, "{results:?}");
 }

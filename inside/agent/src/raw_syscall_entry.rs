@@ -138,6 +138,7 @@ macro_rules! call_and_leave {
             in("rdi") $frame,
             in("rsi") $second,
             in("rdx") $third,
+            options(nostack)
         )
     };
 }
@@ -210,11 +211,12 @@ macro_rules! seen_here {
                             in("rax") code,
                             in("rdi") frame,
                             in("rsi") block,
+                            options(nostack)
                         )
                     },
                     // SAFETY: the frame is there.
                     Next::Leave => unsafe {
-                        asm!("jmp {leave}", leave = sym leave, in("rdi") frame)
+                        asm!("jmp {leave}", leave = sym leave, in("rdi") frame, options(nostack))
                     },
                     // SAFETY: nothing has been done.
                     Next::Closely => unsafe {
@@ -240,6 +242,7 @@ macro_rules! seen_here {
                         leave!();
                         with_flags = sym leave_with_flags,
                         in("rdi") frame,
+                        options(nostack)
                     )
                 }
             }

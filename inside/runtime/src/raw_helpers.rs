@@ -3,7 +3,6 @@
 //! Each takes the five argument registers and the thread block. Addresses that a helper's prototype calls memory
 //! were proved by the verifier; addresses of the traced program's memory are any numbers and are read guarded.
 
-use core::ptr::copy;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Acquire;
 
@@ -16,7 +15,7 @@ use ring3_uapi::Errno;
 use crate::raw_callbacks::LOOPS_MAX;
 use crate::raw_dispatch::{cpu_of, map_cpu};
 use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
-use crate::raw_memory::{clear, is_own_frame, read, read_string, read_user_string, write};
+use crate::raw_memory::{clear, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_slot::name;
 use crate::raw_system::{
@@ -126,18 +125,6 @@ fn inner_map(tb: &ThreadBlock, value: u64) -> u64 {
     }
     // SAFETY: a map operation gave the address of an element's value, a word. Only the server writes it.
     view_named(tb, unsafe { AtomicU32::from_ptr(value as *mut u32) }.load(Acquire))
-}
-
-/// `bpf_probe_read_kernel` of other than a word that is certainly there, which is read most: it calls nobody.
-///
-/// # Safety
-/// `to` is writable for `bytes` bytes.
-#[inline(never)]
-unsafe fn probe_read_any_kernel(tb: &ThreadBlock, to: u64, from: u64, bytes: u64) -> u64 {
-    // SAFETY: the caller's promise.
-    let result = unsafe { read_kernel(tb, to, from, bytes) };
-    // SAFETY: as above.
-    done(unsafe { cleared(to, bytes, result) })
 }
 
 macro_rules! helpers {
@@ -281,13 +268,10 @@ helpers! {
     /// `bpf_probe_read_kernel`
     fn probe_read_kernel(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
-        if bytes == size_of::<u64>() as u64 && is_own_frame(tb, from, bytes) {
-            // SAFETY: the verifier proved `to` writable; the other word is mapped.
-            unsafe { copy(from as *const [u8; size_of::<u64>()], to as *mut _, 1) };
-            return 0;
-        }
         // SAFETY: the verifier proved `to` writable.
-        unsafe { probe_read_any_kernel(tb, to, from, bytes) }
+        let result = unsafe { read_kernel(tb, to, from, bytes) };
+        // SAFETY: as above.
+        done(unsafe { cleared(to, bytes, result) })
     }
 
     /// `bpf_probe_read_user_str`

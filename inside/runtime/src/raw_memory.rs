@@ -33,12 +33,6 @@ fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     address >= here && bytes <= PAGE && address < end && address + bytes <= end && guard >= here
 }
 
-/// Whether `bytes` at `address` are part of what programs lie on while they run: their stacks, contexts and registers.
-#[inline(always)]
-pub(crate) fn is_own_frame(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
-    is_own_stack(tb, address, bytes) && address + bytes <= tb.guard.load(Relaxed)
-}
-
 /// Copies `bytes` bytes from `source`, which may be any address, to `target`.
 ///
 /// # Safety

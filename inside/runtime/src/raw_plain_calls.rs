@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, Attachment};
-use ring3_layout::syscall::{CALLS_MAX, ONLY_NOBODY, Seers};
+use ring3_layout::syscall::{CALLS_MAX, Seers};
 use ring3_layout::thread::ThreadBlock;
 
 use crate::raw_dispatch::{is_for, run_here};
@@ -217,16 +217,12 @@ fn plain(base: u64, number: u64, end: fn(&'static Seers) -> &'static AtomicU64) 
     Some((seers, only))
 }
 
-/// The attachment `only`, if that is one, and for this process.
+/// The attachment `only`, if it is for this process.
 ///
 /// # Safety
 /// `only` is from a table, looked up behind the guard.
 #[inline(always)]
 unsafe fn wanted(tb: &ThreadBlock, only: u64) -> Option<&'static Attachment> {
-    if only == ONLY_NOBODY {
-        cold_path();
-        return None;
-    }
     // SAFETY: the caller's promise.
     let attachment = unsafe { &*(only as *const Attachment) };
     if !is_for(tb, attachment) {

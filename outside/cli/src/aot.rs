@@ -115,16 +115,14 @@ fn placed(shape: MapShape, object: &Object) -> MapShape {
     // A map that cannot be made is told by the tool that makes it.
     let Ok(geometry) = Geometry::new(&attributes) else { return shape };
     let header = &geometry.header;
-    MapShape {
+    let told = MapShape {
         key_size: header.key_size,
         value_size: header.value_size,
         max_entries: header.max_entries,
         map_flags: header.map_flags,
-        stride: header.stride,
-        cpus: header.cpus,
-        cpu_stride: geometry.cpu_stride,
         ..shape
-    }
+    };
+    ring3_run::placed(&geometry, told)
 }
 
 fn compile<'a>(judge: &Judge<'_>, court: &Court, program: &'a Program) -> Result<Compiled<'a>, String> {

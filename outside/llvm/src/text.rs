@@ -250,6 +250,11 @@ impl Emitter for Function<'_> {
         self.of_variables = [None; VARIABLES];
     }
 
+    /// (LLVM lays blocks out as they are said.)
+    fn begin_rare(&mut self, block: usize) {
+        self.begin(block);
+    }
+
     fn stack(&mut self, bytes: u32) -> Value {
         let bytes = bytes.next_multiple_of(16);
         self.line(format_args!("%frame = alloca [{bytes} x i8], align 16"));
@@ -319,6 +324,13 @@ impl Emitter for Function<'_> {
             self.in_frame.insert(result.name, start + distance);
         }
         result
+    }
+
+    fn multiply_high(&mut self, a: Value, b: Value) -> Value {
+        let [a, b] = [a, b].map(|side| self.value(128, format_args!("zext i64 {side} to i128")));
+        let product = self.value(128, format_args!("mul i128 {a}, {b}"));
+        let upper = self.value(128, format_args!("lshr i128 {product}, 64"));
+        self.value(64, format_args!("trunc i128 {upper} to i64"))
     }
 
     fn negate(&mut self, value: Value) -> Value {

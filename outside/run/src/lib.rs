@@ -18,7 +18,7 @@ use ring3_layout::control::{ATTACHMENT_CPU_SLOT, Attachment, TestRun};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET, got_offset};
 use ring3_maps::{Attributes, Geometry, Map};
 use ring3_uapi::Errno;
-use ring3_verifier::{MapShape, Verified};
+use ring3_verifier::{HashShape, MapShape, Verified};
 
 use raw_region::{Memory, Region};
 
@@ -57,6 +57,20 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// What is told of a map, with where its parts lie.
+pub fn placed(geometry: &Geometry, told: MapShape) -> MapShape {
+    let (header, hash) = (&geometry.header, &geometry.hash);
+    let hash = HashShape {
+        bucket_mask: hash.bucket_mask,
+        elements: hash.elements,
+        element_stride: hash.element_stride,
+        values: hash.values,
+        value_stride: hash.value_stride,
+    };
+    let hash = geometry.is_hash().then_some(hash);
+    MapShape { stride: header.stride, cpus: header.cpus, cpu_stride: geometry.cpu_stride, hash, ..told }
+}
+
 /// A map of this process.
 #[derive(Debug)]
 pub struct OwnMap {
@@ -65,10 +79,9 @@ pub struct OwnMap {
 }
 
 impl OwnMap {
-    /// What is told of a map, with where its values lie.
+    /// What is told of a map, with where its parts lie.
     pub fn shape(&self, told: MapShape) -> MapShape {
-        let header = &self.geometry.header;
-        MapShape { stride: header.stride, cpus: header.cpus, cpu_stride: self.geometry.cpu_stride, ..told }
+        placed(&self.geometry, told)
     }
 
     /// The map's operations.

@@ -21,6 +21,7 @@ fn map(slot: u32, max_entries: u32) -> MapShape {
         stride: 8,
         cpus: 1,
         cpu_stride: 0,
+        hash: None,
         lock: None,
         inner: None,
     }

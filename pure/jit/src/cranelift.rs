@@ -110,6 +110,11 @@ impl Emitter for Cranelift<'_> {
         self.builder.switch_to_block(block);
     }
 
+    fn begin_rare(&mut self, block: Block) {
+        self.builder.set_cold_block(block);
+        self.begin(block);
+    }
+
     fn stack(&mut self, bytes: u32) -> Value {
         let bytes = bytes.next_multiple_of(STACK_ALIGN);
         let slot = StackSlotData::new(StackSlotKind::ExplicitSlot, bytes, STACK_ALIGN.ilog2() as u8);
@@ -162,6 +167,10 @@ impl Emitter for Cranelift<'_> {
             AluOp::Sdiv => ins.sdiv(a, b),
             AluOp::Smod => ins.srem(a, b),
         }
+    }
+
+    fn multiply_high(&mut self, a: Value, b: Value) -> Value {
+        self.builder.ins().umulhi(a, b)
     }
 
     fn negate(&mut self, value: Value) -> Value {

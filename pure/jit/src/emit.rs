@@ -35,6 +35,8 @@ pub trait Emitter {
     fn block(&mut self) -> Self::Block;
     /// What follows is in this block.
     fn begin(&mut self, block: Self::Block);
+    /// As [`Emitter::begin`], of a block that is hardly ever come to.
+    fn begin_rare(&mut self, block: Self::Block);
     /// Memory for as long as the function runs, aligned to 16 bytes: the address of its end.
     fn stack(&mut self, bytes: u32) -> Self::Value;
 
@@ -52,6 +54,8 @@ pub trait Emitter {
     /// Arithmetic on values of one size. It wraps around, shifts take the low bits of their count; divisors are not 0,
     /// nor -1 if the division is signed.
     fn compute(&mut self, op: AluOp, a: Self::Value, b: Self::Value) -> Self::Value;
+    /// The upper half of the product of two values of 64 bits.
+    fn multiply_high(&mut self, a: Self::Value, b: Self::Value) -> Self::Value;
     /// 0 - value.
     fn negate(&mut self, value: Self::Value) -> Self::Value;
     /// The bytes in the other order.

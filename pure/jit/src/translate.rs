@@ -9,13 +9,14 @@ use std::mem::offset_of;
 
 use ring3_isa::{AluOp, AtomicOp, Call, Cond, Immediate, Op, Operand, Size, Width, op};
 use ring3_layout::control::{Attachment, GotEntry};
+use ring3_layout::map::{BUCKET_BYTES, ELEMENT_HASH_OFFSET, ELEMENT_KEY_OFFSET, HASH_MULTIPLIER, TABLES_OFFSET};
 use ring3_layout::packet::{SK_BUFF_POINTERS, XDP_POINTERS, has_packet_context, packet_context_offset};
 use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::helper;
 use ring3_verifier::liveness::helper_arguments;
-use ring3_verifier::{MapShape, Subprogram, Verified};
+use ring3_verifier::{HashShape, MapShape, Subprogram, Verified};
 
 use crate::emit::{Emitter, External, VARIABLES};
 use crate::liveness::{Takes, takes};
@@ -78,10 +79,12 @@ impl<'a> Translation<'a> {
         let subprogram = program.subprograms()[index];
         let arguments = emitter.enter();
         let bytes = subprogram.stack_bytes;
-        let frame = if bytes > 0 { emitter.stack(bytes) } else { emitter.constant(Size::Dw, 0) };
+        let (has_stack, known) = (bytes > 0, [None; VARIABLES]);
+        let frame = if has_stack { emitter.stack(bytes) } else { emitter.constant(Size::Dw, 0) };
         let (is_main, blocks) = (index == 0, BTreeMap::new());
         let masks = self.options.blinding.map(|seed| Masks(seed.wrapping_add(index as u64)));
-        let mut translator = Translator { program, takes, emitter, frame, is_main, blocks, masks, ended: false };
+        let mut translator =
+            Translator { program, takes, emitter, frame, has_stack, is_main, blocks, masks, known, ended: false };
         translator.make_blocks(subprogram.start, subprogram.end);
         translator.enter(index, subprogram, &arguments);
         let mut at = subprogram.start;
@@ -104,11 +107,15 @@ struct Translator<'a, E: Emitter> {
     emitter: &'a mut E,
     /// r10.
     frame: E::Value,
+    /// It has a stack: r10 is an address.
+    has_stack: bool,
     /// It is the program's entry, not what that calls.
     is_main: bool,
     blocks: BTreeMap<usize, E::Block>,
     /// What constants of the program are hidden by.
     masks: Option<Masks>,
+    /// Which registers have been given which number, in the current block.
+    known: [Option<i32>; VARIABLES],
     /// The current block has its jump or return.
     ended: bool,
 }
@@ -250,6 +257,7 @@ impl<E: Emitter> Translator<'_, E> {
                 self.emitter.jump(block);
             }
             self.emitter.begin(block);
+            self.known = [None; VARIABLES];
             self.ended = false;
         }
     }
@@ -269,6 +277,7 @@ impl<E: Emitter> Translator<'_, E> {
 
     fn set(&mut self, register: u8, value: E::Value) {
         self.emitter.set(register.into(), value);
+        self.known[usize::from(register)] = None;
     }
 
     fn constant(&mut self, value: i64) -> E::Value {
@@ -401,6 +410,9 @@ impl<E: Emitter> Translator<'_, E> {
         };
         let result = self.widen(result);
         self.set(dst, result);
+        if let (AluOp::Mov, Operand::Imm(value)) = (op, src) {
+            self.known[usize::from(dst)] = Some(value);
+        }
     }
 
     /// Machine division traps on a zero divisor, and on the smallest number by -1: those take another way.
@@ -592,6 +604,7 @@ impl<E: Emitter> Translator<'_, E> {
                 self.emitter.load(Size::Dw, false, attachment, offset_of!(Attachment, cookie) as i32)
             }
             (helper::MAP_LOOKUP_ELEM, Some(map)) => self.lookup(map),
+            (helper::PROBE_READ | helper::PROBE_READ_KERNEL, _) => self.probe_read(id),
             _ => self.plain_helper(id),
         }
     }
@@ -623,16 +636,95 @@ impl<E: Emitter> Translator<'_, E> {
         if matches!(map.map_type, map_type::ARRAY | map_type::PERCPU_ARRAY) {
             return self.array_lookup(map);
         }
-        let per_cpu = matches!(map.map_type, map_type::PERCPU_HASH | map_type::LRU_PERCPU_HASH);
         let Some(symbol) = lookup_symbol(map.map_type, map.key_size) else {
             return self.plain_helper(helper::MAP_LOOKUP_ELEM);
         };
+        let value = match (map.map_type, map.key_size, map.hash) {
+            // (Maps that evict note what is used.)
+            (map_type::HASH | map_type::PERCPU_HASH | map_type::HASH_OF_MAPS, 4 | 8, Some(hash)) => {
+                self.hash_lookup(map, hash, symbol)
+            }
+            _ => self.lookup_by(map, symbol),
+        };
+        if map.map_type == map_type::HASH_OF_MAPS { self.inner_map(value) } else { value }
+    }
+
+    /// By the agent's routine.
+    fn lookup_by(&mut self, map: MapShape, symbol: &'static str) -> E::Value {
         let mut arguments = vec![self.get(1), self.get(2)];
-        if per_cpu {
+        if matches!(map.map_type, map_type::PERCPU_HASH | map_type::LRU_PERCPU_HASH) {
             arguments.push(self.cpu());
         }
-        let value = self.emitter.call(External::Outside(Target::Symbol(symbol)), &arguments);
-        if map.map_type == map_type::HASH_OF_MAPS { self.inner_map(value) } else { value }
+        self.emitter.call(External::Outside(Target::Symbol(symbol)), &arguments)
+    }
+
+    /// Of a key that is that of its bucket's first element, as of most, nobody is asked. Does what
+    /// `shared/maps/src/raw_lookup.rs` does. (r0 is free for it: the lookup's result goes there.)
+    fn hash_lookup(&mut self, map: MapShape, shape: HashShape, symbol: &'static str) -> E::Value {
+        let size = if map.key_size == 4 { Size::W } else { Size::Dw };
+        let [linked, alike, found, further, on] = [(); 5].map(|()| self.emitter.block());
+        let place = self.get(2);
+        let key = self.emitter.load(size, false, place, 0);
+        let hash = self.hash_of(key, size);
+        let base = self.emitter.got(Target::GotData(map.slot));
+        let bucket = self.compute_with(AluOp::And, hash, i64::from(shape.bucket_mask));
+        let head = self.item_at(base, bucket, BUCKET_BYTES, TABLES_OFFSET);
+        let link = self.emitter.load_acquire(Size::W, head);
+        let one = self.emitter.constant(Size::W, 1);
+        let index = self.emitter.compute(AluOp::Sub, link, one);
+        // (Nor is it one if there is none, or at the end of a chain.)
+        let is_index = self.is_below(index, map.max_entries);
+        self.emitter.branch(is_index, linked, further);
+
+        self.emitter.begin(linked);
+        let index = self.widen(index);
+        let element = self.item_at(base, index, shape.element_stride, shape.elements);
+        let its_hash = self.compute_with(AluOp::Add, element, ELEMENT_HASH_OFFSET as i64);
+        let its_hash = self.emitter.load_acquire(Size::W, its_hash);
+        let hash = self.emitter.cut(hash, Size::W);
+        let is_alike = self.emitter.compare(Cond::Eq, its_hash, hash);
+        self.emitter.branch(is_alike, alike, further);
+
+        self.emitter.begin(alike);
+        let its_key = self.emitter.load(size, false, element, ELEMENT_KEY_OFFSET as i32);
+        let is_key = self.emitter.compare(Cond::Eq, its_key, key);
+        self.emitter.branch(is_key, found, further);
+
+        self.emitter.begin(found);
+        let mut value = self.item_at(base, index, shape.value_stride, shape.values);
+        if map.map_type == map_type::PERCPU_HASH {
+            let cpu = self.cpu();
+            let of_cpu = self.compute_with(AluOp::Mul, cpu, map.cpu_stride as i64);
+            value = self.emitter.compute(AluOp::Add, value, of_cpu);
+        }
+        self.set(0, value);
+        self.emitter.jump(on);
+
+        self.emitter.begin_rare(further);
+        let value = self.lookup_by(map, symbol);
+        self.set(0, value);
+        self.emitter.jump(on);
+
+        self.emitter.begin(on);
+        self.get(0)
+    }
+
+    /// As `shared/maps/src/hashing.rs` has it, of a key of 4 or 8 bytes.
+    fn hash_of(&mut self, key: E::Value, size: Size) -> E::Value {
+        let product = self.compute_with(AluOp::Mul, key, HASH_MULTIPLIER as i64);
+        if size == Size::W {
+            return self.compute_with(AluOp::Rsh, product, 32);
+        }
+        let multiplier = self.constant(HASH_MULTIPLIER as i64);
+        let upper = self.emitter.multiply_high(key, multiplier);
+        self.emitter.compute(AluOp::Xor, product, upper)
+    }
+
+    /// The address of one of the things that lie one behind the other from an offset on.
+    fn item_at(&mut self, base: E::Value, index: E::Value, stride: u64, offset: u64) -> E::Value {
+        let distance = self.compute_with(AluOp::Mul, index, stride as i64);
+        let item = self.emitter.compute(AluOp::Add, base, distance);
+        self.compute_with(AluOp::Add, item, offset as i64)
     }
 
     /// Mirrors kernel/bpf/arraymap.c:array_of_map_gen_lookup.
@@ -684,6 +776,48 @@ impl<E: Emitter> Translator<'_, E> {
     fn plain_helper(&mut self, id: u32) -> E::Value {
         let arguments = self.arguments(id);
         self.emitter.call(External::Outside(Target::Helper(id)), &arguments)
+    }
+
+    /// Of a word that lies near above the program's own stack and below the guard nobody is asked: it is of a caller's stack, the
+    /// context or the thread's registers, and so is mapped. (r0 is free for it, as for lookups.)
+    fn probe_read(&mut self, id: u32) -> E::Value {
+        const NEAR_BYTES: i64 = 1024;
+        let size = match self.known[2] {
+            Some(1) => Size::B,
+            Some(2) => Size::H,
+            Some(4) => Size::W,
+            Some(8) => Size::Dw,
+            _ => return self.plain_helper(id),
+        };
+        if !self.has_stack {
+            return self.plain_helper(id);
+        }
+        let [near, mapped, further, on] = [(); 4].map(|()| self.emitter.block());
+        let (to, from, env) = (self.get(1), self.get(3), self.emitter.get(ENV));
+        let above = self.emitter.compute(AluOp::Sub, from, self.frame);
+        let is_near = self.compare_with(Cond::Lt, above, Size::Dw, NEAR_BYTES);
+        self.emitter.branch(is_near, near, further);
+
+        self.emitter.begin(near);
+        let end = self.compute_with(AluOp::Add, from, i64::from(size.bytes()));
+        let guard = self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, guard) as i32);
+        let is_mapped = self.emitter.compare(Cond::Le, end, guard);
+        self.emitter.branch(is_mapped, mapped, further);
+
+        self.emitter.begin(mapped);
+        let value = self.emitter.load(size, false, from, 0);
+        self.emitter.store(size, value, to, 0);
+        let zero = self.constant(0);
+        self.set(0, zero);
+        self.emitter.jump(on);
+
+        self.emitter.begin_rare(further);
+        let result = self.plain_helper(id);
+        self.set(0, result);
+        self.emitter.jump(on);
+
+        self.emitter.begin(on);
+        self.get(0)
     }
 
     /// Whether a number of 32 bits is below another.

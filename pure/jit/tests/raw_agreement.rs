@@ -314,6 +314,7 @@ fn a_per_cpu_array_lookup_leads_to_the_value_of_the_cpu_that_dispatch_set() {
         lock: None,
         inner: None,
         cpu_stride: 192,
+        hash: None,
     };
     assert_eq!(per_cpu_array_lookup(map, 0, 0), Some(0));
     assert_eq!(per_cpu_array_lookup(map, 0, 9), Some(9 * 16));

@@ -5,6 +5,18 @@
 //! area holds tables, locks and positions. What bounds all access, the [`MapHeader`] and what follows from it,
 //! does not lie in this memory, which every target of the map can write.
 
+/// Offset in the private area of what lies behind the type's own words: the buckets of hash types.
+pub const TABLES_OFFSET: u64 = 896;
+/// Of hash types: bytes of a bucket. It begins with a link of 4 bytes: 1 more than the index of its first element.
+pub const BUCKET_BYTES: u64 = 8;
+/// Offset of an element's hash, 4 bytes, behind its link: written last when the element is made.
+pub const ELEMENT_HASH_OFFSET: u64 = 4;
+/// Offset of an element's key.
+pub const ELEMENT_KEY_OFFSET: u64 = 8;
+/// What keys are multiplied by: the hash of one of 4 bytes is the product's upper half, that of one of 8 bytes the lower word of the
+/// halves' xor.
+pub const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// `MapHeader::magic`.
 pub const MAP_MAGIC: u32 = u32::from_le_bytes(*b"r3mp");
 

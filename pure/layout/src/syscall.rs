@@ -6,6 +6,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::control::Attachment;
+
 /// Numbers of system calls that have an entry of their own in the table.
 pub const NUMBERS: usize = 512;
 /// The entry for all other numbers, which no system call has.
@@ -56,9 +58,6 @@ pub const CALLS_MAX: usize = 16;
 /// Of [`Seers::enter`] and `exit`: the agent looks at this call in any case.
 pub const ALWAYS: u64 = 1 << 63;
 
-/// In the place of an attachment: no program runs, but the call is remembered.
-pub const ONLY_NOBODY: u64 = 1;
-
 /// Who wants the calls with a number. 32 bytes: what is looked at for a call lies together.
 #[repr(C, align(32))]
 #[derive(Debug)]
@@ -68,7 +67,7 @@ pub struct Seers {
     pub enter: AtomicU64,
     /// The same of its end.
     pub exit: AtomicU64,
-    /// Address of the only [`crate::control::Attachment`] that sees its beginning, [`ONLY_NOBODY`], or 0 if there are more, or
+    /// Address of the only [`Attachment`] that sees its beginning, of [`SyscallTables::nobody`], or 0 if there are more, or
     /// the agent has more to do, as it has at each call while there is the net, or it is about to come.
     pub enter_only: AtomicU64,
     /// The same of its end.
@@ -92,6 +91,8 @@ pub struct SyscallTables {
     pub hits_at: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
+    /// Is for no process: no program runs, but the call is remembered.
+    pub nobody: Attachment,
     /// 1: there is the net, or it is about to come. What a routine does in which threads are cancelled must not be caught.
     pub netted: AtomicU32,
     /// 1: an `execve` is announced to the server, which traces what is executed.

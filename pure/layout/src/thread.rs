@@ -55,7 +55,7 @@ pub const BLOCK_HINTS: usize = 256;
 #[inline(always)]
 pub const fn block_hint(fs_base: u64) -> usize {
     // Fibonacci hashing: thread control blocks lie far apart, at the same place of their pages.
-    (fs_base.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
+    ((fs_base as u32).wrapping_mul(0x9e37_79b1) >> 24) as usize
 }
 
 /// The head of the state block.

@@ -83,10 +83,27 @@ pub struct MapShape {
     pub cpus: u32,
     /// Bytes from one CPU's values to the next CPU's.
     pub cpu_stride: u64,
+    /// For hash types: where the parts of it lie.
+    pub hash: Option<HashShape>,
     /// Where in a value its `bpf_spin_lock` is, bytes.
     pub lock: Option<u32>,
     /// For maps of maps: what the inner maps are.
     pub inner: Option<InnerShape>,
+}
+
+/// Where the parts of a hash map lie, bytes from its first one (`ring3_layout::map`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HashShape {
+    /// Buckets minus one; their number is a power of two.
+    pub bucket_mask: u32,
+    /// Offset of element 0.
+    pub elements: u64,
+    /// Bytes from one element to the next.
+    pub element_stride: u64,
+    /// Offset of the value of element 0 for CPU 0.
+    pub values: u64,
+    /// Bytes from one element's value to the next's.
+    pub value_stride: u64,
 }
 
 /// What is known of all inner maps of a map.
@@ -120,6 +137,7 @@ impl InnerShape {
             stride: 0,
             cpus: 0,
             cpu_stride: 0,
+            hash: None,
             lock,
             inner: None,
         }

@@ -27,6 +27,7 @@ fn shape(maps: &[Map], index: usize) -> Option<MapShape> {
         stride,
         cpus: if per_cpu { CPUS } else { 1 },
         cpu_stride: u64::from(stride) * u64::from(map.entries),
+        hash: None,
         lock: map.lock,
         inner: map.inner.and_then(|inner| maps.get(inner)).map(inner_shape),
     })

@@ -183,6 +183,7 @@ fn shape(map_type: u32) -> MapShape {
         stride: 48,
         cpus: 1,
         cpu_stride: 0,
+        hash: None,
         lock: None,
         inner: None,
     }
@@ -233,6 +234,7 @@ fn odd_maps(random: &mut Random) -> Vec<MapShape> {
             stride: size(random),
             cpus: size(random),
             cpu_stride: random.edge(),
+            hash: None,
             lock: random.one_in(3).then(|| size(random)),
             inner: random.one_in(3).then_some(inner),
         }

@@ -19,6 +19,7 @@ fn programs(slot: u32) -> MapShape {
         stride: 8,
         cpus: 1,
         cpu_stride: 0,
+        hash: None,
         lock: None,
         inner: None,
     }

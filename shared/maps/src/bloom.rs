@@ -2,10 +2,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use ring3_layout::map::TABLES_OFFSET;
 use ring3_uapi::Errno;
 use ring3_uapi::flags::BPF_ANY;
 
-use crate::geometry::TABLES_OFFSET;
 use crate::hashing::{hash_bytes, hash_word};
 use crate::raw_memory::Memory;
 

@@ -5,9 +5,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use ring3_layout::map::ELEMENT_KEY_OFFSET;
 use ring3_uapi::flags::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT};
 
-use crate::geometry::{ELEMENT_KEY_OFFSET, TRIE_DATA_BYTES_MAX};
+use crate::geometry::TRIE_DATA_BYTES_MAX;
 use crate::hash::{FREE_LISTS, Hash, WORD_FRESH, WORD_TAKEOVERS};
 use crate::hashing::hash_bytes;
 use crate::pool::{Pool, check, label};

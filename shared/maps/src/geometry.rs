@@ -4,7 +4,7 @@
 //! shared file. Targets use a copy in their read-only control block, the map's [`View`].
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::map::{MAP_MAGIC, MapHeader};
+use ring3_layout::map::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, MAP_MAGIC, MapHeader, TABLES_OFFSET};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{
@@ -28,21 +28,13 @@ const TASKS_MAX: u32 = 1 << 16;
 const TASK_VALUE_MAX: u32 = 65407;
 /// Files larger than this are refused, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 40;
-/// Bytes of the type's own words.
-pub(crate) const WORDS_BYTES: u64 = 640;
-/// Offset of those words in the private area, in cache lines of their own.
+/// Offset of the type's own words in the private area, in cache lines of their own, up to `TABLES_OFFSET`.
 pub(crate) const WORDS_OFFSET: u64 = 256;
-/// Offset of what follows them.
-pub(crate) const TABLES_OFFSET: u64 = WORDS_OFFSET + WORDS_BYTES;
 /// Access bits of file descriptors and programs.
 const ACCESS: u32 = BPF_F_RDONLY | BPF_F_WRONLY | BPF_F_RDONLY_PROG | BPF_F_WRONLY_PROG;
 /// Hash functions of a Bloom filter that names no number, and the bits of `map_extra` that name one.
 const BLOOM_HASHES: u32 = 5;
 const BLOOM_HASHES_MASK: u32 = 0xf;
-/// Bytes of a bucket: head and lock.
-pub(crate) const BUCKET_BYTES: u64 = 8;
-/// Bytes before an element's key: link and hash.
-pub(crate) const ELEMENT_KEY_OFFSET: u64 = 8;
 /// Bytes of a stack map's bucket.
 pub(crate) const STACK_BUCKET_BYTES: u64 = 8;
 /// Bytes before a stack's addresses: the pool's, hash and length.
@@ -223,6 +215,11 @@ impl Geometry {
     /// A full map evicts an element that was not used lately.
     pub fn is_lru(&self) -> bool {
         is_lru(self.header.map_type)
+    }
+
+    /// A hash table.
+    pub fn is_hash(&self) -> bool {
+        is_hash(self.header.map_type)
     }
 
     /// A value per CPU.

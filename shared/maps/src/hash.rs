@@ -23,11 +23,11 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use ring3_layout::PAGE_BYTES;
+use ring3_layout::map::{BUCKET_BYTES, ELEMENT_HASH_OFFSET, ELEMENT_KEY_OFFSET, TABLES_OFFSET};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_ANY, BPF_EXIST, BPF_F_LOCK, BPF_NOEXIST};
 
 use crate::Context;
-use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, TABLES_OFFSET};
 use crate::hashing::hash_bytes;
 use crate::lock::{Acquired, NAPS, YIELDS, acquire, release_dead, unlock};
 use crate::raw_memory::Memory;
@@ -130,7 +130,8 @@ impl Hash<'_> {
 
     fn is_key(&self, index: u32, hash: u32, key: &[u8]) -> bool {
         let element = self.element_at(index);
-        self.0.word32(element + 4).load(Acquire) == hash && self.0.equals(element + ELEMENT_KEY_OFFSET, key)
+        self.0.word32(element + ELEMENT_HASH_OFFSET).load(Acquire) == hash
+            && self.0.equals(element + ELEMENT_KEY_OFFSET, key)
     }
 
     /// The element with this key.
@@ -227,7 +228,7 @@ impl Hash<'_> {
                 continue;
             }
             // Of a free element this is a link, and its bucket does not have it.
-            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed));
+            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed));
             if !self.lock_bucket(cx, bucket, YIELDS) {
                 busy += 1;
                 if busy > BUSY_MAX {
@@ -357,7 +358,7 @@ impl Hash<'_> {
         let mut steps = COLLECT_STEPS * u64::from(fresh) + COLLECT_STEPS_MORE;
         let mut linked = 0;
         for index in (0..fresh).map(|turn| self.fresh_element(turn)) {
-            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed));
+            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed));
             match self.is_linked(bucket, index, &mut steps) {
                 Some(true) => linked += 1,
                 Some(false) => self.give_element(index, index),
@@ -419,7 +420,7 @@ impl Hash<'_> {
             // A walk may still stand on the element since its last life: it takes it for the new one by the hash only.
             write(index, true);
             self.0.write(element + ELEMENT_KEY_OFFSET, key);
-            self.0.word32(element + 4).store(hash, Release);
+            self.0.word32(element + ELEMENT_HASH_OFFSET).store(hash, Release);
             let head = self.first_link(bucket);
             let next = if head == 0 { END | bucket } else { head };
             self.0.word32(element).store(next, Release);
@@ -459,7 +460,7 @@ impl Hash<'_> {
         let list = self.free_list(list);
         let mut head = list.load(Acquire);
         while let Some(index) = self.element_of(head as u32) {
-            let next = self.0.word32(self.element_at(index) + 4).load(Relaxed);
+            let next = self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed);
             let tag = (head >> 32).wrapping_add(1) << 32;
             match list.compare_exchange_weak(head, tag | u64::from(next), AcqRel, Acquire) {
                 Ok(_) => return Some(index),
@@ -490,7 +491,7 @@ impl Hash<'_> {
         let list = self.free_list(list);
         let mut head = list.load(Acquire);
         loop {
-            self.0.word32(self.element_at(index) + 4).store(head as u32, Relaxed);
+            self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).store(head as u32, Relaxed);
             let tag = (head >> 32).wrapping_add(1) << 32;
             match list.compare_exchange_weak(head, tag | u64::from(index + 1), AcqRel, Acquire) {
                 Ok(_) => return,
@@ -524,7 +525,8 @@ impl Hash<'_> {
             let mut link = self.first_link(bucket);
             for _ in 0..WALK_MAX {
                 let Some(index) = self.element_of(link) else { break };
-                if self.bucket_of(self.0.word32(self.element_at(index) + 4).load(Relaxed)) != bucket {
+                if self.bucket_of(self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed)) != bucket
+                {
                     break;
                 }
                 link = self.next_link(index);

@@ -1,12 +1,13 @@
 //! Hashes of keys.
 
-const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+use ring3_layout::map::HASH_MULTIPLIER;
+
 const BLOCK_MULTIPLIER: u64 = 0xd6e8_feb8_6659_fd93;
 
 /// Hash of a key of at most 4 bytes, zero-extended. Numbers that follow each other go to buckets far apart.
 #[inline(always)]
 pub(crate) fn hash_half(half: u32) -> u32 {
-    (u64::from(half).wrapping_mul(MULTIPLIER) >> 32) as u32
+    (u64::from(half).wrapping_mul(HASH_MULTIPLIER) >> 32) as u32
 }
 
 /// Mixes two words into one: their 128-bit product, folded (the step of wyhash, Wang Yi 2019).
@@ -19,7 +20,7 @@ fn mix(a: u64, b: u64) -> u64 {
 /// Hash of a key of at most 8 bytes, zero-extended.
 #[inline(always)]
 pub(crate) fn hash_word(word: u64) -> u32 {
-    mix(word, MULTIPLIER) as u32
+    mix(word, HASH_MULTIPLIER) as u32
 }
 
 /// Hash of a key of 16 bytes.
@@ -32,7 +33,7 @@ pub(crate) fn hash_words(words: [u64; 2]) -> u32 {
 #[inline(always)]
 fn block(index: u64, words: [u64; 2]) -> u64 {
     // (A constant of 32 bits, sign-extended, fits into the instruction.)
-    let own = (index as i32).wrapping_add(1).wrapping_mul(MULTIPLIER as i32);
+    let own = (index as i32).wrapping_add(1).wrapping_mul(HASH_MULTIPLIER as i32);
     mix(words[0] ^ i64::from(own) as u64, words[1] ^ BLOCK_MULTIPLIER)
 }
 

@@ -13,12 +13,12 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 
+use ring3_layout::map::TABLES_OFFSET;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
 
 use crate::Context;
-use crate::geometry::TABLES_OFFSET;
 use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 

@@ -5,7 +5,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::geometry::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, Geometry, TABLES_OFFSET, View};
+use ring3_layout::map::{BUCKET_BYTES, ELEMENT_HASH_OFFSET, ELEMENT_KEY_OFFSET, TABLES_OFFSET};
+
+use crate::geometry::{Geometry, View};
 use crate::hash::{END, RESTARTS_MAX, WALK_MAX};
 use crate::hashing::{hash_blocks, hash_half, hash_word, hash_words};
 use crate::raw_memory::{Memory, program_bytes};
@@ -114,7 +116,7 @@ fn element(header: u64, geometry: &Geometry, link: u32) -> Option<(u32, u64)> {
 #[inline(always)]
 unsafe fn is_element<K: Key>(at: u64, hash: u32, key: K) -> bool {
     // SAFETY: the caller's promise.
-    let its_hash = unsafe { AtomicU32::from_ptr((at + 4) as *mut u32) }.load(Ordering::Acquire);
+    let its_hash = unsafe { AtomicU32::from_ptr((at + ELEMENT_HASH_OFFSET) as *mut u32) }.load(Ordering::Acquire);
     // SAFETY: an element has room for a key of the map's size.
     its_hash == hash && unsafe { key.is_at(at + ELEMENT_KEY_OFFSET) }
 }

@@ -5,6 +5,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use ring3_layout::map::TABLES_OFFSET;
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{
     BPF_F_FAST_STACK_CMP, BPF_F_REUSE_STACKID, BPF_F_STACK_BUILD_ID, STACK_BUILD_ID_BYTES, STACK_BUILD_ID_IP,
@@ -12,7 +13,7 @@ use ring3_uapi::flags::{
 };
 
 use crate::Context;
-use crate::geometry::{STACK_BUCKET_BYTES, STACK_DATA_OFFSET, TABLES_OFFSET};
+use crate::geometry::{STACK_BUCKET_BYTES, STACK_DATA_OFFSET};
 use crate::pool::{Change, NODE_HEADER_BYTES, Pool, Stale};
 use crate::raw_memory::Memory;
 

@@ -53,6 +53,7 @@ fn shape(slot: u32) -> Option<MapShape> {
         stride: map.value_bytes.next_multiple_of(8),
         cpus: 1,
         cpu_stride: 0,
+        hash: None,
         lock: None,
         inner: None,
     })

@@ -13,7 +13,7 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, ONLY_NOBODY, OTHER_NUMBERS, Progress, SITES_MAX,
+    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, OTHER_NUMBERS, Progress, SITES_MAX,
     SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET, progress,
 };
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
@@ -28,6 +28,9 @@ use super::tables::in_agent;
 use super::target::{Link, Target, is_dynamic_loader, is_written};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, net};
+
+/// Where in the control block the attachment of nobody is.
+const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
 
 /// `__NR_*` of calls that the agent looks at whoever wants them.
 mod number {
@@ -639,6 +642,7 @@ impl Target {
         let word = |offset: usize| self.control.word(TABLES_OFFSET + offset as u64);
         word(offset_of!(SyscallTables, blocks)).store(self.region + STATE_OFFSET + STATE_HEADER_BYTES, SeqCst);
         word(offset_of!(SyscallTables, cancel_handler)).store(net::cancel_handler(self.region), SeqCst);
+        self.control.word32(NOBODY_OFFSET + offset_of!(Attachment, pid) as u64).store(u32::MAX, SeqCst);
     }
 
     /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
@@ -705,7 +709,7 @@ impl Target {
         }
         let in_function = |point: &Point| matches!(point, Point::Syscall(p) if p.context == SyscallContext::Kprobe);
         match ids {
-            [] => ONLY_NOBODY,
+            [] => self.region + CONTROL_OFFSET + NOBODY_OFFSET,
             [id] if links.get(id).is_some_and(|link| !in_function(&link.spec.point)) => {
                 let (first, count) = ranges.get(ids).map_or((0, 0), |range| range_unpack(*range));
                 let address = self.region + CONTROL_OFFSET + ATTACHMENTS_OFFSET;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_changed_by_reads, is_of_objects};
+use ring3_run::placed;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_LOCK, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
@@ -516,20 +517,9 @@ impl MapObject {
 
     /// What the verifier knows of it.
     pub fn shape(&self) -> MapShape {
-        let header = &self.file.geometry.header;
-        MapShape {
-            slot: self.slot.0,
-            map_type: header.map_type,
-            key_size: header.key_size,
-            value_size: header.value_size,
-            max_entries: header.max_entries,
-            map_flags: header.map_flags,
-            stride: header.stride,
-            cpus: header.cpus,
-            cpu_stride: self.file.geometry.cpu_stride,
-            lock: self.lock,
-            inner: self.inner.map(|inner| inner.shape()),
-        }
+        let alone = Inner { attributes: self.attributes(), lock: self.lock }.shape();
+        let told = MapShape { slot: self.slot.0, inner: self.inner.map(|inner| inner.shape()), ..alone.shape() };
+        placed(&self.file.geometry, told)
     }
 
     /// Whether a loader may map `bytes` bytes at `offset` of it by a descriptor that allows `access`. Mirrors
