@@ -254,16 +254,16 @@ fn conformance_cases_pass_on_every_engine() {
     }
 }
 
-/// What `verified` says of a program for some memory that uses the runner's maps.
-fn verified_with_maps(text: &str, bytes: usize, runner: &Runner, told: &[MapShape]) -> Verified {
+/// A program of this type and with this policy, which uses the runner's maps, proved.
+fn verified(text: &str, (prog_type, policy): (u32, Policy), runner: &Runner, told: &[MapShape]) -> Verified {
     let insns = assemble(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     let input = Input {
         insns: &insns,
-        prog_type: prog_type::SYSCALL,
+        prog_type,
         gpl_compatible: true,
         sleepable: false,
         cpus: 2,
-        policy: Policy::memory(bytes as u32),
+        policy,
         log_level: 1,
         lines: vec![],
         map_by_fd: &|_| None,
@@ -295,6 +295,7 @@ fn keys_of_one_hash(bytes: u32) -> [u64; 2] {
 #[test]
 fn look_ups_in_hash_maps_find_what_the_maps_find() {
     const MAPS: [u32; 4] = [map_type::HASH, map_type::PERCPU_HASH, map_type::LRU_HASH, map_type::LRU_PERCPU_HASH];
+    // The value tells of the CPU, if there is one for each.
     const LOOK_UP: &str = "r6 = *(u64 *)(r1 +0)
         r7 = *(u64 *)(r1 +8)
         *(u64 *)(r10 -16) = r6
@@ -304,7 +305,10 @@ fn look_ups_in_hash_maps_find_what_the_maps_find() {
         r1 = map[0]
         call 1
         if r0 == 0 goto none
-        r0 = *(u64 *)(r0 +8)
+        r6 = *(u64 *)(r0 +8)
+        call bpf_get_smp_processor_id
+        r0 <<= 32
+        r0 ^= r6
         exit
         none:
         r0 = -1
@@ -319,7 +323,12 @@ fn look_ups_in_hash_maps_find_what_the_maps_find() {
             let attributes = Attributes { map_type, key_size, value_size: 16, max_entries, ..Attributes::default() };
             runner.add_map(&attributes).expect("room for a map");
             let alone = InnerShape { map_type, key_size, value_size: 16, max_entries, map_flags: 0, lock: None };
-            let program = verified_with_maps(LOOK_UP, 16, &runner, &[MapShape { slot: 0, ..alone.shape() }]);
+            let program = verified(
+                LOOK_UP,
+                (prog_type::SYSCALL, Policy::memory(16)),
+                &runner,
+                &[MapShape { slot: 0, ..alone.shape() }],
+            );
             let context = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| {} };
             let key_of = |number: u64| {
                 // The first two have one hash.
@@ -329,8 +338,8 @@ fn look_ups_in_hash_maps_find_what_the_maps_find() {
             let map = runner.maps()[0].map();
             for number in 0..u64::from(max_entries) * 3 / 2 {
                 let mut value = vec![0; map.geometry().user_value_bytes()];
-                for copy in value.chunks_mut(16) {
-                    copy[8..].copy_from_slice(&(number + 1).to_le_bytes());
+                for (cpu, copy) in (0u64..).zip(value.chunks_mut(16)) {
+                    copy[8..].copy_from_slice(&((number + 1) | (cpu << 32)).to_le_bytes());
                 }
                 // (A full one stays as it is, or loses some.)
                 let _ = map.user_update(&context, &key_of(number)[..key_size as usize], &value, 0);
@@ -349,6 +358,7 @@ fn look_ups_in_hash_maps_find_what_the_maps_find() {
                 let loaded = runner.load(&program, &code).expect("there is room");
                 for (number, is_there) in (0u64..).zip(&expected) {
                     let given = runner.run(loaded, &mut key_of(number), 1).expect("this thread is free").result;
+                    let given = if *is_there && !program.uses_per_cpu() { given & 0xffff_ffff } else { given };
                     let wanted = if *is_there { number + 1 } else { u64::MAX };
                     assert_eq!(given, wanted, "type {map_type}, {key_size} bytes, {max_entries}, {number}");
                     found[usize::from(*is_there)] += 1;
@@ -405,7 +415,7 @@ fn what_lies_near_the_stack_is_read_as_the_helper_reads_it() {
                     r0 = 1
                     exit"
                 );
-                let program = verified_with_maps(&text, 8, &runner, &[]);
+                let program = verified(&text, (prog_type::SYSCALL, Policy::memory(8)), &runner, &[]);
                 let code = compile(&program, &Options::default()).expect("it compiles");
                 runner.unload();
                 let loaded = runner.load(&program, &code).expect("there is room");
@@ -421,4 +431,69 @@ fn what_lies_near_the_stack_is_read_as_the_helper_reads_it() {
         }
     }
     assert_eq!(results.len(), 3, "{results:?}");
+}
+
+#[test]
+fn what_lies_behind_a_programs_own_stack_is_read_as_the_helper_reads_it() {
+    let mut runner = Runner::new(1).expect("this machine runs programs");
+    for compile in raw_case::compilers() {
+        // What is there is the compiler's, and need not all stay; the return address does (2).
+        let results = [8, 24, 40, 56, 200].map(|offset| {
+            let text = format!(
+                "r6 = r1
+                r7 = r10
+                r7 += {offset}
+                r1 = 0
+                *(u64 *)(r10 -8) = r1
+                *(u64 *)(r10 -16) = r1
+                r1 = r10
+                r1 += -8
+                r2 = 8
+                r3 = r7
+                call bpf_probe_read_kernel
+                r8 = r0
+                r1 = r10
+                r1 += -16
+                r2 = *(u64 *)(r6 +0)
+                if r2 > 8 goto wrong
+                r3 = r7
+                call bpf_probe_read_kernel
+                if r0 != r8 goto wrong
+                r1 = *(u64 *)(r10 -8)
+                r2 = *(u64 *)(r10 -16)
+                if r1 == 0 goto end
+                if r1 != r2 goto end
+                r0 = 2
+                end:
+                exit
+                wrong:
+                r0 = 1
+                exit"
+            );
+            let program = verified(&text, (prog_type::SYSCALL, Policy::memory(8)), &runner, &[]);
+            runner.unload();
+            let code = compile(&program, &Options::default()).expect("it compiles");
+            let loaded = runner.load(&program, &code).expect("there is room");
+            runner.run(loaded, &mut u64::to_le_bytes(8), 1).expect("this thread is free").result as i64
+        });
+        assert!(results.iter().all(|result| [0, 2, -34].contains(result)), "{results:?}");
+        assert!(results.contains(&2) && results[4] == -34, "{results:?}");
+    }
+}
+
+#[test]
+fn programs_that_are_run_by_themselves_have_no_stack_to_walk() {
+    let mut runner = Runner::new(1).expect("this machine runs programs");
+    let text = "r2 = r10
+        r2 += -64
+        r3 = 64
+        r4 = 256
+        call bpf_get_stack
+        exit";
+    let kind = prog_type::RAW_TRACEPOINT;
+    let program = verified(text, (kind, Policy::targets(kind)), &runner, &[]);
+    let code = ring3_jit::compile(&program, &Options::default()).expect("it compiles");
+    let loaded = runner.load(&program, &code).expect("there is room");
+    let given = runner.run(loaded, &mut [0xff; 96], 1).expect("this thread is free").result as i64;
+    assert_eq!(given, -14);
 }

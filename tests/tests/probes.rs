@@ -44,6 +44,22 @@ fn exceptions_pass_through_probed_functions() {
 }
 
 #[test]
+fn fibers_return_on_other_threads_than_they_were_called_on() {
+    // The kernel's uretprobes are of one thread: they end such a process.
+    let probes = ["carrier", "carrier:ret", "wanderer", "wanderer:ret"];
+    let (result, counts) = counted(&Bench::ring3(), "wander", 2000, &probes);
+    assert_eq!((result.as_str(), counts.as_slice()), ("12000", [12000, 12000, 24000, 24000].as_slice()));
+}
+
+#[test]
+fn exceptions_of_handlers_on_a_stack_above_leave_what_they_interrupt_awaited() {
+    // (As of all exceptions, the kernel's uretprobes would end the process.)
+    let probes = ["interrupted", "interrupted:ret", "through", "through:ret"];
+    let (result, counts) = counted(&Bench::ring3(), "alternate", 500, &probes);
+    assert_eq!((result.as_str(), counts.as_slice()), ("500", [500, 500, 500, 0].as_slice()));
+}
+
+#[test]
 fn longjmp_out_of_probed_functions_loses_nothing_else() {
     check("longjmps", 1000, &["jumper", "jumper:ret"], "500", &[1000, 500]);
 }

@@ -376,6 +376,28 @@ fn handlers_on_a_stack_above_interrupt_programs_without_harm() {
     assert!(counts["called"] > CALLS / 16, "{counts:?}");
 }
 
+/// A handler's return was seen with the stack pointer of who it goes back to, and all between that and the handler's stack was taken
+/// for the thread's stack.
+#[test]
+fn what_lies_between_a_handlers_stack_and_the_threads_is_read_with_care() {
+    const TIMES: u64 = 200;
+    let bench = Bench::ring3();
+    let mut command = bench.target(calling_victims("all").join("below"));
+    let mut victim = Process::start(command.arg(TIMES.to_string()));
+    let nothing = victim.line();
+    let program = format!(
+        "tracepoint:raw_syscalls:sys_exit /args->id == -1 && pid == {}/ {{
+            @read = sum(*(uint64 *)uptr({nothing}));
+            @seen = count();
+        }}",
+        victim.pid()
+    );
+    let Some(tool) = traced_by_bpftrace(&bench, &program) else { return };
+    victim.say("go");
+    ends_well("below", victim.finish());
+    assert_eq!(counted_by_bpftrace(tool)["seen"], TIMES);
+}
+
 /// Half of what handlers called was missed, and their return probes would now come between those that they interrupt.
 #[test]
 fn handlers_that_interrupt_programs_are_seen_and_harm_nobody() {

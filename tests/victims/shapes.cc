@@ -7,8 +7,11 @@
 #include <stdexcept>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -22,6 +25,10 @@ __attribute__((noinline, noclone)) int through(int x) { int y = thrower(x); asm 
 static jmp_buf where;
 __attribute__((noinline, noclone)) int jumper(int x) { asm volatile(""); if (x % 2) longjmp(where, 1); return x; }
 __attribute__((noinline, noclone)) int recursive(int x) { int y = x < 2 ? x : recursive(x - 1); asm volatile("" : "+r"(y)); return y + 1; }
+void go_elsewhere();
+__attribute__((noinline, noclone)) int wanderer(int x) { go_elsewhere(); asm volatile(""); return x + 1; }
+__attribute__((noinline, noclone)) int carrier(int x) { int y = wanderer(x) + wanderer(x); asm volatile("" : "+r"(y)); return y + 1; }
+__attribute__((noinline, noclone)) int interrupted(int x) { raise(SIGUSR1); asm volatile(""); return x + 1; }
 int looping(int x);
 asm(".text\n.globl looping\n.type looping,@function\n.p2align 4\nlooping: lea 1(%rdi),%eax\n sub $1,%edi\n jns looping\n ret\n.size looping,.-looping\n.p2align 4\n");
 int tiny(int x);
@@ -83,6 +90,83 @@ static int libraries(int n) {
     auto function = (int (*)(int))dlsym(library, "in_library");
     int sum = 0; for (int i = 0; i < n; i++) sum += function(i) == i * 2; return sum;
 }
+// Fibers that are always taken up by another thread than they were left by, in the midst of probed functions.
+struct Fiber {
+    ucontext_t context;
+    int rounds, right;
+    pthread_t last;
+    bool waits, ended;
+    char stack[64 << 10];
+};
+static Fiber fibers[6];
+static pthread_mutex_t fibers_lock = PTHREAD_MUTEX_INITIALIZER;
+static thread_local ucontext_t worker;
+static thread_local Fiber *own_fiber;
+// A thread's variables, by a call: their addresses are others behind a change of threads.
+__attribute__((noinline)) static ucontext_t *own_worker() { asm volatile(""); return &worker; }
+__attribute__((noinline)) static Fiber *present() { asm volatile(""); return own_fiber; }
+void go_elsewhere() { Fiber *fiber = present(); swapcontext(&fiber->context, own_worker()); }
+static void fiber_body() {
+    for (int i = 0; i < present()->rounds; i++) { int carried = carrier(i); present()->right += carried == 2 * i + 3; }
+    present()->ended = true;
+    setcontext(own_worker());
+}
+// One that waits here and was elsewhere; null if there is none now. `all_ended`: and there will be none.
+static Fiber *next_fiber(bool *all_ended) {
+    Fiber *found = nullptr;
+    *all_ended = true;
+    pthread_mutex_lock(&fibers_lock);
+    for (Fiber &fiber : fibers) {
+        *all_ended = *all_ended && fiber.ended;
+        if (!found && fiber.waits && !pthread_equal(fiber.last, pthread_self())) found = &fiber;
+    }
+    if (found) found->waits = false;
+    pthread_mutex_unlock(&fibers_lock);
+    return found;
+}
+static void *worker_body(void *) {
+    for (bool all_ended = false; !all_ended;) {
+        Fiber *fiber = next_fiber(&all_ended);
+        if (!fiber) { sched_yield(); continue; }
+        own_fiber = fiber;
+        swapcontext(&worker, &fiber->context);
+        pthread_mutex_lock(&fibers_lock);
+        fiber->last = pthread_self();
+        fiber->waits = !fiber->ended;
+        pthread_mutex_unlock(&fibers_lock);
+    }
+    return nullptr;
+}
+static int wander(int n) {
+    for (Fiber &fiber : fibers) {
+        getcontext(&fiber.context);
+        fiber.context.uc_stack = {.ss_sp = fiber.stack, .ss_flags = 0, .ss_size = sizeof fiber.stack};
+        makecontext(&fiber.context, fiber_body, 0);
+        fiber.rounds = n; fiber.last = pthread_self(); fiber.waits = true;
+    }
+    pthread_t t[3]; for (auto &h : t) pthread_create(&h, nullptr, worker_body, nullptr);
+    for (auto &h : t) pthread_join(h, nullptr);
+    int right = 0; for (Fiber &fiber : fibers) right += fiber.right;
+    return right;
+}
+// A handler on an alternate stack, which lies above the thread's own, throws and catches in the midst of a probed function.
+static void on_alternate(int) { try { through(3); } catch (const std::runtime_error &) { handled = handled + 1; } }
+static void *alternate_body(void *arg) {
+    auto *calls = (long *)arg;
+    stack_t stack = {.ss_sp = (void *)calls[1], .ss_flags = 0, .ss_size = 64 << 10};
+    struct sigaction action = {}; action.sa_handler = on_alternate; action.sa_flags = SA_ONSTACK;
+    sigaltstack(&stack, nullptr); sigaction(SIGUSR1, &action, nullptr);
+    char here; if (&here > (char *)calls[1]) return nullptr;
+    for (int i = 0; i < calls[0]; i++) calls[2] += interrupted(i) == i + 1;
+    return nullptr;
+}
+static int alternate(int n) {
+    // (Mappings are made downwards: the thread's stack lies below.)
+    void *stack = mmap(nullptr, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    long calls[] = {n, (long)stack, 0};
+    pthread_t thread; pthread_create(&thread, nullptr, alternate_body, calls); pthread_join(thread, nullptr);
+    return handled == n ? (int)calls[2] : -1;
+}
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     int n = argc > 2 ? atoi(argv[2]) : 100, result = 0;
@@ -99,6 +183,8 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "spawns")) result = spawns(n);
     if (!strcmp(what, "threads")) result = threads(n);
     if (!strcmp(what, "libraries")) result = libraries(n);
+    if (!strcmp(what, "wander")) result = wander(n);
+    if (!strcmp(what, "alternate")) result = alternate(n);
     if (!strcmp(what, "tiny")) for (int i = 0; i < n; i++) { tiny(i); result += packed(i) == i; }
     printf("%d\n", result);
     wait_for_line();

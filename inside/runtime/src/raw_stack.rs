@@ -4,10 +4,8 @@
 //! perf_callchain_user). Kernel stacks there are none: at a uprobe, where the registers are the user's, the kernel
 //! answers with an empty one too.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use ring3_layout::control::{
-    ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,
+    ATTACHMENT_ALONE, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,
 };
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::Map;
@@ -160,11 +158,11 @@ fn is_of_call(attachment: &Attachment) -> bool {
 /// # Safety
 /// `context` is the running program's.
 unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
-    if tb.guard.load(Relaxed) == u64::MAX {
-        return Err(Errno::EFAULT);
-    }
     // SAFETY: dispatch set the attachment that runs.
     let attachment = unsafe { &*(tb.attachment as *const Attachment) };
+    if attachment.flags & ATTACHMENT_ALONE != 0 {
+        return Err(Errno::EFAULT);
+    }
     if attachment.flags & ATTACHMENT_KPROBE != 0 {
         // SAFETY: the context is the registers at the kernel's function.
         let function = unsafe { &*(context as *const PtRegs) };

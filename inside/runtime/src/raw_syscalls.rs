@@ -445,7 +445,7 @@ pub(crate) unsafe fn show_beginning(base: u64, tb: &mut ThreadBlock, regs: &mut 
     // (A program that this call's handler interrupted may have said so of another.)
     let outer = (core::mem::take(&mut tb.overrides), tb.override_result);
     // SAFETY: the caller's promise.
-    unsafe { run(base, tb, regs, number, None) };
+    unsafe { run(base, tb, regs, number, None, regs.rsp) };
     let result = (tb.overrides != 0).then_some(tb.override_result);
     (tb.overrides, tb.override_result) = outer;
     result
@@ -463,7 +463,7 @@ pub(crate) unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs
         regs.rax = interrupted(number) as u64;
     }
     // SAFETY: the caller's promise.
-    unsafe { run(base, tb, regs, number, Some(regs.rax)) };
+    unsafe { run(base, tb, regs, number, Some(regs.rax), regs.rsp) };
     regs.rax = result;
 }
 
@@ -542,11 +542,19 @@ fn has_end(base: u64, number: i64) -> bool {
     seers(base, number).exit.load(Acquire) != 0
 }
 
-/// Runs the programs that see the beginning of a call, or its end with a result.
+/// Runs the programs that see the beginning of a call, or its end with a result; `sp` is where the thread's stack ends, unless the
+/// registers lie apart. (Behind a signal handler on another stack they do not say so.)
 ///
 /// # Safety
 /// `regs` are valid registers.
-pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
+pub(crate) unsafe fn run(
+    base: u64,
+    tb: &mut ThreadBlock,
+    regs: &mut PtRegs,
+    number: i64,
+    result: Option<u64>,
+    sp: u64,
+) {
     if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
         return;
     }
@@ -558,7 +566,6 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let hook = unsafe { &*(hook as *const Hook) };
     let address = &raw mut *regs as u64;
     let apart = is_apart(base, address);
-    let sp = regs.rsp;
     let left = |tb: &mut ThreadBlock| !apart && was_left(base, tb, sp);
     // What the registers of a call that was left say of its stack is of the past.
     let guard = if apart { address + FRAME_BYTES } else { sp.max(address + FRAME_BYTES) };
@@ -760,7 +767,7 @@ unsafe fn before_return(base: u64, sp: u64) {
         ..user_registers()
     };
     // SAFETY: valid registers.
-    unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
+    unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX]), sp) };
     let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
     let is_before = |(_, progress): &(u64, Progress)| *progress == Progress::Before;
     let place = raw_net::place_of(base, frame[at::RIP]).filter(is_before);

@@ -72,7 +72,11 @@ pub(crate) fn run(wanted: &Wanted) -> Result<(), String> {
         return Err(input::no_program(&wanted.file, &object, name));
     }
     let court = Court::new(&kernel, possible_cpus());
-    let judge = Judge::new(&court, &object).with_places(|shape| placed(shape, &object));
+    let judge = Judge::new(&court, &object).with_places(|shape| {
+        let placed = as_made(shape, &object);
+        // Whoever stands in for the agent has hash maps of his own.
+        if wanted.emit == Emit::Obj { MapShape { hash: None, ..placed } } else { placed }
+    });
     let (mut compiled, mut told) = (vec![], String::new());
     for program in programs {
         match compile(&judge, &court, program) {
@@ -95,7 +99,7 @@ pub(crate) fn run(wanted: &Wanted) -> Result<(), String> {
 }
 
 /// A map as the server will make it: `stride`, `cpus` and sizes from its geometry.
-fn placed(shape: MapShape, object: &Object) -> MapShape {
+fn as_made(shape: MapShape, object: &Object) -> MapShape {
     let Some(map) = object.maps.get(shape.slot as usize) else { return shape };
     let max_entries = match (map.map_type, map.max_entries) {
         // libbpf gives such an array an element per CPU.

@@ -333,6 +333,10 @@ impl Emitter for Function<'_> {
         self.value(64, format_args!("trunc i128 {upper} to i64"))
     }
 
+    fn opaque(&mut self, value: Value) -> Value {
+        self.value(64, format_args!(r#"call i64 asm "", "=r,0"(i64 {value})"#))
+    }
+
     fn negate(&mut self, value: Value) -> Value {
         self.value(value.bits, format_args!("sub i{} 0, {value}", value.bits))
     }

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use ring3_jit::{Code, LinkError, Target};
-use ring3_layout::control::{ATTACHMENT_CPU_SLOT, Attachment, TestRun};
+use ring3_layout::control::{ATTACHMENT_ALONE, ATTACHMENT_CPU_SLOT, Attachment, TestRun};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET, got_offset};
 use ring3_maps::{Attributes, Geometry, Map};
 use ring3_uapi::Errno;
@@ -212,7 +212,7 @@ impl Runner {
                 code: program.entry,
                 cookie: program.cookie,
                 pid: 0,
-                flags: if program.uses_per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
+                flags: ATTACHMENT_ALONE | if program.uses_per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
                 link_id: 0,
                 prog_id: 0,
             },

@@ -56,6 +56,8 @@ pub trait Emitter {
     fn compute(&mut self, op: AluOp, a: Self::Value, b: Self::Value) -> Self::Value;
     /// The upper half of the product of two values of 64 bits.
     fn multiply_high(&mut self, a: Self::Value, b: Self::Value) -> Self::Value;
+    /// The same number, of which the compiler is to know nothing.
+    fn opaque(&mut self, value: Self::Value) -> Self::Value;
     /// 0 - value.
     fn negate(&mut self, value: Self::Value) -> Self::Value;
     /// The bytes in the other order.

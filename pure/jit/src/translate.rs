@@ -794,6 +794,8 @@ impl<E: Emitter> Translator<'_, E> {
         }
         let [near, mapped, further, on] = [(); 4].map(|()| self.emitter.block());
         let (to, from, env) = (self.get(1), self.get(3), self.emitter.get(ENV));
+        // (To LLVM, nothing can be read behind the end of a stack that it knows.)
+        let from = self.emitter.opaque(from);
         let above = self.emitter.compute(AluOp::Sub, from, self.frame);
         let is_near = self.compare_with(Cond::Lt, above, Size::Dw, NEAR_BYTES);
         self.emitter.branch(is_near, near, further);

@@ -218,6 +218,8 @@ pub const ATTACHMENT_RAW: u32 = 1 << 2;
 pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 3;
 /// The program's context is what a kprobe at the kernel's function of a system call has.
 pub const ATTACHMENT_KPROBE: u32 = 1 << 4;
+/// The program is run by itself: its context leads to no registers.
+pub const ATTACHMENT_ALONE: u32 = 1 << 5;
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

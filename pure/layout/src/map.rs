@@ -9,7 +9,7 @@
 pub const TABLES_OFFSET: u64 = 896;
 /// Of hash types: bytes of a bucket. It begins with a link of 4 bytes: 1 more than the index of its first element.
 pub const BUCKET_BYTES: u64 = 8;
-/// Offset of an element's hash, 4 bytes, behind its link: written last when the element is made.
+/// Offset of an element's hash, 4 bytes, behind its link. It is written when key and value are there: who reads it first finds them.
 pub const ELEMENT_HASH_OFFSET: u64 = 4;
 /// Offset of an element's key.
 pub const ELEMENT_KEY_OFFSET: u64 = 8;

@@ -58,6 +58,9 @@ pub const CALLS_MAX: usize = 16;
 /// Of [`Seers::enter`] and `exit`: the agent looks at this call in any case.
 pub const ALWAYS: u64 = 1 << 63;
 
+/// The id of no process, nor the error that asking for one gives.
+pub const NO_PROCESS: u32 = 1 << 31;
+
 /// Who wants the calls with a number. 32 bytes: what is looked at for a call lies together.
 #[repr(C, align(32))]
 #[derive(Debug)]
@@ -91,7 +94,7 @@ pub struct SyscallTables {
     pub hits_at: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
-    /// Is for no process: no program runs, but the call is remembered.
+    /// Is for the process with [`NO_PROCESS`]: no program runs, but the call is remembered.
     pub nobody: Attachment,
     /// 1: there is the net, or it is about to come. What a routine does in which threads are cancelled must not be caught.
     pub netted: AtomicU32,

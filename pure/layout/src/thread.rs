@@ -126,7 +126,7 @@ pub struct ThreadBlock {
     /// `pid << 32 | tid` as `bpf_get_current_pid_tgid` returns it (tgid in the high half).
     pub pid_tgid: u64,
     /// While the thread runs programs: the stack pointer below which it does; a higher one on arrival means that a longjmp left
-    /// them. (`u64::MAX`: a program is run by itself.) Else 0.
+    /// them. Else 0.
     pub guard: AtomicU64,
     /// While a program runs that uses per-CPU maps: the CPU whose part of them is its own, in the low 16 bits, and
     /// `CPU_SLOT_*`. Else 0.

@@ -13,6 +13,7 @@ use ring3_uapi::flags::{
     BPF_F_ZERO_SEED, STACK_BUILD_ID_BYTES, STACK_FRAMES_MAX,
 };
 
+use crate::hash::END;
 use crate::pool::NODE_HEADER_BYTES;
 use crate::trie::KEY_DATA_OFFSET;
 
@@ -326,10 +327,11 @@ impl Geometry {
         (header.private_bytes <= POOL_BYTES_MAX).then_some(())
     }
 
+    /// (A chain's end is a link, too, which names no element.)
     fn lay_out_hash(&mut self, cpus: u32) -> Option<()> {
         let header = &mut self.header;
-        let entries = u64::from(header.max_entries);
-        let buckets = u64::from(header.max_entries).checked_next_power_of_two()?.min(1 << 31);
+        let entries = Some(u64::from(header.max_entries)).filter(|entries| *entries < END.into())?;
+        let buckets = entries.checked_next_power_of_two()?;
         let key = u64::from(header.key_size).checked_next_multiple_of(8)?;
         let stride = u64::from(header.stride);
         let per_cpu = is_per_cpu(header.map_type);

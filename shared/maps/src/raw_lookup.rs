@@ -15,6 +15,10 @@ use crate::trie::Trie;
 
 /// A key of a size that the compiler knows.
 trait Key: Copy {
+    /// Compiled code looks at the first element of a bucket itself, unless it has to be noted that it is used
+    /// (`pure/jit/src/translate.rs`).
+    const FIRST_BY_CODE: bool;
+
     /// # Safety
     /// `address` is that of a readable key.
     unsafe fn at(address: u64) -> Self;
@@ -32,6 +36,8 @@ macro_rules! small_keys {
     ($($type:ty, $key:ident => $hash:expr;)*) => {
         $(
             impl Key for $type {
+                const FIRST_BY_CODE: bool = size_of::<$type>() <= 8;
+
                 #[inline(always)]
                 unsafe fn at(address: u64) -> Self {
                     // SAFETY: the caller's promise.
@@ -65,6 +71,8 @@ small_keys! {
 struct Long(*const [u64; 8]);
 
 impl Key for Long {
+    const FIRST_BY_CODE: bool = false;
+
     #[inline(always)]
     unsafe fn at(address: u64) -> Self {
         Long(address as *const [u64; 8])
@@ -183,6 +191,10 @@ unsafe fn find_again<K: Key>(header: u64, geometry: &Geometry, hash: u32, bucket
 /// map that notes references is writable.
 #[inline(always)]
 unsafe fn lookup<K: Key, const LRU: bool>(view: u64, key: u64, cpu: u64) -> u64 {
+    if K::FIRST_BY_CODE && !LRU {
+        // SAFETY: the caller's promise.
+        return unsafe { lookup_further::<K, LRU>(view, key, cpu) };
+    }
     // SAFETY: the caller's promise.
     let View { base, geometry } = unsafe { &*(view as *const View) };
     // Of hash types nothing lies before the private area.

@@ -13,7 +13,7 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, OTHER_NUMBERS, Progress, SITES_MAX,
+    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, NO_PROCESS, OTHER_NUMBERS, Progress, SITES_MAX,
     SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET, progress,
 };
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
@@ -642,7 +642,7 @@ impl Target {
         let word = |offset: usize| self.control.word(TABLES_OFFSET + offset as u64);
         word(offset_of!(SyscallTables, blocks)).store(self.region + STATE_OFFSET + STATE_HEADER_BYTES, SeqCst);
         word(offset_of!(SyscallTables, cancel_handler)).store(net::cancel_handler(self.region), SeqCst);
-        self.control.word32(NOBODY_OFFSET + offset_of!(Attachment, pid) as u64).store(u32::MAX, SeqCst);
+        self.control.word32(NOBODY_OFFSET + offset_of!(Attachment, pid) as u64).store(NO_PROCESS, SeqCst);
     }
 
     /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
