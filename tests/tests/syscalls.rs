@@ -386,16 +386,19 @@ fn what_lies_between_a_handlers_stack_and_the_threads_is_read_with_care() {
     let mut victim = Process::start(command.arg(TIMES.to_string()));
     let nothing = victim.line();
     let program = format!(
-        "tracepoint:raw_syscalls:sys_exit /args->id == -1 && pid == {}/ {{
-            @read = sum(*(uint64 *)uptr({nothing}));
-            @seen = count();
+        "tracepoint:raw_syscalls:sys_exit /pid == {0} && args->id == -1/ {{
+            @read = sum(*(uint64 *)uptr({nothing})); @returned = count();
+        }}
+        tracepoint:raw_syscalls:sys_exit /pid == {0} && args->ret == -512/ {{
+            @read = sum(*(uint64 *)uptr({nothing})); @again = count();
         }}",
         victim.pid()
     );
     let Some(tool) = traced_by_bpftrace(&bench, &program) else { return };
     victim.say("go");
     ends_well("below", victim.finish());
-    assert_eq!(counted_by_bpftrace(tool)["seen"], TIMES);
+    let counts = counted_by_bpftrace(tool);
+    assert_eq!((counts["returned"], counts["again"]), (2 * TIMES, TIMES), "{counts:?}");
 }
 
 /// Half of what handlers called was missed, and their return probes would now come between those that they interrupt.

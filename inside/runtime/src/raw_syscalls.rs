@@ -445,7 +445,7 @@ pub(crate) unsafe fn show_beginning(base: u64, tb: &mut ThreadBlock, regs: &mut 
     // (A program that this call's handler interrupted may have said so of another.)
     let outer = (core::mem::take(&mut tb.overrides), tb.override_result);
     // SAFETY: the caller's promise.
-    unsafe { run(base, tb, regs, number, None, regs.rsp) };
+    unsafe { run(base, tb, regs, number, None) };
     let result = (tb.overrides != 0).then_some(tb.override_result);
     (tb.overrides, tb.override_result) = outer;
     result
@@ -463,7 +463,7 @@ pub(crate) unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs
         regs.rax = interrupted(number) as u64;
     }
     // SAFETY: the caller's promise.
-    unsafe { run(base, tb, regs, number, Some(regs.rax), regs.rsp) };
+    unsafe { run(base, tb, regs, number, Some(regs.rax)) };
     regs.rax = result;
 }
 
@@ -542,19 +542,13 @@ fn has_end(base: u64, number: i64) -> bool {
     seers(base, number).exit.load(Acquire) != 0
 }
 
-/// Runs the programs that see the beginning of a call, or its end with a result; `sp` is where the thread's stack ends, unless the
-/// registers lie apart. (Behind a signal handler on another stack they do not say so.)
+/// Runs the programs that see the beginning of a call, or its end with a result.
 ///
 /// # Safety
-/// `regs` are valid registers.
-pub(crate) unsafe fn run(
-    base: u64,
-    tb: &mut ThreadBlock,
-    regs: &mut PtRegs,
-    number: i64,
-    result: Option<u64>,
-    sp: u64,
-) {
+/// `regs` are valid registers, and lie on the stack on which the thread is, or apart.
+pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
+    /// What of a stack the agent has taken at most.
+    const TAKEN_BYTES: u64 = 0x1000;
     if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
         return;
     }
@@ -566,11 +560,12 @@ pub(crate) unsafe fn run(
     let hook = unsafe { &*(hook as *const Hook) };
     let address = &raw mut *regs as u64;
     let apart = is_apart(base, address);
+    // What a signal handler goes back to may be on another stack; what is said of a call that was left is of the past.
+    let is_here = !apart && regs.rsp.wrapping_sub(address) < TAKEN_BYTES;
+    let sp = if is_here { regs.rsp } else { address + FRAME_BYTES };
     let left = |tb: &mut ThreadBlock| !apart && was_left(base, tb, sp);
-    // What the registers of a call that was left say of its stack is of the past.
-    let guard = if apart { address + FRAME_BYTES } else { sp.max(address + FRAME_BYTES) };
     // SAFETY: as for this function.
-    let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, guard, hook) };
+    let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, sp, hook) };
     if run_guarded(tb, left, run).is_none() {
         miss(tb, hook);
     }
@@ -767,7 +762,7 @@ unsafe fn before_return(base: u64, sp: u64) {
         ..user_registers()
     };
     // SAFETY: valid registers.
-    unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX]), sp) };
+    unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
     let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
     let is_before = |(_, progress): &(u64, Progress)| *progress == Progress::Before;
     let place = raw_net::place_of(base, frame[at::RIP]).filter(is_before);
