@@ -377,10 +377,11 @@ fn handlers_on_a_stack_above_interrupt_programs_without_harm() {
 }
 
 /// A handler's return was seen with the stack pointer of who it goes back to, and all between that and the handler's stack was taken
-/// for the thread's stack.
+/// for the thread's stack; so was the page at which a stack ends.
 #[test]
-fn what_lies_between_a_handlers_stack_and_the_threads_is_read_with_care() {
+fn what_lies_behind_a_stacks_end_is_read_with_care() {
     const TIMES: u64 = 200;
+    const GETPPID: u32 = 110;
     let bench = Bench::ring3();
     let mut command = bench.target(calling_victims("all").join("below"));
     let mut victim = Process::start(command.arg(TIMES.to_string()));
@@ -391,6 +392,9 @@ fn what_lies_between_a_handlers_stack_and_the_threads_is_read_with_care() {
         }}
         tracepoint:raw_syscalls:sys_exit /pid == {0} && args->ret == -512/ {{
             @read = sum(*(uint64 *)uptr({nothing})); @again = count();
+        }}
+        tracepoint:raw_syscalls:sys_exit /pid == {0} && args->id == {GETPPID}/ {{
+            @read = sum(*(uint64 *)uptr({nothing})); @at_end = count();
         }}",
         victim.pid()
     );
@@ -398,7 +402,8 @@ fn what_lies_between_a_handlers_stack_and_the_threads_is_read_with_care() {
     victim.say("go");
     ends_well("below", victim.finish());
     let counts = counted_by_bpftrace(tool);
-    assert_eq!((counts["returned"], counts["again"]), (2 * TIMES, TIMES), "{counts:?}");
+    let seen = ["returned", "again", "at_end"].map(|name| counts[name]);
+    assert_eq!(seen, [2 * TIMES, TIMES, TIMES], "{counts:?}");
 }
 
 /// Half of what handlers called was missed, and their return probes would now come between those that they interrupt.

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
@@ -24,13 +25,15 @@ struct IoVec {
     bytes: u64,
 }
 
-/// Whether `bytes` at `address` lie on the running thread's stack where it is certainly mapped.
+/// Whether `bytes` at `address` lie on the running thread's stack where it is certainly mapped. (A guard that is further away than
+/// all can be that programs need is of another stack: there are threads that change stacks in signal handlers.)
 #[inline(always)]
 fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     let here = &raw const tb as u64;
     let guard = tb.guard.load(Relaxed);
-    let end = (guard | (PAGE - 1)) + 1;
-    address >= here && bytes <= PAGE && address < end && address + bytes <= end && guard >= here
+    let end = guard.wrapping_add(PAGE - 1) & !(PAGE - 1);
+    let is_here = guard.wrapping_sub(here) < APART_BYTES;
+    is_here && address >= here && bytes <= PAGE && address < end && address + bytes <= end
 }
 
 /// Copies `bytes` bytes from `source`, which may be any address, to `target`.

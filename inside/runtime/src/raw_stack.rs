@@ -153,26 +153,31 @@ fn is_of_call(attachment: &Attachment) -> bool {
 }
 
 /// The registers that the running program's context is, or begins with the address of. A program that is run by itself has
-/// none.
-///
-/// # Safety
-/// `context` is the running program's.
-unsafe fn registers(tb: &ThreadBlock, context: u64) -> Result<&PtRegs, Errno> {
+/// none. (They are read as any memory: what attachment it is a signal handler may have changed that was left by a `longjmp`.)
+fn registers(tb: &ThreadBlock, context: u64) -> Result<PtRegs, Errno> {
+    let at = |address: u64| -> Result<PtRegs, Errno> {
+        let mut regs = PtRegs::default();
+        // SAFETY: there is room for them.
+        unsafe { read(tb, &raw mut regs as u64, address, size_of::<PtRegs>() as u64) }?;
+        Ok(regs)
+    };
     // SAFETY: dispatch set the attachment that runs.
     let attachment = unsafe { &*(tb.attachment as *const Attachment) };
     if attachment.flags & ATTACHMENT_ALONE != 0 {
         return Err(Errno::EFAULT);
     }
     if attachment.flags & ATTACHMENT_KPROBE != 0 {
-        // SAFETY: the context is the registers at the kernel's function.
-        let function = unsafe { &*(context as *const PtRegs) };
-        // SAFETY: its only argument are the thread's registers.
-        return Ok(unsafe { &*(function.rdi as *const PtRegs) });
+        // The context is the registers at the kernel's function, whose only argument are the thread's.
+        return at(at(context)?.rdi);
     }
-    // SAFETY: the context of a system call's program begins with that address.
-    let regs = if is_of_call(attachment) { unsafe { *(context as *const u64) } } else { context };
-    // SAFETY: the registers lie on the stack, below the programs that they are given to.
-    Ok(unsafe { &*(regs as *const PtRegs) })
+    if !is_of_call(attachment) {
+        return at(context);
+    }
+    // The context of a system call's program begins with their address.
+    let mut address = 0u64;
+    // SAFETY: there is room for a word.
+    unsafe { read(tb, &raw mut address as u64, context, size_of::<u64>() as u64) }?;
+    at(address)
 }
 
 /// `bpf_get_stackid`
@@ -184,9 +189,8 @@ pub unsafe extern "sysv64" fn get_stackid(regs: u64, map: u64, flags: u64, _: u6
     let tb = unsafe { block(env) };
     // SAFETY: the verifier proved a map.
     let map = unsafe { map_at(map) };
-    // SAFETY: the verifier proved the context.
-    let regs = unsafe { registers(tb, regs) };
-    answer(map.and_then(|map| stack_id(tb, regs?, &map, flags)))
+    let regs = registers(tb, regs);
+    answer(map.and_then(|map| stack_id(tb, &regs?, &map, flags)))
 }
 
 /// `bpf_get_stack`
@@ -197,10 +201,9 @@ pub unsafe extern "sysv64" fn get_stack(regs: u64, to: u64, bytes: u64, flags: u
     let bytes = u64::from(bytes as u32);
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    // SAFETY: the verifier proved the context.
-    let regs = unsafe { registers(tb, regs) };
+    let regs = registers(tb, regs);
     // SAFETY: the verifier proved `to` writable for `bytes` bytes.
     unsafe { clear(to, bytes) };
     // SAFETY: as above.
-    answer(regs.and_then(|regs| unsafe { stack(tb, regs, to, bytes, flags) }))
+    answer(regs.and_then(|regs| unsafe { stack(tb, &regs, to, bytes, flags) }))
 }

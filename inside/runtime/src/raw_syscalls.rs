@@ -562,7 +562,7 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let apart = is_apart(base, address);
     // What a signal handler goes back to may be on another stack; what is said of a call that was left is of the past.
     let is_here = !apart && regs.rsp.wrapping_sub(address) < TAKEN_BYTES;
-    let sp = if is_here { regs.rsp } else { address + FRAME_BYTES };
+    let sp = if is_here { regs.rsp } else { 0 }.max(address + FRAME_BYTES);
     let left = |tb: &mut ThreadBlock| !apart && was_left(base, tb, sp);
     // SAFETY: as for this function.
     let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, sp, hook) };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // A signal handler on a stack that lies below the thread's own, with nothing mapped between them: between other calls, and in the
-// midst of one, which is made again. It says where nothing is, and on a line of input has the handler run so often, in both ways.
+// midst of one, which is made again; and calls with the stack pointer at that stack's very end, where nothing is. It says where that
+// is, and on a line of input does all three so often.
 //
 //   below TIMES
 #include "check.h"
@@ -16,6 +17,20 @@ static int ends[2];
 static long times;
 static pthread_t reader;
 static pid_t reader_tid;
+
+// A call at a place that does not say that the stack has been changed.
+__asm__(".text\n.type called_at_end, @function\n"
+	"called_at_end: mov $110, %eax\n syscall\n jmp *%rbx\n" // SYS_getppid
+	".size called_at_end, . - called_at_end\n");
+
+static long call_at(char *end)
+{
+	long result;
+
+	__asm__ volatile("mov %%rsp, %%r12\n lea 1f(%%rip), %%rbx\n mov %1, %%rsp\n jmp called_at_end\n1: mov %%r12, %%rsp"
+			 : "=a"(result) : "r"(end) : "rbx", "r12", "rcx", "r11", "memory");
+	return result;
+}
 
 static void handle(int signal)
 {
@@ -55,6 +70,7 @@ int main(int argc, char **argv)
 {
 	char line[8];
 	pthread_t thread;
+	pid_t parent = getppid();
 
 	times = argc > 1 ? atol(argv[1]) : 0;
 	memory = mmap(NULL, 2 * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -68,10 +84,12 @@ int main(int argc, char **argv)
 	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
 	EQUAL(pipe(ends), 0);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	printf("%p\n", (void *)(memory + STACK_BYTES + 0x800));
+	printf("%p\n", (void *)(memory + STACK_BYTES));
 	CHECK(fgets(line, sizeof(line), stdin));
 	for (long i = 0; i < times; i++)
 		EQUAL(raise(SIGUSR1), 0);
+	for (long i = 0; i < times; i++)
+		EQUAL(call_at(memory + STACK_BYTES), parent);
 	reader = pthread_self();
 	reader_tid = gettid();
 	EQUAL(pthread_create(&thread, NULL, interrupt, NULL), 0);
