@@ -319,13 +319,14 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
     awaited == Some(true)
 }
 
+/// What of a stack the agent and the stub have taken at most.
+pub(crate) const TAKEN_BYTES: u64 = 0x1000;
+
 /// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited, or where it is can no
 /// longer be told: a signal handler on another stack has taken the guard for that of programs that were left, or led the thread
 /// to another stack for a while.
 #[inline(always)]
 fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
-    /// What of a stack the agent and the stub have taken at most.
-    const TAKEN_BYTES: u64 = 0x1000;
     let slot = tb.guard.load(Relaxed);
     let here = 0u8;
     let is_here = slot.wrapping_sub(&raw const here as u64) < TAKEN_BYTES;

@@ -56,6 +56,14 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
     unsafe { transfer(SYS_PROCESS_VM_READV, tb.pid_tgid >> 32, target, source, bytes) }
 }
 
+/// The word at any address.
+pub(crate) fn read_word(tb: &ThreadBlock, address: u64) -> Result<u64, Errno> {
+    let mut word = 0u64;
+    // SAFETY: there is room for a word.
+    unsafe { read(tb, &raw mut word as u64, address, size_of::<u64>() as u64) }?;
+    Ok(word)
+}
+
 /// Copies `bytes` bytes from `source` to `target`, which may be any address.
 ///
 /// # Safety

@@ -17,7 +17,7 @@ use ring3_layout::control::Hook;
 use ring3_layout::thread::{CHANGE_MOVE, CHANGE_PUSH, SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
 
 use crate::raw_dispatch::is_on_alternate_stack;
-use crate::raw_memory::{read, write};
+use crate::raw_memory::{read_word, write};
 use crate::raw_thread::{block_address, state};
 
 /// Calls for which there was no room, after which it is looked for again: each look reads all slots.
@@ -28,10 +28,7 @@ fn slot_content(tb: &ThreadBlock, slot: u64) -> Option<u64> {
     if slot == 0 {
         return None;
     }
-    let mut content = 0u64;
-    // SAFETY: the target is a local word.
-    unsafe { read(tb, &raw mut content as u64, slot, 8) }.ok()?;
-    Some(content)
+    read_word(tb, slot).ok()
 }
 
 fn set_slot(tb: &ThreadBlock, slot: u64, content: u64) {

@@ -17,7 +17,7 @@ use ring3_uapi::flags::{
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::{answer, block, context, map_at};
-use crate::raw_memory::{clear, read};
+use crate::raw_memory::{clear, read, read_word};
 use crate::raw_shadow::original;
 
 const PAGE: u64 = 4096;
@@ -174,10 +174,7 @@ fn registers(tb: &ThreadBlock, context: u64) -> Result<PtRegs, Errno> {
         return at(context);
     }
     // The context of a system call's program begins with their address.
-    let mut address = 0u64;
-    // SAFETY: there is room for a word.
-    unsafe { read(tb, &raw mut address as u64, context, size_of::<u64>() as u64) }?;
-    at(address)
+    at(read_word(tb, context)?)
 }
 
 /// `bpf_get_stackid`

@@ -26,7 +26,7 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_cancellation;
-use crate::raw_dispatch::{attachments, hit, is_for, miss, run_guarded, run_one, was_left};
+use crate::raw_dispatch::{TAKEN_BYTES, attachments, hit, is_for, miss, run_guarded, run_one, was_left};
 use crate::raw_memory::read_own;
 use crate::raw_net;
 use crate::raw_request::{control, file};
@@ -547,8 +547,6 @@ fn has_end(base: u64, number: i64) -> bool {
 /// # Safety
 /// `regs` are valid registers, and lie on the stack on which the thread is, or apart.
 pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
-    /// What of a stack the agent has taken at most.
-    const TAKEN_BYTES: u64 = 0x1000;
     if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
         return;
     }

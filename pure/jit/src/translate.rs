@@ -659,7 +659,7 @@ impl<E: Emitter> Translator<'_, E> {
     }
 
     /// Of a key that is that of its bucket's first element, as of most, nobody is asked. Does what
-    /// `shared/maps/src/raw_lookup.rs` does. (r0 is free for it: the lookup's result goes there.)
+    /// `shared/maps/src/raw_lookup.rs` does. (Its result is given in r0.)
     fn hash_lookup(&mut self, map: MapShape, shape: HashShape, symbol: &'static str) -> E::Value {
         let size = if map.key_size == 4 { Size::W } else { Size::Dw };
         let [linked, alike, found, further, on] = [(); 5].map(|()| self.emitter.block());
@@ -691,22 +691,32 @@ impl<E: Emitter> Translator<'_, E> {
         self.emitter.branch(is_key, found, further);
 
         self.emitter.begin(found);
-        let mut value = self.item_at(base, index, shape.value_stride, shape.values);
-        if map.map_type == map_type::PERCPU_HASH {
-            let cpu = self.cpu();
-            let of_cpu = self.compute_with(AluOp::Mul, cpu, map.cpu_stride as i64);
-            value = self.emitter.compute(AluOp::Add, value, of_cpu);
-        }
-        self.set(0, value);
-        self.emitter.jump(on);
+        let first = self.item_at(base, index, shape.value_stride, shape.values);
+        let value = self.own_copy(map, first);
+        self.give(value, on);
 
         self.emitter.begin_rare(further);
         let value = self.lookup_by(map, symbol);
-        self.set(0, value);
-        self.emitter.jump(on);
+        self.give(value, on);
 
         self.emitter.begin(on);
         self.get(0)
+    }
+
+    /// Ends a block with a result, for which r0 is free: it is there in the block `on`.
+    fn give(&mut self, result: E::Value, on: E::Block) {
+        self.set(0, result);
+        self.emitter.jump(on);
+    }
+
+    /// A value's copy for the CPU that the program uses, if there is one for each; the first one's address is given.
+    fn own_copy(&mut self, map: MapShape, first: E::Value) -> E::Value {
+        if !matches!(map.map_type, map_type::PERCPU_ARRAY | map_type::PERCPU_HASH) {
+            return first;
+        }
+        let cpu = self.cpu();
+        let distance = self.compute_with(AluOp::Mul, cpu, map.cpu_stride as i64);
+        self.emitter.compute(AluOp::Add, first, distance)
     }
 
     /// As `shared/maps/src/hashing.rs` has it, of a key of 4 or 8 bytes.
@@ -742,7 +752,7 @@ impl<E: Emitter> Translator<'_, E> {
         self.view(place)
     }
 
-    /// The map that an element at `value` names; 0 if there is no element. r0 is free for it: the lookup's result goes there.
+    /// The map that an element at `value` names; 0 if there is no element. (Its result is given in r0.)
     fn inner_map(&mut self, value: E::Value) -> E::Value {
         let zero = self.constant(0);
         self.set(0, zero);
@@ -751,8 +761,7 @@ impl<E: Emitter> Translator<'_, E> {
         self.emitter.begin(found);
         let place = self.emitter.load(Size::W, false, value, 0);
         let view = self.view(place);
-        self.set(0, view);
-        self.emitter.jump(on);
+        self.give(view, on);
         self.emitter.begin(on);
         self.get(0)
     }
@@ -779,7 +788,7 @@ impl<E: Emitter> Translator<'_, E> {
     }
 
     /// Of a word that lies near above the program's own stack and below the guard nobody is asked: it is of a caller's stack, the
-    /// context or the thread's registers, and so is mapped. (r0 is free for it, as for lookups.)
+    /// context or the thread's registers, and so is mapped. (Its result is given in r0.)
     fn probe_read(&mut self, id: u32) -> E::Value {
         const NEAR_BYTES: i64 = 1024;
         let size = match self.known[2] {
@@ -810,13 +819,11 @@ impl<E: Emitter> Translator<'_, E> {
         let value = self.emitter.load(size, false, from, 0);
         self.emitter.store(size, value, to, 0);
         let zero = self.constant(0);
-        self.set(0, zero);
-        self.emitter.jump(on);
+        self.give(zero, on);
 
         self.emitter.begin_rare(further);
         let result = self.plain_helper(id);
-        self.set(0, result);
-        self.emitter.jump(on);
+        self.give(result, on);
 
         self.emitter.begin(on);
         self.get(0)
@@ -833,14 +840,9 @@ impl<E: Emitter> Translator<'_, E> {
         let key = self.get(2);
         let index = self.emitter.load(Size::W, false, key, 0);
         let inside = self.is_below(index, map.max_entries);
-        let offset = self.compute_with(AluOp::Mul, index, i64::from(map.stride));
         let data = self.emitter.got(Target::GotData(map.slot));
-        let mut value = self.emitter.compute(AluOp::Add, data, offset);
-        if map.map_type == map_type::PERCPU_ARRAY {
-            let cpu = self.cpu();
-            let of_cpu = self.compute_with(AluOp::Mul, cpu, map.cpu_stride as i64);
-            value = self.emitter.compute(AluOp::Add, value, of_cpu);
-        }
+        let first = self.item_at(data, index, map.stride.into(), 0);
+        let value = self.own_copy(map, first);
         let null = self.constant(0);
         self.emitter.select(inside, value, null)
     }

@@ -102,6 +102,11 @@ impl Hash<'_> {
         self.0.private(layout.elements + u64::from(index) * layout.element_stride)
     }
 
+    /// The hash of an element's key; of a free one a link.
+    fn hash_of(&self, index: u32) -> &AtomicU32 {
+        self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET)
+    }
+
     /// Offset of an element's value for a CPU.
     pub(crate) fn value_at(&self, index: u32, cpu: u32) -> u64 {
         let layout = &self.0.geometry.hash;
@@ -130,8 +135,7 @@ impl Hash<'_> {
 
     fn is_key(&self, index: u32, hash: u32, key: &[u8]) -> bool {
         let element = self.element_at(index);
-        self.0.word32(element + ELEMENT_HASH_OFFSET).load(Acquire) == hash
-            && self.0.equals(element + ELEMENT_KEY_OFFSET, key)
+        self.hash_of(index).load(Acquire) == hash && self.0.equals(element + ELEMENT_KEY_OFFSET, key)
     }
 
     /// The element with this key.
@@ -228,7 +232,7 @@ impl Hash<'_> {
                 continue;
             }
             // Of a free element this is a link, and its bucket does not have it.
-            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed));
+            let bucket = self.bucket_of(self.hash_of(index).load(Relaxed));
             if !self.lock_bucket(cx, bucket, YIELDS) {
                 busy += 1;
                 if busy > BUSY_MAX {
@@ -358,7 +362,7 @@ impl Hash<'_> {
         let mut steps = COLLECT_STEPS * u64::from(fresh) + COLLECT_STEPS_MORE;
         let mut linked = 0;
         for index in (0..fresh).map(|turn| self.fresh_element(turn)) {
-            let bucket = self.bucket_of(self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed));
+            let bucket = self.bucket_of(self.hash_of(index).load(Relaxed));
             match self.is_linked(bucket, index, &mut steps) {
                 Some(true) => linked += 1,
                 Some(false) => self.give_element(index, index),
@@ -420,7 +424,7 @@ impl Hash<'_> {
             // A walk may still stand on the element since its last life: it takes it for the new one by the hash only.
             write(index, true);
             self.0.write(element + ELEMENT_KEY_OFFSET, key);
-            self.0.word32(element + ELEMENT_HASH_OFFSET).store(hash, Release);
+            self.hash_of(index).store(hash, Release);
             let head = self.first_link(bucket);
             let next = if head == 0 { END | bucket } else { head };
             self.0.word32(element).store(next, Release);
@@ -460,7 +464,7 @@ impl Hash<'_> {
         let list = self.free_list(list);
         let mut head = list.load(Acquire);
         while let Some(index) = self.element_of(head as u32) {
-            let next = self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed);
+            let next = self.hash_of(index).load(Relaxed);
             let tag = (head >> 32).wrapping_add(1) << 32;
             match list.compare_exchange_weak(head, tag | u64::from(next), AcqRel, Acquire) {
                 Ok(_) => return Some(index),
@@ -491,7 +495,7 @@ impl Hash<'_> {
         let list = self.free_list(list);
         let mut head = list.load(Acquire);
         loop {
-            self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).store(head as u32, Relaxed);
+            self.hash_of(index).store(head as u32, Relaxed);
             let tag = (head >> 32).wrapping_add(1) << 32;
             match list.compare_exchange_weak(head, tag | u64::from(index + 1), AcqRel, Acquire) {
                 Ok(_) => return,
@@ -525,8 +529,7 @@ impl Hash<'_> {
             let mut link = self.first_link(bucket);
             for _ in 0..WALK_MAX {
                 let Some(index) = self.element_of(link) else { break };
-                if self.bucket_of(self.0.word32(self.element_at(index) + ELEMENT_HASH_OFFSET).load(Relaxed)) != bucket
-                {
+                if self.bucket_of(self.hash_of(index).load(Relaxed)) != bucket {
                     break;
                 }
                 link = self.next_link(index);
