@@ -518,6 +518,27 @@ fn victims_are_attached_and_left_while_they_work() {
     }
 }
 
+/// The agent looked into control blocks that were not there any more: a process that was attached while a thread of musl ended was
+/// killed by SIGSEGV.
+#[test]
+fn threads_whose_control_block_is_gone_live_on() {
+    const CALLS: i64 = 7;
+    let bench = Bench::ring3();
+    for calls in [0, CALLS] {
+        let alias = bench.alias(&calling_victims("all").join("ending"));
+        let mut tool = counting(&bench, &alias, &["raw"]);
+        let mut victim = Process::start(Command::new(&alias).arg(calls.to_string()));
+        assert_eq!(victim.line(), "ready");
+        let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
+        assert_eq!(code, Some(0), "{error}");
+        victim.say("");
+        ends_well("ending", victim.finish());
+        let counts = counts(&listing(&mut tool));
+        let seen = [EXIT, GETPPID].map(|call| counts.get(&("raw enter".to_owned(), call)).copied().unwrap_or(0));
+        assert_eq!(seen, [1, calls], "{counts:?}");
+    }
+}
+
 /// Why calls of a process are caught that cannot be replaced, if they are.
 fn net_of(bench: &Bench, pid: u32) -> Option<String> {
     let status = bench.status();

@@ -27,7 +27,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_memory::{read_own, write_own};
 use crate::raw_request::file;
-use crate::raw_syscalls::{begin, end, own_ids};
+use crate::raw_syscalls::{begin, block_of, end, own_ids};
 use crate::raw_system::{SYS_GETTID, SYS_PRCTL, SYS_TKILL, syscall, syscall0};
 use crate::raw_thread::current;
 use crate::raw_unwound;
@@ -148,12 +148,9 @@ fn is_borrower(tb: &ThreadBlock) -> bool {
 /// the thread's mask is kept that it goes on with, if the call was caught.
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u64>) -> Option<i64> {
     if !is_armed(base) {
-        // SAFETY: the running thread's own block, or null.
-        let block = || unsafe { current(base).as_ref() };
-        return if number == 13 && regs.rdi == SIGCANCEL { act(base, block()?, regs) } else { None };
+        return if number == 13 && regs.rdi == SIGCANCEL { act(base, block_of(base, regs)?, regs) } else { None };
     }
-    // SAFETY: the running thread's own block, or null.
-    let Some(tb) = (unsafe { current(base).as_mut() }) else {
+    let Some(tb) = block_of(base, regs) else {
         // Nothing can be remembered: without the net nothing can happen to it.
         switch(base, false);
         return None;

@@ -21,8 +21,8 @@ use ring3_layout::realm::{CPUS_MAX, CpuSlot};
 use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 
 use crate::raw_request::{control, realm};
-use crate::raw_system::{cpu_number, is_dead, named_by_fs, relax};
-use crate::raw_thread::process;
+use crate::raw_system::{cpu_number, is_dead, relax};
+use crate::raw_thread::{names_a_thread, process};
 
 /// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
 /// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
@@ -258,9 +258,8 @@ fn find_rseq(base: u64, tb: &mut ThreadBlock) {
     }
     // SAFETY: the server found the C library's variable there, which is never unmapped.
     let distance = unsafe { (at as *const u64).read_volatile() };
-    // SAFETY: a process of that library has control blocks at FS.
-    let (fs, _) = unsafe { named_by_fs(0) };
-    if distance == 0 || fs != tb.fs_base {
+    // (In a process of that library there may be threads without its control block.)
+    if distance == 0 || !names_a_thread(tb.fs_base) {
         return;
     }
     let (start, end, abort): (u64, u64, u64);
@@ -279,5 +278,5 @@ fn find_rseq(base: u64, tb: &mut ThreadBlock) {
     tb.sequence.start = start;
     tb.sequence.bytes = end - start;
     tb.sequence.abort = abort;
-    tb.rseq = fs.wrapping_add(distance);
+    tb.rseq = tb.fs_base.wrapping_add(distance);
 }

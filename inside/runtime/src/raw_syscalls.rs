@@ -31,7 +31,7 @@ use crate::raw_memory::read_own;
 use crate::raw_net;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
-use crate::raw_thread::{begin_nameless, current, rename, share_names};
+use crate::raw_thread::{begin_nameless, current, find_by_fs_base, names_a_thread, rename, share_names};
 use crate::raw_unwound;
 
 const SYS_RT_SIGACTION: u64 = 13;
@@ -150,12 +150,16 @@ pub const STACK_OF_BLOCK: u32 = 1;
 /// On the last stack.
 pub const LAST_STACK: u32 = 2;
 
-/// The running thread's block, the registers at its call being there. Where they lie apart its control block may be gone.
+/// The running thread's block, the registers at its call being there.
 pub(crate) fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
     let address = &raw const *regs as u64;
     // SAFETY: what lies apart are registers in a frame.
-    let is_known = is_apart(base, address) && unsafe { (*(address as *const CallFrame)).stack } == STACK_OF_BLOCK;
-    let block = if is_known { gs_base() as *mut ThreadBlock } else { current(base) };
+    let stack = if is_apart(base, address) { unsafe { (*(address as *const CallFrame)).stack } } else { 0 };
+    let block = match stack {
+        STACK_OF_BLOCK => gs_base() as *mut ThreadBlock,
+        LAST_STACK => find_by_fs_base(base),
+        _ => current(base),
+    };
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
     unsafe { block.as_mut() }
 }
@@ -665,13 +669,6 @@ impl Beginning {
         let beside = self.flags & CLONE_VM != 0 && self.flags & CLONE_VFORK == 0;
         beside && (self.flags & CLONE_SETTLS == 0 || !names_a_thread(self.tls))
     }
-}
-
-/// Whether an FS base is that of a thread control block.
-fn names_a_thread(fs_base: u64) -> bool {
-    let mut word = 0u64;
-    // SAFETY: room for the word; the address may be any.
-    unsafe { read_own(&raw mut word as u64, fs_base, 8) }.is_ok() && word == fs_base
 }
 
 /// Settles who goes on behind a call that begins a thread or a process; whether it is a child that runs on its creator's

@@ -21,6 +21,7 @@ use ring3_layout::thread::{
     ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock, block_hint,
 };
 
+use crate::raw_memory::read_own;
 use crate::raw_request;
 use crate::raw_system::{
     SYS_GETPID, SYS_GETTID, fs_base, gs_base, half_at_fs, is_dead, named_by_fs, relax, set_gs_base, syscall0, ticks,
@@ -89,7 +90,7 @@ fn at_gs(base: u64) -> *mut ThreadBlock {
         // SAFETY: GS points into the state block, where only set_gs_base makes it point, to blocks.
         let tb = unsafe { &*block };
         // A block that was handed out has a generation, a process right after a fork has none.
-        if tb.fs_base == fs_base() && tb.generation == page.generation.load(Relaxed) && !is_another(page, tb) {
+        if tb.fs_base == fs_base() && tb.generation == page.generation.load(Relaxed) {
             return block;
         }
     }
@@ -112,15 +113,35 @@ fn is_another(page: &ProcessPage, tb: &ThreadBlock) -> bool {
 #[cold]
 pub(crate) fn find(base: u64) -> *mut ThreadBlock {
     let block = at_gs(base);
-    if block.is_null() {
+    // SAFETY: null, or a block that was handed out.
+    if unsafe { block.as_ref() }.is_none_or(|tb| is_another(process(base), tb)) {
         return search(base);
     }
     leave_hint(base, block);
     block
 }
 
+/// As `find`, also for a thread that ends and has unmapped its control block: nothing is read where FS leads.
+#[cold]
+pub(crate) fn find_by_fs_base(base: u64) -> *mut ThreadBlock {
+    let block = at_gs(base);
+    if block.is_null() { claim_block(base) } else { block }
+}
+
 #[cold]
 fn search(base: u64) -> *mut ThreadBlock {
+    let block = claim_block(base);
+    // SAFETY: null, or the running thread's own block.
+    let Some(tb) = (unsafe { block.as_ref() }) else { return block };
+    if process(base).tid_at.load(Relaxed) == 0 && tb.fs_base != 0 && !names_a_thread(tb.fs_base) {
+        share_names(base);
+    }
+    leave_hint(base, block);
+    block
+}
+
+/// A block for the running thread, known by its FS base; null if there is none to be had (counted).
+fn claim_block(base: u64) -> *mut ThreadBlock {
     let generation = set_up_process(base);
     let fs = match fs_base() {
         0 => NO_FS,
@@ -132,7 +153,6 @@ fn search(base: u64) -> *mut ThreadBlock {
     };
     let block = block_address(base, index) as *mut ThreadBlock;
     refresh(base, block, generation, if fs == NO_FS { 0 } else { fs });
-    leave_hint(base, block);
     let gs = gs_base();
     if gs == 0 || gs.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES {
         set_gs_base(block as u64);
@@ -150,7 +170,7 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
     }
     // SAFETY: the running thread's own block.
     let tb = unsafe { &*block };
-    // SAFETY: whoever sets FS lets it lead to memory.
+    // SAFETY: threads whose FS leads nowhere are looked for when they come by first, and share names.
     if tb.fs_base == 0 || unsafe { word_at_fs() } != tb.fs_base {
         return;
     }
@@ -221,7 +241,14 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
     Some(index)
 }
 
-/// From now on threads are not known by their control blocks: one is about to begin that has its creator's.
+/// Whether an FS base is that of a thread control block. It may be any.
+pub(crate) fn names_a_thread(fs_base: u64) -> bool {
+    let mut word = 0u64;
+    // SAFETY: room for the word; the address may be any.
+    unsafe { read_own(&raw mut word as u64, fs_base, 8) }.is_ok() && word == fs_base
+}
+
+/// From now on threads are not known by their control blocks: one has none, or is about to begin with its creator's.
 #[cold]
 pub(crate) fn share_names(base: u64) {
     let page = process(base);

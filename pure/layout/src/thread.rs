@@ -40,7 +40,7 @@ pub struct ProcessPage {
     pub initializing: AtomicU32,
     /// Where, from the FS base on, a thread's id lies, kept by the C library and the kernel; 0: it is not known.
     pub tid_at: AtomicU32,
-    /// 1: there are threads that run with another one's control block, so that `tid_at` stays 0.
+    /// 1: there are threads that have no control block of a C library's, or another one's, so that `tid_at` stays 0.
     pub shared_names: AtomicU32,
     /// Zero.
     pub reserved: AtomicU32,

@@ -7,6 +7,7 @@
 mod cancellation;
 mod doorbell;
 mod forks;
+mod libraries;
 mod modules;
 mod named;
 mod net;

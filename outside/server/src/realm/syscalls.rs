@@ -21,11 +21,12 @@ use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, 
 use ring3_uapi::Errno;
 
 use super::cancellation::{number_of, replaced_at};
+use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_file_of};
 use super::net::{CHANGERS, CaughtCalls, net_gate};
 use super::raw_mapping::{read_process, value_from};
 use super::tables::in_agent;
-use super::target::{Link, Target, is_dynamic_loader, is_written};
+use super::target::{Link, Target, is_written};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, net};
 

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,11 +22,12 @@ use ring3_maps::{Geometry, View};
 use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
+use super::libraries::vdso_clock_gettime;
 use super::modules::{Modules, file_of, likely_file_of};
 use super::named::PerfMap;
 use super::net::{CaughtCalls, NetState};
 use super::owners::Death;
-use super::raw_mapping::{SharedFile, read_process, read_value};
+use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::syscalls::{Syscalls, WantedCalls};
@@ -172,11 +172,6 @@ impl Target {
         Outlook { code: code_of(mappings).cloned().collect(), places, calls }
     }
 
-    /// Finds out where the C library says where its `struct rseq`s are.
-    pub(super) fn find_rseq(&mut self, modules: &mut Modules) {
-        self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
-    }
-
     /// Maps the region into the stopped process, and applies all links; `outlook` is from before it was stopped. (With the
     /// other threads running meanwhile, each of the remote system calls would wait for its turn on a busy machine.)
     pub(super) fn enter(
@@ -205,6 +200,7 @@ impl Target {
         let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
         self.tell_blocks();
+        self.tell_names(stopped).map_err(refusal_of)?;
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, &file.geometry);
         }
@@ -826,37 +822,6 @@ fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Pl
         path: mapping.path.clone(),
         kind,
     })
-}
-
-/// By name, as gdb does it: the loader is `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1` ...
-pub(super) fn is_dynamic_loader(path: &str) -> bool {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
-}
-
-/// Address of `__vdso_clock_gettime` in a process.
-fn vdso_clock_gettime(pid: u32) -> Option<u64> {
-    const AT_SYSINFO_EHDR: u64 = 33;
-    let auxv = std::fs::read(format!("/proc/{pid}/auxv")).ok()?;
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let base = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]))?;
-    let mapping = inject::mappings(inject::Pid(pid)).ok()?.into_iter().find(|m| m.range.start == base)?;
-    let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
-    read_process(pid, base, &mut image).ok()?;
-    let elf = ring3_elf::File::parse(&image).ok()?;
-    Some(base + elf.find("__vdso_clock_gettime")?)
-}
-
-/// Address of the C library's `__rseq_offset` in a process: it is in glibc's dynamic loader, or in a static executable. Without
-/// the symbol it is taken for a library that registers no `struct rseq`.
-fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
-    let mappings = inject::mappings(inject::Pid(pid)).ok()?;
-    let executable = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-    let loader = mappings.iter().find(|m| is_dynamic_loader(&m.path));
-    let module = loader.or_else(|| mappings.iter().find(|m| Path::new(&m.path) == executable))?;
-    let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
-    let distance = modules.rseq_offset(&likely_file_of(pid, module)?)?;
-    Some(start.range.start + distance)
 }
 
 /// A number that nobody knows.

@@ -1,0 +1,71 @@
+//! What a process's libraries keep where the agent looks for it: the clock, restartable sequences, threads' control blocks.
+
+use std::mem::offset_of;
+use std::path::Path;
+
+use ring3_inject as inject;
+use ring3_layout::region::PROCESS_OFFSET;
+use ring3_layout::thread::ProcessPage;
+
+use super::modules::{Modules, likely_file_of};
+use super::raw_mapping::read_process;
+use super::target::Target;
+
+impl Target {
+    /// Finds out where the C library says where its `struct rseq`s are.
+    pub(super) fn find_rseq(&mut self, modules: &mut Modules) {
+        self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
+    }
+
+    /// Tells the agent if threads have no control blocks that name them: then it looks into none (`raw_thread`). A thread that ends
+    /// and has no stack either can only make calls for which none is needed.
+    pub(super) fn tell_names(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        let word_at = |address: u64| {
+            let mut word = [0; 8];
+            stopped.read(address, &mut word).ok().map(|()| u64::from_le_bytes(word))
+        };
+        let mut is_nameless = false;
+        for tid in stopped.threads() {
+            let registers = stopped.registers(*tid)?;
+            let is_named = word_at(registers.fs_base) == Some(registers.fs_base);
+            is_nameless |= !is_named && word_at(registers.rsp.wrapping_sub(8)).is_some();
+        }
+        // (The first thread of a program has none yet.)
+        if is_nameless && stopped.threads().len() > 1 {
+            let at = self.region + PROCESS_OFFSET + offset_of!(ProcessPage, shared_names) as u64;
+            stopped.write(at, &1u32.to_le_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// By name, as gdb does it: the loader is `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1` ...
+pub(super) fn is_dynamic_loader(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
+}
+
+/// Address of `__vdso_clock_gettime` in a process.
+pub(super) fn vdso_clock_gettime(pid: u32) -> Option<u64> {
+    const AT_SYSINFO_EHDR: u64 = 33;
+    let auxv = std::fs::read(format!("/proc/{pid}/auxv")).ok()?;
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let base = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]))?;
+    let mapping = inject::mappings(inject::Pid(pid)).ok()?.into_iter().find(|m| m.range.start == base)?;
+    let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
+    read_process(pid, base, &mut image).ok()?;
+    let elf = ring3_elf::File::parse(&image).ok()?;
+    Some(base + elf.find("__vdso_clock_gettime")?)
+}
+
+/// Address of the C library's `__rseq_offset` in a process: it is in glibc's dynamic loader, or in a static executable. Without
+/// the symbol it is taken for a library that registers no `struct rseq`.
+fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
+    let mappings = inject::mappings(inject::Pid(pid)).ok()?;
+    let executable = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let loader = mappings.iter().find(|m| is_dynamic_loader(&m.path));
+    let module = loader.or_else(|| mappings.iter().find(|m| Path::new(&m.path) == executable))?;
+    let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
+    let distance = modules.rseq_offset(&likely_file_of(pid, module)?)?;
+    Some(start.range.start + distance)
+}
