@@ -94,6 +94,14 @@ pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<()
     unsafe { transfer(SYS_PROCESS_VM_READV, syscall0(SYS_GETPID) as u64, target, source, bytes) }
 }
 
+/// The word at any address, also where the thread has no block.
+pub(crate) fn read_own_word(address: u64) -> Result<u64, Errno> {
+    let mut word = 0u64;
+    // SAFETY: there is room for a word.
+    unsafe { read_own(&raw mut word as u64, address, size_of::<u64>() as u64) }?;
+    Ok(word)
+}
+
 /// Copies `bytes` bytes from `source` to `target`, which may be any address, also where the thread has no block.
 ///
 /// # Safety

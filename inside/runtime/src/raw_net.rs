@@ -25,7 +25,7 @@ use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, Progress, SIGCANCEL
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_memory::{read_own, write_own};
+use crate::raw_memory::{read_own, read_own_word, write_own};
 use crate::raw_request::file;
 use crate::raw_syscalls::{begin, block_of, end, own_ids};
 use crate::raw_system::{SYS_GETTID, SYS_PRCTL, SYS_TKILL, syscall, syscall0};
@@ -133,12 +133,6 @@ pub(crate) fn resume(base: u64, tb: &mut ThreadBlock) {
     }
 }
 
-fn word_of_process(address: u64) -> Option<u64> {
-    let mut word = 0u64;
-    // SAFETY: room for the word; the address may be any.
-    unsafe { read_own(&raw mut word as u64, address, 8) }.ok().map(|()| word)
-}
-
 /// Whether the thread is of a process that shares its creator's memory until it executes something: the tables are not its own.
 fn is_borrower(tb: &ThreadBlock) -> bool {
     tb.pid_tgid >> 32 != tb.generation
@@ -209,12 +203,12 @@ fn mask_of_call(regs: &PtRegs, number: i64) -> Option<u64> {
         130 => regs.rdi,
         271 => regs.r10,
         281 | 441 => regs.r8,
-        270 | 333 => word_of_process(regs.r9)?,
-        426 if regs.r10 & ENTER_EXTENDED != 0 => word_of_process(regs.r8)?,
+        270 | 333 => read_own_word(regs.r9).ok()?,
+        426 if regs.r10 & ENTER_EXTENDED != 0 => read_own_word(regs.r8).ok()?,
         426 => regs.r8,
         _ => 0,
     };
-    word_of_process(Some(at).filter(|at| *at != 0)?)
+    read_own_word(Some(at).filter(|at| *at != 0)?).ok()
 }
 
 /// `rt_sigprocmask`, if it is one that blocks SIGSYS, or lets it come.
@@ -222,7 +216,7 @@ fn block(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: Option<&mut u64>) -
     if regs.rsi == 0 || regs.r10 != SIGNAL_SET_BYTES {
         return None;
     }
-    let set = word_of_process(regs.rsi)?;
+    let set = read_own_word(regs.rsi).ok()?;
     let change = |mask: u64| match regs.rdi {
         SIG_BLOCK => mask | set,
         SIG_UNBLOCK => mask & !set,
@@ -266,7 +260,7 @@ const MASK_WORD: u64 = CONTEXT_WORDS as u64 - 1;
 
 /// `rt_sigreturn` is about to be made.
 fn go_back(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
-    let Some(mask) = word_of_process(regs.rsp.wrapping_add(MASK_WORD * 8)) else { return };
+    let Ok(mask) = read_own_word(regs.rsp.wrapping_add(MASK_WORD * 8)) else { return };
     let blocks = mask & SIGSYS_BIT != 0;
     if caught {
         if blocks {

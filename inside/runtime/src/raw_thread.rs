@@ -21,7 +21,7 @@ use ring3_layout::thread::{
     ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock, block_hint,
 };
 
-use crate::raw_memory::read_own;
+use crate::raw_memory::read_own_word;
 use crate::raw_request;
 use crate::raw_system::{
     SYS_GETPID, SYS_GETTID, fs_base, gs_base, half_at_fs, is_dead, named_by_fs, relax, set_gs_base, syscall0, ticks,
@@ -133,7 +133,9 @@ fn search(base: u64) -> *mut ThreadBlock {
     let block = claim_block(base);
     // SAFETY: null, or the running thread's own block.
     let Some(tb) = (unsafe { block.as_ref() }) else { return block };
-    if process(base).tid_at.load(Relaxed) == 0 && tb.fs_base != 0 && !names_a_thread(tb.fs_base) {
+    let page = process(base);
+    let is_settled = page.tid_at.load(Relaxed) | page.shared_names.load(Relaxed) != 0;
+    if !is_settled && tb.fs_base != 0 && !names_a_thread(tb.fs_base) {
         share_names(base);
     }
     leave_hint(base, block);
@@ -243,9 +245,7 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
 
 /// Whether an FS base is that of a thread control block. It may be any.
 pub(crate) fn names_a_thread(fs_base: u64) -> bool {
-    let mut word = 0u64;
-    // SAFETY: room for the word; the address may be any.
-    unsafe { read_own(&raw mut word as u64, fs_base, 8) }.is_ok() && word == fs_base
+    read_own_word(fs_base) == Ok(fs_base)
 }
 
 /// From now on threads are not known by their control blocks: one has none, or is about to begin with its creator's.

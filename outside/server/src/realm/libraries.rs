@@ -8,7 +8,7 @@ use ring3_layout::region::PROCESS_OFFSET;
 use ring3_layout::thread::ProcessPage;
 
 use super::modules::{Modules, likely_file_of};
-use super::raw_mapping::read_process;
+use super::raw_mapping::{read_process, read_value};
 use super::target::Target;
 
 impl Target {
@@ -20,20 +20,18 @@ impl Target {
     /// Tells the agent if threads have no control blocks that name them: then it looks into none (`raw_thread`). A thread that ends
     /// and has no stack either can only make calls for which none is needed.
     pub(super) fn tell_names(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
-        let word_at = |address: u64| {
-            let mut word = [0; 8];
-            stopped.read(address, &mut word).ok().map(|()| u64::from_le_bytes(word))
-        };
-        let mut is_nameless = false;
+        if stopped.threads().len() == 1 {
+            // (It may have none yet; the agent finds that out.)
+            return Ok(());
+        }
+        let word_at = |address: u64| read_value::<u64>(self.pid, address);
         for tid in stopped.threads() {
             let registers = stopped.registers(*tid)?;
-            let is_named = word_at(registers.fs_base) == Some(registers.fs_base);
-            is_nameless |= !is_named && word_at(registers.rsp.wrapping_sub(8)).is_some();
-        }
-        // (The first thread of a program has none yet.)
-        if is_nameless && stopped.threads().len() > 1 {
-            let at = self.region + PROCESS_OFFSET + offset_of!(ProcessPage, shared_names) as u64;
-            stopped.write(at, &1u32.to_le_bytes())?;
+            let is_named = word_at(registers.fs_base) == Ok(registers.fs_base);
+            if !is_named && word_at(registers.rsp.wrapping_sub(8)).is_ok() {
+                let at = self.region + PROCESS_OFFSET + offset_of!(ProcessPage, shared_names) as u64;
+                return stopped.write(at, &1u32.to_le_bytes());
+            }
         }
         Ok(())
     }
