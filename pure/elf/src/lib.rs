@@ -73,7 +73,7 @@ pub struct File<'a> {
     data: &'a [u8],
     elf: ElfFile64<'a, Endianness>,
     segments: Vec<Segment>,
-    symbols: OnceCell<Vec<Symbol<'a>>>,
+    symbols: Vec<Symbol<'a>>,
     frames: OnceCell<Vec<Range<u64>>>,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Debug for File<'_> {
 }
 
 impl<'a> File<'a> {
-    /// Reads the headers.
+    /// Reads the headers and the symbols.
     pub fn parse(data: &'a [u8]) -> Result<File<'a>, Error> {
         if data.len() < 20 || data[..4] != *b"\x7fELF" {
             return Err(Error::NotElf);
@@ -112,13 +112,42 @@ impl<'a> File<'a> {
             })
             .filter(|s| s.address.checked_add(s.file_bytes).is_some() && s.offset.checked_add(s.file_bytes).is_some())
             .collect();
-        Ok(File { data, elf, segments, symbols: OnceCell::new(), frames: OnceCell::new() })
+        let mut file = File { data, elf, segments, symbols: vec![], frames: OnceCell::new() };
+        file.symbols = file.code_symbols();
+        Ok(file)
     }
 
     /// Addresses of the executable segments, as far as the file holds their bytes.
     pub fn executable_segments(&self) -> Vec<Range<u64>> {
         let executable = self.segments.iter().filter(|segment| segment.executable);
         executable.map(|segment| segment.address..segment.address + segment.file_bytes).collect()
+    }
+
+    /// The loaded parts: address, bytes as far as the file has them, and whether they are executable.
+    pub fn parts(&self) -> impl Iterator<Item = (u64, &'a [u8], bool)> {
+        self.segments.iter().filter_map(|s| {
+            let start = usize::try_from(s.offset).ok()?;
+            let bytes = self.data.get(start..start.checked_add(usize::try_from(s.file_bytes).ok()?)?)?;
+            Some((s.address, bytes, s.executable))
+        })
+    }
+
+    /// The file is mapped at the addresses that it names (`ET_EXEC`).
+    pub fn is_fixed(&self) -> bool {
+        self.elf.elf_header().e_type(self.elf.endian()) == ET_EXEC
+    }
+
+    /// Where unwinding may let functions go on (their landing pads), with the address of the table that says so; `None` if
+    /// a table cannot be read.
+    pub fn landing_pads(&self) -> Option<Vec<(u64, u64)>> {
+        unwind::landing_pads(self)
+    }
+
+    /// Addresses of the file's functions in Go, if it has some: of all its code, if no symbol tells them from others.
+    pub fn go_text(&self) -> Option<Range<u64>> {
+        let is_go = [".gopclntab", ".data.rel.ro.gopclntab", ".go.buildinfo"];
+        is_go.iter().find_map(|name| self.section(name))?;
+        Some(self.find("runtime.text").unwrap_or(0)..self.find("runtime.etext").unwrap_or(u64::MAX))
     }
 
     /// Address of the first instruction (`e_entry`).
@@ -151,14 +180,16 @@ impl<'a> File<'a> {
 
     /// Defined symbols in executable memory (and untyped ones of assembly code), by address.
     pub fn symbols(&self) -> &[Symbol<'a>] {
-        self.symbols.get_or_init(|| {
-            let executable = self.executable_segments();
-            let all = self.elf.symbols().chain(self.elf.dynamic_symbols());
-            let mut found: Vec<Symbol<'a>> = all.filter_map(|symbol| code_symbol(&symbol, &executable)).collect();
-            found.sort_by_key(|symbol| (symbol.address, std::cmp::Reverse(symbol.size), symbol.name));
-            found.dedup();
-            found
-        })
+        &self.symbols
+    }
+
+    fn code_symbols(&self) -> Vec<Symbol<'a>> {
+        let executable = self.executable_segments();
+        let all = self.elf.symbols().chain(self.elf.dynamic_symbols());
+        let mut found: Vec<Symbol<'a>> = all.filter_map(|symbol| code_symbol(&symbol, &executable)).collect();
+        found.sort_by_key(|symbol| (symbol.address, std::cmp::Reverse(symbol.size), symbol.name));
+        found.dedup();
+        found
     }
 
     /// Address of a symbol by its exact name.

@@ -85,7 +85,7 @@ impl Routine {
     }
 
     /// What to replace where a function calls the routine by the instruction at `from`: that, and what it returns to.
-    /// `function.entered` is a branch of other code into the bytes of the jump there.
+    /// `function.entered` is what arrives in the bytes of the jump there.
     pub fn plan_caller(&self, function: &Function<'_>, from: u64) -> Result<[SyscallPlan; 2], Refusal> {
         let instructions = decode(function.bytes, function.address);
         let call = instructions.iter().find(|i| i.ip() == from).ok_or(Refusal::NotCode { site: from })?;
@@ -280,7 +280,7 @@ mod tests {
         let routine = Routine { start: 0x2000, call: 0x2027, cancelled: u32::MAX };
         // call routine; pop rdx; pop rcx; cmp rax, -4; ret
         let bytes = [0xe8, 0xfb, 0x0f, 0, 0, 0x5a, 0x59, 0x48, 0x83, 0xf8, 0xfc, 0xc3, 0xcc, 0xcc];
-        let function = Function { bytes: &bytes, address: 0x1000, size: 12, entered: None };
+        let function = Function { bytes: &bytes, address: 0x1000, size: 12, entered: None, computed: false };
         let [call, back] = routine.plan_caller(&function, 0x1000).expect("it can be done");
         assert_eq!((call.site, call.displaced.len(), call.key()), (0x1000, 5, 0x1000));
         assert_eq!((back.site, back.displaced.len(), back.key()), (0x1005, 6, 0x1005));
@@ -292,9 +292,9 @@ mod tests {
             assert!(stub.moved.iter().take(7).all(|moved| moved.original == home && is_at(moved.stub_offset)));
         }
         // A function that ends with the call has nothing that could be displaced.
-        let short = Function { bytes: &bytes[..5], address: 0x1000, size: 5, entered: None };
+        let short = Function { bytes: &bytes[..5], address: 0x1000, size: 5, entered: None, computed: false };
         assert!(routine.plan_caller(&short, 0x1000).is_err());
-        let entered = Some(crate::flow::Branch { to: 0x1006, from: 0x5000 });
+        let entered = Some(crate::Arrival::Indirect { to: 0x1006 });
         assert!(routine.plan_caller(&Function { entered, ..function }, 0x1000).is_err());
     }
 

@@ -8,12 +8,14 @@
 
 mod cancellation;
 mod flow;
+mod indirect;
 mod plan;
 mod stub;
 mod syscall;
 
 pub use cancellation::{CallerLinks, Replaced, Routine};
 pub use flow::{Branch, branches, far_branches, far_calls, goes_on, is_branch, is_code};
-pub use plan::{Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
+pub use indirect::{IndirectTargets, Part, call_sites, computes_targets, has_operand_at};
+pub use plan::{Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
 pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};
 pub use syscall::{GateLinks, NEAR_BYTES_MAX, SyscallPlan, plan_syscalls};

@@ -2,9 +2,9 @@
 //!
 //! A 5-byte `jmp rel32` replaces the bytes at the site. The instructions that it covers, wholly or partly, are
 //! displaced: they run in the stub. That is right if nothing ever arrives in the middle of the jump. A direct
-//! branch of the function there is found by decoding all of it; one of other code (hand-written
-//! assembly shares tails, compilers put cold parts elsewhere) the caller has looked for; a return address there is found
-//! because only a displaced call can have made one; a thread that stands there is moved by the writer. Bytes
+//! branch of the function there is found by decoding all of it. The caller has looked for branches of other code
+//! (hand-written assembly shares tails, compilers put cold parts elsewhere) and for indirect jumps (see `indirect.rs`). A
+//! return address there is found because only a displaced call can have made one. The writer moves threads that stand there. Bytes
 //! behind the jump stay as they were, so branches to displaced instructions beyond it are harmless.
 
 use std::fmt;
@@ -27,8 +27,49 @@ pub struct Function<'a> {
     pub address: u64,
     /// Bytes of the function proper; 0: not known.
     pub size: usize,
-    /// A branch of other code into the bytes of the jump, if there is one.
-    pub entered: Option<Branch>,
+    /// What may arrive in the bytes of the jump from elsewhere, if something does.
+    pub entered: Option<Arrival>,
+    /// Indirect jumps may arrive at each of its instructions (see [`crate::computes_targets`]).
+    pub computed: bool,
+}
+
+/// How the middle of some bytes may be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// By a direct branch.
+    Direct(Branch),
+    /// By an indirect jump, or by the unwinder.
+    Indirect {
+        /// The address.
+        to: u64,
+    },
+}
+
+impl Arrival {
+    /// The same in code that is mapped with `bias` added to its addresses.
+    pub fn mapped(self, bias: u64) -> Arrival {
+        let at = |address: u64| address.wrapping_add(bias);
+        match self {
+            Arrival::Direct(branch) => Arrival::Direct(Branch { to: at(branch.to), from: at(branch.from) }),
+            Arrival::Indirect { to } => Arrival::Indirect { to: at(to) },
+        }
+    }
+
+    /// Where.
+    pub fn to(self) -> u64 {
+        match self {
+            Arrival::Direct(Branch { to, .. }) | Arrival::Indirect { to } => to,
+        }
+    }
+}
+
+impl From<Arrival> for Refusal {
+    fn from(arrival: Arrival) -> Refusal {
+        match arrival {
+            Arrival::Direct(Branch { from, to }) => Refusal::BranchInto { from, to },
+            Arrival::Indirect { to } => Refusal::IndirectInto { to },
+        }
+    }
 }
 
 /// How a site is instrumented.
@@ -73,6 +114,11 @@ pub enum Refusal {
         /// Its target.
         to: u64,
     },
+    /// An indirect jump may go to the middle of the jump.
+    IndirectInto {
+        /// Where it may arrive.
+        to: u64,
+    },
     /// A displaced call would return into the middle of the jump.
     ReturnInto {
         /// The return address.
@@ -112,6 +158,12 @@ impl fmt::Display for Refusal {
             }
             Refusal::BranchInto { from, to } => {
                 write!(f, "the branch at {from:#x} goes to {to:#x}, inside the {JUMP_BYTES} bytes of the probe")
+            }
+            Refusal::IndirectInto { to } => {
+                write!(
+                    f,
+                    "an indirect jump (jump table, computed goto, exception) may go to {to:#x}, inside the {JUMP_BYTES} bytes of the probe"
+                )
             }
             Refusal::ReturnInto { address } => {
                 write!(f, "a call returns to {address:#x}, inside the {JUMP_BYTES} bytes of the probe")
@@ -157,8 +209,13 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
             return Err(Refusal::BranchInto { from: instruction.ip(), to: target });
         }
     }
-    if let Some(branch) = function.entered.filter(|branch| jump.contains(&branch.to)) {
-        return Err(Refusal::BranchInto { from: branch.from, to: branch.to });
+    if let Some(arrival) = function.entered.filter(|arrival| jump.contains(&arrival.to())) {
+        return Err(arrival.into());
+    }
+    // `endbr64` is there for indirect jumps only.
+    let arrives = |i: &&Instruction| function.computed || i.mnemonic() == iced_x86::Mnemonic::Endbr64;
+    if let Some(to) = displaced.iter().filter(arrives).map(Instruction::ip).find(|to| jump.contains(to)) {
+        return Err(Refusal::IndirectInto { to });
     }
     for instruction in displaced {
         let calls = matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall);

@@ -17,10 +17,10 @@ use ring3_layout::syscall::{
 
 use crate::cancellation::Replaced;
 use crate::flow::{
-    Branch, changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, sets_direction,
+    changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, sets_direction,
     syscall_number, takes_result,
 };
-use crate::plan::{Function, JUMP_BYTES, Refusal, displace, within};
+use crate::plan::{Arrival, Function, JUMP_BYTES, Refusal, displace, within};
 use crate::stub::{Assembler, Moved, Stub, emit_displaced};
 
 /// Bytes of a near stub at most.
@@ -72,7 +72,7 @@ pub struct GateLinks {
 pub fn plan_syscalls(
     function: &Function<'_>,
     may_be_several: bool,
-    entered: &dyn Fn(Range<u64>) -> Option<Branch>,
+    entered: &dyn Fn(Range<u64>) -> Option<Arrival>,
 ) -> Vec<(u64, Result<SyscallPlan, Refusal>)> {
     let instructions = decode(function.bytes, function.address);
     let mut targets: Vec<u64> = within(function, &instructions).filter_map(direct_target).collect();
@@ -96,7 +96,7 @@ struct Search<'s> {
     may_be_several: bool,
     instructions: &'s [Instruction],
     targets: &'s [u64],
-    entered: &'s dyn Fn(Range<u64>) -> Option<Branch>,
+    entered: &'s dyn Fn(Range<u64>) -> Option<Arrival>,
 }
 
 impl Search<'_> {
@@ -151,8 +151,8 @@ impl Search<'_> {
             let from = self.instructions.iter().find(|i| direct_target(i) == Some(*to)).map_or(site, |i| i.ip());
             return Err(Refusal::BranchInto { from, to: *to });
         }
-        if let Some(branch) = (self.entered)(closed) {
-            return Err(Refusal::BranchInto { from: branch.from, to: branch.to });
+        if let Some(arrival) = (self.entered)(closed) {
+            return Err(arrival.into());
         }
         for other in window.iter().filter(|i| i.ip() != call) {
             let calls = matches!(other.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     fn keeps_flags(code: &[u8]) -> bool {
-        let function = Function { bytes: code, address: 0x1000, size: code.len(), entered: None };
+        let function = Function { bytes: code, address: 0x1000, size: code.len(), entered: None, computed: false };
         let plans = plan_syscalls(&function, false, &|_| None);
         let [(_, Ok(plan))] = &plans[..] else { panic!("{plans:?}") };
         plan.keeps_flags

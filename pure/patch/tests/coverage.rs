@@ -10,6 +10,7 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::NotABoundary { .. } => "not a boundary",
         Refusal::TooShort { .. } => "too short",
         Refusal::BranchInto { .. } => "branch into",
+        Refusal::IndirectInto { .. } => "indirect into",
         Refusal::ReturnInto { .. } => "return into",
         Refusal::Immovable { .. } => "immovable",
         Refusal::OutOfReach { .. } => "out of reach",
@@ -36,8 +37,13 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
             let end = symbol.address + symbol.size;
             let code = elf.code(symbol.address..end + 24).or_else(|| elf.code(symbol.address..end));
             let Some(code) = code else { continue };
-            let function =
-                Function { bytes: code, address: symbol.address, size: symbol.size as usize, entered: None };
+            let function = Function {
+                bytes: code,
+                address: symbol.address,
+                size: symbol.size as usize,
+                entered: None,
+                computed: false,
+            };
             match plan_detour(&function, symbol.address) {
                 Ok(plan) => {
                     let stub = symbol.address & !0xffff;
@@ -91,7 +97,7 @@ fn calls_of(elf: &ring3_elf::File<'_>) -> (u32, BTreeMap<String, u32>, Vec<Sysca
             done = bounds.end;
             let bytes = elf.code(bounds.start..(bounds.end + 32).min(segment.end)).expect("inside the segment");
             let size = (bounds.end - bounds.start) as usize;
-            let function = Function { bytes, address: bounds.start, size, entered: None };
+            let function = Function { bytes, address: bounds.start, size, entered: None, computed: false };
             for (_, plan) in plan_syscalls(&function, is_gap, &|_| None) {
                 match plan {
                     Ok(plan) if is_gap && !plan.uses_rax => unbounded += 1,

@@ -220,7 +220,7 @@ impl Library {
         let bounds = elf.function_bounds(vaddr).expect("sized");
         let size = (bounds.end - bounds.start) as usize;
         let bytes = elf.code(vaddr..bounds.end + 24).or_else(|| elf.code(bounds)).expect("in the file");
-        let plan = plan_detour(&Function { bytes, address, size, entered: None }, address + offset)?;
+        let plan = plan_detour(&Function { bytes, address, size, entered: None, computed: false }, address + offset)?;
         let at = self.stubs + self.used;
         let entries = Entries { enter: enter as *const () as u64, call: call_probed as *const () as u64 };
         let stub = plan.stub(at, entries, &raw const HOOK as u64)?;
@@ -359,6 +359,6 @@ fn what_would_go_wrong_is_refused_with_the_reason() {
     assert!(matches!(library.patch("f_inside_call", 0), Err(Refusal::ReturnInto { .. })));
     assert!(matches!(library.patch("f_flags", 1), Err(Refusal::NotABoundary { .. })));
     let packed = [0x31, 0xc0, 0xc3, 0x53, 0x5b, 0xc3, 0x90, 0x90];
-    let function = Function { bytes: &packed, address: 0x1000, size: 3, entered: None };
+    let function = Function { bytes: &packed, address: 0x1000, size: 3, entered: None, computed: false };
     assert_eq!(plan_detour(&function, 0x1000).err(), Some(Refusal::TooShort { bytes: 3 }));
 }

@@ -7,13 +7,14 @@ use ring3_layout::cancellation::{CALLS, RETURNS};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::{SyscallSite, SyscallTables, TABLES_OFFSET};
 use ring3_layout::thread::StateHeader;
-use ring3_patch::{CallerLinks, Function, JUMP_BYTES, Replaced, Routine, SyscallPlan};
+use ring3_patch::{Arrival, CallerLinks, Function, JUMP_BYTES, Replaced, Routine, SyscallPlan};
 
-use super::modules::{BEHIND_FUNCTION_BYTES, Calls, SyscallPlans, between, called_in, entered_in};
+use super::code_file::{CodeFile, between, called_in};
+use super::modules::{BEHIND_FUNCTION_BYTES, SyscallPlans};
 use super::tables::in_agent;
 use super::target::Target;
 
-impl Calls<'_> {
+impl CodeFile {
     /// Plans for all who call a routine.
     pub(super) fn plan_callers(&self, routine: &Routine, found: &mut SyscallPlans) {
         let calls = self.calls();
@@ -24,10 +25,10 @@ impl Calls<'_> {
                 Err(why) => found.left.push((call.from, format!("a call of where threads are cancelled: {why}"))),
             }
         }
-        let jumps = &self.far[self.far.partition_point(|jump| jump.to < routine.start)..];
+        let jumps = &self.far()[self.far().partition_point(|jump| jump.to < routine.start)..];
         for jump in jumps.iter().take_while(|jump| jump.to == routine.start) {
             let code =
-                self.bounds(jump.from).and_then(|(bounds, _)| Some((self.elf.code(bounds.clone())?, bounds.start)));
+                self.bounds(jump.from).and_then(|(bounds, _)| Some((self.elf().code(bounds.clone())?, bounds.start)));
             if code.is_none_or(|(code, start)| ring3_patch::is_branch(code, start, *jump)) {
                 found.left.push((jump.from, "a jump to where threads are cancelled, not a call".to_owned()));
             }
@@ -36,8 +37,8 @@ impl Calls<'_> {
 
     /// The function around an address, and whether it is what lies between known ones.
     fn bounds(&self, vaddr: u64) -> Option<(std::ops::Range<u64>, bool)> {
-        let known = self.elf.function_bounds(vaddr).map(|bounds| (bounds, false));
-        known.or_else(|| Some((between(self.elf, vaddr)?, true)))
+        let known = self.elf().function_bounds(vaddr).map(|bounds| (bounds, false));
+        known.or_else(|| Some((between(self.elf(), vaddr)?, true)))
     }
 
     /// Plans for what may be a call of a routine, if it is one.
@@ -46,7 +47,7 @@ impl Calls<'_> {
         let (bounds, is_gap) = self.bounds(from).ok_or_else(unknown)?;
         let room = [BEHIND_FUNCTION_BYTES, 0].into_iter();
         let code =
-            room.filter_map(|more| self.elf.code(bounds.start..bounds.end + more)).next().ok_or_else(unknown)?;
+            room.filter_map(|more| self.elf().code(bounds.start..bounds.end + more)).next().ok_or_else(unknown)?;
         let size = (bounds.end - bounds.start) as usize;
         let call = ring3_patch::Branch { to: routine.start, from };
         if !ring3_patch::is_branch(&code[..size], bounds.start, call) {
@@ -54,9 +55,9 @@ impl Calls<'_> {
         }
         let back = from + JUMP_BYTES as u64;
         let inside = back + 1..back + JUMP_BYTES as u64;
-        let called = if is_gap { called_in(self.calls(), &inside) } else { None };
-        let entered = called.or_else(|| entered_in(self.elf, self.far, inside));
-        let function = Function { bytes: code, address: bounds.start, size, entered };
+        let called = if is_gap { called_in(self.calls(), &inside).map(Arrival::Direct) } else { None };
+        let entered = called.or_else(|| self.entered_in(inside));
+        let function = Function { bytes: code, address: bounds.start, size, entered, computed: false };
         routine.plan_caller(&function, from).map(Some).map_err(|why| why.to_string())
     }
 }

@@ -5,6 +5,7 @@
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
 mod cancellation;
+mod code_file;
 mod doorbell;
 mod forks;
 mod libraries;

@@ -2,7 +2,6 @@
 //!
 //! Files are parsed outside any stop and remembered by device, inode, size and modification time.
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
@@ -14,15 +13,18 @@ use ring3_elf::File as Elf;
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
-use ring3_patch::{Branch, Function, JUMP_BYTES, Routine, SyscallPlan, plan_detour, plan_syscalls};
+use ring3_patch::{Arrival, Function, Routine, SyscallPlan, computes_targets, plan_detour, plan_syscalls};
 use ring3_uapi::Errno;
 
 use super::Refusal;
+use super::code_file::{CodeFile, between, called_in, is_reached};
 use super::raw_mapping::read_process;
 
 /// What is looked at behind a function whose end is unknown, and behind one that is tiny (padding), bytes.
 const UNKNOWN_FUNCTION_BYTES: u64 = 512;
 pub(super) const BEHIND_FUNCTION_BYTES: u64 = 32;
+/// Bytes of the parsed files that are kept together; the latest one is kept whatever its size.
+const KEPT_BYTES_MAX: u64 = 128 << 20;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
@@ -76,8 +78,10 @@ pub(super) struct StaticSite {
     pub(super) bytes: Vec<u8>,
     /// `symbol+offset`, or the address where no symbol covers it.
     pub(super) name: String,
-    /// A branch of other code into the middle of what the probe's jump replaces.
-    entered: Option<Branch>,
+    /// What arrives from elsewhere in the middle of what the probe's jump replaces.
+    entered: Option<Arrival>,
+    /// See [`Function::computed`].
+    computed: bool,
     /// Why the return from here cannot be probed.
     no_return: Option<String>,
 }
@@ -91,9 +95,13 @@ impl StaticSite {
 
     /// The function as mapped with `bias` added to the file's addresses.
     pub(super) fn function(&self, bias: u64) -> Function<'_> {
-        let at = |address: u64| address.wrapping_add(bias);
-        let entered = self.entered.map(|branch| Branch { to: at(branch.to), from: at(branch.from) });
-        Function { bytes: &self.bytes, address: at(self.function), size: self.function_bytes, entered }
+        Function {
+            bytes: &self.bytes,
+            address: self.function.wrapping_add(bias),
+            size: self.function_bytes,
+            entered: self.entered.map(|arrival| arrival.mapped(bias)),
+            computed: self.computed,
+        }
     }
 }
 
@@ -173,9 +181,9 @@ struct FileKey {
 /// The memory of parsed files.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
+    /// Files that are kept parsed, the latest one last.
+    recent: Vec<(FileKey, CodeFile)>,
     sites: HashMap<(FileKey, u64), Result<Arc<StaticSite>, Refusal>>,
-    /// Candidates for branches into the middle of functions, by target.
-    branches: HashMap<FileKey, Vec<Branch>>,
     specials: HashMap<FileKey, Arc<Specials>>,
     syscalls: HashMap<FileKey, Arc<SyscallPlans>>,
     rseq_offsets: HashMap<FileKey, Option<u64>>,
@@ -188,10 +196,7 @@ impl Modules {
         if let Some(known) = self.sites.get(&(key, offset)) {
             return known.clone();
         }
-        let found = read(file, path).and_then(|bytes| {
-            let far = self.branches.entry(key).or_insert_with(|| far_branches(&bytes));
-            static_site(&bytes, path, offset, far).map(Arc::new)
-        });
+        let found = self.parsed(key, file, path).and_then(|file| static_site(file, path, offset).map(Arc::new));
         self.sites.insert((key, offset), found.clone());
         found
     }
@@ -202,8 +207,7 @@ impl Modules {
         if let Some(known) = self.specials.get(&key) {
             return known.clone();
         }
-        let found = read(file, path).ok().and_then(|bytes| Some(unwind_sites(&Elf::parse(&bytes).ok()?)));
-        let found = Arc::new(found.unwrap_or_default());
+        let found = self.parsed(key, file, path).map(|file| Arc::new(unwind_sites(file.elf()))).unwrap_or_default();
         self.specials.insert(key, found.clone());
         found
     }
@@ -214,11 +218,7 @@ impl Modules {
         if let Some(known) = self.syscalls.get(&key) {
             return known.clone();
         }
-        let found = read(file, path).ok().and_then(|bytes| {
-            let far = self.branches.entry(key).or_insert_with(|| far_branches(&bytes));
-            syscall_plans(&bytes, far)
-        });
-        let found = Arc::new(found.unwrap_or_default());
+        let found = self.parsed(key, file, path).map(|file| Arc::new(syscall_plans(file))).unwrap_or_default();
         self.syscalls.insert(key, found.clone());
         found
     }
@@ -226,12 +226,37 @@ impl Modules {
     /// How far behind the address of the file's first byte its variable `__rseq_offset` is (rseq(2), as glibc offers it).
     pub(super) fn rseq_offset(&mut self, path: &Path) -> Option<u64> {
         let (key, file) = open(path).ok()?;
-        let find = || {
-            let bytes = read(file, path).ok()?;
-            let elf = Elf::parse(&bytes).ok()?;
+        if let Some(known) = self.rseq_offsets.get(&key) {
+            return *known;
+        }
+        let find = |file: &CodeFile| {
+            let elf = file.elf();
             elf.find_variable("__rseq_offset")?.checked_sub(elf.offset_to_vaddr(0)?)
         };
-        *self.rseq_offsets.entry(key).or_insert_with(find)
+        let found = self.parsed(key, file, path).ok().and_then(find);
+        self.rseq_offsets.insert(key, found);
+        found
+    }
+
+    /// The parsed file. Some are kept, since tools ask for one site after the other.
+    fn parsed(&mut self, key: FileKey, file: File, path: &Path) -> Result<&CodeFile, Refusal> {
+        let at = match self.recent.iter().position(|(known, _)| *known == key) {
+            Some(at) => at,
+            None => {
+                let bytes = read(file, path)?;
+                let parsed = CodeFile::parse(bytes)
+                    .map_err(|error| Refusal::new(Errno::EINVAL, format!("{}: {error}", path.display())))?;
+                self.recent.push((key, parsed));
+                let total = |recent: &[(FileKey, CodeFile)]| recent.iter().map(|(key, _)| key.bytes).sum::<u64>();
+                while self.recent.len() > 1 && total(&self.recent) > KEPT_BYTES_MAX {
+                    self.recent.remove(0);
+                }
+                self.recent.len() - 1
+            }
+        };
+        let found = self.recent.remove(at);
+        self.recent.push(found);
+        Ok(&self.recent.last().expect("just pushed").1)
     }
 }
 
@@ -276,9 +301,9 @@ fn read(mut file: File, path: &Path) -> Result<Vec<u8>, Refusal> {
     Ok(bytes)
 }
 
-fn static_site(bytes: &[u8], path: &Path, offset: u64, far: &[Branch]) -> Result<StaticSite, Refusal> {
+fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
     let refuse = |why: String| Refusal::new(Errno::EINVAL, format!("{}: {why}", path.display()));
-    let elf = Elf::parse(bytes).map_err(|error| refuse(error.to_string()))?;
+    let elf = file.elf();
     let vaddr =
         elf.offset_to_vaddr(offset).ok_or_else(|| refuse(format!("offset {offset:#x} is in no loaded segment")))?;
     let segment = elf
@@ -299,9 +324,10 @@ fn static_site(bytes: &[u8], path: &Path, offset: u64, far: &[Branch]) -> Result
         None => format!("{vaddr:#x}"),
     };
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
-    let entered = entered(&elf, far, vaddr);
-    let no_return = no_return(&elf, vaddr).map(str::to_owned);
-    Ok(StaticSite { vaddr, function: start, function_bytes, bytes: code, name, entered, no_return })
+    let entered = file.entered(vaddr);
+    let computed = file.computes_targets(vaddr);
+    let no_return = no_return(elf, vaddr).map(str::to_owned);
+    Ok(StaticSite { vaddr, function: start, function_bytes, bytes: code, name, entered, computed, no_return })
 }
 
 /// Why the return from the function at `vaddr` cannot be probed.
@@ -313,69 +339,15 @@ fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
     (vaddr == elf.entry()).then_some("begins the process and has nowhere to return to; only its entry can be probed")
 }
 
-/// A branch of another function into the bytes that a probe's jump at `vaddr` replaces. `far` are the file's
-/// candidates, by target; branches with short displacements come from the neighbours.
-fn entered(elf: &Elf<'_>, far: &[Branch], vaddr: u64) -> Option<Branch> {
-    let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
-    if names.any(|name| matches!(name, "runtime.goexit" | "runtime.goexit.abi0")) {
-        // Go gives each goroutine the address behind its first instruction to return to.
-        return Some(Branch { to: vaddr + 1, from: vaddr });
-    }
-    entered_in(elf, far, vaddr + 1..vaddr + JUMP_BYTES as u64)
-}
-
-/// A branch of another function into these bytes.
-pub(super) fn entered_in(elf: &Elf<'_>, far: &[Branch], inside: std::ops::Range<u64>) -> Option<Branch> {
-    const SHORT: u64 = 0x80;
-    let code_of = |address: u64| {
-        let bounds = elf.function_bounds(address)?;
-        Some((elf.code(bounds.clone())?, bounds))
-    };
-    let candidates = &far[far.partition_point(|branch| branch.to < inside.start)..];
-    let far = candidates.iter().take_while(|branch| branch.to < inside.end).copied();
-    let mut real = far.filter(|branch| {
-        code_of(branch.from).is_none_or(|(code, bounds)| ring3_patch::is_branch(code, bounds.start, *branch))
-    });
-    if let Some(branch) = real.next() {
-        return Some(branch);
-    }
-    let mut at = inside.start.saturating_sub(SHORT);
-    while at < inside.end + SHORT {
-        let Some((code, bounds)) = code_of(at) else {
-            at += 1;
-            continue;
-        };
-        if let Some(branch) = ring3_patch::branches(code, bounds.start).find(|branch| inside.contains(&branch.to)) {
-            return Some(branch);
-        }
-        at = bounds.end.max(at + 1);
-    }
-    None
-}
-
-/// Candidates for branches into the middle of functions, of all executable segments.
-fn far_branches(bytes: &[u8]) -> Vec<Branch> {
-    let Ok(elf) = Elf::parse(bytes) else { return vec![] };
-    let segments = elf.executable_segments();
-    let mut found: Vec<Branch> = segments
-        .into_iter()
-        .filter_map(|segment| Some(ring3_patch::far_branches(elf.code(segment.clone())?, segment.start)))
-        .flatten()
-        .collect();
-    found.sort_unstable();
-    found
-}
-
 /// All `syscall` instructions in an ELF image.
-fn syscall_plans(bytes: &[u8], far: &[Branch]) -> Option<SyscallPlans> {
-    let elf = Elf::parse(bytes).ok()?;
-    let small_stacks = elf.section(".gopclntab").is_some() || elf.section(".data.rel.ro.gopclntab").is_some();
+fn syscall_plans(file: &CodeFile) -> SyscallPlans {
+    let elf = file.elf();
+    let small_stacks = elf.go_text().is_some();
     let mut found = SyscallPlans { small_stacks, ..SyscallPlans::default() };
     for segment in elf.executable_segments() {
         let Some(offset) = elf.vaddr_to_offset(segment.start) else { continue };
         let Some(code) = elf.code(segment.clone()) else { continue };
         let mut done = segment.start;
-        let file = Calls { elf: &elf, far, calls: OnceCell::new() };
         for at in memchr_syscall(code) {
             let vaddr = segment.start + at as u64;
             if let Some(routine) = Routine::around(code, segment.start, vaddr) {
@@ -391,7 +363,7 @@ fn syscall_plans(bytes: &[u8], far: &[Branch]) -> Option<SyscallPlans> {
     // What goes on behind its end is looked at twice.
     found.plans.sort_by_key(|plan| plan.site);
     found.plans.dedup_by(|next, plan| next.site < plan.site + plan.displaced.len() as u64);
-    Some(found)
+    found
 }
 
 /// The `syscall` instructions of the vDSO, as this process has it.
@@ -400,92 +372,51 @@ pub(super) fn vdso_calls() -> Option<SyscallPlans> {
     let mapping = inject::mappings(own).ok()?.into_iter().find(|mapping| mapping.path == "[vdso]")?;
     let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
     read_process(own.0, mapping.range.start, &mut image).ok()?;
-    syscall_plans(&image, &far_branches(&image))
+    Some(syscall_plans(&CodeFile::parse(image).ok()?))
 }
 
-/// What lies between known functions, with the one before if that goes on there, if it can be decoded to its end.
-pub(super) fn between(elf: &Elf<'_>, vaddr: u64) -> Option<std::ops::Range<u64>> {
-    const GAP_BYTES_MAX: u64 = 1 << 20;
-    let gap = elf.gap(vaddr).filter(|gap| gap.end - gap.start <= GAP_BYTES_MAX)?;
-    let before = elf.function_bounds(gap.start.checked_sub(1)?).filter(|before| before.end == gap.start);
-    let goes_on = |range: &std::ops::Range<u64>| {
-        elf.code(range.clone()).is_some_and(|code| ring3_patch::goes_on(code, range.start))
-    };
-    let all = before.filter(goes_on).map_or(gap.start, |before| before.start)..gap.end;
-    ring3_patch::is_code(elf.code(all.clone())?, all.start).then_some(all)
-}
-
-/// Whether code certainly begins at an address: the process does, or what looks like a call goes there.
-fn is_reached(elf: &Elf<'_>, calls: &[Branch], vaddr: u64) -> bool {
-    vaddr == elf.entry() || called_in(calls, &(vaddr..vaddr + 1)).is_some()
-}
-
-/// What looks like a call into these bytes.
-pub(super) fn called_in(calls: &[Branch], range: &std::ops::Range<u64>) -> Option<Branch> {
-    calls[calls.partition_point(|call| call.to < range.start)..].first().copied().filter(|call| call.to < range.end)
-}
-
-/// What looks like calls, of all executable segments.
-fn far_calls(elf: &Elf<'_>) -> Vec<Branch> {
-    let segments = elf.executable_segments().into_iter();
-    let calls =
-        segments.filter_map(|segment| Some(ring3_patch::far_calls(elf.code(segment.clone())?, segment.start)));
-    let mut found: Vec<Branch> = calls.flatten().collect();
-    found.sort_unstable();
-    found
-}
-
-/// A file whose system calls are looked for.
-pub(super) struct Calls<'f> {
-    pub(super) elf: &'f Elf<'f>,
-    /// Candidates for branches into the middle of functions, by target.
-    pub(super) far: &'f [Branch],
-    /// Candidates for calls, by target; found when first asked for.
-    calls: OnceCell<Vec<Branch>>,
-}
-
-impl Calls<'_> {
-    /// Candidates for calls, by target.
-    pub(super) fn calls(&self) -> &[Branch] {
-        self.calls.get_or_init(|| far_calls(self.elf))
-    }
-
+impl CodeFile {
     /// Plans for all calls of the function around an address; where it ends.
     fn plan_around(&self, vaddr: u64, end: u64, found: &mut SyscallPlans) -> u64 {
-        let known = self.elf.function_bounds(vaddr);
+        let known = self.elf().function_bounds(vaddr);
         let is_gap = known.is_none();
-        let Some(bounds) = known.or_else(|| between(self.elf, vaddr)) else {
+        let Some(bounds) = known.or_else(|| between(self.elf(), vaddr)) else {
             found.leave(
-                self.elf,
+                self.elf(),
                 vaddr,
                 false,
                 "no symbol and no unwind table says where its function begins".to_owned(),
             );
             return vaddr + 1;
         };
-        let Some(bytes) = self.elf.code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {
+        let Some(bytes) = self.elf().code(bounds.start..(bounds.end + BEHIND_FUNCTION_BYTES).min(end)) else {
             return bounds.end;
         };
         let size = (bounds.end - bounds.start) as usize;
-        let function = Function { bytes, address: bounds.start, size, entered: None };
+        let function = Function { bytes, address: bounds.start, size, entered: None, computed: false };
+        let computed =
+            self.indirect().is_unbounded() || computes_targets(&bytes[..size.min(bytes.len())], bounds.start);
         // Where functions begin that nobody names, they are called.
         let entered = |range: std::ops::Range<u64>| {
-            let called = if is_gap { called_in(self.calls(), &range) } else { None };
-            called.or_else(|| entered_in(self.elf, self.far, range))
+            if computed {
+                return Some(Arrival::Indirect { to: range.start });
+            }
+            let called = if is_gap { called_in(self.calls(), &range).map(Arrival::Direct) } else { None };
+            called.or_else(|| self.entered_in(range))
         };
         for (call, plan) in plan_syscalls(&function, is_gap, &entered) {
             match plan {
                 // What is between functions may be data that looks like code.
-                Ok(plan) if is_gap && !plan.uses_rax && !is_reached(self.elf, self.calls(), bounds.start) => {
+                Ok(plan) if is_gap && !plan.uses_rax && !is_reached(self.elf(), self.calls(), bounds.start) => {
                     let why = "in no known function, nobody calls what is there, no number is loaded before it and no result taken behind it";
-                    found.leave(self.elf, call, false, why.to_owned());
+                    found.leave(self.elf(), call, false, why.to_owned());
                 }
                 Ok(plan) => found.plans.push(plan),
                 Err(ring3_patch::Refusal::Cancelled { site }) => {
                     found.alone.push(site);
                     found.left.push((call, ring3_patch::Refusal::Cancelled { site }.to_string()));
                 }
-                Err(why) => found.leave(self.elf, call, !is_gap, why.to_string()),
+                Err(why) => found.leave(self.elf(), call, !is_gap, why.to_string()),
             }
         }
         bounds.end

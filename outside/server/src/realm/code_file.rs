@@ -1,0 +1,180 @@
+//! A parsed executable file, and what is known of all its code: who branches where.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use ring3_elf::{Error, File as Elf};
+use ring3_patch::{Arrival, Branch, IndirectTargets, JUMP_BYTES, Part};
+use self_cell::self_cell;
+
+self_cell!(
+    struct Parsed {
+        owner: Vec<u8>,
+        #[covariant]
+        dependent: Elf,
+    }
+
+    impl {Debug}
+);
+
+/// A file whose code is looked at. What takes long is found when it is first asked for.
+#[derive(Debug)]
+pub(super) struct CodeFile {
+    parsed: Parsed,
+    far: OnceCell<Vec<Branch>>,
+    calls: OnceCell<Vec<Branch>>,
+    indirect: OnceCell<IndirectTargets>,
+    go: OnceCell<Option<Range<u64>>>,
+}
+
+impl CodeFile {
+    /// Reads the headers.
+    pub(super) fn parse(bytes: Vec<u8>) -> Result<CodeFile, Error> {
+        let parsed = Parsed::try_new(bytes, |bytes| Elf::parse(bytes))?;
+        Ok(CodeFile {
+            parsed,
+            far: OnceCell::new(),
+            calls: OnceCell::new(),
+            indirect: OnceCell::new(),
+            go: OnceCell::new(),
+        })
+    }
+
+    /// The file.
+    pub(super) fn elf(&self) -> &Elf<'_> {
+        self.parsed.borrow_dependent()
+    }
+
+    /// Candidates for branches into the middle of functions, by target.
+    pub(super) fn far(&self) -> &[Branch] {
+        self.far.get_or_init(|| self.in_all_code(ring3_patch::far_branches))
+    }
+
+    /// Candidates for calls, by target.
+    pub(super) fn calls(&self) -> &[Branch] {
+        self.calls.get_or_init(|| self.in_all_code(ring3_patch::far_calls))
+    }
+
+    /// Addresses of the file's functions in Go.
+    pub(super) fn go_text(&self) -> Option<&Range<u64>> {
+        self.go.get_or_init(|| self.elf().go_text()).as_ref()
+    }
+
+    /// What arrives in the bytes that a probe's jump at `vaddr` replaces, its first one aside, from outside the function or
+    /// by an indirect jump.
+    pub(super) fn entered(&self, vaddr: u64) -> Option<Arrival> {
+        self.entered_in(vaddr + 1..vaddr + JUMP_BYTES as u64)
+    }
+
+    /// Whether any instruction of the function around an address may be the target of an indirect jump.
+    pub(super) fn computes_targets(&self, vaddr: u64) -> bool {
+        let code = self.code_of(vaddr);
+        self.indirect().is_unbounded() || code.is_some_and(|(code, start)| ring3_patch::computes_targets(code, start))
+    }
+
+    /// What arrives in these bytes from outside the function, or by an indirect jump.
+    pub(super) fn entered_in(&self, inside: Range<u64>) -> Option<Arrival> {
+        let direct = self.branch_into(&inside).map(Arrival::Direct);
+        direct.or_else(|| self.indirect_into(&inside).map(|to| Arrival::Indirect { to }))
+    }
+
+    /// The code of the function around an address, and where it begins.
+    fn code_of(&self, vaddr: u64) -> Option<(&[u8], u64)> {
+        let bounds = self.elf().function_bounds(vaddr)?;
+        Some((self.elf().code(bounds.clone())?, bounds.start))
+    }
+
+    /// A direct branch into these bytes. Those with short displacements come from the neighbours.
+    fn branch_into(&self, inside: &Range<u64>) -> Option<Branch> {
+        const SHORT: u64 = 0x80;
+        let far = self.far();
+        let candidates = &far[far.partition_point(|branch| branch.to < inside.start)..];
+        let candidates = candidates.iter().take_while(|branch| branch.to < inside.end).copied();
+        let mut real = candidates.filter(|branch| {
+            self.code_of(branch.from).is_none_or(|(code, start)| ring3_patch::is_branch(code, start, *branch))
+        });
+        if let Some(branch) = real.next() {
+            return Some(branch);
+        }
+        let mut at = inside.start.saturating_sub(SHORT);
+        while at < inside.end + SHORT {
+            let Some((code, start)) = self.code_of(at) else {
+                at += 1;
+                continue;
+            };
+            if let Some(branch) = ring3_patch::branches(code, start).find(|branch| inside.contains(&branch.to)) {
+                return Some(branch);
+            }
+            at = (start + code.len() as u64).max(at + 1);
+        }
+        None
+    }
+
+    /// Where in these bytes something may arrive that no direct branch leads there.
+    fn indirect_into(&self, inside: &Range<u64>) -> Option<u64> {
+        let mut candidates = self.indirect().to(inside.clone());
+        let is_real = |target: &Branch| {
+            self.code_of(target.from)
+                .is_none_or(|(code, start)| ring3_patch::has_operand_at(code, start, target.from))
+        };
+        candidates.find(is_real).map(|target| target.to).or_else(|| self.go_resumes_in(inside))
+    }
+
+    /// Where Go's runtime lets functions go on: at a call of `runtime.deferreturn`, which it knows by its address (taken
+    /// for any call, since not all files name it), and, as the end of each goroutine, behind the first instruction of
+    /// `runtime.goexit`.
+    fn go_resumes_in(&self, inside: &Range<u64>) -> Option<u64> {
+        self.go_text()?;
+        let before = inside.start - 1;
+        let mut names = self.elf().symbols_at(before).iter().map(|symbol| symbol.name);
+        if names.any(|name| matches!(name, "runtime.goexit" | "runtime.goexit.abi0")) {
+            return Some(inside.start);
+        }
+        let (code, start) = self.code_of(before)?;
+        ring3_patch::call_sites(code, start).find(|call| inside.contains(call))
+    }
+
+    /// Where indirect jumps may arrive.
+    pub(super) fn indirect(&self) -> &IndirectTargets {
+        self.indirect.get_or_init(|| {
+            let elf = self.elf();
+            let parts: Vec<Part<'_>> =
+                elf.parts().map(|(address, bytes, executable)| Part { address, bytes, executable }).collect();
+            let mut targets = IndirectTargets::of(&parts, elf.is_fixed());
+            match elf.landing_pads() {
+                Some(pads) => targets.add(pads.into_iter().map(|(to, from)| Branch { to, from })),
+                None => targets.set_unbounded(),
+            }
+            targets
+        })
+    }
+
+    fn in_all_code(&self, find: fn(&[u8], u64) -> Vec<Branch>) -> Vec<Branch> {
+        let segments = self.elf().executable_segments().into_iter();
+        let found = segments.filter_map(|segment| Some(find(self.elf().code(segment.clone())?, segment.start)));
+        let mut found: Vec<Branch> = found.flatten().collect();
+        found.sort_unstable();
+        found
+    }
+}
+
+/// What lies between known functions, with the one before if that goes on there, if it can be decoded to its end.
+pub(super) fn between(elf: &Elf<'_>, vaddr: u64) -> Option<Range<u64>> {
+    const GAP_BYTES_MAX: u64 = 1 << 20;
+    let gap = elf.gap(vaddr).filter(|gap| gap.end - gap.start <= GAP_BYTES_MAX)?;
+    let before = elf.function_bounds(gap.start.checked_sub(1)?).filter(|before| before.end == gap.start);
+    let goes_on =
+        |range: &Range<u64>| elf.code(range.clone()).is_some_and(|code| ring3_patch::goes_on(code, range.start));
+    let all = before.filter(goes_on).map_or(gap.start, |before| before.start)..gap.end;
+    ring3_patch::is_code(elf.code(all.clone())?, all.start).then_some(all)
+}
+
+/// Whether code certainly begins at an address: the process does, or what looks like a call goes there.
+pub(super) fn is_reached(elf: &Elf<'_>, calls: &[Branch], vaddr: u64) -> bool {
+    vaddr == elf.entry() || called_in(calls, &(vaddr..vaddr + 1)).is_some()
+}
+
+/// What looks like a call into these bytes.
+pub(super) fn called_in(calls: &[Branch], range: &Range<u64>) -> Option<Branch> {
+    calls[calls.partition_point(|call| call.to < range.start)..].first().copied().filter(|call| call.to < range.end)
+}

@@ -1,0 +1,200 @@
+//! Where indirect jumps of a file may arrive.
+//!
+//! An indirect jump takes its target from a register or from memory. The file itself must have made that address: as a
+//! pointer among its data (also where a relocation has it as its addend), as an operand of an instruction, or as an entry
+//! of a jump table, which is an offset from an address that an instruction computes. [`IndirectTargets::of`] collects all
+//! of these. It decodes nothing: it takes every position of a field as the beginning of one. So the set has addresses
+//! that no jump goes to, but lacks none that a compiler's code can go to. Where code computes with its own address, no
+//! set is complete; [`computes_targets`] tells that.
+
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind};
+
+use crate::flow::{Branch, decode};
+
+/// Entries of a jump table that are read at most. Entries are read until one leads out of the code, which may be long
+/// behind the end of the table. (The largest `switch` that compilers make a table of has some thousand cases.)
+const TABLE_ENTRIES_MAX: usize = 1 << 16;
+/// Entries of all tables of a file that are read at most.
+const FILE_ENTRIES_MAX: usize = 1 << 26;
+
+/// A part of a file that is mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Its address.
+    pub address: u64,
+    /// Its bytes, as far as the file has them.
+    pub bytes: &'a [u8],
+    /// It is mapped executable.
+    pub executable: bool,
+}
+
+impl Part<'_> {
+    fn range(&self) -> Range<u64> {
+        self.address..self.address + self.bytes.len() as u64
+    }
+}
+
+/// Addresses in the code of a file that an indirect jump may go to.
+#[derive(Debug, Default)]
+pub struct IndirectTargets {
+    /// By target; `from` is the field that makes the address.
+    targets: Vec<Branch>,
+    /// Everything may be a target: there are tables that were not read.
+    unbounded: bool,
+}
+
+impl IndirectTargets {
+    /// Those of a file. `fixed`: it is mapped at the addresses that it names, so instructions may have them as immediate
+    /// values.
+    pub fn of(parts: &[Part<'_>], fixed: bool) -> IndirectTargets {
+        let mut search = Search { parts, found: vec![], entries: 0 };
+        for part in parts {
+            search.pointers(part);
+            if part.executable {
+                search.relative_operands(part);
+                if fixed {
+                    search.absolute_operands(part);
+                }
+            }
+        }
+        let unbounded = search.entries > FILE_ENTRIES_MAX;
+        let mut targets = search.found;
+        targets.sort_unstable();
+        targets.dedup();
+        IndirectTargets { targets, unbounded }
+    }
+
+    /// More targets of the same file, such as the landing pads of exceptions.
+    pub fn add(&mut self, more: impl IntoIterator<Item = Branch>) {
+        self.targets.extend(more);
+        self.targets.sort_unstable();
+    }
+
+    /// What may go to these addresses.
+    pub fn to(&self, range: Range<u64>) -> impl Iterator<Item = Branch> + '_ {
+        let from = self.targets.partition_point(|target| target.to < range.start);
+        self.targets[from..].iter().take_while(move |target| target.to < range.end).copied()
+    }
+
+    /// Everything may be a target: a table that says more cannot be read.
+    pub fn set_unbounded(&mut self) {
+        self.unbounded = true;
+    }
+
+    /// Whether everything may be a target.
+    pub fn is_unbounded(&self) -> bool {
+        self.unbounded
+    }
+}
+
+struct Search<'p> {
+    parts: &'p [Part<'p>],
+    found: Vec<Branch>,
+    entries: usize,
+}
+
+impl Search<'_> {
+    fn is_code(&self, address: u64) -> bool {
+        self.parts.iter().any(|part| part.executable && part.range().contains(&address))
+    }
+
+    fn note(&mut self, to: u64, from: u64) {
+        if self.is_code(to) {
+            self.found.push(Branch { to, from });
+        }
+    }
+
+    /// Pointers: every 8 bytes that are an address in code. Data has them aligned to 4 at least; code at any byte.
+    fn pointers(&mut self, part: &Part<'_>) {
+        let step = if part.executable { 1 } else { 4 };
+        for (at, window) in part.bytes.windows(8).enumerate().step_by(step) {
+            self.note(u64::from_le_bytes(window.try_into().expect("8 bytes")), part.address + at as u64);
+        }
+    }
+
+    /// `lea disp32(%rip), reg` of code, or of a table of offsets from itself.
+    fn relative_operands(&mut self, part: &Part<'_>) {
+        const LEA: u8 = 0x8d;
+        for (at, window) in part.bytes.windows(6).enumerate() {
+            if window[0] != LEA || window[1] & 0xc7 != 0x05 {
+                continue;
+            }
+            let displacement = i32::from_le_bytes(window[2..].try_into().expect("4 bytes"));
+            let (field, next) = (part.address + at as u64 + 2, part.address + at as u64 + 6);
+            let address = next.wrapping_add_signed(i64::from(displacement));
+            self.note(address, field);
+            self.table(address, address, field);
+        }
+    }
+
+    /// Immediate values and displacements of 4 bytes: of code, or of a table of 4-byte addresses.
+    fn absolute_operands(&mut self, part: &Part<'_>) {
+        for (at, window) in part.bytes.windows(4).enumerate() {
+            let address = u64::from(u32::from_le_bytes(window.try_into().expect("4 bytes")));
+            let field = part.address + at as u64;
+            self.note(address, field);
+            // `[table + 4 * index]`: the SIB byte has a scale of 4 and no base.
+            let is_indexed_by_4 = at >= 1 && part.bytes[at - 1] & 0xc7 == 0x85;
+            if is_indexed_by_4 {
+                self.table(address, 0, field);
+            }
+        }
+    }
+
+    /// The entries of what may be a table at `address`: 4-byte offsets from `base`.
+    fn table(&mut self, address: u64, base: u64, field: u64) {
+        let Some(part) = self.parts.iter().find(|part| part.range().contains(&address)) else { return };
+        let bytes = &part.bytes[(address - part.address) as usize..];
+        for entry in bytes.chunks_exact(4).take(TABLE_ENTRIES_MAX) {
+            let offset = i32::from_le_bytes(entry.try_into().expect("4 bytes"));
+            let to = base.wrapping_add_signed(i64::from(offset));
+            if self.entries > FILE_ENTRIES_MAX || !self.is_code(to) {
+                return;
+            }
+            self.entries += 1;
+            self.found.push(Branch { to, from: field });
+        }
+    }
+}
+
+/// Whether a function, whose code begins at `address`, has an instruction with an operand of 4 bytes or more at `field`.
+pub fn has_operand_at(code: &[u8], address: u64, field: u64) -> bool {
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    while decoder.can_decode() && decoder.ip() <= field {
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            // What lies behind is not known to be no code.
+            return true;
+        }
+        let offsets = decoder.get_constant_offsets(&instruction);
+        let fields = [
+            (offsets.has_displacement(), offsets.displacement_offset()),
+            (offsets.has_immediate(), offsets.immediate_offset()),
+        ];
+        if fields.iter().any(|(there, at)| *there && instruction.ip() + *at as u64 == field) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether a function may compute where it jumps to: it has an indirect jump, and an instruction that makes an address in
+/// the function. (A jump through a fixed place, as in `.plt`, takes what is there.)
+pub fn computes_targets(code: &[u8], address: u64) -> bool {
+    let own = address..address + code.len() as u64;
+    let instructions = decode(code, address);
+    let jumps =
+        instructions.iter().any(|i| i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand());
+    let takes_own = |i: &iced_x86::Instruction| {
+        i.is_ip_rel_memory_operand() && own.contains(&i.ip_rel_memory_address())
+            || i.op_kinds().any(|kind| kind == OpKind::Immediate32) && own.contains(&u64::from(i.immediate32()))
+    };
+    jumps && instructions.iter().any(takes_own)
+}
+
+/// The calls of a function: each one's first byte.
+pub fn call_sites(code: &[u8], address: u64) -> impl Iterator<Item = u64> {
+    decode(code, address).into_iter().filter(|i| i.is_call_near()).map(|i| i.ip())
+}
