@@ -13,6 +13,7 @@ use ring3_layout::region::{
 
 use crate::Error;
 use crate::calls::{Call, RemoteFd, Unfinished};
+use crate::process::{Pid, mappings};
 use crate::stopped::Stopped;
 
 /// How far a `jmp rel32` reaches, with a margin for the mapping's own size.
@@ -164,7 +165,8 @@ pub fn unmap_region(stopped: &mut Stopped, base: u64) -> Result<(), Error> {
 
 /// Maps `bytes` of executable memory within reach of a `jmp rel32` from all of `near`, filled by [`Stopped::write`].
 pub fn map_stub_area(stopped: &mut Stopped, near: Range<u64>, bytes: u64) -> Result<u64, Error> {
-    let taken: Vec<Range<u64>> = stopped.mappings()?.iter().map(|mapping| mapping.range.clone()).collect();
+    // (What was mapped since the process was stopped is to be seen, too: our own, mostly.)
+    let taken: Vec<Range<u64>> = mappings(Pid(stopped.pid()))?.into_iter().map(|mapping| mapping.range).collect();
     let flags = PRIVATE_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     for address in room_near(&taken, &near, bytes) {
         match stopped.make(Call::mmap(address, bytes, READ_EXEC, flags, None)) {

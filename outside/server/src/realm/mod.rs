@@ -18,6 +18,7 @@ mod raw_mapping;
 mod recovery;
 mod site;
 mod status;
+mod stubs;
 mod syscalls;
 mod tables;
 mod target;

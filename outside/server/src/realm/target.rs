@@ -14,8 +14,7 @@ use std::time::Duration;
 use ring3_inject as inject;
 use ring3_layout::control::{
     ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind,
-    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, TASK_TABLE_OFFSET, range_pack,
-    range_unpack,
+    RECOVERY_OFFSET, Recovery, TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -30,6 +29,7 @@ use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
+use super::stubs::Area;
 use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, in_agent};
 use super::tracer::refusal_of;
@@ -41,11 +41,6 @@ pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
 const REQUEST_WAIT_US: u32 = 200_000;
-/// Bytes of one stub area.
-const STUB_AREA_BYTES: u64 = 0x1_0000;
-/// Stubs start at multiples of this.
-const STUB_ALIGN: u64 = 16;
-
 /// A link and where it could not be applied.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -81,8 +76,8 @@ pub(super) struct Target {
     pub(super) syscalls: Syscalls,
     /// What catches the others.
     pub(super) net: NetState,
-    /// Base and used bytes of each stub area.
-    pub(super) areas: Vec<(u64, u64)>,
+    /// Where stubs lie.
+    pub(super) areas: Vec<Area>,
     /// Everything is being taken out.
     leaving: Option<Patience>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
@@ -104,11 +99,6 @@ pub(super) struct Outlook {
 }
 
 impl Target {
-    /// Where stubs lie.
-    pub(super) fn stub_areas(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
-        self.areas.iter().map(|(base, _)| *base..*base + STUB_AREA_BYTES)
-    }
-
     /// What can be done before the process is stopped: checks, and the control block.
     pub(super) fn prepare(pid: u32, explicit: bool) -> Result<Target, inject::Error> {
         let info = inject::inspect(inject::Pid(pid))?;
@@ -548,39 +538,6 @@ impl Target {
             patched: false,
             uses: vec![],
         })
-    }
-
-    /// Room for a stub within reach of a place: the address, and the index of its area.
-    pub(super) fn stub_room(
-        &mut self,
-        stopped: &mut inject::Stopped,
-        address: u64,
-        mapping: std::ops::Range<u64>,
-        bytes: u64,
-    ) -> Result<(u64, usize), Refusal> {
-        const REACH: u64 = i32::MAX as u64 - (1 << 20);
-        let near = |base: u64| address.abs_diff(base) < REACH && address.abs_diff(base + STUB_AREA_BYTES) < REACH;
-        let known = self.areas.iter().position(|(base, used)| near(*base) && used + bytes <= STUB_AREA_BYTES);
-        let index = match known {
-            Some(index) => index,
-            None if self.areas.len() >= STUB_AREAS_MAX as usize => {
-                return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
-            }
-            None => {
-                let base = inject::map_stub_area(stopped, mapping, STUB_AREA_BYTES).map_err(refusal_of)?;
-                let entry = STUB_AREAS_OFFSET + self.areas.len() as u64 * size_of::<StubArea>() as u64;
-                self.control.write(entry, StubArea { base, bytes: STUB_AREA_BYTES });
-                self.areas.push((base, 0));
-                self.areas.len() - 1
-            }
-        };
-        let (base, used) = self.areas[index];
-        Ok((base + used, index))
-    }
-
-    /// That many bytes of the room are in use now.
-    pub(super) fn take_stub_room(&mut self, area: usize, bytes: u64) {
-        self.areas[area].1 += bytes.next_multiple_of(STUB_ALIGN);
     }
 
     /// A hook that is no place, only counts: its index and its address.

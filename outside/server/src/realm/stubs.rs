@@ -1,0 +1,87 @@
+//! Where a target's stubs lie: areas of executable memory near the code that jumps to them.
+
+use std::ops::Range;
+
+use ring3_inject as inject;
+use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
+use ring3_uapi::Errno;
+
+use super::Refusal;
+use super::target::Target;
+use super::tracer::refusal_of;
+
+/// Bytes of a stub area: the first one near some code is the smallest, and each further one as large as those before together, so
+/// that few areas have room for any number of stubs.
+const STUB_AREA_BYTES: std::ops::RangeInclusive<u64> = 0x1_0000..=0x100_0000;
+/// Stubs start at multiples of this.
+const STUB_ALIGN: u64 = 16;
+
+/// Memory that holds stubs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Area {
+    base: u64,
+    bytes: u64,
+    used: u64,
+}
+
+impl Area {
+    /// Whether a jump from an address reaches all of it.
+    fn is_near(&self, address: u64) -> bool {
+        const REACH: u64 = i32::MAX as u64 - (1 << 20);
+        address.abs_diff(self.base) < REACH && address.abs_diff(self.base + self.bytes) < REACH
+    }
+}
+
+impl Target {
+    /// Where stubs lie.
+    pub(super) fn stub_areas(&self) -> impl Iterator<Item = Range<u64>> {
+        self.areas.iter().map(|area| area.base..area.base + area.bytes)
+    }
+
+    /// Room for a stub within reach of a place: the address, and the index of its area.
+    pub(super) fn stub_room(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        address: u64,
+        mapping: Range<u64>,
+        bytes: u64,
+    ) -> Result<(u64, usize), Refusal> {
+        let has_room = |area: &Area| area.is_near(address) && area.used + bytes <= area.bytes;
+        let index = match self.areas.iter().rposition(has_room) {
+            Some(index) => index,
+            None => self.add_area(stopped, address, mapping)?,
+        };
+        let Area { base, used, .. } = self.areas[index];
+        Ok((base + used, index))
+    }
+
+    /// Maps a further stub area near a place; its index.
+    fn add_area(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        address: u64,
+        mapping: Range<u64>,
+    ) -> Result<usize, Refusal> {
+        let index = self.areas.len();
+        if index >= STUB_AREAS_MAX as usize {
+            return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
+        }
+        let before: u64 = self.areas.iter().filter(|area| area.is_near(address)).map(|area| area.bytes).sum();
+        let mut bytes = before.next_power_of_two().clamp(*STUB_AREA_BYTES.start(), *STUB_AREA_BYTES.end());
+        let base = loop {
+            match inject::map_stub_area(stopped, mapping.clone(), bytes) {
+                // A smaller gap will do.
+                Err(inject::Error::NoRoom { .. }) if bytes > *STUB_AREA_BYTES.start() => bytes /= 2,
+                mapped => break mapped.map_err(refusal_of)?,
+            }
+        };
+        self.control.write(STUB_AREAS_OFFSET + index as u64 * size_of::<StubArea>() as u64, StubArea { base, bytes });
+        self.areas.push(Area { base, bytes, used: 0 });
+        Ok(index)
+    }
+
+    /// That many bytes of the room are in use now.
+    pub(super) fn take_stub_room(&mut self, area: usize, bytes: u64) {
+        self.areas[area].used += bytes.next_multiple_of(STUB_ALIGN);
+    }
+}
