@@ -139,6 +139,15 @@ pub fn calling_victims(part: &'static str) -> PathBuf {
     folder
 }
 
+/// Where the victims in Go are, built; `None`, said loudly, if Go is not installed.
+pub fn go_victims() -> Option<PathBuf> {
+    if Command::new("go").arg("version").output().is_err() {
+        println!("SKIPPED: Go is not installed");
+        return None;
+    }
+    Some(calling_victims("go"))
+}
+
 /// A process with piped input and output, killed when dropped.
 pub struct Process {
     child: Child,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, calling_victims, is_root, programs, wait_until};
+use ring3_tests::{Bench, Process, calling_victims, go_victims, is_root, programs, wait_until};
 
 /// How often each call was seen, by the way in which it was told: `raw enter`, `trace exit` and so on.
 type Counts = BTreeMap<(String, i64), i64>;
@@ -648,26 +648,16 @@ fn tools_come_and_go_while_a_fork_cannot_be_stopped() {
     ends_well("held", process.finish());
 }
 
-/// Builds the victim in Go, if that can be.
-fn has_go() -> bool {
-    if Command::new("go").arg("version").output().is_err() {
-        println!("SKIPPED: Go is not installed");
-        return false;
-    }
-    calling_victims("go");
-    true
-}
-
 #[test]
 fn goroutines_make_their_calls_on_the_kernel() {
-    if has_go() {
+    if go_victims().is_some() {
         steady("many", GO);
     }
 }
 
 #[test]
 fn goroutines_make_their_calls_under_ring3() {
-    if has_go() {
+    if go_victims().is_some() {
         same("many", GO);
     }
 }

@@ -326,12 +326,18 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
     let entered = file.entered(vaddr);
     let computed = file.computes_targets(vaddr);
-    let no_return = no_return(elf, vaddr).map(str::to_owned);
+    let no_return = no_return(file, vaddr).map(str::to_owned);
     Ok(StaticSite { vaddr, function: start, function_bytes, bytes: code, name, entered, computed, no_return })
 }
 
 /// Why the return from the function at `vaddr` cannot be probed.
-fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
+fn no_return(file: &CodeFile, vaddr: u64) -> Option<&'static str> {
+    let elf = file.elf();
+    if file.go_text().is_some_and(|go| go.contains(&vaddr)) {
+        // Go's run-time reads return addresses when it moves a stack, collects garbage or unwinds, and ends the process at
+        // one that is not Go's (the kernel's uretprobes end it so).
+        return Some("is written in Go, which finds replaced return addresses; only its entry can be probed");
+    }
     let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
     if names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_'))) {
         return Some("returns more than once; only its entry can be probed");
