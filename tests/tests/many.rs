@@ -1,8 +1,11 @@
-//! Thousands of probes in one process: each is applied, whenever the process becomes a target, and counts every call.
+//! Thousands of probes in one process: each is applied, whenever the process becomes a target, and counts every call. What cannot
+//! be applied is said.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use ring3_tests::{Bench, Counter, Process, ready, victim};
+use ring3_tests::{Bench, Counter, Process, example, ready, victim};
 
 /// Functions of the library.
 const MANY: u64 = 4096;
@@ -52,4 +55,112 @@ fn a_running_process_attached_after_thousands_of_links_has_all_probes() {
     assert_eq!(code, Some(0), "{error}");
     check(&mut counter, &mut victim, 3);
     assert_eq!(victim.finish().0, Some(0));
+}
+
+/// A library whose code is not what the server knows of it, and a tool with a probe there: it cannot be written.
+struct Changed {
+    library: PathBuf,
+    probe: String,
+    counter: Counter,
+}
+
+impl Changed {
+    fn new(bench: &Bench) -> Changed {
+        // lea 2(%rdi,%rdi,2),%rax; ret: the third function.
+        const CODE: [u8; 6] = [0x48, 0x8d, 0x44, 0x7f, 2, 0xc3];
+        let mut bytes = std::fs::read(many().0).expect("readable");
+        let at = bytes.windows(CODE.len()).position(|window| window == CODE).expect("the compiler does as always");
+        let library = bench.alias(Path::new("/")).with_extension("so");
+        std::fs::write(&library, &bytes).expect("written");
+        let modified = library.metadata().and_then(|meta| meta.modified()).expect("a time");
+        let probe = format!("{}:{at:#x}", library.display());
+        let counter = bench.counting(&[&probe]);
+        bytes[at + 4] ^= 1;
+        std::fs::write(&library, bytes).expect("written");
+        let file = File::options().write(true).open(&library).expect("writable");
+        file.set_modified(modified).expect("as if nothing had happened");
+        Changed { library, probe, counter }
+    }
+
+    fn victim(&self, mut command: Command) -> Process {
+        ready(command.arg(&self.library))
+    }
+}
+
+fn open(victim: &mut Process) {
+    victim.say("");
+    assert_eq!(victim.line(), "opened");
+}
+
+fn opener() -> PathBuf {
+    victim("opener", "gcc", "opener.c", &[])
+}
+
+/// Why, as `ring3 status` says of the only target.
+fn refusal(bench: &Bench) -> String {
+    let status = bench.status();
+    let rows = status["targets"][0]["refused"].as_array().expect("a target");
+    let reasons: Vec<&str> = rows.iter().filter_map(|row| row[1].as_str()).collect();
+    assert!(reasons.len() == 1 && reasons[0].contains("many_0002"), "{reasons:?}");
+    reasons[0].to_owned()
+}
+
+#[test]
+fn what_cannot_be_applied_is_said_where_a_target_was_started_and_in_status() {
+    let bench = Bench::ring3();
+    let changed = Changed::new(&bench);
+    let mut victim = changed.victim(bench.target(opener()));
+    open(&mut victim);
+    let why = refusal(&bench);
+    let text = |arguments: &[&str]| bench.run(arguments).1;
+    assert!(text(&["status"]).contains("1 probe(s) not applied"), "{}", text(&["status"]));
+    assert!(text(&["status", "-v"]).contains(&why), "{}", text(&["status", "-v"]));
+    let line = format!("ring3: process {} (opener): 1 probe(s) not applied: {why}", victim.pid());
+    let (code, _, errors) = victim.finish();
+    assert!(code == Some(0) && errors.len() == 1 && errors[0].starts_with(&line), "{errors:?}");
+    assert_eq!(changed.counter.tool.finish().2, Vec::<String>::new(), "it was said elsewhere");
+}
+
+#[test]
+fn what_cannot_be_applied_is_said_to_who_attaches_the_process() {
+    let bench = Bench::ring3();
+    let changed = Changed::new(&bench);
+    let mut victim = changed.victim(bench.command(opener()));
+    open(&mut victim);
+    let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
+    let line = format!("not applied: link 1: {}", refusal(&bench));
+    assert!(code == Some(0) && error.contains(&line), "{error}");
+    assert_eq!(victim.finish().2, Vec::<String>::new(), "a victim's standard error is its own");
+    assert_eq!(changed.counter.tool.finish().2, Vec::<String>::new(), "it was said elsewhere");
+}
+
+#[test]
+fn what_cannot_be_applied_in_code_that_an_attached_process_maps_later_is_said_by_the_loader() {
+    let bench = Bench::ring3();
+    let changed = Changed::new(&bench);
+    let mut victim = changed.victim(bench.command(opener()));
+    let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    open(&mut victim);
+    let line = format!("ring3: process {} (opener): 1 probe(s) not applied: {}", victim.pid(), refusal(&bench));
+    assert_eq!(victim.finish().2, Vec::<String>::new(), "a victim's standard error is its own");
+    let (_, _, errors) = changed.counter.tool.finish();
+    assert!(errors.len() == 1 && errors[0].starts_with(&line), "{errors:?}");
+}
+
+#[test]
+fn what_cannot_be_applied_in_the_process_that_a_tool_asks_for_is_the_tools_error() {
+    let bench = Bench::ring3();
+    let changed = Changed::new(&bench);
+    let mut victim = changed.victim(bench.command(opener()));
+    open(&mut victim);
+    let mut tool = bench.load(example("malloc"));
+    let tool = Process::start(tool.args(["-p", &victim.pid().to_string(), &changed.probe]));
+    let (code, lines, errors) = tool.finish();
+    assert_eq!((code, lines.len()), (Some(1), 0), "{errors:?}");
+    assert!(errors.iter().any(|line| line.starts_with("malloc: ")), "{errors:?}");
+    // The other tool's probe cannot be applied there either.
+    let line = format!("ring3: process {} (opener): 1 probe(s) not applied", victim.pid());
+    let (_, _, errors) = changed.counter.tool.finish();
+    assert!(errors.len() == 1 && errors[0].starts_with(&line), "{errors:?}");
 }

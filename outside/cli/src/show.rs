@@ -1,6 +1,6 @@
 //! Printing the server's answers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
@@ -25,7 +25,20 @@ pub(crate) fn json(status: &Value) -> Result<(), String> {
 
 pub(crate) fn attached(target: &Value) -> Result<(), String> {
     let sites = target["sites"].as_array().map_or(0, |sites| sites.iter().filter(|s| s["kind"] == "probe").count());
-    write_out(&format!("attached to {} ({}): {sites} probe site(s)\n", target["pid"], text(&target["comm"])))
+    write_out(&format!("attached to {} ({}): {sites} probe site(s)\n", target["pid"], text(&target["comm"])))?;
+    for line in refusals(target) {
+        eprintln!("ring3: {line}");
+    }
+    Ok(())
+}
+
+/// What could not be applied in a target, one line for each reason.
+fn refusals(target: &Value) -> Vec<String> {
+    let mut links: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for refusal in target["refused"].as_array().into_iter().flatten() {
+        links.entry(text(&refusal[1])).or_default().push(refusal[0].to_string());
+    }
+    links.into_iter().map(|(why, links)| format!("not applied: link {}: {why}", links.join(", "))).collect()
 }
 
 /// `ring3 status`.
@@ -82,6 +95,9 @@ fn targets(out: &mut String, targets: &Value, verbose: Option<Programs>) {
             sum("hits"),
             sum("misses"),
         );
+        if let Some(count @ 1..) = target["refused"].as_array().map(Vec::len) {
+            let _ = writeln!(out, "    {count} probe(s) not applied; `ring3 status -v` says why");
+        }
         if let Some(programs) = &verbose {
             verbose_target(out, target, sites, programs);
         }
@@ -127,8 +143,8 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
             site["misses"],
         );
     }
-    for refusal in target["refused"].as_array().into_iter().flatten() {
-        let _ = writeln!(out, "    refused: link {}: {}", refusal[0], text(&refusal[1]));
+    for line in refusals(target) {
+        let _ = writeln!(out, "    {line}");
     }
 }
 

@@ -16,6 +16,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 
 use crate::Error;
 use crate::lifeline;
+use crate::process::Pid;
 use crate::raw_lifeline::{CALL_BYTES, page};
 use crate::raw_ptrace::{self as ptrace, Dispatch, Pause, Registers, Tid, Wait};
 use crate::stopped::{CALL_WITHIN, Stopped};
@@ -60,6 +61,14 @@ impl Call {
     fn close(RemoteFd(fd): RemoteFd) -> Call {
         Call { name: "close", number: libc::SYS_close, args: [fd as u64, 0, 0, 0, 0, 0] }
     }
+}
+
+/// A duplicate of ours of a descriptor of a process.
+pub fn duplicate(Pid(pid): Pid, fd: i32) -> Result<OwnedFd, Error> {
+    let known = rustix::process::Pid::from_raw(pid as i32).ok_or(Error::NoSuchProcess { pid })?;
+    let pidfd = rustix::process::pidfd_open(known, rustix::process::PidfdFlags::empty());
+    let pidfd = pidfd.map_err(|error| Error::io("pidfd_open", error.into()))?;
+    ptrace::get_fd(pidfd.as_fd(), fd).map_err(|error| Error::io("pidfd_getfd", error))
 }
 
 /// A list of calls was not made to its end.
@@ -303,7 +312,7 @@ impl Stopped {
         let mut pair = [0u8; 8];
         self.read(page, &mut pair)?;
         ends.extend([0, 4].map(|at| RemoteFd(i32::from_le_bytes(pair[at..at + 4].try_into().expect("4 bytes")))));
-        let socket = self.duplicate(ends[0])?;
+        let socket = duplicate(Pid(self.pid()), ends[0].0)?;
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let header = words(&[0, 0, page + page::IOVEC, 1, page + page::CONTROL, page::CONTROL_BYTES, 0]);
         self.write(page + page::HEADER, &header)?;
@@ -329,15 +338,6 @@ impl Stopped {
         let borrowed = self.borrowed.as_mut().expect("just seen");
         borrowed.channel = Some(Channel { socket, page, broken: false });
         Ok(())
-    }
-
-    /// A duplicate of ours of a file of the process.
-    fn duplicate(&self, RemoteFd(fd): RemoteFd) -> Result<OwnedFd, Error> {
-        let pid = rustix::process::Pid::from_raw(self.pid() as i32);
-        let pid = pid.ok_or(Error::NoSuchProcess { pid: self.pid() })?;
-        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
-        let pidfd = pidfd.map_err(|error| Error::io("pidfd_open", error.into()))?;
-        ptrace::get_fd(pidfd.as_fd(), fd).map_err(|error| Error::io("pidfd_getfd", error))
     }
 
     /// Sends a list of calls, and files, and waits for what the calls return.

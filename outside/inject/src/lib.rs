@@ -15,7 +15,7 @@ mod raw_ptrace;
 mod region;
 mod stopped;
 
-pub use calls::RemoteFd;
+pub use calls::{RemoteFd, duplicate};
 pub use error::Error;
 pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, proc_file, status_field};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};

@@ -17,11 +17,12 @@ use ring3_verifier::{Input, MapShape, Policy, ProcessFilter, is_tracing, verify}
 
 use super::attr::Attr;
 use super::bpf::{Info, Log, map_of, refuse_logged};
+use super::raw_seccomp::leader;
 use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
 use super::{Caller, Outcome, Reply, refuse};
 use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
-use crate::realm::{MapSlot, fresh_nonce, possible_cpus};
+use crate::realm::{MapSlot, Terminal, fresh_nonce, possible_cpus};
 use crate::support;
 
 /// Instructions of a program at most.
@@ -221,6 +222,7 @@ impl Brought<'_> {
             source: self.source,
             aot: made.aot,
             loaded_ns: boot_time_ns(),
+            terminal: Terminal::of(leader(caller.call.tid)),
             realm,
         })
     }

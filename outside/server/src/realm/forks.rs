@@ -87,6 +87,8 @@ impl Target {
     /// Becomes a copy of another target, for another process, or for the same one.
     fn take_after(&mut self, other: &Target, shared: &Shared) {
         self.following = other.following;
+        self.terminal = other.terminal;
+        self.told = other.told.clone();
         self.control.copy_from(&other.control);
         self.region = other.region;
         self.rseq_offset = other.rseq_offset;

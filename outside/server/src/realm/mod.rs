@@ -23,6 +23,7 @@ mod syscalls;
 mod tables;
 mod target;
 mod task;
+mod terminal;
 mod test_run;
 mod text;
 mod tracer;
@@ -49,6 +50,7 @@ pub use owners::Death;
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
 pub(crate) use task::task_table;
+pub use terminal::Terminal;
 pub use test_run::TestInput;
 pub use text::TextRange;
 use tracer::{Command, Tracer};
@@ -166,6 +168,8 @@ pub struct LinkSpec {
     pub all_registers: bool,
     /// The processes in which the program does anything. It is not attached in others.
     pub filter: ProcessFilter,
+    /// Where its loader's user reads what could not be applied.
+    pub terminal: Option<Terminal>,
 }
 
 /// Why something could not be instrumented.

@@ -32,6 +32,7 @@ use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::stubs::Area;
 use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, in_agent};
+use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 
@@ -62,6 +63,10 @@ pub(super) struct Target {
     /// It is another program of a process that was a target: the end of `execve` is still to be seen.
     pub(super) executed: bool,
     pub(super) nonce: u64,
+    /// Where whoever began it reads what could not be done.
+    pub(super) terminal: Option<Terminal>,
+    /// The links of which it has been said that they could not be applied here.
+    pub(super) told: BTreeSet<AttachmentId>,
     /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
     pub(super) ancestors: Vec<u64>,
     pidfd: OwnedFd,
@@ -117,6 +122,8 @@ impl Target {
             explicit,
             following: Following::All,
             executed: false,
+            terminal: None,
+            told: BTreeSet::new(),
             nonce: fresh_nonce(),
             ancestors: vec![],
             pidfd,
@@ -352,7 +359,8 @@ impl Target {
         shared.with_companions(self.links_for(links).flat_map(|(_, spec)| spec.text.maps.iter().copied()))
     }
 
-    /// All places that should be instrumented, from the process's mappings and the links.
+    /// All places that should be instrumented, from the process's mappings and the links. What could not be applied before may
+    /// be now.
     fn wanted(
         &self,
         modules: &mut Modules,
@@ -378,6 +386,9 @@ impl Target {
                     Err(refusal) => failed.push((id, refusal)),
                 }
             }
+        }
+        for link in links.values_mut() {
+            link.refused.remove(&self.pid);
         }
         for (id, refusal) in failed {
             refuse(links, id, self.pid, refusal);
@@ -435,7 +446,9 @@ impl Target {
             match self.place_site(stopped, want, &caught) {
                 Ok(()) => self.publish(address, &uses, links),
                 Err(refusal) => {
-                    tracing::warn!(pid = self.pid, "{refusal}");
+                    if uses.is_empty() {
+                        tracing::warn!(pid = self.pid, "{refusal}");
+                    }
                     for one in uses {
                         refuse(links, one.attachment, self.pid, refusal.clone());
                     }

@@ -20,6 +20,7 @@ use super::TargetStatus;
 use super::doorbell::EventFd;
 use super::recovery::Patience;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
+use super::terminal::{Hearer, Terminal, tell_untraced};
 use ring3_names::elf::Placed;
 
 use super::text::TextRange;
@@ -126,6 +127,15 @@ enum Garbage {
     Map(MapSlot),
 }
 
+/// What a process keeps of the target that it was when it executes a program.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    /// The user asked for it.
+    explicit: bool,
+    following: Following,
+    terminal: Option<Terminal>,
+}
+
 struct Actor {
     shared: Arc<Shared>,
     commands: Receiver<Command>,
@@ -200,7 +210,7 @@ impl Actor {
                 let _ = reply.send(());
             }
             Command::AddTarget(pid, following, reply) => {
-                let added = self.add_target(pid, Some(following));
+                let added = self.add_target(pid, Some(following), Hearer::Asker);
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
             }
@@ -239,7 +249,7 @@ impl Actor {
 
     /// Makes a process a target with all links that hold for it. `asked`: by the user, so it stays one when its own links are
     /// gone.
-    fn add_target(&mut self, pid: u32, asked: Option<Following>) -> Result<(), Refusal> {
+    fn add_target(&mut self, pid: u32, asked: Option<Following>, hearer: Hearer) -> Result<(), Refusal> {
         self.forget_vanished();
         if let Some(target) = self.targets.get_mut(&pid) {
             if !target.is_leaving() {
@@ -270,7 +280,7 @@ impl Actor {
             })
         });
         entered.map_err(refusal_of)??;
-        self.finish_adding(prepared, started);
+        self.finish_adding(prepared, started, hearer);
         Ok(())
     }
 
@@ -285,7 +295,8 @@ impl Actor {
             gains.store(privileges::gained(stopped, registers), Relaxed);
             !gains.load(Relaxed)
         };
-        let enter = |stopped: &mut inject::Stopped| self.enter_executed(stopped, (true, following), false);
+        let kept = Kept { explicit: true, following, terminal: Terminal::of(pid) };
+        let enter = |stopped: &mut inject::Stopped| self.enter_executed(stopped, kept, false);
         let entered = inject::while_stopped_at_exec(inject::Pid(pid), pid, EXEC_WITHIN, ready, keeps, enter);
         let entered = entered.map_err(refusal_of)?.ok_or_else(|| {
             if gains.load(Relaxed) {
@@ -296,7 +307,7 @@ impl Actor {
             }
         })?;
         let (target, started) = entered?;
-        self.finish_adding(target, started);
+        self.finish_adding(target, started, Hearer::Beginner);
         Ok(self.status_of(pid))
     }
 
@@ -304,12 +315,13 @@ impl Actor {
     fn enter_executed(
         &mut self,
         stopped: &mut inject::Stopped,
-        (explicit, following): (bool, Following),
+        kept: Kept,
         is_known: bool,
     ) -> Result<(Target, Instant), Refusal> {
         let started = Instant::now();
-        let mut target = Target::prepare(stopped.pid(), explicit).map_err(refusal_of)?;
-        target.set_following(following);
+        let mut target = Target::prepare(stopped.pid(), kept.explicit).map_err(refusal_of)?;
+        target.set_following(kept.following);
+        target.terminal = kept.terminal;
         target.executed = is_known;
         target.find_rseq(&mut self.shared.modules());
         target.enter(&self.shared, &mut self.links, stopped, None)?;
@@ -320,7 +332,7 @@ impl Actor {
     /// `kept`: whether the user asked for it, and what becomes of its children. `ready` lets the thread go ahead.
     fn follow_exec(
         &mut self,
-        kept: (bool, Following),
+        kept: Kept,
         (pid, tid): (u32, u32),
         ready: impl FnOnce() + Send,
     ) -> Result<(), Refusal> {
@@ -333,15 +345,16 @@ impl Actor {
         let entered = inject::while_stopped_at_exec(inject::Pid(pid), tid, EXEC_WITHIN, ready, gains, enter);
         let Some(entered) = entered.map_err(refusal_of)? else { return Ok(()) };
         let (target, started) = entered?;
-        self.finish_adding(target, started);
+        self.finish_adding(target, started, Hearer::Beginner);
         Ok(())
     }
 
     /// The process is one of the targets, and goes on.
-    fn finish_adding(&mut self, mut target: Target, started: Instant) {
+    fn finish_adding(&mut self, mut target: Target, started: Instant, hearer: Hearer) {
         let pid = target.pid;
         target.inject_us = started.elapsed().as_micros() as u64;
         target.tell_perf(&self.shared);
+        target.tell_refused(&self.links, hearer);
         tracing::info!(pid, comm = target.comm, "target added");
         self.targets.insert(pid, target);
     }
@@ -474,7 +487,7 @@ impl Actor {
                 }
                 // It has its parent's probes: some programs may be for one of the two only.
                 let differs = parent.parted || self.links.values().any(|link| link.spec.filter.chooses());
-                let applied = if differs { self.apply(child) } else { Ok(()) };
+                let applied = if differs { self.apply(child, Hearer::Beginner) } else { Ok(()) };
                 if let Err(refusal) = applied {
                     tracing::warn!(pid = child, "{refusal}");
                 }
@@ -491,7 +504,11 @@ impl Actor {
                 false
             }
             Err(error) => {
-                tracing::warn!(pid = child, parent = parent.pid, "a fork could not be adopted: {error}");
+                tell_untraced(
+                    parent.terminal,
+                    child,
+                    &format!("a fork of {} could not be adopted: {error}", parent.pid),
+                );
                 true
             }
         }
@@ -510,11 +527,11 @@ impl Actor {
         }
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
         let result = match pid {
-            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None),
-            Some(pid) => self.apply(pid),
+            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None, Hearer::AskerOf(id)),
+            Some(pid) => self.apply(pid, Hearer::AskerOf(id)),
             None => {
                 for pid in self.targets.keys().copied().collect::<Vec<_>>() {
-                    if let Err(refusal) = self.apply(pid) {
+                    if let Err(refusal) = self.apply(pid, Hearer::Loader) {
                         tracing::warn!(pid, "{refusal}");
                     }
                 }
@@ -529,11 +546,12 @@ impl Actor {
         Ok(id)
     }
 
-    fn apply(&mut self, pid: u32) -> Result<(), Refusal> {
+    fn apply(&mut self, pid: u32, hearer: Hearer) -> Result<(), Refusal> {
         let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
         let before = self.parted.len();
         let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted);
         self.has_orphans |= self.parted.len() > before;
+        target.tell_refused(&self.links, hearer);
         if applied.as_ref().is_err_and(|refusal| refusal.errno == Errno::EBUSY) {
             self.behind.entry(pid).or_insert_with(Patience::new);
         } else {
@@ -548,7 +566,7 @@ impl Actor {
         let stoppable = self.behind.iter_mut().filter(|(pid, _)| !recovery::is_held(**pid));
         let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
         for pid in due {
-            if let Err(refusal) = self.apply(pid) {
+            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
                 tracing::debug!(pid, "{refusal}");
             }
         }
@@ -568,7 +586,7 @@ impl Actor {
         self.adopt_all_children();
         self.links.remove(&id);
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
-            if let Err(refusal) = self.apply(pid) {
+            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
                 tracing::warn!(pid, "{refusal}");
             }
             let Some(target) = self.targets.get_mut(&pid) else { continue };
@@ -583,7 +601,12 @@ impl Actor {
     fn apply_everywhere(&mut self) -> Result<(), Refusal> {
         self.forget_vanished();
         self.adopt_all_children();
-        self.targets.keys().copied().collect::<Vec<_>>().into_iter().try_for_each(|pid| self.apply(pid))
+        self.targets
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|pid| self.apply(pid, Hearer::Beginner))
     }
 
     // ---- memory that must outlive its users ----
@@ -695,9 +718,9 @@ impl Actor {
             let Some(process) = asker.or_else(|| owner.find_kin(pid)) else { return };
             let Some(thread) = recovery::thread_named(process, tid) else { return };
             let parent = asker.and_then(|pid| self.targets.get(&pid)).unwrap_or(owner);
-            let kept = (parent.explicit, parent.following);
+            let kept = Kept { explicit: parent.explicit, following: parent.following, terminal: parent.terminal };
             if let Err(refusal) = self.follow_exec(kept, (process, thread), answer) {
-                tracing::warn!(pid = process, "not traced behind execve: {refusal}");
+                tell_untraced(kept.terminal, process, &format!("what it has executed: {refusal}"));
             }
             return;
         }
@@ -718,7 +741,7 @@ impl Actor {
         if kind != request::KIND_MAPPING_ADDED {
             return;
         }
-        if let Err(refusal) = self.apply(asker) {
+        if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
             tracing::warn!(pid = asker, "new mappings: {refusal}");
         }
     }

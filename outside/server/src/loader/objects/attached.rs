@@ -49,6 +49,7 @@ impl Attached {
             per_cpu: facts.uses_per_cpu,
             all_registers,
             filter: program.filter.clone(),
+            terminal: program.terminal,
         };
         let id = realm.attach(spec)?;
         Ok(Attached { program, id, cookie, realm: realm.clone(), _seat: seat })

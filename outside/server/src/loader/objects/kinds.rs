@@ -18,7 +18,9 @@ use super::kernel_types::KernelTypes;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::tracepoints::{self, KprobeSite, TracepointSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
-use crate::realm::{Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, SyscallContext};
+use crate::realm::{
+    Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, SyscallContext, Terminal,
+};
 
 /// What a descriptor can stand for.
 #[derive(Clone)]
@@ -164,6 +166,8 @@ pub struct Program {
     pub aot: Option<Result<(), String>>,
     /// `CLOCK_BOOTTIME` of loading, ns.
     pub loaded_ns: u64,
+    /// Where its loader says what goes wrong.
+    pub terminal: Option<Terminal>,
     /// The target side.
     pub realm: Arc<Realm>,
 }

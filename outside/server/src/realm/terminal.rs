@@ -1,0 +1,109 @@
+//! What could not be done in a target is said where somebody may read it: on the standard error of whoever began the target, else of
+//! the loader whose probe it is.
+//!
+//! No descriptor is kept for that, or whoever waits for the end of a pipe would wait for the server: the process's own is
+//! duplicated when there is something to say, if it is still the same file.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+
+use ring3_inject as inject;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::AttachmentId;
+use super::target::{Link, Target};
+
+/// Reasons that are written out.
+const REASONS_MAX: usize = 3;
+
+/// The standard error of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Terminal {
+    pid: u32,
+    file: (u64, u64),
+}
+
+impl Terminal {
+    /// Of a process, as it is now.
+    pub fn of(pid: u32) -> Option<Terminal> {
+        Some(Terminal { pid, file: standard_error(pid)? })
+    }
+
+    /// Writes a line. Where nobody reads it is lost: nobody may hold the server up.
+    fn say(self, line: &str) {
+        if standard_error(self.pid) != Some(self.file) {
+            return;
+        }
+        let Ok(file) = inject::duplicate(inject::Pid(self.pid), libc::STDERR_FILENO) else { return };
+        let mut fds = [PollFd::new(&file, PollFlags::OUT)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::OUT) {
+            let _ = rustix::io::write(&file, format!("ring3: {line}\n").as_bytes());
+        }
+    }
+}
+
+/// Device and inode of a process's standard error.
+fn standard_error(pid: u32) -> Option<(u64, u64)> {
+    let meta = std::fs::metadata(format!("/proc/{pid}/fd/{}", libc::STDERR_FILENO)).ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
+/// Who hears first of what could not be applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hearer {
+    /// Whoever began the target, if that is known, else the loaders.
+    Beginner,
+    /// The loaders whose probes they are.
+    Loader,
+    /// Whoever gets the answer to the request that is being served.
+    Asker,
+    /// The loader that is just attaching this link gets an error; else as `Beginner`.
+    AskerOf(AttachmentId),
+}
+
+impl Target {
+    /// Says which links could not be applied here, once each.
+    pub(super) fn tell_refused(&mut self, links: &BTreeMap<AttachmentId, Link>, hearer: Hearer) {
+        let refused: BTreeMap<AttachmentId, &Link> = links
+            .iter()
+            .filter(|(_, link)| link.refused.contains_key(&self.pid))
+            .map(|(id, link)| (*id, link))
+            .collect();
+        let told = std::mem::replace(&mut self.told, refused.keys().copied().collect());
+        let mut lost: BTreeMap<Terminal, Vec<&str>> = BTreeMap::new();
+        for (id, link) in refused.into_iter().filter(|(id, _)| !told.contains(id)) {
+            let why = &link.refused[&self.pid].message;
+            tracing::warn!(pid = self.pid, link = link.spec.link_id, "not applied: {why}");
+            let terminal = match hearer {
+                Hearer::Beginner => self.terminal.or(link.spec.terminal),
+                Hearer::Loader => link.spec.terminal,
+                Hearer::AskerOf(asked) if asked != id => self.terminal.or(link.spec.terminal),
+                Hearer::Asker | Hearer::AskerOf(_) => None,
+            };
+            if let Some(terminal) = terminal {
+                lost.entry(terminal).or_default().push(why);
+            }
+        }
+        for (terminal, reasons) in lost {
+            self.say(terminal, &reasons);
+        }
+    }
+
+    fn say(&self, terminal: Terminal, reasons: &[&str]) {
+        let shown = reasons[..reasons.len().min(REASONS_MAX)].join("; ");
+        let more = if reasons.len() > REASONS_MAX { "; ..." } else { "" };
+        let (pid, comm, count) = (self.pid, &self.comm, reasons.len());
+        terminal.say(&format!(
+            "process {pid} ({comm}): {count} probe(s) not applied: {shown}{more} (`ring3 status -v` has them all)"
+        ));
+    }
+}
+
+/// Says that a process which should have become a target is none.
+pub(super) fn tell_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
+    tracing::warn!(pid, "not traced: {why}");
+    if let Some(terminal) = terminal {
+        terminal.say(&format!("process {pid} is not traced: {why}"));
+    }
+}
