@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include "malloc.skel.h"
 
@@ -72,6 +73,7 @@ int main(int argc, char **argv)
 {
 	static char *defaults[] = { "/lib/x86_64-linux-gnu/libc.so.6:malloc", NULL };
 	char **names = defaults, line[64];
+	struct rlimit files;
 	struct malloc_bpf *skel;
 	int option, pid = -1, attached = 0;
 
@@ -83,6 +85,11 @@ int main(int argc, char **argv)
 	if (optind < argc)
 		names = argv + optind;
 	libbpf_set_print(quiet);
+	// Each probe takes two descriptors.
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+		files.rlim_cur = files.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
 	skel = malloc_bpf__open_and_load();
 	if (!skel) {
 		fprintf(stderr, "malloc: cannot load: %s\n", strerror(errno));

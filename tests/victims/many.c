@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// As a library (-DLIBRARY): 4096 functions, many_0000 to many_7777 in octal digits, and a table of them. As a program: says
+// As a library (-DLIBRARY): 8192 functions, many_00000 to many_17777 in octal digits, and a table of them. As a program: says
 // "ready"; when a line of input with a number comes, calls each function so many times and prints the sum of what they return.
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MANY 4096
+#define MANY 8192
 #define EACH(F, n) F(n##0) F(n##1) F(n##2) F(n##3) F(n##4) F(n##5) F(n##6) F(n##7)
 #define EACH2(F, n) EACH(F, n##0) EACH(F, n##1) EACH(F, n##2) EACH(F, n##3) EACH(F, n##4) EACH(F, n##5) EACH(F, n##6) EACH(F, n##7)
 #define EACH3(F, n) \
 	EACH2(F, n##0) EACH2(F, n##1) EACH2(F, n##2) EACH2(F, n##3) EACH2(F, n##4) EACH2(F, n##5) EACH2(F, n##6) EACH2(F, n##7)
-#define ALL(F) EACH3(F, 0) EACH3(F, 1) EACH3(F, 2) EACH3(F, 3) EACH3(F, 4) EACH3(F, 5) EACH3(F, 6) EACH3(F, 7)
+#define EACH4(F, n) \
+	EACH3(F, n##0) EACH3(F, n##1) EACH3(F, n##2) EACH3(F, n##3) EACH3(F, n##4) EACH3(F, n##5) EACH3(F, n##6) EACH3(F, n##7)
+#define ALL(F) EACH4(F, 0) EACH4(F, 1)
 
 extern long (*const many[MANY])(long);
 

@@ -189,10 +189,13 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
     if address >= here && address < end {
         return true;
     }
-    use ring3_layout::control::{GotEntry, MAPS_MAX};
-    use ring3_layout::region::got_offset;
+    use ring3_layout::control::{ControlHeader, GotEntry, MAPS_MAX};
+    use ring3_layout::region::{CONTROL_OFFSET, got_offset};
     use ring3_maps::View;
-    (0..MAPS_MAX).any(|slot| {
+    let header = (tb.region_base + CONTROL_OFFSET) as *const ControlHeader;
+    // SAFETY: the control block begins with its header, is mapped in every target and read only for it.
+    let maps = unsafe { &(*header).maps };
+    (0..maps.load(Relaxed).min(MAPS_MAX)).any(|slot| {
         let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;
         // SAFETY: the GOT is mapped in every target, and consists of atomics.
         let entry = unsafe { &*entry };

@@ -58,6 +58,11 @@ impl Call {
         Call { name: "munmap", number: libc::SYS_munmap, args: [address, bytes, 0, 0, 0, 0] }
     }
 
+    /// `madvise`.
+    pub(crate) fn madvise(address: u64, bytes: u64, advice: i32) -> Call {
+        Call { name: "madvise", number: libc::SYS_madvise, args: [address, bytes, advice as u64, 0, 0, 0] }
+    }
+
     fn close(RemoteFd(fd): RemoteFd) -> Call {
         Call { name: "close", number: libc::SYS_close, args: [fd as u64, 0, 0, 0, 0, 0] }
     }

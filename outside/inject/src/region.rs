@@ -106,20 +106,26 @@ fn map_received(
 fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<Call> {
     let shared = libc::MAP_SHARED | libc::MAP_FIXED;
     let private = PRIVATE_ANONYMOUS | libc::MAP_FIXED;
-    let wipe = libc::MADV_WIPEONFORK as u64;
+    let [map_control, leave_control_out] = control_calls(base, remote[1]);
     vec![
-        Call::mmap(base + CONTROL_OFFSET, CONTROL_BYTES, READ, shared, Some(remote[1])),
+        map_control,
+        leave_control_out,
         Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0])),
         Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[2])),
         Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[3])),
         Call::mmap(base + GATES_OFFSET, GATES_BYTES, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
-        Call {
-            name: "madvise",
-            number: libc::SYS_madvise,
-            args: [base + PROCESS_OFFSET, PROCESS_BYTES, wipe, 0, 0, 0],
-        },
+        Call::madvise(base + PROCESS_OFFSET, PROCESS_BYTES, libc::MADV_WIPEONFORK),
+    ]
+}
+
+/// What maps the control block. A core dump would have all of it, and take memory for what nobody uses.
+fn control_calls(base: u64, control: RemoteFd) -> [Call; 2] {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    [
+        Call::mmap(base + CONTROL_OFFSET, CONTROL_BYTES, READ, flags, Some(control)),
+        Call::madvise(base + CONTROL_OFFSET, CONTROL_BYTES, libc::MADV_DONTDUMP),
     ]
 }
 
@@ -152,10 +158,9 @@ pub fn map_files(stopped: &mut Stopped, maps: &[MapSource<'_>]) -> Result<Vec<u6
 /// Gives a fork its own control block in place of its parent's.
 pub fn replace_control(stopped: &mut Stopped, base: u64, control: BorrowedFd<'_>) -> Result<(), Error> {
     let remote = stopped.send_files(&[control])?;
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    let result = stopped.make(Call::mmap(base + CONTROL_OFFSET, CONTROL_BYTES, READ, flags, Some(remote[0])));
+    let result = stopped.syscalls(&control_calls(base, remote[0]));
     stopped.close_files(&remote);
-    result.map(drop)
+    result.map(drop).map_err(|unfinished| unfinished.error)
 }
 
 /// Unmaps a region.

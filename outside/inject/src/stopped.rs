@@ -531,6 +531,7 @@ fn open_memory(pid: u32) -> Result<File, Error> {
     File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
         std::io::ErrorKind::PermissionDenied => not_permitted(pid),
+        _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
         _ => Error::io(format!("/proc/{pid}/mem"), error),
     })
 }

@@ -1,6 +1,8 @@
 //! The region, in this process.
 
+use std::cell::Cell;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -119,6 +121,8 @@ pub(crate) struct Region {
     memory: Memory,
     /// Bytes from the memory's start to the region's.
     start: u64,
+    /// Entries of the GOT that are used.
+    maps: Cell<u32>,
 }
 
 const WRITABLE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
@@ -128,7 +132,7 @@ impl Region {
     pub(crate) fn new(agent: &[u8], cpus: u32) -> io::Result<Region> {
         let memory = Memory::reserve(REGION_BYTES + REGION_ALIGN, ProtFlags::empty())?;
         let start = memory.address().next_multiple_of(REGION_ALIGN) - memory.address();
-        let region = Region { memory, start };
+        let region = Region { memory, start, maps: Cell::new(0) };
         for (offset, bytes) in [
             (CONTROL_OFFSET, CONTROL_BYTES),
             (REALM_OFFSET, REALM_BYTES),
@@ -171,6 +175,8 @@ impl Region {
             folder: 0,
             rdpid: u32::from(ring3_image::cpu_has_rdpid()),
             all_registers: 0.into(),
+            hooks: 0.into(),
+            maps: 0.into(),
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =
@@ -180,6 +186,9 @@ impl Region {
 
     /// Tells programs of a map.
     pub(crate) fn show_map(&self, slot: u32, address: u64, geometry: &Geometry) {
+        self.maps.set(self.maps.get().max(slot + 1));
+        let header = self.start + CONTROL_OFFSET;
+        self.memory.write_value(header + offset_of!(ControlHeader, maps) as u64, self.maps.get());
         let view = self.start + view_offset(slot);
         self.memory.write_value(view, View { base: address, geometry: *geometry });
         self.memory.write_value(self.start + got_offset(slot), [self.memory.address() + view, address]);

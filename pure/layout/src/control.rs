@@ -15,35 +15,41 @@ pub const HEADER_OFFSET: u64 = 0;
 /// Offset of the GOT in the control block.
 pub const GOT_OFFSET: u64 = 0x1000;
 /// Maps that one server can hold at a time; the slot is an index into each target's GOT.
-pub const MAPS_MAX: u32 = 4096;
+pub const MAPS_MAX: u32 = 0x1_0000;
 /// In a perf event array, what is no GOT slot plus 1: an event whose buffer is not mapped yet.
 pub const EVENT_WITHOUT_BUFFER: u32 = u32::MAX;
-/// Offset of the hook table in the control block.
-pub const HOOKS_OFFSET: u64 = GOT_OFFSET + MAPS_MAX as u64 * 16;
-/// Hooks (sites) of one target.
-pub const HOOKS_MAX: u32 = 4096;
-/// Offset of the attachment table in the control block.
-pub const ATTACHMENTS_OFFSET: u64 = HOOKS_OFFSET + HOOKS_MAX as u64 * 64;
-/// Attachments of one target, old ranges that wait for quiescence included.
-pub const ATTACHMENTS_MAX: u32 = 12288;
-
-/// Offset of the recovery table in the control block: what it takes to undo everything, kept in
-/// the target itself so that another server can clean up after the first was killed.
-pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 48;
+/// Offset of the table of what programs can read of tasks in the control block ([`crate::task::TaskTable`]).
+pub const TASK_TABLE_OFFSET: u64 = GOT_OFFSET + MAPS_MAX as u64 * 16;
+/// Bytes of its place.
+pub const TASK_TABLE_BYTES: u64 = 0x1000;
 /// Offset of the list of stub areas in the control block.
-pub const STUB_AREAS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
+pub const STUB_AREAS_OFFSET: u64 = TASK_TABLE_OFFSET + TASK_TABLE_BYTES;
 /// Stub areas of one target.
 pub const STUB_AREAS_MAX: u32 = 256;
+/// Offset of the tables of system calls ([`crate::syscall`]).
+pub const SYSCALLS_OFFSET: u64 = STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16;
+/// Bytes of their place.
+pub const SYSCALLS_BYTES: u64 = 0x4_0000;
+
 /// Offset of the table of views in the control block: where each mapped map lies, and its geometry (`ring3_maps::View`).
 /// What programs do with a map is bounded by it, and by nothing that other targets can write.
-pub const VIEWS_OFFSET: u64 = 0x20_0000;
+pub const VIEWS_OFFSET: u64 = SYSCALLS_OFFSET + SYSCALLS_BYTES;
 /// Bytes of a view's place.
 pub const VIEW_BYTES: u64 = 256;
 
-/// Offset of the table of what programs can read of tasks in the control block ([`crate::task::TaskTable`]).
-pub const TASK_TABLE_OFFSET: u64 = VIEWS_OFFSET - TASK_TABLE_BYTES;
-/// Bytes of its place.
-pub const TASK_TABLE_BYTES: u64 = 0x1000;
+/// Offset of the hook table in the control block. This table and those behind it take memory only where they are used.
+pub const HOOKS_OFFSET: u64 = VIEWS_OFFSET + MAPS_MAX as u64 * VIEW_BYTES;
+/// Hooks (sites) of one target.
+pub const HOOKS_MAX: u32 = 1 << 20;
+/// Offset of the attachment table in the control block.
+pub const ATTACHMENTS_OFFSET: u64 = HOOKS_OFFSET + HOOKS_MAX as u64 * 64;
+/// Attachments of one target, old ranges that wait for quiescence included.
+pub const ATTACHMENTS_MAX: u32 = 2 * HOOKS_MAX;
+/// Offset of the recovery table in the control block: what it takes to undo everything, kept in
+/// the target itself so that another server can clean up after the first was killed.
+pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 32;
+/// Bytes of all of it.
+pub const BYTES: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
 
 /// How to undo one site. 64 bytes; the entry of hook i is entry i.
 #[repr(C)]
@@ -112,6 +118,10 @@ pub struct ControlHeader {
     pub rdpid: u32,
     /// 1: a program that runs at a return needs all registers, and so the trampoline stores them ([`crate::frame`]).
     pub all_registers: AtomicU32,
+    /// Entries of the hook table that were ever used.
+    pub hooks: AtomicU32,
+    /// Entries of the GOT that were ever used.
+    pub maps: AtomicU32,
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.
@@ -238,6 +248,7 @@ const _: () = {
     assert!(size_of::<Hook>() == 64);
     assert!(size_of::<Attachment>() == 32);
     assert!(size_of::<Recovery>() == 64);
-    assert!(STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16 <= TASK_TABLE_OFFSET);
-    assert!(VIEWS_OFFSET + MAPS_MAX as u64 * VIEW_BYTES <= crate::region::CONTROL_BYTES);
+    assert!(SYSCALLS_OFFSET.is_multiple_of(crate::PAGE_BYTES));
+    assert!(VIEWS_OFFSET.is_multiple_of(crate::PAGE_BYTES));
+    assert!(BYTES.is_multiple_of(crate::PAGE_BYTES));
 };

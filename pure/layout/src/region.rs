@@ -25,7 +25,7 @@ pub const AGENT_BYTES_MAX: u64 = 0x8_0000;
 /// Offset of the control block ([`crate::control`]).
 pub const CONTROL_OFFSET: u64 = AGENT_OFFSET + AGENT_BYTES_MAX;
 /// Bytes of the control block.
-pub const CONTROL_BYTES: u64 = 0x30_0000;
+pub const CONTROL_BYTES: u64 = crate::control::BYTES;
 
 /// Offset of the realm block ([`crate::realm`]).
 pub const REALM_OFFSET: u64 = CONTROL_OFFSET + CONTROL_BYTES;

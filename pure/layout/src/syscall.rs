@@ -13,9 +13,9 @@ pub const NUMBERS: usize = 512;
 /// The entry for all other numbers, which no system call has.
 pub const OTHER_NUMBERS: usize = NUMBERS;
 /// Offset of [`SyscallTables`] in the control block.
-pub const TABLES_OFFSET: u64 = 0x1c_0000;
+pub const TABLES_OFFSET: u64 = crate::control::SYSCALLS_OFFSET;
 /// Offset of the table of [`SyscallSite`]s in the control block.
-pub const SITES_OFFSET: u64 = 0x1c_6000;
+pub const SITES_OFFSET: u64 = TABLES_OFFSET + 0x6000;
 /// Sites of one target. One more, which is no place in the code, is for the end of the `execve` that began the program.
 pub const SITES_MAX: u32 = 4862;
 /// Bytes of a gate.

@@ -197,13 +197,13 @@ pub struct ThreadBlock {
     /// Calls whose return is awaited.
     pub shadow: [ShadowFrame; SHADOW_FRAMES_MAX as usize],
     /// Arrivals that ran programs, per hook.
-    pub hits: [AtomicU64; crate::control::HOOKS_MAX as usize / 2],
+    pub hits: [AtomicU64; COUNTED_HOOKS_MAX as usize],
     /// Arrivals that could not (recursion), per hook.
-    pub misses: [AtomicU32; crate::control::HOOKS_MAX as usize / 2],
+    pub misses: [AtomicU32; COUNTED_HOOKS_MAX as usize],
 }
 
 /// Hooks with counters of their own; later ones share by index modulo this.
-pub const COUNTED_HOOKS_MAX: u32 = crate::control::HOOKS_MAX / 2;
+pub const COUNTED_HOOKS_MAX: u32 = 2048;
 
 const _: () = {
     assert!(size_of::<ProcessPage>() <= 4096);

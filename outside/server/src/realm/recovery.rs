@@ -122,16 +122,18 @@ impl Cleaning {
         self.region + CONTROL_OFFSET + offset
     }
 
+    fn header(self) -> Option<HeaderView> {
+        read_value::<HeaderView>(self.pid, self.control(0)).ok()
+    }
+
     fn restore_sites(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
-        let mut table = vec![0u8; HOOKS_MAX as usize * size_of::<Recovery>()];
+        let Some(header) = self.header() else { return Ok(()) };
+        let mut table = vec![0u8; header.hooks.min(HOOKS_MAX) as usize * size_of::<Recovery>()];
         if read_process(self.pid, self.control(RECOVERY_OFFSET), &mut table).is_err() {
             return Ok(());
         }
-        for bytes in table.chunks_exact(size_of::<Recovery>()) {
-            let Some(entry) = value_from::<Recovery>(bytes) else { break };
-            if entry.stub == 0 {
-                break;
-            }
+        // (Hooks that are no places, or were never patched, have no entry.)
+        for entry in table.chunks_exact(size_of::<Recovery>()).filter_map(value_from::<Recovery>) {
             let length = (entry.bytes as usize).min(entry.written.len());
             let mut there = vec![0u8; length];
             let patched =
@@ -233,7 +235,8 @@ impl Cleaning {
 
     /// Start and bytes of every map that the GOT names and that is one of our memfds.
     fn map_ranges(self) -> Result<Vec<(u64, u64)>, inject::Error> {
-        let mut got = vec![0u8; MAPS_MAX as usize * size_of::<GotEntry>()];
+        let maps = self.header().map_or(0, |header| header.maps.min(MAPS_MAX));
+        let mut got = vec![0u8; maps as usize * size_of::<GotEntry>()];
         if read_process(self.pid, self.control(GOT_OFFSET), &mut got).is_err() {
             return Ok(vec![]);
         }
@@ -364,6 +367,8 @@ pub(super) struct HeaderView {
     folder: u32,
     rdpid: u32,
     all_registers: u32,
+    hooks: u32,
+    maps: u32,
 }
 
 impl HeaderView {

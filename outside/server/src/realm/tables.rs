@@ -28,6 +28,8 @@ pub(super) struct HeaderBytes {
     pub(super) folder: u32,
     pub(super) rdpid: u32,
     pub(super) all_registers: u32,
+    pub(super) hooks: u32,
+    pub(super) maps: u32,
 }
 
 /// `Attachment` as a value that can be copied.

@@ -216,7 +216,13 @@ impl Target {
     }
 
     pub(super) fn write_header(&self, shared: &Shared, region_base: u64) {
-        let all_registers = self.control.word32(offset_of!(ControlHeader, all_registers) as u64);
+        // A fork's are its parent's.
+        let [all_registers, hooks, maps] = [
+            offset_of!(ControlHeader, all_registers),
+            offset_of!(ControlHeader, hooks),
+            offset_of!(ControlHeader, maps),
+        ]
+        .map(|at| self.control.word32(at as u64).load(Ordering::SeqCst));
         self.control.write(
             0,
             HeaderBytes {
@@ -235,8 +241,9 @@ impl Target {
                 namespace: shared.namespaces.number_of(self.pid),
                 folder: shared.folder,
                 rdpid: u32::from(ring3_image::cpu_has_rdpid()),
-                // A fork's is its parent's.
-                all_registers: all_registers.load(Ordering::SeqCst),
+                all_registers,
+                hooks,
+                maps,
             },
         );
     }
@@ -524,7 +531,7 @@ impl Target {
         let jump = plan.jump(stub_address).map_err(|why| refuse(why.to_string()))?;
         stopped.write(stub_address, &stub.bytes).map_err(refusal_of)?;
         self.take_stub_room(area, stub.bytes.len() as u64);
-        self.hooks_used += 1;
+        self.take_hook();
         self.control.write(
             hook_offset,
             [
@@ -553,13 +560,19 @@ impl Target {
         })
     }
 
+    /// The next hook is in use now; its index.
+    fn take_hook(&mut self) -> u32 {
+        self.hooks_used += 1;
+        self.control.word32(offset_of!(ControlHeader, hooks) as u64).store(self.hooks_used, Ordering::SeqCst);
+        self.hooks_used - 1
+    }
+
     /// A hook that is no place, only counts: its index and its address.
     pub(super) fn add_counting_hook(&mut self) -> Option<(u32, u64)> {
         if self.hooks_used >= HOOKS_MAX {
             return None;
         }
-        let index = self.hooks_used;
-        self.hooks_used += 1;
+        let index = self.take_hook();
         let offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
         self.control.write(offset, [0, HookKind::Syscalls as u64 | u64::from(index) << 32, 0, 0, 0, HOOK_MANY, 0, 0]);
         Some((index, self.region + CONTROL_OFFSET + offset))
@@ -665,6 +678,7 @@ impl Target {
 
     fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
         self.maps.insert(slot, (address, geometry.file_bytes()));
+        self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
         let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
         self.control.write(view - CONTROL_OFFSET, View { base: address, geometry: *geometry });
         self.control.word(got).store(self.region + view, Ordering::SeqCst);

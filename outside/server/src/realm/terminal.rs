@@ -102,6 +102,10 @@ impl Target {
 
 /// Says that a process which should have become a target is none.
 pub(super) fn tell_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
+    // (A process that has ended, a zombie perhaps, has no executable, and is not missed.)
+    if std::fs::read_link(format!("/proc/{pid}/exe")).is_err() {
+        return;
+    }
     tracing::warn!(pid, "not traced: {why}");
     if let Some(terminal) = terminal {
         terminal.say(&format!("process {pid} is not traced: {why}"));
