@@ -469,6 +469,10 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     let ops = decode(input.insns, input.policy.rfc9669)?;
     let flow = Flow::new(&ops)?;
     let named = resolve_maps(input, &ops)?;
+    if input.prog_type == prog_type::SYSCALL && !input.sleepable && input.policy.memory.is_none() {
+        // kernel/bpf/verifier.c:check_attach_btf_id (v6.18)
+        return Err(Report::new(Errno::EINVAL, None, "Syscall programs can only be sleepable"));
+    }
     let mut explorer = Explorer::new(input, &ops, &flow, &named);
     let outcome = explorer.run();
     let (at, found, log) = (explorer.at, explorer.found, explorer.log);

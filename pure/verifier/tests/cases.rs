@@ -4,7 +4,7 @@
 mod case_file;
 
 use case_file::{Case, Map, Verdict};
-use ring3_uapi::bpf::map_type;
+use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_verifier::{InnerShape, Input, MapShape, Policy};
 
 /// CPUs that per-CPU maps are made for.
@@ -71,7 +71,8 @@ fn verdict_under(case: &Case, policy: Policy) -> Verdict {
         insns: &case.insns,
         prog_type: case.prog_type,
         gpl_compatible: true,
-        sleepable: false,
+        // They can be nothing else.
+        sleepable: case.prog_type == prog_type::SYSCALL,
         cpus: 2,
         policy,
         log_level: 0,

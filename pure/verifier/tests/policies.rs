@@ -27,12 +27,17 @@ fn programs(slot: u32) -> MapShape {
 
 /// What the verifier says of an XDP program under a policy; nothing if it accepts it.
 fn said(policy: Policy, text: &str) -> String {
+    said_of((prog_type::XDP, false), policy, text)
+}
+
+/// Likewise of a program of this type that may sleep or not.
+fn said_of((prog_type, sleepable): (u32, bool), policy: Policy, text: &str) -> String {
     let insns = assemble(text).unwrap_or_else(|error| panic!("line {}: {}", error.line, error.message));
     let verdict = verify(&Input {
         insns: &insns,
-        prog_type: prog_type::XDP,
+        prog_type,
         gpl_compatible: true,
-        sleepable: false,
+        sleepable,
         cpus: 2,
         policy,
         log_level: 0,
@@ -166,4 +171,12 @@ fn a_tail_call_is_one_however_it_is_called() {
     }
     let pointer = "r5 = r10\nr5 += 12\ncallx r5\nexit";
     assert!(said(policy(), pointer).contains("R5 is not the number of one helper"));
+}
+
+#[test]
+fn programs_of_system_calls_sleep_or_are_refused() {
+    let said = |sleepable, policy| said_of((prog_type::SYSCALL, sleepable), policy, "r0 = 0\nexit");
+    assert_eq!(said(true, Policy::targets(prog_type::SYSCALL)), "");
+    assert_eq!(said(false, Policy::targets(prog_type::SYSCALL)), "Syscall programs can only be sleepable");
+    assert_eq!(said(false, Policy::memory(8)), "", "a program run by itself has no type");
 }
