@@ -9,13 +9,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::loader::Compiling;
+use crate::raw_process;
+use crate::rights::Rights;
 
 /// Bytes of a request at most.
 const REQUEST_BYTES_MAX: usize = 0x1_0000;
@@ -139,6 +143,22 @@ impl Connection {
     pub fn peer(&self) -> Result<(u32, u32), String> {
         let peer = rustix::net::sockopt::socket_peercred(&self.stream).map_err(|error| error.to_string())?;
         Ok((peer.pid.as_raw_nonzero().get() as u32, peer.uid.as_raw()))
+    }
+
+    /// What the other side may do now: the process that has connected, if it is still there.
+    pub(crate) fn rights(&self) -> Result<Arc<Rights>, String> {
+        const GONE: &str = "the asking process is gone";
+        let process = raw_process::peer_process(self.stream.as_fd());
+        let rights = Rights::of(self.peer()?.0).map_err(|_| GONE)?;
+        // A pidfd is readable once its process has ended: then those may be another's of the same number.
+        if let Some(process) = process {
+            let mut fds = [PollFd::new(&process, PollFlags::IN)];
+            let ended = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+            if ended.map_err(|error| error.to_string())? != 0 {
+                return Err(GONE.into());
+            }
+        }
+        Ok(rights)
     }
 
     /// Sends a request with at most one fd and waits for the answer.

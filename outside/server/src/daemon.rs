@@ -159,7 +159,7 @@ impl Server {
                 return;
             }
             let stop = matches!(request, Request::Stop);
-            let result = self.serve(request, fd, pid, &mut store);
+            let result = self.serve(connection, request, fd, &mut store);
             connection.answer(result);
             if stop {
                 self.stopping.store(true, Ordering::Release);
@@ -172,13 +172,19 @@ impl Server {
     /// `store`: what the connection's loader may take its code from.
     fn serve(
         self: &Arc<Server>,
+        connection: &Connection,
         request: Request,
         fd: Option<OwnedFd>,
-        pid: u32,
         store: &mut Option<Arc<Store>>,
     ) -> Result<Value, String> {
+        let reaches = |pid: u32| {
+            let checked = self.realm.check_reach(&*connection.rights()?, pid);
+            checked.map_err(|refusal| refusal.message)
+        };
         match request {
-            Request::Load { command, compiling } => self.load(fd, pid, command, compiling, store.take()),
+            Request::Load { command, compiling } => {
+                self.load(fd, connection.peer()?.0, command, compiling, store.take())
+            }
             Request::Aot => {
                 let read = crate::aot::read(fd.ok_or("the request has no file")?)?;
                 let programs = read.programs.len();
@@ -187,12 +193,17 @@ impl Server {
             }
             Request::Start { .. } => unreachable!("handled by converse"),
             Request::Attach { pid, follow } => {
+                reaches(pid)?;
                 let target = self.realm.add_target(pid, following(follow)).map_err(|refusal| refusal.message)?;
                 Ok(json!(target))
             }
-            Request::Detach { pid } => self.realm.remove_target(pid).map(|()| Value::Null).map_err(|r| r.message),
-            Request::Unpin { path } => match self.subsystem.unpin(&path) {
+            Request::Detach { pid } => {
+                reaches(pid)?;
+                self.realm.remove_target(pid).map(|()| Value::Null).map_err(|refusal| refusal.message)
+            }
+            Request::Unpin { path } => match self.subsystem.unpin(&*connection.rights()?, &path) {
                 Ok(()) => Ok(Value::Null),
+                Err(Errno::EPERM) => Err(format!("{} is another user's", path.display())),
                 Err(_) => Err(format!("nothing is pinned as {}; `ring3 status` shows what is", path.display())),
             },
             Request::Status => Ok(self.status()),
@@ -201,6 +212,7 @@ impl Server {
                 Ok(json!({ "lines": lines, "next": next }))
             }
             Request::Symbols { pid } => {
+                reaches(pid)?;
                 self.realm.symbols(pid).map(|placed| json!(placed)).map_err(|refusal| refusal.message)
             }
             Request::Stop => Ok(json!({ "loaders": self.sessions.load(Ordering::Acquire) })),

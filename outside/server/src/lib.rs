@@ -12,5 +12,6 @@ mod kernel;
 pub mod loader;
 mod raw_process;
 pub mod realm;
+pub mod rights;
 pub mod support;
 mod trace;

@@ -1,6 +1,6 @@
 //! Signals, descriptors, limits and scheduling of the server process.
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Blocks SIGTERM, SIGINT and SIGHUP for this thread and those it starts, and returns an fd that is
 /// readable when one is pending. SIGPIPE stays ignored (the standard library's choice).
@@ -82,4 +82,39 @@ pub(crate) fn take_short_slices() {
     let wanted = Attributes { size, policy, flags: 0, nice, priority: 0, runtime: SLICE, deadline: 0, period: 0 };
     // SAFETY: sched_setattr reads `size` bytes of a sched_attr: the pointer is to one.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
+}
+
+/// `NS_GET_PARENT`, `NS_GET_OWNER_UID` (linux/nsfs.h).
+const NS_GET_PARENT: libc::c_ulong = 0xb702;
+const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
+
+/// The namespace around a user namespace; `None` beyond the process's own.
+pub(crate) fn namespace_parent(namespace: BorrowedFd<'_>) -> Option<OwnedFd> {
+    // SAFETY: this request has no argument; of another file than a namespace it is refused.
+    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    // SAFETY: the request returned a new descriptor that nobody else owns.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Who made a user namespace.
+pub(crate) fn namespace_owner(namespace: BorrowedFd<'_>) -> Option<u32> {
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: this request writes a uid_t: the pointer is to one.
+    let done = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut uid) };
+    (done == 0).then_some(uid)
+}
+
+/// `SO_PEERPIDFD` (asm-generic/socket.h).
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The process that made a connection; `None` where the kernel does not tell (before 6.5), or there is none any more.
+pub(crate) fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: this option is an int: the pointers are to one, and to its size.
+    let done = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut bytes)
+    };
+    // SAFETY: the option was a new descriptor that nobody else owns.
+    (done == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -100,6 +100,11 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
     if attr.u32(ring3_uapi::attr::map_create::MAP_IFINDEX.at) != 0 {
         return Err(refuse(Errno::EOPNOTSUPP, "maps of network devices"));
     }
+    if !caller.rights()?.may_bpf() {
+        // Attributes that no map has come first.
+        Geometry::new(&Attributes { cpus: 1, ..attributes })?;
+        return Err(refuse(Errno::EPERM, "BPF_MAP_CREATE without CAP_BPF"));
+    }
     if attr.u32(16) & BPF_F_TOKEN_FD != 0 {
         // There are no tokens here, so it is none; but the type is asked first.
         Geometry::new(&attributes)?;
@@ -409,7 +414,11 @@ fn prog_bind_map(caller: &Caller<'_>, attr: &Attr) -> Reply {
 
 // ---- BTF ----
 
+/// Mirrors kernel/bpf/syscall.c:bpf_btf_load.
 fn btf_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
+    if !caller.rights()?.may_bpf() {
+        return Err(refuse(Errno::EPERM, "BPF_BTF_LOAD without CAP_BPF"));
+    }
     let size = attr.u32(16);
     if size > BTF_BYTES_MAX {
         return Err(Errno::E2BIG);
@@ -554,12 +563,22 @@ fn id_of(object: &Object, command: u32) -> Option<u32> {
     }
 }
 
+/// Whether the caller may look at objects that it was not given.
+fn check_administers(caller: &Caller<'_>) -> Result<(), Errno> {
+    if caller.rights()?.may_administer() {
+        return Ok(());
+    }
+    Err(refuse(Errno::EPERM, "ids of objects without CAP_SYS_ADMIN"))
+}
+
+/// Mirrors kernel/bpf/syscall.c:bpf_obj_get_next_id.
 fn next_id(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     const NEXT_ID_AT: u64 = 4;
     let after = attr.u32(0);
     if after >= i32::MAX as u32 {
         return Err(Errno::EINVAL);
     }
+    check_administers(caller)?;
     let objects = caller.subsystem().objects();
     let next = objects.iter().filter_map(|object| id_of(object, command)).filter(|id| *id > after).min();
     caller.write(caller.arg(1) + NEXT_ID_AT, &next.ok_or(Errno::ENOENT)?.to_le_bytes())?;
@@ -571,6 +590,7 @@ fn fd_by_id(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     if open_flags & !(BPF_F_RDONLY | BPF_F_WRONLY) != 0 || command == cmd::BTF_GET_FD_BY_ID && open_flags != 0 {
         return Err(Errno::EINVAL);
     }
+    check_administers(caller)?;
     let access = Access::from_flags(open_flags)?;
     let objects = caller.subsystem().objects();
     let found = objects.into_iter().find(|object| id_of(object, command) == Some(attr.u32(0)));

@@ -1,7 +1,6 @@
 //! Links, and what is told of them and of perf events with programs.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -15,6 +14,7 @@ use super::tracepoint::{Tracepoint, function_of};
 use super::{Caller, Outcome, Reply, raw_seccomp, refuse};
 use crate::kernel;
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
+use crate::realm::process_named;
 
 /// What is said of events that ring3 does not make itself.
 pub(super) const NOT_OURS: &str =
@@ -172,10 +172,12 @@ pub(super) fn query_task_fd(caller: &Caller<'_>, attr: &Attr) -> Reply {
     if attr.u32(q::FLAGS.at) != 0 {
         return Err(Errno::EINVAL);
     }
-    let pid = attr.u32(q::PID.at);
-    if pid == 0 || !Path::new(&format!("/proc/{pid}")).exists() {
-        return Err(Errno::ENOENT);
+    let rights = caller.rights()?;
+    if !rights.may_administer() {
+        return Err(refuse(Errno::EPERM, "BPF_TASK_FD_QUERY without CAP_SYS_ADMIN"));
     }
+    let pid = process_named(attr.u32(q::PID.at), caller.call.tid).ok_or(Errno::ENOENT)?;
+    caller.subsystem().realm.check_reach(&rights, pid).map_err(|refusal| refuse(refusal.errno, refusal))?;
     let fd = i32::try_from(attr.u32(q::FD.at)).map_err(|_| Errno::EBADF)?;
     let copy = raw_seccomp::get_fd(pid, fd).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::EBADF.0)))?;
     let found = match caller.subsystem().object(copy.as_fd()) {

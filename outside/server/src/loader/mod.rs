@@ -35,6 +35,7 @@ use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 
 use crate::loader::objects::{Object, Subsystem};
+use crate::rights::Rights;
 
 /// How a caught call ends.
 enum Outcome {
@@ -197,6 +198,12 @@ impl Caller<'_> {
     /// Writes the loader's memory.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         raw_seccomp::write(self.call.tid, address, bytes).map_err(Errno)
+    }
+
+    /// What the calling thread may do now. It waits for the answer, and only itself can change its credentials.
+    fn rights(&self) -> Result<Arc<Rights>, Errno> {
+        let rights = Rights::of(self.call.tid);
+        if raw_seccomp::is_valid(self.session.listener.as_fd(), self.call.id) { rights } else { Err(Errno::EINTR) }
     }
 
     /// A string of at most `max` bytes.

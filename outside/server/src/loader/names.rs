@@ -18,8 +18,8 @@ const PATH_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: u64 = 255;
 
 /// The files that the loader sees.
-fn files_of(caller: &Caller<'_>) -> Files {
-    Files::of(caller.call.tid)
+fn files_of(caller: &Caller<'_>) -> Result<Files, Errno> {
+    Ok(Files::of(caller.call.tid, caller.rights()?))
 }
 
 /// A path as the loader means it, from the root, without `.` and `..`. Symbolic links are not followed.
@@ -67,7 +67,7 @@ pub(super) fn pin(caller: &Caller<'_>, attr: &Attr) -> Reply {
         Ok(Some(object @ (Object::Map(_) | Object::Program(_) | Object::Link(_)))) => object,
         _ => return Err(Errno::EINVAL),
     };
-    caller.subsystem().pin(&files_of(caller), path_in(caller, attr)?, object)?;
+    caller.subsystem().pin(&files_of(caller)?, path_in(caller, attr)?, object)?;
     Ok(Outcome::Value(0))
 }
 
@@ -79,7 +79,7 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     let access = Access::from_flags(flags)?;
     let path = path_in(caller, attr)?;
-    let files = files_of(caller);
+    let files = files_of(caller)?;
     let object = caller.subsystem().pinned(&files, &path).map_err(|errno| match errno {
         Errno::EACCES if files.is_in_kernel(&path) && !files.has_folder(&path) => {
             refuse(errno, format_args!("{} is an object of the kernel's", path.display()))
@@ -98,8 +98,8 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
 pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
     let path = path_of(caller, libc::AT_FDCWD, caller.arg(0))?;
     let magic = match caller.subsystem().has_name(&path) {
-        _ if virtual_files::is_in_tracefs(&path) => virtual_files::TRACEFS_MAGIC,
-        true if !files_of(caller).is_in_kernel(&path) => BPF_FS_MAGIC as u64,
+        _ if virtual_files::is_in_tracefs(caller, &path) => virtual_files::TRACEFS_MAGIC,
+        true if !files_of(caller)?.is_in_kernel(&path) => BPF_FS_MAGIC as u64,
         _ => return Ok(Outcome::Continue),
     };
     let mut words = [0u64; 15];
@@ -112,7 +112,7 @@ pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
 /// mkdir(2) where the kernel has no BPF file system, or none that the loader may write.
 pub(super) fn mkdir(caller: &Caller<'_>, folder: i32, address: u64) -> Reply {
     let path = path_of(caller, folder, address)?;
-    let files = files_of(caller);
+    let files = files_of(caller)?;
     let writable = |path: &Path| files.is_in_kernel(path) && files.is_writable(path);
     if !files.covers(&path) || files.has(&path) || path.parent().is_some_and(writable) {
         return Ok(Outcome::Continue);
@@ -124,13 +124,13 @@ pub(super) fn mkdir(caller: &Caller<'_>, folder: i32, address: u64) -> Reply {
 /// unlink(2) of a name, rmdir(2) of a folder.
 pub(super) fn remove(caller: &Caller<'_>, folder: i32, address: u64, is_folder: bool) -> Reply {
     let path = path_of(caller, folder, address)?;
-    if !caller.subsystem().has_name(&path) || files_of(caller).has(&path) {
+    if !caller.subsystem().has_name(&path) || files_of(caller)?.has(&path) {
         return Ok(Outcome::Continue);
     }
     if is_folder {
-        caller.subsystem().remove_folder(&path)?;
+        caller.subsystem().remove_folder(&*caller.rights()?, &path)?;
     } else {
-        caller.subsystem().unpin(&path)?;
+        caller.subsystem().unpin(&*caller.rights()?, &path)?;
     }
     Ok(Outcome::Value(0))
 }

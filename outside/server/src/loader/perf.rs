@@ -16,7 +16,8 @@ use super::{Caller, Outcome, Reply, links, refuse, virtual_files};
 use crate::loader::objects::{
     Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, TracepointSite, UprobeSite,
 };
-use crate::realm::possible_cpus;
+use crate::realm::{possible_cpus, process_named};
+use crate::rights::Rights;
 
 const TYPE_SOFTWARE: u32 = 1;
 const CONFIG_BPF_OUTPUT: u64 = 10;
@@ -115,39 +116,62 @@ pub(super) fn open(caller: &Caller<'_>) -> Reply {
     }
 }
 
-fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Reply {
-    let subsystem = caller.subsystem();
-    let every = if attr.watermark { 1 } else { u64::from(attr.wakeup) };
-    let id = subsystem.new_id(IdKind::Event);
-    let event = Arc::new(Event::output(id, subsystem.realm.clone(), attr.sample_type, every)?);
-    let EventKind::Output { memfd, .. } = &event.kind else { unreachable!("just made") };
-    let fd = subsystem.open_memfd(Object::Event(event.clone()), memfd.as_fd(), Access::BOTH)?;
+/// The rights of the caller, who opens an event: with CAP_PERFMON, as kernel/events/core.c:perf_event_open wants it (v6.18) where
+/// `kernel.perf_event_paranoid` is 2.
+fn opener(caller: &Caller<'_>) -> Result<Arc<Rights>, Errno> {
+    let rights = caller.rights()?;
+    if rights.may_monitor() { Ok(rights) } else { Err(refuse(Errno::EACCES, "perf_event_open without CAP_PERFMON")) }
+}
+
+/// Makes an event that is held by a pipe.
+fn open_event(caller: &Caller<'_>, rights: Arc<Rights>, kind: EventKind, close_on_exec: bool) -> Reply {
+    let event = event(caller, rights, kind);
+    let fd = caller.subsystem().open_pipe(Object::Event(event))?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }
 
-/// Of which process an event is; `None`: of all. Mirrors the checks of kernel/events/core.c:perf_event_open.
-/// The CPU is checked only: as in the kernel, programs run on all of them.
-fn process_of(caller: &Caller<'_>) -> Result<Option<u32>, Errno> {
+fn event(caller: &Caller<'_>, rights: Arc<Rights>, kind: EventKind) -> Arc<Event> {
+    let subsystem = caller.subsystem();
+    let (id, realm) = (subsystem.new_id(IdKind::Event), subsystem.realm.clone());
+    Arc::new(Event { id, kind, program_id: Arc::default(), rights, realm })
+}
+
+fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Reply {
+    let every = if attr.watermark { 1 } else { u64::from(attr.wakeup) };
+    let kind = EventKind::output(&caller.subsystem().realm, attr.sample_type, every)?;
+    let event = event(caller, opener(caller)?, kind);
+    let EventKind::Output { memfd, .. } = &event.kind else { unreachable!("just made") };
+    let fd = caller.subsystem().open_memfd(Object::Event(event.clone()), memfd.as_fd(), Access::BOTH)?;
+    Ok(Outcome::Fd { fd, close_on_exec })
+}
+
+/// Of which process an event is; `None`: of all that the caller reaches. Mirrors the checks of
+/// kernel/events/core.c:perf_event_open. The CPU is checked only: as in the kernel, programs run on all of them.
+fn process_of(caller: &Caller<'_>, rights: &Rights) -> Result<Option<u32>, Errno> {
     let (pid, cpu) = (caller.arg(1) as i32, caller.arg(2) as i32);
     let known = u32::try_from(cpu).is_ok_and(|cpu| cpu < possible_cpus());
     if !known && (pid == -1 || cpu != -1) {
         return Err(Errno::EINVAL);
     }
-    match pid {
-        -1 => Ok(None),
-        0 => Ok(Some(leader(caller.call.tid))),
-        pid if pid > 0 && Path::new(&format!("/proc/{pid}")).exists() => Ok(Some(leader(pid as u32))),
-        _ => Err(Errno::ESRCH),
-    }
+    let tid = caller.call.tid;
+    let process = match pid {
+        -1 => return Ok(None),
+        0 => leader(tid),
+        pid => leader(u32::try_from(pid).ok().and_then(|pid| process_named(pid, tid)).ok_or(Errno::ESRCH)?),
+    };
+    caller.subsystem().realm.check_reach(rights, process).map_err(|refusal| match refusal.errno {
+        Errno::EPERM => refuse(Errno::EACCES, format_args!("perf_event_open: {refusal}")),
+        errno => errno,
+    })?;
+    Ok(Some(process))
 }
 
 /// Mirrors kernel/trace/trace_event_perf.c:perf_trace_init.
 fn open_tracepoint(caller: &Caller<'_>, tracepoint: Tracepoint, close_on_exec: bool) -> Reply {
-    let (pid, subsystem) = (process_of(caller)?, caller.subsystem());
-    let site = TracepointSite { tracepoint, pid, programs: subsystem.tracepoints.clone() };
-    let event = Event::tracepoint(subsystem.new_id(IdKind::Event), subsystem.realm.clone(), site);
-    let fd = subsystem.open_pipe(Object::Event(Arc::new(event)))?;
-    Ok(Outcome::Fd { fd, close_on_exec })
+    let rights = opener(caller)?;
+    let pid = process_of(caller, &rights)?;
+    let site = TracepointSite { tracepoint, pid, programs: caller.subsystem().tracepoints.clone() };
+    open_event(caller, rights, EventKind::Tracepoint(site, Mutex::new(None)), close_on_exec)
 }
 
 /// At the kernel's function of a system call; others are the kernel's, if it has kprobes.
@@ -155,7 +179,8 @@ fn open_tracepoint(caller: &Caller<'_>, tracepoint: Tracepoint, close_on_exec: b
 fn open_kprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
     /// `KSYM_NAME_LEN`
     const NAME_BYTES_MAX: usize = 512;
-    let pid = process_of(caller)?;
+    let rights = opener(caller)?;
+    let pid = process_of(caller, &rights)?;
     let name = match caller.read_string(attr.config1, NAME_BYTES_MAX) {
         Err(Errno::ENAMETOOLONG) => return Err(Errno::E2BIG),
         _ if attr.config1 == 0 => String::new(),
@@ -168,16 +193,17 @@ fn open_kprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
         let what = "in user space there are the functions __x64_sys_* of system calls, at their entry and return";
         return Err(refuse(Errno::ENOENT, format_args!("kprobe {name:?}+{:#x}: {what}", attr.config2)));
     };
-    let (subsystem, ret) = (caller.subsystem(), attr.config & ret != 0);
-    let kind = EventKind::Kprobe(KprobeSite { call, ret, pid }, Mutex::new(None));
-    let id = subsystem.new_id(IdKind::Event);
-    let event = Event { id, kind, program_id: Arc::default(), realm: subsystem.realm.clone() };
-    let fd = subsystem.open_pipe(Object::Event(Arc::new(event)))?;
-    Ok(Outcome::Fd { fd, close_on_exec })
+    let ret = attr.config & ret != 0;
+    open_event(caller, rights, EventKind::Kprobe(KprobeSite { call, ret, pid }, Mutex::new(None)), close_on_exec)
 }
 
 fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {
-    let pid = process_of(caller)?;
+    let rights = opener(caller)?;
+    let pid = process_of(caller, &rights)?;
+    if !rights.may_administer() {
+        // kernel/events/core.c:perf_uprobe_event_init (v6.18): whoever places a uprobe changes code.
+        return Err(refuse(Errno::EACCES, "a uprobe without CAP_SYS_ADMIN"));
+    }
     if attr.config >> 32 != 0 {
         return Err(refuse(Errno::EOPNOTSUPP, "uprobes with a reference counter (USDT semaphores)"));
     }
@@ -196,18 +222,14 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
             format_args!("uprobe {shown}:{:#x}: no such offset in a file", attr.config2),
         ));
     }
-    let subsystem = caller.subsystem();
     let ret = attr.config & ret != 0;
-    subsystem
+    caller
+        .subsystem()
         .realm
         .check_site(&file, attr.config2, ret)
         .map_err(|refusal| refuse(refusal.errno, format_args!("uprobe {shown}:{:#x}: {refusal}", attr.config2)))?;
     let site = UprobeSite { file, shown, dev: meta.dev(), inode: meta.ino(), offset: attr.config2, ret, pid };
-    let id = subsystem.new_id(IdKind::Event);
-    let kind = EventKind::Uprobe(site, Mutex::new(None));
-    let event = Arc::new(Event { id, kind, program_id: Arc::default(), realm: subsystem.realm.clone() });
-    let fd = subsystem.open_pipe(Object::Event(event))?;
-    Ok(Outcome::Fd { fd, close_on_exec })
+    open_event(caller, rights, EventKind::Uprobe(site, Mutex::new(None)), close_on_exec)
 }
 
 /// A loader's path as the server can open it, also in another mount namespace.

@@ -9,10 +9,11 @@ use ring3_jit::{Code, Options};
 use ring3_llvm::Engine;
 use ring3_names::{Names, Style};
 use ring3_uapi::Errno;
-use ring3_uapi::attr::PROG_INFO_BYTES;
 use ring3_uapi::attr::prog_load as p;
+use ring3_uapi::attr::{Field, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::BPF_F_SLEEPABLE;
+use ring3_uapi::helper;
 use ring3_verifier::{Input, MapShape, Policy, ProcessFilter, is_tracing, verify};
 
 use super::attr::Attr;
@@ -23,6 +24,7 @@ use super::{Caller, Outcome, Reply, refuse};
 use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
 use crate::realm::{MapSlot, Terminal, fresh_nonce, possible_cpus};
+use crate::rights::Rights;
 use crate::support;
 
 /// Instructions of a program at most.
@@ -38,6 +40,7 @@ struct Brought<'c> {
     insns: Vec<Insn>,
     maps: HashMap<Reference, Arc<MapObject>>,
     source: Source,
+    rights: Arc<Rights>,
 }
 
 /// What is made of it.
@@ -57,9 +60,8 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     if attr.u32(p::PROG_FLAGS.at) & !PROG_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
-    if count == 0 || count > INSNS_MAX {
-        return Err(Errno::E2BIG);
-    }
+    let rights = caller.rights()?;
+    check_rights(&rights, kind, count)?;
     if [p::ATTACH_PROG_FD, p::ATTACH_BTF_ID, p::PROG_IFINDEX].iter().any(|field| attr.u32(field.at) != 0) {
         return Err(Errno::EINVAL); // of program types that are not here
     }
@@ -87,11 +89,32 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         gpl_compatible: is_gpl_compatible(&license),
         sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
     };
-    let brought = Brought { log, name, kind, insns, maps, source };
+    let brought = Brought { log, name, kind, insns, maps, source, rights };
     let made = brought.make(caller)?;
     let program = Arc::new(brought.publish(caller, made, bytes, tag)?);
     let fd = caller.subsystem().open_pipe(Object::Program(program))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
+}
+
+/// Mirrors kernel/bpf/syscall.c:bpf_prog_load (v6.18), where `kernel.unprivileged_bpf_disabled` is not 0.
+fn check_rights(rights: &Rights, kind: u32, count: u32) -> Result<(), Errno> {
+    use prog_type::{
+        KPROBE, PERF_EVENT, RAW_TRACEPOINT, RAW_TRACEPOINT_WRITABLE, SCHED_ACT, SCHED_CLS, TRACEPOINT, XDP,
+    };
+    if !rights.may_bpf() {
+        return Err(refuse(Errno::EPERM, "BPF_PROG_LOAD without CAP_BPF"));
+    }
+    if count == 0 || count > INSNS_MAX {
+        return Err(Errno::E2BIG);
+    }
+    if matches!(kind, XDP | SCHED_CLS | SCHED_ACT) && !rights.may_administer_networks() {
+        return Err(refuse(Errno::EPERM, "a program for packets without CAP_NET_ADMIN"));
+    }
+    let monitors = matches!(kind, KPROBE | TRACEPOINT | PERF_EVENT | RAW_TRACEPOINT | RAW_TRACEPOINT_WRITABLE);
+    if monitors && !rights.may_monitor() {
+        return Err(refuse(Errno::EPERM, "a program for tracing without CAP_PERFMON"));
+    }
+    Ok(())
 }
 
 impl Brought<'_> {
@@ -131,6 +154,9 @@ impl Brought<'_> {
 
     /// The code of a file, if it has the same program, compiled for the same maps and constants.
     fn stored(&self, store: &ring3_aot::Store) -> Result<Made, String> {
+        if !self.rights.may_administer() {
+            return Err("its loader may not all that the verifier allowed".into());
+        }
         if self.log.level != 0 {
             return Err("the tool wants to see the verifier's log".into());
         }
@@ -143,6 +169,15 @@ impl Brought<'_> {
         Ok(Made { code, engine: Engine::Jit, facts: stored.facts, slots, aot: Some(Ok(())) })
     }
 
+    /// What the program may do. Mirrors kernel/trace/bpf_trace.c:bpf_tracing_func_proto.
+    fn policy(&self) -> Policy {
+        let mut policy = Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type);
+        if !self.rights.may_administer() {
+            policy.helpers.remove(&helper::PROBE_WRITE_USER);
+        }
+        policy
+    }
+
     fn compile(&self, engine: Engine, hardens: bool) -> Result<Made, Errno> {
         let verified = verify(&Input {
             insns: &self.insns,
@@ -150,7 +185,7 @@ impl Brought<'_> {
             gpl_compatible: self.kind.gpl_compatible,
             sleepable: self.kind.sleepable,
             cpus: possible_cpus(),
-            policy: Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type),
+            policy: self.policy(),
             log_level: self.log.level,
             lines: source::texts(&self.source),
             map_by_fd: &|fd| self.shape(&Reference::Fd(fd)),
@@ -223,6 +258,7 @@ impl Brought<'_> {
             aot: made.aot,
             loaded_ns: boot_time_ns(),
             terminal: Terminal::of(leader(caller.call.tid)),
+            rights: self.rights,
             realm,
         })
     }
@@ -298,11 +334,13 @@ pub(super) fn info(caller: &Caller<'_>, program: &Program, given: &Info) -> Resu
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let ids: Vec<u32> = program.maps.lock().expect("no panic under this lock").iter().map(|map| map.id).collect();
     info.put32(i::TYPE.at, program.prog_type).put32(i::ID.at, program.id).put(i::TAG.at, &program.tag);
-    info.put32(i::JITED_PROG_LEN.at, program.text.code_bytes).put64(i::LOAD_TIME.at, program.loaded_ns);
-    info.put32(i::CREATED_BY_UID.at, rustix::process::geteuid().as_raw()).put(i::NAME.at, program.name.as_bytes());
+    info.put64(i::LOAD_TIME.at, program.loaded_ns);
+    info.put32(i::CREATED_BY_UID.at, program.rights.uid()).put(i::NAME.at, program.name.as_bytes());
     info.put32(i::GPL_COMPATIBLE.at, u32::from(program.gpl_compatible));
     info.put32(i::BTF_ID.at, source.btf.as_ref().map_or(0, |btf| btf.id));
     info.put32(i::VERIFIED_INSNS.at, (program.insns.len() / 8) as u32);
+    let tells_code = caller.rights()?.may_bpf();
+    info.put32(i::JITED_PROG_LEN.at, if tells_code { program.text.code_bytes } else { 0 });
     // Sizes of records that the kernel names even where there are none.
     info.put32(i::FUNC_INFO_REC_SIZE.at, FUNC_RECORD_BYTES).put32(i::LINE_INFO_REC_SIZE.at, LINE_RECORD_BYTES);
     info.put32(i::JITED_LINE_INFO_REC_SIZE.at, ADDRESS_BYTES);
@@ -312,7 +350,8 @@ pub(super) fn info(caller: &Caller<'_>, program: &Program, given: &Info) -> Resu
         (i::NR_FUNC_INFO, i::FUNC_INFO, FUNC_RECORD_BYTES as usize, words(source.functions.as_flattened())),
         (i::NR_LINE_INFO, i::LINE_INFO, LINE_RECORD_BYTES as usize, words(source.lines.as_flattened())),
     ];
-    for (count, address, each, bytes) in lists {
+    let tells = |count: Field| tells_code || count == i::NR_MAP_IDS;
+    for (count, address, each, bytes) in lists.into_iter().filter(|(count, ..)| tells(*count)) {
         let (given_count, given_address) = (given.get32(count.at) as usize, given.get64(address.at));
         let room = given_count.saturating_mul(each).min(bytes.len());
         if given_address != 0 && room > 0 {

@@ -74,8 +74,10 @@ impl Entry {
     }
 
     /// What the loader means by a path, if that is ours. All else, mistakes too, is the kernel's to answer.
+    /// Nor is it ours for callers who may not see the kernel's (fs/tracefs/inode.c: it is root's, mode 0700).
     fn of(caller: &Caller<'_>, folder: i32, address: u64) -> Option<Entry> {
-        Entry::at(&path_of(caller, folder, address).ok()?)
+        let entry = Entry::at(&path_of(caller, folder, address).ok()?)?;
+        caller.rights().ok()?.may_open_of_server().then_some(entry)
     }
 
     fn text(self) -> String {
@@ -110,8 +112,10 @@ impl Entry {
 }
 
 /// Whether a path is in what statfs(2) shall call tracefs.
-pub(super) fn is_in_tracefs(path: &Path) -> bool {
-    ROOTS.iter().any(|root| path.starts_with(root)) && Entry::at(path).is_some()
+pub(super) fn is_in_tracefs(caller: &Caller<'_>, path: &Path) -> bool {
+    ROOTS.iter().any(|root| path.starts_with(root))
+        && Entry::at(path).is_some()
+        && caller.rights().is_ok_and(|rights| rights.may_open_of_server())
 }
 
 /// open(2) and openat(2).

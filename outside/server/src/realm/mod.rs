@@ -46,7 +46,7 @@ use serde::Serialize;
 
 pub use doorbell::EventFd;
 pub use named::PerfFiles;
-pub use owners::Death;
+pub use owners::{Death, process_named};
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
 pub(crate) use task::task_table;
@@ -54,6 +54,8 @@ pub use terminal::Terminal;
 pub use test_run::TestInput;
 pub use text::TextRange;
 use tracer::{Command, Tracer};
+
+use crate::rights::Rights;
 
 /// A map's memory as targets map it.
 #[derive(Debug)]
@@ -170,6 +172,8 @@ pub struct LinkSpec {
     pub filter: ProcessFilter,
     /// Where its loader's user reads what could not be applied.
     pub terminal: Option<Terminal>,
+    /// Of whoever made what the link leads to. It is not attached in processes that these do not reach.
+    pub rights: Arc<Rights>,
 }
 
 /// Why something could not be instrumented.
@@ -361,6 +365,11 @@ impl Realm {
     /// Detaches: on return no program of this attachment starts any more, and unused sites are restored.
     pub fn detach(&self, id: AttachmentId) {
         let _ = self.tracer.ask(|reply| Command::Detach(id, reply));
+    }
+
+    /// Whether what is made with these rights may be for a process.
+    pub fn check_reach(&self, rights: &Rights, pid: u32) -> Result<(), Refusal> {
+        tracer::check_reach(rights, pid)
     }
 
     /// Whether the instruction at `offset` of `file` (or the return from there, with `ret`) can be probed at all.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::os::linux::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -94,6 +95,17 @@ fn own_tid(folder: &str) -> Option<u32> {
     let field = |name: &str| status_field(&status, name).unwrap_or_default();
     let runs = !field("State").starts_with(['Z', 'X']);
     field("NSpid").split_whitespace().last().filter(|_| runs)?.parse().ok()
+}
+
+/// The process that a thread means by a number: one of its own pid namespace.
+pub fn process_named(number: u32, by: u32) -> Option<u32> {
+    let inode = inode_of(&by.to_string())?;
+    if inode_of("self") == Some(inode) {
+        return Path::new(&format!("/proc/{number}")).exists().then_some(number);
+    }
+    let is_it =
+        |pid: &u32| inode_of(&pid.to_string()) == Some(inode) && own_tid(&format!("/proc/{pid}")) == Some(number);
+    all_processes().into_iter().find(is_it)
 }
 
 impl Deaths {

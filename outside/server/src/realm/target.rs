@@ -35,6 +35,7 @@ use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, 
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
+use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -58,6 +59,8 @@ pub(super) struct Target {
     pub(super) own_pid: u32,
     pub(super) comm: String,
     pub(super) explicit: bool,
+    /// Whose it is: read again when links that do not reach all processes are applied.
+    subject: Subject,
     /// What becomes of its children and of what it executes.
     pub(super) following: Following,
     /// It is another program of a process that was a target: the end of `execve` is still to be seen.
@@ -115,8 +118,10 @@ impl Target {
             rustix::process::PidfdFlags::empty(),
         )
         .map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
+        let subject = Subject::of(pid).map_err(|_| inject::Error::NoSuchProcess { pid })?;
         Ok(Target {
             pid,
+            subject,
             own_pid: info.own_pid,
             comm: info.comm,
             explicit,
@@ -292,6 +297,9 @@ impl Target {
         if self.is_leaving() {
             return Ok(());
         }
+        if links.values().any(|link| !link.spec.rights.reaches_all()) {
+            self.subject = Subject::of(self.pid).map_err(|errno| Refusal::new(errno, "it is gone"))?;
+        }
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let wanted = self.wanted(&mut shared.modules(), links, &mappings);
         let missing: Vec<MapSlot> =
@@ -355,11 +363,11 @@ impl Target {
         &self,
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
-        let (pid, own_pid) = (self.pid, self.own_pid);
-        links
-            .iter()
-            .map(|(id, link)| (*id, &link.spec))
-            .filter(move |(_, spec)| spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(own_pid))
+        let (pid, own_pid, subject) = (self.pid, self.own_pid, self.subject.clone());
+        let holds = move |spec: &LinkSpec| {
+            spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(own_pid) && spec.rights.reaches(&subject)
+        };
+        links.iter().map(|(id, link)| (*id, &link.spec)).filter(move |(_, spec)| holds(spec))
     }
 
     fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {

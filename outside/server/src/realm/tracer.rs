@@ -25,6 +25,7 @@ use ring3_names::elf::Placed;
 
 use super::text::TextRange;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Refusal, Shared, owners, privileges, raw_mapping, recovery};
+use crate::rights::{Rights, Subject};
 
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -486,7 +487,8 @@ impl Actor {
                     return true;
                 }
                 // It has its parent's probes: some programs may be for one of the two only.
-                let differs = parent.parted || self.links.values().any(|link| link.spec.filter.chooses());
+                let differs = parent.parted
+                    || self.links.values().any(|link| link.spec.filter.chooses() || !link.spec.rights.reaches_all());
                 let applied = if differs { self.apply(child, Hearer::Beginner) } else { Ok(()) };
                 if let Err(refusal) = applied {
                     tracing::warn!(pid = child, "{refusal}");
@@ -523,6 +525,7 @@ impl Actor {
         self.next_attachment += 1;
         let pid = spec.pid;
         if let Some(pid) = pid {
+            check_reach(&spec.rights, pid)?;
             self.await_children_of(pid);
         }
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
@@ -758,6 +761,16 @@ impl Actor {
             }
         }
     }
+}
+
+/// Whether a process may be reached with these rights.
+pub(super) fn check_reach(rights: &Rights, pid: u32) -> Result<(), Refusal> {
+    let gone = |errno| Refusal::new(errno, format!("no process with id {pid}"));
+    if rights.reaches_all() || rights.reaches(&Subject::of(pid).map_err(gone)?) {
+        return Ok(());
+    }
+    let why = "it is another user's, has more rights than the asker, or may not be traced";
+    Err(Refusal::new(Errno::EPERM, format!("process {pid}: not permitted: {why}")))
 }
 
 /// An injection error as a loader or a user sees it.

@@ -10,6 +10,7 @@ use super::kinds::Program;
 use super::tracepoints::{TracepointSite, Tracepoints};
 use crate::loader::tracepoint::Tracepoint;
 use crate::realm::{AttachmentId, LinkSpec, Point, Realm, Refusal, SyscallContext};
+use crate::rights::Rights;
 
 /// A program that is attached; detached when dropped.
 pub struct Attached {
@@ -25,12 +26,13 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Attaches a program: by a link (or event) of this id and with this cookie, to a point, of one process or all.
+    /// Attaches a program: by a link (or event) of this id and with this cookie, to a point, of one process or all that
+    /// `rights` reach.
     pub(super) fn new(
         realm: &Arc<Realm>,
         program: Arc<Program>,
         (link_id, cookie): (u32, u64),
-        (point, pid): (Point, Option<u32>),
+        (point, pid, rights): (Point, Option<u32>, &Arc<Rights>),
         seat: Option<Seat>,
     ) -> Result<Attached, Refusal> {
         let facts = &program.facts;
@@ -50,6 +52,7 @@ impl Attached {
             all_registers,
             filter: program.filter.clone(),
             terminal: program.terminal,
+            rights: rights.clone(),
         };
         let id = realm.attach(spec)?;
         Ok(Attached { program, id, cookie, realm: realm.clone(), _seat: seat })

@@ -21,6 +21,7 @@ use crate::loader::tracepoint::{Tracepoint, function_of};
 use crate::realm::{
     Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, SyscallContext, Terminal,
 };
+use crate::rights::Rights;
 
 /// What a descriptor can stand for.
 #[derive(Clone)]
@@ -168,6 +169,8 @@ pub struct Program {
     pub loaded_ns: u64,
     /// Where its loader says what goes wrong.
     pub terminal: Option<Terminal>,
+    /// Of its loader.
+    pub rights: Arc<Rights>,
     /// The target side.
     pub realm: Arc<Realm>,
 }
@@ -250,6 +253,16 @@ pub enum EventKind {
     },
 }
 
+impl EventKind {
+    /// For the output of programs.
+    pub fn output(realm: &Realm, sample_type: u64, wakeup_events: u64) -> Result<EventKind, Errno> {
+        let memfd = output_memfd()?;
+        let doorbell = realm.add_doorbell()?;
+        let (buffer, arrays) = (Mutex::new(None), Mutex::new(vec![]));
+        Ok(EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, arrays })
+    }
+}
+
 /// A perf event.
 pub struct Event {
     /// Id.
@@ -258,6 +271,8 @@ pub struct Event {
     pub kind: EventKind,
     /// The id of its program, by `PERF_EVENT_IOC_SET_BPF` or by a link; there can be one. 0: none.
     pub program_id: Arc<AtomicU32>,
+    /// Of whoever opened it: they say where its program runs.
+    pub rights: Arc<Rights>,
     /// The target side.
     pub realm: Arc<Realm>,
 }
@@ -273,21 +288,6 @@ impl Drop for Event {
 }
 
 impl Event {
-    /// An event for the output of programs.
-    pub fn output(id: u32, realm: Arc<Realm>, sample_type: u64, wakeup_events: u64) -> Result<Event, Errno> {
-        let memfd = output_memfd()?;
-        let doorbell = realm.add_doorbell()?;
-        let (buffer, arrays) = (Mutex::new(None), Mutex::new(vec![]));
-        let kind = EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, arrays };
-        Ok(Event { id, kind, program_id: Arc::default(), realm })
-    }
-
-    /// An event of a tracepoint of system calls.
-    pub fn tracepoint(id: u32, realm: Arc<Realm>, site: TracepointSite) -> Event {
-        let kind = EventKind::Tracepoint(site, Mutex::new(None));
-        Event { id, kind, program_id: Arc::default(), realm }
-    }
-
     /// Attaches a program. Mirrors kernel/events/core.c:__perf_event_set_bpf_prog.
     pub fn attach(&self, program: Arc<Program>, link_id: u32, cookie: u64) -> Result<Attached, Refusal> {
         let (point, pid, shared) = match &self.kind {
@@ -318,7 +318,7 @@ impl Event {
             return Err(Refusal::new(Errno::EINVAL, words));
         }
         let seat = Seat::take(&self.program_id, program.id, shared)?;
-        Attached::new(&self.realm, program, (link_id, cookie), (point, pid), Some(seat))
+        Attached::new(&self.realm, program, (link_id, cookie), (point, pid, &self.rights), Some(seat))
     }
 
     /// It has a buffer now: programs find it in the arrays that it was put into before.
@@ -421,7 +421,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens a raw tracepoint for a program. Mirrors kernel/bpf/syscall.c:bpf_raw_tp_link_attach.
+    /// Opens a raw tracepoint for a program. Who may do that and where it runs, the rights of the program's loader say: no more is
+    /// asked for. Mirrors kernel/bpf/syscall.c:bpf_raw_tp_link_attach.
     pub fn raw_tracepoint(
         id: u32,
         program: Arc<Program>,
@@ -434,8 +435,9 @@ impl Link {
             let words = format!("program {:?} reads more arguments than {} has", program.name, tracepoint.name());
             return Err(Refusal::new(Errno::EINVAL, words));
         }
-        let (realm, point) = (program.realm.clone(), tracepoints::point(tracepoint, SyscallContext::Raw));
-        let attached = Attached::new(&realm, program, (id, cookie), (point, None), None)?;
+        let (realm, rights) = (program.realm.clone(), program.rights.clone());
+        let point = tracepoints::point(tracepoint, SyscallContext::Raw);
+        let attached = Attached::new(&realm, program, (id, cookie), (point, None, &rights), None)?;
         Ok(Link { id, target: LinkTarget::RawTracepoint(tracepoint), attached: Mutex::new(Some(attached)) })
     }
 

@@ -37,6 +37,7 @@ pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 use watch::Watch;
 
 use crate::realm::Realm;
+use crate::rights::Rights;
 
 /// How often, and after which pause, it is looked whether a description that was closed is gone.
 const CLOSE_LOOKS: u32 = 20;
@@ -254,11 +255,12 @@ impl Subsystem {
     }
 
     /// Takes a name away.
-    pub fn unpin(&self, path: &Path) -> Result<(), Errno> {
-        let object = self.pins().unpin(path)?;
+    pub fn unpin(&self, rights: &Rights, path: &Path) -> Result<(), Errno> {
+        let object = self.pins().unpin(rights, path)?;
         self.released(&object);
         Ok(())
     }
+
     /// Whether the table has this name, or a folder of it.
     pub fn has_name(&self, path: &Path) -> bool {
         self.pins().knows(path)
@@ -270,8 +272,8 @@ impl Subsystem {
     }
 
     /// Takes an empty folder away.
-    pub fn remove_folder(&self, path: &Path) -> Result<(), Errno> {
-        self.pins().remove_folder(path)
+    pub fn remove_folder(&self, rights: &Rights, path: &Path) -> Result<(), Errno> {
+        self.pins().remove_folder(rights, path)
     }
 
     /// Whether some object has a name.

@@ -4,13 +4,15 @@
 //! write to it has names as well; they last as long as the server, which does not end while there are any.
 //! Folders that loaders make for them are in the table, too; those of a file system that is there count as folders.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ring3_uapi::Errno;
 use serde_json::{Value, json};
 
 use super::{IdKind, Object};
+use crate::rights::Rights;
 
 /// Where the BPF file system is, or would be.
 const ROOT: &str = "/sys/fs/bpf";
@@ -20,19 +22,27 @@ pub(crate) const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// The table.
 #[derive(Default)]
 pub(super) struct Pins {
-    objects: BTreeMap<PathBuf, Object>,
-    folders: BTreeSet<PathBuf>,
+    objects: BTreeMap<PathBuf, Pin>,
+    /// With whose they are.
+    folders: BTreeMap<PathBuf, u32>,
 }
 
-/// The files that a loader sees: it may have a root and a mount namespace of its own.
+/// A name of an object: as a file of its user's that nobody else may read or write (kernel/bpf/inode.c:bpf_mkprog).
+struct Pin {
+    object: Object,
+    owner: u32,
+}
+
+/// The files that a loader sees, which may have a root and a mount namespace of its own, and what it may do with them.
 pub struct Files {
     root: PathBuf,
+    rights: Arc<Rights>,
 }
 
 impl Files {
-    /// Those of a thread.
-    pub fn of(tid: u32) -> Files {
-        Files { root: format!("/proc/{tid}/root").into() }
+    /// Those of a thread with these rights.
+    pub fn of(tid: u32, rights: Arc<Rights>) -> Files {
+        Files { root: format!("/proc/{tid}/root").into(), rights }
     }
 
     /// Where the server finds what the loader calls `path`.
@@ -73,12 +83,12 @@ fn has_dot(path: &Path) -> bool {
 
 impl Pins {
     fn is_folder(&self, files: &Files, path: &Path) -> bool {
-        path == Path::new(ROOT) || self.folders.contains(path) || files.has_folder(path)
+        path == Path::new(ROOT) || self.folders.contains_key(path) || files.has_folder(path)
     }
 
     /// Whether the table has something of this name.
     pub(super) fn knows(&self, path: &Path) -> bool {
-        path == Path::new(ROOT) || self.folders.contains(path) || self.objects.contains_key(path)
+        path == Path::new(ROOT) || self.folders.contains_key(path) || self.objects.contains_key(path)
     }
 
     fn exists(&self, files: &Files, path: &Path) -> bool {
@@ -92,7 +102,13 @@ impl Pins {
         if files.covers(path) && has_dot(path) {
             return Err(Errno::EPERM);
         }
-        if self.exists(files, path) { Err(Errno::EEXIST) } else { Ok(()) }
+        if self.exists(files, path) { Err(Errno::EEXIST) } else { self.check_writable(files, parent) }
+    }
+
+    /// Whether names may be added to a folder of the table: its mode is 0755. A kernel's folder that is nobody's here is sticky.
+    fn check_writable(&self, files: &Files, parent: &Path) -> Result<(), Errno> {
+        let owner = self.folders.get(parent);
+        if owner.is_none_or(|owner| files.rights.may_open_of(*owner)) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     fn check_parent(&self, files: &Files, parent: &Path) -> Result<(), Errno> {
@@ -108,14 +124,16 @@ impl Pins {
         if !files.covers(&path) {
             return Err(Errno::EPERM);
         }
-        self.objects.insert(path, object);
+        let owner = files.rights.file_uid();
+        self.objects.insert(path, Pin { object, owner });
         Ok(())
     }
 
     /// The object of this name. Mirrors kernel/bpf/inode.c:bpf_obj_do_get.
     pub(super) fn get(&self, files: &Files, path: &Path) -> Result<Object, Errno> {
         match self.objects.get(path) {
-            Some(object) => Ok(object.clone()),
+            Some(pin) if files.rights.may_open_of(pin.owner) => Ok(pin.object.clone()),
+            Some(_) => Err(Errno::EACCES),
             None if self.exists(files, path) => Err(Errno::EACCES),
             None => {
                 path.parent().map_or(Ok(()), |parent| self.check_parent(files, parent))?;
@@ -124,31 +142,34 @@ impl Pins {
         }
     }
 
-    /// Takes a name away.
-    pub(super) fn unpin(&mut self, path: &Path) -> Result<Object, Errno> {
-        if self.folders.contains(path) {
+    /// Takes a name away, with these rights.
+    pub(super) fn unpin(&mut self, rights: &Rights, path: &Path) -> Result<Object, Errno> {
+        if self.folders.contains_key(path) {
             return Err(Errno::EISDIR);
         }
-        self.objects.remove(path).ok_or(Errno::ENOENT)
+        if !rights.may_remove_of(self.objects.get(path).ok_or(Errno::ENOENT)?.owner) {
+            return Err(Errno::EPERM);
+        }
+        self.objects.remove(path).map(|pin| pin.object).ok_or(Errno::ENOENT)
     }
 
     /// Makes a folder.
     pub(super) fn add_folder(&mut self, files: &Files, path: PathBuf) -> Result<(), Errno> {
         self.check_new(files, &path)?;
-        self.folders.insert(path);
+        self.folders.insert(path, files.rights.file_uid());
         Ok(())
     }
 
     /// Takes an empty folder away.
-    pub(super) fn remove_folder(&mut self, path: &Path) -> Result<(), Errno> {
+    pub(super) fn remove_folder(&mut self, rights: &Rights, path: &Path) -> Result<(), Errno> {
         if self.objects.contains_key(path) {
             return Err(Errno::ENOTDIR);
         }
-        if !self.folders.contains(path) {
-            return Err(Errno::ENOENT);
+        if !rights.may_remove_of(*self.folders.get(path).ok_or(Errno::ENOENT)?) {
+            return Err(Errno::EPERM);
         }
         let is_in = |other: &PathBuf| other != path && other.starts_with(path);
-        if self.objects.keys().any(is_in) || self.folders.iter().any(is_in) {
+        if self.objects.keys().any(is_in) || self.folders.keys().any(is_in) {
             return Err(Errno::ENOTEMPTY);
         }
         self.folders.remove(path);
@@ -157,7 +178,7 @@ impl Pins {
 
     /// All objects with names.
     pub(super) fn objects(&self) -> impl Iterator<Item = &Object> {
-        self.objects.values()
+        self.objects.values().map(|pin| &pin.object)
     }
 
     /// For `ring3 status`.
@@ -168,8 +189,8 @@ impl Pins {
             IdKind::Link => "link",
             IdKind::Btf | IdKind::Event => "?",
         };
-        let rows = self.objects.iter().map(|(path, object)| {
-            let (of, id) = object.name();
+        let rows = self.objects.iter().map(|(path, pin)| {
+            let (of, id) = pin.object.name();
             json!({ "path": path.display().to_string(), "object": kind(of), "id": id })
         });
         rows.collect()

@@ -13,7 +13,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_INNER_MAP, BPF_F_LOCK, BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 use ring3_verifier::{InnerShape, MapShape};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
@@ -58,6 +58,8 @@ fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(format!("ring3-map:bpf-map:{name}"), flags).map_err(errno)?;
     rustix::fs::ftruncate(&file, bytes).map_err(errno)?;
+    // Who has a descriptor that only reads cannot get another by way of /proc/self/fd, unless it is the same user.
+    rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(errno)?;
     Ok(file)
 }
 
