@@ -250,7 +250,42 @@ static void get(void)
 	say("freeze", bpf(BPF_MAP_FREEZE, &attr));
 }
 
-// Calls with one descriptor; `at` is where its number is.
+static void try_call(const char *of, const char *name, int command, union bpf_attr *attr)
+{
+	long result = bpf(command, attr);
+
+	printf("%s ", of);
+	say(name, result);
+	if (result > 0)
+		close(result);
+}
+
+// Programs of all types are attached to something, taken away, and asked for.
+static void try_attach_types(const char *of, int fd, int program, int file)
+{
+	enum { TYPES = 64, TCX_INGRESS = 46, TCX_EGRESS };
+
+	for (unsigned type = 0; type < TYPES; type++) {
+		const struct { const char *name; int command; union bpf_attr attr; } calls[] = {
+			{ "ATTACH", BPF_PROG_ATTACH, { .target_fd = file, .attach_bpf_fd = fd, .attach_type = type } },
+			{ "ATTACH to it", BPF_PROG_ATTACH, { .target_fd = fd, .attach_bpf_fd = program, .attach_type = type } },
+			{ "DETACH", BPF_PROG_DETACH, { .target_fd = file, .attach_bpf_fd = fd, .attach_type = type } },
+			{ "DETACH from it", BPF_PROG_DETACH, { .target_fd = fd, .attach_bpf_fd = program, .attach_type = type } },
+			{ "QUERY", BPF_PROG_QUERY, { .query = { .target_fd = fd, .attach_type = type } } },
+		};
+		for (unsigned call = 0; call < sizeof calls / sizeof *calls; call++) {
+			union bpf_attr attr = calls[call].attr;
+			char name[64];
+
+			// There the number is not a descriptor's but a network device's.
+			if (calls[call].command == BPF_PROG_QUERY && (type == TCX_INGRESS || type == TCX_EGRESS))
+				continue;
+			snprintf(name, sizeof name, "%s, type %u", calls[call].name, type);
+			try_call(of, name, calls[call].command, &attr);
+		}
+	}
+}
+
 static void try_fds(void)
 {
 	static unsigned key;
@@ -277,16 +312,6 @@ static void try_fds(void)
 			{ "MAP_CREATE with types", BPF_MAP_CREATE, { .map_type = BPF_MAP_TYPE_ARRAY, .key_size = 4, .value_size = 8, .max_entries = 1, .btf_fd = fd, .btf_key_type_id = 1, .btf_value_type_id = 1 } },
 			{ "PROG_LOAD with types", BPF_PROG_LOAD, { .prog_type = BPF_PROG_TYPE_KPROBE, .insns = (unsigned long)nothing, .insn_cnt = 2, .license = (unsigned long)"GPL", .prog_btf_fd = fd, .func_info_cnt = 1, .func_info_rec_size = 8, .func_info = v } },
 			{ "OBJ_PIN", BPF_OBJ_PIN, { .pathname = (unsigned long)"/ring3-nowhere/name", .bpf_fd = fd } },
-			{ "PROG_ATTACH", BPF_PROG_ATTACH, { .target_fd = file, .attach_bpf_fd = fd, .attach_type = BPF_CGROUP_INET_INGRESS } },
-			{ "PROG_ATTACH to it", BPF_PROG_ATTACH, { .target_fd = fd, .attach_bpf_fd = program, .attach_type = BPF_CGROUP_INET_INGRESS } },
-			{ "PROG_ATTACH of no type", BPF_PROG_ATTACH, { .target_fd = fd, .attach_bpf_fd = fd, .attach_type = 200 } },
-			{ "PROG_DETACH", BPF_PROG_DETACH, { .target_fd = fd, .attach_bpf_fd = program, .attach_type = BPF_CGROUP_INET_INGRESS } },
-			{ "PROG_DETACH of no type", BPF_PROG_DETACH, { .target_fd = fd, .attach_bpf_fd = program, .attach_type = 200 } },
-			{ "PROG_QUERY", BPF_PROG_QUERY, { .query = { .target_fd = fd, .attach_type = BPF_CGROUP_INET_INGRESS } } },
-			{ "PROG_QUERY with a flag", BPF_PROG_QUERY, { .query = { .target_fd = fd, .attach_type = BPF_CGROUP_INET_INGRESS, .query_flags = 2 } } },
-			{ "PROG_QUERY of a map", BPF_PROG_QUERY, { .query = { .target_fd = fd, .attach_type = BPF_SK_SKB_STREAM_PARSER } } },
-			{ "PROG_QUERY of no type", BPF_PROG_QUERY, { .query = { .target_fd = fd, .attach_type = 200 } } },
-			{ "PROG_QUERY of uprobes", BPF_PROG_QUERY, { .query = { .target_fd = fd, .attach_type = BPF_PERF_EVENT } } },
 			{ "PROG_TEST_RUN", BPF_PROG_TEST_RUN, { .test = { .prog_fd = fd } } },
 			{ "OBJ_GET_INFO_BY_FD", BPF_OBJ_GET_INFO_BY_FD, { .info = { .bpf_fd = fd, .info_len = sizeof value, .info = v } } },
 			{ "RAW_TRACEPOINT_OPEN", BPF_RAW_TRACEPOINT_OPEN, { .raw_tracepoint = { .prog_fd = fd, .name = (unsigned long)"sys_enter" } } },
@@ -302,12 +327,16 @@ static void try_fds(void)
 		};
 		for (unsigned call = 0; call < sizeof calls / sizeof *calls; call++) {
 			union bpf_attr attr = calls[call].attr;
-			long result = bpf(calls[call].command, &attr);
-			printf("%s ", fds[i].name);
-			say(calls[call].name, result);
-			if (result > 0)
-				close(result);
+			memset(value, 0, sizeof value);
+			try_call(fds[i].name, calls[call].name, calls[call].command, &attr);
 		}
+		// Newer than this machine's headers, perhaps: BPF_TOKEN_CREATE, BPF_PROG_STREAM_READ_BY_FD.
+		unsigned words[sizeof(union bpf_attr) / 4] = { 0, fd };
+		try_call(fds[i].name, "TOKEN_CREATE", 36, (void *)words);
+		memset(words, 0, sizeof words);
+		words[4] = fd;
+		try_call(fds[i].name, "PROG_STREAM_READ_BY_FD", 37, (void *)words);
+		try_attach_types(fds[i].name, fd, program, file);
 	}
 }
 

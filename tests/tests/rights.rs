@@ -73,6 +73,19 @@ fn callers_are_judged_by_their_own_rights_as_by_the_kernel() {
 }
 
 #[test]
+fn descriptors_of_nothing_and_of_something_else_get_the_kernels_errors() {
+    if lacks_root("bpf(2) of the kernel's") {
+        return;
+    }
+    let [ours, native] =
+        [Bench::ring3(), Bench::native()].map(|bench| told(bench.load(programs().join("rights")).arg("fds")));
+    assert_eq!(ours.len(), native.len());
+    let different: Vec<_> = ours.iter().zip(&native).filter(|(ours, native)| ours != native).collect();
+    assert_eq!(different, []);
+    assert!(ours.len() > 2000 && ours.contains(&"closed QUERY, type 0: EBADF".to_owned()), "{}", ours.len());
+}
+
+#[test]
 fn an_inherited_object_works_with_the_rights_that_it_was_made_with() {
     if lacks_root("giving up rights") {
         return;

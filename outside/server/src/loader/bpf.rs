@@ -15,7 +15,7 @@ use ring3_uapi::flags::{
 };
 
 use super::attr::{self, Attr};
-use super::{Caller, Outcome, Reply, batch, links, names, program, refuse, test_run, value_types};
+use super::{Caller, Outcome, Reply, batch, elsewhere, links, names, program, refuse, test_run, value_types};
 use crate::loader::objects::{Access, Btf, IdKind, Inner, MapObject, Members, Object, Program};
 use crate::support;
 
@@ -27,6 +27,8 @@ pub(super) fn serve(caller: &Caller<'_>) -> Reply {
     let attr = Attr::read(caller.arg(2) as u32 as usize, |size| caller.read(caller.arg(1), size))?;
     if let Some((errno, why)) = support::refused_command(command) {
         let name = cmd::name(command).unwrap_or("unknown command");
+        let errno =
+            attr.check_tail(command).and_then(|()| elsewhere::check(caller, &attr, command)).err().unwrap_or(errno);
         return Err(refuse(errno, format_args!("bpf({name}): {why}")));
     }
     attr.check_tail(command)?;

@@ -7,6 +7,7 @@
 mod attr;
 mod batch;
 mod bpf;
+mod elsewhere;
 mod files;
 mod links;
 mod names;
