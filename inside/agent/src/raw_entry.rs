@@ -1,15 +1,17 @@
 //! Where stubs and replaced return addresses lead.
 
-use core::arch::asm;
+use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
 
 use ring3_layout::control::{ControlHeader, Hook, TestRun};
-use ring3_layout::frame;
-use ring3_layout::region::CONTROL_OFFSET;
-use ring3_runtime::raw_dispatch;
+use ring3_layout::frame::{self, ApartFrame};
+use ring3_layout::region::{CONTROL_OFFSET, LAST_STACK_OFFSET, STATE_OFFSET};
+use ring3_layout::syscall::APART_BYTES;
+use ring3_layout::thread::StateHeader;
+use ring3_runtime::{raw_dispatch, raw_thread};
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_registers::asm_on_registers;
+use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
 
 /// Address of the image's first byte, which is the region's base.
 #[inline(always)]
@@ -45,6 +47,105 @@ fn trampoline() -> u64 {
 unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> bool {
     // SAFETY: the stub's promise.
     unsafe { raw_dispatch::enter(image_base(), regs, hook, all != 0) }
+}
+
+unsafe extern "sysv64" fn enter_apart(frame: &mut ApartFrame, hook: *const Hook, eflags: u64) {
+    // SAFETY: the stub's promise.
+    unsafe { raw_dispatch::enter_apart(image_base(), frame, hook, eflags) }
+}
+
+/// Called by stubs that do not use the thread's stack, with the hook in `r11`: changes that register, `rax` and the status flags.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_enter_apart() {
+    asm_on_registers!(naked_asm:
+        "lea rsp, [rsp - {registers}]",
+        "mov [rsp + {rcx}], rcx",
+        "mov [rsp + {rbx}], rbx",
+        store_kept!(),
+        store_arguments!(),
+        "pushfq",
+        "pop rdx",
+        "cld",
+        "mov rdi, rsp",
+        "mov rsi, r11",
+        "call {enter_apart}",
+        "test dword ptr [rsp + {eflags}], 0x400",
+        "jz 2f",
+        "std",
+        "2:",
+        load_arguments!(),
+        "mov rcx, [rsp + {rcx}]",
+        "lea rsp, [rsp + {registers}]",
+        "ret";
+        registers = const size_of::<PtRegs>(),
+        enter_apart = sym enter_apart,
+    )
+}
+
+unsafe extern "sysv64" fn find_at_gs() -> bool {
+    raw_thread::find_at_gs(image_base())
+}
+
+/// Stubs that do not use the thread's stack come here if GS does not lead to its block. They go on at `r11` once it does, or if
+/// that cannot be 5 bytes before; only the status flags are changed. The block is looked for on the last stack, by one thread at a time.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_find_apart() {
+    naked_asm!(
+        // The low bits of `r11` count how often it was tried.
+        "rol r11, 16",
+        "2: pause",
+        "lock bts dword ptr [rip + __ehdr_start + {lock}], 0",
+        "jnc 3f",
+        "inc r11w",
+        "jnz 2b",
+        "ror r11, 16",
+        "lock inc qword ptr [rip + __ehdr_start + {missed}]",
+        "sub r11, 5",
+        "jmp r11",
+        "3: xor r11w, r11w",
+        "ror r11, 16",
+        "mov [rip + __ehdr_start + {last_stack} - 8], rsp",
+        "lea rsp, [rip + __ehdr_start + {last_stack} - 8]",
+        "push r11",
+        "push rax",
+        "push rcx",
+        "push rdx",
+        "push rsi",
+        "push rdi",
+        "push r8",
+        "push r9",
+        "push r10",
+        "pushfq",
+        "cld",
+        "sub rsp, 8",
+        "call {find_at_gs}",
+        "add rsp, 8",
+        "test al, al",
+        "jnz 4f",
+        "sub qword ptr [rsp + 72], 5",
+        "4: test dword ptr [rsp], 0x400",
+        "jz 5f",
+        "std",
+        "5: lea rsp, [rsp + 8]",
+        "pop r10",
+        "pop r9",
+        "pop r8",
+        "pop rdi",
+        "pop rsi",
+        "pop rdx",
+        "pop rcx",
+        "pop rax",
+        "pop r11",
+        "mov rsp, [rip + __ehdr_start + {last_stack} - 8]",
+        "mov dword ptr [rip + __ehdr_start + {lock}], 0",
+        "jmp r11",
+        lock = const STATE_OFFSET as usize + offset_of!(StateHeader, last_stack),
+        missed = const STATE_OFFSET as usize + offset_of!(StateHeader, missed_no_block),
+        last_stack = const LAST_STACK_OFFSET + APART_BYTES,
+        find_at_gs = sym find_at_gs,
+    )
 }
 
 /// Called by a process of ring3's that runs a program by itself: 1 if it could, else 0.

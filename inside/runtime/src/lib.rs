@@ -25,6 +25,6 @@ pub mod raw_stack;
 pub mod raw_syscalls;
 mod raw_system;
 pub mod raw_task;
-mod raw_thread;
+pub mod raw_thread;
 pub mod raw_trace;
 pub mod raw_unwound;

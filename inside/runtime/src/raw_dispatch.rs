@@ -8,14 +8,14 @@ use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
     HookKind, TestRun, range_unpack,
 };
-use ring3_layout::frame;
+use ring3_layout::frame::{self, ADDRESS_BITS, ApartFrame};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
 use crate::raw_request::control;
-use crate::raw_system::{cpu_number, syscall};
+use crate::raw_system::{cpu_number, gs_base, syscall};
 use crate::raw_thread::{current, find, known};
 use crate::{raw_shadow, raw_slot};
 
@@ -81,6 +81,56 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     calls
 }
 
+/// A thread arrived at a site whose stub does not use its stack.
+///
+/// # Safety
+/// Called by a stub of the region at `base`, which has made sure that GS leads to the thread's own block: `frame` and `hook` are
+/// valid, the stack is aligned and ends behind the frame.
+pub unsafe fn enter_apart(base: u64, frame: &mut ApartFrame, hook: *const Hook, eflags: u64) {
+    // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
+    let tb = unsafe { &mut *(gs_base() as *mut ThreadBlock) };
+    let address = hook as u64;
+    // SAFETY: the stub passes a hook of the control block.
+    let hook = unsafe { &*hook };
+    let returns = hook.kind == HookKind::Return as u32;
+    complete(frame, hook, returns, eflags);
+    let end = &raw const *frame as u64 + size_of::<ApartFrame>() as u64;
+    let frame = Frame { regs: &raw mut frame.regs, all: true };
+    let run = |tb: &mut ThreadBlock| {
+        if !returns {
+            // SAFETY: as for this function.
+            unsafe { enter_elsewhere(tb, base, frame, hook, end) };
+            return;
+        }
+        tb.guard.store(end, Relaxed);
+        compiler_fence(Acquire);
+        // SAFETY: as for this function.
+        if unsafe { finish_one(base, tb, frame, false, address) } {
+            hit(tb, hook);
+        }
+    };
+    // (What runs apart from the thread's stack is never left.)
+    if run_guarded(tb, |_| false, run).is_none() {
+        miss(tb, hook);
+    }
+}
+
+/// The registers that the stub has put elsewhere, as programs see them: behind a `ret`, or at the probed instruction.
+fn complete(frame: &mut ApartFrame, hook: &Hook, returns: bool, eflags: u64) {
+    /// The bits that `lahf` stores, and the overflow flag.
+    const STATUS: u64 = 0x8d5;
+    const STATUS_LOW: u64 = 0xd5;
+    let (overflow, low) = (frame.state >> ADDRESS_BITS & 1, frame.state >> (ADDRESS_BITS + 8));
+    let regs = &mut frame.regs;
+    (regs.rax, regs.r11, regs.orig_rax) = (frame.rax, frame.r11, u64::MAX);
+    (regs.cs, regs.ss) = (0x33, 0x2b);
+    regs.eflags = eflags & !STATUS | low & STATUS_LOW | overflow << 11;
+    (regs.rip, regs.rsp) = match returns {
+        true => (frame.state & ((1 << ADDRESS_BITS) - 1), frame.rsp + 8),
+        false => (hook.site, frame.rsp),
+    };
+}
+
 /// Programs of this thread run, or were left.
 ///
 /// # Safety
@@ -94,7 +144,7 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
     let left = |tb: &mut ThreadBlock| was_left(base, tb, sp);
     // SAFETY: as for this function.
-    let entered = run_guarded(tb, left, |tb| unsafe { enter_free(tb, base, frame, hook, sp) });
+    let entered = run_guarded(tb, left, |tb| unsafe { enter_elsewhere(tb, base, frame, hook, sp) });
     if entered.is_none() {
         if hook.kind == HookKind::Probe as u32 {
             miss(tb, hook);
@@ -137,6 +187,16 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
     }
     compiler_fence(Release);
     calls
+}
+
+/// As `enter_free`, not in the place: elsewhere than on the usual way.
+///
+/// # Safety
+/// As for `enter_with`.
+#[inline(never)]
+unsafe fn enter_elsewhere(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> bool {
+    // SAFETY: as for this function.
+    unsafe { enter_free(tb, base, frame, hook, sp) }
 }
 
 /// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer, and whatever comes in
@@ -561,42 +621,40 @@ unsafe fn finish_chain(
     address
 }
 
-/// Runs the programs of one return, or counts a miss.
+/// Runs the programs of one return, or counts a miss; true if any ran.
 ///
 /// # Safety
 /// `block` is null or the running thread's own, and is not null unless `guarded`; `frame` are valid registers, `hook` is
 /// the address of a hook of this region, which stays in the table.
 #[inline(never)]
-unsafe fn finish_one(base: u64, block: *mut ThreadBlock, frame: Frame, guarded: bool, hook: u64) {
+unsafe fn finish_one(base: u64, block: *mut ThreadBlock, frame: Frame, guarded: bool, hook: u64) -> bool {
     // SAFETY: the caller's promise.
-    let Some(tb) = (unsafe { block.as_mut() }) else { return };
+    let Some(tb) = (unsafe { block.as_mut() }) else { return false };
     if guarded {
         // SAFETY: the caller's promise.
-        return miss(tb, unsafe { &*(hook as *const Hook) });
+        miss(tb, unsafe { &*(hook as *const Hook) });
+        return false;
     }
     // SAFETY: the caller's promise.
-    unsafe { finish_here(base, tb, frame, hook) };
+    unsafe { finish_here(base, tb, frame, hook) }
 }
 
-/// Runs the programs of one return.
+/// Runs the programs of one return; true if any ran.
 ///
 /// # Safety
 /// As for `finish_one`.
 #[inline(always)]
-unsafe fn finish_here(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: u64) {
+unsafe fn finish_here(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: u64) -> bool {
     // SAFETY: the caller's promise.
     let hook = unsafe { &*(hook as *const Hook) };
     if control(base).retired.load(Relaxed) != 0 {
-        return;
+        return false;
     }
     if hook.only.load(Acquire) == HOOK_MANY {
         // SAFETY: the registers are the caller's, and the range is the server's.
-        unsafe { run(base, tb, frame, hook, hook.ret.load(Acquire)) };
-        return;
+        return unsafe { run(base, tb, frame, hook, hook.ret.load(Acquire)) };
     }
     let only = hook.only_return.load(Acquire);
-    if only != 0 {
-        // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
-        unsafe { run_only(tb, only, frame, hook) };
-    }
+    // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.
+    only != 0 && unsafe { run_only(tb, only, frame, hook) }
 }

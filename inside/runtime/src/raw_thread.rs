@@ -121,6 +121,17 @@ pub(crate) fn find(base: u64) -> *mut ThreadBlock {
     block
 }
 
+/// As `find`, for a stub that looks at GS itself: whether it will find the block there.
+pub fn find_at_gs(base: u64) -> bool {
+    let block = find(base);
+    if !block.is_null() && block != at_gs(base) {
+        // Somebody else uses GS.
+        state(base).missed_no_block.fetch_add(1, Relaxed);
+        return false;
+    }
+    !block.is_null()
+}
+
 /// As `find`, also for a thread that ends and has unmapped its control block: nothing is read where FS leads.
 #[cold]
 pub(crate) fn find_by_fs_base(base: u64) -> *mut ThreadBlock {

@@ -20,6 +20,7 @@ pub use error::Error;
 pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, proc_file, status_field};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
-    MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, replace_control, unmap_region,
+    MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in, replace_control,
+    unmap_region,
 };
 pub use stopped::{SavedContext, Stopped, while_stopped, while_stopped_at_exec};

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
     AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, PROCESS_BYTES, PROCESS_OFFSET,
     REALM_BYTES, REALM_OFFSET, REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET,
@@ -182,6 +183,33 @@ pub fn map_stub_area(stopped: &mut Stopped, near: Range<u64>, bytes: u64) -> Res
         }
     }
     Err(Error::NoRoom { what: format!("stubs within 2 GiB of {:#x}", near.start) })
+}
+
+/// Maps `bytes` of executable memory that begin in a range, filled by [`Stopped::write`].
+pub fn map_stub_area_in(stopped: &mut Stopped, range: &Range<u64>, bytes: u64) -> Result<u64, Error> {
+    let taken: Vec<Range<u64>> = mappings(Pid(stopped.pid()))?.into_iter().map(|mapping| mapping.range).collect();
+    let no_room = || Error::NoRoom { what: format!("stubs that begin in {range:#x?}") };
+    let address = room_in(&taken, range, bytes).ok_or_else(no_room)?;
+    let flags = PRIVATE_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let at = stopped.make(Call::mmap(address, bytes, READ_EXEC, flags, None))?;
+    if at == address {
+        return Ok(address);
+    }
+    stopped.unmap(at, bytes)?;
+    Err(no_room())
+}
+
+/// The first free address in a range for `bytes`.
+fn room_in(taken: &[Range<u64>], range: &Range<u64>, bytes: u64) -> Option<u64> {
+    const LOWEST: u64 = 0x1_0000;
+    const HIGHEST: u64 = 0x7fff_ffff_f000;
+    let mut at = range.start.max(LOWEST).checked_next_multiple_of(PAGE_BYTES)?;
+    for other in taken.iter().filter(|other| other.start < HIGHEST) {
+        if other.start < at.checked_add(bytes)? && at < other.end {
+            at = other.end;
+        }
+    }
+    (range.contains(&at) && at + bytes <= HIGHEST).then_some(at)
 }
 
 /// Free addresses for `bytes` near a mapping, nearest first. The heap's and the stack's room to grow is spared

@@ -146,6 +146,8 @@ pub enum HookKind {
     UnwindEnd = 2,
     /// No place: counts hits and misses of all system calls ([`crate::syscall`]).
     Syscalls = 3,
+    /// A `ret` of a function whose return address must not be replaced: runs return programs. `site` is the function.
+    Return = 4,
 }
 
 /// A site as the agent sees it. 64 bytes.

@@ -39,6 +39,31 @@ pub const KEPT: [(u8, usize); 5] = [
     (15, offset_of!(PtRegs, r15)),
 ];
 
+/// What a stub that must not use the thread's stack has on another one when it calls the agent, below which that puts the
+/// registers. 208 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ApartFrame {
+    /// The registers.
+    pub regs: PtRegs,
+    /// Where in the stub the agent returns to.
+    pub back: u64,
+    /// What `rax` was.
+    pub rax: u64,
+    /// What `r11` was.
+    pub r11: u64,
+    /// The return address, at a function's entry and at its `ret`, in the low [`ADDRESS_BITS`]; above it the overflow flag in the
+    /// lowest bit of a byte, and then the other status flags as `lahf` has them.
+    pub state: u64,
+    /// The stack pointer.
+    pub rsp: u64,
+}
+
+/// Bits of an address in user space.
+pub const ADDRESS_BITS: u32 = 48;
+
+const _: () = assert!(size_of::<ApartFrame>() == 208 && offset_of!(ApartFrame, back) == size_of::<PtRegs>());
+
 /// Whether every frame has these bytes of the registers.
 pub fn has(bytes: &Range<u32>) -> bool {
     RESTORED.iter().any(|(_, at)| *at <= bytes.start as usize && bytes.end as usize <= at + 8)

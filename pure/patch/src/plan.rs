@@ -136,6 +136,23 @@ pub enum Refusal {
         /// The call.
         site: u64,
     },
+    /// The function is left by another way than a `ret`: another one's is its return.
+    WayOut {
+        /// Its address.
+        address: u64,
+        /// Its text.
+        text: String,
+    },
+    /// The function has no `ret`.
+    NoReturn {
+        /// The function.
+        function: u64,
+    },
+    /// No bytes at a `ret` can be replaced.
+    NoRoomAtReturn {
+        /// The `ret`.
+        address: u64,
+    },
     /// The stub is too far away.
     OutOfReach {
         /// What is too far from it.
@@ -172,12 +189,32 @@ impl fmt::Display for Refusal {
             Refusal::Cancelled { site } => {
                 write!(f, "threads that wait in the system call at {site:#x} are cancelled by that address")
             }
+            Refusal::WayOut { address, text } => {
+                write!(f, "`{text}` at {address:#x} leads to another function, whose return would be its own")
+            }
+            Refusal::NoReturn { function } => {
+                write!(f, "the function at {function:#x} has no `ret`: it never returns")
+            }
+            Refusal::NoRoomAtReturn { address } => {
+                write!(f, "no {JUMP_BYTES} bytes at the `ret` at {address:#x} can be replaced")
+            }
             Refusal::OutOfReach { address } => write!(f, "{address:#x} is too far from the stub"),
         }
     }
 }
 
 impl std::error::Error for Refusal {}
+
+/// Where the thread is at a site whose stub must not use its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Apart {
+    /// At a function's entry: the return address is at the stack pointer.
+    AtEntry,
+    /// At a `ret`: as at the entry, behind the displaced instructions.
+    AtReturn,
+    /// Anywhere else.
+    Within,
+}
 
 /// A detour that can be made.
 #[derive(Clone, Debug)]
@@ -194,6 +231,46 @@ pub struct Plan {
     pub tactic: Tactic,
     /// The displaced instructions with their bytes.
     pub(crate) displaced: Vec<(Instruction, Vec<u8>)>,
+    /// The site is a function's entry.
+    pub(crate) at_entry: bool,
+    /// The stub runs the agent on another stack than the thread's.
+    pub(crate) apart: Option<Apart>,
+    /// That many bytes at the jump's end stay as they are.
+    pub(crate) kept: usize,
+}
+
+impl Plan {
+    /// The same for code whose stacks have no room for a stub.
+    pub fn apart(self) -> Plan {
+        let apart = if self.at_entry { Apart::AtEntry } else { Apart::Within };
+        Plan { apart: Some(apart), ..self }
+    }
+
+    /// The same in code that is mapped with `bias` added to its addresses.
+    pub fn mapped(&self, bias: u64) -> Plan {
+        let at = |(instruction, bytes): &(Instruction, Vec<u8>)| {
+            (decode(bytes, instruction.ip().wrapping_add(bias))[0], bytes.clone())
+        };
+        Plan {
+            site: self.site.wrapping_add(bias),
+            resume: self.resume.wrapping_add(bias),
+            displaced: self.displaced.iter().map(at).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Where the stub must lie, if the jump's last bytes are to stay as they are.
+    pub fn stub_range(&self) -> Option<std::ops::Range<u64>> {
+        let fixed = &self.original[JUMP_BYTES - self.kept..];
+        if fixed.is_empty() {
+            return None;
+        }
+        let mut distance = [0; 4];
+        distance[4 - self.kept..].copy_from_slice(fixed);
+        let next = self.site + JUMP_BYTES as u64;
+        let start = next.wrapping_add_signed(i64::from(i32::from_le_bytes(distance)));
+        Some(start..start.wrapping_add(1 << (32 - 8 * self.kept)))
+    }
 }
 
 /// Plans a detour at `site`.
@@ -228,13 +305,17 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         let start = (i.ip() - function.address) as usize;
         function.bytes[start..start + i.len()].to_vec()
     };
+    let at_entry = is_entry(function, &instructions, at);
     Ok(Plan {
         site,
         original: function.bytes[offset..offset + JUMP_BYTES].to_vec(),
         resume,
-        saves_flags: !is_entry(function, &instructions, at) && flags_live(&instructions[at..]),
+        saves_flags: !at_entry && flags_live(&instructions[at..]),
         tactic: Tactic::Jump,
         displaced: displaced.iter().map(|i| (*i, bytes_of(i))).collect(),
+        at_entry,
+        apart: None,
+        kept: 0,
     })
 }
 

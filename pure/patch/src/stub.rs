@@ -18,6 +18,7 @@ use ring3_layout::control::Hook;
 use ring3_layout::frame;
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::apart::{ApartLinks, emit_all};
 use crate::flow::{direct_target, ends_flow};
 use crate::plan::{JUMP_BYTES, Plan, Refusal};
 
@@ -53,6 +54,8 @@ pub struct Entries {
     pub enter: u64,
     /// Takes the return address off the stack, and calls what the word below it leads to.
     pub call: u64,
+    /// The same for stubs that do not use the thread's stack.
+    pub apart: ApartLinks,
 }
 
 pub(crate) struct Assembler {
@@ -103,7 +106,7 @@ impl Assembler {
     }
 
     /// Room for a number that is not known yet: where.
-    fn hole(&mut self) -> usize {
+    pub(crate) fn hole(&mut self) -> usize {
         self.put(&[0; 4]);
         self.bytes.len() - 4
     }
@@ -122,7 +125,7 @@ impl Assembler {
     }
 
     /// The distance of a jump ends here.
-    fn land(&mut self, hole: usize) {
+    pub(crate) fn land(&mut self, hole: usize) {
         self.fill(hole, (self.bytes.len() - hole - 4) as u32);
     }
 
@@ -144,19 +147,25 @@ impl Plan {
     /// What to write at the site: a jump to a stub at `stub`.
     pub fn jump(&self, stub: u64) -> Result<Vec<u8>, Refusal> {
         let mut assembler = Assembler { base: self.site, bytes: Vec::with_capacity(JUMP_BYTES) };
+        if self.stub_range().is_some_and(|range| !range.contains(&stub)) {
+            return Err(Refusal::OutOfReach { address: stub });
+        }
         assembler.jump(stub)?;
         Ok(assembler.bytes)
     }
 
-    /// The stub for the address `stub`: calls `enter(regs, hook, all)` of the agent, then runs the displaced code.
+    /// The stub for the address `stub`: calls `enter(regs, hook, all)` of the agent, or where that must not be on the thread's
+    /// stack what `apart` says, and runs the displaced code.
     pub fn stub(&self, stub: u64, entries: Entries, hook: u64) -> Result<Stub, Refusal> {
         let mut assembler = Assembler { base: stub, bytes: Vec::with_capacity(STUB_BYTES_MAX) };
-        self.emit_call(&mut assembler, entries, hook)?;
         let mut moved = vec![];
-        for (instruction, bytes) in &self.displaced {
-            moved.push(Moved { original: instruction.ip(), stub_offset: assembler.bytes.len() as u32 });
-            emit_displaced(&mut assembler, instruction, bytes)?;
+        let (before, behind) = self.displaced.split_at(self.before_agent());
+        emit_all(&mut assembler, before, &mut moved)?;
+        match self.apart {
+            Some(apart) => self.emit_apart(&mut assembler, apart, entries.apart, hook),
+            None => self.emit_call(&mut assembler, entries, hook)?,
         }
+        emit_all(&mut assembler, behind, &mut moved)?;
         if !self.displaced.last().is_some_and(|(last, _)| ends_flow(last)) {
             assembler.jump(self.resume)?;
         }

@@ -2,7 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use ring3_patch::{Entries, Function, Refusal, SyscallPlan, goes_on, is_code, plan_detour, plan_syscalls};
+use ring3_patch::{
+    ApartLinks, Entries, Function, Refusal, SyscallPlan, goes_on, is_code, plan_detour, plan_returns, plan_syscalls,
+};
+
+const APART: ApartLinks = ApartLinks {
+    enter: 0x7000_0000_2000,
+    find: 0x7000_0000_3000,
+    state: 0x7000_1000_0000,
+    generation: 0x7000_0f00_0000,
+    missed: 0x7000_1000_0008,
+};
 
 fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
@@ -15,6 +25,9 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::Immovable { .. } => "immovable",
         Refusal::OutOfReach { .. } => "out of reach",
         Refusal::Cancelled { .. } => "cancelled by address",
+        Refusal::WayOut { .. } => "another way out",
+        Refusal::NoReturn { .. } => "no return",
+        Refusal::NoRoomAtReturn { .. } => "no room at a return",
     }
 }
 
@@ -50,7 +63,7 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
                     let stub = stub.wrapping_sub(0x10_0000);
                     let made = plan.stub(
                         stub,
-                        Entries { enter: 0x7000_0000_0000, call: 0x7000_0000_1000 },
+                        Entries { enter: 0x7000_0000_0000, call: 0x7000_0000_1000, apart: APART },
                         0x7000_0010_0000,
                     );
                     assert!(made.is_ok(), "{}: {:?}", symbol.name, made.err());
@@ -66,6 +79,42 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
         );
         assert!(planned * 100 >= all * 90, "{path}");
     }
+}
+
+#[test]
+fn returns_of_most_functions_in_go_can_be_seen() {
+    const FILE: &str = "/usr/local/go/bin/go";
+    let Ok(bytes) = std::fs::read(FILE) else {
+        println!("SKIPPED: no {FILE} here");
+        return;
+    };
+    let elf = ring3_elf::File::parse(&bytes).expect("valid");
+    let (mut planned, mut returns, mut refused) = (0u32, 0, BTreeMap::<&str, u32>::new());
+    for symbol in elf.symbols().iter().filter(|symbol| symbol.size > 0) {
+        let end = symbol.address + symbol.size;
+        let Some(code) = elf.code(symbol.address..end + 24) else { continue };
+        let size = symbol.size as usize;
+        let function = Function { bytes: code, address: symbol.address, size, entered: None, computed: false };
+        let plans = match plan_returns(&function, &|_| None) {
+            Ok(plans) => plans,
+            Err(refusal) => {
+                *refused.entry(reason(&refusal)).or_default() += 1;
+                continue;
+            }
+        };
+        for plan in &plans {
+            let stub = plan.stub_range().map_or(symbol.address & !0xffff, |range| range.start);
+            let made = plan.stub(stub, Entries { enter: 0, call: 0, apart: APART }, 0x7000_0010_0000);
+            assert!(made.is_ok(), "{}: {:?}", symbol.name, made.err());
+        }
+        (planned, returns) = (planned + 1, returns + plans.len());
+    }
+    let all = planned + refused.values().sum::<u32>() - refused.get("no return").copied().unwrap_or(0);
+    println!(
+        "{FILE}: {planned} of {all} functions that return ({:.1} %), {returns} returns; refused: {refused:?}",
+        f64::from(planned) * 100.0 / f64::from(all.max(1))
+    );
+    assert!(planned * 100 >= all * 60);
 }
 
 /// What lies between known functions, with the one before if that goes on there.

@@ -16,7 +16,7 @@ import (
 
 const goroutines, rounds = 20, 50
 
-var faults, deepReturns, fragileReturns, throwingReturns, throwingPanics, yieldingReturns, manyReturns atomic.Int64
+var faults, deepReturns, fragileReturns, throwingReturns, throwingPanics, yieldingReturns, manyReturns, crampedReturns atomic.Int64
 
 func check(what string, right bool) {
 	if !right {
@@ -85,12 +85,41 @@ func many(a int, f float64) (int, int, int, int, int, int, int, int, int, float6
 	return a + 1, a + 2, a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, f + 1, f + 2
 }
 
+const key, offset = 0x123456789a, 0x7654321
+
+// Called where stacks have hardly any room: at each depth that goroutines reach before their stack grows.
+//
+//go:nosplit
+//go:noinline
+func cramped(a int) int {
+	return (a ^ key) + offset
+}
+
+//go:noinline
+func descend(levels int) int {
+	if levels == 0 {
+		return ((cramped(0) - offset) ^ key) + 1
+	}
+	return descend(levels-1) + ((cramped(levels) - offset) ^ key) - levels + 1
+}
+
 func worker() {
 	for i := 0; i < rounds; i++ {
 		var room [16]int
 		room[(i*20+1)%16] = i*20 + 1
 		check("deep", deep(i*20, &room) == i*20+1)
 		deepReturns.Add(int64(i*20 + 1))
+		// Small stacks side by side, of which none may write to another's.
+		var small sync.WaitGroup
+		for j := 0; j < 20; j++ {
+			small.Add(1)
+			go func() {
+				defer small.Done()
+				check("descend", descend(j*3) == j*3+1)
+				crampedReturns.Add(int64(j*3 + 1))
+			}()
+		}
+		small.Wait()
 
 		panics := i%2 == 0
 		result := fragile(panics)
@@ -139,7 +168,7 @@ func main() {
 	workers.Wait()
 	stop.Store(true)
 	fmt.Println(deepReturns.Load(), fragileReturns.Load(), throwingReturns.Load(), throwingPanics.Load(),
-		yieldingReturns.Load(), manyReturns.Load())
+		yieldingReturns.Load(), manyReturns.Load(), crampedReturns.Load())
 	if faults.Load() != 0 {
 		os.Exit(1)
 	}

@@ -13,7 +13,9 @@ use ring3_elf::File as Elf;
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
-use ring3_patch::{Arrival, Function, Routine, SyscallPlan, computes_targets, plan_detour, plan_syscalls};
+use ring3_patch::{
+    Arrival, Function, Plan, Routine, SyscallPlan, computes_targets, plan_detour, plan_returns, plan_syscalls,
+};
 use ring3_uapi::Errno;
 
 use super::Refusal;
@@ -84,6 +86,10 @@ pub(super) struct StaticSite {
     computed: bool,
     /// Why the return from here cannot be probed.
     no_return: Option<String>,
+    /// It is in Go: stacks there have no room for a stub, and return addresses are not replaced.
+    in_go: bool,
+    /// If so, where the function's returns are seen, at the file's addresses.
+    returns: Vec<Plan>,
 }
 
 impl StaticSite {
@@ -93,8 +99,22 @@ impl StaticSite {
         self.no_return.as_ref().map_or(Ok(()), refuse)
     }
 
+    /// How far behind the site its function's returns are seen, each at a place of its own; nowhere, if its return address is replaced.
+    pub(super) fn returns(&self) -> impl Iterator<Item = u64> {
+        self.returns.iter().map(|plan| plan.site - self.vaddr)
+    }
+
+    /// Plans the detour at the site, or at one of its function's returns, as mapped with `bias` added to the file's addresses.
+    pub(super) fn plan(&self, ret: Option<usize>, bias: u64) -> Result<Plan, ring3_patch::Refusal> {
+        if let Some(ret) = ret {
+            return Ok(self.returns[ret].mapped(bias));
+        }
+        let plan = plan_detour(&self.function(bias), self.vaddr.wrapping_add(bias))?;
+        Ok(if self.in_go { plan.apart() } else { plan })
+    }
+
     /// The function as mapped with `bias` added to the file's addresses.
-    pub(super) fn function(&self, bias: u64) -> Function<'_> {
+    fn function(&self, bias: u64) -> Function<'_> {
         Function {
             bytes: &self.bytes,
             address: self.function.wrapping_add(bias),
@@ -267,7 +287,7 @@ pub(super) fn check_site(modules: &mut Modules, path: &Path, offset: u64, ret: b
     if ret {
         site.check_return()?;
     }
-    plan_detour(&site.function(0), site.vaddr)
+    site.plan((ret && !site.returns.is_empty()).then_some(0), 0)
         .map(drop)
         .map_err(|why| Refusal::new(Errno::ENOTSUPP, format!("{}: {}: {why}", path.display(), site.name)))
 }
@@ -326,23 +346,46 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
     let entered = file.entered(vaddr);
     let computed = file.computes_targets(vaddr);
-    let no_return = no_return(file, vaddr).map(str::to_owned);
-    Ok(StaticSite { vaddr, function: start, function_bytes, bytes: code, name, entered, computed, no_return })
+    let no_return = no_return(elf, vaddr).map(str::to_owned);
+    let in_go = file.go_text().is_some_and(|go| go.contains(&vaddr));
+    let mut site = StaticSite {
+        vaddr,
+        function: start,
+        function_bytes,
+        bytes: code,
+        name,
+        entered,
+        computed,
+        no_return,
+        in_go,
+        returns: vec![],
+    };
+    if in_go && site.no_return.is_none() {
+        match go_returns(file, &site) {
+            Ok(returns) => site.returns = returns,
+            Err(why) => site.no_return = Some(why),
+        }
+    }
+    Ok(site)
 }
 
 /// Why the return from the function at `vaddr` cannot be probed.
-fn no_return(file: &CodeFile, vaddr: u64) -> Option<&'static str> {
-    let elf = file.elf();
-    if file.go_text().is_some_and(|go| go.contains(&vaddr)) {
-        // Go's run-time reads return addresses when it moves a stack, collects garbage or unwinds, and ends the process at
-        // one that is not Go's (the kernel's uretprobes end it so).
-        return Some("is written in Go, which finds replaced return addresses; only its entry can be probed");
-    }
+fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
     let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
     if names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_'))) {
         return Some("returns more than once; only its entry can be probed");
     }
     (vaddr == elf.entry()).then_some("begins the process and has nowhere to return to; only its entry can be probed")
+}
+
+/// Where the returns of a function in Go are seen: at its `ret`s. Go's run-time reads return addresses when it moves a stack, collects
+/// garbage or unwinds, and ends the process at one that is not Go's (as it does where the kernel's uretprobes replace one).
+fn go_returns(file: &CodeFile, site: &StaticSite) -> Result<Vec<Plan>, String> {
+    if site.function_bytes == 0 || site.vaddr != site.function {
+        return Err("is in Go: only the return from a function's beginning can be probed".into());
+    }
+    plan_returns(&site.function(0), &|bytes| file.entered_in(bytes))
+        .map_err(|why| format!("is in Go, where returns are seen at each `ret`: {why}"))
 }
 
 /// All `syscall` instructions in an ELF image.

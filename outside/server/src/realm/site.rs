@@ -35,7 +35,33 @@ pub(super) struct Use {
 pub(super) struct Wanted {
     pub(super) place: Place,
     pub(super) code: Arc<StaticSite>,
+    /// Which of the function's returns is seen there, if it is one.
+    pub(super) ret: Option<usize>,
     pub(super) uses: Vec<Use>,
+}
+
+impl Wanted {
+    /// How far the file's addresses are from those in the process.
+    fn bias(&self) -> u64 {
+        let inside = self.ret.and_then(|ret| self.code.returns().nth(ret)).unwrap_or(0);
+        self.place.address.wrapping_sub(self.code.vaddr + inside)
+    }
+
+    pub(super) fn plan(&self) -> Result<Plan, ring3_patch::Refusal> {
+        self.code.plan(self.ret, self.bias())
+    }
+
+    /// Address of the probed instruction, or of the function whose return is probed.
+    pub(super) fn probed(&self) -> u64 {
+        self.code.vaddr.wrapping_add(self.bias())
+    }
+
+    pub(super) fn name(&self) -> String {
+        match self.place.address - self.probed() {
+            0 => self.code.name.clone(),
+            inside => format!("{}+{inside:#x}", self.code.name),
+        }
+    }
 }
 
 /// A site of a target. Stays known after its probes are gone: returns may still be awaited there.
@@ -53,6 +79,28 @@ pub(super) struct Site {
     pub(super) hook: u32,
     pub(super) patched: bool,
     pub(super) uses: Vec<Use>,
+}
+
+impl Site {
+    /// Whether what was displaced there lies in these bytes.
+    pub(super) fn overlaps(&self, bytes: &std::ops::Range<u64>) -> bool {
+        self.place.address < bytes.end && bytes.start < self.plan.resume
+    }
+
+    pub(super) fn copy(&self) -> Site {
+        Site {
+            place: self.place.clone(),
+            name: self.name.clone(),
+            plan: self.plan.clone(),
+            stub: self.stub,
+            stub_bytes: self.stub_bytes,
+            moved: self.moved.clone(),
+            jump: self.jump.clone(),
+            hook: self.hook,
+            patched: self.patched,
+            uses: self.uses.clone(),
+        }
+    }
 }
 
 /// Hands out ranges of the attachment table. A retired range is free again once no thread can read it.

@@ -24,7 +24,7 @@ pub struct SiteStatus {
     pub module: String,
     /// How it is instrumented.
     pub tactic: String,
-    /// `probe`, or ring3's own: `unwind-start`, `unwind-end`.
+    /// `probe`, `return` (one `ret` of a function in Go), or ring3's own: `unwind-start`, `unwind-end`.
     pub kind: String,
     /// Programs on entry.
     pub entry_programs: Vec<u32>,
@@ -170,5 +170,6 @@ fn kind_name(kind: HookKind) -> &'static str {
         HookKind::UnwindStart => "unwind-start",
         HookKind::UnwindEnd => "unwind-end",
         HookKind::Syscalls => "syscalls",
+        HookKind::Return => "return",
     }
 }

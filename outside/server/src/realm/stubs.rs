@@ -13,6 +13,8 @@ use super::tracer::refusal_of;
 /// Bytes of a stub area: the first one near some code is the smallest, and each further one as large as those before together, so
 /// that few areas have room for any number of stubs.
 const STUB_AREA_BYTES: std::ops::RangeInclusive<u64> = 0x1_0000..=0x100_0000;
+/// Bytes of an area for stubs that have to lie at certain addresses.
+const PLACED_AREA_BYTES: u64 = 0x4000;
 /// Stubs start at multiples of this.
 const STUB_ALIGN: u64 = 16;
 
@@ -55,6 +57,26 @@ impl Target {
         Ok((base + used, index))
     }
 
+    /// Room for a stub that begins at one of these addresses: which, and the index of its area.
+    pub(super) fn stub_room_in(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        range: Range<u64>,
+        bytes: u64,
+    ) -> Result<(u64, usize), Refusal> {
+        let has_room = |area: &Area| range.contains(&(area.base + area.used)) && area.used + bytes <= area.bytes;
+        let index = match self.areas.iter().position(has_room) {
+            Some(index) => index,
+            None => {
+                self.check_area_count()?;
+                let base = inject::map_stub_area_in(stopped, &range, PLACED_AREA_BYTES).map_err(refusal_of)?;
+                self.note_area(base, PLACED_AREA_BYTES)
+            }
+        };
+        let Area { base, used, .. } = self.areas[index];
+        Ok((base + used, index))
+    }
+
     /// Maps a further stub area near a place; its index.
     fn add_area(
         &mut self,
@@ -62,10 +84,7 @@ impl Target {
         address: u64,
         mapping: Range<u64>,
     ) -> Result<usize, Refusal> {
-        let index = self.areas.len();
-        if index >= STUB_AREAS_MAX as usize {
-            return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
-        }
+        self.check_area_count()?;
         let before: u64 = self.areas.iter().filter(|area| area.is_near(address)).map(|area| area.bytes).sum();
         let mut bytes = before.next_power_of_two().clamp(*STUB_AREA_BYTES.start(), *STUB_AREA_BYTES.end());
         let base = loop {
@@ -75,9 +94,22 @@ impl Target {
                 mapped => break mapped.map_err(refusal_of)?,
             }
         };
+        Ok(self.note_area(base, bytes))
+    }
+
+    fn check_area_count(&self) -> Result<(), Refusal> {
+        if self.areas.len() >= STUB_AREAS_MAX as usize {
+            return Err(Refusal::new(Errno::ENOSPC, "too many stub areas in one process"));
+        }
+        Ok(())
+    }
+
+    /// A stub area has been mapped; its index.
+    fn note_area(&mut self, base: u64, bytes: u64) -> usize {
+        let index = self.areas.len();
         self.control.write(STUB_AREAS_OFFSET + index as u64 * size_of::<StubArea>() as u64, StubArea { base, bytes });
         self.areas.push(Area { base, bytes, used: 0 });
-        Ok(index)
+        index
     }
 
     /// That many bytes of the room are in use now.

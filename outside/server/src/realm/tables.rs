@@ -1,10 +1,14 @@
 //! Entries of a target's control block, as the server writes them.
 
+use std::mem::offset_of;
+
 use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
     Attachment, ControlHeader, HOOK_AT_ENTRY,
 };
-use ring3_layout::region::AGENT_OFFSET;
+use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
+use ring3_layout::thread::{ProcessPage, StateHeader};
+use ring3_patch::{ApartLinks, Entries};
 
 use super::{LinkSpec, Point, SyscallContext};
 
@@ -59,6 +63,22 @@ pub(super) fn hook_flags(original: &[u8]) -> u32 {
 /// Address of one of the agent's routines in the process with this region.
 pub(super) fn in_agent(region: u64, symbol: &str) -> u64 {
     region + AGENT_OFFSET + ring3_image::symbol(symbol).expect("the agent has it")
+}
+
+/// Where stubs of probes lead in the process with this region.
+pub(super) fn entries(region: u64) -> Entries {
+    let state = |offset: usize| region + STATE_OFFSET + offset as u64;
+    Entries {
+        enter: in_agent(region, "ring3_enter"),
+        call: in_agent(region, "ring3_call_probed"),
+        apart: ApartLinks {
+            enter: in_agent(region, "ring3_enter_apart"),
+            find: in_agent(region, "ring3_find_apart"),
+            state: state(0),
+            generation: region + PROCESS_OFFSET + offset_of!(ProcessPage, generation) as u64,
+            missed: state(offset_of!(StateHeader, missed_no_block)),
+        },
+    }
 }
 
 /// `ATTACHMENT_*` of a program.

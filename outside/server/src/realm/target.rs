@@ -18,7 +18,6 @@ use ring3_layout::control::{
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
-use ring3_patch::plan_detour;
 use ring3_uapi::Errno;
 
 use super::libraries::vdso_clock_gettime;
@@ -31,7 +30,7 @@ use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::stubs::Area;
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, hook_flags, in_agent};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, entries, hook_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
@@ -384,31 +383,57 @@ impl Target {
     ) -> Vec<Wanted> {
         let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
-        let mut returns = false;
+        let mut awaited = false;
         for (id, spec) in self.links_for(links) {
             let Point::Probe(probe) = &spec.point else { continue };
-            let inode = (probe.dev, probe.inode);
-            for place in places(mappings, self.pid, inode, probe.offset, HookKind::Probe) {
-                returns |= probe.ret;
-                let address = place.address;
-                let site = modules.site(&probe.file, probe.offset);
+            let at = |offset, kind| places(mappings, self.pid, (probe.dev, probe.inode), offset, kind);
+            let sites = at(probe.offset, HookKind::Probe);
+            if sites.is_empty() {
+                continue;
+            }
+            let site = modules.site(&probe.file, probe.offset);
+            let code =
                 match site.and_then(|code| if probe.ret { code.check_return().map(|()| code) } else { Ok(code) }) {
-                    Ok(code) => wanted
-                        .entry(address)
-                        .or_insert_with(|| Wanted { place, code, uses: vec![] })
-                        .uses
-                        .push(Use { attachment: id, ret: probe.ret }),
-                    Err(refusal) => failed.push((id, refusal)),
+                    Ok(code) => code,
+                    Err(refusal) => {
+                        failed.push((id, refusal));
+                        continue;
+                    }
+                };
+            let returns = code.returns().enumerate().filter(|_| probe.ret);
+            let mut spots: Vec<(Place, Option<usize>)> = returns
+                .flat_map(|(ret, inside)| {
+                    at(probe.offset + inside, HookKind::Return).into_iter().map(move |place| (place, Some(ret)))
+                })
+                .collect();
+            if spots.is_empty() {
+                awaited |= probe.ret;
+                spots = sites.into_iter().map(|place| (place, None)).collect();
+            }
+            for (place, ret) in spots {
+                let kind = place.kind;
+                let want = Wanted { place, code: code.clone(), ret, uses: vec![] };
+                let want = wanted.entry(want.place.address).or_insert(want);
+                if want.place.kind == kind {
+                    want.uses.push(Use { attachment: id, ret: probe.ret });
+                } else {
+                    failed.push((id, taken(&code.name, want.place.address)));
                 }
             }
         }
         for link in links.values_mut() {
             link.refused.remove(&self.pid);
         }
+        let is_failed = |one: &Use| failed.iter().any(|(id, _)| *id == one.attachment);
+        // A function of which one return would not be seen is not probed.
+        for want in wanted.values_mut().filter(|want| want.ret.is_some()) {
+            want.uses.retain(|one| !is_failed(one));
+        }
+        wanted.retain(|_, want| !want.uses.is_empty());
         for (id, refusal) in failed {
             refuse(links, id, self.pid, refusal);
         }
-        for want in self.specials(modules, mappings, returns) {
+        for want in self.specials(modules, mappings, awaited) {
             wanted.entry(want.place.address).or_insert(want);
         }
         wanted.into_values().collect()
@@ -422,7 +447,7 @@ impl Target {
             for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };
                 if let Some(place) = place_in(mapping, offset, kind) {
-                    found.push(Wanted { place, code, uses: vec![] });
+                    found.push(Wanted { place, code, ret: None, uses: vec![] });
                 }
             }
         }
@@ -455,20 +480,28 @@ impl Target {
             self.remove_site(stopped, address);
         }
         let caught = self.caught_calls();
+        let mut placed = vec![];
+        let mut refused = BTreeSet::new();
         for want in wanted {
-            let address = want.place.address;
+            let (address, is_return) = (want.place.address, want.ret.is_some());
             let uses = want.uses.clone();
             match self.place_site(stopped, want, &caught) {
-                Ok(()) => self.publish(address, &uses, links),
+                Ok(()) => placed.push((address, is_return, uses)),
                 Err(refusal) => {
                     if uses.is_empty() {
                         tracing::warn!(pid = self.pid, "{refusal}");
                     }
                     for one in uses {
+                        refused.insert(one.attachment);
                         refuse(links, one.attachment, self.pid, refusal.clone());
                     }
                 }
             }
+        }
+        for (address, is_return, mut uses) in placed {
+            // A function of which one return is not seen is not probed.
+            uses.retain(|one| !is_return || !refused.contains(&one.attachment));
+            self.publish(address, &uses, links);
         }
         if self.ranges.has_retired() && self.is_quiet() {
             self.ranges.quiet();
@@ -514,11 +547,10 @@ impl Target {
         want: Wanted,
         caught: &CaughtCalls,
     ) -> Result<Site, Refusal> {
+        let (name, probed, planned) = (want.name(), want.probed(), want.plan());
         let place = want.place;
-        let name = want.code.name.clone();
         let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
-        let bias = place.address.wrapping_sub(want.code.vaddr);
-        let plan = plan_detour(&want.code.function(bias), place.address).map_err(|why| refuse(why.to_string()))?;
+        let plan = planned.map_err(|why| refuse(why.to_string()))?;
         if self.hooks_used >= HOOKS_MAX {
             return Err(refuse(format!("more than {HOOKS_MAX} sites in one process")));
         }
@@ -526,15 +558,20 @@ impl Target {
         let hook_offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
         let region = self.region;
         let symbol = |name| in_agent(region, name);
-        let entries = ring3_patch::Entries { enter: symbol("ring3_enter"), call: symbol("ring3_call_probed") };
         let bytes = place.address..plan.resume;
+        if self.is_displaced(&bytes) {
+            return Err(taken(&name, place.address));
+        }
         if self.syscalls.overlap(&bytes) || caught.lead_into(&bytes) {
             return Err(refuse("a system call that is traced is there".into()));
         }
         let room = ring3_patch::STUB_BYTES_MAX as u64;
-        let (stub_address, area) = self.stub_room(stopped, place.address, place.mapping.clone(), room)?;
+        let (stub_address, area) = match plan.stub_range() {
+            Some(range) => self.stub_room_in(stopped, range, room)?,
+            None => self.stub_room(stopped, place.address, place.mapping.clone(), room)?,
+        };
         let stub = plan
-            .stub(stub_address, entries, self.region + CONTROL_OFFSET + hook_offset)
+            .stub(stub_address, entries(region), self.region + CONTROL_OFFSET + hook_offset)
             .map_err(|why| refuse(why.to_string()))?;
         let jump = plan.jump(stub_address).map_err(|why| refuse(why.to_string()))?;
         stopped.write(stub_address, &stub.bytes).map_err(refusal_of)?;
@@ -543,7 +580,7 @@ impl Target {
         self.control.write(
             hook_offset,
             [
-                place.address,
+                probed,
                 place.kind as u64 | u64::from(index) << 32,
                 range_pack(0, 0),
                 range_pack(0, 0),
@@ -556,7 +593,7 @@ impl Target {
         let moved = stub.moved.iter().map(|m| (m.original, stub_address + u64::from(m.stub_offset))).collect();
         Ok(Site {
             place,
-            name: want.code.name.clone(),
+            name,
             plan,
             stub: stub_address,
             stub_bytes: stub.bytes.len() as u32,
@@ -573,6 +610,14 @@ impl Target {
         self.hooks_used += 1;
         self.control.word32(offset_of!(ControlHeader, hooks) as u64).store(self.hooks_used, Ordering::SeqCst);
         self.hooks_used - 1
+    }
+
+    /// Whether a patched site has displaced what begins in these bytes, or one begins there.
+    fn is_displaced(&self, bytes: &std::ops::Range<u64>) -> bool {
+        /// Instructions that a site displaces have fewer bytes.
+        const DISPLACED_BYTES_MAX: u64 = 256;
+        let near = self.sites.range(bytes.start.saturating_sub(DISPLACED_BYTES_MAX)..bytes.end);
+        near.map(|(_, site)| site).any(|site| site.patched && site.overlaps(bytes))
     }
 
     /// A hook that is no place, only counts: its index and its address.
@@ -770,6 +815,11 @@ fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inject::Mappin
     mappings.iter().filter(|mapping| mapping.is_executable())
 }
 
+/// Why nothing can be done at an address.
+fn taken(name: &str, address: u64) -> Refusal {
+    Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
+}
+
 fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
     if let Some(link) = links.get_mut(&id) {
         link.refused.insert(pid, refusal);
@@ -822,26 +872,4 @@ pub fn fresh_nonce() -> u64 {
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     assert!(filled == Ok(8), "getrandom never fails for 8 bytes");
     u64::from_le_bytes(bytes)
-}
-
-impl Site {
-    /// Whether what was displaced there lies in these bytes.
-    pub(super) fn overlaps(&self, bytes: &std::ops::Range<u64>) -> bool {
-        self.place.address < bytes.end && bytes.start < self.plan.resume
-    }
-
-    pub(super) fn copy(&self) -> Site {
-        Site {
-            place: self.place.clone(),
-            name: self.name.clone(),
-            plan: self.plan.clone(),
-            stub: self.stub,
-            stub_bytes: self.stub_bytes,
-            moved: self.moved.clone(),
-            jump: self.jump.clone(),
-            hook: self.hook,
-            patched: self.patched,
-            uses: self.uses.clone(),
-        }
-    }
 }
