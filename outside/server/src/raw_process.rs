@@ -27,7 +27,8 @@ pub(crate) fn signals() -> std::io::Result<OwnedFd> {
 /// Open files that the server needs at least: a handful of its own, two per target, one per map and link.
 const OPEN_FILES_MIN: u64 = 256;
 /// Bytes that the server's largest memfds have.
-const FILE_BYTES_MIN: u64 = 64 << 20;
+const FILE_BYTES_MIN: u64 = 256 << 20;
+const _: () = assert!(ring3_layout::region::CONTROL_BYTES <= FILE_BYTES_MIN);
 
 /// Makes the server independent of the soft limits of whoever started it: open files and file sizes (which
 /// hold for memfds as well) are raised to the hard ones. What is larger than allowed fails with EFBIG then,

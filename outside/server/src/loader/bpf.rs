@@ -140,8 +140,9 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         }
         _ => None,
     };
-    let map = MapObject::create(caller.subsystem(), attributes, name, btf, Members { inner, lock })?;
-    let fd = caller.subsystem().open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
+    let map =
+        MapObject::create(caller.subsystem(), attributes, name, btf, Members { inner, lock }, caller.map_slot()?)?;
+    let fd = caller.open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 
@@ -432,7 +433,7 @@ fn btf_load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         refuse_logged(&log, errno, &format!("{what}\n"), format_args!("BTF_LOAD: {what}"))
     })?;
     let btf = Arc::new(Btf { id: caller.subsystem().new_id(IdKind::Btf), types });
-    let fd = caller.subsystem().open_pipe(Object::Btf(btf))?;
+    let fd = caller.open_pipe(Object::Btf(btf))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 
@@ -598,8 +599,8 @@ fn fd_by_id(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     let found = objects.into_iter().find(|object| id_of(object, command) == Some(attr.u32(0)));
     let object = found.ok_or(Errno::ENOENT)?;
     let fd = match &object {
-        Object::Map(map) => caller.subsystem().open_memfd(object.clone(), map.memfd().as_fd(), access)?,
-        _ => caller.subsystem().open_pipe(object)?,
+        Object::Map(map) => caller.open_memfd(object.clone(), map.memfd().as_fd(), access)?,
+        _ => caller.open_pipe(object)?,
     };
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }

@@ -21,7 +21,7 @@ pub(super) fn mmap(caller: &Caller<'_>) -> Reply {
     let Ok(copy) = caller.fd(fd) else { return Ok(Outcome::Continue) };
     match caller.subsystem().object(copy.as_fd()) {
         Some(Object::Map(map)) => map.check_mmap(offset, bytes, write, Access::of(copy.as_fd()))?,
-        Some(Object::Event(event)) => mmap_event(&event, offset, bytes)?,
+        Some(Object::Event(event)) => mmap_event(caller, &event, offset, bytes)?,
         Some(_) => return Err(Errno::ENODEV),
         None => {}
     }
@@ -29,7 +29,7 @@ pub(super) fn mmap(caller: &Caller<'_>) -> Reply {
 }
 
 /// The first mapping of an output event makes its buffer. Mirrors kernel/events/core.c:perf_mmap.
-fn mmap_event(event: &Arc<Event>, offset: u64, bytes: u64) -> Result<(), Errno> {
+fn mmap_event(caller: &Caller<'_>, event: &Arc<Event>, offset: u64, bytes: u64) -> Result<(), Errno> {
     let EventKind::Output { memfd, sample_type, wakeup_events, doorbell, buffer, .. } = &event.kind else {
         return Err(refuse(Errno::EINVAL, "mmap of a probe's or tracepoint's event: samples are not supported"));
     };
@@ -43,7 +43,15 @@ fn mmap_event(event: &Arc<Event>, offset: u64, bytes: u64) -> Result<(), Errno> 
     }
     let pages = u32::try_from(pages).map_err(|_| Errno::ENOMEM)?;
     let id = u64::from(event.id);
-    let made = OutputBuffer::create(&event.realm, memfd, pages, *sample_type, *wakeup_events, id, doorbell.0)?;
+    let made = OutputBuffer::create(
+        &event.realm,
+        memfd,
+        pages,
+        *sample_type,
+        *wakeup_events,
+        (id, doorbell.0),
+        caller.map_slot()?,
+    )?;
     *buffer = Some(made);
     drop(buffer);
     event.buffer_is_made()

@@ -56,7 +56,7 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
 }
 
 fn open(caller: &Caller<'_>, link: Link) -> Reply {
-    let fd = caller.subsystem().open_pipe(Object::Link(Arc::new(link)))?;
+    let fd = caller.open_pipe(Object::Link(Arc::new(link)))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 

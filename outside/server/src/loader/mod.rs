@@ -25,6 +25,7 @@ mod wait;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ring3_aot::Store;
 use ring3_llvm::Engine;
@@ -35,7 +36,8 @@ use serde::{Deserialize, Serialize};
 use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 
-use crate::loader::objects::{Object, Subsystem};
+use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
+use crate::realm::Terminal;
 use crate::rights::Rights;
 
 /// How a caught call ends.
@@ -81,6 +83,10 @@ impl Compiling {
 pub struct Session {
     listener: Arc<OwnedFd>,
     subsystem: Arc<Subsystem>,
+    /// The process with which it began.
+    pid: u32,
+    /// It was said that the loader holds as much as it may.
+    told: AtomicBool,
     compiling: Compiling,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
@@ -97,7 +103,8 @@ impl Session {
         store: Option<Arc<Store>>,
     ) {
         subsystem.loader_begins(pid, command);
-        let session = Session { listener: Arc::new(listener), subsystem, compiling, store };
+        let session =
+            Session { listener: Arc::new(listener), subsystem, pid, told: AtomicBool::new(false), compiling, store };
         raw_seccomp::wake_synchronously(session.listener.as_fd());
         while session.wait() {
             match raw_seccomp::receive(session.listener.as_fd()) {
@@ -180,6 +187,33 @@ impl Caller<'_> {
 
     fn subsystem(&self) -> &Arc<Subsystem> {
         &self.session.subsystem
+    }
+
+    /// A new descriptor for an object.
+    fn open_pipe(&self, object: Object) -> Result<OwnedFd, Errno> {
+        self.subsystem().open_pipe(object, self.share(&self.subsystem().descriptors)?)
+    }
+
+    /// The same for an object that is memory.
+    fn open_memfd(&self, object: Object, memfd: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, Errno> {
+        self.subsystem().open_memfd(object, memfd, access, self.share(&self.subsystem().descriptors)?)
+    }
+
+    /// Room for one more map.
+    fn map_slot(&self) -> Result<Share, Errno> {
+        self.share(&self.subsystem().map_slots)
+    }
+
+    /// One more of what loaders share. Whoever holds too much hears why on the standard error, once.
+    fn share(&self, quota: &Arc<Quota>) -> Result<Share, Errno> {
+        quota.take(self.session.pid).map_err(|why| {
+            if !self.session.told.swap(true, Ordering::Relaxed)
+                && let Some(terminal) = Terminal::of(raw_seccomp::leader(self.call.tid))
+            {
+                terminal.say(&why);
+            }
+            refuse(Errno::EDQUOT, why)
+        })
     }
 
     fn arg(&self, index: usize) -> u64 {

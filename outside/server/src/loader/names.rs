@@ -87,9 +87,9 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
         errno => errno,
     })?;
     let fd = match &object {
-        Object::Map(map) => caller.subsystem().open_memfd(object.clone(), map.memfd().as_fd(), access)?,
+        Object::Map(map) => caller.open_memfd(object.clone(), map.memfd().as_fd(), access)?,
         Object::Link(_) if access != Access::BOTH => return Err(Errno::EINVAL),
-        _ => caller.subsystem().open_pipe(object)?,
+        _ => caller.open_pipe(object)?,
     };
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }

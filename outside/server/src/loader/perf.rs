@@ -126,7 +126,7 @@ fn opener(caller: &Caller<'_>) -> Result<Arc<Rights>, Errno> {
 /// Makes an event that is held by a pipe.
 fn open_event(caller: &Caller<'_>, rights: Arc<Rights>, kind: EventKind, close_on_exec: bool) -> Reply {
     let event = event(caller, rights, kind);
-    let fd = caller.subsystem().open_pipe(Object::Event(event))?;
+    let fd = caller.open_pipe(Object::Event(event))?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }
 
@@ -141,7 +141,7 @@ fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Rep
     let kind = EventKind::output(&caller.subsystem().realm, attr.sample_type, every)?;
     let event = event(caller, opener(caller)?, kind);
     let EventKind::Output { memfd, .. } = &event.kind else { unreachable!("just made") };
-    let fd = caller.subsystem().open_memfd(Object::Event(event.clone()), memfd.as_fd(), Access::BOTH)?;
+    let fd = caller.open_memfd(Object::Event(event.clone()), memfd.as_fd(), Access::BOTH)?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }
 

@@ -92,7 +92,7 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let brought = Brought { log, name, kind, insns, maps, source, rights };
     let made = brought.make(caller)?;
     let program = Arc::new(brought.publish(caller, made, bytes, tag)?);
-    let fd = caller.subsystem().open_pipe(Object::Program(program))?;
+    let fd = caller.open_pipe(Object::Program(program))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
 

@@ -30,7 +30,7 @@ impl Terminal {
     }
 
     /// Writes a line. Where nobody reads it is lost: nobody may hold the server up.
-    fn say(self, line: &str) {
+    pub fn say(self, line: &str) {
         if standard_error(self.pid) != Some(self.file) {
             return;
         }

@@ -10,6 +10,7 @@ mod attached;
 mod kernel_types;
 mod kinds;
 pub(super) mod pins;
+mod quota;
 mod raw_lock;
 mod raw_map;
 mod tracepoints;
@@ -32,6 +33,7 @@ pub use attached::Attached;
 pub use kernel_types::KernelTypes;
 pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, UprobeSite};
 use pins::{Files, Pins};
+pub use quota::{Quota, Share};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
 pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 use watch::Watch;
@@ -58,6 +60,7 @@ struct Held {
     object: Object,
     /// For memfds: bytes that open file descriptions have locked.
     opens: Vec<u32>,
+    _share: Share,
 }
 
 /// What a map's descriptor allows.
@@ -103,6 +106,10 @@ pub struct Subsystem {
     pub realm: Arc<Realm>,
     /// The programs of tracepoints.
     pub tracepoints: Arc<Tracepoints>,
+    /// What loaders may hold.
+    pub descriptors: Arc<Quota>,
+    /// See `descriptors`.
+    pub map_slots: Arc<Quota>,
     held: Mutex<HashMap<FileId, Held>>,
     pins: Mutex<Pins>,
     loaders: Mutex<BTreeMap<u32, Loader>>,
@@ -132,6 +139,8 @@ impl Subsystem {
         let subsystem = Arc::new(Subsystem {
             realm,
             tracepoints: Arc::default(),
+            descriptors: Quota::of_descriptors(),
+            map_slots: Quota::of_maps(),
             held: Mutex::default(),
             pins: Mutex::default(),
             loaders: Mutex::new(BTreeMap::new()),
@@ -168,16 +177,22 @@ impl Subsystem {
     }
 
     /// A new descriptor for an object that lives as long as the loader keeps it open.
-    pub fn open_pipe(&self, object: Object) -> Result<OwnedFd, Errno> {
+    pub fn open_pipe(&self, object: Object, share: Share) -> Result<OwnedFd, Errno> {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(errno)?;
         let id = file_id(theirs.as_fd()).ok_or(Errno::EMFILE)?;
-        self.held().insert(id, Held { object, opens: vec![] });
+        self.held().insert(id, Held { object, opens: vec![], _share: share });
         self.watch.add_pipe(id, ours).map_err(errno)?;
         Ok(theirs)
     }
 
     /// A new descriptor for an object that is memory.
-    pub fn open_memfd(&self, object: Object, memfd: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, Errno> {
+    pub fn open_memfd(
+        &self,
+        object: Object,
+        memfd: BorrowedFd<'_>,
+        access: Access,
+        share: Share,
+    ) -> Result<OwnedFd, Errno> {
         use std::os::fd::AsRawFd;
         let id = file_id(memfd).ok_or(Errno::EMFILE)?;
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
@@ -186,7 +201,7 @@ impl Subsystem {
         self.watch.add_memfd(id, &path).map_err(errno)?;
         let opened =
             rustix::fs::open(path, access.mode() | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(errno)?;
-        let entry = held.entry(id).or_insert(Held { object, opens: vec![] });
+        let entry = held.entry(id).or_insert(Held { object, opens: vec![], _share: share });
         let byte = (0..).find(|byte| !entry.opens.contains(byte)).expect("fewer opens than numbers");
         raw_lock::lock(opened.as_fd(), byte, access.write).map_err(errno)?;
         entry.opens.push(byte);

@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
-use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Subsystem, errno};
+use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Share, Subsystem, errno};
 use crate::realm::{Death, EventFd, MapFile, MapSlot, Realm, possible_cpus};
 
 /// Walks through a bucket at most, if others change it all the time.
@@ -194,6 +194,7 @@ pub struct MapObject {
     file: Arc<MapFile>,
     mapped: Mapped,
     realm: Arc<Realm>,
+    _share: Share,
 }
 
 impl MapObject {
@@ -204,6 +205,7 @@ impl MapObject {
         name: String,
         btf: Option<(Arc<Btf>, u32, u32)>,
         Members { inner, lock }: Members,
+        share: Share,
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
         let id = subsystem.new_id(IdKind::Map);
@@ -244,6 +246,7 @@ impl MapObject {
             file,
             mapped,
             realm: subsystem.realm.clone(),
+            _share: share,
         });
         if let Some((number, _)) = &object.doorbell {
             let weak = Arc::downgrade(&object);
@@ -588,6 +591,7 @@ pub struct OutputBuffer {
     file: Arc<MapFile>,
     mapped: Mapped,
     realm: Arc<Realm>,
+    _share: Share,
 }
 
 impl OutputBuffer {
@@ -598,8 +602,8 @@ impl OutputBuffer {
         data_pages: u32,
         sample_type: u64,
         wakeup_events: u64,
-        id: u64,
-        doorbell: u32,
+        (id, doorbell): (u64, u32),
+        share: Share,
     ) -> Result<OutputBuffer, Errno> {
         let mut geometry = Geometry::perf_buffer(data_pages)?;
         rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
@@ -611,7 +615,7 @@ impl OutputBuffer {
         let file =
             Arc::new(MapFile { memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?, geometry, writable: true });
         let slot = realm.add_map(file.clone())?;
-        Ok(OutputBuffer { slot, file, mapped, realm: realm.clone() })
+        Ok(OutputBuffer { slot, file, mapped, realm: realm.clone(), _share: share })
     }
 
     /// Whether the reader has something to read.
