@@ -32,6 +32,18 @@ fn unwind_tables_tell_bounds_where_symbols_do_not() {
 }
 
 #[test]
+fn landing_pads_lie_inside_functions() {
+    let bytes = own();
+    let file = File::parse(&bytes).expect("valid");
+    let pads = file.landing_pads().expect("the tables can be read");
+    assert!(pads.len() > 100, "{}", pads.len());
+    for (pad, _) in pads {
+        let bounds = file.function_bounds(pad).expect("a function has it");
+        assert_ne!(bounds.start, pad, "a function that begins with a landing pad");
+    }
+}
+
+#[test]
 fn damaged_files_are_refused_or_read_without_a_panic() {
     let bytes = own();
     assert_eq!(File::parse(b"#!/bin/sh").err(), Some(Error::NotElf));
@@ -48,7 +60,13 @@ fn damaged_files_are_refused_or_read_without_a_panic() {
         }
         if let Ok(file) = File::parse(&damaged) {
             let _ = (file.symbols().len(), file.function_bounds(0x1000), file.usdt_notes(), file.interpreter());
-            let _ = (file.build_id(), file.code(0..u64::MAX), file.offset_to_vaddr(u64::MAX));
+            let _ = (
+                file.landing_pads(),
+                file.go_text(),
+                file.build_id(),
+                file.code(0..u64::MAX),
+                file.offset_to_vaddr(u64::MAX),
+            );
         }
     }
 }

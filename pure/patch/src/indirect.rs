@@ -3,18 +3,18 @@
 //! An indirect jump takes its target from a register or from memory. The file itself must have made that address: as a
 //! pointer among its data (also where a relocation has it as its addend), as an operand of an instruction, or as an entry
 //! of a jump table, which is an offset from an address that an instruction computes. [`IndirectTargets::of`] collects all
-//! of these. It decodes nothing: it takes every position of a field as the beginning of one. So the set has addresses
-//! that no jump goes to, but lacks none that a compiler's code can go to. Where code computes with its own address, no
-//! set is complete; [`computes_targets`] tells that.
+//! of these. It takes every position of a field as the beginning of one, and reads a table up to the first entry that is no
+//! instruction of a function. So the set has addresses that no jump goes to, but lacks none that a compiler's code can
+//! go to. Where code computes with its own address, no set is complete; [`computes_targets`] tells that.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind};
 
 use crate::flow::{Branch, decode};
 
-/// Entries of a jump table that are read at most. Entries are read until one leads out of the code, which may be long
-/// behind the end of the table. (The largest `switch` that compilers make a table of has some thousand cases.)
+/// Entries of a jump table that are read at most. (The largest `switch` that compilers make a table of has some thousand cases.)
 const TABLE_ENTRIES_MAX: usize = 1 << 16;
 /// Entries of all tables of a file that are read at most.
 const FILE_ENTRIES_MAX: usize = 1 << 26;
@@ -47,9 +47,13 @@ pub struct IndirectTargets {
 
 impl IndirectTargets {
     /// Those of a file. `fixed`: it is mapped at the addresses that it names, so instructions may have them as immediate
-    /// values.
-    pub fn of(parts: &[Part<'_>], fixed: bool) -> IndirectTargets {
-        let mut search = Search { parts, found: vec![], entries: 0 };
+    /// values. `code_of` gives the code of the function around an address, and where it begins, if that is known.
+    pub fn of<'p>(
+        parts: &'p [Part<'p>],
+        fixed: bool,
+        code_of: &'p dyn Fn(u64) -> Option<(&'p [u8], u64)>,
+    ) -> IndirectTargets {
+        let mut search = Search { parts, code_of, functions: HashMap::new(), found: vec![], entries: 0 };
         for part in parts {
             search.pointers(part);
             if part.executable {
@@ -91,6 +95,9 @@ impl IndirectTargets {
 
 struct Search<'p> {
     parts: &'p [Part<'p>],
+    code_of: &'p dyn Fn(u64) -> Option<(&'p [u8], u64)>,
+    /// Instructions of functions that tables lead to, by the function's first byte.
+    functions: HashMap<u64, Instructions>,
     found: Vec<Branch>,
     entries: usize,
 }
@@ -98,6 +105,12 @@ struct Search<'p> {
 impl Search<'_> {
     fn is_code(&self, address: u64) -> bool {
         self.parts.iter().any(|part| part.executable && part.range().contains(&address))
+    }
+
+    /// Whether an instruction may begin here.
+    fn is_instruction(&mut self, address: u64) -> bool {
+        let Some((code, start)) = (self.code_of)(address) else { return self.is_code(address) };
+        self.functions.entry(start).or_insert_with(|| Instructions::of(code, start)).may_begin_at(address)
     }
 
     fn note(&mut self, to: u64, from: u64) {
@@ -150,12 +163,41 @@ impl Search<'_> {
         for entry in bytes.chunks_exact(4).take(TABLE_ENTRIES_MAX) {
             let offset = i32::from_le_bytes(entry.try_into().expect("4 bytes"));
             let to = base.wrapping_add_signed(i64::from(offset));
-            if self.entries > FILE_ENTRIES_MAX || !self.is_code(to) {
+            if self.entries > FILE_ENTRIES_MAX || !self.is_instruction(to) {
                 return;
             }
             self.entries += 1;
             self.found.push(Branch { to, from: field });
         }
+    }
+}
+
+/// Where the instructions of a function begin.
+#[derive(Debug)]
+pub struct Instructions {
+    addresses: Vec<u64>,
+    /// What lies from here on was not decoded.
+    end: u64,
+}
+
+impl Instructions {
+    /// Those of the function whose code begins at `address`.
+    pub fn of(code: &[u8], address: u64) -> Instructions {
+        let mut addresses = vec![];
+        let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            let instruction = decoder.decode();
+            if instruction.is_invalid() {
+                return Instructions { addresses, end: instruction.ip() };
+            }
+            addresses.push(instruction.ip());
+        }
+        Instructions { addresses, end: address + code.len() as u64 }
+    }
+
+    /// Whether one begins here, as far as it is known.
+    pub fn may_begin_at(&self, address: u64) -> bool {
+        address >= self.end || self.addresses.binary_search(&address).is_ok()
     }
 }
 
@@ -197,4 +239,67 @@ pub fn computes_targets(code: &[u8], address: u64) -> bool {
 /// The calls of a function: each one's first byte.
 pub fn call_sites(code: &[u8], address: u64) -> impl Iterator<Item = u64> {
     decode(code, address).into_iter().filter(|i| i.is_call_near()).map(|i| i.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODE: u64 = 0x1000;
+    const DATA: u64 = 0x3000;
+
+    /// The targets among the bytes behind `CODE` that follow from code and data.
+    fn targets(code: &[u8], data: &[u8], fixed: bool) -> Vec<u64> {
+        let parts = [
+            Part { address: CODE, bytes: code, executable: true },
+            Part { address: DATA, bytes: data, executable: false },
+        ];
+        let found =
+            IndirectTargets::of(&parts, fixed, &|address| (CODE..DATA).contains(&address).then_some((code, CODE)));
+        assert!(!found.is_unbounded());
+        let mut targets: Vec<u64> = found.to(0..u64::MAX).map(|target| target.to - CODE).collect();
+        targets.dedup();
+        targets
+    }
+
+    #[test]
+    fn pointers_among_data_are_targets() {
+        let mut data = [0; 20];
+        data[4..12].copy_from_slice(&(CODE + 2).to_le_bytes());
+        data[12..].copy_from_slice(&(CODE + 4).to_le_bytes());
+        assert_eq!(targets(&[0x90; 16], &data, false), [2, 4]);
+    }
+
+    #[test]
+    fn tables_of_offsets_end_where_an_entry_is_no_instruction() {
+        // lea table(%rip), %rax; mov %eax, %ecx; mov %eax, %edx; ret
+        let mut code = vec![0x48, 0x8d, 0x05];
+        code.extend_from_slice(&((DATA - CODE - 7) as i32).to_le_bytes());
+        code.extend_from_slice(&[0x89, 0xc1, 0x89, 0xc2, 0xc3]);
+        let table: Vec<u8> = [9, 11, 8, 7]
+            .iter()
+            .flat_map(|target| ((CODE + target).wrapping_sub(DATA) as i32).to_le_bytes())
+            .collect();
+        assert_eq!(targets(&code, &table, false), [9, 11]);
+    }
+
+    #[test]
+    fn operands_are_targets_where_the_file_has_fixed_addresses() {
+        // mov $0x1004, %eax; jmp *0x3000(, %rax, 4)
+        let code = [0xb8, 0x04, 0x10, 0, 0, 0xff, 0x24, 0x85, 0, 0x30, 0, 0, 0xc3];
+        let table = [(CODE + 12) as u32, (CODE + 5) as u32].map(u32::to_le_bytes).concat();
+        assert_eq!(targets(&code, &table, true), [4, 5, 12]);
+        assert_eq!(targets(&code, &table, false), []);
+    }
+
+    #[test]
+    fn code_that_takes_its_own_address_may_jump_anywhere_in_it() {
+        // lea 0(%rip), %rax; add %rdi, %rax; jmp *%rax
+        let computes = [0x48, 0x8d, 0x05, 0, 0, 0, 0, 0x48, 0x01, 0xf8, 0xff, 0xe0];
+        assert!(computes_targets(&computes, CODE));
+        // The same with the address of data.
+        let mut looks_up = computes;
+        looks_up[5] = 0x20;
+        assert!(!computes_targets(&looks_up, CODE));
+    }
 }

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use ring3_elf::{Error, File as Elf};
-use ring3_patch::{Arrival, Branch, IndirectTargets, JUMP_BYTES, Part};
+use ring3_patch::{Arrival, Branch, IndirectTargets, Instructions, JUMP_BYTES, Part};
 use self_cell::self_cell;
 
 self_cell!(
@@ -114,8 +114,9 @@ impl CodeFile {
     fn indirect_into(&self, inside: &Range<u64>) -> Option<u64> {
         let mut candidates = self.indirect().to(inside.clone());
         let is_real = |target: &Branch| {
-            self.code_of(target.from)
-                .is_none_or(|(code, start)| ring3_patch::has_operand_at(code, start, target.from))
+            let has_operand = |(code, start)| ring3_patch::has_operand_at(code, start, target.from);
+            let may_begin = |(code, start)| Instructions::of(code, start).may_begin_at(target.to);
+            self.code_of(target.from).is_none_or(has_operand) && self.code_of(target.to).is_none_or(may_begin)
         };
         candidates.find(is_real).map(|target| target.to).or_else(|| self.go_resumes_in(inside))
     }
@@ -140,7 +141,7 @@ impl CodeFile {
             let elf = self.elf();
             let parts: Vec<Part<'_>> =
                 elf.parts().map(|(address, bytes, executable)| Part { address, bytes, executable }).collect();
-            let mut targets = IndirectTargets::of(&parts, elf.is_fixed());
+            let mut targets = IndirectTargets::of(&parts, elf.is_fixed(), &|address| self.code_of(address));
             match elf.landing_pads() {
                 Some(pads) => targets.add(pads.into_iter().map(|(to, from)| Branch { to, from })),
                 None => targets.set_unbounded(),
