@@ -1,6 +1,6 @@
 //! Victims of many shapes: what they do is unchanged, and every call is counted, as the kernel counts it.
 
-use ring3_tests::{Bench, Process, is_root, ready, shapes};
+use ring3_tests::{Bench, Counter, Process, is_root, ready, shapes};
 
 /// Runs a victim with probes; what it printed, and the counts of the probes.
 fn counted(bench: &Bench, what: &str, n: u32, probes: &[&str]) -> (String, Vec<u64>) {
@@ -67,6 +67,55 @@ fn longjmp_out_of_probed_functions_loses_nothing_else() {
 #[test]
 fn deep_recursion_is_counted() {
     check("recursive", 60, &["recursive", "recursive:ret"], "61", &[60, 60]);
+}
+
+/// A victim whose recursion waits at its bottom, with its probe and that of its returns.
+fn at_the_bottom(bench: &Bench, n: u32) -> (Counter, Process, [String; 2]) {
+    let probe = format!("{}:recursive", shapes().display());
+    let probes = [probe.clone(), format!("{probe}:ret")];
+    let counter = bench.counting(&[&probes[0], &probes[1]]);
+    let mut victim = ready(bench.target(shapes()).args(["deep", &n.to_string()]));
+    victim.say("go");
+    assert_eq!(victim.line(), "bottom");
+    (counter, victim, probes)
+}
+
+#[test]
+fn returns_of_a_recursion_of_a_hundred_thousand_are_counted() {
+    for n in [10_000, 100_000] {
+        let bench = Bench::ring3();
+        let (mut counter, mut victim, [entries, returns]) = at_the_bottom(&bench, n);
+        assert_eq!((counter.total(&entries), counter.total(&returns)), (u64::from(n), 0));
+        victim.say("on");
+        assert_eq!(victim.line(), (n + 1).to_string());
+        assert_eq!(counter.total(&returns), u64::from(n));
+    }
+}
+
+#[test]
+fn a_recursion_is_left_at_its_bottom() {
+    let bench = Bench::ring3();
+    let (mut counter, mut victim, [_, returns]) = at_the_bottom(&bench, 20_000);
+    assert_eq!(bench.run(&["detach", &victim.pid().to_string()]).0, Some(0));
+    victim.say("on");
+    assert_eq!(victim.line(), "20001");
+    assert_eq!(counter.total(&returns), 0);
+    assert_eq!(victim.finish().0, Some(0));
+}
+
+#[test]
+fn returns_for_which_there_is_no_room_are_misses() {
+    const CALLS: u64 = 200_000;
+    let bench = Bench::ring3();
+    let (mut counter, mut victim, [entries, returns]) = at_the_bottom(&bench, CALLS as u32);
+    victim.say("on");
+    assert_eq!(victim.line(), (CALLS + 1).to_string());
+    let awaited = counter.total(&returns);
+    let status = bench.status();
+    let sites = status["targets"][0]["sites"].as_array().cloned().unwrap_or_default();
+    let misses: u64 = sites.iter().filter_map(|site| site["misses"].as_u64()).sum();
+    assert_eq!((counter.total(&entries), awaited + misses), (CALLS, CALLS));
+    assert!(awaited > 100_000 && misses > 0, "{awaited} {misses}");
 }
 
 #[test]

@@ -24,7 +24,9 @@ __attribute__((noinline, noclone)) int thrower(int x) { if (x % 3 == 0) throw st
 __attribute__((noinline, noclone)) int through(int x) { int y = thrower(x); asm volatile(""); return y + 1; }
 static jmp_buf where;
 __attribute__((noinline, noclone)) int jumper(int x) { asm volatile(""); if (x % 2) longjmp(where, 1); return x; }
-__attribute__((noinline, noclone)) int recursive(int x) { int y = x < 2 ? x : recursive(x - 1); asm volatile("" : "+r"(y)); return y + 1; }
+static bool waits;
+__attribute__((noinline, noclone)) int bottom(int x) { if (waits) { puts("bottom"); wait_for_line(); } return x; }
+__attribute__((noinline, noclone)) int recursive(int x) { int y = x < 2 ? bottom(x) : recursive(x - 1); asm volatile("" : "+r"(y)); return y + 1; }
 void go_elsewhere();
 __attribute__((noinline, noclone)) int wanderer(int x) { go_elsewhere(); asm volatile(""); return x + 1; }
 __attribute__((noinline, noclone)) int carrier(int x) { int y = wanderer(x) + wanderer(x); asm volatile("" : "+r"(y)); return y + 1; }
@@ -167,6 +169,15 @@ static int alternate(int n) {
     pthread_t thread; pthread_create(&thread, nullptr, alternate_body, calls); pthread_join(thread, nullptr);
     return handled == n ? (int)calls[2] : -1;
 }
+static void *deep_body(void *calls) { *(int *)calls = recursive(*(int *)calls); return nullptr; }
+static int deep(int n) {
+    pthread_attr_t large; pthread_attr_init(&large); pthread_attr_setstacksize(&large, (1 << 20) + n * 96ul);
+    int result = n;
+    waits = true;
+    pthread_t thread; if (pthread_create(&thread, &large, deep_body, &result)) return -1;
+    pthread_join(thread, nullptr);
+    return result;
+}
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     int n = argc > 2 ? atoi(argv[2]) : 100, result = 0;
@@ -177,6 +188,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "exceptions")) result = exceptions(n);
     if (!strcmp(what, "longjmps")) result = longjmps(n);
     if (!strcmp(what, "recursive")) result = recursive(n);
+    if (!strcmp(what, "deep")) result = deep(n);
     if (!strcmp(what, "looping")) result = looping(n);
     if (!strcmp(what, "signals")) result = signals(n);
     if (!strcmp(what, "forks")) result = forks(n);

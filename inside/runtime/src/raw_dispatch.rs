@@ -606,6 +606,10 @@ unsafe fn finish_chain(
         if let Some(hook) = hooks.get_mut(chained) {
             *hook = call.hook;
             chained += 1;
+        // SAFETY: null, or the running thread's own block.
+        } else if let Some(tb) = unsafe { block.as_mut() } {
+            // SAFETY: a frame holds the address of a hook of this region.
+            miss(tb, unsafe { &*(call.hook as *const Hook) });
         }
         address = call.return_address;
         if address != trampoline {

@@ -5,23 +5,30 @@
 //! might be alive is kept. Frames are appended; of several with one slot (a tail call into another probed
 //! function) the later one's return address is the trampoline itself, as in the kernel's chained instances.
 //!
+//! The first frames lie in the thread's block, the others in chunks, which the block takes from a pool and keeps: there is nothing to
+//! allocate. Each frame knows the lowest slot up to it, so that a deeper call need not look whether its slot has a frame.
+//!
 //! A signal handler that comes in between finds frames that can be appended to, or knows that they are being moved. Places that
 //! are free, or taken and not filled yet, name no slot.
 
 use core::arch::asm;
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU64, compiler_fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
 
 use ring3_layout::control::Hook;
-use ring3_layout::thread::{CHANGE_MOVE, CHANGE_PUSH, SHADOW_FRAMES_MAX, ShadowFrame, THREADS_MAX, ThreadBlock};
+use ring3_layout::region::SHADOW_OFFSET;
+use ring3_layout::thread::{
+    CHANGE_MOVE, CHANGE_PUSH, SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_FRAMES, SHADOW_FRAMES_MAX,
+    SHADOW_POOL_CHUNKS, ShadowFrame, THREADS_MAX, ThreadBlock,
+};
 
 use crate::raw_dispatch::is_on_alternate_stack;
 use crate::raw_memory::{read_word, write};
 use crate::raw_thread::{block_address, state};
 
 /// Calls for which there was no room, after which it is looked for again: each look reads all slots.
-const FULL_LOOKS_EVERY: u64 = 64;
+const FULL_LOOKS_EVERY: u64 = 4096;
 
 /// What a stack slot holds, if it can be read.
 fn slot_content(tb: &ThreadBlock, slot: u64) -> Option<u64> {
@@ -36,9 +43,88 @@ fn set_slot(tb: &ThreadBlock, slot: u64, content: u64) {
     let _ = unsafe { write(tb, slot, &raw const content as u64, 8) };
 }
 
-fn frames(tb: &mut ThreadBlock) -> &mut [ShadowFrame] {
-    let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
-    tb.shadow.get_mut(..used).unwrap_or_default()
+/// The place of a frame; null if it lies in a chunk that the block does not have.
+#[inline(always)]
+fn place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
+    if index >= SHADOW_FRAMES {
+        cold_path();
+        return place_in_chunk(block, index - SHADOW_FRAMES);
+    }
+    // SAFETY: a block that was handed out.
+    let first = unsafe { &raw mut (*block).shadow };
+    first.cast::<ShadowFrame>().wrapping_add(index as usize)
+}
+
+/// As `place`, not in the place: in loops.
+#[inline(never)]
+fn any_place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
+    place(block, index)
+}
+
+/// The word that says which chunk a frame behind those of the block lies in, and the block's region.
+fn chunk_of(block: *mut ThreadBlock, behind: u32) -> Option<(&'static AtomicU32, u64)> {
+    // SAFETY: a block that was handed out; these are atomic, and never change.
+    let chunks = unsafe { &*(&raw const (*block).shadow_chunks) };
+    // SAFETY: as above.
+    let base = unsafe { &raw const (*block).region_base };
+    // SAFETY: as above.
+    Some((chunks.get((behind / SHADOW_CHUNK_FRAMES) as usize)?, unsafe { base.read() }))
+}
+
+#[cold]
+fn place_in_chunk(block: *mut ThreadBlock, behind: u32) -> *mut ShadowFrame {
+    let Some((chunk, base)) = chunk_of(block, behind) else { return core::ptr::null_mut() };
+    let Some(number) = chunk.load(Acquire).checked_sub(1) else { return core::ptr::null_mut() };
+    let first = base + SHADOW_OFFSET + u64::from(number) * SHADOW_CHUNK_BYTES;
+    (first as *mut ShadowFrame).wrapping_add((behind % SHADOW_CHUNK_FRAMES) as usize)
+}
+
+/// As `place`, with a chunk from the pool if the block does not have it yet; null if there is none.
+#[inline(always)]
+fn new_place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
+    if index >= SHADOW_FRAMES {
+        cold_path();
+        take_chunk(block, index - SHADOW_FRAMES);
+    }
+    place(block, index)
+}
+
+#[cold]
+fn take_chunk(block: *mut ThreadBlock, behind: u32) {
+    let Some((chunk, base)) = chunk_of(block, behind) else { return };
+    let pool = &state(base).shadow_chunks;
+    if chunk.load(Acquire) != 0 || pool.load(Relaxed) >= SHADOW_POOL_CHUNKS {
+        return;
+    }
+    let number = pool.fetch_add(1, Relaxed);
+    if number < SHADOW_POOL_CHUNKS {
+        // (A signal handler may have been first.)
+        let _ = chunk.compare_exchange(0, number + 1, AcqRel, Relaxed);
+    }
+}
+
+/// The places that may be in use.
+fn places(block: *mut ThreadBlock) -> impl DoubleEndedIterator<Item = *mut ShadowFrame> {
+    // SAFETY: a block that was handed out.
+    let used = unsafe { &raw const (*block).shadow_used };
+    // SAFETY: as above. (Its owner may be changing it.)
+    let used = unsafe { used.read_volatile() };
+    (0..used.min(SHADOW_FRAMES_MAX)).map(move |index| any_place(block, index)).filter(|place| !place.is_null())
+}
+
+/// What a place holds, which its owner may be changing.
+fn frame_at(place: *mut ShadowFrame) -> ShadowFrame {
+    // SAFETY: a place of a block that was handed out.
+    unsafe { place.read_volatile() }
+}
+
+/// The block is another thread's now.
+pub(crate) fn forget_all(tb: &mut ThreadBlock) {
+    for place in places(tb) {
+        // SAFETY: a place of the running thread's own block.
+        unsafe { (*place).slot = 0 };
+    }
+    (tb.shadow_used, tb.shadow_change, tb.shadow_look) = (0, 0, SHADOW_FRAMES);
 }
 
 /// Does something to the frames, of which signal handlers are told meanwhile.
@@ -69,10 +155,12 @@ fn exchange(number: &mut u32, from: u32, to: u32) -> bool {
 }
 
 /// Fills a place, which names a slot when all else is there.
-fn fill(place: &mut ShadowFrame, frame: ShadowFrame) {
+fn fill(place: *mut ShadowFrame, frame: ShadowFrame) {
+    // SAFETY: a place of the running thread's own block, which is free.
+    let place = unsafe { &mut *place };
     place.slot = 0;
     compiler_fence(Release);
-    (place.return_address, place.hook, place.restored) = (frame.return_address, frame.hook, frame.restored);
+    *place = ShadowFrame { slot: 0, ..frame };
     compiler_fence(Release);
     place.slot = frame.slot;
 }
@@ -94,22 +182,27 @@ fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     let (before, mut kept) = (tb.shadow_used, 0u32);
     let used = before.min(SHADOW_FRAMES_MAX);
     for index in 0..used {
-        let Some(frame) = tb.shadow.get(index as usize).copied() else { break };
+        let from = any_place(tb, index);
+        if from.is_null() {
+            break;
+        }
+        let frame = frame_at(from);
         if keep(&frame) {
-            if kept != index
-                && let Ok([to, from]) = tb.shadow.get_disjoint_mut([kept as usize, index as usize])
-            {
+            let to = any_place(tb, kept);
+            if kept != index {
                 fill(to, frame);
                 if !claim(from, frame.slot) {
                     // Taken by a thread that a fiber went to.
-                    to.slot = 0;
+                    // SAFETY: a place of the running thread's own block.
+                    unsafe { (*to).slot = 0 };
                 }
             }
             kept += 1;
         }
     }
-    for frame in tb.shadow.get_mut(kept as usize..used as usize).unwrap_or_default() {
-        frame.slot = 0;
+    for place in (kept..used).map(|index| any_place(tb, index)).filter(|place| !place.is_null()) {
+        // SAFETY: as above.
+        unsafe { (*place).slot = 0 };
     }
     if !exchange(&mut tb.shadow_used, before, kept) {
         // Who was taken for left by somebody on another stack goes on: frames have come behind.
@@ -135,23 +228,31 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
     let trampoline = hook.trampoline;
     // SAFETY: at a function's entry the stack pointer points to the return address.
     let return_address = unsafe { (slot as *const u64).read() };
-    if return_address != trampoline && frames(tb).iter().any(|frame| frame.slot == slot) {
+    let low = low_of(tb);
+    if return_address != trampoline && slot >= low {
         drop_slot(tb, slot, may_move);
     }
-    if tb.shadow_used >= SHADOW_FRAMES_MAX && may_move && tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
+    if tb.shadow_used >= tb.shadow_look && may_move {
         drop_dead(tb, trampoline);
     }
-    let index = add(&mut tb.shadow_used, 1) as usize;
-    let Some(frame) = tb.shadow.get_mut(index) else {
+    let index = add(&mut tb.shadow_used, 1);
+    let place = new_place(tb, index);
+    if place.is_null() {
         add(&mut tb.shadow_used, 1u32.wrapping_neg());
+        if may_move && tb.shadow_full.is_multiple_of(FULL_LOOKS_EVERY) {
+            drop_dead(tb, trampoline);
+        }
         tb.shadow_full += 1;
         return None;
-    };
-    fill(frame, ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0 });
+    }
+    // (What a frame that is being appended will have is not known.)
+    let low = if may_move { low.min(slot) } else { 0 };
+    fill(place, ShadowFrame { slot, return_address, hook: &raw const *hook as u64, restored: 0, low });
     compiler_fence(Release);
-    if index >= tb.shadow_used as usize {
+    if index >= tb.shadow_used {
         // Somebody took us for left, and has made room.
-        frame.slot = 0;
+        // SAFETY: a place of the running thread's own block.
+        unsafe { (*place).slot = 0 };
         return None;
     }
     // SAFETY: as above; the slot is this thread's.
@@ -159,18 +260,34 @@ fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Opt
     Some(return_address != trampoline)
 }
 
+/// An address below which no frame has its slot.
+#[inline(always)]
+fn low_of(tb: &mut ThreadBlock) -> u64 {
+    let Some(last) = tb.shadow_used.checked_sub(1) else {
+        tb.shadow_look = SHADOW_FRAMES;
+        return u64::MAX;
+    };
+    let place = place(tb, last);
+    // SAFETY: null, or a place of the running thread's own block.
+    unsafe { place.as_ref() }.map_or(0, |frame| frame.low)
+}
+
 /// Drops the frames of a slot that was written anew: what was awaited there has ended in another way.
 #[cold]
 fn drop_slot(tb: &mut ThreadBlock, slot: u64, may_move: bool) {
+    if !places(tb).any(|place| frame_at(place).slot == slot) {
+        return;
+    }
     if may_move {
         return retain(tb, |frame| frame.slot != slot);
     }
-    for frame in frames(tb).iter_mut().filter(|frame| frame.slot == slot) {
-        frame.slot = 0;
+    for place in places(tb).filter(|place| frame_at(*place).slot == slot) {
+        // SAFETY: a place of the running thread's own block.
+        unsafe { (*place).slot = 0 };
     }
 }
 
-/// Drops frames whose slot shows that they have ended.
+/// Drops frames whose slot shows that they have ended. The next time is when there are twice as many as are left.
 #[cold]
 fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
     let view: *const ThreadBlock = tb;
@@ -179,36 +296,35 @@ fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
         let content = slot_content(unsafe { &*view }, frame.slot);
         content == Some(trampoline) || (frame.restored != 0 && content == Some(frame.return_address))
     });
+    tb.shadow_look = (2 * tb.shadow_used).max(SHADOW_FRAMES);
 }
 
 /// The return address that `content`, found in the slot at `slot`, stands for. Mirrors
 /// kernel/events/callchain.c:fixup_uretprobe_trampoline_entries.
 pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
-    let used = (tb.shadow_used as usize).min(SHADOW_FRAMES_MAX as usize);
-    let frames = tb.shadow.get(..used).unwrap_or_default();
     // SAFETY: a frame holds the address of a hook of this region, which stays in the table.
     let trampoline = |frame: &ShadowFrame| unsafe { (*(frame.hook as *const Hook)).trampoline };
-    let awaited = |frame: &&ShadowFrame| frame.slot == slot && trampoline(frame) == content;
-    // Of several frames with one slot the first has the address.
-    frames.iter().find(awaited).map_or(content, |frame| frame.return_address)
+    // Of several frames with one slot the first has the address, the others the trampoline's.
+    let awaited =
+        |frame: &ShadowFrame| frame.slot == slot && trampoline(frame) == content && frame.return_address != content;
+    let mut frames = places((&raw const *tb).cast_mut()).map(frame_at).rev();
+    frames.find(awaited).map_or(content, |frame| frame.return_address)
 }
 
 /// Takes the latest frame with this slot out of a block, whose owner may be moving it. It leaves a place without a slot: its index.
 fn take(block: *mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
     // SAFETY: a block that was handed out.
-    let places = unsafe { &raw mut (*block).shadow };
-    // SAFETY: as above.
     let used = unsafe { &raw const (*block).shadow_used };
     // SAFETY: as above.
     let used = unsafe { used.read_volatile() };
-    let place = |index: u32| places.cast::<ShadowFrame>().wrapping_add(index as usize);
-    // SAFETY: a place of the block's, whatever it holds.
-    let names = |index: &u32| unsafe { place(*index).read_volatile() }.slot == slot;
+    let names = |index: &u32| {
+        let place = any_place(block, *index);
+        !place.is_null() && frame_at(place).slot == slot
+    };
     loop {
         let index = (0..used.min(SHADOW_FRAMES_MAX)).rev().find(names)?;
-        // SAFETY: as above.
-        let frame = unsafe { place(index).read_volatile() };
-        if claim(place(index), slot) {
+        let frame = frame_at(any_place(block, index));
+        if claim(any_place(block, index), slot) {
             return Some((frame, index));
         }
     }
@@ -231,7 +347,9 @@ fn take_own(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
 #[inline(always)]
 pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Option<(u64, u64)> {
     let last = tb.shadow_used.checked_sub(1)?;
-    let frame = tb.shadow.get_mut(last as usize)?;
+    let place = place(tb, last);
+    // SAFETY: null, or a place of the running thread's own block.
+    let frame = unsafe { place.as_mut() }?;
     let found = (frame.return_address, frame.hook);
     // (A signal handler that came in between may have moved it; its slot then is none.)
     compiler_fence(Acquire);
@@ -266,15 +384,14 @@ pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
 }
 
 fn restore_each(tb: &mut ThreadBlock, trampoline: u64) {
-    for index in 0..tb.shadow_used.min(SHADOW_FRAMES_MAX) as usize {
-        let Some(frame) = tb.shadow.get(index).copied() else { break };
+    for place in places(tb) {
+        let frame = frame_at(place);
         // (Whatever was restored before: who was about to call the function has written the trampoline's again.)
         if frame.return_address != trampoline && slot_content(tb, frame.slot) == Some(trampoline) {
             set_slot(tb, frame.slot, frame.return_address);
         }
-        if let Some(frame) = tb.shadow.get_mut(index) {
-            frame.restored = 1;
-        }
+        // SAFETY: a place of the running thread's own block.
+        unsafe { (*place).restored = 1 };
     }
     tb.unwinding = 1;
 }
@@ -304,7 +421,8 @@ pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
         // (Who is about to call the function, or about to ask where it returns to, has the trampoline's there.)
         is_there || content == Some(trampoline)
     });
-    for frame in frames(tb) {
-        frame.restored = 0;
+    for place in places(tb) {
+        // SAFETY: a place of the running thread's own block.
+        unsafe { (*place).restored = 0 };
     }
 }

@@ -22,11 +22,11 @@ use ring3_layout::thread::{
 };
 
 use crate::raw_memory::read_own_word;
-use crate::raw_request;
 use crate::raw_system::{
     SYS_GETPID, SYS_GETTID, fs_base, gs_base, half_at_fs, is_dead, named_by_fs, relax, set_gs_base, syscall0, ticks,
     word_at_fs,
 };
+use crate::{raw_request, raw_shadow};
 
 /// FS base of a thread that has none yet (before the C library has set it).
 const NO_FS: u64 = 1;
@@ -306,8 +306,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
     let fresh_process = tb.generation != generation;
     let fresh_thread = !fresh_process && tb.named_tid != tid as u32;
     if tb.this == 0 || fresh_thread {
-        (tb.shadow_used, tb.shadow_change) = (0, 0);
-        tb.shadow.iter_mut().for_each(|frame| frame.slot = 0);
+        raw_shadow::forget_all(tb);
         tb.unwinding = 0;
     }
     if tb.this == 0 || fresh_thread {

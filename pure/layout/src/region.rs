@@ -57,8 +57,13 @@ pub const LAST_STACK_OFFSET: u64 = STATE_OFFSET
     + crate::thread::STATE_HEADER_BYTES
     + crate::thread::THREADS_MAX as u64 * crate::thread::THREAD_BLOCK_BYTES;
 
+/// Offset of the pool of chunks of shadow frames.
+pub const SHADOW_OFFSET: u64 = LAST_STACK_OFFSET + crate::syscall::APART_BYTES;
+/// Bytes of the pool; touched as threads need it.
+pub const SHADOW_BYTES: u64 = crate::thread::SHADOW_POOL_CHUNKS as u64 * crate::thread::SHADOW_CHUNK_BYTES;
+
 /// Offset of the net ([`crate::net::Net`]), the end of the state block.
-pub const NET_OFFSET: u64 = LAST_STACK_OFFSET + crate::syscall::APART_BYTES;
+pub const NET_OFFSET: u64 = SHADOW_OFFSET + SHADOW_BYTES;
 /// Bytes of the net.
 pub const NET_BYTES: u64 = 0x2_1000;
 

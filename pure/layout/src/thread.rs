@@ -22,8 +22,18 @@ pub const TAIL_CALLS_MAX: u64 = 33;
 pub const CPU_SLOT_SET: u32 = 1 << 30;
 /// Of `ThreadBlock::cpu_slot`: the realm's slot of that CPU is held.
 pub const CPU_SLOT_HELD: u32 = 1 << 31;
-/// Frames whose return is awaited, per thread (the kernel: `MAX_URETPROBE_DEPTH`, 64).
-pub const SHADOW_FRAMES_MAX: u32 = 256;
+/// Frames whose return is awaited that lie in a thread's block.
+pub const SHADOW_FRAMES: u32 = 256;
+/// Frames of a chunk. A thread that needs more than its block has takes chunks from the process's pool, and they stay the block's.
+pub const SHADOW_CHUNK_FRAMES: u32 = 2048;
+/// Chunks of a block at most.
+pub const SHADOW_CHUNKS_MAX: usize = 64;
+/// Frames whose return is awaited, per thread at most (the kernel: `MAX_URETPROBE_DEPTH`, 64).
+pub const SHADOW_FRAMES_MAX: u32 = SHADOW_FRAMES + SHADOW_CHUNK_FRAMES * SHADOW_CHUNKS_MAX as u32;
+/// Chunks of a process.
+pub const SHADOW_POOL_CHUNKS: u32 = 1024;
+/// Bytes of a chunk.
+pub const SHADOW_CHUNK_BYTES: u64 = SHADOW_CHUNK_FRAMES as u64 * size_of::<ShadowFrame>() as u64;
 /// Of [`ThreadBlock::shadow_change`]: a frame is being appended, or all are gone through: what a signal handler appends meanwhile
 /// must be gone when it returns, and none may be moved.
 pub const CHANGE_PUSH: u32 = 1;
@@ -74,8 +84,12 @@ pub struct StateHeader {
     pub reserved3: AtomicU32,
     /// Requests to the server that timed out or found no slot.
     pub requests_lost: AtomicU64,
+    /// Chunks of shadow frames that have been handed out.
+    pub shadow_chunks: AtomicU32,
     /// Zero.
-    pub reserved2: [u64; 4],
+    pub reserved4: AtomicU32,
+    /// Zero.
+    pub reserved2: [u64; 3],
     /// FS base of the thread that owns block i; 0: free. Searched when GS does not lead to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
     /// How many calls are under way of routines in which threads are cancelled whose end somebody wants, and maybe more, by
@@ -83,7 +97,7 @@ pub struct StateHeader {
     pub awaited: [AtomicU32; crate::cancellation::SLOTS],
 }
 
-/// A call whose return address was replaced. 32 bytes.
+/// A call whose return address was replaced. 40 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShadowFrame {
@@ -95,6 +109,8 @@ pub struct ShadowFrame {
     pub hook: u64,
     /// 1 while the original return address stands in the slot (an unwinder is at work).
     pub restored: u64,
+    /// No frame up to this one has a slot below this address.
+    pub low: u64,
 }
 
 /// `struct rseq_cs` (include/uapi/linux/rseq.h): instructions that the kernel does not resume in their middle.
@@ -194,8 +210,12 @@ pub struct ThreadBlock {
     pub cancel_waits: u32,
     /// Calls under way, the youngest before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
+    /// As soon as that many shadow frames are in use, dead ones are looked for.
+    pub shadow_look: u32,
+    /// Numbers plus 1 of the chunks that the shadow frames behind `shadow` lie in, in order; 0: none yet.
+    pub shadow_chunks: [AtomicU32; SHADOW_CHUNKS_MAX],
     /// Calls whose return is awaited.
-    pub shadow: [ShadowFrame; SHADOW_FRAMES_MAX as usize],
+    pub shadow: [ShadowFrame; SHADOW_FRAMES as usize],
     /// Arrivals that ran programs, per hook.
     pub hits: [AtomicU64; COUNTED_HOOKS_MAX as usize],
     /// Arrivals that could not (recursion), per hook.
@@ -208,7 +228,7 @@ pub const COUNTED_HOOKS_MAX: u32 = 2048;
 const _: () = {
     assert!(size_of::<ProcessPage>() <= 4096);
     assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
-    assert!(size_of::<ShadowFrame>() == 32);
+    assert!(size_of::<ShadowFrame>() == 40);
     // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known, and at its end stacks.
     assert!(size_of::<ThreadBlock>() as u64 + 0x4000 + APART_LEVELS * APART_BYTES <= THREAD_BLOCK_BYTES);
 };

@@ -4,7 +4,7 @@
 //! serves an orderly detach and the cleaning up after a server that was killed. It goes in rounds: bytes and
 //! return addresses are restored in the first; memory is unmapped in the first round that finds no thread inside.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,12 @@ use ring3_layout::control::{
     CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, MAPS_MAX, RECOVERY_OFFSET, Recovery,
     STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea,
 };
-use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
-use ring3_layout::thread::{STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
+use ring3_layout::thread::{
+    SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNKS_MAX, SHADOW_FRAMES, SHADOW_POOL_CHUNKS,
+    STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
+};
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::{LEAVE_WITHIN, STOP_WITHIN};
@@ -25,8 +28,6 @@ use super::{net, syscalls};
 const CONTROL_NAME: &str = "/memfd:ring3-control";
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
-/// Shadow frames of one chain (tail calls into probed functions) that are followed.
-const CHAIN_MAX: usize = 64;
 
 /// Pauses between rounds, from the first to the longest while somebody waits, and in the background. They grow: each round stops
 /// the process, and a thread must run to leave, with as many others waiting for a turn of milliseconds on its CPU.
@@ -150,15 +151,10 @@ impl Cleaning {
     fn restore_returns(self, stopped: &mut inject::Stopped) {
         let trampoline = self.region + ring3_image::symbol("ring3_return_trampoline").unwrap_or(0);
         for frames in self.blocks().map(|block| self.shadow_frames(block)) {
-            for frame in &frames {
-                let mut slot = [0u8; 8];
-                if frame.slot == 0 || stopped.read(frame.slot, &mut slot).is_err() {
-                    continue;
-                }
-                if u64::from_le_bytes(slot) == trampoline
-                    && let Some(address) = original_return(&frames, frame.slot, trampoline)
-                {
-                    let _ = stopped.write(frame.slot, &address.to_le_bytes());
+            for (slot, address) in original_returns(&frames, trampoline) {
+                let mut content = [0u8; 8];
+                if stopped.read(slot, &mut content).is_ok() && u64::from_le_bytes(content) == trampoline {
+                    let _ = stopped.write(slot, &address.to_le_bytes());
                 }
             }
         }
@@ -201,14 +197,25 @@ impl Cleaning {
         Ok(())
     }
 
+    /// Those of the block, and those of its chunks.
     fn shadow_frames(self, block: u64) -> Vec<ShadowFrame> {
-        let shadow = std::mem::offset_of!(ThreadBlock, shadow);
         let bytes = size_of::<ShadowFrame>();
-        let mut table = vec![0u8; ring3_layout::thread::SHADOW_FRAMES_MAX as usize * bytes];
-        if read_process(self.pid, block + shadow as u64, &mut table).is_err() {
-            return vec![];
+        let frames_at = |address: u64, count: u32| -> Vec<ShadowFrame> {
+            let mut table = vec![0u8; count as usize * bytes];
+            match read_process(self.pid, address, &mut table) {
+                Ok(()) => table.chunks_exact(bytes).filter_map(value_from::<ShadowFrame>).collect(),
+                Err(_) => vec![],
+            }
+        };
+        let mut frames = frames_at(block + std::mem::offset_of!(ThreadBlock, shadow) as u64, SHADOW_FRAMES);
+        let chunks_at = block + std::mem::offset_of!(ThreadBlock, shadow_chunks) as u64;
+        let chunks =
+            (0..SHADOW_CHUNKS_MAX as u64).map_while(|index| read_value(self.pid, chunks_at + 4 * index).ok());
+        for chunk in chunks.take_while(|chunk| (1..=SHADOW_POOL_CHUNKS).contains(chunk)) {
+            let address = self.region + SHADOW_OFFSET + u64::from(chunk - 1) * SHADOW_CHUNK_BYTES;
+            frames.extend(frames_at(address, SHADOW_CHUNK_FRAMES));
         }
-        table.chunks_exact(bytes).filter_map(value_from::<ShadowFrame>).collect()
+        frames
     }
 
     fn stub_areas(self) -> Vec<StubArea> {
@@ -251,10 +258,13 @@ impl Cleaning {
     }
 }
 
-/// The address that a chain of frames on one stack slot finally returns to.
-fn original_return(frames: &[ShadowFrame], slot: u64, trampoline: u64) -> Option<u64> {
-    let chain = frames.iter().filter(|frame| frame.slot == slot).take(CHAIN_MAX);
-    chain.map(|frame| frame.return_address).find(|address| *address != trampoline && *address != 0)
+/// The address that the frames on each stack slot finally return to: of a chain the first one has it.
+fn original_returns(frames: &[ShadowFrame], trampoline: u64) -> BTreeMap<u64, u64> {
+    let mut addresses = BTreeMap::new();
+    for frame in frames.iter().filter(|frame| frame.slot != 0 && ![0, trampoline].contains(&frame.return_address)) {
+        addresses.entry(frame.slot).or_insert(frame.return_address);
+    }
+    addresses
 }
 
 /// Whether an error will go away by itself: the process is held for a moment by another ring3 server, which cleans
