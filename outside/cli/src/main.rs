@@ -141,6 +141,9 @@ enum Action {
     /// Run a program for the server, which is at the other end of standard input
     #[command(hide = true)]
     RunProgram,
+    /// Answer the calls of loaders whose server, which is at the other end of standard input, has ended
+    #[command(hide = true)]
+    Keep,
     /// Run the server (started on demand by the others)
     #[command(hide = true)]
     Serve {
@@ -171,6 +174,7 @@ fn main() -> ExitCode {
         Action::Disasm(wanted) => assembly::disassemble(&wanted).map_err(Failure::from),
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
         Action::RunProgram => run_program().map_err(Failure::from),
+        Action::Keep => ring3_server::loader::keeper::run(std::io::stdin().as_fd()).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
     match result {

@@ -17,6 +17,7 @@ use ring3_aot::Store;
 use ring3_uapi::Errno;
 
 use crate::control::{Connection, Request, runtime_dir};
+use crate::loader::keeper::Keeper;
 use crate::loader::objects::Subsystem;
 use crate::loader::{Compiling, Session};
 use crate::realm::{EventFd, Following, PerfFiles, Realm};
@@ -33,6 +34,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 struct Server {
     realm: Arc<Realm>,
     subsystem: Arc<Subsystem>,
+    keeper: Keeper,
     started: Instant,
     sessions: AtomicUsize,
     connections: AtomicUsize,
@@ -68,6 +70,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     let server = Arc::new(Server {
         subsystem: Subsystem::new(realm.clone()),
         realm,
+        keeper: Keeper::default(),
         started: Instant::now(),
         sessions: AtomicUsize::new(0),
         connections: AtomicUsize::new(0),
@@ -228,11 +231,14 @@ impl Server {
         store: Option<Arc<Store>>,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
+        let kept = self.keeper.keep(listener).map_err(|error| error.to_string())?;
         let server = self.clone();
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            Session::run(listener, server.subsystem.clone(), pid, command, compiling, store);
+            if !Session::run(&kept, server.subsystem.clone(), pid, command, compiling, store) {
+                server.keeper.leave(&kept);
+            }
             tracing::info!(pid, "loader ended");
             server.sessions.fetch_sub(1, Ordering::AcqRel);
         });

@@ -9,6 +9,7 @@ mod batch;
 mod bpf;
 mod elsewhere;
 mod files;
+pub mod keeper;
 mod links;
 mod names;
 pub mod objects;
@@ -33,6 +34,7 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
+use keeper::{Kept, Ledger};
 use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 
@@ -82,6 +84,7 @@ impl Compiling {
 /// A loader's session.
 pub struct Session {
     listener: Arc<OwnedFd>,
+    ledger: Arc<Ledger>,
     subsystem: Arc<Subsystem>,
     /// The process with which it began.
     pid: u32,
@@ -93,30 +96,30 @@ pub struct Session {
 }
 
 impl Session {
-    /// Serves a loader until no process of it is left.
+    /// Serves a loader until no process of it is left; false if it cannot be served any more.
     pub fn run(
-        listener: OwnedFd,
+        kept: &Kept,
         subsystem: Arc<Subsystem>,
         pid: u32,
         command: String,
         compiling: Compiling,
         store: Option<Arc<Store>>,
-    ) {
+    ) -> bool {
         subsystem.loader_begins(pid, command);
-        let session =
-            Session { listener: Arc::new(listener), subsystem, pid, told: AtomicBool::new(false), compiling, store };
+        let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
+        let session = Session { listener, ledger, subsystem, pid, told, compiling, store };
         raw_seccomp::wake_synchronously(session.listener.as_fd());
-        while session.wait() {
-            match raw_seccomp::receive(session.listener.as_fd()) {
-                Ok(Some(call)) => session.serve(call),
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::warn!(pid, "the loader's listener failed: {error}");
-                    break;
+        let mut result = Ok(());
+        while result.is_ok() && session.wait() {
+            result = raw_seccomp::receive(session.listener.as_fd()).map(|call| {
+                if let Some(call) = call {
+                    session.ledger.received(&call);
+                    session.serve(call);
                 }
-            }
+            });
         }
         session.subsystem.loader_ended(pid);
+        result.inspect_err(|error| tracing::warn!(pid, "the loader's listener failed: {error}")).is_ok()
     }
 
     /// Waits for a call; false when all processes are gone.

@@ -52,6 +52,7 @@ pub(super) fn prog_test_run(caller: &Caller<'_>, attr: &Attr) -> Reply {
         _ => return Err(Errno::ENOTSUPP),
     };
     let (listener, call) = (caller.session.listener.clone(), (caller.call.id, caller.call.tid));
+    let awaited = caller.session.ledger.awaits(&caller.call);
     let attr = attr.clone();
     let (address, passed) = (caller.arg(1), attr.passed);
     let spawned = std::thread::Builder::new().name("ring3-test-run".into()).spawn(move || {
@@ -67,6 +68,7 @@ pub(super) fn prog_test_run(caller: &Caller<'_>, attr: &Attr) -> Reply {
             passed,
         );
         raw_seccomp::answer(listener.as_fd(), id, result.map(|()| 0).map_err(|errno| errno.0));
+        drop(awaited);
     });
     spawned.map(|_| Outcome::Later).map_err(|_| Errno::ENOMEM)
 }

@@ -164,10 +164,12 @@ fn answer_later(
 ) -> Reply {
     let listener = caller.session.listener.clone();
     let (id, tid) = (caller.call.id, caller.call.tid);
+    let awaited = caller.session.ledger.awaits(&caller.call);
     let spawned = std::thread::Builder::new().name("ring3-poll".into()).spawn(move || {
         let result = wait_for(&entries, deadline, tid, &|| raw_seccomp::is_valid(listener.as_fd(), id));
         let result = result.map(|ready| tell(&entries, &ready));
         raw_seccomp::answer(listener.as_fd(), id, result.map_err(|errno| errno.0));
+        drop(awaited);
     });
     spawned.map(|_| Outcome::Later).map_err(|_| Errno::ENOMEM)
 }

@@ -1,0 +1,283 @@
+//! A process that outlives the server, so that loaders do.
+//!
+//! A loader's `open`, `stat` and `poll` wait for its listener as bpf(2) does; without a listener the kernel says `ENOSYS` to all of
+//! them. So a second process holds each listener. It does nothing until the server's end of a socket closes. From then on
+//! it lets the kernel carry out what the loader asks, and says `ENOSYS` to bpf(2) and perf_event_open(2).
+//!
+//! A call that the server had received and not answered is received by nobody again, and its thread would wait for ever. So the server
+//! writes down what it receives, in a file that the keeper reads then ([`Ledger`]). The server may die between receiving a call
+//! and writing it down; ids of calls follow each other (kernel/seccomp.c:seccomp_next_notify_id), so the keeper knows that one's, too.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType,
+};
+
+use super::raw_seccomp::{self, Notification};
+
+/// Bytes of an entry: a call's id and its number.
+const ENTRY_BYTES: usize = 16;
+
+/// What a loader waits for: the call that its session received last, and those that threads answer later.
+pub(super) struct Ledger {
+    file: OwnedFd,
+    /// Which entries behind the first are taken.
+    taken: Mutex<Vec<bool>>,
+}
+
+/// A call that is answered later; written down until this value is dropped.
+pub(super) struct Awaited {
+    ledger: Arc<Ledger>,
+    index: usize,
+}
+
+impl Ledger {
+    fn new() -> std::io::Result<Ledger> {
+        let file = rustix::fs::memfd_create("ring3-ledger", MemfdFlags::CLOEXEC)?;
+        Ok(Ledger { file, taken: Mutex::default() })
+    }
+
+    fn write(&self, index: usize, id: u64, number: i32) {
+        let entry = [id.to_le_bytes(), i64::from(number).to_le_bytes()];
+        // Without it a call may be lost if the server dies, and nothing else.
+        if let Err(error) = rustix::io::pwrite(&self.file, entry.as_flattened(), (index * ENTRY_BYTES) as u64) {
+            tracing::warn!("a call could not be written down: {error}");
+        }
+    }
+
+    /// A call was received; the one before is answered, or awaited.
+    pub(super) fn received(&self, call: &Notification) {
+        self.write(0, call.id, call.number);
+    }
+
+    /// A call is going to be answered by another thread.
+    pub(super) fn awaits(self: &Arc<Ledger>, call: &Notification) -> Awaited {
+        let mut taken = self.taken.lock().expect("no panic under this lock");
+        let free = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
+        if free == taken.len() {
+            taken.push(false);
+        }
+        taken[free] = true;
+        self.write(free + 1, call.id, call.number);
+        Awaited { ledger: self.clone(), index: free + 1 }
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.ledger.write(self.index, 0, 0);
+        self.ledger.taken.lock().expect("no panic under this lock")[self.index - 1] = false;
+    }
+}
+
+/// What a message to the keeper says of the listener that comes along.
+const KEEP: &[u8; 1] = b"k";
+const SERVE: &[u8; 1] = b"s";
+
+/// The keeper as the server sees it: started for the first loader.
+#[derive(Default)]
+pub struct Keeper(Mutex<Option<Started>>);
+
+/// Its process, and the server's end of the socket.
+struct Started {
+    child: Child,
+    socket: OwnedFd,
+}
+
+/// A listener that the keeper holds, too.
+pub struct Kept {
+    pub(super) listener: Arc<OwnedFd>,
+    pub(super) ledger: Arc<Ledger>,
+}
+
+impl Keeper {
+    /// Has a loader's listener held. Without a keeper the loader is served all the same.
+    ///
+    /// # Errors
+    /// There is no memory for what is written down.
+    pub fn keep(&self, listener: OwnedFd) -> std::io::Result<Kept> {
+        let kept = Kept { listener: Arc::new(listener), ledger: Arc::new(Ledger::new()?) };
+        self.tell(KEEP, &kept);
+        Ok(kept)
+    }
+
+    /// Leaves a loader to the keeper: the server cannot serve it.
+    pub fn leave(&self, kept: &Kept) {
+        self.tell(SERVE, kept);
+    }
+
+    fn tell(&self, what: &[u8], kept: &Kept) {
+        let mut keeper = self.0.lock().expect("no panic under this lock");
+        // One that was killed is replaced.
+        let told = (0..2).any(|_| {
+            let started = keeper.take().map_or_else(Started::new, Ok);
+            let sent = started.and_then(|started| started.send(what, kept));
+            *keeper = sent.inspect_err(|error| tracing::warn!("no keeper of loaders: {error}")).ok();
+            keeper.is_some()
+        });
+        if !told {
+            tracing::error!("a loader's calls will fail if the server is killed");
+        }
+    }
+}
+
+impl Started {
+    /// Starts the process, with the other end of a socket as standard input.
+    fn new() -> std::io::Result<Started> {
+        let flags = SocketFlags::CLOEXEC;
+        let (socket, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("keep").env_clear().stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Started { child: command.spawn()?, socket })
+    }
+
+    fn send(mut self, what: &[u8], kept: &Kept) -> std::io::Result<Started> {
+        let files = [kept.listener.as_fd(), kept.ledger.file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        match rustix::net::sendmsg(&self.socket, &[IoSlice::new(what)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(self),
+            Err(error) => {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// A listener in the keeper.
+struct Held {
+    listener: OwnedFd,
+    ledger: OwnedFd,
+    /// Nobody else does.
+    serves: bool,
+}
+
+/// The keeper's life: until the server and all its loaders are gone.
+///
+/// # Errors
+/// The socket is none.
+pub fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
+    crate::raw_process::close_inherited();
+    // Whoever kills the server's process group means the server.
+    let _ = rustix::process::setsid();
+    let mut held: Vec<Held> = vec![];
+    let mut server_lives = true;
+    while server_lives || !held.is_empty() {
+        let mut fds: Vec<PollFd<'_>> = held.iter().map(|held| PollFd::new(&held.listener, held.events())).collect();
+        if server_lives {
+            fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        }
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        drop(fds);
+        let mut all = ready.iter();
+        held.retain(|held| all.next().is_none_or(|ready| held.stays(*ready)));
+        if server_lives && ready.last().is_some_and(|ready| !ready.is_empty()) {
+            server_lives = hear(socket, &mut held);
+            if !server_lives {
+                held.retain_mut(Held::take_over);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes a message; false at the socket's end.
+fn hear(socket: BorrowedFd<'_>, held: &mut Vec<Held>) -> bool {
+    let mut what = [0u8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut what)], &mut control, flags);
+    match received {
+        Err(rustix::io::Errno::INTR) => return true,
+        Ok(message) if message.bytes == 1 => {}
+        _ => return false,
+    }
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let mut files = files.next().into_iter().flatten();
+    let (Some(listener), Some(ledger)) = (files.next(), files.next()) else { return true };
+    let mut new = Held { listener, ledger, serves: false };
+    if what == *SERVE {
+        held.retain(|held| !held.is_same_as(&new));
+        if !new.take_over() {
+            return true;
+        }
+    }
+    held.push(new);
+    true
+}
+
+impl Held {
+    /// Listeners have nothing of their own by which to know them; ledgers are files.
+    fn is_same_as(&self, other: &Held) -> bool {
+        let inode = |held: &Held| rustix::fs::fstat(&held.ledger).map(|stat| stat.st_ino).ok();
+        inode(self).is_some() && inode(self) == inode(other)
+    }
+
+    fn events(&self) -> PollFlags {
+        if self.serves { PollFlags::IN } else { PollFlags::empty() }
+    }
+
+    /// Serves what is there to serve; false if nobody is left who could ask.
+    fn stays(&self, ready: PollFlags) -> bool {
+        if ready.contains(PollFlags::IN) {
+            return match raw_seccomp::receive(self.listener.as_fd()) {
+                Ok(Some(call)) => {
+                    self.answer(call.id, call.number);
+                    true
+                }
+                Ok(None) => true,
+                Err(_) => false,
+            };
+        }
+        ready.is_empty()
+    }
+
+    /// Answers instead of the server from now on, first what that has not. False if that cannot be known: then the kernel answers.
+    fn take_over(&mut self) -> bool {
+        self.serves = true;
+        let Ok(entries) = read_all(&self.ledger) else { return false };
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+        let mut entries =
+            entries.chunks_exact(ENTRY_BYTES).map(|entry| (word(&entry[..8]), word(&entry[8..]) as i32));
+        let Some((last, number)) = entries.next() else { return false };
+        self.answer(last, number);
+        // Received perhaps, and not written down. If it was not received, this changes nothing.
+        raw_seccomp::pass_on(self.listener.as_fd(), last.wrapping_add(1));
+        entries.filter(|(id, _)| *id != 0).for_each(|(id, number)| self.answer(id, number));
+        true
+    }
+
+    fn answer(&self, id: u64, number: i32) {
+        let listener = self.listener.as_fd();
+        match i64::from(number) {
+            libc::SYS_bpf | libc::SYS_perf_event_open => raw_seccomp::answer(listener, id, Err(libc::ENOSYS)),
+            _ => raw_seccomp::pass_on(listener, id),
+        }
+    }
+}
+
+fn read_all(file: &OwnedFd) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; rustix::fs::fstat(file)?.st_size as usize];
+    let read = rustix::io::pread(file, &mut bytes, 0)?;
+    bytes.truncate(read);
+    Ok(bytes)
+}
