@@ -153,6 +153,13 @@ pub enum Refusal {
         /// The `ret`.
         address: u64,
     },
+    /// The site is where another one's jump is, which cannot do its work.
+    Overlaps {
+        /// The site.
+        site: u64,
+        /// The other one.
+        other: u64,
+    },
     /// The stub is too far away.
     OutOfReach {
         /// What is too far from it.
@@ -197,6 +204,9 @@ impl fmt::Display for Refusal {
             }
             Refusal::NoRoomAtReturn { address } => {
                 write!(f, "no {JUMP_BYTES} bytes at the `ret` at {address:#x} can be replaced")
+            }
+            Refusal::Overlaps { site, other } => {
+                write!(f, "{site:#x} is within the bytes of the probe at {other:#x}, and they cannot be one")
             }
             Refusal::OutOfReach { address } => write!(f, "{address:#x} is too far from the stub"),
         }

@@ -157,20 +157,55 @@ impl Plan {
     /// The stub for the address `stub`: calls `enter(regs, hook, all)` of the agent, or where that must not be on the thread's
     /// stack what `apart` says, and runs the displaced code.
     pub fn stub(&self, stub: u64, entries: Entries, hook: u64) -> Result<Stub, Refusal> {
-        let mut assembler = Assembler { base: stub, bytes: Vec::with_capacity(STUB_BYTES_MAX) };
+        self.stub_of_many(stub, entries, hook, &[])
+    }
+
+    /// The same with further sites among the displaced instructions, each with its own hook: the agent is called before these, too.
+    /// Threads that stand there are moved to before that.
+    pub fn stub_of_many(
+        &self,
+        stub: u64,
+        entries: Entries,
+        hook: u64,
+        members: &[(Plan, u64)],
+    ) -> Result<Stub, Refusal> {
+        let mut a = Assembler { base: stub, bytes: Vec::with_capacity(STUB_BYTES_MAX * (1 + members.len())) };
         let mut moved = vec![];
         let (before, behind) = self.displaced.split_at(self.before_agent());
-        emit_all(&mut assembler, before, &mut moved)?;
-        match self.apart {
-            Some(apart) => self.emit_apart(&mut assembler, apart, entries.apart, hook),
-            None => self.emit_call(&mut assembler, entries, hook)?,
+        if let Some((member, _)) = members.iter().find(|(member, _)| !self.may_have(member)) {
+            return Err(Refusal::Overlaps { site: member.site, other: self.site });
         }
-        emit_all(&mut assembler, behind, &mut moved)?;
+        emit_all(&mut a, before, &mut moved)?;
+        self.emit_agent(&mut a, entries, hook)?;
+        for (instruction, bytes) in behind {
+            moved.push(Moved { original: instruction.ip(), stub_offset: a.bytes.len() as u32 });
+            if let Some((member, hook)) = members.iter().find(|(member, _)| member.site == instruction.ip()) {
+                member.emit_agent(&mut a, entries, *hook)?;
+            }
+            emit_displaced(&mut a, instruction, bytes)?;
+        }
         if !self.displaced.last().is_some_and(|(last, _)| ends_flow(last)) {
-            assembler.jump(self.resume)?;
+            a.jump(self.resume)?;
         }
-        debug_assert!(assembler.bytes.len() <= STUB_BYTES_MAX, "a stub outgrew its limit");
-        Ok(Stub { bytes: assembler.bytes, moved })
+        debug_assert!(a.bytes.len() <= STUB_BYTES_MAX * (1 + members.len()), "a stub outgrew its limit");
+        Ok(Stub { bytes: a.bytes, moved })
+    }
+
+    /// Whether the agent can be called for another site, too, before one of the displaced instructions.
+    fn may_have(&self, member: &Plan) -> bool {
+        let plain = |plan: &Plan| plan.before_agent() == 0 && plan.kept == 0;
+        let begins = self.displaced.iter().skip(1).any(|(instruction, _)| instruction.ip() == member.site);
+        begins && plain(self) && plain(member)
+    }
+
+    fn emit_agent(&self, a: &mut Assembler, entries: Entries, hook: u64) -> Result<(), Refusal> {
+        match self.apart {
+            Some(apart) => {
+                self.emit_apart(a, apart, entries.apart, hook);
+                Ok(())
+            }
+            None => self.emit_call(a, entries, hook),
+        }
     }
 
     fn emit_call(&self, a: &mut Assembler, entries: Entries, hook: u64) -> Result<(), Refusal> {

@@ -23,6 +23,7 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::IndirectInto { .. } => "indirect into",
         Refusal::ReturnInto { .. } => "return into",
         Refusal::Immovable { .. } => "immovable",
+        Refusal::Overlaps { .. } => "overlaps",
         Refusal::OutOfReach { .. } => "out of reach",
         Refusal::Cancelled { .. } => "cancelled by address",
         Refusal::WayOut { .. } => "another way out",

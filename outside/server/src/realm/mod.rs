@@ -17,6 +17,7 @@ mod privileges;
 mod raw_mapping;
 mod recovery;
 mod site;
+mod sites;
 mod status;
 mod stubs;
 mod syscalls;

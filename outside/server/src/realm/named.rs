@@ -118,7 +118,7 @@ impl Target {
             return;
         }
         let line = |site: &Site| format!("{:x} {:x} ring3_stub_{}\n", site.stub, site.stub_bytes, site.name);
-        let text: String = self.sites.values().map(line).collect();
+        let text: String = self.sites.values().filter(|site| site.stub != 0).map(line).collect();
         // The old one goes first: it has the same name.
         self.perf_map = None;
         match PerfMap::write(self.pid, &text) {

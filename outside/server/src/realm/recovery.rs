@@ -101,10 +101,7 @@ impl Cleaning {
         syscalls::restore(stopped, self.region)?;
         self.restore_returns(stopped);
         let areas = self.stub_areas();
-        let ours = self.code();
-        let returns = stopped.saved_contexts()?;
-        let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
-        if returns_inside || !stopped.threads_inside(&ours)?.is_empty() || !guards_clear(self.pid, self.region) {
+        if !self.is_nobody_inside(stopped)? {
             return Ok(false);
         }
         self.leave_cancels(stopped)?;
@@ -117,6 +114,14 @@ impl Cleaning {
         }
         inject::unmap_region(stopped, self.region)?;
         Ok(true)
+    }
+
+    /// No thread runs our code, or goes back to it from a signal handler.
+    pub(super) fn is_nobody_inside(self, stopped: &inject::Stopped) -> Result<bool, inject::Error> {
+        let ours = self.code();
+        let returns = stopped.saved_contexts()?;
+        let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
+        Ok(!returns_inside && stopped.threads_inside(&ours)?.is_empty() && guards_clear(self.pid, self.region))
     }
 
     fn control(self, offset: u64) -> u64 {

@@ -76,6 +76,8 @@ pub(super) struct Site {
     pub(super) moved: Vec<(u64, u64)>,
     /// What is written at the site while it is patched.
     pub(super) jump: Vec<u8>,
+    /// Sites within the bytes of the jump, whose programs the stub runs, too.
+    pub(super) members: Vec<u64>,
     pub(super) hook: u32,
     pub(super) patched: bool,
     pub(super) uses: Vec<Use>,
@@ -96,6 +98,7 @@ impl Site {
             stub_bytes: self.stub_bytes,
             moved: self.moved.clone(),
             jump: self.jump.clone(),
+            members: self.members.clone(),
             hook: self.hook,
             patched: self.patched,
             uses: self.uses.clone(),

@@ -81,7 +81,8 @@ impl Target {
                 .filter_map(|u| Some(links.get(&u.attachment)?.spec.prog_id))
                 .collect()
         };
-        let sites = self.sites.values().filter(|site| site.patched).map(|site| {
+        let in_force = self.sites.iter().filter(|(address, _)| self.is_in_force(**address));
+        let sites = in_force.map(|(_, site)| {
             let (hits, misses) = counts.get(site.hook as usize).copied().unwrap_or_default();
             SiteStatus {
                 address: site.place.address,

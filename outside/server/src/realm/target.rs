@@ -14,7 +14,7 @@ use std::time::Duration;
 use ring3_inject as inject;
 use ring3_layout::control::{
     ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind,
-    RECOVERY_OFFSET, Recovery, TASK_TABLE_OFFSET, range_pack, range_unpack,
+    TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -23,14 +23,14 @@ use ring3_uapi::Errno;
 use super::libraries::vdso_clock_gettime;
 use super::modules::{Modules, file_of, likely_file_of};
 use super::named::PerfMap;
-use super::net::{CaughtCalls, NetState};
+use super::net::NetState;
 use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::stubs::Area;
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, entries, hook_flags, in_agent};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
@@ -313,6 +313,7 @@ impl Target {
         self.forget_unmapped_calls(&calls);
         if missing.is_empty() && self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && self.net.is_settled()
         {
+            self.silence_unwanted(&wanted);
             for want in wanted {
                 let address = want.place.address;
                 self.publish(address, &want.uses, links);
@@ -454,15 +455,6 @@ impl Target {
         found
     }
 
-    /// True if no byte and no mapping has to change for `wanted`: only who runs where.
-    fn is_same_but_uses(&self, wanted: &[Wanted]) -> bool {
-        let patched = self.sites.values().filter(|site| site.patched).count();
-        patched == wanted.len()
-            && wanted
-                .iter()
-                .all(|want| self.sites.get(&want.place.address).is_some_and(|s| s.patched && s.place == want.place))
-    }
-
     fn reconcile(
         &mut self,
         stopped: &mut inject::Stopped,
@@ -470,15 +462,7 @@ impl Target {
         links: &mut BTreeMap<AttachmentId, Link>,
     ) {
         let keep: BTreeMap<u64, Place> = wanted.iter().map(|w| (w.place.address, w.place.clone())).collect();
-        let stale: Vec<u64> = self
-            .sites
-            .values()
-            .filter(|site| keep.get(&site.place.address) != Some(&site.place))
-            .map(|site| site.place.address)
-            .collect();
-        for address in stale {
-            self.remove_site(stopped, address);
-        }
+        self.remove_stale(stopped, &keep);
         let caught = self.caught_calls();
         let mut placed = vec![];
         let mut refused = BTreeSet::new();
@@ -508,116 +492,11 @@ impl Target {
         }
     }
 
-    /// Makes the site exist and be patched.
-    fn place_site(
-        &mut self,
-        stopped: &mut inject::Stopped,
-        want: Wanted,
-        caught: &CaughtCalls,
-    ) -> Result<(), Refusal> {
-        let address = want.place.address;
-        if let Some(site) = self.sites.get(&address)
-            && site.place != want.place
-        {
-            // Another file is mapped there now; the old site went with its mapping.
-            self.sites.remove(&address);
-        }
-        if !self.sites.contains_key(&address) {
-            let site = self.build_site(stopped, want, caught)?;
-            self.sites.insert(address, site);
-        }
-        let site = self.sites.get_mut(&address).expect("just inserted");
-        if site.patched && is_written(stopped, address, &site.jump) {
-            return Ok(());
-        }
-        let written = stopped.write_site(address, &site.plan.original, &site.jump, &site.moved);
-        written.map_err(|error| {
-            let refusal = refusal_of(error);
-            Refusal::new(refusal.errno, format!("{}: {}", site.name, refusal.message))
-        })?;
-        site.patched = true;
-        self.write_recovery(address);
-        Ok(())
-    }
-
-    /// Plans the site and writes its stub; the site itself is untouched.
-    fn build_site(
-        &mut self,
-        stopped: &mut inject::Stopped,
-        want: Wanted,
-        caught: &CaughtCalls,
-    ) -> Result<Site, Refusal> {
-        let (name, probed, planned) = (want.name(), want.probed(), want.plan());
-        let place = want.place;
-        let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
-        let plan = planned.map_err(|why| refuse(why.to_string()))?;
-        if self.hooks_used >= HOOKS_MAX {
-            return Err(refuse(format!("more than {HOOKS_MAX} sites in one process")));
-        }
-        let index = self.hooks_used;
-        let hook_offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
-        let region = self.region;
-        let symbol = |name| in_agent(region, name);
-        let bytes = place.address..plan.resume;
-        if self.is_displaced(&bytes) {
-            return Err(taken(&name, place.address));
-        }
-        if self.syscalls.overlap(&bytes) || caught.lead_into(&bytes) {
-            return Err(refuse("a system call that is traced is there".into()));
-        }
-        let room = ring3_patch::STUB_BYTES_MAX as u64;
-        let (stub_address, area) = match plan.stub_range() {
-            Some(range) => self.stub_room_in(stopped, range, room)?,
-            None => self.stub_room(stopped, place.address, place.mapping.clone(), room)?,
-        };
-        let stub = plan
-            .stub(stub_address, entries(region), self.region + CONTROL_OFFSET + hook_offset)
-            .map_err(|why| refuse(why.to_string()))?;
-        let jump = plan.jump(stub_address).map_err(|why| refuse(why.to_string()))?;
-        stopped.write(stub_address, &stub.bytes).map_err(refusal_of)?;
-        self.take_stub_room(area, stub.bytes.len() as u64);
-        self.take_hook();
-        self.control.write(
-            hook_offset,
-            [
-                probed,
-                place.kind as u64 | u64::from(index) << 32,
-                range_pack(0, 0),
-                range_pack(0, 0),
-                u64::from(hook_flags(&plan.original)) | u64::from(place.kind != HookKind::Probe) << 32,
-                HOOK_MANY,
-                0,
-                symbol("ring3_return_trampoline"),
-            ],
-        );
-        let moved = stub.moved.iter().map(|m| (m.original, stub_address + u64::from(m.stub_offset))).collect();
-        Ok(Site {
-            place,
-            name,
-            plan,
-            stub: stub_address,
-            stub_bytes: stub.bytes.len() as u32,
-            moved,
-            jump,
-            hook: index,
-            patched: false,
-            uses: vec![],
-        })
-    }
-
     /// The next hook is in use now; its index.
-    fn take_hook(&mut self) -> u32 {
+    pub(super) fn take_hook(&mut self) -> u32 {
         self.hooks_used += 1;
         self.control.word32(offset_of!(ControlHeader, hooks) as u64).store(self.hooks_used, Ordering::SeqCst);
         self.hooks_used - 1
-    }
-
-    /// Whether a patched site has displaced what begins in these bytes, or one begins there.
-    fn is_displaced(&self, bytes: &std::ops::Range<u64>) -> bool {
-        /// Instructions that a site displaces have fewer bytes.
-        const DISPLACED_BYTES_MAX: u64 = 256;
-        let near = self.sites.range(bytes.start.saturating_sub(DISPLACED_BYTES_MAX)..bytes.end);
-        near.map(|(_, site)| site).any(|site| site.patched && site.overlaps(bytes))
     }
 
     /// A hook that is no place, only counts: its index and its address.
@@ -631,36 +510,8 @@ impl Target {
         Some((index, self.region + CONTROL_OFFSET + offset))
     }
 
-    /// Restores the bytes of a site and stops running its programs.
-    fn remove_site(&mut self, stopped: &mut inject::Stopped, address: u64) {
-        self.publish(address, &[], &BTreeMap::new());
-        let Some(site) = self.sites.get_mut(&address) else { return };
-        if site.patched && is_written(stopped, address, &site.jump) {
-            let back: Vec<(u64, u64)> = vec![];
-            if let Err(error) = stopped.write_site(address, &site.jump, &site.plan.original[..site.jump.len()], &back)
-            {
-                tracing::warn!(pid = self.pid, "{}: not restored: {error}", site.name);
-                return;
-            }
-        }
-        site.patched = false;
-        self.write_recovery(address);
-    }
-
-    fn write_recovery(&self, address: u64) {
-        let site = &self.sites[&address];
-        let mut entry = Recovery { stub: site.stub, stub_bytes: site.stub_bytes, ..Recovery::default() };
-        if site.patched {
-            entry.site = address;
-            entry.bytes = site.jump.len() as u32;
-            entry.original[..site.jump.len()].copy_from_slice(&site.plan.original[..site.jump.len()]);
-            entry.written[..site.jump.len()].copy_from_slice(&site.jump);
-        }
-        self.control.write(RECOVERY_OFFSET + u64::from(site.hook) * size_of::<Recovery>() as u64, entry);
-    }
-
     /// Publishes who runs at a site: new ranges first, then one store each.
-    fn publish(&mut self, address: u64, uses: &[Use], links: &BTreeMap<AttachmentId, Link>) {
+    pub(super) fn publish(&mut self, address: u64, uses: &[Use], links: &BTreeMap<AttachmentId, Link>) {
         let Some(site) = self.sites.get_mut(&address) else { return };
         if site.uses == uses {
             return;
@@ -816,7 +667,7 @@ fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inject::Mappin
 }
 
 /// Why nothing can be done at an address.
-fn taken(name: &str, address: u64) -> Refusal {
+pub(super) fn taken(name: &str, address: u64) -> Refusal {
     Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
 }
 

@@ -555,7 +555,9 @@ impl Actor {
         let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted);
         self.has_orphans |= self.parted.len() > before;
         target.tell_refused(&self.links, hearer);
-        if applied.as_ref().is_err_and(|refusal| refusal.errno == Errno::EBUSY) {
+        let is_busy = |refusal: &Refusal| refusal.errno == Errno::EBUSY;
+        let refused = self.links.values().filter_map(|link| link.refused.get(&pid)).any(is_busy);
+        if refused || applied.as_ref().is_err_and(is_busy) {
             self.behind.entry(pid).or_insert_with(Patience::new);
         } else {
             self.behind.remove(&pid);

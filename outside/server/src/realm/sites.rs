@@ -1,0 +1,288 @@
+//! How sites are written and taken out.
+//!
+//! A jump has five bytes, so sites can be nearer to each other than that. Then only the first one of them is patched: its stub has
+//! the displaced instructions of all, and runs the programs of each before the instruction that it is for. The others are its
+//! members. A jump whose members change gets another stub. One that is wanted for its members alone stays.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ring3_inject as inject;
+use ring3_layout::control::{
+    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, range_pack,
+};
+use ring3_layout::region::CONTROL_OFFSET;
+use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub};
+use ring3_uapi::Errno;
+
+use super::Refusal;
+use super::net::CaughtCalls;
+use super::recovery::Cleaning;
+use super::site::{Place, Site, Wanted};
+use super::tables::{entries, hook_flags, in_agent};
+use super::target::{Target, is_written, taken};
+use super::tracer::refusal_of;
+
+/// A jump covers sites that begin so many bytes behind it, or fewer.
+const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;
+
+impl Target {
+    /// True if no byte and no mapping has to change for `wanted`: only who runs where.
+    pub(super) fn is_same_but_uses(&self, wanted: &[Wanted]) -> bool {
+        let wants = |address: &u64| wanted.binary_search_by_key(address, |want| want.place.address).is_ok();
+        let mut patched = self.sites.iter().filter(|(_, site)| site.patched);
+        let is_there = |place: &Place| {
+            self.is_in_force(place.address) && self.sites.get(&place.address).is_some_and(|site| site.place == *place)
+        };
+        patched.all(|(address, site)| wants(address) || site.members.iter().any(wants))
+            && wanted.iter().all(|want| is_there(&want.place))
+    }
+
+    /// Sites that stay for others run no programs of their own.
+    pub(super) fn silence_unwanted(&mut self, wanted: &[Wanted]) {
+        let wants = |address: &u64| wanted.binary_search_by_key(address, |want| want.place.address).is_ok();
+        let used = self.sites.iter().filter(|(address, site)| !site.uses.is_empty() && !wants(address));
+        for address in used.map(|(address, _)| *address).collect::<Vec<_>>() {
+            self.publish(address, &[], &BTreeMap::new());
+        }
+    }
+
+    /// Whether a thread that comes by runs a site's programs.
+    pub(super) fn is_in_force(&self, address: u64) -> bool {
+        self.sites.get(&address).is_some_and(|site| site.patched) || self.carrier_of(address).is_some()
+    }
+
+    /// The patched site that a site is a member of.
+    fn carrier_of(&self, address: u64) -> Option<u64> {
+        let mut before = self.sites.range(address.saturating_sub(WITHIN_JUMP)..address);
+        before.find(|(_, site)| site.patched && site.members.contains(&address)).map(|(carrier, _)| *carrier)
+    }
+
+    /// The site whose member a site should be: one that is patched, or one that was, and whose stub may be left to the middle of
+    /// this one's jump.
+    fn carrier_for(&self, address: u64) -> Option<u64> {
+        let mapping = &self.sites[&address].place.mapping;
+        let leads_in = |(at, site): &(&u64, &Site)| {
+            let is_here = site.stub != 0 && site.place.mapping == *mapping && !self.is_in_force(**at);
+            is_here && site.plan.resume <= address + WITHIN_JUMP
+        };
+        let before = || self.sites.range(address.saturating_sub(WITHIN_JUMP)..address);
+        let found = before().find(|(_, site)| site.patched).or_else(|| before().find(leads_in));
+        found.map(|(carrier, _)| *carrier)
+    }
+
+    /// Programs of sites that are not to be kept run no more, and bytes are restored that no site needs.
+    pub(super) fn remove_stale(&mut self, stopped: &mut inject::Stopped, keep: &BTreeMap<u64, Place>) {
+        let is_kept = |site: &Site| keep.get(&site.place.address) == Some(&site.place);
+        let stale: Vec<u64> =
+            self.sites.values().filter(|site| !is_kept(site)).map(|site| site.place.address).collect();
+        for address in &stale {
+            self.publish(*address, &[], &BTreeMap::new());
+        }
+        for address in stale {
+            let members = &self.sites[&address].members;
+            if !members.iter().filter_map(|member| self.sites.get(member)).any(is_kept) {
+                let _ = self.restore_bytes(stopped, address);
+            }
+        }
+    }
+
+    /// Makes the site exist, and its programs run.
+    pub(super) fn place_site(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: Wanted,
+        caught: &CaughtCalls,
+    ) -> Result<(), Refusal> {
+        let address = want.place.address;
+        if self.sites.get(&address).is_some_and(|site| site.place != want.place) {
+            // Another file is mapped there now; the old site went with its mapping, and its hook is no more.
+            self.sites.remove(&address);
+            self.sites.values_mut().for_each(|site| site.members.retain(|member| *member != address));
+        }
+        if !self.sites.contains_key(&address) {
+            let site = self.plan_site(want, caught)?;
+            self.sites.insert(address, site);
+        }
+        let carrier = self.carrier_for(address);
+        let (first, mut members) = match carrier {
+            Some(carrier) => (carrier, self.sites[&carrier].members.clone()),
+            None => (address, self.sites[&address].members.clone()),
+        };
+        let site = &self.sites[&first];
+        let is_there = site.patched && is_written(stopped, first, &site.jump);
+        if is_there && (first == address || members.contains(&address)) {
+            return Ok(());
+        }
+        // A carrier keeps its members; another first one takes those over that are patched in its jump's bytes.
+        let within = |member: &u64| (first + 1..=first + WITHIN_JUMP).contains(member);
+        for (other, site) in self.sites.range(first + 1..=first + WITHIN_JUMP).filter(|(_, site)| site.patched) {
+            members.extend(std::iter::once(other).chain(&site.members).filter(|member| within(member)));
+        }
+        members.extend((first != address).then_some(address));
+        members.sort_unstable();
+        members.dedup();
+        self.patch(stopped, first, members)
+    }
+
+    /// Plans a site and gives it a hook; the process is untouched.
+    fn plan_site(&mut self, want: Wanted, caught: &CaughtCalls) -> Result<Site, Refusal> {
+        let (name, probed, planned) = (want.name(), want.probed(), want.plan());
+        let place = want.place;
+        let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
+        let plan = planned.map_err(|why| refuse(why.to_string()))?;
+        if self.hooks_used >= HOOKS_MAX {
+            return Err(refuse(format!("more than {HOOKS_MAX} sites in one process")));
+        }
+        let bytes = place.address..plan.resume;
+        if self.syscalls.overlap(&bytes) || caught.lead_into(&bytes) {
+            return Err(refuse("a system call that is traced is there".into()));
+        }
+        let index = self.take_hook();
+        self.control.write(
+            HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64,
+            [
+                probed,
+                place.kind as u64 | u64::from(index) << 32,
+                range_pack(0, 0),
+                range_pack(0, 0),
+                u64::from(hook_flags(&plan.original)) | u64::from(place.kind != HookKind::Probe) << 32,
+                HOOK_MANY,
+                0,
+                in_agent(self.region, "ring3_return_trampoline"),
+            ],
+        );
+        Ok(Site {
+            place,
+            name,
+            plan,
+            stub: 0,
+            stub_bytes: 0,
+            moved: vec![],
+            jump: vec![],
+            members: vec![],
+            hook: index,
+            patched: false,
+            uses: vec![],
+        })
+    }
+
+    /// Writes a site's stub, with its members, and the jump to it. Members that were patched themselves are so no more.
+    fn patch(&mut self, stopped: &mut inject::Stopped, address: u64, members: Vec<u64>) -> Result<(), Refusal> {
+        let (bytes, name) = (self.bytes_of(address), self.sites[&address].name.clone());
+        let is_other = |(at, site): &(&u64, &Site)| **at != address && !members.contains(at) && site.overlaps(&bytes);
+        if self.near(&bytes).any(|other| is_other(&other)) {
+            return Err(taken(&name, address));
+        }
+        if !self.sites[&address].patched && self.may_be_resumed_in(address) && !self.is_nobody_inside(stopped) {
+            let why = "a thread is still in the code of a probe that was there before; it is tried again";
+            return Err(Refusal::new(Errno::EBUSY, format!("{name}: {why}")));
+        }
+        let fresh = match &self.sites[&address] {
+            site if site.stub != 0 && site.members == members => None,
+            _ => Some(self.write_stub(stopped, address, &members)?),
+        };
+        for other in members.iter().chain([&address]) {
+            self.restore_bytes(stopped, *other)?;
+        }
+        let site = self.sites.get_mut(&address).expect("just seen");
+        if let Some(Written { at, stub, jump }) = fresh {
+            site.moved = stub.moved.iter().map(|moved| (moved.original, at + u64::from(moved.stub_offset))).collect();
+            (site.stub, site.stub_bytes, site.jump, site.members) = (at, stub.bytes.len() as u32, jump, members);
+        }
+        stopped.write_site(address, &site.plan.original, &site.jump, &site.moved).map_err(|error| {
+            let refusal = refusal_of(error);
+            Refusal::new(refusal.errno, format!("{name}: {}", refusal.message))
+        })?;
+        site.patched = true;
+        self.write_recovery(address);
+        Ok(())
+    }
+
+    /// The bytes that a site displaces.
+    fn bytes_of(&self, address: u64) -> Range<u64> {
+        address..self.sites[&address].plan.resume
+    }
+
+    /// Patched sites that may have displaced something in these bytes, and those that begin there.
+    fn near(&self, bytes: &Range<u64>) -> impl Iterator<Item = (&u64, &Site)> {
+        /// Instructions that a site displaces have fewer bytes.
+        const DISPLACED_BYTES_MAX: u64 = 256;
+        let near = self.sites.range(bytes.start.saturating_sub(DISPLACED_BYTES_MAX)..bytes.end);
+        near.filter(|(_, site)| site.patched)
+    }
+
+    /// Whether a stub that was ever made goes on in the middle of a site's jump.
+    fn may_be_resumed_in(&self, address: u64) -> bool {
+        const DISPLACED_BYTES_MAX: u64 = 256;
+        let mut before = self.sites.range(address.saturating_sub(DISPLACED_BYTES_MAX)..address + JUMP_BYTES as u64);
+        before.any(|(_, site)| site.stub != 0 && (address + 1..=address + WITHIN_JUMP).contains(&site.plan.resume))
+    }
+
+    /// No thread runs our code, or goes back to it from a signal handler.
+    fn is_nobody_inside(&self, stopped: &inject::Stopped) -> bool {
+        (Cleaning { pid: self.pid, region: self.region }).is_nobody_inside(stopped).unwrap_or(false)
+    }
+
+    /// Writes a stub for a site and its members.
+    fn write_stub(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        address: u64,
+        members: &[u64],
+    ) -> Result<Written, Refusal> {
+        let hook = |site: &Site| {
+            self.region + CONTROL_OFFSET + HOOKS_OFFSET + u64::from(site.hook) * size_of::<Hook>() as u64
+        };
+        let site = &self.sites[&address];
+        let (place, name, plan, own_hook) = (site.place.clone(), site.name.clone(), site.plan.clone(), hook(site));
+        let members = members.iter().filter_map(|member| self.sites.get(member));
+        let members: Vec<(Plan, u64)> = members.map(|site| (site.plan.clone(), hook(site))).collect();
+        let refuse =
+            |why: ring3_patch::Refusal| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
+        let room = STUB_BYTES_MAX as u64 * (1 + members.len() as u64);
+        let (at, area) = match plan.stub_range() {
+            Some(range) => self.stub_room_in(stopped, range, room)?,
+            None => self.stub_room(stopped, address, place.mapping.clone(), room)?,
+        };
+        let stub = plan.stub_of_many(at, entries(self.region), own_hook, &members).map_err(refuse)?;
+        let jump = plan.jump(at).map_err(refuse)?;
+        stopped.write(at, &stub.bytes).map_err(refusal_of)?;
+        self.take_stub_room(area, stub.bytes.len() as u64);
+        Ok(Written { at, stub, jump })
+    }
+
+    /// Restores the bytes of a site, if it is patched.
+    fn restore_bytes(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Refusal> {
+        let Some(site) = self.sites.get_mut(&address).filter(|site| site.patched) else { return Ok(()) };
+        if is_written(stopped, address, &site.jump) {
+            let original = &site.plan.original[..site.jump.len()];
+            stopped.write_site(address, &site.jump, original, &[]).map_err(|error| {
+                tracing::warn!(pid = self.pid, "{}: not restored: {error}", site.name);
+                refusal_of(error)
+            })?;
+        }
+        site.patched = false;
+        self.write_recovery(address);
+        Ok(())
+    }
+
+    fn write_recovery(&self, address: u64) {
+        let site = &self.sites[&address];
+        let mut entry = Recovery { stub: site.stub, stub_bytes: site.stub_bytes, ..Recovery::default() };
+        if site.patched {
+            entry.site = address;
+            entry.bytes = site.jump.len() as u32;
+            entry.original[..site.jump.len()].copy_from_slice(&site.plan.original[..site.jump.len()]);
+            entry.written[..site.jump.len()].copy_from_slice(&site.jump);
+        }
+        self.control.write(RECOVERY_OFFSET + u64::from(site.hook) * size_of::<Recovery>() as u64, entry);
+    }
+}
+
+/// A stub that nothing leads to yet.
+struct Written {
+    at: u64,
+    stub: Stub,
+    jump: Vec<u8>,
+}
