@@ -357,6 +357,9 @@ impl Actor {
         target.tell_perf(&self.shared);
         target.tell_refused(&self.links, hearer);
         tracing::info!(pid, comm = target.comm, "target added");
+        if !target.net.is_settled() {
+            self.behind.entry(pid).or_insert_with(Patience::new);
+        }
         self.targets.insert(pid, target);
     }
 
@@ -557,7 +560,7 @@ impl Actor {
         target.tell_refused(&self.links, hearer);
         let is_busy = |refusal: &Refusal| refusal.errno == Errno::EBUSY;
         let refused = self.links.values().filter_map(|link| link.refused.get(&pid)).any(is_busy);
-        if refused || applied.as_ref().is_err_and(is_busy) {
+        if refused || applied.as_ref().is_err_and(is_busy) || !target.net.is_settled() {
             self.behind.entry(pid).or_insert_with(Patience::new);
         } else {
             self.behind.remove(&pid);
