@@ -22,3 +22,27 @@ fn the_readme_names_every_command_and_variable() {
         assert!(readme.contains(variable), "{variable} is not in README.md");
     }
 }
+
+/// All Rust files of a folder.
+fn sources(folder: &std::path::Path, found: &mut String) {
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() && !path.ends_with("target") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push_str(&std::fs::read_to_string(path).expect("readable"));
+        }
+    }
+}
+
+#[test]
+fn the_tests_that_the_threat_model_names_are_there() {
+    let mut code = String::new();
+    ["pure", "shared", "inside", "outside", "tests"].iter().for_each(|floor| sources(&root().join(floor), &mut code));
+    let text = std::fs::read_to_string(root().join("SECURITY.md")).expect("there");
+    let names: Vec<&str> = text.split('`').skip(1).step_by(2).filter(|name| name.matches('_').count() > 2).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        assert!(code.contains(&format!("fn {name}(")), "{name} is named in SECURITY.md");
+    }
+}
