@@ -65,6 +65,10 @@ pub struct Relocation {
     pub target: Target,
 }
 
+/// Instructions of Cranelift in a function that is optimised at most. The time grows with their square where numbers depend on
+/// each other in a long chain.
+const OPTIMISED_MAX: usize = 1 << 16;
+
 /// Machine code that still has to be placed.
 #[derive(Clone, Debug, Default)]
 pub struct Code {
@@ -124,12 +128,13 @@ impl std::error::Error for LinkError {}
 
 /// Compiles a program.
 pub fn compile(program: &Verified, options: &Options) -> Result<Code, Error> {
-    let isa = target_isa();
+    let [optimising, plain] = target_isas();
     let mut assembly = Assembly::default();
     let translation = Translation::new(program, options);
     for part in translation.parts() {
-        let (function, externals) = cranelift::function(&translation, part, isa.frontend_config());
-        let start = assembly.add(&isa, function, &externals, part != Part::Entry)?;
+        let (function, externals) = cranelift::function(&translation, part, optimising.frontend_config());
+        let isa = if function.dfg.num_insts() > OPTIMISED_MAX { plain } else { optimising };
+        let start = assembly.add(isa, function, &externals, part != Part::Entry)?;
         if part == Part::Entry {
             assembly.code.entry = start;
         }
@@ -233,25 +238,26 @@ fn relax(opcode: &mut u8) -> Result<(), Error> {
     Ok(())
 }
 
-/// x86-64 with nothing beyond the baseline, of which only general registers are used.
-fn target_isa() -> OwnedTargetIsa {
-    static ISA: OnceLock<OwnedTargetIsa> = OnceLock::new();
-    ISA.get_or_init(|| {
-        let mut flags = settings::builder();
-        for (name, value) in [
-            ("opt_level", "speed"),
-            ("is_pic", "true"),
-            ("enable_probestack", "false"),
-            ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
-            ("unwind_info", "false"),
-            ("enable_alias_analysis", "true"),
-        ] {
-            flags.set(name, value).expect("a setting of Cranelift");
-        }
-        cranelift_codegen::isa::lookup_by_name("x86_64-unknown-linux-gnu")
-            .expect("built with x86")
-            .finish(settings::Flags::new(flags))
-            .expect("valid flags")
-    })
-    .clone()
+/// x86-64 with nothing beyond the baseline, of which only general registers are used: with optimisation and without.
+fn target_isas() -> &'static [OwnedTargetIsa; 2] {
+    static ISAS: OnceLock<[OwnedTargetIsa; 2]> = OnceLock::new();
+    ISAS.get_or_init(|| ["speed", "none"].map(target_isa))
+}
+
+fn target_isa(opt_level: &str) -> OwnedTargetIsa {
+    let mut flags = settings::builder();
+    for (name, value) in [
+        ("opt_level", opt_level),
+        ("is_pic", "true"),
+        ("enable_probestack", "false"),
+        ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
+        ("unwind_info", "false"),
+        ("enable_alias_analysis", "true"),
+    ] {
+        flags.set(name, value).expect("a setting of Cranelift");
+    }
+    cranelift_codegen::isa::lookup_by_name("x86_64-unknown-linux-gnu")
+        .expect("built with x86")
+        .finish(settings::Flags::new(flags))
+        .expect("valid flags")
 }

@@ -177,6 +177,21 @@ proptest! {
 }
 
 #[test]
+fn a_function_too_large_to_be_optimised_does_the_same_on_both_engines() {
+    const STEPS: i32 = 80_000;
+    let mut insns = vec![Insn::new(0xb7, 0, 0, 0, 1)];
+    // r0 += step; r0 *= 3 now and then: a chain in which each number depends on the one before.
+    insns.extend((0..STEPS).map(|step| match step % 1000 {
+        999 => Insn::new(0x27, 0, 0, 0, 3),
+        _ => Insn::new(0x07, 0, 0, 0, step),
+    }));
+    insns.push(Insn::new(0x95, 0, 0, 0, 0));
+    let program = verified(&insns);
+    let buffer = [0; BUFFER_BYTES];
+    assert_eq!(run_natively(&program, &buffer), run_interpreted(&program, &buffer));
+}
+
+#[test]
 fn calls_of_subprograms_keep_r6_to_r9_and_have_stacks_of_their_own() {
     let insns = [
         Insn::new(0xb7, 6, 0, 0, 100), // r6 = 100
