@@ -7,8 +7,8 @@ use ring3_runtime::raw_cancellation;
 use ring3_runtime::raw_syscalls::{FRAME_BYTES, NO_FLAGS};
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_entry::image_base;
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
+use ring3_runtime::raw_system::image_base;
 
 /// Where in the frame stands where to go on, behind the word that says what stack it is on.
 const TARGET: usize = size_of::<PtRegs>() + 8;

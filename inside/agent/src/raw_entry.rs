@@ -8,21 +8,11 @@ use ring3_layout::frame::{self, ApartFrame};
 use ring3_layout::region::{CONTROL_OFFSET, LAST_STACK_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::StateHeader;
+use ring3_runtime::raw_system::image_base;
 use ring3_runtime::{raw_dispatch, raw_thread};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
-
-/// Address of the image's first byte, which is the region's base.
-#[inline(always)]
-pub(crate) fn image_base() -> u64 {
-    let base;
-    // SAFETY: computes an address that the linker defines.
-    unsafe {
-        asm!("lea {}, [rip + __ehdr_start]", out(reg) base, options(nomem, nostack, preserves_flags));
-    }
-    base
-}
 
 /// Address of the trampoline.
 #[inline(always)]

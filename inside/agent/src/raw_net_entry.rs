@@ -10,9 +10,9 @@ use ring3_runtime::raw_syscalls::FRAME_BYTES;
 use ring3_runtime::raw_unwound::{self, Sent};
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_entry::image_base;
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
 use crate::raw_syscall_entry::restore_flags;
+use ring3_runtime::raw_system::image_base;
 
 extern "sysv64" fn take_stack() -> *mut ThreadBlock {
     raw_net::take_stack(image_base())

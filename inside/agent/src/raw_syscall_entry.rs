@@ -22,8 +22,8 @@ use ring3_runtime::raw_plain_calls::{self, Next};
 use ring3_runtime::raw_syscalls::{self, CallFrame, FRAME_BYTES, LAST_STACK, NO_FLAGS, STACK_OF_BLOCK};
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_entry::image_base;
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
+use ring3_runtime::raw_system::image_base;
 
 /// Where the tables lie, from the region's first byte on.
 const TABLES: usize = CONTROL_OFFSET as usize + TABLES_OFFSET as usize;

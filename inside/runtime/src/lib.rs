@@ -23,7 +23,7 @@ mod raw_shadow;
 mod raw_slot;
 pub mod raw_stack;
 pub mod raw_syscalls;
-mod raw_system;
+pub mod raw_system;
 pub mod raw_task;
 pub mod raw_thread;
 pub mod raw_trace;

@@ -180,6 +180,21 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
     }
 }
 
+/// Where the `struct sock_fprog` lies by which the calls are to be filtered from the end of this one on; 0:
+/// `SECCOMP_MODE_STRICT`.
+pub(crate) fn filter_given(regs: &PtRegs, number: i64) -> Option<u64> {
+    const MODE_STRICT: u64 = 1;
+    const MODE_FILTER: u64 = 2;
+    const SET_STRICT: u64 = 0;
+    const SET_FILTER: u64 = 1;
+    // (Without a filter such a call fails: programs ask in this way whether there are any.)
+    match (number, regs.rdi, regs.rsi) {
+        (157, PR_SET_SECCOMP, MODE_STRICT) | (317, SET_STRICT, _) => Some(0),
+        (157, PR_SET_SECCOMP, MODE_FILTER) | (317, SET_FILTER, _) => Some(regs.rdx).filter(|at| *at != 0),
+        _ => None,
+    }
+}
+
 /// Whether a call unmaps the stack that it is made on, as threads do that end.
 fn unmaps_stack(regs: &PtRegs) -> bool {
     regs.rsp.wrapping_sub(regs.rdi) <= regs.rsi
@@ -189,7 +204,7 @@ fn unmaps_stack(regs: &PtRegs) -> bool {
 fn give_up(base: u64, tb: &ThreadBlock) -> Option<i64> {
     // (Nobody but itself has to do with what a `vfork` child becomes, and who waits for it cannot be stopped.)
     if !is_borrower(tb) {
-        file(base, request::KIND_NET_OFF, own_ids(), true);
+        file(base, request::KIND_NET_OFF, own_ids(), 0, true);
     }
     // (If nobody answers, at least this thread is not stopped by what it is about to do.)
     switch(base, false);

@@ -6,7 +6,7 @@ use ring3_layout::control::ControlHeader;
 use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
 
-use crate::raw_system::{SYS_FUTEX, is_dead, syscall};
+use crate::raw_system::{EPERM, SYS_FUTEX, is_dead, syscall};
 use crate::raw_thread::state;
 
 const FUTEX_WAIT: u64 = 0;
@@ -42,25 +42,26 @@ pub(crate) fn ring(base: u64, number: u32) {
 }
 
 /// Files a request of the thread with these ids (`pid << 32 | tid`); waits for the answer if `wait` says so, at most [`WAITS_MAX`] times as long as the server set,
-/// once if there is no server any more.
-pub(crate) fn file(base: u64, kind: u32, ids: u64, wait: bool) {
+/// once if there is no server any more. True: it was answered.
+pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) -> bool {
     let free = realm(base).requests.iter().find(|entry| {
         entry.state.load(Relaxed) == request::FREE
             && entry.state.compare_exchange(request::FREE, request::FILLING, AcqRel, Relaxed).is_ok()
     });
     let Some(entry) = free else {
         state(base).requests_lost.fetch_add(1, Relaxed);
-        return;
+        return false;
     };
     entry.kind.store(kind, Relaxed);
     entry.pid.store((ids >> 32) as u32, Relaxed);
     entry.tid.store(ids as u32, Relaxed);
     entry.nonce.store(control(base).nonce, Relaxed);
     entry.region_base.store(base, Relaxed);
+    entry.argument.store(argument, Relaxed);
     entry.state.store(if wait { request::PENDING } else { request::UNATTENDED }, Release);
     ring(base, DOORBELL_REQUESTS);
     if !wait {
-        return;
+        return false;
     }
     let wait_us = u64::from(control(base).request_wait_us);
     let timeout = [wait_us / 1_000_000, wait_us % 1_000_000 * 1000];
@@ -77,6 +78,9 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, wait: bool) {
             interrupted += 1;
             continue;
         }
+        if result == -EPERM {
+            break;
+        }
         waits += 1;
         if result == -ETIMEDOUT && is_dead(control(base).server_pid) {
             break;
@@ -84,7 +88,8 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, wait: bool) {
     }
     if entry.state.compare_exchange(request::PENDING, request::ABANDONED, AcqRel, Acquire).is_ok() {
         state(base).requests_lost.fetch_add(1, Relaxed);
-    } else {
-        entry.state.store(request::FREE, Release);
+        return false;
     }
+    entry.state.store(request::FREE, Release);
+    true
 }

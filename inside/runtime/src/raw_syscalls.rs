@@ -31,7 +31,7 @@ use crate::raw_memory::read_own;
 use crate::raw_net;
 use crate::raw_request::{control, file};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
-use crate::raw_thread::{begin_nameless, current, find_by_fs_base, names_a_thread, rename, share_names};
+use crate::raw_thread::{begin_nameless, current, find_by_fs_base, names_a_thread, rename, share_names, state};
 use crate::raw_unwound;
 
 const SYS_RT_SIGACTION: u64 = 13;
@@ -306,10 +306,15 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             // SAFETY: the stack pointer of this call is at a frame.
             SYS_RT_SIGRETURN => unsafe { before_return(base, regs.rsp) },
             SYS_EXECVE | SYS_EXECVEAT if tables(base).follow.load(Relaxed) != 0 => {
-                file(base, request::KIND_EXEC, own_ids(), true);
+                file(base, request::KIND_EXEC, own_ids(), 0, true);
             }
             _ => {}
         }
+    }
+    if let Some(filter) = raw_net::filter_given(regs, number)
+        && !file(base, request::KIND_FILTER, own_ids(), filter, true)
+    {
+        state(base).hushed.store(1, Release);
     }
     false
 }
@@ -376,7 +381,7 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
         unsafe { show_end(base, tb, regs, number) };
     }
     if raw_net::is_new_code(base, number, regs) {
-        file(base, request::KIND_MAPPING_ADDED, tb.pid_tgid, true);
+        file(base, request::KIND_MAPPING_ADDED, tb.pid_tgid, 0, true);
     }
 }
 

@@ -1,6 +1,11 @@
 //! System calls and special instructions. No libc, no `errno`.
 
-use core::arch::asm;
+use core::arch::{asm, naked_asm};
+use core::mem::offset_of;
+
+use ring3_layout::filter::DENIED_OFFSET;
+use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET};
+use ring3_layout::thread::StateHeader;
 
 use crate::raw_request::control;
 
@@ -32,18 +37,51 @@ pub(crate) const SYS_SETFSGID: u64 = 123;
 pub(crate) const SYS_STATFS: u64 = 137;
 pub(crate) const SYS_FSTATFS: u64 = 138;
 
+pub(crate) const EPERM: i64 = 1;
 pub(crate) const ESRCH: i64 = 3;
 
-/// A system call with up to six arguments; returns what the kernel returns.
+/// Address of the image's first byte, which is the region's base.
+#[inline(always)]
+pub fn image_base() -> u64 {
+    let base;
+    // SAFETY: computes an address that the linker defines.
+    unsafe {
+        asm!("lea {}, [rip + __ehdr_start]", out(reg) base, options(nomem, nostack, preserves_flags));
+    }
+    base
+}
+
+/// A system call as the kernel takes it, but that one which the process's filters forbid is not made ([`ring3_layout::filter::Denied`]): to who makes it
+/// it has failed with `EPERM`. All calls of the agent are made here.
+#[unsafe(naked)]
+unsafe extern "C" fn make_call() {
+    naked_asm!(
+        "bt dword ptr [rip + __ehdr_start + {denied}], eax",
+        "jc 2f",
+        "cmp dword ptr [rip + __ehdr_start + {hushed}], 0",
+        "jne 2f",
+        "syscall",
+        "ret",
+        "2: mov rax, {eperm}",
+        "ret",
+        denied = const CONTROL_OFFSET + DENIED_OFFSET,
+        hushed = const STATE_OFFSET + offset_of!(StateHeader, hushed) as u64,
+        eperm = const -EPERM,
+    )
+}
+
+/// A system call with up to six arguments; returns what the kernel returns, or `EPERM` if the process must not make it.
 ///
 /// # Safety
 /// As the system call: pointers are valid for what it does with them.
 pub(crate) unsafe fn syscall(number: u64, arguments: [u64; 6]) -> i64 {
     let result;
-    // SAFETY: the kernel keeps all registers but rax, rcx and r11; the caller vouches for the arguments.
+    // SAFETY: the kernel keeps all registers but rax, rcx and r11, and `make_call` uses no others; the caller vouches for the
+    // arguments.
     unsafe {
         asm!(
-            "syscall",
+            "call {make_call}",
+            make_call = sym make_call,
             inlateout("rax") number => result,
             in("rdi") arguments[0],
             in("rsi") arguments[1],
@@ -53,7 +91,6 @@ pub(crate) unsafe fn syscall(number: u64, arguments: [u64; 6]) -> i64 {
             in("r9") arguments[5],
             lateout("rcx") _,
             lateout("r11") _,
-            options(nostack),
         );
     }
     result

@@ -155,17 +155,16 @@ fn search(base: u64) -> *mut ThreadBlock {
 
 /// A block for the running thread, known by its FS base; null if there is none to be had (counted).
 fn claim_block(base: u64) -> *mut ThreadBlock {
-    let generation = set_up_process(base);
     let fs = match fs_base() {
         0 => NO_FS,
         fs => fs,
     };
-    let Some(index) = claim(base, fs) else {
+    let Some((index, ids)) = own_ids(base).and_then(|ids| Some((claim(base, fs)?, ids))) else {
         state(base).missed_no_block.fetch_add(1, Relaxed);
         return core::ptr::null_mut();
     };
     let block = block_address(base, index) as *mut ThreadBlock;
-    refresh(base, block, generation, if fs == NO_FS { 0 } else { fs });
+    refresh(base, block, ids, if fs == NO_FS { 0 } else { fs });
     let gs = gs_base();
     if gs == 0 || gs.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES {
         set_gs_base(block as u64);
@@ -201,20 +200,29 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
     }
 }
 
+/// The process's generation and the running thread's id; `None`: a filter forbids to ask.
+fn own_ids(base: u64) -> Option<(u64, u64)> {
+    let tid = u64::try_from(syscall0(SYS_GETTID)).ok()?;
+    Some((set_up_process(base)?, tid))
+}
+
 /// The process's generation, set after injection or fork by the first thread that comes by.
-fn set_up_process(base: u64) -> u64 {
+fn set_up_process(base: u64) -> Option<u64> {
     let page = process(base);
     for _ in 0..SETUP_ROUNDS {
         let generation = page.generation.load(Acquire);
         if generation != 0 {
-            return generation;
+            return Some(generation);
         }
         if page.initializing.compare_exchange(0, 1, AcqRel, Acquire).is_ok() {
             break;
         }
         relax(false);
     }
-    let pid = syscall0(SYS_GETPID) as u64;
+    let Ok(pid) = u64::try_from(syscall0(SYS_GETPID)) else {
+        page.initializing.store(0, Release);
+        return None;
+    };
     let state = state(base);
     let used = state.used.load(Acquire).min(THREADS_MAX);
     let fs = fs_base();
@@ -226,9 +234,9 @@ fn set_up_process(base: u64) -> u64 {
     }
     page.generation.store(pid, Release);
     if used > 0 {
-        raw_request::file(base, request::KIND_FORKED, pid << 32 | pid, false);
+        raw_request::file(base, request::KIND_FORKED, pid << 32 | pid, 0, false);
     }
-    pid
+    Some(pid)
 }
 
 /// The index of the block of the thread with this FS base.
@@ -270,14 +278,14 @@ pub(crate) fn share_names(base: u64) {
 /// Gives the running thread, which has just begun and has the FS and GS of its creator, a block of its own.
 #[cold]
 pub(crate) fn begin_nameless(base: u64) {
-    let generation = set_up_process(base);
-    let Some(index) = claim(base, NAMELESS) else { return set_gs_base(0) };
+    let claimed = own_ids(base).and_then(|ids| Some((claim(base, NAMELESS)?, ids)));
+    let Some((index, ids)) = claimed else { return set_gs_base(0) };
     if let Some(owner) = state(base).fs_bases.get(index as usize) {
         // The next one of this kind must not find it.
         owner.store(NAMELESS_TAKEN, Relaxed);
     }
     let block = block_address(base, index) as *mut ThreadBlock;
-    refresh(base, block, generation, fs_base());
+    refresh(base, block, ids, fs_base());
     set_gs_base(block as u64);
 }
 
@@ -299,8 +307,7 @@ pub(crate) fn rename(base: u64) {
 }
 
 /// Makes a block this thread's.
-fn refresh(base: u64, block: *mut ThreadBlock, generation: u64, fs: u64) {
-    let tid = syscall0(SYS_GETTID) as u64;
+fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs: u64) {
     // SAFETY: the block belongs to this thread: claim gave it to its FS base.
     let tb = unsafe { &mut *block };
     let fresh_process = tb.generation != generation;

@@ -38,10 +38,12 @@ pub enum Error {
         /// The tracer's process id.
         tracer: u32,
     },
-    /// The process has a seccomp filter, which could kill it for a system call made on our behalf.
+    /// The process filters its system calls (seccomp), which could kill it for one that is made for us.
     Seccomp {
         /// The process.
         pid: u32,
+        /// What is in the way.
+        why: String,
     },
     /// A thread did not stop in time.
     ThreadDoesNotStop {
@@ -117,10 +119,9 @@ impl fmt::Display for Error {
                 f,
                 "process {pid} is already traced by process {tracer} (a debugger or strace?); end that first"
             ),
-            Error::Seccomp { pid } => write!(
-                f,
-                "process {pid} has a seccomp filter that could kill it for ring3's system calls; as root this is possible"
-            ),
+            Error::Seccomp { pid, why } => {
+                write!(f, "process {pid} has a seccomp filter that could kill it for ring3's system calls: {why}")
+            }
             Error::ThreadDoesNotStop { tid, state } => write!(
                 f,
                 "thread {tid} does not stop (state {state}: waiting in the kernel, for a vfork child or a device?); nothing was changed"

@@ -8,6 +8,7 @@
 mod calls;
 mod dispatch;
 mod error;
+mod filters;
 mod lifeline;
 mod process;
 mod raw_lifeline;
@@ -17,6 +18,7 @@ mod stopped;
 
 pub use calls::{RemoteFd, duplicate};
 pub use error::Error;
+pub use filters::Filters;
 pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, proc_file, status_field};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{

@@ -17,7 +17,7 @@ pub struct ProcessInfo {
     pub own_pid: u32,
     /// Effective user id.
     pub uid: u32,
-    /// It has a seccomp filter.
+    /// Calls of some of its threads are filtered (seccomp).
     pub seccomp: bool,
 }
 
@@ -112,9 +112,9 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
             what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
         });
     }
-    let seccomp = number(field("Seccomp")).unwrap_or(0) != 0;
+    let seccomp = number(field("Seccomp")).unwrap_or(0) != 0 || crate::filters::is_filtered(pid)?;
     if seccomp && !rustix::process::geteuid().is_root() {
-        return Err(Error::Seccomp { pid });
+        return Err(Error::Seccomp { pid, why: "only root can read it".to_owned() });
     }
     Ok(ProcessInfo {
         comm: field("Name").to_owned(),

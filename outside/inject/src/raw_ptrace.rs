@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
+
 /// A thread id.
 pub type Tid = u32;
 
@@ -137,6 +139,26 @@ pub(crate) fn set_dispatch(tid: Tid, config: &Dispatch) -> io::Result<()> {
     let kind = PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG;
     // SAFETY: reads the 32 bytes that it is told of: the pointer is to as many.
     check(unsafe { libc::ptrace(kind, tid as libc::pid_t, size_of::<Dispatch>(), pointer) }).map(drop)
+}
+
+/// A filter of a thread's system calls, the latest one first; `None`: there are not so many.
+///
+/// # Errors
+/// `EINVAL`: its calls are not filtered by programs; `EACCES`: without `CAP_SYS_ADMIN`, or filtered ourselves.
+pub(crate) fn filter(tid: Tid, index: usize) -> io::Result<Option<Vec<FilterInsn>>> {
+    const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
+    let mut filter = vec![FilterInsn::default(); FILTER_INSNS_MAX];
+    // SAFETY: writes at most BPF_MAXINSNS instructions, for which there is room.
+    let count =
+        check(unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid as libc::pid_t, index, filter.as_mut_ptr()) });
+    match count {
+        Ok(count) => {
+            filter.truncate(count as usize);
+            Ok(Some(filter))
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// What `tid`, a tracee of this thread, has done; never blocks and never touches other children.

@@ -225,6 +225,11 @@ impl Stopped {
         self.checked()
     }
 
+    /// Whether no filter holds for what its threads call while they are stopped.
+    pub(crate) fn suspends_filters(&self) -> bool {
+        self.options & libc::PTRACE_O_SUSPEND_SECCOMP != 0
+    }
+
     fn unattached(pid: u32) -> Result<Stopped, Error> {
         let mut options = libc::PTRACE_O_TRACESYSGOOD;
         if crate::process::inspect(Pid(pid))?.seccomp {
@@ -306,9 +311,14 @@ impl Stopped {
             libc::SYS_rt_sigtimedwait,
             libc::SYS_io_getevents,
         ];
+        /// The kernel would have the thread go on with its call by `restart_syscall` (`ERESTART_RESTARTBLOCK`).
+        const RESTART_BLOCK: i64 = -516;
         let Ok(mut registers) = ptrace::registers(tid) else { return };
-        let interrupted =
-            registers.rax as i64 == -i64::from(libc::EINTR) && NOT_RESTARTED.contains(&(registers.orig_rax as i64));
+        let in_call = registers.orig_rax as i64 >= 0;
+        let interrupted = match registers.rax as i64 {
+            RESTART_BLOCK if in_call && self.suspends_filters() => !self.may_restart(tid),
+            result => result == -i64::from(libc::EINTR) && NOT_RESTARTED.contains(&(registers.orig_rax as i64)),
+        };
         let mut before = [0u8; 2];
         let at = registers.rip.wrapping_sub(2);
         if interrupted && self.memory.read_exact_at(&mut before, at).is_ok() && before == [0x0f, 0x05] {
@@ -322,6 +332,7 @@ impl Stopped {
     /// The last look before the caller gets it: 64-bit code, somebody left.
     fn checked(self) -> Result<Stopped, Error> {
         const CS_64: u64 = 0x33;
+        self.check_filters()?;
         let Some(tid) = self.threads.first() else { return Err(Error::Exited { pid: self.pid }) };
         let registers = self.registers(*tid)?;
         if registers.cs != CS_64 {

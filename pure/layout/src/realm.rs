@@ -66,6 +66,8 @@ pub mod request {
     pub const KIND_EXEC: u32 = 3;
     /// This process is about to do what does not go with the net ([`crate::net`]): take it away for good.
     pub const KIND_NET_OFF: u32 = 4;
+    /// This process is about to filter its calls by the `struct sock_fprog` at `argument`, 0: by `SECCOMP_MODE_STRICT`.
+    pub const KIND_FILTER: u32 = 5;
 }
 
 /// What an agent asks of the server.
@@ -84,6 +86,8 @@ pub struct Request {
     pub nonce: AtomicU64,
     /// Region base of the asker.
     pub region_base: AtomicU64,
+    /// What the kind says.
+    pub argument: AtomicU64,
 }
 
 /// One line of `bpf_trace_printk`. Written under a sequence lock: `sequence` is odd while the text changes.

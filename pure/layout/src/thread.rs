@@ -80,8 +80,8 @@ pub struct StateHeader {
     pub missed_no_block: AtomicU64,
     /// 1: a thread whose block is not known uses the stack behind all blocks.
     pub last_stack: AtomicU32,
-    /// Zero.
-    pub reserved3: AtomicU32,
+    /// 1: the agent makes no system calls any more: the process has filtered its own, and the server did not say how.
+    pub hushed: AtomicU32,
     /// Requests to the server that timed out or found no slot.
     pub requests_lost: AtomicU64,
     /// Chunks of shadow frames that have been handed out.

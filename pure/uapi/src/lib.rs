@@ -14,6 +14,7 @@ pub mod flags;
 pub mod helper;
 pub mod perf;
 pub mod ptrace;
+pub mod seccomp;
 pub mod syscalls;
 
 pub use errno::Errno;

@@ -7,6 +7,7 @@
 mod cancellation;
 mod code_file;
 mod doorbell;
+mod filters;
 mod forks;
 mod libraries;
 mod modules;

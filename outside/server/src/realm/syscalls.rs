@@ -85,9 +85,11 @@ impl Wish {
             Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
             // (Where threads may be in gates they may be cancelled there.)
             Some(number::RT_SIGACTION | number::RT_SIGRETURN) => self.any || self.follow,
+            // A process may filter its calls whatever it is traced for.
+            Some(number::PRCTL | number::SECCOMP) => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
             // (Nobody is executed from where threads are cancelled.)
-            None => self.any || self.follow && plan.replaced == Replaced::Instruction,
+            None => self.any || plan.replaced == Replaced::Instruction,
         }
     }
 }
@@ -143,11 +145,7 @@ pub(super) fn wanted(
                 Some(plans) => (plans.in_mapping(mapping).collect(), false),
                 None => continue,
             },
-            path if mapping.inode != 0
-                && !mapping.is_shared()
-                && (wish.any || wish.follow || in_loader)
-                && !path.starts_with("/memfd:ring3-") =>
-            {
+            path if mapping.inode != 0 && !mapping.is_shared() && !path.starts_with("/memfd:ring3-") => {
                 let Some(file) = likely_file_of(pid, mapping) else { continue };
                 let plans: Arc<SyscallPlans> = modules.syscalls(&file);
                 // (A file's code may be mapped in parts.)
@@ -734,14 +732,16 @@ impl Target {
 /// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
 /// `follow`: what is executed is traced.
 fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
-    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, RT_SIGACTION, RT_SIGRETURN};
+    use number::{
+        ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, PRCTL, RT_SIGACTION, RT_SIGRETURN, SECCOMP,
+    };
     match number as u32 {
         MMAP => exit,
         MPROTECT | PKEY_MPROTECT => exit && any,
         number if BEGINNERS.contains(&number) => any,
         ARCH_PRCTL => any,
         // (Also when nobody wants anything any more, and sites cannot be restored at present.)
-        RT_SIGACTION | RT_SIGRETURN => !exit,
+        RT_SIGACTION | RT_SIGRETURN | PRCTL | SECCOMP => !exit,
         EXECVE | EXECVEAT => follow && !exit,
         _ => false,
     }

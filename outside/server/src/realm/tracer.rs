@@ -24,7 +24,9 @@ use super::terminal::{Hearer, Terminal, tell_untraced};
 use ring3_names::elf::Placed;
 
 use super::text::TextRange;
-use super::{AttachmentId, Following, LinkSpec, MapSlot, Refusal, Shared, owners, privileges, raw_mapping, recovery};
+use super::{
+    AttachmentId, Following, LinkSpec, MapSlot, Refusal, Shared, filters, owners, privileges, raw_mapping, recovery,
+};
 use crate::rights::{Rights, Subject};
 
 /// A command is answered within this time.
@@ -690,9 +692,10 @@ impl Actor {
                 let kind = entry.kind.load(Relaxed);
                 let ids = (entry.pid.load(Relaxed), entry.tid.load(Relaxed));
                 let nonce = entry.nonce.load(Relaxed);
+                let argument = entry.argument.load(Relaxed);
                 // An agent that waits for an answer may get it at once.
                 let answered = AtomicBool::new(false);
-                self.serve(kind, ids, nonce, || {
+                self.serve((kind, argument), ids, nonce, || {
                     answered.store(true, Relaxed);
                     answer(entry);
                 });
@@ -715,7 +718,13 @@ impl Actor {
 
     /// `pid`, `tid` and `nonce` are claims of a process that can write the realm block; they are only used to find
     /// a target, whose identity the server knows for itself. `answer` lets the asker go on before the work is done.
-    fn serve(&mut self, kind: u32, (pid, tid): (u32, u32), nonce: u64, answer: impl FnOnce() + Send) {
+    fn serve(
+        &mut self,
+        (kind, argument): (u32, u64),
+        (pid, tid): (u32, u32),
+        nonce: u64,
+        answer: impl FnOnce() + Send,
+    ) {
         let Some(owner) = self.all_tables().find(|t| t.nonce == nonce) else { return };
         let asker = |targets: &BTreeMap<u32, Target>| {
             targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
@@ -746,11 +755,35 @@ impl Actor {
             }
             return;
         }
+        if kind == request::KIND_FILTER {
+            self.meet_filter((asker, pid), argument);
+            return;
+        }
         if kind != request::KIND_MAPPING_ADDED {
             return;
         }
         if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
             tracing::warn!(pid = asker, "new mappings: {refusal}");
+        }
+    }
+
+    /// A process that runs with a target's tables is about to filter its calls: the target, or a child that calls itself `own_pid`.
+    fn meet_filter(&mut self, (pid, own_pid): (u32, u32), argument: u64) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        // (A `vfork` child has the same memory.)
+        let is_own = target.own_pid == own_pid;
+        let Some(filter) = filters::filter_at(pid, argument) else { return };
+        target.deny(&filter);
+        if is_own && !rustix::process::geteuid().is_root() {
+            tracing::warn!(
+                pid,
+                "let go: it is about to filter its system calls, and only root could read its filters"
+            );
+            target.begin_leaving();
+            // What is written into its code is taken back while it may be stopped. A thread is inside, the rest follows.
+            if let Err(error) = target.leave(Duration::ZERO) {
+                tracing::warn!(pid, "leaving: {error}");
+            }
         }
     }
 

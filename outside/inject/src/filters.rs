@@ -1,0 +1,176 @@
+//! Filters of a process's system calls (seccomp): what may be called there without harm.
+//!
+//! While we trace a thread its filters are suspended (`PTRACE_O_SUSPEND_SECCOMP`). But they hold for what the agent calls later,
+//! and for what a thread still calls for us if we die. So what is to be called is put to the filters first.
+
+use ring3_layout::filter::AGENT_CALLS_MAX;
+use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
+
+use crate::Error;
+use crate::process::{proc_file, status_field, threads};
+use crate::raw_ptrace::{self as ptrace, Tid};
+use crate::stopped::Stopped;
+
+/// What `SECCOMP_MODE_STRICT` allows: `read`, `write`, `exit`, `rt_sigreturn`.
+const STRICT_CALLS: [u32; 4] = [0, 1, 60, 15];
+
+/// The filters of one or more threads, none of which is there twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filters {
+    strict: bool,
+    programs: Vec<Vec<FilterInsn>>,
+}
+
+impl Filters {
+    /// `SECCOMP_MODE_STRICT`.
+    pub fn strict() -> Filters {
+        Filters { strict: true, programs: vec![] }
+    }
+
+    /// One filter.
+    pub fn of(program: Vec<FilterInsn>) -> Filters {
+        Filters { strict: false, programs: vec![program] }
+    }
+
+    /// Whether all of them certainly let a call be made.
+    pub fn allow(&self, call: &FilteredCall) -> bool {
+        (!self.strict || STRICT_CALLS.contains(&call.number)) && self.programs.iter().all(|one| allows(one, call))
+    }
+
+    /// The first call that is needed and not allowed: by injecting, by the way home if we die meanwhile, or by the agent, which
+    /// does without others.
+    pub fn in_the_way(&self) -> Option<&'static str> {
+        needed_calls().find(|(_, call)| !self.allow(call)).map(|(name, _)| name)
+    }
+
+    /// The numbers of the agent's calls that are not allowed, a bit for each.
+    pub fn denied_to_agent(&self) -> [u64; AGENT_CALLS_MAX / 64] {
+        let mut denied = [0; AGENT_CALLS_MAX / 64];
+        for call in agent_calls().filter(|call| !self.allow(call)) {
+            denied[call.number as usize / 64] |= 1 << (call.number % 64);
+        }
+        denied
+    }
+
+    fn add(&mut self, program: Vec<FilterInsn>) {
+        if !self.programs.contains(&program) {
+            self.programs.push(program);
+        }
+    }
+}
+
+/// What threads call for us (`calls.rs`, `raw_lifeline.rs`, `region.rs`), with the arguments that filters look at, and how the agent
+/// knows a thread.
+fn needed_calls() -> impl Iterator<Item = (&'static str, FilteredCall)> {
+    const READ: i32 = libc::PROT_READ;
+    const SOCKET: u64 = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
+    let call = |number: i64| FilteredCall::any(number as u32);
+    let protections = [libc::PROT_NONE, READ, READ | libc::PROT_WRITE, READ | libc::PROT_EXEC];
+    let mappings = protections.map(|bits| ("mmap", call(libc::SYS_mmap).with(2, bits as u64)));
+    let others = [
+        ("socketpair", call(libc::SYS_socketpair).with(0, libc::AF_UNIX as u64).with(1, SOCKET).with(2, 0)),
+        ("recvmsg", call(libc::SYS_recvmsg)),
+        ("sendto", call(libc::SYS_sendto)),
+        ("close", call(libc::SYS_close)),
+        ("munmap", call(libc::SYS_munmap)),
+        ("madvise", call(libc::SYS_madvise).with(2, libc::MADV_WIPEONFORK as u64)),
+        ("sched_yield", call(libc::SYS_sched_yield)),
+        ("ppoll", call(libc::SYS_ppoll)),
+        ("rt_sigreturn", call(libc::SYS_rt_sigreturn)),
+        ("getpid", call(libc::SYS_getpid)),
+        ("gettid", call(libc::SYS_gettid)),
+    ];
+    others.into_iter().chain(mappings)
+}
+
+/// What the agent may call (`inside/runtime`).
+fn agent_calls() -> impl Iterator<Item = FilteredCall> {
+    const PR_GET_NAME: u64 = 16;
+    const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+    let prctl = FilteredCall::any(libc::SYS_prctl as u32);
+    let any = (0..AGENT_CALLS_MAX as u32).filter(move |number| *number != prctl.number).map(FilteredCall::any);
+    any.chain([PR_GET_NAME, PR_SET_SYSCALL_USER_DISPATCH].map(|option| prctl.with(0, option)))
+}
+
+/// Whether calls of any thread of a process are filtered.
+pub(crate) fn is_filtered(pid: u32) -> Result<bool, Error> {
+    Ok(threads(pid)?.into_iter().any(|tid| is_thread_filtered(pid, tid)))
+}
+
+fn is_thread_filtered(pid: u32, tid: Tid) -> bool {
+    let status = proc_file(pid, &format!("task/{tid}/status")).unwrap_or_default();
+    status_field(&status, "Seccomp").is_some_and(|mode| mode != "0")
+}
+
+impl Stopped {
+    /// The filters of all threads.
+    ///
+    /// # Errors
+    /// [`Error::Seccomp`]: there are some that cannot be read.
+    pub fn filters(&self) -> Result<Filters, Error> {
+        let mut filters = Filters::default();
+        // (Of those that are not suspended there are none.)
+        for tid in self.threads().iter().filter(|_| self.suspends_filters()) {
+            let one = self.filters_of(*tid)?;
+            filters.strict |= one.strict;
+            one.programs.into_iter().for_each(|program| filters.add(program));
+        }
+        Ok(filters)
+    }
+
+    /// Between having been looked at and being stopped a process may have begun to filter its calls: then no filter is suspended.
+    pub(crate) fn check_filters(&self) -> Result<(), Error> {
+        if !self.suspends_filters() && self.threads().iter().any(|tid| is_thread_filtered(self.pid(), *tid)) {
+            let why = "it began to filter its calls just now; try again".to_owned();
+            return Err(Error::Seccomp { pid: self.pid(), why });
+        }
+        Ok(())
+    }
+
+    /// Whether a thread's filters allow `restart_syscall`. (If not, it waits as long again as it was to from the beginning.)
+    pub(crate) fn may_restart(&self, tid: Tid) -> bool {
+        let call = FilteredCall::any(libc::SYS_restart_syscall as u32);
+        self.filters_of(tid).is_ok_and(|filters| filters.allow(&call))
+    }
+
+    /// The filters of one thread.
+    pub(crate) fn filters_of(&self, tid: Tid) -> Result<Filters, Error> {
+        let unknown = |why: String| Error::Seccomp { pid: self.pid(), why };
+        let mut filters = Filters::default();
+        for index in 0.. {
+            match ptrace::filter(tid, index) {
+                Ok(Some(program)) => filters.add(program),
+                Ok(None) => break,
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                    return Err(Error::Exited { pid: self.pid() });
+                }
+                // No programs, or who may not ask.
+                Err(error) => {
+                    let status = proc_file(self.pid(), &format!("task/{tid}/status"));
+                    let status = status.map_err(|_| Error::Exited { pid: self.pid() })?;
+                    match status_field(&status, "Seccomp") {
+                        None | Some("0") => {}
+                        Some("1") => filters.strict = true,
+                        Some(_) => return Err(unknown(format!("its filter cannot be read: {error}"))),
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(filters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strict_mode_is_in_the_way_and_no_filter_is_not() {
+        assert_eq!(Filters::strict().in_the_way(), Some("socketpair"));
+        assert_eq!(Filters::default().in_the_way(), None);
+        assert_eq!(Filters::default().denied_to_agent(), [0; AGENT_CALLS_MAX / 64]);
+        let [first, ..] = Filters::strict().denied_to_agent();
+        assert_eq!(first & 0xffff, !(1 | 2 | 1 << 15) & 0xffff);
+    }
+}

@@ -1,0 +1,55 @@
+//! Targets that filter their own system calls (seccomp): nothing is called in them that a filter forbids.
+//!
+//! Filters that are there when a process becomes a target are read then; what must be called and is not allowed is a reason to
+//! refuse it. Of a filter that a target is about to install the agent tells (`request::KIND_FILTER`), and waits: calls that the
+//! filter does not allow are denied to the agent before it holds. If filters cannot be read here, the target is let go.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use ring3_inject as inject;
+use ring3_layout::filter::DENIED_OFFSET;
+use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
+
+use super::raw_mapping::{read_process, read_value};
+use super::target::Target;
+
+impl Target {
+    /// Denies the agent what the filters of a process that is about to become a target do not allow.
+    pub(super) fn respect(&self, stopped: &inject::Stopped) -> Result<(), inject::Error> {
+        let filters = stopped.filters()?;
+        if let Some(call) = filters.in_the_way() {
+            return Err(inject::Error::Seccomp { pid: self.pid, why: format!("it does not allow {call}") });
+        }
+        self.deny(&filters);
+        Ok(())
+    }
+
+    /// A thread of a process that runs with these tables is about to install a filter.
+    pub(super) fn deny(&self, filters: &inject::Filters) {
+        for (word, bits) in (0..).zip(filters.denied_to_agent()) {
+            self.control.word(DENIED_OFFSET + word * 8).fetch_or(bits, SeqCst);
+        }
+    }
+}
+
+/// The filter that a process is about to install by the `struct sock_fprog` at an address; `None`: there is none, so the kernel
+/// refuses it.
+pub(super) fn filter_at(pid: u32, address: u64) -> Option<inject::Filters> {
+    if address == 0 {
+        return Some(inject::Filters::strict());
+    }
+    let count = usize::from(read_value::<u64>(pid, address).ok()? as u16);
+    let at = read_value::<u64>(pid, address.wrapping_add(8)).ok()?;
+    if count == 0 || count > FILTER_INSNS_MAX {
+        return None;
+    }
+    let mut bytes = vec![0u8; count * size_of::<FilterInsn>()];
+    read_process(pid, at, &mut bytes).ok()?;
+    let insns = bytes.chunks_exact(size_of::<FilterInsn>()).map(|insn| FilterInsn {
+        code: u16::from_le_bytes([insn[0], insn[1]]),
+        jt: insn[2],
+        jf: insn[3],
+        k: u32::from_le_bytes([insn[4], insn[5], insn[6], insn[7]]),
+    });
+    Some(inject::Filters::of(insns.collect()))
+}
