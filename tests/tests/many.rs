@@ -5,7 +5,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ring3_tests::{Bench, Counter, Process, assert_text_is_as_in_its_files, example, ready, ring3, victim};
+use ring3_tests::{
+    Bench, Counter, Process, assert_text_is_as_in_its_files, example, ready, ring3, victim, wait_until,
+};
 
 /// Functions of the library.
 const MANY: u64 = 4096;
@@ -71,6 +73,14 @@ fn a_running_process_attached_after_thousands_of_links_has_all_probes() {
     let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     check(&mut counter, &mut victim, 3, 2);
+    drop(counter);
+    let count = |what: &serde_json::Value| what.as_array().map_or(0, Vec::len);
+    wait_until("the tool's probes are gone", || {
+        let status = bench.status();
+        count(&status["links"]) + count(&status["targets"][0]["sites"]) == 0
+    });
+    assert_eq!(bench.run(&["detach", &victim.pid().to_string()]).0, Some(0));
+    assert_text_is_as_in_its_files(victim.pid());
     assert_eq!(victim.finish().0, Some(0));
 }
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MANY 4096
 #define EACH(F, n) F(n##0) F(n##1) F(n##2) F(n##3) F(n##4) F(n##5) F(n##6) F(n##7)
@@ -38,7 +39,7 @@ static long map_again(void)
 	if (!dladdr((void *)many[0], &library))
 		return 0;
 	file = open(library.dli_fname, O_RDONLY);
-	copy = mmap(NULL, 1 << 20, PROT_READ | PROT_EXEC, MAP_PRIVATE, file, 0);
+	copy = mmap(NULL, lseek(file, 0, SEEK_END), PROT_READ | PROT_EXEC, MAP_PRIVATE, file, 0);
 	return copy == MAP_FAILED ? 0 : copy - (char *)library.dli_fbase;
 }
 

@@ -364,9 +364,10 @@ impl Realm {
         self.tracer.ask(|reply| Command::Attach(Box::new(spec), reply))?
     }
 
-    /// Detaches: on return no program of this attachment starts any more, and unused sites are restored.
+    /// Detaches, before anything is done that is asked for later: no program of this attachment starts any more, and unused sites
+    /// are restored. What is asked for together is done together: a tool that ends may have thousands of links.
     pub fn detach(&self, id: AttachmentId) {
-        let _ = self.tracer.ask(|reply| Command::Detach(id, reply));
+        self.tracer.send(Command::Detach(id));
     }
 
     /// Whether what is made with these rights may be for a process.

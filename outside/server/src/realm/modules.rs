@@ -190,8 +190,9 @@ impl SyscallPlans {
     }
 }
 
+/// What a file is remembered by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct FileKey {
+pub(super) struct FileKey {
     dev: u64,
     inode: u64,
     bytes: u64,
@@ -210,12 +211,22 @@ pub(super) struct Modules {
 }
 
 impl Modules {
+    /// Which file a path leads to at present.
+    pub(super) fn key(path: &Path) -> Result<FileKey, Refusal> {
+        open(path).map(|(key, _)| key)
+    }
+
     /// The site at `offset` of `path`.
     pub(super) fn site(&mut self, path: &Path, offset: u64) -> Result<Arc<StaticSite>, Refusal> {
-        let (key, file) = open(path)?;
+        self.site_of(Modules::key(path)?, path, offset)
+    }
+
+    /// The same if the path has just been seen to lead to this file.
+    pub(super) fn site_of(&mut self, key: FileKey, path: &Path, offset: u64) -> Result<Arc<StaticSite>, Refusal> {
         if let Some(known) = self.sites.get(&(key, offset)) {
             return known.clone();
         }
+        let (key, file) = open(path)?;
         let found = self.parsed(key, file, path).and_then(|file| static_site(file, path, offset).map(Arc::new));
         self.sites.insert((key, offset), found.clone());
         found

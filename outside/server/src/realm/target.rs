@@ -386,6 +386,8 @@ impl Target {
         let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
         let mut awaited = false;
+        // (Thousands of links are in few files.)
+        let mut files = BTreeMap::new();
         for (id, spec) in self.links_for(links) {
             let Point::Probe(probe) = &spec.point else { continue };
             let at = |offset, kind| places(mappings, self.pid, (probe.dev, probe.inode), offset, kind);
@@ -393,7 +395,8 @@ impl Target {
             if sites.is_empty() {
                 continue;
             }
-            let site = modules.site(&probe.file, probe.offset);
+            let key = files.entry(probe.file.clone()).or_insert_with(|| Modules::key(&probe.file)).clone();
+            let site = key.and_then(|key| modules.site_of(key, &probe.file, probe.offset));
             let code =
                 match site.and_then(|code| if probe.ret { code.check_return().map(|()| code) } else { Ok(code) }) {
                     Ok(code) => code,

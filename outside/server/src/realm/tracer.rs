@@ -39,7 +39,7 @@ pub(super) const EXEC_WITHIN: Duration = Duration::from_secs(10);
 /// What the tracer can be asked.
 pub(super) enum Command {
     Attach(Box<LinkSpec>, Sender<Result<AttachmentId, Refusal>>),
-    Detach(AttachmentId, Sender<()>),
+    Detach(AttachmentId),
     AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, Sender<Result<(), Refusal>>),
@@ -169,7 +169,13 @@ impl Actor {
                 self.forget_exited(pid);
             }
             self.wake.clear();
+            let mut detached = vec![];
             while let Ok(command) = self.commands.try_recv() {
+                if let Command::Detach(id) = command {
+                    detached.push(id);
+                    continue;
+                }
+                self.detach(&std::mem::take(&mut detached));
                 if let Command::ShutDown(reply) = command {
                     self.shut_down();
                     let _ = reply.send(());
@@ -177,6 +183,7 @@ impl Actor {
                 }
                 self.handle(command);
             }
+            self.detach(&detached);
             self.collect_garbage();
             self.finish_leaving();
             self.catch_up();
@@ -208,10 +215,6 @@ impl Actor {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Attach(spec, reply) => drop(reply.send(self.attach(*spec))),
-            Command::Detach(id, reply) => {
-                self.detach(id);
-                let _ = reply.send(());
-            }
             Command::AddTarget(pid, following, reply) => {
                 let added = self.add_target(pid, Some(following), Hearer::Asker);
                 let status = added.map(|()| self.status_of(pid));
@@ -240,7 +243,7 @@ impl Actor {
                 let _ = reply.send(self.targets.get(&pid).map(|target| target.named(&self.shared)));
             }
             Command::Count(reply) => drop(reply.send(self.targets.len())),
-            Command::ShutDown(_) => unreachable!("handled by run"),
+            Command::Detach(_) | Command::ShutDown(_) => unreachable!("handled by run"),
         }
     }
 
@@ -548,7 +551,7 @@ impl Actor {
         };
         let refused = pid.and_then(|pid| self.links[&id].refused.get(&pid).cloned());
         if let Some(refusal) = result.err().or(refused) {
-            self.detach(id);
+            self.detach(&[id]);
             return Err(refusal);
         }
         Ok(id)
@@ -591,10 +594,13 @@ impl Actor {
         }
     }
 
-    fn detach(&mut self, id: AttachmentId) {
+    fn detach(&mut self, ids: &[AttachmentId]) {
+        if ids.is_empty() {
+            return;
+        }
         self.forget_vanished();
         self.adopt_all_children();
-        self.links.remove(&id);
+        ids.iter().for_each(|id| drop(self.links.remove(id)));
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
             if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
                 tracing::warn!(pid, "{refusal}");
