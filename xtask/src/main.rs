@@ -17,6 +17,7 @@ mod conformance;
 mod demo;
 mod mutate;
 mod suites;
+mod sweep;
 mod syscalls;
 mod tidy;
 
@@ -30,7 +31,7 @@ const USAGE: &str =
      | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
      | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE]
      | bench syscall [--rounds N] [--json FILE] | bench nginx [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]
-     | suites [NAME]...";
+     | suites [NAME]... | sweep FILE [--rounds N] [--seed N] -- COMMAND...";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         ["bench", "verify", options @ ..] => bench_verify::verify(options),
         ["mutate", options @ ..] => mutate::mutate(options),
         ["suites", names @ ..] => suites::run(names),
+        ["sweep", options @ ..] => sweep::sweep(options),
         _ => Err(USAGE.to_owned()),
     };
     match result {
