@@ -63,8 +63,8 @@ fn any_place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
 
 /// The word that says which chunk a frame behind those of the block lies in, and the block's region.
 fn chunk_of(block: *mut ThreadBlock, behind: u32) -> Option<(&'static AtomicU32, u64)> {
-    // SAFETY: a block that was handed out; these are atomic, and never change.
-    let chunks = unsafe { &*(&raw const (*block).shadow_chunks) };
+    // SAFETY: a block that was handed out; these are atomic, and stay as long as the process.
+    let chunks = unsafe { &(*block).shadow_chunks };
     // SAFETY: as above.
     let base = unsafe { &raw const (*block).region_base };
     // SAFETY: as above.
