@@ -9,9 +9,10 @@
 
 use std::fmt;
 
-use iced_x86::{FlowControl, Instruction};
+use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
 use crate::flow::{Branch, decode, direct_target, ends_flow, flags_live, is_padding};
+use crate::returns::{KEPT_MAX, is_of_stack_check, may_fault};
 
 /// Bytes of the jump.
 pub const JUMP_BYTES: usize = 5;
@@ -148,6 +149,18 @@ pub enum Refusal {
         /// The function.
         function: u64,
     },
+    /// In Go, an instruction that may fault would do so where the run-time does not know it.
+    MayFault {
+        /// Its address.
+        address: u64,
+        /// As assembly.
+        text: String,
+    },
+    /// In Go, a goroutine may resume in the middle of the jump.
+    MayResume {
+        /// At this instruction.
+        address: u64,
+    },
     /// No bytes at a `ret` can be replaced.
     NoRoomAtReturn {
         /// The `ret`.
@@ -202,6 +215,12 @@ impl fmt::Display for Refusal {
             Refusal::NoReturn { function } => {
                 write!(f, "the function at {function:#x} has no `ret`: it never returns")
             }
+            Refusal::MayFault { address, text } => {
+                write!(f, "`{text}` at {address:#x} may fault, and Go's run-time would not know where")
+            }
+            Refusal::MayResume { address } => {
+                write!(f, "a goroutine may resume at {address:#x}, inside the {JUMP_BYTES} bytes of the probe")
+            }
             Refusal::NoRoomAtReturn { address } => {
                 write!(f, "no {JUMP_BYTES} bytes at the `ret` at {address:#x} can be replaced")
             }
@@ -250,10 +269,30 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The same for code whose stacks have no room for a stub.
-    pub fn apart(self) -> Plan {
+    /// The same for code in Go: its stacks have no room for a stub, goroutines resume at any instruction (if it is
+    /// `preemptible`), and its run-time makes panics of faults (see `returns.rs`).
+    pub fn apart(self, preemptible: bool) -> Result<Plan, Refusal> {
+        let instructions: Vec<&Instruction> = self.displaced.iter().map(|(instruction, _)| instruction).collect();
+        // With the return address at the stack pointer, the run-time takes the fault for the caller's.
+        let moves_stack = |i: &&Instruction| {
+            i.stack_pointer_increment() != 0 || i.op0_register() == Register::RSP && i.mnemonic() != Mnemonic::Cmp
+        };
+        let is_framed = |at: usize| !self.at_entry || instructions[..at].iter().any(moves_stack);
+        let faults = |at: &usize| may_fault(instructions[*at]) && is_framed(*at);
+        if let Some(at) = (0..instructions.len()).find(faults) {
+            let (address, text) = (instructions[at].ip(), instructions[at].to_string());
+            return Err(Refusal::MayFault { address, text });
+        }
+        let end = self.site + JUMP_BYTES as u64;
+        let may_resume =
+            |at: &usize| preemptible && instructions[*at].ip() < end && !is_of_stack_check(&instructions, *at);
+        let inside = (1..instructions.len()).find(may_resume);
+        let kept = inside.map_or(0, |at| (end - instructions[at].ip()) as usize);
+        if kept > KEPT_MAX {
+            return Err(Refusal::MayResume { address: end - kept as u64 });
+        }
         let apart = if self.at_entry { Apart::AtEntry } else { Apart::Within };
-        Plan { apart: Some(apart), ..self }
+        Ok(Plan { apart: Some(apart), kept, ..self })
     }
 
     /// The same in code that is mapped with `bias` added to its addresses.
@@ -300,7 +339,7 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         return Err(arrival.into());
     }
     // `endbr64` is there for indirect jumps only.
-    let arrives = |i: &&Instruction| function.computed || i.mnemonic() == iced_x86::Mnemonic::Endbr64;
+    let arrives = |i: &&Instruction| function.computed || i.mnemonic() == Mnemonic::Endbr64;
     if let Some(to) = displaced.iter().filter(arrives).map(Instruction::ip).find(|to| jump.contains(to)) {
         return Err(Refusal::IndirectInto { to });
     }
@@ -352,7 +391,7 @@ pub(crate) fn within<'a>(
 /// The site is where callers arrive: the calling convention says that the flags mean nothing.
 fn is_entry(function: &Function<'_>, instructions: &[Instruction], at: usize) -> bool {
     let first = &instructions[0];
-    function.size != 0 && (at == 0 || (at == 1 && first.mnemonic() == iced_x86::Mnemonic::Endbr64))
+    function.size != 0 && (at == 0 || (at == 1 && first.mnemonic() == Mnemonic::Endbr64))
 }
 
 /// The first instructions that together have room for the jump. Behind one that ends the flow only padding
@@ -375,4 +414,39 @@ pub(crate) fn displace<'a>(function: &Function<'_>, from: &'a [Instruction]) -> 
         }
     }
     Err(Refusal::TooShort { bytes: from.last().map_or(0, |last| (last.next_ip() - site) as usize) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: u64 = 0x40_1000;
+
+    /// The bytes at the end of the jump that stay, at the entry of a function in Go.
+    fn kept(code: &[u8], preemptible: bool) -> Result<usize, Refusal> {
+        let bytes = [code, &[0xcc; 16]].concat();
+        let function = Function { bytes: &bytes, address: ADDRESS, size: code.len(), entered: None, computed: false };
+        Ok(plan_detour(&function, ADDRESS)?.apart(preemptible)?.kept)
+    }
+
+    #[test]
+    fn goroutines_resume_at_instructions_that_stay() {
+        // imul rbx, rcx; add rax, rbx; ret
+        let leaf = [0x48, 0x0f, 0xaf, 0xd9, 0x48, 0x01, 0xd8, 0xc3];
+        assert_eq!((kept(&leaf, true), kept(&leaf, false)), (Ok(1), Ok(0)));
+        // mov ecx, ebx; and ebx, 63; ret
+        let short = [0x89, 0xd9, 0x83, 0xe3, 0x3f, 0xc3];
+        assert_eq!(kept(&short, true), Err(Refusal::MayResume { address: ADDRESS + 2 }));
+        assert_eq!(kept(&short, false), Ok(0));
+        // cmp rsp, [r14 + 16]; jbe ADDRESS + 6; ret: nobody is preempted between the first two.
+        assert_eq!(kept(&[0x49, 0x3b, 0x66, 0x10, 0x76, 0, 0xc3], true), Ok(0));
+    }
+
+    #[test]
+    fn a_fault_is_moved_only_from_where_the_return_address_is_on_top() {
+        // mov rax, [rax + 8]; ret, and the same behind push rbp.
+        assert_eq!(kept(&[0x48, 0x8b, 0x40, 8, 0xc3], false), Ok(0));
+        let framed = kept(&[0x55, 0x48, 0x8b, 0x40, 8, 0x5d, 0xc3], false);
+        assert!(matches!(framed, Err(Refusal::MayFault { address, .. }) if address == ADDRESS + 1), "{framed:?}");
+    }
 }

@@ -18,7 +18,7 @@ use crate::plan::{Apart, Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, d
 /// Instructions before a `ret` that are displaced at most.
 const BEFORE_MAX: usize = 8;
 /// Bytes of a jump that can stay as they are at most: for more, the stub has to be at one place.
-const KEPT_MAX: usize = 2;
+pub(crate) const KEPT_MAX: usize = 2;
 
 /// Plans detours at all `ret`s of a function, in which `entered` tells what arrives in some bytes from elsewhere; in order.
 /// None can be left out.
@@ -121,12 +121,29 @@ fn plan_return(
 
 /// Whether an instruction may fault, as one does that reads by a pointer which is nil: Go's run-time makes a panic of that, and finds
 /// the function by the instruction's address. What the stack pointer or the file leads to is there.
-fn may_fault(instruction: &Instruction) -> bool {
+pub(crate) fn may_fault(instruction: &Instruction) -> bool {
     let reads = instruction.op_kinds().any(|kind| kind == OpKind::Memory)
         && !matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
     let is_there = instruction.is_ip_rel_memory_operand()
-        || instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None;
+        || instruction.memory_segment() == Register::FS
+        || instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None
+        || is_stack_check(instruction);
     reads && !is_there || matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv)
+}
+
+/// Whether this compares the stack pointer, or what it will be, with the goroutine's limit (`g.stackguard0`).
+fn is_stack_check(instruction: &Instruction) -> bool {
+    const STACKGUARD: u64 = 16;
+    instruction.mnemonic() == Mnemonic::Cmp
+        && matches!(instruction.op0_register(), Register::RSP | Register::R12 | Register::R13)
+        && instruction.memory_base() == Register::R14
+        && instruction.memory_displacement64() == STACKGUARD
+}
+
+/// Whether the instruction with this index ends a check of the stack. No goroutine is preempted at it
+/// (cmd/internal/obj/x86/obj6.go:stacksplit).
+pub(crate) fn is_of_stack_check(instructions: &[&Instruction], at: usize) -> bool {
+    instructions[at].mnemonic() == Mnemonic::Jbe && at > 0 && is_stack_check(instructions[at - 1])
 }
 
 /// How many bytes at the end of a jump at the instruction `first` have to stay, `ret` being the `ret` that it is for; `None`: there

@@ -29,6 +29,8 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::WayOut { .. } => "another way out",
         Refusal::NoReturn { .. } => "no return",
         Refusal::NoRoomAtReturn { .. } => "no room at a return",
+        Refusal::MayFault { .. } => "may fault",
+        Refusal::MayResume { .. } => "may resume",
     }
 }
 
@@ -80,6 +82,29 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
         );
         assert!(planned * 100 >= all * 90, "{path}");
     }
+}
+
+#[test]
+fn entries_of_most_functions_in_go_can_be_probed() {
+    const FILE: &str = "/usr/local/go/bin/go";
+    let Ok(bytes) = std::fs::read(FILE) else {
+        println!("SKIPPED: no {FILE} here");
+        return;
+    };
+    let elf = ring3_elf::File::parse(&bytes).expect("valid");
+    let (mut planned, mut refused) = (0u32, BTreeMap::<&str, u32>::new());
+    for symbol in elf.symbols().iter().filter(|symbol| symbol.size > 0) {
+        let Some(code) = elf.code(symbol.address..symbol.address + symbol.size + 24) else { continue };
+        let size = symbol.size as usize;
+        let function = Function { bytes: code, address: symbol.address, size, entered: None, computed: false };
+        match plan_detour(&function, symbol.address).and_then(|plan| plan.apart(true)) {
+            Ok(_) => planned += 1,
+            Err(refusal) => *refused.entry(reason(&refusal)).or_default() += 1,
+        }
+    }
+    let all = planned + refused.values().sum::<u32>();
+    println!("{FILE}: {planned} of {all} functions; refused: {refused:?}");
+    assert!(planned * 100 >= all * 90);
 }
 
 #[test]

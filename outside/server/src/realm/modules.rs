@@ -22,6 +22,10 @@ use super::Refusal;
 use super::code_file::{CodeFile, between, called_in, is_reached};
 use super::raw_mapping::read_process;
 
+/// No process has memory from here on (`TASK_SIZE_MAX`, arch/x86/include/asm/page_64_types.h).
+const USER_ADDRESSES_END: u64 = 0x7fff_ffff_f000;
+/// Go's functions that no goroutine is preempted in, by the beginnings of their names.
+const NEVER_PREEMPTED: [&str; 4] = ["runtime.", "runtime/internal/", "internal/runtime/", "reflect."];
 /// What is looked at behind a function whose end is unknown, and behind one that is tiny (padding), bytes.
 const UNKNOWN_FUNCTION_BYTES: u64 = 512;
 pub(super) const BEHIND_FUNCTION_BYTES: u64 = 32;
@@ -86,6 +90,8 @@ pub(super) struct StaticSite {
     computed: bool,
     /// Why the return from here cannot be probed.
     no_return: Option<String>,
+    /// The file is mapped at the addresses that it names.
+    fixed: bool,
     /// It is in Go: stacks there have no room for a stub, and return addresses are not replaced.
     in_go: bool,
     /// If so, where the function's returns are seen, at the file's addresses.
@@ -110,7 +116,13 @@ impl StaticSite {
             return Ok(self.returns[ret].mapped(bias));
         }
         let plan = plan_detour(&self.function(bias), self.vaddr.wrapping_add(bias))?;
-        Ok(if self.in_go { plan.apart() } else { plan })
+        // Mirrors runtime/preempt.go:isAsyncSafePoint.
+        let preemptible = !NEVER_PREEMPTED.iter().any(|package| self.name.starts_with(package));
+        let plan = if self.in_go { plan.apart(preemptible)? } else { plan };
+        match plan.stub_range().filter(|range| self.fixed && range.end > USER_ADDRESSES_END) {
+            Some(range) => Err(ring3_patch::Refusal::OutOfReach { address: range.start }),
+            None => Ok(plan),
+        }
     }
 
     /// The function as mapped with `bias` added to the file's addresses.
@@ -368,6 +380,7 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
         entered,
         computed,
         no_return,
+        fixed: elf.is_fixed(),
         in_go,
         returns: vec![],
     };
