@@ -65,7 +65,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let perf = std::env::var_os("RING3_PERF").is_some_and(|value| value != "0" && !value.is_empty());
     let perf = perf.then(|| PerfFiles::new(&dir, name_of(&dir)));
-    let realm = Realm::start(name_of(&dir), perf.as_ref());
+    let realm = Realm::start(name_of(&dir), perf.as_ref(), crate::loader::filter());
     let realm = realm.map_err(|error| format!("cannot set up shared memory: {error}"))?;
     let server = Arc::new(Server {
         subsystem: Subsystem::new(realm.clone()),

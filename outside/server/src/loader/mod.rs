@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 
 use keeper::{Kept, Ledger};
 use raw_seccomp::Notification;
-pub use raw_seccomp::install_filter;
+pub use raw_seccomp::{filter, install_filter};
 
 use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
 use crate::realm::Terminal;

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use ring3_uapi::seccomp::FilterInsn;
+
 /// A caught system call (`struct seccomp_notif`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -175,16 +177,16 @@ const fn at_argument(n: u32) -> u32 {
     16 + 8 * n
 }
 
-fn statement(code: u16, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt: 0, jf: 0, k }
+fn statement(code: u16, k: u32) -> FilterInsn {
+    FilterInsn { code, jt: 0, jf: 0, k }
 }
 
-fn branch(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
+fn branch(code: u16, k: u32, jt: u8, jf: u8) -> FilterInsn {
+    FilterInsn { code, jt, jf, k }
 }
 
 /// Catches bpf(2) and its companions; everything else goes on untouched. The jumps count instructions to skip.
-fn filter() -> Vec<libc::sock_filter> {
+pub fn filter() -> Vec<FilterInsn> {
     let always = [
         libc::SYS_bpf,
         libc::SYS_perf_event_open,
@@ -258,7 +260,8 @@ pub fn install_filter() -> Result<OwnedFd, String> {
     const SET_MODE_FILTER: libc::c_long = 1;
     const NEW_LISTENER: u64 = 1 << 3;
     const WAIT_KILLABLE_RECV: u64 = 1 << 5;
-    let mut program = filter();
+    let insn = |FilterInsn { code, jt, jf, k }| libc::sock_filter { code, jt, jf, k };
+    let mut program: Vec<libc::sock_filter> = filter().into_iter().map(insn).collect();
     let descriptor = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let set = |flags: u64| {
         // SAFETY: wants a sock_fprog that describes a filter: both live here.

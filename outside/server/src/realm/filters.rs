@@ -10,13 +10,15 @@ use ring3_inject as inject;
 use ring3_layout::filter::DENIED_OFFSET;
 use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
 
+use super::Shared;
 use super::raw_mapping::{read_process, read_value};
 use super::target::Target;
 
 impl Target {
     /// Denies the agent what the filters of a process that is about to become a target do not allow.
-    pub(super) fn respect(&self, stopped: &inject::Stopped) -> Result<(), inject::Error> {
-        let filters = stopped.filters()?;
+    /// (Those of loaders, which have what they start as targets, too, let everything pass in the end.)
+    pub(super) fn respect(&self, shared: &Shared, stopped: &inject::Stopped) -> Result<(), inject::Error> {
+        let filters = stopped.filters()?.without(&shared.loader_filter);
         if let Some(call) = filters.in_the_way() {
             return Err(inject::Error::Seccomp { pid: self.pid, why: format!("it does not allow {call}") });
         }

@@ -43,6 +43,7 @@ use ring3_maps::Geometry;
 use ring3_names::Names;
 use ring3_names::elf::Placed;
 use ring3_uapi::Errno;
+use ring3_uapi::seccomp::FilterInsn;
 use ring3_verifier::ProcessFilter;
 use serde::Serialize;
 
@@ -228,6 +229,8 @@ struct Shared {
     modules: Mutex<modules::Modules>,
     /// The system calls of the kernel's own code in processes, which is the same in all.
     vdso: Option<modules::SyscallPlans>,
+    /// The filter of system calls that loaders have.
+    loader_filter: Vec<FilterInsn>,
     cpus: u32,
     folder: u32,
 }
@@ -241,8 +244,12 @@ pub struct Realm {
 
 impl Realm {
     /// Makes the realm and starts its two threads (doorbells, tracer). `folder` names the server's run-time folder;
-    /// `perf` is where perf may find names.
-    pub fn start(folder: u32, perf: Option<&PerfFiles>) -> std::io::Result<Arc<Realm>> {
+    /// `perf` is where perf may find names, `loader_filter` the filter of system calls that loaders have.
+    pub fn start(
+        folder: u32,
+        perf: Option<&PerfFiles>,
+        loader_filter: Vec<FilterInsn>,
+    ) -> std::io::Result<Arc<Realm>> {
         let image = ring3_image::bytes();
         let agent_bytes = (image.len() as u64).next_multiple_of(4096);
         let agent = match perf {
@@ -265,6 +272,7 @@ impl Realm {
             modules: Mutex::default(),
             vdso: modules::vdso_calls(),
             cpus: possible_cpus(),
+            loader_filter,
             folder,
         });
         let tracer = Tracer::start(shared.clone())?;

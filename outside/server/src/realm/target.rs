@@ -197,7 +197,7 @@ impl Target {
             .map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable))
             .collect();
         let mappings = stopped.mappings().map_err(refusal_of)?;
-        self.respect(stopped).map_err(refusal_of)?;
+        self.respect(shared, stopped).map_err(refusal_of)?;
         let announce = |base| self.write_header(shared, base);
         let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
