@@ -17,6 +17,16 @@ self_cell!(
     impl {Debug}
 );
 
+/// What looks like branches, calls and addresses in code: one in so many bytes at most, and this many besides. The code of LLVM, rustc, node and OpenJDK has fewer. More is made to keep the server busy, and not looked at.
+const CANDIDATE_BYTES: usize = 8;
+const CANDIDATES_FREE: usize = 1 << 20;
+/// Of what looks like `syscall`: that many in a file at most. (Programs with all libraries in them have some thousand.)
+const CALLS_MAX: usize = 1 << 14;
+/// A function of more bytes is not decoded.
+const FUNCTION_BYTES_MAX: u64 = 1 << 20;
+/// What looks like branches to one place: that many are looked at, at most.
+const BRANCHES_THERE_MAX: usize = 64;
+
 /// A file whose code is looked at. What takes long is found when it is first asked for.
 #[derive(Debug)]
 pub(super) struct CodeFile {
@@ -29,8 +39,12 @@ pub(super) struct CodeFile {
 
 impl CodeFile {
     /// Reads the headers.
+    ///
+    /// # Errors
+    /// Those of [`Elf::parse`]; code that would take long to look at.
     pub(super) fn parse(bytes: Vec<u8>) -> Result<CodeFile, Error> {
         let parsed = Parsed::try_new(bytes, |bytes| Elf::parse(bytes))?;
+        check_density(parsed.borrow_dependent())?;
         Ok(CodeFile {
             parsed,
             far: OnceCell::new(),
@@ -81,6 +95,9 @@ impl CodeFile {
     /// The code of the function around an address, and where it begins.
     fn code_of(&self, vaddr: u64) -> Option<(&[u8], u64)> {
         let bounds = self.elf().function_bounds(vaddr)?;
+        if bounds.end - bounds.start > FUNCTION_BYTES_MAX {
+            return None;
+        }
         Some((self.elf().code(bounds.clone())?, bounds.start))
     }
 
@@ -90,10 +107,11 @@ impl CodeFile {
         let far = self.far();
         let candidates = &far[far.partition_point(|branch| branch.to < inside.start)..];
         let candidates = candidates.iter().take_while(|branch| branch.to < inside.end).copied();
-        let mut real = candidates.filter(|branch| {
-            self.code_of(branch.from).is_none_or(|(code, start)| ring3_patch::is_branch(code, start, *branch))
+        let mut real = candidates.enumerate().filter(|(at, branch)| {
+            *at >= BRANCHES_THERE_MAX
+                || self.code_of(branch.from).is_none_or(|(code, start)| ring3_patch::is_branch(code, start, *branch))
         });
-        if let Some(branch) = real.next() {
+        if let Some((_, branch)) = real.next() {
             return Some(branch);
         }
         let mut at = inside.start.saturating_sub(SHORT);
@@ -112,13 +130,14 @@ impl CodeFile {
 
     /// Where in these bytes something may arrive that no direct branch leads there.
     fn indirect_into(&self, inside: &Range<u64>) -> Option<u64> {
-        let mut candidates = self.indirect().to(inside.clone());
-        let is_real = |target: &Branch| {
+        let mut candidates = self.indirect().to(inside.clone()).enumerate();
+        let is_real = |(at, target): &(usize, Branch)| {
             let has_operand = |(code, start)| ring3_patch::has_operand_at(code, start, target.from);
             let may_begin = |(code, start)| Instructions::of(code, start).may_begin_at(target.to);
-            self.code_of(target.from).is_none_or(has_operand) && self.code_of(target.to).is_none_or(may_begin)
+            *at >= BRANCHES_THERE_MAX
+                || self.code_of(target.from).is_none_or(has_operand) && self.code_of(target.to).is_none_or(may_begin)
         };
-        candidates.find(is_real).map(|target| target.to).or_else(|| self.go_resumes_in(inside))
+        candidates.find(is_real).map(|(_, target)| target.to).or_else(|| self.go_resumes_in(inside))
     }
 
     /// Where Go's runtime lets functions go on: at a call of `runtime.deferreturn`, which it knows by its address (taken
@@ -159,6 +178,28 @@ impl CodeFile {
     }
 }
 
+/// Whether code can be looked at in bounded time and memory.
+fn check_density(elf: &Elf<'_>) -> Result<(), Error> {
+    for segment in elf.executable_segments() {
+        let code = elf.code(segment).unwrap_or_default();
+        let (mut candidates, mut calls) = (0, 0);
+        for pair in code.windows(2) {
+            match pair {
+                [0xe8 | 0xe9 | 0x8d, _] | [0x0f, 0x80..=0x8f] => candidates += 1,
+                [0x0f, 0x05] => calls += 1,
+                _ => {}
+            }
+        }
+        if candidates > CANDIDATES_FREE + code.len() / CANDIDATE_BYTES || calls > CALLS_MAX {
+            return Err(Error::Corrupt(format!(
+                "{candidates} branches and {calls} system calls in {} bytes of code: no compiler makes such code, which is not analysed",
+                code.len()
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// What lies between known functions, with the one before if that goes on there, if it can be decoded to its end.
 pub(super) fn between(elf: &Elf<'_>, vaddr: u64) -> Option<Range<u64>> {
     const GAP_BYTES_MAX: u64 = 1 << 20;
@@ -178,4 +219,35 @@ pub(super) fn is_reached(elf: &Elf<'_>, calls: &[Branch], vaddr: u64) -> bool {
 /// What looks like a call into these bytes.
 pub(super) fn called_in(calls: &[Branch], range: &Range<u64>) -> Option<Branch> {
     calls[calls.partition_point(|call| call.to < range.start)..].first().copied().filter(|call| call.to < range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CodeFile;
+
+    /// A library whose code repeats some bytes.
+    fn library(code: &[u8], bytes: usize) -> Vec<u8> {
+        const HEADERS: usize = 120;
+        let mut file = vec![0; HEADERS];
+        file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        // Type and machine, sizes of headers, then the one program header: PT_LOAD, readable and executable.
+        for (at, half) in [(16, 3u16), (18, 62), (20, 1), (32, 64), (52, 64), (54, 56), (56, 1), (64, 1), (68, 5)] {
+            file[at..at + 2].copy_from_slice(&half.to_le_bytes());
+        }
+        let end = (HEADERS + bytes) as u64;
+        file[96..104].copy_from_slice(&end.to_le_bytes());
+        file[104..112].copy_from_slice(&end.to_le_bytes());
+        file.extend(code.iter().cycle().take(bytes));
+        file
+    }
+
+    #[test]
+    fn code_that_is_made_to_keep_the_server_busy_is_not_analysed() {
+        const BYTES: usize = 32 << 20;
+        for code in [&[0xe9, 0, 0, 0, 0][..], &[0x0f, 0x05], &[0x0f, 0x84, 1, 0, 0, 0]] {
+            let why = CodeFile::parse(library(code, BYTES)).expect_err("too much").to_string();
+            assert!(why.contains("not analysed"), "{why}");
+        }
+        assert!(CodeFile::parse(library(&[0x90, 0xc3], BYTES)).is_ok());
+    }
 }

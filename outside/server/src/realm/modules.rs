@@ -261,7 +261,8 @@ impl Modules {
         if let Some(known) = self.syscalls.get(&key) {
             return known.clone();
         }
-        let found = self.parsed(key, file, path).map(|file| Arc::new(syscall_plans(file))).unwrap_or_default();
+        let unknown = |refusal: Refusal| SyscallPlans { left: vec![(0, refusal.message)], ..SyscallPlans::default() };
+        let found = Arc::new(self.parsed(key, file, path).map_or_else(unknown, syscall_plans));
         self.syscalls.insert(key, found.clone());
         found
     }
