@@ -637,7 +637,9 @@ pub fn assert_text_is_as_in_its_files(pid: u32) {
         let file = std::fs::File::open(path).expect("the file is there");
         let bytes = file.read_at(&mut stored, hex(words[2])).expect("readable");
         let different = mapped[..bytes].iter().zip(&stored[..bytes]).position(|(mapped, stored)| mapped != stored);
-        assert_eq!(different, None, "{path}: first difference in {line}");
+        let around = different.map(|at| at.saturating_sub(8)..(at + 16).min(bytes));
+        let is = around.map(|around| (around.start, &mapped[around.clone()], &stored[around]));
+        assert!(is.is_none(), "{path}: first difference in {line}: offset, memory and file {is:x?}");
         compared += 1;
     }
     assert!(compared > 0, "nothing compared");
