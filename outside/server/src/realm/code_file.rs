@@ -17,14 +17,16 @@ self_cell!(
     impl {Debug}
 );
 
-/// What looks like branches, calls and addresses in code: one in so many bytes at most, and this many besides. The code of LLVM, rustc, node and OpenJDK has fewer. More is made to keep the server busy, and not looked at.
+/// Candidates for branches, calls and address operands in an executable segment: one in so many bytes at most, and
+/// [`CANDIDATES_FREE`] besides. LLVM, rustc, node and OpenJDK have fewer. A file with more is refused: it would keep the
+/// server busy.
 const CANDIDATE_BYTES: usize = 8;
 const CANDIDATES_FREE: usize = 1 << 20;
-/// Of what looks like `syscall`: that many in a file at most. (Programs with all libraries in them have some thousand.)
+/// Bytes that look like `syscall` in an executable segment at most.
 const CALLS_MAX: usize = 1 << 14;
-/// A function of more bytes is not decoded.
+/// A larger function is not decoded to tell real branches from candidates: every candidate counts as real.
 const FUNCTION_BYTES_MAX: u64 = 1 << 20;
-/// What looks like branches to one place: that many are looked at, at most.
+/// Candidates for branches to one probe's bytes that are checked; further ones count as real.
 const BRANCHES_THERE_MAX: usize = 64;
 
 /// A file whose code is looked at. What takes long is found when it is first asked for.
