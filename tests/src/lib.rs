@@ -610,9 +610,8 @@ impl Footprint {
             .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
             .collect();
         threads.sort();
-        // The stack grows by itself, and the kernel maps a page for uprobes of other tools on the machine.
-        let is_others = |line: &str| line.ends_with("[stack]") || line.ends_with("[uprobes]");
-        let mappings = maps.lines().filter(|line| !is_others(line)).map(str::to_owned).collect();
+        // The stack grows by itself.
+        let mappings = maps.lines().filter(|line| !line.ends_with("[stack]")).map(str::to_owned).collect();
         Footprint { mappings, descriptors, threads }
     }
 }
