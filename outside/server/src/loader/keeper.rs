@@ -4,9 +4,8 @@
 //! them. So a second process holds each listener. It does nothing until the server's end of a socket closes. From then on
 //! it lets the kernel carry out what the loader asks, and says `ENOSYS` to bpf(2) and perf_event_open(2).
 //!
-//! A call that the server had received and not answered is received by nobody again, and its thread would wait for ever. So the server
-//! writes down what it receives, in a file that the keeper reads then ([`Ledger`]). The server may die between receiving a call
-//! and writing it down; ids of calls follow each other (kernel/seccomp.c:seccomp_next_notify_id), so the keeper knows that one's, too.
+//! A call that the server had received and not answered is received by nobody again, and its thread would wait for ever. So the kernel
+//! hands calls over in a file that the keeper reads then ([`Ledger`]): there is no moment at which a received call is unknown.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,15 +20,25 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType,
 };
 
-use super::raw_seccomp::{self, Notification};
+use super::raw_seccomp::{self, Notification, NotificationPage};
 
 /// Bytes of an entry: a call's id and its number.
 const ENTRY_BYTES: usize = 16;
 
+/// Where the entries of awaited calls begin: behind the call that was received last.
+const ENTRIES_OFFSET: usize = size_of::<Notification>();
+
+/// Where that call's number stands; its id stands first.
+const NUMBER: std::ops::Range<usize> = {
+    let start = std::mem::offset_of!(Notification, number);
+    start..start + size_of::<i32>()
+};
+
 /// What a loader waits for: the call that its session received last, and those that threads answer later.
 pub(super) struct Ledger {
     file: OwnedFd,
-    /// Which entries behind the first are taken.
+    last: Mutex<NotificationPage>,
+    /// Which entries are taken.
     taken: Mutex<Vec<bool>>,
 }
 
@@ -42,20 +51,23 @@ pub(super) struct Awaited {
 impl Ledger {
     fn new() -> std::io::Result<Ledger> {
         let file = rustix::fs::memfd_create("ring3-ledger", MemfdFlags::CLOEXEC)?;
-        Ok(Ledger { file, taken: Mutex::default() })
+        rustix::fs::ftruncate(&file, ENTRIES_OFFSET as u64)?;
+        let last = Mutex::new(NotificationPage::new(file.as_fd())?);
+        Ok(Ledger { file, last, taken: Mutex::default() })
     }
 
     fn write(&self, index: usize, id: u64, number: i32) {
         let entry = [id.to_le_bytes(), i64::from(number).to_le_bytes()];
+        let offset = ENTRIES_OFFSET + index * ENTRY_BYTES;
         // Without it a call may be lost if the server dies, and nothing else.
-        if let Err(error) = rustix::io::pwrite(&self.file, entry.as_flattened(), (index * ENTRY_BYTES) as u64) {
+        if let Err(error) = rustix::io::pwrite(&self.file, entry.as_flattened(), offset as u64) {
             tracing::warn!("a call could not be written down: {error}");
         }
     }
 
-    /// A call was received; the one before is answered, or awaited.
-    pub(super) fn received(&self, call: &Notification) {
-        self.write(0, call.id, call.number);
+    /// Receives the next call; the one before is answered, or awaited.
+    pub(super) fn receive(&self, listener: BorrowedFd<'_>) -> std::io::Result<Option<Notification>> {
+        self.last.lock().expect("no panic under this lock").receive(listener)
     }
 
     /// A call is going to be answered by another thread.
@@ -66,15 +78,15 @@ impl Ledger {
             taken.push(false);
         }
         taken[free] = true;
-        self.write(free + 1, call.id, call.number);
-        Awaited { ledger: self.clone(), index: free + 1 }
+        self.write(free, call.id, call.number);
+        Awaited { ledger: self.clone(), index: free }
     }
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.ledger.write(self.index, 0, 0);
-        self.ledger.taken.lock().expect("no panic under this lock")[self.index - 1] = false;
+        self.ledger.taken.lock().expect("no panic under this lock")[self.index] = false;
     }
 }
 
@@ -254,15 +266,15 @@ impl Held {
     /// Answers instead of the server from now on, first what that has not. False if that cannot be known: then the kernel answers.
     fn take_over(&mut self) -> bool {
         self.serves = true;
-        let Ok(entries) = read_all(&self.ledger) else { return false };
+        let Ok(ledger) = read_all(&self.ledger) else { return false };
+        let Some((last, awaited)) = ledger.split_at_checked(ENTRIES_OFFSET) else { return false };
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-        let mut entries =
-            entries.chunks_exact(ENTRY_BYTES).map(|entry| (word(&entry[..8]), word(&entry[8..]) as i32));
-        let Some((last, number)) = entries.next() else { return false };
-        self.answer(last, number);
-        // Received perhaps, and not written down. If it was not received, this changes nothing.
-        raw_seccomp::pass_on(self.listener.as_fd(), last.wrapping_add(1));
-        entries.filter(|(id, _)| *id != 0).for_each(|(id, number)| self.answer(id, number));
+        let number = i32::from_le_bytes(last[NUMBER].try_into().expect("4 bytes"));
+        let last = (word(&last[..8]), number);
+        let awaited = awaited.chunks_exact(ENTRY_BYTES).map(|entry| (word(&entry[..8]), word(&entry[8..]) as i32));
+        for (id, number) in std::iter::once(last).chain(awaited).filter(|(id, _)| *id != 0) {
+            self.answer(id, number);
+        }
         true
     }
 

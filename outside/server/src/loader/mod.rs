@@ -111,9 +111,8 @@ impl Session {
         raw_seccomp::wake_synchronously(session.listener.as_fd());
         let mut result = Ok(());
         while result.is_ok() && session.wait() {
-            result = raw_seccomp::receive(session.listener.as_fd()).map(|call| {
+            result = session.ledger.receive(session.listener.as_fd()).map(|call| {
                 if let Some(call) = call {
-                    session.ledger.received(&call);
                     session.serve(call);
                 }
             });

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use ring3_uapi::seccomp::FilterInsn;
 
@@ -62,12 +64,57 @@ fn call<T>(listener: BorrowedFd<'_>, request: u64, argument: *mut T) -> io::Resu
 
 /// The next caught call; `None` if its thread was killed meanwhile.
 pub(crate) fn receive(listener: BorrowedFd<'_>) -> io::Result<Option<Notification>> {
-    // SAFETY: Notification is made of integers; the kernel wants it zeroed.
+    // SAFETY: Notification is made of integers.
     let mut notification: Notification = unsafe { std::mem::zeroed() };
-    match call(listener, RECV, &mut notification) {
-        Ok(_) => Ok(Some(notification)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => Ok(None),
+    receive_at(listener, &raw mut notification).map(|received| received.then_some(notification))
+}
+
+/// Receives into memory that must be zeroed (kernel/seccomp.c:seccomp_notify_recv).
+fn receive_at(listener: BorrowedFd<'_>, at: *mut Notification) -> io::Result<bool> {
+    match call(listener, RECV, at) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+/// The start of a file, mapped, into which the kernel itself writes each caught call as it hands it over: whoever has the file knows
+/// of the call even if the receiver is killed at once.
+pub(crate) struct NotificationPage(NonNull<Notification>);
+
+// SAFETY: the mapping belongs to this value alone, and only `receive`, which takes it exclusively, touches it.
+unsafe impl Send for NotificationPage {}
+
+impl NotificationPage {
+    /// Maps the start of `file`, which has a [`Notification`]'s size at least.
+    pub(crate) fn new(file: BorrowedFd<'_>) -> io::Result<NotificationPage> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: mmap wants no existing object at the address; a null hint lets the kernel choose.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), size_of::<Notification>(), access, MapFlags::SHARED, file, 0)? };
+        Ok(NotificationPage(NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?))
+    }
+
+    /// As [`receive`]. The call received before must be answered, or written down elsewhere.
+    pub(crate) fn receive(&mut self, listener: BorrowedFd<'_>) -> io::Result<Option<Notification>> {
+        let at = self.0.as_ptr();
+        // The id goes first: a call without one is nobody's.
+        // SAFETY: it is mapped, aligned to a page, and begins with the id.
+        unsafe { at.cast::<u64>().write_volatile(0) };
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: as above.
+        unsafe { at.write_bytes(0, 1) };
+        let received = receive_at(listener, at)?;
+        // SAFETY: as above; every pattern of bits is a Notification.
+        Ok(received.then(|| unsafe { at.read_volatile() }))
+    }
+}
+
+impl Drop for NotificationPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody refers to it any more. (Nothing is left to do if it fails.)
+        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), size_of::<Notification>()) };
     }
 }
 
