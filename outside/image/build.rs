@@ -26,6 +26,12 @@ fn main() {
     for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET"] {
         build.env_remove(name);
     }
+    // What the agent leaves alone was read in an image that was built by its profile as it stands in Cargo.toml. An incremental
+    // build of it, say, has no link-time optimisation and changes registers that its callers need.
+    let is_of_profiles = |name: &str| name == "CARGO_INCREMENTAL" || name.starts_with("CARGO_PROFILE_");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_profiles)) {
+        build.env_remove(name);
+    }
     let status = build.status().expect("cargo runs");
     assert!(status.success(), "building the agent failed");
     println!("cargo:rustc-env=RING3_AGENT={}", target.join("agent/libring3_agent.so").display());
