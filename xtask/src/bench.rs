@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bench_options::Options;
+use crate::bench_options::{Output, count};
 use crate::root;
 
 const ROUNDS: usize = 9;
@@ -363,8 +363,17 @@ struct Bench {
     frida: Option<String>,
 }
 
-pub(crate) fn probe(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse("probe", &["--json FILE", "--rounds N"], ROUNDS, words)?;
+/// What `cargo xtask bench probe` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measured rounds
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
+    rounds: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) fn probe(options: &Options) -> Result<(), String> {
     let rounds = options.rounds;
     let build = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/probe", &format!("OUT={}", build.display())])?;
@@ -373,7 +382,7 @@ pub(crate) fn probe(words: &[&str]) -> Result<(), String> {
     bench.run(rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(rounds, &goals);
-    options.save(|| bench.json(rounds, &goals))
+    options.output.save(|| bench.json(rounds, &goals))
 }
 
 impl Bench {

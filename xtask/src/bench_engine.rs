@@ -13,7 +13,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, bench_binary, machine, machine_text};
-use crate::bench_options::Options;
+use crate::bench_options::{Output, count};
 use crate::{has_llvm, root};
 
 const ROUNDS: usize = 9;
@@ -248,16 +248,30 @@ fn build_ubpf(source: &Path, out: &Path) -> Result<PathBuf, String> {
     if output.status.success() { Ok(library) } else { Err(format!("ubpf does not compile:\n{why}")) }
 }
 
-pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
-    let options =
-        Options::parse("engine", &["--only TEXT", "--rounds N", "--json FILE", "--ubpf DIR"], ROUNDS, words)?;
+/// What `cargo xtask bench engine` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measure only what has this text in its name
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Measured rounds
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
+    rounds: usize,
+    /// Also measure ubpf, from this source tree
+    #[arg(long, value_name = "DIR")]
+    ubpf: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) fn engine(options: &Options) -> Result<(), String> {
     let out = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/engine", &format!("OUT={}", out.display())])?;
     let binary = bench_binary("engines")?;
     let mut command = Command::new(binary);
     command.arg(out.join("engine.bpf.o")).arg(out.join("engine.so"));
     if let Some(source) = &options.ubpf {
-        command.arg(build_ubpf(Path::new(source), &out)?);
+        command.arg(build_ubpf(source, &out)?);
     }
     let mut process = Process::start(&mut command)?;
     process.expect("ready")?;
@@ -286,5 +300,5 @@ pub(crate) fn engine(words: &[&str]) -> Result<(), String> {
     let rows = names.iter().map(|name| measure(&mut process, name, options.rounds, &engines));
     let figures = Figures { rows: rows.collect::<Result<_, String>>()?, empty };
     figures.print(options.rounds);
-    options.save(|| figures.json(options.rounds))
+    options.output.save(|| figures.json(options.rounds))
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine, machine_text};
-use crate::bench_options::Options;
+use crate::bench_options::{Output, count};
 use crate::root;
 
 const ROUNDS: usize = 5;
@@ -253,6 +253,22 @@ struct Figures {
     memory: BTreeMap<(usize, Engine), [u64; 4]>,
 }
 
+/// What `cargo xtask bench maps` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measure fewer key sizes and numbers of threads
+    #[arg(long)]
+    quick: bool,
+    /// Measure only what has this text in its name
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Measured rounds
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
+    rounds: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
 struct Bench {
     options: Options,
     sides: Vec<Side>,
@@ -262,8 +278,7 @@ struct Bench {
     failed: Vec<String>,
 }
 
-pub(crate) fn maps(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse("maps", &["--quick", "--only TEXT", "--rounds N", "--json FILE"], ROUNDS, words)?;
+pub(crate) fn maps(options: Options) -> Result<(), String> {
     let build = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/maps", &format!("OUT={}", build.display())])?;
     let ring3 = Ring3::new()?;
@@ -277,7 +292,7 @@ pub(crate) fn maps(words: &[&str]) -> Result<(), String> {
     let mut bench = Bench { options, sides, empty: BTreeMap::new(), figures: Figures::default(), failed: vec![] };
     bench.run().map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", ring3.log()))?;
     bench.print();
-    bench.options.save(|| bench.json())?;
+    bench.options.output.save(|| bench.json())?;
     if bench.failed.is_empty() { Ok(()) } else { Err(bench.failed.join("\n")) }
 }
 

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine, machine_text, output};
-use crate::bench_options::Options;
+use crate::bench_options::{Output, count};
 use crate::bench_syscall::with_tracefs;
 use crate::root;
 
@@ -98,8 +98,17 @@ struct Bench {
     skipped: BTreeMap<Variant, String>,
 }
 
-pub(crate) fn nginx(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse("nginx", &["--json FILE", "--rounds N"], ROUNDS, words)?;
+/// What `cargo xtask bench nginx` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measured rounds
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
+    rounds: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) fn nginx(options: &Options) -> Result<(), String> {
     if !Path::new(SYSCOUNT).exists() {
         return Err(format!("there is no {SYSCOUNT}: install libbpf-tools"));
     }
@@ -109,7 +118,7 @@ pub(crate) fn nginx(words: &[&str]) -> Result<(), String> {
     bench.run(options.rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(options.rounds, &goals);
-    options.save(|| bench.json(options.rounds, &goals))
+    options.output.save(|| bench.json(options.rounds, &goals))
 }
 
 /// Waits until there is something.

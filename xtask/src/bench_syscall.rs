@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, Ring3, Spread, Victim, machine, machine_text, output};
-use crate::bench_options::Options;
+use crate::bench_options::{Output, count};
 use crate::root;
 
 const ROUNDS: usize = 9;
@@ -160,15 +160,24 @@ struct Bench {
     skipped: BTreeMap<&'static str, String>,
 }
 
-pub(crate) fn syscall(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse("syscall", &["--json FILE", "--rounds N"], ROUNDS, words)?;
+/// What `cargo xtask bench syscall` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measured rounds
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
+    rounds: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) fn syscall(options: &Options) -> Result<(), String> {
     let build = root().join("target/bench");
     crate::run("make", &["-s", "-C", "bench/syscall", &format!("OUT={}", build.display())])?;
     let mut bench = Bench { build, ring3: Ring3::new()?, figures: Figures::default(), skipped: BTreeMap::new() };
     bench.run(options.rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(options.rounds, &goals);
-    options.save(|| bench.json(options.rounds, &goals))
+    options.output.save(|| bench.json(options.rounds, &goals))
 }
 
 /// Nanoseconds for a call that is made like this; how many there were in all.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, Spread, bench_binary, machine, machine_text};
-use crate::bench_options::Options;
+use crate::bench_options::{Output, count};
 
 const ROUNDS: usize = 9;
 /// How long `prevail` is waited for.
@@ -197,6 +197,19 @@ struct Memory {
     by_one: u64,
 }
 
+/// What `cargo xtask bench verify` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Measure only what has this text in its name
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Measured rounds
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
+    rounds: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
 struct Bench {
     options: Options,
     rows: Vec<Row>,
@@ -207,13 +220,12 @@ struct Bench {
     memory: Option<Memory>,
 }
 
-pub(crate) fn verify(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse("verify", &["--only TEXT", "--rounds N", "--json FILE"], ROUNDS, words)?;
+pub(crate) fn verify(options: Options) -> Result<(), String> {
     let binary = bench_binary("verifiers")?;
     let mut bench = Bench { options, rows: vec![], refused: 0, not_ours: vec![], memory: None };
     bench.run(&binary)?;
     bench.print();
-    bench.options.save(|| bench.json())?;
+    bench.options.output.save(|| bench.json())?;
     if bench.not_ours.is_empty() {
         return Ok(());
     }

@@ -2,6 +2,7 @@
 //! `ring3 exec --plugin`, in processes of their own.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
@@ -104,23 +105,28 @@ impl Case {
     }
 }
 
-/// Runs all cases of a folder.
-pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
-    const USAGE: &str = "usage: cargo xtask conformance DIR [--engine interp|jit|llvm]";
-    let (folder, engine) = match arguments {
-        [folder] => (folder, "jit"),
-        [folder, "--engine", engine] => (folder, *engine),
-        _ => return Err(USAGE.into()),
-    };
-    let mut paths: Vec<_> = std::fs::read_dir(folder)
-        .map_err(|error| format!("{folder}: {error}"))?
+/// What `cargo xtask conformance` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The directory of the cases (`*.data`)
+    directory: PathBuf,
+    /// The engine that runs them
+    #[arg(long, default_value = "jit", value_parser = ["interp", "jit", "llvm"])]
+    engine: String,
+}
+
+/// Runs all cases of a directory.
+pub(crate) fn run(Options { directory, engine }: &Options) -> Result<(), String> {
+    let shown = directory.display();
+    let mut paths: Vec<_> = std::fs::read_dir(directory)
+        .map_err(|error| format!("{shown}: {error}"))?
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "data"))
         .collect();
     paths.sort();
     if paths.is_empty() {
-        return Err(format!("{folder} has no files *.data"));
+        return Err(format!("{shown} has no files *.data"));
     }
     let (rest, failures) = (Mutex::new(paths.iter()), Mutex::new(vec![]));
     std::thread::scope(|scope| {

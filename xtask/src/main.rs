@@ -26,35 +26,80 @@ use std::io::BufRead;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
-const USAGE: &str =
-    "usage: cargo xtask ci | tidy | test | agent | support | syscalls | demo | bench probe [--json FILE] [--rounds N]
-     | conformance DIR [--engine interp|jit|llvm] | bench maps [--quick] [--only TEXT] [--rounds N] [--json FILE]
-     | bench engine [--only TEXT] [--rounds N] [--json FILE] [--ubpf DIR] | bench verify [--only TEXT] [--rounds N] [--json FILE]
-     | bench syscall [--rounds N] [--json FILE] | bench nginx [--rounds N] [--json FILE] | mutate [--only TEXT]... [--programs N]
-     | suites [NAME]... | sweep FILE [--rounds N] [--seed N] -- COMMAND...";
+use clap::{Parser, Subcommand};
+
+/// What continuous integration and developers run. Nothing here installs anything: that is the Makefile's.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Everything that continuous integration checks
+    Ci,
+    /// The laws of ARCHITECTURE.md
+    Tidy,
+    /// All tests, with one closing line
+    Test,
+    /// Size of the agent image, and that it has no relocations, imports or vector instructions
+    Agent,
+    /// Write docs/SUPPORT.md again
+    Support,
+    /// Bring the table of system call tracepoints up to date from the running kernel (as root)
+    Syscalls,
+    /// Trace a real process with Debian's funclatency
+    Demo,
+    /// Measure ring3 beside its peers
+    #[command(subcommand)]
+    Bench(Benchmark),
+    /// Run the cases of a directory of bpf_conformance
+    Conformance(conformance::Options),
+    /// Break the verifier on purpose, one place at a time, and show which test notices
+    Mutate(mutate::Options),
+    /// Run other projects' own tests natively and as targets, and compare
+    Suites(suites::Options),
+    /// Probe random instructions of a file while a command runs that uses it
+    Sweep(sweep::Options),
+}
+
+#[derive(Debug, Subcommand)]
+enum Benchmark {
+    /// Probes, beside the kernel's uprobes and frida-gum
+    Probe(bench::Options),
+    /// Map operations inside programs, beside the kernel's maps
+    Maps(bench_maps::Options),
+    /// Computing programs, beside the kernel's compiler, rbpf and native code
+    Engine(bench_engine::Options),
+    /// Traced system calls, beside the kernel's tracepoints, strace and syscall user dispatch
+    Syscall(bench_syscall::Options),
+    /// nginx under wrk while its system calls are counted
+    Nginx(bench_nginx::Options),
+    /// Verification of Debian's libbpf-tools, beside the kernel's verifier and prevail
+    Verify(bench_verify::Options),
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let result = match words.as_slice() {
-        ["ci"] => ci(),
-        ["tidy"] => tidy::run(),
-        ["test"] => tests(),
-        ["conformance", rest @ ..] => conformance::run(rest),
-        ["agent"] => run("cargo", &["test", "--package", "ring3-image", "--", "--nocapture"]),
-        ["support"] => support(),
-        ["syscalls"] => syscalls::run(),
-        ["demo"] => demo::run(),
-        ["bench", "probe", options @ ..] => bench::probe(options),
-        ["bench", "maps", options @ ..] => bench_maps::maps(options),
-        ["bench", "engine", options @ ..] => bench_engine::engine(options),
-        ["bench", "syscall", options @ ..] => bench_syscall::syscall(options),
-        ["bench", "nginx", options @ ..] => bench_nginx::nginx(options),
-        ["bench", "verify", options @ ..] => bench_verify::verify(options),
-        ["mutate", options @ ..] => mutate::mutate(options),
-        ["suites", names @ ..] => suites::run(names),
-        ["sweep", options @ ..] => sweep::sweep(options),
-        _ => Err(USAGE.to_owned()),
+    let result = match Arguments::parse().task {
+        Task::Ci => ci(),
+        Task::Tidy => tidy::run(),
+        Task::Test => tests(),
+        Task::Agent => run("cargo", &["test", "--package", "ring3-image", "--", "--nocapture"]),
+        Task::Support => support(),
+        Task::Syscalls => syscalls::run(),
+        Task::Demo => demo::run(),
+        Task::Bench(Benchmark::Probe(options)) => bench::probe(&options),
+        Task::Bench(Benchmark::Maps(options)) => bench_maps::maps(options),
+        Task::Bench(Benchmark::Engine(options)) => bench_engine::engine(&options),
+        Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
+        Task::Bench(Benchmark::Nginx(options)) => bench_nginx::nginx(&options),
+        Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
+        Task::Conformance(options) => conformance::run(&options),
+        Task::Mutate(options) => mutate::mutate(&options),
+        Task::Suites(options) => suites::run(&options),
+        Task::Sweep(options) => sweep::sweep(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -161,4 +206,47 @@ fn support() -> Result<(), String> {
         .output()
         .map_err(|error| format!("{}: {error}; run `make build` first", ring3.display()))?;
     std::fs::write(root().join("docs/SUPPORT.md"), output.stdout).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::Arguments;
+
+    #[test]
+    fn the_commands_are_well_defined() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_take_their_own_options_only() {
+        let parse = |line: &str| Arguments::try_parse_from(["xtask"].into_iter().chain(line.split(' ')));
+        for right in [
+            "ci",
+            "bench maps --quick --rounds 3 --only HASH",
+            "bench probe --json FILE",
+            "bench engine --ubpf DIR --only x",
+            "conformance DIR --engine llvm",
+            "mutate --only a --only b --programs 9",
+            "suites git redis",
+            "sweep FILE --rounds 2 --seed 7 -- COMMAND --option",
+        ] {
+            assert!(parse(right).is_ok(), "{right}: {}", parse(right).expect_err("it failed"));
+        }
+        for wrong in [
+            "ci more",
+            "bench",
+            "bench probe --quick",
+            "bench nginx --rounds 0",
+            "bench maps --rounds many",
+            "bench verify --json",
+            "conformance",
+            "conformance DIR --engine other",
+            "sweep FILE",
+            "sweep FILE --rounds 0 -- COMMAND",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ use crate::root;
 /// Where the verifier is.
 const SOURCES: &str = "pure/verifier/src";
 /// Random programs, and bad inputs of each kind, that are judged.
-const PROGRAMS_USUAL: &str = "1000";
+const PROGRAMS_USUAL: u32 = 1000;
 /// A test that takes longer does not end.
 const TEST_TIME_MAX: Duration = Duration::from_secs(180);
 /// Address space of a test, KiB: a mutant that never ends may not take the machine with it.
@@ -108,21 +108,24 @@ enum Outcome {
     Failed(String),
 }
 
-pub(crate) fn mutate(options: &[&str]) -> Result<(), String> {
-    let (mut only, mut programs) = (vec![], PROGRAMS_USUAL);
-    for option in options.chunks(2) {
-        match option {
-            ["--only", text] => only.push(*text),
-            ["--programs", number] => programs = number,
-            _ => return Err("usage: cargo xtask mutate [--only TEXT]... [--programs N]".to_owned()),
-        }
-    }
+/// What `cargo xtask mutate` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Make only mutations with this text in the file's name or the description; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// How many random programs, and bad inputs of each kind, are judged
+    #[arg(long, value_name = "N", default_value_t = PROGRAMS_USUAL)]
+    programs: u32,
+}
+
+pub(crate) fn mutate(Options { only, programs }: &Options) -> Result<(), String> {
     let wanted = |mutation: &&Mutation| {
         let name = format!("{} {}", mutation.file, mutation.breaks);
         only.is_empty() || only.iter().any(|text| name.contains(text))
     };
     let mutations: Vec<&Mutation> = mutations().filter(wanted).collect();
-    let bench = Bench { tree: root().join("target/mutants/tree"), programs: programs.to_owned() };
+    let bench = Bench { tree: root().join("target/mutants/tree"), programs: programs.to_string() };
     bench.copy()?;
     for mutation in &mutations {
         mutation.apply(&bench.source(mutation)?)?;

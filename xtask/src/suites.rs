@@ -191,8 +191,16 @@ fn is_there(need: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(need).exists()))
 }
 
+/// What `cargo xtask suites` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The suites to run, by their scripts' names without `.sh`; all if none is named
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
 /// Runs the suites whose names are given, or all.
-pub(crate) fn run(names: &[&str]) -> Result<(), String> {
+pub(crate) fn run(Options { names }: &Options) -> Result<(), String> {
     let folder = root().join("target/suites");
     std::fs::create_dir_all(sources(&folder)).map_err(|error| format!("{}: {error}", folder.display()))?;
     let scripts = std::fs::read_dir(root().join("tests/suites")).map_err(|error| format!("tests/suites: {error}"))?;
@@ -204,7 +212,7 @@ pub(crate) fn run(names: &[&str]) -> Result<(), String> {
         let known: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
         return Err(format!("no suite {unknown}; there are {}", known.join(", ")));
     }
-    suites.retain(|suite| names.is_empty() || names.contains(&suite.name.as_str()));
+    suites.retain(|suite| names.is_empty() || names.contains(&suite.name));
     let (ready, skipped): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.missing.is_empty());
     let mut workshop = Workshop::open(&folder)?;
     let (mut differ, mut rows) = (vec![], vec![]);

@@ -16,38 +16,26 @@ use iced_x86::{Code, Decoder, DecoderOptions};
 
 use crate::root;
 
-const USAGE: &str = "usage: cargo xtask sweep FILE [--rounds N] [--seed N] -- COMMAND...";
 const ROUNDS_USUAL: u64 = 10;
 /// Instructions that are drawn in a round.
 const DRAWN: u64 = 900;
 /// Probes of one round are this far apart, so that each is judged by itself.
 const APART_BYTES: u64 = 24;
 
-struct Options {
+/// What `cargo xtask sweep` can be told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The program or library to probe
     file: PathBuf,
+    /// Rounds; each draws other instructions
+    #[arg(long, value_name = "N", default_value_t = ROUNDS_USUAL, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
+    /// The first round's seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// The command that uses the file
+    #[arg(last = true, required = true)]
     command: Vec<String>,
-}
-
-impl Options {
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        let mut parts = words.splitn(2, |word| *word == "--");
-        let (before, command) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        let [file, options @ ..] = before else { return Err(USAGE.into()) };
-        let file = std::fs::canonicalize(file).map_err(|error| format!("{file}: {error}"))?;
-        let command: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
-        let mut parsed = Options { file, rounds: ROUNDS_USUAL, seed: 1, command };
-        for pair in options.chunks(2) {
-            let number = |text: &str| text.parse().map_err(|_| USAGE.to_owned());
-            match pair {
-                ["--rounds", count] => parsed.rounds = number(count)?,
-                ["--seed", seed] => parsed.seed = number(seed)?,
-                _ => return Err(USAGE.into()),
-            }
-        }
-        if parsed.command.is_empty() || parsed.rounds == 0 { Err(USAGE.into()) } else { Ok(parsed) }
-    }
 }
 
 /// The next of a sequence of random numbers (splitmix64).
@@ -164,21 +152,22 @@ fn output(command: &mut Command) -> Result<Output, String> {
 /// Sweeps one file.
 ///
 /// # Errors
-/// What was wrong with the words, or how many rounds changed what the command does.
-pub(crate) fn sweep(words: &[&str]) -> Result<(), String> {
-    let options = Options::parse(words)?;
+/// How many rounds changed what the command does.
+pub(crate) fn sweep(options: &Options) -> Result<(), String> {
+    let file =
+        std::fs::canonicalize(&options.file).map_err(|error| format!("{}: {error}", options.file.display()))?;
     let plain = || output(Command::new("setarch").arg("-R").args(&options.command));
     let expected = plain()?;
     if plain()? != expected {
         return Err(format!("{:?} does not print the same each time", options.command));
     }
     crate::run("make", &["-s", "-C", "examples/malloc"])?;
-    let all = instructions(&options.file)?;
+    let all = instructions(&file)?;
     let server = Server::new()?;
     let (mut drawn, mut accepted, mut hits, mut changed) = (0, 0, 0, 0);
     for seed in options.seed..options.seed + options.rounds {
         let offsets = draw(&all, seed);
-        let tool = Tool::start(&server, &options.file, &offsets)?;
+        let tool = Tool::start(&server, &file, &offsets)?;
         drawn += offsets.len();
         accepted += tool.accepted;
         let mut command = Command::new("setarch");
@@ -198,7 +187,7 @@ pub(crate) fn sweep(words: &[&str]) -> Result<(), String> {
     }
     println!(
         "{}: {} rounds, {accepted} of {drawn} probes accepted ({:.1} %), {hits} hits, {changed} runs changed",
-        options.file.display(),
+        file.display(),
         options.rounds,
         100.0 * accepted as f64 / drawn as f64
     );
