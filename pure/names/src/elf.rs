@@ -91,8 +91,9 @@ pub struct Placed {
     pub pieces: Vec<(u64, Names)>,
 }
 
-/// The symbol of what a relocation is the distance to. A helper is called with the calling convention of ARCHITECTURE.md; the
-/// others are words that hold addresses: `ring3_map_<name>` that of a map's view, `ring3_data_<name>` that of its values.
+/// The symbol of what a relocation is the distance to. A helper is called with the calling convention of
+/// `docs/design/engine.md`; the others are words that hold addresses: `ring3_map_<name>` that of a map's view,
+/// `ring3_data_<name>` that of its values.
 fn symbol_of(target: Target, maps: &[String]) -> String {
     let map = |slot: u32| maps.get(slot as usize).map_or_else(|| slot.to_string(), |name| name.replace('.', "_"));
     match target {
