@@ -1,7 +1,7 @@
-//! Where the near stubs lead of those who call routines in which threads are cancelled.
+//! Entry points of near stubs at calls of routines in which threads are cancelled: before the call, and at its return.
 //!
-//! Both come on the caller's stack, where functions begin and where calls have returned to: the flags mean nothing, and nothing
-//! lies below the stack pointer.
+//! Both run on the caller's stack at a function's entry or right after a call. So the flags mean nothing there, and nothing lies
+//! below the stack pointer.
 
 use ring3_runtime::raw_cancellation;
 use ring3_runtime::raw_syscalls::{FRAME_BYTES, NO_FLAGS};

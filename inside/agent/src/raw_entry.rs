@@ -1,4 +1,4 @@
-//! Where stubs and replaced return addresses lead.
+//! Entry points of stubs, and the trampoline that replaces return addresses.
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;

@@ -1,11 +1,11 @@
-//! Where gates of system calls lead.
+//! Entry points of syscall trampolines (gates).
 //!
-//! A gate passes what it is in `ecx`, and in `r11` where to go on if there is no more to do. All other registers and the stack
-//! are those of the caller, who may use what lies below its stack pointer.
+//! A trampoline passes its identity in `ecx`, and in `r11` the address at which to continue if nothing is left to do. All other
+//! registers and the stack are the caller's. The caller may use memory below its stack pointer (the red zone).
 //!
-//! Some callers have no stack that could be used: goroutines, whose stacks have room for nothing that the linker has not seen,
-//! and threads that end and have unmapped theirs. Calls of these run on a stack in the thread's block, which GS leads to; of
-//! threads that are not known yet, one at a time, on the last stack. The thread's own is not touched.
+//! Some callers have no usable stack: goroutines, whose stacks have only the room that the linker planned, and threads that end
+//! and have unmapped theirs. Their calls run on a stack in the thread's block, which GS points to. Threads that are not known yet
+//! use the last stack, one at a time. The thread's own stack is not touched.
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;

@@ -1,8 +1,8 @@
-//! What happens where a routine is called in which threads are cancelled, and where it returns to.
+//! The beginning and the end of a call of a routine in which threads are cancelled (musl, glibc since 2.41).
 //!
-//! The routine makes the call itself: a signal handler finds a thread there as it would without us. It may also send the thread
-//! somewhere else: the call is over then. A call that is made again is begun again before the handler returns to it, since
-//! nothing else is passed.
+//! The routine makes the system call itself, so a signal handler finds a thread there as without ring3. If the handler resumes
+//! the thread elsewhere, the call is shown as ended. If the call is going to be made again, its new beginning is shown before the
+//! handler returns to it, because the thread does not pass the routine's caller again.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};

@@ -1,4 +1,8 @@
-//! What happens when a thread comes by a site, or returns from a function that it was probed in.
+//! Runs programs when a thread hits a site, or when a probed function returns.
+//!
+//! The guard (`ThreadBlock::guard`) tells whether programs of the thread run already. If so, either a signal handler has
+//! interrupted them, and the hit runs its own programs in between (`run_guarded`), or a `longjmp` has abandoned them
+//! (`was_left`). docs/design/probes.md and docs/design/threads.md have the reasons.
 
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -1,8 +1,8 @@
-//! What programs take for the kernel's memory: their own stack and maps, and objects of tasks that are not there.
+//! Memory that programs read as the kernel's: their own stack and maps, and objects of tasks that do not exist here.
 //!
-//! `bpf_get_current_task` gives an address of [`ring3_layout::task`]. Whoever reads from it, or from the addresses that he
-//! finds there, gets what the process may know of itself: each field is made when it is read, by system calls. Fields that
-//! the server's table does not have, and what cannot be found out, are as memory that is not mapped.
+//! `bpf_get_current_task` returns an address of [`ring3_layout::task`]. A program that reads from it, or from addresses that it
+//! finds there, gets what the process may know of itself. Each field is computed when it is read, by system calls. A field that
+//! is not in the server's table, or that cannot be found out, reads as unmapped memory.
 
 use core::ptr::copy_nonoverlapping;
 

@@ -1,9 +1,9 @@
 //! Guarded access to the target's memory.
 //!
-//! Programs pass any address. No signal handler is installed in the target, so that its own stay as they are:
-//! the kernel is asked to copy (`process_vm_readv` on ourselves), which fails instead of faulting. Addresses
-//! that are certainly there are copied at once: the thread's own stack from its pointer to the end of the
-//! page where the application's stack pointer was.
+//! Programs pass any address. The agent installs no signal handler for faults, so that the target's own handlers stay in place:
+//! it asks the kernel to copy (`process_vm_readv` on its own process), which fails instead of faulting. Addresses that are
+//! certainly mapped are copied directly: the thread's own stack, from its stack pointer to the end of the page of the
+//! application's stack pointer.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -1,10 +1,10 @@
-//! System calls at which the agent has nothing to do but to run one program: nearly all.
+//! The fast path of traced system calls: the agent has to run one program and nothing else. Nearly all calls take it.
 //!
-//! Which calls these are the server says ([`Seers::enter_only`]). What else may come up (programs that run already, a
-//! call under way, a thread that is not known yet) is left to `raw_syscalls`: whatever is done here, is done there too.
+//! The server says which calls these are ([`Seers::enter_only`]). Everything else (programs that run already, a call under way, a
+//! thread that is not known yet) is left to the slow path in `raw_syscalls`, which does all that is done here, too.
 //!
-//! [`begin`], [`end`] and [`ran`] call nobody, and so get by with the registers that functions need not keep (a test of the image
-//! sees to that): they are parts of one run of a thread through the agent, from one to the next by jumps
+//! [`begin`], [`end`] and [`ran`] are leaf functions, so they use only registers that functions need not preserve; a test of the
+//! image checks this. They are parts of one pass of a thread through the agent, and lead from one to the next by jumps
 //! (`inside/agent/src/raw_syscall_entry.rs`).
 
 use core::arch::asm;

@@ -1,7 +1,7 @@
-//! What `/proc` tells of a task.
+//! Facts about a task, read from `/proc`.
 //!
-//! It is read by the thread that asks, which so has one more descriptor for a moment. `/proc` may be missing, hide the task,
-//! or be another pid namespace's: then nothing is known.
+//! The calling thread reads the files itself, so it has one more descriptor for a moment. `/proc` may be missing, hide the task,
+//! or show another pid namespace: then nothing is known.
 
 use core::iter::from_fn;
 

@@ -1,4 +1,4 @@
-//! Asking the server, and waking it.
+//! Requests of the agent to the server, and doorbells that wake the server.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 

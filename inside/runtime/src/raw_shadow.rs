@@ -1,15 +1,15 @@
-//! The shadow stack: calls whose return address was replaced by the trampoline's.
+//! The shadow stack: calls of probed functions whose return address is the trampoline's (docs/design/return-probes.md).
 //!
-//! A frame is found by the address of its stack slot, never by order alone, so that tail calls, `longjmp`,
-//! exceptions, signal stacks and fibers are all right: a frame that is certainly dead is dropped, one that
-//! might be alive is kept. Frames are appended; of several with one slot (a tail call into another probed
-//! function) the later one's return address is the trampoline itself, as in the kernel's chained instances.
+//! A frame is found by the address of its stack slot, never by its order. So tail calls, `longjmp`, exceptions, signal stacks and
+//! fibers work: a frame that is certainly dead is dropped, one that may be alive is kept. Frames are appended. Several frames can
+//! have one slot, after a tail call to another probed function; the return address of the later ones is the trampoline itself, as
+//! in the kernel's chained instances.
 //!
-//! The first frames lie in the thread's block, the others in chunks, which the block takes from a pool and keeps: there is nothing to
-//! allocate. Each frame knows the lowest slot up to it, so that a deeper call need not look whether its slot has a frame.
+//! The first frames lie in the thread's block, the others in chunks. The block takes chunks from a pool and keeps them, so
+//! nothing is allocated. Each frame has the lowest slot of all frames up to it, so a deeper call need not search for its slot.
 //!
-//! A signal handler that comes in between finds frames that can be appended to, or knows that they are being moved. Places that
-//! are free, or taken and not filled yet, name no slot.
+//! A signal handler can interrupt every function here. It finds frames to which it can append, or it finds that frames are being
+//! moved, and then does not. A place that is free, or not filled yet, has slot 0.
 
 use core::arch::asm;
 use core::hint::cold_path;

@@ -1,15 +1,16 @@
-//! Taking the part of per-CPU maps that belongs to this CPU, for the length of a run.
+//! Takes the part of per-CPU maps that belongs to this CPU (the CPU's slot) for the duration of a run.
 //!
-//! A free slot is taken only by a thread that runs on the slot's CPU. There are two ways to do so:
-//! - By a restartable sequence (rseq(2)): look whether the slot is free, and take it, by plain instructions. The kernel sends a
-//!   thread that was interrupted or moved meanwhile elsewhere, so nobody else on this CPU came between. Where the C library
-//!   has registered a `struct rseq`, this saves a locked instruction, some 3 of the 12 ns that counting by CPU took. Else
-//! - by a locked instruction. It may come from a thread that was moved away from the CPU whose number it had just read, to
-//!   between another one's look and its taking. So it counts only if the thread is on that CPU afterwards, and the slot is
-//!   still its own: no sequence is under way there then, and what one had done before is seen.
+//! Only a thread that runs on the slot's CPU takes a free slot. There are two methods:
+//! - A restartable sequence (rseq(2)): test that the slot is free and take it, by plain instructions. If the thread is
+//!   interrupted or migrated in between, the kernel makes it start again, so no other thread on this CPU came in between. This
+//!   needs a `struct rseq` that the C library has registered. It saves a locked instruction, some 3 of the 12 ns that counting
+//!   per CPU took.
+//! - A locked instruction. The thread may have migrated after it read the CPU's number, and so come between another thread's test
+//!   and store. So it counts only if the thread is on that CPU afterwards and the slot is still its own: then no sequence is
+//!   under way there, and the effects of an earlier one are visible.
 //!
-//! A slot that is not free goes to whoever finds its owner dead, and to a thread that has waited for long: its holder hands
-//! it over. (Who takes a slot all the time mostly has it when it loses the CPU to others.)
+//! A slot that is not free goes to the thread that finds its owner dead, or to a thread that has waited for long: then the holder
+//! hands the slot over. (A thread that takes the slot all the time mostly holds it when it is preempted.)
 
 use core::arch::{asm, naked_asm};
 use core::hint::cold_path;

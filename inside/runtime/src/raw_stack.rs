@@ -1,8 +1,8 @@
 //! `bpf_get_stack` and `bpf_get_stackid`: the user's stack, by frame pointers.
 //!
-//! What a probe in the kernel sees, which unwinds user stacks in no other way either (arch/x86/events/core.c:
-//! perf_callchain_user). Kernel stacks there are none: at a uprobe, where the registers are the user's, the kernel
-//! answers with an empty one too.
+//! A probe in the kernel sees the same: it unwinds user stacks by frame pointers only
+//! (arch/x86/events/core.c:perf_callchain_user). There are no kernel stacks. At a uprobe, where the registers are the user's, the
+//! kernel's answer is an empty one, too.
 
 use ring3_layout::control::{
     ATTACHMENT_ALONE, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,

@@ -1,15 +1,13 @@
-//! Finding the running thread's block.
+//! Finds the running thread's block (docs/design/threads.md).
 //!
-//! Where FS leads to the thread control block of a C library that is known, its word `%fs:0` names the thread, and a table of
-//! hints the block. A thread that comes after another one may get the same control block: the id that lies there tells
-//! them apart.
+//! If FS points to the TCB of a known C library, the word `%fs:0` identifies the thread, and a table of hints leads to its block.
+//! A new thread may get the TCB of one that has ended, so the thread id that the C library keeps there must match, too.
 //!
-//! Else GS leads to the block. That GS is ours, this thread's and this process's is checked each time by three
-//! comparisons; a new thread has its creator's GS and an FS of its own. To ask for the bases of GS and FS takes 5 ns, as long
-//! as all the rest of a probe.
+//! Otherwise GS points to the block. Three comparisons check each time that GS is ours, this thread's and this process's: a new
+//! thread has its creator's GS and its own FS. Reading the bases of GS and FS takes 5 ns, as long as the rest of a probe.
 //!
-//! Any doubt takes the slow path, which searches by FS base. A block whose owner died is taken over by the next thread with
-//! the same FS base, or by any thread when all blocks are taken.
+//! Any mismatch takes the slow path, which searches by FS base. The block of a dead thread is reused by the next thread with the
+//! same FS base, or by any thread once all blocks are in use.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 

@@ -1,10 +1,10 @@
-//! Threads that are cancelled where they stand: whoever unwinds them finds them at the call that they are in.
+//! Makes an unwinder find a cancelled thread at its system call, not in ring3's code (docs/design/syscalls.md).
 //!
-//! glibc before 2.41 cancels a thread in a call by a signal, SIGCANCEL, whose handler unwinds the stack from there, as does one
-//! that may be cancelled anywhere. Of our code an unwinder knows nothing: it would stop there, and what is to be done on the
-//! way (destructors, clean-up of C++ and of C with exceptions) would be left out. So a handler of the agent's stands before
-//! that one. If the thread is in a gate, it is said to be at the call itself for as long as the handler runs. If it is
-//! somewhere else in our code, the signal comes again in a moment.
+//! glibc before 2.41 cancels a thread in a call by SIGCANCEL, whose handler unwinds the stack from the interrupted instruction;
+//! so does every thread with asynchronous cancellation. An unwinder knows nothing of ring3's code and would stop there:
+//! destructors and clean-up code would not run. So the agent's handler of SIGCANCEL runs before the process's own. If the thread
+//! is in a syscall trampoline (gate), the signal frame says that it is at the call itself until the handler returns. If the
+//! thread is elsewhere in ring3's code, the signal is delivered again a moment later.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 

@@ -1,7 +1,7 @@
-//! Filters of a process's system calls (seccomp): what may be called there without harm.
+//! Seccomp filters of a process: which system calls can be made in it without harm.
 //!
-//! While we trace a thread its filters are suspended (`PTRACE_O_SUSPEND_SECCOMP`). But they hold for what the agent calls later,
-//! and for what a thread still calls for us if we die. So what is to be called is put to the filters first.
+//! While we trace a thread, its filters are suspended (`PTRACE_O_SUSPEND_SECCOMP`). But they apply to calls that the agent makes
+//! later, and to calls that a thread still makes for us if we die. So the filters are asked first.
 
 use ring3_layout::filter::AGENT_CALLS_MAX;
 use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};

@@ -1,15 +1,14 @@
-//! What saves a thread that makes system calls for us if we die meanwhile.
+//! The rescue frame of a thread that makes system calls for us: it returns the thread to its own code if we die meanwhile.
 //!
-//! A tracee whose tracer is killed goes on with whatever registers it has. A thread in the middle of a remote
-//! system call would run on behind some `syscall` instruction of the process. So remote calls are made from a
-//! place of our own: the `syscall` there is followed by `rt_sigreturn`, and the stack pointer is at a signal frame
-//! that holds the thread's own registers, vector registers and signal mask. Nobody gets there while we live. A thread that
-//! serves lists of calls gets there when the other end of its socket is closed.
+//! A tracee whose tracer is killed runs on with whatever registers it has. A thread in the middle of a remote system call would
+//! run on behind some `syscall` instruction of the process. So remote calls are made from a place of our own: the `syscall` there
+//! is followed by `rt_sigreturn`, and the stack pointer points to a signal frame with the thread's own registers, vector
+//! registers and signal mask. The thread executes that only if we die; a thread that serves lists of calls does so when the other
+//! end of its socket is closed.
 //!
-//! The place is the unused end of the vDSO, which is executable, readable and in every process. If the
-//! vector registers do not fit there (AVX-512 in use, and not in a system call), or there is no vDSO, it is a page
-//! that the first remote call maps; then a death within that call, or the last one, which unmaps it, is fatal to
-//! the process.
+//! The place is the unused end of the vDSO, which is executable, readable and in every process. If the vector registers do not
+//! fit there (AVX-512 in use, and not in a system call), or if there is no vDSO, it is a page that the first remote call maps;
+//! then a death within that call, or within the last one, which unmaps the page, is fatal to the process.
 
 use std::arch::x86_64::__cpuid_count;
 

@@ -1,4 +1,4 @@
-//! What LLVM makes, an object file, to code that is placed by whoever runs it.
+//! From LLVM's object file to code that the caller can place.
 
 use std::collections::HashMap;
 

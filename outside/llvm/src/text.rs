@@ -1,8 +1,7 @@
-//! Functions as LLVM's intermediate representation, which has a text form: what is meant stands there, whatever a binding
-//! offers.
+//! Functions as LLVM's intermediate representation, in its text form, which is independent of any binding.
 //!
-//! BPF's numbers may be addresses, and are not typed: all values are integers, and become pointers where something is
-//! loaded or stored. Nothing here says what LLVM could take for a promise that BPF does not give (`nsw`, `inbounds`,
+//! BPF's numbers may be addresses, and are not typed: all values are integers, and become pointers where something is loaded or
+//! stored. The text contains nothing that LLVM could take for a promise that BPF does not give (`nsw`, `inbounds`,
 //! `mustprogress`, types of memory).
 
 use std::collections::HashMap;

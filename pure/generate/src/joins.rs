@@ -1,9 +1,8 @@
-//! Short programs in which ways meet.
+//! Short programs in which paths join.
 //!
-//! A few registers and two places of the stack get different things on different ways: branches, rounds of `may_goto`,
-//! of iterators and of callbacks, functions that write their caller's stack. The access at the end is in bounds only
-//! if it is so behind all of them. A verifier that ends a way too early, because it believes that it has seen the like, is
-//! wrong here.
+//! A few registers and two stack slots get different contents on different paths: branches, rounds of `may_goto`, of iterators
+//! and of callbacks, functions that write their caller's stack. The access at the end is in bounds only if it is so after all of
+//! them. A verifier that ends a path too early, because it takes the state for one that it has seen, is wrong here.
 
 use ring3_isa::assemble;
 use ring3_uapi::bpf::prog_type;

@@ -1,4 +1,4 @@
-//! What subprograms take: which of r1 to r5 they read, and whether they need the environment. Calls pass no more.
+//! Arguments of subprograms: which of r1 to r5 each reads, and whether it needs the environment. Calls pass no more.
 
 use ring3_isa::{Call, Immediate, Op, op};
 use ring3_verifier::Verified;

@@ -1,8 +1,8 @@
-//! System calls of routines in which threads are cancelled by the address of the instruction.
+//! System calls of routines in which threads are cancelled by the address of the `syscall` instruction.
 //!
-//! The instruction stays where it is. Where such a routine is called there are two [`crate::syscall::SyscallSite`]s: the call,
-//! which leads to a near stub first, and what it returns to. That does not know any more which call was made: whether somebody
-//! waits for the end of one is told by [`crate::thread::StateHeader::awaited`].
+//! The instruction stays where it is. Each call of such a routine has two [`crate::syscall::SyscallSite`]s: the call itself,
+//! which leads to a near stub first, and its return address. At the return nothing tells which system call was made. So
+//! [`crate::thread::StateHeader::awaited`] tells whether the end of one is awaited.
 
 /// Of `SyscallSite::number`: a call of such a routine was replaced.
 pub const CALLS: i32 = -2;

@@ -1,7 +1,7 @@
-//! What the agent must not call: the process's filters (seccomp) would kill it.
+//! System calls that the agent must not make, because the process's seccomp filters forbid them.
 //!
-//! The server puts the filters' answers into the control block before the agent is there, and when the process is about to
-//! install another one (`request::KIND_FILTER`). A call that is denied is not made; to the agent it has failed.
+//! The server writes the filters' answers into the control page before the agent is mapped, and again when the process is about
+//! to install another filter (`request::KIND_FILTER`). The agent does not make a denied call, and treats it as failed.
 
 use core::sync::atomic::AtomicU64;
 

@@ -1,8 +1,8 @@
-//! The frame that stubs and the trampoline make on the thread's stack: a `PtRegs`, which is the programs' context.
+//! The frame that stubs and the return trampoline make on the thread's stack: a `PtRegs`, the programs' context.
 //!
-//! Every frame has the registers that are loaded again behind the agent, which keeps the others itself: half of all. The rest
-//! is stored only where a program needs it ([`crate::control::Hook::all_registers`]). A thread that came by before it was
-//! known to be needed came before the program was there, and does not run it.
+//! Every frame holds the registers that are restored after the agent has run; the agent preserves the others itself. These
+//! others, half of all, are stored only if a program needs them ([`crate::control::Hook::all_registers`]). A thread that made its
+//! frame before that was set arrived before the program was attached, and does not run it.
 
 use core::mem::offset_of;
 use core::ops::Range;

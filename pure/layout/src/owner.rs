@@ -1,9 +1,8 @@
-//! Names of threads in shared memory: owners of map locks, ring buffer records and CPU slots.
+//! Owner ids of threads in shared memory: of map locks, ring buffer records and CPU slots (docs/design/maps.md).
 //!
-//! A thread id says who is meant in one pid namespace only. So a name is the thread id with the number that the
-//! server gave to the namespace above it. Only a thread of the same namespace may conclude from a name that its
-//! owner has ended (`tkill` says `ESRCH`); what owners of other namespaces left is taken away by the server, which
-//! hears of every target's end.
+//! A thread id identifies a thread in one pid namespace only. So an owner id is the thread id, and above it the number that the
+//! server gave to the namespace. Only a thread of the same namespace may conclude from an owner id that the owner has ended
+//! (`tkill` says `ESRCH`). The server releases what owners of other namespaces left, because it notices every target's end.
 
 /// Bits of a name that are the thread id; `PID_MAX_LIMIT` is 2^22.
 pub const TID_BITS: u32 = 22;

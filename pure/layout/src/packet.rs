@@ -1,6 +1,6 @@
-//! Contexts of programs that see packets. In `struct xdp_md` and `struct __sk_buff` addresses have 32 bits; where
-//! programs run, each 4 bytes of them have 8, so that there is room for whole addresses. (The kernel rewrites accesses of
-//! contexts too: `convert_ctx_access`.)
+//! Contexts of programs that see packets. Addresses in `struct xdp_md` and `struct __sk_buff` have 32 bits. In the context that
+//! ring3 passes, each 4 bytes of them have 8, so that whole addresses fit. (The kernel rewrites context accesses, too:
+//! `convert_ctx_access`.)
 
 use ring3_uapi::bpf::prog_type;
 

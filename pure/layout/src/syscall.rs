@@ -1,8 +1,8 @@
-//! Tracing of system calls: who wants which call, and where `syscall` instructions were.
+//! Tracing of system calls: who subscribes to which call, and where `syscall` instructions were (docs/design/syscalls.md).
 //!
-//! A site (a `syscall` instruction with its neighbours) jumps to a near stub, and that to the site's gate, where the call is
-//! made. Gates lie in the region, all in one range ([`crate::region::GATES_OFFSET`]), so that the kernel can be told to let
-//! what is called from there pass, and only that (syscall user dispatch).
+//! A site (a `syscall` instruction with its neighbours) jumps to a near stub, and that to the site's syscall trampoline (gate),
+//! which makes the call. All trampolines lie in one range of the region ([`crate::region::GATES_OFFSET`]). So the kernel can be
+//! told to let exactly their calls pass (syscall user dispatch).
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 

@@ -1,9 +1,10 @@
-//! The kernel's objects of a task (`struct task_struct` and what it leads to), of which programs in a target can read some fields.
+//! The kernel's objects of a task (`struct task_struct` and what it points to), of which programs in a target can read some
+//! fields.
 //!
-//! There are no such objects. A program gets an address where the kernel never maps anything, the guard hole below its
-//! direct mapping (Documentation/arch/x86/x86_64/mm.rst): it names a thread, and a place among its objects. These lie one
-//! behind the other, the `task_struct` first; where which field is, the server takes from the kernel's types, and says it in
-//! the [`TaskTable`]. What is in a field, the agent finds out when it is read ([`Source`]).
+//! These objects do not exist here. A program gets an address at which the kernel never maps anything, in the guard hole below
+//! its direct mapping (Documentation/arch/x86/x86_64/mm.rst). The address encodes a thread, and an offset into its objects. The
+//! objects lie one behind the other, the `task_struct` first. The server takes the offsets of fields from the kernel's types and
+//! writes them into the [`TaskTable`]. The agent finds out a field's value when it is read ([`Source`]).
 
 use crate::owner;
 

@@ -1,8 +1,8 @@
-//! Per-process and per-thread memory of the agent.
+//! Per-process and per-thread memory of the agent (docs/design/threads.md).
 //!
-//! Thread blocks are private memory that a fork's child inherits: live frames in the child still
-//! return through our trampoline and need the shadow stack. What must not be inherited (ids) is
-//! checked against the process word, which the kernel wipes at fork.
+//! Thread blocks are private memory that the child of a `fork` inherits. It must: functions that are active in the child still
+//! return through the trampoline and need the shadow stack. It must not keep the ids: these are checked against the process word,
+//! which the kernel wipes at `fork`.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 

@@ -1,11 +1,11 @@
-//! Stubs of sites whose threads have no stack that could be used: goroutines, whose stacks have room for nothing that the linker
-//! has not seen.
+//! Stubs of sites whose threads have no usable stack: goroutines, whose stacks have only the room that the linker planned.
 //!
-//! The linker promises one word below the stack pointer (for the call that grows the stack), and signal handlers run
-//! elsewhere. `rax` goes there. At a function's entry and at its `ret` the return address is at the stack pointer: its 48
-//! bits go into `rax`, with the status flags above them, and `r11` takes its place. (Elsewhere `r11` takes a second word.)
-//! With these two registers the stub makes sure that GS leads to the thread's own block, as `raw_thread::at_gs` does, and goes
-//! on to a stack in that. A thread that is not known yet is looked for by the agent, which then begins anew.
+//! The linker promises one word below the stack pointer (for the call that grows the stack), and signal handlers run on another
+//! stack. The stub saves `rax` there. At a function's entry and at its `ret` the return address is at the stack pointer: the stub
+//! moves its 48 bits into `rax`, with the status flags above them, and saves `r11` in its place. (At other instructions `r11`
+//! takes a second word.) With these two registers the stub checks that GS points to the thread's own block, as
+//! `raw_thread::at_gs` does, and switches to a stack in that block. If the thread is not known yet, the agent looks it up, and
+//! the stub starts again.
 
 use std::mem::offset_of;
 

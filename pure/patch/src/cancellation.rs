@@ -1,10 +1,10 @@
-//! Routines in which threads are cancelled: where a signal handler compares the address of the `syscall` instruction.
+//! Routines in which threads are cancelled: a signal handler compares the address of the `syscall` instruction.
 //!
-//! musl's `__syscall_cp_asm` and glibc's `__syscall_cancel_arch` (since 2.41) test whether the thread is cancelled and make the
-//! call then; a handler that comes anywhere between must know that it does. So nothing of the routine is changed, and the
-//! call is made in place. What is replaced is its callers' doing: the call of the routine leads to a near stub first, where
-//! the beginning is seen, and what it returns to is displaced, where the end is seen. The return address stays the
-//! original one: cancelled threads are unwound.
+//! musl's `__syscall_cp_asm` and glibc's `__syscall_cancel_arch` (since 2.41) test whether the thread is cancelled and then make
+//! the call; a handler that runs anywhere in between must be able to tell. So the routine stays unchanged and makes the call
+//! itself. Its callers are changed: the call of the routine leads to a near stub first, which shows the beginning, and the
+//! instructions at its return address are displaced, which shows the end. The return address stays the original one, because
+//! cancelled threads are unwound.
 
 use std::mem::offset_of;
 

@@ -1,11 +1,11 @@
-//! Where indirect jumps of a file may arrive.
+//! The addresses of a file at which indirect jumps may arrive.
 //!
-//! An indirect jump takes its target from a register or from memory. The file itself must have made that address: as a
-//! pointer among its data (also where a relocation has it as its addend), as an operand of an instruction, or as an entry
-//! of a jump table, which is an offset from an address that an instruction computes. [`IndirectTargets::of`] collects all
-//! of these. It takes every position of a field as the beginning of one, and reads a table up to the first entry that is no
-//! instruction of a function. So the set has addresses that no jump goes to, but lacks none that a compiler's code can
-//! go to. Where code computes with its own address, no set is complete; [`computes_targets`] tells that.
+//! An indirect jump takes its target from a register or from memory. The file itself must have produced that address: as a
+//! pointer in its data (also as the addend of a relocation), as an operand of an instruction, or as an entry of a jump table,
+//! which is an offset from an address that an instruction computes. [`IndirectTargets::of`] collects all of these. It tries a
+//! field at every position, and reads a table up to the first entry that is not an instruction of a function. So the set contains
+//! addresses that no jump goes to, but lacks none that a compiler's code can go to. Where code computes with its own address, no
+//! set is complete; [`computes_targets`] reports that.
 
 use std::collections::HashMap;
 use std::ops::Range;

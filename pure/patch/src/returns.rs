@@ -1,12 +1,13 @@
-//! Planning detours at all `ret`s of a function: how its returns are seen where return addresses cannot be replaced.
+//! Plans detours at all `ret`s of a function, for code whose return addresses must not be replaced
+//! (docs/design/return-probes.md).
 //!
-//! Goroutines' stacks move, and their run-time reads the return addresses on them. So nothing is changed on the stack: each
-//! `ret` is displaced, with instructions before it, and the agent is called just before the copy of the `ret`. That is right
-//! if every way to the `ret` comes by the jump, and if the function has no other way out.
+//! Goroutines' stacks move, and Go's run-time reads the return addresses on them. So nothing on the stack changes: each `ret` is
+//! displaced, with instructions before it, and the agent is called just before the copy of the `ret`. That is correct if every
+//! path to the `ret` passes the jump, and if the function has no other exit.
 //!
-//! A goroutine may also have been preempted between any two instructions, and resume there much later: no list of threads
-//! says so. So an instruction that begins inside the jump's bytes must stay as it is. Where that is the jump's last byte, or
-//! its last two, the jump's distance has them as its highest bytes: that fixes where the stub lies, to 16 MiB or 64 KiB.
+//! A goroutine may also have been preempted between any two instructions, and resume there much later; no list of threads shows
+//! it. So an instruction that begins inside the jump's bytes must stay unchanged. If it begins at the jump's last byte, or its
+//! last two, these are the highest bytes of the jump's distance. That determines where the stub lies, to 16 MiB or 64 KiB.
 
 use std::ops::Range;
 

@@ -1,10 +1,10 @@
-//! System calls: where a `syscall` instruction can make room for a jump, and the code that makes the call instead.
+//! System calls: where a `syscall` instruction has room for a jump, and the code that makes the call instead.
 //!
-//! A `syscall` has 2 bytes, a jump 5: instructions behind it, or before it, are displaced with it. The jump leads to a near
-//! stub, which has these, and between them goes through the site's gate: far away, in one place with all other gates, the
-//! call is made there. The registers and the stack at the call are the caller's own: so the call may fork, go on with
-//! another stack, never return, or be made again after a signal. `rcx` and `r11`, which every system call destroys, are all
-//! that a gate needs. Behind the call `rcx` is what it would be; `r11`, where the kernel leaves the flags, is not.
+//! A `syscall` has 2 bytes, a jump 5: instructions behind or before it are displaced with it. The jump leads to a near stub,
+//! which has their copies. Between them the stub jumps to the site's syscall trampoline (gate), which lies far away, in one range
+//! with all other trampolines, and makes the call. Registers and stack at the call are the caller's own. So the call may fork,
+//! switch stacks, never return, or be made again after a signal. The trampoline uses only `rcx` and `r11`, which every system
+//! call destroys. Behind the call `rcx` is what it would be; `r11`, where the kernel leaves the flags, is not.
 
 use std::mem::offset_of;
 use std::ops::Range;

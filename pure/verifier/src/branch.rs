@@ -1,6 +1,5 @@
-//! Conditional jumps: which ways are possible, and what is known on each.
-//! Mirrors kernel/bpf/verifier.c:check_cond_jmp_op, reg_set_min_max, mark_ptr_or_null_regs, sync_linked_regs and
-//! try_match_pkt_pointers.
+//! Conditional jumps: which branches are possible, and what is known on each. Mirrors kernel/bpf/verifier.c:check_cond_jmp_op,
+//! reg_set_min_max, mark_ptr_or_null_regs, sync_linked_regs and try_match_pkt_pointers.
 
 use ring3_isa::{AluOp, Cond, Operand, Width};
 

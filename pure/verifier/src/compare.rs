@@ -1,8 +1,8 @@
-//! Whether a state that was explored stands for another one.
+//! Decides whether a state that was explored stands for another one, so that the path can stop.
 //!
-//! It does if everything that was read behind it is, in the other state, within what it was. Numbers on which nothing
-//! depended do not matter. Names of things (ids) may differ if they differ everywhere in the same way.
-//! Mirrors kernel/bpf/verifier.c:states_equal, regsafe, stacksafe and check_ids.
+//! It does if everything that was read after it is, in the other state, within what it was. Numbers that decided nothing do not
+//! matter. Ids may differ if they differ everywhere in the same manner. Mirrors kernel/bpf/verifier.c:states_equal, regsafe,
+//! stacksafe and check_ids.
 
 use std::rc::Rc;
 

@@ -1,9 +1,9 @@
-//! In which processes a program does anything at all.
+//! The processes in which a program does anything at all.
 //!
-//! Tools that look at one process begin their programs with a look at its id, and end them early in all others. Who knows
-//! where a program is going to run need not attach it there. What is found is on the safe side: a program is said to do
-//! nothing only if all ways from its beginning, with this process id, come to an end by arithmetic, loads, stores to its own
-//! stack and questions that leave nothing behind.
+//! Tools that observe one process begin their programs with a comparison of the process id, and end them at once in all others.
+//! So such a program need not be attached in the others. The answer is conservative: a program is said to do nothing only if all
+//! paths from its beginning, with this process id, end after arithmetic, loads, stores to its own stack, and helpers without side
+//! effects.
 
 use std::collections::BTreeSet;
 

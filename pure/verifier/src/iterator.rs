@@ -1,8 +1,8 @@
-//! Iterators over numbers: a loop that the program writes itself, and whose end the kernel function knows.
+//! Iterators over numbers: a loop that the program writes itself, and whose end the kernel function decides.
 //!
-//! Each `bpf_iter_num_next` may give a number or nothing. The way with nothing is gone first; the other one comes round
-//! again, and what it changes without need is forgotten, so that a round comes that brings nothing new.
-//! Mirrors kernel/bpf/verifier.c:process_iter_arg, mark_stack_slots_iter and process_iter_next_call.
+//! Each `bpf_iter_num_next` may return a number or nothing. The path with nothing is explored first. The other path comes back to
+//! the loop's start; what it changes without need is forgotten, so that a round comes that brings no new state. Mirrors
+//! kernel/bpf/verifier.c:process_iter_arg, mark_stack_slots_iter and process_iter_next_call.
 
 use ring3_uapi::Errno;
 

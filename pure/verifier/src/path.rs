@@ -1,16 +1,16 @@
-//! The ways that were gone, and what turned out to matter on them.
+//! The paths that were explored, and what turned out to matter on them.
 //!
-//! A path is a chain of [`Node`]s; where paths fork they share the nodes before. A node may end in a [`Point`]: what was
-//! known there, kept so that later paths which know no less can stop. Two states may differ in what nothing
-//! depends on. That is not known when a state is seen first, so it is found out backwards: when a place is read,
-//! it is marked as read in the points before it, up to where it was written; when a number decides something (a
-//! branch, an address, a size), the moves are followed back to where it came from, and it is marked as precise on
-//! the way. A point whose node is gone has no path left behind it, so its marks are complete.
+//! A path is a chain of [`Node`]s; where paths fork they share the nodes before. A node may end in a [`Point`]: the state there,
+//! kept so that a later path with a state that allows no more can stop. Two states may differ in what nothing depends on. That is
+//! not known when a state is seen first, so it is found out backwards. When a register or slot is read, it is marked as read in
+//! the points before, up to where it was written. When a number decides something (a branch, an address, a size), its moves are
+//! followed back to its origin, and it is marked as precise on the way. When no path is left behind a point, its marks are
+//! complete.
 //!
-//! A path that comes round to a point of its own, and knows no less than that, stops there: what it needs is what the
-//! point will turn out to need. Such a path is kept as a [`Return`] until the point has ended, and the marks
-//! are then carried round until nothing changes; until then all points on it stay incomplete.
-//! Mirrors kernel/bpf/verifier.c:mark_reg_read and mark_chain_precision, which decodes the instructions backwards.
+//! A path that arrives at a point of its own, with a state that allows no more than that, stops there: it needs what the point
+//! turns out to need. Such a path is kept as a [`Return`] until the point is complete. Then the marks are propagated until
+//! nothing changes; until then all points on the path stay incomplete. Mirrors kernel/bpf/verifier.c:mark_reg_read and
+//! mark_chain_precision, which decodes the instructions backwards.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! Commands for what is not in user space. They are refused, after what the kernel says of their descriptors: by that tools find
-//! out what there is.
+//! Commands for objects that ring3 does not have. They are refused, after the kernel's checks of their descriptors: tools use
+//! these errors to find out what is supported.
 
 use std::os::fd::AsFd;
 

@@ -1,4 +1,4 @@
-//! Links, and what is told of them and of perf events with programs.
+//! Links, and information about links and about perf events with programs.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;

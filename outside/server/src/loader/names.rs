@@ -1,5 +1,5 @@
-//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`, and the calls by which loaders look after the BPF file system: statfs, mkdir,
-//! rmdir, unlink.
+//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`, and the calls by which loaders inspect and tidy the BPF file system: statfs, mkdir, rmdir,
+//! unlink.
 
 use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};

@@ -1,6 +1,6 @@
-//! What a loader tells of where a program comes from: functions and lines of its source.
+//! Source information that a loader gives with a program: its functions and lines.
 //!
-//! Checked as the kernel does, so that whoever asks later (`bpftool`, `ring3 status`) can rely on it.
+//! It is checked as in the kernel, so that `bpftool` and `ring3 status` can rely on it later.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a map's BTF says of its keys and values.
+//! The BTF types of a map's keys and values.
 
 use ring3_btf::{Btf, SpecialKind, kind};
 use ring3_maps::Attributes;

@@ -1,8 +1,10 @@
 //! The files by which loaders find tracepoints and functions of system calls: `id` and `format` of each tracepoint,
-//! `available_events`, `available_filter_functions`, and the folders that these are in. The kernel lets root alone read them,
-//! where tracefs is mounted; here they are always ring3's. The files of the kprobe PMU are, where the kernel has none, and so
-//! are the lists of probes that were made by writing into them, in which loaders look before they go.
-//! What else is there is the kernel's: those calls go on to it. So is the question whether debugfs has tracefs in it.
+//! `available_events`, `available_filter_functions`, and the directories that contain these.
+//!
+//! The kernel lets only root read them, where tracefs is mounted; here the server always answers for them. If the kernel has no
+//! kprobe PMU, the server also answers for the PMU's files, and for the lists of probes that were made by writing
+//! (`kprobe_events`), which loaders read first. All other files are the kernel's: calls on them go on to it. So does the question
+//! whether debugfs has tracefs in it.
 
 use std::collections::HashMap;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! System calls that stay where they are, since threads are cancelled by their address: who calls the routines that make them.
+//! Callers of routines whose system calls must stay in place, because threads are cancelled by the call's address.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;

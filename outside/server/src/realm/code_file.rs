@@ -1,4 +1,4 @@
-//! A parsed executable file, and what is known of all its code: who branches where.
+//! A parsed executable file, with facts about all of its code: which instructions branch where.
 
 use std::cell::OnceCell;
 use std::ops::Range;

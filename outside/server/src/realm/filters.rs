@@ -1,8 +1,8 @@
-//! Targets that filter their own system calls (seccomp): nothing is called in them that a filter forbids.
+//! Targets that filter their own system calls (seccomp): ring3 makes no call in them that a filter forbids.
 //!
-//! Filters that are there when a process becomes a target are read then; what must be called and is not allowed is a reason to
-//! refuse it. Of a filter that a target is about to install the agent tells (`request::KIND_FILTER`), and waits: calls that the
-//! filter does not allow are denied to the agent before it holds. If filters cannot be read here, the target is let go.
+//! Filters that exist when a process becomes a target are read then. If they forbid a necessary call, the process is refused.
+//! When a target is about to install a filter, the agent announces it (`request::KIND_FILTER`) and waits: the server denies the
+//! forbidden calls to the agent before the filter applies. If the server cannot read filters, it detaches from the target.
 
 use std::sync::atomic::Ordering::SeqCst;
 

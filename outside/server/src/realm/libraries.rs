@@ -1,4 +1,4 @@
-//! What a process's libraries keep where the agent looks for it: the clock, restartable sequences, threads' control blocks.
+//! Addresses that the agent needs from a process's libraries: the clock, restartable sequences, thread control blocks.
 
 use std::mem::offset_of;
 use std::path::Path;

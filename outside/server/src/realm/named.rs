@@ -1,10 +1,10 @@
-//! Names of what ring3 has put into targets, for gdb (`ring3 symbols`) and perf.
+//! Names of ring3's code in targets, for gdb (`ring3 symbols`) and perf.
 //!
-//! perf resolves addresses by the mapped file's name alone: it opens that path and reads it as ELF (a perf map it reads for
-//! anonymous memory only, and a memfd is not). So with `RING3_PERF` the agent and the programs lie in files with a path, as
-//! ELF: the mapped bytes are the same at the same offsets, headers stand in front of the code, symbols and lines behind
-//! what is mapped. A build id makes perf keep a copy with its recording, so that a report needs neither server nor target.
-//! Only stubs are anonymous memory: of those a perf map tells.
+//! perf finds symbols by the mapped file's path: it opens that path and reads it as ELF. (It reads a perf map for anonymous
+//! memory only, and a memfd is not anonymous.) So with `RING3_PERF` the agent and the programs lie in files with a path, as ELF:
+//! the mapped bytes are the same at the same offsets, with headers before the code, and symbols and lines behind what is mapped.
+//! A build id makes perf keep a copy with its recording, so that a report needs neither server nor target. Only stubs are
+//! anonymous memory; a perf map names them.
 
 use std::fs::OpenOptions;
 use std::io::Write;

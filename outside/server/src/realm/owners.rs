@@ -1,8 +1,8 @@
-//! Who holds what in shared memory, and whether he still lives: judged for threads of all pid namespaces.
+//! Owners in shared memory: which threads, of all pid namespaces, are still alive.
 //!
-//! Targets judge threads of their own namespace only (`ring3_layout::owner`). The server hears of each target's end
-//! and takes away what its threads left: CPU slots here, locks and records in maps where maps are known
-//! ([`Deaths`]). That also bounds the time in which a dead owner's thread id could be given to another thread.
+//! Targets judge threads of their own namespace only (`ring3_layout::owner`). The server notices each target's end, and releases
+//! what the target's threads held: CPU slots here, locks and records where maps are known ([`Deaths`]). That also bounds the time
+//! in which another thread could get a dead owner's thread id.
 
 use std::collections::BTreeSet;
 use std::os::linux::fs::MetadataExt;

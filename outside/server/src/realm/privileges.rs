@@ -1,4 +1,4 @@
-//! Programs that would gain privileges when they are executed, and do not if a tracer looks on who may not have them.
+//! Programs that gain privileges when they are executed, and would not if a tracer without these privileges traced them.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

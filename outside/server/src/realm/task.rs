@@ -1,4 +1,4 @@
-//! What programs can read of tasks, and where: from the kernel's types to the table in each target's control block.
+//! The table of task fields that programs can read: from the kernel's types to the table in each target's control page.
 
 use ring3_btf::{Btf, kind};
 use ring3_layout::task::{

@@ -1,8 +1,8 @@
-//! What could not be done in a target is said where somebody may read it: on the standard error of whoever began the target, else of
-//! the loader whose probe it is.
+//! Reports what could not be done in a target, once: on the standard error of the command that began the target, or else of the
+//! loader that made the probe.
 //!
-//! No descriptor is kept for that, or whoever waits for the end of a pipe would wait for the server: the process's own is
-//! duplicated when there is something to say, if it is still the same file.
+//! The server keeps no descriptor for that: a process that waits for the end of a pipe would then wait for the server. It
+//! duplicates the process's own descriptor when there is something to report, if that is still the same file.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;

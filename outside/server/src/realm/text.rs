@@ -1,7 +1,7 @@
-//! Where compiled programs live, and the net's gates before them: one memfd that the server alone can write, mapped `r-x` in
-//! every target.
+//! The memory of compiled programs, and before them of the SUD trampolines (the net's gates): one memfd that only the server can
+//! write, mapped `r-x` in every target.
 //!
-//! Ranges are reused only after the tracer has seen that no thread of any target can still be inside.
+//! A range is reused only after the tracer has seen that no thread of any target can still be inside it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Programs that are attached, and the places that they take.
+//! Attached programs, and the sites that they occupy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

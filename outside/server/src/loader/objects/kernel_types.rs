@@ -1,4 +1,4 @@
-//! The types of the running kernel and of its modules: objects that were there before any loader, and stay.
+//! The types of the running kernel and of its modules: objects that exist before any loader, and stay.
 
 use std::path::Path;
 use std::sync::Arc;

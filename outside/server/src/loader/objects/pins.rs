@@ -1,8 +1,8 @@
 //! Names of objects, as `BPF_OBJ_PIN` gives them.
 //!
-//! The kernel keeps them in the BPF file system. Here they are a table, so there need not be one, and who may not
-//! write to it has names as well; they last as long as the server, which does not end while there are any.
-//! Folders that loaders make for them are in the table, too; those of a file system that is there count as folders.
+//! The kernel keeps names in the BPF file system. Here they are a table. So no such file system is needed, and users who may not
+//! write to one have names, too. Names last as long as the server, which does not end while there are any. Directories that
+//! loaders make for names are in the table, too; directories of an existing file system count as directories.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

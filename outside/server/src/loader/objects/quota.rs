@@ -1,4 +1,4 @@
-//! What loaders share, so that none can take all of it: each may hold as much as is left for the others.
+//! Resources that loaders share: each loader may hold as much as is left for the others, so that none can take all.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

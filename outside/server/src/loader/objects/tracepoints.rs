@@ -1,4 +1,4 @@
-//! The programs of each tracepoint: as in the kernel, they are the tracepoint's, by whichever perf events they came.
+//! The programs of each tracepoint. As in the kernel, programs belong to the tracepoint, by whichever perf events they came.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Hearing of the last close of what loaders hold.
+//! Notices the last close of a descriptor that a loader holds.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
