@@ -25,7 +25,7 @@ use crate::{raw_shadow, raw_slot};
 
 type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 
-/// The registers of a thread that came by, as [`frame`] has them: all, or those that are always there.
+/// The registers of a thread at a hit, stored in a [`frame`]: all of them, or those that every frame has.
 #[derive(Clone, Copy)]
 struct Frame {
     regs: *mut PtRegs,
@@ -33,15 +33,16 @@ struct Frame {
 }
 
 impl Frame {
-    /// Whether an attachment's program finds what it needs. One that does not was attached after the thread came by.
+    /// Whether the frame has the registers that an attachment's program needs. If not, the program was attached after the frame
+    /// was made.
     #[inline(always)]
     fn suits(self, attachment: &Attachment) -> bool {
         self.all || attachment.flags & ATTACHMENT_ALL_REGISTERS == 0
     }
 }
 
-/// A thread arrived at a site. `regs` are its registers there, which the stub restores, or those that are always there. True:
-/// the function's return is awaited now, and it is to be called.
+/// A thread has hit a site. `regs` are its registers there (all of them if `all`), which the stub restores. True: the function's
+/// return is awaited from now on, so the stub must call the function itself.
 ///
 /// # Safety
 /// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
@@ -58,7 +59,7 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook, all: bool) 
     }
 }
 
-/// A thread arrived of which it is not known at once which it is.
+/// A thread whose block the hints do not give has hit a site.
 #[cold]
 unsafe fn enter_unknown(base: u64, frame: Frame, hook: *const Hook) -> bool {
     let block = find(base);
@@ -85,7 +86,7 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     calls
 }
 
-/// A thread arrived at a site whose stub does not use its stack.
+/// A thread has hit a site whose stub does not use the thread's stack (Go).
 ///
 /// # Safety
 /// Called by a stub of the region at `base`, which has made sure that GS leads to the thread's own block: `frame` and `hook` are
@@ -119,7 +120,8 @@ pub unsafe fn enter_apart(base: u64, frame: &mut ApartFrame, hook: *const Hook, 
     }
 }
 
-/// The registers that the stub has put elsewhere, as programs see them: behind a `ret`, or at the probed instruction.
+/// Completes the registers as programs see them, with those that the stub has saved elsewhere: behind a `ret`, or at the probed
+/// instruction.
 fn complete(frame: &mut ApartFrame, hook: &Hook, returns: bool, eflags: u64) {
     /// The bits that `lahf` stores, and the overflow flag.
     const STATUS: u64 = 0x8d5;
@@ -135,7 +137,7 @@ fn complete(frame: &mut ApartFrame, hook: &Hook, returns: bool, eflags: u64) {
     };
 }
 
-/// Programs of this thread run, or were left.
+/// A hit while the guard is set: programs of this thread are running, or were abandoned.
 ///
 /// # Safety
 /// As for `enter_with`.
@@ -160,7 +162,7 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
     entered.unwrap_or(false)
 }
 
-/// Runs what is to be run, with the guard set, which the caller sets back.
+/// Runs the hook's programs. Sets the guard; the caller restores it.
 ///
 /// # Safety
 /// As for `enter_with`.
@@ -193,7 +195,7 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
     calls
 }
 
-/// As `enter_free`, not in the place: elsewhere than on the usual way.
+/// As `enter_free`, but not inlined: for rare paths.
 ///
 /// # Safety
 /// As for `enter_with`.
@@ -203,12 +205,13 @@ unsafe fn enter_elsewhere(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &
     unsafe { enter_free(tb, base, frame, hook, sp) }
 }
 
-/// Whether programs that are said to run were left by a longjmp: they ran below this stack pointer, and whatever comes in
-/// between does, too, but for signal handlers on the alternate stack. What they held is given back, unless that may be another
-/// stack, on which they go on after a signal. Programs that run apart from the thread's stack are never left.
+/// Whether a `longjmp` has abandoned the programs that set the guard. They ran below the stack pointer `sp`; anything that
+/// interrupts them runs below them, except a signal handler on the alternate stack. What abandoned programs held is released,
+/// unless `sp` may be on another stack, and they continue after a signal handler. Programs that run on an agent stack are never
+/// abandoned.
 #[cold]
 pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
-    /// What stacks have at most, usually (`RLIMIT_STACK`).
+    /// The usual maximum size of a stack (`RLIMIT_STACK`), bytes.
     const STACK_BYTES: u64 = 8 << 20;
     let guard = tb.guard.load(Relaxed);
     let apart = guard.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
@@ -222,10 +225,10 @@ pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
     left
 }
 
-/// Runs of a thread that the present one has interrupted at most, each in a signal handler that makes the next one.
+/// How many runs of programs of one thread may be interrupted at a time, each by a signal handler in the previous one.
 const INTERRUPTED_MAX: u32 = 3;
 
-/// What programs that a signal handler interrupted go on with.
+/// The state of interrupted programs, which they need when they continue.
 struct Outer {
     interrupted: u32,
     cpu_slot: u32,
@@ -251,7 +254,7 @@ impl Outer {
         }
     }
 
-    /// Where programs were not `interrupted` but left, their CPU slot was given back.
+    /// Restores the state. The CPU slot of programs that were abandoned, not `interrupted`, was given back.
     fn resume(self, tb: &mut ThreadBlock, interrupted: bool) {
         if interrupted {
             tb.cpu_slot = self.cpu_slot;
@@ -266,8 +269,8 @@ impl Outer {
     }
 }
 
-/// Runs what sets the guard, and sets it back. Where it is set already, a signal handler interrupts programs, unless they were
-/// left: `was_left`. Nothing, if too many are interrupted.
+/// Calls `run`, which sets the guard, and restores the guard. If the guard is set already, a signal handler has interrupted
+/// programs, unless `was_left` says that they were abandoned. `None` if too many runs are interrupted.
 pub(crate) fn run_guarded<R>(
     tb: &mut ThreadBlock,
     was_left: impl FnOnce(&mut ThreadBlock) -> bool,
@@ -291,9 +294,8 @@ pub(crate) fn run_guarded<R>(
     Some(result)
 }
 
-/// Whether this stack pointer is on the thread's alternate stack, for signal handlers (sigaltstack(2)), and another one is not: who
-/// was there is interrupted, wherever the alternate stack lies. (One that the kernel disarms for the time, `SS_AUTODISARM`, is not
-/// known.)
+/// Whether `sp` is on the thread's alternate signal stack (sigaltstack(2)) and `other` is not. Then whatever ran at `other` is
+/// interrupted, wherever the alternate stack lies. (A stack that the kernel disarms meanwhile, `SS_AUTODISARM`, is not known.)
 pub(crate) fn is_on_alternate_stack(other: u64, sp: u64) -> bool {
     const SYS_SIGALTSTACK: u64 = 131;
     const SS_DISABLE: u64 = 2;
@@ -321,7 +323,7 @@ pub(crate) fn hit(tb: &ThreadBlock, hook: &Hook) {
     }
 }
 
-/// Runs the program of an attachment, if it is for this process: whether it is.
+/// Runs the program of an attachment, if it is for this process. True if it ran.
 ///
 /// # Safety
 /// `attachment` is the address of one of this hook, and `frame` are valid registers.
@@ -339,8 +341,8 @@ unsafe fn run_only(tb: &mut ThreadBlock, attachment: u64, frame: Frame, hook: &H
     true
 }
 
-/// Awaits the return for the only attachment there, and counts the hit of that or of what `ran` on entry. Whether the function
-/// is to be called.
+/// Awaits the return for the hook's only return attachment, and counts a hit if that, or a program on entry (`ran`), ran. True:
+/// the stub must call the function.
 ///
 /// # Safety
 /// The thread is at a function's entry, `attachment` is the address of one of this hook.
@@ -355,7 +357,8 @@ unsafe fn await_only(tb: &mut ThreadBlock, attachment: u64, hook: &Hook, ran: bo
     awaited == Some(true)
 }
 
-/// What has more than one attachment on entry or return, or ring3's own. Whether the function is to be called.
+/// A hit of a hook with several attachments on entry or return, or of one of ring3's own hooks. True: the stub must call the
+/// function.
 ///
 /// # Safety
 /// As for `enter`.
@@ -383,12 +386,12 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
     awaited == Some(true)
 }
 
-/// What of a stack the agent and the stub have taken at most.
+/// The most stack that the agent and the stub use, bytes.
 pub(crate) const TAKEN_BYTES: u64 = 0x1000;
 
-/// As `raw_shadow::push`, at the stack pointer on arrival; counts a miss if the return cannot be awaited, or where it is can no
-/// longer be told: a signal handler on another stack has taken the guard for that of programs that were left, or led the thread
-/// to another stack for a while.
+/// As `raw_shadow::push`, for the stack pointer at the hit. Counts a miss if the return cannot be awaited, or if the return
+/// address's slot is no longer certain: a signal handler on another stack took the guard for an abandoned one, or switched the
+/// thread to another stack for a while.
 #[inline(always)]
 fn await_return(tb: &mut ThreadBlock, hook: &Hook) -> Option<bool> {
     let slot = tb.guard.load(Relaxed);
@@ -440,7 +443,7 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
     ran
 }
 
-/// Runs the program of an attachment once: its result. (In the place: elsewhere than on the usual way there is [`run_one`].)
+/// Runs the program of an attachment once, and returns its result. (Inlined; rare paths use [`run_one`].)
 ///
 /// # Safety
 /// The attachment names a compiled, verified program, and `context` is one that it may have.
@@ -466,7 +469,7 @@ pub(crate) unsafe fn run_here(tb: &mut ThreadBlock, attachment: &Attachment, con
     result
 }
 
-/// Runs the program of an attachment once: its result.
+/// Runs the program of an attachment once, and returns its result.
 ///
 /// # Safety
 /// As for `run_here`.
@@ -476,7 +479,7 @@ pub(crate) unsafe fn run_one(tb: &mut ThreadBlock, attachment: &Attachment, cont
     unsafe { run_here(tb, attachment, context) }
 }
 
-/// Runs a program by itself as often as is wanted; whether it could.
+/// Runs a program by itself, `repeat` times. False if it could not run.
 ///
 /// # Safety
 /// `test` is valid, and names a compiled, verified program of the region at `base` and a context that it may have.
@@ -516,7 +519,7 @@ pub(crate) fn cpu_of(tb: &ThreadBlock) -> u32 {
     if tb.cpu_slot & CPU_SLOT_SET != 0 { map_cpu(tb) } else { cpu_number(tb.region_base) }
 }
 
-/// ring3's own sites.
+/// A hit of one of ring3's own hooks, in an unwinder.
 #[cold]
 unsafe fn serve(tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
     // SAFETY: the registers are the stub's.
@@ -528,8 +531,8 @@ unsafe fn serve(tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
     }
 }
 
-/// A function returned to the trampoline. `regs` are the registers right after its `ret`, or those that are always there; the
-/// result is where it should have gone, 0 if that is not known.
+/// A probed function has returned to the trampoline. `regs` are the registers right after its `ret` (all of them if `all`).
+/// Returns the real return address, 0 if it is not known.
 ///
 /// # Safety
 /// Called by the trampoline of the region at `base` with the registers it saved.
@@ -556,7 +559,7 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) ->
     unsafe { leave_otherwise(base, trampoline, frame, slot) }
 }
 
-/// A return that is not that of the last call that is awaited, or one that comes while programs run.
+/// A return that is not the one of the last shadow frame, or that comes while the guard is set.
 ///
 /// # Safety
 /// As for `leave`.
@@ -576,7 +579,7 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
     finished.unwrap_or_else(|| finish(true))
 }
 
-/// Takes the frames of a slot and runs their programs; the address to go on at.
+/// Takes the frames of a slot and runs their programs. Returns the real return address.
 unsafe fn finish(base: u64, trampoline: u64, block: *mut ThreadBlock, frame: Frame, slot: u64, guarded: bool) -> u64 {
     let Some(call) = raw_shadow::pop(block, base, slot) else { return 0 };
     if call.return_address == trampoline {
@@ -590,8 +593,8 @@ unsafe fn finish(base: u64, trampoline: u64, block: *mut ThreadBlock, frame: Fra
     call.return_address
 }
 
-/// Several frames have one slot: a probed function went on to another one by a tail call. The first one's
-/// frame, the last to be taken, has the address.
+/// Several frames have one slot: a probed function made a tail call to another probed one. The first frame, which is taken last,
+/// has the real return address.
 #[cold]
 unsafe fn finish_chain(
     base: u64,

@@ -27,9 +27,9 @@ use crate::raw_thread::known;
 /// What is to be done next.
 #[derive(Debug)]
 pub enum Next {
-    /// Nothing has been done, and there is more to do than this.
+    /// The slow path must handle this call; nothing has been done yet.
     Closely,
-    /// The thread goes on.
+    /// The thread continues.
     Leave,
     /// The program at `code` is to be run; then [`ran`].
     Run {
@@ -47,7 +47,7 @@ pub enum Next {
     },
 }
 
-/// A call begins of a thread on whose stack `frame` lies, which says where the call is made whose end is wanted.
+/// A system call begins. `frame` lies on the thread's stack, and says where a call is made whose end is wanted.
 ///
 /// # Safety
 /// As for `enter_closely`.
@@ -86,7 +86,7 @@ pub unsafe fn begin(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     })
 }
 
-/// A call has ended of a thread on whose stack `frame` lies, which says where it goes on.
+/// A system call has ended. `frame` lies on the thread's stack, and says where the thread continues.
 ///
 /// # Safety
 /// As for `exit_closely`.
@@ -136,7 +136,7 @@ pub unsafe fn end(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     })
 }
 
-/// The only program has run: what it held is given back, and the hit is counted.
+/// The only program has run: its CPU slot is given back, and the hit is counted.
 ///
 /// # Safety
 /// `tb` is the running thread's own.
@@ -164,7 +164,7 @@ pub unsafe fn run(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, cont
     unsafe { ran(base, tb) };
 }
 
-/// A call begins of which more is to be known.
+/// A system call begins for which the slow path may be needed.
 ///
 /// # Safety
 /// As for `begin`, which has done nothing.
@@ -175,7 +175,7 @@ pub unsafe fn begin_closely(base: u64, frame: &mut CallFrame, passed: u32) {
     frame.rax = frame.regs.orig_rax;
 }
 
-/// A call has ended of which more is to be known.
+/// A system call has ended for which the slow path may be needed.
 ///
 /// # Safety
 /// As for `end`, which has done nothing.
@@ -205,7 +205,7 @@ fn release(tb: &mut ThreadBlock) {
     tb.guard.store(0, Relaxed);
 }
 
-/// The entry of a call, and who alone sees one end of it; nothing if there is more to be done.
+/// The entry of a call's number in the table, and its only subscriber; `None` if there is more to do.
 #[inline(always)]
 fn plain(base: u64, number: u64, end: fn(&'static Seers) -> &'static AtomicU64) -> Option<(&'static Seers, u64)> {
     let seers = tables(base).calls.get(number as usize)?;

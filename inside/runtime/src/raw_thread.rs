@@ -26,9 +26,9 @@ use crate::raw_system::{
 };
 use crate::{raw_request, raw_shadow};
 
-/// FS base of a thread that has none yet (before the C library has set it).
+/// Stands for the FS base of a thread that has none yet (before the C library has set it).
 const NO_FS: u64 = 1;
-/// In the place of FS bases: of a thread that has its creator's.
+/// Stands for the FS base of a thread that has its creator's.
 const NAMELESS: u64 = 2;
 const NAMELESS_TAKEN: u64 = 3;
 /// Rounds of waiting for another thread to set the process up.
@@ -49,14 +49,14 @@ pub(crate) fn block_address(base: u64, index: u32) -> u64 {
     base + STATE_OFFSET + STATE_HEADER_BYTES + u64::from(index) * THREAD_BLOCK_BYTES
 }
 
-/// The running thread's block; null if there is none to be had (counted).
+/// The running thread's block; null if no block is left (counted).
 #[inline(never)]
 pub(crate) fn current(base: u64) -> *mut ThreadBlock {
     let block = known(base);
     if block.is_null() { find(base) } else { block }
 }
 
-/// The running thread's block as the hints know it; null if [`find`] must look for it.
+/// The running thread's block, found by its TCB and the hints; null if [`find`] must look for it.
 #[inline(always)]
 pub(crate) fn known(base: u64) -> *mut ThreadBlock {
     let page = process(base);
@@ -79,7 +79,7 @@ pub(crate) fn known(base: u64) -> *mut ThreadBlock {
     core::ptr::null_mut()
 }
 
-/// The running thread's block if GS leads to it; else null.
+/// The running thread's block if GS points to it; else null.
 fn at_gs(base: u64) -> *mut ThreadBlock {
     let page = process(base);
     let gs = gs_base();
@@ -95,8 +95,8 @@ fn at_gs(base: u64) -> *mut ThreadBlock {
     core::ptr::null_mut()
 }
 
-/// The running thread, whose FS base is the block's, is certainly not the one that the block was handed out to: it got that
-/// one's control block, and GS of a thread that had it from there.
+/// Whether the block certainly belongs to another thread, although its FS base is the running thread's: the running thread got
+/// the TCB of a thread that has ended, and a GS value inherited from there.
 fn is_another(page: &ProcessPage, tb: &ThreadBlock) -> bool {
     let tid_at = page.tid_at.load(Relaxed);
     if tid_at == 0 {
@@ -107,7 +107,7 @@ fn is_another(page: &ProcessPage, tb: &ThreadBlock) -> bool {
     fs == tb.fs_base && tid != tb.named_tid
 }
 
-/// The running thread's block, searched for; null if there is none to be had (counted).
+/// The running thread's block, searched for; null if no block is left (counted).
 #[cold]
 pub(crate) fn find(base: u64) -> *mut ThreadBlock {
     let block = at_gs(base);
@@ -119,7 +119,7 @@ pub(crate) fn find(base: u64) -> *mut ThreadBlock {
     block
 }
 
-/// As `find`, for a stub that looks at GS itself: whether it will find the block there.
+/// As `find`, for a stub that checks GS itself. True if the stub will find the block there.
 pub fn find_at_gs(base: u64) -> bool {
     let block = find(base);
     if !block.is_null() && block != at_gs(base) {
@@ -130,7 +130,7 @@ pub fn find_at_gs(base: u64) -> bool {
     !block.is_null()
 }
 
-/// As `find`, also for a thread that ends and has unmapped its control block: nothing is read where FS leads.
+/// As `find`, also for a thread that is about to end and has unmapped its TCB: nothing is read through FS.
 #[cold]
 pub(crate) fn find_by_fs_base(base: u64) -> *mut ThreadBlock {
     let block = at_gs(base);
@@ -151,7 +151,7 @@ fn search(base: u64) -> *mut ThreadBlock {
     block
 }
 
-/// A block for the running thread, known by its FS base; null if there is none to be had (counted).
+/// A block for the running thread, identified by its FS base; null if no block is left (counted).
 fn claim_block(base: u64) -> *mut ThreadBlock {
     let fs = match fs_base() {
         0 => NO_FS,
@@ -170,9 +170,9 @@ fn claim_block(base: u64) -> *mut ThreadBlock {
     block
 }
 
-/// So that the block is found at once the next time, if its owner has a C library's control block.
+/// Writes a hint, so that [`known`] finds the block the next time, if the thread has a TCB.
 fn leave_hint(base: u64, block: *mut ThreadBlock) {
-    /// Where glibc (2.11 on) and musl (1.0.2 on) keep a thread's id, on x86-64.
+    /// Offsets in the TCB at which glibc (since 2.11) and musl (since 1.0.2) keep a thread's id, on x86-64.
     const TIDS_AT: [u32; 2] = [0x2d0, 0x30];
     let page = process(base);
     if page.shared_names.load(Relaxed) != 0 {
@@ -198,13 +198,14 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
     }
 }
 
-/// The process's generation and the running thread's id; `None`: a filter forbids to ask.
+/// The process's generation and the running thread's id; `None` if a seccomp filter forbids the calls.
 fn own_ids(base: u64) -> Option<(u64, u64)> {
     let tid = u64::try_from(syscall0(SYS_GETTID)).ok()?;
     Some((set_up_process(base)?, tid))
 }
 
-/// The process's generation, set after injection or fork by the first thread that comes by.
+/// The process's generation, which the first thread that hits a site sets after injection or a fork. After a fork it also tells
+/// the server of the child.
 fn set_up_process(base: u64) -> Option<u64> {
     let page = process(base);
     for _ in 0..SETUP_ROUNDS {
@@ -260,12 +261,12 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
     Some(index)
 }
 
-/// Whether an FS base is that of a thread control block. It may be any.
+/// Whether an FS base, which may be any number, is the address of a TCB.
 pub(crate) fn names_a_thread(fs_base: u64) -> bool {
     read_own_word(fs_base) == Ok(fs_base)
 }
 
-/// From now on threads are not known by their control blocks: one has none, or is about to begin with its creator's.
+/// From now on threads are not identified by their TCBs: one has none, or is about to begin with its creator's.
 #[cold]
 pub(crate) fn share_names(base: u64) {
     let page = process(base);
@@ -287,7 +288,7 @@ pub(crate) fn begin_nameless(base: u64) {
     set_gs_base(block as u64);
 }
 
-/// The running thread has set its FS base: the block that GS leads to stays its own.
+/// The running thread has changed its FS base; the block that GS points to stays its own.
 #[cold]
 pub(crate) fn rename(base: u64) {
     let gs = gs_base();

@@ -10,7 +10,7 @@ use crate::control::Attachment;
 
 /// Numbers of system calls that have an entry of their own in the table.
 pub const NUMBERS: usize = 512;
-/// The entry for all other numbers, which no system call has.
+/// The entry for all other numbers; no system call has one of these.
 pub const OTHER_NUMBERS: usize = NUMBERS;
 /// Offset of [`SyscallTables`] in the control block.
 pub const TABLES_OFFSET: u64 = crate::control::SYSCALLS_OFFSET;
@@ -20,67 +20,68 @@ pub const SITES_OFFSET: u64 = TABLES_OFFSET + 0x6000;
 pub const SITES_MAX: u32 = 4862;
 /// Bytes of a gate.
 pub const GATE_BYTES: u64 = 256;
-/// Where in a gate whose site's number is known the call is made, and where what comes behind it.
+/// Offset in a syscall trampoline (gate) of the call, and of the code behind it, if the site's number is known.
 pub const CALL_AT: u64 = 26;
 /// See [`CALL_AT`].
 pub const DONE_AT: u64 = 54;
-/// Where in a gate whose site's number is not known calls are made that nobody wants.
+/// If the number is not known: offset of the copy of the call for numbers without subscribers.
 pub const PLAIN_AT: u64 = 27;
-/// Where in such a gate the agent is asked: behind that call and its end.
+/// Offset of the code that asks the agent, behind that copy and its end.
 pub const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + 24;
-/// Where in such a gate calls are made that somebody wants: in copies, one for each of [`BEGINNERS`] behind one for all others.
+/// Offset of the copies of the call for numbers with subscribers: one for each of [`BEGINNERS`], behind one for all others.
 pub const WANTED_AT: u64 = 72;
 /// From one copy to the next.
 pub const COPY_BYTES: u64 = 20;
-/// Where in such a gate what comes behind the call is.
+/// Offset of the code behind these copies.
 pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64 + 1);
-/// Calls that begin a thread or a process (`clone`, `fork`, `vfork`, `clone3`): where that begins the call's number cannot be
-/// looked up.
+/// Calls that create a thread or a process (`clone`, `fork`, `vfork`, `clone3`). The new one begins in the trampoline, where the
+/// call's number cannot be looked up any more; so each has a copy of its own.
 pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
 /// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigaction`,
 /// `rt_sigreturn`, `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
 /// `pkey_mprotect`.
 pub const CLOSE_CALLS: [u32; 15] = [9, 10, 13, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
-/// Of what a gate passes on in `ecx`: the copy, above the site's index.
+/// In what a trampoline passes in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
-/// Of what a gate passes on: the site's number is known.
+/// In what a trampoline passes: the site's number is known.
 pub const NUMBER_KNOWN: u32 = 1 << 31;
-/// In the place of what a gate passes on.
+/// Stands for a call that no trampoline made.
 pub const NO_GATE: u32 = u32::MAX;
-/// Bytes of the stack of a call that must not use the caller's.
+/// Bytes of an agent stack, for a call that must not use the caller's stack.
 pub const APART_BYTES: u64 = 0x4000;
-/// Such stacks of a thread, for calls in signal handlers that interrupt the agent.
+/// Agent stacks of a thread, for calls in signal handlers that interrupt the agent.
 pub const APART_LEVELS: u64 = 3;
 
-/// Calls that threads are in at a time, one interrupted by a signal handler that makes the next.
+/// Calls under way of a thread at a time, each made by a signal handler that interrupted the previous one.
 pub const CALLS_MAX: usize = 16;
 
 /// Of [`Seers::enter`] and `exit`: the agent looks at this call in any case.
 pub const ALWAYS: u64 = 1 << 63;
 
-/// The id of no process, nor the error that asking for one gives.
+/// A number that is neither a process id nor an error of asking for one.
 pub const NO_PROCESS: u32 = 1 << 31;
 
-/// Who wants the calls with a number. 32 bytes: what is looked at for a call lies together.
+/// The subscribers of the calls with one number. 32 bytes: everything that a call looks up lies together.
 #[repr(C, align(32))]
 #[derive(Debug)]
 pub struct Seers {
-    /// Packed range ([`crate::control::range_pack`]) of the attachments that see its beginning, and [`ALWAYS`]; 0: nobody wants
-    /// either end of it.
+    /// Packed range ([`crate::control::range_pack`]) of the attachments that see the beginning, and [`ALWAYS`]; 0: nobody
+    /// subscribes to either end.
     pub enter: AtomicU64,
-    /// The same of its end.
+    /// The same for the end.
     pub exit: AtomicU64,
-    /// Address of the only [`Attachment`] that sees its beginning, of [`SyscallTables::nobody`], or 0 if there are more, or
-    /// the agent has more to do, as it has at each call while there is the net, or it is about to come.
+    /// Address of the only [`Attachment`] that sees the beginning, of [`SyscallTables::nobody`], or 0: then the slow path is
+    /// needed, since there are several, or the agent has more to do. While the SUD fallback is enabled, or about to be, it is 0
+    /// for every call.
     pub enter_only: AtomicU64,
-    /// The same of its end.
+    /// The same for the end.
     pub exit_only: AtomicU64,
 }
 
 /// Bytes of an entry of [`SyscallTables::calls`], by this power of 2.
 pub const CALL_SHIFT: u8 = 5;
 
-/// Who wants what, by number.
+/// Subscribers by number, and what else the agent needs for system calls.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SyscallTables {
@@ -88,24 +89,24 @@ pub struct SyscallTables {
     pub calls: [Seers; NUMBERS + 1],
     /// Address of the [`crate::control::Hook`] that counts hits and misses.
     pub hook: AtomicU64,
-    /// Address of the agent's handler of SIGCANCEL, which stands before the process's own.
+    /// Address of the agent's handler of SIGCANCEL, which runs before the process's own.
     pub cancel_handler: AtomicU64,
     /// Where in a thread block its hits are counted.
     pub hits_at: AtomicU64,
     /// Address of the first thread block.
     pub blocks: AtomicU64,
-    /// Is for the process with [`NO_PROCESS`]: no program runs, but the call is remembered.
+    /// An attachment for [`NO_PROCESS`]: no program runs, but the call is remembered.
     pub nobody: Attachment,
-    /// 1: there is the net, or it is about to come. What a routine does in which threads are cancelled must not be caught.
+    /// 1: the SUD fallback is enabled or about to be. Calls that routines make in which threads are cancelled must not be caught.
     pub netted: AtomicU32,
-    /// 1: an `execve` is announced to the server, which traces what is executed.
+    /// 1: the agent announces an `execve` to the server, which makes the executed program a target.
     pub follow: AtomicU32,
-    /// How often places were restored where the ends of calls are seen of routines in which threads are cancelled.
+    /// How often the sites were restored that show the ends of calls of routines in which threads are cancelled.
     pub blind: AtomicU32,
 }
 
-/// A `syscall` instruction that was replaced, or a call of a routine with one ([`crate::cancellation`]), or what that returns
-/// to. 48 bytes; what it takes to undo it is here.
+/// A `syscall` instruction that was replaced; or a call of a routine with one ([`crate::cancellation`]), or its return address.
+/// 48 bytes, with all that is needed to undo it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SyscallSite {
@@ -125,16 +126,16 @@ pub struct SyscallSite {
     pub written: [u8; 8],
 }
 
-/// What of a call has happened when a thread is at a place in a gate.
+/// How far a call is when a thread is at an address in a trampoline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing, or it is about to be made again.
+    /// The call is still to be made, or to be made again.
     Before,
     /// It is over.
     After,
 }
 
-/// What of the call has happened for a thread at `offset` in a gate.
+/// How far the call is for a thread at `offset` in a trampoline.
 pub fn progress(number_known: bool, offset: u64) -> Progress {
     let before = match offset {
         _ if number_known => offset <= CALL_AT,
@@ -151,7 +152,7 @@ pub const SIGCANCEL: u64 = 32;
 /// Bytes of a `syscall` instruction.
 pub const SYSCALL_BYTES: u64 = 2;
 
-/// A call that a thread is in. 32 bytes.
+/// A call under way of a thread. 32 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Call {
@@ -159,13 +160,13 @@ pub struct Call {
     pub sp: u64,
     /// The number.
     pub number: i32,
-    /// What the gate passed by which it began; [`NO_GATE`]: none did.
+    /// What its trampoline passed; [`NO_GATE`]: no trampoline made it.
     pub gate: u32,
     /// `ThreadBlock::first_call` when it began.
     pub first_call: u32,
     /// 1: its end was shown.
     pub ended: u32,
-    /// Of a call of a routine in which threads are cancelled: its site's index, and 1 more. Else 0.
+    /// For a call of a routine in which threads are cancelled: its site's index plus 1. Else 0.
     pub routine: u32,
     /// `SyscallTables::blind` when it began.
     pub blind: u32,
