@@ -27,7 +27,7 @@ use crate::raw_dispatch::is_on_alternate_stack;
 use crate::raw_memory::{read_word, write};
 use crate::raw_thread::{block_address, state};
 
-/// Calls for which there was no room, after which it is looked for again: each look reads all slots.
+/// After this many returns that could not be recorded, dead frames are looked for again: each look reads all slots.
 const FULL_LOOKS_EVERY: u64 = 4096;
 
 /// What a stack slot holds, if it can be read.
@@ -55,13 +55,13 @@ fn place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
     first.cast::<ShadowFrame>().wrapping_add(index as usize)
 }
 
-/// As `place`, not in the place: in loops.
+/// As `place`, but not inlined: for loops.
 #[inline(never)]
 fn any_place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
     place(block, index)
 }
 
-/// The word that says which chunk a frame behind those of the block lies in, and the block's region.
+/// The word with the chunk of a frame that does not lie in the block, and the block's region.
 fn chunk_of(block: *mut ThreadBlock, behind: u32) -> Option<(&'static AtomicU32, u64)> {
     // SAFETY: a block that was handed out; these are atomic, and stay as long as the process.
     let chunks = unsafe { &(*block).shadow_chunks };
@@ -79,7 +79,7 @@ fn place_in_chunk(block: *mut ThreadBlock, behind: u32) -> *mut ShadowFrame {
     (first as *mut ShadowFrame).wrapping_add((behind % SHADOW_CHUNK_FRAMES) as usize)
 }
 
-/// As `place`, with a chunk from the pool if the block does not have it yet; null if there is none.
+/// As `place`, but takes a chunk from the pool if the block does not have it yet; null if there is none.
 #[inline(always)]
 fn new_place(block: *mut ThreadBlock, index: u32) -> *mut ShadowFrame {
     if index >= SHADOW_FRAMES {
@@ -112,13 +112,13 @@ fn places(block: *mut ThreadBlock) -> impl DoubleEndedIterator<Item = *mut Shado
     (0..used.min(SHADOW_FRAMES_MAX)).map(move |index| any_place(block, index)).filter(|place| !place.is_null())
 }
 
-/// What a place holds, which its owner may be changing.
+/// The contents of a place, which its owner may be changing.
 fn frame_at(place: *mut ShadowFrame) -> ShadowFrame {
     // SAFETY: a place of a block that was handed out.
     unsafe { place.read_volatile() }
 }
 
-/// The block is another thread's now.
+/// Drops all frames: the block belongs to another thread now.
 pub(crate) fn forget_all(tb: &mut ThreadBlock) {
     for place in places(tb) {
         // SAFETY: a place of the running thread's own block.
@@ -127,7 +127,7 @@ pub(crate) fn forget_all(tb: &mut ThreadBlock) {
     (tb.shadow_used, tb.shadow_change, tb.shadow_look) = (0, 0, SHADOW_FRAMES);
 }
 
-/// Does something to the frames, of which signal handlers are told meanwhile.
+/// Changes frames, and tells signal handlers so meanwhile (`ThreadBlock::shadow_change`).
 #[inline(always)]
 fn changing<R>(tb: &mut ThreadBlock, how: u32, change: impl FnOnce(&mut ThreadBlock) -> R) -> R {
     let before = core::mem::replace(&mut tb.shadow_change, how);
@@ -138,7 +138,7 @@ fn changing<R>(tb: &mut ThreadBlock, how: u32, change: impl FnOnce(&mut ThreadBl
     result
 }
 
-/// Adds to a number of this thread: what it was. No signal handler comes in between.
+/// Adds to a number of this thread, in one instruction, so that no signal handler interrupts it. Returns the old value.
 fn add(number: &mut u32, by: u32) -> u32 {
     let was;
     // SAFETY: one instruction on a word that is this thread's.
@@ -146,7 +146,7 @@ fn add(number: &mut u32, by: u32) -> u32 {
     was
 }
 
-/// Changes a number of this thread, if it is `from`: whether it was. No signal handler comes in between.
+/// Changes a number of this thread from `from` to `to`, in one instruction. False if it was not `from`.
 fn exchange(number: &mut u32, from: u32, to: u32) -> bool {
     let was: u32;
     // SAFETY: one instruction on a word that is this thread's.
@@ -154,7 +154,7 @@ fn exchange(number: &mut u32, from: u32, to: u32) -> bool {
     was == from
 }
 
-/// Fills a place, which names a slot when all else is there.
+/// Fills a place. The slot is written last, so a place with a slot is complete.
 fn fill(place: *mut ShadowFrame, frame: ShadowFrame) {
     // SAFETY: a place of the running thread's own block, which is free.
     let place = unsafe { &mut *place };
@@ -165,7 +165,7 @@ fn fill(place: *mut ShadowFrame, frame: ShadowFrame) {
     place.slot = frame.slot;
 }
 
-/// Takes a place's slot from it, whichever thread's it is: whether it was there still.
+/// Clears a place's slot, in any thread's block. False if it was gone already.
 fn claim(place: *mut ShadowFrame, slot: u64) -> bool {
     // SAFETY: a place of a block that was handed out.
     let word = unsafe { &raw mut (*place).slot };
@@ -210,9 +210,9 @@ fn retain_now(tb: &mut ThreadBlock, keep: impl Fn(&ShadowFrame) -> bool) {
     }
 }
 
-/// Replaces the return address in the slot at `slot`, the stack pointer at a function's entry. None if there is no room
-/// (counted), or this is a signal handler's that came as frames were moved; else whether the function was called, and not come to by a
-/// tail call of a probed one.
+/// Replaces the return address at `slot`, the stack pointer at a function's entry. `None` if there is no room (counted), or if
+/// this is a signal handler that interrupted the moving of frames. Otherwise whether the function was called, not reached by a
+/// tail call of another probed function.
 #[inline(always)]
 pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: &Hook) -> Option<bool> {
     let before = tb.shadow_change;
@@ -223,7 +223,7 @@ pub(crate) fn push(tb: &mut ThreadBlock, slot: u64, hook: &Hook) -> Option<bool>
     changing(tb, CHANGE_PUSH, |tb| push_now(tb, slot, hook, before == 0))
 }
 
-/// See [`push`]. Nothing is moved if this interrupts somebody who appends a frame, and knows where.
+/// See [`push`]. Nothing is moved if this interrupts the appending of a frame.
 fn push_now(tb: &mut ThreadBlock, slot: u64, hook: &Hook, may_move: bool) -> Option<bool> {
     let trampoline = hook.trampoline;
     // SAFETY: at a function's entry the stack pointer points to the return address.
@@ -272,7 +272,7 @@ fn low_of(tb: &mut ThreadBlock) -> u64 {
     unsafe { place.as_ref() }.map_or(0, |frame| frame.low)
 }
 
-/// Drops the frames of a slot that was written anew: what was awaited there has ended in another way.
+/// Drops the frames of a slot that holds a new return address: the function that they are for has ended without returning.
 #[cold]
 fn drop_slot(tb: &mut ThreadBlock, slot: u64, may_move: bool) {
     if !places(tb).any(|place| frame_at(place).slot == slot) {
@@ -287,7 +287,7 @@ fn drop_slot(tb: &mut ThreadBlock, slot: u64, may_move: bool) {
     }
 }
 
-/// Drops frames whose slot shows that they have ended. The next time is when there are twice as many as are left.
+/// Drops frames whose slot shows that their function has ended. The next look is when there are twice as many frames as are left.
 #[cold]
 fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
     let view: *const ThreadBlock = tb;
@@ -299,7 +299,7 @@ fn drop_dead(tb: &mut ThreadBlock, trampoline: u64) {
     tb.shadow_look = (2 * tb.shadow_used).max(SHADOW_FRAMES);
 }
 
-/// The return address that `content`, found in the slot at `slot`, stands for. Mirrors
+/// The real return address for `content`, which was found in the slot at `slot`. Mirrors
 /// kernel/events/callchain.c:fixup_uretprobe_trampoline_entries.
 pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
     // SAFETY: a frame holds the address of a hook of this region, which stays in the table.
@@ -311,7 +311,8 @@ pub(crate) fn original(tb: &ThreadBlock, slot: u64, content: u64) -> u64 {
     frames.find(awaited).map_or(content, |frame| frame.return_address)
 }
 
-/// Takes the latest frame with this slot out of a block, whose owner may be moving it. It leaves a place without a slot: its index.
+/// Removes the latest frame with this slot from a block, whose owner may be moving it. Returns it and the index of its place,
+/// which has no slot any more.
 fn take(block: *mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
     // SAFETY: a block that was handed out.
     let used = unsafe { &raw const (*block).shadow_used };
@@ -330,7 +331,7 @@ fn take(block: *mut ThreadBlock, slot: u64) -> Option<(ShadowFrame, u32)> {
     }
 }
 
-/// As `take`, out of the running thread's own block; the place is free again if nobody else has one in hand.
+/// As `take`, from the running thread's own block. The place is free again if no interrupted code is using it.
 fn take_own(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
     let before = tb.shadow_change;
     changing(tb, before.max(CHANGE_PUSH), |tb| {
@@ -342,8 +343,8 @@ fn take_own(tb: &mut ThreadBlock, slot: u64) -> Option<ShadowFrame> {
     })
 }
 
-/// Takes the last frame of a block if it has this slot, and its own return address and not another frame's: that and its
-/// hook.
+/// Removes the last frame of a block, if it has this slot and a real return address (not the trampoline's). Returns that address
+/// and the hook's.
 #[inline(always)]
 pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Option<(u64, u64)> {
     let last = tb.shadow_used.checked_sub(1)?;
@@ -362,7 +363,8 @@ pub(crate) fn pop_last(tb: &mut ThreadBlock, slot: u64, trampoline: u64) -> Opti
     fits.then_some(found)
 }
 
-/// The latest frame with this slot: in the thread's own block, or in another one's (a fiber that went to another thread).
+/// Removes the latest frame with this slot from the thread's own block, or from another one (a fiber that moved to another
+/// thread).
 pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFrame> {
     if !tb.is_null() {
         // SAFETY: the running thread's own block.
@@ -378,7 +380,7 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
         .find_map(|block| take(block, slot).map(|(frame, _)| frame))
 }
 
-/// An unwinder begins: slots show what they held. Mirrors what an unwinder expects of any stack.
+/// An unwinder begins: writes the real return addresses back into the slots.
 pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
     changing(tb, tb.shadow_change.max(CHANGE_PUSH), |tb| restore_each(tb, trampoline));
 }
@@ -396,8 +398,8 @@ fn restore_each(tb: &mut ThreadBlock, trampoline: u64) {
     tb.unwinding = 1;
 }
 
-/// The unwinder is done: frames above `sp` whose slot still holds the original address are awaited again; the
-/// others have been left.
+/// The unwinder has ended: replaces the return addresses of frames above `sp` whose slot still holds the real one, and drops the
+/// other frames.
 pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
     // (In a signal handler that came as frames were changed: the next one does it.)
     if tb.unwinding == 0 || tb.shadow_change != 0 {

@@ -18,26 +18,27 @@ pub const STATE_HEADER_BYTES: u64 = 0x4000;
 pub const OPEN_RECORDS_MAX: usize = 8;
 /// Tail calls of one run at most (`MAX_TAIL_CALL_CNT`).
 pub const TAIL_CALLS_MAX: u64 = 33;
-/// Of `ThreadBlock::cpu_slot`: it names a CPU.
+/// In `ThreadBlock::cpu_slot`: the low bits are a CPU.
 pub const CPU_SLOT_SET: u32 = 1 << 30;
-/// Of `ThreadBlock::cpu_slot`: the realm's slot of that CPU is held.
+/// In `ThreadBlock::cpu_slot`: the realm's slot of that CPU is held.
 pub const CPU_SLOT_HELD: u32 = 1 << 31;
-/// Frames whose return is awaited that lie in a thread's block.
+/// Shadow frames in a thread's block.
 pub const SHADOW_FRAMES: u32 = 256;
-/// Frames of a chunk. A thread that needs more than its block has takes chunks from the process's pool, and they stay the block's.
+/// Shadow frames of a chunk. A thread that needs more than its block has takes chunks from the process's pool; they stay with the
+/// block.
 pub const SHADOW_CHUNK_FRAMES: u32 = 2048;
-/// Chunks of a block at most.
+/// The most chunks of a block.
 pub const SHADOW_CHUNKS_MAX: usize = 64;
-/// Frames whose return is awaited, per thread at most (the kernel: `MAX_URETPROBE_DEPTH`, 64).
+/// The most returns that a thread can await (the kernel: `MAX_URETPROBE_DEPTH`, 64).
 pub const SHADOW_FRAMES_MAX: u32 = SHADOW_FRAMES + SHADOW_CHUNK_FRAMES * SHADOW_CHUNKS_MAX as u32;
-/// Chunks of a process.
+/// Chunks in the pool of a process.
 pub const SHADOW_POOL_CHUNKS: u32 = 1024;
 /// Bytes of a chunk.
 pub const SHADOW_CHUNK_BYTES: u64 = SHADOW_CHUNK_FRAMES as u64 * size_of::<ShadowFrame>() as u64;
-/// Of [`ThreadBlock::shadow_change`]: a frame is being appended, or all are gone through: what a signal handler appends meanwhile
-/// must be gone when it returns, and none may be moved.
+/// In [`ThreadBlock::shadow_change`]: a frame is being appended, or all frames are being read. Frames that a signal handler
+/// appends meanwhile must be gone when it returns, and it must not move any.
 pub const CHANGE_PUSH: u32 = 1;
-/// Frames are being moved: nobody else changes any.
+/// In [`ThreadBlock::shadow_change`]: frames are being moved; a signal handler must not change any.
 pub const CHANGE_MOVE: u32 = 2;
 
 /// One page, wiped at fork.
@@ -48,9 +49,9 @@ pub struct ProcessPage {
     pub generation: AtomicU64,
     /// Nonzero while a thread sets the process up after injection or fork.
     pub initializing: AtomicU32,
-    /// Where, from the FS base on, a thread's id lies, kept by the C library and the kernel; 0: it is not known.
+    /// Offset in the TCB of the thread's id, which the C library and the kernel maintain; 0: not known.
     pub tid_at: AtomicU32,
-    /// 1: there are threads that have no control block of a C library's, or another one's, so that `tid_at` stays 0.
+    /// 1: some thread has no TCB of a C library, or shares one, so `tid_at` stays 0 and threads are found by GS.
     pub shared_names: AtomicU32,
     /// Zero.
     pub reserved: AtomicU32,
@@ -61,7 +62,7 @@ pub struct ProcessPage {
 /// Hints where blocks are.
 pub const BLOCK_HINTS: usize = 256;
 
-/// Where to look for the block of the thread with this FS base.
+/// Index of the hint for the thread with this FS base.
 #[inline(always)]
 pub const fn block_hint(fs_base: u64) -> usize {
     // Fibonacci hashing: thread control blocks lie far apart, at the same place of their pages.
@@ -72,48 +73,49 @@ pub const fn block_hint(fs_base: u64) -> usize {
 #[repr(C)]
 #[derive(Debug)]
 pub struct StateHeader {
-    /// Blocks `0..used` have been handed out at some time.
+    /// Blocks `0..used` have belonged to a thread at some time.
     pub used: AtomicU32,
     /// Zero.
     pub reserved: AtomicU32,
-    /// Hits that found no free block. Counted as misses of the process.
+    /// Hits of threads for which there was no block. Counted as misses of the process.
     pub missed_no_block: AtomicU64,
-    /// 1: a thread whose block is not known uses the stack behind all blocks.
+    /// 1: a thread whose block is not known yet uses the last stack, behind all blocks.
     pub last_stack: AtomicU32,
-    /// 1: the agent makes no system calls any more: the process has filtered its own, and the server did not say how.
+    /// 1: the agent makes no system calls any more, because the process has installed a seccomp filter and the server did not say
+    /// what it forbids.
     pub hushed: AtomicU32,
     /// Requests to the server that timed out or found no slot.
     pub requests_lost: AtomicU64,
-    /// Chunks of shadow frames that have been handed out.
+    /// Chunks of shadow frames that blocks have taken.
     pub shadow_chunks: AtomicU32,
     /// Zero.
     pub reserved4: AtomicU32,
     /// Zero.
     pub reserved2: [u64; 3],
-    /// FS base of the thread that owns block i; 0: free. Searched when GS does not lead to a block.
+    /// FS base of the thread that owns block i; 0: free. Searched when GS does not point to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
-    /// How many calls are under way of routines in which threads are cancelled whose end somebody wants, and maybe more, by
-    /// [`crate::cancellation::slot`].
+    /// Upper bounds, by [`crate::cancellation::slot`], of the calls under way of routines in which threads are cancelled, and
+    /// whose end is wanted.
     pub awaited: [AtomicU32; crate::cancellation::SLOTS],
 }
 
-/// A call whose return address was replaced. 40 bytes.
+/// A call of a probed function, whose return address was replaced. 40 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShadowFrame {
     /// Address of the stack slot that holds the return address; 0: free.
     pub slot: u64,
-    /// The return address that was there.
+    /// The return address that the slot held before.
     pub return_address: u64,
     /// Address of the [`crate::control::Hook`].
     pub hook: u64,
-    /// 1 while the original return address stands in the slot (an unwinder is at work).
+    /// 1 while the slot holds the original return address again, for an unwinder.
     pub restored: u64,
     /// No frame up to this one has a slot below this address.
     pub low: u64,
 }
 
-/// `struct rseq_cs` (include/uapi/linux/rseq.h): instructions that the kernel does not resume in their middle.
+/// `struct rseq_cs` (include/uapi/linux/rseq.h): instructions that the kernel restarts if it interrupts them.
 #[repr(C, align(32))]
 #[derive(Debug)]
 pub struct RestartableSequence {
@@ -123,45 +125,45 @@ pub struct RestartableSequence {
     pub flags: u32,
     /// Address of the first instruction.
     pub start: u64,
-    /// Bytes of the instructions; the last one is what makes the change.
+    /// Bytes of the instructions; the last one makes the change.
     pub bytes: u64,
-    /// Where a thread goes on that was interrupted.
+    /// Where an interrupted thread continues.
     pub abort: u64,
 }
 
-/// What the agent knows of one thread. The head is read and written by stubs and compiled code.
+/// The agent's state of one thread. Stubs and compiled code read and write the head.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ThreadBlock {
-    /// Address of this block: proves that GS leads here.
+    /// Address of this block: a check that GS points here.
     pub this: u64,
-    /// FS base of the owner; a new thread inherits GS of its creator but has its own FS.
+    /// FS base of the owner. A new thread inherits its creator's GS but has its own FS.
     pub fs_base: u64,
     /// Equals `ProcessPage::generation`, or the ids below are stale.
     pub generation: u64,
     /// `pid << 32 | tid` as `bpf_get_current_pid_tgid` returns it (tgid in the high half).
     pub pid_tgid: u64,
-    /// While the thread runs programs: the stack pointer below which it does; a higher one on arrival means that a longjmp left
-    /// them. Else 0.
+    /// The guard. While the thread runs programs: the stack pointer below which they run; a hit at a higher stack pointer shows
+    /// that a `longjmp` has abandoned them. Otherwise 0.
     pub guard: AtomicU64,
-    /// While a program runs that uses per-CPU maps: the CPU whose part of them is its own, in the low 16 bits, and
-    /// `CPU_SLOT_*`. Else 0.
+    /// While a program runs that uses per-CPU maps: the CPU whose part of them it uses, in the low 16 bits, and `CPU_SLOT_*`.
+    /// Otherwise 0.
     pub cpu_slot: u32,
-    /// How many runs the present one has interrupted, each in a signal handler that makes a call.
+    /// How many runs of programs are interrupted, each by a signal handler that hit the next one.
     pub interrupted: u32,
     /// Address of the attachment that runs.
     pub attachment: u64,
-    /// Address of the hook that runs. (Of a system call's tracepoints it says nothing.)
+    /// Address of the hook that runs. (Not valid for tracepoints of system calls.)
     pub hook: u64,
     /// Region base.
     pub region_base: u64,
-    /// Number of the thread among all that the realm has seen; the key of its values in task storage.
+    /// Serial number of the thread in the realm; the key of its values in task storage.
     pub serial: u32,
-    /// What is being done to the shadow frames: nothing, [`CHANGE_PUSH`] or [`CHANGE_MOVE`].
+    /// What is being done to the shadow frames: 0 (nothing), [`CHANGE_PUSH`] or [`CHANGE_MOVE`].
     pub shadow_change: u32,
     /// State of `bpf_get_prandom_u32`.
     pub random: u64,
-    /// Nonzero while an unwinder walks this thread's stack and return addresses are restored.
+    /// Nonzero while an unwinder walks this thread's stack and the real return addresses are in place.
     pub unwinding: u32,
     /// Shadow frames `0..shadow_used` may be in use.
     pub shadow_used: u32,
@@ -169,9 +171,9 @@ pub struct ThreadBlock {
     pub shadow_full: u64,
     /// Ring buffer records that the running program has reserved: address and map of each; address 0: none.
     pub open_records: [[u64; 2]; OPEN_RECORDS_MAX],
-    /// Rounds through loops that the running program has left.
+    /// Rounds of loops that the running program may still make.
     pub fuel: i64,
-    /// Address of the program that a tail call goes on with; 0: none.
+    /// Address of the program that a tail call continues with; 0: none.
     pub tail_target: u64,
     /// Tail calls of this run so far.
     pub tail_calls: u64,
@@ -179,46 +181,46 @@ pub struct ThreadBlock {
     pub rseq: u64,
     /// The sequence that takes a CPU's slot.
     pub sequence: RestartableSequence,
-    /// The thread id that the C library's control block names the owner by: not that of a `vfork` child that runs with its
-    /// parent's block meanwhile, as `pid_tgid` is.
+    /// The thread id that is in the owner's TCB. While a `vfork` child runs with its parent's block it is the parent's;
+    /// `pid_tgid` is then the child's.
     pub named_tid: u32,
-    /// Where the next stack apart from the thread's own begins, below which it lies, and where there is none any more.
+    /// Top of the next free agent stack, and the address below which there is none.
     pub apart_top: u64,
     /// See `apart_top`.
     pub apart_end: u64,
-    /// 1: a program wants the call that begins not to be made (`bpf_override_return`).
+    /// 1: a program refuses the call that begins (`bpf_override_return`).
     pub overrides: u64,
-    /// What its result is to be.
+    /// The result of a refused call.
     pub override_result: u64,
-    /// The next of `calls` to be used, counted from the first ever.
+    /// Index of the next call, counted from the first ever; modulo the size it is the next entry of `calls`.
     pub next_call: u32,
-    /// The first of `calls` that is the thread's own: before it are those of the creator of a `vfork` child.
+    /// Index of the thread's own first call; before it are those of the creator of a `vfork` child.
     pub first_call: u32,
-    /// 1: the net is off for this thread, since a call of its was let through, or is made by a routine in which threads are
-    /// cancelled.
+    /// 1: SUD is off for this thread, because one of its calls was let through, or because a routine in which threads are
+    /// cancelled is making one.
     pub net_passed: u32,
-    /// Stack pointer at the call for whose time the thread blocks SIGSYS; 0: none. Till it ends the net is off.
+    /// Stack pointer at the call during which the thread blocks SIGSYS; 0: none. SUD is off until that call ends.
     pub net_until: u64,
-    /// Address of the signal frame (`struct ucontext`) that says that the thread is at `shown_place`, where it is at
-    /// `shown_instead`, in a gate; 0: none.
+    /// Address of the signal frame (`struct ucontext`) that shows the thread at `shown_place`, although it is at `shown_instead`,
+    /// in a trampoline; 0: none.
     pub shown_frame: u64,
     /// See `shown_frame`.
     pub shown_place: u64,
     /// See `shown_frame`.
     pub shown_instead: u64,
-    /// 1: SIGCANCEL was put off, and comes again.
+    /// 1: SIGCANCEL was postponed, and will be delivered again.
     pub cancel_waits: u32,
-    /// Calls under way, the youngest before `next_call`.
+    /// System calls under way, the youngest just before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
-    /// As soon as that many shadow frames are in use, dead ones are looked for.
+    /// The number of shadow frames at which dead ones are looked for.
     pub shadow_look: u32,
-    /// Numbers plus 1 of the chunks that the shadow frames behind `shadow` lie in, in order; 0: none yet.
+    /// The chunks with the shadow frames that follow those in `shadow`, in order: number plus 1; 0: none yet.
     pub shadow_chunks: [AtomicU32; SHADOW_CHUNKS_MAX],
-    /// Calls whose return is awaited.
+    /// The first shadow frames.
     pub shadow: [ShadowFrame; SHADOW_FRAMES as usize],
-    /// Arrivals that ran programs, per hook.
+    /// Hits that ran programs, per hook.
     pub hits: [AtomicU64; COUNTED_HOOKS_MAX as usize],
-    /// Arrivals that could not (recursion), per hook.
+    /// Hits that could not run programs, per hook.
     pub misses: [AtomicU32; COUNTED_HOOKS_MAX as usize],
 }
 
