@@ -15,6 +15,7 @@ mod bench_syscall;
 mod bench_verify;
 mod conformance;
 mod demo;
+mod fuzz;
 mod mutate;
 mod suites;
 mod sweep;
@@ -61,6 +62,8 @@ enum Task {
     Mutate(mutate::Options),
     /// Run other projects' own tests natively and as targets, and compare
     Suites(suites::Options),
+    /// Fuzz what parses bytes of others, by libFuzzer
+    Fuzz(fuzz::Options),
     /// Probe random instructions of a file while a command runs that uses it
     Sweep(sweep::Options),
 }
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::mutate(&options),
         Task::Suites(options) => suites::run(&options),
+        Task::Fuzz(options) => fuzz::fuzz(options),
         Task::Sweep(options) => sweep::sweep(&options),
     };
     match result {

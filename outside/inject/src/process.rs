@@ -187,7 +187,13 @@ pub fn mappings(pid: Pid) -> Result<Vec<Mapping>, Error> {
         _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
         _ => Error::io(format!("/proc/{pid}/maps"), error),
     })?;
-    Ok(text.lines().filter_map(parse_mapping).collect())
+    Ok(mappings_in(&text))
+}
+
+/// The mappings that the text of `/proc/PID/maps` tells of.
+pub fn mappings_in(text: &str) -> Vec<Mapping> {
+    // (A path may have any other blank at its ends.)
+    text.split('\n').filter_map(parse_mapping).collect()
 }
 
 fn parse_mapping(line: &str) -> Option<Mapping> {
@@ -198,9 +204,10 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     let (major, minor) = fields.next()?.split_once(':')?;
     let dev = rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let inode = fields.next()?.parse().ok()?;
-    let path = fields.next().unwrap_or_default().trim_start();
+    let path = fields.next().unwrap_or_default().trim_start_matches(' ');
     let path = path.strip_suffix(" (deleted)").unwrap_or(path).to_owned();
     let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    (range.start <= range.end).then_some(())?;
     Some(Mapping { range, permissions, offset, dev, inode, path })
 }
 

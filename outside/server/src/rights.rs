@@ -77,6 +77,11 @@ impl Credentials {
     }
 }
 
+/// Whether a text is a `/proc/PID/status` that credentials can be read of.
+pub fn check_status(status: &str) -> bool {
+    Credentials::parse(status).is_some()
+}
+
 fn namespace_of(process: &str) -> Option<NamespaceId> {
     std::fs::metadata(format!("/proc/{process}/ns/user")).ok().map(|meta| (meta.dev(), meta.ino()))
 }

@@ -17,6 +17,7 @@ use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, PF_X, PT_INTERP, PT_LOAD, STT_FUNC
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind};
 
+pub use unwind::LANDING_PADS_MAX;
 pub use usdt::UsdtNote;
 
 /// Why a file cannot be used.

@@ -11,6 +11,9 @@ use crate::File;
 
 type Description<'a> = FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>;
 
+/// Call sites of all functions' tables that are read at most: a file's descriptions may all name one long table.
+pub const LANDING_PADS_MAX: usize = 1 << 22;
+
 /// Address ranges of all frame descriptions, by address. A corrupt table yields what precedes the damage.
 pub(crate) fn frames(file: &File<'_>) -> Vec<Range<u64>> {
     let mut found = vec![];
@@ -27,14 +30,15 @@ pub(crate) fn frames(file: &File<'_>) -> Vec<Range<u64>> {
 }
 
 /// The landing pads of all functions, each with the address of its table (`.gcc_except_table`); `None` if a table cannot be
-/// read.
+/// read, or the tables have more than [`LANDING_PADS_MAX`] call sites.
 pub(crate) fn landing_pads(file: &File<'_>) -> Option<Vec<(u64, u64)>> {
     let mut found = vec![];
     let mut all_read = true;
+    let mut sites_left = LANDING_PADS_MAX;
     descriptions(file, |fde| {
-        if let Some(table) = fde.lsda() {
+        if let Some(table) = fde.lsda().filter(|_| all_read) {
             let read = match table {
-                Pointer::Direct(address) => pads_of(file, address, fde.initial_address()),
+                Pointer::Direct(address) => pads_of(file, address, fde.initial_address(), &mut sites_left),
                 Pointer::Indirect(_) => None,
             };
             all_read &= read.is_some();
@@ -58,8 +62,8 @@ fn descriptions<'a>(file: &File<'a>, mut with: impl FnMut(&Description<'a>)) {
 }
 
 /// The landing pads of the function at `function`, from its table (the "language-specific data area" of the Itanium C++ ABI's
-/// exception handling, as gcc and LLVM write it).
-fn pads_of(file: &File<'_>, table: u64, function: u64) -> Option<Vec<(u64, u64)>> {
+/// exception handling, as gcc and LLVM write it). `sites_left`: call sites that may still be read.
+fn pads_of(file: &File<'_>, table: u64, function: u64, sites_left: &mut usize) -> Option<Vec<(u64, u64)>> {
     const OMITTED: u8 = 0xff;
     let (start, bytes, _) =
         file.parts().find(|(start, bytes, _)| (*start..start + bytes.len() as u64).contains(&table))?;
@@ -80,6 +84,7 @@ fn pads_of(file: &File<'_>, table: u64, function: u64) -> Option<Vec<(u64, u64)>
     let mut calls = reader.split(bytes).ok()?;
     let mut pads = vec![];
     while !calls.is_empty() {
+        *sites_left = sites_left.checked_sub(1)?;
         let _start = encoded(&mut calls, encoding, 0)?;
         let _bytes = encoded(&mut calls, encoding, 0)?;
         let pad = encoded(&mut calls, encoding, 0)?;

@@ -104,7 +104,12 @@ impl Search<'_> {
     /// in there, or in a signal handler that interrupted it) finds it as it was; else from the call on, or from before it. What
     /// lies below `free` is taken.
     fn plan(&self, index: usize, free: u64) -> Result<SyscallPlan, Refusal> {
-        let call = self.instructions[index].ip();
+        let instruction = &self.instructions[index];
+        let call = instruction.ip();
+        if instruction.len() as u64 != SYSCALL_BYTES {
+            // With a prefix it ends elsewhere than all that looks at system calls takes for granted.
+            return Err(Refusal::Immovable { address: call, text: format!("{instruction} with a prefix") });
+        }
         if self.is_cancelled_by_address(call) {
             return Err(Refusal::Cancelled { site: call });
         }

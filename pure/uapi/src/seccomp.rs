@@ -186,22 +186,26 @@ impl Way {
     }
 }
 
-/// `Some(None)`: any.
+/// `Some(None)`: any; `None`: unknown operation, or a division that may be by 0, at which the filter ends.
 fn calculate(operation: u16, a: Option<u32>, b: Option<u32>) -> Option<Option<u32>> {
     if operation == 0x80 {
         return Some(a.map(u32::wrapping_neg));
+    }
+    if operation == 0x30 {
+        // (The kernel ends the filter with 0, which kills.)
+        b.filter(|divisor| *divisor != 0)?;
     }
     let (Some(a), Some(b)) = (a, b) else { return Some(None) };
     Some(Some(match operation {
         0x00 => a.wrapping_add(b),
         0x10 => a.wrapping_sub(b),
         0x20 => a.wrapping_mul(b),
-        // (The kernel ends the filter with 0, which kills.)
         0x30 => a.checked_div(b)?,
         0x40 => a | b,
         0x50 => a & b,
-        0x60 => a.checked_shl(b).unwrap_or(0),
-        0x70 => a.checked_shr(b).unwrap_or(0),
+        // By the number's low 5 bits (kernel/bpf/core.c:___bpf_prog_run; larger constants are refused).
+        0x60 => a.wrapping_shl(b),
+        0x70 => a.wrapping_shr(b),
         0xa0 => a ^ b,
         _ => return None,
     }))

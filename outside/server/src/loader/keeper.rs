@@ -49,7 +49,7 @@ pub(super) struct Awaited {
 }
 
 impl Ledger {
-    fn new() -> std::io::Result<Ledger> {
+    pub(super) fn new() -> std::io::Result<Ledger> {
         let file = rustix::fs::memfd_create("ring3-ledger", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, ENTRIES_OFFSET as u64)?;
         let last = Mutex::new(NotificationPage::new(file.as_fd())?);

@@ -83,7 +83,8 @@ impl Compiling {
 
 /// A loader's session.
 pub struct Session {
-    listener: Arc<OwnedFd>,
+    /// `None`: the calls are this process's own (see [`own_call`]).
+    listener: Option<Arc<OwnedFd>>,
     ledger: Arc<Ledger>,
     subsystem: Arc<Subsystem>,
     /// The process with which it began.
@@ -107,13 +108,13 @@ impl Session {
     ) -> bool {
         subsystem.loader_begins(pid, command);
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
-        let session = Session { listener, ledger, subsystem, pid, told, compiling, store };
-        raw_seccomp::wake_synchronously(session.listener.as_fd());
+        raw_seccomp::wake_synchronously(listener.as_fd());
+        let session = Session { listener: Some(listener.clone()), ledger, subsystem, pid, told, compiling, store };
         let mut result = Ok(());
-        while result.is_ok() && session.wait() {
-            result = session.ledger.receive(session.listener.as_fd()).map(|call| {
+        while result.is_ok() && wait(&listener) {
+            result = session.ledger.receive(listener.as_fd()).map(|call| {
                 if let Some(call) = call {
-                    session.serve(call);
+                    session.serve(call, listener.as_fd());
                 }
             });
         }
@@ -121,24 +122,15 @@ impl Session {
         result.inspect_err(|error| tracing::warn!(pid, "the loader's listener failed: {error}")).is_ok()
     }
 
-    /// Waits for a call; false when all processes are gone.
-    fn wait(&self) -> bool {
-        loop {
-            let mut fds = [PollFd::new(&*self.listener, PollFlags::IN)];
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
-                Ok(_) => return false,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
-            }
-        }
+    /// Whether the caller still waits for the answer.
+    fn is_waited_for(&self, call: &Notification) -> bool {
+        self.listener.as_ref().is_none_or(|listener| raw_seccomp::is_valid(listener.as_fd(), call.id))
     }
 
-    fn serve(&self, call: Notification) {
+    fn serve(&self, call: Notification, listener: BorrowedFd<'_>) {
         let caller = Caller { session: self, call };
         let reply = caller.serve();
         tracing::debug!(tid = call.tid, number = call.number, ok = reply.is_ok(), error = ?reply.as_ref().err(), "call");
-        let listener = self.listener.as_fd();
         match reply {
             Ok(Outcome::Value(value)) => raw_seccomp::answer(listener, call.id, Ok(value)),
             Ok(Outcome::Fd { fd, close_on_exec }) => {
@@ -149,6 +141,43 @@ impl Session {
             Ok(Outcome::Later) => {}
             Err(errno) => raw_seccomp::answer(listener, call.id, Err(errno.0)),
         }
+    }
+}
+
+/// Waits for a call; false when all processes are gone.
+fn wait(listener: &OwnedFd) -> bool {
+    loop {
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
+            Ok(_) => return false,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Answers a call as if this process, whose memory and descriptors it refers to, were a loader that made it: for fuzzing. The
+/// result is the new descriptor, if it has one.
+///
+/// # Errors
+/// That of the call; `EBUSY` for calls that are answered later.
+pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Result<Option<OwnedFd>, Errno> {
+    let pid = std::process::id();
+    let session = Session {
+        listener: None,
+        ledger: Arc::new(Ledger::new().map_err(|_| Errno::ENOMEM)?),
+        subsystem: subsystem.clone(),
+        pid,
+        told: AtomicBool::new(true),
+        compiling: Compiling::default(),
+        store: None,
+    };
+    let caller = Caller { session: &session, call: Notification::of_own(pid, number as i32, args) };
+    match caller.serve()? {
+        Outcome::Fd { fd, .. } => Ok(Some(fd)),
+        Outcome::Value(_) | Outcome::Continue => Ok(None),
+        Outcome::Later => Err(Errno::EBUSY),
     }
 }
 
@@ -226,7 +255,7 @@ impl Caller<'_> {
     fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; bytes];
         raw_seccomp::read(self.call.tid, address, &mut buffer).map_err(Errno)?;
-        if !raw_seccomp::is_valid(self.session.listener.as_fd(), self.call.id) {
+        if !self.session.is_waited_for(&self.call) {
             return Err(Errno::EINTR);
         }
         Ok(buffer)
@@ -240,7 +269,7 @@ impl Caller<'_> {
     /// What the calling thread may do now. It waits for the answer, and only itself can change its credentials.
     fn rights(&self) -> Result<Arc<Rights>, Errno> {
         let rights = Rights::of(self.call.tid);
-        if raw_seccomp::is_valid(self.session.listener.as_fd(), self.call.id) { rights } else { Err(Errno::EINTR) }
+        if self.session.is_waited_for(&self.call) { rights } else { Err(Errno::EINTR) }
     }
 
     /// A string of at most `max` bytes.

@@ -24,6 +24,13 @@ pub(crate) struct Notification {
     pub(crate) args: [u64; 6],
 }
 
+impl Notification {
+    /// A call of a thread of this process, which nobody was notified of.
+    pub(crate) fn of_own(tid: u32, number: i32, args: [u64; 6]) -> Notification {
+        Notification { id: 0, tid, flags: 0, number, arch: AUDIT_X86_64, instruction: 0, args }
+    }
+}
+
 #[repr(C)]
 struct Response {
     id: u64,

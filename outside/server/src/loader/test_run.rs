@@ -51,7 +51,8 @@ pub(super) fn prog_test_run(caller: &Caller<'_>, attr: &Attr) -> Reply {
         // Programs that are attached to probes cannot be run like that in the kernel either.
         _ => return Err(Errno::ENOTSUPP),
     };
-    let (listener, call) = (caller.session.listener.clone(), (caller.call.id, caller.call.tid));
+    let listener = caller.session.listener.clone().ok_or(Errno::EINVAL)?;
+    let call = (caller.call.id, caller.call.tid);
     let awaited = caller.session.ledger.awaits(&caller.call);
     let attr = attr.clone();
     let (address, passed) = (caller.arg(1), attr.passed);

@@ -162,7 +162,7 @@ fn answer_later(
     deadline: Option<Instant>,
     tell: impl FnOnce(&[Entry], &[i16]) -> i64 + Send + 'static,
 ) -> Reply {
-    let listener = caller.session.listener.clone();
+    let listener = caller.session.listener.clone().ok_or(Errno::EINVAL)?;
     let (id, tid) = (caller.call.id, caller.call.tid);
     let awaited = caller.session.ledger.awaits(&caller.call);
     let spawned = std::thread::Builder::new().name("ring3-poll".into()).spawn(move || {

@@ -48,6 +48,7 @@ use ring3_verifier::ProcessFilter;
 use serde::Serialize;
 
 pub use doorbell::EventFd;
+pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, process_named};
 pub use status::{SiteStatus, TargetStatus};

@@ -440,6 +440,24 @@ fn syscall_plans(file: &CodeFile) -> SyscallPlans {
     found
 }
 
+/// Plans for all system calls of a file of these bytes, and for probes at some offsets: what loaders and targets can make the server
+/// do with a file. The result is how many probes can be placed.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn plan_file(bytes: Vec<u8>, offsets: &[u64]) -> Result<usize, String> {
+    let file = CodeFile::parse(bytes).map_err(|error| error.to_string())?;
+    let found = syscall_plans(&file);
+    let _ = (found.plans.len(), unwind_sites(file.elf()));
+    let is_planned = |offset: &&u64| {
+        let site = static_site(&file, Path::new("file"), **offset);
+        site.is_ok_and(|site| {
+            site.plan(None, 0).is_ok() && site.returns().enumerate().all(|(at, _)| site.plan(Some(at), 0).is_ok())
+        })
+    };
+    Ok(offsets.iter().filter(is_planned).count())
+}
+
 /// The `syscall` instructions of the vDSO, as this process has it.
 pub(super) fn vdso_calls() -> Option<SyscallPlans> {
     let own = inject::Pid(std::process::id());
