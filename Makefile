@@ -1,5 +1,6 @@
 # ring3: the commands that a newcomer needs. Everything else is `cargo xtask`.
 PREFIX ?= /usr/local
+BINARY = $(or $(CARGO_TARGET_DIR),target)/release/ring3
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin:/sbin
 
 all: build
@@ -36,11 +37,32 @@ bench: PACKAGES += python3 python3-venv
 bench: build
 	cargo xtask bench probe
 
-install: build
-	install -D -m 755 target/release/ring3 $(DESTDIR)$(PREFIX)/bin/ring3
+# What needs no build of ring3: formatting, clippy, the laws, documentation, licenses of dependencies.
+lint:
+	cargo xtask lint
+
+# Known vulnerabilities, too: needs cargo-deny and the network.
+deny:
+	cargo xtask deny
+
+install: build install-files
+
+# (What was built is installed as it is: `make && sudo make install-files` needs no cargo for root.)
+install-files:
+	umask 022 && install -D -m 755 $(BINARY) $(DESTDIR)$(PREFIX)/bin/ring3
+	umask 022 && $(BINARY) share-files $(DESTDIR)$(PREFIX)/share
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/ring3 $(DESTDIR)$(PREFIX)/share/man/man1/ring3.1 $(DESTDIR)$(PREFIX)/share/man/man1/ring3-*.1 \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/ring3 $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ring3 \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ring3.fish
+
+# A Debian package: target/deb/ring3_VERSION_amd64.deb.
+deb: build
+	cargo xtask deb
 
 clean:
 	cargo clean
 	$(MAKE) -C examples/malloc clean
 
-.PHONY: all deps build demo test bench install clean
+.PHONY: all deps build demo test bench lint deny install install-files uninstall deb clean

@@ -129,7 +129,7 @@ fn gdb_names_programs_the_agent_and_stubs_with_lines() {
     let path = bench.folder().join("names.debug");
     let file = path.to_str().expect("a plain name");
     let (code, _, errors) = bench.run(&["symbols", "1", "-o", file]);
-    assert!(code == Some(1) && errors.contains("process 1 is no target"), "{errors}");
+    assert!(code == Some(1) && errors.contains("process 1 is not a target"), "{errors}");
     assert_eq!(bench.run(&["symbols", &pid, "-o", file]).0, Some(0));
     let (code, dumped) = run(Command::new("readelf").args(["-aW", "--debug-dump=decodedline", file]));
     assert!(code == Some(0) && !dumped.contains("Warning"), "{dumped}");

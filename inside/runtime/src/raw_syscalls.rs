@@ -122,7 +122,7 @@ fn seers(base: u64, number: i64) -> &'static Seers {
 #[repr(C)]
 #[derive(Debug)]
 pub struct CallFrame {
-    /// The thread's registers: those that functions keep, and the others once they are [`CallFrame::complete`].
+    /// The thread's registers: those that functions keep, and the others once they are `CallFrame::complete`.
     pub regs: PtRegs,
     /// Where it lies, if not on the caller's stack: `STACK_OF_BLOCK` or `LAST_STACK`. (There it says nothing.)
     pub stack: u32,

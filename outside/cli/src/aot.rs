@@ -30,7 +30,7 @@ pub(crate) enum Emit {
     /// A file for `ring3 load --aot`
     #[default]
     Aot,
-    /// A relocatable ELF file (x86-64): a function per program; helpers are undefined symbols `ring3_helper_NAME`, maps are
+    /// A relocatable ELF file (x86-64) with a function per program. Helpers are undefined symbols `ring3_helper_NAME`; maps are
     /// words `ring3_map_NAME` (address of the map) and `ring3_data_NAME` (address of its values)
     Obj,
 }
@@ -40,13 +40,13 @@ pub(crate) enum Emit {
 pub(crate) struct Wanted {
     /// The object file (ELF)
     file: PathBuf,
-    /// What to write
+    /// The file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Only this program
-    #[arg(long)]
+    /// Compile only this program
+    #[arg(long, value_name = "NAME")]
     program: Option<String>,
-    /// The kind of file
+    /// The kind of file to write
     #[arg(long, value_enum, default_value_t)]
     emit: Emit,
 }
@@ -94,7 +94,8 @@ pub(crate) fn run(wanted: &Wanted) -> Result<(), String> {
         Emit::Aot => store(&object, &judge, &compiled)?.write(),
         Emit::Obj => linkable(&object, &compiled),
     };
-    write_file(&wanted.output, &file).map_err(|error| format!("{}: {error}", wanted.output.display()))?;
+    write_file(&wanted.output, &file)
+        .map_err(|error| format!("cannot write {}: {error}", wanted.output.display()))?;
     write_out(&format!("{told}{}: {} programs, {} bytes\n", wanted.output.display(), compiled.len(), file.len()))
 }
 

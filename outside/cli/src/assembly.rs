@@ -11,13 +11,13 @@ use crate::show::write_out;
 /// `ring3 asm`
 #[derive(Debug, Args)]
 pub(crate) struct Assemble {
-    /// The text; `-` is standard input
+    /// The assembler text; `-` is standard input
     file: PathBuf,
-    /// Its language
+    /// The language of the text
     #[arg(long, value_enum, default_value_t)]
     syntax: Syntax,
-    /// Write the instructions' bytes to this file instead of hexadecimal digits to standard output
-    #[arg(short, long)]
+    /// Write the instructions as bytes to this file, instead of hexadecimal digits to standard output
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
@@ -26,20 +26,23 @@ pub(crate) struct Assemble {
 pub(crate) struct Disassemble {
     /// Instructions as bytes or hexadecimal digits, or a BPF object file; `-` is standard input
     file: PathBuf,
-    /// Of an object file, only this program
-    #[arg(long)]
+    /// Print only this program of an object file
+    #[arg(long, value_name = "NAME")]
     program: Option<String>,
-    /// So that `ring3 asm` gives the same instructions
+    /// Print what `ring3 asm` assembles to the same instructions, without numbers and opcodes
     #[arg(long)]
     plain: bool,
 }
 
 pub(crate) fn assemble(wanted: &Assemble) -> Result<(), String> {
     let text = input::read(&wanted.file)?;
-    let text = String::from_utf8(text).map_err(|_| format!("{} is no text", wanted.file.display()))?;
+    let text = String::from_utf8(text)
+        .map_err(|_| format!("{} is not text (UTF-8); `ring3 disasm` reads instructions", wanted.file.display()))?;
     let insns = wanted.syntax.assemble(&text).map_err(|why| format!("{}: {why}", wanted.file.display()))?;
     match &wanted.output {
-        Some(path) => std::fs::write(path, encode(&insns)).map_err(|error| format!("{}: {error}", path.display())),
+        Some(path) => {
+            std::fs::write(path, encode(&insns)).map_err(|error| format!("cannot write {}: {error}", path.display()))
+        }
         None => write_out(&insns.iter().map(|insn| hexadecimal(*insn) + "\n").collect::<String>()),
     }
 }

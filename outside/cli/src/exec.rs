@@ -33,7 +33,7 @@ pub(crate) enum Engine {
     /// Cranelift's code
     #[default]
     Jit,
-    /// LLVM's code, which is faster and takes longer to make, if ring3 was built with it
+    /// LLVM's code (if ring3 was built with it): faster, and slower to compile
     Llvm,
 }
 
@@ -43,28 +43,28 @@ pub(crate) struct Execute {
     /// A BPF object file, assembler text, or instructions as bytes or hexadecimal digits; `-` is standard input
     #[arg(required_unless_present = "plugin")]
     file: Option<OsString>,
-    /// Of an object file, the program (its function's or its section's name)
-    #[arg(long)]
+    /// Which program of an object file to run: the name of its function or section
+    #[arg(long, value_name = "NAME")]
     program: Option<String>,
     /// The language of assembler text
     #[arg(long, value_enum, default_value_t)]
     syntax: Syntax,
-    /// What runs it
+    /// The engine that runs the program
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
     /// Hide the program's constants in its code, as the kernel does with net.core.bpf_jit_harden
     #[arg(long)]
     harden: bool,
-    /// Memory that r1 leads to, as hexadecimal digits; r2 is its length
+    /// The memory that r1 points to, as hexadecimal digits; r2 is its length
     #[arg(long, value_name = "HEX")]
     memory: Option<String>,
-    /// A file of such memory, as bytes
+    /// The same from a file, as bytes
     #[arg(long, value_name = "FILE", conflicts_with = "memory")]
     memory_file: Option<PathBuf>,
-    /// How often it runs
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How many times to run the program; the time printed is the mean
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Also print the memory afterwards
+    /// Also print the memory after the run
     #[arg(short, long)]
     verbose: bool,
     /// As a plugin of bpf_conformance: the argument is the memory as hexadecimal digits, standard input the program, standard
@@ -86,7 +86,9 @@ pub(crate) fn run(wanted: &Execute) -> Result<(), String> {
     }
     let subject = subject(wanted)?;
     let mut memory = match (&wanted.memory, &wanted.memory_file) {
-        (Some(text), _) => input::hexadecimal(text).ok_or("--memory wants pairs of hexadecimal digits")?,
+        (Some(text), _) => {
+            input::hexadecimal(text).ok_or("--memory takes pairs of hexadecimal digits, such as 0a0b")?
+        }
         (None, Some(path)) => input::read(path)?,
         (None, None) => vec![],
     };

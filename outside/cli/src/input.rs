@@ -41,10 +41,10 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
         let mut bytes = vec![];
         return match std::io::stdin().read_to_end(&mut bytes) {
             Ok(_) => Ok(bytes),
-            Err(error) => Err(format!("standard input: {error}")),
+            Err(error) => Err(format!("cannot read standard input: {error}")),
         };
     }
-    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+    std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 /// Pairs of hexadecimal digits, perhaps with space between them; `None` if it is anything else.
@@ -65,12 +65,11 @@ pub(crate) fn program(path: &Path, syntax: Syntax) -> Result<Input, String> {
         return Ok(Input::Object(Box::new(object)));
     }
     let insns = match std::str::from_utf8(&bytes).ok().filter(|text| !text.contains('\0')) {
-        None => decode(&bytes).ok_or("bytes that are no whole instructions of 8".to_owned()),
+        None => decode(&bytes).ok_or("the length is not a multiple of 8 bytes, an instruction's size".to_owned()),
         Some(text) => match hexadecimal(text) {
-            Some(bytes) => {
-                decode(&bytes).ok_or("hexadecimal digits that are no whole instructions of 8 bytes".into())
-            }
-            None => syntax.assemble(text),
+            Some(bytes) => decode(&bytes)
+                .ok_or("the number of hexadecimal digits is not a multiple of 16, an instruction's size".into()),
+            None => syntax.assemble(text).map_err(|why| format!("not an ELF file, so read as assembler text; {why}")),
         },
     };
     insns.map_err(fail).map(Input::Insns)
@@ -95,5 +94,5 @@ pub(crate) fn settings() -> Settings {
 /// That an object file has no such program.
 pub(crate) fn no_program(file: &Path, object: &Object, name: &str) -> String {
     let names: Vec<&str> = object.programs.iter().map(|program| program.name.as_str()).collect();
-    format!("{} has no program {name}; name one with --program: {}", file.display(), names.join(", "))
+    format!("{} has no program {name}; choose one of these with --program: {}", file.display(), names.join(", "))
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ring3_server::control::{Connection, runtime_dir};
 use rustix::fs::FlockOperation;
+use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
 
@@ -26,14 +27,19 @@ pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
         return match path.metadata() {
             Err(error) => Err(cannot_run(name, &error)),
             Ok(_) if runnable(&path) => Ok(path),
-            Ok(_) => Err(Failure { why: format!("cannot run {name}: not an executable file"), code: 126 }),
+            Ok(meta) if meta.is_dir() => Err(not_executable(name, "it is a directory, not an executable file")),
+            Ok(_) => Err(not_executable(name, "not an executable file; `chmod +x` makes a program one")),
         };
     }
     let search = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-    std::env::split_paths(&search)
-        .map(|dir| dir.join(name))
-        .find(|path| runnable(path))
-        .ok_or_else(|| Failure { why: format!("cannot run {name}: no such program in PATH"), code: 127 })
+    std::env::split_paths(&search).map(|dir| dir.join(name)).find(|path| runnable(path)).ok_or_else(|| Failure {
+        why: format!("cannot run {name}: no such program in PATH; install it, or give the path to its file"),
+        code: 127,
+    })
+}
+
+fn not_executable(name: &str, why: &str) -> Failure {
+    Failure { why: format!("cannot run {name}: {why}"), code: 126 }
 }
 
 /// The failure of running a program.
@@ -50,7 +56,11 @@ pub(crate) fn server() -> Result<Connection, String> {
             return Ok(connection);
         }
         if Instant::now() > deadline {
-            return Err("the server does not come up; see server.log in its run-time folder".into());
+            return Err(format!(
+                "the server did not start within {} s; see {}",
+                SERVER_WITHIN.as_secs(),
+                log_path()?
+            ));
         }
         // The lock orders those who start a server at the same time.
         let lock_path = runtime_dir()?.join("start.lock");
@@ -71,6 +81,11 @@ pub(crate) fn server() -> Result<Connection, String> {
     }
 }
 
+/// The server's log, for messages.
+fn log_path() -> Result<String, String> {
+    Ok(runtime_dir()?.join("server.log").display().to_string())
+}
+
 fn own_path() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))
 }
@@ -81,6 +96,7 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
     if foreground {
         return run_server();
     }
+    log_filter()?;
     let log_path = runtime_dir()?.join("server.log");
     let log = OpenOptions::new()
         .create(true)
@@ -100,14 +116,19 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
     BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
     match line.trim() {
         READY => Ok(()),
-        "" => Err(format!("the server ended at once; see {}", log_path.display())),
+        "" => Err(format!("the server ended before it was ready; see {}", log_path.display())),
         why => Err(why.to_owned()),
     }
 }
 
+/// What the server logs, by `RING3_LOG`.
+fn log_filter() -> Result<EnvFilter, String> {
+    let Ok(text) = std::env::var("RING3_LOG") else { return Ok(EnvFilter::new("info")) };
+    EnvFilter::try_new(&text).map_err(|error| format!("RING3_LOG={text}: {error}; set it to warn, info or debug"))
+}
+
 fn run_server() -> Result<(), String> {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("RING3_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = log_filter()?;
     // On a full disk the log has gaps; the server goes on.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).log_internal_errors(false);
     log.with_writer(std::io::stderr).init();
@@ -136,7 +157,7 @@ pub(crate) fn wait_until_gone() -> Result<(), String> {
     let deadline = Instant::now() + SERVER_WITHIN;
     while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         if Instant::now() > deadline {
-            return Err("the server does not end; see server.log in its run-time folder".into());
+            return Err(format!("the server did not end within {} s; see {}", SERVER_WITHIN.as_secs(), log_path()?));
         }
         std::thread::sleep(Duration::from_millis(2));
     }

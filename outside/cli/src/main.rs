@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod aot;
+mod arguments;
 mod assembly;
 mod exec;
 mod input;
 mod launch;
+mod share_files;
 mod show;
 mod verify;
 
@@ -19,139 +21,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use clap::{Parser, Subcommand, ValueEnum};
+use arguments::{Action, Arguments, Compiler};
+use clap::Parser;
 use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::Compiling;
 
-/// eBPF in user space: run an unmodified bpf tool with probes that fire inside the traced processes.
-#[derive(Debug, Parser)]
-#[command(name = "ring3", version, arg_required_else_help = true)]
-struct Arguments {
-    #[command(subcommand)]
-    action: Action,
-}
-
-/// What compiles the programs of a tool.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Compiler {
-    /// LLVM those with loops, if ring3 was built with it; Cranelift the others
-    #[default]
-    Auto,
-    /// Cranelift
-    Jit,
-    /// LLVM
-    Llvm,
-}
-
-/// What becomes of a target's children.
-#[derive(Clone, Copy, Debug, clap::Args)]
-struct Following {
-    /// Trace its children and what they execute, too; this is so unless the next option is given
-    #[arg(long, overrides_with = "no_follow")]
-    follow: bool,
-    /// Do not
-    #[arg(long, overrides_with = "follow")]
-    no_follow: bool,
-}
-
 /// This much of a tool's command line is kept for `ring3 status`.
 const COMMAND_CHARS_MAX: usize = 1000;
-
-#[derive(Debug, Subcommand)]
-enum Action {
-    /// Run a bpf tool (loader) whose bpf(2) ring3 answers
-    Load {
-        /// What compiles its programs
-        #[arg(long, value_enum, default_value_t)]
-        engine: Compiler,
-        /// Hide the constants of its programs in their code, as the kernel does with net.core.bpf_jit_harden
-        #[arg(long)]
-        harden: bool,
-        /// A file of `ring3 aot`: programs that are in it are not verified and compiled again
-        #[arg(long, value_name = "FILE")]
-        aot: Option<PathBuf>,
-        /// The tool and its arguments
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        command: Vec<String>,
-    },
-    /// Run a program as a target, traced from its first instruction
-    Start {
-        #[command(flatten)]
-        following: Following,
-        /// The program and its arguments
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        command: Vec<String>,
-    },
-    /// Make a running process a target
-    Attach {
-        #[command(flatten)]
-        following: Following,
-        /// Its process id
-        pid: u32,
-    },
-    /// Take all probes and all of ring3 out of a target
-    Detach {
-        /// Its process id
-        pid: u32,
-    },
-    /// Show the server, loaders, targets, programs, maps, links and sites
-    Status {
-        /// Also sites with hits, and refusals
-        #[arg(short, long)]
-        verbose: bool,
-        /// As JSON, with everything
-        #[arg(long)]
-        json: bool,
-        /// Print what programs wrote with bpf_trace_printk, and go on until interrupted
-        #[arg(long)]
-        trace: bool,
-    },
-    /// Take away the name of an object that a tool has pinned
-    Unpin {
-        /// Its path, as `ring3 status` shows it
-        path: PathBuf,
-    },
-    /// Detach from everything and end the server
-    Stop,
-    /// Say what the verifier says of the programs in a BPF object file; exit code 1 if it refuses one
-    Verify(verify::Wanted),
-    /// Write names and source lines of what of ring3 lies in a target, for gdb (`add-symbol-file`)
-    Symbols {
-        /// The target's process id
-        pid: u32,
-        /// The ELF file to write
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
-    },
-    /// Verify and compile the programs in a BPF object file ahead of time
-    Aot(aot::Wanted),
-    /// Run a program by itself, on some memory, and print r0 and the time
-    Exec(exec::Execute),
-    /// Turn assembler text into instructions
-    Asm(assembly::Assemble),
-    /// Turn instructions into text, as `bpftool prog dump xlated` has it
-    Disasm(assembly::Disassemble),
-    /// What of bpf(2) is supported
-    Features {
-        /// As docs/SUPPORT.md
-        #[arg(long)]
-        markdown: bool,
-    },
-    /// Run a program for the server, which is at the other end of standard input
-    #[command(hide = true)]
-    RunProgram,
-    /// Answer the calls of loaders whose server, which is at the other end of standard input, has ended
-    #[command(hide = true)]
-    Keep,
-    /// Run the server (started on demand by the others)
-    #[command(hide = true)]
-    Serve {
-        /// Stay in the foreground and log to standard error
-        #[arg(long)]
-        foreground: bool,
-    },
-}
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
@@ -175,6 +52,7 @@ fn main() -> ExitCode {
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
         Action::RunProgram => run_program().map_err(Failure::from),
         Action::Keep => ring3_server::loader::keeper::run(std::io::stdin().as_fd()).map_err(Failure::from),
+        Action::ShareFiles { directory } => share_files::write(&directory).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
     match result {
@@ -200,7 +78,11 @@ impl From<String> for Failure {
 
 /// The server, which must run already.
 fn running() -> Result<Connection, String> {
-    Connection::open()?.ok_or_else(|| "no ring3 server is running for this user".to_owned())
+    Connection::open()?.ok_or_else(|| {
+        "no ring3 server is running for this user; `ring3 load`, `start` or `attach` starts one (a server of another user, or of \
+         another RING3_RUNTIME_DIR, is not seen here)"
+            .to_owned()
+    })
 }
 
 fn load(engine: Compiler, harden: bool, command: &[String], compiled: Option<&Path>) -> Result<(), Failure> {
@@ -262,9 +144,9 @@ fn detach(pid: u32) -> Result<(), String> {
 fn symbols(pid: u32, output: &Path) -> Result<(), String> {
     let answer = running()?.ask(&Request::Symbols { pid }, None)?;
     let placed: Vec<ring3_names::elf::Placed> =
-        serde_json::from_value(answer).map_err(|_| "the server is of another version; `ring3 stop` ends it")?;
+        serde_json::from_value(answer).map_err(|_| "the server is of another version; end it with `ring3 stop`")?;
     aot::write_file(output, &ring3_names::elf::symbols(&placed))
-        .map_err(|error| format!("{}: {error}", output.display()))
+        .map_err(|error| format!("cannot write {}: {error}", output.display()))
 }
 
 fn unpin(path: PathBuf) -> Result<(), String> {

@@ -19,19 +19,19 @@ use crate::show::write_out;
 pub(crate) struct Wanted {
     /// The object file (ELF)
     file: PathBuf,
-    /// Only this program
-    #[arg(long)]
+    /// Verify only this program
+    #[arg(long, value_name = "NAME")]
     program: Option<String>,
-    /// A kernel's types (BTF) instead of the running one's
-    #[arg(long)]
+    /// Take the kernel's types (BTF) from this file, not from the running kernel
+    #[arg(long, value_name = "FILE")]
     btf: Option<PathBuf>,
-    /// As programs that run in targets: what ring3's agent has, no kernel objects
+    /// Judge programs as for targets: with the helpers of ring3's agent, and without kernel objects
     #[arg(long)]
     targets: bool,
-    /// The whole log
+    /// Print the verifier's whole log
     #[arg(short, long)]
     verbose: bool,
-    /// As JSON
+    /// Print the verdicts as JSON
     #[arg(long)]
     json: bool,
 }

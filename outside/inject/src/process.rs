@@ -168,12 +168,12 @@ pub(crate) fn not_permitted(pid: u32) -> Error {
     let own = rustix::process::geteuid().as_raw();
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let why = match owner {
-        Some(uid) if uid.parse() != Ok(own) => format!("it belongs to user {uid}, and you are user {own}"),
+        Some(uid) if uid.parse() != Ok(own) => format!("it belongs to user {uid}, and you are user {own}; run ring3 as that user or as root"),
         _ if !matches!(scope.trim(), "" | "0") => format!(
-            "Yama's ptrace_scope is {}; begin the process with `ring3 start`, or use ring3 as root",
+            "Yama's ptrace_scope is {}; start the process with `ring3 start`, or run ring3 as root",
             scope.trim()
         ),
-        _ => "it has more privileges than you, or forbids being traced (prctl PR_SET_DUMPABLE)".to_owned(),
+        _ => "it has more privileges than you (capabilities, user namespace), or forbids being traced (prctl PR_SET_DUMPABLE)".to_owned(),
     };
     Error::NotPermitted { pid, why }
 }

@@ -91,19 +91,26 @@ pub enum Answer {
 pub fn runtime_dir() -> Result<PathBuf, String> {
     let uid = rustix::process::geteuid().as_raw();
     let of_session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let path = match (std::env::var_os("RING3_RUNTIME_DIR"), of_session) {
-        (Some(dir), _) => PathBuf::from(dir),
+    let path = match (std::env::var_os("RING3_RUNTIME_DIR").map(PathBuf::from), of_session) {
+        // The server works in `/`: there, a relative path would be another directory.
+        (Some(dir), _) if !dir.is_absolute() => {
+            return Err(format!("RING3_RUNTIME_DIR is `{}`; set it to an absolute path", dir.display()));
+        }
+        (Some(dir), _) => dir,
         (None, _) if uid == 0 => PathBuf::from("/run/ring3"),
         (None, Some(dir)) => dir.join("ring3"),
         (None, None) => PathBuf::from(format!("/tmp/ring3-{uid}")),
     };
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
-    made.map_err(|error| format!("cannot make the run-time folder {}: {error}", path.display()))?;
+    made.map_err(|error| {
+        let path = path.display();
+        format!("cannot create the runtime directory {path}: {error}; set RING3_RUNTIME_DIR to a directory that you may create")
+    })?;
     let meta = std::fs::symlink_metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o077 != 0 {
         return Err(format!(
-            "the run-time folder {} must be a folder of user {uid} with mode 700 (it has owner {}, mode {:o}); \
-             change that, or set RING3_RUNTIME_DIR to another folder",
+            "the runtime directory {} must be a directory of user {uid} with mode 700 (it has owner {}, mode {:o}); change that, \
+             or set RING3_RUNTIME_DIR to another directory",
             path.display(),
             meta.uid(),
             meta.mode() & 0o7777,
@@ -130,7 +137,7 @@ impl Connection {
         match UnixStream::connect(&path) {
             Ok(stream) => Ok(Some(Connection { stream })),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ECONNREFUSED)) => Ok(None),
-            Err(error) => Err(format!("cannot reach the server at {}: {error}", path.display())),
+            Err(error) => Err(format!("cannot connect to the server at {}: {error}", path.display())),
         }
     }
 
@@ -185,7 +192,7 @@ impl Connection {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Err(why)) => Err(why),
             Err(_) => {
-                Err("the server ended while it worked on the request; see server.log in its run-time folder".into())
+                Err("the server ended while it worked on the request; see server.log in its runtime directory".into())
             }
         }
     }

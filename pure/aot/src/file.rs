@@ -43,7 +43,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotOurs => f.write_str("it is no file of `ring3 aot`"),
+            Error::NotOurs => f.write_str("it is not a file that `ring3 aot` wrote"),
             Error::Version(version) => {
                 write!(f, "it has format {version}, and this ring3 reads format {VERSION}; run `ring3 aot` again")
             }

@@ -125,7 +125,10 @@ impl<'a> Cursor<'a> {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => word.parse(),
         };
-        let value = parsed.map_err(|_| format!("`{}` is no number", before.trim()))?;
+        let value = parsed.map_err(|_| match before.trim() {
+            "" => "a number is missing at the end of the line".to_owned(),
+            other => format!("`{other}` is no number"),
+        })?;
         Ok(if negative { -i128::from(value) } else { i128::from(value) })
     }
 

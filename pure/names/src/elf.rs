@@ -1,5 +1,5 @@
 //! ELF files of compiled programs, all written by one writer:
-//! - [`object`]: to be linked, code and relocations;
+//! - [`object()`]: to be linked, code and relocations;
 //! - [`symbols`]: names of what lies at fixed addresses of a process, without the code, for gdb;
 //! - [`Wrapping`]: what makes an ELF file of a file that is mapped as it is, for perf.
 

@@ -28,7 +28,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotBpf => write!(f, "not a BPF object file"),
+            Error::NotBpf => write!(f, "not a BPF object file (ELF for BPF, as `clang -target bpf -c` writes it)"),
             Error::Corrupt(why) => write!(f, "corrupt BPF object file: {why}"),
             Error::Unsupported(what) => write!(f, "unsupported: {what}"),
             Error::Missing(what) => write!(f, "the kernel has no {what}"),

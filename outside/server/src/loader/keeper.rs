@@ -5,7 +5,7 @@
 //! it lets the kernel carry out what the loader asks, and says `ENOSYS` to bpf(2) and perf_event_open(2).
 //!
 //! A call that the server had received and not answered is received by nobody again, and its thread would wait for ever. So the kernel
-//! hands calls over in a file that the keeper reads then ([`Ledger`]): there is no moment at which a received call is unknown.
+//! hands calls over in a file that the keeper reads then (`Ledger`): there is no moment at which a received call is unknown.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

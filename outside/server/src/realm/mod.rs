@@ -1,7 +1,7 @@
 //! The target side of the server: everything that reaches into traced processes.
 //!
 //! The loader side calls [`Realm`]; it never sees a target. What must be done inside targets is done by
-//! one thread, the tracer ([`tracer`]), since ptrace belongs to a thread; calls are handed to it and
+//! one thread, the tracer (`tracer.rs`), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
 mod cancellation;
@@ -444,7 +444,7 @@ impl Realm {
     pub fn symbols(&self, pid: u32) -> Result<Vec<Placed>, Refusal> {
         let found = self.tracer.ask(|reply| Command::Symbols(pid, reply))?;
         found.ok_or_else(|| {
-            Refusal::new(Errno::ESRCH, format!("process {pid} is no target; `ring3 status` shows them"))
+            Refusal::new(Errno::ESRCH, format!("process {pid} is not a target; `ring3 status` shows targets"))
         })
     }
 

@@ -375,7 +375,10 @@ impl Actor {
             return if self.cleaned.remove(&pid) || recovery::clean_orphan_in(pid, &self.known_nonces()) {
                 Ok(())
             } else {
-                Err(Refusal::new(Errno::ESRCH, format!("process {pid} is not a target; see `ring3 status`")))
+                Err(Refusal::new(
+                    Errno::ESRCH,
+                    format!("process {pid} is not a target; `ring3 status` shows targets"),
+                ))
             };
         };
         target.begin_leaving();

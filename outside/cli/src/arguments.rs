@@ -1,0 +1,263 @@
+//! The command line: one definition for the parser, the help texts, the manual pages and the shells' completions.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{aot, assembly, exec, verify};
+
+/// Run eBPF tools in user space, without root and without the kernel's eBPF
+///
+/// `ring3 load` runs an unmodified tool and answers its bpf(2) and perf_event_open(2) calls. The tool's probes fire inside
+/// the traced processes, which ring3 calls targets: those that `ring3 start` or `ring3 attach` made targets, and the process
+/// that a tool names by its id.
+///
+/// A server process, one for each user, holds maps, programs and links. The first `load`, `start` or `attach` starts it; it
+/// ends by itself when it has had no tools, targets and pinned objects for 10 seconds.
+#[derive(Debug, Parser)]
+#[command(name = "ring3", version, arg_required_else_help = true, after_long_help = OVERVIEW)]
+#[command(subcommand_value_name = "COMMAND", subcommand_help_heading = "Commands")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+const OVERVIEW: &str = "\
+Examples:
+  ring3 load -- funclatency -p 4711 :handle    Trace one running process
+  ring3 load -- opensnoop                      Trace all targets: these are made by
+  ring3 start -- ./server                        running a program as a target, and by
+  ring3 attach 4711                              making a running process a target
+  ring3 status -v                              Show tools, targets, programs, maps, probes
+  ring3 stop                                   Remove all probes and end the server
+
+Environment:
+  RING3_RUNTIME_DIR    Directory of the server's socket and log. It must be an absolute path to a
+                       directory that only its owner can use. Default: /run/ring3 for root, else
+                       $XDG_RUNTIME_DIR/ring3, else /tmp/ring3-UID
+  RING3_LOG            What the server logs: warn, info (default) or debug
+  RING3_PERF           1: let perf name programs, helpers and stubs
+  RING3_IDLE_SECONDS   How long the server waits for work before it ends (default 10)
+  The server reads the last three when it starts: run `ring3 stop` first to change them.
+
+Files:
+  server.log in the runtime directory says why a call of a tool was refused.
+
+Exit status:
+  0    Success; `load` and `start` have the exit status of the program that they run
+  1    The command failed, or `verify` refused a program; standard error says why
+  2    The command line, or what `verify` was given, is wrong
+  126  The program exists and cannot be run (`load`, `start`)
+  127  The program was not found (`load`, `start`)
+";
+
+/// Which compiler translates the programs of a tool.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum Compiler {
+    /// LLVM for programs with loops, if ring3 was built with it; Cranelift for the others
+    #[default]
+    Auto,
+    /// Cranelift
+    Jit,
+    /// LLVM
+    Llvm,
+}
+
+/// Whether a target's children are targets.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Following {
+    /// Trace children of the process, and the programs that they execute (default)
+    #[arg(long, overrides_with = "no_follow")]
+    follow: bool,
+    /// Trace the process only
+    #[arg(long, overrides_with = "follow")]
+    pub(crate) no_follow: bool,
+}
+
+/// A process id.
+fn process_id(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "a process id is a whole number; `pgrep NAME` prints those of a program".to_owned())
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Run an eBPF tool, and answer its bpf(2) and perf_event_open(2) calls
+    ///
+    /// The tool keeps its terminal, its signals and its exit status. A tool that names a process id traces that process at
+    /// once; other tools see all targets (`ring3 start`, `ring3 attach`), whatever the order. When the tool ends, its probes
+    /// are removed.
+    #[command(after_long_help = "\
+Examples:
+  ring3 load -- funclatency -p 4711 :handle      Debian's tool on one process
+  ring3 load -- opensnoop                        System calls of all targets
+  ring3 load --aot tool.aot -- ./tool            Use programs that `ring3 aot` compiled
+
+If the tool says `Invalid argument` or `Operation not supported`, server.log in the runtime
+directory says which call was refused, and why.
+")]
+    Load {
+        /// Which compiler translates the tool's programs
+        #[arg(long, value_enum, default_value_t)]
+        engine: Compiler,
+        /// Hide the constants of programs in their machine code (as net.core.bpf_jit_harden of the kernel)
+        #[arg(long)]
+        harden: bool,
+        /// Use the programs in this file of `ring3 aot` instead of verifying and compiling them again
+        #[arg(long, value_name = "FILE")]
+        aot: Option<PathBuf>,
+        /// The tool and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "TOOL")]
+        command: Vec<String>,
+    },
+    /// Run a program as a target, from its first instruction
+    ///
+    /// The program keeps its terminal, its signals and its exit status, and runs on if the server ends.
+    #[command(after_long_help = "\
+Examples:
+  ring3 start -- ./server --port 80      Trace a program and its children
+  ring3 start --no-follow -- make        Trace make, but not what it runs
+")]
+    Start {
+        #[command(flatten)]
+        following: Following,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+        command: Vec<String>,
+    },
+    /// Make a running process a target
+    ///
+    /// You must be permitted to ptrace(2) the process. Probes that cannot be applied in it are named on standard error.
+    #[command(after_long_help = "\
+Examples:
+  ring3 attach 4711
+  ring3 attach $(pgrep -o nginx)
+")]
+    Attach {
+        #[command(flatten)]
+        following: Following,
+        /// Its process id
+        #[arg(value_parser = process_id)]
+        pid: u32,
+    },
+    /// Remove all probes and the agent from a target
+    ///
+    /// The bytes of its code are then what they were before. If a server was killed, this also cleans up what it had changed
+    /// in the process.
+    #[command(after_long_help = "\
+Example:
+  ring3 detach 4711
+")]
+    Detach {
+        /// Its process id
+        #[arg(value_parser = process_id)]
+        pid: u32,
+    },
+    /// Show the server, tools, targets, programs, maps, links and probe sites
+    #[command(after_long_help = "\
+Examples:
+  ring3 status -v                        Why was a probe not applied? How often did one hit?
+  ring3 status --json | jq .targets
+  ring3 status --trace                   What programs print with bpf_printk, until Ctrl-C
+")]
+    Status {
+        /// Also show each site with its hits, and why a probe was not applied
+        #[arg(short, long)]
+        verbose: bool,
+        /// Print everything as JSON; `{}` if no server is running
+        #[arg(long)]
+        json: bool,
+        /// Print what programs write with bpf_trace_printk, until interrupted
+        #[arg(long, conflicts_with_all = ["verbose", "json"])]
+        trace: bool,
+    },
+    /// Remove the path of an object that a tool pinned
+    ///
+    /// A pinned object (BPF_OBJ_PIN) exists until its path is removed or the server ends.
+    #[command(after_long_help = "\
+Example:
+  ring3 unpin /sys/fs/bpf/counts
+")]
+    Unpin {
+        /// The path, as `ring3 status` shows it
+        path: PathBuf,
+    },
+    /// Detach from all targets and end the server
+    ///
+    /// Targets run on. Tools that are still loaded run on, too, but their bpf(2) calls fail from then on.
+    Stop,
+    /// Verify the programs of a BPF object file, and print the verdicts
+    ///
+    /// The exit status is 0 if all programs are accepted, 1 if one is refused, and 2 if the file cannot be read.
+    #[command(after_long_help = "\
+Examples:
+  ring3 verify prog.bpf.o
+  ring3 verify prog.bpf.o --program on_entry -v     One program, with the verifier's log
+")]
+    Verify(verify::Wanted),
+    /// Write the names and source lines of a target's programs for gdb
+    #[command(after_long_help = "\
+Example:
+  ring3 symbols 4711 -o prog.debug       Then in gdb: add-symbol-file prog.debug
+")]
+    Symbols {
+        /// The target's process id
+        #[arg(value_parser = process_id)]
+        pid: u32,
+        /// The ELF file to write
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Verify and compile the programs of a BPF object file ahead of time
+    #[command(after_long_help = "\
+Examples:
+  ring3 aot prog.bpf.o -o prog.aot                For `ring3 load --aot prog.aot -- TOOL`
+  ring3 aot prog.bpf.o --emit obj -o prog.o       An ordinary relocatable object file
+")]
+    Aot(aot::Wanted),
+    /// Run one program on given memory, and print r0 and the time
+    #[command(after_long_help = "\
+Examples:
+  ring3 exec prog.bpf.o --memory 0a0b --repeat 9
+  printf 'r0 = 1\\nexit\\n' | ring3 exec -
+")]
+    Exec(exec::Execute),
+    /// Assemble text to eBPF instructions
+    #[command(after_long_help = "\
+Examples:
+  ring3 asm prog.s                       Hexadecimal digits on standard output
+  ring3 asm prog.s -o prog.bin
+")]
+    Asm(assembly::Assemble),
+    /// Print eBPF instructions as text, as `bpftool prog dump xlated` does
+    #[command(after_long_help = "\
+Examples:
+  ring3 disasm prog.bpf.o --program on_entry
+  ring3 asm prog.s | ring3 disasm -
+")]
+    Disasm(assembly::Disassemble),
+    /// Print which parts of bpf(2) are supported
+    Features {
+        /// As docs/SUPPORT.md
+        #[arg(long)]
+        markdown: bool,
+    },
+    /// Run a program for the server, which is at the other end of standard input
+    #[command(hide = true)]
+    RunProgram,
+    /// Answer the calls of loaders whose server, which is at the other end of standard input, has ended
+    #[command(hide = true)]
+    Keep,
+    /// Run the server (started on demand by the others)
+    #[command(hide = true)]
+    Serve {
+        /// Stay in the foreground and log to standard error
+        #[arg(long)]
+        foreground: bool,
+    },
+    /// Write manual pages and completions for bash, zsh and fish below a share directory, as `make install` does
+    #[command(hide = true)]
+    ShareFiles {
+        /// For example /usr/local/share or ~/.local/share
+        directory: PathBuf,
+    },
+}
