@@ -17,6 +17,7 @@ mod conformance;
 mod demo;
 mod fuzz;
 mod mutate;
+mod package;
 mod suites;
 mod sweep;
 mod syscalls;
@@ -41,8 +42,14 @@ struct Arguments {
 enum Task {
     /// Everything that continuous integration checks
     Ci,
+    /// What needs no build of ring3: formatting, clippy, the laws, documentation, licenses of dependencies
+    Lint,
     /// The laws of ARCHITECTURE.md
     Tidy,
+    /// Licenses, sources, duplicates and known vulnerabilities of dependencies (`deny.toml`), with cargo-deny
+    Deny,
+    /// Make target/deb/ring3_VERSION_amd64.deb of the release build, and check it
+    Deb,
     /// All tests, with one closing line
     Test,
     /// Size of the agent image, and that it has no relocations, imports or vector instructions
@@ -87,7 +94,10 @@ enum Benchmark {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Ci => ci(),
+        Task::Lint => lint(),
         Task::Tidy => tidy::run(),
+        Task::Deny => deny(&["check"]),
+        Task::Deb => package::deb(),
         Task::Test => tests(),
         Task::Agent => run("cargo", &["test", "--package", "ring3-image", "--", "--nocapture"]),
         Task::Support => support(),
@@ -141,11 +151,17 @@ pub(crate) fn llvm_features() -> &'static [&'static str] {
 }
 
 fn ci() -> Result<(), String> {
+    lint()?;
+    build_ring3()?;
+    package::deb()?;
+    run("make", &["-s", "-C", "examples/malloc"])?;
+    tests()
+}
+
+/// The checks of sources.
+fn lint() -> Result<(), String> {
     run("cargo", &["fmt", "--all", "--", "--check"])?;
-    run(
-        "cargo",
-        &["clippy", "--workspace", "--exclude", "ring3-agent", "--all-targets", "--quiet", "--", "-D", "warnings"],
-    )?;
+    run("cargo", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])?;
     if has_llvm() {
         let package = ["--package", "ring3-llvm", "--features", "llvm"];
         run("cargo", &[&["clippy", "--all-targets", "--quiet"], &package[..], &["--", "-D", "warnings"]].concat())?;
@@ -153,9 +169,37 @@ fn ci() -> Result<(), String> {
         println!("SKIPPED: llvm-19-dev is not installed: no program is compiled by LLVM");
     }
     tidy::run()?;
-    build_ring3()?;
-    run("make", &["-s", "-C", "examples/malloc"])?;
-    tests()
+    document()?;
+    if has_deny() {
+        // Vulnerabilities are looked up in a database on the network: `cargo xtask deny`.
+        return deny(&["--offline", "check", "licenses", "bans", "sources"]);
+    }
+    println!("SKIPPED: cargo-deny is not installed (`cargo install --locked cargo-deny`): no check of deny.toml");
+    Ok(())
+}
+
+/// The documentation, in which every link must lead somewhere.
+fn document() -> Result<(), String> {
+    let arguments = ["doc", "--workspace", "--no-deps", "--quiet"];
+    println!("$ cargo {}", arguments.join(" "));
+    let mut cargo = Command::new("cargo");
+    cargo.args(arguments).env("RUSTDOCFLAGS", "-D warnings").current_dir(root());
+    let status = cargo.status().map_err(|error| format!("cargo doc: {error}"))?;
+    if status.success() { Ok(()) } else { Err("the documentation has warnings".to_owned()) }
+}
+
+/// Whether cargo-deny is installed.
+fn has_deny() -> bool {
+    Command::new("cargo").args(["deny", "--version"]).output().is_ok_and(|output| output.status.success())
+}
+
+fn deny(arguments: &[&str]) -> Result<(), String> {
+    if !has_deny() {
+        return Err(
+            "cargo-deny is not installed; `cargo install --locked cargo-deny` builds it in some minutes".to_owned()
+        );
+    }
+    run("cargo", &[&["deny", "--workspace", "--all-features"], arguments].concat())
 }
 
 /// Builds the binary; where it is.
@@ -228,6 +272,9 @@ mod tests {
         let parse = |line: &str| Arguments::try_parse_from(["xtask"].into_iter().chain(line.split(' ')));
         for right in [
             "ci",
+            "lint",
+            "deb",
+            "deny",
             "bench maps --quick --rounds 3 --only HASH",
             "bench probe --json FILE",
             "bench engine --ubpf DIR --only x",
