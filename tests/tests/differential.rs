@@ -1,12 +1,16 @@
 //! The same system calls, made to this kernel and made to ring3: results must not differ.
 //!
 //! A scenario is a list of calls that print a line each. It runs in a process of its own, once as it is (which
-//! needs root) and once under `ring3 load`.
+//! needs root) and once under `ring3 load`. What the kernel printed is kept in `tests/tests/scenarios/recorded`, for where there
+//! is no root: there, ring3 is compared with that. `BLESS=1`, as root, writes these files again.
 
 mod calls;
 mod scenarios;
 
-use ring3_tests::{Bench, Process, is_root, wait_until};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use ring3_tests::{Bench, Process, is_root, kernel_configuration, root, wait_until};
 
 use scenarios::raw_batches::{
     batches_are_looked_up, batches_change_maps, tries_and_stack_maps_are_checked, tries_find_and_list_prefixes,
@@ -21,9 +25,9 @@ use scenarios::raw_maps::{
 use scenarios::raw_members::{arrays_of_programs_hold_one_kind, maps_of_objects_are_checked, maps_of_objects_behave};
 use scenarios::raw_names::names_are_given_and_taken;
 use scenarios::raw_programs::{
-    btf_is_loaded_and_checked, children_and_duplicates_share_descriptors, helpers_may_be_called, information_is_told,
-    logs_follow_the_rules, objects_live_as_long_as_somebody_holds_them, programs_are_loaded_and_checked,
-    the_kernels_types_are_objects_of_their_own, the_unsupported_is_refused,
+    btf_is_loaded_and_checked, children_and_duplicates_share_descriptors, everything_is_asked_for,
+    helpers_may_be_called, information_is_told, logs_follow_the_rules, objects_live_as_long_as_somebody_holds_them,
+    programs_are_loaded_and_checked, the_kernels_types_are_objects_of_their_own, the_unsupported_is_refused,
 };
 use scenarios::raw_test_runs::{
     maps_are_shared_with_programs_that_are_run, programs_of_packets_are_run, raw_tracepoint_programs_are_run,
@@ -52,10 +56,10 @@ const REFUSED: [&str; 12] = [
     "reference counter: ENOTSUP",
 ];
 
-/// Not a test: what the tests below run in a process of its own.
 #[test]
+#[ignore = "not a test: what the tests below run in a process of its own"]
 fn scenario_process() {
-    let Ok(name) = std::env::var(SCENARIO) else { return };
+    let name = std::env::var(SCENARIO).expect("the tests name a scenario");
     let (_, run) = SCENARIOS.iter().find(|(known, _)| *known == name).expect("a known scenario");
     run();
 }
@@ -63,11 +67,94 @@ fn scenario_process() {
 /// What a scenario prints on a bench.
 fn lines(bench: &Bench, name: &str) -> Vec<String> {
     let mut command = bench.load(std::env::current_exe().expect("this file"));
-    command.args(["--exact", "scenario_process", "--nocapture"]).env(SCENARIO, name);
+    command.args(["--ignored", "--exact", "scenario_process", "--nocapture"]).env(SCENARIO, name);
     let (code, lines, errors) = Process::start(&mut command).finish();
     assert_eq!(code, Some(0), "{lines:?}\n{errors:?}");
     // The test harness prints its own words before the first line, without a newline.
     lines.iter().filter_map(|line| line.split_once(MARK).map(|(_, line)| line.to_owned())).collect()
+}
+
+/// Characters of a recorded line; of a longer one, the beginning is kept, with the length and a sum of all.
+const RECORDED_CHARS_MAX: usize = 80;
+
+/// Scenarios that mount tracefs, or see which events exist: only root can.
+const OF_ROOT: [&str; 2] = ["tracepoints_have_files", "tracepoint_events_are_checked"];
+
+fn recorded_file(name: &str) -> PathBuf {
+    root().join(format!("tests/tests/scenarios/recorded/{name}.txt"))
+}
+
+/// What a recording depends on besides the scenario: the kernel's version and the CPUs that per-CPU values are for.
+fn this_machine() -> String {
+    let cpus = std::fs::read_to_string("/sys/devices/system/cpu/possible").expect("every kernel tells");
+    let release = kernel_configuration().0;
+    format!("# Linux {}, CPUs {}", release.split('.').take(2).collect::<Vec<_>>().join("."), cpus.trim())
+}
+
+/// A line as it is recorded.
+fn shortened(line: &str) -> String {
+    if line.len() <= RECORDED_CHARS_MAX {
+        return line.to_owned();
+    }
+    // FNV-1a.
+    let sum = line
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let start: String = line.chars().take(RECORDED_CHARS_MAX / 2).collect();
+    format!("{start}... {} bytes, sum {sum:016x}", line.len())
+}
+
+/// The first line of a recorded file, and the others.
+fn recorded(name: &str) -> (String, Vec<String>) {
+    let path = recorded_file(name);
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; record it as root with BLESS=1", path.display()));
+    let (machine, rest) = text.split_once('\n').expect("a line for the machine, and others");
+    let lines: Vec<String> = rest.lines().map(str::to_owned).collect();
+    assert!(!lines.is_empty(), "{} has no lines", path.display());
+    (machine.to_owned(), lines)
+}
+
+/// Compares ring3's lines with those recorded of a kernel. On another machine than that one, lines that show values are left out:
+/// the number of CPUs shapes them.
+fn compare_with_recorded(name: &str, ours: &[String]) {
+    let (machine, mut kernel) = recorded(name);
+    let mut ours: Vec<String> = ours.iter().map(|line| shortened(line)).collect();
+    let mut excepted = "";
+    if machine != this_machine() {
+        let is_outcome = |line: &String| !line.starts_with([' ', '[']);
+        kernel.retain(is_outcome);
+        ours.retain(is_outcome);
+        excepted = ", values excepted";
+    }
+    let machine = machine.trim_start_matches("# ");
+    println!("SKIPPED IN PART: without root, ring3 is compared with what was recorded of {machine}{excepted}");
+    agree(name, &kernel, &ours);
+}
+
+/// The kernel's lines. What is recorded of such a machine must be the same; `BLESS=1` records it.
+fn kernels(name: &str) -> Vec<String> {
+    let lines = lines(&Bench::native(), name);
+    let short: Vec<String> = lines.iter().map(|line| shortened(line)).collect();
+    if std::env::var_os("BLESS").is_some() {
+        let path = recorded_file(name);
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("the work tree is writable");
+        std::fs::write(&path, format!("{}\n{}\n", this_machine(), short.join("\n"))).expect("it is writable");
+    }
+    let (machine, recorded) = recorded(name);
+    if machine == this_machine() {
+        agree(&format!("{name}: of the kernel's lines and those recorded (BLESS=1 records anew)"), &short, &recorded);
+    }
+    lines
+}
+
+/// Both must be the same, line by line.
+fn agree(what: &str, kernel: &[String], ours: &[String]) {
+    let pairs = kernel.iter().zip(ours).enumerate().filter(|(_, (kernel, ours))| kernel != ours);
+    let differ: Vec<String> =
+        pairs.map(|(number, (kernel, ours))| format!("{number}: kernel {kernel}\n  ours {ours}")).collect();
+    assert!(differ.is_empty(), "{what}: {} of {} lines differ:\n{}", differ.len(), kernel.len(), differ.join("\n"));
+    assert_eq!(kernel.len(), ours.len(), "{what}");
 }
 
 fn compare(name: &str) {
@@ -79,21 +166,18 @@ fn compare(name: &str) {
         let status = bench.status();
         ["loaders", "maps", "programs", "links"].iter().all(|kind| is_empty(&status, kind))
     });
-    if !is_root() {
-        println!("SKIPPED: {name}: comparing with the kernel needs root");
-        return;
+    if is_root() {
+        agree(name, &kernels(name), &ours);
+    } else if OF_ROOT.contains(&name) {
+        println!("SKIPPED: {name}: an ordinary user sees something else, on the kernel, too");
+    } else {
+        compare_with_recorded(name, &ours);
     }
-    let kernel = lines(&Bench::native(), name);
-    let pairs = kernel.iter().zip(&ours).enumerate().filter(|(_, (kernel, ours))| kernel != ours);
-    let differ: Vec<String> =
-        pairs.map(|(number, (kernel, ours))| format!("{number}: kernel {kernel}\n  ours {ours}")).collect();
-    assert!(differ.is_empty(), "{} of {} lines differ:\n{}", differ.len(), kernel.len(), differ.join("\n"));
-    assert_eq!(kernel.len(), ours.len());
 }
 
 macro_rules! scenarios { ($($name:ident)*) => {
     const SCENARIOS: &[(&str, fn())] =
-        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called)];
+        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called), ("everything", everything_is_asked_for)];
 
     mod as_the_kernel {
         $(#[test] fn $name() { super::compare(stringify!($name)); })*
@@ -185,9 +269,61 @@ fn programs_may_call_no_helper_that_the_kernel_would_refuse_them() {
         println!("SKIPPED: comparing with the kernel needs root");
         return;
     }
-    for (ours, kernel) in ours.iter().zip(&lines(&Bench::native(), "helpers")) {
+    let kernel = lines(&Bench::native(), "helpers");
+    assert_eq!(ours.len(), kernel.len());
+    for (ours, kernel) in ours.iter().zip(&kernel) {
         let kernel: Vec<&str> = kernel.split(' ').collect();
         let more = ours.split(' ').filter(|name| !MORE.contains(name) && !kernel.contains(name));
         assert_eq!(more.collect::<Vec<_>>(), [""; 0], "of {ours}");
     }
+}
+
+/// The rows of a support table: names with level and remark.
+fn rows(table: &str) -> BTreeMap<&str, (&str, &str)> {
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | "));
+    rows.filter_map(|(name, rest)| Some((name, rest.split_once(" | ")?))).collect()
+}
+
+#[test]
+fn the_support_table_says_what_is_answered() {
+    /// Functions of the kernel, which programs call by type, not by number: `pure/verifier/tests/iterators.rs` and the scenarios of
+    /// maps call them.
+    const KFUNCS: [&&str; 4] =
+        [&"bpf_iter_num_destroy", &"bpf_iter_num_new", &"bpf_iter_num_next", &"bpf_map_sum_elem_count"];
+    let bench = Bench::ring3();
+    let answers = lines(&bench, "everything");
+    let log = std::fs::read_to_string(bench.folder().join("server.log")).expect("the server writes one");
+    let (_, table, _) = bench.run(&["features", "--markdown"]);
+    let rows = rows(&table);
+    assert!(rows.len() > 100 && answers.len() > 100, "{} rows, {} answers", rows.len(), answers.len());
+    let mut wrong = vec![];
+    let mut seen = BTreeSet::new();
+    for (name, outcome) in answers.iter().filter_map(|line| line.split_once(": ")) {
+        let (level, remark) = rows.get(name).copied().unwrap_or(("not listed", ""));
+        seen.insert(name);
+        let expected = if matches!(level, "full" | "partial") { "0" } else { "EINVAL" };
+        if outcome != expected {
+            wrong.push(format!("{name}: {level} {remark}, and the answer is {outcome}"));
+        }
+    }
+    // Of commands, the log tells.
+    for (name, (level, remark)) in &rows {
+        let Some(number) = (0..100).find(|number| ring3_uapi::bpf::cmd::name(*number) == Some(name)) else {
+            continue;
+        };
+        seen.insert(name);
+        let refused =
+            log.contains(&format!("bpf({name}): ")) || log.contains(&format!("bpf command {number} is unknown"));
+        let reason = remark.split_once(": ").map_or("", |(_, why)| why);
+        let as_said = log.contains(&format!("bpf({name}): {reason}"));
+        if refused != (*level == "refused") || refused && !as_said {
+            wrong.push(format!(
+                "{name}: {level} {remark}, and it is {}",
+                if refused { "refused" } else { "answered" }
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let unasked: Vec<&&str> = rows.keys().filter(|name| !seen.contains(*name)).collect();
+    assert_eq!(unasked, KFUNCS, "rows of which nothing was asked");
 }
