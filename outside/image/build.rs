@@ -11,6 +11,8 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let target = out.join("agent");
+    // Named, so that a `build.target` in somebody's configuration does not move the result.
+    let host = env::var("HOST").expect("set by cargo");
     let flags = [
         // The agent may not touch vector registers; a test decodes the image to prove that it does not.
         "-Ctarget-feature=-sse,-sse2,-sse3,-ssse3,-sse4.1,-sse4.2,-avx,-avx2",
@@ -22,6 +24,7 @@ fn main() {
         .current_dir(&root)
         .args(["build", "--package", "ring3-agent", "--profile", "agent", "--quiet", "--target-dir"])
         .arg(&target)
+        .args(["--target", &host])
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     for name in ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET"] {
         build.env_remove(name);
@@ -34,5 +37,5 @@ fn main() {
     }
     let status = build.status().expect("cargo runs");
     assert!(status.success(), "building the agent failed");
-    println!("cargo:rustc-env=RING3_AGENT={}", target.join("agent/libring3_agent.so").display());
+    println!("cargo:rustc-env=RING3_AGENT={}", target.join(host).join("agent/libring3_agent.so").display());
 }
