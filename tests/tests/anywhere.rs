@@ -94,7 +94,7 @@ fn counted(bench: &Bench, binary: &Path, offsets: &[u64]) -> (String, BTreeMap<u
 
 /// All instructions of the victim that `compiler` makes.
 fn check(name: &str, compiler: &str, flags: &[&str]) {
-    check_binary(victim(&format!("jumps-{name}"), compiler, "jumps.c", &[&["-w"], flags].concat()), 25);
+    check_binary(victim(&format!("jumps-{name}"), compiler, "jumps.c", &[&["-w"], flags].concat()), 100);
 }
 
 /// All instructions of the functions in a victim, of which `percent_min` at least are accepted.
@@ -169,7 +169,7 @@ fn any_instruction_of_another_compilers_code_can_be_probed() {
 #[test]
 fn any_instruction_of_code_in_go_can_be_probed() {
     if let Some(folder) = go_victims() {
-        // (Most of these fault, or are too short for a jump that leaves the next ones as they are.)
-        check_binary(folder.join("panicking"), 10);
+        // (The others may fault.)
+        check_binary(folder.join("panicking"), 75);
     }
 }

@@ -7,6 +7,7 @@ use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_runtime::raw_net::{self, Context, Info};
 use ring3_runtime::raw_syscalls::FRAME_BYTES;
+use ring3_runtime::raw_trap;
 use ring3_runtime::raw_unwound::{self, Sent};
 use ring3_uapi::ptrace::PtRegs;
 
@@ -74,7 +75,32 @@ unsafe extern "C" fn ring3_net_signal() {
     )
 }
 
-/// Where that handler returns to.
+unsafe extern "sysv64" fn trapped(info: *const Info, context: *mut Context, frame: *mut u64) -> u64 {
+    // SAFETY: the handler's promise.
+    unsafe { raw_trap::trapped(image_base(), info, context, frame) }
+}
+
+/// The handler of SIGTRAP.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_trap_signal() {
+    naked_asm!(
+        keep_arguments!(),
+        "mov rdi, r13",
+        "mov rsi, r14",
+        "mov rdx, rbp",
+        "call {trapped}",
+        "mov rsp, rbp",
+        "test rax, rax",
+        "jnz 2f",
+        "ret",
+        "2:",
+        go_on!(),
+        trapped = sym trapped,
+    )
+}
+
+/// Where these handlers return to.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_net_restorer() {

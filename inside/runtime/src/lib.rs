@@ -7,6 +7,7 @@
 #![no_std]
 
 mod format;
+mod raw_actions;
 pub mod raw_buffers;
 pub mod raw_callbacks;
 pub mod raw_cancellation;
@@ -27,4 +28,5 @@ pub mod raw_system;
 pub mod raw_task;
 pub mod raw_thread;
 pub mod raw_trace;
+pub mod raw_trap;
 pub mod raw_unwound;

@@ -10,8 +10,8 @@
 //!   handler that comes meanwhile switches it on (`net_until`).
 //! - Handlers begin without us. So no action really has SIGSYS in its mask; that a process wants it there is remembered.
 //!
-//! Calls of a thread that is not dispatched are not seen, if they do not come by a gate. The action of SIGSYS itself is ours,
-//! the process's own is kept in [`Net::action`]; a SIGSYS that is not the net's is passed on.
+//! Calls of a thread that is not dispatched are not seen, if they do not come by a gate. The action of SIGSYS itself is ours
+//! (`raw_actions.rs`); a SIGSYS that is not the net's is passed on.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
@@ -25,31 +25,21 @@ use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, Progress, SIGCANCEL
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_memory::{read_own, read_own_word, write_own};
+use crate::raw_actions::{
+    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, act, mask_of_thread, never_blocked, pass_on,
+    see_mask_of_call, set_mask,
+};
+use crate::raw_memory::{read_own_word, write_own};
 use crate::raw_request::file;
 use crate::raw_syscalls::{begin, block_of, end, own_ids};
-use crate::raw_system::{SYS_GETTID, SYS_PRCTL, SYS_TKILL, syscall, syscall0};
+use crate::raw_system::{SYS_PRCTL, syscall};
 use crate::raw_thread::current;
-use crate::raw_unwound;
-
-const SIGSYS: u64 = 31;
-const SIGNALS: u64 = 64;
-const SIGNAL_SET_BYTES: u64 = 8;
-const SIG_DFL: u64 = 0;
-const SIG_IGN: u64 = 1;
-const SIG_BLOCK: u64 = 0;
-const SIG_UNBLOCK: u64 = 1;
-const SIG_SETMASK: u64 = 2;
-const SA_RESTART: u64 = 0x1000_0000;
-const SA_NODEFER: u64 = 0x4000_0000;
-const SA_RESETHAND: u64 = 0x8000_0000;
 
 const SYS_MMAP: i64 = 9;
 const SYS_MPROTECT: i64 = 10;
 const SYS_MUNMAP: i64 = 11;
-const SYS_RT_SIGACTION: u64 = 13;
-const SYS_RT_SIGPROCMASK: u64 = 14;
 const SYS_PKEY_MPROTECT: i64 = 329;
+const SYS_CLONE3: i64 = 435;
 const PROT_EXEC: u64 = 4;
 const MAP_ANONYMOUS: u64 = 0x20;
 const PR_SET_SECCOMP: u64 = 22;
@@ -57,8 +47,6 @@ const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const PR_SYS_DISPATCH_ON: u64 = 1;
 /// `si_code` of a signal by which the kernel dispatches a call.
 const SYS_USER_DISPATCH: u32 = 2;
-/// Of a call that a filter refuses.
-const SYS_SECCOMP: u32 = 1;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// From here on are the numbers of another way to call.
 const X32: i64 = 0x4000_0000;
@@ -84,29 +72,13 @@ pub(crate) fn is_armed(base: u64) -> bool {
 }
 
 /// Dispatches the running thread's calls from now on, or no longer.
-fn switch(base: u64, on: bool) {
+pub(crate) fn switch(base: u64, on: bool) {
     let arguments = match on {
         true => [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, base, NET_ALLOWED_BYTES, 0, 0],
         false => [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0],
     };
     // SAFETY: without a selector nothing is read or written.
     unsafe { syscall(SYS_PRCTL, arguments) };
-}
-
-fn mask_of_thread() -> u64 {
-    let mut mask = 0u64;
-    // SAFETY: asks only; room for the answer.
-    unsafe { syscall(SYS_RT_SIGPROCMASK, [SIG_BLOCK, 0, &raw mut mask as u64, SIGNAL_SET_BYTES, 0, 0]) };
-    mask
-}
-
-/// Sets the thread's mask; what it was.
-fn set_mask(mask: u64) -> u64 {
-    let mut before = 0u64;
-    let arguments = [SIG_SETMASK, &raw const mask as u64, &raw mut before as u64, SIGNAL_SET_BYTES, 0, 0];
-    // SAFETY: both are there; handlers find the thread as they always may.
-    unsafe { syscall(SYS_RT_SIGPROCMASK, arguments) };
-    before
 }
 
 /// The running thread is dispatched if it may be. All is known of it: it has come from the kernel just now.
@@ -134,7 +106,7 @@ pub(crate) fn resume(base: u64, tb: &mut ThreadBlock) {
 }
 
 /// Whether the thread is of a process that shares its creator's memory until it executes something: the tables are not its own.
-fn is_borrower(tb: &ThreadBlock) -> bool {
+pub(crate) fn is_borrower(tb: &ThreadBlock) -> bool {
     tb.pid_tgid >> 32 != tb.generation
 }
 
@@ -142,7 +114,7 @@ fn is_borrower(tb: &ThreadBlock) -> bool {
 /// the thread's mask is kept that it goes on with, if the call was caught.
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u64>) -> Option<i64> {
     if !is_armed(base) {
-        return if number == 13 && regs.rdi == SIGCANCEL { act(base, block_of(base, regs)?, regs) } else { None };
+        return before_without(base, regs, number);
     }
     let Some(tb) = block_of(base, regs) else {
         // Nothing can be remembered: without the net nothing can happen to it.
@@ -158,24 +130,65 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
             switch(base, false);
             None
         }
-        13 => act(base, tb, regs),
-        14 => block(base, tb, regs, mask),
+        13 => act(base, Some(tb), regs),
+        14 => block(base, Some(tb), regs, mask),
         15 => {
             go_back(base, tb, regs, mask.is_some());
             None
         }
         130 | 270 | 271 | 281 | 333 | 426 | 441 => {
-            let blocks = mask_of_call(regs, number).is_some_and(|of_call| of_call & SIGSYS_BIT != 0);
+            let of_call = mask_of_call(regs, number);
+            see_mask_of_call(base, is_borrower(tb), of_call);
+            let blocks = of_call.is_some_and(|of_call| of_call & SIGSYS_BIT != 0);
             if blocks && mask.map_or_else(mask_of_thread, |mask| *mask) & SIGSYS_BIT == 0 {
                 tb.net_until = regs.rsp;
                 switch(base, false);
             }
             None
         }
+        SYS_CLONE3 if never_blocked(base) != 0 => {
+            keep_handlers(regs);
+            None
+        }
         // The process confines itself, or wants this for itself; or it calls in a way that is not known here.
         317 if regs.rdi <= 1 => give_up(base, tb),
         157 if [PR_SET_SECCOMP, PR_SET_SYSCALL_USER_DISPATCH].contains(&regs.rdi) => give_up(base, tb),
         _ if (X32..X32 + X32_NUMBERS).contains(&number) => give_up(base, tb),
+        _ => None,
+    }
+}
+
+/// A process is about to be made by `clone3`: it has handlers of those signals, too, which are forced on it where ours are wanted.
+fn keep_handlers(regs: &PtRegs) {
+    // The flags are the first word of `struct clone_args`.
+    if let Ok(flags) = read_own_word(regs.rdi)
+        && flags & CLONE_CLEAR_SIGHAND != 0
+    {
+        let flags = flags & !CLONE_CLEAR_SIGHAND;
+        // SAFETY: the word is there; the address may be any. (Where it cannot be written, the call is made as it is.)
+        let _ = unsafe { write_own(regs.rdi, &raw const flags as u64, 8) };
+    }
+}
+
+/// The same in a process without the net.
+fn before_without(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
+    let never = never_blocked(base) != 0;
+    match number {
+        13 if never || regs.rdi == SIGCANCEL => act(base, block_of(base, regs).as_deref(), regs),
+        14 if never => block(base, block_of(base, regs).as_deref(), regs, None),
+        15 if never => {
+            let _ = keep_out_of_frame(base, regs);
+            None
+        }
+        SYS_CLONE3 if never => {
+            keep_handlers(regs);
+            None
+        }
+        130 | 270 | 271 | 281 | 333 | 426 | 441 if never => {
+            let borrows = block_of(base, regs).is_some_and(|tb| is_borrower(tb));
+            see_mask_of_call(base, borrows, mask_of_call(regs, number));
+            None
+        }
         _ => None,
     }
 }
@@ -226,23 +239,26 @@ fn mask_of_call(regs: &PtRegs, number: i64) -> Option<u64> {
     read_own_word(Some(at).filter(|at| *at != 0)?).ok()
 }
 
-/// `rt_sigprocmask`, if it is one that blocks SIGSYS, or lets it come.
-fn block(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: Option<&mut u64>) -> Option<i64> {
+/// `rt_sigprocmask`, if it is one that blocks SIGSYS, or lets it come, or would block a signal that never is.
+fn block(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs, caught: Option<&mut u64>) -> Option<i64> {
     if regs.rsi == 0 || regs.r10 != SIGNAL_SET_BYTES {
         return None;
     }
     let set = read_own_word(regs.rsi).ok()?;
+    let (never, armed) = (never_blocked(base), is_armed(base));
     let change = |mask: u64| match regs.rdi {
-        SIG_BLOCK => mask | set,
+        SIG_BLOCK => (mask | set) & !never,
         SIG_UNBLOCK => mask & !set,
-        _ => set,
+        _ => set & !never,
     };
     let how_known = matches!(regs.rdi, SIG_BLOCK | SIG_UNBLOCK | SIG_SETMASK);
-    if !how_known || regs.rdi != SIG_SETMASK && set & SIGSYS_BIT == 0 {
+    let would_block = regs.rdi != SIG_UNBLOCK && set & never != 0;
+    let concerns_net = armed && (regs.rdi == SIG_SETMASK || set & SIGSYS_BIT != 0);
+    if !how_known || !would_block && !concerns_net {
         return None;
     }
     let old = caught.as_ref().map_or_else(mask_of_thread, |mask| **mask);
-    if caught.is_none() && (change(old) ^ old) & SIGSYS_BIT == 0 {
+    if caught.is_none() && !would_block && (change(old) ^ old) & SIGSYS_BIT == 0 {
         return None;
     }
     // SAFETY: the word is there; the address may be any.
@@ -260,8 +276,9 @@ fn block(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: Option<&mut u64>) -
         None => {
             let before = set_mask(u64::MAX);
             let mask = change(before);
-            if (mask ^ before) & SIGSYS_BIT != 0 {
-                switch(base, mask & SIGSYS_BIT == 0 && tb.net_until == 0 && is_armed(base));
+            if armed && (mask ^ before) & SIGSYS_BIT != 0 {
+                let is_off = tb.is_none_or(|tb| tb.net_until != 0);
+                switch(base, mask & SIGSYS_BIT == 0 && !is_off && is_armed(base));
             }
             set_mask(mask);
         }
@@ -273,9 +290,21 @@ fn block(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: Option<&mut u64>) -
 const CONTEXT_WORDS: usize = 38;
 const MASK_WORD: u64 = CONTEXT_WORDS as u64 - 1;
 
+/// The mask that `rt_sigreturn` is about to set, from which what is never blocked has been taken out.
+fn keep_out_of_frame(base: u64, regs: &PtRegs) -> Option<u64> {
+    let at = regs.rsp.wrapping_add(MASK_WORD * 8);
+    let mask = read_own_word(at).ok()?;
+    let kept = mask & !never_blocked(base);
+    if kept != mask {
+        // SAFETY: the word is there; the address may be any.
+        unsafe { write_own(at, &raw const kept as u64, 8) }.ok()?;
+    }
+    Some(kept)
+}
+
 /// `rt_sigreturn` is about to be made.
 fn go_back(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
-    let Ok(mask) = read_own_word(regs.rsp.wrapping_add(MASK_WORD * 8)) else { return };
+    let Some(mask) = keep_out_of_frame(base, regs) else { return };
     let blocks = mask & SIGSYS_BIT != 0;
     if caught {
         if blocks {
@@ -287,105 +316,6 @@ fn go_back(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
         set_mask(u64::MAX);
         switch(base, !blocks && tb.net_until == 0 && is_armed(base));
     }
-}
-
-/// `rt_sigaction`, if it concerns SIGCANCEL, or, with the net, SIGSYS or a mask with it.
-fn act(base: u64, tb: &ThreadBlock, regs: &PtRegs) -> Option<i64> {
-    let (signal, net, armed) = (regs.rdi, net(base), is_armed(base));
-    if regs.r10 != SIGNAL_SET_BYTES || !(1..=SIGNALS).contains(&signal) {
-        return None;
-    }
-    let mut new = [0u64; 4];
-    // SAFETY: room for the action; the address may be any.
-    if regs.rsi != 0 && unsafe { read_own(new.as_mut_ptr() as u64, regs.rsi, 32) }.is_err() {
-        return None;
-    }
-    let [.., mask] = &mut new;
-    let bit = 1 << (signal - 1);
-    let (wants, wanted) = (armed && *mask & SIGSYS_BIT != 0, armed && net.masks.load(Acquire) & bit != 0);
-    if signal != SIGSYS && signal != SIGCANCEL && !wants && !wanted {
-        return None;
-    }
-    if armed {
-        *mask &= !SIGSYS_BIT;
-    }
-    let mut old = [0u64; 4];
-    if signal == SIGSYS {
-        if wants {
-            new[3] |= SIGSYS_BIT;
-        }
-        old = action(net);
-        // What a `vfork` child makes of it ends when it executes something.
-        if regs.rsi != 0 && !is_borrower(tb) {
-            set_action(net, new);
-        }
-    } else {
-        let own = if signal == SIGCANCEL { net.cancel_handler.load(Acquire) } else { 0 };
-        if signal == SIGCANCEL && !is_borrower(tb) {
-            raw_unwound::stand_before(base, &mut new);
-        }
-        let given = if regs.rsi == 0 { 0 } else { new.as_ptr() as u64 };
-        let arguments = [signal, given, old.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0];
-        // SAFETY: an action that the process asks for, and room for the old one.
-        let result = unsafe { syscall(SYS_RT_SIGACTION, arguments) };
-        if result < 0 {
-            return Some(result);
-        }
-        if wanted {
-            old[3] |= SIGSYS_BIT;
-        }
-        if signal == SIGCANCEL && raw_unwound::is_ours(base, old[0]) {
-            old[0] = own;
-        }
-        if regs.rsi != 0 && !is_borrower(tb) {
-            match wants {
-                true => net.masks.fetch_or(bit, AcqRel),
-                false => net.masks.fetch_and(!bit, AcqRel),
-            };
-        }
-    }
-    // SAFETY: the action is there; the address may be any.
-    if regs.rdx != 0 && unsafe { write_own(regs.rdx, old.as_ptr() as u64, 32) }.is_err() {
-        return Some(-EFAULT);
-    }
-    Some(0)
-}
-
-/// What the process has made the action of SIGSYS: handler, flags, restorer, mask.
-fn action(net: &Net) -> [u64; 4] {
-    const ROUNDS: u32 = 1000;
-    let read = || net.action.each_ref().map(|word| word.load(Acquire));
-    for _ in 0..ROUNDS {
-        let sequence = net.sequence.load(Acquire);
-        let found = read();
-        if sequence.is_multiple_of(2) && net.sequence.load(Acquire) == sequence {
-            return found;
-        }
-    }
-    read()
-}
-
-/// What the process has made the handler of a signal, if that is ours.
-pub(crate) fn handler_instead(base: u64, signal: u64) -> Option<u64> {
-    let net = net(base);
-    let [handler, ..] = action(net);
-    (signal == SIGSYS && net.installed.load(Acquire) != 0).then_some(handler)
-}
-
-/// Remembers it, and has calls that a SIGSYS interrupts go on or end as the process would have it.
-fn set_action(net: &Net, new: [u64; 4]) {
-    net.sequence.fetch_add(1, AcqRel);
-    for (word, new) in net.action.iter().zip(new) {
-        word.store(new, Release);
-    }
-    net.sequence.fetch_add(1, AcqRel);
-    let mut real = [0u64; 4];
-    // SAFETY: room for the action.
-    unsafe { syscall(SYS_RT_SIGACTION, [SIGSYS, 0, real.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0]) };
-    let restarts = new[0] <= SIG_IGN || new[1] & SA_RESTART != 0;
-    real[1] = if restarts { real[1] | SA_RESTART } else { real[1] & !SA_RESTART };
-    // SAFETY: the action that is ours, with another flag.
-    unsafe { syscall(SYS_RT_SIGACTION, [SIGSYS, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
 }
 
 /// A call has ended, for whose time the thread may have had another mask.
@@ -468,7 +398,26 @@ pub struct Context {
     mask: u64,
 }
 
+impl Info {
+    pub(crate) fn signal(&self) -> u32 {
+        self.signal
+    }
+
+    pub(crate) fn code(&self) -> u32 {
+        self.code
+    }
+
+    /// The kernel has forced it on the thread: nobody has sent it.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.code as i32 > 0
+    }
+}
+
 impl Context {
+    pub(crate) fn mask(&self) -> u64 {
+        self.mask
+    }
+
     pub(crate) fn rip(&self) -> u64 {
         self.rip
     }
@@ -600,44 +549,6 @@ fn let_through(base: u64, net: &Net, context: &mut Context, sets_action: bool) {
     }
     // (`int 0x80` has as many bytes.)
     context.rip -= SYSCALL_BYTES;
-}
-
-/// A SIGSYS that is not the net's: what the process has made its action is done.
-///
-/// # Safety
-/// As for `caught`.
-unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *mut u64) -> u64 {
-    let net = net(base);
-    let [handler, flags, restorer, mask] = action(net);
-    match handler {
-        SIG_IGN if info.code != SYS_SECCOMP => 0,
-        SIG_DFL | SIG_IGN => {
-            let default = [SIG_DFL; 4];
-            // SAFETY: the signal is about to end the process, as it would without us.
-            unsafe { syscall(SYS_RT_SIGACTION, [SIGSYS, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
-            switch(base, false);
-            set_mask(context.mask & !SIGSYS_BIT);
-            let own = syscall0(SYS_GETTID) as u64;
-            // SAFETY: to itself.
-            unsafe { syscall(SYS_TKILL, [own, SIGSYS, 0, 0, 0, 0]) };
-            0
-        }
-        _ => {
-            let own = if flags & SA_NODEFER == 0 { SIGSYS_BIT } else { 0 };
-            if flags & SA_RESETHAND != 0 {
-                set_action(net, [SIG_DFL; 4]);
-            }
-            let all = context.mask | mask | own;
-            set_mask(u64::MAX);
-            if all & SIGSYS_BIT != 0 {
-                switch(base, false);
-            }
-            // SAFETY: the handler returns by this word: as it would without us.
-            unsafe { frame.write(restorer) };
-            set_mask(all);
-            handler
-        }
-    }
 }
 
 /// A thread is behind a call that a gate of the net has made: `came` is where. It goes on at `rip`.

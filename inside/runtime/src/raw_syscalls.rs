@@ -25,6 +25,7 @@ use ring3_layout::syscall::{
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::raw_actions;
 use crate::raw_cancellation;
 use crate::raw_dispatch::{TAKEN_BYTES, attachments, hit, is_for, miss, run_guarded, run_one, was_left};
 use crate::raw_memory::read_own;
@@ -509,7 +510,7 @@ fn ends_process(tb: &ThreadBlock, regs: &PtRegs, number: i64) -> bool {
     let mut action = [1u64; 4];
     // SAFETY: asks only; room for the answer.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, action.as_mut_ptr() as u64, 8, 0, 0]) };
-    if let Some(own) = raw_net::handler_instead(tb.region_base, signal) {
+    if let Some(own) = raw_actions::handler_instead(tb.region_base, signal) {
         action[0] = own;
     }
     let mut blocked = 0u64;

@@ -96,7 +96,7 @@ pub(crate) struct Borrowed {
     pub(crate) registers: Registers,
     /// Its vector registers as an XSAVE image. (Nothing that it does for us changes them.)
     vectors: Vec<u8>,
-    mask: u64,
+    pub(crate) mask: u64,
     /// The signals that it blocked, those of a call that blocks some for its own time among them.
     pub(crate) blocked: u64,
     /// What is dispatched of its calls: of remote ones nothing.

@@ -37,6 +37,17 @@ impl Stopped {
         Ok(mask | self.signal_set(tid, "SigBlk")?)
     }
 
+    /// Has these signals come to a thread that blocks them, from when it goes on.
+    pub fn unblock(&mut self, tid: Tid, signals: u64) -> Result<(), Error> {
+        if let Some(borrowed) = self.borrowed.as_mut().filter(|borrowed| borrowed.tid == tid) {
+            borrowed.mask &= !signals;
+            borrowed.blocked &= !signals;
+            return Ok(());
+        }
+        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+        ptrace::set_signal_mask(tid, mask & !signals).map_err(|error| self.gone("signal mask", error))
+    }
+
     /// The signals that wait for a thread to let them come, or to go on.
     pub fn signals_pending(&self, tid: Tid) -> Result<u64, Error> {
         self.signal_set(tid, "SigPnd")

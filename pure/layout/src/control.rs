@@ -25,7 +25,7 @@ pub const TASK_TABLE_BYTES: u64 = 0x1000;
 /// Offset of the list of stub areas in the control block.
 pub const STUB_AREAS_OFFSET: u64 = TASK_TABLE_OFFSET + TASK_TABLE_BYTES;
 /// Stub areas of one target.
-pub const STUB_AREAS_MAX: u32 = 256;
+pub const STUB_AREAS_MAX: u32 = 4096;
 /// Offset of the tables of system calls ([`crate::syscall`]).
 pub const SYSCALLS_OFFSET: u64 = STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16;
 /// Bytes of their place.
@@ -48,8 +48,31 @@ pub const ATTACHMENTS_MAX: u32 = 2 * HOOKS_MAX;
 /// Offset of the recovery table in the control block: what it takes to undo everything, kept in
 /// the target itself so that another server can clean up after the first was killed.
 pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 32;
+/// Offset of the table of traps in the control block, a hash table by address ([`trap_slots`]).
+pub const TRAPS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
+/// Places in it.
+pub const TRAPS_MAX: usize = 1 << 16;
+/// Places that are looked at for an address.
+pub const TRAP_PROBES_MAX: usize = 64;
 /// Bytes of all of it.
-pub const BYTES: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
+pub const BYTES: u64 = TRAPS_OFFSET + (TRAPS_MAX * size_of::<Trap>()) as u64;
+
+/// A site that is an `int3`: where its thread goes on. It stays while its stub does: a thread may be on its way to the handler.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Trap {
+    /// Address behind the `int3`; 0: none.
+    pub behind: AtomicU64,
+    /// Address of the stub. It is written first.
+    pub stub: AtomicU64,
+}
+
+/// The places that an `int3`'s entry may have, by the address behind it.
+pub fn trap_slots(behind: u64) -> impl Iterator<Item = usize> {
+    const SHIFT: u32 = 64 - TRAPS_MAX.ilog2();
+    let first = (behind.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> SHIFT) as usize;
+    (first..first + TRAP_PROBES_MAX).map(|at| at % TRAPS_MAX)
+}
 
 /// How to undo one site. 64 bytes; the entry of hook i is entry i.
 #[repr(C)]

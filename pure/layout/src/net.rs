@@ -25,6 +25,25 @@ pub const NET_COPY_SHIFT: u32 = 60;
 pub const NET_ALLOWED_BYTES: u64 = crate::region::PROCESS_OFFSET;
 /// SIGSYS in a mask.
 pub const SIGSYS_BIT: u64 = 1 << 30;
+/// SIGTRAP in a mask.
+pub const SIGTRAP_BIT: u64 = 1 << 4;
+/// Signals.
+pub const SIGNALS: usize = 64;
+/// Signals whose handler is the agent's while it needs them: SIGSYS for the net, SIGTRAP for sites of one byte
+/// ([`crate::control::Trap`]). The process's own actions are kept ([`OwnAction`]).
+pub const TAKEN_SIGNALS: [u64; 2] = [31, 5];
+
+/// The action that the process has for one of [`TAKEN_SIGNALS`].
+#[repr(C)]
+#[derive(Debug)]
+pub struct OwnAction {
+    /// 1: the handler that the kernel knows is the agent's.
+    pub installed: AtomicU32,
+    /// Odd while `action` changes.
+    pub sequence: AtomicU32,
+    /// What the process has made it: handler, flags, restorer, mask.
+    pub action: [AtomicU64; 4],
+}
 
 /// In each process, copied at fork. Written by the server while all threads are stopped, and by agents.
 #[repr(C)]
@@ -34,18 +53,17 @@ pub struct Net {
     pub armed: AtomicU32,
     /// 1: nothing will become of it in this process; the server need not hear of new code.
     pub given_up: AtomicU32,
-    /// 1: the action of SIGSYS is the agent's.
-    pub installed: AtomicU32,
-    /// Odd while `action` changes.
-    pub sequence: AtomicU32,
+    /// Signals that no thread really blocks, since the kernel ends a process for which one of them is blocked when it is forced on
+    /// it. (SIGSYS may be blocked: see `inside/runtime/src/raw_net.rs`.)
+    pub never_blocked: AtomicU64,
     /// Calls that were caught.
     pub caught: AtomicU64,
     /// Those of them that were let through unseen.
     pub passed: AtomicU64,
-    /// What the process has made the action of SIGSYS: handler, flags, restorer, mask.
-    pub action: [AtomicU64; 4],
-    /// Bit n - 1: a handler of signal n is to block SIGSYS, and does not.
-    pub masks: AtomicU64,
+    /// The process's own actions of [`TAKEN_SIGNALS`].
+    pub own: [OwnAction; TAKEN_SIGNALS.len()],
+    /// The signals that handlers of a signal are to block, and do not: SIGSYS while there is the net, and `never_blocked`.
+    pub kept_out: [AtomicU64; SIGNALS],
     /// What the process has made the handler of SIGCANCEL, if the agent's stands before it
     /// ([`crate::syscall::SyscallTables::cancel_handler`]).
     pub cancel_handler: AtomicU64,

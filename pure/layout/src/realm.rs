@@ -68,6 +68,8 @@ pub mod request {
     pub const KIND_NET_OFF: u32 = 4;
     /// This process is about to filter its calls by the `struct sock_fprog` at `argument`, 0: by `SECCOMP_MODE_STRICT`.
     pub const KIND_FILTER: u32 = 5;
+    /// This process is about to block SIGTRAP where that cannot be seen: no site may be an `int3` any more.
+    pub const KIND_TRAPS_OFF: u32 = 6;
 }
 
 /// What an agent asks of the server.

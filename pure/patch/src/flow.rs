@@ -22,6 +22,12 @@ pub(crate) fn decode(bytes: &[u8], address: u64) -> Vec<Instruction> {
     found
 }
 
+/// Bytes of the instruction with which `bytes` begin; 0: there is none.
+pub fn instruction_bytes(bytes: &[u8]) -> usize {
+    let instruction = Decoder::new(64, bytes, DecoderOptions::NONE).decode();
+    if instruction.is_invalid() { 0 } else { instruction.len() }
+}
+
 /// Whether all of `bytes` are instructions, the last of which ends where they end.
 pub fn is_code(bytes: &[u8], address: u64) -> bool {
     decode(bytes, address).last().is_some_and(|last| last.next_ip() == address + bytes.len() as u64)

@@ -17,9 +17,9 @@ mod syscall;
 
 pub use apart::ApartLinks;
 pub use cancellation::{CallerLinks, Replaced, Routine};
-pub use flow::{Branch, branches, far_branches, far_calls, goes_on, is_branch, is_code};
+pub use flow::{Branch, branches, far_branches, far_calls, goes_on, instruction_bytes, is_branch, is_code};
 pub use indirect::{IndirectTargets, Instructions, Part, call_sites, computes_targets, has_operand_at};
-pub use plan::{Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_detour};
+pub use plan::{Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_alone, plan_detour};
 pub use returns::plan_returns;
-pub use stub::{Entries, Moved, STUB_BYTES_MAX, Stub};
+pub use stub::{Entries, Moved, RELAY_BYTES, STUB_BYTES_MAX, Stub, relay};
 pub use syscall::{GateLinks, NEAR_BYTES_MAX, SyscallPlan, plan_syscalls};

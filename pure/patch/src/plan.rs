@@ -6,6 +6,11 @@
 //! (hand-written assembly shares tails, compilers put cold parts elsewhere) and for indirect jumps (see `indirect.rs`). A
 //! return address there is found because only a displaced call can have made one. The writer moves threads that stand there. Bytes
 //! behind the jump stay as they were, so branches to displaced instructions beyond it are harmless.
+//!
+//! Where that cannot be proved, only the probed instruction is displaced ([`plan_alone`]), and nothing has to be known of the others.
+//! A jump that is longer than it leaves the bytes behind it as they are: they are the upper bytes of the jump's
+//! distance, and decide where it leads (instruction punning: Chamith et al., PLDI 2017; Duck et al., PLDI 2020). There lies
+//! a relay, which goes on to the stub. Where that address cannot be had, one byte is replaced, by an `int3`.
 
 use std::fmt;
 
@@ -78,12 +83,18 @@ impl From<Arrival> for Refusal {
 pub enum Tactic {
     /// A 5-byte jump to the stub.
     Jump,
+    /// A 5-byte jump whose last bytes are those of what follows, as they were, to a relay that goes on to the stub.
+    Punned,
+    /// An `int3`, from which a signal handler leads to the stub: 1 to 3 microseconds.
+    Trap,
 }
 
 impl fmt::Display for Tactic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Tactic::Jump => f.write_str("jump"),
+            Tactic::Punned => f.write_str("punned jump"),
+            Tactic::Trap => f.write_str("int3"),
         }
     }
 }
@@ -283,16 +294,40 @@ impl Plan {
             let (address, text) = (instructions[at].ip(), instructions[at].to_string());
             return Err(Refusal::MayFault { address, text });
         }
+        let kept = match self.tactic {
+            Tactic::Jump => self.kept_for_goroutines(&instructions, preemptible)?,
+            Tactic::Punned | Tactic::Trap => self.kept,
+        };
+        let apart = if self.at_entry { Apart::AtEntry } else { Apart::Within };
+        Ok(Plan { apart: Some(apart), kept, ..self })
+    }
+
+    /// How many bytes of the jump stay as they are, so that goroutines can resume at what begins there.
+    fn kept_for_goroutines(&self, instructions: &[&Instruction], preemptible: bool) -> Result<usize, Refusal> {
         let end = self.site + JUMP_BYTES as u64;
         let may_resume =
-            |at: &usize| preemptible && instructions[*at].ip() < end && !is_of_stack_check(&instructions, *at);
+            |at: &usize| preemptible && instructions[*at].ip() < end && !is_of_stack_check(instructions, *at);
         let inside = (1..instructions.len()).find(may_resume);
         let kept = inside.map_or(0, |at| (end - instructions[at].ip()) as usize);
         if kept > KEPT_MAX {
             return Err(Refusal::MayResume { address: end - kept as u64 });
         }
-        let apart = if self.at_entry { Apart::AtEntry } else { Apart::Within };
-        Ok(Plan { apart: Some(apart), kept, ..self })
+        Ok(kept)
+    }
+
+    /// The same by an `int3`, if only one instruction is displaced.
+    pub fn trapped(&self) -> Option<Plan> {
+        let [(only, bytes)] = &self.displaced[..] else { return None };
+        let original = bytes.clone();
+        Some(Plan { tactic: Tactic::Trap, kept: 0, original, resume: only.next_ip(), ..self.clone() })
+    }
+
+    /// Behind the last byte that decides what a thread at the site does.
+    pub fn end(&self) -> u64 {
+        match self.tactic {
+            Tactic::Jump | Tactic::Punned => self.resume.max(self.site + JUMP_BYTES as u64),
+            Tactic::Trap => self.resume,
+        }
     }
 
     /// The same in code that is mapped with `bias` added to its addresses.
@@ -308,12 +343,12 @@ impl Plan {
         }
     }
 
-    /// Where the stub must lie, if the jump's last bytes are to stay as they are.
+    /// Where the stub, or for a punned jump the relay, must lie, if the jump's last bytes are to stay as they are.
     pub fn stub_range(&self) -> Option<std::ops::Range<u64>> {
-        let fixed = &self.original[JUMP_BYTES - self.kept..];
-        if fixed.is_empty() {
+        if self.kept == 0 {
             return None;
         }
+        let fixed = &self.original[JUMP_BYTES - self.kept..];
         let mut distance = [0; 4];
         distance[4 - self.kept..].copy_from_slice(fixed);
         let next = self.site + JUMP_BYTES as u64;
@@ -366,6 +401,38 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         apart: None,
         kept: 0,
     })
+}
+
+/// Plans a detour at `site` of the one instruction there. `inside` is what arrives in the middle of that from elsewhere, if
+/// something does.
+pub fn plan_alone(function: &Function<'_>, site: u64, inside: Option<Arrival>) -> Result<Plan, Refusal> {
+    let instructions = decode(function.bytes, function.address);
+    let at = boundary(&instructions, site)?;
+    Ok(alone(function, &instructions, at, inside.is_some()))
+}
+
+/// Plans a detour of the instruction with this index; `entered`: something arrives in the middle of it.
+pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: usize, entered: bool) -> Plan {
+    let instruction = &instructions[at];
+    let site = instruction.ip();
+    let offset = (site - function.address) as usize;
+    let bytes = function.bytes[offset..offset + instruction.len()].to_vec();
+    let middle = site + 1..instruction.next_ip();
+    let entered =
+        entered || within(function, instructions).filter_map(direct_target).any(|target| middle.contains(&target));
+    let jump = function.bytes.get(offset..offset + JUMP_BYTES).filter(|_| !entered && bytes.len() < JUMP_BYTES);
+    let at_entry = is_entry(function, instructions, at);
+    Plan {
+        site,
+        original: jump.unwrap_or(&bytes).to_vec(),
+        resume: instruction.next_ip(),
+        saves_flags: !at_entry && flags_live(&instructions[at..]),
+        tactic: if jump.is_some() { Tactic::Punned } else { Tactic::Trap },
+        kept: if jump.is_some() { JUMP_BYTES - bytes.len() } else { 0 },
+        displaced: vec![(*instruction, bytes)],
+        at_entry,
+        apart: None,
+    }
 }
 
 fn boundary(instructions: &[Instruction], site: u64) -> Result<usize, Refusal> {

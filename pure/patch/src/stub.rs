@@ -20,10 +20,12 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::apart::{ApartLinks, emit_all};
 use crate::flow::{direct_target, ends_flow};
-use crate::plan::{JUMP_BYTES, Plan, Refusal};
+use crate::plan::{JUMP_BYTES, Plan, Refusal, Tactic};
 
 /// Bytes of a stub at most.
 pub const STUB_BYTES_MAX: usize = 512;
+/// Bytes of a relay.
+pub const RELAY_BYTES: usize = 14;
 /// Flags of a program whose flags nobody reads: interrupts on, and the bit that is always one.
 const FLAGS_DEFAULT: u32 = 0x202;
 const FRAME: u32 = frame::STUB_FRAME_BYTES as u32;
@@ -143,14 +145,29 @@ impl Assembler {
     }
 }
 
+/// What leads from where punned jumps go to a stub: `jmp [rip]`, and its address.
+pub fn relay(stub: u64) -> [u8; RELAY_BYTES] {
+    let mut bytes = [0xff, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    bytes[6..].copy_from_slice(&stub.to_le_bytes());
+    bytes
+}
+
 impl Plan {
-    /// What to write at the site: a jump to a stub at `stub`.
+    /// What to write at the site: a jump to a stub at `stub`, or, if it is punned, to a relay there, without the bytes that stay as
+    /// they are.
     pub fn jump(&self, stub: u64) -> Result<Vec<u8>, Refusal> {
+        const INT3: u8 = 0xcc;
+        if self.tactic == Tactic::Trap {
+            return Ok(vec![INT3]);
+        }
         let mut assembler = Assembler { base: self.site, bytes: Vec::with_capacity(JUMP_BYTES) };
         if self.stub_range().is_some_and(|range| !range.contains(&stub)) {
             return Err(Refusal::OutOfReach { address: stub });
         }
         assembler.jump(stub)?;
+        if self.tactic == Tactic::Punned {
+            assembler.bytes.truncate(JUMP_BYTES - self.kept);
+        }
         Ok(assembler.bytes)
     }
 
@@ -193,7 +210,10 @@ impl Plan {
 
     /// Whether the agent can be called for another site, too, before one of the displaced instructions.
     fn may_have(&self, member: &Plan) -> bool {
-        let plain = |plan: &Plan| plan.before_agent() == 0 && plan.kept == 0;
+        let plain = |plan: &Plan| plan.before_agent() == 0 && (plan.kept == 0 || plan.tactic == Tactic::Punned);
+        if self.tactic != Tactic::Jump {
+            return false;
+        }
         let begins = self.displaced.iter().skip(1).any(|(instruction, _)| instruction.ip() == member.site);
         begins && plain(self) && plain(member)
     }

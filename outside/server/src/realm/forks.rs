@@ -97,6 +97,8 @@ impl Target {
         self.maps = other.maps.clone();
         self.hooks_used = other.hooks_used;
         self.areas = other.areas.clone();
+        self.relays = other.relays.clone();
+        self.traps = other.traps.clone();
         self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         self.ranges = other.ranges.copy();
         self.syscalls = other.syscalls.clone();

@@ -4,6 +4,8 @@
 //! one thread, the tracer (`tracer.rs`), since ptrace belongs to a thread; calls are handed to it and
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
+mod actions;
+mod batch;
 mod cancellation;
 mod code_file;
 mod doorbell;
@@ -29,6 +31,7 @@ mod terminal;
 mod test_run;
 mod text;
 mod tracer;
+mod traps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

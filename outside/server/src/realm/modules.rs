@@ -14,7 +14,8 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
 use ring3_patch::{
-    Arrival, Function, Plan, Routine, SyscallPlan, computes_targets, plan_detour, plan_returns, plan_syscalls,
+    Arrival, Function, Plan, Routine, SyscallPlan, Tactic, computes_targets, instruction_bytes, plan_alone,
+    plan_detour, plan_returns, plan_syscalls,
 };
 use ring3_uapi::Errno;
 
@@ -86,6 +87,8 @@ pub(super) struct StaticSite {
     pub(super) name: String,
     /// What arrives from elsewhere in the middle of what the probe's jump replaces.
     entered: Option<Arrival>,
+    /// What arrives in the middle of the probed instruction.
+    inside: Option<Arrival>,
     /// See [`Function::computed`].
     computed: bool,
     /// Why the return from here cannot be probed.
@@ -115,12 +118,22 @@ impl StaticSite {
         if let Some(ret) = ret {
             return Ok(self.returns[ret].mapped(bias));
         }
-        let plan = plan_detour(&self.function(bias), self.vaddr.wrapping_add(bias))?;
+        let (function, site) = (self.function(bias), self.vaddr.wrapping_add(bias));
+        self.fit(plan_detour(&function, site)).or_else(|_| self.fit(plan_alone(&function, site, self.inside)))
+    }
+
+    /// The plan as this file's code needs it.
+    fn fit(&self, plan: Result<Plan, ring3_patch::Refusal>) -> Result<Plan, ring3_patch::Refusal> {
+        let plan = plan?;
         // Mirrors runtime/preempt.go:isAsyncSafePoint.
         let preemptible = !NEVER_PREEMPTED.iter().any(|package| self.name.starts_with(package));
         let plan = if self.in_go { plan.apart(preemptible)? } else { plan };
-        match plan.stub_range().filter(|range| self.fixed && range.end > USER_ADDRESSES_END) {
-            Some(range) => Err(ring3_patch::Refusal::OutOfReach { address: range.start }),
+        let is_nowhere = |range: &std::ops::Range<u64>| self.fixed && range.end > USER_ADDRESSES_END;
+        match plan.stub_range().filter(is_nowhere) {
+            Some(range) => plan
+                .trapped()
+                .filter(|_| plan.tactic == Tactic::Punned)
+                .ok_or(ring3_patch::Refusal::OutOfReach { address: range.start }),
             None => Ok(plan),
         }
     }
@@ -369,6 +382,8 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
     };
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
     let entered = file.entered(vaddr);
+    let bytes = instruction_bytes(&code[(vaddr - start) as usize..]) as u64;
+    let inside = entered.and_then(|_| file.entered_in(vaddr + 1..vaddr + bytes.max(1)));
     let computed = file.computes_targets(vaddr);
     let no_return = no_return(elf, vaddr).map(str::to_owned);
     let in_go = file.go_text().is_some_and(|go| go.contains(&vaddr));
@@ -379,6 +394,7 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
         bytes: code,
         name,
         entered,
+        inside,
         computed,
         no_return,
         fixed: elf.is_fixed(),

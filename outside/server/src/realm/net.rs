@@ -13,13 +13,12 @@ use ring3_layout::net::{
     NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_ALONE_MAX, NET_GATE_BYTES, NET_GATES_BYTES, NET_GATES_OFFSET, NET_SLOTS,
     Net, SIGSYS_BIT,
 };
-use ring3_layout::region::{
-    AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, NET_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET,
-};
+use ring3_layout::region::{AGENT_BYTES_MAX, GATES_BYTES, GATES_OFFSET, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET};
 use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_patch::JUMP_BYTES;
 use ring3_uapi::Errno;
 
+use super::actions::{self, action_of, field, read_word, set_action, write_flag};
 use super::modules::file_of;
 use super::raw_mapping::{read_process, read_value};
 use super::recovery;
@@ -32,23 +31,12 @@ use super::{Following, Refusal};
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(300);
 
-const SYS_RT_SIGACTION: i64 = 13;
 const FUTEX: u64 = 202;
 const SIGSYS: u64 = 31;
-const SIGNALS: u64 = 64;
-const SIGNAL_SET_BYTES: u64 = 8;
 const SIG_IGN: u64 = 1;
-const SA_SIGINFO: u64 = 4;
-const SA_RESTORER: u64 = 0x0400_0000;
-const SA_ONSTACK: u64 = 0x0800_0000;
-const SA_RESTART: u64 = 0x1000_0000;
-const SA_NODEFER: u64 = 0x4000_0000;
 /// Calls that change masks or actions: `rt_sigaction`, `rt_sigprocmask`, `rt_sigreturn`, and those with a mask for their own
 /// time.
 pub(super) const CHANGERS: [u64; 10] = [13, 14, 15, 130, 270, 271, 281, 333, 426, 441];
-
-/// `struct kernel_sigaction`: handler, flags, restorer, mask.
-type Action = [u64; 4];
 
 /// What the server knows of a target's net.
 #[derive(Clone, Debug, Default)]
@@ -104,38 +92,6 @@ pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String
     })
 }
 
-fn field(region: u64, offset: usize) -> u64 {
-    region + NET_OFFSET + offset as u64
-}
-
-fn read_word(stopped: &inject::Stopped, address: u64) -> Result<u64, inject::Error> {
-    let mut word = [0u8; 8];
-    stopped.read(address, &mut word)?;
-    Ok(u64::from_le_bytes(word))
-}
-
-fn write_flag(stopped: &mut inject::Stopped, address: u64, flag: bool) -> Result<(), inject::Error> {
-    stopped.write(address, &u32::from(flag).to_le_bytes())
-}
-
-/// The action of a signal.
-fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<Action, inject::Error> {
-    let scratch = field(region, offset_of!(Net, scratch));
-    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
-    let mut action = [0; 4];
-    for (index, word) in action.iter_mut().enumerate() {
-        *word = read_word(stopped, scratch + index as u64 * 8)?;
-    }
-    Ok(action)
-}
-
-fn set_action(stopped: &mut inject::Stopped, region: u64, signal: u64, action: Action) -> Result<(), inject::Error> {
-    let scratch = field(region, offset_of!(Net, scratch));
-    let bytes: Vec<u8> = action.iter().flat_map(|word| word.to_le_bytes()).collect();
-    stopped.write(scratch, &bytes)?;
-    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
-}
-
 /// The words of a call's registers by which it may change a mask.
 struct Changer {
     number: u64,
@@ -157,11 +113,15 @@ impl Changer {
         Ok(Changer { number: word(13)?, r8: word(0)?, r9: word(1)?, r10: word(2)?, rdi: word(8)? })
     }
 
-    /// Whether SIGSYS may be blocked by it, for a while or for good.
-    fn changes(&self, stopped: &inject::Stopped) -> bool {
+    /// Whether one of these signals may be blocked by it, for a while or for good.
+    fn changes(&self, stopped: &inject::Stopped, signals: u64) -> bool {
+        matches!(self.number, 13..=15) || self.blocks_meanwhile(stopped, signals)
+    }
+
+    /// Whether one of these signals may be blocked by it for its own time.
+    fn blocks_meanwhile(&self, stopped: &inject::Stopped, signals: u64) -> bool {
         let word = |at: u64| Some(at).filter(|at| *at != 0).map(|at| read_word(stopped, at));
         let mask = match self.number {
-            13..=15 => return true,
             130 => word(self.rdi),
             271 => word(self.r10),
             281 | 441 => word(self.r8),
@@ -169,12 +129,21 @@ impl Changer {
             426 => return true,
             _ => return false,
         };
-        mask.is_some_and(|mask| mask.is_ok_and(|mask| mask & SIGSYS_BIT != 0))
+        mask.is_some_and(|mask| mask.is_ok_and(|mask| mask & signals != 0))
     }
 }
 
-/// Whether no thread is where it has asked for the net, and is about to do what depends on the answer.
-fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+/// Whether a thread is in a call during which it blocks one of these signals.
+pub(super) fn blocks_meanwhile(stopped: &inject::Stopped, tid: u32, signals: u64) -> Result<bool, inject::Error> {
+    let registers = stopped.registers(tid)?;
+    let in_call = registers.orig_rax as i64 >= 0;
+    let call = Changer { number: registers.orig_rax, ..Changer::of(&registers) };
+    Ok(in_call && call.blocks_meanwhile(stopped, signals))
+}
+
+/// Whether no thread is where it has asked how these signals may be blocked, and is about to do what depends on the answer; nor
+/// waits one of them.
+pub(super) fn is_calm(stopped: &inject::Stopped, region: u64, signals: u64) -> Result<bool, inject::Error> {
     let ours = [region..region + AGENT_BYTES_MAX, region + TEXT_OFFSET..region + TEXT_OFFSET + TEXT_BYTES];
     let gates = region + GATES_OFFSET..region + GATES_OFFSET + GATES_BYTES;
     let is_inside = |rip: u64| ours.iter().any(|range| range.contains(&rip));
@@ -185,10 +154,10 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
         let waits = in_call && registers.orig_rax == FUTEX;
         let at_net_gate = net_gate(stopped, region, registers.rip).is_some();
         let at_gate = at_net_gate || gates.contains(&registers.rip);
-        let changes = at_gate && !in_call && Changer::of(&registers).changes(stopped);
+        let changes = at_gate && !in_call && Changer::of(&registers).changes(stopped, signals);
         if is_inside(registers.rip) && !waits && !at_net_gate
             || changes
-            || stopped.signals_pending(tid)? & SIGSYS_BIT != 0
+            || stopped.signals_pending(tid)? & signals != 0
         {
             return Ok(false);
         }
@@ -196,7 +165,7 @@ fn is_calm(stopped: &inject::Stopped, region: u64) -> Result<bool, inject::Error
     for context in stopped.saved_contexts()? {
         let at_net_gate = net_gate(stopped, region, context.rip).is_some();
         let at_gate = at_net_gate || gates.contains(&context.rip);
-        let changes = at_gate && Changer::kept(stopped, context.address)?.changes(stopped);
+        let changes = at_gate && Changer::kept(stopped, context.address)?.changes(stopped, signals);
         if is_inside(context.rip) && !at_net_gate || changes {
             return Ok(false);
         }
@@ -217,35 +186,15 @@ fn disarm(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Erro
 /// Takes the net out of a process, all at once: whoever finds calls as they were must find actions as they were. False: that
 /// cannot be at present.
 pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
-    if read_value::<u32>(stopped.pid(), field(region, offset_of!(Net, installed))).unwrap_or(0) == 0 {
+    if !actions::is_taken(stopped.pid(), region, SIGSYS) {
         return Ok(true);
     }
-    if !is_calm(stopped, region)? {
+    if !is_calm(stopped, region, SIGSYS_BIT)? {
         return Ok(false);
     }
     disarm(stopped, region)?;
-    give_actions_back(stopped, region)?;
+    actions::give_back(stopped, region, SIGSYS)?;
     Ok(true)
-}
-
-/// Actions are what the process has made them.
-fn give_actions_back(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    let real = action_of(stopped, region, SIGSYS)?;
-    if (region..region + REGION_BYTES).contains(&real[0]) {
-        let mut action = [0; 4];
-        for (index, word) in action.iter_mut().enumerate() {
-            *word = read_word(stopped, field(region, offset_of!(Net, action)) + index as u64 * 8)?;
-        }
-        set_action(stopped, region, SIGSYS, action)?;
-    }
-    let masks = read_word(stopped, field(region, offset_of!(Net, masks)))?;
-    for signal in (1..=SIGNALS).filter(|signal| masks & 1 << (signal - 1) != 0) {
-        let mut action = action_of(stopped, region, signal)?;
-        action[3] |= SIGSYS_BIT;
-        set_action(stopped, region, signal, action)?;
-    }
-    stopped.write(field(region, offset_of!(Net, masks)), &[0; 8])?;
-    write_flag(stopped, field(region, offset_of!(Net, installed)), false)
 }
 
 /// The agent's handler of SIGCANCEL.
@@ -394,7 +343,7 @@ impl Target {
                 return Err(refuse("the process filters its own calls"));
             }
         }
-        if !is_calm(stopped, self.region).map_err(refusal_of)? {
+        if !is_calm(stopped, self.region, SIGSYS_BIT).map_err(refusal_of)? {
             return Ok(false);
         }
         self.install(stopped).map_err(refusal_of)?;
@@ -411,30 +360,10 @@ impl Target {
     /// Makes the action of SIGSYS ours, takes it out of the masks of all others, and tells the agent.
     fn install(&mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let region = self.region;
-        let symbol = |name: &str| in_agent(region, name);
         let alone: Vec<u8> =
             self.syscalls.alone.iter().take(NET_ALONE_MAX).chain([&0]).flat_map(|at| at.to_le_bytes()).collect();
         stopped.write(field(region, offset_of!(Net, alone)), &alone[..alone.len().min(NET_ALONE_MAX * 8)])?;
-        let own = action_of(stopped, region, SIGSYS)?;
-        let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
-        stopped.write(field(region, offset_of!(Net, action)), &bytes)?;
-        let restarts = own[0] <= SIG_IGN || own[1] & SA_RESTART != 0;
-        let flags = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | if restarts { SA_RESTART } else { 0 };
-        // Whatever goes wrong from here on, actions are given back.
-        write_flag(stopped, field(region, offset_of!(Net, installed)), true)?;
-        let action = [symbol("ring3_net_signal"), flags, symbol("ring3_net_restorer"), 0];
-        set_action(stopped, region, SIGSYS, action)?;
-        let handled = stopped.signals_handled()?;
-        let mut masks = 0u64;
-        for signal in (1..=SIGNALS).filter(|signal| *signal != SIGSYS && handled & 1 << (signal - 1) != 0) {
-            let mut action = action_of(stopped, region, signal)?;
-            if action[3] & SIGSYS_BIT != 0 {
-                masks |= 1 << (signal - 1);
-                stopped.write(field(region, offset_of!(Net, masks)), &masks.to_le_bytes())?;
-                action[3] &= !SIGSYS_BIT;
-                set_action(stopped, region, signal, action)?;
-            }
-        }
+        actions::take(stopped, region, SIGSYS, "ring3_net_signal")?;
         write_flag(stopped, field(region, offset_of!(Net, armed)), true)
     }
 

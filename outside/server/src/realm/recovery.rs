@@ -22,7 +22,7 @@ use ring3_layout::thread::{
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::{LEAVE_WITHIN, STOP_WITHIN};
-use super::{net, syscalls};
+use super::{net, syscalls, traps};
 
 /// Name of the control block's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
@@ -100,6 +100,9 @@ impl Cleaning {
         self.restore_sites(stopped)?;
         syscalls::restore(stopped, self.region)?;
         self.restore_returns(stopped);
+        if !traps::take_in(stopped, self.region)? {
+            return Ok(false);
+        }
         let areas = self.stub_areas();
         if !self.is_nobody_inside(stopped)? {
             return Ok(false);

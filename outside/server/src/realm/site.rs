@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ring3_layout::control::{ATTACHMENTS_MAX, HookKind};
-use ring3_patch::Plan;
+use ring3_patch::{Plan, Tactic};
 
 use super::AttachmentId;
 use super::modules::StaticSite;
@@ -84,9 +84,14 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Whether what was displaced there lies in these bytes.
+    /// Whether what was displaced there lies in these bytes, or what has to stay as it is.
     pub(super) fn overlaps(&self, bytes: &std::ops::Range<u64>) -> bool {
-        self.place.address < bytes.end && bytes.start < self.plan.resume
+        self.place.address < bytes.end && bytes.start < self.plan.end()
+    }
+
+    /// Whether the instruction at an address has to stay as it is for this site's jump, which is not displaced.
+    pub(super) fn relies_on(&self, address: u64) -> bool {
+        self.plan.tactic == Tactic::Punned && (self.plan.resume..self.plan.end()).contains(&address)
     }
 
     pub(super) fn copy(&self) -> Site {

@@ -3,6 +3,9 @@
 //! A jump has five bytes, so sites can be nearer to each other than that. Then only the first one of them is patched: its stub has
 //! the displaced instructions of all, and runs the programs of each before the instruction that it is for. The others are its
 //! members. A jump whose members change gets another stub. One that is wanted for its members alone stays.
+//!
+//! A punned jump relies on the bytes behind the only instruction that it displaces. A site that is wanted there makes an `int3` of
+//! it, which relies on nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +15,7 @@ use ring3_layout::control::{
     HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, range_pack,
 };
 use ring3_layout::region::CONTROL_OFFSET;
-use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub};
+use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
 use ring3_uapi::Errno;
 
 use super::Refusal;
@@ -66,7 +69,9 @@ impl Target {
             let is_here = site.stub != 0 && site.place.mapping == *mapping && !self.is_in_force(**at);
             is_here && site.plan.resume <= address + WITHIN_JUMP
         };
-        let before = || self.sites.range(address.saturating_sub(WITHIN_JUMP)..address);
+        let covers = |site: &Site| site.plan.resume > address || site.plan.tactic == Tactic::Jump;
+        let before =
+            || self.sites.range(address.saturating_sub(WITHIN_JUMP)..address).filter(|(_, site)| covers(site));
         let found = before().find(|(_, site)| site.patched).or_else(|| before().find(leads_in));
         found.map(|(carrier, _)| *carrier)
     }
@@ -93,7 +98,7 @@ impl Target {
         stopped: &mut inject::Stopped,
         want: Wanted,
         caught: &CaughtCalls,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Unplaced> {
         let address = want.place.address;
         if self.sites.get(&address).is_some_and(|site| site.place != want.place) {
             // Another file is mapped there now; the old site went with its mapping, and its hook is no more.
@@ -122,7 +127,43 @@ impl Target {
         members.extend((first != address).then_some(address));
         members.sort_unstable();
         members.dedup();
+        self.make_way(stopped, first)?;
         self.patch(stopped, first, members)
+    }
+
+    /// Jumps that rely on bytes which are about to be replaced become `int3`s, and so does one that relies on replaced ones.
+    fn make_way(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Unplaced> {
+        let before = self.sites.range(address.saturating_sub(WITHIN_JUMP)..address);
+        let relying = before.filter(|(_, site)| site.patched && site.relies_on(address)).map(|(other, _)| *other);
+        for other in relying.collect::<Vec<_>>() {
+            if !self.traps.is_ready() {
+                return Err(Unplaced::NeedsTraps);
+            }
+            self.restore_bytes(stopped, other)?;
+            self.trap(other)?;
+            self.patch(stopped, other, vec![])?;
+        }
+        let plan = &self.sites[&address].plan;
+        if plan.tactic == Tactic::Punned {
+            let mut behind = self.sites.range(address + 1..plan.end());
+            if behind.any(|(_, site)| site.patched) || self.syscalls.overlap(&(address..plan.end())) {
+                self.trap(address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A site that displaces one instruction is to be an `int3`.
+    fn trap(&mut self, address: u64) -> Result<(), Refusal> {
+        let site = self.sites.get_mut(&address).expect("the caller has it");
+        let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {why}", site.name));
+        site.plan = site.plan.trapped().ok_or_else(|| refuse("no `int3` can be there".into()))?;
+        site.jump = site.plan.jump(site.stub).map_err(|why| refuse(why.to_string()))?;
+        // (A stub of its own is that of a punned jump.)
+        match site.stub {
+            0 => Ok(()),
+            stub => self.set_trap(address, stub),
+        }
     }
 
     /// Plans a site and gives it a hook; the process is untouched.
@@ -135,7 +176,7 @@ impl Target {
             return Err(refuse(format!("more than {HOOKS_MAX} sites in one process")));
         }
         let bytes = place.address..plan.resume;
-        if self.syscalls.overlap(&bytes) || caught.lead_into(&bytes) {
+        if self.syscalls.overlap(&bytes) || plan.tactic == Tactic::Jump && caught.lead_into(&bytes) {
             return Err(refuse("a system call that is traced is there".into()));
         }
         let index = self.take_hook();
@@ -168,19 +209,34 @@ impl Target {
     }
 
     /// Writes a site's stub, with its members, and the jump to it. Members that were patched themselves are so no more.
-    fn patch(&mut self, stopped: &mut inject::Stopped, address: u64, members: Vec<u64>) -> Result<(), Refusal> {
+    fn patch(&mut self, stopped: &mut inject::Stopped, address: u64, members: Vec<u64>) -> Result<(), Unplaced> {
+        if self.sites[&address].plan.tactic == Tactic::Trap && !self.traps.is_ready() {
+            return Err(Unplaced::NeedsTraps);
+        }
         let (bytes, name) = (self.bytes_of(address), self.sites[&address].name.clone());
         let is_other = |(at, site): &(&u64, &Site)| **at != address && !members.contains(at) && site.overlaps(&bytes);
         if self.near(&bytes).any(|other| is_other(&other)) {
-            return Err(taken(&name, address));
+            return Err(taken(&name, address).into());
         }
-        if !self.sites[&address].patched && self.may_be_resumed_in(address) && !self.is_nobody_inside(stopped) {
+        let is_jump = self.sites[&address].plan.tactic == Tactic::Jump;
+        if is_jump
+            && !self.sites[&address].patched
+            && self.may_be_resumed_in(address)
+            && !self.is_nobody_inside(stopped)
+        {
             let why = "a thread is still in the code of a probe that was there before; it is tried again";
-            return Err(Refusal::new(Errno::EBUSY, format!("{name}: {why}")));
+            return Err(Refusal::new(Errno::EBUSY, format!("{name}: {why}")).into());
         }
         let fresh = match &self.sites[&address] {
             site if site.stub != 0 && site.members == members => None,
-            _ => Some(self.write_stub(stopped, address, &members)?),
+            _ => match self.write_stub(stopped, address, &members) {
+                Err(refusal) if self.sites[&address].plan.tactic == Tactic::Punned => {
+                    tracing::debug!(pid = self.pid, "{name}: no punned jump: {refusal}");
+                    self.trap(address)?;
+                    return self.patch(stopped, address, members);
+                }
+                written => Some(written?),
+            },
         };
         for other in members.iter().chain([&address]) {
             self.restore_bytes(stopped, *other)?;
@@ -201,7 +257,7 @@ impl Target {
 
     /// The bytes that a site displaces.
     fn bytes_of(&self, address: u64) -> Range<u64> {
-        address..self.sites[&address].plan.resume
+        address..self.sites[&address].plan.end()
     }
 
     /// Patched sites that may have displaced something in these bytes, and those that begin there.
@@ -241,19 +297,30 @@ impl Target {
         let refuse =
             |why: ring3_patch::Refusal| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
         let room = STUB_BYTES_MAX as u64 * (1 + members.len() as u64);
-        let (at, area) = match plan.stub_range() {
+        let (at, area) = match plan.stub_range().filter(|_| plan.tactic == Tactic::Jump) {
             Some(range) => self.stub_room_in(stopped, range, room)?,
             None => self.stub_room(stopped, address, place.mapping.clone(), room)?,
         };
         let stub = plan.stub_of_many(at, entries(self.region), own_hook, &members).map_err(refuse)?;
-        let jump = plan.jump(at).map_err(refuse)?;
+        let to = match plan.stub_range().filter(|_| plan.tactic == Tactic::Punned) {
+            Some(range) => {
+                let relay = self.take_relay_room(stopped, &range)?;
+                stopped.write(relay, &ring3_patch::relay(at)).map_err(refusal_of)?;
+                relay
+            }
+            None => at,
+        };
+        let jump = plan.jump(to).map_err(refuse)?;
         stopped.write(at, &stub.bytes).map_err(refusal_of)?;
         self.take_stub_room(area, stub.bytes.len() as u64);
+        if plan.tactic == Tactic::Trap {
+            self.set_trap(address, at)?;
+        }
         Ok(Written { at, stub, jump })
     }
 
     /// Restores the bytes of a site, if it is patched.
-    fn restore_bytes(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Refusal> {
+    pub(super) fn restore_bytes(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Refusal> {
         let Some(site) = self.sites.get_mut(&address).filter(|site| site.patched) else { return Ok(()) };
         if is_written(stopped, address, &site.jump) {
             let original = &site.plan.original[..site.jump.len()];
@@ -277,6 +344,20 @@ impl Target {
             entry.written[..site.jump.len()].copy_from_slice(&site.jump);
         }
         self.control.write(RECOVERY_OFFSET + u64::from(site.hook) * size_of::<Recovery>() as u64, entry);
+    }
+}
+
+/// Why a site could not be placed.
+#[derive(Clone, Debug)]
+pub(super) enum Unplaced {
+    /// The process has to be made ready for `int3`s first (`traps.rs`).
+    NeedsTraps,
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Unplaced {
+    fn from(refusal: Refusal) -> Unplaced {
+        Unplaced::Refused(refusal)
     }
 }
 

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use ring3_inject as inject;
+use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
+use ring3_patch::RELAY_BYTES;
 use ring3_uapi::Errno;
 
 use super::Refusal;
@@ -15,6 +17,11 @@ use super::tracer::refusal_of;
 const STUB_AREA_BYTES: std::ops::RangeInclusive<u64> = 0x1_0000..=0x100_0000;
 /// Bytes of an area for stubs that have to lie at certain addresses.
 const PLACED_AREA_BYTES: u64 = 0x4000;
+/// Where heaps and stacks may grow, relays do not lie, bytes.
+const GROWTH_BYTES: u64 = 1 << 28;
+/// Where memory can be mapped.
+const LOWEST: u64 = 0x1_0000;
+const HIGHEST: u64 = 0x7fff_ffff_f000;
 /// Stubs start at multiples of this.
 const STUB_ALIGN: u64 = 16;
 
@@ -34,7 +41,85 @@ impl Area {
     }
 }
 
+/// Memory at an address that punned jumps lead to, with relays.
+#[derive(Clone, Debug)]
+pub(super) struct RelayPage {
+    range: Range<u64>,
+    taken: Vec<Range<u64>>,
+}
+
+impl RelayPage {
+    /// Where in a range a relay has room.
+    fn free_in(&self, range: &Range<u64>) -> Option<u64> {
+        let last = self.range.end - RELAY_BYTES as u64;
+        let mut at = range.start.max(self.range.start);
+        while range.contains(&at) && at <= last {
+            let bytes = at..at + RELAY_BYTES as u64;
+            match self.taken.iter().find(|other| other.start < bytes.end && bytes.start < other.end) {
+                Some(other) => at = other.end,
+                None => return Some(at),
+            }
+        }
+        None
+    }
+}
+
 impl Target {
+    /// Room for a relay at one of these addresses, which is taken from now on.
+    pub(super) fn take_relay_room(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        range: &Range<u64>,
+    ) -> Result<u64, Refusal> {
+        let found = self.relays.iter().enumerate().find_map(|(page, relays)| Some((page, relays.free_in(range)?)));
+        let (page, at) = match found {
+            Some(found) => found,
+            None => {
+                let pages = self.map_relays(stopped, range)?;
+                let page = RelayPage { range: pages, taken: vec![] };
+                let at = page.free_in(range).ok_or_else(|| Refusal::new(Errno::ENOSPC, "no room for a relay"))?;
+                self.relays.push(page);
+                (self.relays.len() - 1, at)
+            }
+        };
+        self.relays[page].taken.push(at..at + RELAY_BYTES as u64);
+        Ok(at)
+    }
+
+    /// Maps memory for relays that begin in a range.
+    fn map_relays(&mut self, stopped: &mut inject::Stopped, range: &Range<u64>) -> Result<Range<u64>, Refusal> {
+        let no_room = || Refusal::new(Errno::ENOSPC, "no room for a relay");
+        self.check_area_count()?;
+        let relay = RELAY_BYTES as u64;
+        let taken = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let is_free = |pages: &Range<u64>| {
+            let is_spared = |mapping: &inject::Mapping| match &mapping.path[..] {
+                "[heap]" => mapping.range.end..mapping.range.end + GROWTH_BYTES,
+                "[stack]" => mapping.range.start.saturating_sub(GROWTH_BYTES)..mapping.range.start,
+                _ => 0..0,
+            };
+            let meets = |other: &Range<u64>| other.start < pages.end && pages.start < other.end;
+            pages.start >= LOWEST
+                && pages.end <= HIGHEST
+                && !taken.iter().any(|mapping| meets(&mapping.range) || meets(&is_spared(mapping)))
+        };
+        let mut at = range.start;
+        while range.contains(&at) {
+            let start = at / PAGE_BYTES * PAGE_BYTES;
+            let pages = start..(at.saturating_add(relay)).next_multiple_of(PAGE_BYTES);
+            if is_free(&pages) {
+                let bytes = pages.end - pages.start;
+                let base = inject::map_stub_area_in(stopped, &(start..start + 1), bytes).map_err(refusal_of)?;
+                self.note_area(base, bytes);
+                let index = self.areas.len() - 1;
+                self.areas[index].used = bytes;
+                return Ok(pages);
+            }
+            at = start.checked_add(PAGE_BYTES).ok_or_else(no_room)?;
+        }
+        Err(no_room())
+    }
+
     /// Where stubs lie.
     pub(super) fn stub_areas(&self) -> impl Iterator<Item = Range<u64>> {
         self.areas.iter().map(|area| area.base..area.base + area.bytes)

@@ -20,6 +20,7 @@ use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
 use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 use ring3_uapi::Errno;
 
+use super::batch::Batch;
 use super::cancellation::{number_of, replaced_at};
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_file_of};
@@ -47,6 +48,7 @@ mod number {
     pub(super) const PKEY_MPROTECT: u32 = 329;
     pub(super) const SECCOMP: u32 = 317;
     pub(super) const PRCTL: u32 = 157;
+    pub(super) const CLONE3: u32 = 435;
 }
 
 /// The calls that are wanted in a target.
@@ -58,13 +60,15 @@ pub(super) struct Wish {
     all: bool,
     /// What is executed is traced, too.
     follow: bool,
+    /// Sites are to be `int3`s: calls that change signal masks are seen.
+    traps: bool,
     numbers: BTreeSet<u32>,
 }
 
 impl Wish {
     /// What these links want.
-    pub(super) fn of<'a>(following: Following, specs: impl Iterator<Item = &'a LinkSpec>) -> Wish {
-        let mut wish = Wish { follow: following == Following::All, ..Wish::default() };
+    pub(super) fn of<'a>(following: Following, traps: bool, specs: impl Iterator<Item = &'a LinkSpec>) -> Wish {
+        let mut wish = Wish { follow: following == Following::All, traps, ..Wish::default() };
         for spec in specs {
             let Point::Syscall(point) = &spec.point else { continue };
             wish.any = true;
@@ -85,6 +89,7 @@ impl Wish {
             Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
             // (Where threads may be in gates they may be cancelled there.)
             Some(number::RT_SIGACTION | number::RT_SIGRETURN) => self.any || self.follow,
+            Some(number) if self.traps && concerns_traps(number) => true,
             // A process may filter its calls whatever it is traced for.
             Some(number::PRCTL | number::SECCOMP) => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
@@ -197,6 +202,7 @@ struct Published {
     seers: BTreeSet<AttachmentId>,
     follow: bool,
     netted: bool,
+    traps: bool,
 }
 
 /// The system call sites of a target, by the address of the call.
@@ -297,7 +303,7 @@ impl Target {
         links: &BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
     ) -> WantedCalls {
-        let wish = Wish::of(self.following, self.links_for(links).map(|(_, spec)| spec));
+        let wish = Wish::of(self.following, self.traps.wanted, self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
         // (With `RING3_PERF` ours have files, too. Before the region is mapped, nothing is ours.)
         let region = (self.region != 0).then(|| self.region..self.region + REGION_BYTES);
@@ -565,7 +571,8 @@ impl Target {
         let follow = self.following == Following::All;
         let netted = self.net.armed || self.net.why.is_some();
         let seers = self.links_for(links).map(|(id, _)| id).filter(|id| seers.contains(id)).collect();
-        let published = Published { seers, follow, netted };
+        let traps = self.traps.wanted;
+        let published = Published { seers, follow, netted, traps };
         if self.syscalls.published.as_ref() == Some(&published) {
             return;
         }
@@ -600,7 +607,9 @@ impl Target {
         for number in 0..=OTHER_NUMBERS {
             let mut words = [false, true].map(|exit| {
                 let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
-                range | if is_always(number, exit, any, follow) || netted && is_netted(number) { ALWAYS } else { 0 }
+                let changes = traps && !exit && concerns_traps(number as u32);
+                let always = is_always(number, exit, any, follow) || netted && is_netted(number) || changes;
+                range | if always { ALWAYS } else { 0 }
             });
             if number == OTHER_NUMBERS && any {
                 words = words.map(|word| word | ALWAYS);
@@ -616,7 +625,11 @@ impl Target {
             self.tell_of_call(number, offset_of!(Seers, exit), words[1]);
             for (exit, word) in [(false, offset_of!(Seers, enter_only)), (true, offset_of!(Seers, exit_only))] {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
-                let only = if netted { 0 } else { self.only_of_call(number, ids, &ranges, links) };
+                let only = if netted || traps && concerns_traps(number as u32) {
+                    0
+                } else {
+                    self.only_of_call(number, ids, &ranges, links)
+                };
                 self.tell_of_call(number, word, only);
             }
         }
@@ -747,36 +760,15 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
     }
 }
 
+/// Whether a call may block SIGTRAP, or take its handler away.
+fn concerns_traps(number: u32) -> bool {
+    CHANGERS.contains(&u64::from(number)) || number == number::CLONE3
+}
+
 /// Whether the net has to do with the beginning and the end of a call.
 fn is_netted(number: usize) -> bool {
     let number = number as u32;
     CHANGERS.contains(&u64::from(number)) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
-}
-
-/// Code that is written at once: to many places, some of which lie one behind the other.
-#[derive(Debug, Default)]
-struct Batch(Vec<(u64, Vec<u8>)>);
-
-impl Batch {
-    fn write(mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
-        const INT3: u8 = 0xcc;
-        self.0.sort();
-        let mut run: Option<(u64, Vec<u8>)> = None;
-        for (address, code) in self.0 {
-            match &mut run {
-                Some((start, bytes)) if address - *start - (bytes.len() as u64) < GATE_BYTES => {
-                    bytes.resize((address - *start) as usize, INT3);
-                    bytes.extend(code);
-                }
-                _ => {
-                    if let Some((start, bytes)) = run.replace((address, code)) {
-                        stopped.write(start, &bytes)?;
-                    }
-                }
-            }
-        }
-        run.map_or(Ok(()), |(start, bytes)| stopped.write(start, &bytes))
-    }
 }
 
 /// The registers of a thread whose system call the kernel would make again when it goes on, set so that it is made by the

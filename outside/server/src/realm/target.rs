@@ -28,11 +28,13 @@ use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
-use super::stubs::Area;
+use super::sites::Unplaced;
+use super::stubs::{Area, RelayPage};
 use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
+use super::traps::TrapState;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 use crate::rights::Subject;
 
@@ -85,6 +87,10 @@ pub(super) struct Target {
     pub(super) net: NetState,
     /// Where stubs lie.
     pub(super) areas: Vec<Area>,
+    /// Those of them where punned jumps lead.
+    pub(super) relays: Vec<RelayPage>,
+    /// Sites that are an `int3`.
+    pub(super) traps: TrapState,
     /// Everything is being taken out.
     leaving: Option<Patience>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
@@ -140,6 +146,8 @@ impl Target {
             syscalls: Syscalls::default(),
             net: NetState::default(),
             areas: vec![],
+            relays: vec![],
+            traps: TrapState::default(),
             leaving: None,
             parted: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
@@ -209,8 +217,9 @@ impl Target {
         let outlook = outlook.filter(|outlook| outlook.code.iter().eq(code_of(&mappings)));
         let Outlook { places, calls, .. } = outlook.unwrap_or_else(|| self.look_at(&mappings, shared, links));
         let calls = self.note_calls(calls);
-        self.reconcile(stopped, places, links);
-        self.reconcile_calls(stopped, calls);
+        if self.reconcile(stopped, places, shared, links) == Calls::AsTheyWere {
+            self.reconcile_calls(stopped, calls);
+        }
         self.publish_calls(links);
         self.see_cancels(stopped);
         self.cast_net(stopped);
@@ -326,9 +335,11 @@ impl Target {
         let change = |stopped: &mut inject::Stopped| {
             parted.extend(self.part(shared, stopped).map_err(refusal_of)?);
             self.map_missing(shared, stopped, &missing)?;
-            self.reconcile(stopped, wanted, links);
+            let reconciled = self.reconcile(stopped, wanted, shared, links);
             self.publish_calls(links);
-            self.reconcile_calls(stopped, calls);
+            if reconciled == Calls::AsTheyWere {
+                self.reconcile_calls(stopped, calls);
+            }
             self.see_cancels(stopped);
             Ok(self.cast_net(stopped))
         };
@@ -463,37 +474,46 @@ impl Target {
         &mut self,
         stopped: &mut inject::Stopped,
         wanted: Vec<Wanted>,
+        shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
-    ) {
+    ) -> Calls {
         let keep: BTreeMap<u64, Place> = wanted.iter().map(|w| (w.place.address, w.place.clone())).collect();
         self.remove_stale(stopped, &keep);
         let caught = self.caught_calls();
-        let mut placed = vec![];
-        let mut refused = BTreeSet::new();
+        let mut placing = Placing::default();
+        let mut waiting = vec![];
         for want in wanted {
-            let (address, is_return) = (want.place.address, want.ret.is_some());
-            let uses = want.uses.clone();
-            match self.place_site(stopped, want, &caught) {
-                Ok(()) => placed.push((address, is_return, uses)),
-                Err(refusal) => {
-                    if uses.is_empty() {
-                        tracing::warn!(pid = self.pid, "{refusal}");
-                    }
-                    for one in uses {
-                        refused.insert(one.attachment);
-                        refuse(links, one.attachment, self.pid, refusal.clone());
-                    }
+            match self.place_site(stopped, want.clone(), &caught) {
+                Err(Unplaced::NeedsTraps) => waiting.push(want),
+                Err(Unplaced::Refused(refusal)) => placing.refuse(self.pid, want, refusal, links),
+                Ok(()) => placing.note(want),
+            }
+        }
+        let had_traps = self.traps.wanted;
+        if !waiting.is_empty() {
+            let prepared = self.prepare_traps(stopped, shared, links);
+            for want in waiting {
+                let placed = prepared.clone().and_then(|()| {
+                    self.place_site(stopped, want.clone(), &caught).map_err(|why| match why {
+                        Unplaced::Refused(refusal) => refusal,
+                        Unplaced::NeedsTraps => Refusal::new(Errno::ENOTSUPP, "only an `int3` fits there"),
+                    })
+                });
+                match placed {
+                    Ok(()) => placing.note(want),
+                    Err(refusal) => placing.refuse(self.pid, want, refusal, links),
                 }
             }
         }
-        for (address, is_return, mut uses) in placed {
+        for (address, is_return, mut uses) in placing.placed {
             // A function of which one return is not seen is not probed.
-            uses.retain(|one| !is_return || !refused.contains(&one.attachment));
+            uses.retain(|one| !is_return || !placing.refused.contains(&one.attachment));
             self.publish(address, &uses, links);
         }
         if self.ranges.has_retired() && self.is_quiet() {
             self.ranges.quiet();
         }
+        if self.traps.wanted == had_traps { Calls::AsTheyWere } else { Calls::Reconciled }
     }
 
     /// The next hook is in use now; its index.
@@ -666,6 +686,37 @@ impl Target {
                 false
             }
         })
+    }
+}
+
+/// What became of the sites of system calls while probes were placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Calls {
+    AsTheyWere,
+    Reconciled,
+}
+
+/// Which sites could be placed.
+#[derive(Debug, Default)]
+struct Placing {
+    /// Address, whether it is one of a function's returns, and who runs there.
+    placed: Vec<(u64, bool, Vec<Use>)>,
+    refused: BTreeSet<AttachmentId>,
+}
+
+impl Placing {
+    fn note(&mut self, want: Wanted) {
+        self.placed.push((want.place.address, want.ret.is_some(), want.uses));
+    }
+
+    fn refuse(&mut self, pid: u32, want: Wanted, refusal: Refusal, links: &mut BTreeMap<AttachmentId, Link>) {
+        if want.uses.is_empty() {
+            tracing::warn!(pid, "{refusal}");
+        }
+        for one in want.uses {
+            self.refused.insert(one.attachment);
+            refuse(links, one.attachment, pid, refusal.clone());
+        }
     }
 }
 

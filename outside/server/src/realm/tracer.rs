@@ -764,6 +764,15 @@ impl Actor {
             }
             return;
         }
+        if kind == request::KIND_TRAPS_OFF {
+            if let Some(target) = self.targets.get_mut(&asker) {
+                target.abandon_traps("the process waits with SIGTRAP blocked");
+            }
+            if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
+                tracing::warn!(pid = asker, "{refusal}");
+            }
+            return;
+        }
         if kind == request::KIND_FILTER {
             self.meet_filter((asker, pid), argument);
             return;

@@ -1,0 +1,207 @@
+//! Signals whose handler is the agent's ([`ring3_layout::net::TAKEN_SIGNALS`]), and what the process sees of that.
+//!
+//! The process's own action is kept, returned by `rt_sigaction`, and done if a signal is not ours ([`pass_on`]). A signal that
+//! the kernel forces on a thread ends the process if it is blocked there. So there are signals that no thread really blocks
+//! ([`never_blocked`]): calls that change a mask are made without them, and no handler has them in its mask. (SIGSYS has another
+//! law, see `raw_net.rs`.) What is not seen: that a thread wants such a signal blocked. If another process sends it, it comes.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+use ring3_layout::net::{OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS};
+use ring3_layout::realm::request;
+use ring3_layout::syscall::SIGCANCEL;
+use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_memory::{read_own, write_own};
+use crate::raw_net::{Context, Info, is_armed, is_borrower, net, switch};
+use crate::raw_request::file;
+use crate::raw_syscalls::own_ids;
+use crate::raw_system::{SYS_GETTID, SYS_TKILL, syscall, syscall0};
+use crate::raw_unwound;
+
+pub(crate) const SIGNAL_SET_BYTES: u64 = 8;
+const SIG_DFL: u64 = 0;
+const SIG_IGN: u64 = 1;
+pub(crate) const SIG_BLOCK: u64 = 0;
+pub(crate) const SIG_UNBLOCK: u64 = 1;
+pub(crate) const SIG_SETMASK: u64 = 2;
+const SA_RESTART: u64 = 0x1000_0000;
+const SA_NODEFER: u64 = 0x4000_0000;
+const SA_RESETHAND: u64 = 0x8000_0000;
+const SYS_RT_SIGACTION: u64 = 13;
+const SYS_RT_SIGPROCMASK: u64 = 14;
+const EFAULT: i64 = 14;
+
+/// The signals that no thread really blocks.
+pub(crate) fn never_blocked(base: u64) -> u64 {
+    net(base).never_blocked.load(Acquire)
+}
+
+/// The signals that no handler really has in its mask.
+fn kept_out(base: u64) -> u64 {
+    never_blocked(base) | if is_armed(base) { SIGSYS_BIT } else { 0 }
+}
+
+/// The process's own action of a signal, if the handler that the kernel knows is the agent's.
+fn own_action(base: u64, signal: u64) -> Option<&'static OwnAction> {
+    let at = TAKEN_SIGNALS.iter().position(|taken| *taken == signal)?;
+    net(base).own.get(at).filter(|own| own.installed.load(Acquire) != 0)
+}
+
+pub(crate) fn mask_of_thread() -> u64 {
+    let mut mask = 0u64;
+    // SAFETY: asks only; room for the answer.
+    unsafe { syscall(SYS_RT_SIGPROCMASK, [SIG_BLOCK, 0, &raw mut mask as u64, SIGNAL_SET_BYTES, 0, 0]) };
+    mask
+}
+
+/// Sets the thread's mask; what it was.
+pub(crate) fn set_mask(mask: u64) -> u64 {
+    let mut before = 0u64;
+    let arguments = [SIG_SETMASK, &raw const mask as u64, &raw mut before as u64, SIGNAL_SET_BYTES, 0, 0];
+    // SAFETY: both are there; handlers find the thread as they always may.
+    unsafe { syscall(SYS_RT_SIGPROCMASK, arguments) };
+    before
+}
+
+/// A call with a mask for its own time is about to be made in a process in which some signals are never blocked: a handler that
+/// comes then would have the mask. If that has one of them, the server is asked to do without.
+pub(crate) fn see_mask_of_call(base: u64, borrows: bool, mask: Option<u64>) {
+    if mask.is_some_and(|mask| mask & never_blocked(base) != 0) && !borrows {
+        file(base, request::KIND_TRAPS_OFF, own_ids(), 0, true);
+    }
+}
+
+/// `rt_sigaction`, if it concerns a signal whose handler is ours, or a mask with one that is kept out of masks.
+pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<i64> {
+    let (signal, net) = (regs.rdi, net(base));
+    if regs.r10 != SIGNAL_SET_BYTES || !(1..=SIGNALS as u64).contains(&signal) {
+        return None;
+    }
+    let borrows = tb.is_some_and(is_borrower);
+    let mut new = [0u64; 4];
+    // SAFETY: room for the action; the address may be any.
+    if regs.rsi != 0 && unsafe { read_own(new.as_mut_ptr() as u64, regs.rsi, 32) }.is_err() {
+        return None;
+    }
+    let [.., mask] = &mut new;
+    let kept = net.kept_out.get(signal as usize - 1)?;
+    let (wants, wanted) = (*mask & kept_out(base), kept.load(Acquire) & kept_out(base));
+    let own = own_action(base, signal);
+    if own.is_none() && signal != SIGCANCEL && wants == 0 && wanted == 0 {
+        return None;
+    }
+    let mut old = [0u64; 4];
+    if let Some(own) = own {
+        old = action(own);
+        // What a `vfork` child makes of it ends when it executes something.
+        if regs.rsi != 0 && !borrows {
+            set_action(own, signal, new);
+        }
+    } else {
+        *mask &= !wants;
+        let own = if signal == SIGCANCEL { net.cancel_handler.load(Acquire) } else { 0 };
+        if signal == SIGCANCEL && !borrows {
+            raw_unwound::stand_before(base, &mut new);
+        }
+        let given = if regs.rsi == 0 { 0 } else { new.as_ptr() as u64 };
+        let arguments = [signal, given, old.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0];
+        // SAFETY: an action that the process asks for, and room for the old one.
+        let result = unsafe { syscall(SYS_RT_SIGACTION, arguments) };
+        if result < 0 {
+            return Some(result);
+        }
+        old[3] |= wanted;
+        if signal == SIGCANCEL && raw_unwound::is_ours(base, old[0]) {
+            old[0] = own;
+        }
+        if regs.rsi != 0 && !borrows {
+            kept.store(wants, Release);
+        }
+    }
+    // SAFETY: the action is there; the address may be any.
+    if regs.rdx != 0 && unsafe { write_own(regs.rdx, old.as_ptr() as u64, 32) }.is_err() {
+        return Some(-EFAULT);
+    }
+    Some(0)
+}
+
+/// What the process has made an action: handler, flags, restorer, mask.
+fn action(own: &OwnAction) -> [u64; 4] {
+    const ROUNDS: u32 = 1000;
+    let read = || own.action.each_ref().map(|word| word.load(Acquire));
+    for _ in 0..ROUNDS {
+        let sequence = own.sequence.load(Acquire);
+        let found = read();
+        if sequence.is_multiple_of(2) && own.sequence.load(Acquire) == sequence {
+            return found;
+        }
+    }
+    read()
+}
+
+/// What the process has made the handler of a signal, if that is ours.
+pub(crate) fn handler_instead(base: u64, signal: u64) -> Option<u64> {
+    own_action(base, signal).map(|own| action(own)[0])
+}
+
+/// Remembers it, and has calls that the signal interrupts go on or end as the process would have it.
+fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
+    own.sequence.fetch_add(1, AcqRel);
+    for (word, new) in own.action.iter().zip(new) {
+        word.store(new, Release);
+    }
+    own.sequence.fetch_add(1, AcqRel);
+    let mut real = [0u64; 4];
+    // SAFETY: room for the action.
+    unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, real.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0]) };
+    let restarts = new[0] <= SIG_IGN || new[1] & SA_RESTART != 0;
+    real[1] = if restarts { real[1] | SA_RESTART } else { real[1] & !SA_RESTART };
+    // SAFETY: the action that is ours, with another flag.
+    unsafe { syscall(SYS_RT_SIGACTION, [signal, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
+}
+
+/// A signal that is not ours has come to the agent's handler: what the process has made its action is done. The result is the
+/// handler that the thread goes on with; 0: it goes on with `context`.
+///
+/// # Safety
+/// As for `raw_net::caught`.
+pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *mut u64) -> u64 {
+    let signal = u64::from(info.signal());
+    let Some(own) = own_action(base, signal) else { return 0 };
+    let bit = 1 << (signal - 1);
+    let [handler, flags, restorer, mask] = action(own);
+    match handler {
+        // (What the kernel forces on a thread it does not ignore.)
+        SIG_IGN if !info.is_forced() => 0,
+        SIG_DFL | SIG_IGN => {
+            let default = [SIG_DFL; 4];
+            // SAFETY: the signal is about to end the process, as it would without us.
+            unsafe { syscall(SYS_RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
+            if is_armed(base) {
+                switch(base, false);
+            }
+            set_mask(context.mask() & !bit);
+            let own = syscall0(SYS_GETTID) as u64;
+            // SAFETY: to itself.
+            unsafe { syscall(SYS_TKILL, [own, signal, 0, 0, 0, 0]) };
+            0
+        }
+        _ => {
+            let itself = if flags & SA_NODEFER == 0 { bit } else { 0 };
+            if flags & SA_RESETHAND != 0 {
+                set_action(own, signal, [SIG_DFL; 4]);
+            }
+            let all = (context.mask() | mask | itself) & !never_blocked(base);
+            set_mask(u64::MAX);
+            if all & SIGSYS_BIT != 0 && is_armed(base) {
+                switch(base, false);
+            }
+            // SAFETY: the handler returns by this word: as it would without us.
+            unsafe { frame.write(restorer) };
+            set_mask(all);
+            handler
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Signals whose handler in a target is the agent's: how they are taken, and given back (`inside/runtime/src/raw_actions.rs`).
+
+use std::mem::offset_of;
+
+use ring3_inject as inject;
+use ring3_layout::net::{Net, OwnAction, SIGNALS, TAKEN_SIGNALS};
+use ring3_layout::region::{NET_OFFSET, REGION_BYTES};
+
+use super::raw_mapping::read_value;
+use super::tables::in_agent;
+
+const SYS_RT_SIGACTION: i64 = 13;
+const SIGNAL_SET_BYTES: u64 = 8;
+const SIG_IGN: u64 = 1;
+const SA_SIGINFO: u64 = 4;
+const SA_RESTORER: u64 = 0x0400_0000;
+const SA_ONSTACK: u64 = 0x0800_0000;
+const SA_RESTART: u64 = 0x1000_0000;
+const SA_NODEFER: u64 = 0x4000_0000;
+
+/// `struct kernel_sigaction`: handler, flags, restorer, mask.
+pub(super) type Action = [u64; 4];
+
+/// Address of a field of [`Net`].
+pub(super) fn field(region: u64, offset: usize) -> u64 {
+    region + NET_OFFSET + offset as u64
+}
+
+pub(super) fn read_word(stopped: &inject::Stopped, address: u64) -> Result<u64, inject::Error> {
+    let mut word = [0u8; 8];
+    stopped.read(address, &mut word)?;
+    Ok(u64::from_le_bytes(word))
+}
+
+pub(super) fn write_flag(stopped: &mut inject::Stopped, address: u64, flag: bool) -> Result<(), inject::Error> {
+    stopped.write(address, &u32::from(flag).to_le_bytes())
+}
+
+/// The action of a signal.
+pub(super) fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<Action, inject::Error> {
+    let scratch = field(region, offset_of!(Net, scratch));
+    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
+    read_action(stopped, scratch)
+}
+
+pub(super) fn set_action(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signal: u64,
+    action: Action,
+) -> Result<(), inject::Error> {
+    let scratch = field(region, offset_of!(Net, scratch));
+    stopped.write(scratch, &bytes_of(&action))?;
+    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
+}
+
+fn read_action(stopped: &inject::Stopped, address: u64) -> Result<Action, inject::Error> {
+    let mut action = [0; 4];
+    for (index, word) in action.iter_mut().enumerate() {
+        *word = read_word(stopped, address + index as u64 * 8)?;
+    }
+    Ok(action)
+}
+
+fn bytes_of(action: &Action) -> Vec<u8> {
+    action.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Where the process's own action of a signal is kept.
+fn own_at(region: u64, signal: u64) -> u64 {
+    let index = TAKEN_SIGNALS.iter().position(|taken| *taken == signal).expect("one of these");
+    field(region, offset_of!(Net, own) + index * size_of::<OwnAction>())
+}
+
+/// Whether the handler of a signal is the agent's.
+pub(super) fn is_taken(pid: u32, region: u64, signal: u64) -> bool {
+    let at = own_at(region, signal) + offset_of!(OwnAction, installed) as u64;
+    read_value::<u32>(pid, at).is_ok_and(|installed| installed != 0)
+}
+
+/// Makes the handler of a signal one of the agent's. The signal is in no other handler's mask from then on.
+pub(super) fn take(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signal: u64,
+    handler: &str,
+) -> Result<(), inject::Error> {
+    let at = own_at(region, signal);
+    let own = action_of(stopped, region, signal)?;
+    stopped.write(at + offset_of!(OwnAction, action) as u64, &bytes_of(&own))?;
+    let restarts = own[0] <= SIG_IGN || own[1] & SA_RESTART != 0;
+    let flags = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | if restarts { SA_RESTART } else { 0 };
+    // Whatever goes wrong from here on, actions are given back.
+    write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, true)?;
+    let action = [in_agent(region, handler), flags, in_agent(region, "ring3_net_restorer"), 0];
+    set_action(stopped, region, signal, action)?;
+    let bit = 1 << (signal - 1);
+    let handled = stopped.signals_handled()?;
+    let others = (1..=SIGNALS as u64)
+        .filter(|other| !TAKEN_SIGNALS.contains(other) || !is_taken(stopped.pid(), region, *other));
+    for other in others.filter(|other| handled & 1 << (other - 1) != 0).collect::<Vec<_>>() {
+        let mut action = action_of(stopped, region, other)?;
+        if action[3] & bit != 0 {
+            let kept_out = kept_out_at(region, other);
+            let kept = read_word(stopped, kept_out)? | bit;
+            stopped.write(kept_out, &kept.to_le_bytes())?;
+            action[3] &= !bit;
+            set_action(stopped, region, other, action)?;
+        }
+    }
+    Ok(())
+}
+
+/// Actions are what the process has made them, as far as this signal is concerned.
+pub(super) fn give_back(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<(), inject::Error> {
+    let at = own_at(region, signal);
+    let bit = 1 << (signal - 1);
+    let real = action_of(stopped, region, signal)?;
+    if (region..region + REGION_BYTES).contains(&real[0]) {
+        let mut action = read_action(stopped, at + offset_of!(OwnAction, action) as u64)?;
+        // (Other taken signals stay out of its mask.)
+        let kept = action[3] & taken_of(stopped.pid(), region, signal);
+        stopped.write(kept_out_at(region, signal), &kept.to_le_bytes())?;
+        action[3] &= !kept;
+        set_action(stopped, region, signal, action)?;
+    }
+    for other in 1..=SIGNALS as u64 {
+        let kept_out = kept_out_at(region, other);
+        let kept = read_word(stopped, kept_out)?;
+        if kept & bit != 0 {
+            let mut action = action_of(stopped, region, other)?;
+            action[3] |= bit;
+            set_action(stopped, region, other, action)?;
+            stopped.write(kept_out, &(kept & !bit).to_le_bytes())?;
+        }
+    }
+    write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, false)
+}
+
+/// Taken signals but one, as a mask.
+fn taken_of(pid: u32, region: u64, but: u64) -> u64 {
+    let others = TAKEN_SIGNALS.iter().filter(|signal| **signal != but && is_taken(pid, region, **signal));
+    others.fold(0, |mask, signal| mask | 1 << (signal - 1))
+}
+
+/// Where the signals are that are kept out of the mask of another one's handler.
+fn kept_out_at(region: u64, signal: u64) -> u64 {
+    field(region, offset_of!(Net, kept_out) + (signal as usize - 1) * 8)
+}

@@ -1,0 +1,30 @@
+//! Code that is written into a stopped process at once.
+
+use ring3_inject as inject;
+use ring3_layout::syscall::GATE_BYTES;
+
+/// Code that is written at once: to many places, some of which lie one behind the other.
+#[derive(Debug, Default)]
+pub(super) struct Batch(pub(super) Vec<(u64, Vec<u8>)>);
+
+impl Batch {
+    pub(super) fn write(mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        const INT3: u8 = 0xcc;
+        self.0.sort();
+        let mut run: Option<(u64, Vec<u8>)> = None;
+        for (address, code) in self.0 {
+            match &mut run {
+                Some((start, bytes)) if address - *start - (bytes.len() as u64) < GATE_BYTES => {
+                    bytes.resize((address - *start) as usize, INT3);
+                    bytes.extend(code);
+                }
+                _ => {
+                    if let Some((start, bytes)) = run.replace((address, code)) {
+                        stopped.write(start, &bytes)?;
+                    }
+                }
+            }
+        }
+        run.map_or(Ok(()), |(start, bytes)| stopped.write(start, &bytes))
+    }
+}

@@ -1,0 +1,146 @@
+//! Sites of a target that are an `int3`, and the handler of SIGTRAP that leads threads from there to stubs.
+//!
+//! The kernel ends a process for which SIGTRAP is blocked where an `int3` is. So before there is one, no thread blocks it, no
+//! handler has it in its mask, and all calls that change masks come by gates, where the agent sees to that
+//! (`inside/runtime/src/raw_actions.rs`). As for the net, that begins and ends while no thread is in between.
+
+use std::mem::offset_of;
+
+use ring3_inject as inject;
+use ring3_layout::control::{TRAPS_OFFSET, Trap, trap_slots};
+use ring3_layout::net::{Net, SIGTRAP_BIT};
+use ring3_patch::Tactic;
+use ring3_uapi::Errno;
+use ring3_uapi::seccomp::FilteredCall;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::actions::{self, field};
+use super::net::{blocks_meanwhile, is_calm};
+use super::target::{Link, STOP_WITHIN, Target};
+use super::tracer::refusal_of;
+use super::{AttachmentId, Refusal, Shared};
+
+const SIGTRAP: u64 = 5;
+
+/// What the server knows of a target's `int3`s.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TrapState {
+    /// There are some, or were to be: calls that change masks go through gates.
+    pub(super) wanted: bool,
+    /// SIGTRAP is taken, and blocked nowhere.
+    pub(super) armed: bool,
+    /// Why there will be none, whatever happens.
+    pub(super) given_up: Option<String>,
+}
+
+impl TrapState {
+    /// Whether there may be some now.
+    pub(super) fn is_ready(&self) -> bool {
+        self.armed && self.given_up.is_none()
+    }
+}
+
+/// Gives SIGTRAP back, in a process in which no site is an `int3` any more. False: a thread may still come from one.
+pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+    if !actions::is_taken(stopped.pid(), region, SIGTRAP) {
+        return Ok(true);
+    }
+    if !is_calm(stopped, region, SIGTRAP_BIT)? {
+        return Ok(false);
+    }
+    stopped.write(field(region, offset_of!(Net, never_blocked)), &0u64.to_le_bytes())?;
+    actions::give_back(stopped, region, SIGTRAP)?;
+    Ok(true)
+}
+
+impl Target {
+    /// Makes the stopped process ready for sites that are an `int3`.
+    pub(super) fn prepare_traps(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<(), Refusal> {
+        let refuse = |why: &str| Refusal::new(Errno::ENOTSUPP, format!("only an `int3` fits there, and {why}"));
+        if let Some(why) = &self.traps.given_up {
+            return Err(refuse(why));
+        }
+        if self.traps.armed {
+            return Ok(());
+        }
+        let filters = stopped.filters().map_err(refusal_of)?.without(&shared.loader_filter);
+        const ACTION_AND_MASK: [u32; 2] = [13, 14];
+        if !ACTION_AND_MASK.iter().all(|number| filters.allow(&FilteredCall::any(*number))) {
+            return Err(refuse("the process does not allow itself to handle signals (seccomp)"));
+        }
+        self.traps.wanted = true;
+        let mappings = stopped.mappings().map_err(refusal_of)?;
+        let calls = self.wanted_calls(shared, links, &mappings);
+        let calls = self.note_calls(calls);
+        self.reconcile_calls(stopped, calls);
+        self.publish_calls(links);
+        match self.arm_traps(stopped) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let why = "a thread changes its signal mask, or waits with SIGTRAP blocked; it is tried again";
+                Err(Refusal::new(Errno::EBUSY, format!("only an `int3` fits there, and {why}")))
+            }
+            Err(error) => Err(refusal_of(error)),
+        }
+    }
+
+    fn arm_traps(&mut self, stopped: &mut inject::Stopped) -> Result<bool, inject::Error> {
+        let region = self.region;
+        for tid in stopped.threads().to_vec() {
+            if blocks_meanwhile(stopped, tid, SIGTRAP_BIT)? {
+                return Ok(false);
+            }
+        }
+        if !is_calm(stopped, region, SIGTRAP_BIT)? {
+            return Ok(false);
+        }
+        actions::take(stopped, region, SIGTRAP, "ring3_trap_signal")?;
+        stopped.write(field(region, offset_of!(Net, never_blocked)), &SIGTRAP_BIT.to_le_bytes())?;
+        for tid in stopped.threads().to_vec() {
+            if stopped.signals_blocked(tid)? & SIGTRAP_BIT != 0 {
+                stopped.unblock(tid, SIGTRAP_BIT)?;
+            }
+        }
+        self.traps.armed = true;
+        Ok(true)
+    }
+
+    /// Tells the agent where a thread goes on that comes from the `int3` at an address.
+    pub(super) fn set_trap(&self, address: u64, stub: u64) -> Result<(), Refusal> {
+        let behind = address + 1;
+        let place = |at: usize| TRAPS_OFFSET + (at * size_of::<Trap>()) as u64;
+        let word = |at: usize| self.control.word(place(at) + offset_of!(Trap, behind) as u64);
+        let slot = trap_slots(behind).find(|at| [0, behind].contains(&word(*at).load(SeqCst)));
+        let slot = slot.ok_or_else(|| Refusal::new(Errno::ENOSPC, "too many `int3` sites in one process"))?;
+        self.control.word(place(slot) + offset_of!(Trap, stub) as u64).store(stub, SeqCst);
+        word(slot).store(behind, SeqCst);
+        Ok(())
+    }
+
+    /// The process is about to block SIGTRAP unseen: no site is an `int3` from now on.
+    pub(super) fn abandon_traps(&mut self, why: &str) {
+        self.traps.given_up = Some(why.to_owned());
+        let traps: Vec<u64> = self
+            .sites
+            .values()
+            .filter(|site| site.plan.tactic == Tactic::Trap)
+            .map(|site| site.place.address)
+            .collect();
+        let region = self.region;
+        let restored = inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
+            for address in traps {
+                let _ = self.restore_bytes(stopped, address);
+            }
+            stopped.write(field(region, offset_of!(Net, never_blocked)), &0u64.to_le_bytes())
+        });
+        if let Err(error) = restored.flatten() {
+            tracing::warn!(pid = self.pid, "`int3` sites are not restored: {error}");
+        }
+    }
+}
