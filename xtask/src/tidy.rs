@@ -33,6 +33,7 @@ struct Package {
     folder: String,
     dependencies: Vec<String>,
     features: usize,
+    is_described: bool,
 }
 
 fn packages() -> Result<Vec<Package>, String> {
@@ -58,6 +59,7 @@ fn packages() -> Result<Vec<Package>, String> {
                 folder,
                 dependencies: normal.filter_map(|d| Some(d["name"].as_str()?.to_owned())).collect(),
                 features: package["features"].as_object().map_or(0, serde_json::Map::len),
+                is_described: package["description"].is_string() && package["readme"].is_string(),
             }
         })
         .collect())
@@ -66,6 +68,9 @@ fn packages() -> Result<Vec<Package>, String> {
 fn check_arrows(packages: &[Package], broken: &mut Vec<String>) {
     let floor_of = |name: &str| packages.iter().find(|package| package.name == name).map(|p| p.floor.as_str());
     for package in packages {
+        if !package.is_described {
+            broken.push(format!("the Cargo.toml of {} has no description or no readme", package.name));
+        }
         let Some(own) = FLOORS.iter().position(|floor| *floor == package.floor) else { continue };
         for dependency in &package.dependencies {
             let Some(theirs) = floor_of(dependency).and_then(|f| FLOORS.iter().position(|floor| *floor == f)) else {
