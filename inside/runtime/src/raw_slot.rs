@@ -22,7 +22,7 @@ use ring3_layout::realm::{CPUS_MAX, CpuSlot};
 use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 
 use crate::raw_request::{control, realm};
-use crate::raw_system::{cpu_number, is_dead, relax};
+use crate::raw_system::{cpu_number, is_dead, relax, ticks};
 use crate::raw_thread::{names_a_thread, process};
 
 /// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
@@ -31,6 +31,11 @@ const SLOT_YIELDS: u32 = 64;
 const SLOT_NAPS: u32 = SLOT_YIELDS + 2000;
 /// Rounds after which the slot is to be handed over. Until the next one is awake nobody has it.
 const SLOT_PATIENCE: u32 = SLOT_YIELDS + 20;
+/// What a thread may sleep for slots: [`WAITS_PRICE`] - 1 ticks of the time stamp counter pass without for each, after so many
+/// ticks in advance (some 2 s). Slots can be written by every process that has the realm block: without this, one that writes
+/// a living thread's name into all of them would have others sleep at each run.
+const WAITS_PRICE: u64 = 8;
+const WAITS_AHEAD: u64 = WAITS_PRICE * 6_000_000_000;
 /// No slot was taken.
 const NONE: u32 = u32::MAX;
 /// What stands before the place where an interrupted sequence goes on: the kernel looks for it (glibc's `RSEQ_SIG`).
@@ -166,6 +171,8 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
         find_rseq(base, tb);
     }
     let own = name(base, tb);
+    let began = ticks();
+    let may_wait = tb.slot_waits <= began.saturating_add(WAITS_AHEAD);
     // It waits for this CPU's to be handed over.
     let mut awaited = None;
     for round in 0..=SLOT_NAPS {
@@ -193,7 +200,7 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
             stale && slot.owner.compare_exchange(owner, own, Acquire, Relaxed).is_ok()
         };
         // A holder that somebody has waited for in vain is suspended: it is not worth to sleep for it.
-        let suspended = sleeps && owner != 0 && owner == slot.outlasted.load(Relaxed);
+        let suspended = sleeps && owner != 0 && owner == slot.outlasted.load(Relaxed) || !may_wait && owner != 0;
         if taken || suspended || round == SLOT_NAPS {
             let promised = awaited.is_some() && !withdraw(slot, own);
             if taken || promised && await_hand_over(slot, own) {
@@ -201,6 +208,10 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
             } else {
                 // Share this CPU's part rather than wait on another process without a bound.
                 slot.outlasted.store(owner, Relaxed);
+            }
+            if sleeps {
+                let spent = ticks().wrapping_sub(began).min(WAITS_AHEAD / WAITS_PRICE);
+                tb.slot_waits = tb.slot_waits.max(began).saturating_add(spent * WAITS_PRICE);
             }
             return;
         }

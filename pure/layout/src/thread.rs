@@ -179,6 +179,8 @@ pub struct ThreadBlock {
     pub tail_calls: u64,
     /// Address of the thread's `struct rseq` ([`RestartableSequence`]); 0: it is not known.
     pub rseq: u64,
+    /// Ticks of the time stamp counter at which what this thread has slept for CPU slots is paid for.
+    pub slot_waits: u64,
     /// The sequence that takes a CPU's slot.
     pub sequence: RestartableSequence,
     /// The thread id that is in the owner's TCB. While a `vfork` child runs with its parent's block it is the parent's;
