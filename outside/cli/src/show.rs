@@ -54,6 +54,9 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
         server["text_bytes"],
         server["agent_bytes"],
     );
+    for row in server["let_go"].as_array().into_iter().flatten() {
+        let _ = writeln!(out, "let go: process {} ({}): {}", row[0], text(&row[1]), text(&row[2]));
+    }
     section(&mut out, "loaders", &status["loaders"], &["pid", "command"]);
     section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);
     let columns = ["id", "type", "name", "insns", "jited_bytes", "engine", "aot", "source"];
@@ -115,6 +118,9 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
         "    system calls: {} replaced, programs ran at {} beginnings and ends, missed {}",
         target["syscall_sites"], target["syscall_hits"][0], target["syscall_hits"][1],
     );
+    if let Some(lost @ 1..) = target["requests_lost"].as_u64() {
+        let _ = writeln!(out, "    requests to the server that were not answered in time: {lost}");
+    }
     if let Some(why) = target["net"].as_str() {
         let _ = writeln!(
             out,

@@ -30,6 +30,10 @@ const ROUNDS_MAX: u32 = 1000;
 const STACKS_MAX: u32 = 8;
 /// A remote system call must return within this time.
 pub(crate) const CALL_WITHIN: Duration = Duration::from_secs(2);
+/// Stops at system calls of a thread that has announced an `execve`, until it makes that. (Handlers of signals may come first.)
+const CALLS_BEFORE_EXEC_MAX: u32 = 1000;
+/// Whether the caller has given up is asked this often.
+const ASK_EVERY: Duration = Duration::from_millis(20);
 /// A thread that has ended is gone within this time.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
@@ -83,25 +87,51 @@ pub fn while_stopped<R: Send>(
     Ok(result)
 }
 
+/// What became of an execution that was announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announced<R> {
+    /// The program was executed, and `work` done.
+    Executed(R),
+    /// The call failed, took too long, or must not be followed.
+    NotFollowed,
+    /// The thread did something else.
+    NotCalled,
+    /// The caller gave up.
+    Cancelled,
+}
+
+/// How an announced execution is followed.
+pub struct Following<'a> {
+    /// The thread must call `execve` within this time.
+    pub call_within: Duration,
+    /// That must end within this time.
+    pub exec_within: Duration,
+    /// Asked again and again: whether the caller has given up.
+    pub cancelled: &'a (dyn Fn() -> bool + Sync),
+    /// Whether the program may be followed; is told whose memory and registers say what it is.
+    pub may_follow: &'a (dyn Fn(&Stopped, &Registers) -> bool + Sync),
+}
+
 /// Stops a process for as long as `work` takes, at the first instruction of the program that its thread `tid`, which waits for
-/// `ready`, is about to execute. `None`: the call failed, or `may_follow` does not allow it, being told whose memory and
-/// registers say what.
+/// `ready`, is about to execute.
+///
+/// # Errors
+/// As [`while_stopped`].
 pub fn while_stopped_at_exec<R: Send>(
     pid: Pid,
     tid: Tid,
-    within: Duration,
+    following: &Following<'_>,
     ready: impl FnOnce() + Send,
-    may_follow: impl Fn(&Stopped, &Registers) -> bool + Send,
     work: impl FnOnce(&mut Stopped) -> R + Send,
-) -> Result<Option<R>, Error> {
-    let done = in_a_thread(|| {
-        let stopped = Stopped::follow_exec(pid, tid, within, ready, may_follow)?;
-        Ok(stopped.map(|mut stopped| (work(&mut stopped), stopped.finish())))
+) -> Result<Announced<R>, Error> {
+    let (announced, signal) = in_a_thread(|| match Stopped::follow_exec(pid, tid, following, ready)? {
+        Announced::Executed(mut stopped) => Ok((Announced::Executed(work(&mut stopped)), stopped.finish())),
+        Announced::NotFollowed => Ok((Announced::NotFollowed, 0)),
+        Announced::NotCalled => Ok((Announced::NotCalled, 0)),
+        Announced::Cancelled => Ok((Announced::Cancelled, 0)),
     })?;
-    Ok(done.map(|(result, signal)| {
-        send_again(pid, signal);
-        result
-    }))
+    send_again(pid, signal);
+    Ok(announced)
 }
 
 /// Does what stops a process in a thread of its own: when that ends the kernel lets go of all that it has traced, at once
@@ -124,6 +154,11 @@ fn in_a_thread<R: Send>(job: impl FnOnce() -> Result<R, Error> + Send) -> Result
         std::thread::yield_now();
     }
     result
+}
+
+/// The end of the next part of a wait.
+fn slice_of(deadline: Instant) -> Instant {
+    deadline.min(Instant::now() + ASK_EVERY)
 }
 
 /// A stop signal that came while the process was stopped.
@@ -172,25 +207,37 @@ impl Stopped {
     fn follow_exec(
         pid: Pid,
         tid: Tid,
-        within: Duration,
+        following: &Following<'_>,
         ready: impl FnOnce(),
-        may_follow: impl Fn(&Stopped, &Registers) -> bool,
-    ) -> Result<Option<Stopped>, Error> {
+    ) -> Result<Announced<Stopped>, Error> {
         const NOT_YET: i64 = -(libc::ENOSYS as i64);
         let mut stopped = Stopped::unattached(pid.0)?;
         stopped.options |= libc::PTRACE_O_TRACEEXEC;
-        let deadline = Instant::now() + within;
+        let mut deadline = Instant::now() + following.call_within;
         if !stopped.seize_thread(tid)? {
             return Err(Error::Exited { pid: pid.0 });
         }
         let _ = ptrace::interrupt(tid);
-        stopped.await_stop(tid, deadline, &mut Pause::default())?;
+        while let Err(error) = stopped.await_stop(tid, slice_of(deadline), &mut Pause::default()) {
+            if (following.cancelled)() {
+                return Ok(Announced::Cancelled);
+            }
+            if !matches!(error, Error::ThreadDoesNotStop { .. }) || Instant::now() >= deadline {
+                return Err(error);
+            }
+        }
         ready();
-        let (mut tid, mut signal) = (tid, 0);
+        let (mut tid, mut calls, mut is_called) = (tid, 0, false);
+        let _ = ptrace::resume_to_syscall(tid, 0);
         loop {
-            let _ = ptrace::resume_to_syscall(tid, signal);
-            signal = 0;
-            match ptrace::wait(tid, deadline, &mut Pause::default()) {
+            if (following.cancelled)() {
+                return Ok(Announced::Cancelled);
+            }
+            if Instant::now() >= deadline {
+                return Ok(if is_called { Announced::NotFollowed } else { Announced::NotCalled });
+            }
+            let mut signal = 0;
+            match ptrace::wait(tid, slice_of(deadline), &mut Pause::default()) {
                 Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
                 Wait::Signal(arrived) => signal = arrived,
                 Wait::EventStop(_) | Wait::Event(_) => {}
@@ -198,20 +245,30 @@ impl Stopped {
                     let registers = stopped.registers(tid)?;
                     let executes = matches!(registers.orig_rax as i64, libc::SYS_execve | libc::SYS_execveat);
                     let begins = registers.rax as i64 == NOT_YET;
-                    if executes && (!begins || !may_follow(&stopped, &registers)) {
-                        return Ok(None);
+                    if executes && (!begins || !(following.may_follow)(&stopped, &registers)) {
+                        return Ok(Announced::NotFollowed);
+                    }
+                    if executes {
+                        is_called = true;
+                        deadline = Instant::now() + following.exec_within;
+                    }
+                    calls += 1;
+                    if calls > CALLS_BEFORE_EXEC_MAX {
+                        return Ok(Announced::NotCalled);
                     }
                 }
                 // A thread that executes a program becomes the leader.
                 Wait::Gone if tid != pid.0 => {
                     stopped.threads = vec![pid.0];
                     tid = pid.0;
+                    continue;
                 }
                 Wait::Gone => return Err(Error::Exited { pid: pid.0 }),
-                Wait::Nothing => return Ok(None),
+                Wait::Nothing => continue,
             }
+            let _ = ptrace::resume_to_syscall(tid, signal);
         }
-        stopped.at_new_program().map(Some)
+        stopped.at_new_program().map(Announced::Executed)
     }
 
     /// A tracee has executed a program.

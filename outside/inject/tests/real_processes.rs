@@ -4,13 +4,15 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ring3_inject::{
-    Error, Pid, RegionFiles, Stopped, inspect, map_region, map_stub_area, mappings, unmap_region, while_stopped,
-    while_stopped_at_exec,
+    Announced, Error, Following, Pid, RegionFiles, Stopped, inspect, map_region, map_stub_area, mappings,
+    unmap_region, while_stopped, while_stopped_at_exec,
 };
 use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
+use rustix::process::Signal;
 
 const WITHIN: Duration = Duration::from_secs(5);
 
@@ -184,21 +186,43 @@ fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
     child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the shell runs");
     let go = || drop(stdin.take());
     let pid = child.id();
-    let caught = while_stopped_at_exec(
-        Pid(pid),
-        pid,
-        WITHIN,
-        go,
-        |_, _| true,
-        |stopped| {
-            let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("alive");
-            assert!(exe.ends_with("echo"), "{exe:?}");
-            assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(pid));
-        },
-    );
-    caught.expect("no error").expect("caught");
+    let following =
+        Following { call_within: WITHIN, exec_within: WITHIN, cancelled: &|| false, may_follow: &|_, _| true };
+    let caught = while_stopped_at_exec(Pid(pid), pid, &following, go, |stopped| {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("alive");
+        assert!(exe.ends_with("echo"), "{exe:?}");
+        assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(pid));
+    });
+    assert_eq!(caught.expect("no error"), Announced::Executed(()));
     let output = child.wait_with_output().expect("waited");
     assert_eq!(output.stdout, b"done\n");
+}
+
+#[test]
+fn a_thread_that_executes_nothing_is_no_longer_followed_when_the_caller_gives_up_or_it_calls_something_else() {
+    for (script, signals, expected) in [
+        ("read forever", 0, Announced::Cancelled),
+        ("trap : USR1; while read forever; do :; done", 200, Announced::Cancelled),
+        ("while :; do : < /dev/null; done", 0, Announced::NotCalled),
+    ] {
+        let mut child =
+            Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::piped()).spawn().expect("sh starts");
+        let pid = child.id();
+        let asked = AtomicU32::new(0);
+        let cancelled = || {
+            let is_over = asked.fetch_add(1, Relaxed) >= 2 * signals && expected == Announced::Cancelled;
+            if signals != 0 {
+                let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::USR1);
+            }
+            is_over && asked.load(Relaxed) > 3
+        };
+        let following =
+            Following { call_within: WITHIN, exec_within: WITHIN, cancelled: &cancelled, may_follow: &|_, _| true };
+        let ended = while_stopped_at_exec(Pid(pid), pid, &following, || {}, |_| {});
+        assert_eq!(ended.expect("no error"), expected, "{script}");
+        child.kill().expect("killed");
+        child.wait().expect("waited");
+    }
 }
 
 #[test]

@@ -281,6 +281,7 @@ impl Server {
                 "runtime_dir": runtime_dir().map(|dir| dir.display().to_string()).unwrap_or_default(),
                 "agent_bytes": realm.agent_bytes,
                 "text_bytes": realm.text_bytes,
+                "let_go": realm.let_go,
             },
             "targets": realm.targets,
         });

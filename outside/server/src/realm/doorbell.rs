@@ -28,6 +28,33 @@ const SLEEP_MS: u64 = 500;
 /// does not move, at most every [`SLEEP_MS`].
 const LOOK_MS: u64 = 1;
 
+/// Rounds of the doorbell thread in [`PACE_SPAN`] from which on it sleeps between them: a target may ring as often as it likes.
+const PACE_ROUNDS: u32 = 1000;
+/// See [`PACE_ROUNDS`].
+const PACE_SPAN: Duration = Duration::from_millis(100);
+/// See [`PACE_ROUNDS`]. What is rung for meanwhile is heard of behind it.
+const PACE_NAP: Duration = Duration::from_millis(1);
+
+/// How many rounds there were lately.
+struct Pace {
+    since: Instant,
+    rounds: u32,
+}
+
+impl Pace {
+    fn keep(&mut self) {
+        self.rounds += 1;
+        if self.rounds < PACE_ROUNDS {
+            return;
+        }
+        if self.since.elapsed() < PACE_SPAN {
+            std::thread::sleep(PACE_NAP);
+        } else {
+            *self = Pace { since: Instant::now(), rounds: 0 };
+        }
+    }
+}
+
 /// An eventfd, written when a buffer has something to read.
 #[derive(Debug)]
 pub struct EventFd(pub OwnedFd);
@@ -124,6 +151,7 @@ impl Doorbells {
     pub(crate) fn run(&self, block: &SharedFile, requests: &dyn Fn()) {
         let doorbell = &block.realm().doorbell;
         let mut watched = BTreeMap::new();
+        let mut pace = Pace { since: Instant::now(), rounds: 0 };
         while !self.stopping.load(Ordering::Acquire) {
             let sequence = doorbell.sequence.load(Ordering::SeqCst);
             doorbell.sleeping.store(1, Ordering::SeqCst);
@@ -136,6 +164,7 @@ impl Doorbells {
             doorbell.sleeping.store(0, Ordering::SeqCst);
             self.ring(block, requests, &mut watched);
             self.look(&mut watched);
+            pace.keep();
         }
     }
 

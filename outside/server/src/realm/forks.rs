@@ -3,31 +3,39 @@
 //! What the tables lose, such a fork loses, too: whoever takes something away waits for it. What they gain it must not see,
 //! for it lacks what goes with it, in its memory and in its code: the creator gets other tables before that.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::ControlHeader;
 use ring3_layout::region::PROCESS_OFFSET;
 
-use super::Shared;
 use super::raw_mapping::read_value;
 use super::recovery;
 use super::target::{Target, nonce_at};
+use super::terminal::{Hearer, tell_untraced};
+use super::tracer::Actor;
+use super::{Following, Shared};
 
 /// All threads of a fork must have stopped within this time; else it is adopted later.
 const ADOPT_WITHIN: Duration = Duration::from_millis(100);
+/// Forks are adopted for this long, then everybody else has a turn: a process may make thousands.
+const ADOPTING_AT_ONCE: Duration = Duration::from_millis(50);
+
+/// Whether a process is no `vfork` child, which runs in its creator's memory: then the process word there is its own, or wiped.
+fn has_own_memory(pid: u32, region: u64) -> bool {
+    let generation = read_value::<u64>(pid, region + PROCESS_OFFSET).ok();
+    generation.is_some_and(|word| word == 0 || recovery::own_pid(pid).map(u64::from) == Some(word))
+}
 
 impl Target {
     /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
     /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own.
     pub(super) fn find_children(&self) -> Vec<u32> {
         let is_child = |pid: &u32| {
-            let generation = || read_value::<u64>(*pid, self.region + PROCESS_OFFSET).ok();
-            *pid != self.pid
-                && nonce_at(*pid, self.region) == Some(self.nonce)
-                && generation().is_some_and(|word| word == 0 || recovery::own_pid(*pid).map(u64::from) == Some(word))
+            *pid != self.pid && nonce_at(*pid, self.region) == Some(self.nonce) && has_own_memory(*pid, self.region)
         };
         recovery::all_processes().into_iter().filter(is_child).collect()
     }
@@ -89,6 +97,7 @@ impl Target {
         self.following = other.following;
         self.terminal = other.terminal;
         self.told = other.told.clone();
+        (self.budget, self.lies) = (other.budget, other.lies);
         self.control.copy_from(&other.control);
         self.region = other.region;
         self.rseq_offset = other.rseq_offset;
@@ -105,6 +114,110 @@ impl Target {
         self.net = other.net.clone();
         if other.parted {
             self.retire();
+        }
+    }
+}
+
+impl Actor {
+    /// Forks that have not been adopted, by the nonce of the tables that they run with. (Targets are none: one look at each other
+    /// process is enough for all.)
+    pub(super) fn find_orphans(&self) -> BTreeMap<u64, Vec<u32>> {
+        let nonces: BTreeSet<u64> = self.all_tables().map(|tables| tables.nonce).collect();
+        let regions: BTreeSet<u64> = self.all_tables().map(|tables| tables.region).collect();
+        let mut orphans: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+        if nonces.is_empty() {
+            return orphans;
+        }
+        for pid in recovery::all_processes().into_iter().filter(|pid| !self.targets.contains_key(pid)) {
+            let is_ours = |region: &u64| {
+                let nonce = nonce_at(pid, *region).filter(|nonce| nonces.contains(nonce))?;
+                has_own_memory(pid, *region).then_some(nonce)
+            };
+            if let Some(nonce) = regions.iter().find_map(is_ours) {
+                orphans.entry(nonce).or_default().push(pid);
+            }
+        }
+        orphans
+    }
+
+    /// Finds processes that run with a target's tables but are not it (forks), and gives them their own.
+    pub(super) fn adopt_children_of(&mut self, pid: u32) {
+        let Some(parent) = self.targets.remove(&pid) else { return };
+        let until = Instant::now() + ADOPTING_AT_ONCE;
+        self.has_orphans |= !self.adopt_children(&parent, &parent.find_children(), until);
+        self.targets.insert(pid, parent);
+    }
+
+    /// Whether none of them is left; there is time `until` then.
+    fn adopt_children(&mut self, parent: &Target, children: &[u32], until: Instant) -> bool {
+        // What waits for a `vfork` child, which may wait for us, is adopted later.
+        let mut adopt = |child: &u32| Instant::now() < until && !self.is_held(*child) && self.adopt(parent, *child);
+        children.iter().filter(|child| !adopt(child)).count() == 0
+    }
+
+    /// As [`Actor::adopt_children_of`], of all targets and of those that are gone.
+    pub(super) fn adopt_all_children(&mut self) {
+        self.has_orphans = false;
+        let orphans = self.find_orphans();
+        let of = |parent: &Target| orphans.get(&parent.nonce).map_or(&[][..], Vec::as_slice);
+        let until = Instant::now() + ADOPTING_AT_ONCE;
+        for parent in std::mem::take(&mut self.parted) {
+            if !self.adopt_children(&parent, of(&parent), until) {
+                self.has_orphans = true;
+                self.parted.push(parent);
+            }
+        }
+        let parents: Vec<u32> =
+            self.targets.values().filter(|target| !of(target).is_empty()).map(|t| t.pid).collect();
+        for pid in parents {
+            let Some(parent) = self.targets.remove(&pid) else { continue };
+            self.has_orphans |= !self.adopt_children(&parent, of(&parent), until);
+            self.targets.insert(pid, parent);
+        }
+    }
+
+    /// Gives a fork its own tables; false: it must be tried again.
+    fn adopt(&mut self, parent: &Target, child: u32) -> bool {
+        match parent.adopt(&self.shared, child) {
+            Ok(target) => {
+                tracing::info!(pid = child, parent = parent.pid, "fork adopted");
+                let stays = parent.following == Following::All && !parent.is_leaving();
+                self.targets.insert(child, target);
+                // It may be inside what its parent uses.
+                for (_, users) in self.pending.iter_mut().filter(|(_, users)| users.contains(&parent.pid)) {
+                    users.push(child);
+                }
+                if !stays {
+                    self.targets.get_mut(&child).expect("just inserted").begin_leaving();
+                    return true;
+                }
+                // It has its parent's probes: some programs may be for one of the two only.
+                let differs = parent.parted
+                    || self.links.values().any(|link| link.spec.filter.chooses() || !link.spec.rights.reaches_all());
+                let applied = if differs { self.apply(child, Hearer::Beginner) } else { Ok(()) };
+                if let Err(refusal) = applied {
+                    tracing::warn!(pid = child, "{refusal}");
+                }
+                if parent.parted
+                    && let Some(target) = self.targets.get_mut(&child)
+                {
+                    target.resume();
+                }
+                true
+            }
+            Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => true,
+            Err(error @ inject::Error::ThreadDoesNotStop { .. }) => {
+                tracing::debug!(pid = child, parent = parent.pid, "a fork is adopted later: {error}");
+                false
+            }
+            Err(error) => {
+                tell_untraced(
+                    parent.terminal,
+                    child,
+                    &format!("a fork of {} could not be adopted: {error}", parent.pid),
+                );
+                true
+            }
         }
     }
 }

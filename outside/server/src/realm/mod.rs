@@ -9,6 +9,7 @@ mod batch;
 mod cancellation;
 mod code_file;
 mod doorbell;
+mod executions;
 mod filters;
 mod forks;
 mod libraries;
@@ -19,6 +20,7 @@ mod owners;
 mod privileges;
 mod raw_mapping;
 mod recovery;
+mod requests;
 mod site;
 mod sites;
 mod status;
@@ -33,9 +35,10 @@ mod text;
 mod tracer;
 mod traps;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ring3_jit::{Code, Target as Symbol};
@@ -63,6 +66,9 @@ pub use text::TextRange;
 use tracer::{Command, Tracer};
 
 use crate::rights::Rights;
+
+/// Targets that were let go are remembered for `ring3 status`, the latest ones.
+const LET_GO_SHOWN_MAX: usize = 16;
 
 /// A map's memory as targets map it.
 #[derive(Debug)]
@@ -209,6 +215,8 @@ impl std::fmt::Display for Refusal {
 pub struct RealmStatus {
     /// Targets.
     pub targets: Vec<TargetStatus>,
+    /// Targets that were let go lately though nobody asked for that: process, name and reason.
+    pub let_go: Vec<(u32, String, String)>,
     /// Bytes of compiled programs.
     pub text_bytes: u64,
     /// Bytes of the agent image.
@@ -229,6 +237,9 @@ struct Shared {
     /// Maps that are reached through others: perf buffers through their perf event array, inner maps through their outer
     /// ones, and the maps of programs through the arrays that these are in.
     companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
+    /// The acting thread has been told that agents ask for something, and has not looked yet.
+    rung: AtomicBool,
+    let_go: Mutex<VecDeque<(u32, String, String)>>,
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
     modules: Mutex<modules::Modules>,
     /// The system calls of the kernel's own code in processes, which is the same in all.
@@ -273,6 +284,8 @@ impl Realm {
             deaths: owners::Deaths::new()?,
             maps: Mutex::new(vec![]),
             companions: Mutex::new(BTreeMap::new()),
+            rung: AtomicBool::new(false),
+            let_go: Mutex::default(),
             modules: Mutex::default(),
             vdso: modules::vdso_calls(),
             cpus: possible_cpus(),
@@ -283,7 +296,12 @@ impl Realm {
         let realm = Arc::new(Realm { shared: shared.clone(), tracer });
         let sender = realm.tracer.sender();
         std::thread::Builder::new().name("ring3-doorbell".into()).spawn(move || {
-            shared.doorbells.run(&shared.block, &|| sender.send(Command::Requests));
+            shared.doorbells.run(&shared.block, &|| {
+                // (Rung for as often as a target likes, it is told once.)
+                if !shared.rung.swap(true, Ordering::AcqRel) {
+                    sender.send(Command::Requests);
+                }
+            });
         })?;
         Ok(realm)
     }
@@ -438,6 +456,7 @@ impl Realm {
     pub fn status(&self) -> RealmStatus {
         RealmStatus {
             targets: self.tracer.ask(Command::Snapshot).unwrap_or_default(),
+            let_go: self.shared.let_go.lock().expect("no panic under this lock").iter().cloned().collect(),
             text_bytes: self.shared.text.used_bytes(),
             agent_bytes: ring3_image::bytes().len() as u64,
         }
@@ -468,6 +487,15 @@ impl Realm {
 impl Shared {
     fn modules(&self) -> MutexGuard<'_, modules::Modules> {
         self.modules.lock().expect("no panic under this lock")
+    }
+
+    /// A target is let go for a reason.
+    fn note_let_go(&self, pid: u32, comm: &str, why: &str) {
+        let mut let_go = self.let_go.lock().expect("no panic under this lock");
+        let_go.push_back((pid, comm.to_owned(), why.to_owned()));
+        while let_go.len() > LET_GO_SHOWN_MAX {
+            let_go.pop_front();
+        }
     }
 
     fn map_file(&self, slot: MapSlot) -> Option<Arc<MapFile>> {

@@ -2,12 +2,13 @@
 //!
 //! Files are parsed outside any stop and remembered by device, inode, size and modification time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ring3_elf::File as Elf;
 use ring3_inject as inject;
@@ -32,6 +33,10 @@ const UNKNOWN_FUNCTION_BYTES: u64 = 512;
 pub(super) const BEHIND_FUNCTION_BYTES: u64 = 32;
 /// Bytes of the parsed files that are kept together; the latest one is kept whatever its size.
 const KEPT_BYTES_MAX: u64 = 128 << 20;
+/// Unknown files of one process are analysed for this long, then others have a turn. (The file that is begun is ended.)
+pub(super) const ANALYSIS_AT_ONCE: Duration = Duration::from_secs(1);
+/// Plans and addresses that are remembered of all files: some 200 bytes each.
+const KEPT_ENTRIES_MAX: usize = 1 << 20;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
@@ -233,6 +238,13 @@ pub(super) struct Modules {
     specials: HashMap<FileKey, Arc<Specials>>,
     syscalls: HashMap<FileKey, Arc<SyscallPlans>>,
     rseq_offsets: HashMap<FileKey, Option<u64>>,
+    /// Files of which something is remembered, oldest first, with how many entries that is.
+    kept: VecDeque<(FileKey, usize)>,
+    kept_entries: usize,
+    /// When the turn of the process whose files are looked at ends.
+    until: Option<Instant>,
+    /// Files were passed over since it began.
+    cut_short: bool,
 }
 
 impl Modules {
@@ -263,8 +275,12 @@ impl Modules {
         if let Some(known) = self.specials.get(&key) {
             return known.clone();
         }
+        if self.is_cut_short(&key) {
+            return Arc::default();
+        }
         let found = self.parsed(key, file, path).map(|file| Arc::new(unwind_sites(file.elf()))).unwrap_or_default();
         self.specials.insert(key, found.clone());
+        self.note(key, found.len());
         found
     }
 
@@ -275,8 +291,12 @@ impl Modules {
             return known.clone();
         }
         let unknown = |refusal: Refusal| SyscallPlans { left: vec![(0, refusal.message)], ..SyscallPlans::default() };
+        if self.is_cut_short(&key) {
+            return Arc::new(unknown(Refusal::new(Errno::EBUSY, "its file is not analysed yet")));
+        }
         let found = Arc::new(self.parsed(key, file, path).map_or_else(unknown, syscall_plans));
         self.syscalls.insert(key, found.clone());
+        self.note(key, found.plans.len() + found.left.len());
         found
     }
 
@@ -292,7 +312,41 @@ impl Modules {
         };
         let found = self.parsed(key, file, path).ok().and_then(find);
         self.rseq_offsets.insert(key, found);
+        self.note(key, 0);
         found
+    }
+
+    /// From now on files that are not known yet are analysed for so long, for one process: it can map as many as it likes, while
+    /// others wait.
+    pub(super) fn begin_turn(&mut self, within: Duration) {
+        (self.until, self.cut_short) = (Some(Instant::now() + within), false);
+    }
+
+    /// Whether files of the process were passed over since its turn began. For others there is no limit from now on.
+    pub(super) fn end_turn(&mut self) -> bool {
+        self.until = None;
+        std::mem::take(&mut self.cut_short)
+    }
+
+    /// Whether the turn is over before this file is analysed.
+    fn is_cut_short(&mut self, key: &FileKey) -> bool {
+        let is_over = self.until.is_some_and(|until| Instant::now() >= until);
+        let is_over = is_over && !self.recent.iter().any(|(known, _)| known == key);
+        self.cut_short |= is_over;
+        is_over
+    }
+
+    /// Something is remembered of a file. The oldest ones are forgotten when it is too much.
+    fn note(&mut self, key: FileKey, entries: usize) {
+        self.kept_entries += entries + 1;
+        self.kept.push_back((key, entries + 1));
+        while self.kept_entries > KEPT_ENTRIES_MAX && self.kept.len() > 1 {
+            let Some((oldest, entries)) = self.kept.pop_front() else { return };
+            self.kept_entries -= entries;
+            self.syscalls.remove(&oldest);
+            self.specials.remove(&oldest);
+            self.rseq_offsets.remove(&oldest);
+        }
     }
 
     /// The parsed file. Some are kept, since tools ask for one site after the other.
@@ -545,7 +599,38 @@ fn unwind_sites(elf: &Elf<'_>) -> Specials {
 }
 #[cfg(test)]
 mod tests {
-    use super::{CodeFile, syscall_plans};
+    use std::time::Duration;
+
+    use super::{ANALYSIS_AT_ONCE, CodeFile, KEPT_ENTRIES_MAX, Modules, syscall_plans};
+
+    const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+
+    #[test]
+    fn a_file_is_passed_over_when_the_turn_of_its_process_is_over_and_analysed_in_the_next_one() {
+        let mut modules = Modules::default();
+        modules.begin_turn(Duration::ZERO);
+        assert!(modules.syscalls(LIBC.as_ref()).plans.is_empty());
+        assert!(modules.end_turn());
+        modules.begin_turn(ANALYSIS_AT_ONCE);
+        assert!(!modules.syscalls(LIBC.as_ref()).plans.is_empty());
+        assert!(!modules.end_turn());
+    }
+
+    #[test]
+    fn what_is_remembered_of_files_is_bounded_and_the_latest_is_kept() {
+        let mut modules = Modules::default();
+        let key = Modules::key(LIBC.as_ref()).expect("it is there");
+        for inode in 0..1000 {
+            let key = super::FileKey { inode, ..key };
+            modules.rseq_offsets.insert(key, None);
+            modules.note(key, KEPT_ENTRIES_MAX / 100);
+        }
+        assert!(modules.kept_entries <= KEPT_ENTRIES_MAX && modules.rseq_offsets.len() == modules.kept.len());
+        assert!(
+            modules.rseq_offsets.len() < 101
+                && modules.rseq_offsets.contains_key(&super::FileKey { inode: 999, ..key })
+        );
+    }
 
     #[test]
     fn nearly_all_system_calls_of_c_libraries_can_be_replaced() {

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use ring3_layout::control::HookKind;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_OFFSET};
-use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
+use ring3_layout::thread::{
+    COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
+};
 use serde::Serialize;
 
 use super::AttachmentId;
@@ -53,6 +55,8 @@ pub struct TargetStatus {
     pub stopped_us: u64,
     /// Arrivals without a thread block.
     pub missed_no_block: u64,
+    /// What it asked of the server and nobody answered in time: new code or programs may be without probes.
+    pub requests_lost: u64,
     /// Patched sites.
     pub sites: Vec<SiteStatus>,
     /// `syscall` instructions that were replaced.
@@ -97,6 +101,7 @@ impl Target {
             }
         });
         let missed = read_value::<u64>(self.pid, self.region + STATE_OFFSET + 8);
+        let lost = self.region + STATE_OFFSET + std::mem::offset_of!(StateHeader, requests_lost) as u64;
         let (syscall_sites, syscalls_left) = self.syscalls.status();
         TargetStatus {
             syscall_sites,
@@ -112,6 +117,7 @@ impl Target {
             inject_us: self.inject_us,
             stopped_us: self.stopped_us.load(Ordering::Relaxed),
             missed_no_block: missed.unwrap_or(0),
+            requests_lost: read_value(self.pid, lost).unwrap_or(0),
             sites: sites.collect(),
             refused: links
                 .values()

@@ -27,6 +27,7 @@ use super::net::NetState;
 use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
+use super::requests::Budget;
 use super::site::{Place, RangeAllocator, Site, Use, Wanted};
 use super::sites::Unplaced;
 use super::stubs::{Area, RelayPage};
@@ -71,6 +72,10 @@ pub(super) struct Target {
     pub(super) terminal: Option<Terminal>,
     /// The links of which it has been said that they could not be applied here.
     pub(super) told: BTreeSet<AttachmentId>,
+    /// What its requests have taken of the acting thread's time.
+    pub(super) budget: Budget,
+    /// Executions that it announced and did not make.
+    pub(super) lies: u32,
     /// Nonces of the targets this one was forked from: a claim with one of them may be this process's.
     pub(super) ancestors: Vec<u64>,
     pidfd: OwnedFd,
@@ -134,6 +139,8 @@ impl Target {
             executed: false,
             terminal: None,
             told: BTreeSet::new(),
+            budget: Budget::default(),
+            lies: 0,
             nonce: fresh_nonce(),
             ancestors: vec![],
             pidfd,
@@ -296,12 +303,14 @@ impl Target {
     // ---- links ----
 
     /// Brings the sites in line with the links. Links that cannot be applied keep the reason. If forks run with the tables, they
-    /// go on with what there was, which becomes one of `parted`.
+    /// go on with what there was, which becomes one of `parted`. `is_followed`: nobody else may stop the process, since it is about
+    /// to execute a program.
     pub(super) fn apply_links(
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
         parted: &mut Vec<Target>,
+        is_followed: bool,
     ) -> Result<(), Refusal> {
         if self.is_leaving() {
             return Ok(());
@@ -343,7 +352,7 @@ impl Target {
             self.see_cancels(stopped);
             Ok(self.cast_net(stopped))
         };
-        let changed = match recovery::is_held(pid.0) {
+        let changed = match is_followed || recovery::is_held(pid.0) {
             true => Err(inject::Error::ThreadDoesNotStop { tid: pid.0, state: 'D' }),
             false => inject::while_stopped(pid, STOP_WITHIN, change),
         };

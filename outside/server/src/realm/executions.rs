@@ -1,0 +1,282 @@
+//! Executions that were announced. A thread of its own follows each, so nobody waits for a process that does not do what it said.
+//!
+//! That thread is the tracer of the one that announced. At the first instruction of the new program it asks the acting thread
+//! what to do there ([`Command::Executed`]), and does it while that waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ring3_inject as inject;
+use ring3_uapi::Errno;
+
+use super::modules::ANALYSIS_AT_ONCE;
+use super::recovery::Patience;
+use super::target::{Link, Target};
+use super::terminal::{Hearer, Terminal, tell_untraced};
+use super::tracer::{Actor, Command, CommandSender, refusal_of};
+use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges};
+
+/// A process that announced an `execve` must call it within this time.
+const CALL_WITHIN: Duration = Duration::from_secs(2);
+/// An `execve` must end within this time.
+pub(super) const EXEC_WITHIN: Duration = Duration::from_secs(10);
+/// Executions that are followed at a time, of all processes and of those with the same tables.
+const EXECUTIONS_MAX: usize = 256;
+const EXECUTIONS_OF_ONE_MAX: usize = 32;
+/// A process that has announced so many programs and executed none of them is let go.
+const LIES_MAX: u32 = 8;
+/// Whether it is cancelled is asked this often by an execution that waits for the acting thread.
+const ASK_EVERY: Duration = Duration::from_millis(20);
+
+/// What a process keeps of the target that it was when it executes a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    /// The user asked for it.
+    pub(super) explicit: bool,
+    pub(super) following: Following,
+    pub(super) terminal: Option<Terminal>,
+}
+
+/// Whose execution is followed, and for whom.
+#[derive(Debug)]
+pub(super) enum Announcer {
+    /// `ring3 start`, which waits for the answer.
+    User(Sender<Result<TargetStatus, Refusal>>),
+    /// A process that runs with the tables of this nonce.
+    Family(u64),
+}
+
+/// What is done to a process at the first instruction of its new program.
+pub(super) type Work = Box<dyn FnOnce(&mut inject::Stopped) + Send>;
+
+/// Of one execution.
+pub(super) type Ended = Result<inject::Announced<()>, inject::Error>;
+
+/// An execution that is followed.
+pub(super) struct Execution {
+    /// Distinguishes it from earlier ones of the process.
+    number: u64,
+    kept: Kept,
+    announcer: Announcer,
+    gains: Arc<AtomicBool>,
+    cancelled: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Execution {
+    /// The thread has let the process go. It needs milliseconds.
+    fn join(self) -> (Kept, Announcer, bool) {
+        if let Err(panic) = self.thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+        (self.kept, self.announcer, self.gains.load(Relaxed))
+    }
+}
+
+impl Actor {
+    /// Whether one more execution of a process that runs with the tables of `nonce` can be followed now.
+    pub(super) fn may_follow(&self, nonce: u64) -> bool {
+        let is_of_it = |execution: &&Execution| matches!(execution.announcer, Announcer::Family(of) if of == nonce);
+        self.executions.len() < EXECUTIONS_MAX
+            && self.executions.values().filter(is_of_it).count() < EXECUTIONS_OF_ONE_MAX
+    }
+
+    /// A thread of a process is about to execute a program, which is to be a target with what is `kept`. `ready` lets the thread
+    /// go ahead.
+    pub(super) fn follow(
+        &mut self,
+        (pid, tid): (u32, u32),
+        kept: Kept,
+        announcer: Announcer,
+        ready: Box<dyn FnOnce() + Send>,
+    ) {
+        self.executions_begun += 1;
+        let (gains, cancelled) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        // (`ring3 start` has something to print before.)
+        let call_within = if matches!(announcer, Announcer::User(_)) { EXEC_WITHIN } else { CALL_WITHIN };
+        let thread = Thread {
+            call_within,
+            pid,
+            tid,
+            number: self.executions_begun,
+            sender: self.sender.clone(),
+            gains: gains.clone(),
+            cancelled: cancelled.clone(),
+        };
+        let builder = std::thread::Builder::new().name("ring3-exec".into());
+        match builder.spawn(move || thread.run(ready)) {
+            Ok(thread) => {
+                let number = self.executions_begun;
+                let execution = Execution { number, kept, announcer, gains, cancelled, thread };
+                self.executions.insert(pid, execution);
+            }
+            Err(error) => {
+                let error = inject::Error::io("a thread to follow an execution", error);
+                self.tell_not_followed(pid, kept, announcer, refusal_of(error));
+            }
+        }
+    }
+
+    fn take_execution(&mut self, pid: u32, number: u64) -> Option<Execution> {
+        self.executions.remove(&pid).filter(|execution| execution.number == number)
+    }
+
+    /// The process stands at the first instruction of its new program: `give` the work to the thread that holds it.
+    pub(super) fn at_new_program(&mut self, pid: u32, number: u64, give: Sender<Work>) {
+        if self.executions.get(&pid).is_none_or(|execution| execution.number != number) {
+            return;
+        }
+        self.forget_vanished();
+        let Some(execution) = self.take_execution(pid, number) else { return };
+        let (kept, is_known) = (execution.kept, matches!(execution.announcer, Announcer::Family(_)));
+        let (shared, mut links) = (self.shared.clone(), std::mem::take(&mut self.links));
+        let (tell, told) = channel();
+        let work = move |stopped: &mut inject::Stopped| {
+            let entered = enter(&shared, &mut links, stopped, kept, is_known);
+            let _ = tell.send((links, entered));
+        };
+        // (It gives up only if this thread has said so.)
+        self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
+        give.send(Box::new(work)).expect("the thread waits for this");
+        let (links, entered) = told.recv().expect("the thread does what it was given");
+        let is_cut_short = self.shared.modules().end_turn();
+        self.links = links;
+        let (_, announcer, _) = execution.join();
+        self.rung = true;
+        match entered {
+            Ok((target, started)) => {
+                self.finish_adding(target, started, Hearer::Beginner);
+                if is_cut_short {
+                    self.behind.entry(pid).or_insert_with(Patience::new);
+                }
+                if let Announcer::User(reply) = announcer {
+                    let _ = reply.send(Ok(self.status_of(pid)));
+                }
+            }
+            Err(refusal) => self.tell_not_followed(pid, kept, announcer, refusal),
+        }
+    }
+
+    /// An execution is not followed any more: nothing was executed, or it must not be followed.
+    pub(super) fn end_execution(&mut self, pid: u32, number: u64, ended: Ended) {
+        if self.executions.get(&pid).is_none_or(|execution| execution.number != number) {
+            return;
+        }
+        let Some(execution) = self.take_execution(pid, number) else { return };
+        let (kept, announcer, gains) = execution.join();
+        self.rung = true;
+        match (announcer, ended) {
+            (announcer, Err(error)) => self.tell_not_followed(pid, kept, announcer, refusal_of(error)),
+            (Announcer::Family(nonce), Ok(inject::Announced::NotCalled)) => self.note_lie(nonce),
+            (Announcer::Family(_), Ok(_)) => {}
+            (announcer, Ok(_)) => {
+                let refusal = match gains {
+                    true => Refusal::new(Errno::EPERM, "it has privileges that it would lose; trace it as root"),
+                    // Whoever wanted to execute it says why that cannot be.
+                    false => Refusal::new(Errno::ESRCH, "it was not executed"),
+                };
+                self.tell_not_followed(pid, kept, announcer, refusal);
+            }
+        }
+    }
+
+    fn tell_not_followed(&self, pid: u32, kept: Kept, announcer: Announcer, refusal: Refusal) {
+        match announcer {
+            Announcer::User(reply) => drop(reply.send(Err(refusal))),
+            Announcer::Family(_) => tell_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}")),
+        }
+    }
+
+    /// A process that runs with these tables has announced an execution, and done something else.
+    fn note_lie(&mut self, nonce: u64) {
+        let Some(target) = self.targets.values_mut().find(|target| target.nonce == nonce) else { return };
+        target.lies += 1;
+        if target.lies >= LIES_MAX && !target.is_leaving() {
+            let pid = target.pid;
+            self.let_go(pid, &format!("it announced {LIES_MAX} programs that it did not execute"));
+        }
+    }
+
+    /// The process may be stopped by others from now on; what it executes is no target.
+    pub(super) fn cancel_execution(&mut self, pid: u32) {
+        let Some(execution) = self.executions.remove(&pid) else { return };
+        execution.cancelled.store(true, Relaxed);
+        let (kept, announcer, _) = execution.join();
+        self.rung = true;
+        if matches!(announcer, Announcer::User(_)) {
+            self.tell_not_followed(pid, kept, announcer, Refusal::new(Errno::EINTR, "it was detached meanwhile"));
+        }
+    }
+
+    /// As [`Actor::cancel_execution`], of all processes.
+    pub(super) fn cancel_executions(&mut self) {
+        self.executions.values().for_each(|execution| execution.cancelled.store(true, Relaxed));
+        for pid in self.executions.keys().copied().collect::<Vec<_>>() {
+            self.cancel_execution(pid);
+        }
+    }
+}
+
+/// Makes a process a target that has just executed a program, with what is `kept`; `is_known`: who executed it was one.
+fn enter(
+    shared: &Shared,
+    links: &mut BTreeMap<AttachmentId, Link>,
+    stopped: &mut inject::Stopped,
+    kept: Kept,
+    is_known: bool,
+) -> Result<(Target, Instant), Refusal> {
+    let started = Instant::now();
+    let mut target = Target::prepare(stopped.pid(), kept.explicit).map_err(refusal_of)?;
+    target.set_following(kept.following);
+    target.terminal = kept.terminal;
+    target.executed = is_known;
+    target.find_rseq(&mut shared.modules());
+    target.enter(shared, links, stopped, None)?;
+    Ok((target, started))
+}
+
+/// What the thread that follows an execution knows.
+struct Thread {
+    call_within: Duration,
+    pid: u32,
+    tid: u32,
+    number: u64,
+    sender: CommandSender,
+    gains: Arc<AtomicBool>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Thread {
+    fn run(self, ready: Box<dyn FnOnce() + Send>) {
+        let may_follow = |stopped: &inject::Stopped, registers: &inject::Registers| {
+            self.gains.store(privileges::gained(stopped, registers), Relaxed);
+            !self.gains.load(Relaxed)
+        };
+        let following = inject::Following {
+            call_within: self.call_within,
+            exec_within: EXEC_WITHIN,
+            cancelled: &|| self.cancelled.load(Relaxed),
+            may_follow: &may_follow,
+        };
+        let enter = |stopped: &mut inject::Stopped| self.do_what_is_given(stopped);
+        let ended = inject::while_stopped_at_exec(inject::Pid(self.pid), self.tid, &following, ready, enter);
+        self.sender.send(Command::ExecutionEnded(self.pid, self.number, ended));
+    }
+
+    fn do_what_is_given(&self, stopped: &mut inject::Stopped) {
+        let (give, given) = channel::<Work>();
+        self.sender.send(Command::AtNewProgram(self.pid, self.number, give));
+        loop {
+            match given.recv_timeout(ASK_EVERY) {
+                Ok(work) => return work(stopped),
+                Err(RecvTimeoutError::Timeout) if !self.cancelled.load(Relaxed) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}

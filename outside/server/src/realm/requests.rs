@@ -1,0 +1,265 @@
+//! What agents ask of the server, and how much of the acting thread's time each gets for it.
+//!
+//! Whatever a request says is a claim of a process that can write the realm block. It is only used to find a target, whose
+//! identity the server knows for itself. No target can have others wait: those that took least time come first, for
+//! [`SERVE_AT_ONCE`] together, and then loaders and users are heard again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use ring3_layout::realm::{Request, request};
+
+use super::executions::{Announcer, Kept};
+use super::target::Target;
+use super::terminal::Hearer;
+use super::tracer::Actor;
+use super::{Shared, filters, raw_mapping, recovery};
+
+/// Requests are served for this long, then everybody else has a turn.
+const SERVE_AT_ONCE: Duration = Duration::from_millis(20);
+/// A target that has taken so much time waits as long again as its next requests take.
+const TIME_AT_ONCE: Duration = Duration::from_secs(5);
+/// How many times as long.
+const TIME_PRICE: u32 = 2;
+
+/// The time that a target's requests have taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Budget {
+    /// When it has waited for all of it.
+    paid: Option<Instant>,
+}
+
+impl Budget {
+    pub(super) fn is_spent(self, now: Instant) -> bool {
+        self.paid.is_some_and(|paid| paid > now + TIME_AT_ONCE)
+    }
+
+    pub(super) fn charge(&mut self, now: Instant, spent: Duration) {
+        self.paid = Some(self.paid.map_or(now, |paid| paid.max(now)) + spent * TIME_PRICE);
+    }
+}
+
+/// A request as it was found.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    index: usize,
+    kind: u32,
+    pid: u32,
+    tid: u32,
+    nonce: u64,
+    argument: u64,
+}
+
+impl Claim {
+    fn of(index: usize, entry: &Request) -> Claim {
+        Claim {
+            index,
+            kind: entry.kind.load(Relaxed),
+            pid: entry.pid.load(Relaxed),
+            tid: entry.tid.load(Relaxed),
+            nonce: entry.nonce.load(Relaxed),
+            argument: entry.argument.load(Relaxed),
+        }
+    }
+
+    fn is_exec(self) -> bool {
+        self.kind == request::KIND_EXEC
+    }
+
+    /// Whoever waits goes on; what nobody waits for is free again. (It may be somebody else's by now.)
+    fn answer(self, shared: &Shared) {
+        let entry = &shared.block.realm().requests[self.index];
+        let now = Claim::of(self.index, entry);
+        if (now.pid, now.tid, now.nonce, now.kind) != (self.pid, self.tid, self.nonce, self.kind) {
+            return;
+        }
+        if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {
+            raw_mapping::futex_wake(&entry.state);
+        } else if matches!(entry.state.load(Acquire), request::UNATTENDED | request::ABANDONED) {
+            entry.state.store(request::FREE, Release);
+        }
+    }
+}
+
+/// A request that is answered when this is dropped.
+struct Unanswered {
+    claim: Claim,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.claim.answer(&self.shared);
+    }
+}
+
+/// What became of a request.
+enum Served {
+    Done,
+    /// Its time has not come.
+    Later,
+    /// Somebody else answers it.
+    Handed,
+}
+
+impl Actor {
+    /// Serves what agents ask for, as far as there is time.
+    pub(super) fn serve_requests(&mut self) {
+        if !std::mem::take(&mut self.rung) {
+            return;
+        }
+        self.requests_wait = false;
+        let began = Instant::now();
+        let shared = self.shared.clone();
+        for claim in self.claims() {
+            let now = Instant::now();
+            if now > began + SERVE_AT_ONCE {
+                self.rung = true;
+                return;
+            }
+            if self.budget(claim.nonce).is_none_or(|budget| budget.is_spent(now)) {
+                self.requests_wait = true;
+                continue;
+            }
+            match self.serve(claim) {
+                Served::Done => claim.answer(&shared),
+                Served::Later => self.requests_wait = true,
+                Served::Handed => {}
+            }
+            if let Some(budget) = self.budget(claim.nonce) {
+                budget.charge(now, now.elapsed());
+            }
+        }
+    }
+
+    /// Requests of targets in the order in which they are served. Those that nobody waits for any more, and those of nobody, are
+    /// free again.
+    fn claims(&self) -> Vec<Claim> {
+        let shared = self.shared.clone();
+        let paid: BTreeMap<u64, Option<Instant>> =
+            self.all_tables().map(|tables| (tables.nonce, tables.budget.paid)).collect();
+        let mut claims = vec![];
+        for (index, entry) in shared.block.realm().requests.iter().enumerate() {
+            let state = entry.state.load(Acquire);
+            if !matches!(state, request::PENDING | request::UNATTENDED | request::ABANDONED) {
+                continue;
+            }
+            let claim = Claim::of(index, entry);
+            match paid.get(&claim.nonce) {
+                Some(paid) if state != request::ABANDONED => claims.push((*paid, !claim.is_exec(), claim)),
+                _ => claim.answer(&shared),
+            }
+        }
+        // Who is about to execute a program may be waited for by others.
+        claims.sort_by_key(|(paid, is_other, _)| (*paid, *is_other));
+        claims.into_iter().map(|(_, _, claim)| claim).collect()
+    }
+
+    /// A target has ended, which ran with the tables of `nonce`: what it was about to ask is nothing any more. So is whatever
+    /// names no target: what ends while it asks, or scribbles, would take it from others for good.
+    pub(super) fn free_requests_of_nobody(&self, nonce: u64) {
+        let known = |of: u64| of != nonce && self.all_tables().any(|tables| tables.nonce == of);
+        for entry in &self.shared.block.realm().requests {
+            let state = entry.state.load(Acquire);
+            if state != request::FREE && !known(entry.nonce.load(Relaxed)) {
+                let _ = entry.state.compare_exchange(state, request::FREE, AcqRel, Relaxed);
+            }
+        }
+    }
+
+    fn budget(&mut self, nonce: u64) -> Option<&mut Budget> {
+        let mut all = self.targets.values_mut().chain(&mut self.parted);
+        all.find(|tables| tables.nonce == nonce).map(|tables| &mut tables.budget)
+    }
+
+    fn serve(&mut self, claim: Claim) -> Served {
+        let Claim { kind, pid, nonce, argument, .. } = claim;
+        let Some(owner) = self.all_tables().find(|t| t.nonce == nonce) else { return Served::Done };
+        let asker = |targets: &BTreeMap<u32, Target>| {
+            targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
+        };
+        if claim.is_exec() {
+            // Who has not been adopted need not be any more.
+            let asker = asker(&self.targets);
+            let Some(process) = asker.or_else(|| owner.find_kin(pid)) else { return Served::Done };
+            return self.serve_exec(claim, process, asker);
+        }
+        let (owner, parted, is_asker) = (owner.pid, owner.parted, owner.own_pid == pid);
+        // (A fork that has not been adopted asks with its creator's nonce.)
+        if parted {
+            self.adopt_all_children();
+        } else if !is_asker || kind != request::KIND_MAPPING_ADDED {
+            self.adopt_children_of(owner);
+        }
+        let asker = asker(&self.targets).unwrap_or(owner);
+        match kind {
+            request::KIND_NET_OFF => {
+                if let Some(target) = self.targets.get_mut(&asker) {
+                    target.abandon_net("the process filters or dispatches its own calls");
+                }
+            }
+            request::KIND_TRAPS_OFF => {
+                if let Some(target) = self.targets.get_mut(&asker) {
+                    target.abandon_traps("the process waits with SIGTRAP blocked");
+                }
+                if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
+                    tracing::warn!(pid = asker, "{refusal}");
+                }
+            }
+            request::KIND_FILTER => self.meet_filter((asker, pid), argument),
+            request::KIND_MAPPING_ADDED => {
+                if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
+                    tracing::warn!(pid = asker, "new mappings: {refusal}");
+                }
+            }
+            _ => {}
+        }
+        Served::Done
+    }
+
+    /// `asker`: the target that asks; `process` may be a child of one.
+    fn serve_exec(&mut self, claim: Claim, process: u32, asker: Option<u32>) -> Served {
+        if self.executions.contains_key(&process) {
+            // The one that is followed ends, or the process does; then requests are looked at again.
+            return Served::Handed;
+        }
+        if !self.may_follow(claim.nonce) {
+            return Served::Later;
+        }
+        let Some(thread) = recovery::thread_named(process, claim.tid) else { return Served::Done };
+        let parent = match asker.and_then(|pid| self.targets.get(&pid)) {
+            Some(parent) => parent,
+            None => match self.all_tables().find(|tables| tables.nonce == claim.nonce) {
+                Some(owner) => owner,
+                None => return Served::Done,
+            },
+        };
+        if parent.is_leaving() {
+            return Served::Done;
+        }
+        let kept = Kept { explicit: parent.explicit, following: parent.following, terminal: parent.terminal };
+        // An agent that waits for an answer gets it as soon as its thread is held, or cannot be.
+        let unanswered = Unanswered { claim, shared: self.shared.clone() };
+        self.follow((process, thread), kept, Announcer::Family(claim.nonce), Box::new(move || drop(unanswered)));
+        Served::Handed
+    }
+
+    /// A process that runs with a target's tables is about to filter its calls: the target, or a child that calls itself `own_pid`.
+    fn meet_filter(&mut self, (pid, own_pid): (u32, u32), argument: u64) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        // (A `vfork` child has the same memory.)
+        let is_own = target.own_pid == own_pid;
+        let Some(filter) = filters::filter_at(pid, argument) else { return };
+        target.deny(&filter);
+        if is_own && !rustix::process::geteuid().is_root() {
+            self.let_go(pid, "it is about to filter its system calls, and only root could read its filters");
+            // What is written into its code is taken back while it may be stopped. A thread is inside, the rest follows.
+            let left = self.targets.get_mut(&pid).map(|target| target.leave(Duration::ZERO));
+            if let Some(Err(error)) = left {
+                tracing::warn!(pid, "leaving: {error}");
+            }
+        }
+    }
+}
