@@ -176,9 +176,11 @@ impl Programs {
     }
 }
 
-/// A JSON value without quotes around strings.
+/// A JSON value without quotes around strings, on one line. (Names of processes, files and functions are whoever's choice: none of
+/// it may tell the terminal what to do.)
 fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    let line = |text: &str| text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+    value.as_str().map_or_else(|| value.to_string(), line)
 }
 
 /// `ring3 status --trace`: like reading the kernel's `trace_pipe`.

@@ -37,6 +37,8 @@ const KEPT_BYTES_MAX: u64 = 128 << 20;
 pub(super) const ANALYSIS_AT_ONCE: Duration = Duration::from_secs(1);
 /// Plans and addresses that are remembered of all files: some 200 bytes each.
 const KEPT_ENTRIES_MAX: usize = 1 << 20;
+/// Letters of a symbol's name that are kept. (C++ has some of thousands.)
+const NAME_LETTERS_MAX: usize = 1024;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
@@ -430,8 +432,8 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
         .ok_or_else(|| refuse(format!("no code at offset {offset:#x}")))?
         .to_vec();
     let name = match elf.symbol_at(vaddr) {
-        Some((name, at, _)) if at == vaddr => name.to_owned(),
-        Some((name, at, _)) => format!("{name}+{:#x}", vaddr - at),
+        Some((name, at, _)) if at == vaddr => shown(name),
+        Some((name, at, _)) => format!("{}+{:#x}", shown(name), vaddr - at),
         None => format!("{vaddr:#x}"),
     };
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
@@ -462,6 +464,11 @@ fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, 
         }
     }
     Ok(site)
+}
+
+/// A name from a file as people read it, and perf: of bounded length, in one line.
+fn shown(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).take(NAME_LETTERS_MAX).collect()
 }
 
 /// Why the return from the function at `vaddr` cannot be probed.
@@ -614,6 +621,12 @@ mod tests {
         modules.begin_turn(ANALYSIS_AT_ONCE);
         assert!(!modules.syscalls(LIBC.as_ref()).plans.is_empty());
         assert!(!modules.end_turn());
+    }
+
+    #[test]
+    fn a_symbols_name_is_shown_in_one_line_of_bounded_length() {
+        assert_eq!(super::shown("a\nb\x1b[2Jc"), "a?b?[2Jc");
+        assert_eq!(super::shown(&"x".repeat(1 << 20)).len(), super::NAME_LETTERS_MAX);
     }
 
     #[test]

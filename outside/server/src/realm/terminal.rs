@@ -38,6 +38,8 @@ impl Terminal {
         let mut fds = [PollFd::new(&file, PollFlags::OUT)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::OUT) {
+            // (Names in it may be a target's choice.)
+            let line: String = line.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
             let _ = rustix::io::write(&file, format!("ring3: {line}\n").as_bytes());
         }
     }
