@@ -194,6 +194,21 @@ fn nobody_waits_for_a_target_that_cannot_be_stopped() {
 }
 
 #[test]
+fn nobody_waits_for_a_target_that_is_stopped() {
+    others_go_on_while_a_target_does("stop");
+}
+
+#[test]
+fn nobody_waits_for_a_target_that_a_debugger_holds() {
+    others_go_on_while_a_target_does("trace");
+}
+
+#[test]
+fn nobody_waits_for_a_target_that_forks_without_end() {
+    others_go_on_while_a_target_does("forks");
+}
+
+#[test]
 fn nobody_waits_for_a_target_with_a_thousand_children() {
     others_go_on_while_a_target_does("fork");
 }

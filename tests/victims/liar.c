@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -171,6 +173,36 @@ static void hang(void)
 			pause();
 }
 
+// A child traces it and holds all that it traces: nobody else can.
+static void be_traced(void)
+{
+	pid_t tid = gettid(), child = fork();
+
+	prctl(PR_SET_PTRACER, child);
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		while (ptrace(PTRACE_SEIZE, tid, 0, 0) != 0)
+			usleep(1000);
+		ptrace(PTRACE_INTERRUPT, tid, 0, 0);
+		for (;;)
+			pause();
+	}
+}
+
+// Makes and ends children as fast as it can.
+static void fork_forever(void)
+{
+	for (;;) {
+		pid_t child = fork();
+
+		if (child == 0) {
+			work(1);
+			_exit(0);
+		}
+		waitpid(child, NULL, 0);
+	}
+}
+
 static void *liar(void *unused)
 {
 	lying_tid = gettid();
@@ -212,6 +244,12 @@ int main(int argc, char **argv)
 		map(argv[0]);
 	if (!strcmp(what, "files"))
 		map_all(argv[4]);
+	if (!strcmp(what, "stop"))
+		raise(SIGSTOP);
+	if (!strcmp(what, "trace"))
+		be_traced();
+	if (!strcmp(what, "forks"))
+		fork_forever();
 	if (!strcmp(what, "hang"))
 		hang();
 	if (!strcmp(what, "ring"))
