@@ -76,25 +76,33 @@ fn liar(bench: &Bench, told: &[&str]) -> Process {
     liar
 }
 
-/// A library of so many bytes, of which as many look like branches as are analysed at most, and none is one.
+/// A library of so many bytes, with as many that look like branches as are analysed, and one function with a system call.
 fn crafted(bytes: usize) -> Vec<u8> {
     const HEADERS: usize = 120;
     let mut file = vec![0; HEADERS];
+    let call = |word: usize| match word % 10_000 {
+        0 => [0x0f, 5, 0xe9, 1, 2, 3, 0, 0x90],
+        number => [0x90, 0x90, 0xe9, number as u8 & 0x7f, 2, 3, 0, 0x90],
+    };
+    file.extend((0..bytes / 8).flat_map(call));
+    let words = |file: &mut Vec<u8>, words: &[u64]| file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    // A symbol table, its names, and section headers of both.
+    let symbols = file.len() as u64;
+    words(&mut file, &[0, 0, 0, 1 << 48 | 0x12 << 32 | 1, HEADERS as u64, 4096]);
+    let names = file.len() as u64;
+    file.extend(b"\0work\0\0\0");
+    let sections = file.len() as u64;
+    words(&mut file, &[0; 8]);
+    words(&mut file, &[2 << 32, 0, 0, symbols, 48, 1 << 32 | 2, 8, 24]);
+    words(&mut file, &[3 << 32, 0, 0, names, 6, 0, 1, 0]);
+    let halves = [(16, 3), (18, 62), (20, 1), (32, 64), (52, 64), (54, 56), (56, 1), (58, 64), (60, 3), (62, 2)];
     file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
-    for (at, half) in [(16, 3u16), (18, 62), (20, 1), (32, 64), (52, 64), (54, 56), (56, 1), (64, 1), (68, 5)] {
+    for (at, half) in halves.into_iter().chain([(64, 1), (68, 5u16)]) {
         file[at..at + 2].copy_from_slice(&half.to_le_bytes());
     }
-    let end = (HEADERS + bytes) as u64;
-    file[96..104].copy_from_slice(&end.to_le_bytes());
-    file[104..112].copy_from_slice(&end.to_le_bytes());
-    let call = |at: usize| {
-        if at.is_multiple_of(80_000) {
-            [0x0f, 5, 0xe9, 1, 2, 3, 0, 0x90]
-        } else {
-            [0x90, 0x90, 0xe9, at as u8, 2, 3, 0, 0x90]
-        }
-    };
-    file.extend((0..bytes / 8).flat_map(|word| call(word * 8)));
+    for (at, word) in [(40, sections), (96, symbols), (104, symbols)] {
+        file[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
     file
 }
 
@@ -112,7 +120,7 @@ fn nobody_waits_for_a_target_that_maps_large_crafted_files_and_changes_them() {
     std::fs::create_dir(&directory).expect("made");
     for number in 0..20 {
         let path = directory.join(number.to_string());
-        std::fs::write(&path, crafted(if number == 0 { 300 << 20 } else { 16 << 20 })).expect("written");
+        std::fs::write(&path, crafted(if number == 0 { 120 << 20 } else { 16 << 20 })).expect("written");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("set");
     }
     let done = std::panic::catch_unwind(|| others_go_on_beside(&["files", directory.to_str().expect("plain")]));

@@ -168,9 +168,11 @@ static void fork_many(int count)
 // A child with the same memory that neither executes a program nor ends: its creator cannot be stopped.
 static void hang(void)
 {
-	if (vfork() == 0)
+	if (vfork() == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)
 			pause();
+	}
 }
 
 // A child traces it and holds all that it traces: nobody else can.
