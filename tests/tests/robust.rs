@@ -292,6 +292,54 @@ fn a_servers_death_at_any_step_of_attaching_and_detaching_leaves_a_working_proce
     }
 }
 
+/// Bytes that stand where a process has code of its file; none if it is as in the file.
+fn changed_code(pid: u32) -> Vec<u64> {
+    use std::os::unix::fs::FileExt;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let Some(line) = maps.lines().find(|line| line.contains(" r-xp ") && line.ends_with("/busy")) else {
+        return vec![];
+    };
+    let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let (start, end) = words[0].split_once('-').map(|(a, b)| (hex(a), hex(b))).expect("a range");
+    let mut bytes = vec![[0; 2]; (end - start) as usize];
+    for (which, (path, at)) in
+        [(format!("/proc/{pid}/mem"), start), (words[5].to_owned(), hex(words[2]))].into_iter().enumerate()
+    {
+        let mut read = vec![0; bytes.len()];
+        let count = std::fs::File::open(path).and_then(|file| file.read_at(&mut read, at)).expect("readable");
+        bytes.iter_mut().zip(&read[..count]).for_each(|(pair, byte)| pair[which] = *byte);
+    }
+    (0..bytes.len()).filter(|at| bytes[*at][0] != bytes[*at][1]).map(|at| start + at as u64).collect()
+}
+
+/// The server is killed as soon as a jump stands in the victim. One of its writes is held up for a while after it is done: among
+/// these is the one of the jump.
+#[test]
+fn a_server_that_dies_right_after_writing_a_jump_leaves_a_working_process() {
+    let probe = format!("{}:work", busy().display());
+    for number in 1..=12 {
+        let bench = Bench::ring3();
+        let inject = format!("inject=pwrite64:delay_exit=500000:when={number}");
+        let mut strace = bench.command("strace");
+        strace.args(["-f", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject]);
+        let mut server = Process::start(strace.arg(ring3_tests::ring3()).args(["serve", "--foreground"]));
+        assert!(server.line_or_end().is_some(), "it says that it listens");
+        let victim = ready(&mut gentle("3"));
+        let pid = victim.pid();
+        let counter = bench.counting(&[&probe]);
+        let traced = bench.server();
+        let attach = Process::start(&mut bench.ring3_command(&["attach", &pid.to_string()]));
+        wait_until("a jump is written", || !changed_code(pid).is_empty());
+        kill(traced);
+        drop((attach, counter));
+        let (code, _, error) = bench.run(&["detach", &pid.to_string()]);
+        assert_eq!(code, Some(0), "write {number}: {error}");
+        assert_eq!(changed_code(pid), [0u64; 0], "write {number}");
+        calls_of(victim);
+    }
+}
+
 #[test]
 fn the_order_of_load_start_and_attach_does_not_matter() {
     let bench = Bench::ring3();

@@ -4,6 +4,8 @@ use std::fmt;
 
 use ring3_layout::region::REGION_BYTES;
 
+use crate::stopped::INT3;
+
 /// Why a process could not be inspected, stopped or changed. It is as it was before.
 #[derive(Debug)]
 pub enum Error {
@@ -100,6 +102,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a breakpoint that is not ours is in the way: it may go again.
+    pub fn is_breakpoint(&self) -> bool {
+        let Error::BytesDiffer { expected, found, .. } = self else { return false };
+        found.iter().zip(expected).any(|(found, expected)| found != expected && *found == INT3)
+    }
+
     /// A failed call of our own.
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
         Error::Io { what: what.into(), source }
@@ -142,9 +150,9 @@ impl fmt::Display for Error {
             }
             Error::NoRoom { what } => write!(f, "no room for {what}"),
             Error::BytesDiffer { address, expected, found } => {
-                let who = match found.first() {
-                    Some(0xcc) => "a breakpoint is there: a kernel uprobe's, or a debugger's",
-                    _ => "another tool changed it",
+                let who = match self.is_breakpoint() {
+                    true => "a breakpoint is there: a kernel uprobe's, or a debugger's",
+                    false => "another tool changed it",
                 };
                 let bytes = format!("expected {expected:02x?}, found {found:02x?}");
                 write!(f, "the code at {address:#x} is not what its file says ({bytes}); {who}")

@@ -522,7 +522,8 @@ impl Stopped {
         Ok(inside)
     }
 
-    /// Replaces `expected` at `site` by `new`; a thread that stands inside is moved as `moved` says (`from`, `to`).
+    /// Replaces `expected` at `site` by `new`; a thread that stands inside is moved as `moved` says (`from`, `to`). Threads are moved
+    /// first: if we are killed in between, they run the code at `to`, and not the middle of a jump.
     ///
     /// # Errors
     /// [`Error::BytesDiffer`] or [`Error::ThreadInside`]; then nothing was written.
@@ -541,8 +542,24 @@ impl Stopped {
                 moves.push((tid, Registers { rip: *to, ..registers }));
             }
         }
-        self.write(site, new)?;
-        moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))
+        moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))?;
+        self.write(site, new)
+    }
+
+    /// Puts `original` back where `written` stands, both of the same length. The kernel's uprobes and debuggers write a breakpoint over
+    /// our first byte, and the kernel later puts the file's byte there (kernel/events/uprobes.c:set_orig_insn): so each byte is
+    /// judged by itself. A breakpoint that is not ours stays.
+    ///
+    /// # Errors
+    /// [`Error::BytesDiffer`] if some byte is nobody's that we know; then nothing was written.
+    pub fn restore_site(&mut self, site: u64, written: &[u8], original: &[u8]) -> Result<(), Error> {
+        let mut found = vec![0u8; written.len()];
+        self.read(site, &mut found)?;
+        match restored(&found, written, original) {
+            Some(bytes) if bytes == found => Ok(()),
+            Some(bytes) => self.write(site, &bytes),
+            None => Err(Error::BytesDiffer { address: site, expected: written.to_vec(), found }),
+        }
     }
 
     /// Brings a stopped thread into an interrupt stop on its way to user mode.
@@ -595,6 +612,19 @@ impl Drop for Stopped {
     }
 }
 
+/// The one-byte breakpoint instruction.
+pub const INT3: u8 = 0xcc;
+
+/// What `found` is to become so that nothing is left there of `written`; `None`: somebody has written other code there.
+fn restored(found: &[u8], written: &[u8], original: &[u8]) -> Option<Vec<u8>> {
+    let of = |((found, written), original): ((&u8, &u8), &u8)| match *found {
+        byte if byte == *written => Some(*original),
+        byte if byte == *original || byte == INT3 => Some(byte),
+        _ => None,
+    };
+    found.iter().zip(written).zip(original).map(of).collect()
+}
+
 fn open_memory(pid: u32) -> Result<File, Error> {
     File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
@@ -602,4 +632,23 @@ fn open_memory(pid: u32) -> Result<File, Error> {
         _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
         _ => Error::io(format!("/proc/{pid}/mem"), error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::restored;
+
+    const ORIGINAL: [u8; 5] = [0x48, 0x83, 0xec, 0x08, 0x90];
+    const WRITTEN: [u8; 5] = [0xe9, 1, 2, 3, 4];
+
+    #[test]
+    fn our_bytes_are_put_back_around_a_breakpoint_and_behind_one_that_was_removed() {
+        let case = |found: [u8; 5]| restored(&found, &WRITTEN, &ORIGINAL);
+        assert_eq!(case(WRITTEN), Some(ORIGINAL.to_vec()));
+        assert_eq!(case(ORIGINAL), Some(ORIGINAL.to_vec()));
+        assert_eq!(case([0xcc, 1, 2, 3, 4]), Some(vec![0xcc, 0x83, 0xec, 0x08, 0x90]), "over ours");
+        assert_eq!(case([0x48, 1, 2, 3, 4]), Some(ORIGINAL.to_vec()), "removed over ours");
+        assert_eq!(case([0xe9, 1, 2, 0x08, 0x90]), Some(ORIGINAL.to_vec()), "half of it was written");
+        assert_eq!(case([0xe9, 9, 9, 9, 9]), None, "another jump");
+    }
 }

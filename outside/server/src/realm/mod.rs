@@ -6,12 +6,14 @@
 
 mod actions;
 mod batch;
+mod breakpoints;
 mod cancellation;
 mod code_file;
 mod doorbell;
 mod executions;
 mod filters;
 mod forks;
+mod homes;
 mod libraries;
 mod modules;
 mod named;

@@ -79,7 +79,8 @@ pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String
     code.find_map(|mapping| {
         const WRITTEN: &str = "is written while the process runs";
         let (what, why) = match &mapping.path[..] {
-            "[vdso]" | "[vsyscall]" => return None,
+            // (In `[uprobes]` the kernel runs copies of single instructions, kernel/events/uprobes.c:xol_add_vma.)
+            "[vdso]" | "[vsyscall]" | "[uprobes]" => return None,
             path if path.starts_with("/memfd:ring3-") => return None,
             "" => ("anonymous memory", WRITTEN),
             path if mapping.inode == 0 => (path, WRITTEN),

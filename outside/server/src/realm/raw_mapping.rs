@@ -206,6 +206,29 @@ pub(crate) fn read_process(pid: u32, address: u64, out: &mut [u8]) -> Result<(),
     }
 }
 
+/// Whether memory of another process, in pieces of the same few bytes, is not as told. What cannot be read counts as it was told.
+pub(crate) fn differs<'a>(pid: u32, mut told: impl Iterator<Item = (u64, &'a [u8])>) -> bool {
+    /// `UIO_MAXIOV`
+    const PIECES_MAX: usize = 1024;
+    loop {
+        let pieces: Vec<(u64, &[u8])> = told.by_ref().take(PIECES_MAX).collect();
+        if pieces.is_empty() {
+            return false;
+        }
+        let expected: Vec<u8> = pieces.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+        let mut found = expected.clone();
+        let piece = |(at, bytes): &(u64, &[u8])| libc::iovec { iov_base: *at as *mut _, iov_len: bytes.len() };
+        let remote: Vec<libc::iovec> = pieces.iter().map(piece).collect();
+        let local = libc::iovec { iov_base: found.as_mut_ptr().cast(), iov_len: found.len() };
+        let count = remote.len() as libc::c_ulong;
+        // SAFETY: process_vm_readv wants valid iovecs; `local` covers `found`, `remote` is checked by the kernel.
+        unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, remote.as_ptr(), count, 0) };
+        if found != expected {
+            return true;
+        }
+    }
+}
+
 /// A type for which any bytes are a valid value: integers, and structures of them without padding.
 ///
 /// # Safety

@@ -22,7 +22,7 @@ use ring3_layout::thread::{
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::{LEAVE_WITHIN, STOP_WITHIN};
-use super::{net, syscalls, traps};
+use super::{homes, net, traps};
 
 /// Name of the control block's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
@@ -98,7 +98,7 @@ impl Cleaning {
             return Ok(false);
         }
         self.restore_sites(stopped)?;
-        syscalls::restore(stopped, self.region)?;
+        homes::restore(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::take_in(stopped, self.region)? {
             return Ok(false);
@@ -144,12 +144,7 @@ impl Cleaning {
         // (Hooks that are no places, or were never patched, have no entry.)
         for entry in table.chunks_exact(size_of::<Recovery>()).filter_map(value_from::<Recovery>) {
             let length = (entry.bytes as usize).min(entry.written.len());
-            let mut there = vec![0u8; length];
-            let patched =
-                entry.site != 0 && stopped.read(entry.site, &mut there).is_ok() && there == entry.written[..length];
-            if patched {
-                stopped.write_site(entry.site, &there, &entry.original[..length], &[])?;
-            }
+            put_back(stopped, entry.site, &entry.written[..length], &entry.original[..length])?;
         }
         Ok(())
     }
@@ -263,6 +258,23 @@ impl Cleaning {
         let mappings = inject::mappings(inject::Pid(self.pid))?;
         let ours = mappings.iter().filter(|m| m.path.starts_with(MEMFD_PREFIX) && bases.contains(&m.range.start));
         Ok(ours.map(|m| (m.range.start, m.range.end - m.range.start)).collect())
+    }
+}
+
+/// Restores the bytes of a site, 0 being none, unless its memory is gone or has other code.
+pub(super) fn put_back(
+    stopped: &mut inject::Stopped,
+    site: u64,
+    written: &[u8],
+    original: &[u8],
+) -> Result<(), inject::Error> {
+    let is_mapped = |stopped: &inject::Stopped| stopped.read(site, &mut vec![0; written.len()]).is_ok();
+    if site == 0 || !is_mapped(stopped) {
+        return Ok(());
+    }
+    match stopped.restore_site(site, written, original) {
+        Err(inject::Error::BytesDiffer { .. }) => Ok(()),
+        done => done,
     }
 }
 

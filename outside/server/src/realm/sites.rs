@@ -246,13 +246,19 @@ impl Target {
             site.moved = stub.moved.iter().map(|moved| (moved.original, at + u64::from(moved.stub_offset))).collect();
             (site.stub, site.stub_bytes, site.jump, site.members) = (at, stub.bytes.len() as u32, jump, members);
         }
-        stopped.write_site(address, &site.plan.original, &site.jump, &site.moved).map_err(|error| {
-            let refusal = refusal_of(error);
-            Refusal::new(refusal.errno, format!("{name}: {}", refusal.message))
-        })?;
+        // Whoever cleans up after us has to know of the jump before it is there.
         site.patched = true;
         self.write_recovery(address);
-        Ok(())
+        let site = &self.sites[&address];
+        let written = stopped.write_site(address, &site.plan.original, &site.jump, &site.moved);
+        if written.is_err() {
+            self.sites.get_mut(&address).expect("just seen").patched = false;
+            self.write_recovery(address);
+        }
+        written.map_err(|error| {
+            let refusal = refusal_of(error);
+            Refusal::new(refusal.errno, format!("{name}: {}", refusal.message)).into()
+        })
     }
 
     /// The bytes that a site displaces.
@@ -322,12 +328,17 @@ impl Target {
     /// Restores the bytes of a site, if it is patched.
     pub(super) fn restore_bytes(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Refusal> {
         let Some(site) = self.sites.get_mut(&address).filter(|site| site.patched) else { return Ok(()) };
-        if is_written(stopped, address, &site.jump) {
-            let original = &site.plan.original[..site.jump.len()];
-            stopped.write_site(address, &site.jump, original, &[]).map_err(|error| {
+        let original = &site.plan.original[..site.jump.len()];
+        match stopped.restore_site(address, &site.jump, original) {
+            Ok(()) => {}
+            // Another file is mapped there, or other code was written.
+            Err(inject::Error::BytesDiffer { .. }) => {
+                tracing::debug!(pid = self.pid, "{}: what stands there is not ours", site.name);
+            }
+            Err(error) => {
                 tracing::warn!(pid = self.pid, "{}: not restored: {error}", site.name);
-                refusal_of(error)
-            })?;
+                return Err(refusal_of(error));
+            }
         }
         site.patched = false;
         self.write_recovery(address);

@@ -5,27 +5,29 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
-use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, NO_PROCESS, OTHER_NUMBERS, Progress, SITES_MAX,
-    SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET, progress,
+    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, NO_PROCESS, OTHER_NUMBERS, SITES_MAX,
+    SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET,
 };
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
-use ring3_patch::{CallerLinks, GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
+use ring3_patch::{GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 use ring3_uapi::Errno;
 
 use super::batch::Batch;
-use super::cancellation::{number_of, replaced_at};
+use super::cancellation::number_of;
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_file_of};
-use super::net::{CHANGERS, CaughtCalls, net_gate};
-use super::raw_mapping::{read_process, value_from};
+use super::net::{CHANGERS, CaughtCalls};
+use super::raw_mapping::read_process;
+use super::recovery::put_back;
 use super::tables::in_agent;
 use super::target::{Link, Target, is_written};
 use super::tracer::refusal_of;
@@ -239,7 +241,7 @@ impl Syscalls {
     }
 
     /// Whether a site that is there has displaced some of these bytes.
-    pub(super) fn overlap(&self, bytes: &std::ops::Range<u64>) -> bool {
+    pub(super) fn overlap(&self, bytes: &Range<u64>) -> bool {
         let patched = self.sites.values().filter(|placed| placed.patched).map(|placed| &placed.plan);
         patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
     }
@@ -247,6 +249,12 @@ impl Syscalls {
     /// Index of the hook that counts.
     pub(super) fn hook_index(&self) -> Option<usize> {
         self.hook.map(|(index, _)| index as usize)
+    }
+
+    /// Where jumps should stand, with their bytes.
+    pub(super) fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let patched = self.sites.values().filter(|placed| placed.patched);
+        patched.map(|placed| (placed.plan.site, &placed.jump[..]))
     }
 
     /// How many calls go through gates, and those that could not be replaced.
@@ -345,7 +353,12 @@ impl Target {
         }
         if let Err(error) = batch.write(stopped) {
             let refusal = refusal_of(error);
-            return fresh.into_iter().for_each(|call| self.refuse_call(call, refusal.clone()));
+            for call in fresh {
+                // Its code may not be there: a later try makes it anew.
+                self.syscalls.sites.remove(&call);
+                self.refuse_call(call, refusal.clone());
+            }
+            return;
         }
         for (call, refusal) in self.move_threads_in(stopped, &fresh) {
             fresh.retain(|other| *other != call);
@@ -402,10 +415,17 @@ impl Target {
             self.syscalls.sites.remove(&call);
         }
         if let Some(placed) = self.syscalls.sites.get(&call) {
-            return Ok(!placed.patched || !is_written(stopped, placed.plan.site, &placed.jump));
+            let is_there = placed.patched && is_written(stopped, placed.plan.site, &placed.jump);
+            if placed.patched && !is_there {
+                // Somebody has written there since: what is left of ours goes first.
+                self.remove_call(stopped, call);
+            }
+            return Ok(!is_there);
         }
         let placed = self.build_call(stopped, want, batch, caught)?;
         self.syscalls.sites.insert(call, placed);
+        // Whoever cleans up reads the table up to the first entry that was never written.
+        self.write_call(call);
         Ok(true)
     }
 
@@ -484,16 +504,21 @@ impl Target {
         let pages: Vec<Vec<u64>> =
             calls.chunk_by(|a, b| site_of(a) / PAGE_BYTES == site_of(b) / PAGE_BYTES).map(<[u64]>::to_vec).collect();
         for calls in pages {
+            // Whoever cleans up after us has to know of the jumps before they are there.
+            calls.iter().for_each(|call| self.note_patched(*call, true));
             for (call, result) in self.patch_page(stopped, &calls) {
-                match result {
-                    Ok(()) => {
-                        self.syscalls.sites.get_mut(&call).expect("it is one of these").patched = true;
-                        self.write_call(call);
-                    }
-                    Err(refusal) => self.refuse_call(call, refusal),
+                if let Err(refusal) = result {
+                    // (Some of the page may be written.)
+                    self.remove_call(stopped, call);
+                    self.refuse_call(call, refusal);
                 }
             }
         }
+    }
+
+    fn note_patched(&mut self, call: u64, patched: bool) {
+        self.syscalls.sites.get_mut(&call).expect("callers name sites").patched = patched;
+        self.write_call(call);
     }
 
     /// Writes the jumps of calls that lie close together, in order, where the bytes are as they should be.
@@ -506,17 +531,27 @@ impl Target {
             let refusal = refusal_of(error);
             return calls.iter().map(|call| (*call, Err(refusal.clone()))).collect();
         }
-        let mut results = vec![];
+        let (mut results, mut runs) = (vec![], Vec::<Range<usize>>::new());
         for placed in placed {
             let at = (placed.plan.site - start) as usize;
-            let same = bytes[at..].starts_with(&placed.plan.displaced);
-            if same {
-                bytes[at..at + placed.jump.len()].copy_from_slice(&placed.jump);
+            let expected = &placed.plan.displaced;
+            let found = &bytes[at..at + expected.len()];
+            if found != expected {
+                let (address, expected, found) = (placed.plan.site, expected.clone(), found.to_vec());
+                let error = inject::Error::BytesDiffer { address, expected, found };
+                results.push((placed.plan.key(), Err(refusal_of(error))));
+                continue;
             }
-            let differ = || Refusal::new(Errno::EINVAL, "the code is not that of its file");
-            results.push((placed.plan.key(), if same { Ok(()) } else { Err(differ()) }));
+            let end = at + placed.jump.len();
+            bytes[at..end].copy_from_slice(&placed.jump);
+            // A breakpoint of the kernel's in between may be taken out this very moment: it is not written again.
+            match runs.last_mut().filter(|run| !bytes[run.end..at].contains(&inject::INT3)) {
+                Some(run) => run.end = end,
+                None => runs.push(at..end),
+            }
+            results.push((placed.plan.key(), Ok(())));
         }
-        match stopped.write(start, &bytes) {
+        match runs.into_iter().try_for_each(|run| stopped.write(start + run.start as u64, &bytes[run])) {
             Ok(()) => results,
             Err(error) => {
                 let refusal = refusal_of(error);
@@ -528,12 +563,12 @@ impl Target {
     /// Restores the bytes of a site. The near stub and the gate stay for threads that are in there.
     fn remove_call(&mut self, stopped: &mut inject::Stopped, call: u64) {
         let Some(placed) = self.syscalls.sites.get_mut(&call) else { return };
-        if placed.patched && is_written(stopped, placed.plan.site, &placed.jump) {
-            let original = &placed.plan.displaced[..placed.jump.len()];
-            if let Err(error) = stopped.write_site(placed.plan.site, &placed.jump, original, &[]) {
-                tracing::warn!(pid = self.pid, "system call at {call:#x}: not restored: {error}");
-                return;
-            }
+        let original = &placed.plan.displaced[..placed.jump.len()];
+        if placed.patched
+            && let Err(error) = put_back(stopped, placed.plan.site, &placed.jump, original)
+        {
+            tracing::warn!(pid = self.pid, "system call at {call:#x}: not restored: {error}");
+            return;
         }
         placed.patched = false;
         let ends = placed.plan.replaced == Replaced::Return;
@@ -773,7 +808,7 @@ fn is_netted(number: usize) -> bool {
 
 /// The registers of a thread whose system call the kernel would make again when it goes on, set so that it is made by the
 /// thread itself. Mirrors arch/x86/kernel/signal.c:arch_do_signal_or_restart.
-fn made_again(registers: &inject::Registers) -> Option<inject::Registers> {
+pub(super) fn made_again(registers: &inject::Registers) -> Option<inject::Registers> {
     const RESTART_BLOCK: i64 = -516;
     const RESTART: [i64; 3] = [-512, -513, -514];
     const SYS_RESTART_SYSCALL: u64 = 219;
@@ -785,98 +820,4 @@ fn made_again(registers: &inject::Registers) -> Option<inject::Registers> {
     };
     let again = in_call && (result == RESTART_BLOCK || RESTART.contains(&result));
     again.then_some(inject::Registers { rax: number, orig_rax: u64::MAX, ..*registers })
-}
-
-/// Puts the bytes of all sites back that the table in a process's control block names, and moves threads out of what belongs
-/// to them.
-pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    let pid = stopped.pid();
-    let mut table = vec![0u8; SITES_MAX as usize * size_of::<SyscallSite>()];
-    if read_process(pid, region + CONTROL_OFFSET + SITES_OFFSET, &mut table).is_err() {
-        return Ok(());
-    }
-    let entries: Vec<SyscallSite> = table
-        .chunks_exact(size_of::<SyscallSite>())
-        .map_while(value_from::<SyscallSite>)
-        .take_while(|entry| entry.near != 0)
-        .collect();
-    for entry in &entries {
-        let mut there = [0u8; ring3_patch::JUMP_BYTES];
-        let patched =
-            entry.site != 0 && stopped.read(entry.site, &mut there).is_ok() && there == entry.written[..there.len()];
-        if patched {
-            stopped.write_site(entry.site, &there, &entry.original[..there.len()], &[])?;
-        }
-    }
-    let homes = Homes { region, gates: region + GATES_OFFSET, entries };
-    for tid in stopped.threads().to_vec() {
-        let registers = stopped.registers(tid)?;
-        let to = match homes.of(stopped, registers.rip) {
-            Some((call, Progress::Before)) => inject::Registers { rip: call, ..registers },
-            Some((call, Progress::After)) => match made_again(&registers) {
-                Some(again) => inject::Registers { rip: call, ..again },
-                None => inject::Registers { rip: call + SYSCALL_BYTES, rcx: call + SYSCALL_BYTES, ..registers },
-            },
-            None => continue,
-        };
-        stopped.set_registers(tid, &to)?;
-    }
-    for context in stopped.saved_contexts()? {
-        let to = match homes.of(stopped, context.rip) {
-            Some((call, Progress::Before)) => inject::SavedContext { rip: call, ..context },
-            Some((call, Progress::After)) => {
-                let after = call + SYSCALL_BYTES;
-                inject::SavedContext { rip: after, rcx: after, ..context }
-            }
-            None => continue,
-        };
-        stopped.set_context(&to)?;
-    }
-    Ok(())
-}
-
-/// Where threads belong that are in gates and near stubs.
-struct Homes {
-    region: u64,
-    /// Address of the gates.
-    gates: u64,
-    entries: Vec<SyscallSite>,
-}
-
-impl Homes {
-    /// For a thread at `rip`: an instruction of the original code, and whether it is at that or behind it.
-    fn of(&self, stopped: &inject::Stopped, rip: u64) -> Option<(u64, Progress)> {
-        let in_gates = rip.checked_sub(self.gates).filter(|offset| *offset < GATES_BYTES);
-        if let Some(offset) = in_gates {
-            let entry = self.entries.get((offset / GATE_BYTES) as usize)?;
-            return Some((entry.call, progress(entry.number >= 0, offset % GATE_BYTES)));
-        }
-        if let Some(home) = net_gate(stopped, self.region, rip) {
-            return Some(home);
-        }
-        let is_near = |entry: &&SyscallSite| (entry.near..entry.near + NEAR_BYTES_MAX as u64).contains(&rip);
-        // They lie closer together than they may be long.
-        self.entries.iter().filter(is_near).find_map(|entry| {
-            let moved = moved_of(stopped, entry);
-            let (original, _) = moved.into_iter().find(|(_, near)| *near == rip)?;
-            Some((original, Progress::Before))
-        })
-    }
-}
-
-/// Original address and address in the near stub of the displaced instructions of a site, whose bytes have been put back.
-fn moved_of(stopped: &inject::Stopped, entry: &SyscallSite) -> Vec<(u64, u64)> {
-    const DISPLACED_MAX: u32 = 64;
-    let mut displaced = vec![0u8; entry.displaced.min(DISPLACED_MAX) as usize];
-    if entry.site == 0 || stopped.read(entry.site, &mut displaced).is_err() {
-        return vec![];
-    }
-    let replaced = replaced_at(entry, &displaced);
-    let plan = SyscallPlan { displaced, replaced, ..SyscallPlan::at(entry.site, entry.call) };
-    let stub = match replaced {
-        Replaced::Instruction => plan.near(entry.near, 0).map(|(stub, _)| stub),
-        Replaced::Call(_) | Replaced::Return => plan.near_of_caller(entry.near, &CallerLinks::default()),
-    };
-    let Ok(stub) = stub else { return vec![] };
-    stub.moved.iter().map(|m| (m.original, entry.near + u64::from(m.stub_offset))).collect()
 }

@@ -98,6 +98,8 @@ pub(super) struct Target {
     pub(super) traps: TrapState,
     /// Everything is being taken out.
     leaving: Option<Patience>,
+    /// Somebody else has written over a jump of ours.
+    pub(super) disturbed: bool,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
     pub(super) parted: bool,
     vdso_clock_gettime: u64,
@@ -156,6 +158,7 @@ impl Target {
             relays: vec![],
             traps: TrapState::default(),
             leaving: None,
+            disturbed: false,
             parted: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             rseq_offset: 0,
@@ -319,7 +322,8 @@ impl Target {
             self.subject = Subject::of(self.pid).map_err(|errno| Refusal::new(errno, "it is gone"))?;
         }
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
-        let wanted = self.wanted(&mut shared.modules(), links, &mappings);
+        let mut wanted = self.wanted(&mut shared.modules(), links, &mappings);
+        self.set_blocked_aside(&mut wanted, links);
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
         let calls = self.wanted_calls(shared, links, &mappings);
@@ -330,8 +334,8 @@ impl Target {
         }
         let calls = self.note_calls(calls);
         self.forget_unmapped_calls(&calls);
-        if missing.is_empty() && self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && self.net.is_settled()
-        {
+        let is_same = self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && !self.disturbed;
+        if missing.is_empty() && is_same && self.net.is_settled() {
             self.silence_unwanted(&wanted);
             for want in wanted {
                 let address = want.place.address;
@@ -357,8 +361,12 @@ impl Target {
             false => inject::while_stopped(pid, STOP_WITHIN, change),
         };
         match changed.map_err(refusal_of).flatten() {
-            Ok(true) => {}
-            Ok(false) => drop(self.cast_net_patiently()),
+            Ok(settled) => {
+                self.disturbed = false;
+                if !settled {
+                    self.cast_net_patiently();
+                }
+            }
             Err(refusal) => {
                 self.silence(links);
                 return Err(refusal);
@@ -739,7 +747,7 @@ pub(super) fn taken(name: &str, address: u64) -> Refusal {
     Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
 }
 
-fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
+pub(super) fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
     if let Some(link) = links.get_mut(&id) {
         link.refused.insert(pid, refusal);
     }

@@ -31,6 +31,8 @@ use crate::rights::{Rights, Subject};
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// What takes longer in a target is charged to it.
 const LONG: Duration = Duration::from_millis(200);
+/// How often it is looked whether somebody else has written over our jumps.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// How often unfinished cleaning is tried again.
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 
@@ -110,6 +112,7 @@ impl Tracer {
                 deferred: vec![],
                 behind: BTreeMap::new(),
                 cleaned: BTreeSet::new(),
+                watched: Instant::now(),
             }
             .run();
         })?;
@@ -175,6 +178,8 @@ pub(super) struct Actor {
     pub(super) behind: BTreeMap<u32, Patience>,
     /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
     cleaned: BTreeSet<u32>,
+    /// When it was looked last whether jumps are as they were written.
+    watched: Instant,
 }
 
 impl Actor {
@@ -182,9 +187,10 @@ impl Actor {
         crate::raw_process::take_short_slices();
         self.cleaned = recovery::clean_orphans(self.shared.folder);
         loop {
+            let watching = (!self.targets.is_empty()).then_some(WATCH_EVERY);
             let timeout = match self.rung {
                 true => Some(Duration::ZERO),
-                false => self.has_unfinished().then_some(RETRY_EVERY),
+                false => self.has_unfinished().then_some(RETRY_EVERY).or(watching),
             };
             let exited = self.wait(timeout);
             for pid in exited {
@@ -211,6 +217,7 @@ impl Actor {
             self.serve_requests();
             self.collect_garbage();
             self.finish_leaving();
+            self.watch();
             self.catch_up();
             if self.has_orphans {
                 self.adopt_all_children();
@@ -223,7 +230,8 @@ impl Actor {
         let pids: Vec<u32> = self.targets.keys().copied().collect();
         let mut fds = vec![PollFd::from_borrowed_fd(self.sender.wake.0.as_fd(), PollFlags::IN)];
         fds.extend(self.targets.values().map(|t| PollFd::from_borrowed_fd(t.pidfd(), PollFlags::IN)));
-        let timeout = timeout.map(|t| rustix::event::Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as i64 });
+        let timeout = timeout
+            .map(|t| rustix::event::Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         if rustix::event::poll(&mut fds, timeout.as_ref()).is_err() {
             return vec![];
         }
@@ -354,10 +362,16 @@ impl Actor {
         target.tell_perf(&self.shared);
         target.tell_refused(&self.links, hearer);
         tracing::info!(pid, comm = target.comm, "target added");
-        if !target.net.is_settled() {
+        if !target.net.is_settled() || self.is_refused_for_now(pid) {
             self.behind.entry(pid).or_insert_with(Patience::new);
         }
         self.targets.insert(pid, target);
+    }
+
+    /// Whether something could not be applied in a process that may be possible later.
+    fn is_refused_for_now(&self, pid: u32) -> bool {
+        let mut refusals = self.links.values().filter_map(|link| link.refused.get(&pid));
+        refusals.any(|refusal| refusal.errno == Errno::EBUSY)
     }
 
     fn remove_target(&mut self, pid: u32) -> Result<(), Refusal> {
@@ -505,14 +519,29 @@ impl Actor {
         }
         self.has_orphans |= self.parted.len() > before;
         target.tell_refused(&self.links, hearer);
-        let is_busy = |refusal: &Refusal| refusal.errno == Errno::EBUSY;
-        let refused = self.links.values().filter_map(|link| link.refused.get(&pid)).any(is_busy);
-        if refused || is_cut_short || applied.as_ref().is_err_and(is_busy) || !target.net.is_settled() {
+        let is_busy = applied.as_ref().is_err_and(|refusal| refusal.errno == Errno::EBUSY);
+        let is_settled = target.net.is_settled();
+        if is_cut_short || is_busy || !is_settled || self.is_refused_for_now(pid) {
             self.behind.entry(pid).or_insert_with(Patience::new);
         } else {
             self.behind.remove(&pid);
         }
         applied
+    }
+
+    /// Takes back what is left of jumps over which somebody else has written, a kernel's uprobe say: its removal would leave half of
+    /// the original bytes there, and half of ours.
+    fn watch(&mut self) {
+        if self.watched.elapsed() < WATCH_EVERY {
+            return;
+        }
+        self.watched = Instant::now();
+        for (pid, target) in &mut self.targets {
+            if target.find_disturbed() {
+                tracing::warn!(pid, "somebody else has written over probes: a kernel's uprobe, perhaps");
+                self.behind.entry(*pid).or_insert_with(Patience::new);
+            }
+        }
     }
 
     /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
@@ -667,6 +696,7 @@ pub(super) fn refusal_of(error: inject::Error) -> Refusal {
 
 fn errno_of(error: &inject::Error) -> Errno {
     match error {
+        error if error.is_breakpoint() => Errno::EBUSY,
         inject::Error::NoSuchProcess { .. } | inject::Error::Exited { .. } => Errno::ESRCH,
         inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } => Errno::EPERM,
         inject::Error::AlreadyTraced { .. } | inject::Error::ThreadDoesNotStop { .. } => Errno::EBUSY,
