@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 
 use crate::Error;
 use crate::lifeline;
@@ -534,7 +534,10 @@ impl Stopped {
         let Some(Borrowed { tid, lifeline: Some(place), channel, .. }) = &mut self.borrowed else { return Ok(true) };
         let (tid, place) = (*tid, *place);
         let Some(channel) = channel.take() else { return Ok(true) };
-        let _ = rustix::net::send(&channel.socket, b"g", SendFlags::NOSIGNAL);
+        if rustix::net::send(&channel.socket, b"g", SendFlags::NOSIGNAL).is_err() {
+            // Where nothing comes any more, it goes home by itself.
+            let _ = rustix::net::shutdown(&channel.socket, Shutdown::Write);
+        }
         loop {
             let answer = channel.await_answer(tid, &mut self.stop_signal);
             // (What comes before it has closed its end are answers that came too late.)

@@ -222,15 +222,15 @@ impl Connection {
         Some((request, fd))
     }
 
-    /// Sends an answer. The other side may be gone.
-    pub(crate) fn answer(&self, result: Result<serde_json::Value, String>) {
+    /// Sends an answer; false if that fails: the other side may be gone, or waits for it until the connection ends.
+    pub(crate) fn answer(&self, result: Result<serde_json::Value, String>) -> bool {
         let answer = match result {
             Ok(value) => Answer::Ok(value),
             Err(why) => Answer::Err(why),
         };
         let mut line = serde_json::to_vec(&answer).expect("answers are serialisable");
         line.push(b'\n');
-        let _ = (&self.stream).write_all(&line);
+        (&self.stream).write_all(&line).is_ok()
     }
 
     pub(crate) fn stream(&self) -> BorrowedFd<'_> {

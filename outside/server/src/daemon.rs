@@ -163,10 +163,12 @@ impl Server {
             }
             let stop = matches!(request, Request::Stop);
             let result = self.serve(connection, request, fd, &mut store);
-            connection.answer(result);
+            let is_told = connection.answer(result);
             if stop {
                 self.stopping.store(true, Ordering::Release);
                 self.wake.signal();
+            }
+            if stop || !is_told {
                 return;
             }
         }

@@ -27,6 +27,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ring3_aot::Store;
 use ring3_llvm::Engine;
@@ -41,6 +42,9 @@ pub use raw_seccomp::{filter, install_filter};
 use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
 use crate::realm::Terminal;
 use crate::rights::Rights;
+
+/// How long it takes until waiting for a call is tried again that failed.
+const AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// How a caught call ends.
 enum Outcome {
@@ -152,7 +156,8 @@ fn wait(listener: &OwnedFd) -> bool {
             Ok(_) if fds[0].revents().contains(PollFlags::IN) => return true,
             Ok(_) => return false,
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
+            // (For want of memory.) The loader waits for an answer: it is not taken for one that is gone.
+            Err(_) => std::thread::sleep(AGAIN_AFTER),
         }
     }
 }

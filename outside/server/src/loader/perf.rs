@@ -81,17 +81,30 @@ impl PerfAttr {
 /// The number of the kprobe PMU where the kernel has none: its own are small.
 pub(super) const KPROBE_TYPE: u32 = 0x1_0000;
 
-/// The number of a PMU of the kernel's, and the bit of its config that says "on return".
-pub(super) fn kernel_pmu(name: &'static str) -> Option<(u32, u64)> {
-    static KNOWN: Mutex<BTreeMap<&str, Option<(u32, u64)>>> = Mutex::new(BTreeMap::new());
-    let read = || {
-        let folder = Path::new("/sys/bus/event_source/devices").join(name);
-        let kind = std::fs::read_to_string(folder.join("type")).ok()?.trim().parse().ok()?;
-        let format = std::fs::read_to_string(folder.join("format/retprobe")).ok()?;
-        let bit: u32 = format.trim().strip_prefix("config:")?.parse().ok()?;
-        Some((kind, 1 << bit))
+/// The number of a PMU of the kernel's, and the bit of its config that says "on return"; `None`: the kernel has none.
+///
+/// # Errors
+/// It could not be found out, for want of descriptors say: an event must not go on to the kernel for that.
+pub(super) fn kernel_pmu(name: &'static str) -> Result<Option<(u32, u64)>, Errno> {
+    type Known = BTreeMap<&'static str, Option<(u32, u64)>>;
+    static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().expect("no panic under this lock");
+    if let Some(pmu) = known.get(name) {
+        return Ok(*pmu);
+    }
+    let folder = Path::new("/sys/bus/event_source/devices").join(name);
+    let read = |file: &str| match std::fs::read_to_string(folder.join(file)) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Errno(error.raw_os_error().unwrap_or(Errno::EINVAL.0))),
     };
-    *KNOWN.lock().expect("no panic under this lock").entry(name).or_insert_with(read)
+    let (kind, format) = (read("type")?, read("format/retprobe")?);
+    let pmu = kind.zip(format).and_then(|(kind, format)| {
+        let bit: u32 = format.trim().strip_prefix("config:")?.parse().ok()?;
+        Some((kind.trim().parse().ok()?, 1 << bit))
+    });
+    known.insert(name, pmu);
+    Ok(pmu)
 }
 
 pub(super) fn open(caller: &Caller<'_>) -> Reply {
@@ -108,8 +121,8 @@ pub(super) fn open(caller: &Caller<'_>) -> Reply {
     {
         return open_tracepoint(caller, tracepoint, close_on_exec);
     }
-    let (kprobe, kprobe_return) = kernel_pmu("kprobe").unwrap_or((KPROBE_TYPE, 1));
-    match kernel_pmu("uprobe") {
+    let (kprobe, kprobe_return) = kernel_pmu("kprobe")?.unwrap_or((KPROBE_TYPE, 1));
+    match kernel_pmu("uprobe")? {
         Some((kind, ret)) if kind == attr.kind => open_uprobe(caller, &attr, ret, close_on_exec),
         _ if attr.kind == kprobe => open_kprobe(caller, &attr, kprobe_return, close_on_exec),
         _ => Ok(Outcome::Continue),
@@ -187,7 +200,7 @@ fn open_kprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
         name => name?,
     };
     let Some(call) = of_function(&name).filter(|_| attr.config2 == 0) else {
-        if kernel_pmu("kprobe").is_some() {
+        if kernel_pmu("kprobe")?.is_some() {
             return Ok(Outcome::Continue);
         }
         let what = "in user space there are the functions __x64_sys_* of system calls, at their entry and return";

@@ -65,8 +65,16 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 fn call<T>(listener: BorrowedFd<'_>, request: u64, argument: *mut T) -> io::Result<libc::c_int> {
-    // SAFETY: callers pass a structure of the request's type.
-    check(unsafe { libc::ioctl(listener.as_raw_fd(), request, argument) })
+    loop {
+        // SAFETY: callers pass a structure of the request's type.
+        let result = check(unsafe { libc::ioctl(listener.as_raw_fd(), request, argument) });
+        // A stop of the server interrupts the kernel's wait for its lock (kernel/seccomp.c:seccomp_notify_send, v6.18); an answer
+        // that is lost is never made again. Who receives waits for calls again by itself.
+        let is_interrupted = result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINTR));
+        if !is_interrupted || request == RECV {
+            return result;
+        }
+    }
 }
 
 /// The next caught call; `None` if its thread was killed meanwhile.

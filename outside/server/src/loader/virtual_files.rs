@@ -58,7 +58,7 @@ impl Entry {
                 "format/retprobe" => Entry::KprobeReturn,
                 _ => return None,
             };
-            return perf::kernel_pmu("kprobe").is_none().then_some(entry);
+            return perf::kernel_pmu("kprobe").is_ok_and(|pmu| pmu.is_none()).then_some(entry);
         }
         let (root, rest) = ROOTS.iter().find_map(|root| Some((*root, path.strip_prefix(root).ok()?.to_str()?)))?;
         let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
