@@ -618,6 +618,12 @@ impl Footprint {
 
 /// Asserts that the executable mappings of a process have the bytes of their files.
 pub fn assert_text_is_as_in_its_files(pid: u32) {
+    let differs = difference_from_files(pid);
+    assert!(differs.is_none(), "{differs:?}");
+}
+
+/// Where an executable mapping of a process first has other bytes than its file, and these bytes.
+pub fn difference_from_files(pid: u32) -> Option<String> {
     use std::os::unix::fs::FileExt;
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process lives");
     let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("the process is ours");
@@ -637,9 +643,12 @@ pub fn assert_text_is_as_in_its_files(pid: u32) {
         let bytes = file.read_at(&mut stored, hex(words[2])).expect("readable");
         let different = mapped[..bytes].iter().zip(&stored[..bytes]).position(|(mapped, stored)| mapped != stored);
         let around = different.map(|at| at.saturating_sub(8)..(at + 16).min(bytes));
-        let is = around.map(|around| (around.start, &mapped[around.clone()], &stored[around]));
-        assert!(is.is_none(), "{path}: first difference in {line}: offset, memory and file {is:x?}");
+        if let Some(around) = around {
+            let is = (around.start, &mapped[around.clone()], &stored[around]);
+            return Some(format!("{path}: first difference in {line}: offset, memory and file {is:x?}"));
+        }
         compared += 1;
     }
     assert!(compared > 0, "nothing compared");
+    None
 }

@@ -18,6 +18,7 @@ mod demo;
 mod fuzz;
 mod mutate;
 mod package;
+mod storm;
 mod suites;
 mod sweep;
 mod syscalls;
@@ -73,6 +74,10 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Probe random instructions of a file while a command runs that uses it
     Sweep(sweep::Options),
+    /// Attach and detach as fast as possible while programs work, and tools, targets and servers are killed and stopped
+    Storm(storm::Options),
+    /// Let each system call of the server fail in turn while it attaches and detaches
+    Faults(storm::Faults),
 }
 
 #[derive(Debug, Subcommand)]
@@ -114,6 +119,8 @@ fn main() -> ExitCode {
         Task::Suites(options) => suites::run(&options),
         Task::Fuzz(options) => fuzz::fuzz(options),
         Task::Sweep(options) => sweep::sweep(&options),
+        Task::Storm(options) => storm::storm(&options),
+        Task::Faults(options) => storm::faults(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
