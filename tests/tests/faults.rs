@@ -87,7 +87,10 @@ fn attach_and_detach(options: &[&str], case: &str) {
     );
     run(&bench, &["stop"]);
     // (strace counts the calls of each thread: requests of new threads may fail again and again.)
-    children(server.pid()).into_iter().for_each(|pid| drop(kill_process(pid, Signal::TERM)));
+    for pid in children(server.pid()) {
+        // (It may have ended.)
+        let _ = kill_process(pid, Signal::TERM);
+    }
     let (_, _, errors) = server.finish();
     let panic = errors.iter().find(|line| line.contains("panicked"));
     assert!(panic.is_none(), "{case}: {errors:#?}");

@@ -21,6 +21,8 @@ use rustix::process::{Pid, Signal};
 const SECONDS_USUAL: u64 = 3;
 /// Tools that attach and detach at a time.
 const TOOLS: usize = 3;
+/// How often a tool may have the same probe: so many attachments take less time than as many tools.
+const LINKS_PER_PROBE: usize = 3;
 /// The server is killed about so often.
 const SERVER_LIVES: Duration = Duration::from_secs(8);
 
@@ -119,7 +121,7 @@ impl Storm<'_> {
     fn attach_and_detach(&self, mut random: Random) {
         while self.goes_on() {
             let mut command = self.bench.load(example("malloc"));
-            for probe in &self.probes {
+            for probe in self.probes.iter().cycle().take(self.probes.len() * LINKS_PER_PROBE) {
                 match random.below(4) {
                     0 => drop(command.arg(probe)),
                     1 => drop(command.arg(format!("{probe}:ret"))),
