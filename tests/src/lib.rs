@@ -415,7 +415,9 @@ impl Bench {
         }
         std::fs::create_dir_all(&self.folder).expect("made");
         let copy = self.folder.join(path.file_name().expect("a file"));
-        std::fs::copy(&path, &copy).expect("copied");
+        // By another process: a child that is forked meanwhile would have the copy open for writing, and it could not be executed.
+        let copied = Command::new("cp").arg(&path).arg(&copy).status().expect("cp runs");
+        assert!(copied.success(), "{}", copy.display());
         copy
     }
 
