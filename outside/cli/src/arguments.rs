@@ -102,6 +102,9 @@ directory says which call was refused, and why.
         /// Hide the constants of programs in their machine code (as net.core.bpf_jit_harden of the kernel)
         #[arg(long)]
         harden: bool,
+        /// Let targets of all users share its maps: each can then read and forge what the tool records of the others
+        #[arg(long)]
+        trust: bool,
         /// Use the programs in this file of `ring3 aot` instead of verifying and compiling them again
         #[arg(long, value_name = "FILE")]
         aot: Option<PathBuf>,

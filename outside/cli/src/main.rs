@@ -32,7 +32,9 @@ const COMMAND_CHARS_MAX: usize = 1000;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
-        Action::Load { engine, harden, aot, command } => load(engine, harden, &command, aot.as_deref()),
+        Action::Load { engine, harden, trust, aot, command } => {
+            load((engine, harden), trust, &command, aot.as_deref())
+        }
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { pid } => detach(pid).map_err(Failure::from),
@@ -85,7 +87,12 @@ fn running() -> Result<Connection, String> {
     })
 }
 
-fn load(engine: Compiler, harden: bool, command: &[String], compiled: Option<&Path>) -> Result<(), Failure> {
+fn load(
+    (engine, harden): (Compiler, bool),
+    trust: bool,
+    command: &[String],
+    compiled: Option<&Path>,
+) -> Result<(), Failure> {
     let engine = match engine {
         Compiler::Llvm if !ring3_llvm::IS_BUILT => return Err(ring3_llvm::NOT_BUILT.to_owned().into()),
         Compiler::Auto => Engine::Auto,
@@ -102,7 +109,7 @@ fn load(engine: Compiler, harden: bool, command: &[String], compiled: Option<&Pa
     let listener = ring3_server::loader::install_filter()?;
     let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
     let compiling = Compiling { engine, harden };
-    connection.ask(&Request::Load { command: shown, compiling }, Some(listener.as_fd()))?;
+    connection.ask(&Request::Load { command: shown, compiling, trust }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);
     exec(&program, command)

@@ -90,9 +90,10 @@ fn targets(out: &mut String, targets: &Value, verbose: Option<Programs>) {
         let probes = sites.iter().filter(|site| site["kind"] == "probe").count();
         let sum = |name: &str| sites.iter().filter_map(|site| site[name].as_u64()).sum::<u64>();
         let leaving = if target["leaving"] == true { "  leaving" } else { "" };
+        let user = target["user"].as_str().map_or(String::new(), |user| format!("  {user}"));
         let _ = writeln!(
             out,
-            "  pid {}  {}  probe sites {probes}  hits {}  misses {}{leaving}",
+            "  pid {}  {}{user}  probe sites {probes}  hits {}  misses {}{leaving}",
             target["pid"],
             text(&target["comm"]),
             sum("hits"),

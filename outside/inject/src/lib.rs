@@ -23,6 +23,6 @@ pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, mappings_in, pro
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in, replace_control,
-    unmap_region,
+    replace_files, unmap_region,
 };
 pub use stopped::{Announced, Following, INT3, SavedContext, Stopped, while_stopped, while_stopped_at_exec};

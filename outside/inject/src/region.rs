@@ -156,6 +156,20 @@ pub fn map_files(stopped: &mut Stopped, maps: &[MapSource<'_>]) -> Result<Vec<u6
     })
 }
 
+/// Maps other files in place of what is mapped at these addresses.
+pub fn replace_files(stopped: &mut Stopped, files: &[(u64, MapSource<'_>)]) -> Result<(), Error> {
+    let sent: Vec<BorrowedFd<'_>> = files.iter().map(|(_, (file, _, _))| *file).collect();
+    let remote = stopped.send_files(&sent)?;
+    let call = |(fd, (address, (_, bytes, writable))): (&RemoteFd, &(u64, MapSource<'_>))| {
+        let access = if *writable { READ_WRITE } else { READ };
+        Call::mmap(*address, *bytes, access, libc::MAP_SHARED | libc::MAP_FIXED, Some(*fd))
+    };
+    let calls: Vec<Call> = remote.iter().zip(files).map(call).collect();
+    let result = stopped.syscalls(&calls);
+    stopped.close_files(&remote);
+    result.map(drop).map_err(|unfinished| unfinished.error)
+}
+
 /// Gives a fork its own control block in place of its parent's.
 pub fn replace_control(stopped: &mut Stopped, base: u64, control: BorrowedFd<'_>) -> Result<(), Error> {
     let remote = stopped.send_files(&[control])?;

@@ -34,6 +34,9 @@ pub enum Request {
         /// How its programs are compiled.
         #[serde(default)]
         compiling: Compiling,
+        /// Targets of all users may share its maps.
+        #[serde(default)]
+        trust: bool,
     },
     /// Programs of the loader that asks next by this connection may be taken from a file, which comes along.
     Aot,

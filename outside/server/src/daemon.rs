@@ -187,8 +187,8 @@ impl Server {
             checked.map_err(|refusal| refusal.message)
         };
         match request {
-            Request::Load { command, compiling } => {
-                self.load(fd, connection.peer()?.0, command, compiling, store.take())
+            Request::Load { command, compiling, trust } => {
+                self.load(fd, connection.peer()?.0, command, (compiling, trust), store.take())
             }
             Request::Aot => {
                 let read = crate::aot::read(fd.ok_or("the request has no file")?)?;
@@ -229,7 +229,7 @@ impl Server {
         fd: Option<OwnedFd>,
         pid: u32,
         command: String,
-        compiling: Compiling,
+        how: (Compiling, bool),
         store: Option<Arc<Store>>,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
@@ -238,7 +238,7 @@ impl Server {
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            if !Session::run(&kept, server.subsystem.clone(), pid, command, compiling, store) {
+            if !Session::run(&kept, server.subsystem.clone(), pid, command, how, store) {
                 server.keeper.leave(&kept);
             }
             tracing::info!(pid, "loader ended");

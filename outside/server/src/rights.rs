@@ -36,6 +36,40 @@ type NamespaceId = (u64, u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Capabilities(u64);
 
+/// What decides whether processes may trace each other: of two that have the same identity each may trace the other one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Real, effective, saved.
+    uids: [u32; 3],
+    gids: [u32; 3],
+    permitted: Capabilities,
+    /// `None` if it is hidden from the server.
+    namespace: Option<NamespaceId>,
+    is_dumpable: bool,
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "user {}", self.uids[1])?;
+        if self.uids != [self.uids[1]; 3] {
+            write!(f, " (real {}, saved {})", self.uids[0], self.uids[2])?;
+        }
+        if self.gids != [self.uids[1]; 3] {
+            write!(f, ", group {}", self.gids[1])?;
+        }
+        if !OWN.is_in(self.namespace) {
+            write!(f, ", in another user namespace")?;
+        }
+        if self.permitted != Capabilities::default() {
+            write!(f, ", capabilities {:#x}", self.permitted.0)?;
+        }
+        if !self.is_dumpable {
+            write!(f, ", not dumpable")?;
+        }
+        Ok(())
+    }
+}
+
 impl Capabilities {
     fn has(self, capability: Capability) -> bool {
         self.0 & 1 << capability as u32 != 0
@@ -249,6 +283,28 @@ impl Subject {
     }
 }
 
+impl Subject {
+    /// Who this is among targets; `None` for whoever could trace all of them: those of the server's own user, or, if the server has
+    /// CAP_SYS_PTRACE, those that have it. (A capability that is permitted can be made effective.)
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.identity_beside(&OWN)
+    }
+
+    fn identity_beside(&self, own: &Rights) -> Option<Identity> {
+        let (theirs, servers) = (&self.credentials, &own.credentials);
+        let namespace = self.namespaces.first().map(|space| space.id);
+        let [uids, gids] = [theirs.uids, theirs.gids].map(|[real, effective, saved, _]| [real, effective, saved]);
+        let traces_all = theirs.permitted.has(Capability::SysPtrace);
+        let is_user = uids == [servers.uids[1]; 3] && gids == [servers.gids[1]; 3];
+        let needs_capability = servers.permitted.has(Capability::SysPtrace);
+        if own.is_in(namespace) && (traces_all || !needs_capability && is_user) {
+            return None;
+        }
+        let permitted = theirs.permitted;
+        Some(Identity { uids, gids, permitted, namespace, is_dumpable: self.is_dumpable })
+    }
+}
+
 fn namespaces_of(pid: u32) -> Vec<Namespace> {
     let mut all = vec![];
     let mut next = std::fs::File::open(format!("/proc/{pid}/ns/user")).ok().map(OwnedFd::from);
@@ -357,6 +413,40 @@ mod tests {
         assert!(rights(1000, ALL, INNER).traces(&subject(1000, ALL, &nested)));
         assert!(!rights(1000, ALL, INNER).traces(&subject(1000, 0, &[(OUTER, 0)])));
         assert!(!rights(1000, ALL, INNER).traces(&subject(1000, 0, &[])), "hidden");
+    }
+
+    #[test]
+    fn who_could_trace_all_targets_has_no_identity_and_others_are_told_apart_by_what_ptrace_looks_at() {
+        let (root, user) = (rights(0, ALL, OUTER), rights(1000, 0, OUTER));
+        let outer = [(OUTER, 0)];
+        assert_eq!(subject(0, ALL, &outer).identity_beside(&root), None);
+        assert_eq!(subject(7, bits(&[Capability::SysPtrace]), &outer).identity_beside(&root), None);
+        assert_eq!(subject(1000, 0, &outer).identity_beside(&user), None);
+        let nobody = subject(1000, 0, &outer);
+        let identity = |subject: &Subject| subject.identity_beside(&root).expect("another one's");
+        assert_eq!(identity(&nobody), identity(&nobody));
+        let mut different = vec![
+            subject(1001, 0, &outer),
+            subject(0, 0, &outer),
+            subject(1000, 1, &outer),
+            subject(1000, ALL, &[(INNER, 1000), (OUTER, 0)]),
+            subject(1000, 0, &[(INNER, 1000), (OUTER, 0)]),
+            Subject { is_dumpable: false, ..nobody.clone() },
+        ];
+        for id in 0..3 {
+            let mut other = nobody.clone();
+            other.credentials.uids[id] = 0;
+            different.push(other);
+            let mut other = nobody.clone();
+            other.credentials.gids[id] = 0;
+            different.push(other);
+        }
+        for (index, one) in different.iter().enumerate() {
+            assert_ne!(identity(one), identity(&nobody), "{index}");
+            assert!(different[..index].iter().all(|other| identity(other) != identity(one)), "{index}");
+        }
+        let inside = subject(1000, ALL, &[(INNER, 1000), (OUTER, 0)]);
+        assert!(inside.identity_beside(&user).is_some(), "who is in a namespace may not trace who is outside");
     }
 
     #[test]

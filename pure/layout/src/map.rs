@@ -50,8 +50,12 @@ pub struct MapHeader {
     pub id: u32,
     /// `map_extra` of creation.
     pub map_extra: u64,
+    /// Of a stack map: what is added to ids, so that those of several memories of one map differ.
+    pub id_base: u32,
     /// Zero.
-    pub reserved: [u64; 8],
+    pub reserved0: u32,
+    /// Zero.
+    pub reserved: [u64; 7],
 }
 
 const _: () = assert!(size_of::<MapHeader>() == 128);

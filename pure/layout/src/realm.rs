@@ -1,4 +1,4 @@
-//! The realm block: what all targets of a server share. Writable by every target, so hostile to the
+//! The realm block: what the targets of one domain of a server share. Writable by each of them, so hostile to the
 //! server: it checks each index and never waits on a value here without a deadline.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -15,6 +15,9 @@ pub const REQUESTS_MAX: u32 = 256;
 pub const TRACE_ENTRIES: u32 = 1024;
 /// Bytes of text in a trace entry; longer lines are cut, as the kernel cuts at 1024.
 pub const TRACE_TEXT_BYTES: usize = 448;
+
+/// Threads that the realm block of one domain numbers ([`Realm::threads`]): the first number of domain n is n times this.
+pub const SERIALS_PER_DOMAIN: u32 = 1 << 25;
 
 /// How an agent wakes the server: set a bit, add to `sequence`, wake the futex on it if `sleeping`.
 #[repr(C, align(64))]
@@ -124,7 +127,7 @@ pub struct Realm {
     pub cpu_slots: [CpuSlot; CPUS_MAX as usize],
     /// Claimed by compare-and-exchange of `state`.
     pub requests: [Request; REQUESTS_MAX as usize],
-    /// Threads ever seen.
+    /// The last number given to a thread.
     pub threads: AtomicU32,
     /// Zero.
     pub reserved: AtomicU32,

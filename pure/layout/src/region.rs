@@ -7,7 +7,7 @@
 //! ```text
 //! base + AGENT    agent image                  r-x  shared file, same pages in all targets
 //!      + CONTROL  header, GOT, hooks           r--  one memfd per target, written by the server
-//!      + REALM    doorbells, CPU slots, trace  rw-  one memfd per server, shared by all targets
+//!      + REALM    doorbells, CPU slots, trace  rw-  one memfd per domain, shared by its targets
 //!      + TEXT     net's gates, programs        r-x  one memfd per server, written by the server
 //!      + GATES    where system calls are made  r-x  private
 //!      + PROCESS  process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)

@@ -11,6 +11,7 @@ use ring3_isa::{Call, Immediate, Op, Operand};
 use ring3_uapi::Errno;
 use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
 
+use crate::added::ValueAt;
 use crate::compare::{self, Match, Terms};
 use crate::flow::{Flow, Stop};
 use crate::log::Log;
@@ -31,6 +32,8 @@ pub(crate) struct Found {
     pub(crate) helpers: Vec<u32>,
     /// For each load and store, whether it is of the context.
     pub(crate) context_at: BTreeMap<usize, bool>,
+    /// Loads, stores and atomic operations in values of maps: the map's slot, and the first and the last offset.
+    pub(crate) values_at: BTreeMap<usize, Option<ValueAt>>,
     /// Bytes of the context up to the last that is touched.
     pub(crate) context_bytes: u32,
     /// The context's address went where not every use of it is seen.

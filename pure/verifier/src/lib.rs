@@ -12,6 +12,7 @@
 //! passes here, and its log looks as loaders expect.
 #![forbid(unsafe_code)]
 
+mod added;
 mod arithmetic;
 mod branch;
 mod call;
@@ -49,6 +50,8 @@ use serde::{Deserialize, Serialize};
 use explore::Explorer;
 use flow::Flow;
 
+pub use added::AddedWords;
+use added::ValueAt;
 pub use filter::ProcessFilter;
 pub use objects::{KernelFunctions, KernelTypes};
 pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
@@ -234,6 +237,7 @@ pub struct Verified {
     live: Vec<bool>,
     zero_divisors: BTreeSet<usize>,
     context_at: BTreeMap<usize, bool>,
+    values_at: BTreeMap<usize, Option<ValueAt>>,
     context_bytes: u32,
     context_leaves: bool,
     needs_fuel: bool,
@@ -389,6 +393,11 @@ impl Verified {
         self.context_at.get(&insn).copied().unwrap_or(false)
     }
 
+    /// The words of map values to which the program adds, and does nothing else of which more is seen.
+    pub fn added_words(&self) -> Vec<AddedWords> {
+        added::words(&self.insns, &self.values_at)
+    }
+
     /// Bytes of the context up to the last that is touched (`max_ctx_offset`).
     pub fn context_bytes(&self) -> u32 {
         self.context_bytes
@@ -501,6 +510,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         live: found.live,
         zero_divisors: found.zero_divisors,
         context_at: found.context_at,
+        values_at: found.values_at,
         context_bytes: found.context_bytes,
         context_leaves: found.context_leaves,
         statistics,

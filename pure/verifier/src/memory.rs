@@ -7,6 +7,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG};
 
+use crate::added::ValueAt;
 use crate::explore::Explorer;
 use crate::objects::Member;
 use crate::path::Place;
@@ -35,6 +36,7 @@ impl Explorer<'_> {
         let access = Access { register: src, off: i64::from(off), bytes, write: false };
         let (mut loaded, from) = self.load_from(access, &pointer)?;
         self.note_pointer(&pointer)?;
+        self.note_value(&pointer, off);
         if signed && loaded.is_scalar() {
             let unchanged = loaded.number.umax < 1 << (bytes * 8 - 1);
             if !unchanged {
@@ -68,6 +70,21 @@ impl Explorer<'_> {
             return refuse(Errno::EINVAL, "same insn cannot be used with different pointers");
         }
         Ok(())
+    }
+
+    /// Where in values of which map an instruction reads or writes.
+    fn note_value(&mut self, pointer: &Register, off: i16) {
+        let Kind::MapValue(map) = pointer.kind else { return };
+        let slot = self.maps[map as usize].slot;
+        let at = |offset: u64| u32::try_from(offset.wrapping_add_signed(off.into())).ok();
+        let place =
+            at(pointer.number.umin).zip(at(pointer.number.umax)).map(|(first, last)| ValueAt { slot, first, last });
+        let known = self.found.values_at.entry(self.at).or_insert(place);
+        *known = known.zip(place).filter(|(one, other)| one.slot == other.slot).map(|(one, other)| ValueAt {
+            slot,
+            first: one.first.min(other.first),
+            last: one.last.max(other.last),
+        });
     }
 
     /// A value becomes a number, goes into memory, or to a helper that takes anything.
@@ -125,6 +142,7 @@ impl Explorer<'_> {
         let pointer = self.read(dst)?;
         self.note_leaving(&value);
         self.store_to(pointer, value, size, dst, src, off)?;
+        self.note_value(&pointer, off);
         self.note_pointer(&pointer)
     }
 
@@ -384,6 +402,7 @@ impl Explorer<'_> {
             self.check_region(access, &pointer)?;
             (Register::scalar(Scalar::loaded(bytes)), None)
         };
+        self.note_value(&pointer, off);
         if op == AtomicOp::Cmpxchg {
             self.write_from(0, old, from);
         } else if fetch {

@@ -34,8 +34,8 @@ pub use raw_lookup::{
 pub use raw_lookup::{percpu_hash_lookup_4, percpu_hash_lookup_8, percpu_hash_lookup_16, percpu_hash_lookup_64};
 pub use raw_lookup::{trie_lookup_8, trie_lookup_20};
 pub use raw_map::Map;
-pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
-pub use ring::{Record, Ring};
+pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample, Told};
+pub use ring::{Record, Ring, Taken};
 pub use user_ring::{Sampled, UserRing};
 
 /// Length of a nap, ns.

@@ -1,5 +1,7 @@
 //! A map of any type: what programs and bpf(2) do with it.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use ring3_layout::map::MapHeader;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
@@ -344,6 +346,32 @@ impl<'g> Map<'g> {
             array.set_object(index, object);
         }
         Ok(old)
+    }
+
+    // ---- of the data that loaders map ----
+
+    /// Copies from the data area, if all of it is there.
+    pub fn read_data(&self, offset: u64, out: &mut [u8]) -> bool {
+        self.is_data(offset, out.len()) && self.memory.read(offset, out)
+    }
+
+    /// Copies into the data area, if all of it is there.
+    pub fn write_data(&self, offset: u64, bytes: &[u8]) -> bool {
+        self.is_data(offset, bytes.len()) && self.memory.write(offset, bytes)
+    }
+
+    /// Adds to a word of 4 or 8 bytes of the data area.
+    pub fn add_to_data(&self, offset: u64, bytes: usize, number: u64) {
+        match bytes {
+            _ if !self.is_data(offset, bytes) => {}
+            4 => drop(self.memory.word32(offset).fetch_add(number as u32, Relaxed)),
+            8 => drop(self.memory.word64(offset).fetch_add(number, Relaxed)),
+            _ => {}
+        }
+    }
+
+    fn is_data(&self, offset: u64, bytes: usize) -> bool {
+        offset.checked_add(bytes as u64).is_some_and(|end| end <= self.header().data_bytes)
     }
 
     // ---- from bpf(2) ----

@@ -95,6 +95,15 @@ impl<'g> RingMemory<'g> {
         (at <= self.mask).then_some(at)
     }
 
+    /// Copies a record's data to `out`, if that is not longer than the buffer.
+    pub(crate) fn read(&self, position: u64, out: &mut [u8]) {
+        if out.len() as u64 + u64::from(BPF_RINGBUF_HDR_SZ) <= self.size() {
+            let data = self.address(position) as *const u8;
+            // SAFETY: from a place on there is as much as the buffer has; the destination is a distinct Rust slice.
+            unsafe { core::ptr::copy_nonoverlapping(data, out.as_mut_ptr(), out.len()) };
+        }
+    }
+
     /// Writes a record's data, if that is not longer than the buffer.
     #[inline(always)]
     pub(crate) fn write(&self, position: u64, bytes: &[u8]) {

@@ -16,6 +16,7 @@ use crate::Context;
 use crate::geometry::{Geometry, TYPE_PERF_BUFFER};
 use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
+use crate::ring::Taken;
 
 /// `sample_type`: the time, ns.
 pub const PERF_SAMPLE_TIME: u64 = 1 << 2;
@@ -39,6 +40,29 @@ pub struct Sample<'d> {
     pub time_ns: u64,
     /// Raw data.
     pub data: &'d [u8],
+}
+
+/// What a record tells.
+#[derive(Clone, Copy, Debug)]
+pub enum Told<'d> {
+    /// A sample.
+    Sample(Sample<'d>),
+    /// So many records had no room.
+    Lost(u64),
+}
+
+/// What the record with these bytes behind its header tells; `None` if it is none that producers write.
+fn told(kind: u32, with_time: bool, record: &[u8]) -> Option<Told<'_>> {
+    let word = |at: usize| Some(u64::from_le_bytes(record.get(at..)?.get(..8)?.try_into().ok()?));
+    if kind == RECORD_LOST {
+        return word(8).map(Told::Lost);
+    }
+    let time_ns = if with_time { word(0)? } else { 0 };
+    let rest = record.get(if with_time { 8 } else { 0 }..)?;
+    let bytes = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?) as usize;
+    // (The kernel's raw data is what was given and padding; of padding nobody knows how much there was.)
+    let data = rest.get(4..)?.get(..bytes)?;
+    (kind == RECORD_SAMPLE).then_some(Told::Sample(Sample { time_ns, data }))
 }
 
 /// A perf buffer.
@@ -162,6 +186,48 @@ impl<'g> PerfBuffer<'g> {
             self.word(4).store(0, Relaxed);
         }
         Ok(due)
+    }
+
+    /// As the reader: copies the next record to `out` and tells of it; it is passed then. Whatever the producers have written,
+    /// nothing outside of the buffer is read, and each call but the last passes something.
+    pub fn take(&self, out: &mut [u8], see: impl FnOnce(Told<'_>)) -> Taken {
+        let head = self.memory.word64(HEAD_AT).load(Acquire);
+        let tail = self.memory.word64(TAIL_AT).load(Relaxed);
+        let waiting = head.wrapping_sub(tail);
+        if waiting == 0 {
+            return Taken::Nothing;
+        }
+        let mut start = [0u8; 8];
+        self.get(tail, &mut start);
+        let word = u64::from_le_bytes(start);
+        let (kind, bytes) = (word as u32, word >> 48);
+        let is_record = bytes >= 8 && bytes.is_multiple_of(8) && bytes <= waiting && waiting <= self.data_bytes();
+        let room = out.get_mut(..(bytes as usize).saturating_sub(8)).filter(|_| is_record);
+        let Some(record) = room else {
+            self.memory.word64(TAIL_AT).store(head, Release);
+            return Taken::Passed;
+        };
+        self.get(tail.wrapping_add(8), record);
+        if let Some(told) = told(kind, self.word(2).load(Relaxed) & PERF_SAMPLE_TIME != 0, record) {
+            see(told);
+        }
+        self.memory.word64(TAIL_AT).store(tail.wrapping_add(bytes), Release);
+        Taken::Passed
+    }
+
+    /// Counts records that were lost elsewhere.
+    pub fn lose(&self, records: u64) {
+        self.word(1).fetch_add(records, Relaxed);
+    }
+
+    /// Copies from the ring at `from`, around its end.
+    fn get(&self, from: u64, out: &mut [u8]) {
+        let size = self.data_bytes();
+        let at = from & (size - 1);
+        let first = ((size - at) as usize).min(out.len());
+        let (before, after) = out.split_at_mut(first);
+        self.memory.read(PAGE_BYTES + at, before);
+        self.memory.read(PAGE_BYTES, after);
     }
 
     /// Copies to the ring at `head`, around its end.

@@ -7,7 +7,7 @@
 //!
 //! Own word 0: the producers' lock.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use ring3_layout::PAGE_BYTES;
 use ring3_uapi::Errno;
@@ -34,6 +34,15 @@ pub(crate) fn record_bytes(data: u64) -> u64 {
 /// A ring buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring<'m>(pub(crate) RingMemory<'m>);
+
+/// What a consumer found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// No record, or none that is ready or was accepted.
+    Nothing,
+    /// A record, or what is none: there may be more behind it.
+    Passed,
+}
 
 /// A reserved record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +141,37 @@ impl Ring<'_> {
         let [consumer, producer] = self.positions();
         let [header, _] = self.0.header(consumer);
         consumer != producer && header.load(Acquire) & BPF_RINGBUF_BUSY_BIT != 0
+    }
+
+    /// As the consumer: copies the next record to `out` and gives it to `accept`; if that takes it, it is passed. Whatever the
+    /// producers have written, nothing outside of the buffer is read, and each call but the last passes something.
+    pub fn take(&self, out: &mut [u8], accept: impl FnOnce(&[u8]) -> bool) -> Taken {
+        let [consumer, producer] = self.positions();
+        let waiting = producer.wrapping_sub(consumer);
+        if waiting == 0 {
+            return Taken::Nothing;
+        }
+        let length = self.0.header(consumer)[0].load(Acquire);
+        if length & BPF_RINGBUF_BUSY_BIT != 0 && waiting <= self.0.size() {
+            return Taken::Nothing;
+        }
+        let bytes = u64::from(length & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT));
+        let room = usize::try_from(bytes).ok().and_then(|bytes| out.get_mut(..bytes));
+        let is_record = consumer & 7 == 0 && waiting <= self.0.size() && record_bytes(bytes) <= waiting;
+        let Some(room) = room.filter(|_| is_record) else {
+            // What no producer writes: all of it is passed.
+            self.0.consumer.store(producer, SeqCst);
+            return Taken::Passed;
+        };
+        if length & BPF_RINGBUF_DISCARD_BIT == 0 {
+            self.0.read(consumer, room);
+            if !accept(room) {
+                return Taken::Nothing;
+            }
+        }
+        // A producer that finds the consumer before its record rings; one that does not has its record found here.
+        self.0.consumer.store(consumer.wrapping_add(record_bytes(bytes)), SeqCst);
+        Taken::Passed
     }
 
     /// Discards what dead owners reserved and never submitted; true if there was any, and the consumer should be

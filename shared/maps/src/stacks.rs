@@ -73,6 +73,11 @@ impl<'m> Stacks<'m> {
         Pool(self.0)
     }
 
+    /// What is added to the number of a bucket to get its id.
+    fn base(&self) -> u32 {
+        self.0.geometry.header.id_base
+    }
+
     fn builds(&self) -> bool {
         self.0.geometry.header.map_flags & BPF_F_STACK_BUILD_ID != 0
     }
@@ -96,7 +101,7 @@ impl<'m> Stacks<'m> {
     }
 
     fn id_of(&self, key: &[u8]) -> Option<u32> {
-        let id = u32::from_le_bytes(key.get(..4)?.try_into().ok()?);
+        let id = u32::from_le_bytes(key.get(..4)?.try_into().ok()?).checked_sub(self.base())?;
         (id <= self.0.geometry.pool.bucket_mask).then_some(id)
     }
 
@@ -138,18 +143,20 @@ impl<'m> Stacks<'m> {
             return Err(Errno::EFAULT);
         }
         let hash = hash_of(addresses);
+        // (The bucket's number.)
         let (id, summary) =
             (hash & self.0.geometry.pool.bucket_mask, u64::from(hash) | (addresses.len() as u64) << 32);
         let wanted = || match self.holds(id, summary, addresses, flags) {
             Err(Errno::EEXIST) if flags & BPF_F_REUSE_STACKID != 0 => Ok(false),
             other => other,
         };
+        let told = id.wrapping_add(self.base());
         if wanted()? {
-            return Ok(id);
+            return Ok(told);
         }
         self.pool().locked(cx, |held| {
             if wanted()? {
-                return Ok(id);
+                return Ok(told);
             }
             let index = held.take(0).ok_or(Errno::ENOMEM)?;
             self.0.word64(self.summary(index)).store(summary, Relaxed);
@@ -168,7 +175,7 @@ impl<'m> Stacks<'m> {
                 freed: [old, 0],
                 added,
             });
-            Ok(id)
+            Ok(told)
         })
     }
 
@@ -223,7 +230,8 @@ impl<'m> Stacks<'m> {
             Some(id) => id.checked_add(1)?,
             None => 0,
         };
-        (first..=self.0.geometry.pool.bucket_mask).find(|id| self.bucket(*id) != 0)
+        let used = (first..=self.0.geometry.pool.bucket_mask).find(|id| self.bucket(*id) != 0);
+        used.map(|id| id.wrapping_add(self.base()))
     }
 }
 

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use raw::Random;
-use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample};
+use ring3_maps::{
+    Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample, Taken, Told,
+};
 use ring3_uapi::bpf::map_type;
 
 const PAGE: usize = 4096;
@@ -110,7 +112,20 @@ fn operate(map: &Map, random: &mut Random) {
     let _ = map.check();
     let is_dead = random.below(2) == 0;
     map.bury(&cx, |owner| is_dead || owner % 2 == 0, |at| at);
+    let at = random.below(map.header().data_bytes + 9);
+    map.read_data(at, &mut value);
+    map.write_data(at, &value);
+    map.add_to_data(at, 8, 1);
+    map.add_to_data(at, 4, 1);
     if let Some(ring) = map.ring() {
+        let mut room = vec![0; map.header().max_entries as usize];
+        let accepts = random.below(4) != 0;
+        // (While others write there may always be more.)
+        for _ in 0..64 {
+            if ring.take(&mut room, |_| accepts) == Taken::Nothing {
+                break;
+            }
+        }
         (0..5).for_each(|what| assert!(ring.query(what) != 1 << 63 || what > 1));
         let _ = (ring.has_data(), ring.is_held_up());
         let _ = ring.output(&cx, &value[..random.below(64) as usize], 0);
@@ -193,6 +208,67 @@ fn scribbled_perf_buffers_lead_no_operation_astray() {
             let _ = buffer.output(&context(random.below(2) == 0), &sample);
             let _ = buffer.has_data();
             buffer.bury(|owner| owner % 2 == 0);
+            let mut room = [0; 4000];
+            for _ in 0..64 {
+                if buffer.take(&mut room, |_| ()) == Taken::Nothing {
+                    break;
+                }
+            }
         });
+    }
+}
+
+#[test]
+fn a_consumer_takes_what_producers_wrote_in_order_and_leaves_what_it_does_not_accept() {
+    let attributes = Attributes { map_type: map_type::RINGBUF, max_entries: 4096, cpus: 1, ..Attributes::default() };
+    let geometry = Geometry::new(&attributes).expect("valid");
+    let memory = Fenced::new(geometry.file_bytes() as usize);
+    // SAFETY: fresh zeroed memory of the right size.
+    let map = unsafe { Map::trusted(memory.base, &geometry) };
+    let (ring, cx) = (map.ring().expect("one"), context(false));
+    let mut room = vec![0; 4096];
+    let mut random = Random::seeded();
+    for round in 0..200u8 {
+        let texts: Vec<Vec<u8>> = (0..3).map(|n| vec![round ^ n; random.below(1000) as usize]).collect();
+        assert!(texts.iter().all(|text| ring.output(&cx, text, 0).is_ok()));
+        ring.commit(ring.reserve(&cx, 40).expect("room"), 0, true);
+        let open = ring.reserve(&cx, 8).expect("room");
+        assert_eq!(ring.take(&mut room, |_| false), Taken::Nothing);
+        let mut taken: Vec<Vec<u8>> = vec![];
+        let mut accept = |text: &[u8]| {
+            taken.push(text.to_vec());
+            true
+        };
+        while ring.take(&mut room, &mut accept) == Taken::Passed {}
+        assert_eq!(taken, texts);
+        assert!(ring.is_held_up(), "a record is not submitted");
+        ring.commit(open, 0, true);
+        assert_eq!(ring.take(&mut room, |_| true), Taken::Passed);
+        assert_eq!(ring.take(&mut room, |_| true), Taken::Nothing);
+    }
+    let pages = Geometry::perf_buffer(1).expect("valid");
+    for kinds in [PERF_SAMPLE_RAW, PERF_SAMPLE_RAW | PERF_SAMPLE_TIME] {
+        let memory = Fenced::new(pages.file_bytes() as usize);
+        // SAFETY: fresh zeroed memory of the right size.
+        let buffer = unsafe { PerfBuffer::initialize(memory.base, &pages, kinds, 1, 7) };
+        for round in 0..100u64 {
+            // (Lengths that need no padding, which would be told as data.)
+            let data = vec![round as u8; 8 * random.below(90) as usize + 4];
+            let written: Vec<bool> =
+                (0..8).map(|_| buffer.output(&cx, &Sample { time_ns: round, data: &data }).is_ok()).collect();
+            let (mut samples, mut lost) = (0, 0);
+            let time = if kinds & PERF_SAMPLE_TIME == 0 { 0 } else { round };
+            let mut see = |told: Told<'_>| match told {
+                Told::Sample(sample) => {
+                    assert_eq!((sample.time_ns, sample.data), (time, &data[..]));
+                    samples += 1;
+                }
+                Told::Lost(records) => lost += records,
+            };
+            while buffer.take(&mut room, &mut see) == Taken::Passed {}
+            assert_eq!(samples, written.iter().filter(|ok| **ok).count());
+            assert!(lost <= 8);
+            assert!(!buffer.has_data());
+        }
     }
 }

@@ -95,6 +95,8 @@ pub struct Session {
     pid: u32,
     /// It was said that the loader holds as much as it may.
     told: AtomicBool,
+    /// Targets of all users may share its maps.
+    trust: bool,
     compiling: Compiling,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
@@ -107,13 +109,14 @@ impl Session {
         subsystem: Arc<Subsystem>,
         pid: u32,
         command: String,
-        compiling: Compiling,
+        (compiling, trust): (Compiling, bool),
         store: Option<Arc<Store>>,
     ) -> bool {
         subsystem.loader_begins(pid, command);
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
         raw_seccomp::wake_synchronously(listener.as_fd());
-        let session = Session { listener: Some(listener.clone()), ledger, subsystem, pid, told, compiling, store };
+        let listening = Some(listener.clone());
+        let session = Session { listener: listening, ledger, subsystem, pid, told, trust, compiling, store };
         let mut result = Ok(());
         while result.is_ok() && wait(&listener) {
             result = session.ledger.receive(listener.as_fd()).map(|call| {
@@ -174,6 +177,7 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
         ledger: Arc::new(Ledger::new().map_err(|_| Errno::ENOMEM)?),
         subsystem: subsystem.clone(),
         pid,
+        trust: false,
         told: AtomicBool::new(true),
         compiling: Compiling::default(),
         store: None,

@@ -153,7 +153,10 @@ fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Rep
     let every = if attr.watermark { 1 } else { u64::from(attr.wakeup) };
     let kind = EventKind::output(&caller.subsystem().realm, attr.sample_type, every)?;
     let event = event(caller, opener(caller)?, kind);
-    let EventKind::Output { memfd, .. } = &event.kind else { unreachable!("just made") };
+    let EventKind::Output { memfd, doorbell, .. } = &event.kind else { unreachable!("just made") };
+    let weak = Arc::downgrade(&event);
+    let fetch = move |domain| weak.upgrade().iter().for_each(|event| event.fetch(domain));
+    event.realm.fetch_by(doorbell.0, fetch);
     let fd = caller.open_memfd(Object::Event(event.clone()), memfd.as_fd(), Access::BOTH)?;
     Ok(Outcome::Fd { fd, close_on_exec })
 }

@@ -14,7 +14,7 @@ use ring3_uapi::attr::{Field, PROG_INFO_BYTES};
 use ring3_uapi::bpf::{is_gpl_compatible, map_type, prog_type};
 use ring3_uapi::flags::BPF_F_SLEEPABLE;
 use ring3_uapi::helper;
-use ring3_verifier::{Input, MapShape, Policy, ProcessFilter, is_tracing, verify};
+use ring3_verifier::{AddedWords, Input, MapShape, Policy, ProcessFilter, is_tracing, verify};
 
 use super::attr::Attr;
 use super::bpf::{Info, Log, map_of, refuse_logged};
@@ -51,6 +51,8 @@ struct Made {
     facts: Facts,
     /// GOT slots of its maps.
     slots: Vec<u32>,
+    /// Words of values to which it adds, if that is known.
+    added: Option<Vec<AddedWords>>,
     /// If the loader came with a file of compiled programs: why its code was not used.
     aot: Option<Result<(), String>>,
 }
@@ -166,7 +168,7 @@ impl Brought<'_> {
         let symbol = |name: &str| ring3_image::symbols().find(|(known, _)| *known == name).map(|(known, _)| known);
         let code = stored.code(&subject, &symbol).ok_or("its code wants what this ring3 has not")?;
         let slots = subject.slots().to_vec();
-        Ok(Made { code, engine: Engine::Jit, facts: stored.facts, slots, aot: Some(Ok(())) })
+        Ok(Made { code, engine: Engine::Jit, facts: stored.facts, slots, added: None, aot: Some(Ok(())) })
     }
 
     /// What the program may do. Mirrors kernel/trace/bpf_trace.c:bpf_tracing_func_proto.
@@ -201,7 +203,7 @@ impl Brought<'_> {
             self.refuse(Errno::EINVAL, &text, &text)
         })?;
         let slots = verified.maps().iter().map(|map| map.slot).collect();
-        Ok(Made { code, engine, facts: Facts::of(&verified), slots, aot: None })
+        Ok(Made { code, engine, facts: Facts::of(&verified), slots, added: Some(verified.added_words()), aot: None })
     }
 
     /// The processes in which it does anything.
@@ -238,6 +240,7 @@ impl Brought<'_> {
         let text = realm.publish_program(&made.code, slots, made.engine, names);
         let text = text.map_err(|refusal| self.refuse(refusal.errno, &format!("{refusal}\n"), &refusal))?;
         let filter = self.filter();
+        self.maps.values().for_each(|map| map.note_sums(made.added.as_deref()));
         let bytes = with_map_ids(&self.insns, bytes, &self.maps);
         let mut held: Vec<Arc<MapObject>> = self.maps.into_values().collect();
         held.sort_by_key(|map| map.id);

@@ -2,7 +2,8 @@
 //!
 //! An agent sets its buffer's bit in the realm block and wakes the futex if the server sleeps there. One
 //! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. What it reads is
-//! writable by every target: a bit set for nothing costs a spurious wake-up of one reader, no more.
+//! writable by every target of its domain: a bit set for nothing costs a spurious wake-up of one reader, no more. Each domain has
+//! a thread of its own. Where other domains than the server's own ring, what they have written is fetched first.
 //!
 //! A producer wakes a ring buffer's reader only if that stands at its record. The reader's last store of its position
 //! may still be under way when it finds nothing more to read and goes to sleep, and then a producer that looks at the
@@ -20,7 +21,8 @@ use ring3_layout::realm::{DOORBELL_REQUESTS, DOORBELLS_MAX};
 use ring3_uapi::Errno;
 use rustix::event::EventfdFlags;
 
-use super::raw_mapping::{SharedFile, futex_wait, futex_wake};
+use super::domains::Block;
+use super::raw_mapping::{futex_wait, futex_wake};
 
 /// The thread looks at the stop flag at least this often, ms.
 const SLEEP_MS: u64 = 500;
@@ -79,10 +81,14 @@ impl EventFd {
 /// Tells a ring buffer's consumer and producer positions; `None` if there is no such buffer any more.
 pub(crate) type Positions = dyn Fn() -> Option<[u64; 2]> + Send + Sync;
 
+/// Fetches what the targets of a domain have written into their own memory of a buffer.
+pub(crate) type Fetch = dyn Fn(u32) + Send + Sync;
+
 #[derive(Clone)]
 struct Bell {
     event: Arc<EventFd>,
     positions: Option<Arc<Positions>>,
+    fetch: Option<Arc<Fetch>>,
 }
 
 impl std::fmt::Debug for Bell {
@@ -118,7 +124,7 @@ impl Doorbells {
         let first = DOORBELL_REQUESTS as usize + 1;
         let number = (first..bells.len()).find(|&n| bells[n].is_none()).ok_or(Errno::ENOSPC)?;
         let event = Arc::new(EventFd::new().map_err(|e| Errno(e.raw_os_error()))?);
-        bells[number] = Some(Bell { event: event.clone(), positions: None });
+        bells[number] = Some(Bell { event: event.clone(), positions: None, fetch: None });
         Ok((number as u32, event))
     }
 
@@ -126,6 +132,13 @@ impl Doorbells {
     pub(crate) fn watch(&self, number: u32, positions: Arc<Positions>) {
         if let Some(bell) = &mut self.bells.lock().expect("no panic under this lock")[number as usize] {
             bell.positions = Some(positions);
+        }
+    }
+
+    /// What is done when another domain than the server's own rings.
+    pub(crate) fn fetch_by(&self, number: u32, fetch: Arc<Fetch>) {
+        if let Some(bell) = &mut self.bells.lock().expect("no panic under this lock")[number as usize] {
+            bell.fetch = Some(fetch);
         }
     }
 
@@ -140,19 +153,19 @@ impl Doorbells {
     }
 
     /// Ends [`Doorbells::run`].
-    pub(crate) fn stop(&self, block: &SharedFile) {
+    pub(super) fn stop(&self, block: &Block) {
         self.stopping.store(true, Ordering::Release);
-        let doorbell = &block.realm().doorbell;
+        let doorbell = &block.file.realm().doorbell;
         doorbell.sequence.fetch_add(1, Ordering::SeqCst);
         futex_wake(&doorbell.sequence);
     }
 
     /// The doorbell thread: sleeps, rings, and calls `requests` when an agent asks for the server.
-    pub(crate) fn run(&self, block: &SharedFile, requests: &dyn Fn()) {
-        let doorbell = &block.realm().doorbell;
+    pub(super) fn run(&self, block: &Block, requests: &dyn Fn()) {
+        let doorbell = &block.file.realm().doorbell;
         let mut watched = BTreeMap::new();
         let mut pace = Pace { since: Instant::now(), rounds: 0 };
-        while !self.stopping.load(Ordering::Acquire) {
+        while !self.stopping.load(Ordering::Acquire) && !block.ended.load(Ordering::Acquire) {
             let sequence = doorbell.sequence.load(Ordering::SeqCst);
             doorbell.sleeping.store(1, Ordering::SeqCst);
             if !self.ring(block, requests, &mut watched) {
@@ -194,9 +207,9 @@ impl Doorbells {
     }
 
     /// Takes all set bits and rings them; false if there was none.
-    fn ring(&self, block: &SharedFile, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> bool {
+    fn ring(&self, block: &Block, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> bool {
         let mut any = false;
-        for (index, word) in block.realm().doorbell.bits.iter().enumerate() {
+        for (index, word) in block.file.realm().doorbell.bits.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
@@ -208,6 +221,10 @@ impl Doorbells {
                 if number == DOORBELL_REQUESTS {
                     requests();
                 } else if let Some(bell) = self.bell(number) {
+                    if block.number != 0 {
+                        bell.fetch.iter().for_each(|fetch| fetch(block.number));
+                        continue;
+                    }
                     bell.event.signal();
                     if bell.positions.is_some() {
                         let wait = Duration::from_millis(LOOK_MS);
@@ -225,26 +242,26 @@ impl Doorbells {
 mod tests {
     use std::sync::atomic::AtomicU64;
 
-    use ring3_layout::region::REALM_BYTES;
-
+    use super::super::domains::Domains;
     use super::*;
 
     /// Rings a ring buffer's bell once, then waits until `done`.
     fn rung_until(positions: impl Fn() -> Option<[u64; 2]> + Send + Sync + 'static, done: impl Fn(&EventFd) -> bool) {
-        let block = SharedFile::new("ring3-test", REALM_BYTES, false).expect("a memfd");
+        let domains = Domains::new().expect("a memfd");
+        let block = domains.own().block();
         let doorbells = Doorbells::new();
         let (number, event) = doorbells.add().expect("a number");
         doorbells.watch(number, Arc::new(positions));
-        block.realm().doorbell.bits[number as usize / 64].fetch_or(1 << (number % 64), Ordering::SeqCst);
+        block.file.realm().doorbell.bits[number as usize / 64].fetch_or(1 << (number % 64), Ordering::SeqCst);
         std::thread::scope(|scope| {
-            scope.spawn(|| doorbells.run(&block, &|| {}));
+            scope.spawn(|| doorbells.run(block, &|| {}));
             let deadline = Instant::now() + Duration::from_secs(20);
             let mut is_done = done(&event);
             while !is_done && Instant::now() < deadline {
                 std::thread::yield_now();
                 is_done = done(&event);
             }
-            doorbells.stop(&block);
+            doorbells.stop(block);
             assert!(is_done);
         });
     }

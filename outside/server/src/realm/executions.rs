@@ -231,7 +231,7 @@ fn enter(
     is_known: bool,
 ) -> Result<(Target, Instant), Refusal> {
     let started = Instant::now();
-    let mut target = Target::prepare(stopped.pid(), kept.explicit).map_err(refusal_of)?;
+    let mut target = Target::prepare(shared, stopped.pid(), kept.explicit).map_err(refusal_of)?;
     target.set_following(kept.following);
     target.terminal = kept.terminal;
     target.executed = is_known;

@@ -50,7 +50,7 @@ impl Target {
 
     /// Gives a fork of this target its own control block, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
-        let mut target = Target::prepare(child, self.explicit)?;
+        let mut target = Target::prepare(shared, child, self.explicit)?;
         inject::while_stopped(inject::Pid(child), ADOPT_WITHIN, |stopped| {
             target.take_after(self, shared);
             inject::replace_control(stopped, self.region, target.control.file())
@@ -69,7 +69,7 @@ impl Target {
         if self.find_children().is_empty() {
             return Ok(None);
         }
-        let mut fresh = Target::prepare(self.pid, self.explicit)?;
+        let mut fresh = Target::prepare(shared, self.pid, self.explicit)?;
         fresh.take_after(self, shared);
         fresh.executed = self.executed;
         (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us.clone());
@@ -95,6 +95,7 @@ impl Target {
     /// Becomes a copy of another target, for another process, or for the same one.
     fn take_after(&mut self, other: &Target, shared: &Shared) {
         self.following = other.following;
+        self.inherit_domain(other);
         self.terminal = other.terminal;
         self.told = other.told.clone();
         (self.budget, self.lies) = (other.budget, other.lies);
@@ -193,6 +194,7 @@ impl Actor {
                 }
                 // It has its parent's probes: some programs may be for one of the two only.
                 let differs = parent.parted
+                    || self.targets.get(&child).is_some_and(Target::changes_domain)
                     || self.links.values().any(|link| link.spec.filter.chooses() || !link.spec.rights.reaches_all());
                 let applied = if differs { self.apply(child, Hearer::Beginner) } else { Ok(()) };
                 if let Err(refusal) = applied {

@@ -9,6 +9,7 @@ mod batch;
 mod breakpoints;
 mod cancellation;
 mod code_file;
+mod domains;
 mod doorbell;
 mod executions;
 mod filters;
@@ -42,10 +43,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use ring3_jit::{Code, Target as Symbol};
 use ring3_layout::control::MAPS_MAX;
-use ring3_layout::region::{REALM_BYTES, TEXT_OFFSET, got_offset};
+use ring3_layout::region::{TEXT_OFFSET, got_offset};
 use ring3_llvm::Engine;
 use ring3_maps::Geometry;
 use ring3_names::Names;
@@ -55,6 +57,7 @@ use ring3_uapi::seccomp::FilterInsn;
 use ring3_verifier::ProcessFilter;
 use serde::Serialize;
 
+pub use domains::Domain;
 pub use doorbell::EventFd;
 pub use modules::plan_file;
 pub use named::PerfFiles;
@@ -68,6 +71,10 @@ pub use text::TextRange;
 use tracer::{Command, Tracer};
 
 use crate::rights::Rights;
+use crate::trace::TraceLog;
+
+/// How often that is looked at of which nobody tells when it changes.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Targets that were let go are remembered for `ring3 status`, the latest ones.
 const LET_GO_SHOWN_MAX: usize = 16;
@@ -81,6 +88,37 @@ pub struct MapFile {
     pub geometry: Geometry,
     /// False for maps that programs may only read (`BPF_F_RDONLY_PROG`).
     pub writable: bool,
+    /// What targets of other domains than the server's own get.
+    pub elsewhere: Elsewhere,
+}
+
+/// What targets of other domains than the server's own get for a map.
+#[derive(Debug)]
+pub enum Elsewhere {
+    /// The same: targets cannot write it, or its loader says that they may share it.
+    Same,
+    /// Memory of their own.
+    Own(Arc<dyn Instances>),
+    /// Nothing, and no program that uses the map: why.
+    Nothing(&'static str),
+}
+
+/// The memory of a map for other domains than the server's own.
+pub trait Instances: std::fmt::Debug + Send + Sync {
+    /// A target of the server's own domain gets the map.
+    fn begin(&self);
+
+    /// The memory of a domain, made if there is none.
+    ///
+    /// # Errors
+    /// Those of making memory.
+    fn of(&self, domain: &Arc<Domain>) -> Result<Arc<MapFile>, Errno>;
+}
+
+/// What has to be looked at often, since nobody tells when it changes.
+pub trait Looked: Send + Sync {
+    /// Looks at it.
+    fn look(&self);
 }
 
 /// A map's index in every target's GOT.
@@ -226,10 +264,9 @@ pub struct RealmStatus {
 }
 
 /// Memory and tables that the loader side and the tracer share.
-#[derive(Debug)]
 struct Shared {
     agent: raw_mapping::SharedFile,
-    block: raw_mapping::SharedFile,
+    domains: domains::Domains,
     text: text::TextStore,
     doorbells: doorbell::Doorbells,
     namespaces: owners::Namespaces,
@@ -246,10 +283,19 @@ struct Shared {
     modules: Mutex<modules::Modules>,
     /// The system calls of the kernel's own code in processes, which is the same in all.
     vdso: Option<modules::SyscallPlans>,
+    trace: Mutex<TraceLog>,
+    /// What is looked at often.
+    looked: Mutex<Vec<std::sync::Weak<dyn Looked>>>,
     /// The filter of system calls that loaders have.
     loader_filter: Vec<FilterInsn>,
     cpus: u32,
     folder: u32,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("domains", &self.domains).finish_non_exhaustive()
+    }
 }
 
 /// The realm of one server.
@@ -279,7 +325,7 @@ impl Realm {
         }
         let shared = Arc::new(Shared {
             agent,
-            block: raw_mapping::SharedFile::new("ring3-realm", REALM_BYTES, false)?,
+            domains: domains::Domains::new()?,
             text: text::TextStore::new(perf)?,
             doorbells: doorbell::Doorbells::new(),
             namespaces: owners::Namespaces::new(),
@@ -290,21 +336,31 @@ impl Realm {
             let_go: Mutex::default(),
             modules: Mutex::default(),
             vdso: modules::vdso_calls(),
+            trace: Mutex::default(),
+            looked: Mutex::default(),
             cpus: possible_cpus(),
             loader_filter,
             folder,
         });
         let tracer = Tracer::start(shared.clone())?;
         let realm = Arc::new(Realm { shared: shared.clone(), tracer });
-        let sender = realm.tracer.sender();
-        std::thread::Builder::new().name("ring3-doorbell".into()).spawn(move || {
-            shared.doorbells.run(&shared.block, &|| {
-                // (Rung for as often as a target likes, it is told once.)
-                if !shared.rung.swap(true, Ordering::AcqRel) {
-                    sender.send(Command::Requests);
-                }
+        let (sender, weak) = (Mutex::new(realm.tracer.sender()), Arc::downgrade(&shared));
+        shared.domains.begin(Box::new(move |block| {
+            let Some(shared) = weak.upgrade() else { return };
+            let sender = sender.lock().expect("no panic under this lock").clone();
+            let listener = std::thread::Builder::new().name("ring3-doorbell".into());
+            let listening = listener.spawn(move || {
+                shared.doorbells.run(&block, &|| {
+                    // (Rung for as often as a target likes, it is told once.)
+                    if !shared.rung.swap(true, Ordering::AcqRel) {
+                        sender.send(Command::Requests);
+                    }
+                });
             });
-        })?;
+            if let Err(error) = listening {
+                tracing::error!("no thread for requests of targets: {error}");
+            }
+        }));
         Ok(realm)
     }
 
@@ -336,6 +392,41 @@ impl Realm {
     /// Has a ring buffer looked at while it is in use: where its consumer and its producer are.
     pub fn watch_doorbell(&self, number: u32, positions: impl Fn() -> Option<[u64; 2]> + Send + Sync + 'static) {
         self.shared.doorbells.watch(number, Arc::new(positions));
+    }
+
+    /// Has what other domains than the server's own have written fetched when they ring.
+    pub fn fetch_by(&self, number: u32, fetch: impl Fn(u32) + Send + Sync + 'static) {
+        self.shared.doorbells.fetch_by(number, Arc::new(fetch));
+    }
+
+    /// Rings a doorbell as a target of the server's own domain would.
+    pub fn ring(&self, number: u32) {
+        self.shared.domains.own().block().ring(number);
+    }
+
+    /// Has something looked at often, as long as it is there.
+    pub fn look_often(&self, looked: std::sync::Weak<dyn Looked>) {
+        let mut all = self.shared.looked.lock().expect("no panic under this lock");
+        let is_first = all.is_empty();
+        all.push(looked);
+        drop(all);
+        let shared = self.shared.clone();
+        let look = move || {
+            loop {
+                std::thread::sleep(LOOK_EVERY);
+                let mut all = shared.looked.lock().expect("no panic under this lock");
+                all.retain(|looked| looked.strong_count() > 0);
+                if all.is_empty() {
+                    return;
+                }
+                let now = all.clone();
+                drop(all);
+                now.iter().filter_map(std::sync::Weak::upgrade).for_each(|looked| looked.look());
+            }
+        };
+        if is_first && let Err(error) = std::thread::Builder::new().name("ring3-looks".into()).spawn(look) {
+            tracing::error!("no thread for what targets of other users write: {error}");
+        }
     }
 
     /// Gives a doorbell number back.
@@ -474,7 +565,14 @@ impl Realm {
 
     /// The lines of `bpf_trace_printk` with numbers from `from` on, and the number to continue at.
     pub fn trace(&self, from: u64) -> (Vec<String>, u64) {
-        crate::trace::read(self.shared.block.realm(), from)
+        let mut log = self.shared.trace.lock().expect("no panic under this lock");
+        for domain in self.shared.domains.all() {
+            let block = domain.block();
+            let user = (!domain.is_own()).then(|| domain.to_string());
+            let seen = block.trace_next.load(Ordering::Relaxed);
+            block.trace_next.store(log.add(block.file.realm(), seen, user.as_deref()), Ordering::Relaxed);
+        }
+        log.lines(from)
     }
 
     /// Detaches from every target and ends the threads.
@@ -482,7 +580,7 @@ impl Realm {
         let _ = self.tracer.ask_long(Command::ShutDown);
         self.shared.agent.unlink();
         self.shared.text.unlink();
-        self.shared.doorbells.stop(&self.shared.block);
+        self.shared.domains.all().iter().for_each(|domain| self.shared.doorbells.stop(domain.block()));
     }
 }
 
@@ -502,6 +600,38 @@ impl Shared {
 
     fn map_file(&self, slot: MapSlot) -> Option<Arc<MapFile>> {
         self.maps.lock().expect("no panic under this lock").get(slot.0 as usize)?.clone()
+    }
+
+    /// What targets of a domain get for maps.
+    fn map_files(&self, slots: &[MapSlot], domain: &Arc<Domain>) -> Result<Vec<(MapSlot, Arc<MapFile>)>, Refusal> {
+        let mut files = vec![];
+        for slot in slots {
+            let Some(file) = self.map_file(*slot) else { continue };
+            let file = match &file.elsewhere {
+                Elsewhere::Own(instances) if domain.is_own() => {
+                    instances.begin();
+                    file
+                }
+                Elsewhere::Own(instances) => {
+                    let told = |errno| Refusal::new(errno, "a user's memory of a map could not be made");
+                    instances.of(domain).map_err(told)?
+                }
+                Elsewhere::Same => file,
+                Elsewhere::Nothing(_) if domain.is_own() => file,
+                Elsewhere::Nothing(why) => return Err(Refusal::new(Errno::EPERM, *why)),
+            };
+            files.push((*slot, file));
+        }
+        Ok(files)
+    }
+
+    /// Why no target of a domain can have what is reached through these maps, if so.
+    fn kept_from(&self, slots: &[MapSlot], domain: &Domain) -> Option<&'static str> {
+        let slots = if domain.is_own() { BTreeSet::new() } else { self.with_companions(slots.iter().copied()) };
+        slots.into_iter().find_map(|slot| match self.map_file(slot)?.elsewhere {
+            Elsewhere::Nothing(why) => Some(why),
+            Elsewhere::Same | Elsewhere::Own(_) => None,
+        })
     }
 
     /// The maps themselves and all that can be reached through them.

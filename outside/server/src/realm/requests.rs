@@ -44,6 +44,8 @@ impl Budget {
 /// A request as it was found.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
+    /// The number of the domain by whose block it came.
+    domain: u32,
     index: usize,
     kind: u32,
     pid: u32,
@@ -53,8 +55,9 @@ struct Claim {
 }
 
 impl Claim {
-    fn of(index: usize, entry: &Request) -> Claim {
+    fn of(domain: u32, index: usize, entry: &Request) -> Claim {
         Claim {
+            domain,
             index,
             kind: entry.kind.load(Relaxed),
             pid: entry.pid.load(Relaxed),
@@ -70,8 +73,9 @@ impl Claim {
 
     /// Whoever waits goes on; what nobody waits for is free again. (It may be somebody else's by now.)
     fn answer(self, shared: &Shared) {
-        let entry = &shared.block.realm().requests[self.index];
-        let now = Claim::of(self.index, entry);
+        let Some(domain) = shared.domains.numbered(self.domain) else { return };
+        let entry = &domain.block().file.realm().requests[self.index];
+        let now = Claim::of(self.domain, self.index, entry);
         if (now.pid, now.tid, now.nonce, now.kind) != (self.pid, self.tid, self.nonce, self.kind) {
             return;
         }
@@ -138,16 +142,22 @@ impl Actor {
     /// free again.
     fn claims(&self) -> Vec<Claim> {
         let shared = self.shared.clone();
-        let paid: BTreeMap<u64, Option<Instant>> =
-            self.all_tables().map(|tables| (tables.nonce, tables.budget.paid)).collect();
+        // (The claims of a target are about targets of its own domain.)
+        let paid: BTreeMap<(u32, u64), Option<Instant>> =
+            self.all_tables().map(|tables| ((tables.domain.number(), tables.nonce), tables.budget.paid)).collect();
         let mut claims = vec![];
-        for (index, entry) in shared.block.realm().requests.iter().enumerate() {
+        let domains = shared.domains.all();
+        let entries = domains.iter().flat_map(|domain| {
+            let requests = domain.block().file.realm().requests.iter().enumerate();
+            requests.map(move |(index, entry)| (domain.number(), index, entry))
+        });
+        for (domain, index, entry) in entries {
             let state = entry.state.load(Acquire);
             if !matches!(state, request::PENDING | request::UNATTENDED | request::ABANDONED) {
                 continue;
             }
-            let claim = Claim::of(index, entry);
-            match paid.get(&claim.nonce) {
+            let claim = Claim::of(domain, index, entry);
+            match paid.get(&(domain, claim.nonce)) {
                 Some(paid) if state != request::ABANDONED => claims.push((*paid, !claim.is_exec(), claim)),
                 _ => claim.answer(&shared),
             }
@@ -160,11 +170,14 @@ impl Actor {
     /// A target has ended, which ran with the tables of `nonce`: what it was about to ask is nothing any more. So is whatever
     /// names no target: what ends while it asks, or scribbles, would take it from others for good.
     pub(super) fn free_requests_of_nobody(&self, nonce: u64) {
-        let known = |of: u64| of != nonce && self.all_tables().any(|tables| tables.nonce == of);
-        for entry in &self.shared.block.realm().requests {
-            let state = entry.state.load(Acquire);
-            if state != request::FREE && !known(entry.nonce.load(Relaxed)) {
-                let _ = entry.state.compare_exchange(state, request::FREE, AcqRel, Relaxed);
+        for domain in self.shared.domains.all() {
+            let is_known = |tables: &Target, of: u64| tables.nonce == of && Arc::ptr_eq(&tables.domain, &domain);
+            let known = |of: u64| of != nonce && self.all_tables().any(|tables| is_known(tables, of));
+            for entry in &domain.block().file.realm().requests {
+                let state = entry.state.load(Acquire);
+                if state != request::FREE && !known(entry.nonce.load(Relaxed)) {
+                    let _ = entry.state.compare_exchange(state, request::FREE, AcqRel, Relaxed);
+                }
             }
         }
     }
@@ -176,9 +189,12 @@ impl Actor {
 
     fn serve(&mut self, claim: Claim) -> Served {
         let Claim { kind, pid, nonce, argument, .. } = claim;
-        let Some(owner) = self.all_tables().find(|t| t.nonce == nonce) else { return Served::Done };
+        let is_of_domain = |t: &Target| t.domain.number() == claim.domain;
+        let Some(owner) = self.all_tables().find(|t| t.nonce == nonce && is_of_domain(t)) else {
+            return Served::Done;
+        };
         let asker = |targets: &BTreeMap<u32, Target>| {
-            targets.values().find(|t| t.own_pid == pid && t.is_family(nonce)).map(|t| t.pid)
+            targets.values().find(|t| t.own_pid == pid && t.is_family(nonce) && is_of_domain(t)).map(|t| t.pid)
         };
         if claim.is_exec() {
             // Who has not been adopted need not be any more.

@@ -45,6 +45,8 @@ pub struct TargetStatus {
     pub pid: u32,
     /// Its name.
     pub comm: String,
+    /// Whose it is, if it shares no memory with the targets of the server's own user.
+    pub user: Option<String>,
     /// Asked for by `start` or `attach` (else by a link for its pid, or as a fork of a target).
     pub explicit: bool,
     /// Everything is being taken out.
@@ -112,6 +114,7 @@ impl Target {
             net_calls: self.net_counts(),
             pid: self.pid,
             comm: self.comm.clone(),
+            user: (!self.domain.is_own()).then(|| self.domain.to_string()),
             explicit: self.explicit,
             leaving: self.is_leaving(),
             inject_us: self.inject_us,

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
@@ -36,7 +36,7 @@ use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
-use super::{AttachmentId, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
+use super::{AttachmentId, Domain, Following, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
 use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
@@ -45,6 +45,9 @@ pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
 const REQUEST_WAIT_US: u32 = 200_000;
+/// How often it is looked whose a target is, at most.
+const SUBJECT_EVERY: Duration = Duration::from_millis(50);
+
 /// A link and where it could not be applied.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -61,8 +64,14 @@ pub(super) struct Target {
     pub(super) own_pid: u32,
     pub(super) comm: String,
     pub(super) explicit: bool,
-    /// Whose it is: read again when links that do not reach all processes are applied.
+    /// Whose it is, when that was read last.
     subject: Subject,
+    subject_read: Instant,
+    /// Whose memory it has, and whose it is to have.
+    pub(super) domain: Arc<Domain>,
+    pub(super) next_domain: Arc<Domain>,
+    /// Links that hold for it, of programs that need what its domain cannot have.
+    pub(super) kept_out: BTreeMap<AttachmentId, &'static str>,
     /// What becomes of its children and of what it executes.
     pub(super) following: Following,
     /// It is another program of a process that was a target: the end of `execve` is still to be seen.
@@ -120,7 +129,7 @@ pub(super) struct Outlook {
 
 impl Target {
     /// What can be done before the process is stopped: checks, and the control block.
-    pub(super) fn prepare(pid: u32, explicit: bool) -> Result<Target, inject::Error> {
+    pub(super) fn prepare(shared: &Shared, pid: u32, explicit: bool) -> Result<Target, inject::Error> {
         let info = inject::inspect(inject::Pid(pid))?;
         let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
@@ -131,9 +140,15 @@ impl Target {
         )
         .map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
         let subject = Subject::of(pid).map_err(|_| inject::Error::NoSuchProcess { pid })?;
+        let domain =
+            shared.domains.of(&subject).map_err(|refusal| inject::Error::Unsupported { what: refusal.message })?;
         Ok(Target {
             pid,
             subject,
+            subject_read: Instant::now(),
+            next_domain: domain.clone(),
+            domain,
+            kept_out: BTreeMap::new(),
             own_pid: info.own_pid,
             comm: info.comm,
             explicit,
@@ -181,11 +196,12 @@ impl Target {
     }
 
     fn look_at(
-        &self,
+        &mut self,
         mappings: &[inject::Mapping],
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
     ) -> Outlook {
+        self.keep_out(shared, links);
         let places = self.wanted(&mut shared.modules(), links, mappings);
         let calls = self.wanted_calls(shared, links, mappings);
         Outlook { code: code_of(mappings).cloned().collect(), places, calls }
@@ -201,19 +217,19 @@ impl Target {
         outlook: Option<Outlook>,
     ) -> Result<(), Refusal> {
         stopped.tell_time(&self.stopped_us);
+        self.keep_out(shared, links);
+        let domain = self.domain.clone();
         let files = inject::RegionFiles {
             agent: shared.agent.file(),
             agent_bytes: (ring3_image::bytes().len() as u64).next_multiple_of(4096),
             control: self.control.file(),
-            realm: shared.block.file(),
+            realm: domain.block().file.file(),
             text: shared.text.file(),
         };
         let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
-        let map_files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
-        let sent: Vec<_> = map_files
-            .iter()
-            .map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable))
-            .collect();
+        let map_files = shared.map_files(&slots, &domain)?;
+        let opened = opened_for_targets(&map_files)?;
+        let sent = sources(&map_files, &opened);
         let mappings = stopped.mappings().map_err(refusal_of)?;
         self.respect(shared, stopped).map_err(refusal_of)?;
         let announce = |base| self.write_header(shared, base);
@@ -318,9 +334,11 @@ impl Target {
         if self.is_leaving() {
             return Ok(());
         }
-        if links.values().any(|link| !link.spec.rights.reaches_all()) {
-            self.subject = Subject::of(self.pid).map_err(|errno| Refusal::new(errno, "it is gone"))?;
+        let is_judged = links.values().any(|link| !link.spec.rights.reaches_all());
+        if is_judged || self.subject_read.elapsed() >= SUBJECT_EVERY {
+            self.judge(shared)?;
         }
+        self.keep_out(shared, links);
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let mut wanted = self.wanted(&mut shared.modules(), links, &mappings);
         self.set_blocked_aside(&mut wanted, links);
@@ -335,7 +353,7 @@ impl Target {
         let calls = self.note_calls(calls);
         self.forget_unmapped_calls(&calls);
         let is_same = self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && !self.disturbed;
-        if missing.is_empty() && is_same && self.net.is_settled() {
+        if missing.is_empty() && is_same && self.net.is_settled() && !self.changes_domain() {
             self.silence_unwanted(&wanted);
             for want in wanted {
                 let address = want.place.address;
@@ -347,6 +365,7 @@ impl Target {
         let pid = inject::Pid(self.pid);
         let change = |stopped: &mut inject::Stopped| {
             parted.extend(self.part(shared, stopped).map_err(refusal_of)?);
+            self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;
             let reconciled = self.reconcile(stopped, wanted, shared, links);
             self.publish_calls(links);
@@ -376,6 +395,14 @@ impl Target {
         Ok(())
     }
 
+    /// Looks whose it is now, and so whose memory it is to have.
+    pub(super) fn judge(&mut self, shared: &Shared) -> Result<(), Refusal> {
+        self.subject = Subject::of(self.pid).map_err(|errno| Refusal::new(errno, "it is gone"))?;
+        self.subject_read = Instant::now();
+        self.next_domain = shared.domains.of(&self.subject)?;
+        Ok(())
+    }
+
     /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more, and nothing new.
     /// Its code may be gone soon.
     fn silence(&mut self, links: &BTreeMap<AttachmentId, Link>) {
@@ -393,13 +420,15 @@ impl Target {
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
         let (pid, own_pid, subject) = (self.pid, self.own_pid, self.subject.clone());
+        let kept_out: BTreeSet<AttachmentId> = self.kept_out.keys().copied().collect();
         let holds = move |spec: &LinkSpec| {
             spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(own_pid) && spec.rights.reaches(&subject)
         };
-        links.iter().map(|(id, link)| (*id, &link.spec)).filter(move |(_, spec)| holds(spec))
+        let specs = links.iter().map(|(id, link)| (*id, &link.spec));
+        specs.filter(move |(id, spec)| holds(spec) && !kept_out.contains(id))
     }
 
-    fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
+    pub(super) fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
         shared.with_companions(self.links_for(links).flat_map(|(_, spec)| spec.text.maps.iter().copied()))
     }
 
@@ -457,6 +486,7 @@ impl Target {
         for link in links.values_mut() {
             link.refused.remove(&self.pid);
         }
+        failed.extend(self.refused_to_domain(links, mappings));
         let is_failed = |one: &Use| failed.iter().any(|(id, _)| *id == one.attachment);
         // A function of which one return would not be seen is not probed.
         for want in wanted.values_mut().filter(|want| want.ret.is_some()) {
@@ -621,7 +651,7 @@ impl Target {
 
     // ---- maps ----
 
-    fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
+    pub(super) fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
         self.maps.insert(slot, (address, geometry.file_bytes()));
         self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
         let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
@@ -636,12 +666,12 @@ impl Target {
         stopped: &mut inject::Stopped,
         slots: &[MapSlot],
     ) -> Result<(), Refusal> {
-        let files: Vec<_> = slots.iter().filter_map(|slot| Some((*slot, shared.map_file(*slot)?))).collect();
+        let files = shared.map_files(slots, &self.domain)?;
         if files.is_empty() {
             return Ok(());
         }
-        let sent: Vec<_> =
-            files.iter().map(|(_, file)| (file.memfd.as_fd(), file.geometry.file_bytes(), file.writable)).collect();
+        let opened = opened_for_targets(&files)?;
+        let sent = sources(&files, &opened);
         let addresses = inject::map_files(stopped, &sent).map_err(refusal_of)?;
         for ((slot, file), address) in files.iter().zip(addresses) {
             self.note_map(*slot, address, &file.geometry);
@@ -651,16 +681,23 @@ impl Target {
 
     /// Unmaps maps that no program here uses any more.
     pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
-        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
-            for slot in slots {
-                let Some((address, bytes)) = self.maps.remove(slot) else { continue };
-                let got = got_offset(slot.0) - CONTROL_OFFSET;
-                self.control.word(got).store(0, Ordering::SeqCst);
-                self.control.word(got + 8).store(0, Ordering::SeqCst);
-                stopped.unmap(address, bytes)?;
-            }
-            Ok(())
-        })?
+        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| self.forget_maps(stopped, slots))?
+    }
+
+    /// Unmaps them from the stopped process.
+    pub(super) fn forget_maps(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        slots: &[MapSlot],
+    ) -> Result<(), inject::Error> {
+        for slot in slots {
+            let Some((address, bytes)) = self.maps.remove(slot) else { continue };
+            let got = got_offset(slot.0) - CONTROL_OFFSET;
+            self.control.word(got).store(0, Ordering::SeqCst);
+            self.control.word(got + 8).store(0, Ordering::SeqCst);
+            stopped.unmap(address, bytes)?;
+        }
+        Ok(())
     }
 
     // ---- threads ----
@@ -747,6 +784,33 @@ pub(super) fn taken(name: &str, address: u64) -> Refusal {
     Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
 }
 
+/// What is sent to a target for files that it may only read: descriptors that cannot write, or it could make its mappings writable.
+pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Vec<Option<OwnedFd>>, Refusal> {
+    use std::os::fd::AsRawFd;
+    let open = |(_, file): &(MapSlot, Arc<MapFile>)| {
+        if file.writable {
+            return Ok(None);
+        }
+        let path = format!("/proc/self/fd/{}", file.memfd.as_raw_fd());
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map(Some)
+    };
+    let opened: Result<Vec<_>, _> = files.iter().map(open).collect();
+    opened.map_err(|error| Refusal::new(Errno(error.raw_os_error()), format!("a map for a target: {error}")))
+}
+
+/// Maps as they are sent to a target.
+pub(super) fn sources<'f>(
+    files: &'f [(MapSlot, Arc<MapFile>)],
+    opened: &'f [Option<OwnedFd>],
+) -> Vec<inject::MapSource<'f>> {
+    let source = |((_, file), opened): (&'f (MapSlot, Arc<MapFile>), &'f Option<OwnedFd>)| {
+        let fd = opened.as_ref().map_or(file.memfd.as_fd(), |opened| opened.as_fd());
+        (fd, file.geometry.file_bytes(), file.writable)
+    };
+    files.iter().zip(opened).map(source).collect()
+}
+
 pub(super) fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
     if let Some(link) = links.get_mut(&id) {
         link.refused.insert(pid, refusal);
@@ -766,7 +830,13 @@ pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
 
 /// The places where `offset` of the file is mapped executable, for this process only (as kernel/events/uprobes.c:valid_vma has
 /// it).
-fn places(mappings: &[inject::Mapping], pid: u32, inode: (u64, u64), offset: u64, kind: HookKind) -> Vec<Place> {
+pub(super) fn places(
+    mappings: &[inject::Mapping],
+    pid: u32,
+    inode: (u64, u64),
+    offset: u64,
+    kind: HookKind,
+) -> Vec<Place> {
     code_of(mappings)
         .filter(|m| !m.is_shared() && m.inode == inode.1 && is_device(m, pid, inode.0))
         .filter_map(|m| place_in(m, offset, kind))

@@ -73,7 +73,7 @@ impl Realm {
             maps: maps.iter().map(|(slot, _)| *slot).collect(),
         };
         let mut child = Ended(child);
-        let files: Vec<BorrowedFd<'_>> = [self.shared.block.file(), self.shared.text.file()]
+        let files: Vec<BorrowedFd<'_>> = [self.shared.domains.own().block().file.file(), self.shared.text.file()]
             .into_iter()
             .chain(maps.iter().map(|(_, file)| file.memfd.as_fd()))
             .collect();
@@ -93,7 +93,7 @@ impl Realm {
         let complaint = child.0.stderr.take().and_then(|stderr| std::io::read_to_string(stderr).ok());
         drop(child);
         // What it held when it was stopped.
-        owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
+        owners::free_cpu_slots(self.shared.domains.own().block().file.realm(), &self.shared.namespaces, death.leader);
         self.shared.deaths.tell(death);
         match answer {
             Ok(Some(answer)) => Ok(answer),

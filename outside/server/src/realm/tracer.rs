@@ -33,6 +33,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_millis(200);
 /// How often it is looked whether somebody else has written over our jumps.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whose the targets are: system calls change that.
+const JUDGE_EVERY: Duration = Duration::from_millis(900);
 /// How often unfinished cleaning is tried again.
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 
@@ -113,6 +115,7 @@ impl Tracer {
                 behind: BTreeMap::new(),
                 cleaned: BTreeSet::new(),
                 watched: Instant::now(),
+                judged: Instant::now(),
             }
             .run();
         })?;
@@ -180,6 +183,8 @@ pub(super) struct Actor {
     cleaned: BTreeSet<u32>,
     /// When it was looked last whether jumps are as they were written.
     watched: Instant,
+    /// When it was looked at last whose the targets are.
+    judged: Instant,
 }
 
 impl Actor {
@@ -187,7 +192,7 @@ impl Actor {
         crate::raw_process::take_short_slices();
         self.cleaned = recovery::clean_orphans(self.shared.folder);
         loop {
-            let watching = (!self.targets.is_empty()).then_some(WATCH_EVERY);
+            let watching = (!self.targets.is_empty()).then_some(WATCH_EVERY.min(JUDGE_EVERY));
             let timeout = match self.rung {
                 true => Some(Duration::ZERO),
                 false => self.has_unfinished().then_some(RETRY_EVERY).or(watching),
@@ -221,6 +226,31 @@ impl Actor {
             self.catch_up();
             if self.has_orphans {
                 self.adopt_all_children();
+            }
+            if self.judged.elapsed() >= JUDGE_EVERY {
+                self.judge_all();
+            }
+        }
+    }
+
+    /// Looks whose the targets are. Those that are another user's now get that one's memory.
+    fn judge_all(&mut self) {
+        self.judged = Instant::now();
+        let (shared, mut changed, mut gone) = (self.shared.clone(), vec![], vec![]);
+        for target in self.targets.values_mut().filter(|target| !target.is_leaving()) {
+            match target.judge(&shared) {
+                Ok(()) if target.changes_domain() => changed.push(target.pid),
+                // It must not keep what it has.
+                Err(refusal) if refusal.errno == Errno::EUSERS => gone.push((target.pid, refusal.message)),
+                _ => {}
+            }
+        }
+        for (pid, why) in gone {
+            self.let_go(pid, &why);
+        }
+        for pid in changed {
+            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+                tracing::warn!(pid, "{refusal}");
             }
         }
     }
@@ -337,7 +367,8 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let mut prepared = recovery::patiently(|| Target::prepare(pid, asked.is_some())).map_err(refusal_of)?;
+        let mut prepared =
+            recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_some())).map_err(refusal_of)?;
         prepared.set_following(asked.unwrap_or(Following::All));
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut outlook = prepared.look(&self.shared, &mut self.links);
@@ -423,7 +454,8 @@ impl Actor {
         if let Some(target) = self.targets.get(&pid) {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
-            owners::free_cpu_slots(self.shared.block.realm(), &self.shared.namespaces, death.leader);
+            let block = target.domain.block().file.realm();
+            owners::free_cpu_slots(block, &self.shared.namespaces, death.leader);
             self.shared.deaths.tell(death);
             self.free_requests_of_nobody(target.nonce);
         }

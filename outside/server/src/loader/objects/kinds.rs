@@ -352,6 +352,15 @@ impl Event {
         }
     }
 
+    /// Moves what a domain's targets have written into its buffer.
+    pub fn fetch(&self, domain: u32) {
+        if let EventKind::Output { buffer, .. } = &self.kind
+            && let Some(buffer) = &*buffer.lock().expect("no panic under this lock")
+        {
+            buffer.fetch(Some(domain));
+        }
+    }
+
     fn readiness(&self) -> Option<(Arc<EventFd>, bool)> {
         match &self.kind {
             EventKind::Output { doorbell, buffer, .. } => {

@@ -7,10 +7,13 @@
 //! are `Arc`s, as in the kernel: a link keeps its program, a program its maps.
 
 mod attached;
+mod everywhere;
 mod kernel_types;
 mod kinds;
+mod merge;
 pub(super) mod pins;
 mod quota;
+mod raw_instances;
 mod raw_lock;
 mod raw_map;
 mod tracepoints;

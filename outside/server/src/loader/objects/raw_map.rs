@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_changed_by_reads, is_of_objects};
@@ -17,14 +17,15 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::{Value, json};
 
+use super::raw_instances::{self as instances, Contents, Others};
 use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Share, Subsystem, errno};
-use crate::realm::{Death, EventFd, MapFile, MapSlot, Realm, possible_cpus};
+use crate::realm::{Death, Elsewhere, EventFd, MapFile, MapSlot, Realm, possible_cpus};
 
 /// Walks through a bucket at most, if others change it all the time.
 const BUCKET_LOOKS_MAX: u32 = 4;
 
 /// A memfd mapped into the server.
-struct Mapped {
+pub(super) struct Mapped {
     base: *mut u8,
     bytes: usize,
 }
@@ -35,12 +36,16 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    fn new(file: &OwnedFd, bytes: u64) -> Result<Mapped, Errno> {
+    pub(super) fn new(file: &OwnedFd, bytes: u64) -> Result<Mapped, Errno> {
         let bytes = usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: asks for a new mapping; nothing is replaced.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) };
         Ok(Mapped { base: base.map_err(errno)?.cast(), bytes })
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base
     }
 }
 
@@ -53,7 +58,7 @@ impl Drop for Mapped {
 
 /// A memfd of `bytes` bytes. Its name begins with what the cleaning of targets looks for, and has in it what the link
 /// of a map's descriptor in `/proc` has, by which bpftool knows one.
-fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
+pub(super) fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
     let name: String = name.chars().filter(|c| c.is_ascii_graphic() && *c != '/').collect();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(format!("ring3-map:bpf-map:{name}"), flags).map_err(errno)?;
@@ -64,7 +69,7 @@ fn memfd(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
 }
 
 /// Fixes a memfd's size: a loader that cut it would take the server's mapping away under it.
-fn seal(file: &OwnedFd) -> Result<(), Errno> {
+pub(super) fn seal(file: &OwnedFd) -> Result<(), Errno> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(file, seals).map_err(errno)
 }
@@ -79,7 +84,7 @@ fn is_dead(tid: u32) -> bool {
 }
 
 /// Who operates on maps in this thread.
-fn context() -> Context {
+pub(super) fn context() -> Context {
     Context {
         owner: rustix::thread::gettid().as_raw_nonzero().get() as u32,
         cpu: 0,
@@ -167,6 +172,18 @@ fn bury_dead(realm: &Realm, leaders: &[u32], bury: impl Fn(&dyn Fn(u32) -> bool)
     !dead.is_empty() && bury(&|owner| dead.contains(&owner))
 }
 
+/// The keys of a hash map's bucket.
+pub(super) fn keys_in(map: &Map<'_>, bucket: u32) -> Vec<Vec<u8>> {
+    let (mut keys, mut key) = (vec![], vec![0; map.header().key_size as usize]);
+    for _ in 0..BUCKET_LOOKS_MAX {
+        keys.clear();
+        if map.user_bucket(bucket, &mut key, |key: &[u8]| keys.push(key.to_vec())) {
+            break;
+        }
+    }
+    keys
+}
+
 /// A map.
 pub struct MapObject {
     /// Id.
@@ -193,19 +210,21 @@ pub struct MapObject {
     gave_up_seen: AtomicU64,
     file: Arc<MapFile>,
     mapped: Mapped,
-    realm: Arc<Realm>,
+    /// The memory of other domains, if these have their own.
+    pub(super) others: Option<Arc<Others>>,
+    pub(super) realm: Arc<Realm>,
     _share: Share,
 }
 
 impl MapObject {
-    /// Creates a map.
+    /// Creates a map. `trust`: targets of all users share its memory.
     pub fn create(
         subsystem: &Subsystem,
         attributes: Attributes,
         name: String,
         btf: Option<(Arc<Btf>, u32, u32)>,
         Members { inner, lock }: Members,
-        share: Share,
+        (share, trust): (Share, bool),
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
         let id = subsystem.new_id(IdKind::Map);
@@ -223,14 +242,29 @@ impl MapObject {
                 return Err(error);
             }
         };
-        let file = Arc::new(MapFile {
-            memfd,
-            geometry,
-            // What objects there are, targets are told and do not tell: they go where elements lead.
-            writable: !is_of_objects(attributes.map_type)
-                && (attributes.map_flags & BPF_F_RDONLY_PROG == 0 || is_changed_by_reads(attributes.map_type)),
-        });
+        // What objects there are, targets are told and do not tell: they go where elements lead.
+        let writable = !is_of_objects(attributes.map_type)
+            && (attributes.map_flags & BPF_F_RDONLY_PROG == 0 || is_changed_by_reads(attributes.map_type));
+        let object = Arc::<OnceLock<Weak<MapObject>>>::default();
+        let (others, elsewhere) = match instances::refused(&geometry) {
+            _ if !writable || trust => (None, Elsewhere::Same),
+            Some(why) => (None, Elsewhere::Nothing(why)),
+            None => {
+                let (realm, object) = (subsystem.realm.clone(), object.clone());
+                let begun = move || {
+                    if let Some(object) =
+                        object.get().filter(|object| object.upgrade().is_some_and(|o| o.is_looked_at()))
+                    {
+                        realm.look_often(object.clone());
+                    }
+                };
+                let others = Others::new(&name, &geometry, Contents::Map, &memfd, begun)?;
+                (Some(others.clone()), Elsewhere::Own(others))
+            }
+        };
+        let file = Arc::new(MapFile { memfd, geometry, writable, elsewhere });
         let slot = subsystem.realm.add_map(file.clone())?;
+        let itself = object;
         let object = Arc::new(MapObject {
             id,
             name,
@@ -245,13 +279,18 @@ impl MapObject {
             gave_up_seen: AtomicU64::new(0),
             file,
             mapped,
+            others,
             realm: subsystem.realm.clone(),
             _share: share,
         });
+        let _ = itself.set(Arc::downgrade(&object));
         if let Some((number, _)) = &object.doorbell {
             let weak = Arc::downgrade(&object);
             let positions = move || weak.upgrade()?.map().ring().map(|ring| ring.positions());
             object.realm.watch_doorbell(*number, positions);
+            let weak = Arc::downgrade(&object);
+            let fetch = move |domain| weak.upgrade().iter().for_each(|object| object.fetch(Some(domain)));
+            object.realm.fetch_by(*number, fetch);
         }
         Ok(object)
     }
@@ -301,8 +340,7 @@ impl MapObject {
             };
             return Ok(id.to_le_bytes().into());
         }
-        let mut value = vec![0; self.file.geometry.user_value_bytes()];
-        self.map().user_lookup(key, &mut value).map(|()| value)
+        self.look_up_everywhere(key)
     }
 
     /// Whether values have a lock. No program that runs here may take one (the kernel forbids it to tracing programs), so
@@ -313,18 +351,18 @@ impl MapObject {
 
     /// Stores a value.
     pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        let Some(lock) = self.lock else { return self.map().user_update(&context(), key, value, flags) };
+        let Some(lock) = self.lock else { return self.store(key, value, flags) };
         let mut value = value.to_vec();
         if let Some(word) = value.get_mut(lock as usize..lock as usize + 4) {
             word.fill(0);
         }
-        self.map().user_update(&context(), key, &value, flags & !BPF_F_LOCK)
+        self.store(key, &value, flags & !BPF_F_LOCK)
     }
 
     /// Removes a key.
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
         if !is_of_objects(self.file.geometry.header.map_type) {
-            return self.map().user_delete(&context(), key);
+            return self.delete_everywhere(key);
         }
         let mut members = self.members();
         if self.file.geometry.header.map_type == map_type::HASH_OF_MAPS {
@@ -359,7 +397,14 @@ impl MapObject {
 
     /// Pushes a value.
     pub fn push(&self, value: &[u8], flags: u64) -> Result<(), Errno> {
-        self.map().user_push(&context(), value, flags)
+        self.map().user_push(&context(), value, flags)?;
+        if let Some(others) = &self.others {
+            others.stored().push(value);
+            others.list().iter().for_each(|other| {
+                let _ = other.map().user_push(&context(), value, flags);
+            });
+        }
+        Ok(())
     }
 
     /// Pops a value; an empty map gives zeros with its error.
@@ -369,7 +414,13 @@ impl MapObject {
 
     /// Peeks at a value, or asks for it.
     pub fn peek(&self, value: &mut [u8]) -> Result<(), Errno> {
-        self.map().user_peek(&context(), value)
+        let own = self.map().user_peek(&context(), value);
+        let mut others = self.others().into_iter();
+        if own.is_err() && others.any(|other| other.map().user_peek(&context(), value).is_ok()) {
+            Ok(())
+        } else {
+            own
+        }
     }
 
     /// Takes a value out.
@@ -378,26 +429,23 @@ impl MapObject {
             let id = self.lookup(key)?;
             return self.delete(key).map(|()| id);
         }
-        let mut value = vec![0; self.file.geometry.user_value_bytes()];
-        self.map().user_lookup_and_delete(&context(), key, &mut value).map(|()| value)
+        self.take_everywhere(key)
     }
 
     /// The key behind `key`.
     pub fn next_key(&self, key: Option<&[u8]>) -> Result<Vec<u8>, Errno> {
-        let mut next = vec![0; self.file.geometry.header.key_size as usize];
-        self.map().user_next_key(key, &mut next).map(|()| next)
+        self.next_key_everywhere(key)
     }
 
     /// The keys of a hash map's bucket.
     pub fn bucket_keys(&self, bucket: u32) -> Vec<Vec<u8>> {
-        let (mut keys, mut key) = (vec![], vec![0; self.file.geometry.header.key_size as usize]);
-        for _ in 0..BUCKET_LOOKS_MAX {
-            keys.clear();
-            if self.map().user_bucket(bucket, &mut key, |key: &[u8]| keys.push(key.to_vec())) {
-                break;
-            }
+        let mut all = keys_in(&self.map(), bucket);
+        for other in self.others() {
+            let more = keys_in(&other.map(), bucket);
+            let new: Vec<Vec<u8>> = more.into_iter().filter(|key| !all.contains(key)).collect();
+            all.extend(new);
         }
-        keys
+        all
     }
 
     /// Puts an output event into a perf event array.
@@ -484,6 +532,7 @@ impl MapObject {
     /// Whether a ring buffer's consumer has something to read, or a user ring buffer's producer room to write.
     /// Mirrors kernel/bpf/ringbuf.c:ringbuf_map_poll_kern and ringbuf_map_poll_user.
     pub fn is_ready(&self) -> bool {
+        self.fetch(None);
         let map = self.map();
         map.ring().is_some_and(|ring| ring.has_data()) || map.user_ring().is_some_and(|ring| ring.has_room())
     }
@@ -496,20 +545,27 @@ impl MapObject {
     /// Whether somebody waited in vain since this was asked last: for a lock, or as the consumer of a ring buffer before
     /// a record that is not submitted.
     pub(super) fn is_held_up(&self) -> bool {
-        let gave_up = self.map().gave_up();
+        let others = self.others();
+        let maps = || [self.map()].into_iter().chain(others.iter().map(|other| other.map()));
+        let gave_up = maps().fold(0u64, |all, map| all.wrapping_add(map.gave_up()));
         let new = self.gave_up_seen.swap(gave_up, Ordering::Relaxed) != gave_up;
-        new || self.map().ring().is_some_and(|ring| ring.is_held_up())
+        new || maps().any(|map| map.ring().is_some_and(|ring| ring.is_held_up()))
     }
 
     /// Takes away what dead owners left: those named, and whoever else is found to be dead.
     pub(super) fn bury(&self, leaders: &[u32]) {
-        let next_data = |at| rustix::fs::seek(&self.file.memfd, rustix::fs::SeekFrom::Data(at)).unwrap_or(u64::MAX);
-        let bury = |is_dead: &dyn Fn(u32) -> bool| self.map().bury(&context(), is_dead, next_data);
-        if bury_dead(&self.realm, leaders, bury)
-            && let Some((_, bell)) = &self.doorbell
-        {
-            bell.signal();
+        let others = self.others();
+        let memory = others.iter().map(|other| (other.map(), other.memfd()));
+        for (map, memfd) in [(self.map(), &self.file.memfd)].into_iter().chain(memory) {
+            let next_data = |at| rustix::fs::seek(memfd, rustix::fs::SeekFrom::Data(at)).unwrap_or(u64::MAX);
+            let bury = |is_dead: &dyn Fn(u32) -> bool| map.bury(&context(), is_dead, next_data);
+            if bury_dead(&self.realm, leaders, bury)
+                && let Some((_, bell)) = &self.doorbell
+            {
+                bell.signal();
+            }
         }
+        self.fetch(None);
     }
 
     /// The only value, if neither the loader nor a program can change it any more.
@@ -590,6 +646,8 @@ pub struct OutputBuffer {
     pub slot: MapSlot,
     file: Arc<MapFile>,
     mapped: Mapped,
+    others: Option<Arc<Others>>,
+    doorbell: u32,
     realm: Arc<Realm>,
     _share: Share,
 }
@@ -603,25 +661,45 @@ impl OutputBuffer {
         sample_type: u64,
         wakeup_events: u64,
         (id, doorbell): (u64, u32),
-        share: Share,
+        (share, trust): (Share, bool),
     ) -> Result<OutputBuffer, Errno> {
         let mut geometry = Geometry::perf_buffer(data_pages)?;
         rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
         seal(memfd)?;
         let mapped = Mapped::new(memfd, geometry.file_bytes())?;
         geometry.header.doorbell = doorbell;
+        let others =
+            (!trust).then(|| Others::new("perf", &geometry, Contents::PerfBuffer(sample_type, id), memfd, || {}));
+        let others = others.transpose()?;
+        let elsewhere = others.clone().map_or(Elsewhere::Same, |others| Elsewhere::Own(others));
         // SAFETY: a fresh mapping of the right size, which lives as long as the object.
         unsafe { PerfBuffer::initialize(mapped.base, &geometry, sample_type, wakeup_events, id) };
-        let file =
-            Arc::new(MapFile { memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?, geometry, writable: true });
+        let file = Arc::new(MapFile {
+            memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?,
+            geometry,
+            writable: true,
+            elsewhere,
+        });
         let slot = realm.add_map(file.clone())?;
-        Ok(OutputBuffer { slot, file, mapped, realm: realm.clone(), _share: share })
+        Ok(OutputBuffer { slot, file, mapped, others, doorbell, realm: realm.clone(), _share: share })
+    }
+
+    fn buffer(&self) -> PerfBuffer<'_> {
+        // SAFETY: the mapping has the geometry's size and lives as long as self.
+        unsafe { PerfBuffer::trusted(self.mapped.base, &self.file.geometry) }
     }
 
     /// Whether the reader has something to read.
     pub fn has_data(&self) -> bool {
-        // SAFETY: the mapping has the geometry's size and lives as long as self.
-        unsafe { PerfBuffer::trusted(self.mapped.base, &self.file.geometry) }.has_data()
+        self.fetch(None);
+        self.buffer().has_data()
+    }
+
+    /// Moves what a domain (`None`: each) has written.
+    pub(super) fn fetch(&self, domain: Option<u32>) {
+        if self.others.as_ref().is_some_and(|others| others.fetch_samples(domain, &self.buffer())) {
+            self.realm.ring(self.doorbell);
+        }
     }
 
     /// Takes away what targets that have ended left in it.
@@ -630,12 +708,13 @@ impl OutputBuffer {
             deaths.iter().filter(|death| death.maps.contains(&self.slot)).map(|death| death.leader).peekable();
         if leaders.peek().is_some() {
             let leaders: Vec<u32> = leaders.collect();
-            // SAFETY: the mapping has the geometry's size and lives as long as self.
-            let buffer = unsafe { PerfBuffer::trusted(self.mapped.base, &self.file.geometry) };
             bury_dead(&self.realm, &leaders, |is_dead| {
-                buffer.bury(is_dead);
+                self.buffer().bury(is_dead);
+                let others = self.others.iter().flat_map(|others| others.list());
+                others.for_each(|other| other.bury_in_buffer(is_dead));
                 true
             });
+            self.fetch(None);
         }
     }
 

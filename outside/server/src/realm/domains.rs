@@ -1,0 +1,266 @@
+//! Which targets may see the same memory: domains (`docs/design/users.md`).
+//!
+//! Targets of one domain could trace each other, so memory that they share tells them nothing new. Targets that could trace all
+//! others are of the server's own domain. Each other domain has a realm block of its own and its own memory of maps.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ring3_inject as inject;
+use ring3_layout::control::HookKind;
+use ring3_layout::realm::SERIALS_PER_DOMAIN;
+use ring3_layout::region::{AGENT_OFFSET, CONTROL_OFFSET, REALM_BYTES, REALM_OFFSET};
+use ring3_uapi::Errno;
+
+use super::raw_mapping::SharedFile;
+use super::target::{Link, Target, opened_for_targets, places, sources};
+use super::tracer::refusal_of;
+use super::{AttachmentId, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
+use crate::rights::{Identity, Subject};
+
+/// Domains at a time, the server's own included.
+pub(super) const DOMAINS_MAX: usize = 128;
+
+/// What a domain's targets ring and write to.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) number: u32,
+    pub(super) file: SharedFile,
+    /// Nobody rings here any more.
+    pub(super) ended: AtomicBool,
+    /// The next line of its trace ring that was not read.
+    pub(super) trace_next: AtomicU64,
+}
+
+/// A domain. It is free for another identity when no target is of it and no map has memory for it.
+#[derive(Debug)]
+pub struct Domain {
+    /// `None`: the server's own.
+    identity: Option<Identity>,
+    block: Arc<Block>,
+}
+
+impl Domain {
+    /// 0: the server's own.
+    pub fn number(&self) -> u32 {
+        self.block.number
+    }
+
+    /// Of targets that could trace all others.
+    pub fn is_own(&self) -> bool {
+        self.identity.is_none()
+    }
+
+    pub(super) fn block(&self) -> &Block {
+        &self.block
+    }
+}
+
+impl std::fmt::Display for Domain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.identity {
+            Some(identity) => identity.fmt(f),
+            None => f.write_str("the server's own"),
+        }
+    }
+}
+
+/// Starts to listen to a block.
+type Listen = dyn Fn(Arc<Block>) + Send + Sync;
+
+/// The domains of a server.
+pub(super) struct Domains {
+    own: Arc<Domain>,
+    /// The index is the number less 1.
+    others: Mutex<Vec<Option<Arc<Domain>>>>,
+    listen: OnceLock<Box<Listen>>,
+}
+
+impl std::fmt::Debug for Domains {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Domains").field("own", &self.own).field("others", &self.others).finish_non_exhaustive()
+    }
+}
+
+fn domain(number: u32, identity: Option<Identity>) -> std::io::Result<Arc<Domain>> {
+    let file = SharedFile::new("ring3-realm", REALM_BYTES, false)?;
+    // Values in task storage are found by these numbers, whatever domain their thread is of.
+    file.realm().threads.store(number * SERIALS_PER_DOMAIN, Ordering::Relaxed);
+    let block = Block { number, file, ended: AtomicBool::new(false), trace_next: AtomicU64::new(0) };
+    Ok(Arc::new(Domain { identity, block: Arc::new(block) }))
+}
+
+impl Domains {
+    pub(super) fn new() -> std::io::Result<Domains> {
+        Ok(Domains { own: domain(0, None)?, others: Mutex::default(), listen: OnceLock::new() })
+    }
+
+    /// From now on each block is listened to.
+    pub(super) fn begin(&self, listen: Box<Listen>) {
+        listen(self.own.block.clone());
+        let _ = self.listen.set(listen);
+    }
+
+    pub(super) fn own(&self) -> &Arc<Domain> {
+        &self.own
+    }
+
+    /// The one with this number, if there is one.
+    pub(super) fn numbered(&self, number: u32) -> Option<Arc<Domain>> {
+        let Some(index) = number.checked_sub(1) else { return Some(self.own.clone()) };
+        self.others.lock().expect("no panic under this lock").get(index as usize)?.clone()
+    }
+
+    /// All that there are now, the server's own first.
+    pub(super) fn all(&self) -> Vec<Arc<Domain>> {
+        let others = self.others.lock().expect("no panic under this lock");
+        [self.own.clone()].into_iter().chain(others.iter().flatten().cloned()).collect()
+    }
+
+    /// The domain of a process.
+    ///
+    /// # Errors
+    /// `EUSERS` if there are too many, `ENOMEM`.
+    pub(super) fn of(&self, subject: &Subject) -> Result<Arc<Domain>, Refusal> {
+        let Some(identity) = subject.identity() else { return Ok(self.own.clone()) };
+        let mut others = self.others.lock().expect("no panic under this lock");
+        let known = others.iter().flatten().find(|domain| domain.identity.as_ref() == Some(&identity));
+        if let Some(domain) = known {
+            return Ok(domain.clone());
+        }
+        let is_free =
+            |place: &Option<Arc<Domain>>| place.as_ref().is_none_or(|domain| Arc::strong_count(domain) == 1);
+        let index = others.iter().position(is_free).unwrap_or(others.len());
+        if index + 1 >= DOMAINS_MAX {
+            let what = format!("{identity}: there are targets, or records of such, of {DOMAINS_MAX} users already");
+            return Err(Refusal::new(Errno::EUSERS, what));
+        }
+        if index == others.len() {
+            others.push(None);
+        }
+        if let Some(old) = others[index].take() {
+            old.block.end();
+        }
+        let made = domain(index as u32 + 1, Some(identity));
+        let made =
+            made.map_err(|error| Refusal::new(Errno::ENOMEM, format!("memory for a user's targets: {error}")))?;
+        others[index] = Some(made.clone());
+        if let Some(listen) = self.listen.get() {
+            listen(made.block.clone());
+        }
+        Ok(made)
+    }
+}
+
+impl Block {
+    /// Rings a doorbell as an agent does (`ring` in `inside/runtime/src/raw_request.rs`).
+    pub(super) fn ring(&self, number: u32) {
+        let doorbell = &self.file.realm().doorbell;
+        let Some(word) = doorbell.bits.get(number as usize / 64) else { return };
+        word.fetch_or(1 << (number % 64), Ordering::SeqCst);
+        doorbell.sequence.fetch_add(1, Ordering::SeqCst);
+        if doorbell.sleeping.load(Ordering::SeqCst) != 0 {
+            super::raw_mapping::futex_wake(&doorbell.sequence);
+        }
+    }
+
+    /// Nobody listens any more.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        let sequence = &self.file.realm().doorbell.sequence;
+        sequence.fetch_add(1, Ordering::SeqCst);
+        super::raw_mapping::futex_wake(sequence);
+    }
+}
+
+impl Target {
+    /// Finds the links that hold for this target and that its domain keeps it from.
+    pub(super) fn keep_out(&mut self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) {
+        self.kept_out.clear();
+        if self.next_domain.is_own() {
+            return;
+        }
+        let kept = self
+            .links_for(links)
+            .filter_map(|(id, spec)| shared.kept_from(&spec.text.maps, &self.next_domain).map(|why| (id, why)));
+        self.kept_out = kept.collect();
+    }
+
+    /// These links, where there is something to attach to in a process with such mappings, and why they are refused.
+    pub(super) fn refused_to_domain(
+        &self,
+        links: &BTreeMap<AttachmentId, Link>,
+        mappings: &[inject::Mapping],
+    ) -> Vec<(AttachmentId, Refusal)> {
+        let has_place = |spec: &LinkSpec| match &spec.point {
+            Point::Syscall(_) => true,
+            Point::Probe(probe) => {
+                let inode = (probe.dev, probe.inode);
+                !places(mappings, self.pid, inode, probe.offset, HookKind::Probe).is_empty()
+            }
+        };
+        let kept = self.kept_out.iter().filter(|(id, _)| links.get(id).is_some_and(|link| has_place(&link.spec)));
+        let refused = kept.map(|(id, why)| {
+            let whose = &self.next_domain;
+            let what =
+                format!("{why}: targets of other users ({whose}) do not share it; `ring3 load --trust` lets them");
+            (*id, Refusal::new(Errno::EPERM, what))
+        });
+        refused.collect()
+    }
+
+    /// Whether it is to have another domain's memory than it has.
+    pub(super) fn changes_domain(&self) -> bool {
+        !Arc::ptr_eq(&self.domain, &self.next_domain)
+    }
+
+    /// Begins with the memory of the target that it was forked from.
+    pub(super) fn inherit_domain(&mut self, other: &Target) {
+        self.domain = other.domain.clone();
+        self.kept_out = other.kept_out.clone();
+    }
+
+    /// Whether no thread is in the agent or in a program, or returns there from a signal handler.
+    fn is_outside_agent(&self, stopped: &inject::Stopped) -> Result<bool, inject::Error> {
+        let agent = self.region + AGENT_OFFSET..self.region + CONTROL_OFFSET;
+        let returns = stopped.saved_contexts()?.iter().any(|context| agent.contains(&context.rip));
+        Ok(!returns && self.is_quiet() && stopped.threads_inside(&[agent])?.is_empty())
+    }
+
+    /// Gives the stopped process the memory of the domain that it is of now, at the same addresses; nothing if it has that.
+    ///
+    /// # Errors
+    /// `EBUSY` if a thread is inside a program or the agent.
+    pub(super) fn change_domain(
+        &mut self,
+        shared: &Shared,
+        stopped: &mut inject::Stopped,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<(), Refusal> {
+        if !self.changes_domain() {
+            return Ok(());
+        }
+        if !self.is_outside_agent(stopped).map_err(refusal_of)? {
+            let what = format!("it is of another user now ({}), but a thread is inside a program", self.next_domain);
+            return Err(Refusal::new(Errno::EBUSY, what));
+        }
+        let wanted = self.slots_wanted(shared, links);
+        let (kept, gone): (Vec<MapSlot>, Vec<MapSlot>) = self.maps.keys().partition(|slot| wanted.contains(slot));
+        let files = shared.map_files(&kept, &self.next_domain)?;
+        let opened = opened_for_targets(&files)?;
+        let sources = sources(&files, &opened);
+        let address = |(slot, _): &(MapSlot, Arc<MapFile>)| self.maps[slot].0;
+        let mut replaced: Vec<_> = files.iter().map(address).zip(sources).collect();
+        let domain = self.next_domain.clone();
+        replaced.push((self.region + REALM_OFFSET, (domain.block().file.file(), REALM_BYTES, true)));
+        inject::replace_files(stopped, &replaced).map_err(refusal_of)?;
+        for (slot, file) in &files {
+            self.note_map(*slot, self.maps[slot].0, &file.geometry);
+        }
+        self.forget_maps(stopped, &gone).map_err(refusal_of)?;
+        tracing::info!(pid = self.pid, from = %self.domain, to = %domain, "it is of another user now");
+        self.domain = domain;
+        Ok(())
+    }
+}
