@@ -203,3 +203,26 @@ fn probes_of_one_byte_come_and_go_while_threads_come_by() {
         assert_eq!((code, errors.len()), (Some(0), 0), "{errors:?}");
     }
 }
+
+#[test]
+fn a_probes_plan_is_explained_and_a_bad_place_is_named() {
+    let bench = Bench::ring3();
+    let [_, fixed] = victims();
+    let explain = |place: &str| bench.run(&["explain", fixed.to_str().expect("a plain name"), place]);
+    let (code, text, errors) = explain("one_byte");
+    assert_eq!(code, Some(0), "{errors}");
+    for part in ["one_byte (offset 0x", ": int3\n", "no plain jump: only 1 bytes", "before:\n", ": ret\n", "stub:\n"]
+    {
+        assert!(text.contains(part), "no `{part}` in {text}");
+    }
+    let (_, text, _) = explain("main");
+    assert!(text.contains(": jump\n") && !text.contains("no plain jump"), "{text}");
+    for (place, why) in [
+        ("loping", "no function `loping`; there are: looping"),
+        ("looping+1", "is in the middle of the instruction at"),
+        ("0xffffffff", "is in no loaded segment"),
+    ] {
+        let (code, _, errors) = explain(place);
+        assert!(code == Some(1) && errors.contains(why), "{place}: {errors}");
+    }
+}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{aot, assembly, exec, verify};
+use crate::{aot, assembly, exec, explain, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
@@ -197,6 +197,15 @@ Examples:
   ring3 verify prog.bpf.o --program on_entry -v     One program, with the verifier's log
 ")]
     Verify(verify::Wanted),
+    /// Show how a probe would be written into a file's code, and why not better
+    #[command(after_long_help = "\
+Examples:
+  ring3 explain /bin/bash readline            The tactic, the code before and after, and the stub
+  ring3 explain /bin/bash readline --ret
+  ring3 explain libc.so.6 malloc+0x10
+  ring3 explain libc.so.6 --all               How many instructions have which tactic
+")]
+    Explain(explain::Wanted),
     /// Write the names and source lines of a target's programs for gdb
     #[command(after_long_help = "\
 Example:

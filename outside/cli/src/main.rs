@@ -10,6 +10,7 @@ mod aot;
 mod arguments;
 mod assembly;
 mod exec;
+mod explain;
 mod input;
 mod launch;
 mod share_files;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(why) => Err(Failure { why, code: 2 }),
         },
+        Action::Explain(wanted) => explain::run(&wanted).map_err(Failure::from),
         Action::Symbols { pid, output } => symbols(pid, &output).map_err(Failure::from),
         Action::Aot(wanted) => aot::run(&wanted).map_err(Failure::from),
         Action::Exec(wanted) => exec::run(&wanted).map_err(Failure::from),

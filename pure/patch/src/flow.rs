@@ -22,6 +22,11 @@ pub(crate) fn decode(bytes: &[u8], address: u64) -> Vec<Instruction> {
     found
 }
 
+/// The instructions of some code as text, by address.
+pub fn text_of(code: &[u8], address: u64) -> Vec<(u64, String)> {
+    Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter().map(|i| (i.ip(), i.to_string())).collect()
+}
+
 /// Bytes of the instruction with which `bytes` begin; 0: there is none.
 pub fn instruction_bytes(bytes: &[u8]) -> usize {
     let instruction = Decoder::new(64, bytes, DecoderOptions::NONE).decode();

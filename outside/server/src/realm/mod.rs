@@ -12,6 +12,7 @@ mod code_file;
 mod domains;
 mod doorbell;
 mod executions;
+mod explain;
 mod filters;
 mod forks;
 mod homes;
@@ -59,6 +60,7 @@ use serde::Serialize;
 
 pub use domains::Domain;
 pub use doorbell::EventFd;
+pub use explain::{Explained, explain, survey};
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, process_named};

@@ -129,6 +129,11 @@ impl StaticSite {
         self.fit(plan_detour(&function, site)).or_else(|_| self.fit(plan_alone(&function, site, self.inside)))
     }
 
+    /// Why no plain jump can be written at the site.
+    pub(super) fn why_no_jump(&self) -> Option<String> {
+        self.fit(plan_detour(&self.function(0), self.vaddr)).err().map(|why| why.to_string())
+    }
+
     /// The plan as this file's code needs it.
     fn fit(&self, plan: Result<Plan, ring3_patch::Refusal>) -> Result<Plan, ring3_patch::Refusal> {
         let plan = plan?;
@@ -414,7 +419,7 @@ fn read(mut file: File, path: &Path) -> Result<Vec<u8>, Refusal> {
     Ok(bytes)
 }
 
-fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
+pub(super) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<StaticSite, Refusal> {
     let refuse = |why: String| Refusal::new(Errno::EINVAL, format!("{}: {why}", path.display()));
     let elf = file.elf();
     let vaddr =

@@ -246,6 +246,11 @@ impl Syscalls {
         patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
     }
 
+    /// Whether a call goes through a gate.
+    pub(super) fn sees(&self, key: u64) -> bool {
+        self.sites.get(&key).is_some_and(|placed| placed.patched)
+    }
+
     /// Index of the hook that counts.
     pub(super) fn hook_index(&self) -> Option<usize> {
         self.hook.map(|(index, _)| index as usize)
@@ -795,7 +800,11 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
     }
 }
 
-/// Whether a call may block SIGTRAP, or take its handler away.
+/// Whether a call may be one that blocks SIGTRAP, or takes its handler away.
+pub(super) fn may_change_masks(plan: &SyscallPlan) -> bool {
+    plan.replaced == Replaced::Instruction && plan.number.is_none_or(concerns_traps)
+}
+
 fn concerns_traps(number: u32) -> bool {
     CHANGERS.contains(&u64::from(number)) || number == number::CLONE3
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::actions::{self, field};
 use super::net::{blocks_meanwhile, is_calm};
+use super::syscalls::may_change_masks;
 use super::target::{Link, STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared};
@@ -78,8 +79,13 @@ impl Target {
         let mappings = stopped.mappings().map_err(refusal_of)?;
         let calls = self.wanted_calls(shared, links, &mappings);
         let calls = self.note_calls(calls);
+        let changing: Vec<u64> =
+            calls.iter().filter(|call| may_change_masks(&call.plan)).map(|call| call.plan.key()).collect();
         self.reconcile_calls(stopped, calls);
         self.publish_calls(links);
+        if let Some(call) = changing.into_iter().find(|call| !self.syscalls.sees(*call)) {
+            return Err(refuse(&format!("the call at {call:#x}, which may block SIGTRAP, cannot be seen")));
+        }
         match self.arm_traps(stopped) {
             Ok(true) => Ok(()),
             Ok(false) => {
