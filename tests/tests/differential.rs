@@ -286,8 +286,8 @@ fn rows(table: &str) -> BTreeMap<&str, (&str, &str)> {
 
 #[test]
 fn the_support_table_says_what_is_answered() {
-    /// Functions of the kernel, which programs call by type, not by number: `pure/verifier/tests/iterators.rs` and the scenarios of
-    /// maps call them.
+    /// Functions of the kernel, which programs call by type, not by number: `tests/programs/flow.bpf.c` and `helpers.bpf.c` call
+    /// them.
     const KFUNCS: [&&str; 4] =
         [&"bpf_iter_num_destroy", &"bpf_iter_num_new", &"bpf_iter_num_next", &"bpf_map_sum_elem_count"];
     let bench = Bench::ring3();

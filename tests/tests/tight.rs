@@ -114,15 +114,10 @@ fn spots_are_counted_as_the_kernel_counts_them() {
     for binary in victims() {
         let [ring3, native] =
             [Bench::ring3(), Bench::native()].map(|bench| run(&bench, &binary, &["go", "blocked", "forks", "own"]));
-        for kind in 0..KINDS {
+        for (kind, (spot, _)) in SPOTS.iter().enumerate() {
             let (ring3, native) = (ring3.1[kind], native.1[kind]);
             // (The kernel refuses to run an instruction with a `lock` prefix under a probe.)
-            assert!(
-                ring3 == native || kind == PREFIXED,
-                "{}: {}: {ring3}, {native}",
-                binary.display(),
-                SPOTS[kind].0
-            );
+            assert!(ring3 == native || kind == PREFIXED, "{}: {spot}: {ring3}, {native}", binary.display());
         }
     }
 }
