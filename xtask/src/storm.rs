@@ -45,7 +45,18 @@ fn run(test: &str, names: &[String], variables: &[(&str, &str)]) -> Result<(), S
     crate::build_ring3()?;
     crate::run("make", &["-s", "-C", "examples/malloc"])?;
     let mut command = Command::new("cargo");
-    command.args(["test", "--package", "ring3-tests", "--test", test, "--", "--nocapture", "--test-threads", "1"]);
+    command.args([
+        "test",
+        "--package",
+        "ring3-tests",
+        "--test",
+        test,
+        "--",
+        "--nocapture",
+        "--include-ignored",
+        "--test-threads",
+        "1",
+    ]);
     command.args(names).envs(variables.iter().copied()).current_dir(crate::root());
     let status = command.status().map_err(|error| format!("cargo test: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{test}: something was harmed, or failed")) }
