@@ -45,11 +45,12 @@ fn all_targets() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-fn build() -> Result<PathBuf, String> {
+fn build(names: &[String]) -> Result<PathBuf, String> {
     let target = root().join("target/fuzz");
     let status = Command::new("cargo")
         .args(["build", "--release", "--quiet", "--manifest-path", "fuzz/libfuzzer/Cargo.toml", "--target-dir"])
         .arg(&target)
+        .args(names.iter().flat_map(|name| ["--bin", name]))
         // Named, so that build scripts are built without the flags.
         .args(["--target", "x86_64-unknown-linux-gnu"])
         .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}"))
@@ -71,7 +72,7 @@ pub(crate) fn fuzz(mut options: Options) -> Result<(), String> {
     if let Some(unknown) = options.targets.iter().find(|name| !all.contains(name)) {
         return Err(format!("fuzz: no target {unknown}; there are {}", all.join(", ")));
     }
-    let programs = build()?;
+    let programs = build(&options.targets)?;
     let found = root().join("target/fuzz/findings");
     let mut failed = vec![];
     for name in &options.targets {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_attach;
 mod bench_engine;
 mod bench_maps;
 mod bench_nginx;
@@ -84,6 +85,8 @@ enum Task {
 enum Benchmark {
     /// Probes, beside the kernel's uprobes and frida-gum
     Probe(bench::Options),
+    /// Attaching probes one by one, beside the kernel
+    Attach(bench_attach::Options),
     /// Map operations inside programs, beside the kernel's maps
     Maps(bench_maps::Options),
     /// Computing programs, beside the kernel's compiler, rbpf and native code
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
         Task::Support => support(),
         Task::Syscalls => syscalls::run(),
         Task::Demo => demo::run(),
+        Task::Bench(Benchmark::Attach(options)) => bench_attach::attach(&options),
         Task::Bench(Benchmark::Probe(options)) => bench::probe(&options),
         Task::Bench(Benchmark::Maps(options)) => bench_maps::maps(options),
         Task::Bench(Benchmark::Engine(options)) => bench_engine::engine(&options),

@@ -49,7 +49,8 @@ impl SharedFile {
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
         let shared = SharedFile { file, base, bytes: length, path: None };
-        let mut seals = SealFlags::GROW | SealFlags::SHRINK;
+        // Targets get the descriptor: a seal of theirs would keep others from mapping the file.
+        let mut seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         if sealed {
             seals |= SealFlags::FUTURE_WRITE;
         }
@@ -269,4 +270,25 @@ pub(super) fn value_from<T: Plain>(bytes: &[u8]) -> Option<T> {
     }
     // SAFETY: read_unaligned wants size_of::<T>() readable bytes: just checked.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_changes_the_size_or_the_seals_of_what_targets_get() {
+        for sealed in [false, true] {
+            let shared = SharedFile::new("ring3-test", 2 * PAGE_BYTES, sealed).expect("a file");
+            for bytes in [0, PAGE_BYTES, 3 * PAGE_BYTES] {
+                assert_eq!(rustix::fs::ftruncate(shared.file(), bytes), Err(Errno::PERM));
+            }
+            for seal in [SealFlags::FUTURE_WRITE, SealFlags::WRITE, SealFlags::EXEC] {
+                let added = rustix::fs::fcntl_add_seals(shared.file(), seal);
+                assert!(matches!(added, Err(Errno::PERM | Errno::BUSY)), "{seal:?}: {added:?}");
+            }
+            let written = rustix::io::pwrite(shared.file(), b"x", 0);
+            assert_eq!(written, if sealed { Err(Errno::PERM) } else { Ok(1) });
+        }
+    }
 }

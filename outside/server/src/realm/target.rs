@@ -19,6 +19,7 @@ use ring3_layout::control::{
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::libraries::vdso_clock_gettime;
 use super::modules::{Modules, file_of, likely_file_of};
@@ -130,15 +131,14 @@ pub(super) struct Outlook {
 impl Target {
     /// What can be done before the process is stopped: checks, and the control block.
     pub(super) fn prepare(shared: &Shared, pid: u32, explicit: bool) -> Result<Target, inject::Error> {
+        // First of all: what is read by number is of this process if that has not ended when it is stopped (`check_identity`).
+        let raw = rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?;
+        let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty());
         let info = inject::inspect(inject::Pid(pid))?;
         let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
         control.write(TASK_TABLE_OFFSET, crate::kernel::known().tasks);
-        let pidfd = rustix::process::pidfd_open(
-            rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?,
-            rustix::process::PidfdFlags::empty(),
-        )
-        .map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
+        let pidfd = pidfd.map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
         let subject = Subject::of(pid).map_err(|_| inject::Error::NoSuchProcess { pid })?;
         let domain =
             shared.domains.of(&subject).map_err(|refusal| inject::Error::Unsupported { what: refusal.message })?;
@@ -216,6 +216,7 @@ impl Target {
         stopped: &mut inject::Stopped,
         outlook: Option<Outlook>,
     ) -> Result<(), Refusal> {
+        self.check_identity()?;
         stopped.tell_time(&self.stopped_us);
         self.keep_out(shared, links);
         let domain = self.domain.clone();
@@ -292,6 +293,18 @@ impl Target {
         self.pidfd.as_fd()
     }
 
+    /// That a process which is stopped by its number is this one: it has not ended, so the number is not another's.
+    ///
+    /// # Errors
+    /// `ESRCH`
+    fn check_identity(&self) -> Result<(), Refusal> {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(0) => Ok(()),
+            _ => Err(refusal_of(inject::Error::Exited { pid: self.pid })),
+        }
+    }
+
     /// What its end means for others.
     pub(super) fn death(&self) -> Death {
         let namespace = self.control.word32(offset_of!(ControlHeader, namespace) as u64).load(Ordering::Relaxed);
@@ -364,6 +377,7 @@ impl Target {
         }
         let pid = inject::Pid(self.pid);
         let change = |stopped: &mut inject::Stopped| {
+            self.check_identity()?;
             parted.extend(self.part(shared, stopped).map_err(refusal_of)?);
             self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;
