@@ -147,10 +147,14 @@ Examples:
     /// The bytes of its code are then what they were before. If a server was killed, this also cleans up what it had changed
     /// in the process.
     #[command(after_long_help = "\
-Example:
+Examples:
   ring3 detach 4711
+  ring3 detach --verify 4711             Is its code as in its files, and is nothing of ring3 left? Exit code 1 if not.
 ")]
     Detach {
+        /// Look at mappings, descriptors, code and threads, and say what is left of ring3 or differs from the files
+        #[arg(long)]
+        verify: bool,
         /// Its process id
         #[arg(value_parser = process_id)]
         pid: u32,

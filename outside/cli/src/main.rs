@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         }
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
-        Action::Detach { pid } => detach(pid).map_err(Failure::from),
+        Action::Detach { verify, pid } => detach(pid, verify).map_err(Failure::from),
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
         Action::Unpin { path } => unpin(path).map_err(Failure::from),
         Action::Stop => stop().map_err(Failure::from),
@@ -145,9 +145,17 @@ fn attach(follow: bool, pid: u32) -> Result<(), String> {
     show::attached(&target)
 }
 
-fn detach(pid: u32) -> Result<(), String> {
+fn detach(pid: u32, verify: bool) -> Result<(), String> {
     // A server that was killed may have left something in the process: a new one takes it out.
-    launch::server()?.ask(&Request::Detach { pid }, None).map(drop)
+    let answer = launch::server()?.ask(&Request::Detach { pid, verify }, None)?;
+    if !verify {
+        return Ok(());
+    }
+    let left: Vec<&str> = answer["left"].as_array().into_iter().flatten().filter_map(|line| line.as_str()).collect();
+    match left[..] {
+        [] => show::write_out(&format!("nothing of ring3 is left in process {pid}\n")),
+        _ => Err(format!("left or changed in process {pid}:\n  {}", left.join("\n  "))),
+    }
 }
 
 fn symbols(pid: u32, output: &Path) -> Result<(), String> {

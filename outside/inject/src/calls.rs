@@ -436,10 +436,10 @@ impl Stopped {
     /// A thread that is in a system call if there is one, else the first.
     fn thread_for_calls(&self) -> Result<(Tid, Registers), Error> {
         let first = *self.threads().first().ok_or(Error::Exited { pid: self.pid() })?;
-        let all = self.threads().iter().filter_map(|tid| Some((*tid, ptrace::registers(*tid).ok()?)));
+        let all = self.threads().iter().filter_map(|tid| Some((*tid, self.known_registers(*tid).ok()?)));
         match all.into_iter().find(|(_, registers)| lifeline::is_in_call(registers)) {
             Some(found) => Ok(found),
-            None => Ok((first, ptrace::registers(first).map_err(|error| self.gone("registers", error))?)),
+            None => Ok((first, self.known_registers(first)?)),
         }
     }
 
@@ -578,6 +578,7 @@ impl Stopped {
         }
         self.take_lifeline_up()?;
         self.borrowed = None;
+        self.forget_registers_of(tid);
         Ok(())
     }
 }

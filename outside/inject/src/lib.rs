@@ -25,4 +25,6 @@ pub use region::{
     MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in, replace_control,
     replace_files, unmap_region,
 };
-pub use stopped::{Announced, Following, INT3, SavedContext, Stopped, while_stopped, while_stopped_at_exec};
+pub use stopped::{
+    Announced, Following, INT3, SavedContext, Stopped, made_again, while_stopped, while_stopped_at_exec,
+};

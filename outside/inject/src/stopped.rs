@@ -7,7 +7,8 @@
 //! thread goes on it is brought back into an interrupt stop: only on the way out of one does the kernel look
 //! at the restored registers and restart the system call that we interrupted.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -44,6 +45,10 @@ pub struct Stopped {
     threads: Vec<Tid>,
     memory: File,
     mappings: OnceCell<Arc<[Mapping]>>,
+    /// Registers that were read since a thread stopped: a request for each thread and site would take longer than all else.
+    known: RefCell<BTreeMap<Tid, Registers>>,
+    /// What was found on the stacks, once somebody has looked.
+    contexts: RefCell<Option<Vec<SavedContext>>>,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
     pub(crate) syscall_instruction: Option<u64>,
@@ -230,6 +235,7 @@ impl Stopped {
         let (mut tid, mut calls, mut is_called) = (tid, 0, false);
         let _ = ptrace::resume_to_syscall(tid, 0);
         loop {
+            stopped.forget_registers();
             if (following.cancelled)() {
                 return Ok(Announced::Cancelled);
             }
@@ -279,6 +285,7 @@ impl Stopped {
         self.memory = open_memory(pid)?;
         self.mappings = OnceCell::new();
         self.interrupt_again(pid)?;
+        self.forget_registers();
         self.checked()
     }
 
@@ -297,6 +304,8 @@ impl Stopped {
             threads: vec![],
             memory: open_memory(pid)?,
             mappings: OnceCell::new(),
+            known: RefCell::default(),
+            contexts: RefCell::default(),
             borrowed: None,
             syscall_instruction: None,
             stop_signal: 0,
@@ -359,6 +368,7 @@ impl Stopped {
     /// A few system calls return EINTR for a mere stop (signal(7), "Interruption of system calls ... by stop
     /// signals"). Nobody may see that: the call is made again.
     fn restart_what_we_interrupted(&self, tid: Tid) {
+        self.forget_registers_of(tid);
         const NOT_RESTARTED: [i64; 7] = [
             libc::SYS_epoll_wait,
             libc::SYS_epoll_pwait,
@@ -382,8 +392,25 @@ impl Stopped {
             registers.rax = registers.orig_rax;
             registers.rip = at;
             registers.orig_rax = u64::MAX;
-            let _ = ptrace::set_registers(tid, &registers);
+            if ptrace::set_registers(tid, &registers).is_err() {
+                return;
+            }
         }
+        // (A borrowed thread's own are others.)
+        if self.borrowed.is_none() {
+            self.known.borrow_mut().insert(tid, registers);
+        }
+    }
+
+    /// A thread ran again.
+    pub(crate) fn forget_registers_of(&self, tid: Tid) {
+        self.known.borrow_mut().remove(&tid);
+        *self.contexts.borrow_mut() = None;
+    }
+
+    fn forget_registers(&self) {
+        self.known.borrow_mut().clear();
+        *self.contexts.borrow_mut() = None;
     }
 
     /// The last look before the caller gets it: 64-bit code, somebody left.
@@ -438,16 +465,28 @@ impl Stopped {
     pub fn registers(&self, tid: Tid) -> Result<Registers, Error> {
         match &self.borrowed {
             Some(borrowed) if borrowed.tid == tid => Ok(borrowed.registers),
-            _ => ptrace::registers(tid).map_err(|error| self.gone("registers", error)),
+            _ => self.known_registers(tid),
         }
+    }
+
+    /// Those with which a thread stopped, or those that it has been given since.
+    pub(crate) fn known_registers(&self, tid: Tid) -> Result<Registers, Error> {
+        if let Some(registers) = self.known.borrow().get(&tid) {
+            return Ok(*registers);
+        }
+        let registers = ptrace::registers(tid).map_err(|error| self.gone("registers", error))?;
+        self.known.borrow_mut().insert(tid, registers);
+        Ok(registers)
     }
 
     /// Changes the registers with which a thread goes on.
     pub fn set_registers(&mut self, tid: Tid, registers: &Registers) -> Result<(), Error> {
         match &self.borrowed {
-            Some(borrowed) if borrowed.tid == tid => self.set_borrowed_registers(registers),
-            _ => ptrace::set_registers(tid, registers).map_err(|error| self.gone("registers", error)),
+            Some(borrowed) if borrowed.tid == tid => self.set_borrowed_registers(registers)?,
+            _ => ptrace::set_registers(tid, registers).map_err(|error| self.gone("registers", error))?,
         }
+        self.known.borrow_mut().insert(tid, *registers);
+        Ok(())
     }
 
     /// Reads memory.
@@ -463,6 +502,15 @@ impl Stopped {
     /// Where threads go on when signal handlers return that they are in: found on their stacks, by what a signal frame looks
     /// like (`struct sigcontext`, arch/x86/include/uapi/asm/sigcontext.h).
     pub fn saved_contexts(&self) -> Result<Vec<SavedContext>, Error> {
+        if let Some(contexts) = &*self.contexts.borrow() {
+            return Ok(contexts.clone());
+        }
+        let found = self.find_contexts()?;
+        *self.contexts.borrow_mut() = Some(found.clone());
+        Ok(found)
+    }
+
+    fn find_contexts(&self) -> Result<Vec<SavedContext>, Error> {
         let mappings = self.mappings()?;
         let mut found = vec![];
         for tid in &self.threads {
@@ -507,7 +555,12 @@ impl Stopped {
     /// Changes where a thread goes on when a signal handler returns.
     pub fn set_context(&mut self, context: &SavedContext) -> Result<(), Error> {
         self.write(context.address + 8, &context.rcx.to_le_bytes())?;
-        self.write(context.address + 24, &context.rip.to_le_bytes())
+        self.write(context.address + 24, &context.rip.to_le_bytes())?;
+        let mut known = self.contexts.borrow_mut();
+        for known in known.iter_mut().flatten().filter(|known| known.address == context.address) {
+            *known = *context;
+        }
+        Ok(())
     }
 
     /// Threads whose instruction pointer lies in one of the ranges.
@@ -522,8 +575,9 @@ impl Stopped {
         Ok(inside)
     }
 
-    /// Replaces `expected` at `site` by `new`; a thread that stands inside is moved as `moved` says (`from`, `to`). Threads are moved
-    /// first: if we are killed in between, they run the code at `to`, and not the middle of a jump.
+    /// Replaces `expected` at `site` by `new`. A thread that is in the middle of that, that would make a system call there again, or
+    /// that comes back there from a signal handler, goes on as `moved` says (`from`, `to`). Threads are moved first: if we are
+    /// killed in between, they run the code at `to`, and not the middle of a jump.
     ///
     /// # Errors
     /// [`Error::BytesDiffer`] or [`Error::ThreadInside`]; then nothing was written.
@@ -533,15 +587,26 @@ impl Stopped {
         if found != expected {
             return Err(Error::BytesDiffer { address: site, expected: expected.to_vec(), found });
         }
+        let inside = |rip: u64| rip > site && rip < site + new.len() as u64;
+        let to = |tid: Tid, rip: u64| {
+            let to = moved.iter().find(|(from, _)| *from == rip).map(|(_, to)| *to);
+            to.ok_or(Error::ThreadInside { tid, address: rip })
+        };
         let mut moves = vec![];
         for tid in self.threads.clone() {
             let registers = self.registers(tid)?;
-            if registers.rip > site && registers.rip < site + new.len() as u64 {
-                let to = moved.iter().find(|(from, _)| *from == registers.rip);
-                let (_, to) = to.ok_or(Error::ThreadInside { tid, address: registers.rip })?;
-                moves.push((tid, Registers { rip: *to, ..registers }));
+            let again = made_again(&registers).filter(|again| inside(again.rip));
+            if let Some(going) = again.or_else(|| inside(registers.rip).then_some(registers)) {
+                moves.push((tid, Registers { rip: to(tid, going.rip)?, ..going }));
             }
         }
+        let mut returns = vec![];
+        // (Nobody comes back into the middle of a jump that is taken out: what looks so is a frame of long ago.)
+        let contexts = if moved.is_empty() { vec![] } else { self.saved_contexts()? };
+        for context in contexts.into_iter().filter(|context| inside(context.rip)) {
+            returns.push(SavedContext { rip: to(self.pid, context.rip)?, ..context });
+        }
+        returns.iter().try_for_each(|context| self.set_context(context))?;
         moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))?;
         self.write(site, new)
     }
@@ -623,6 +688,23 @@ fn restored(found: &[u8], written: &[u8], original: &[u8]) -> Option<Vec<u8>> {
         _ => None,
     };
     found.iter().zip(written).zip(original).map(of).collect()
+}
+
+/// The registers of a thread whose system call the kernel would make again when it goes on, set so that it makes the call itself.
+/// Mirrors arch/x86/kernel/signal.c:arch_do_signal_or_restart.
+pub fn made_again(registers: &Registers) -> Option<Registers> {
+    const RESTART_BLOCK: i64 = -516;
+    const RESTART: [i64; 3] = [-512, -513, -514];
+    const SYSCALL_BYTES: u64 = 2;
+    let result = registers.rax as i64;
+    let in_call = registers.orig_rax as i64 >= 0;
+    let number = match result {
+        RESTART_BLOCK => libc::SYS_restart_syscall as u64,
+        _ => registers.orig_rax,
+    };
+    let again = in_call && (result == RESTART_BLOCK || RESTART.contains(&result));
+    let rip = registers.rip.wrapping_sub(SYSCALL_BYTES);
+    again.then_some(Registers { rax: number, orig_rax: u64::MAX, rip, ..*registers })
 }
 
 fn open_memory(pid: u32) -> Result<File, Error> {

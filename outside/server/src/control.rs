@@ -57,6 +57,9 @@ pub enum Request {
     Detach {
         /// Its process id.
         pid: u32,
+        /// Say what is left in it.
+        #[serde(default)]
+        verify: bool,
     },
     /// Everything about the server.
     Status,

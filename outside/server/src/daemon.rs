@@ -202,9 +202,12 @@ impl Server {
                 let target = self.realm.add_target(pid, following(follow)).map_err(|refusal| refusal.message)?;
                 Ok(json!(target))
             }
-            Request::Detach { pid } => {
+            Request::Detach { pid, verify } => {
                 reaches(pid)?;
-                self.realm.remove_target(pid).map(|()| Value::Null).map_err(|refusal| refusal.message)
+                self.realm
+                    .remove_target(pid, verify)
+                    .map(|left| json!({ "left": left }))
+                    .map_err(|refusal| refusal.message)
             }
             Request::Unpin { path } => match self.subsystem.unpin(&*connection.rights()?, &path) {
                 Ok(()) => Ok(Value::Null),

@@ -85,6 +85,16 @@ pub(crate) fn take_short_slices() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) };
 }
 
+/// Whether two processes have the same memory, as a `vfork` child and its parent; `None` if the kernel does not say
+/// (`CONFIG_KCMP`) or one of them is gone.
+pub(crate) fn share_memory(one: u32, other: u32) -> Option<bool> {
+    /// linux/kcmp.h
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: kcmp takes numbers only.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0usize, 0usize) };
+    (order >= 0).then_some(order == 0)
+}
+
 /// `NS_GET_PARENT`, `NS_GET_OWNER_UID` (linux/nsfs.h).
 const NS_GET_PARENT: libc::c_ulong = 0xb702;
 const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;

@@ -82,7 +82,7 @@ pub struct Recovery {
     pub site: u64,
     /// Address of the stub.
     pub stub: u64,
-    /// Bytes of the stub.
+    /// Bytes of the stub. At the next multiple of 8 behind them lies a [`StubTail`].
     pub stub_bytes: u32,
     /// Bytes of `original` and `written` in use.
     pub bytes: u32,
@@ -90,6 +90,30 @@ pub struct Recovery {
     pub original: [u8; 20],
     /// What we wrote there.
     pub written: [u8; 20],
+}
+
+/// Behind a stub: where in its code the instructions went that it displaced, for threads that wait there when it is taken out.
+/// `count` words follow, of [`moved_pack`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StubTail {
+    /// Address of the site.
+    pub site: u64,
+    /// How many words follow, at most [`MOVED_MAX`].
+    pub count: u64,
+}
+
+/// Instructions that one stub can have displaced, and the end of them.
+pub const MOVED_MAX: u64 = 256;
+
+/// Packs where an instruction is in a stub, and how many bytes behind the site it was.
+pub const fn moved_pack(stub_offset: u32, distance: u32) -> u64 {
+    (stub_offset as u64) << 32 | distance as u64
+}
+
+/// The `(stub_offset, distance)` of a packed pair.
+pub const fn moved_unpack(pair: u64) -> (u32, u32) {
+    ((pair >> 32) as u32, pair as u32)
 }
 
 /// Memory that holds stubs.

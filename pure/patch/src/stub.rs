@@ -44,7 +44,7 @@ pub struct Moved {
 pub struct Stub {
     /// The code.
     pub bytes: Vec<u8>,
-    /// Displaced instructions, in order.
+    /// Displaced instructions, in order, and the jump to what follows them.
     pub moved: Vec<Moved>,
 }
 
@@ -202,6 +202,8 @@ impl Plan {
             emit_displaced(&mut a, instruction, bytes)?;
         }
         if !self.displaced.last().is_some_and(|(last, _)| ends_flow(last)) {
+            // (A thread waits here in a system call that is the last of them.)
+            moved.push(Moved { original: self.resume, stub_offset: a.bytes.len() as u32 });
             a.jump(self.resume)?;
         }
         debug_assert!(a.bytes.len() <= STUB_BYTES_MAX * (1 + members.len()), "a stub outgrew its limit");

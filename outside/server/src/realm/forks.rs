@@ -31,11 +31,21 @@ fn has_own_memory(pid: u32, region: u64) -> bool {
 }
 
 impl Target {
+    /// Whether a process runs in this one's memory: a `vfork` child. (Where the kernel does not say, a thread that cannot be stopped
+    /// waits for one.)
+    fn shares_memory_with(&self, pid: u32) -> bool {
+        crate::raw_process::share_memory(self.pid, pid).unwrap_or_else(|| recovery::is_held(self.pid))
+    }
+
     /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
-    /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own.
+    /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own, if it was not the
+    /// first to come by.
     pub(super) fn find_children(&self) -> Vec<u32> {
         let is_child = |pid: &u32| {
-            *pid != self.pid && nonce_at(*pid, self.region) == Some(self.nonce) && has_own_memory(*pid, self.region)
+            *pid != self.pid
+                && nonce_at(*pid, self.region) == Some(self.nonce)
+                && has_own_memory(*pid, self.region)
+                && !self.shares_memory_with(*pid)
         };
         recovery::all_processes().into_iter().filter(is_child).collect()
     }
@@ -153,7 +163,7 @@ impl Actor {
     fn adopt_children(&mut self, parent: &Target, children: &[u32], until: Instant) -> bool {
         // What waits for a `vfork` child, which may wait for us, is adopted later.
         let mut adopt = |child: &u32| Instant::now() < until && !self.is_held(*child) && self.adopt(parent, *child);
-        children.iter().filter(|child| !adopt(child)).count() == 0
+        children.iter().filter(|child| !parent.shares_memory_with(**child) && !adopt(child)).count() == 0
     }
 
     /// As [`Actor::adopt_children_of`], of all targets and of those that are gone.

@@ -11,7 +11,6 @@ use super::cancellation::replaced_at;
 use super::net::net_gate;
 use super::raw_mapping::{read_process, value_from};
 use super::recovery::put_back;
-use super::syscalls::made_again;
 
 /// Puts the bytes of all sites back that the table in a process's control block names, and moves threads out of what belongs
 /// to them.
@@ -34,7 +33,7 @@ pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), 
         let registers = stopped.registers(tid)?;
         let to = match homes.of(stopped, registers.rip) {
             Some((call, Progress::Before)) => inject::Registers { rip: call, ..registers },
-            Some((call, Progress::After)) => match made_again(&registers) {
+            Some((call, Progress::After)) => match inject::made_again(&registers) {
                 Some(again) => inject::Registers { rip: call, ..again },
                 None => inject::Registers { rip: call + SYSCALL_BYTES, rcx: call + SYSCALL_BYTES, ..registers },
             },

@@ -16,6 +16,7 @@ mod explain;
 mod filters;
 mod forks;
 mod homes;
+mod leftovers;
 mod libraries;
 mod modules;
 mod named;
@@ -521,9 +522,9 @@ impl Realm {
         self.tracer.ask_long(|reply| Command::AddTargetAtExec(pid, following, ready, reply))?
     }
 
-    /// Takes everything of ours out of a target.
-    pub fn remove_target(&self, pid: u32) -> Result<(), Refusal> {
-        self.tracer.ask(|reply| Command::RemoveTarget(pid, reply))?
+    /// Takes everything of ours out of a target. `verify`: looks what is left, a line each.
+    pub fn remove_target(&self, pid: u32, verify: bool) -> Result<Vec<String>, Refusal> {
+        self.tracer.ask(|reply| Command::RemoveTarget(pid, verify, reply))?
     }
 
     /// Perf buffers, inner maps and what the programs of an array use can be reached through another map: wherever

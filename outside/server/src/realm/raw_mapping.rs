@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::control::{Recovery, StubArea};
+use ring3_layout::control::{Recovery, StubArea, StubTail};
 use ring3_layout::realm::Realm as RealmBlock;
 use ring3_layout::syscall::SyscallSite;
 use ring3_layout::thread::ShadowFrame;
@@ -246,6 +246,8 @@ unsafe impl Plain for [u64; 3] {}
 unsafe impl Plain for Recovery {}
 // SAFETY: made of integers.
 unsafe impl Plain for StubArea {}
+// SAFETY: made of integers.
+unsafe impl Plain for StubTail {}
 // SAFETY: made of integers.
 unsafe impl Plain for SyscallSite {}
 // SAFETY: made of integers.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, MAPS_MAX, RECOVERY_OFFSET, Recovery,
-    STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea,
+    CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, MAPS_MAX, MOVED_MAX, RECOVERY_OFFSET, Recovery,
+    STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
 };
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
@@ -142,11 +142,48 @@ impl Cleaning {
             return Ok(());
         }
         // (Hooks that are no places, or were never patched, have no entry.)
-        for entry in table.chunks_exact(size_of::<Recovery>()).filter_map(value_from::<Recovery>) {
+        let entries: Vec<Recovery> = table.chunks_exact(size_of::<Recovery>()).filter_map(value_from).collect();
+        for entry in &entries {
             let length = (entry.bytes as usize).min(entry.written.len());
             put_back(stopped, entry.site, &entry.written[..length], &entry.original[..length])?;
         }
+        self.move_threads_home(stopped, &entries)
+    }
+
+    /// Threads that are at displaced instructions, where they may wait in a system call for any time, go on at the original ones,
+    /// also those that signal handlers interrupted there.
+    fn move_threads_home(self, stopped: &mut inject::Stopped, entries: &[Recovery]) -> Result<(), inject::Error> {
+        let areas: Vec<Range<u64>> = self.stub_areas().iter().map(|area| area.base..area.base + area.bytes).collect();
+        let home = |rip: u64| {
+            let is_stub = areas.iter().any(|area| area.contains(&rip));
+            let of = |entry: &&Recovery| (entry.stub..entry.stub + u64::from(entry.stub_bytes)).contains(&rip);
+            let entry = is_stub.then(|| entries.iter().find(of)).flatten()?;
+            self.original_of(entry, rip)
+        };
+        for tid in stopped.threads_inside(&areas)? {
+            let registers = stopped.registers(tid)?;
+            if let Some(rip) = home(registers.rip) {
+                stopped.set_registers(tid, &inject::Registers { rip, ..registers })?;
+            }
+        }
+        for context in stopped.saved_contexts()? {
+            if let Some(rip) = home(context.rip) {
+                stopped.set_context(&inject::SavedContext { rip, ..context })?;
+            }
+        }
         Ok(())
+    }
+
+    /// The address at which an instruction was that a stub displaced.
+    fn original_of(self, entry: &Recovery, rip: u64) -> Option<u64> {
+        let tail = (entry.stub + u64::from(entry.stub_bytes)).next_multiple_of(8);
+        let StubTail { site, count } = read_value(self.pid, tail).ok()?;
+        let mut words = vec![0u8; count.min(MOVED_MAX) as usize * 8];
+        read_process(self.pid, tail + size_of::<StubTail>() as u64, &mut words).ok()?;
+        let pairs = words.chunks_exact(8).filter_map(value_from::<u64>).map(moved_unpack);
+        let here = (rip - entry.stub) as u32;
+        let (_, distance) = pairs.into_iter().find(|(offset, _)| *offset == here)?;
+        Some(site + u64::from(distance))
     }
 
     /// Puts original return addresses back wherever the trampoline's still stands. The frames stay in the

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, range_pack,
+    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, StubTail, moved_pack, range_pack,
 };
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
@@ -302,7 +302,7 @@ impl Target {
         let members: Vec<(Plan, u64)> = members.map(|site| (site.plan.clone(), hook(site))).collect();
         let refuse =
             |why: ring3_patch::Refusal| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
-        let room = STUB_BYTES_MAX as u64 * (1 + members.len() as u64);
+        let room = STUB_BYTES_MAX as u64 * (1 + members.len() as u64) + tail_bytes_max(&plan);
         let (at, area) = match plan.stub_range().filter(|_| plan.tactic == Tactic::Jump) {
             Some(range) => self.stub_room_in(stopped, range, room)?,
             None => self.stub_room(stopped, address, place.mapping.clone(), room)?,
@@ -317,8 +317,9 @@ impl Target {
             None => at,
         };
         let jump = plan.jump(to).map_err(refuse)?;
-        stopped.write(at, &stub.bytes).map_err(refusal_of)?;
-        self.take_stub_room(area, stub.bytes.len() as u64);
+        let bytes = with_tail(&stub, address);
+        stopped.write(at, &bytes).map_err(refusal_of)?;
+        self.take_stub_room(area, bytes.len() as u64);
         if plan.tactic == Tactic::Trap {
             self.set_trap(address, at)?;
         }
@@ -370,6 +371,23 @@ impl From<Refusal> for Unplaced {
     fn from(refusal: Refusal) -> Unplaced {
         Unplaced::Refused(refusal)
     }
+}
+
+/// Bytes of a [`StubTail`] and what precedes and follows it, at most: each instruction has a byte.
+fn tail_bytes_max(plan: &Plan) -> u64 {
+    const WORD: u64 = 8;
+    WORD + size_of::<StubTail>() as u64 + WORD * (plan.resume - plan.site + 1)
+}
+
+/// A stub's code and its [`StubTail`].
+fn with_tail(stub: &Stub, site: u64) -> Vec<u8> {
+    const INT3: u8 = 0xcc;
+    let mut bytes = stub.bytes.clone();
+    bytes.resize(bytes.len().next_multiple_of(8), INT3);
+    let pair = |moved: &ring3_patch::Moved| moved_pack(moved.stub_offset, moved.original.wrapping_sub(site) as u32);
+    let words = [site, stub.moved.len() as u64].into_iter().chain(stub.moved.iter().map(pair));
+    bytes.extend(words.flat_map(u64::to_le_bytes));
+    bytes
 }
 
 /// A stub that nothing leads to yet.

@@ -289,7 +289,7 @@ impl Placed {
     /// again there, with which it goes on; `Some(None)`: it cannot.
     fn moved_in(&self, registers: &inject::Registers) -> Option<Option<inject::Registers>> {
         let is_behind = self.plan.replaced == Replaced::Instruction && registers.rip == self.plan.after();
-        let again = if is_behind { made_again(registers) } else { None };
+        let again = if is_behind { inject::made_again(registers) } else { None };
         match again {
             Some(again) => Some(self.near_of(self.plan.call).map(|rip| inject::Registers { rip, ..again })),
             None if self.has_inside(registers.rip) => {
@@ -813,20 +813,4 @@ fn concerns_traps(number: u32) -> bool {
 fn is_netted(number: usize) -> bool {
     let number = number as u32;
     CHANGERS.contains(&u64::from(number)) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
-}
-
-/// The registers of a thread whose system call the kernel would make again when it goes on, set so that it is made by the
-/// thread itself. Mirrors arch/x86/kernel/signal.c:arch_do_signal_or_restart.
-pub(super) fn made_again(registers: &inject::Registers) -> Option<inject::Registers> {
-    const RESTART_BLOCK: i64 = -516;
-    const RESTART: [i64; 3] = [-512, -513, -514];
-    const SYS_RESTART_SYSCALL: u64 = 219;
-    let result = registers.rax as i64;
-    let in_call = registers.orig_rax as i64 >= 0;
-    let number = match result {
-        RESTART_BLOCK => SYS_RESTART_SYSCALL,
-        _ => registers.orig_rax,
-    };
-    let again = in_call && (result == RESTART_BLOCK || RESTART.contains(&result));
-    again.then_some(inject::Registers { rax: number, orig_rax: u64::MAX, ..*registers })
 }

@@ -743,7 +743,8 @@ impl Target {
 
     /// One attempt, if it is time for one, in the background. True: nothing of ours is left.
     pub(super) fn try_leave(&mut self) -> bool {
-        if !self.leaving.as_mut().is_some_and(Patience::is_over) {
+        // (Whoever waits for its `vfork` child would be waited for in vain.)
+        if !self.leaving.as_mut().is_some_and(Patience::is_over) || recovery::is_held(self.pid) {
             return false;
         }
         self.leave(Duration::ZERO).unwrap_or_else(|error| match error {

@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::TargetStatus;
 use super::doorbell::EventFd;
 use super::executions::{Announcer, EXEC_WITHIN, Ended, Execution, Kept, Work};
+use super::leftovers::leftovers;
 use super::modules::ANALYSIS_AT_ONCE;
 use super::recovery::Patience;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
@@ -44,7 +45,7 @@ pub(super) enum Command {
     Detach(AttachmentId),
     AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
-    RemoveTarget(u32, Sender<Result<(), Refusal>>),
+    RemoveTarget(u32, bool, Sender<Result<Vec<String>, Refusal>>),
     MapCompanions(Sender<Result<(), Refusal>>),
     ThreadSerial(u32, u32, Sender<Option<u32>>),
     DropMap(MapSlot),
@@ -310,7 +311,14 @@ impl Actor {
             }
             Command::AtNewProgram(pid, number, give) => self.at_new_program(pid, number, give),
             Command::ExecutionEnded(pid, number, ended) => self.end_execution(pid, number, ended),
-            Command::RemoveTarget(pid, reply) => drop(reply.send(self.remove_target(pid))),
+            Command::RemoveTarget(pid, verify, reply) => {
+                let ours = self.targets.get(&pid).map(Target::own_ranges).unwrap_or_default();
+                let removed = self.remove_target(pid);
+                let _ = reply.send(removed.and_then(|()| match verify {
+                    true => leftovers(pid, &ours).map_err(refusal_of),
+                    false => Ok(vec![]),
+                }));
+            }
             Command::MapCompanions(reply) => drop(reply.send(self.apply_everywhere())),
             Command::ThreadSerial(pid, tid, reply) => {
                 let _ = reply.send(self.targets.get(&pid).and_then(|target| target.serial(tid)));
@@ -429,7 +437,18 @@ impl Actor {
     /// [`Actor::finish_leaving`] goes on.
     fn see_off(&mut self, pid: u32, within: Duration) -> Result<(), Refusal> {
         let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
-        if !target.leave(within).map_err(refusal_of)? {
+        let later = |error: inject::Error| {
+            let passes =
+                matches!(error, inject::Error::ThreadDoesNotStop { .. } | inject::Error::AlreadyTraced { .. });
+            let Refusal { errno, message } = refusal_of(error);
+            let more = if passes {
+                "; no program runs there any more, and it is detached once it can be stopped"
+            } else {
+                ""
+            };
+            Refusal { errno, message: message + more }
+        };
+        if !target.leave(within).map_err(later)? {
             let what = "all probes are removed, but a thread is still inside ring3's code; its memory is \
                         released when the thread leaves";
             return Err(Refusal::new(Errno::EBUSY, format!("process {pid}: {what}")));
