@@ -97,7 +97,7 @@ impl Drop for Trap {
 #[test]
 fn a_perf_map_is_not_written_through_a_link() {
     let bench = Bench::ring3();
-    let target = ready(&mut bench.command(victim("busy", "gcc", "busy.c", &[])).arg("2"));
+    let target = ready(bench.command(victim("busy", "gcc", "busy.c", &[])).arg("2"));
     let (pid, folder) = (target.pid(), std::env::temp_dir());
     let trap = Trap::new(&folder, format!("/tmp/perf-{pid}.map").into());
     let probe = format!("{}:work", victim("busy", "gcc", "busy.c", &[]).display());
