@@ -106,6 +106,28 @@ pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
     check(unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, tid as libc::pid_t, 8usize, pointer) }).map(drop)
 }
 
+/// Whether a signal waits for a stopped thread that one of its own instructions has caused (kernel/signal.c:SYNCHRONOUS_MASK), and
+/// that the thread does not block.
+pub(crate) fn has_exception_pending(tid: Tid) -> bool {
+    const SYNCHRONOUS: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGSYS];
+    const COUNT: usize = 8;
+    let which = libc::ptrace_peeksiginfo_args { off: 0, flags: 0, nr: COUNT as i32 };
+    let mut infos = [const { std::mem::MaybeUninit::<libc::siginfo_t>::zeroed() }; COUNT];
+    let (arguments, buffer) = (&raw const which, infos.as_mut_ptr());
+    // SAFETY: PEEKSIGINFO reads the arguments, and writes at most `nr` structures: there is room for as many.
+    let filled = unsafe { libc::ptrace(libc::PTRACE_PEEKSIGINFO, tid as libc::pid_t, arguments, buffer) };
+    let filled = usize::try_from(filled).unwrap_or(0).min(COUNT);
+    let is_exception = |info: &std::mem::MaybeUninit<libc::siginfo_t>| {
+        // SAFETY: made of integers, zeroed and then filled.
+        let info = unsafe { info.assume_init_ref() };
+        // (What a process has sent has a code that is not positive.)
+        let is_own = info.si_code > 0 && SYNCHRONOUS.contains(&info.si_signo);
+        is_own && signal_mask(tid).is_ok_and(|mask| mask & (1 << (info.si_signo - 1)) == 0)
+    };
+    infos[..filled].iter().any(is_exception)
+}
+
 /// Which calls of a thread are dispatched to it as signals: `struct ptrace_sud_config` (include/uapi/linux/ptrace.h). Those from
 /// outside of `bytes` bytes at `offset`.
 #[repr(C)]

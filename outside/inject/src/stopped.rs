@@ -341,6 +341,11 @@ impl Stopped {
     pub(crate) fn await_stop(&mut self, tid: Tid, deadline: Instant, pause: &mut Pause) -> Result<(), Error> {
         loop {
             match ptrace::wait(tid, deadline, pause) {
+                // The signal of an exception comes first, too: with remote calls in between it would be lost, or come as one
+                // that somebody has sent. (Another interrupt could come before it each time.)
+                Wait::EventStop(libc::SIGTRAP) if ptrace::has_exception_pending(tid) => {
+                    let _ = ptrace::resume(tid, 0);
+                }
                 Wait::EventStop(_) => {
                     self.restart_what_we_interrupted(tid);
                     return Ok(());
