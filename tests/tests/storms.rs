@@ -323,7 +323,6 @@ fn stormy(name: &str, compiler: &str, source: &str) -> PathBuf {
 }
 
 #[test]
-#[ignore = "fails in about half of the runs: a known gap of return probes (docs/design/return-probes.md)"]
 fn exceptions() {
     let file = stormy("throws", "g++", "throws.cc");
     let mut command = Command::new(&file);

@@ -5,13 +5,14 @@
 //! return addresses are restored in the first; memory is unmapped in the first round that finds no thread inside.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, MAPS_MAX, MOVED_MAX, RECOVERY_OFFSET, Recovery,
-    STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
+    CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, MAPS_MAX, MOVED_MAX,
+    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
 };
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
@@ -97,7 +98,7 @@ impl Cleaning {
         if !net::take_in(stopped, self.region)? {
             return Ok(false);
         }
-        self.restore_sites(stopped)?;
+        self.restore_sites(stopped, |site| !is_kept_for_unwinders(site))?;
         homes::restore(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::take_in(stopped, self.region)? {
@@ -107,6 +108,9 @@ impl Cleaning {
         if !self.is_nobody_inside(stopped)? {
             return Ok(false);
         }
+        // A thread inside may be about to replace a return address, which an unwinder must not see. Now no thread is, and
+        // all return addresses are those of the process.
+        self.restore_sites(stopped, is_kept_for_unwinders)?;
         self.leave_cancels(stopped)?;
         self.release_gs(stopped)?;
         for (start, bytes) in self.map_ranges()? {
@@ -135,14 +139,27 @@ impl Cleaning {
         read_value::<HeaderView>(self.pid, self.control(0)).ok()
     }
 
-    fn restore_sites(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    /// Restores the bytes of those sites that are due.
+    fn restore_sites(
+        self,
+        stopped: &mut inject::Stopped,
+        is_due: impl Fn(&(u32, Recovery)) -> bool,
+    ) -> Result<(), inject::Error> {
         let Some(header) = self.header() else { return Ok(()) };
-        let mut table = vec![0u8; header.hooks.min(HOOKS_MAX) as usize * size_of::<Recovery>()];
-        if read_process(self.pid, self.control(RECOVERY_OFFSET), &mut table).is_err() {
+        let hooks = header.hooks.min(HOOKS_MAX) as usize;
+        let table = |offset: u64, bytes: usize| {
+            let mut table = vec![0u8; hooks * bytes];
+            read_process(self.pid, self.control(offset), &mut table).is_ok().then_some(table)
+        };
+        let recovery = table(RECOVERY_OFFSET, size_of::<Recovery>());
+        let (Some(recovery), Some(hooks)) = (recovery, table(HOOKS_OFFSET, size_of::<Hook>())) else {
             return Ok(());
-        }
+        };
+        let kinds =
+            hooks.chunks_exact(size_of::<Hook>()).filter_map(|hook| value_from(&hook[offset_of!(Hook, kind)..]));
         // (Hooks that are no places, or were never patched, have no entry.)
-        let entries: Vec<Recovery> = table.chunks_exact(size_of::<Recovery>()).filter_map(value_from).collect();
+        let sites = kinds.zip(recovery.chunks_exact(size_of::<Recovery>()).filter_map(value_from));
+        let entries: Vec<Recovery> = sites.filter(is_due).map(|(_, entry)| entry).collect();
         for entry in &entries {
             let length = (entry.bytes as usize).min(entry.written.len());
             put_back(stopped, entry.site, &entry.written[..length], &entry.original[..length])?;
@@ -296,6 +313,13 @@ impl Cleaning {
         let ours = mappings.iter().filter(|m| m.path.starts_with(MEMFD_PREFIX) && bases.contains(&m.range.start));
         Ok(ours.map(|m| (m.range.start, m.range.end - m.range.start)).collect())
     }
+}
+
+/// Whether a site, given as its kind of hook and its entry, is an unwinder's and stays until no thread is inside. (An `int3` cannot:
+/// its handler goes first.)
+fn is_kept_for_unwinders((kind, entry): &(u32, Recovery)) -> bool {
+    let is_unwinder = [HookKind::UnwindStart, HookKind::UnwindEnd].iter().any(|unwinder| *unwinder as u32 == *kind);
+    is_unwinder && entry.bytes > 1
 }
 
 /// Restores the bytes of a site, 0 being none, unless its memory is gone or has other code.

@@ -456,7 +456,8 @@ impl Target {
     ) -> Vec<Wanted> {
         let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
-        let mut awaited = false;
+        // Once returns were awaited, frames whose return addresses are replaced may stand on stacks until the process is detached.
+        let mut awaited = self.sites.values().any(|site| is_special(site.place.kind));
         // (Thousands of links are in few files.)
         let mut files = BTreeMap::new();
         for (id, spec) in self.links_for(links) {
@@ -787,6 +788,11 @@ impl Placing {
             refuse(links, one.attachment, pid, refusal.clone());
         }
     }
+}
+
+/// Whether a site is one of ring3's own places: an unwinder.
+fn is_special(kind: HookKind) -> bool {
+    !matches!(kind, HookKind::Probe | HookKind::Return | HookKind::Syscalls)
 }
 
 /// Mappings with code.
