@@ -475,6 +475,8 @@ fn nginx() {
     await_port(port);
     let pid = master.pid();
     let targets = || [vec![pid], children(pid)].concat();
+    // (It listens before they are there.)
+    wait_until("nginx has its two workers", || children(pid).len() == 2);
     let workers = children(pid);
     let probes = libc(&["recv", "writev", "epoll_wait", "sendfile64", "open64", "close", "malloc", "free"]);
     let storm = Storm {

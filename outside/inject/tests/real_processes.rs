@@ -201,13 +201,21 @@ fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
 #[test]
 fn a_thread_that_executes_nothing_is_no_longer_followed_when_the_caller_gives_up_or_it_calls_something_else() {
     for (script, signals, expected) in [
-        ("read forever", 0, Announced::Cancelled),
-        ("trap : USR1; while read forever; do :; done", 200, Announced::Cancelled),
-        ("while :; do : < /dev/null; done", 0, Announced::NotCalled),
+        ("echo ready; read forever", 0, Announced::Cancelled),
+        ("trap : USR1; echo ready; while read forever; do :; done", 200, Announced::Cancelled),
+        ("echo ready; while :; do : < /dev/null; done", 0, Announced::NotCalled),
     ] {
-        let mut child =
-            Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::piped()).spawn().expect("sh starts");
+        let mut command = Command::new("/bin/sh");
+        let mut child = command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
         let pid = child.id();
+        // (Before its trap is set, the signal would end it.)
+        let mut ready = [0u8; 6];
+        child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the shell runs");
         let asked = AtomicU32::new(0);
         let cancelled = || {
             let is_over = asked.fetch_add(1, Relaxed) >= 2 * signals && expected == Announced::Cancelled;
