@@ -131,7 +131,7 @@ impl Channel {
     ///
     /// # Errors
     /// What it did instead: [`Wait::Gone`], or nothing in time.
-    fn await_answer(&self, tid: Tid, stop_signal: &mut i32) -> Result<Vec<u8>, Wait> {
+    fn await_answer(&self, tid: Tid) -> Result<Vec<u8>, Wait> {
         let mut answer = vec![0u8; page::LIST_BYTES as usize];
         let deadline = Instant::now() + CALL_WITHIN;
         let mut pause = Pause::default();
@@ -144,10 +144,7 @@ impl Channel {
                 Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Err(Wait::Nothing),
                 Wait::Nothing => pause.go_by(),
                 Wait::Gone => return Err(Wait::Gone),
-                Wait::Signal(signal) => {
-                    *stop_signal = signal;
-                    let _ = ptrace::resume(tid, 0);
-                }
+                Wait::Signal(signal) => drop(ptrace::resume(tid, signal)),
                 Wait::Syscall | Wait::EventStop(_) | Wait::Event(_) => drop(ptrace::resume(tid, 0)),
             }
         }
@@ -229,14 +226,15 @@ impl Stopped {
         let deadline = Instant::now() + CALL_WITHIN;
         ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
         loop {
+            let mut passed_on = 0;
             match ptrace::wait(tid, deadline, &mut Pause::default()) {
                 Wait::Syscall => return Ok(()),
-                Wait::Signal(signal) => self.stop_signal = signal,
+                Wait::Signal(signal) => passed_on = signal,
                 Wait::EventStop(_) | Wait::Event(_) => {}
                 Wait::Gone => return Err(Error::Exited { pid: self.pid() }),
                 Wait::Nothing => return Err(Error::RemoteCall { name, errno: libc::ETIMEDOUT }),
             }
-            ptrace::resume_to_syscall(tid, 0).map_err(|error| self.gone("thread", error))?;
+            ptrace::resume_to_syscall(tid, passed_on).map_err(|error| self.gone("thread", error))?;
         }
     }
 
@@ -365,7 +363,7 @@ impl Stopped {
         }
         rustix::net::sendmsg(&channel.socket, &[IoSlice::new(&list)], &mut control, SendFlags::NOSIGNAL)
             .map_err(|error| at_once(Error::io("sendmsg", error.into())))?;
-        let answer = channel.await_answer(tid, &mut self.stop_signal);
+        let answer = channel.await_answer(tid);
         let answer = answer.map_err(|instead| at_once(self.no_answer(name, instead)))?;
         if answer.is_empty() {
             // It dies, or has gone home.
@@ -539,7 +537,7 @@ impl Stopped {
             let _ = rustix::net::shutdown(&channel.socket, Shutdown::Write);
         }
         loop {
-            let answer = channel.await_answer(tid, &mut self.stop_signal);
+            let answer = channel.await_answer(tid);
             // (What comes before it has closed its end are answers that came too late.)
             if answer.map_err(|instead| self.no_answer("munmap", instead))?.is_empty() {
                 break;

@@ -260,9 +260,3 @@ pub(crate) fn is_own_thread(tid: Tid) -> bool {
     // SAFETY: tgkill takes numbers only; signal 0 is none.
     unsafe { libc::tgkill(std::process::id() as libc::pid_t, tid as libc::pid_t, 0) == 0 }
 }
-
-/// Sends a signal to a whole process.
-pub(crate) fn kill(pid: u32, signal: i32) {
-    // SAFETY: kill takes numbers only.
-    unsafe { libc::kill(pid as libc::pid_t, signal) };
-}

@@ -3,7 +3,9 @@
 //! The hard part is to be invisible. Threads are seized and interrupted, never sent a signal; a signal that
 //! arrives first is delivered at once and the thread stops behind it. Remote system calls run with all
 //! signals blocked (the mask is the tracer's to change) and are driven by system call stops, since a
-//! single-step trap would be a SIGTRAP that changes the disposition of a target which ignores it. Before a
+//! single-step trap would be a SIGTRAP that changes the disposition of a target which ignores it. A SIGSTOP,
+//! which cannot be blocked, is delivered: the thread goes on for us, and the kernel stops the process when we
+//! let it go, unless a SIGCONT has come meanwhile. Before a
 //! thread goes on it is brought back into an interrupt stop: only on the way out of one does the kernel look
 //! at the restored registers and restart the system call that we interrupted.
 
@@ -52,8 +54,6 @@ pub struct Stopped {
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
     pub(crate) syscall_instruction: Option<u64>,
-    /// A stop signal that arrived during remote calls; sent again at the end.
-    pub(crate) stop_signal: i32,
     options: libc::c_int,
     since: Instant,
     /// Where it is said how long it was stopped.
@@ -83,13 +83,12 @@ pub fn while_stopped<R: Send>(
     within: Duration,
     work: impl FnOnce(&mut Stopped) -> R + Send,
 ) -> Result<R, Error> {
-    let (result, signal) = in_a_thread(|| {
+    in_a_thread(|| {
         let mut stopped = Stopped::seize(pid, within)?;
         let result = work(&mut stopped);
-        Ok((result, stopped.finish()))
-    })?;
-    send_again(pid, signal);
-    Ok(result)
+        stopped.finish();
+        Ok(result)
+    })
 }
 
 /// What became of an execution that was announced.
@@ -129,14 +128,16 @@ pub fn while_stopped_at_exec<R: Send>(
     ready: impl FnOnce() + Send,
     work: impl FnOnce(&mut Stopped) -> R + Send,
 ) -> Result<Announced<R>, Error> {
-    let (announced, signal) = in_a_thread(|| match Stopped::follow_exec(pid, tid, following, ready)? {
-        Announced::Executed(mut stopped) => Ok((Announced::Executed(work(&mut stopped)), stopped.finish())),
-        Announced::NotFollowed => Ok((Announced::NotFollowed, 0)),
-        Announced::NotCalled => Ok((Announced::NotCalled, 0)),
-        Announced::Cancelled => Ok((Announced::Cancelled, 0)),
-    })?;
-    send_again(pid, signal);
-    Ok(announced)
+    in_a_thread(|| match Stopped::follow_exec(pid, tid, following, ready)? {
+        Announced::Executed(mut stopped) => {
+            let result = work(&mut stopped);
+            stopped.finish();
+            Ok(Announced::Executed(result))
+        }
+        Announced::NotFollowed => Ok(Announced::NotFollowed),
+        Announced::NotCalled => Ok(Announced::NotCalled),
+        Announced::Cancelled => Ok(Announced::Cancelled),
+    })
 }
 
 /// Does what stops a process in a thread of its own: when that ends the kernel lets go of all that it has traced, at once
@@ -164,13 +165,6 @@ fn in_a_thread<R: Send>(job: impl FnOnce() -> Result<R, Error> + Send) -> Result
 /// The end of the next part of a wait.
 fn slice_of(deadline: Instant) -> Instant {
     deadline.min(Instant::now() + ASK_EVERY)
-}
-
-/// A stop signal that came while the process was stopped.
-fn send_again(pid: Pid, signal: i32) {
-    if signal != 0 {
-        ptrace::kill(pid.0, signal);
-    }
 }
 
 impl Stopped {
@@ -308,7 +302,6 @@ impl Stopped {
             contexts: RefCell::default(),
             borrowed: None,
             syscall_instruction: None,
-            stop_signal: 0,
             options,
             since: Instant::now(),
             clock: None,
@@ -645,10 +638,7 @@ impl Stopped {
         loop {
             match ptrace::wait(tid, deadline, &mut Pause::default()) {
                 Wait::EventStop(_) => return Ok(()),
-                Wait::Signal(signal) => {
-                    self.stop_signal = signal;
-                    let _ = ptrace::resume(tid, 0);
-                }
+                Wait::Signal(signal) => drop(ptrace::resume(tid, signal)),
                 Wait::Syscall | Wait::Event(_) => drop(ptrace::resume(tid, 0)),
                 Wait::Gone => return Err(Error::Exited { pid: self.pid }),
                 Wait::Nothing => return Err(Error::ThreadDoesNotStop { tid, state: '?' }),
@@ -658,13 +648,12 @@ impl Stopped {
 }
 
 impl Stopped {
-    /// The process may go on. The result is a stop signal that it has not had yet, or 0.
-    fn finish(mut self) -> i32 {
+    /// The process may go on.
+    fn finish(mut self) {
         self.restore_thread();
         if let Some(clock) = &self.clock {
             clock.store(self.since.elapsed().as_micros() as u64, Relaxed);
         }
-        self.stop_signal
     }
 
     fn restore_thread(&mut self) {

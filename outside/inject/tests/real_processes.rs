@@ -206,12 +206,8 @@ fn a_thread_that_executes_nothing_is_no_longer_followed_when_the_caller_gives_up
         ("echo ready; while :; do : < /dev/null; done", 0, Announced::NotCalled),
     ] {
         let mut command = Command::new("/bin/sh");
-        let mut child = command
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("sh starts");
+        let mut child =
+            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh starts");
         let pid = child.id();
         // (Before its trap is set, the signal would end it.)
         let mut ready = [0u8; 6];
@@ -265,5 +261,34 @@ fn wait_until(condition: impl Fn() -> bool) {
     while !condition() {
         assert!(Instant::now() < deadline, "the condition did not come true");
         std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_stop_that_comes_during_remote_calls_holds_until_the_process_is_continued() {
+    for is_continued in [false, true] {
+        let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+        let send =
+            |signal| rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).expect("sent");
+        let pid = Pid(child.id());
+        let made = while_stopped(pid, WITHIN, |stopped| {
+            let mut call = || stopped.syscall("getpid", libc::SYS_getpid, [0; 6]);
+            call()?;
+            send(Signal::STOP);
+            for _ in 0..3 {
+                assert_eq!(call()?, u64::from(pid.0));
+            }
+            if is_continued {
+                send(Signal::CONT);
+            }
+            call()
+        });
+        made.expect("stops").expect("getpid");
+        let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
+        wait_until(|| state().contains(if is_continued { "S (sleeping)" } else { "T (stopped)" }));
+        send(Signal::CONT);
+        wait_until(|| state().contains("S (sleeping)"));
+        child.kill().expect("killed");
+        child.wait().expect("waited");
     }
 }
