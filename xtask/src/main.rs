@@ -29,6 +29,8 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -220,8 +222,44 @@ fn build_ring3() -> Result<PathBuf, String> {
     Ok(root().join("target/release/ring3"))
 }
 
+/// How long a test binary may print nothing. (The longest test takes about a minute on the slowest machine known.)
+const SILENCE: Duration = Duration::from_secs(5 * 60);
+
+/// Says what the descendants of `cargo` wait for, and kills them: cargo goes on with the next test binary.
+fn kill_hung_tests(cargo: u32) {
+    println!("no test has said anything for {} s; these processes are killed:", SILENCE.as_secs());
+    let mut hung = Vec::new();
+    children(cargo).into_iter().for_each(|binary| describe(binary, 1, &mut hung));
+    for pid in hung {
+        let pid = rustix::process::Pid::from_raw(pid as i32).expect("no process has the number 0");
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+/// The children of all threads of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// Prints a process, where its threads stand, and its descendants; all of them are added to `seen`.
+fn describe(pid: u32, depth: usize, seen: &mut Vec<u32>) {
+    seen.push(pid);
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    println!("{:depth$}{pid} {}", "", read(format!("/proc/{pid}/cmdline")).replace('\0', " "));
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let of = |what: &str| read(format!("{}/{what}", thread.path().display()));
+        let (name, stat) = (of("comm"), of("stat"));
+        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
+        println!("{:depth$}  {} {state} {} {}", "", name.trim_end(), of("wchan"), of("syscall").trim_end());
+    }
+    children(pid).into_iter().for_each(|child| describe(child, depth + 1, seen));
+}
+
 /// All tests, with one closing line. A test that cannot run here prints `SKIPPED: why` and is counted so; one that can run
 /// in part only prints `SKIPPED IN PART: why` and has passed.
+/// A test binary that says nothing for [`SILENCE`] is killed and counted as failed.
 fn tests() -> Result<(), String> {
     let mut cargo = Command::new("cargo")
         .args(["test", "--workspace", "--exclude", "ring3-agent", "--no-fail-fast"])
@@ -233,8 +271,22 @@ fn tests() -> Result<(), String> {
         .spawn()
         .map_err(|error| format!("cargo test: {error}"))?;
     let (mut passed, mut failed, mut skipped, mut in_part) = (0u32, 0, 0, BTreeMap::<String, u32>::new());
+    let (said, heard) = std::sync::mpsc::channel();
     let lines = std::io::BufReader::new(cargo.stdout.take().expect("it is piped")).split(b'\n');
-    for line in lines.map_while(Result::ok) {
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| said.send(line)));
+    loop {
+        let line = match heard.recv_timeout(SILENCE) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                // (What a test left behind may hold the pipe.)
+                if cargo.try_wait().is_ok_and(|ended| ended.is_some()) {
+                    break;
+                }
+                kill_hung_tests(cargo.id());
+                continue;
+            }
+        };
         let line = String::from_utf8_lossy(&line);
         println!("{line}");
         let count = |what: &str| -> u32 {
