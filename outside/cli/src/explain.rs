@@ -55,6 +55,14 @@ fn write(out: &mut String, one: &Explained) {
         let _ =
             writeln!(out, "  relay in {start:#x}..{end:#x} of the file's address space; an int3 if that is not free");
     }
+    if let Some(stub) = one.one_byte {
+        let sign = if stub < 0 { "-" } else { "" };
+        let _ = writeln!(
+            out,
+            "  one-byte jump instead, if {sign}{:#x} of the file's address space is free for the stub",
+            stub.unsigned_abs()
+        );
+    }
     for (title, lines) in [("before", &one.before), ("after", &one.after), ("stub", &one.stub)] {
         let _ = writeln!(out, "  {title}:");
         for (address, text) in lines {

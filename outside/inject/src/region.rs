@@ -213,6 +213,35 @@ pub fn map_stub_area_in(stopped: &mut Stopped, range: &Range<u64>, bytes: u64) -
     Err(no_room())
 }
 
+/// Maps executable memory at each of these ranges, filled by [`Stopped::write`]. Those that are taken are left out of the result.
+pub fn map_stub_areas_at(stopped: &mut Stopped, ranges: &[Range<u64>]) -> Result<Vec<Range<u64>>, Error> {
+    let flags = PRIVATE_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let call = |range: &Range<u64>| Call::mmap(range.start, range.end - range.start, READ_EXEC, flags, None);
+    let mut mapped = vec![];
+    let mut rest = ranges;
+    while !rest.is_empty() {
+        let calls: Vec<Call> = rest.iter().map(call).collect();
+        let (done, error) = match stopped.syscalls(&calls) {
+            Ok(done) => (done, None),
+            Err(Unfinished { done, error }) => (done, Some(error)),
+        };
+        for (at, range) in done.iter().zip(rest) {
+            if *at == range.start {
+                mapped.push(range.clone());
+            } else {
+                stopped.unmap(*at, range.end - range.start)?;
+            }
+        }
+        rest = &rest[done.len()..];
+        match error {
+            None => break,
+            Some(Error::RemoteCall { errno: libc::EEXIST | libc::EPERM | libc::ENOMEM, .. }) => rest = &rest[1..],
+            Some(error) => return Err(error),
+        }
+    }
+    Ok(mapped)
+}
+
 /// The first free address in a range for `bytes`.
 fn room_in(taken: &[Range<u64>], range: &Range<u64>, bytes: u64) -> Option<u64> {
     const LOWEST: u64 = 0x1_0000;

@@ -83,6 +83,8 @@ impl From<Arrival> for Refusal {
 pub enum Tactic {
     /// A 5-byte jump to the stub.
     Jump,
+    /// A 5-byte jump of which only the first byte is written; the other ones, as they were, say where its stub lies.
+    OneByte,
     /// A 5-byte jump whose last bytes are those of what follows, as they were, to a relay that goes on to the stub.
     Punned,
     /// An `int3`, from which a signal handler leads to the stub: 1 to 3 microseconds.
@@ -93,6 +95,7 @@ impl fmt::Display for Tactic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Tactic::Jump => f.write_str("jump"),
+            Tactic::OneByte => f.write_str("one-byte jump"),
             Tactic::Punned => f.write_str("punned jump"),
             Tactic::Trap => f.write_str("int3"),
         }
@@ -296,7 +299,7 @@ impl Plan {
         }
         let kept = match self.tactic {
             Tactic::Jump => self.kept_for_goroutines(&instructions, preemptible)?,
-            Tactic::Punned | Tactic::Trap => self.kept,
+            Tactic::OneByte | Tactic::Punned | Tactic::Trap => self.kept,
         };
         let apart = if self.at_entry { Apart::AtEntry } else { Apart::Within };
         Ok(Plan { apart: Some(apart), kept, ..self })
@@ -322,10 +325,25 @@ impl Plan {
         Some(Plan { tactic: Tactic::Trap, kept: 0, original, resume: only.next_ip(), ..self.clone() })
     }
 
+    /// Instead of a plain jump, one that writes one byte and displaces one instruction.
+    ///
+    /// Somebody else's breakpoint there, the kernel's uprobe mostly, can come and go: the kernel runs the file's instruction and goes
+    /// on behind it, and writes the file's byte in the end. Both are right only if the bytes behind ours are the file's.
+    pub fn one_byte(&self) -> Option<Plan> {
+        let first = self.displaced.first().filter(|_| self.tactic == Tactic::Jump && self.apart.is_none())?;
+        Some(Plan {
+            tactic: Tactic::OneByte,
+            kept: JUMP_BYTES - 1,
+            resume: first.0.next_ip(),
+            displaced: vec![first.clone()],
+            ..self.clone()
+        })
+    }
+
     /// Behind the last byte that decides what a thread at the site does.
     pub fn end(&self) -> u64 {
         match self.tactic {
-            Tactic::Jump | Tactic::Punned => self.resume.max(self.site + JUMP_BYTES as u64),
+            Tactic::Jump | Tactic::OneByte | Tactic::Punned => self.resume.max(self.site + JUMP_BYTES as u64),
             Tactic::Trap => self.resume,
         }
     }
@@ -341,6 +359,11 @@ impl Plan {
             displaced: self.displaced.iter().map(at).collect(),
             ..self.clone()
         }
+    }
+
+    /// Whether the jump's last bytes are those of what follows, which is not displaced.
+    pub fn is_punned(&self) -> bool {
+        matches!(self.tactic, Tactic::OneByte | Tactic::Punned)
     }
 
     /// Where the stub, or for a punned jump the relay, must lie, if the jump's last bytes are to stay as they are.

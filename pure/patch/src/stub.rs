@@ -153,7 +153,7 @@ pub fn relay(stub: u64) -> [u8; RELAY_BYTES] {
 }
 
 impl Plan {
-    /// What to write at the site: a jump to a stub at `stub`, or, if it is punned, to a relay there, without the bytes that stay as
+    /// What to write at the site: a jump to a stub at `stub`, or, if it is punned, to a relay or a stub there, without the bytes that stay as
     /// they are.
     pub fn jump(&self, stub: u64) -> Result<Vec<u8>, Refusal> {
         const INT3: u8 = 0xcc;
@@ -165,7 +165,7 @@ impl Plan {
             return Err(Refusal::OutOfReach { address: stub });
         }
         assembler.jump(stub)?;
-        if self.tactic == Tactic::Punned {
+        if self.is_punned() {
             assembler.bytes.truncate(JUMP_BYTES - self.kept);
         }
         Ok(assembler.bytes)
@@ -212,7 +212,7 @@ impl Plan {
 
     /// Whether the agent can be called for another site, too, before one of the displaced instructions.
     fn may_have(&self, member: &Plan) -> bool {
-        let plain = |plan: &Plan| plan.before_agent() == 0 && (plan.kept == 0 || plan.tactic == Tactic::Punned);
+        let plain = |plan: &Plan| plan.before_agent() == 0 && (plan.kept == 0 || plan.is_punned());
         if self.tactic != Tactic::Jump {
             return false;
         }

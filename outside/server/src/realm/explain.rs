@@ -30,6 +30,8 @@ pub struct Explained {
     pub why: Option<String>,
     /// Where the relay of a punned jump would lie in the file's address space; the site is an `int3` if that is not free.
     pub relay: Option<(u64, u64)>,
+    /// Where the stub of a one-byte jump would lie: the site gets one if that is free.
+    pub one_byte: Option<i64>,
     /// The instructions there, by address.
     pub before: Vec<(u64, String)>,
     /// The same with what is written.
@@ -111,6 +113,7 @@ fn explain_one(file: &CodeFile, site: &StaticSite, ret: Option<usize>) -> Result
         offset: file.elf().vaddr_to_offset(plan.site).unwrap_or_default(),
         tactic: plan.tactic.to_string(),
         why: site.why_no_jump().filter(|_| ret.is_none()),
+        one_byte: site.one_byte_stub(0).filter(|_| ret.is_none() && plan.one_byte().is_some()).map(|at| at as i64),
         relay: range.filter(|_| is_punned).map(|range| (range.start, range.end)),
         before: text_of(&before, plan.site),
         after: text_of(&after, plan.site),

@@ -21,6 +21,7 @@ mod libraries;
 mod modules;
 mod named;
 mod net;
+mod one_byte;
 mod owners;
 mod privileges;
 mod raw_mapping;

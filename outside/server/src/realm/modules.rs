@@ -15,8 +15,8 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
 use ring3_patch::{
-    Arrival, Function, Plan, Routine, SyscallPlan, Tactic, computes_targets, instruction_bytes, plan_alone,
-    plan_detour, plan_returns, plan_syscalls,
+    Arrival, Function, JUMP_BYTES, Plan, Routine, SyscallPlan, Tactic, computes_targets, instruction_bytes,
+    plan_alone, plan_detour, plan_returns, plan_syscalls,
 };
 use ring3_uapi::Errno;
 
@@ -127,6 +127,15 @@ impl StaticSite {
         }
         let (function, site) = (self.function(bias), self.vaddr.wrapping_add(bias));
         self.fit(plan_detour(&function, site)).or_else(|_| self.fit(plan_alone(&function, site, self.inside)))
+    }
+
+    /// Where the stub of a one-byte jump would lie: the bytes behind the first one say it.
+    pub(super) fn one_byte_stub(&self, bias: u64) -> Option<u64> {
+        let at = (self.vaddr - self.function) as usize;
+        let distance = self.bytes.get(at + 1..at + JUMP_BYTES).filter(|_| !self.in_go)?;
+        let distance = i32::from_le_bytes(distance.try_into().ok()?);
+        let next = self.vaddr.wrapping_add(bias).wrapping_add(JUMP_BYTES as u64);
+        Some(next.wrapping_add_signed(i64::from(distance)))
     }
 
     /// Why no plain jump can be written at the site.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ring3_layout::control::{ATTACHMENTS_MAX, HookKind};
-use ring3_patch::{Plan, Tactic};
+use ring3_patch::Plan;
 
 use super::AttachmentId;
 use super::modules::StaticSite;
+use super::one_byte::Earlier;
 
 /// Where a site lies: what identifies it across reconciliations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,12 @@ impl Wanted {
         self.code.plan(self.ret, self.bias())
     }
 
+    /// Where the stub would lie if the site got a one-byte jump.
+    pub(super) fn one_byte_stub(&self) -> Option<u64> {
+        let is_probe = self.place.kind == HookKind::Probe && self.ret.is_none();
+        is_probe.then(|| self.code.one_byte_stub(self.bias())).flatten()
+    }
+
     /// Address of the probed instruction, or of the function whose return is probed.
     pub(super) fn probed(&self) -> u64 {
         self.code.vaddr.wrapping_add(self.bias())
@@ -70,6 +77,12 @@ pub(super) struct Site {
     pub(super) place: Place,
     pub(super) name: String,
     pub(super) plan: Plan,
+    /// The plan that replaces that of a one-byte jump, if its stub finds no room or another site comes too near.
+    pub(super) plain: Option<Plan>,
+    /// Where an earlier stub with another plan goes on; 0: there was none.
+    pub(super) resumed_before: u64,
+    /// The earlier stub, until it leads to the present one.
+    pub(super) earlier: Option<Earlier>,
     pub(super) stub: u64,
     pub(super) stub_bytes: u32,
     /// Original address and stub address of each displaced instruction.
@@ -91,7 +104,7 @@ impl Site {
 
     /// Whether the instruction at an address has to stay as it is for this site's jump, which is not displaced.
     pub(super) fn relies_on(&self, address: u64) -> bool {
-        self.plan.tactic == Tactic::Punned && (self.plan.resume..self.plan.end()).contains(&address)
+        self.plan.is_punned() && (self.plan.resume..self.plan.end()).contains(&address)
     }
 
     pub(super) fn copy(&self) -> Site {
@@ -99,6 +112,9 @@ impl Site {
             place: self.place.clone(),
             name: self.name.clone(),
             plan: self.plan.clone(),
+            plain: self.plain.clone(),
+            resumed_before: self.resumed_before,
+            earlier: self.earlier,
             stub: self.stub,
             stub_bytes: self.stub_bytes,
             moved: self.moved.clone(),

@@ -27,7 +27,7 @@ use super::target::{Target, is_written, taken};
 use super::tracer::refusal_of;
 
 /// A jump covers sites that begin so many bytes behind it, or fewer.
-const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;
+pub(super) const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;
 
 impl Target {
     /// True if no byte and no mapping has to change for `wanted`: only who runs where.
@@ -109,6 +109,7 @@ impl Target {
             let site = self.plan_site(want, caught)?;
             self.sites.insert(address, site);
         }
+        self.make_neighbours_plain(stopped, address)?;
         let carrier = self.carrier_for(address);
         let (first, mut members) = match carrier {
             Some(carrier) => (carrier, self.sites[&carrier].members.clone()),
@@ -143,6 +144,9 @@ impl Target {
             self.trap(other)?;
             self.patch(stopped, other, vec![])?;
         }
+        if self.sites[&address].plan.tactic == Tactic::OneByte && self.is_crowded(address) {
+            self.make_plain(stopped, address)?;
+        }
         let plan = &self.sites[&address].plan;
         if plan.tactic == Tactic::Punned {
             let mut behind = self.sites.range(address + 1..plan.end());
@@ -169,12 +173,14 @@ impl Target {
     /// Plans a site and gives it a hook; the process is untouched.
     fn plan_site(&mut self, want: Wanted, caught: &CaughtCalls) -> Result<Site, Refusal> {
         let (name, probed, planned) = (want.name(), want.probed(), want.plan());
+        let may_have_one_byte = want.one_byte_stub().is_some() && self.may_have_one_byte(want.place.address);
         let place = want.place;
         let refuse = |why: String| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
         let plan = planned.map_err(|why| refuse(why.to_string()))?;
         if self.hooks_used >= HOOKS_MAX {
             return Err(refuse(format!("more than {HOOKS_MAX} sites in one process")));
         }
+        let one_byte = plan.one_byte().filter(|_| may_have_one_byte);
         let bytes = place.address..plan.resume;
         if self.syscalls.overlap(&bytes) || plan.tactic == Tactic::Jump && caught.lead_into(&bytes) {
             return Err(refuse("a system call that is traced is there".into()));
@@ -196,7 +202,10 @@ impl Target {
         Ok(Site {
             place,
             name,
-            plan,
+            plain: one_byte.is_some().then(|| plan.clone()),
+            plan: one_byte.unwrap_or(plan),
+            resumed_before: 0,
+            earlier: None,
             stub: 0,
             stub_bytes: 0,
             moved: vec![],
@@ -209,7 +218,12 @@ impl Target {
     }
 
     /// Writes a site's stub, with its members, and the jump to it. Members that were patched themselves are so no more.
-    fn patch(&mut self, stopped: &mut inject::Stopped, address: u64, members: Vec<u64>) -> Result<(), Unplaced> {
+    pub(super) fn patch(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        address: u64,
+        members: Vec<u64>,
+    ) -> Result<(), Unplaced> {
         if self.sites[&address].plan.tactic == Tactic::Trap && !self.traps.is_ready() {
             return Err(Unplaced::NeedsTraps);
         }
@@ -230,6 +244,12 @@ impl Target {
         let fresh = match &self.sites[&address] {
             site if site.stub != 0 && site.members == members => None,
             _ => match self.write_stub(stopped, address, &members) {
+                Err(refusal) if self.sites[&address].plan.tactic == Tactic::OneByte => {
+                    tracing::debug!(pid = self.pid, "{name}: no one-byte jump: {refusal}");
+                    self.become_plain(address);
+                    self.make_way(stopped, address)?;
+                    return self.patch(stopped, address, members);
+                }
                 Err(refusal) if self.sites[&address].plan.tactic == Tactic::Punned => {
                     tracing::debug!(pid = self.pid, "{name}: no punned jump: {refusal}");
                     self.trap(address)?;
@@ -246,8 +266,11 @@ impl Target {
             site.moved = stub.moved.iter().map(|moved| (moved.original, at + u64::from(moved.stub_offset))).collect();
             (site.stub, site.stub_bytes, site.jump, site.members) = (at, stub.bytes.len() as u32, jump, members);
         }
+        if let Some(earlier) = site.earlier.take() {
+            self.lead_on(stopped, address, earlier)?;
+        }
         // Whoever cleans up after us has to know of the jump before it is there.
-        site.patched = true;
+        self.sites.get_mut(&address).expect("just seen").patched = true;
         self.write_recovery(address);
         let site = &self.sites[&address];
         let written = stopped.write_site(address, &site.plan.original, &site.jump, &site.moved);
@@ -278,11 +301,14 @@ impl Target {
     fn may_be_resumed_in(&self, address: u64) -> bool {
         const DISPLACED_BYTES_MAX: u64 = 256;
         let mut before = self.sites.range(address.saturating_sub(DISPLACED_BYTES_MAX)..address + JUMP_BYTES as u64);
-        before.any(|(_, site)| site.stub != 0 && (address + 1..=address + WITHIN_JUMP).contains(&site.plan.resume))
+        let inside = address + 1..=address + WITHIN_JUMP;
+        before.any(|(_, site)| {
+            site.stub != 0 && inside.contains(&site.plan.resume) || inside.contains(&site.resumed_before)
+        })
     }
 
     /// No thread runs our code, or goes back to it from a signal handler.
-    fn is_nobody_inside(&self, stopped: &inject::Stopped) -> bool {
+    pub(super) fn is_nobody_inside(&self, stopped: &inject::Stopped) -> bool {
         (Cleaning { pid: self.pid, region: self.region }).is_nobody_inside(stopped).unwrap_or(false)
     }
 
@@ -302,13 +328,26 @@ impl Target {
         let members: Vec<(Plan, u64)> = members.map(|site| (site.plan.clone(), hook(site))).collect();
         let refuse =
             |why: ring3_patch::Refusal| Refusal::new(Errno::ENOTSUPP, format!("{}: {name}: {why}", place.path));
+        if plan.tactic == Tactic::OneByte {
+            let place_of = plan.stub_range().map(|range| range.start).unwrap_or_default();
+            let stub = plan.stub_of_many(place_of, entries(self.region), own_hook, &members).map_err(refuse);
+            let bytes = stub.as_ref().map(|stub| with_tail(stub, address)).unwrap_or_default();
+            let room = place_of..place_of.saturating_add(1);
+            if let Ok(stub) = stub
+                && self.take_room_in(stopped, &room, bytes.len() as u64).is_ok()
+            {
+                stopped.write(place_of, &bytes).map_err(refusal_of)?;
+                let jump = plan.jump(place_of).map_err(refuse)?;
+                return Ok(Written { at: place_of, stub, jump });
+            }
+        }
         let room = STUB_BYTES_MAX as u64 * (1 + members.len() as u64) + tail_bytes_max(&plan);
         let (at, area) = match plan.stub_range().filter(|_| plan.tactic == Tactic::Jump) {
             Some(range) => self.stub_room_in(stopped, range, room)?,
             None => self.stub_room(stopped, address, place.mapping.clone(), room)?,
         };
         let stub = plan.stub_of_many(at, entries(self.region), own_hook, &members).map_err(refuse)?;
-        let to = match plan.stub_range().filter(|_| plan.tactic == Tactic::Punned) {
+        let to = match plan.stub_range().filter(|_| plan.is_punned()) {
             Some(range) => {
                 let relay = self.take_relay_room(stopped, &range)?;
                 stopped.write(relay, &ring3_patch::relay(at)).map_err(refusal_of)?;

@@ -17,8 +17,11 @@ use super::tracer::refusal_of;
 const STUB_AREA_BYTES: std::ops::RangeInclusive<u64> = 0x1_0000..=0x100_0000;
 /// Bytes of an area for stubs that have to lie at certain addresses.
 const PLACED_AREA_BYTES: u64 = 0x4000;
-/// Where heaps and stacks may grow, relays do not lie, bytes.
-const GROWTH_BYTES: u64 = 1 << 28;
+/// Where the heap may grow, relays do not lie, bytes. (The kernel puts it up to 1 GiB behind the program. Allocators map
+/// memory when it cannot grow on.)
+const HEAP_GROWTH_BYTES: u64 = 1 << 26;
+/// The same of stacks.
+const STACK_GROWTH_BYTES: u64 = 1 << 28;
 /// Where memory can be mapped.
 const LOWEST: u64 = 0x1_0000;
 const HIGHEST: u64 = 0x7fff_ffff_f000;
@@ -41,7 +44,7 @@ impl Area {
     }
 }
 
-/// Memory at an address that punned jumps lead to, with relays.
+/// Memory at an address that punned jumps lead to, with relays and stubs.
 #[derive(Clone, Debug)]
 pub(super) struct RelayPage {
     range: Range<u64>,
@@ -49,12 +52,12 @@ pub(super) struct RelayPage {
 }
 
 impl RelayPage {
-    /// Where in a range a relay has room.
-    fn free_in(&self, range: &Range<u64>) -> Option<u64> {
-        let last = self.range.end - RELAY_BYTES as u64;
+    /// Where in a range so many bytes have room.
+    fn free_in(&self, range: &Range<u64>, room: u64) -> Option<u64> {
+        let last = self.range.end.checked_sub(room)?;
         let mut at = range.start.max(self.range.start);
         while range.contains(&at) && at <= last {
-            let bytes = at..at + RELAY_BYTES as u64;
+            let bytes = at..at + room;
             match self.taken.iter().find(|other| other.start < bytes.end && bytes.start < other.end) {
                 Some(other) => at = other.end,
                 None => return Some(at),
@@ -71,53 +74,101 @@ impl Target {
         stopped: &mut inject::Stopped,
         range: &Range<u64>,
     ) -> Result<u64, Refusal> {
-        let found = self.relays.iter().enumerate().find_map(|(page, relays)| Some((page, relays.free_in(range)?)));
+        self.take_room_in(stopped, range, RELAY_BYTES as u64)
+    }
+
+    /// So many bytes that begin at one of these addresses, and are taken from now on.
+    pub(super) fn take_room_in(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        range: &Range<u64>,
+        bytes: u64,
+    ) -> Result<u64, Refusal> {
+        let mut places = self.relays.iter().enumerate();
+        let found = places.find_map(|(page, relays)| Some((page, relays.free_in(range, bytes)?)));
         let (page, at) = match found {
             Some(found) => found,
             None => {
-                let pages = self.map_relays(stopped, range)?;
+                let pages = self.map_relays(stopped, range, bytes)?;
                 let page = RelayPage { range: pages, taken: vec![] };
-                let at = page.free_in(range).ok_or_else(|| Refusal::new(Errno::ENOSPC, "no room for a relay"))?;
+                let at =
+                    page.free_in(range, bytes).ok_or_else(|| Refusal::new(Errno::ENOSPC, "no room for a relay"))?;
                 self.relays.push(page);
                 (self.relays.len() - 1, at)
             }
         };
-        self.relays[page].taken.push(at..at + RELAY_BYTES as u64);
+        self.relays[page].taken.push(at..at + bytes);
         Ok(at)
     }
 
-    /// Maps memory for relays that begin in a range.
-    fn map_relays(&mut self, stopped: &mut inject::Stopped, range: &Range<u64>) -> Result<Range<u64>, Refusal> {
+    /// Maps memory for so many bytes that begin in a range.
+    fn map_relays(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        range: &Range<u64>,
+        room: u64,
+    ) -> Result<Range<u64>, Refusal> {
+        /// What was mapped since the process was stopped, by ring3 itself, is not known here.
+        const TRIES_MAX: usize = 16;
         let no_room = || Refusal::new(Errno::ENOSPC, "no room for a relay");
-        self.check_area_count()?;
-        let relay = RELAY_BYTES as u64;
-        let taken = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
-        let is_free = |pages: &Range<u64>| {
-            let is_spared = |mapping: &inject::Mapping| match &mapping.path[..] {
-                "[heap]" => mapping.range.end..mapping.range.end + GROWTH_BYTES,
-                "[stack]" => mapping.range.start.saturating_sub(GROWTH_BYTES)..mapping.range.start,
-                _ => 0..0,
-            };
-            let meets = |other: &Range<u64>| other.start < pages.end && pages.start < other.end;
-            pages.start >= LOWEST
-                && pages.end <= HIGHEST
-                && !taken.iter().any(|mapping| meets(&mapping.range) || meets(&is_spared(mapping)))
-        };
-        let mut at = range.start;
-        while range.contains(&at) {
+        let taken = self.taken_or_spared(stopped)?;
+        let (mut at, mut tries) = (range.start, 0);
+        while range.contains(&at) && tries < TRIES_MAX {
             let start = at / PAGE_BYTES * PAGE_BYTES;
-            let pages = start..(at.saturating_add(relay)).next_multiple_of(PAGE_BYTES);
-            if is_free(&pages) {
-                let bytes = pages.end - pages.start;
-                let base = inject::map_stub_area_in(stopped, &(start..start + 1), bytes).map_err(refusal_of)?;
-                self.note_area(base, bytes);
-                let index = self.areas.len() - 1;
-                self.areas[index].used = bytes;
-                return Ok(pages);
+            let pages = start..at.saturating_add(room).next_multiple_of(PAGE_BYTES);
+            if is_free(&taken, &pages) {
+                self.check_area_count()?;
+                let mapped = inject::map_stub_areas_at(stopped, std::slice::from_ref(&pages)).map_err(refusal_of)?;
+                if !mapped.is_empty() {
+                    self.note_relay_area(&pages);
+                    return Ok(pages);
+                }
+                tries += 1;
             }
             at = start.checked_add(PAGE_BYTES).ok_or_else(no_room)?;
         }
         Err(no_room())
+    }
+
+    /// Maps memory for relays and stubs at these addresses, but for those that are not free.
+    pub(super) fn map_relay_pages(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        mut ranges: Vec<Range<u64>>,
+    ) -> Result<(), Refusal> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let taken = self.taken_or_spared(stopped)?;
+        ranges.retain(|pages| is_free(&taken, pages));
+        ranges.truncate((STUB_AREAS_MAX as usize).saturating_sub(self.areas.len()));
+        for pages in inject::map_stub_areas_at(stopped, &ranges).map_err(refusal_of)? {
+            self.note_relay_area(&pages);
+            self.relays.push(RelayPage { range: pages, taken: vec![] });
+        }
+        Ok(())
+    }
+
+    /// What is mapped, and where heaps and stacks may grow.
+    fn taken_or_spared(&self, stopped: &inject::Stopped) -> Result<Vec<Range<u64>>, Refusal> {
+        let mappings = stopped.mappings().map_err(refusal_of)?;
+        let taken = mappings.iter().flat_map(|mapping| {
+            let Range { start, end } = mapping.range;
+            let spared = match &mapping.path[..] {
+                "[heap]" => end..end + HEAP_GROWTH_BYTES,
+                "[stack]" => start.saturating_sub(STACK_GROWTH_BYTES)..start,
+                _ => start..end,
+            };
+            [start..end, spared]
+        });
+        Ok(taken.chain(self.stub_areas()).collect())
+    }
+
+    /// An area that relays fill has been mapped.
+    fn note_relay_area(&mut self, pages: &Range<u64>) {
+        let bytes = pages.end - pages.start;
+        let index = self.note_area(pages.start, bytes);
+        self.areas[index].used = bytes;
     }
 
     /// Where stubs lie.
@@ -201,4 +252,9 @@ impl Target {
     pub(super) fn take_stub_room(&mut self, area: usize, bytes: u64) {
         self.areas[area].used += bytes.next_multiple_of(STUB_ALIGN);
     }
+}
+
+fn is_free(taken: &[Range<u64>], pages: &Range<u64>) -> bool {
+    let meets = |other: &Range<u64>| other.start < pages.end && pages.start < other.end;
+    pages.start >= LOWEST && pages.end <= HIGHEST && !taken.iter().any(meets)
 }

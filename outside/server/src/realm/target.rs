@@ -544,6 +544,7 @@ impl Target {
         let caught = self.caught_calls();
         let mut placing = Placing::default();
         let mut waiting = vec![];
+        self.map_one_byte_stubs(stopped, &wanted);
         for want in wanted {
             match self.place_site(stopped, want.clone(), &caught) {
                 Err(Unplaced::NeedsTraps) => waiting.push(want),
