@@ -23,6 +23,8 @@ const SECONDS_USUAL: u64 = 3;
 const TOOLS: usize = 3;
 /// How often a tool may have the same probe: so many attachments take less time than as many tools.
 const LINKS_PER_PROBE: usize = 3;
+/// By then something has been attached, and a process attached and detached.
+const BEGINS_WITHIN: Duration = Duration::from_secs(60);
 /// The server is killed about so often.
 const SERVER_LIVES: Duration = Duration::from_secs(8);
 
@@ -94,6 +96,13 @@ fn children(pid: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// The wait status of a child that has ended and was not waited for yet (proc_pid_stat(5), `exit_code`).
+fn ended_with(pid: u32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit(") ").next()?.split_whitespace().collect();
+    if fields.first() == Some(&"Z") { fields.last()?.parse().ok() } else { None }
 }
 
 /// Mappings and descriptors of ring3's in a process.
@@ -245,7 +254,10 @@ impl Storm<'_> {
             scope.spawn(move || guarded(&|| self.sacrifice(Random::new(13))));
             scope.spawn(move || guarded(&|| self.disturb(Random::new(14))));
             scope.spawn(move || guarded(&|| work(&self.over)));
-            while self.goes_on() && began.elapsed() < duration() {
+            // (On a machine with much else to do nothing may have come about by then.)
+            let has_begun = || self.tally.attachments.load(Relaxed) > 0 && self.tally.cycles.load(Relaxed) > 0;
+            let is_enough = || began.elapsed() >= duration() && (has_begun() || began.elapsed() >= BEGINS_WITHIN);
+            while self.goes_on() && !is_enough() {
                 std::thread::sleep(Duration::from_millis(20));
             }
             self.over.store(true, Relaxed);
@@ -272,6 +284,9 @@ impl Storm<'_> {
     /// Nothing of ring3's is left in the targets.
     fn calm(&self) {
         for pid in (self.targets)() {
+            if let Some(status) = ended_with(pid) {
+                panic!("process {pid} has died, wait status {status:#x}");
+            }
             kill(pid, Signal::CONT);
             wait_until("nothing is left of a dead server, or of a target", || {
                 let _ = self.bench.run(&["detach", &pid.to_string()]);

@@ -528,11 +528,14 @@ impl Stopped {
         Ok(found)
     }
 
-    /// The signal frames in a part of a stack.
+    /// The signal frames in a part of a stack, which begins where its thread is. (A mapping may be many stacks: those of Go are on
+    /// its heap, with those for signal handlers, on which the frames of handlers stay that have returned.)
     fn contexts_on(&self, stack: Range<u64>) -> Vec<SavedContext> {
         /// `cs`, `gs`, `fs`, `ss` of user code.
         const SEGMENTS: u64 = 0x002b_0000_0000_0033;
         const FLAGS_MAX: u64 = 1 << 22;
+        /// Words from `uc_stack` to the `rax` of `uc_mcontext` (include/uapi/asm-generic/ucontext.h).
+        const WORDS_SINCE_STACK: usize = 16;
         let mut bytes = vec![0u8; (stack.end - stack.start) as usize];
         if self.memory.read_exact_at(&mut bytes, stack.start).is_err() {
             return vec![];
@@ -547,7 +550,15 @@ impl Stopped {
             rsp: w[2],
             rip: w[3],
         };
-        frames.map(context).collect()
+        // A frame on its thread's alternate stack is left over from earlier if the thread is not on that stack.
+        let is_left_over = |(at, _): &(usize, &[u64])| {
+            let alternate = at.checked_sub(WORDS_SINCE_STACK).map(|at| (words[at], words[at + 2]));
+            alternate.is_some_and(|(start, bytes)| {
+                let range = start..start.saturating_add(bytes);
+                range.contains(&(stack.start + *at as u64 * 8)) && !range.contains(&stack.start)
+            })
+        };
+        frames.filter(|frame| !is_left_over(frame)).map(context).collect()
     }
 
     /// Changes where a thread goes on when a signal handler returns.

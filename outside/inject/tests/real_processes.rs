@@ -1,6 +1,6 @@
 //! Stopping, calling into and leaving real processes, which must not notice.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -70,14 +70,14 @@ int main(void) {
 
 fn build_victim() -> PathBuf {
     static BUILT: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    BUILT.get_or_init(compile_victim).clone()
+    BUILT.get_or_init(|| compile(VICTIM, "victim")).clone()
 }
 
-fn compile_victim() -> PathBuf {
+fn compile(text: &str, name: &str) -> PathBuf {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let source = dir.join(format!("victim-{}.c", std::process::id()));
+    let source = dir.join(format!("{name}-{}.c", std::process::id()));
     let binary = source.with_extension("bin");
-    std::fs::write(&source, VICTIM).expect("target folder is writable");
+    std::fs::write(&source, text).expect("target folder is writable");
     let status = Command::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&binary).arg(&source).status();
     assert!(status.expect("gcc runs").success());
     binary
@@ -291,4 +291,44 @@ fn a_stop_that_comes_during_remote_calls_holds_until_the_process_is_continued() 
         child.kill().expect("killed");
         child.wait().expect("waited");
     }
+}
+
+/// A thread whose stack lies below its stack for signals, in one mapping. It waits within its handler first, and then outside.
+const STACKS_TOGETHER: &str = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static char *area;
+static void handler(int s) { char c; puts("within"); fflush(stdout); (void)!read(0, &c, 1); }
+static void *work(void *a) {
+    stack_t alternate = {.ss_sp = area + 0x80000, .ss_size = 0x80000}; char c;
+    sigaltstack(&alternate, 0);
+    pthread_kill(pthread_self(), SIGUSR1);
+    puts("outside"); fflush(stdout); (void)!read(0, &c, 1);
+    return 0;
+}
+int main(void) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_ONSTACK}; pthread_attr_t attributes; pthread_t thread;
+    area = mmap(0, 0x100000, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    sigaction(SIGUSR1, &action, 0);
+    pthread_attr_init(&attributes); pthread_attr_setstack(&attributes, area, 0x80000);
+    puts("ready"); fflush(stdout);
+    pthread_create(&thread, &attributes, work, 0); pthread_join(thread, 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_frame_is_found_while_its_handler_runs_and_not_afterwards() {
+    let binary = compile(STACKS_TOGETHER, "stacks");
+    let mut victim = Victim::start(&binary);
+    for (line, count) in [("within", 1), ("outside", 0)] {
+        assert_eq!(victim.line(), line);
+        let found = while_stopped(victim.pid(), WITHIN, |stopped| stopped.saved_contexts());
+        assert_eq!(found.expect("stops").expect("found").len(), count, "{line}");
+        victim.child.stdin.as_mut().expect("piped").write_all(b"\n").expect("it reads");
+    }
+    assert!(victim.child.wait().expect("waited").success());
 }
