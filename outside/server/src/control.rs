@@ -203,8 +203,11 @@ impl Connection {
         }
     }
 
-    /// Receives a request and the fd that may come along; `None` when the other side is gone or makes no sense.
-    pub(crate) fn receive(&self) -> Option<(Request, Option<OwnedFd>)> {
+    /// Receives a request and the fd that may come along; `None` when the other side is gone.
+    ///
+    /// # Errors
+    /// It cannot be received, or makes no sense: what to tell the other side.
+    pub(crate) fn receive(&self) -> Result<Option<(Request, Option<OwnedFd>)>, String> {
         let mut line = vec![0u8; REQUEST_BYTES_MAX];
         let mut filled = 0;
         let mut fd = None;
@@ -213,10 +216,12 @@ impl Connection {
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC;
             let mut room = [IoSliceMut::new(&mut line[filled..])];
-            let got = rustix::net::recvmsg(&self.stream, &mut room, &mut control, flags).ok()?;
-            if got.bytes == 0 {
-                return None;
-            }
+            let got = match rustix::net::recvmsg(&self.stream, &mut room, &mut control, flags) {
+                Ok(got) if got.bytes == 0 => return Ok(None),
+                Ok(got) => got,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(format!("the server could not receive the request: {error}")),
+            };
             filled += got.bytes;
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -224,8 +229,9 @@ impl Connection {
                 }
             }
         }
-        let request = serde_json::from_slice(&line[..filled]).ok()?;
-        Some((request, fd))
+        let request = serde_json::from_slice(&line[..filled]);
+        let request = request.map_err(|error| format!("the server does not know the request: {error}"))?;
+        Ok(Some((request, fd)))
     }
 
     /// Sends an answer; false if that fails: the other side may be gone, or waits for it until the connection ends.

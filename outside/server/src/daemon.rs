@@ -156,7 +156,16 @@ impl Server {
             return;
         }
         let mut store = None;
-        while let Some((request, fd)) = connection.receive() {
+        loop {
+            let (request, fd) = match connection.receive() {
+                Ok(Some(received)) => received,
+                Ok(None) => return,
+                Err(why) => {
+                    tracing::warn!(pid, "{why}");
+                    connection.answer(Err(why));
+                    return;
+                }
+            };
             if let Request::Start { follow } = request {
                 self.start(connection, pid, following(follow), fd);
                 return;

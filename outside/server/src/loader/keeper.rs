@@ -216,7 +216,8 @@ fn hear(socket: BorrowedFd<'_>, held: &mut Vec<Held>) -> bool {
     let flags = RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut what)], &mut control, flags);
     match received {
-        Err(rustix::io::Errno::INTR) => return true,
+        // The message is still there.
+        Err(rustix::io::Errno::INTR | rustix::io::Errno::NOMEM | rustix::io::Errno::NOBUFS) => return true,
         Ok(message) if message.bytes == 1 => {}
         _ => return false,
     }

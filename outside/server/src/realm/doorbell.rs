@@ -67,9 +67,16 @@ impl EventFd {
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(EventFd)
     }
 
-    /// Makes it readable. A full counter is readable already.
+    /// Makes it readable. A full counter is readable already. A signal that is lost leaves its reader asleep for good, so a write
+    /// that fails for another reason is repeated.
     pub fn signal(&self) {
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        const TRIES_MAX: usize = 3;
+        for _ in 0..TRIES_MAX {
+            match rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
+                Ok(_) | Err(rustix::io::Errno::AGAIN) => return,
+                Err(error) => tracing::warn!("an eventfd is not written: {error}"),
+            }
+        }
     }
 
     /// Makes it unreadable; true if it was readable.
