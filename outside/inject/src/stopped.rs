@@ -73,6 +73,22 @@ pub struct SavedContext {
     pub rip: u64,
 }
 
+/// A signal frame in memory.
+struct SignalFrame {
+    context: SavedContext,
+    /// The alternate stack of its thread (`uc_stack`).
+    alternate: Range<u64>,
+}
+
+impl SignalFrame {
+    /// Whether a thread whose stack pointer is `rsp` may return to it. On the alternate stack the frames of handlers stay that have
+    /// returned; a thread that is not on that stack does not return to them.
+    fn may_be_of(&self, rsp: u64) -> bool {
+        let at = self.context.address;
+        at >= rsp && (self.alternate.contains(&rsp) || !self.alternate.contains(&at))
+    }
+}
+
 /// Stops all threads of a process for as long as `work` takes.
 ///
 /// # Errors
@@ -510,55 +526,79 @@ impl Stopped {
 
     fn find_contexts(&self) -> Result<Vec<SavedContext>, Error> {
         let mappings = self.mappings()?;
+        let mapping_of = |address: u64| mappings.iter().find(|mapping| mapping.range.contains(&address));
+        // A mapping may be many stacks: those of Go are on its heap. It is read once, from the lowest thread on.
+        let mut begins = BTreeMap::<u64, u64>::new();
+        for tid in &self.threads {
+            let rsp = self.registers(*tid)?.rsp & !7;
+            if let Some(stack) = mapping_of(rsp) {
+                let begin = begins.entry(stack.range.end).or_insert(rsp);
+                *begin = rsp.min(*begin);
+            }
+        }
+        let mut known = BTreeMap::<u64, (u64, Vec<SignalFrame>)>::new();
         let mut found = vec![];
         for tid in &self.threads {
             let mut rsp = self.registers(*tid)?.rsp;
             // A handler on a stack of its own may have interrupted another one.
             for _ in 0..STACKS_MAX {
-                let Some(stack) = mappings.iter().find(|mapping| mapping.range.contains(&rsp)) else { break };
-                let frames = self.contexts_on(rsp & !7..stack.range.end);
-                let Some(last) = frames.last().copied() else { break };
-                found.extend(frames);
+                let Some(stack) = mapping_of(rsp) else { break };
+                let end = stack.range.end;
+                let begin = begins.get(&end).map_or(rsp & !7, |begin| *begin.min(&(rsp & !7)));
+                let frames = match known.get(&end) {
+                    Some((from, frames)) if *from <= begin => frames,
+                    _ => &known.entry(end).insert_entry((begin, self.frames_in(begin..end))).into_mut().1,
+                };
+                let frames = frames.iter().filter(|frame| frame.may_be_of(rsp & !7));
+                let before = found.len();
+                found.extend(frames.map(|frame| frame.context));
+                let Some(last) = found[before..].last() else { break };
                 if stack.range.contains(&last.rsp) {
                     break;
                 }
                 rsp = last.rsp;
             }
         }
+        found.sort_by_key(|context| context.address);
+        found.dedup();
         Ok(found)
     }
 
-    /// The signal frames in a part of a stack, which begins where its thread is. (A mapping may be many stacks: those of Go are on
-    /// its heap, with those for signal handlers, on which the frames of handlers stay that have returned.)
-    fn contexts_on(&self, stack: Range<u64>) -> Vec<SavedContext> {
+    /// What looks like a signal frame in a part of memory.
+    fn frames_in(&self, memory: Range<u64>) -> Vec<SignalFrame> {
         /// `cs`, `gs`, `fs`, `ss` of user code.
         const SEGMENTS: u64 = 0x002b_0000_0000_0033;
         const FLAGS_MAX: u64 = 1 << 22;
-        /// Words from `uc_stack` to the `rax` of `uc_mcontext` (include/uapi/asm-generic/ucontext.h).
-        const WORDS_SINCE_STACK: usize = 16;
-        let mut bytes = vec![0u8; (stack.end - stack.start) as usize];
-        if self.memory.read_exact_at(&mut bytes, stack.start).is_err() {
-            return vec![];
+        /// Bytes from `uc_stack` to the `rax` of `uc_mcontext` (include/uapi/asm-generic/ucontext.h), and from there to `cs`.
+        const SINCE_STACK: usize = 16 * 8;
+        const UNTIL_SEGMENTS: usize = 5 * 8;
+        const BEFORE_SEGMENTS: usize = SINCE_STACK + UNTIL_SEGMENTS;
+        const PIECE_BYTES: usize = 256 << 10;
+        let mut frames = vec![];
+        let mut piece = vec![0u8; PIECE_BYTES];
+        let mut start = memory.start;
+        while start < memory.end {
+            let bytes = PIECE_BYTES.min((memory.end - start) as usize);
+            let piece = &mut piece[..bytes];
+            let is_there = self.memory.read_exact_at(piece, start).is_ok();
+            let word = |at: usize| u64::from_le_bytes(piece[at..at + 8].try_into().expect("8 bytes"));
+            let candidates = (BEFORE_SEGMENTS..bytes.saturating_sub(7)).step_by(8);
+            for at in candidates.filter(|at| is_there && word(*at) == SEGMENTS) {
+                let rax = at - UNTIL_SEGMENTS;
+                let (rcx, rsp, rip, flags) = (word(rax + 8), word(rax + 16), word(rax + 24), word(rax + 32));
+                let stack = word(rax - SINCE_STACK);
+                if flags & 2 != 0 && flags < FLAGS_MAX {
+                    let alternate = stack..stack.saturating_add(word(rax - SINCE_STACK + 16));
+                    let context = SavedContext { address: start + rax as u64, rcx, rsp, rip };
+                    frames.push(SignalFrame { context, alternate });
+                }
+            }
+            start += match start + bytes as u64 == memory.end {
+                true => bytes as u64,
+                false => (bytes - BEFORE_SEGMENTS) as u64,
+            };
         }
-        let words: Vec<u64> =
-            bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).collect();
-        let frames =
-            words.windows(6).enumerate().filter(|(_, w)| w[5] == SEGMENTS && w[4] & 2 != 0 && w[4] < FLAGS_MAX);
-        let context = |(at, w): (usize, &[u64])| SavedContext {
-            address: stack.start + at as u64 * 8,
-            rcx: w[1],
-            rsp: w[2],
-            rip: w[3],
-        };
-        // A frame on its thread's alternate stack is left over from earlier if the thread is not on that stack.
-        let is_left_over = |(at, _): &(usize, &[u64])| {
-            let alternate = at.checked_sub(WORDS_SINCE_STACK).map(|at| (words[at], words[at + 2]));
-            alternate.is_some_and(|(start, bytes)| {
-                let range = start..start.saturating_add(bytes);
-                range.contains(&(stack.start + *at as u64 * 8)) && !range.contains(&stack.start)
-            })
-        };
-        frames.filter(|frame| !is_left_over(frame)).map(context).collect()
+        frames
     }
 
     /// Changes where a thread goes on when a signal handler returns.
