@@ -261,10 +261,13 @@ fn describe(pid: u32, depth: usize, seen: &mut Vec<u32>) {
 /// in part only prints `SKIPPED IN PART: why` and has passed.
 /// A test binary that says nothing for [`SILENCE`] is killed and counted as failed.
 fn tests() -> Result<(), String> {
+    let all = ["test", "--workspace", "--exclude", "ring3-agent"];
+    // (Building says nothing for long, and that is no hang.)
+    run("cargo", &[&all[..], llvm_features(), &["--no-run"]].concat())?;
     let mut cargo = Command::new("cargo")
-        .args(["test", "--workspace", "--exclude", "ring3-agent", "--no-fail-fast"])
+        .args(all)
         .args(llvm_features())
-        .args(["--", "--nocapture"])
+        .args(["--no-fail-fast", "--", "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .current_dir(root())
         .stdout(Stdio::piped())
