@@ -82,7 +82,7 @@ pub struct Recovery {
     pub site: u64,
     /// Address of the stub.
     pub stub: u64,
-    /// Bytes of the stub. At the next multiple of 8 behind them lies a [`StubTail`].
+    /// Bytes of the stub. Behind them, [`stub_tail_offset`] from its start, lies a [`StubTail`].
     pub stub_bytes: u32,
     /// Bytes of `original` and `written` in use.
     pub bytes: u32,
@@ -101,6 +101,11 @@ pub struct StubTail {
     pub site: u64,
     /// How many words follow, at most [`MOVED_MAX`].
     pub count: u64,
+}
+
+/// Bytes from the start of a stub, which may lie anywhere, to its [`StubTail`].
+pub const fn stub_tail_offset(stub_bytes: u32) -> u64 {
+    (stub_bytes as u64).next_multiple_of(8)
 }
 
 /// Instructions that one stub can have displaced, and the end of them.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_layout::control::{
     CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, MAPS_MAX, MOVED_MAX,
-    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
+    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack, stub_tail_offset,
 };
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
@@ -193,7 +193,7 @@ impl Cleaning {
 
     /// The address at which an instruction was that a stub displaced.
     fn original_of(self, entry: &Recovery, rip: u64) -> Option<u64> {
-        let tail = (entry.stub + u64::from(entry.stub_bytes)).next_multiple_of(8);
+        let tail = entry.stub + stub_tail_offset(entry.stub_bytes);
         let StubTail { site, count } = read_value(self.pid, tail).ok()?;
         let mut words = vec![0u8; count.min(MOVED_MAX) as usize * 8];
         read_process(self.pid, tail + size_of::<StubTail>() as u64, &mut words).ok()?;

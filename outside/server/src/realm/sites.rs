@@ -13,6 +13,7 @@ use std::ops::Range;
 use ring3_inject as inject;
 use ring3_layout::control::{
     HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, StubTail, moved_pack, range_pack,
+    stub_tail_offset,
 };
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
@@ -422,7 +423,7 @@ fn tail_bytes_max(plan: &Plan) -> u64 {
 fn with_tail(stub: &Stub, site: u64) -> Vec<u8> {
     const INT3: u8 = 0xcc;
     let mut bytes = stub.bytes.clone();
-    bytes.resize(bytes.len().next_multiple_of(8), INT3);
+    bytes.resize(stub_tail_offset(bytes.len() as u32) as usize, INT3);
     let pair = |moved: &ring3_patch::Moved| moved_pack(moved.stub_offset, moved.original.wrapping_sub(site) as u32);
     let words = [site, stub.moved.len() as u64].into_iter().chain(stub.moved.iter().map(pair));
     bytes.extend(words.flat_map(u64::to_le_bytes));
