@@ -99,9 +99,7 @@ fn our_jump_under_a_kernels_probe_is_taken_back_and_written_again_after_it() {
     counts_on(&mut ours, &probe);
     let mut kernels = native.counting(&[&probe]);
     counts_on(&mut kernels, &probe);
-    wait_until("the status says who is in the way", || {
-        bench.run(&["status", "-v"]).1.contains("a breakpoint is there")
-    });
+    await_breakpoint_in_status(&bench);
     drop(kernels);
     counts_on(&mut ours, &probe);
     detach(&bench, &process);
@@ -153,6 +151,13 @@ fn a_kernels_probe_on_a_system_call_does_not_leave_other_calls_replaced() {
     assert!(!stat.contains(") Z "), "{stat}");
 }
 
+/// Waits until the server has seen the kernel's probe, and says so.
+fn await_breakpoint_in_status(bench: &Bench) {
+    wait_until("the status says who is in the way", || {
+        bench.run(&["status", "-v"]).1.contains("a breakpoint is there")
+    });
+}
+
 /// Victims whose function begins with `push rbp`, and with `endbr64`: the kernel's probe is on an instruction of fewer than 5 bytes.
 fn short_victims(native: &Bench) -> [PathBuf; 2] {
     let framed = victim("busy-framed", "gcc", "busy.c", &["-O0"]);
@@ -187,9 +192,7 @@ fn a_kernels_probe_over_ours_on_a_short_instruction_is_safe_for_long() {
         let process = start_with_one_byte(&bench, &file, &mut ours, &probe);
         let mut kernels = native.counting(&[&probe]);
         counts_on(&mut kernels, &probe);
-        wait_until("the status says who is in the way", || {
-            bench.run(&["status", "-v"]).1.contains("a breakpoint is there")
-        });
+        await_breakpoint_in_status(&bench);
         counts_on(&mut kernels, &probe);
         drop(kernels);
         counts_on(&mut ours, &probe);
@@ -276,9 +279,7 @@ fn kernels_probes_over_ours_in_bash_and_its_c_library_are_safe() {
         let mut kernels = native.counting(&safe);
         counts_on(&mut kernels, probes[7]);
         if round == 3 {
-            wait_until("the status says who is in the way", || {
-                bench.run(&["status", "-v"]).1.contains("a breakpoint is there")
-            });
+            await_breakpoint_in_status(&bench);
             counts_on(&mut kernels, probes[7]);
         }
     }
