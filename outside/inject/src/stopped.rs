@@ -526,37 +526,30 @@ impl Stopped {
 
     fn find_contexts(&self) -> Result<Vec<SavedContext>, Error> {
         let mappings = self.mappings()?;
-        let mapping_of = |address: u64| mappings.iter().find(|mapping| mapping.range.contains(&address));
-        // A mapping may be many stacks: those of Go are on its heap. It is read once, from the lowest thread on.
-        let mut begins = BTreeMap::<u64, u64>::new();
+        let mut stack_pointers = vec![];
         for tid in &self.threads {
-            let rsp = self.registers(*tid)?.rsp & !7;
-            if let Some(stack) = mapping_of(rsp) {
-                let begin = begins.entry(stack.range.end).or_insert(rsp);
-                *begin = rsp.min(*begin);
-            }
+            stack_pointers.push(self.registers(*tid)?.rsp & !7);
         }
+        // A mapping may be many stacks: those of Go are on its heap. It is read once, from the lowest one on.
+        stack_pointers.sort_unstable();
         let mut known = BTreeMap::<u64, (u64, Vec<SignalFrame>)>::new();
         let mut found = vec![];
-        for tid in &self.threads {
-            let mut rsp = self.registers(*tid)?.rsp;
+        for mut rsp in stack_pointers {
             // A handler on a stack of its own may have interrupted another one.
             for _ in 0..STACKS_MAX {
-                let Some(stack) = mapping_of(rsp) else { break };
+                let Some(stack) = mappings.iter().find(|mapping| mapping.range.contains(&rsp)) else { break };
                 let end = stack.range.end;
-                let begin = begins.get(&end).map_or(rsp & !7, |begin| *begin.min(&(rsp & !7)));
                 let frames = match known.get(&end) {
-                    Some((from, frames)) if *from <= begin => frames,
-                    _ => &known.entry(end).insert_entry((begin, self.frames_in(begin..end))).into_mut().1,
+                    Some((from, frames)) if *from <= rsp => frames,
+                    _ => &known.entry(end).insert_entry((rsp, self.frames_in(rsp..end))).into_mut().1,
                 };
-                let frames = frames.iter().filter(|frame| frame.may_be_of(rsp & !7));
                 let before = found.len();
-                found.extend(frames.map(|frame| frame.context));
+                found.extend(frames.iter().filter(|frame| frame.may_be_of(rsp)).map(|frame| frame.context));
                 let Some(last) = found[before..].last() else { break };
                 if stack.range.contains(&last.rsp) {
                     break;
                 }
-                rsp = last.rsp;
+                rsp = last.rsp & !7;
             }
         }
         found.sort_by_key(|context| context.address);

@@ -153,8 +153,8 @@ pub fn relay(stub: u64) -> [u8; RELAY_BYTES] {
 }
 
 impl Plan {
-    /// What to write at the site: a jump to a stub at `stub`, or, if it is punned, to a relay or a stub there, without the bytes that stay as
-    /// they are.
+    /// What to write at the site: a jump to a stub at `stub`, or, if it is punned, to a relay or a stub there, without the bytes
+    /// that stay as they are.
     pub fn jump(&self, stub: u64) -> Result<Vec<u8>, Refusal> {
         const INT3: u8 = 0xcc;
         if self.tactic == Tactic::Trap {
