@@ -150,7 +150,13 @@ fn others_go_on_beside(told: &[&str]) {
         wait_until("all system calls are counted", || links() > before);
         let mut bad = liar(&bench, told);
         let deadline = Instant::now() + WITHIN;
+        let mut leaving = vec![];
         for round in 0..ROUNDS {
+            if what == "inside" {
+                let pid = bad.pid().to_string();
+                let ask = || Process::start(&mut bench.ring3_command(&["detach", &pid]));
+                leaving.extend([ask(), ask()]);
+            }
             assert!(Instant::now() < deadline, "{what}: only {round} rounds of {ROUNDS} were done in time");
             let targets = bench.status()["targets"].as_array().map_or(0, Vec::len);
             assert!(targets >= 1, "{what}: {targets}");
@@ -169,6 +175,10 @@ fn others_go_on_beside(told: &[&str]) {
             wait_until("the healthy target's calls are counted", counted);
         }
         assert!(Instant::now() < deadline, "{what}: the last round was not done in time");
+        for asked in leaving {
+            let (code, _, errors) = asked.finish();
+            assert!(code == Some(1) && errors.concat().contains("a thread is still inside"), "{code:?}, {errors:?}");
+        }
         bad.signal(Signal::KILL);
         bad.wait();
         healthy.say("");
@@ -199,6 +209,11 @@ fn nobody_waits_for_a_target_that_maps_and_unmaps_code_without_end() {
 #[test]
 fn nobody_waits_for_a_target_that_cannot_be_stopped() {
     others_go_on_while_a_target_does("hang");
+}
+
+#[test]
+fn nobody_waits_for_a_target_that_cannot_be_left() {
+    others_go_on_while_a_target_does("inside");
 }
 
 #[test]

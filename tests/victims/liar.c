@@ -205,6 +205,19 @@ static void fork_forever(void)
 	}
 }
 
+/* What looks like the frame of a signal that came in code of ring3's: a thread is inside for ever. */
+static void forge_frame(void)
+{
+	volatile uint64_t frame[32] = { 0 };
+
+	/* `rip`, `eflags`, and `cs` with its neighbours (struct sigcontext); no alternate stack. */
+	frame[24] = (uint64_t)mapping("/memfd:ring3-text");
+	frame[25] = 0x202;
+	frame[26] = 0x002b000000000033;
+	for (;;)
+		pause();
+}
+
 static void *liar(void *unused)
 {
 	lying_tid = gettid();
@@ -254,6 +267,8 @@ int main(int argc, char **argv)
 		fork_forever();
 	if (!strcmp(what, "hang"))
 		hang();
+	if (!strcmp(what, "inside"))
+		forge_frame();
 	if (!strcmp(what, "ring"))
 		for (;;)
 			ring();

@@ -4,6 +4,7 @@
 //! without a deadline, so a command is answered within seconds even when targets misbehave.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Release;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -31,13 +32,15 @@ use crate::rights::{Rights, Subject};
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// What takes longer in a target is charged to it.
-const LONG: Duration = Duration::from_millis(200);
+pub(super) const LONG: Duration = Duration::from_millis(200);
 /// How often it is looked whether somebody else has written over our jumps.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whose the targets are: system calls change that.
 const JUDGE_EVERY: Duration = Duration::from_millis(900);
 /// How often unfinished cleaning is tried again.
 const RETRY_EVERY: Duration = Duration::from_millis(10);
+/// A process that leaves is waited for so long while everybody else waits.
+const LEAVE_AT_ONCE: Duration = Duration::from_millis(20);
 
 /// What the tracer can be asked.
 pub(super) enum Command {
@@ -113,6 +116,7 @@ impl Tracer {
                 rung: false,
                 requests_wait: false,
                 deferred: vec![],
+                departures: vec![],
                 behind: BTreeMap::new(),
                 cleaned: BTreeSet::new(),
                 watched: Instant::now(),
@@ -154,6 +158,34 @@ pub(super) enum Garbage {
     Map(MapSlot),
 }
 
+/// Somebody waits for a target to leave.
+struct Departure {
+    pid: u32,
+    /// Where ring3's memory was in it, if it is to be looked at afterwards.
+    ours: Option<Vec<Range<u64>>>,
+    until: Instant,
+    reply: Sender<Result<Vec<String>, Refusal>>,
+}
+
+/// Why a target has not left.
+struct NotLeft {
+    refusal: Refusal,
+    /// It will most often have within seconds.
+    is_soon: bool,
+}
+
+impl Departure {
+    fn end(self, left: Result<(), NotLeft>) {
+        let Departure { pid, ours, reply, .. } = self;
+        if left.is_ok() {
+            tracing::info!(pid, "target removed");
+        }
+        let left = left.map_err(|not| not.refusal);
+        let found = left.and_then(|()| ours.map_or(Ok(vec![]), |ours| leftovers(pid, &ours).map_err(refusal_of)));
+        let _ = reply.send(found);
+    }
+}
+
 /// The acting thread.
 pub(super) struct Actor {
     pub(super) shared: Arc<Shared>,
@@ -176,8 +208,10 @@ pub(super) struct Actor {
     pub(super) rung: bool,
     /// Requests wait for their time.
     pub(super) requests_wait: bool,
-    /// What is for a process that cannot be stopped at present, and until when it may wait.
+    /// What is for a process that cannot be stopped at present, or is leaving, and until when it may wait.
     deferred: Vec<(Instant, Command)>,
+    /// Targets that users want to be none any more.
+    departures: Vec<Departure>,
     /// Targets in which something should have changed and could not, and when it is tried again.
     pub(super) behind: BTreeMap<u32, Patience>,
     /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
@@ -223,6 +257,7 @@ impl Actor {
             self.serve_requests();
             self.collect_garbage();
             self.finish_leaving();
+            self.end_departures();
             self.watch();
             self.catch_up();
             if self.has_orphans {
@@ -273,6 +308,7 @@ impl Actor {
         self.has_orphans
             || self.requests_wait
             || !self.deferred.is_empty()
+            || !self.departures.is_empty()
             || !self.behind.is_empty()
             || !self.pending.is_empty()
             || self.targets.values().any(Target::is_leaving)
@@ -282,7 +318,7 @@ impl Actor {
     fn obey_deferred(&mut self) {
         let now = Instant::now();
         for (until, command) in std::mem::take(&mut self.deferred) {
-            match command.needs().is_some_and(|pid| self.is_held(pid)) && now < until {
+            match command.needs().is_some_and(|pid| self.must_wait_for(pid)) && now < until {
                 true => self.deferred.push((until, command)),
                 false => self.obey(command),
             }
@@ -290,7 +326,7 @@ impl Actor {
     }
 
     fn handle(&mut self, command: Command) {
-        match command.needs().is_some_and(|pid| self.is_held(pid)) {
+        match command.needs().is_some_and(|pid| self.must_wait_for(pid)) {
             true => self.deferred.push((Instant::now() + LEAVE_WITHIN, command)),
             false => self.obey(command),
         }
@@ -311,14 +347,7 @@ impl Actor {
             }
             Command::AtNewProgram(pid, number, give) => self.at_new_program(pid, number, give),
             Command::ExecutionEnded(pid, number, ended) => self.end_execution(pid, number, ended),
-            Command::RemoveTarget(pid, verify, reply) => {
-                let ours = self.targets.get(&pid).map(Target::own_ranges).unwrap_or_default();
-                let removed = self.remove_target(pid);
-                let _ = reply.send(removed.and_then(|()| match verify {
-                    true => leftovers(pid, &ours).map_err(refusal_of),
-                    false => Ok(vec![]),
-                }));
-            }
+            Command::RemoveTarget(pid, verify, reply) => self.remove_target(pid, verify, reply),
             Command::MapCompanions(reply) => drop(reply.send(self.apply_everywhere())),
             Command::ThreadSerial(pid, tid, reply) => {
                 let _ = reply.send(self.targets.get(&pid).and_then(|target| target.serial(tid)));
@@ -363,7 +392,7 @@ impl Actor {
                 }
                 return Ok(());
             }
-            self.see_off(pid, LEAVE_WITHIN)?;
+            self.see_off(pid, LEAVE_AT_ONCE).map_err(|not| not.refusal)?;
         }
         recovery::clean_orphan_in(pid, &self.known_nonces());
         if let Some(server) = recovery::other_server(pid) {
@@ -413,48 +442,69 @@ impl Actor {
         refusals.any(|refusal| refusal.errno == Errno::EBUSY)
     }
 
-    fn remove_target(&mut self, pid: u32) -> Result<(), Refusal> {
+    fn remove_target(&mut self, pid: u32, verify: bool, reply: Sender<Result<Vec<String>, Refusal>>) {
         self.cancel_execution(pid);
         self.forget_vanished();
         self.adopt_children_of(pid);
         let Some(target) = self.targets.get_mut(&pid) else {
-            return if self.cleaned.remove(&pid) || recovery::clean_orphan_in(pid, &self.known_nonces()) {
-                Ok(())
-            } else {
-                Err(Refusal::new(
-                    Errno::ESRCH,
-                    format!("process {pid} is not a target; `ring3 status` shows targets"),
-                ))
+            let is_clean = self.cleaned.remove(&pid) || recovery::clean_orphan_in(pid, &self.known_nonces());
+            let missing = || {
+                let what = format!("process {pid} is not a target; `ring3 status` shows targets");
+                Refusal::new(Errno::ESRCH, what)
             };
+            let _ = reply.send(is_clean.then(Vec::new).ok_or_else(missing));
+            return;
         };
+        let departure =
+            Departure { pid, ours: verify.then(|| target.own_ranges()), until: Instant::now() + LEAVE_WITHIN, reply };
         target.begin_leaving();
-        self.see_off(pid, LEAVE_WITHIN)?;
-        tracing::info!(pid, "target removed");
-        Ok(())
+        match self.see_off(pid, LEAVE_AT_ONCE) {
+            Err(NotLeft { is_soon: true, .. }) => self.departures.push(departure),
+            left => departure.end(left),
+        }
     }
 
-    /// Waits until a leaving target is free of everything. If that fails it stays among the targets, and
-    /// [`Actor::finish_leaving`] goes on.
-    fn see_off(&mut self, pid: u32, within: Duration) -> Result<(), Refusal> {
-        let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
-        let later = |error: inject::Error| {
-            let passes =
-                matches!(error, inject::Error::ThreadDoesNotStop { .. } | inject::Error::AlreadyTraced { .. });
-            let Refusal { errno, message } = refusal_of(error);
-            let more = if passes {
-                "; no program runs there any more, and it is detached once it can be stopped"
-            } else {
-                ""
-            };
-            Refusal { errno, message: message + more }
-        };
-        if !target.leave(within).map_err(later)? {
-            let what = "all probes are removed, but a thread is still inside ring3's code; its memory is \
-                        released when the thread leaves";
-            return Err(Refusal::new(Errno::EBUSY, format!("process {pid}: {what}")));
+    /// Tells those who wait for a target to leave that it has, or that it takes too long.
+    fn end_departures(&mut self) {
+        for departure in std::mem::take(&mut self.departures) {
+            match self.targets.contains_key(&departure.pid) {
+                true if Instant::now() < departure.until => self.departures.push(departure),
+                true => {
+                    let left = self.see_off(departure.pid, Duration::ZERO);
+                    departure.end(left);
+                }
+                false => departure.end(Ok(())),
+            }
         }
-        self.part_with(pid);
-        Ok(())
+    }
+
+    /// Waits until a leaving target is free of everything, for so long that others may wait. If that fails it stays among the
+    /// targets, and [`Actor::finish_leaving`] goes on.
+    fn see_off(&mut self, pid: u32, within: Duration) -> Result<(), NotLeft> {
+        let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
+        match target.leave(within) {
+            Ok(true) => {
+                self.part_with(pid);
+                Ok(())
+            }
+            Ok(false) => {
+                let what = "all probes are removed, but a thread is still inside ring3's code; its memory is \
+                            released when the thread leaves";
+                let refusal = Refusal::new(Errno::EBUSY, format!("process {pid}: {what}"));
+                Err(NotLeft { refusal, is_soon: true })
+            }
+            Err(error) => {
+                let is_soon = matches!(error, inject::Error::ThreadDoesNotStop { .. });
+                let passes = is_soon || matches!(error, inject::Error::AlreadyTraced { .. });
+                let Refusal { errno, message } = refusal_of(error);
+                let more = if passes {
+                    "; no program runs there any more, and it is detached once it can be stopped"
+                } else {
+                    ""
+                };
+                Err(NotLeft { refusal: Refusal { errno, message: message + more }, is_soon })
+            }
+        }
     }
 
     /// A target is one no more. Forks that have not been adopted are not forgotten.
@@ -617,6 +667,11 @@ impl Actor {
         self.executions.contains_key(&pid) || recovery::is_held(pid)
     }
 
+    /// Whether a command for a process is for later: it cannot be stopped, or is leaving.
+    fn must_wait_for(&self, pid: u32) -> bool {
+        self.targets.get(&pid).is_some_and(Target::is_leaving) || self.is_held(pid)
+    }
+
     fn detach(&mut self, ids: &[AttachmentId]) {
         if ids.is_empty() {
             return;
@@ -723,7 +778,8 @@ impl Actor {
         }
         let deadline = Instant::now() + LEAVE_WITHIN;
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
-            if let Err(refusal) = self.see_off(pid, deadline.saturating_duration_since(Instant::now())) {
+            let within = deadline.saturating_duration_since(Instant::now());
+            if let Err(NotLeft { refusal, .. }) = self.see_off(pid, within) {
                 tracing::warn!(pid, "{refusal}; the next server cleans up");
             }
         }
