@@ -178,8 +178,10 @@ pub(crate) fn wake_synchronously(listener: BorrowedFd<'_>) {
 
 /// A duplicate of a loader's descriptor.
 pub(crate) fn get_fd(tid: u32, fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers. The thread group is found from the thread.
-    let pidfd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, leader(tid), 0usize) } as libc::c_int)?;
+    // SAFETY: takes numbers.
+    let open = |pid: u32| check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0usize) } as libc::c_int);
+    // (Most callers are the first thread of their group, which need not be looked for then.)
+    let pidfd = open(tid).or_else(|_| open(leader(tid)))?;
     // SAFETY: a new descriptor that nobody else owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     // SAFETY: takes numbers.

@@ -14,7 +14,8 @@ use ring3_layout::region::{AGENT_OFFSET, CONTROL_OFFSET, REALM_BYTES, REALM_OFFS
 use ring3_uapi::Errno;
 
 use super::raw_mapping::SharedFile;
-use super::target::{Link, Target, opened_for_targets, places, sources};
+use super::site::places;
+use super::target::{Link, Target, opened_for_targets, sources};
 use super::tracer::refusal_of;
 use super::{AttachmentId, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
 use crate::rights::{Identity, Subject};

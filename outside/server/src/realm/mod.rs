@@ -27,6 +27,7 @@ mod privileges;
 mod raw_mapping;
 mod recovery;
 mod requests;
+mod single;
 mod site;
 mod sites;
 mod status;

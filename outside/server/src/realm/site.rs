@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use ring3_inject as inject;
 use ring3_layout::control::{ATTACHMENTS_MAX, HookKind};
 use ring3_patch::Plan;
 
 use super::AttachmentId;
-use super::modules::StaticSite;
+use super::modules::{StaticSite, file_of};
 use super::one_byte::Earlier;
+use super::target::code_of;
 
 /// Where a site lies: what identifies it across reconciliations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +127,41 @@ impl Site {
             uses: self.uses.clone(),
         }
     }
+}
+
+/// The places where `offset` of the file is mapped executable, for this process only (as kernel/events/uprobes.c:valid_vma has
+/// it).
+pub(super) fn places(
+    mappings: &[inject::Mapping],
+    pid: u32,
+    inode: (u64, u64),
+    offset: u64,
+    kind: HookKind,
+) -> Vec<Place> {
+    code_of(mappings)
+        .filter(|m| !m.is_shared() && m.inode == inode.1 && is_device(m, pid, inode.0))
+        .filter_map(|m| place_in(m, offset, kind))
+        .collect()
+}
+
+/// Whether a mapping's file is on the device `dev`. Stacked file systems show another device in
+/// `/proc/PID/maps` than in `stat`: then the path is asked.
+fn is_device(mapping: &inject::Mapping, pid: u32, dev: u64) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    mapping.dev == dev
+        || file_of(pid, mapping).and_then(|path| path.metadata().ok()).is_some_and(|meta| meta.dev() == dev)
+}
+
+pub(super) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
+    let bytes = mapping.range.end - mapping.range.start;
+    let inside = offset.checked_sub(mapping.offset).filter(|inside| *inside < bytes)?;
+    Some(Place {
+        address: mapping.range.start + inside,
+        file: (mapping.dev, mapping.inode, offset),
+        mapping: mapping.range.clone(),
+        path: mapping.path.clone(),
+        kind,
+    })
 }
 
 /// Hands out ranges of the attachment table. A retired range is free again once no thread can read it.

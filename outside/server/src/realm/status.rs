@@ -55,6 +55,8 @@ pub struct TargetStatus {
     pub inject_us: u64,
     /// Microseconds from the first thread's stop to the last one's release for it.
     pub stopped_us: u64,
+    /// How often all links were looked at since it is a target: a new one alone seldom needs that.
+    pub looks: u64,
     /// Arrivals without a thread block.
     pub missed_no_block: u64,
     /// What it asked of the server and nobody answered in time: new code or programs may be without probes.
@@ -106,6 +108,7 @@ impl Target {
         let lost = self.region + STATE_OFFSET + std::mem::offset_of!(StateHeader, requests_lost) as u64;
         let (syscall_sites, syscalls_left) = self.syscalls.status();
         TargetStatus {
+            looks: self.looks,
             syscall_sites,
             syscalls_left,
             syscall_hits: self.syscalls.hook_index().and_then(|hook| counts.get(hook).copied()).unwrap_or_default(),

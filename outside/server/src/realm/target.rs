@@ -22,14 +22,15 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::libraries::vdso_clock_gettime;
-use super::modules::{Modules, file_of, likely_file_of};
+use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
 use super::net::NetState;
 use super::owners::Death;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::requests::Budget;
-use super::site::{Place, RangeAllocator, Site, Use, Wanted};
+use super::single::Settled;
+use super::site::{Place, RangeAllocator, Site, Use, Wanted, place_in, places};
 use super::sites::Unplaced;
 use super::stubs::{Area, RelayPage};
 use super::syscalls::{Syscalls, WantedCalls};
@@ -110,6 +111,12 @@ pub(super) struct Target {
     leaving: Option<Patience>,
     /// Somebody else has written over a jump of ours.
     pub(super) disturbed: bool,
+    /// Return addresses are replaced here: the unwinders are sites.
+    pub(super) awaits_returns: bool,
+    /// How often all links were looked at.
+    pub(super) looks: u64,
+    /// What it was last brought in line with; `None`: it has to be looked at wholly.
+    pub(super) settled: Option<Settled>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
     pub(super) parted: bool,
     vdso_clock_gettime: u64,
@@ -174,6 +181,9 @@ impl Target {
             traps: TrapState::default(),
             leaving: None,
             disturbed: false,
+            awaits_returns: false,
+            looks: 0,
+            settled: None,
             parted: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             rseq_offset: 0,
@@ -253,6 +263,7 @@ impl Target {
         if self.executed {
             self.finish_exec(stopped).map_err(refusal_of)?;
         }
+        self.settle(&mappings);
         Ok(())
     }
 
@@ -297,7 +308,7 @@ impl Target {
     ///
     /// # Errors
     /// `ESRCH`
-    fn check_identity(&self) -> Result<(), Refusal> {
+    pub(super) fn check_identity(&self) -> Result<(), Refusal> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             Ok(0) => Ok(()),
@@ -344,13 +355,12 @@ impl Target {
         parted: &mut Vec<Target>,
         is_followed: bool,
     ) -> Result<(), Refusal> {
+        self.settled = None;
+        self.looks += 1;
         if self.is_leaving() {
             return Ok(());
         }
-        let is_judged = links.values().any(|link| !link.spec.rights.reaches_all());
-        if is_judged || self.subject_read.elapsed() >= SUBJECT_EVERY {
-            self.judge(shared)?;
-        }
+        self.judge_for(shared, links.values())?;
         self.keep_out(shared, links);
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let mut wanted = self.wanted(&mut shared.modules(), links, &mappings);
@@ -373,6 +383,7 @@ impl Target {
                 self.publish(address, &want.uses, links);
             }
             self.publish_calls(links);
+            self.settle(&mappings);
             return Ok(());
         }
         let pid = inject::Pid(self.pid);
@@ -399,6 +410,7 @@ impl Target {
                 if !settled {
                     self.cast_net_patiently();
                 }
+                self.settle(&mappings);
             }
             Err(refusal) => {
                 self.silence(links);
@@ -407,6 +419,16 @@ impl Target {
         }
         self.tell_perf(shared);
         Ok(())
+    }
+
+    /// Looks whose it is now, if that may decide about these links or was not looked at lately.
+    pub(super) fn judge_for<'l>(
+        &mut self,
+        shared: &Shared,
+        mut links: impl Iterator<Item = &'l Link>,
+    ) -> Result<(), Refusal> {
+        let is_judged = links.any(|link| !link.spec.rights.reaches_all());
+        if is_judged || self.subject_read.elapsed() >= SUBJECT_EVERY { self.judge(shared) } else { Ok(()) }
     }
 
     /// Looks whose it is now, and so whose memory it is to have.
@@ -433,13 +455,15 @@ impl Target {
         &self,
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
-        let (pid, own_pid, subject) = (self.pid, self.own_pid, self.subject.clone());
+        let whose = (self.pid, self.own_pid, self.subject.clone());
         let kept_out: BTreeSet<AttachmentId> = self.kept_out.keys().copied().collect();
-        let holds = move |spec: &LinkSpec| {
-            spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(own_pid) && spec.rights.reaches(&subject)
-        };
         let specs = links.iter().map(|(id, link)| (*id, &link.spec));
-        specs.filter(move |(id, spec)| holds(spec) && !kept_out.contains(id))
+        specs.filter(move |(id, spec)| holds(spec, &whose) && !kept_out.contains(id))
+    }
+
+    /// Whether a link is for this process, wherever its memory is.
+    pub(super) fn is_meant(&self, spec: &LinkSpec) -> bool {
+        holds(spec, &(self.pid, self.own_pid, self.subject.clone()))
     }
 
     pub(super) fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
@@ -449,7 +473,7 @@ impl Target {
     /// All places that should be instrumented, from the process's mappings and the links. What could not be applied before may
     /// be now.
     fn wanted(
-        &self,
+        &mut self,
         modules: &mut Modules,
         links: &mut BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
@@ -511,6 +535,7 @@ impl Target {
         for (id, refusal) in failed {
             refuse(links, id, self.pid, refusal);
         }
+        self.awaits_returns = awaited;
         for want in self.specials(modules, mappings, awaited) {
             wanted.entry(want.place.address).or_insert(want);
         }
@@ -791,13 +816,18 @@ impl Placing {
     }
 }
 
+/// Whether a link is for a process, given by its id, its id in its own namespace, and whose it is.
+fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
+    spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
+}
+
 /// Whether a site is one of ring3's own places: an unwinder.
 fn is_special(kind: HookKind) -> bool {
     !matches!(kind, HookKind::Probe | HookKind::Return | HookKind::Syscalls)
 }
 
 /// Mappings with code.
-fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inject::Mapping> {
+pub(super) fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inject::Mapping> {
     mappings.iter().filter(|mapping| mapping.is_executable())
 }
 
@@ -848,41 +878,6 @@ pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u
 pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
     let words = read_value::<[u64; 3]>(pid, region + CONTROL_OFFSET).ok()?;
     (words[0] == CONTROL_MAGIC).then_some(words[2])
-}
-
-/// The places where `offset` of the file is mapped executable, for this process only (as kernel/events/uprobes.c:valid_vma has
-/// it).
-pub(super) fn places(
-    mappings: &[inject::Mapping],
-    pid: u32,
-    inode: (u64, u64),
-    offset: u64,
-    kind: HookKind,
-) -> Vec<Place> {
-    code_of(mappings)
-        .filter(|m| !m.is_shared() && m.inode == inode.1 && is_device(m, pid, inode.0))
-        .filter_map(|m| place_in(m, offset, kind))
-        .collect()
-}
-
-/// Whether a mapping's file is on the device `dev`. Stacked file systems show another device in
-/// `/proc/PID/maps` than in `stat`: then the path is asked.
-fn is_device(mapping: &inject::Mapping, pid: u32, dev: u64) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    mapping.dev == dev
-        || file_of(pid, mapping).and_then(|path| path.metadata().ok()).is_some_and(|meta| meta.dev() == dev)
-}
-
-fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
-    let bytes = mapping.range.end - mapping.range.start;
-    let inside = offset.checked_sub(mapping.offset).filter(|inside| *inside < bytes)?;
-    Some(Place {
-        address: mapping.range.start + inside,
-        file: (mapping.dev, mapping.inode, offset),
-        mapping: mapping.range.clone(),
-        path: mapping.path.clone(),
-        kind,
-    })
 }
 
 /// A number that nobody knows.

@@ -578,21 +578,31 @@ impl Actor {
 
     fn attach(&mut self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
         self.forget_vanished();
-        self.adopt_all_children();
+        let pid = spec.pid;
+        // (Of a single target forks are looked for when it gets the link.)
+        let is_for_targets = pid.is_none_or(|pid| self.targets.contains_key(&pid));
+        if self.targets.len() != 1 || !is_for_targets || self.has_orphans || !self.parted.is_empty() {
+            self.adopt_all_children();
+        }
         let id = AttachmentId(self.next_attachment);
         self.next_attachment += 1;
-        let pid = spec.pid;
         if let Some(pid) = pid {
             check_reach(&spec.rights, pid)?;
         }
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
         let result = match pid {
             Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None, Hearer::AskerOf(id)),
-            Some(pid) => self.apply(pid, Hearer::AskerOf(id)),
+            Some(pid) => self.apply_new(pid, id, Hearer::AskerOf(id)),
             None => {
-                for pid in self.targets.keys().copied().collect::<Vec<_>>() {
-                    if let Err(refusal) = self.apply(pid, Hearer::Loader) {
+                // (Forks are found meanwhile, and are targets then.)
+                let (mut done, mut due) = (BTreeSet::new(), self.targets.keys().copied().collect::<Vec<_>>());
+                while let Some(pid) = due.pop() {
+                    done.insert(pid);
+                    if let Err(refusal) = self.apply_new(pid, id, Hearer::Loader) {
                         tracing::warn!(pid, "{refusal}");
+                    }
+                    if due.is_empty() {
+                        due.extend(self.targets.keys().filter(|pid| !done.contains(pid)));
                     }
                 }
                 Ok(())
@@ -628,6 +638,11 @@ impl Actor {
             self.behind.remove(&pid);
         }
         applied
+    }
+
+    /// What could not be changed in a target is tried again later.
+    pub(super) fn try_again(&mut self, pid: u32) {
+        self.behind.entry(pid).or_insert_with(Patience::new);
     }
 
     /// Takes back what is left of jumps over which somebody else has written, a kernel's uprobe say: its removal would leave half of

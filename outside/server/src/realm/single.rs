@@ -1,0 +1,226 @@
+//! One more link, on a target that was in line with all others.
+//!
+//! A tool makes its links one after the other. If each of them had all others looked at again, the time would grow with the square
+//! of their number. So only what the new link wants is looked at, if nothing can have changed beside it: the process has the same
+//! code mapped, runs with the same tables and the same maps, and no other site is so near that both would have to be planned
+//! together. In every other case [`Target::apply_links`] does the work.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use ring3_inject as inject;
+use ring3_layout::control::HookKind;
+use ring3_patch::JUMP_BYTES;
+
+use super::modules::Modules;
+use super::site::{Place, Use, Wanted, places};
+use super::sites::Unplaced;
+use super::target::{Link, STOP_WITHIN, Target, code_of, refuse};
+use super::terminal::Hearer;
+use super::tracer::{Actor, LONG, refusal_of};
+use super::{AttachmentId, Point, Refusal, Shared, recovery};
+
+/// What a site displaces has fewer bytes.
+const DISPLACED_BYTES_MAX: u64 = 256;
+
+/// What a target was brought in line with.
+#[derive(Debug)]
+pub(super) struct Settled {
+    code: Vec<inject::Mapping>,
+}
+
+/// What a link that comes in addition needs.
+enum Addition {
+    /// Nothing: it does not hold for this process, or its file is not mapped there.
+    Nothing,
+    /// To run at a site that is in force.
+    Use(Place, Use),
+    /// A site of its own.
+    Site(Box<Wanted>),
+}
+
+/// How an addition ended.
+enum Added {
+    Done,
+    Refused(Refusal),
+    /// All links have to be looked at.
+    LookAtAll,
+}
+
+impl Target {
+    /// The process, which has these mappings, is in line with all links.
+    pub(super) fn settle(&mut self, mappings: &[inject::Mapping]) {
+        self.settled = Some(Settled { code: self.code_that_matters(mappings).cloned().collect() });
+    }
+
+    /// The code that decides what is instrumented. Code without a file matters to the net only.
+    fn code_that_matters<'m>(&self, mappings: &'m [inject::Mapping]) -> impl Iterator<Item = &'m inject::Mapping> {
+        let own = self.own_ranges();
+        let is_own = move |mapping: &&inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
+        let sees_calls = !self.syscalls.seers.is_empty();
+        code_of(mappings).filter(move |mapping| (mapping.inode != 0 || sees_calls) && !is_own(mapping))
+    }
+
+    /// Whether nothing is to be done in this process but what a new link asks for.
+    fn is_settled(&self, mappings: &[inject::Mapping]) -> bool {
+        let Some(settled) = &self.settled else { return false };
+        self.code_that_matters(mappings).eq(&settled.code)
+            && self.kept_out.is_empty()
+            && !self.is_leaving()
+            && !self.disturbed
+            && !self.parted
+            && self.net.is_settled()
+            && !self.changes_domain()
+    }
+
+    /// What the link needs; `None`: all links have to be looked at.
+    fn addition(
+        &self,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+        id: AttachmentId,
+        mappings: &[inject::Mapping],
+    ) -> Option<Addition> {
+        let spec = &links.get(&id)?.spec;
+        let Point::Probe(probe) = &spec.point else { return None };
+        if !self.is_settled(mappings) {
+            return None;
+        }
+        if !self.is_meant(spec) {
+            return Some(Addition::Nothing);
+        }
+        let slots = shared.with_companions(spec.text.maps.iter().copied());
+        let has_maps = slots.iter().all(|slot| self.has_map(*slot));
+        if !has_maps || shared.kept_from(&spec.text.maps, &self.domain).is_some() {
+            return None;
+        }
+        let mut found = places(mappings, self.pid, (probe.dev, probe.inode), probe.offset, HookKind::Probe);
+        let (Some(place), true) = (found.pop(), found.is_empty()) else {
+            return Some(Addition::Nothing).filter(|_| found.is_empty());
+        };
+        let key = Modules::key(&probe.file).ok()?;
+        let code = shared.modules().site_of(key, &probe.file, probe.offset).ok()?;
+        let is_simple = code.returns().next().is_none() && code.check_return().is_ok() && self.awaits_returns;
+        if probe.ret && !is_simple {
+            return None;
+        }
+        let one = Use { attachment: id, ret: probe.ret };
+        match self.sites.get(&place.address) {
+            Some(site) if site.place == place && self.is_in_force(place.address) => {
+                return Some(Addition::Use(place, one));
+            }
+            Some(_) => return None,
+            None => {}
+        }
+        let want = Wanted { place, code, ret: None, uses: vec![one] };
+        (!self.has_neighbour(&want)).then(|| Addition::Site(Box::new(want)))
+    }
+
+    /// Whether a site that is known here displaces what this one would, or begins in the bytes of its jump.
+    fn has_neighbour(&self, want: &Wanted) -> bool {
+        let address = want.place.address;
+        let before = self.sites.range(address.saturating_sub(DISPLACED_BYTES_MAX)..address);
+        let mut behind = self.sites.range(address..address + DISPLACED_BYTES_MAX).peekable();
+        // (It is planned here only if that matters.)
+        let end = behind.peek().map(|_| want.plan().map_or(0, |plan| plan.end()));
+        let end = end.unwrap_or(0).max(address + JUMP_BYTES as u64);
+        // (A one-byte jump takes in the file's bytes behind it.)
+        let jump_end = |at: &u64| at + JUMP_BYTES as u64;
+        before.into_iter().any(|(at, other)| other.plan.end().max(jump_end(at)) > address)
+            || behind.any(|(other, _)| *other < end)
+    }
+
+    /// Brings the target in line with a new link, if it can be done without looking at the others.
+    fn add_link(
+        &mut self,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+        id: AttachmentId,
+    ) -> Result<Added, Refusal> {
+        if self.settled.is_none() {
+            return Ok(Added::LookAtAll);
+        }
+        self.judge_for(shared, links.get(&id).into_iter())?;
+        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let addition = self.addition(shared, links, id, &mappings);
+        // (Forks that run with these tables must not see what is added, and need it themselves.)
+        let is_alone = |target: &Target| target.find_children().is_empty();
+        let want = match addition {
+            None => return Ok(Added::LookAtAll),
+            Some(Addition::Site(want)) => *want,
+            Some(_) if !is_alone(self) => return Ok(Added::LookAtAll),
+            Some(Addition::Nothing) => return Ok(Added::Done),
+            Some(Addition::Use(place, one)) => {
+                self.publish_also(place.address, one, links);
+                return Ok(Added::Done);
+            }
+        };
+        if recovery::is_held(self.pid) {
+            return Ok(Added::LookAtAll);
+        }
+        let address = want.place.address;
+        let one = want.uses[0];
+        let placed = inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
+            self.check_identity()?;
+            if !is_alone(self) {
+                return Ok(Added::LookAtAll);
+            }
+            let caught = self.caught_calls();
+            Ok(match self.place_site(stopped, want, &caught) {
+                Ok(()) => {
+                    self.publish_also(address, one, links);
+                    Added::Done
+                }
+                Err(Unplaced::Refused(refusal)) => Added::Refused(refusal),
+                Err(Unplaced::NeedsTraps) => Added::LookAtAll,
+            })
+        });
+        match placed {
+            // It could not be stopped, perhaps.
+            Err(_) => Ok(Added::LookAtAll),
+            Ok(added) => added,
+        }
+    }
+
+    /// One more program runs at a site.
+    fn publish_also(&mut self, address: u64, one: Use, links: &BTreeMap<AttachmentId, Link>) {
+        let mut uses = self.sites[&address].uses.clone();
+        uses.push(one);
+        self.publish(address, &uses, links);
+    }
+}
+
+impl Actor {
+    /// Brings a target in line with a new link, and with all others if need be.
+    pub(super) fn apply_new(&mut self, pid: u32, id: AttachmentId, hearer: Hearer) -> Result<(), Refusal> {
+        let is_followed = self.executions.contains_key(&pid);
+        let Some(target) = self.targets.get_mut(&pid).filter(|_| !is_followed) else {
+            self.adopt_children_of(pid);
+            return self.apply(pid, hearer);
+        };
+        let began = Instant::now();
+        let added = target.add_link(&self.shared, &self.links, id);
+        if began.elapsed() > LONG {
+            target.budget.charge(began, began.elapsed());
+        }
+        match added {
+            Ok(Added::Done) => {
+                target.tell_perf(&self.shared);
+                Ok(())
+            }
+            Ok(Added::Refused(refusal)) => {
+                let is_for_now = refusal.errno == ring3_uapi::Errno::EBUSY;
+                refuse(&mut self.links, id, pid, refusal);
+                target.tell_refused(&self.links, hearer);
+                if is_for_now {
+                    self.try_again(pid);
+                }
+                Ok(())
+            }
+            Ok(Added::LookAtAll) | Err(_) => {
+                self.adopt_children_of(pid);
+                self.apply(pid, hearer)
+            }
+        }
+    }
+}
