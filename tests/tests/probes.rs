@@ -60,6 +60,15 @@ fn exceptions_of_handlers_on_a_stack_above_leave_what_they_interrupt_awaited() {
 }
 
 #[test]
+fn exceptions_of_handlers_within_an_unwinder_leave_its_stack_as_it_is() {
+    let probes = ["around", "around:ret", "carried", "carried:ret", "through", "through:ret"];
+    for what in ["nested", "nested_on_another_stack"] {
+        let (result, counts) = counted(&Bench::ring3(), what, 300, &probes);
+        assert_eq!((result.as_str(), counts.as_slice()), ("100", [300, 300, 300, 200, 200, 0].as_slice()), "{what}");
+    }
+}
+
+#[test]
 fn longjmp_out_of_probed_functions_loses_nothing_else() {
     check("longjmps", 1000, &["jumper", "jumper:ret"], "500", &[1000, 500]);
 }

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <ucontext.h>
+#include <unwind.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -169,6 +170,25 @@ static int alternate(int n) {
     pthread_t thread; pthread_create(&thread, nullptr, alternate_body, calls); pthread_join(thread, nullptr);
     return handled == n ? (int)calls[2] : -1;
 }
+// Exceptions that pass `passing`: each time its personality routine is asked, a handler throws and catches another one, in the
+// midst of the unwinder.
+extern "C" {
+_Unwind_Reason_Code interrupting(int, _Unwind_Action, ...) { raise(SIGUSR1); return _URC_CONTINUE_UNWIND; }
+int passing(int x);
+asm(".text\n.globl passing\n.type passing,@function\n.p2align 4\npassing: .cfi_startproc\n .cfi_personality 0x9b,interrupting_address\n"
+    " sub $24,%rsp\n .cfi_def_cfa_offset 32\n call thrower\n add $24,%rsp\n .cfi_def_cfa_offset 8\n ret\n .cfi_endproc\n"
+    ".size passing,.-passing\n.p2align 4\n.section .data.rel.local,\"aw\"\n.p2align 3\ninterrupting_address: .quad interrupting\n.text\n");
+__attribute__((noinline, noclone)) int carried(int x) { int y = passing(x); asm volatile("" : "+r"(y)); return y + 1; }
+__attribute__((noinline, noclone)) int around(int x) { try { carried(x); return 0; } catch (const std::runtime_error &) { return 1; } }
+}
+static int nested(int n, void *signal_stack) {
+    stack_t stack = {.ss_sp = signal_stack, .ss_flags = 0, .ss_size = 64 << 10};
+    struct sigaction action = {}; action.sa_handler = on_alternate;
+    if (signal_stack) { action.sa_flags = SA_ONSTACK; sigaltstack(&stack, nullptr); }
+    sigaction(SIGUSR1, &action, nullptr);
+    int caught = 0; for (int i = 0; i < n; i++) caught += around(i);
+    return handled == 2 * caught ? caught : -1;
+}
 static void *deep_body(void *calls) { *(int *)calls = recursive(*(int *)calls); return nullptr; }
 static int deep(int n) {
     pthread_attr_t large; pthread_attr_init(&large); pthread_attr_setstacksize(&large, (1 << 20) + n * 96ul);
@@ -197,6 +217,9 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "libraries")) result = libraries(n);
     if (!strcmp(what, "wander")) result = wander(n);
     if (!strcmp(what, "alternate")) result = alternate(n);
+    static char signal_stack[64 << 10];
+    if (!strcmp(what, "nested")) result = nested(n, nullptr);
+    if (!strcmp(what, "nested_on_another_stack")) result = nested(n, signal_stack);
     if (!strcmp(what, "tiny")) for (int i = 0; i < n; i++) { tiny(i); result += packed(i) == i; }
     printf("%d\n", result);
     wait_for_line();

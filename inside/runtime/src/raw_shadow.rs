@@ -125,6 +125,7 @@ pub(crate) fn forget_all(tb: &mut ThreadBlock) {
         unsafe { (*place).slot = 0 };
     }
     (tb.shadow_used, tb.shadow_change, tb.shadow_look) = (0, 0, SHADOW_FRAMES);
+    (tb.unwinders, tb.restored) = (0, 0);
 }
 
 /// Changes frames, and tells signal handlers so meanwhile (`ThreadBlock::shadow_change`).
@@ -380,7 +381,36 @@ pub(crate) fn pop(tb: *mut ThreadBlock, base: u64, slot: u64) -> Option<ShadowFr
         .find_map(|block| take(block, slot).map(|(frame, _)| frame))
 }
 
-/// An unwinder begins: writes the real return addresses back into the slots.
+/// An unwinder begins at the stack pointer `sp`: writes the real return addresses back into the slots.
+pub(crate) fn unwinder_begins(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
+    drop_ended_unwinders(tb, sp);
+    if let Some(place) = tb.unwinder_starts.get_mut(tb.unwinders as usize) {
+        let place = &raw mut *place;
+        // SAFETY: a word of the running thread's own block. (Written again: a signal handler in between may have used it.)
+        unsafe { place.write_volatile(sp) };
+        add(&mut tb.unwinders, 1);
+        // SAFETY: as above.
+        unsafe { place.write_volatile(sp) };
+    }
+    restore_all(tb, trampoline);
+}
+
+/// Forgets the unwinders that began below `sp` on its stack: the thread has left them.
+fn drop_ended_unwinders(tb: &mut ThreadBlock, sp: u64) {
+    while let Some(start) = innermost_unwinder(tb)
+        && start < sp
+        && !is_on_alternate_stack(start, sp)
+    {
+        tb.unwinders -= 1;
+    }
+}
+
+/// The stack pointer at which the last unwinder began that has not ended.
+fn innermost_unwinder(tb: &ThreadBlock) -> Option<u64> {
+    tb.unwinder_starts.get((tb.unwinders as usize).checked_sub(1)?).copied()
+}
+
+/// The stack is about to be walked: writes the real return addresses back into the slots.
 pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
     changing(tb, tb.shadow_change.max(CHANGE_PUSH), |tb| restore_each(tb, trampoline));
 }
@@ -395,27 +425,34 @@ fn restore_each(tb: &mut ThreadBlock, trampoline: u64) {
         // SAFETY: a place of the running thread's own block.
         unsafe { (*place).restored = 1 };
     }
-    tb.unwinding = 1;
+    tb.restored = 1;
 }
 
-/// The unwinder has ended: replaces the return addresses of frames above `sp` whose slot still holds the real one, and drops the
-/// other frames.
-pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
+/// The unwinder has ended, and the thread goes on at the stack pointer `sp`: replaces the return addresses of frames above `sp`
+/// whose slot still holds the real one, and drops the other frames. Frames that an interrupted unwinder has yet to pass stay as
+/// they are: this is the end of an unwinder of a signal handler or clean-up routine.
+pub(crate) fn unwinder_ends(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
     // (In a signal handler that came as frames were changed: the next one does it.)
-    if tb.unwinding == 0 || tb.shadow_change != 0 {
+    if tb.restored == 0 || tb.shadow_change != 0 {
         return;
     }
-    tb.unwinding = 0;
+    drop_ended_unwinders(tb, sp);
+    let interrupted = innermost_unwinder(tb);
+    let is_elsewhere = |address: u64| is_on_alternate_stack(address, sp);
+    let is_still_unwound = |slot: u64| {
+        interrupted.is_some_and(|start| {
+            if is_elsewhere(start) { is_elsewhere(slot) } else { slot > start || is_elsewhere(slot) }
+        })
+    };
     let view: *const ThreadBlock = tb;
     retain(tb, |frame| {
-        if frame.restored == 0 {
+        if frame.restored == 0 || is_still_unwound(frame.slot) {
             return true;
         }
         // SAFETY: reads ids and the guard of the block only.
         let content = slot_content(unsafe { &*view }, frame.slot);
         // (Of several frames with one slot the first has the address: for the others its slot shows the trampoline's by now.)
-        let is_there =
-            content == Some(frame.return_address) && (frame.slot > sp || is_on_alternate_stack(frame.slot, sp));
+        let is_there = content == Some(frame.return_address) && (frame.slot > sp || is_elsewhere(frame.slot));
         if is_there {
             // SAFETY: as above.
             set_slot(unsafe { &*view }, frame.slot, trampoline);
@@ -423,8 +460,9 @@ pub(crate) fn replace_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
         // (Who is about to call the function, or about to ask where it returns to, has the trampoline's there.)
         is_there || content == Some(trampoline)
     });
-    for place in places(tb) {
+    for place in places(tb).filter(|place| !is_still_unwound(frame_at(*place).slot)) {
         // SAFETY: a place of the running thread's own block.
         unsafe { (*place).restored = 0 };
     }
+    tb.restored = u32::from(interrupted.is_some());
 }

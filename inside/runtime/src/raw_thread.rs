@@ -313,7 +313,6 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     let fresh_thread = !fresh_process && tb.named_tid != tid as u32;
     if tb.this == 0 || fresh_thread {
         raw_shadow::forget_all(tb);
-        tb.unwinding = 0;
     }
     if tb.this == 0 || fresh_thread {
         (tb.next_call, tb.first_call) = (0, 0);

@@ -192,14 +192,26 @@ pub struct GotEntry {
 pub enum HookKind {
     /// Runs attached programs; entry programs on arrival, return programs when the function returns.
     Probe = 0,
-    /// Entry of an unwinder function: puts the original return addresses back.
+    /// Entry of a function that unwinds the stack: puts the original return addresses back until the unwinder has ended.
     UnwindStart = 1,
-    /// A catch or the end of a backtrace: replaces the return addresses of live frames again.
+    /// A catch, or the end of a foreign exception: replaces the return addresses of live frames again.
     UnwindEnd = 2,
     /// No place: counts hits and misses of all system calls ([`crate::syscall`]).
     Syscalls = 3,
     /// A `ret` of a function whose return address must not be replaced: runs return programs. `site` is the function.
     Return = 4,
+    /// Entry of a function that walks the stack without unwinding it: puts the original return addresses back.
+    StackWalk = 5,
+}
+
+impl HookKind {
+    /// The kinds of the hooks that ring3 places in unwinders for itself.
+    pub const OF_UNWINDERS: [HookKind; 3] = [HookKind::UnwindStart, HookKind::UnwindEnd, HookKind::StackWalk];
+
+    /// Whether the hook is one that ring3 places in unwinders for itself.
+    pub fn is_of_unwinder(self) -> bool {
+        HookKind::OF_UNWINDERS.contains(&self)
+    }
 }
 
 /// A site as the agent sees it. 64 bytes.

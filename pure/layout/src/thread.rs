@@ -35,6 +35,8 @@ pub const SHADOW_FRAMES_MAX: u32 = SHADOW_FRAMES + SHADOW_CHUNK_FRAMES * SHADOW_
 pub const SHADOW_POOL_CHUNKS: u32 = 1024;
 /// Bytes of a chunk.
 pub const SHADOW_CHUNK_BYTES: u64 = SHADOW_CHUNK_FRAMES as u64 * size_of::<ShadowFrame>() as u64;
+/// Unwinders of one thread, each begun while the one before was interrupted, that are told apart.
+pub const UNWINDERS_MAX: usize = 8;
 /// In [`ThreadBlock::shadow_change`]: a frame is being appended, or all frames are being read. Frames that a signal handler
 /// appends meanwhile must be gone when it returns, and it must not move any.
 pub const CHANGE_PUSH: u32 = 1;
@@ -163,8 +165,10 @@ pub struct ThreadBlock {
     pub shadow_change: u32,
     /// State of `bpf_get_prandom_u32`.
     pub random: u64,
-    /// Nonzero while an unwinder walks this thread's stack and the real return addresses are in place.
-    pub unwinding: u32,
+    /// How many of `unwinder_starts` are valid: unwinders of this thread that have not ended. While one has not, the real return
+    /// addresses of the frames that it may pass are in place. More than one: signal handlers or clean-up routines, each of which
+    /// has interrupted the unwinder before.
+    pub unwinders: u32,
     /// Shadow frames `0..shadow_used` may be in use.
     pub shadow_used: u32,
     /// Returns that could not be awaited: no free frame.
@@ -216,6 +220,10 @@ pub struct ThreadBlock {
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// The number of shadow frames at which dead ones are looked for.
     pub shadow_look: u32,
+    /// 1: real return addresses may be in place.
+    pub restored: u32,
+    /// The stack pointers at which unwinders began, the outermost first.
+    pub unwinder_starts: [u64; UNWINDERS_MAX],
     /// The chunks with the shadow frames that follow those in `shadow`, in order: number plus 1; 0: none yet.
     pub shadow_chunks: [AtomicU32; SHADOW_CHUNKS_MAX],
     /// The first shadow frames.

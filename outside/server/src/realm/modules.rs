@@ -42,16 +42,17 @@ const NAME_LETTERS_MAX: usize = 1024;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
-/// Entries of unwinders: from here on the stack is walked and must show its real return addresses.
-const UNWIND_STARTS: [&str; 5] = [
-    "_Unwind_RaiseException",
-    "_Unwind_Resume",
-    "_Unwind_Resume_or_Rethrow",
-    "_Unwind_ForcedUnwind",
-    "_Unwind_Backtrace",
+/// ring3's own places in unwinders. From a start or a walk on, the stack must show its real return addresses; at an end the frames
+/// that survived go on.
+const UNWINDER_FUNCTIONS: [(&str, HookKind); 7] = [
+    ("_Unwind_RaiseException", HookKind::UnwindStart),
+    ("_Unwind_Resume", HookKind::UnwindStart),
+    ("_Unwind_Resume_or_Rethrow", HookKind::UnwindStart),
+    ("_Unwind_ForcedUnwind", HookKind::UnwindStart),
+    ("_Unwind_Backtrace", HookKind::StackWalk),
+    ("__cxa_begin_catch", HookKind::UnwindEnd),
+    ("_Unwind_DeleteException", HookKind::UnwindEnd),
 ];
-/// Where a walk is over and the frames that survived go on.
-const UNWIND_ENDS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_DeleteException"];
 
 /// Functions that return more than once, underscores before their names aside (gcc's `special_function_p` knows
 /// the same ones). The second return would come to a replaced return address that nobody awaits any more; the
@@ -613,11 +614,10 @@ fn memchr_syscall(code: &[u8]) -> impl Iterator<Item = usize> + '_ {
 }
 
 fn unwind_sites(elf: &Elf<'_>) -> Specials {
-    let defined = |name: &&str| elf.find(name).and_then(|vaddr| Some((vaddr, elf.vaddr_to_offset(vaddr)?)));
-    let starts = UNWIND_STARTS.iter().filter_map(defined).map(|(_, offset)| (HookKind::UnwindStart, offset));
-    let ends = UNWIND_ENDS.iter().filter_map(defined).map(|(_, offset)| (HookKind::UnwindEnd, offset));
-    starts.chain(ends).collect()
+    let place = |(name, kind): &(&str, HookKind)| Some((*kind, elf.vaddr_to_offset(elf.find(name)?)?));
+    UNWINDER_FUNCTIONS.iter().filter_map(place).collect()
 }
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -318,7 +318,7 @@ impl Cleaning {
 /// Whether a site, given as its kind of hook and its entry, is an unwinder's and stays until no thread is inside. (An `int3` cannot:
 /// its handler goes first.)
 fn is_kept_for_unwinders((kind, entry): &(u32, Recovery)) -> bool {
-    let is_unwinder = [HookKind::UnwindStart, HookKind::UnwindEnd].iter().any(|unwinder| *unwinder as u32 == *kind);
+    let is_unwinder = HookKind::OF_UNWINDERS.iter().any(|unwinder| *unwinder as u32 == *kind);
     is_unwinder && entry.bytes > 1
 }
 

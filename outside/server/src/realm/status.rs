@@ -182,6 +182,7 @@ fn kind_name(kind: HookKind) -> &'static str {
         HookKind::Probe => "probe",
         HookKind::UnwindStart => "unwind-start",
         HookKind::UnwindEnd => "unwind-end",
+        HookKind::StackWalk => "stack-walk",
         HookKind::Syscalls => "syscalls",
         HookKind::Return => "return",
     }

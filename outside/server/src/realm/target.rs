@@ -481,7 +481,7 @@ impl Target {
         let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
         // Once returns were awaited, frames whose return addresses are replaced may stand on stacks until the process is detached.
-        let mut awaited = self.sites.values().any(|site| is_special(site.place.kind));
+        let mut awaited = self.sites.values().any(|site| site.place.kind.is_of_unwinder());
         // (Thousands of links are in few files.)
         let mut files = BTreeMap::new();
         for (id, spec) in self.links_for(links) {
@@ -819,11 +819,6 @@ impl Placing {
 /// Whether a link is for a process, given by its id, its id in its own namespace, and whose it is.
 fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
     spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
-}
-
-/// Whether a site is one of ring3's own places: an unwinder.
-fn is_special(kind: HookKind) -> bool {
-    !matches!(kind, HookKind::Probe | HookKind::Return | HookKind::Syscalls)
 }
 
 /// Mappings with code.
