@@ -178,7 +178,7 @@ impl Process {
     }
 
     /// Says a line; the answer's two numbers.
-    fn ask(&mut self, line: &str) -> Result<(u64, u64), String> {
+    pub(crate) fn ask(&mut self, line: &str) -> Result<(u64, u64), String> {
         self.say(line)?;
         let answer = self.line()?;
         answer
@@ -310,6 +310,11 @@ impl Ring3 {
 
     fn status(&self) -> Result<Value, String> {
         serde_json::from_str(&self.run(&["status", "--json"])?).map_err(|error| format!("ring3 status: {error}"))
+    }
+
+    pub(crate) fn server_pid(&self) -> Result<u32, String> {
+        let pid = self.status()?["server"]["pid"].as_u64();
+        pid.and_then(|pid| pid.try_into().ok()).ok_or_else(|| "ring3 status has no pid of the server".to_owned())
     }
 
     pub(crate) fn target(&self, pid: u32) -> Result<Option<Value>, String> {

@@ -9,6 +9,7 @@
 mod bench;
 mod bench_attach;
 mod bench_engine;
+mod bench_events;
 mod bench_maps;
 mod bench_nginx;
 mod bench_options;
@@ -95,6 +96,8 @@ enum Benchmark {
     Engine(bench_engine::Options),
     /// Traced system calls, beside the kernel's tracepoints, strace and syscall user dispatch
     Syscall(bench_syscall::Options),
+    /// Events to a reader: how late, lost, and their CPU time, beside the kernel's
+    Events(bench_events::Options),
     /// nginx under wrk while its system calls are counted
     Nginx(bench_nginx::Options),
     /// Verification of Debian's libbpf-tools, beside the kernel's verifier and prevail
@@ -118,6 +121,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Maps(options)) => bench_maps::maps(options),
         Task::Bench(Benchmark::Engine(options)) => bench_engine::engine(&options),
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
+        Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
         Task::Bench(Benchmark::Nginx(options)) => bench_nginx::nginx(&options),
         Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
         Task::Conformance(options) => conformance::run(&options),

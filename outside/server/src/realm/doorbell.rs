@@ -1,7 +1,8 @@
 //! Doorbells: how an agent wakes a loader's reader, and the server, without holding a file descriptor.
 //!
 //! An agent sets its buffer's bit in the realm block and wakes the futex if the server sleeps there. One
-//! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. What it reads is
+//! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. While agents ring often, it does not sleep
+//! there but looks at the bits again and again, with pauses, so that no agent makes a system call. What it reads is
 //! writable by every target of its domain: a bit set for nothing costs a spurious wake-up of one reader, no more. Each domain has
 //! a thread of its own. Where other domains than the server's own ring, what they have written is fetched first.
 //!
@@ -12,6 +13,7 @@
 //! is so although it has data.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,29 +32,26 @@ const SLEEP_MS: u64 = 500;
 /// does not move, at most every [`SLEEP_MS`].
 const LOOK_MS: u64 = 1;
 
-/// Rounds of the doorbell thread in [`PACE_SPAN`] from which on it sleeps between them: a target may ring as often as it likes.
-const PACE_ROUNDS: u32 = 1000;
-/// See [`PACE_ROUNDS`].
-const PACE_SPAN: Duration = Duration::from_millis(100);
-/// See [`PACE_ROUNDS`]. What is rung for meanwhile is heard of behind it.
-const PACE_NAP: Duration = Duration::from_millis(1);
+/// Under load the thread looks at the bits after each such pause instead of sleeping until it is woken, so that an agent need not
+/// wake it. It also bounds what a target can make the server do by ringing. Bits that are set meanwhile are found behind it.
+const PAUSE: Duration = Duration::from_micros(50);
+/// There is load if somebody rings again so soon.
+const LOAD_SPAN: Duration = Duration::from_micros(200);
 
-/// How many rounds there were lately.
-struct Pace {
-    since: Instant,
-    rounds: u32,
+/// How much is rung for.
+struct Load {
+    /// When somebody rang the last time.
+    rung: Instant,
+    is_high: bool,
 }
 
-impl Pace {
-    fn keep(&mut self) {
-        self.rounds += 1;
-        if self.rounds < PACE_ROUNDS {
-            return;
-        }
-        if self.since.elapsed() < PACE_SPAN {
-            std::thread::sleep(PACE_NAP);
-        } else {
-            *self = Pace { since: Instant::now(), rounds: 0 };
+impl Load {
+    /// The bits were looked at; `any`: some were set.
+    fn looked(&mut self, any: bool, now: Instant) {
+        let is_soon = now.saturating_duration_since(self.rung) < LOAD_SPAN;
+        self.is_high = is_soon && (any || self.is_high);
+        if any {
+            self.rung = now;
         }
     }
 }
@@ -169,23 +168,37 @@ impl Doorbells {
 
     /// The doorbell thread: sleeps, rings, and calls `requests` when an agent asks for the server.
     pub(super) fn run(&self, block: &Block, requests: &dyn Fn()) {
-        let doorbell = &block.file.realm().doorbell;
         let mut watched = BTreeMap::new();
-        let mut pace = Pace { since: Instant::now(), rounds: 0 };
+        // (The default slack, 50 us, would double each pause.)
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let mut load = Load { rung: Instant::now(), is_high: false };
         while !self.stopping.load(Ordering::Acquire) && !block.ended.load(Ordering::Acquire) {
-            let sequence = doorbell.sequence.load(Ordering::SeqCst);
-            doorbell.sleeping.store(1, Ordering::SeqCst);
-            if !self.ring(block, requests, &mut watched) {
-                let now = Instant::now();
-                let next = watched.values().map(|ring: &Watched| ring.next.saturating_duration_since(now)).min();
-                let sleep_ms = next.map_or(SLEEP_MS, |next| next.as_millis() as u64 + 1);
-                futex_wait(&doorbell.sequence, sequence, sleep_ms);
-            }
-            doorbell.sleeping.store(0, Ordering::SeqCst);
-            self.ring(block, requests, &mut watched);
+            let any = if load.is_high {
+                std::thread::sleep(PAUSE);
+                self.ring(block, requests, &mut watched)
+            } else {
+                self.rest(block, requests, &mut watched)
+            };
+            load.looked(any, Instant::now());
             self.look(&mut watched);
-            pace.keep();
         }
+    }
+
+    /// Sleeps until an agent rings, or a ring buffer is to be looked at; whether one has rung.
+    fn rest(&self, block: &Block, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> bool {
+        let doorbell = &block.file.realm().doorbell;
+        let sequence = doorbell.sequence.load(Ordering::SeqCst);
+        doorbell.sleeping.store(1, Ordering::SeqCst);
+        let mut any = self.ring(block, requests, watched);
+        if !any {
+            let now = Instant::now();
+            let next = watched.values().map(|ring: &Watched| ring.next.saturating_duration_since(now)).min();
+            let sleep_ms = next.map_or(SLEEP_MS, |next| next.as_millis() as u64 + 1);
+            futex_wait(&doorbell.sequence, sequence, sleep_ms);
+        }
+        doorbell.sleeping.store(0, Ordering::SeqCst);
+        any |= self.ring(block, requests, watched);
+        any
     }
 
     /// Looks at ring buffers whose time has come.
@@ -271,6 +284,19 @@ mod tests {
             doorbells.stop(block);
             assert!(is_done);
         });
+    }
+
+    #[test]
+    fn there_is_load_while_somebody_rings_again_soon() {
+        let begin = Instant::now();
+        let mut load = Load { rung: begin, is_high: false };
+        let mut look = |any, us| {
+            load.looked(any, begin + Duration::from_micros(us));
+            load.is_high
+        };
+        let seen = [(true, 1_000), (true, 2_000), (true, 2_100), (false, 2_150), (false, 2_250), (false, 2_300)];
+        assert_eq!(seen.map(|(any, us)| look(any, us)), [false, false, true, true, true, false]);
+        assert!(!look(true, 2_600));
     }
 
     #[test]
