@@ -205,6 +205,14 @@ int main(int argc, char **argv) {
     puts("ready");
     if (!wait_for_line()) return 1;
     if (!strcmp(what, "plain")) for (int i = 0; i < n; i++) result += plain(i) == i + 1;
+    if (!strcmp(what, "parents")) for (int i = 0; i < n; i++) result += plain(getppid()) > 0;
+    if (!strcmp(what, "family")) {
+        for (int i = 0; i < n; i++) plain(getppid());
+        puts("parent"); wait_for_line();
+        pid_t child = fork();
+        if (child == 0) { for (int i = 0; i < n; i++) plain(getppid()); _exit(7); }
+        int status; waitpid(child, &status, 0); result = WEXITSTATUS(status);
+    }
     if (!strcmp(what, "exceptions")) result = exceptions(n);
     if (!strcmp(what, "longjmps")) result = longjmps(n);
     if (!strcmp(what, "recursive")) result = recursive(n);

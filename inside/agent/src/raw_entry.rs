@@ -9,7 +9,7 @@ use ring3_layout::region::{CONTROL_OFFSET, LAST_STACK_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::StateHeader;
 use ring3_runtime::raw_system::image_base;
-use ring3_runtime::{raw_dispatch, raw_thread};
+use ring3_runtime::{raw_budget, raw_dispatch, raw_thread};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
@@ -37,6 +37,16 @@ fn trampoline() -> u64 {
 unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> bool {
     // SAFETY: the stub's promise.
     unsafe { raw_dispatch::enter(image_base(), regs, hook, all != 0) }
+}
+
+/// What attachments with a budget name instead of their program.
+///
+/// # Safety
+/// As `raw_budget::run_timed`.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_run_timed(context: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    unsafe { raw_budget::run_timed(context, env) }
 }
 
 unsafe extern "sysv64" fn enter_apart(frame: &mut ApartFrame, hook: *const Hook, eflags: u64) {

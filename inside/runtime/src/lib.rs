@@ -8,6 +8,7 @@
 
 mod format;
 mod raw_actions;
+pub mod raw_budget;
 pub mod raw_buffers;
 pub mod raw_callbacks;
 pub mod raw_cancellation;

@@ -23,7 +23,8 @@ use crate::raw_system::{cpu_number, gs_base, syscall};
 use crate::raw_thread::{current, find, known};
 use crate::{raw_shadow, raw_slot};
 
-type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
+/// A compiled program: its context, and the thread block for its environment.
+pub(crate) type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
 
 /// The registers of a thread at a hit, stored in a [`frame`]: all of them, or those that every frame has.
 #[derive(Clone, Copy)]

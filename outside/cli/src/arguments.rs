@@ -1,6 +1,7 @@
 //! The command line: one definition for the parser, the help texts, the manual pages and the shells' completions.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -74,6 +75,18 @@ pub(crate) struct Following {
     pub(crate) no_follow: bool,
 }
 
+/// A time that a run may take: a whole number and its unit.
+fn budget(text: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    const WRONG: &str = "a time is a whole number, at least 1, and a unit (ns, us, ms, s): 10us";
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let (_, unit_ns) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(WRONG)?;
+    let number: u64 = number.parse().map_err(|_| WRONG)?;
+    let ns = number.checked_mul(*unit_ns).filter(|ns| *ns > 0).ok_or(WRONG)?;
+    Ok(Duration::from_nanos(ns))
+}
+
 /// A process id.
 fn process_id(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "a process id is a whole number; `pgrep NAME` prints those of a program".to_owned())
@@ -105,6 +118,13 @@ directory says which call was refused, and why.
         /// Let targets of all users share its maps: each can then read and forge what the tool records of the others
         #[arg(long)]
         trust: bool,
+        /// Switch a program off in a process where one run often takes longer than this, e.g. 10us (units: ns, us, ms, s)
+        ///
+        /// A run is never cut short. After 100 runs of a program over the budget within a second, in one thread, the program
+        /// runs no more in that process, and the tool's terminal says so; `ring3 status` shows the runs over the budget. Each
+        /// run is timed, which takes some time itself.
+        #[arg(long, value_name = "TIME", value_parser = budget)]
+        budget: Option<Duration>,
         /// Use the programs in this file of `ring3 aot` instead of verifying and compiling them again
         #[arg(long, value_name = "FILE")]
         aot: Option<PathBuf>,

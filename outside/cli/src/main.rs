@@ -21,20 +21,21 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use arguments::{Action, Arguments, Compiler};
 use clap::Parser;
 use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
-use ring3_server::loader::Compiling;
+use ring3_server::loader::{Compiling, LoadOptions};
 
 /// This much of a tool's command line is kept for `ring3 status`.
 const COMMAND_CHARS_MAX: usize = 1000;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
-        Action::Load { engine, harden, trust, aot, command } => {
-            load((engine, harden), trust, &command, aot.as_deref())
+        Action::Load { engine, harden, trust, budget, aot, command } => {
+            load((engine, harden), (trust, budget), &command, aot.as_deref())
         }
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
@@ -91,7 +92,7 @@ fn running() -> Result<Connection, String> {
 
 fn load(
     (engine, harden): (Compiler, bool),
-    trust: bool,
+    (trust, budget): (bool, Option<Duration>),
     command: &[String],
     compiled: Option<&Path>,
 ) -> Result<(), Failure> {
@@ -110,8 +111,8 @@ fn load(
     launch::allow_tracer(server);
     let listener = ring3_server::loader::install_filter()?;
     let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
-    let compiling = Compiling { engine, harden };
-    connection.ask(&Request::Load { command: shown, compiling, trust }, Some(listener.as_fd()))?;
+    let options = LoadOptions { compiling: Compiling { engine, harden }, trust, budget };
+    connection.ask(&Request::Load { command: shown, options }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);
     exec(&program, command)

@@ -99,6 +99,16 @@ fn targets(out: &mut String, targets: &Value, verbose: Option<Programs>) {
             sum("hits"),
             sum("misses"),
         );
+        for row in target["overruns"].as_array().into_iter().flatten() {
+            let _ = writeln!(
+                out,
+                "    link {} (program {}): {} runs over its budget, at most {} us",
+                row["link_id"],
+                row["prog_id"],
+                row["runs"],
+                row["worst_ns"].as_u64().unwrap_or(0).div_ceil(1000),
+            );
+        }
         if let Some(count @ 1..) = target["refused"].as_array().map(Vec::len) {
             let _ = writeln!(out, "    {count} probe(s) not applied; `ring3 status -v` says why");
         }

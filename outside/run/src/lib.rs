@@ -215,6 +215,8 @@ impl Runner {
                 flags: ATTACHMENT_ALONE | if program.uses_per_cpu { ATTACHMENT_CPU_SLOT } else { 0 },
                 link_id: 0,
                 prog_id: 0,
+                timed_code: 0,
+                budget_ns: 0,
             },
             context: context.as_mut_ptr() as u64,
             repeat,

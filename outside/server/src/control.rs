@@ -17,7 +17,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::loader::Compiling;
+use crate::loader::LoadOptions;
 use crate::raw_process;
 use crate::rights::Rights;
 
@@ -31,12 +31,9 @@ pub enum Request {
     Load {
         /// The beginning of its command line, for `ring3 status`.
         command: String,
-        /// How its programs are compiled.
+        /// What its user asked for.
         #[serde(default)]
-        compiling: Compiling,
-        /// Targets of all users may share its maps.
-        #[serde(default)]
-        trust: bool,
+        options: LoadOptions,
     },
     /// Programs of the loader that asks next by this connection may be taken from a file, which comes along.
     Aot,

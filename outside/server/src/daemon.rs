@@ -19,7 +19,7 @@ use ring3_uapi::Errno;
 use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::keeper::Keeper;
 use crate::loader::objects::Subsystem;
-use crate::loader::{Compiling, Session};
+use crate::loader::{LoadOptions, Session};
 use crate::realm::{EventFd, Following, PerfFiles, Realm};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
@@ -196,9 +196,7 @@ impl Server {
             checked.map_err(|refusal| refusal.message)
         };
         match request {
-            Request::Load { command, compiling, trust } => {
-                self.load(fd, connection.peer()?.0, command, (compiling, trust), store.take())
-            }
+            Request::Load { command, options } => self.load(fd, connection.peer()?.0, command, options, store.take()),
             Request::Aot => {
                 let read = crate::aot::read(fd.ok_or("the request has no file")?)?;
                 let programs = read.programs.len();
@@ -241,7 +239,7 @@ impl Server {
         fd: Option<OwnedFd>,
         pid: u32,
         command: String,
-        how: (Compiling, bool),
+        options: LoadOptions,
         store: Option<Arc<Store>>,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
@@ -250,7 +248,7 @@ impl Server {
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            if !Session::run(&kept, server.subsystem.clone(), pid, command, how, store) {
+            if !Session::run(&kept, server.subsystem.clone(), pid, command, options, store) {
                 server.keeper.leave(&kept);
             }
             tracing::info!(pid, "loader ended");

@@ -47,7 +47,7 @@ pub const ATTACHMENTS_OFFSET: u64 = HOOKS_OFFSET + HOOKS_MAX as u64 * 64;
 pub const ATTACHMENTS_MAX: u32 = 2 * HOOKS_MAX;
 /// Offset of the recovery table in the control block: what it takes to undo everything, kept in
 /// the target itself so that another server can clean up after the first was killed.
-pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 32;
+pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 48;
 /// Offset of the table of traps in the control block, a hash table by address ([`trap_slots`]).
 pub const TRAPS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
 /// Places in it.
@@ -264,6 +264,10 @@ pub struct Attachment {
     pub link_id: u32,
     /// The program, for `ring3 status`.
     pub prog_id: u32,
+    /// If the program has a budget: the address of its code. `code` is then that of the agent's routine that times it.
+    pub timed_code: u64,
+    /// What one run may take, ns.
+    pub budget_ns: u64,
 }
 
 /// A program that is run by itself, some times one after the other (`BPF_PROG_TEST_RUN`). Lies in the process that runs it.
@@ -312,7 +316,7 @@ const _: () = {
     assert!(size_of::<ControlHeader>() + size_of::<GotEntry>() <= GOT_OFFSET as usize);
     assert!(size_of::<GotEntry>() == 16);
     assert!(size_of::<Hook>() == 64);
-    assert!(size_of::<Attachment>() == 32);
+    assert!(size_of::<Attachment>() == 48);
     assert!(size_of::<Recovery>() == 64);
     assert!(SYSCALLS_OFFSET.is_multiple_of(crate::PAGE_BYTES));
     assert!(VIEWS_OFFSET.is_multiple_of(crate::PAGE_BYTES));

@@ -73,6 +73,8 @@ pub mod request {
     pub const KIND_FILTER: u32 = 5;
     /// This process is about to block SIGTRAP where that cannot be seen: no site may be an `int3` any more.
     pub const KIND_TRAPS_OFF: u32 = 6;
+    /// A program overruns its budget too often: switch it off here. `argument` is its link's id `<< 32`, and its own.
+    pub const KIND_OVER_BUDGET: u32 = 7;
 }
 
 /// What an agent asks of the server.

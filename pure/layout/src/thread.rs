@@ -133,6 +133,41 @@ pub struct RestartableSequence {
     pub abort: u64,
 }
 
+/// Runs of one link's program, in one thread, that took longer than their budget.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Overruns {
+    /// The link; 0: the entry is not used.
+    pub link_id: u32,
+    /// The program.
+    pub prog_id: u32,
+    /// How many there were since `since_ns`.
+    pub recent: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Beginning of a span of [`OVERRUN_SPAN_NS`] (`CLOCK_MONOTONIC`).
+    pub since_ns: u64,
+    /// When the last one ended.
+    pub last_ns: u64,
+    /// How many there were in all.
+    pub total: u64,
+    /// What the longest one took, ns.
+    pub worst_ns: u64,
+}
+
+impl Overruns {
+    /// An entry that is not used.
+    pub const NONE: Overruns =
+        Overruns { link_id: 0, prog_id: 0, recent: 0, reserved: 0, since_ns: 0, last_ns: 0, total: 0, worst_ns: 0 };
+}
+
+/// Links whose overruns a thread counts; the one whose last overrun is the longest ago makes room for another.
+pub const OVERRUN_LINKS_MAX: usize = 16;
+/// After so many overruns of a link in a thread within [`OVERRUN_SPAN_NS`], the link is switched off in the process.
+pub const OVERRUNS_MAX: u32 = 100;
+/// See [`OVERRUNS_MAX`].
+pub const OVERRUN_SPAN_NS: u64 = 1_000_000_000;
+
 /// The agent's state of one thread. Stubs and compiled code read and write the head.
 #[repr(C)]
 #[derive(Debug)]
@@ -226,6 +261,8 @@ pub struct ThreadBlock {
     pub unwinder_starts: [u64; UNWINDERS_MAX],
     /// The chunks with the shadow frames that follow those in `shadow`, in order: number plus 1; 0: none yet.
     pub shadow_chunks: [AtomicU32; SHADOW_CHUNKS_MAX],
+    /// Runs that took longer than their budget.
+    pub overruns: [Overruns; OVERRUN_LINKS_MAX],
     /// The first shadow frames.
     pub shadow: [ShadowFrame; SHADOW_FRAMES as usize],
     /// Hits that ran programs, per hook.

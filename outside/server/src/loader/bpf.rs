@@ -146,7 +146,7 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         name,
         btf,
         Members { inner, lock },
-        (caller.map_slot()?, caller.session.trust),
+        (caller.map_slot()?, caller.session.options.trust),
     )?;
     let fd = caller.open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })

@@ -66,6 +66,20 @@ struct Caller<'s> {
     call: Notification,
 }
 
+/// What the user of a loader asked for (`ring3 load`).
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct LoadOptions {
+    /// How its programs are compiled.
+    #[serde(default)]
+    pub compiling: Compiling,
+    /// Targets of all users may share its maps.
+    #[serde(default)]
+    pub trust: bool,
+    /// What one run of each of its programs may take.
+    #[serde(default)]
+    pub budget: Option<Duration>,
+}
+
 /// How a loader's programs are compiled.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Compiling {
@@ -95,9 +109,7 @@ pub struct Session {
     pid: u32,
     /// It was said that the loader holds as much as it may.
     told: AtomicBool,
-    /// Targets of all users may share its maps.
-    trust: bool,
-    compiling: Compiling,
+    options: LoadOptions,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
 }
@@ -109,14 +121,14 @@ impl Session {
         subsystem: Arc<Subsystem>,
         pid: u32,
         command: String,
-        (compiling, trust): (Compiling, bool),
+        options: LoadOptions,
         store: Option<Arc<Store>>,
     ) -> bool {
         subsystem.loader_begins(pid, command);
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
         raw_seccomp::wake_synchronously(listener.as_fd());
         let listening = Some(listener.clone());
-        let session = Session { listener: listening, ledger, subsystem, pid, told, trust, compiling, store };
+        let session = Session { listener: listening, ledger, subsystem, pid, told, options, store };
         let mut result = Ok(());
         while result.is_ok() && wait(&listener) {
             result = session.ledger.receive(listener.as_fd()).map(|call| {
@@ -177,9 +189,8 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
         ledger: Arc::new(Ledger::new().map_err(|_| Errno::ENOMEM)?),
         subsystem: subsystem.clone(),
         pid,
-        trust: false,
         told: AtomicBool::new(true),
-        compiling: Compiling::default(),
+        options: LoadOptions::default(),
         store: None,
     };
     let caller = Caller { session: &session, call: Notification::of_own(pid, number as i32, args) };

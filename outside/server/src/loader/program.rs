@@ -131,7 +131,7 @@ impl Brought<'_> {
 
     /// Takes code from the loader's file of compiled programs, or verifies and compiles.
     fn make(&self, caller: &Caller<'_>) -> Result<Made, Errno> {
-        let hardens = caller.session.compiling.hardens();
+        let hardens = caller.session.options.compiling.hardens();
         let stored = caller.session.store.as_ref().map(|store| match hardens {
             true => Err("constants are not to stand in its code".into()),
             false => self.stored(store),
@@ -140,7 +140,7 @@ impl Brought<'_> {
             Some(Ok(made)) => made,
             other => Made {
                 aot: other.and_then(Result::err).map(Err),
-                ..self.compile(caller.session.compiling.engine, hardens)?
+                ..self.compile(caller.session.options.compiling.engine, hardens)?
             },
         };
         match &made.aot {
@@ -261,6 +261,7 @@ impl Brought<'_> {
             aot: made.aot,
             loaded_ns: boot_time_ns(),
             terminal: Terminal::of(leader(caller.call.tid)),
+            budget: caller.session.options.budget,
             rights: self.rights,
             realm,
         })

@@ -216,10 +216,11 @@ impl Target {
         !Arc::ptr_eq(&self.domain, &self.next_domain)
     }
 
-    /// Begins with the memory of the target that it was forked from.
+    /// Begins with the memory, and without the links, of the target that it was forked from.
     pub(super) fn inherit_domain(&mut self, other: &Target) {
         self.domain = other.domain.clone();
         self.kept_out = other.kept_out.clone();
+        self.switched_off = other.switched_off.clone();
     }
 
     /// Whether no thread is in the agent or in a program, or returns there from a signal handler.

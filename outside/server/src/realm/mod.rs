@@ -7,6 +7,7 @@
 mod actions;
 mod batch;
 mod breakpoints;
+mod budget;
 mod cancellation;
 mod code_file;
 mod domains;
@@ -230,6 +231,8 @@ pub struct LinkSpec {
     pub filter: ProcessFilter,
     /// Where its loader's user reads what could not be applied.
     pub terminal: Option<Terminal>,
+    /// What one run of the program may take.
+    pub budget: Option<Duration>,
     /// Of whoever made what the link leads to. It is not attached in processes that these do not reach.
     pub rights: Arc<Rights>,
 }

@@ -7,7 +7,7 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{Recovery, StubArea, StubTail};
 use ring3_layout::realm::Realm as RealmBlock;
 use ring3_layout::syscall::SyscallSite;
-use ring3_layout::thread::ShadowFrame;
+use ring3_layout::thread::{OVERRUN_LINKS_MAX, Overruns, ShadowFrame};
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -254,6 +254,8 @@ unsafe impl Plain for SyscallSite {}
 unsafe impl Plain for ShadowFrame {}
 // SAFETY: made of integers.
 unsafe impl Plain for HeaderView {}
+// SAFETY: made of integers.
+unsafe impl Plain for [Overruns; OVERRUN_LINKS_MAX] {}
 
 /// Reads a plain value of another process.
 pub(super) fn read_value<T: Plain>(pid: u32, address: u64) -> Result<T, Errno> {

@@ -224,6 +224,7 @@ impl Actor {
                     tracing::warn!(pid = asker, "{refusal}");
                 }
             }
+            request::KIND_OVER_BUDGET => self.switch_off(asker, (argument >> 32) as u32, argument as u32),
             request::KIND_FILTER => self.meet_filter((asker, pid), argument),
             request::KIND_MAPPING_ADDED => {
                 if let Err(refusal) = self.apply(asker, Hearer::Beginner) {

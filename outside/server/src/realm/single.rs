@@ -66,6 +66,7 @@ impl Target {
         let Some(settled) = &self.settled else { return false };
         self.code_that_matters(mappings).eq(&settled.code)
             && self.kept_out.is_empty()
+            && self.switched_off.is_empty()
             && !self.is_leaving()
             && !self.disturbed
             && !self.parted

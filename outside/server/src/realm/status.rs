@@ -26,7 +26,8 @@ pub struct SiteStatus {
     pub module: String,
     /// How it is instrumented.
     pub tactic: String,
-    /// `probe`, `return` (one `ret` of a function in Go), or ring3's own: `unwind-start`, `unwind-end`.
+    /// `probe`, `return` (one `ret` of a function in Go), or ring3's own: `unwind-start`, `unwind-end`,
+    /// `stack-walk`.
     pub kind: String,
     /// Programs on entry.
     pub entry_programs: Vec<u32>,
@@ -36,6 +37,19 @@ pub struct SiteStatus {
     pub hits: u64,
     /// Arrivals that could not.
     pub misses: u64,
+}
+
+/// Runs of a program, by one link, that took longer than their budget, in all threads of a target.
+#[derive(Clone, Debug, Serialize)]
+pub struct OverrunStatus {
+    /// The link.
+    pub link_id: u32,
+    /// The program.
+    pub prog_id: u32,
+    /// How many.
+    pub runs: u64,
+    /// What the longest one took, ns.
+    pub worst_ns: u64,
 }
 
 /// A target for `ring3 status`.
@@ -75,6 +89,8 @@ pub struct TargetStatus {
     pub net_refused: Option<String>,
     /// Calls that were caught, and those of them that were let through unseen.
     pub net_calls: (u64, u64),
+    /// Runs of programs that took longer than their budget.
+    pub overruns: Vec<OverrunStatus>,
     /// Links that could not be applied: link id and reason.
     pub refused: Vec<(u32, String)>,
 }
@@ -125,6 +141,7 @@ impl Target {
             missed_no_block: missed.unwrap_or(0),
             requests_lost: read_value(self.pid, lost).unwrap_or(0),
             sites: sites.collect(),
+            overruns: self.overruns(),
             refused: links
                 .values()
                 .filter_map(|link| Some((link.spec.link_id, link.refused.get(&self.pid)?.message.clone())))
@@ -133,7 +150,7 @@ impl Target {
     }
 
     /// Addresses of the thread blocks of this process.
-    fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> + use<> {
         let (pid, region) = (self.pid, self.region);
         let used = read_value::<u32>(pid, region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
         let generation = read_value::<u64>(pid, region + PROCESS_OFFSET).unwrap_or(0);

@@ -46,6 +46,8 @@ pub(super) struct AttachmentBytes {
     pub(super) flags: u32,
     pub(super) link_id: u32,
     pub(super) prog_id: u32,
+    pub(super) timed_code: u64,
+    pub(super) budget_ns: u64,
 }
 
 const _: () = {

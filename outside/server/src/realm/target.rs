@@ -34,7 +34,7 @@ use super::site::{Place, RangeAllocator, Site, Use, Wanted, place_in, places};
 use super::sites::Unplaced;
 use super::stubs::{Area, RelayPage};
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags};
+use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
@@ -74,6 +74,8 @@ pub(super) struct Target {
     pub(super) next_domain: Arc<Domain>,
     /// Links that hold for it, of programs that need what its domain cannot have.
     pub(super) kept_out: BTreeMap<AttachmentId, &'static str>,
+    /// Links that overran their budget here too often, and what was said of it.
+    pub(super) switched_off: BTreeMap<AttachmentId, Refusal>,
     /// What becomes of its children and of what it executes.
     pub(super) following: Following,
     /// It is another program of a process that was a target: the end of `execve` is still to be seen.
@@ -156,6 +158,7 @@ impl Target {
             next_domain: domain.clone(),
             domain,
             kept_out: BTreeMap::new(),
+            switched_off: BTreeMap::new(),
             own_pid: info.own_pid,
             comm: info.comm,
             explicit,
@@ -456,7 +459,8 @@ impl Target {
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
         let whose = (self.pid, self.own_pid, self.subject.clone());
-        let kept_out: BTreeSet<AttachmentId> = self.kept_out.keys().copied().collect();
+        let kept_out: BTreeSet<AttachmentId> =
+            self.kept_out.keys().chain(self.switched_off.keys()).copied().collect();
         let specs = links.iter().map(|(id, link)| (*id, &link.spec));
         specs.filter(move |(id, spec)| holds(spec, &whose) && !kept_out.contains(id))
     }
@@ -526,6 +530,7 @@ impl Target {
             link.refused.remove(&self.pid);
         }
         failed.extend(self.refused_to_domain(links, mappings));
+        failed.extend(self.switched_off.iter().map(|(id, why)| (*id, why.clone())));
         let is_failed = |one: &Use| failed.iter().any(|(id, _)| *id == one.attachment);
         // A function of which one return would not be seen is not probed.
         for want in wanted.values_mut().filter(|want| want.ret.is_some()) {
@@ -675,15 +680,20 @@ impl Target {
         };
         for (index, spec) in specs.iter().enumerate() {
             let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
+            let code = self.region + TEXT_OFFSET + u64::from(spec.text.entry);
+            let timed = spec.budget.map(|budget| (code, u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX)));
+            let (timed_code, budget_ns) = timed.unwrap_or_default();
             self.control.write(
                 entry,
                 AttachmentBytes {
-                    code: self.region + TEXT_OFFSET + u64::from(spec.text.entry),
+                    code: if timed.is_some() { in_agent(self.region, "ring3_run_timed") } else { code },
                     cookie: spec.cookie,
                     pid: if spec.pid.is_some() { self.own_pid } else { 0 },
                     flags: attachment_flags(spec),
                     link_id: spec.link_id,
                     prog_id: spec.prog_id,
+                    timed_code,
+                    budget_ns,
                 },
             );
         }

@@ -693,6 +693,7 @@ impl Actor {
         }
         self.forget_vanished();
         self.adopt_all_children();
+        ids.iter().for_each(|id| self.forget_switched_off(*id));
         let gone: Vec<Option<u32>> = ids.iter().filter_map(|id| Some(self.links.remove(id)?.spec.pid)).collect();
         let is_concerned = |pid: &u32| gone.iter().any(|only| only.is_none_or(|only| only == *pid));
         for pid in self.targets.keys().copied().filter(is_concerned).collect::<Vec<_>>() {

@@ -52,6 +52,7 @@ impl Attached {
             all_registers,
             filter: program.filter.clone(),
             terminal: program.terminal,
+            budget: program.budget,
             rights: rights.clone(),
         };
         let id = realm.attach(spec)?;

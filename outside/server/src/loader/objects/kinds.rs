@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use ring3_aot::Facts;
 use ring3_isa::Insn;
@@ -169,6 +170,8 @@ pub struct Program {
     pub loaded_ns: u64,
     /// Where its loader says what goes wrong.
     pub terminal: Option<Terminal>,
+    /// What one run may take.
+    pub budget: Option<Duration>,
     /// Of its loader.
     pub rights: Arc<Rights>,
     /// The target side.

@@ -1,0 +1,60 @@
+//! Runs of programs that have a budget of time (`ring3 load --budget`; docs/design/probes.md).
+//!
+//! An attachment with a budget names [`run_timed`] instead of its program, so others pay nothing. A run is never cut short: it may
+//! hold a lock or a record. Runs that take longer are counted by the thread, and when there are many in a short time the server is
+//! asked to switch the program off in this process.
+
+use ring3_layout::control::Attachment;
+use ring3_layout::realm::request;
+use ring3_layout::thread::{OVERRUN_SPAN_NS, OVERRUNS_MAX, Overruns, ThreadBlock};
+
+use crate::raw_dispatch::Program;
+use crate::raw_helpers::{block, monotonic_ns};
+use crate::raw_request::file;
+
+/// Runs the program of the attachment that the thread is at, and compares the time it takes with its budget. (The time in which
+/// the thread did not run is part of it: one that other threads keep from its CPU is not told from one that is slow.)
+///
+/// # Safety
+/// As for a program: `context` and `env` are what `raw_dispatch` passes, and the block names the attachment.
+pub unsafe extern "sysv64" fn run_timed(context: u64, env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
+    // SAFETY: this function's contract; published attachments do not change.
+    let attachment = unsafe { &*(tb.attachment as *const Attachment) };
+    // SAFETY: the server wrote the address of a compiled, verified program.
+    let program: Program = unsafe { core::mem::transmute(attachment.timed_code) };
+    let began = monotonic_ns(tb);
+    // SAFETY: this function's contract.
+    let result = unsafe { program(context, env) };
+    let now = monotonic_ns(tb);
+    let took = now.wrapping_sub(began);
+    if took > attachment.budget_ns {
+        overran(tb, attachment, now, took);
+    }
+    result
+}
+
+#[cold]
+fn overran(tb: &mut ThreadBlock, attachment: &Attachment, now: u64, took: u64) {
+    let (link_id, prog_id) = (attachment.link_id, attachment.prog_id);
+    let is_it = |entry: &Overruns| (entry.link_id, entry.prog_id) == (link_id, prog_id);
+    let place = tb.overruns.iter().position(is_it);
+    // (Else the one whose last overrun is the longest ago has to go.)
+    let oldest = || tb.overruns.iter().enumerate().min_by_key(|(_, entry)| entry.last_ns).map(|(at, _)| at);
+    let Some(entry) = place.or_else(oldest).and_then(|at| tb.overruns.get_mut(at)) else { return };
+    if !is_it(entry) {
+        *entry = Overruns { link_id, prog_id, ..Overruns::NONE };
+    }
+    if now.wrapping_sub(entry.since_ns) > OVERRUN_SPAN_NS {
+        (entry.since_ns, entry.recent) = (now, 0);
+    }
+    entry.last_ns = now;
+    entry.worst_ns = entry.worst_ns.max(took);
+    entry.total += 1;
+    entry.recent += 1;
+    if entry.recent == OVERRUNS_MAX {
+        let which = u64::from(link_id) << 32 | u64::from(prog_id);
+        file(tb.region_base, request::KIND_OVER_BUDGET, tb.pid_tgid, which, false);
+    }
+}

@@ -1,0 +1,70 @@
+//! Budgets of programs (`ring3 load --budget`): what threads have counted, and what becomes of a link that overruns too often.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::time::Duration;
+
+use ring3_layout::thread::{OVERRUN_LINKS_MAX, OVERRUNS_MAX, Overruns, ThreadBlock};
+use ring3_uapi::Errno;
+
+use super::raw_mapping::read_value;
+use super::status::OverrunStatus;
+use super::target::Target;
+use super::terminal::Hearer;
+use super::tracer::Actor;
+use super::{AttachmentId, Refusal};
+
+impl Target {
+    /// Runs of programs that took longer than their budget, by link and program. (Written by the target.)
+    pub(super) fn overruns(&self) -> Vec<OverrunStatus> {
+        let mut sums: BTreeMap<(u32, u32), (u64, u64)> = BTreeMap::new();
+        for block in self.blocks() {
+            let table = block + offset_of!(ThreadBlock, overruns) as u64;
+            let Ok(entries) = read_value::<[Overruns; OVERRUN_LINKS_MAX]>(self.pid, table) else { continue };
+            for entry in entries.iter().filter(|entry| entry.link_id != 0) {
+                let (runs, worst) = sums.entry((entry.link_id, entry.prog_id)).or_default();
+                *runs = runs.saturating_add(entry.total);
+                *worst = entry.worst_ns.max(*worst);
+            }
+        }
+        let row = |((link_id, prog_id), (runs, worst_ns))| OverrunStatus { link_id, prog_id, runs, worst_ns };
+        sums.into_iter().map(row).collect()
+    }
+}
+
+impl Actor {
+    /// A thread of a target says that a program overruns its budget too often: no link of this id with this program runs it there
+    /// from now on. (What the target says is only about itself.)
+    pub(super) fn switch_off(&mut self, pid: u32, link_id: u32, prog_id: u32) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        let overruns = target.overruns();
+        let worst = overruns.iter().find(|row| (row.link_id, row.prog_id) == (link_id, prog_id));
+        let worst = worst.map_or(String::new(), |row| format!(", at most {:?}", Duration::from_nanos(row.worst_ns)));
+        for (id, link) in &self.links {
+            let spec = &link.spec;
+            let Some(budget) = spec.budget else { continue };
+            if (spec.link_id, spec.prog_id) != (link_id, prog_id) || target.switched_off.contains_key(id) {
+                continue;
+            }
+            let why = format!(
+                "program {:?} (link {link_id}) is switched off: {OVERRUNS_MAX} of its runs within a second took longer than its \
+                 budget of {budget:?}{worst}; give it a larger --budget, or let it do less",
+                spec.prog_name
+            );
+            tracing::warn!(pid, "{why}");
+            if let Some(terminal) = spec.terminal {
+                terminal.say(&format!("process {pid} ({}): {why}", target.comm));
+            }
+            target.told.insert(*id);
+            target.switched_off.insert(*id, Refusal::new(Errno::ETIME, why));
+        }
+        if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+            tracing::warn!(pid, "{refusal}");
+        }
+    }
+
+    /// A link is gone.
+    pub(super) fn forget_switched_off(&mut self, id: AttachmentId) {
+        self.targets.values_mut().for_each(|target| drop(target.switched_off.remove(&id)));
+    }
+}
