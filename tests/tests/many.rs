@@ -72,6 +72,9 @@ fn a_running_process_attached_after_thousands_of_links_has_all_probes() {
     let mut victim = ready(bench.command(&program).arg("twice"));
     let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
+    // (Beside the first stop: all of them take some ten times as long as one stop may.)
+    let looks = bench.status()["targets"][0]["looks"].as_u64();
+    assert!(looks.is_some_and(|looks| looks >= 2), "placed in {looks:?} further stops");
     check(&mut counter, &mut victim, 3, 2);
     drop(counter);
     let count = |what: &serde_json::Value| what.as_array().map_or(0, Vec::len);

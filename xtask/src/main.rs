@@ -13,6 +13,7 @@ mod bench_events;
 mod bench_maps;
 mod bench_nginx;
 mod bench_options;
+mod bench_stops;
 mod bench_syscall;
 mod bench_verify;
 mod conformance;
@@ -98,6 +99,8 @@ enum Benchmark {
     Syscall(bench_syscall::Options),
     /// Events to a reader: how late, lost, and their CPU time, beside the kernel's
     Events(bench_events::Options),
+    /// How long a process is stopped while it becomes a target and while it is left, beside gdb
+    Stops(bench_stops::Options),
     /// nginx under wrk while its system calls are counted
     Nginx(bench_nginx::Options),
     /// Verification of Debian's libbpf-tools, beside the kernel's verifier and prevail
@@ -122,6 +125,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Engine(options)) => bench_engine::engine(&options),
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
+        Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Nginx(options)) => bench_nginx::nginx(&options),
         Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
         Task::Conformance(options) => conformance::run(&options),

@@ -51,6 +51,8 @@ pub struct Stopped {
     known: RefCell<BTreeMap<Tid, Registers>>,
     /// What was found on the stacks, once somebody has looked.
     contexts: RefCell<Option<Vec<SavedContext>>>,
+    /// Where threads are, and where they go back to if they make a call again, in order, once it was asked for.
+    places: RefCell<Option<Vec<u64>>>,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
     pub(crate) syscall_instruction: Option<u64>,
@@ -316,6 +318,7 @@ impl Stopped {
             mappings: OnceCell::new(),
             known: RefCell::default(),
             contexts: RefCell::default(),
+            places: RefCell::default(),
             borrowed: None,
             syscall_instruction: None,
             options,
@@ -413,17 +416,20 @@ impl Stopped {
         // (A borrowed thread's own are others.)
         if self.borrowed.is_none() {
             self.known.borrow_mut().insert(tid, registers);
+            *self.places.borrow_mut() = None;
         }
     }
 
     /// A thread ran again.
     pub(crate) fn forget_registers_of(&self, tid: Tid) {
         self.known.borrow_mut().remove(&tid);
+        *self.places.borrow_mut() = None;
         *self.contexts.borrow_mut() = None;
     }
 
     fn forget_registers(&self) {
         self.known.borrow_mut().clear();
+        *self.places.borrow_mut() = None;
         *self.contexts.borrow_mut() = None;
     }
 
@@ -500,6 +506,7 @@ impl Stopped {
             _ => ptrace::set_registers(tid, registers).map_err(|error| self.gone("registers", error))?,
         }
         self.known.borrow_mut().insert(tid, *registers);
+        *self.places.borrow_mut() = None;
         Ok(())
     }
 
@@ -635,7 +642,8 @@ impl Stopped {
             to.ok_or(Error::ThreadInside { tid, address: rip })
         };
         let mut moves = vec![];
-        for tid in self.threads.clone() {
+        let threads = if self.is_anyone_inside(site, new.len() as u64)? { self.threads.clone() } else { vec![] };
+        for tid in threads {
             let registers = self.registers(tid)?;
             let again = made_again(&registers).filter(|again| inside(again.rip));
             if let Some(going) = again.or_else(|| inside(registers.rip).then_some(registers)) {
@@ -651,6 +659,27 @@ impl Stopped {
         returns.iter().try_for_each(|context| self.set_context(context))?;
         moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))?;
         self.write(site, new)
+    }
+
+    /// Whether a thread is in these bytes, but not at the first one, or goes back there.
+    fn is_anyone_inside(&self, site: u64, bytes: u64) -> Result<bool, Error> {
+        let mut known = self.places.borrow_mut();
+        let places = match &mut *known {
+            Some(places) => places,
+            none => {
+                let mut places = vec![];
+                for tid in &self.threads {
+                    let registers = self.registers(*tid)?;
+                    places.extend(
+                        [Some(registers), made_again(&registers)].into_iter().flatten().map(|going| going.rip),
+                    );
+                }
+                places.sort_unstable();
+                none.insert(places)
+            }
+        };
+        let behind = places.partition_point(|place| *place <= site);
+        Ok(places.get(behind).is_some_and(|place| *place < site + bytes))
     }
 
     /// Puts `original` back where `written` stands, both of the same length. The kernel's uprobes and debuggers write a breakpoint over

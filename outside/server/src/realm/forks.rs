@@ -82,6 +82,7 @@ impl Target {
         let mut fresh = Target::prepare(shared, self.pid, self.explicit)?;
         fresh.take_after(self, shared);
         fresh.executed = self.executed;
+        fresh.series = self.series.take();
         (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us.clone());
         inject::replace_control(stopped, self.region, fresh.control.file())?;
         fresh.perf_map = self.perf_map.take();

@@ -24,6 +24,7 @@ mod named;
 mod net;
 mod one_byte;
 mod owners;
+mod placing;
 mod privileges;
 mod raw_mapping;
 mod recovery;

@@ -26,12 +26,12 @@ use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
 use super::net::NetState;
 use super::owners::Death;
+use super::placing::{Calls, Series};
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, Patience};
 use super::requests::Budget;
 use super::single::Settled;
 use super::site::{Place, RangeAllocator, Site, Use, Wanted, place_in, places};
-use super::sites::Unplaced;
 use super::stubs::{Area, RelayPage};
 use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, in_agent};
@@ -117,6 +117,8 @@ pub(super) struct Target {
     pub(super) awaits_returns: bool,
     /// How often all links were looked at.
     pub(super) looks: u64,
+    /// Sites that are being placed in several stops.
+    pub(super) series: Option<Series>,
     /// What it was last brought in line with; `None`: it has to be looked at wholly.
     pub(super) settled: Option<Settled>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
@@ -186,6 +188,7 @@ impl Target {
             disturbed: false,
             awaits_returns: false,
             looks: 0,
+            series: None,
             settled: None,
             parted: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
@@ -257,12 +260,17 @@ impl Target {
         let outlook = outlook.filter(|outlook| outlook.code.iter().eq(code_of(&mappings)));
         let Outlook { places, calls, .. } = outlook.unwrap_or_else(|| self.look_at(&mappings, shared, links));
         let calls = self.note_calls(calls);
-        if self.reconcile(stopped, places, shared, links) == Calls::AsTheyWere {
-            self.reconcile_calls(stopped, calls);
+        match self.reconcile(stopped, places, shared, links) {
+            Calls::Later => {}
+            reconciled => {
+                if reconciled == Calls::AsTheyWere {
+                    self.reconcile_calls(stopped, calls);
+                }
+                self.publish_calls(links);
+                self.see_cancels(stopped);
+                self.cast_net(stopped);
+            }
         }
-        self.publish_calls(links);
-        self.see_cancels(stopped);
-        self.cast_net(stopped);
         if self.executed {
             self.finish_exec(stopped).map_err(refusal_of)?;
         }
@@ -358,6 +366,22 @@ impl Target {
         parted: &mut Vec<Target>,
         is_followed: bool,
     ) -> Result<(), Refusal> {
+        self.series.get_or_insert_default();
+        let mut applied = self.apply_links_once(shared, links, parted, is_followed);
+        while applied.is_ok() && self.goes_on_placing() {
+            applied = self.apply_links_once(shared, links, parted, is_followed);
+        }
+        self.series = None;
+        applied
+    }
+
+    fn apply_links_once(
+        &mut self,
+        shared: &Shared,
+        links: &mut BTreeMap<AttachmentId, Link>,
+        parted: &mut Vec<Target>,
+        is_followed: bool,
+    ) -> Result<(), Refusal> {
         self.settled = None;
         self.looks += 1;
         if self.is_leaving() {
@@ -396,6 +420,9 @@ impl Target {
             self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;
             let reconciled = self.reconcile(stopped, wanted, shared, links);
+            if reconciled == Calls::Later {
+                return Ok(true);
+            }
             self.publish_calls(links);
             if reconciled == Calls::AsTheyWere {
                 self.reconcile_calls(stopped, calls);
@@ -560,53 +587,6 @@ impl Target {
             }
         }
         found
-    }
-
-    fn reconcile(
-        &mut self,
-        stopped: &mut inject::Stopped,
-        wanted: Vec<Wanted>,
-        shared: &Shared,
-        links: &mut BTreeMap<AttachmentId, Link>,
-    ) -> Calls {
-        let keep: BTreeMap<u64, Place> = wanted.iter().map(|w| (w.place.address, w.place.clone())).collect();
-        self.remove_stale(stopped, &keep);
-        let caught = self.caught_calls();
-        let mut placing = Placing::default();
-        let mut waiting = vec![];
-        self.map_one_byte_stubs(stopped, &wanted);
-        for want in wanted {
-            match self.place_site(stopped, want.clone(), &caught) {
-                Err(Unplaced::NeedsTraps) => waiting.push(want),
-                Err(Unplaced::Refused(refusal)) => placing.refuse(self.pid, want, refusal, links),
-                Ok(()) => placing.note(want),
-            }
-        }
-        let had_traps = self.traps.wanted;
-        if !waiting.is_empty() {
-            let prepared = self.prepare_traps(stopped, shared, links);
-            for want in waiting {
-                let placed = prepared.clone().and_then(|()| {
-                    self.place_site(stopped, want.clone(), &caught).map_err(|why| match why {
-                        Unplaced::Refused(refusal) => refusal,
-                        Unplaced::NeedsTraps => Refusal::new(Errno::ENOTSUPP, "only an `int3` fits there"),
-                    })
-                });
-                match placed {
-                    Ok(()) => placing.note(want),
-                    Err(refusal) => placing.refuse(self.pid, want, refusal, links),
-                }
-            }
-        }
-        for (address, is_return, mut uses) in placing.placed {
-            // A function of which one return is not seen is not probed.
-            uses.retain(|one| !is_return || !placing.refused.contains(&one.attachment));
-            self.publish(address, &uses, links);
-        }
-        if self.ranges.has_retired() && self.is_quiet() {
-            self.ranges.quiet();
-        }
-        if self.traps.wanted == had_traps { Calls::AsTheyWere } else { Calls::Reconciled }
     }
 
     /// The next hook is in use now; its index.
@@ -792,37 +772,6 @@ impl Target {
                 false
             }
         })
-    }
-}
-
-/// What became of the sites of system calls while probes were placed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Calls {
-    AsTheyWere,
-    Reconciled,
-}
-
-/// Which sites could be placed.
-#[derive(Debug, Default)]
-struct Placing {
-    /// Address, whether it is one of a function's returns, and who runs there.
-    placed: Vec<(u64, bool, Vec<Use>)>,
-    refused: BTreeSet<AttachmentId>,
-}
-
-impl Placing {
-    fn note(&mut self, want: Wanted) {
-        self.placed.push((want.place.address, want.ret.is_some(), want.uses));
-    }
-
-    fn refuse(&mut self, pid: u32, want: Wanted, refusal: Refusal, links: &mut BTreeMap<AttachmentId, Link>) {
-        if want.uses.is_empty() {
-            tracing::warn!(pid, "{refusal}");
-        }
-        for one in want.uses {
-            self.refused.insert(one.attachment);
-            refuse(links, one.attachment, pid, refusal.clone());
-        }
     }
 }
 

@@ -20,6 +20,7 @@ use super::doorbell::EventFd;
 use super::executions::{Announcer, EXEC_WITHIN, Ended, Execution, Kept, Work};
 use super::leftovers::leftovers;
 use super::modules::ANALYSIS_AT_ONCE;
+use super::placing::Series;
 use super::recovery::Patience;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
 use super::terminal::{Hearer, Terminal};
@@ -409,6 +410,7 @@ impl Actor {
         prepared.set_following(asked.unwrap_or(Following::All));
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut outlook = prepared.look(&self.shared, &mut self.links);
+        prepared.series = Some(Series::default());
         let entered = recovery::patiently(|| {
             inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
                 prepared.enter(&self.shared, &mut self.links, stopped, outlook.take())
@@ -416,11 +418,15 @@ impl Actor {
         });
         let is_cut_short = self.shared.modules().end_turn();
         entered.map_err(refusal_of)??;
+        let is_cut = prepared.goes_on_placing();
+        if !is_cut {
+            prepared.series = None;
+        }
         self.finish_adding(prepared, started, hearer);
         if is_cut_short {
             self.behind.entry(pid).or_insert_with(Patience::new);
         }
-        Ok(())
+        if is_cut { self.apply(pid, hearer) } else { Ok(()) }
     }
 
     /// The process is one of the targets, and goes on.

@@ -1,0 +1,155 @@
+//! Placing sites in a stopped process: in one stop, or in a series of stops, between which the process runs (docs/design/detach.md).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use ring3_inject as inject;
+use ring3_uapi::Errno;
+
+use super::site::{Place, Use, Wanted};
+use super::sites::Unplaced;
+use super::target::{Link, Target, refuse};
+use super::{AttachmentId, Refusal, Shared};
+
+/// Placing sites in one stop takes so long, and what is left is placed in further ones.
+const PLACING_AT_ONCE: Duration = Duration::from_millis(5);
+
+/// What became of the sites of system calls while probes were placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Calls {
+    AsTheyWere,
+    Reconciled,
+    /// Probes have the first choice of places, and some are left for another stop.
+    Later,
+}
+
+/// What was tried in earlier stops of a series, by address, and why it failed.
+#[derive(Debug, Default)]
+pub(super) struct Series {
+    tried: BTreeMap<u64, Result<(), Refusal>>,
+    /// Something was left for the next stop.
+    is_cut: bool,
+}
+
+/// Which sites could be placed.
+#[derive(Debug, Default)]
+struct Placing {
+    /// Address, whether it is one of a function's returns, and who runs there.
+    placed: Vec<(u64, bool, Vec<Use>)>,
+    refused: BTreeSet<AttachmentId>,
+}
+
+impl Placing {
+    fn note(&mut self, want: Wanted) {
+        self.placed.push((want.place.address, want.ret.is_some(), want.uses));
+    }
+
+    fn refuse(&mut self, pid: u32, want: Wanted, refusal: Refusal, links: &mut BTreeMap<AttachmentId, Link>) {
+        if want.uses.is_empty() {
+            tracing::warn!(pid, "{refusal}");
+        }
+        for one in want.uses {
+            self.refused.insert(one.attachment);
+            refuse(links, one.attachment, pid, refusal.clone());
+        }
+    }
+}
+
+impl Target {
+    /// Whether something was left for another stop, in which nothing is cut yet.
+    pub(super) fn goes_on_placing(&mut self) -> bool {
+        self.series.as_mut().is_some_and(|series| std::mem::take(&mut series.is_cut))
+    }
+
+    /// Brings the sites in line with what is wanted. In a series, what is new takes no longer than [`PLACING_AT_ONCE`].
+    pub(super) fn reconcile(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        wanted: Vec<Wanted>,
+        shared: &Shared,
+        links: &mut BTreeMap<AttachmentId, Link>,
+    ) -> Calls {
+        let keep: BTreeMap<u64, Place> = wanted.iter().map(|w| (w.place.address, w.place.clone())).collect();
+        self.remove_stale(stopped, &keep);
+        let caught = self.caught_calls();
+        let mut placing = Placing::default();
+        let mut waiting = vec![];
+        let mut series = self.series.take();
+        self.map_one_byte_stubs(stopped, &wanted);
+        if !wanted.is_empty() {
+            // (It is asked for at each site, and takes long where there are many threads.)
+            let _ = stopped.saved_contexts();
+        }
+        let mut spent = Duration::ZERO;
+        for want in wanted {
+            let address = want.place.address;
+            let is_new = !self.is_in_force(address);
+            if let Some(series) = &mut series {
+                match series.tried.get(&address) {
+                    Some(Ok(())) => {
+                        placing.note(want);
+                        continue;
+                    }
+                    Some(Err(refusal)) => {
+                        placing.refuse(self.pid, want, refusal.clone(), links);
+                        continue;
+                    }
+                    None if is_new && (series.is_cut || spent >= PLACING_AT_ONCE) => {
+                        series.is_cut = true;
+                        continue;
+                    }
+                    None => {}
+                }
+            }
+            let began = Instant::now();
+            let placed = self.place_site(stopped, want.clone(), &caught);
+            if is_new {
+                spent += began.elapsed();
+            }
+            let tried = match &placed {
+                Err(Unplaced::NeedsTraps) => None,
+                Err(Unplaced::Refused(refusal)) => Some(Err(refusal.clone())),
+                Ok(()) => Some(Ok(())),
+            };
+            series.iter_mut().for_each(|series| series.tried.extend(tried.clone().map(|tried| (address, tried))));
+            match placed {
+                Err(Unplaced::NeedsTraps) => waiting.push(want),
+                Err(Unplaced::Refused(refusal)) => placing.refuse(self.pid, want, refusal, links),
+                Ok(()) => placing.note(want),
+            }
+        }
+        self.series = series;
+        let had_traps = self.traps.wanted;
+        let is_cut = self.series.as_ref().is_some_and(|series| series.is_cut);
+        if !waiting.is_empty() && !is_cut {
+            let prepared = self.prepare_traps(stopped, shared, links);
+            for want in waiting {
+                let placed = prepared.clone().and_then(|()| {
+                    self.place_site(stopped, want.clone(), &caught).map_err(|why| match why {
+                        Unplaced::Refused(refusal) => refusal,
+                        Unplaced::NeedsTraps => Refusal::new(Errno::ENOTSUPP, "only an `int3` fits there"),
+                    })
+                });
+                if let Some(series) = &mut self.series {
+                    series.tried.insert(want.place.address, placed.clone());
+                }
+                match placed {
+                    Ok(()) => placing.note(want),
+                    Err(refusal) => placing.refuse(self.pid, want, refusal, links),
+                }
+            }
+        }
+        for (address, is_return, mut uses) in placing.placed {
+            // A function of which one return is not seen is not probed.
+            uses.retain(|one| !is_return || !placing.refused.contains(&one.attachment));
+            self.publish(address, &uses, links);
+        }
+        if self.ranges.has_retired() && self.is_quiet() {
+            self.ranges.quiet();
+        }
+        if is_cut {
+            return Calls::Later;
+        }
+        if self.traps.wanted == had_traps { Calls::AsTheyWere } else { Calls::Reconciled }
+    }
+}
