@@ -87,6 +87,30 @@ fn a_running_process_attached_after_thousands_of_links_has_all_probes() {
     assert_eq!(victim.finish().0, Some(0));
 }
 
+#[test]
+fn a_running_process_attached_with_thousands_of_probes_that_have_no_room_has_them_all() {
+    if !has_descriptors() {
+        return;
+    }
+    let bench = Bench::ring3();
+    let program = victim("tinies", "gcc", "tinies.c", &[]);
+    let named = |name: String| format!("{}:{name}", program.display());
+    let probes: Vec<String> =
+        (0..MANY).map(|number| named(format!("tiny_{number}"))).chain([named("behind".to_owned())]).collect();
+    let mut counter = bench.counting(&probes.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut victim = ready(&mut bench.command(&program));
+    let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
+    assert_eq!((code, error.lines().count(), error.lines().next()), (Some(0), 0, None));
+    victim.say("100");
+    assert_eq!(victim.line(), "100");
+    let counts = counter.report().into_iter().map(|((_, probe), count)| (probe, count)).collect::<Vec<_>>();
+    let expected = ["behind", "tiny_0", "tiny_4095"].map(|name| (named(name.to_owned()), 100));
+    assert_eq!(counts, expected);
+    assert_eq!(bench.run(&["detach", &victim.pid().to_string()]).0, Some(0));
+    assert_text_is_as_in_its_files(victim.pid());
+    assert_eq!(victim.finish().0, Some(0));
+}
+
 /// A library whose code is not what the server knows of it, and a tool with a probe there: it cannot be written.
 struct Changed {
     library: PathBuf,

@@ -121,15 +121,18 @@ impl Target {
         if is_there && (first == address || members.contains(&address)) {
             return Ok(());
         }
-        // A carrier keeps its members; another first one takes those over that are patched in its jump's bytes.
-        let within = |member: &u64| (first + 1..=first + WITHIN_JUMP).contains(member);
-        for (other, site) in self.sites.range(first + 1..=first + WITHIN_JUMP).filter(|(_, site)| site.patched) {
-            members.extend(std::iter::once(other).chain(&site.members).filter(|member| within(member)));
+        self.make_way(stopped, first)?;
+        // A carrier keeps its members; another first one takes those over that are patched in its jump's bytes. (Who is no jump has
+        // one byte, or may not stand before others.)
+        if self.sites[&first].plan.tactic == Tactic::Jump {
+            let within = |member: &u64| (first + 1..=first + WITHIN_JUMP).contains(member);
+            for (other, site) in self.sites.range(first + 1..=first + WITHIN_JUMP).filter(|(_, site)| site.patched) {
+                members.extend(std::iter::once(other).chain(&site.members).filter(|member| within(member)));
+            }
         }
         members.extend((first != address).then_some(address));
         members.sort_unstable();
         members.dedup();
-        self.make_way(stopped, first)?;
         self.patch(stopped, first, members)
     }
 
