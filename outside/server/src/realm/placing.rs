@@ -23,10 +23,11 @@ pub(super) enum Calls {
     Later,
 }
 
-/// What was tried in earlier stops of a series, by address, and why it failed.
+/// Sites that are placed in several stops.
 #[derive(Debug, Default)]
 pub(super) struct Series {
-    tried: BTreeMap<u64, Result<(), Refusal>>,
+    /// What was tried in earlier stops, by address, and why it failed. (Each stop tries something new: so the series ends.)
+    tried: BTreeMap<u64, Result<(), Unplaced>>,
     /// Something was left for the next stop.
     is_cut: bool,
 }
@@ -84,34 +85,25 @@ impl Target {
         for want in wanted {
             let address = want.place.address;
             let is_new = !self.is_in_force(address);
-            if let Some(series) = &mut series {
-                match series.tried.get(&address) {
-                    Some(Ok(())) => {
-                        placing.note(want);
-                        continue;
-                    }
-                    Some(Err(refusal)) => {
-                        placing.refuse(self.pid, want, refusal.clone(), links);
-                        continue;
-                    }
-                    None if is_new && (series.is_cut || spent >= PLACING_AT_ONCE) => {
-                        series.is_cut = true;
-                        continue;
-                    }
-                    None => {}
+            let known = series.as_ref().and_then(|series| series.tried.get(&address).cloned());
+            let placed = match (known, &mut series) {
+                (Some(placed), _) => placed,
+                (None, Some(series)) if is_new && (series.is_cut || spent >= PLACING_AT_ONCE) => {
+                    series.is_cut = true;
+                    continue;
                 }
-            }
-            let began = Instant::now();
-            let placed = self.place_site(stopped, want.clone(), &caught);
-            if is_new {
-                spent += began.elapsed();
-            }
-            let tried = match &placed {
-                Err(Unplaced::NeedsTraps) => None,
-                Err(Unplaced::Refused(refusal)) => Some(Err(refusal.clone())),
-                Ok(()) => Some(Ok(())),
+                (None, _) => {
+                    let began = Instant::now();
+                    let placed = self.place_site(stopped, want.clone(), &caught);
+                    if is_new {
+                        spent += began.elapsed();
+                    }
+                    placed
+                }
             };
-            series.iter_mut().for_each(|series| series.tried.extend(tried.clone().map(|tried| (address, tried))));
+            if let Some(series) = &mut series {
+                series.tried.insert(address, placed.clone());
+            }
             match placed {
                 Err(Unplaced::NeedsTraps) => waiting.push(want),
                 Err(Unplaced::Refused(refusal)) => placing.refuse(self.pid, want, refusal, links),
@@ -130,9 +122,6 @@ impl Target {
                         Unplaced::NeedsTraps => Refusal::new(Errno::ENOTSUPP, "only an `int3` fits there"),
                     })
                 });
-                if let Some(series) = &mut self.series {
-                    series.tried.insert(want.place.address, placed.clone());
-                }
                 match placed {
                     Ok(()) => placing.note(want),
                     Err(refusal) => placing.refuse(self.pid, want, refusal, links),

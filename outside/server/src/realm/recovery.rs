@@ -98,7 +98,8 @@ impl Cleaning {
         if !net::take_in(stopped, self.region)? {
             return Ok(false);
         }
-        self.restore_sites(stopped, |site| !is_kept_for_unwinders(site))?;
+        let (kept, due): (Vec<_>, Vec<_>) = self.recoveries().into_iter().partition(is_kept_for_unwinders);
+        self.restore_sites(stopped, due)?;
         homes::restore(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::take_in(stopped, self.region)? {
@@ -110,7 +111,7 @@ impl Cleaning {
         }
         // A thread inside may be about to replace a return address, which an unwinder must not see. Now no thread is, and
         // all return addresses are those of the process.
-        self.restore_sites(stopped, is_kept_for_unwinders)?;
+        self.restore_sites(stopped, kept)?;
         self.leave_cancels(stopped)?;
         self.release_gs(stopped)?;
         for (start, bytes) in self.map_ranges()? {
@@ -139,13 +140,9 @@ impl Cleaning {
         read_value::<HeaderView>(self.pid, self.control(0)).ok()
     }
 
-    /// Restores the bytes of those sites that are due.
-    fn restore_sites(
-        self,
-        stopped: &mut inject::Stopped,
-        is_due: impl Fn(&(u32, Recovery)) -> bool,
-    ) -> Result<(), inject::Error> {
-        let Some(header) = self.header() else { return Ok(()) };
+    /// All hooks' kinds and how to undo their sites.
+    fn recoveries(self) -> Vec<(u32, Recovery)> {
+        let Some(header) = self.header() else { return vec![] };
         let hooks = header.hooks.min(HOOKS_MAX) as usize;
         let table = |offset: u64, bytes: usize| {
             let mut table = vec![0u8; hooks * bytes];
@@ -153,13 +150,17 @@ impl Cleaning {
         };
         let recovery = table(RECOVERY_OFFSET, size_of::<Recovery>());
         let (Some(recovery), Some(hooks)) = (recovery, table(HOOKS_OFFSET, size_of::<Hook>())) else {
-            return Ok(());
+            return vec![];
         };
         let kinds =
             hooks.chunks_exact(size_of::<Hook>()).filter_map(|hook| value_from(&hook[offset_of!(Hook, kind)..]));
         // (Hooks that are no places, or were never patched, have no entry.)
-        let sites = kinds.zip(recovery.chunks_exact(size_of::<Recovery>()).filter_map(value_from));
-        let entries: Vec<Recovery> = sites.filter(is_due).map(|(_, entry)| entry).collect();
+        kinds.zip(recovery.chunks_exact(size_of::<Recovery>()).filter_map(value_from)).collect()
+    }
+
+    /// Restores the bytes of sites, and leads threads out of their stubs.
+    fn restore_sites(self, stopped: &mut inject::Stopped, sites: Vec<(u32, Recovery)>) -> Result<(), inject::Error> {
+        let entries: Vec<Recovery> = sites.into_iter().map(|(_, entry)| entry).collect();
         for entry in &entries {
             let length = (entry.bytes as usize).min(entry.written.len());
             put_back(stopped, entry.site, &entry.written[..length], &entry.original[..length])?;
@@ -329,12 +330,12 @@ pub(super) fn put_back(
     written: &[u8],
     original: &[u8],
 ) -> Result<(), inject::Error> {
-    let is_mapped = |stopped: &inject::Stopped| stopped.read(site, &mut vec![0; written.len()]).is_ok();
-    if site == 0 || !is_mapped(stopped) {
+    if site == 0 {
         return Ok(());
     }
     match stopped.restore_site(site, written, original) {
         Err(inject::Error::BytesDiffer { .. }) => Ok(()),
+        Err(_) if stopped.read(site, &mut vec![0; written.len()]).is_err() => Ok(()),
         done => done,
     }
 }
