@@ -6,13 +6,29 @@
 // Attaches all of them, in all processes: to the function's entry, or to its return. Prints "attached", and for each line of input
 // "SLOW QUICK CALLS": how often each has run.
 #include <bpf/libbpf.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <unistd.h>
 #include "slow.skel.h"
+
+// Tools that want no messages of libbpf's silence themselves while they load.
+static struct slow_bpf *load_in_silence(void)
+{
+	int before = dup(STDERR_FILENO), nothing = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	struct slow_bpf *tool;
+
+	dup2(nothing, STDERR_FILENO);
+	tool = slow_bpf__open_and_load();
+	dup2(before, STDERR_FILENO);
+	close(before);
+	close(nothing);
+	return tool;
+}
 
 int main(int argc, char **argv)
 {
 	LIBBPF_OPTS(bpf_uprobe_opts, options, .func_name = argc > 2 ? argv[2] : "", .retprobe = argc > 3);
-	struct slow_bpf *tool = slow_bpf__open_and_load();
+	struct slow_bpf *tool = load_in_silence();
 	char line[16];
 
 	setvbuf(stdout, NULL, _IOLBF, 0);

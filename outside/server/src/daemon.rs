@@ -20,7 +20,7 @@ use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::keeper::Keeper;
 use crate::loader::objects::Subsystem;
 use crate::loader::{LoadOptions, Session};
-use crate::realm::{EventFd, Following, PerfFiles, Realm};
+use crate::realm::{EventFd, Following, PerfFiles, Realm, Terminal};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
@@ -244,11 +244,13 @@ impl Server {
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
         let kept = self.keeper.keep(listener).map_err(|error| error.to_string())?;
+        // (Before the loader goes on.)
+        let whose = (pid, Terminal::of(pid));
         let server = self.clone();
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            if !Session::run(&kept, server.subsystem.clone(), pid, command, options, store) {
+            if !Session::run(&kept, server.subsystem.clone(), whose, command, options, store) {
                 server.keeper.leave(&kept);
             }
             tracing::info!(pid, "loader ended");

@@ -107,6 +107,8 @@ pub struct Session {
     subsystem: Arc<Subsystem>,
     /// The process with which it began.
     pid: u32,
+    /// Its standard error when it began.
+    terminal: Option<Terminal>,
     /// It was said that the loader holds as much as it may.
     told: AtomicBool,
     options: LoadOptions,
@@ -115,11 +117,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Serves a loader until no process of it is left; false if it cannot be served any more.
+    /// Serves a loader, given by its process and that one's standard error as it begins, until no process of it is left; false if it
+    /// cannot be served any more.
     pub fn run(
         kept: &Kept,
         subsystem: Arc<Subsystem>,
-        pid: u32,
+        (pid, terminal): (u32, Option<Terminal>),
         command: String,
         options: LoadOptions,
         store: Option<Arc<Store>>,
@@ -128,7 +131,7 @@ impl Session {
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
         raw_seccomp::wake_synchronously(listener.as_fd());
         let listening = Some(listener.clone());
-        let session = Session { listener: listening, ledger, subsystem, pid, told, options, store };
+        let session = Session { listener: listening, ledger, subsystem, pid, terminal, told, options, store };
         let mut result = Ok(());
         while result.is_ok() && wait(&listener) {
             result = session.ledger.receive(listener.as_fd()).map(|call| {
@@ -189,6 +192,7 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
         ledger: Arc::new(Ledger::new().map_err(|_| Errno::ENOMEM)?),
         subsystem: subsystem.clone(),
         pid,
+        terminal: None,
         told: AtomicBool::new(true),
         options: LoadOptions::default(),
         store: None,

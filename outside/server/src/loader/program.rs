@@ -260,7 +260,7 @@ impl Brought<'_> {
             source: self.source,
             aot: made.aot,
             loaded_ns: boot_time_ns(),
-            terminal: Terminal::of(leader(caller.call.tid)),
+            terminal: Terminal::of_loader(leader(caller.call.tid), caller.session.terminal),
             budget: caller.session.options.budget,
             rights: self.rights,
             realm,

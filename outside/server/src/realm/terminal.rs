@@ -21,17 +21,27 @@ const REASONS_MAX: usize = 3;
 pub struct Terminal {
     pid: u32,
     file: (u64, u64),
+    /// What it was when the process began, if that is known.
+    first: Option<(u64, u64)>,
 }
 
 impl Terminal {
     /// Of a process, as it is now.
     pub fn of(pid: u32) -> Option<Terminal> {
-        Some(Terminal { pid, file: standard_error(pid)? })
+        Some(Terminal { pid, file: standard_error(pid)?, first: None })
+    }
+
+    /// Of a process of a loader that began with `begun`, as it is now. Tools silence their standard error for a while, as bpftrace does
+    /// while it loads programs: what it was at the beginning will do, too.
+    pub fn of_loader(pid: u32, begun: Option<Terminal>) -> Option<Terminal> {
+        let first = begun.filter(|begun| begun.pid == pid).map(|begun| begun.file);
+        Some(Terminal { first, ..Terminal::of(pid)? })
     }
 
     /// Writes a line. Where nobody reads it is lost: nobody may hold the server up.
     pub fn say(self, line: &str) {
-        if standard_error(self.pid) != Some(self.file) {
+        let now = standard_error(self.pid);
+        if now.is_none() || ![Some(self.file), self.first].contains(&now) {
             return;
         }
         let Ok(file) = inject::duplicate(inject::Pid(self.pid), libc::STDERR_FILENO) else { return };
