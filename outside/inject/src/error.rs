@@ -59,6 +59,11 @@ pub enum Error {
         /// The process.
         pid: u32,
     },
+    /// The process executed another program meanwhile, or ended.
+    Executed {
+        /// The process.
+        pid: u32,
+    },
     /// A system call made inside the process failed.
     RemoteCall {
         /// The system call.
@@ -135,6 +140,7 @@ impl fmt::Display for Error {
                 "thread {tid} does not stop (state {state}: waiting in the kernel, for a vfork child or a device?); nothing was changed"
             ),
             Error::Exited { pid } => write!(f, "process {pid} exited meanwhile"),
+            Error::Executed { pid } => write!(f, "process {pid} executed another program meanwhile"),
             Error::RemoteCall { name, errno } => {
                 write!(f, "{name} inside the process failed: {}", std::io::Error::from_raw_os_error(*errno))?;
                 let raised = "prlimit(1) raises that of a running process";

@@ -49,10 +49,6 @@ pub(crate) fn seize(tid: Tid, options: libc::c_int) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
 }
 
-pub(crate) fn set_options(tid: Tid, options: libc::c_int) -> io::Result<()> {
-    request(libc::PTRACE_SETOPTIONS, tid, 0, options as usize).map(drop)
-}
-
 pub(crate) fn interrupt(tid: Tid) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
 }

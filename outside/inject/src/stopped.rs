@@ -94,8 +94,8 @@ impl SignalFrame {
 /// Stops all threads of a process for as long as `work` takes.
 ///
 /// # Errors
-/// [`Error::NotPermitted`], [`Error::AlreadyTraced`], [`Error::ThreadDoesNotStop`], [`Error::Exited`]; then every
-/// thread goes on as before.
+/// [`Error::NotPermitted`], [`Error::AlreadyTraced`], [`Error::ThreadDoesNotStop`], [`Error::Exited`], [`Error::Executed`];
+/// then every thread goes on as before.
 pub fn while_stopped<R: Send>(
     pid: Pid,
     within: Duration,
@@ -229,7 +229,6 @@ impl Stopped {
     ) -> Result<Announced<Stopped>, Error> {
         const NOT_YET: i64 = -(libc::ENOSYS as i64);
         let mut stopped = Stopped::unattached(pid.0)?;
-        stopped.options |= libc::PTRACE_O_TRACEEXEC;
         let mut deadline = Instant::now() + following.call_within;
         if !stopped.seize_thread(tid)? {
             return Err(Error::Exited { pid: pid.0 });
@@ -293,7 +292,6 @@ impl Stopped {
     fn at_new_program(mut self) -> Result<Stopped, Error> {
         self.since = Instant::now();
         let pid = self.pid;
-        let _ = ptrace::set_options(pid, self.options & !libc::PTRACE_O_TRACEEXEC);
         self.memory = open_memory(pid)?;
         self.mappings = OnceCell::new();
         self.interrupt_again(pid)?;
@@ -307,7 +305,7 @@ impl Stopped {
     }
 
     fn unattached(pid: u32) -> Result<Stopped, Error> {
-        let mut options = libc::PTRACE_O_TRACESYSGOOD;
+        let mut options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
         if crate::process::inspect(Pid(pid))?.seccomp {
             options |= libc::PTRACE_O_SUSPEND_SECCOMP;
         }
@@ -366,6 +364,8 @@ impl Stopped {
                     let _ = ptrace::resume(tid, signal);
                     let _ = ptrace::interrupt(tid);
                 }
+                // Whoever is to be stopped is no more: this is another program.
+                Wait::Event(libc::PTRACE_EVENT_EXEC) => return Err(Error::Executed { pid: self.pid }),
                 Wait::Syscall | Wait::Event(_) => {
                     let _ = ptrace::resume(tid, 0);
                     let _ = ptrace::interrupt(tid);
@@ -433,11 +433,20 @@ impl Stopped {
         *self.contexts.borrow_mut() = None;
     }
 
-    /// The last look before the caller gets it: 64-bit code, somebody left.
+    /// Whether it still has the memory that it had when it was first looked at: it has executed no program since. (What nobody has
+    /// any more is read as empty, whatever the address: fs/proc/base.c:mem_rw.)
+    fn has_its_memory(&self) -> bool {
+        !matches!(self.memory.read_at(&mut [0], 0), Ok(0))
+    }
+
+    /// The last look before the caller gets it: 64-bit code, somebody left, the same program.
     fn checked(self) -> Result<Stopped, Error> {
         const CS_64: u64 = 0x33;
         self.check_filters()?;
         let Some(tid) = self.threads.first() else { return Err(Error::Exited { pid: self.pid }) };
+        if !self.has_its_memory() {
+            return Err(Error::Executed { pid: self.pid });
+        }
         let registers = self.registers(*tid)?;
         if registers.cs != CS_64 {
             return Err(Error::NotX86_64 { pid: self.pid, what: "running 32-bit code".into() });

@@ -244,11 +244,38 @@ fn a_stopped_process_stays_stopped_afterwards() {
     child.wait().expect("waited");
 }
 
+/// A program that becomes itself again and again, and is stopped all the while: what is done to it is done to the program that it
+/// was when it was looked at, or not at all.
+#[test]
+fn a_program_that_executes_another_while_it_is_being_stopped_goes_on() {
+    let again = "test $1 = 0 && exit 77; exec sh -c \"$0\" \"$0\" $(($1 - 1))";
+    // (Its end is to be told by somebody else: who waits for what it traces takes that from itself as a parent.)
+    let parent = "sh -c \"$0\" \"$0\" 2000 & echo $!; wait $!; echo $?";
+    let mut parent =
+        Command::new("/bin/sh").args(["-c", parent, again]).stdout(Stdio::piped()).spawn().expect("starts");
+    let mut lines = BufReader::new(parent.stdout.take().expect("piped")).lines().map(|line| line.expect("text"));
+    let (pid, mut stops, mut missed) = (lines.next().expect("a pid").parse().expect("a number"), 0, 0);
+    while parent.try_wait().expect("waited").is_none() {
+        match while_stopped(Pid(pid), WITHIN, |stopped| stopped.syscall("getpid", libc::SYS_getpid, [0; 6])) {
+            Ok(made) => {
+                assert_eq!(made.expect("getpid"), u64::from(pid));
+                stops += 1;
+            }
+            Err(_) => missed += 1,
+        }
+    }
+    println!("{stops} stops, {missed} missed");
+    assert_eq!(lines.next().as_deref(), Some("77"), "after {stops} stops");
+    assert!(stops > 0);
+}
+
 #[test]
 fn what_cannot_be_traced_is_refused_with_the_reason() {
     assert!(matches!(inspect(Pid(3_999_999)), Err(Error::NoSuchProcess { .. })));
     let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
     let pid = Pid(child.id());
+    let comm = || std::fs::read_to_string(format!("/proc/{}/stat", pid.0)).expect("alive");
+    wait_until(|| comm().contains("(sleep) S"));
     let twice = while_stopped(pid, WITHIN, |_| while_stopped(pid, WITHIN, |_| {}));
     assert!(matches!(twice, Ok(Err(Error::AlreadyTraced { .. }))), "{twice:?}");
     child.kill().expect("killed");
@@ -271,6 +298,8 @@ fn a_stop_that_comes_during_remote_calls_holds_until_the_process_is_continued() 
         let send =
             |signal| rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).expect("sent");
         let pid = Pid(child.id());
+        let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
+        wait_until(|| state().contains("S (sleeping)") && state().contains("sleep\n"));
         let made = while_stopped(pid, WITHIN, |stopped| {
             let mut call = || stopped.syscall("getpid", libc::SYS_getpid, [0; 6]);
             call()?;
@@ -284,7 +313,6 @@ fn a_stop_that_comes_during_remote_calls_holds_until_the_process_is_continued() 
             call()
         });
         made.expect("stops").expect("getpid");
-        let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
         wait_until(|| state().contains(if is_continued { "S (sleeping)" } else { "T (stopped)" }));
         send(Signal::CONT);
         wait_until(|| state().contains("S (sleeping)"));

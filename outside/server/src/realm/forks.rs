@@ -218,7 +218,9 @@ impl Actor {
                 }
                 true
             }
-            Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => true,
+            Err(
+                inject::Error::Exited { .. } | inject::Error::Executed { .. } | inject::Error::NoSuchProcess { .. },
+            ) => true,
             Err(error @ inject::Error::ThreadDoesNotStop { .. }) => {
                 tracing::debug!(pid = child, parent = parent.pid, "a fork is adopted later: {error}");
                 false

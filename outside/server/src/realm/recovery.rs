@@ -80,7 +80,11 @@ impl Cleaning {
             };
             if !again || Instant::now() + pause > deadline {
                 return match done {
-                    Err(inject::Error::Exited { .. } | inject::Error::NoSuchProcess { .. }) => Ok(true),
+                    Err(
+                        inject::Error::Exited { .. }
+                        | inject::Error::Executed { .. }
+                        | inject::Error::NoSuchProcess { .. },
+                    ) => Ok(true),
                     done => done,
                 };
             }

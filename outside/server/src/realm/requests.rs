@@ -210,6 +210,10 @@ impl Actor {
             self.adopt_children_of(owner);
         }
         let asker = asker(&self.targets).unwrap_or(owner);
+        if kind != request::KIND_OVER_BUDGET && self.executions.contains_key(&asker) {
+            // Nobody else may stop it now; see [`Actor::serve_exec`].
+            return Served::Handed;
+        }
         match kind {
             request::KIND_NET_OFF => {
                 if let Some(target) = self.targets.get_mut(&asker) {

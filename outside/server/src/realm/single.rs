@@ -162,7 +162,7 @@ impl Target {
         let address = want.place.address;
         let one = want.uses[0];
         let placed = inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| {
-            self.check_identity()?;
+            self.check_presence()?;
             if !is_alone(self) {
                 return Ok(Added::LookAtAll);
             }

@@ -354,6 +354,16 @@ impl Target {
         nonce_at(self.pid, self.region) == Some(self.nonce)
     }
 
+    /// As [`Target::check_identity`], and it still runs the program in which it became a target. To be asked while it is stopped:
+    /// before that it may execute another one at any moment.
+    pub(super) fn check_presence(&self) -> Result<(), Refusal> {
+        self.check_identity()?;
+        if !self.is_present() {
+            return Err(refusal_of(inject::Error::Executed { pid: self.pid }));
+        }
+        Ok(())
+    }
+
     // ---- links ----
 
     /// Brings the sites in line with the links. Links that cannot be applied keep the reason. If forks run with the tables, they
@@ -395,7 +405,7 @@ impl Target {
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
         let calls = self.wanted_calls(shared, links, &mappings);
-        if self.net.armed && calls.net.is_none() && !self.take_net_away() {
+        if self.net.armed && calls.net.is_none() && (is_followed || !self.take_net_away()) {
             // As long as it is there, so are the gates.
             self.silence(links);
             return Err(Refusal::new(Errno::EBUSY, "no moment was found in which its calls are caught no more"));
@@ -415,7 +425,7 @@ impl Target {
         }
         let pid = inject::Pid(self.pid);
         let change = |stopped: &mut inject::Stopped| {
-            self.check_identity()?;
+            self.check_presence()?;
             parted.extend(self.part(shared, stopped).map_err(refusal_of)?);
             self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;
@@ -712,7 +722,10 @@ impl Target {
 
     /// Unmaps maps that no program here uses any more.
     pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
-        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| self.forget_maps(stopped, slots))?
+        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| match self.is_present() {
+            true => self.forget_maps(stopped, slots),
+            false => Ok(()),
+        })?
     }
 
     /// Unmaps them from the stopped process.
