@@ -113,6 +113,11 @@ impl Error {
         found.iter().zip(expected).any(|(found, expected)| found != expected && *found == INT3)
     }
 
+    /// Whether the process, or the program that it was known to run, is there no more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Error::NoSuchProcess { .. } | Error::Exited { .. } | Error::Executed { .. })
+    }
+
     /// A failed call of our own.
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
         Error::Io { what: what.into(), source }

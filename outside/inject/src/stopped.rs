@@ -364,7 +364,7 @@ impl Stopped {
                     let _ = ptrace::resume(tid, signal);
                     let _ = ptrace::interrupt(tid);
                 }
-                // Whoever is to be stopped is no more: this is another program.
+                // The program that was to be stopped is gone: the process runs another one.
                 Wait::Event(libc::PTRACE_EVENT_EXEC) => return Err(Error::Executed { pid: self.pid }),
                 Wait::Syscall | Wait::Event(_) => {
                     let _ = ptrace::resume(tid, 0);
@@ -433,8 +433,8 @@ impl Stopped {
         *self.contexts.borrow_mut() = None;
     }
 
-    /// Whether it still has the memory that it had when it was first looked at: it has executed no program since. (What nobody has
-    /// any more is read as empty, whatever the address: fs/proc/base.c:mem_rw.)
+    /// Whether the process still has the memory that we opened before we stopped it, so has executed no program since. (From a
+    /// memory that no process has any more, a read at any address returns 0 bytes: fs/proc/base.c:mem_rw.)
     fn has_its_memory(&self) -> bool {
         !matches!(self.memory.read_at(&mut [0], 0), Ok(0))
     }

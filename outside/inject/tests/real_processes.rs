@@ -231,7 +231,7 @@ fn a_thread_that_executes_nothing_is_no_longer_followed_when_the_caller_gives_up
 
 #[test]
 fn a_stopped_process_stays_stopped_afterwards() {
-    let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+    let mut child = sleeper();
     let pid = Pid(child.id());
     let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::STOP)
@@ -272,15 +272,21 @@ fn a_program_that_executes_another_while_it_is_being_stopped_goes_on() {
 #[test]
 fn what_cannot_be_traced_is_refused_with_the_reason() {
     assert!(matches!(inspect(Pid(3_999_999)), Err(Error::NoSuchProcess { .. })));
-    let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+    let mut child = sleeper();
     let pid = Pid(child.id());
-    let comm = || std::fs::read_to_string(format!("/proc/{}/stat", pid.0)).expect("alive");
-    wait_until(|| comm().contains("(sleep) S"));
     let twice = while_stopped(pid, WITHIN, |_| while_stopped(pid, WITHIN, |_| {}));
     assert!(matches!(twice, Ok(Err(Error::AlreadyTraced { .. }))), "{twice:?}");
     child.kill().expect("killed");
     child.wait().expect("waited");
     assert!(matches!(while_stopped(pid, WITHIN, |_| {}), Err(Error::NoSuchProcess { .. } | Error::Exited { .. })));
+}
+
+/// A process that has executed `sleep` and sleeps.
+fn sleeper() -> Child {
+    let child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("alive");
+    wait_until(|| stat().contains("(sleep) S"));
+    child
 }
 
 fn wait_until(condition: impl Fn() -> bool) {
@@ -294,12 +300,11 @@ fn wait_until(condition: impl Fn() -> bool) {
 #[test]
 fn a_stop_that_comes_during_remote_calls_holds_until_the_process_is_continued() {
     for is_continued in [false, true] {
-        let mut child = Command::new("/bin/sleep").arg("100").spawn().expect("sleep starts");
+        let mut child = sleeper();
         let send =
             |signal| rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).expect("sent");
         let pid = Pid(child.id());
         let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.0)).expect("alive");
-        wait_until(|| state().contains("S (sleeping)") && state().contains("sleep\n"));
         let made = while_stopped(pid, WITHIN, |stopped| {
             let mut call = || stopped.syscall("getpid", libc::SYS_getpid, [0; 6]);
             call()?;

@@ -218,9 +218,7 @@ impl Actor {
                 }
                 true
             }
-            Err(
-                inject::Error::Exited { .. } | inject::Error::Executed { .. } | inject::Error::NoSuchProcess { .. },
-            ) => true,
+            Err(error) if error.is_gone() => true,
             Err(error @ inject::Error::ThreadDoesNotStop { .. }) => {
                 tracing::debug!(pid = child, parent = parent.pid, "a fork is adopted later: {error}");
                 false

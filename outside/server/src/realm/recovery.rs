@@ -80,11 +80,7 @@ impl Cleaning {
             };
             if !again || Instant::now() + pause > deadline {
                 return match done {
-                    Err(
-                        inject::Error::Exited { .. }
-                        | inject::Error::Executed { .. }
-                        | inject::Error::NoSuchProcess { .. },
-                    ) => Ok(true),
+                    Err(error) if error.is_gone() => Ok(true),
                     done => done,
                 };
             }

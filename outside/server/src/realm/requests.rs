@@ -210,8 +210,9 @@ impl Actor {
             self.adopt_children_of(owner);
         }
         let asker = asker(&self.targets).unwrap_or(owner);
-        if kind != request::KIND_OVER_BUDGET && self.executions.contains_key(&asker) {
-            // Nobody else may stop it now; see [`Actor::serve_exec`].
+        let stops_asker = matches!(kind, request::KIND_NET_OFF | request::KIND_TRAPS_OFF | request::KIND_FILTER);
+        if stops_asker && self.executions.contains_key(&asker) {
+            // Only the thread that follows its `execve` may stop it now. When that ends, requests are looked at again.
             return Served::Handed;
         }
         match kind {

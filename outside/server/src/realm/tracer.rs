@@ -34,8 +34,9 @@ use crate::rights::{Rights, Subject};
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// What takes longer in a target is charged to it.
 pub(super) const LONG: Duration = Duration::from_millis(200);
-/// A process that is just being begun may execute a program while it is made a target; then it is tried again, so often.
-const PROGRAMS_MAX: u32 = 8;
+/// A process that has just been started may execute a program while it is made a target. Then that is tried again, at most this
+/// often.
+const NEW_PROGRAMS_MAX: u32 = 8;
 /// How often it is looked whether somebody else has written over our jumps.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whose the targets are: system calls change that.
@@ -383,6 +384,26 @@ impl Actor {
 
     // ---- targets ----
 
+    /// Stops a process and enters it, with what holds for the program that it runs now. The flag: not all of its files were looked at.
+    fn enter(
+        &mut self,
+        pid: u32,
+        asked: Option<Following>,
+    ) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
+        let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_some()))?;
+        prepared.set_following(asked.unwrap_or(Following::All));
+        self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
+        let mut outlook = prepared.look(&self.shared, &mut self.links);
+        prepared.series = Some(Series::default());
+        let entered = recovery::patiently(|| {
+            inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
+                prepared.enter(&self.shared, &mut self.links, stopped, outlook.take())
+            })
+        });
+        let is_cut_short = self.shared.modules().end_turn();
+        Ok(entered?.map(|()| (prepared, is_cut_short)))
+    }
+
     /// Makes a process a target with all links that hold for it. `asked`: by the user, so it stays one when its own links are
     /// gone.
     fn add_target(&mut self, pid: u32, asked: Option<Following>, hearer: Hearer) -> Result<(), Refusal> {
@@ -407,27 +428,13 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let mut programs_left = PROGRAMS_MAX;
-        let (mut prepared, is_cut_short) = loop {
-            let mut prepared =
-                recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_some())).map_err(refusal_of)?;
-            prepared.set_following(asked.unwrap_or(Following::All));
-            self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
-            let mut outlook = prepared.look(&self.shared, &mut self.links);
-            prepared.series = Some(Series::default());
-            let entered = recovery::patiently(|| {
-                inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
-                    prepared.enter(&self.shared, &mut self.links, stopped, outlook.take())
-                })
-            });
-            let is_cut_short = self.shared.modules().end_turn();
-            if matches!(entered, Err(inject::Error::Executed { .. })) && programs_left > 0 {
-                programs_left -= 1;
-                continue;
+        let mut entered = self.enter(pid, asked);
+        for _ in 0..NEW_PROGRAMS_MAX {
+            if matches!(entered, Err(inject::Error::Executed { .. })) {
+                entered = self.enter(pid, asked);
             }
-            entered.map_err(refusal_of)??;
-            break (prepared, is_cut_short);
-        };
+        }
+        let (mut prepared, is_cut_short) = entered.map_err(refusal_of)??;
         let is_cut = prepared.goes_on_placing();
         if !is_cut {
             prepared.series = None;
@@ -765,7 +772,7 @@ impl Actor {
         let mut seen: BTreeMap<u32, Option<bool>> = BTreeMap::new();
         for (garbage, users) in &mut pending {
             users.retain(|pid| {
-                // (Nobody else may stop it now.)
+                // Only the thread that follows its `execve` may stop it now.
                 if self.executions.contains_key(pid) {
                     return true;
                 }
@@ -840,9 +847,7 @@ pub(super) fn refusal_of(error: inject::Error) -> Refusal {
 fn errno_of(error: &inject::Error) -> Errno {
     match error {
         error if error.is_breakpoint() => Errno::EBUSY,
-        inject::Error::NoSuchProcess { .. } | inject::Error::Exited { .. } | inject::Error::Executed { .. } => {
-            Errno::ESRCH
-        }
+        error if error.is_gone() => Errno::ESRCH,
         inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } => Errno::EPERM,
         inject::Error::AlreadyTraced { .. } | inject::Error::ThreadDoesNotStop { .. } => Errno::EBUSY,
         _ => Errno::EINVAL,
