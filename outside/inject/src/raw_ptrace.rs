@@ -184,7 +184,7 @@ pub(crate) fn poll(tid: Tid) -> Wait {
     let mut status = 0;
     // SAFETY: wants a valid pointer to a status word.
     let result = unsafe { libc::waitpid(tid as libc::pid_t, &mut status, libc::__WALL | libc::WNOHANG) };
-    if result == 0 {
+    if result == 0 || (result < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted) {
         return Wait::Nothing;
     }
     if result < 0 || !libc::WIFSTOPPED(status) {

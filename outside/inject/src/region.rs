@@ -60,13 +60,13 @@ impl Stopped {
     }
 }
 
-/// Maps the region and `maps` into the process. On failure nothing stays mapped. `announce` is told the base before
-/// anything but the reservation is there: the control block, which comes first, can say then whose region it is.
+/// Maps the region and `maps` into the process. On failure nothing stays mapped. `announce` is told what will be where, before
+/// anything but the reservation is there: whoever finds the control block, which comes first, finds all the rest by it.
 pub fn map_region(
     stopped: &mut Stopped,
     files: &RegionFiles<'_>,
     maps: &[MapSource<'_>],
-    announce: impl FnOnce(u64),
+    announce: impl FnOnce(&Region),
 ) -> Result<Region, Error> {
     let mut sent = vec![files.agent, files.control, files.realm, files.text];
     sent.extend(maps.iter().map(|(file, _, _)| *file));
@@ -81,26 +81,39 @@ fn map_received(
     files: &RegionFiles<'_>,
     remote: &[RemoteFd],
     maps: &[MapSource<'_>],
-    announce: impl FnOnce(u64),
+    announce: impl FnOnce(&Region),
 ) -> Result<Region, Error> {
-    let room = Call::mmap(0, REGION_BYTES + REGION_ALIGN, NOTHING, PRIVATE_ANONYMOUS, None);
-    let raw = stopped.make(room)?;
+    let bytes = REGION_BYTES + bytes_of(maps);
+    let raw = stopped.make(reserve(bytes + REGION_ALIGN))?;
     let base = raw.next_multiple_of(REGION_ALIGN);
-    announce(base);
+    let region = Region { base, maps: addresses(base + REGION_BYTES, maps) };
+    announce(&region);
     let (head, tail) = (base - raw, raw + REGION_ALIGN - base);
-    let rest = [(raw, head), (base + REGION_BYTES, tail)].into_iter().filter(|(_, bytes)| *bytes > 0);
+    let rest = [(raw, head), (base + bytes, tail)].into_iter().filter(|(_, bytes)| *bytes > 0);
     let mut calls: Vec<Call> = rest.map(|(address, bytes)| Call::munmap(address, bytes)).collect();
     calls.extend(region_calls(base, files, remote));
-    let region = calls.len();
-    calls.extend(map_calls(&remote[4..], maps));
+    calls.extend(map_calls(&remote[4..], maps, &region.maps));
     match stopped.syscalls(&calls) {
-        Ok(done) => Ok(Region { base, maps: done[region..].to_vec() }),
-        Err(Unfinished { done, error }) => {
-            let _ = stopped.unmap(base, REGION_BYTES);
-            unmap_sources(stopped, done.get(region..).unwrap_or_default(), maps);
+        Ok(_) => Ok(region),
+        Err(Unfinished { error, .. }) => {
+            let _ = stopped.unmap(base, bytes);
             Err(error)
         }
     }
+}
+
+/// Takes addresses that nothing is mapped at yet.
+fn reserve(bytes: u64) -> Call {
+    Call::mmap(0, bytes, NOTHING, PRIVATE_ANONYMOUS, None)
+}
+
+fn bytes_of(maps: &[MapSource<'_>]) -> u64 {
+    maps.iter().map(|(_, bytes, _)| bytes.next_multiple_of(PAGE_BYTES)).sum()
+}
+
+/// The addresses of maps, one behind the other from `start`.
+fn addresses(start: u64, maps: &[MapSource<'_>]) -> Vec<u64> {
+    (0..maps.len()).map(|index| start + bytes_of(&maps[..index])).collect()
 }
 
 /// What fills a region.
@@ -130,41 +143,51 @@ fn control_calls(base: u64, control: RemoteFd) -> [Call; 2] {
     ]
 }
 
-fn map_calls(remote: &[RemoteFd], maps: &[MapSource<'_>]) -> Vec<Call> {
-    let call = |(fd, (_, bytes, writable)): (&RemoteFd, &MapSource<'_>)| {
-        Call::mmap(0, *bytes, if *writable { READ_WRITE } else { READ }, libc::MAP_SHARED, Some(*fd))
+fn map_calls(remote: &[RemoteFd], maps: &[MapSource<'_>], addresses: &[u64]) -> Vec<Call> {
+    let call = |((fd, (_, bytes, writable)), address): ((&RemoteFd, &MapSource<'_>), &u64)| {
+        let access = if *writable { READ_WRITE } else { READ };
+        Call::mmap(*address, *bytes, access, libc::MAP_SHARED | libc::MAP_FIXED, Some(*fd))
     };
-    remote.iter().zip(maps).map(call).collect()
+    remote.iter().zip(maps).zip(addresses).map(call).collect()
 }
 
-/// Those of the maps that have been mapped already.
-fn unmap_sources(stopped: &mut Stopped, addresses: &[u64], maps: &[MapSource<'_>]) {
-    for (address, (_, bytes, _)) in addresses.iter().zip(maps) {
-        let _ = stopped.unmap(*address, *bytes);
-    }
-}
-
-/// Maps further maps; all or none.
-pub fn map_files(stopped: &mut Stopped, maps: &[MapSource<'_>]) -> Result<Vec<u64>, Error> {
+/// Maps further maps; all or none. `announce` is told their addresses before they are there.
+pub fn map_files(
+    stopped: &mut Stopped,
+    maps: &[MapSource<'_>],
+    announce: impl FnOnce(&[u64]),
+) -> Result<Vec<u64>, Error> {
     let files: Vec<BorrowedFd<'_>> = maps.iter().map(|(file, _, _)| *file).collect();
     let remote = stopped.send_files(&files)?;
-    let result = stopped.syscalls(&map_calls(&remote, maps));
+    let result = map_reserved(stopped, &remote, maps, announce);
     stopped.close_files(&remote);
-    result.map_err(|Unfinished { done, error }| {
-        unmap_sources(stopped, &done, maps);
-        error
-    })
+    result
+}
+
+fn map_reserved(
+    stopped: &mut Stopped,
+    remote: &[RemoteFd],
+    maps: &[MapSource<'_>],
+    announce: impl FnOnce(&[u64]),
+) -> Result<Vec<u64>, Error> {
+    let start = stopped.make(reserve(bytes_of(maps)))?;
+    let addresses = addresses(start, maps);
+    announce(&addresses);
+    match stopped.syscalls(&map_calls(remote, maps, &addresses)) {
+        Ok(_) => Ok(addresses),
+        Err(Unfinished { error, .. }) => {
+            let _ = stopped.unmap(start, bytes_of(maps));
+            Err(error)
+        }
+    }
 }
 
 /// Maps other files in place of what is mapped at these addresses.
 pub fn replace_files(stopped: &mut Stopped, files: &[(u64, MapSource<'_>)]) -> Result<(), Error> {
     let sent: Vec<BorrowedFd<'_>> = files.iter().map(|(_, (file, _, _))| *file).collect();
     let remote = stopped.send_files(&sent)?;
-    let call = |(fd, (address, (_, bytes, writable))): (&RemoteFd, &(u64, MapSource<'_>))| {
-        let access = if *writable { READ_WRITE } else { READ };
-        Call::mmap(*address, *bytes, access, libc::MAP_SHARED | libc::MAP_FIXED, Some(*fd))
-    };
-    let calls: Vec<Call> = remote.iter().zip(files).map(call).collect();
+    let (addresses, maps): (Vec<u64>, Vec<MapSource<'_>>) = files.iter().copied().unzip();
+    let calls = map_calls(&remote, &maps, &addresses);
     let result = stopped.syscalls(&calls);
     stopped.close_files(&remote);
     result.map(drop).map_err(|unfinished| unfinished.error)

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ring3_inject::{
-    Announced, Error, Following, Pid, RegionFiles, Stopped, inspect, map_region, map_stub_area, mappings,
-    unmap_region, while_stopped, while_stopped_at_exec,
+    Announced, Error, Following, Pid, Region, RegionFiles, Stopped, inspect, map_files, map_region, map_stub_area,
+    mappings, unmap_region, while_stopped, while_stopped_at_exec,
 };
 use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
 use rustix::process::Signal;
@@ -156,7 +156,18 @@ fn regions_come_and_go_without_a_trace() {
                 realm: files[2].as_fd(),
                 text: files[3].as_fd(),
             };
-            let mapped = map_region(stopped, &region, &[(files[4].as_fd(), 0x3000, true)], |_| {}).expect("maps");
+            let map = (files[4].as_fd(), 0x3000, true);
+            let mut announced = vec![];
+            let announce = |region: &Region| announced = vec![region.base, region.maps[0]];
+            let mapped = map_region(stopped, &region, &[map], announce).expect("maps");
+            assert_eq!(announced, [mapped.base, mapped.maps[0]]);
+            let mut announced = vec![];
+            let more = map_files(stopped, &[map, map], |addresses| announced = addresses.to_vec()).expect("maps");
+            assert_eq!(announced, more);
+            let now = mappings(victim.pid()).expect("alive");
+            let is_there = |address: &u64| now.iter().any(|m| m.range.contains(address) && m.path.contains("memfd"));
+            assert!(more.iter().chain(&mapped.maps).all(is_there), "{more:x?}, {mapped:x?}");
+            more.iter().for_each(|map| stopped.unmap(*map, 0x3000).expect("unmapped"));
             let near = mappings(victim.pid()).expect("alive").into_iter().find(|m| m.is_executable()).expect("code");
             let area = map_stub_area(stopped, near.range.clone(), 0x1_0000).expect("room");
             stopped.write(area, b"code").expect("written");

@@ -249,7 +249,10 @@ impl Target {
         let sent = sources(&map_files, &opened);
         let mappings = stopped.mappings().map_err(refusal_of)?;
         self.respect(shared, stopped).map_err(refusal_of)?;
-        let announce = |base| self.write_header(shared, base);
+        let announce = |region: &inject::Region| {
+            self.write_header(shared, region.base);
+            self.announce_maps(map_files.iter().map(|(slot, _)| *slot), &region.maps);
+        };
         let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
         self.tell_blocks();
@@ -692,13 +695,20 @@ impl Target {
 
     // ---- maps ----
 
+    /// Says where maps will be mapped. Whoever cleans up after this server goes by it ([`recovery`]), even if the server is gone
+    /// before they are in use.
+    fn announce_maps(&self, slots: impl Iterator<Item = MapSlot>, addresses: &[u64]) {
+        for (slot, address) in slots.zip(addresses) {
+            self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
+            self.control.word(got_offset(slot.0) - CONTROL_OFFSET + 8).store(*address, Ordering::SeqCst);
+        }
+    }
+
     pub(super) fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
         self.maps.insert(slot, (address, geometry.file_bytes()));
-        self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
         let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
         self.control.write(view - CONTROL_OFFSET, View { base: address, geometry: *geometry });
         self.control.word(got).store(self.region + view, Ordering::SeqCst);
-        self.control.word(got + 8).store(address, Ordering::SeqCst);
     }
 
     fn map_missing(
@@ -713,7 +723,8 @@ impl Target {
         }
         let opened = opened_for_targets(&files)?;
         let sent = sources(&files, &opened);
-        let addresses = inject::map_files(stopped, &sent).map_err(refusal_of)?;
+        let announce = |addresses: &[u64]| self.announce_maps(files.iter().map(|(slot, _)| *slot), addresses);
+        let addresses = inject::map_files(stopped, &sent, announce).map_err(refusal_of)?;
         for ((slot, file), address) in files.iter().zip(addresses) {
             self.note_map(*slot, address, &file.geometry);
         }
@@ -738,8 +749,8 @@ impl Target {
             let Some((address, bytes)) = self.maps.remove(slot) else { continue };
             let got = got_offset(slot.0) - CONTROL_OFFSET;
             self.control.word(got).store(0, Ordering::SeqCst);
-            self.control.word(got + 8).store(0, Ordering::SeqCst);
             stopped.unmap(address, bytes)?;
+            self.control.word(got + 8).store(0, Ordering::SeqCst);
         }
         Ok(())
     }

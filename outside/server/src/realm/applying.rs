@@ -1,0 +1,92 @@
+//! Doing in targets what their links want, at once or later.
+
+use std::time::{Duration, Instant};
+
+use ring3_uapi::Errno;
+
+use super::Refusal;
+use super::modules::ANALYSIS_AT_ONCE;
+use super::recovery::{self, Patience};
+use super::terminal::Hearer;
+use super::tracer::{Actor, LONG};
+
+/// What is in the way for a moment only is tried again after so many milliseconds each, while everybody else waits.
+const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];
+
+impl Actor {
+    /// Does in a target what its links want now. What only a moment is in the way of, a thread that is just being made say, is
+    /// tried again at once, then later, in the background.
+    pub(super) fn apply(&mut self, pid: u32, hearer: Hearer) -> Result<(), Refusal> {
+        let (mut applied, mut is_cut_short) = self.apply_once(pid);
+        // (In the background there are enough turns.)
+        let moments: &[u64] = if self.behind.contains_key(&pid) { &[] } else { &MOMENTS_MS };
+        for moment in moments {
+            if !self.is_busy(pid, &applied) || self.executions.contains_key(&pid) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(*moment));
+            (applied, is_cut_short) = self.apply_once(pid);
+        }
+        self.settle(pid, hearer, is_cut_short || self.is_busy(pid, &applied));
+        applied
+    }
+
+    /// Says what is not applied in a target, and whether something is to be tried again.
+    pub(super) fn settle(&mut self, pid: u32, hearer: Hearer, is_behind: bool) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        target.tell_refused(&self.links, hearer);
+        match is_behind || !target.net.is_settled() {
+            true => self.try_again(pid),
+            false => drop(self.behind.remove(&pid)),
+        }
+    }
+
+    /// The flag: not all of its files were looked at.
+    fn apply_once(&mut self, pid: u32) -> (Result<(), Refusal>, bool) {
+        let is_followed = self.executions.contains_key(&pid);
+        let Some(target) = self.targets.get_mut(&pid) else { return (Ok(()), false) };
+        let before = self.parted.len();
+        let began = Instant::now();
+        let within = if target.budget.is_spent(began) { Duration::ZERO } else { ANALYSIS_AT_ONCE };
+        self.shared.modules().begin_turn(within);
+        let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted, is_followed);
+        let is_cut_short = self.shared.modules().end_turn();
+        if is_cut_short || began.elapsed() > LONG {
+            target.budget.charge(began, began.elapsed());
+        }
+        self.has_orphans |= self.parted.len() > before;
+        (applied, is_cut_short)
+    }
+
+    /// Whether something is in the way that may not be later.
+    fn is_busy(&self, pid: u32, applied: &Result<(), Refusal>) -> bool {
+        applied.as_ref().is_err_and(|refusal| refusal.errno == Errno::EBUSY) || self.is_refused_for_now(pid)
+    }
+
+    /// Whether something could not be applied in a process that may be possible later.
+    pub(super) fn is_refused_for_now(&self, pid: u32) -> bool {
+        let mut refusals = self.links.values().filter_map(|link| link.refused.get(&pid));
+        refusals.any(|refusal| refusal.errno == Errno::EBUSY)
+    }
+
+    /// What could not be changed in a target is tried again later.
+    pub(super) fn try_again(&mut self, pid: u32) {
+        self.behind.entry(pid).or_insert_with(Patience::new);
+    }
+
+    /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
+    pub(super) fn catch_up(&mut self) {
+        self.behind.retain(|pid, _| self.targets.contains_key(pid));
+        let executions = &self.executions;
+        let is_held = |pid: u32| executions.contains_key(&pid) || recovery::is_held(pid);
+        let now = Instant::now();
+        let is_spent = |pid: &u32| self.targets.get(pid).is_some_and(|target| target.budget.is_spent(now));
+        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_held(**pid) && !is_spent(pid));
+        let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
+        for pid in due {
+            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+                tracing::debug!(pid, "{refusal}");
+            }
+        }
+    }
+}
