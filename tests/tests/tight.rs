@@ -181,13 +181,16 @@ fn probes_of_one_byte_come_and_go_while_threads_come_by() {
             }
             let (code, _, error) = bench.run(&["attach", &pid.to_string()]);
             assert_eq!(code, Some(0), "{error}");
-            for _ in 0..20 {
+            // (While a thread is made, all signals are blocked: then a probe of one byte is placed a little later.)
+            let mut said = 20;
+            wait_until("threads come by", || {
                 process.say("threads");
-            }
-            wait_until("threads come by", || counts(&mut counter, &binary)[0] > 0);
+                said += 1;
+                counts(&mut counter, &binary)[0] > 0
+            });
             let (code, _, error) = bench.run(&["detach", &pid.to_string()]);
             assert_eq!(code, Some(0), "{error}");
-            for _ in 0..40 {
+            for _ in 0..said {
                 assert!(process.line_or_end().is_some(), "{:?}", process.wait());
             }
         }

@@ -15,7 +15,6 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 
 use super::modules::ANALYSIS_AT_ONCE;
-use super::recovery::Patience;
 use super::target::{Link, Target};
 use super::terminal::{Hearer, Terminal, tell_untraced};
 use super::tracer::{Actor, Command, CommandSender, refusal_of};
@@ -150,9 +149,9 @@ impl Actor {
         self.rung = true;
         match entered {
             Ok((target, started)) => {
-                self.finish_adding(target, started, Hearer::Beginner);
-                if is_cut_short {
-                    self.behind.entry(pid).or_insert_with(Patience::new);
+                // (What is behind is told with the refused links.)
+                if let Err(refusal) = self.finish_adding(target, started, Hearer::Beginner, is_cut_short) {
+                    tracing::warn!(pid, "{refusal}");
                 }
                 if let Announcer::User(reply) = announcer {
                     let _ = reply.send(Ok(self.status_of(pid)));

@@ -212,10 +212,10 @@ impl Actor {
             Ok(Added::Refused(refusal)) => {
                 let is_for_now = refusal.errno == ring3_uapi::Errno::EBUSY;
                 refuse(&mut self.links, id, pid, refusal);
-                target.tell_refused(&self.links, hearer);
                 if is_for_now {
-                    self.try_again(pid);
+                    return self.apply(pid, hearer);
                 }
+                target.tell_refused(&self.links, hearer);
                 Ok(())
             }
             Ok(Added::LookAtAll) | Err(_) => {

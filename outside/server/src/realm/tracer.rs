@@ -434,35 +434,45 @@ impl Actor {
                 entered = self.enter(pid, asked);
             }
         }
-        let (mut prepared, is_cut_short) = entered.map_err(refusal_of)??;
-        let is_cut = prepared.goes_on_placing();
-        if !is_cut {
-            prepared.series = None;
-        }
-        self.finish_adding(prepared, started, hearer);
-        if is_cut_short {
-            self.behind.entry(pid).or_insert_with(Patience::new);
-        }
-        if is_cut { self.apply(pid, hearer) } else { Ok(()) }
+        let (prepared, is_cut_short) = entered.map_err(refusal_of)??;
+        self.finish_adding(prepared, started, hearer, is_cut_short)
     }
 
-    /// The process is one of the targets, and goes on.
-    pub(super) fn finish_adding(&mut self, mut target: Target, started: Instant, hearer: Hearer) {
+    /// The process is one of the targets, and goes on. What has not been done in it yet is done now, or later.
+    ///
+    /// # Errors
+    /// It is a target, but not all could be done, and is tried again.
+    pub(super) fn finish_adding(
+        &mut self,
+        mut target: Target,
+        started: Instant,
+        hearer: Hearer,
+        is_cut_short: bool,
+    ) -> Result<(), Refusal> {
         let pid = target.pid;
         target.inject_us = started.elapsed().as_micros() as u64;
         target.tell_perf(&self.shared);
-        target.tell_refused(&self.links, hearer);
         tracing::info!(pid, comm = target.comm, "target added");
-        if !target.net.is_settled() || self.is_refused_for_now(pid) {
-            self.behind.entry(pid).or_insert_with(Patience::new);
+        let goes_on = target.goes_on_placing();
+        if !goes_on {
+            target.series = None;
         }
         self.targets.insert(pid, target);
-    }
-
-    /// Whether something could not be applied in a process that may be possible later.
-    fn is_refused_for_now(&self, pid: u32) -> bool {
-        let mut refusals = self.links.values().filter_map(|link| link.refused.get(&pid));
-        refusals.any(|refusal| refusal.errno == Errno::EBUSY)
+        let applied = if goes_on || self.is_refused_for_now(pid) {
+            self.apply(pid, hearer)
+        } else {
+            self.settle(pid, hearer, false);
+            Ok(())
+        };
+        if is_cut_short {
+            self.try_again(pid);
+        }
+        applied.map_err(|Refusal { errno, message }| {
+            Refusal::new(
+                errno,
+                format!("it is a target now, but not all probes are in place: {message}; it is tried again"),
+            )
+        })
     }
 
     fn remove_target(&mut self, pid: u32, verify: bool, reply: Sender<Result<Vec<String>, Refusal>>) {
@@ -639,35 +649,6 @@ impl Actor {
         Ok(id)
     }
 
-    pub(super) fn apply(&mut self, pid: u32, hearer: Hearer) -> Result<(), Refusal> {
-        let is_followed = self.executions.contains_key(&pid);
-        let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
-        let before = self.parted.len();
-        let began = Instant::now();
-        let within = if target.budget.is_spent(began) { Duration::ZERO } else { ANALYSIS_AT_ONCE };
-        self.shared.modules().begin_turn(within);
-        let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted, is_followed);
-        let is_cut_short = self.shared.modules().end_turn();
-        if is_cut_short || began.elapsed() > LONG {
-            target.budget.charge(began, began.elapsed());
-        }
-        self.has_orphans |= self.parted.len() > before;
-        target.tell_refused(&self.links, hearer);
-        let is_busy = applied.as_ref().is_err_and(|refusal| refusal.errno == Errno::EBUSY);
-        let is_settled = target.net.is_settled();
-        if is_cut_short || is_busy || !is_settled || self.is_refused_for_now(pid) {
-            self.behind.entry(pid).or_insert_with(Patience::new);
-        } else {
-            self.behind.remove(&pid);
-        }
-        applied
-    }
-
-    /// What could not be changed in a target is tried again later.
-    pub(super) fn try_again(&mut self, pid: u32) {
-        self.behind.entry(pid).or_insert_with(Patience::new);
-    }
-
     /// Takes back what is left of jumps over which somebody else has written, a kernel's uprobe say: its removal would leave half of
     /// the original bytes there, and half of ours.
     fn watch(&mut self) {
@@ -679,22 +660,6 @@ impl Actor {
             if target.find_disturbed() {
                 tracing::warn!(pid, "somebody else has written over probes: a kernel's uprobe, perhaps");
                 self.behind.entry(*pid).or_insert_with(Patience::new);
-            }
-        }
-    }
-
-    /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
-    fn catch_up(&mut self) {
-        self.behind.retain(|pid, _| self.targets.contains_key(pid));
-        let executions = &self.executions;
-        let is_held = |pid: u32| executions.contains_key(&pid) || recovery::is_held(pid);
-        let now = Instant::now();
-        let is_spent = |pid: &u32| self.targets.get(pid).is_some_and(|target| target.budget.is_spent(now));
-        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_held(**pid) && !is_spent(pid));
-        let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
-        for pid in due {
-            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
-                tracing::debug!(pid, "{refusal}");
             }
         }
     }
