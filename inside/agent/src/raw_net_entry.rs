@@ -5,6 +5,7 @@ use core::mem::offset_of;
 
 use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::ThreadBlock;
+use ring3_runtime::raw_guarded;
 use ring3_runtime::raw_net::{self, Context, Info};
 use ring3_runtime::raw_syscalls::FRAME_BYTES;
 use ring3_runtime::raw_trap;
@@ -40,6 +41,17 @@ macro_rules! keep_arguments {
 macro_rules! go_on {
     () => {
         "mov rdi, r12; mov rsi, r13; mov rdx, r14; jmp rax"
+    };
+}
+
+/// A handler that asks a function what is to be done.
+macro_rules! ask {
+    () => {
+        concat!(
+            keep_arguments!(),
+            "\nmov rdi, r13; mov rsi, r14; mov rdx, rbp; call {ask}; mov rsp, rbp; test rax, rax; jnz 2f; ret\n2: ",
+            go_on!(),
+        )
     };
 }
 
@@ -84,20 +96,19 @@ unsafe extern "sysv64" fn trapped(info: *const Info, context: *mut Context, fram
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn ring3_trap_signal() {
-    naked_asm!(
-        keep_arguments!(),
-        "mov rdi, r13",
-        "mov rsi, r14",
-        "mov rdx, rbp",
-        "call {trapped}",
-        "mov rsp, rbp",
-        "test rax, rax",
-        "jnz 2f",
-        "ret",
-        "2:",
-        go_on!(),
-        trapped = sym trapped,
-    )
+    naked_asm!(ask!(), ask = sym trapped)
+}
+
+unsafe extern "sysv64" fn faulted(info: *const Info, context: *mut Context, frame: *mut u64) -> u64 {
+    // SAFETY: the handler's promise.
+    unsafe { raw_guarded::faulted(image_base(), info, context, frame) }
+}
+
+/// The handler of SIGSEGV and SIGBUS.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn ring3_fault_signal() {
+    naked_asm!(ask!(), ask = sym faulted)
 }
 
 /// Where these handlers return to.

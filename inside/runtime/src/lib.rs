@@ -14,6 +14,7 @@ pub mod raw_callbacks;
 pub mod raw_cancellation;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
+pub mod raw_guarded;
 pub mod raw_helpers;
 mod raw_kernel;
 pub mod raw_memory;

@@ -7,7 +7,7 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
-use ring3_layout::net::{OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS};
+use ring3_layout::net::{FAULT_BITS, OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS};
 use ring3_layout::realm::request;
 use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::ThreadBlock;
@@ -26,6 +26,7 @@ const SIG_IGN: u64 = 1;
 pub(crate) const SIG_BLOCK: u64 = 0;
 pub(crate) const SIG_UNBLOCK: u64 = 1;
 pub(crate) const SIG_SETMASK: u64 = 2;
+const SA_ONSTACK: u64 = 0x0800_0000;
 const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
@@ -156,8 +157,14 @@ fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
     let mut real = [0u64; 4];
     // SAFETY: room for the action.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, real.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0]) };
-    let restarts = new[0] <= SIG_IGN || new[1] & SA_RESTART != 0;
-    real[1] = if restarts { real[1] | SA_RESTART } else { real[1] & !SA_RESTART };
+    let is_handled = new[0] > SIG_IGN;
+    let mut mirrored = SA_RESTART;
+    if FAULT_BITS & 1 << (signal - 1) != 0 {
+        // A fault may be that the stack is used up.
+        mirrored |= SA_ONSTACK;
+    }
+    let flags = if is_handled { new[1] & mirrored } else { mirrored };
+    real[1] = real[1] & !mirrored | flags;
     // SAFETY: the action that is ours, with another flag.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
 }
@@ -181,6 +188,10 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *
             unsafe { syscall(SYS_RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
             if is_armed(base) {
                 switch(base, false);
+            }
+            if info.is_forced() && bit & FAULT_BITS != 0 {
+                // Its instruction faults again, with the registers that a core dump should have.
+                return 0;
             }
             set_mask(context.mask() & !bit);
             let own = syscall0(SYS_GETTID) as u64;

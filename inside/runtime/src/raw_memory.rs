@@ -1,9 +1,8 @@
 //! Guarded access to the target's memory.
 //!
-//! Programs pass any address. The agent installs no signal handler for faults, so that the target's own handlers stay in place:
-//! it asks the kernel to copy (`process_vm_readv` on its own process), which fails instead of faulting. Addresses that are
-//! certainly mapped are copied directly: the thread's own stack, from its stack pointer to the end of the page of the
-//! application's stack pointer.
+//! Programs pass any address. Where the agent handles faults, it just copies ([`crate::raw_guarded`]). Where it cannot, it asks the
+//! kernel to copy (`process_vm_readv` on its own process), which fails instead of faulting. Addresses that are certainly mapped are
+//! copied directly: the thread's own stack, from its stack pointer to the end of the page of the application's stack pointer.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -11,6 +10,7 @@ use ring3_layout::syscall::APART_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
+use crate::raw_guarded::{copy, may_fault};
 use crate::raw_system::{SYS_GETPID, SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, syscall, syscall0};
 
 const PAGE: u64 = 4096;
@@ -52,6 +52,10 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
         unsafe { core::ptr::copy(source as *const u8, target as *mut u8, bytes as usize) };
         return Ok(());
     }
+    if may_fault(tb.region_base) {
+        // SAFETY: the caller vouches for `target`; `source` may not be there.
+        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
+    }
     // SAFETY: the kernel checks `source`; the caller vouches for `target`.
     unsafe { transfer(SYS_PROCESS_VM_READV, tb.pid_tgid >> 32, target, source, bytes) }
 }
@@ -71,6 +75,10 @@ pub(crate) fn read_word(tb: &ThreadBlock, address: u64) -> Result<u64, Errno> {
 pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     if target >= USER_END || bytes > USER_END - target {
         return Err(Errno::EFAULT);
+    }
+    if may_fault(tb.region_base) {
+        // SAFETY: the caller vouches for `source`; `target` may not be there, and is to be written.
+        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
     }
     // SAFETY: the kernel checks `target`; the caller vouches for `source`.
     unsafe { transfer(SYS_PROCESS_VM_WRITEV, tb.pid_tgid >> 32, source, target, bytes) }

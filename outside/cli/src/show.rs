@@ -132,6 +132,9 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
     if let Some(lost @ 1..) = target["requests_lost"].as_u64() {
         let _ = writeln!(out, "    requests to the server that were not answered in time: {lost}");
     }
+    if let Some(how) = target["reads"].as_str() {
+        let _ = writeln!(out, "    memory that programs name is read {how}");
+    }
     if let Some(why) = target["net"].as_str() {
         let _ = writeln!(
             out,

@@ -134,7 +134,25 @@ pub struct Facts {
     pub call_registers: bool,
     /// It calls `bpf_override_return`.
     pub overrides: bool,
+    /// It reads or writes memory of the process, or goes on with a program that may.
+    pub reads: bool,
 }
+
+/// Helpers that read or write memory of the process.
+const READERS: [u32; 12] = [
+    helper::PROBE_READ,
+    helper::PROBE_READ_STR,
+    helper::PROBE_READ_USER,
+    helper::PROBE_READ_USER_STR,
+    helper::PROBE_READ_KERNEL,
+    helper::PROBE_READ_KERNEL_STR,
+    helper::PROBE_WRITE_USER,
+    helper::COPY_FROM_USER,
+    helper::COPY_FROM_USER_TASK,
+    helper::GET_STACK,
+    helper::GET_STACKID,
+    helper::GET_TASK_STACK,
+];
 
 impl Facts {
     /// Of a verified program.
@@ -146,9 +164,10 @@ impl Facts {
         };
         let all_registers = walks || looks_at(&|bytes| !frame::has(bytes));
         let call_registers = walks || looks_at(&|bytes| bytes.start < 8);
+        let reads = verified.tail_calls() || verified.helpers().iter().any(|id| READERS.contains(id));
         let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
         let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
-        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides }
+        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads }
     }
 }
 

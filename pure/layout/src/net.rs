@@ -29,9 +29,12 @@ pub const SIGSYS_BIT: u64 = 1 << 30;
 pub const SIGTRAP_BIT: u64 = 1 << 4;
 /// Signals.
 pub const SIGNALS: usize = 64;
+/// SIGSEGV and SIGBUS in a mask.
+pub const FAULT_BITS: u64 = 1 << 10 | 1 << 6;
 /// Signals whose handler is the agent's while it needs them: SIGSYS for the net, SIGTRAP for sites of one byte
-/// ([`crate::control::Trap`]). The process's own actions are kept ([`OwnAction`]).
-pub const TAKEN_SIGNALS: [u64; 2] = [31, 5];
+/// ([`crate::control::Trap`]), SIGSEGV and SIGBUS for reads that may fault ([`Net::catches_faults`]). The process's own actions are
+/// kept ([`OwnAction`]).
+pub const TAKEN_SIGNALS: [u64; 4] = [31, 5, 11, 7];
 
 /// The action that the process has for one of [`TAKEN_SIGNALS`].
 #[repr(C)]
@@ -56,6 +59,10 @@ pub struct Net {
     /// Signals that no thread really blocks, since the kernel ends a process for which one of them is blocked when it is forced on
     /// it. (SIGSYS may be blocked: see `inside/runtime/src/raw_net.rs`.)
     pub never_blocked: AtomicU64,
+    /// 1: SIGSEGV and SIGBUS are the agent's and blocked nowhere, so that it may touch memory that may not be there.
+    pub catches_faults: AtomicU32,
+    /// 0.
+    pub reserved: AtomicU32,
     /// Calls that were caught.
     pub caught: AtomicU64,
     /// Those of them that were let through unseen.

@@ -3,9 +3,10 @@
 use std::mem::offset_of;
 
 use ring3_inject as inject;
-use ring3_layout::net::{Net, OwnAction, SIGNALS, TAKEN_SIGNALS};
+use ring3_layout::net::{FAULT_BITS, Net, OwnAction, SIGNALS, TAKEN_SIGNALS};
 use ring3_layout::region::{NET_OFFSET, REGION_BYTES};
 
+use super::net::{blocks_meanwhile, is_calm};
 use super::raw_mapping::read_value;
 use super::tables::in_agent;
 
@@ -88,13 +89,18 @@ pub(super) fn take(
     let at = own_at(region, signal);
     let own = action_of(stopped, region, signal)?;
     stopped.write(at + offset_of!(OwnAction, action) as u64, &bytes_of(&own))?;
-    let restarts = own[0] <= SIG_IGN || own[1] & SA_RESTART != 0;
-    let flags = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | if restarts { SA_RESTART } else { 0 };
+    let bit = 1 << (signal - 1);
+    // A fault may be that the stack is used up: then the process's own choice of a stack matters.
+    let (mirrored, always) = match FAULT_BITS & bit {
+        0 => (SA_RESTART, SA_ONSTACK),
+        _ => (SA_RESTART | SA_ONSTACK, 0),
+    };
+    let flags = if own[0] <= SIG_IGN { mirrored } else { own[1] & mirrored };
+    let flags = flags | always | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
     // Whatever goes wrong from here on, actions are given back.
     write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, true)?;
     let action = [in_agent(region, handler), flags, in_agent(region, "ring3_net_restorer"), 0];
     set_action(stopped, region, signal, action)?;
-    let bit = 1 << (signal - 1);
     let handled = stopped.signals_handled()?;
     let others = (1..=SIGNALS as u64)
         .filter(|other| !TAKEN_SIGNALS.contains(other) || !is_taken(stopped.pid(), region, *other));
@@ -109,6 +115,44 @@ pub(super) fn take(
         }
     }
     Ok(())
+}
+
+/// Makes the handler of signals that the kernel forces on threads one of the agent's, and has no thread block them any more. False:
+/// a thread is about to change its mask, or waits with one of them blocked.
+pub(super) fn take_for_good(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signals: &[u64],
+    handler: &str,
+) -> Result<bool, inject::Error> {
+    let bits = signals.iter().fold(0, |bits, signal| bits | 1 << (signal - 1));
+    for tid in stopped.threads().to_vec() {
+        if blocks_meanwhile(stopped, tid, bits)? {
+            return Ok(false);
+        }
+    }
+    if !is_calm(stopped, region, bits)? {
+        return Ok(false);
+    }
+    for signal in signals {
+        take(stopped, region, *signal, handler)?;
+    }
+    let never = field(region, offset_of!(Net, never_blocked));
+    let blocked = read_word(stopped, never)? | bits;
+    stopped.write(never, &blocked.to_le_bytes())?;
+    for tid in stopped.threads().to_vec() {
+        if stopped.signals_blocked(tid)? & bits != 0 {
+            stopped.unblock(tid, bits)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Threads may block these signals again.
+pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
+    let never = field(region, offset_of!(Net, never_blocked));
+    let blocked = read_word(stopped, never)? & !bits;
+    stopped.write(never, &blocked.to_le_bytes())
 }
 
 /// Actions are what the process has made them, as far as this signal is concerned.

@@ -35,7 +35,7 @@ impl Actor {
     pub(super) fn settle(&mut self, pid: u32, hearer: Hearer, is_behind: bool) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         target.tell_refused(&self.links, hearer);
-        match is_behind || !target.net.is_settled() {
+        match is_behind || !target.net.is_settled() || target.lacks_faults(&self.links) {
             true => self.try_again(pid),
             false => drop(self.behind.remove(&pid)),
         }

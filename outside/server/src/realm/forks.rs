@@ -120,6 +120,7 @@ impl Target {
         self.areas = other.areas.clone();
         self.relays = other.relays.clone();
         self.traps = other.traps.clone();
+        self.faults = other.faults.clone();
         self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         self.ranges = other.ranges.copy();
         self.syscalls = other.syscalls.clone();

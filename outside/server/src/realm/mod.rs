@@ -15,6 +15,7 @@ mod domains;
 mod doorbell;
 mod executions;
 mod explain;
+mod faults;
 mod filters;
 mod forks;
 mod homes;
@@ -229,6 +230,8 @@ pub struct LinkSpec {
     pub per_cpu: bool,
     /// The program needs registers that not every frame has ([`ring3_layout::frame`]).
     pub all_registers: bool,
+    /// The program reads or writes memory of the process.
+    pub reads: bool,
     /// The processes in which the program does anything. It is not attached in others.
     pub filter: ProcessFilter,
     /// Where its loader's user reads what could not be applied.

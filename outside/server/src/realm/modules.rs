@@ -339,6 +339,11 @@ impl Modules {
         (self.until, self.cut_short) = (Some(Instant::now() + within), false);
     }
 
+    /// Whether files of the process have been passed over in this turn.
+    pub(super) fn passes_over(&self) -> bool {
+        self.cut_short
+    }
+
     /// Whether files of the process were passed over since its turn began. For others there is no limit from now on.
     pub(super) fn end_turn(&mut self) -> bool {
         self.until = None;

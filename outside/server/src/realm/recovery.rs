@@ -23,7 +23,7 @@ use ring3_layout::thread::{
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::{LEAVE_WITHIN, STOP_WITHIN};
-use super::{homes, net, traps};
+use super::{faults, homes, net, traps};
 
 /// Name of the control block's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
@@ -107,6 +107,9 @@ impl Cleaning {
         }
         let areas = self.stub_areas();
         if !self.is_nobody_inside(stopped)? {
+            return Ok(false);
+        }
+        if !faults::take_in(stopped, self.region)? {
             return Ok(false);
         }
         // A thread inside may be about to replace a return address, which an unwinder must not see. Now no thread is, and

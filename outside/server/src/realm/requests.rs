@@ -224,6 +224,7 @@ impl Actor {
             request::KIND_TRAPS_OFF => {
                 if let Some(target) = self.targets.get_mut(&asker) {
                     target.abandon_traps("the process waits with SIGTRAP blocked");
+                    target.abandon_faults("the process waits with SIGSEGV blocked");
                 }
                 if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
                     tracing::warn!(pid = asker, "{refusal}");

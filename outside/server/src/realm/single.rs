@@ -90,6 +90,9 @@ impl Target {
         if !self.is_meant(spec) {
             return Some(Addition::Nothing);
         }
+        if self.lacks_faults(links) {
+            return None;
+        }
         let slots = shared.with_companions(spec.text.maps.iter().copied());
         let has_maps = slots.iter().all(|slot| self.has_map(*slot));
         if !has_maps || shared.kept_from(&spec.text.maps, &self.domain).is_some() {

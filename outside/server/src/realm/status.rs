@@ -85,6 +85,8 @@ pub struct TargetStatus {
     pub syscall_hits: (u64, u64),
     /// Why calls are caught that cannot be replaced, if they are.
     pub net: Option<String>,
+    /// How programs that name memory of the process read it: `directly`, or why not. Absent: no program has.
+    pub reads: Option<String>,
     /// Why they are not, if they should be.
     pub net_refused: Option<String>,
     /// Calls that were caught, and those of them that were let through unseen.
@@ -129,6 +131,7 @@ impl Target {
             syscalls_left,
             syscall_hits: self.syscalls.hook_index().and_then(|hook| counts.get(hook).copied()).unwrap_or_default(),
             net: self.net.why.clone().filter(|_| self.net.armed),
+            reads: self.reads_how(),
             net_refused: self.net.refused(),
             net_calls: self.net_counts(),
             pid: self.pid,

@@ -218,6 +218,8 @@ pub(super) struct Syscalls {
     pub(super) left: Vec<String>,
     /// Addresses behind calls whose place matters.
     pub(super) alone: Vec<u64>,
+    /// Calls that may change signal masks.
+    changing: Vec<u64>,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// Links whose programs see calls here.
@@ -249,6 +251,11 @@ impl Syscalls {
     /// Whether a call goes through a gate.
     pub(super) fn sees(&self, key: u64) -> bool {
         self.sites.get(&key).is_some_and(|placed| placed.patched)
+    }
+
+    /// A call that may change signal masks, and is not seen.
+    pub(super) fn unseen_change(&self) -> Option<u64> {
+        self.changing.iter().copied().find(|call| !self.sees(*call))
     }
 
     /// Index of the hook that counts.
@@ -316,7 +323,7 @@ impl Target {
         links: &BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
     ) -> WantedCalls {
-        let wish = Wish::of(self.following, self.traps.wanted, self.links_for(links).map(|(_, spec)| spec));
+        let wish = Wish::of(self.following, self.watches_masks(links), self.links_for(links).map(|(_, spec)| spec));
         let vdso = shared.vdso.as_ref();
         // (With `RING3_PERF` ours have files, too. Before the region is mapped, nothing is ours.)
         let region = (self.region != 0).then(|| self.region..self.region + REGION_BYTES);
@@ -330,8 +337,15 @@ impl Target {
         wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
     }
 
+    /// Whether calls that change signal masks are to be seen.
+    fn watches_masks(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+        self.traps.wanted || self.wants_faults(links)
+    }
+
     /// Remembers what was found out beside the calls themselves.
     pub(super) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
+        let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
+        self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
         (self.syscalls.left, self.syscalls.alone, self.net.why) = (wanted.left, wanted.alone, wanted.net);
         wanted.calls
     }
@@ -611,7 +625,7 @@ impl Target {
         let follow = self.following == Following::All;
         let netted = self.net.armed || self.net.why.is_some();
         let seers = self.links_for(links).map(|(id, _)| id).filter(|id| seers.contains(id)).collect();
-        let traps = self.traps.wanted;
+        let traps = self.watches_masks(links);
         let published = Published { seers, follow, netted, traps };
         if self.syscalls.published.as_ref() == Some(&published) {
             return;
@@ -801,7 +815,7 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
 }
 
 /// Whether a call may be one that blocks SIGTRAP, or takes its handler away.
-pub(super) fn may_change_masks(plan: &SyscallPlan) -> bool {
+fn may_change_masks(plan: &SyscallPlan) -> bool {
     plan.replaced == Replaced::Instruction && plan.number.is_none_or(concerns_traps)
 }
 

@@ -21,6 +21,7 @@ use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::faults::FaultState;
 use super::libraries::vdso_clock_gettime;
 use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
@@ -109,6 +110,8 @@ pub(super) struct Target {
     pub(super) relays: Vec<RelayPage>,
     /// Sites that are an `int3`.
     pub(super) traps: TrapState,
+    /// Whether programs may touch memory that may not be there.
+    pub(super) faults: FaultState,
     /// Everything is being taken out.
     leaving: Option<Patience>,
     /// Somebody else has written over a jump of ours.
@@ -184,6 +187,7 @@ impl Target {
             areas: vec![],
             relays: vec![],
             traps: TrapState::default(),
+            faults: FaultState::default(),
             leaving: None,
             disturbed: false,
             awaits_returns: false,
@@ -272,6 +276,7 @@ impl Target {
                 self.publish_calls(links);
                 self.see_cancels(stopped);
                 self.cast_net(stopped);
+                self.take_faults(stopped, shared, links);
             }
         }
         if self.executed {
@@ -416,7 +421,12 @@ impl Target {
         let calls = self.note_calls(calls);
         self.forget_unmapped_calls(&calls);
         let is_same = self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && !self.disturbed;
-        if missing.is_empty() && is_same && self.net.is_settled() && !self.changes_domain() {
+        if missing.is_empty()
+            && is_same
+            && self.net.is_settled()
+            && !self.changes_domain()
+            && !self.lacks_faults(links)
+        {
             self.silence_unwanted(&wanted);
             for want in wanted {
                 let address = want.place.address;
@@ -441,7 +451,9 @@ impl Target {
                 self.reconcile_calls(stopped, calls);
             }
             self.see_cancels(stopped);
-            Ok(self.cast_net(stopped))
+            let settled = self.cast_net(stopped);
+            self.take_faults(stopped, shared, links);
+            Ok(settled)
         };
         let changed = match is_followed || recovery::is_held(pid.0) {
             true => Err(inject::Error::ThreadDoesNotStop { tid: pid.0, state: 'D' }),

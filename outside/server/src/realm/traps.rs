@@ -8,16 +8,15 @@ use std::mem::offset_of;
 
 use ring3_inject as inject;
 use ring3_layout::control::{TRAPS_OFFSET, Trap, trap_slots};
-use ring3_layout::net::{Net, SIGTRAP_BIT};
+use ring3_layout::net::SIGTRAP_BIT;
 use ring3_patch::Tactic;
 use ring3_uapi::Errno;
 use ring3_uapi::seccomp::FilteredCall;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::actions::{self, field};
-use super::net::{blocks_meanwhile, is_calm};
-use super::syscalls::may_change_masks;
+use super::actions;
+use super::net::is_calm;
 use super::target::{Link, STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared};
@@ -50,7 +49,7 @@ pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool
     if !is_calm(stopped, region, SIGTRAP_BIT)? {
         return Ok(false);
     }
-    stopped.write(field(region, offset_of!(Net, never_blocked)), &0u64.to_le_bytes())?;
+    actions::let_block(stopped, region, SIGTRAP_BIT)?;
     actions::give_back(stopped, region, SIGTRAP)?;
     Ok(true)
 }
@@ -79,42 +78,22 @@ impl Target {
         let mappings = stopped.mappings().map_err(refusal_of)?;
         let calls = self.wanted_calls(shared, links, &mappings);
         let calls = self.note_calls(calls);
-        let changing: Vec<u64> =
-            calls.iter().filter(|call| may_change_masks(&call.plan)).map(|call| call.plan.key()).collect();
         self.reconcile_calls(stopped, calls);
         self.publish_calls(links);
-        if let Some(call) = changing.into_iter().find(|call| !self.syscalls.sees(*call)) {
+        if let Some(call) = self.syscalls.unseen_change() {
             return Err(refuse(&format!("the call at {call:#x}, which may block SIGTRAP, cannot be seen")));
         }
-        match self.arm_traps(stopped) {
-            Ok(true) => Ok(()),
+        match actions::take_for_good(stopped, self.region, &[SIGTRAP], "ring3_trap_signal") {
+            Ok(true) => {
+                self.traps.armed = true;
+                Ok(())
+            }
             Ok(false) => {
                 let why = "a thread changes its signal mask, or waits with SIGTRAP blocked; it is tried again";
                 Err(Refusal::new(Errno::EBUSY, format!("only an `int3` fits there, and {why}")))
             }
             Err(error) => Err(refusal_of(error)),
         }
-    }
-
-    fn arm_traps(&mut self, stopped: &mut inject::Stopped) -> Result<bool, inject::Error> {
-        let region = self.region;
-        for tid in stopped.threads().to_vec() {
-            if blocks_meanwhile(stopped, tid, SIGTRAP_BIT)? {
-                return Ok(false);
-            }
-        }
-        if !is_calm(stopped, region, SIGTRAP_BIT)? {
-            return Ok(false);
-        }
-        actions::take(stopped, region, SIGTRAP, "ring3_trap_signal")?;
-        stopped.write(field(region, offset_of!(Net, never_blocked)), &SIGTRAP_BIT.to_le_bytes())?;
-        for tid in stopped.threads().to_vec() {
-            if stopped.signals_blocked(tid)? & SIGTRAP_BIT != 0 {
-                stopped.unblock(tid, SIGTRAP_BIT)?;
-            }
-        }
-        self.traps.armed = true;
-        Ok(true)
     }
 
     /// Tells the agent where a thread goes on that comes from the `int3` at an address.
@@ -143,7 +122,7 @@ impl Target {
             for address in traps {
                 let _ = self.restore_bytes(stopped, address);
             }
-            stopped.write(field(region, offset_of!(Net, never_blocked)), &0u64.to_le_bytes())
+            actions::let_block(stopped, region, SIGTRAP_BIT)
         });
         if let Err(error) = restored.flatten() {
             tracing::warn!(pid = self.pid, "`int3` sites are not restored: {error}");

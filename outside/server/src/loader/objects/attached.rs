@@ -50,6 +50,7 @@ impl Attached {
             pid,
             per_cpu: facts.uses_per_cpu,
             all_registers,
+            reads: facts.reads,
             filter: program.filter.clone(),
             terminal: program.terminal,
             budget: program.budget,

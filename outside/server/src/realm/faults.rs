@@ -1,0 +1,145 @@
+//! Faults in a target that are the agent's: programs read memory there at the speed of a copy.
+//!
+//! Memory that a program names may not be there. Where the agent handles SIGSEGV and SIGBUS, it touches such memory and learns from
+//! the fault that it is not (`inside/runtime/src/raw_guarded.rs`); where it does not, it asks the kernel, at thirty times the cost. As
+//! for `int3` sites (`traps.rs`), no thread may block these signals meanwhile. A process in which that cannot be seen to is read by
+//! system calls: nothing is refused.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+
+use ring3_inject as inject;
+use ring3_layout::net::{FAULT_BITS, Net};
+use ring3_uapi::Errno;
+use ring3_uapi::seccomp::FilteredCall;
+
+use super::actions::{self, field, write_flag};
+use super::net::is_calm;
+use super::target::{Link, STOP_WITHIN, Target};
+use super::tracer::refusal_of;
+use super::{AttachmentId, Refusal, Shared};
+
+const SIGSEGV: u64 = 11;
+const SIGBUS: u64 = 7;
+/// A process that is never calm is read by system calls.
+const TRIES_MAX: u32 = 12;
+
+/// What the server knows of a target's faults.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FaultState {
+    /// SIGSEGV and SIGBUS are taken, and blocked nowhere.
+    armed: bool,
+    /// How often that was tried in vain.
+    tries: u32,
+    /// Why it will not be done, whatever happens.
+    given_up: Option<String>,
+}
+
+/// Gives the signals back. False: a thread may still rely on them. No thread is inside the agent.
+pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+    if ![SIGSEGV, SIGBUS].iter().any(|signal| actions::is_taken(stopped.pid(), region, *signal)) {
+        return Ok(true);
+    }
+    if !is_calm(stopped, region, FAULT_BITS)? {
+        return Ok(false);
+    }
+    write_flag(stopped, field(region, offset_of!(Net, catches_faults)), false)?;
+    actions::let_block(stopped, region, FAULT_BITS)?;
+    actions::give_back(stopped, region, SIGSEGV)?;
+    actions::give_back(stopped, region, SIGBUS)?;
+    Ok(true)
+}
+
+impl Target {
+    /// Whether programs here read memory, and may do so without asking the kernel some time.
+    pub(super) fn wants_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+        let may_be = self.faults.given_up.is_none();
+        may_be && (self.faults.armed || self.links_for(links).any(|(_, spec)| spec.reads))
+    }
+
+    /// Whether they are to, and do not.
+    pub(super) fn lacks_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+        !self.faults.armed && self.wants_faults(links)
+    }
+
+    /// How programs read memory, for `ring3 status -v`.
+    pub(super) fn reads_how(&self) -> Option<String> {
+        match &self.faults {
+            FaultState { given_up: Some(why), .. } => Some(format!("by system calls: {why}")),
+            FaultState { armed: true, .. } => Some("directly".to_owned()),
+            FaultState { .. } => None,
+        }
+    }
+
+    /// Makes the agent handle faults in the stopped process, whose calls that change signal masks are seen. It is tried again where
+    /// only a moment is in the way ([`Target::lacks_faults`]).
+    pub(super) fn take_faults(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) {
+        if !self.wants_faults(links) {
+            return;
+        }
+        if let Some(call) = self.syscalls.unseen_change() {
+            let why = format!("the call at {call:#x}, which may block SIGSEGV, cannot be seen");
+            return match self.faults.armed {
+                true => self.leave_faults(stopped, &why),
+                false => self.faults.given_up = Some(why),
+            };
+        }
+        if self.faults.armed || shared.modules().passes_over() {
+            return;
+        }
+        match self.try_to_take_faults(stopped, shared) {
+            Ok(true) => self.faults.armed = true,
+            Ok(false) => {
+                self.faults.tries += 1;
+                if self.faults.tries >= TRIES_MAX {
+                    self.faults.given_up = Some("there is always a thread that changes its signal mask".to_owned());
+                }
+            }
+            Err(refusal) => self.faults.given_up = Some(refusal.message),
+        }
+    }
+
+    fn try_to_take_faults(&self, stopped: &mut inject::Stopped, shared: &Shared) -> Result<bool, Refusal> {
+        const ACTION_AND_MASK: [u32; 2] = [13, 14];
+        let filters = stopped.filters().map_err(refusal_of)?.without(&shared.loader_filter);
+        if !ACTION_AND_MASK.iter().all(|number| filters.allow(&FilteredCall::any(*number))) {
+            let what = "the process does not allow itself to handle signals (seccomp)";
+            return Err(Refusal::new(Errno::EPERM, what));
+        }
+        let signals = [SIGSEGV, SIGBUS];
+        let taken =
+            actions::take_for_good(stopped, self.region, &signals, "ring3_fault_signal").map_err(refusal_of)?;
+        if taken {
+            write_flag(stopped, field(self.region, offset_of!(Net, catches_faults)), true).map_err(refusal_of)?;
+        }
+        Ok(taken)
+    }
+
+    /// From now on programs read by system calls. (Handlers stay: a thread may be in the middle of a copy.)
+    fn leave_faults(&mut self, stopped: &mut inject::Stopped, why: &str) {
+        self.faults.given_up = Some(why.to_owned());
+        let left = write_flag(stopped, field(self.region, offset_of!(Net, catches_faults)), false)
+            .and_then(|()| actions::let_block(stopped, self.region, FAULT_BITS));
+        if let Err(error) = left {
+            tracing::warn!(pid = self.pid, "faults are not left to the process: {error}");
+        }
+    }
+
+    /// The process is about to block these signals unseen.
+    pub(super) fn abandon_faults(&mut self, why: &str) {
+        if self.faults.given_up.is_some() || !self.faults.armed {
+            self.faults.given_up.get_or_insert_with(|| why.to_owned());
+            return;
+        }
+        let pid = inject::Pid(self.pid);
+        let left = inject::while_stopped(pid, STOP_WITHIN, |stopped| self.leave_faults(stopped, why));
+        if let Err(error) = left {
+            tracing::warn!(pid = self.pid, "faults are not left to the process: {error}");
+        }
+    }
+}
