@@ -84,6 +84,39 @@ PROGRAM(push, bpf_map_push_elem(&map, key, BPF_ANY) == 0)
 PROGRAM(peek, bpf_map_peek_elem(&map, key) == 0)
 PROGRAM(push_pop, bpf_map_push_elem(&map, key, BPF_ANY) == 0 && bpf_map_pop_elem(&map, key) == 0)
 
+// Helpers. Some read what the process has at TEXT: a string of TEXT_LENGTH bytes, in a page that is there.
+#define TEXT_THERE ((const void *)TEXT)
+
+static __always_inline int read_of(__u32 bytes)
+{
+	char buffer[64];
+
+	return bpf_probe_read_user(buffer, bytes, TEXT_THERE) == 0;
+}
+
+static __always_inline int read_string(void)
+{
+	char buffer[64];
+
+	return bpf_probe_read_user_str(buffer, sizeof(buffer), TEXT_THERE) == TEXT_LENGTH + 1;
+}
+
+static __always_inline int has_name(void)
+{
+	char name[16];
+
+	return bpf_get_current_comm(name, sizeof(name)) == 0;
+}
+
+PROGRAM(read_8, read_of(8))
+PROGRAM(read_64, read_of(64))
+PROGRAM(read_str, read_string())
+PROGRAM(comm, has_name())
+PROGRAM(uid_gid, bpf_get_current_uid_gid() != ~0ull)
+PROGRAM(pid_tgid, bpf_get_current_pid_tgid() != 0)
+PROGRAM(ktime, bpf_ktime_get_ns() != 0)
+PROGRAM(random, bpf_get_prandom_u32() != ~0u || key)
+
 static __always_inline long send(__u64 *record)
 {
 	return bpf_ringbuf_output(&ring, record, RECORD_WORDS * 8, 0);

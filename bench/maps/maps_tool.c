@@ -14,6 +14,7 @@
 //   consume / end                             a consumer reads the ring buffer; what it and the producers counted
 //   memory TYPE KEY VALUE ENTRIES             bytes of such a map with 0, 10 and all elements; its creation, ns
 #include "threads.h"
+#include "text.h"
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <errno.h>
@@ -350,6 +351,8 @@ int main(int argc, char **argv)
 	native = strcmp(argv[1], "kernel") == 0;
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	libbpf_set_print(quiet);
+	if (make_text())
+		fail("text");
 	puts("ready");
 	while (fgets(line, sizeof(line), stdin)) {
 		if (sscanf(line, "load %u %u %u %u %255s %255s", &type, &key, &value, &entries, one, two) == 6)

@@ -4,6 +4,7 @@
 // Prints "ready". For each line "run THREADS CALLS" of input it makes THREADS threads that each call maps_victim_call
 // CALLS times and prints "done".
 #include "threads.h"
+#include "text.h"
 #include <stdio.h>
 
 __attribute__((noinline)) void maps_victim_call(void)
@@ -23,6 +24,8 @@ int main(void)
 	long threads, calls;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (make_text())
+		return 1;
 	puts("ready");
 	while (fgets(line, sizeof(line), stdin)) {
 		if (sscanf(line, "run %ld %ld", &threads, &calls) != 2 || !run_together(threads, calls, work))

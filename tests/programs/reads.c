@@ -4,7 +4,7 @@
 //   reads BINARY [only]
 //
 // "only": nothing is written. Prints "attached"; on each line of input how many words, blocks, strings and writes succeeded and
-// failed, and the sum of the words.
+// failed, the sum of the words, and how many names were right and wrong.
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <errno.h>
@@ -29,6 +29,7 @@ int main(int argc, char **argv)
 		return 2;
 	bpf_program__set_autoload(skel->progs.scribble, writes);
 	if (reads_bpf__load(skel) || attach(skel->progs.look, argv[1], "look")
+	    || attach(skel->progs.tell, argv[1], "tell")
 	    || (writes && attach(skel->progs.scribble, argv[1], "scribble"))) {
 		fprintf(stderr, "reads: cannot attach: %s\n", strerror(errno));
 		return 1;
@@ -38,8 +39,9 @@ int main(int argc, char **argv)
 	while (fgets(line, sizeof(line), stdin)) {
 		struct reads_bpf__bss *bss = skel->bss;
 
-		printf("%llu %llu %llu %llu %llu %llu %llu %llu %llu\n", bss->words[0], bss->words[1], bss->blocks[0],
-		       bss->blocks[1], bss->strings[0], bss->strings[1], bss->writes[0], bss->writes[1], bss->sum);
+		printf("%llu %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu\n", bss->words[0], bss->words[1], bss->blocks[0],
+		       bss->blocks[1], bss->strings[0], bss->strings[1], bss->writes[0], bss->writes[1], bss->sum,
+		       bss->names[0], bss->names[1]);
 		fflush(stdout);
 	}
 	reads_bpf__destroy(skel);

@@ -1,6 +1,6 @@
 //! Processes that filter their own system calls (seccomp): none is killed for a call of ours.
 
-use ring3_tests::{Bench, Counter, Process, is_root, ready, victim, wait_until};
+use ring3_tests::{Bench, Counter, Process, is_root, programs, ready, victim, wait_until};
 
 fn strict() -> std::path::PathBuf {
     victim("strict", "gcc", "strict.c", &[])
@@ -153,6 +153,17 @@ fn filtered_later(bench: &Bench) {
 #[test]
 fn a_target_that_filters_itself_later_is_not_killed() {
     filtered_later(&Bench::ring3());
+}
+
+/// Under a tool that sees all system calls, and under one that sees a few others.
+#[test]
+fn so_is_one_whose_system_calls_are_traced() {
+    for kind in ["raw", "trace", "named"] {
+        let bench = Bench::ring3();
+        let mut tool = Process::start(bench.load(programs().join("calls")).arg(kind));
+        assert_eq!(tool.line(), "attached");
+        filtered_later(&bench);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `cargo xtask bench maps`: what map operations cost inside programs, beside the kernel's maps, in one run.
+//! `cargo xtask bench maps`: what map operations and helpers cost inside programs, beside the kernel's, in one run.
 //!
 //! The same bytecode runs in the kernel by `BPF_PROG_TEST_RUN` and under ring3 at a probe, in as many threads. A program
 //! is a loop of operations over keys that were prepared before, and times itself; an empty loop of the same shape is
@@ -84,12 +84,24 @@ const BLOOM: &[Operation] = &[
 const OF_MAPS: &[Operation] =
     &[operation("lookup hit", "lookup", "present", 1.0), operation("lookup miss", "lookup", "absent", 0.0)];
 
+/// Not of maps: helpers that most tools call.
+const HELPERS: &[Operation] = &[
+    operation("read_user 8", "read_8", "present", 1.0),
+    operation("read_user 64", "read_64", "present", 1.0),
+    operation("read_str 40", "read_str", "present", 1.0),
+    operation("comm", "comm", "present", 1.0),
+    operation("uid_gid", "uid_gid", "present", 1.0),
+    operation("pid_tgid", "pid_tgid", "present", 1.0),
+    operation("ktime_get_ns", "ktime", "present", 1.0),
+    operation("prandom_u32", "random", "present", 1.0),
+];
+
 const fn kind(name: &'static str, number: u32, keys: &'static [u32], operations: &'static [Operation]) -> Kind {
     Kind { name, number, keys, operations }
 }
 
 /// (For queues, stacks and Bloom filters "keys" are values; of a trie's, 4 bytes are the length.)
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 13] = [
     kind("HASH", 1, &KEYS, HASH),
     kind("PERCPU_HASH", 5, &KEYS, HASH),
     kind("LRU_HASH", 9, &KEYS, HASH),
@@ -102,6 +114,7 @@ const KINDS: [Kind; 12] = [
     kind("LPM_TRIE", 11, &[8, 20], HASH),
     kind("ARRAY_OF_MAPS", 12, &[4], OF_MAPS),
     kind("HASH_OF_MAPS", 13, &[4, 16], OF_MAPS),
+    kind("(helpers)", 1, &[4], HELPERS),
 ];
 
 /// What the memory of is measured: number, bytes of key and value.

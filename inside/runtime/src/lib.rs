@@ -16,6 +16,7 @@ pub mod raw_dispatch;
 pub mod raw_dynptr;
 pub mod raw_guarded;
 pub mod raw_helpers;
+mod raw_identity;
 mod raw_kernel;
 pub mod raw_memory;
 pub mod raw_net;

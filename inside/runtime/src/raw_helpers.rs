@@ -14,13 +14,12 @@ use ring3_uapi::Errno;
 
 use crate::raw_callbacks::LOOPS_MAX;
 use crate::raw_dispatch::{cpu_of, map_cpu};
+use crate::raw_identity::{comm_of, uid_gid_of};
 use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
 use crate::raw_memory::{clear, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_slot::name;
-use crate::raw_system::{
-    SYS_CLOCK_GETTIME, SYS_GETCPU, SYS_GETGID, SYS_GETUID, SYS_PRCTL, is_dead, relax, syscall, syscall0,
-};
+use crate::raw_system::{SYS_CLOCK_GETTIME, SYS_GETCPU, SYS_PRCTL, is_dead, relax, syscall};
 use crate::raw_trace::{formatted, print, with_arguments};
 
 pub(crate) const CLOCK_MONOTONIC: u64 = 1;
@@ -74,12 +73,18 @@ pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
     seconds.wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
 }
 
+/// `CLOCK_MONOTONIC_COARSE`, ns; `None`: the kernel would have to be asked.
+#[inline(always)]
+pub(crate) fn coarse_ns(tb: &ThreadBlock) -> Option<u64> {
+    (control(tb.region_base).vdso_clock_gettime != 0).then(|| clock_ns(tb, CLOCK_MONOTONIC_COARSE))
+}
+
 /// `CLOCK_MONOTONIC`, ns.
 pub(crate) fn monotonic_ns(tb: &ThreadBlock) -> u64 {
     clock_ns(tb, CLOCK_MONOTONIC)
 }
 
-/// The thread's name, zero-padded.
+/// The thread's name, zero-padded, as the kernel has it.
 pub(crate) fn comm() -> [u64; 2] {
     let mut name = [0u64; 2];
     // SAFETY: the kernel writes 16 bytes.
@@ -333,14 +338,20 @@ helpers! {
 
     /// `bpf_get_current_uid_gid`
     fn get_current_uid_gid(; tb) {
-        let (uid, gid) = (syscall0(SYS_GETUID), syscall0(SYS_GETGID));
-        (gid as u64) << 32 | u64::from(uid as u32)
+        uid_gid_of(tb)
     }
 
     /// `bpf_get_current_comm`: at most `bytes` bytes, always ended, the rest zero (`strscpy_pad`).
     fn get_current_comm(to, bytes; tb) {
         let bytes = u64::from(bytes as u32);
-        let name = comm();
+        let name = comm_of(tb);
+        if bytes >= size_of_val(&name) as u64 {
+            // SAFETY: the verifier proved `to` writable for `bytes` bytes. (The kernel's last byte of a name is 0.)
+            unsafe { (to as *mut [u64; 2]).write_unaligned(name) };
+            // SAFETY: as above.
+            unsafe { clear(to + size_of_val(&name) as u64, bytes - size_of_val(&name) as u64) };
+            return 0;
+        }
         let name = name.iter().flat_map(|word| word.to_le_bytes());
         // SAFETY: the verifier proved `to` writable for `bytes` bytes.
         unsafe { clear(to, bytes) };

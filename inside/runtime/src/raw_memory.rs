@@ -14,8 +14,10 @@ use crate::raw_guarded::{copy, may_fault};
 use crate::raw_system::{SYS_GETPID, SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, syscall, syscall0};
 
 const PAGE: u64 = 4096;
-/// Bytes of a string that are fetched at a time.
+/// Bytes of a string that are fetched at a time: by a system call, and without.
 const CHUNK: usize = 128;
+/// See [`CHUNK`].
+const CHUNK_DIRECT: usize = 64;
 /// End of user addresses (`TASK_SIZE_MAX`).
 pub(crate) const USER_END: u64 = 0x7fff_ffff_f000;
 
@@ -126,23 +128,28 @@ pub(crate) unsafe fn write_own(target: u64, source: u64, bytes: u64) -> Result<(
 /// `target` is writable for `bytes` bytes.
 pub unsafe fn read_string(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<u64, Errno> {
     let mut done = 0u64;
-    let mut chunk = [0u8; CHUNK];
+    let mut chunk = [0u64; CHUNK / size_of::<u64>()];
+    let at_a_time = if may_fault(tb.region_base) { CHUNK_DIRECT } else { CHUNK } as u64;
     while done < bytes {
         let at = source.checked_add(done).ok_or(Errno::EFAULT)?;
         let in_page = PAGE - at % PAGE;
-        let wanted = (bytes - done).min(in_page).min(CHUNK as u64);
+        let wanted = (bytes - done).min(in_page).min(at_a_time);
         // SAFETY: the chunk has room for CHUNK bytes.
         unsafe { read(tb, chunk.as_mut_ptr() as u64, at, wanted) }?;
-        let got = chunk.iter().take(wanted as usize);
-        let end = got.clone().position(|byte| *byte == 0);
-        let copied = end.map_or(wanted, |end| end as u64 + 1);
-        for (index, byte) in got.take(copied as usize).enumerate() {
-            // SAFETY: done + index < bytes, which the caller vouches for.
-            unsafe { ((target + done) as *mut u8).wrapping_add(index).write(*byte) };
-        }
-        done += copied;
-        if end.is_some() {
-            return Ok(done);
+        let mut left = wanted;
+        for word in &chunk {
+            if left == 0 {
+                break;
+            }
+            let end = first_zero_byte(*word).filter(|end| *end < left);
+            let copied = end.map_or(left.min(size_of::<u64>() as u64), |end| end + 1);
+            // SAFETY: done + copied <= bytes, which the caller vouches for.
+            unsafe { put(target + done, *word, copied) };
+            done += copied;
+            left -= copied;
+            if end.is_some() {
+                return Ok(done);
+            }
         }
     }
     if bytes > 0 {
@@ -150,6 +157,30 @@ pub unsafe fn read_string(tb: &ThreadBlock, target: u64, source: u64, bytes: u64
         unsafe { ((target + bytes - 1) as *mut u8).write(0) };
     }
     Ok(bytes)
+}
+
+/// Which byte of a word is the first one that is 0.
+#[inline(always)]
+fn first_zero_byte(word: u64) -> Option<u64> {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let zeros = word.wrapping_sub(ONES) & !word & (ONES << 7);
+    (zeros != 0).then(|| u64::from(zeros.trailing_zeros()) / 8)
+}
+
+/// Stores the first bytes of a word, at most all.
+///
+/// # Safety
+/// `target` is writable for so many bytes.
+#[inline(always)]
+unsafe fn put(target: u64, word: u64, bytes: u64) {
+    if bytes == size_of::<u64>() as u64 {
+        // SAFETY: the caller's promise.
+        return unsafe { (target as *mut u64).write_unaligned(word) };
+    }
+    for (index, byte) in word.to_le_bytes().iter().enumerate().take(bytes as usize) {
+        // SAFETY: the caller's promise.
+        unsafe { (target as *mut u8).wrapping_add(index).write(*byte) };
+    }
 }
 
 /// As [`read_string`], and the word with the NUL is stored whole where the destination and the source have it, the

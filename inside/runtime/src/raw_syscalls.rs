@@ -28,6 +28,7 @@ use ring3_uapi::ptrace::PtRegs;
 use crate::raw_actions;
 use crate::raw_cancellation;
 use crate::raw_dispatch::{TAKEN_BYTES, attachments, hit, is_for, miss, run_guarded, run_one, was_left};
+use crate::raw_identity;
 use crate::raw_memory::read_own;
 use crate::raw_net;
 use crate::raw_request::{control, file};
@@ -303,6 +304,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
         return true;
     }
     if runs {
+        raw_identity::changes(base, regs, number);
         match number {
             // SAFETY: the stack pointer of this call is at a frame.
             SYS_RT_SIGRETURN => unsafe { before_return(base, regs.rsp) },

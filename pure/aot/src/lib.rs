@@ -136,6 +136,8 @@ pub struct Facts {
     pub overrides: bool,
     /// It reads or writes memory of the process, or goes on with a program that may.
     pub reads: bool,
+    /// It asks for the name or the user of the thread, or goes on with a program that may.
+    pub identity: bool,
 }
 
 /// Helpers that read or write memory of the process.
@@ -165,9 +167,11 @@ impl Facts {
         let all_registers = walks || looks_at(&|bytes| !frame::has(bytes));
         let call_registers = walks || looks_at(&|bytes| bytes.start < 8);
         let reads = verified.tail_calls() || verified.helpers().iter().any(|id| READERS.contains(id));
+        let asked = [helper::GET_CURRENT_COMM, helper::GET_CURRENT_UID_GID];
+        let identity = verified.tail_calls() || verified.helpers().iter().any(|id| asked.contains(id));
         let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
         let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
-        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads }
+        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads, identity }
     }
 }
 

@@ -8,6 +8,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::control::Attachment;
 
+/// System calls after which a thread may be of another user or group: `setuid`, `setgid`, `setreuid`, `setregid`, `setresuid`,
+/// `setresgid`, `unshare`, `setns`. The agent remembers whose it is until then.
+pub const IDENTITY_CHANGERS: [u32; 8] = [105, 106, 113, 114, 117, 119, 272, 308];
+
 /// Numbers of system calls that have an entry of their own in the table.
 pub const NUMBERS: usize = 512;
 /// The entry for all other numbers; no system call has one of these.
@@ -39,8 +43,8 @@ pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64
 pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
 /// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigaction`,
 /// `rt_sigreturn`, `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
-/// `pkey_mprotect`.
-pub const CLOSE_CALLS: [u32; 15] = [9, 10, 13, 15, 59, 60, 62, 129, 158, 200, 231, 234, 297, 322, 329];
+/// `pkey_mprotect`, `prctl`, `seccomp`.
+pub const CLOSE_CALLS: [u32; 17] = [9, 10, 13, 15, 59, 60, 62, 129, 157, 158, 200, 231, 234, 297, 317, 322, 329];
 /// In what a trampoline passes in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
 /// In what a trampoline passes: the site's number is known.

@@ -251,6 +251,17 @@ pub struct ThreadBlock {
     pub shown_instead: u64,
     /// 1: SIGCANCEL was postponed, and will be delivered again.
     pub cancel_waits: u32,
+    /// What is remembered of the thread (`inside/runtime/src/raw_identity.rs`): its name; its group and user, as
+    /// `bpf_get_current_uid_gid` returns them.
+    pub comm: [u64; 2],
+    /// See `comm`.
+    pub uid_gid: u64,
+    /// Until when the name holds, ns of `CLOCK_MONOTONIC_COARSE`; 0: nothing is remembered.
+    pub comm_until: u64,
+    /// As `comm_until`, of `uid_gid`.
+    pub uid_gid_until: u64,
+    /// Until then nothing is remembered: a call is under way that changes it.
+    pub changes_until: u64,
     /// System calls under way, the youngest just before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// The number of shadow frames at which dead ones are looked for.

@@ -232,6 +232,8 @@ pub struct LinkSpec {
     pub all_registers: bool,
     /// The program reads or writes memory of the process.
     pub reads: bool,
+    /// The program asks for the name or the user of the thread.
+    pub identity: bool,
     /// The processes in which the program does anything. It is not attached in others.
     pub filter: ProcessFilter,
     /// Where its loader's user reads what could not be applied.

@@ -90,7 +90,7 @@ impl Target {
         if !self.is_meant(spec) {
             return Some(Addition::Nothing);
         }
-        if self.lacks_faults(links) {
+        if self.lacks_faults(links) || spec.identity && !self.syscalls.identity {
             return None;
         }
         let slots = shared.with_companions(spec.text.maps.iter().copied());

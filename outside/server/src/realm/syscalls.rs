@@ -14,8 +14,8 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, NO_PROCESS, OTHER_NUMBERS, SITES_MAX,
-    SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET,
+    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, IDENTITY_CHANGERS, NO_PROCESS, OTHER_NUMBERS,
+    SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET,
 };
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
 use ring3_patch::{GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
@@ -64,6 +64,8 @@ pub(super) struct Wish {
     follow: bool,
     /// Sites are to be `int3`s: calls that change signal masks are seen.
     traps: bool,
+    /// Programs ask for names and users: calls that change them are seen.
+    identity: bool,
     numbers: BTreeSet<u32>,
 }
 
@@ -72,6 +74,7 @@ impl Wish {
     pub(super) fn of<'a>(following: Following, traps: bool, specs: impl Iterator<Item = &'a LinkSpec>) -> Wish {
         let mut wish = Wish { follow: following == Following::All, traps, ..Wish::default() };
         for spec in specs {
+            wish.identity |= spec.identity;
             let Point::Syscall(point) = &spec.point else { continue };
             wish.any = true;
             match point.number {
@@ -92,6 +95,7 @@ impl Wish {
             // (Where threads may be in gates they may be cancelled there.)
             Some(number::RT_SIGACTION | number::RT_SIGRETURN) => self.any || self.follow,
             Some(number) if self.traps && concerns_traps(number) => true,
+            Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
             // A process may filter its calls whatever it is traced for.
             Some(number::PRCTL | number::SECCOMP) => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
@@ -117,6 +121,8 @@ pub(super) struct WantedCalls {
     pub(super) alone: Vec<u64>,
     /// Why the net is wanted.
     pub(super) net: Option<String>,
+    /// Those that change a thread's user are among them.
+    identity: bool,
 }
 
 /// A site that should be there.
@@ -142,7 +148,7 @@ pub(super) fn wanted(
     is_loader: impl Fn(&str) -> bool,
     unscanned: Option<&dyn Fn() -> Option<String>>,
 ) -> WantedCalls {
-    let mut wanted = WantedCalls::default();
+    let mut wanted = WantedCalls { identity: wish.identity, ..WantedCalls::default() };
     let (mut found, mut refused, mut any_small) = (vec![], None, false);
     let mut told = BTreeSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
@@ -220,6 +226,8 @@ pub(super) struct Syscalls {
     pub(super) alone: Vec<u64>,
     /// Calls that may change signal masks.
     changing: Vec<u64>,
+    /// Calls that change a thread's user are seen.
+    pub(super) identity: bool,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// Links whose programs see calls here.
@@ -345,6 +353,7 @@ impl Target {
     /// Remembers what was found out beside the calls themselves.
     pub(super) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
         let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
+        self.syscalls.identity = wanted.identity;
         self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
         (self.syscalls.left, self.syscalls.alone, self.net.why) = (wanted.left, wanted.alone, wanted.net);
         wanted.calls
@@ -769,7 +778,8 @@ impl Target {
         ranges: &BTreeMap<Vec<AttachmentId>, u64>,
         links: &BTreeMap<AttachmentId, Link>,
     ) -> u64 {
-        let closely = BEGINNERS.into_iter().chain(CLOSE_CALLS).any(|call| call as usize == number);
+        let closely =
+            BEGINNERS.into_iter().chain(CLOSE_CALLS).chain(IDENTITY_CHANGERS).any(|call| call as usize == number);
         if closely || number == OTHER_NUMBERS || self.syscalls.hook.is_none() {
             return 0;
         }
@@ -809,6 +819,7 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
         ARCH_PRCTL => any,
         // (Also when nobody wants anything any more, and sites cannot be restored at present.)
         RT_SIGACTION | RT_SIGRETURN | PRCTL | SECCOMP => !exit,
+        number if IDENTITY_CHANGERS.contains(&number) => !exit,
         EXECVE | EXECVEAT => follow && !exit,
         _ => false,
     }

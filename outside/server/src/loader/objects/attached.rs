@@ -51,6 +51,7 @@ impl Attached {
             per_cpu: facts.uses_per_cpu,
             all_registers,
             reads: facts.reads,
+            identity: facts.identity,
             filter: program.filter.clone(),
             terminal: program.terminal,
             budget: program.budget,
