@@ -116,7 +116,7 @@ fn a_process_that_waits_with_the_signal_blocked_is_read_by_system_calls() {
 
 #[test]
 fn processes_end_by_their_own_faults_as_they_would() {
-    for word in ["fault", "bus", "raise", "ignored", "overflow", "handled", "unhandled", "once"] {
+    for word in ["fault", "bus", "raise", "ignored", "overflow", "handled", "unhandled", "once", "while blocked"] {
         let mut without = ready(&mut std::process::Command::new(reader()));
         assert_eq!(say(&mut without, word), "", "{word}");
         let bench = Bench::ring3();

@@ -227,17 +227,45 @@ static void in_threads(void)
 
 static void on_signal(int signal) { look_around(); }
 
+static int blocks(int signal)
+{
+    sigset_t now;
+    sigprocmask(SIG_BLOCK, 0, &now);
+    return sigismember(&now, signal);
+}
+
+static void *see_blocked(void *arguments)
+{
+    if (!blocks(SIGSEGV) || !blocks(SIGBUS) || !blocks(SIGUSR2))
+        abort();
+    return arguments;
+}
+
 static void blocked(void)
 {
-    sigset_t every, before;
+    sigset_t every, before, some, old;
+    pthread_t thread;
     sigfillset(&every);
     sigprocmask(SIG_SETMASK, &every, &before);
+    see_blocked(0);
+    pthread_create(&thread, 0, see_blocked, 0);
+    pthread_join(thread, 0);
+    sigemptyset(&some);
+    sigaddset(&some, SIGSEGV);
+    sigprocmask(SIG_UNBLOCK, &some, &old);
+    if (blocks(SIGSEGV) || !blocks(SIGBUS) || !sigismember(&old, SIGSEGV))
+        abort();
+    sigprocmask(SIG_BLOCK, &some, &old);
+    if (!blocks(SIGSEGV) || sigismember(&old, SIGSEGV) || !sigismember(&old, SIGBUS))
+        abort();
     look_around();
     in_threads();
     struct sigaction action = { .sa_handler = on_signal };
     sigfillset(&action.sa_mask);
     sigaction(SIGUSR1, &action, 0);
     sigprocmask(SIG_SETMASK, &before, 0);
+    if (blocks(SIGSEGV) || blocks(SIGBUS))
+        abort();
     raise(SIGUSR1);
 }
 
@@ -351,6 +379,14 @@ static void end(const char *how)
         sigaltstack(&(stack_t){ .ss_sp = malloc(65536), .ss_size = 65536 }, 0);
         sigaction(SIGSEGV, &action, 0);
         overflow(0);
+    }
+    // A handler does not help who blocks the signal.
+    if (!strcmp(how, "while blocked")) {
+        sigset_t every;
+        signal(SIGSEGV, on_overflow);
+        sigfillset(&every);
+        sigprocmask(SIG_SETMASK, &every, 0);
+        *(volatile char *)0 = 1;
     }
     // Without SA_ONSTACK there is no room for the handler.
     if (!strcmp(how, "unhandled")) {

@@ -18,6 +18,7 @@ use crate::raw_net::{Context, Info, is_armed, is_borrower, net, switch};
 use crate::raw_request::file;
 use crate::raw_syscalls::own_ids;
 use crate::raw_system::{SYS_GETTID, SYS_TKILL, syscall, syscall0};
+use crate::raw_thread::known;
 use crate::raw_unwound;
 
 pub(crate) const SIGNAL_SET_BYTES: u64 = 8;
@@ -59,8 +60,13 @@ pub(crate) fn mask_of_thread() -> u64 {
 
 /// Sets the thread's mask; what it was.
 pub(crate) fn set_mask(mask: u64) -> u64 {
+    change_mask(SIG_SETMASK, mask)
+}
+
+/// Changes the thread's mask by `rt_sigprocmask`; what it was.
+pub(crate) fn change_mask(how: u64, mask: u64) -> u64 {
     let mut before = 0u64;
-    let arguments = [SIG_SETMASK, &raw const mask as u64, &raw mut before as u64, SIGNAL_SET_BYTES, 0, 0];
+    let arguments = [how, &raw const mask as u64, &raw mut before as u64, SIGNAL_SET_BYTES, 0, 0];
     // SAFETY: both are there; handlers find the thread as they always may.
     unsafe { syscall(SYS_RT_SIGPROCMASK, arguments) };
     before
@@ -179,6 +185,10 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *
     let Some(own) = own_action(base, signal) else { return 0 };
     let bit = 1 << (signal - 1);
     let [handler, flags, restorer, mask] = action(own);
+    // SAFETY: the running thread's own block, or null.
+    let wants = unsafe { known(base).as_ref() }.map_or(0, |tb| tb.wants_blocked);
+    // (Forced on a thread that blocks it, it ends the process: kernel/signal.c:force_sig_info_to_task.)
+    let handler = if info.is_forced() && wants & bit != 0 { SIG_DFL } else { handler };
     match handler {
         // (What the kernel forces on a thread it does not ignore.)
         SIG_IGN if !info.is_forced() => 0,

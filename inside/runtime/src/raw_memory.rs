@@ -11,7 +11,7 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
 use crate::raw_guarded::{copy, may_fault};
-use crate::raw_system::{SYS_GETPID, SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, syscall, syscall0};
+use crate::raw_system::{SYS_GETPID, SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, image_base, syscall, syscall0};
 
 const PAGE: u64 = 4096;
 /// Bytes of a string that are fetched at a time: by a system call, and without.
@@ -100,6 +100,10 @@ unsafe fn transfer(number: u64, pid: u64, local: u64, remote: u64, bytes: u64) -
 /// # Safety
 /// `target` is writable for `bytes` bytes.
 pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
+    if may_fault(image_base()) && source < USER_END && bytes <= USER_END - source {
+        // SAFETY: the caller vouches for `target`; `source` may not be there.
+        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
+    }
     // SAFETY: the kernel checks `source`; the caller vouches for `target`.
     unsafe { transfer(SYS_PROCESS_VM_READV, syscall0(SYS_GETPID) as u64, target, source, bytes) }
 }
@@ -117,6 +121,10 @@ pub(crate) fn read_own_word(address: u64) -> Result<u64, Errno> {
 /// # Safety
 /// `source` is readable for `bytes` bytes.
 pub(crate) unsafe fn write_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
+    if may_fault(image_base()) && target < USER_END && bytes <= USER_END - target {
+        // SAFETY: the caller vouches for `source`; `target` may not be there, and is to be written.
+        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
+    }
     // SAFETY: the kernel checks `target`; the caller vouches for `source`.
     unsafe { transfer(SYS_PROCESS_VM_WRITEV, syscall0(SYS_GETPID) as u64, source, target, bytes) }
 }

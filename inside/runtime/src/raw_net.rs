@@ -26,7 +26,7 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions::{
-    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, act, mask_of_thread, never_blocked, pass_on,
+    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, act, change_mask, mask_of_thread, never_blocked, pass_on,
     see_mask_of_call, set_mask,
 };
 use crate::raw_memory::{read_own_word, write_own};
@@ -175,7 +175,7 @@ fn before_without(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
     let never = never_blocked(base) != 0;
     match number {
         13 if never || regs.rdi == SIGCANCEL => act(base, block_of(base, regs).as_deref(), regs),
-        14 if never => block(base, block_of(base, regs).as_deref(), regs, None),
+        14 if never => block(base, block_of(base, regs), regs, None),
         15 if never => {
             let _ = keep_out_of_frame(base, regs);
             None
@@ -239,51 +239,70 @@ fn mask_of_call(regs: &PtRegs, number: i64) -> Option<u64> {
     read_own_word(Some(at).filter(|at| *at != 0)?).ok()
 }
 
-/// `rt_sigprocmask`, if it is one that blocks SIGSYS, or lets it come, or would block a signal that never is.
-fn block(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs, caught: Option<&mut u64>) -> Option<i64> {
-    if regs.rsi == 0 || regs.r10 != SIGNAL_SET_BYTES {
+/// `rt_sigprocmask`, if it is one that blocks SIGSYS, or lets it come, or has to do with a signal that is never blocked. That the
+/// thread wants to block such a signal is remembered, and shown to it.
+fn block(base: u64, tb: Option<&mut ThreadBlock>, regs: &PtRegs, caught: Option<&mut u64>) -> Option<i64> {
+    if regs.r10 != SIGNAL_SET_BYTES {
         return None;
     }
-    let set = read_own_word(regs.rsi).ok()?;
     let (never, armed) = (never_blocked(base), is_armed(base));
-    let change = |mask: u64| match regs.rdi {
-        SIG_BLOCK => (mask | set) & !never,
-        SIG_UNBLOCK => mask & !set,
-        _ => set & !never,
+    let wants = tb.as_ref().map_or(0, |tb| tb.wants_blocked) & never;
+    if regs.rsi == 0 {
+        if wants == 0 || regs.rdx == 0 {
+            return None;
+        }
+        let mask = caught.map_or_else(mask_of_thread, |mask| *mask) | wants;
+        return Some(tell_old(regs, mask));
+    }
+    let set = read_own_word(regs.rsi).ok()?;
+    let change = |mask: u64, among: u64| match regs.rdi {
+        SIG_BLOCK => (mask | set) & among,
+        SIG_UNBLOCK => mask & !set & among,
+        _ => set & among,
     };
     let how_known = matches!(regs.rdi, SIG_BLOCK | SIG_UNBLOCK | SIG_SETMASK);
     let would_block = regs.rdi != SIG_UNBLOCK && set & never != 0;
     let concerns_net = armed && (regs.rdi == SIG_SETMASK || set & SIGSYS_BIT != 0);
-    if !how_known || !would_block && !concerns_net {
+    if !how_known || !would_block && !concerns_net && wants == 0 {
         return None;
     }
-    let old = caught.as_ref().map_or_else(mask_of_thread, |mask| **mask);
-    if caught.is_none() && !would_block && (change(old) ^ old) & SIGSYS_BIT == 0 {
-        return None;
+    let real = |mask: u64| change(mask, !never);
+    let is_off = tb.as_ref().is_none_or(|tb| tb.net_until != 0);
+    // (What a `vfork` child blocks its creator does not.)
+    if let Some(tb) = tb.filter(|tb| !is_borrower(tb)) {
+        tb.wants_blocked = change(wants, never);
     }
-    // SAFETY: the word is there; the address may be any.
-    if regs.rdx != 0 && unsafe { write_own(regs.rdx, &raw const old as u64, 8) }.is_err() {
-        return Some(-EFAULT);
-    }
-    match caught {
+    let before = match caught {
         // The kernel takes it from there when the handler returns; until then the thread makes no other call.
         Some(mask) => {
-            *mask = change(old);
+            let before = *mask;
+            *mask = real(before);
             if *mask & SIGSYS_BIT != 0 {
                 switch(base, false);
             }
+            before
         }
-        None => {
+        None if armed => {
             let before = set_mask(u64::MAX);
-            let mask = change(before);
-            if armed && (mask ^ before) & SIGSYS_BIT != 0 {
-                let is_off = tb.is_none_or(|tb| tb.net_until != 0);
+            let mask = real(before);
+            if (mask ^ before) & SIGSYS_BIT != 0 {
                 switch(base, mask & SIGSYS_BIT == 0 && !is_off && is_armed(base));
             }
             set_mask(mask);
+            before
         }
+        None => change_mask(regs.rdi, set & !never),
+    };
+    Some(tell_old(regs, before | wants))
+}
+
+/// What a call that has been made instead of `rt_sigprocmask` returns: the old mask is stored where it is wanted.
+fn tell_old(regs: &PtRegs, old: u64) -> i64 {
+    // SAFETY: the word is there; the address may be any.
+    if regs.rdx != 0 && unsafe { write_own(regs.rdx, &raw const old as u64, 8) }.is_err() {
+        return -EFAULT;
     }
-    Some(0)
+    0
 }
 
 /// Words of a signal frame, from `struct ucontext` on, up to its mask, which is the last one.

@@ -317,6 +317,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     if tb.this == 0 || fresh_thread {
         (tb.next_call, tb.first_call) = (0, 0);
         (tb.shown_frame, tb.cancel_waits) = (0, 0);
+        tb.wants_blocked = 0;
         tb.apart_top = block as u64 + THREAD_BLOCK_BYTES;
         tb.apart_end = tb.apart_top - APART_LEVELS * APART_BYTES;
     }

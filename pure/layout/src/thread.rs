@@ -251,6 +251,8 @@ pub struct ThreadBlock {
     pub shown_instead: u64,
     /// 1: SIGCANCEL was postponed, and will be delivered again.
     pub cancel_waits: u32,
+    /// The signals among [`crate::net::Net::never_blocked`] that the thread has blocked, as far as it knows.
+    pub wants_blocked: u64,
     /// What is remembered of the thread (`inside/runtime/src/raw_identity.rs`): its name; its group and user, as
     /// `bpf_get_current_uid_gid` returns them.
     pub comm: [u64; 2],
