@@ -56,6 +56,7 @@ pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
 }
 
 /// A call begins. If it is one that changes the thread's name or user, nothing of that is remembered until it has been made.
+#[inline(never)]
 pub(crate) fn changes(base: u64, regs: &PtRegs, number: i64) {
     let names = number == SYS_PRCTL && regs.rdi == PR_SET_NAME;
     if !names && !IDENTITY_CHANGERS.iter().any(|changer| i64::from(*changer) == number) {

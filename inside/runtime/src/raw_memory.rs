@@ -63,6 +63,7 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
 }
 
 /// The word at any address.
+#[inline(never)]
 pub(crate) fn read_word(tb: &ThreadBlock, address: u64) -> Result<u64, Errno> {
     let mut word = 0u64;
     // SAFETY: there is room for a word.
@@ -74,6 +75,7 @@ pub(crate) fn read_word(tb: &ThreadBlock, address: u64) -> Result<u64, Errno> {
 ///
 /// # Safety
 /// `source` is readable for `bytes` bytes.
+#[inline(never)]
 pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     if target >= USER_END || bytes > USER_END - target {
         return Err(Errno::EFAULT);
@@ -86,6 +88,7 @@ pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> R
     unsafe { transfer(SYS_PROCESS_VM_WRITEV, tb.pid_tgid >> 32, source, target, bytes) }
 }
 
+#[inline(never)]
 unsafe fn transfer(number: u64, pid: u64, local: u64, remote: u64, bytes: u64) -> Result<(), Errno> {
     let local = IoVec { base: local, bytes };
     let remote = IoVec { base: remote, bytes };
@@ -99,6 +102,7 @@ unsafe fn transfer(number: u64, pid: u64, local: u64, remote: u64, bytes: u64) -
 ///
 /// # Safety
 /// `target` is writable for `bytes` bytes.
+#[inline(never)]
 pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     if may_fault(image_base()) && source < USER_END && bytes <= USER_END - source {
         // SAFETY: the caller vouches for `target`; `source` may not be there.
@@ -109,6 +113,7 @@ pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<()
 }
 
 /// The word at any address, also where the thread has no block.
+#[inline(never)]
 pub(crate) fn read_own_word(address: u64) -> Result<u64, Errno> {
     let mut word = 0u64;
     // SAFETY: there is room for a word.
@@ -120,6 +125,7 @@ pub(crate) fn read_own_word(address: u64) -> Result<u64, Errno> {
 ///
 /// # Safety
 /// `source` is readable for `bytes` bytes.
+#[inline(never)]
 pub(crate) unsafe fn write_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     if may_fault(image_base()) && target < USER_END && bytes <= USER_END - target {
         // SAFETY: the caller vouches for `source`; `target` may not be there, and is to be written.
