@@ -167,7 +167,8 @@ impl Bench {
 
     fn goals(&self) -> Vec<Goal> {
         let ours = || self.stops.iter().filter(|((what, _), _)| matches!(what, What::Attach(_) | What::Detach(_)));
-        let usual = ours().filter(|((what, threads), _)| *threads <= 10 && *what <= What::Attach(100));
+        let is_usual = |what: &What| matches!(what, What::Attach(sites) | What::Detach(sites) if *sites <= 100);
+        let usual = ours().filter(|((what, threads), _)| *threads <= 10 && is_usual(what));
         let medians = usual.filter_map(|(_, figures)| Some(Spread::of(figures)?.median / 1e3));
         let longest = ours().flat_map(|(_, figures)| figures.iter().map(|us| us / 1e3));
         let goal = |text: &str, figure, limit| Goal { text: text.to_owned(), figure, limit: Limit::AtMost(limit) };

@@ -33,7 +33,7 @@ impl Stopped {
         if let Some(borrowed) = self.borrowed.as_ref().filter(|borrowed| borrowed.tid == tid) {
             return Ok(borrowed.blocked);
         }
-        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+        let mask = self.signal_mask(tid)?;
         Ok(mask | self.signal_set(tid, "SigBlk")?)
     }
 
@@ -44,13 +44,30 @@ impl Stopped {
             borrowed.blocked &= !signals;
             return Ok(());
         }
-        let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
+        let mask = self.signal_mask(tid)?;
         ptrace::set_signal_mask(tid, mask & !signals).map_err(|error| self.gone("signal mask", error))
     }
 
-    /// The signals that wait for a thread to let them come, or to go on.
-    pub fn signals_pending(&self, tid: Tid) -> Result<u64, Error> {
-        self.signal_set(tid, "SigPnd")
+    /// Whether one of these signals waits for a thread to let it come, or to go on.
+    pub fn is_pending(&self, tid: Tid, signals: u64) -> Result<bool, Error> {
+        let (mut count, mut found) = (0, false);
+        for (signal, _) in ptrace::pending(tid) {
+            count += 1;
+            found |= signals & 1 << (signal - 1) != 0;
+        }
+        // (Where there are more, `/proc` has them all. It takes much longer.)
+        if found || count < ptrace::PENDING_MAX {
+            return Ok(found);
+        }
+        Ok(self.signal_set(tid, "SigPnd")? & signals != 0)
+    }
+
+    /// The signals that a thread blocks when it has ended the call that it may be in.
+    pub fn signal_mask(&self, tid: Tid) -> Result<u64, Error> {
+        match self.borrowed.as_ref().filter(|borrowed| borrowed.tid == tid) {
+            Some(borrowed) => Ok(borrowed.mask),
+            None => ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error)),
+        }
     }
 
     /// The signals that the process handles.

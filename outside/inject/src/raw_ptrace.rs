@@ -102,26 +102,33 @@ pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
     check(unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, tid as libc::pid_t, 8usize, pointer) }).map(drop)
 }
 
+/// Signals that wait for a stopped thread are looked at so many at a time.
+pub(crate) const PENDING_MAX: usize = 8;
+
+/// Number and `si_code` of the first signals, at most [`PENDING_MAX`], that wait for a stopped thread alone.
+pub(crate) fn pending(tid: Tid) -> impl Iterator<Item = (i32, i32)> {
+    let which = libc::ptrace_peeksiginfo_args { off: 0, flags: 0, nr: PENDING_MAX as i32 };
+    let mut infos = [const { std::mem::MaybeUninit::<libc::siginfo_t>::zeroed() }; PENDING_MAX];
+    let (arguments, buffer) = (&raw const which, infos.as_mut_ptr());
+    // SAFETY: PEEKSIGINFO reads the arguments, and writes at most `nr` structures: there is room for as many.
+    let filled = unsafe { libc::ptrace(libc::PTRACE_PEEKSIGINFO, tid as libc::pid_t, arguments, buffer) };
+    infos.into_iter().take(usize::try_from(filled).unwrap_or(0)).map(|info| {
+        // SAFETY: made of integers, zeroed and then filled.
+        let info = unsafe { info.assume_init() };
+        (info.si_signo, info.si_code)
+    })
+}
+
 /// Whether a signal waits for a stopped thread that one of its own instructions has caused (kernel/signal.c:SYNCHRONOUS_MASK), and
 /// that the thread does not block.
 pub(crate) fn has_exception_pending(tid: Tid) -> bool {
     const SYNCHRONOUS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGSYS];
-    const COUNT: usize = 8;
-    let which = libc::ptrace_peeksiginfo_args { off: 0, flags: 0, nr: COUNT as i32 };
-    let mut infos = [const { std::mem::MaybeUninit::<libc::siginfo_t>::zeroed() }; COUNT];
-    let (arguments, buffer) = (&raw const which, infos.as_mut_ptr());
-    // SAFETY: PEEKSIGINFO reads the arguments, and writes at most `nr` structures: there is room for as many.
-    let filled = unsafe { libc::ptrace(libc::PTRACE_PEEKSIGINFO, tid as libc::pid_t, arguments, buffer) };
-    let filled = usize::try_from(filled).unwrap_or(0).min(COUNT);
-    let is_exception = |info: &std::mem::MaybeUninit<libc::siginfo_t>| {
-        // SAFETY: made of integers, zeroed and then filled.
-        let info = unsafe { info.assume_init_ref() };
+    pending(tid).any(|(signal, code)| {
         // (What a process has sent has a code that is not positive.)
-        let is_own = info.si_code > 0 && SYNCHRONOUS.contains(&info.si_signo);
-        is_own && signal_mask(tid).is_ok_and(|mask| mask & (1 << (info.si_signo - 1)) == 0)
-    };
-    infos[..filled].iter().any(is_exception)
+        let is_own = code > 0 && SYNCHRONOUS.contains(&signal);
+        is_own && signal_mask(tid).is_ok_and(|mask| mask & (1 << (signal - 1)) == 0)
+    })
 }
 
 /// Which calls of a thread are dispatched to it as signals: `struct ptrace_sud_config` (include/uapi/linux/ptrace.h). Those from

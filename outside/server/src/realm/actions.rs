@@ -140,8 +140,9 @@ pub(super) fn take_for_good(
     let never = field(region, offset_of!(Net, never_blocked));
     let blocked = read_word(stopped, never)? | bits;
     stopped.write(never, &blocked.to_le_bytes())?;
+    // (None is in a call that blocks others.)
     for tid in stopped.threads().to_vec() {
-        if stopped.signals_blocked(tid)? & bits != 0 {
+        if stopped.signal_mask(tid)? & bits != 0 {
             stopped.unblock(tid, bits)?;
         }
     }

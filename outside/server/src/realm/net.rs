@@ -156,10 +156,7 @@ pub(super) fn is_calm(stopped: &inject::Stopped, region: u64, signals: u64) -> R
         let at_net_gate = net_gate(stopped, region, registers.rip).is_some();
         let at_gate = at_net_gate || gates.contains(&registers.rip);
         let changes = at_gate && !in_call && Changer::of(&registers).changes(stopped, signals);
-        if is_inside(registers.rip) && !waits && !at_net_gate
-            || changes
-            || stopped.signals_pending(tid)? & signals != 0
-        {
+        if is_inside(registers.rip) && !waits && !at_net_gate || changes || stopped.is_pending(tid, signals)? {
             return Ok(false);
         }
     }

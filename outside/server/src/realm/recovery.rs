@@ -33,6 +33,10 @@ const MEMFD_PREFIX: &str = "/memfd:ring3-";
 /// Pauses between rounds, from the first to the longest while somebody waits, and in the background. They grow: each round stops
 /// the process, and a thread must run to leave, with as many others waiting for a turn of milliseconds on its CPU.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
+/// Sites are restored for so long in one stop: with what a stop takes by itself, a process should not stand for 20 ms.
+const RESTORING_AT_ONCE: Duration = Duration::from_millis(4);
+/// A process that is left runs for so long between two such stops.
+const BETWEEN_SLICES: Duration = Duration::from_millis(2);
 const PAUSE_MAX_AWAITED: Duration = Duration::from_millis(128);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -89,17 +93,34 @@ impl Cleaning {
         }
     }
 
-    /// One round. `Ok(true)`: nothing of ours is left in the process.
+    /// One round, in as many stops as its sites need. `Ok(true)`: nothing of ours is left in the process.
     fn run(self) -> Result<bool, inject::Error> {
-        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| self.clean(stopped))?
+        let mut restored = 0;
+        loop {
+            let clean = |stopped: &mut inject::Stopped| self.clean(stopped, &mut restored);
+            match inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, clean)?? {
+                Some(done) => return Ok(done),
+                None => std::thread::sleep(BETWEEN_SLICES),
+            }
+        }
     }
 
-    fn clean(self, stopped: &mut inject::Stopped) -> Result<bool, inject::Error> {
+    /// One stop; `None`: `restored` sites are, and others are not yet.
+    fn clean(self, stopped: &mut inject::Stopped, restored: &mut usize) -> Result<Option<bool>, inject::Error> {
         if !net::take_in(stopped, self.region)? {
-            return Ok(false);
+            return Ok(Some(false));
         }
         let (kept, due): (Vec<_>, Vec<_>) = self.recoveries().into_iter().partition(is_kept_for_unwinders);
-        self.restore_sites(stopped, due)?;
+        let until = Instant::now() + RESTORING_AT_ONCE;
+        *restored += self.restore_sites(stopped, due.get(*restored..).unwrap_or_default(), until)?;
+        if *restored < due.len() {
+            return Ok(None);
+        }
+        self.clean_rest(stopped, kept).map(Some)
+    }
+
+    /// What is to be done when the sites are the process's own again.
+    fn clean_rest(self, stopped: &mut inject::Stopped, kept: Vec<(u32, Recovery)>) -> Result<bool, inject::Error> {
         homes::restore(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::take_in(stopped, self.region)? {
@@ -114,7 +135,7 @@ impl Cleaning {
         }
         // A thread inside may be about to replace a return address, which an unwinder must not see. Now no thread is, and
         // all return addresses are those of the process.
-        self.restore_sites(stopped, kept)?;
+        self.restore_sites(stopped, &kept, Instant::now() + STOP_WITHIN)?;
         self.leave_cancels(stopped)?;
         self.release_gs(stopped)?;
         for (start, bytes) in self.map_ranges()? {
@@ -161,14 +182,24 @@ impl Cleaning {
         kinds.zip(recovery.chunks_exact(size_of::<Recovery>()).filter_map(value_from)).collect()
     }
 
-    /// Restores the bytes of sites, and leads threads out of their stubs.
-    fn restore_sites(self, stopped: &mut inject::Stopped, sites: Vec<(u32, Recovery)>) -> Result<(), inject::Error> {
-        let entries: Vec<Recovery> = sites.into_iter().map(|(_, entry)| entry).collect();
-        for entry in &entries {
+    /// Restores the bytes of sites, and leads threads out of their stubs. How many it were until that time, at least one.
+    fn restore_sites(
+        self,
+        stopped: &mut inject::Stopped,
+        sites: &[(u32, Recovery)],
+        until: Instant,
+    ) -> Result<usize, inject::Error> {
+        let mut entries = vec![];
+        for (_, entry) in sites {
             let length = (entry.bytes as usize).min(entry.written.len());
             put_back(stopped, entry.site, &entry.written[..length], &entry.original[..length])?;
+            entries.push(*entry);
+            if Instant::now() >= until {
+                break;
+            }
         }
-        self.move_threads_home(stopped, &entries)
+        self.move_threads_home(stopped, &entries)?;
+        Ok(entries.len())
     }
 
     /// Threads that are at displaced instructions, where they may wait in a system call for any time, go on at the original ones,
