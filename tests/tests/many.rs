@@ -267,3 +267,32 @@ fn a_tool_that_takes_all_it_can_get_leaves_room_for_others() {
     let refused = errors.iter().filter(|line| line.contains("Disk quota exceeded")).count() as u64;
     assert!(refused >= 600 - count, "{refused} of {}", 600 - count);
 }
+
+/// Its file is analysed while others are served. A probe is there from the first instruction, or when `attach` returns.
+#[test]
+fn a_large_file_is_analysed_before_its_process_goes_on() {
+    let bench = Bench::ring3();
+    let binary = bench.victim(victim("large", "gcc", "large.c", &[]));
+    let probe = format!("{}:work", binary.display());
+    let mut counter = bench.counting(&[&probe]);
+    let mut process = ready(&mut bench.target(&binary));
+    process.say("go");
+    assert_eq!(process.line(), "2000");
+    assert_eq!(counter.total(&probe), 2000);
+    assert_eq!(process.finish().0, Some(0));
+    // Nothing is known of a copy.
+    let copy = bench.folder().join("copy");
+    std::fs::copy(&binary, &copy).expect("copied");
+    let mut process = ready(&mut std::process::Command::new(&copy));
+    let pid = process.pid().to_string();
+    let probe = format!("{}:work", copy.display());
+    let mut counter = bench.counting(&[&probe]);
+    let (code, _, error) = bench.run(&["attach", &pid]);
+    assert_eq!(code, Some(0), "{error}");
+    process.say("go");
+    assert_eq!(process.line(), "2000");
+    assert_eq!(counter.total(&probe), 1000);
+    let (code, _, error) = bench.run(&["detach", "--verify", &pid]);
+    assert_eq!(code, Some(0), "{error}");
+    assert_eq!(process.finish().0, Some(0));
+}

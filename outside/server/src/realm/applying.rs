@@ -1,14 +1,19 @@
 //! Doing in targets what their links want, at once or later.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+use ring3_inject as inject;
 
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::modules::ANALYSIS_AT_ONCE;
+use super::modules::{ANALYSIS_AT_ONCE, FileKey, likely_file_of};
 use super::recovery::{self, Patience};
+use super::target::code_of;
 use super::terminal::Hearer;
-use super::tracer::{Actor, LONG};
+use super::tracer::{Actor, Command, LONG};
 
 /// What is in the way for a moment only is tried again after so many milliseconds each, while everybody else waits.
 const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];
@@ -41,6 +46,36 @@ impl Actor {
         }
     }
 
+    /// Has the large files of a process analysed that nothing is known of.
+    pub(super) fn look_for_large_files(&mut self, pid: u32) {
+        let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
+        let with_files = code_of(&mappings).filter(|mapping| mapping.inode != 0);
+        let paths: BTreeSet<PathBuf> = with_files.filter_map(|mapping| likely_file_of(pid, mapping)).collect();
+        let awaited: Vec<FileKey> = paths.iter().filter_map(|path| self.shared.modules().awaits(path)).collect();
+        if !awaited.is_empty() {
+            self.unanalysed.insert(pid, awaited);
+        }
+        self.analyse_awaited();
+    }
+
+    /// Whether files of a process that were looked for are not analysed yet.
+    pub(super) fn awaits_files(&mut self, pid: u32) -> bool {
+        let Some(awaited) = self.unanalysed.get(&pid) else { return false };
+        let modules = self.shared.modules();
+        if awaited.iter().any(|key| modules.is_awaited(key)) {
+            return true;
+        }
+        drop(modules);
+        self.unanalysed.remove(&pid);
+        false
+    }
+
+    /// What waited for files is done when they are analysed.
+    fn analyse_awaited(&self) {
+        let sender = self.sender.clone();
+        self.shared.analyse_awaited(move || sender.send(Command::Requests));
+    }
+
     /// The flag: not all of its files were looked at.
     fn apply_once(&mut self, pid: u32) -> (Result<(), Refusal>, bool) {
         let is_followed = self.executions.contains_key(&pid);
@@ -55,6 +90,7 @@ impl Actor {
             target.budget.charge(began, began.elapsed());
         }
         self.has_orphans |= self.parted.len() > before;
+        self.analyse_awaited();
         (applied, is_cut_short)
     }
 

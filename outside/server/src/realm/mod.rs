@@ -87,6 +87,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Targets that were let go are remembered for `ring3 status`, the latest ones.
 const LET_GO_SHOWN_MAX: usize = 16;
+/// How often who waits for a large file to be analysed looks whether it is.
+const ANALYSED_EVERY: Duration = Duration::from_millis(2);
 
 /// A map's memory as targets map it.
 #[derive(Debug)]
@@ -515,6 +517,14 @@ impl Realm {
 
     /// Whether the instruction at `offset` of `file` (or the return from there, with `ret`) can be probed at all.
     pub fn check_site(&self, file: &Path, offset: u64, ret: bool) -> Result<(), Refusal> {
+        // (Who asks waits; others do not.)
+        let awaited = self.shared.modules().awaits(file);
+        if let Some(key) = awaited {
+            self.shared.analyse_awaited(|| {});
+            while self.shared.modules().is_awaited(&key) {
+                std::thread::sleep(ANALYSED_EVERY);
+            }
+        }
         modules::check_site(&mut self.shared.modules(), file, offset, ret)
     }
 
@@ -600,6 +610,22 @@ impl Realm {
 }
 
 impl Shared {
+    /// Begins to analyse the large files that are wanted, unless that has begun; then does something, when it has ended.
+    fn analyse_awaited(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
+        if !self.modules().takes_worker() {
+            return;
+        }
+        let shared = self.clone();
+        let work = move || {
+            modules::analyse_awaited(&shared.modules);
+            then();
+        };
+        if let Err(error) = std::thread::Builder::new().name("ring3-files".into()).spawn(work) {
+            tracing::warn!("a thread to analyse files: {error}");
+            self.modules().give_up_awaited();
+        }
+    }
+
     fn modules(&self) -> MutexGuard<'_, modules::Modules> {
         self.modules.lock().expect("no panic under this lock")
     }

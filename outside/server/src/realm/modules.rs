@@ -2,12 +2,12 @@
 //!
 //! Files are parsed outside any stop and remembered by device, inode, size and modification time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ring3_elf::File as Elf;
@@ -39,6 +39,8 @@ pub(super) const ANALYSIS_AT_ONCE: Duration = Duration::from_secs(1);
 const KEPT_ENTRIES_MAX: usize = 1 << 20;
 /// Letters of a symbol's name that are kept. (C++ has some of thousands.)
 const NAME_LETTERS_MAX: usize = 1024;
+/// Files larger than this are analysed by a thread of their own, while others are served.
+const AT_ONCE_BYTES_MAX: u64 = 32 << 20;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
@@ -193,6 +195,11 @@ pub(super) struct SyscallPlans {
 }
 
 impl SyscallPlans {
+    /// Of a file of which nothing is known, for a reason.
+    fn unknown(why: &str) -> SyscallPlans {
+        SyscallPlans { left: vec![(0, why.to_owned())], ..SyscallPlans::default() }
+    }
+
     /// The calls that lie in a mapping of the file, at the addresses there.
     pub(super) fn in_mapping<'a>(
         &'a self,
@@ -262,6 +269,111 @@ pub(super) struct Modules {
     until: Option<Instant>,
     /// Files were passed over since it began.
     cut_short: bool,
+    /// Large files that are wanted and not analysed yet; the first ones are in `queue`, unless that is done just now.
+    awaited: HashSet<FileKey>,
+    queue: VecDeque<(FileKey, PathBuf)>,
+    has_worker: bool,
+}
+
+/// What is to be known of a large file.
+struct Analysis {
+    file: Result<CodeFile, Refusal>,
+    syscalls: SyscallPlans,
+    specials: Specials,
+    rseq_offset: Option<u64>,
+}
+
+impl Analysis {
+    /// Nothing if the path does not lead to the file any more. (It may be that of a process that has ended.)
+    fn of(key: FileKey, path: &Path) -> Option<Analysis> {
+        let (_, file) = open(path).ok().filter(|(now, _)| *now == key)?;
+        let file = parse(file, path);
+        let of = |file: &CodeFile| (syscall_plans(file), unwind_sites(file.elf()), rseq_offset(file));
+        let (syscalls, specials, rseq_offset) = match &file {
+            Ok(file) => of(file),
+            Err(refusal) => (SyscallPlans::unknown(&refusal.message), vec![], None),
+        };
+        Some(Analysis { file, syscalls, specials, rseq_offset })
+    }
+}
+
+// ---- large files ----
+
+/// Analyses the large files that are wanted, in a thread of its own, until there are none.
+pub(super) fn analyse_awaited(modules: &Mutex<Modules>) {
+    let lock = || modules.lock().expect("no panic under this lock");
+    loop {
+        let Some((key, path)) = lock().next_awaited() else { return };
+        let analysis = std::panic::catch_unwind(|| Analysis::of(key, &path)).unwrap_or_else(|_| {
+            let refusal = Refusal::new(Errno::EINVAL, format!("{}: it cannot be analysed", path.display()));
+            let syscalls = SyscallPlans::unknown(&refusal.message);
+            Some(Analysis { file: Err(refusal), syscalls, specials: vec![], rseq_offset: None })
+        });
+        lock().learn(key, analysis);
+    }
+}
+
+impl Modules {
+    /// Whether a file at this path is large and not analysed yet. Then it will be.
+    pub(super) fn awaits(&mut self, path: &Path) -> Option<FileKey> {
+        let (key, _) = open(path).ok()?;
+        let is_known = key.bytes <= AT_ONCE_BYTES_MAX || self.syscalls.contains_key(&key);
+        (!is_known).then(|| {
+            self.want(key, path);
+            key
+        })
+    }
+
+    /// Whether it is not analysed yet.
+    pub(super) fn is_awaited(&self, key: &FileKey) -> bool {
+        self.awaited.contains(key)
+    }
+
+    /// Whether somebody is to begin [`analyse_awaited`]; he is who has been told so.
+    pub(super) fn takes_worker(&mut self) -> bool {
+        !self.queue.is_empty() && !std::mem::replace(&mut self.has_worker, true)
+    }
+
+    /// There is nobody to analyse them.
+    pub(super) fn give_up_awaited(&mut self) {
+        self.has_worker = false;
+        self.queue.clear();
+        self.awaited.clear();
+    }
+
+    fn want(&mut self, key: FileKey, path: &Path) {
+        if self.awaited.insert(key) {
+            self.queue.push_back((key, path.to_owned()));
+        }
+    }
+
+    fn next_awaited(&mut self) -> Option<(FileKey, PathBuf)> {
+        let next = self.queue.pop_front();
+        self.has_worker = next.is_some();
+        next
+    }
+
+    fn learn(&mut self, key: FileKey, analysis: Option<Analysis>) {
+        self.awaited.remove(&key);
+        let Some(Analysis { file, syscalls, specials, rseq_offset }) = analysis else { return };
+        if let Ok(file) = file {
+            self.keep(key, file);
+        }
+        self.note(key, syscalls.plans.len() + syscalls.left.len() + specials.len());
+        self.syscalls.insert(key, Arc::new(syscalls));
+        self.specials.insert(key, Arc::new(specials));
+        self.rseq_offsets.insert(key, rseq_offset);
+    }
+
+    /// Whether a file is passed over now: the turn is over before it is analysed, or it is a large one.
+    fn passes(&mut self, key: &FileKey, path: &Path) -> bool {
+        if key.bytes <= AT_ONCE_BYTES_MAX || self.recent.iter().any(|(known, _)| known == key) {
+            return self.is_cut_short(key);
+        }
+        self.want(*key, path);
+        self.cut_short = true;
+        true
+    }
 }
 
 impl Modules {
@@ -281,6 +393,10 @@ impl Modules {
             return known.clone();
         }
         let (key, file) = open(path)?;
+        if key.bytes > AT_ONCE_BYTES_MAX && self.passes(&key, path) {
+            let what = format!("{}: a large file, which is not analysed yet; try again", path.display());
+            return Err(Refusal::new(Errno::EBUSY, what));
+        }
         let found = self.parsed(key, file, path).and_then(|file| static_site(file, path, offset).map(Arc::new));
         self.sites.insert((key, offset), found.clone());
         found
@@ -292,7 +408,7 @@ impl Modules {
         if let Some(known) = self.specials.get(&key) {
             return known.clone();
         }
-        if self.is_cut_short(&key) {
+        if self.passes(&key, path) {
             return Arc::default();
         }
         let found = self.parsed(key, file, path).map(|file| Arc::new(unwind_sites(file.elf()))).unwrap_or_default();
@@ -307,10 +423,10 @@ impl Modules {
         if let Some(known) = self.syscalls.get(&key) {
             return known.clone();
         }
-        let unknown = |refusal: Refusal| SyscallPlans { left: vec![(0, refusal.message)], ..SyscallPlans::default() };
-        if self.is_cut_short(&key) {
-            return Arc::new(unknown(Refusal::new(Errno::EBUSY, "its file is not analysed yet")));
+        if self.passes(&key, path) {
+            return Arc::new(SyscallPlans::unknown("its file is not analysed yet"));
         }
+        let unknown = |refusal: Refusal| SyscallPlans::unknown(&refusal.message);
         let found = Arc::new(self.parsed(key, file, path).map_or_else(unknown, syscall_plans));
         self.syscalls.insert(key, found.clone());
         self.note(key, found.plans.len() + found.left.len());
@@ -323,11 +439,10 @@ impl Modules {
         if let Some(known) = self.rseq_offsets.get(&key) {
             return *known;
         }
-        let find = |file: &CodeFile| {
-            let elf = file.elf();
-            elf.find_variable("__rseq_offset")?.checked_sub(elf.offset_to_vaddr(0)?)
-        };
-        let found = self.parsed(key, file, path).ok().and_then(find);
+        if self.passes(&key, path) {
+            return None;
+        }
+        let found = self.parsed(key, file, path).ok().and_then(rseq_offset);
         self.rseq_offsets.insert(key, found);
         self.note(key, 0);
         found
@@ -371,19 +486,21 @@ impl Modules {
         }
     }
 
+    /// Keeps a parsed file, as the latest one.
+    fn keep(&mut self, key: FileKey, file: CodeFile) {
+        self.recent.push((key, file));
+        let total = |recent: &[(FileKey, CodeFile)]| recent.iter().map(|(key, _)| key.bytes).sum::<u64>();
+        while self.recent.len() > 1 && total(&self.recent) > KEPT_BYTES_MAX {
+            self.recent.remove(0);
+        }
+    }
+
     /// The parsed file. Some are kept, since tools ask for one site after the other.
     fn parsed(&mut self, key: FileKey, file: File, path: &Path) -> Result<&CodeFile, Refusal> {
         let at = match self.recent.iter().position(|(known, _)| *known == key) {
             Some(at) => at,
             None => {
-                let bytes = read(file, path)?;
-                let parsed = CodeFile::parse(bytes)
-                    .map_err(|error| Refusal::new(Errno::EINVAL, format!("{}: {error}", path.display())))?;
-                self.recent.push((key, parsed));
-                let total = |recent: &[(FileKey, CodeFile)]| recent.iter().map(|(key, _)| key.bytes).sum::<u64>();
-                while self.recent.len() > 1 && total(&self.recent) > KEPT_BYTES_MAX {
-                    self.recent.remove(0);
-                }
+                self.keep(key, parse(file, path)?);
                 self.recent.len() - 1
             }
         };
@@ -391,6 +508,16 @@ impl Modules {
         self.recent.push(found);
         Ok(&self.recent.last().expect("just pushed").1)
     }
+}
+
+fn parse(file: File, path: &Path) -> Result<CodeFile, Refusal> {
+    let bytes = read(file, path)?;
+    CodeFile::parse(bytes).map_err(|error| Refusal::new(Errno::EINVAL, format!("{}: {error}", path.display())))
+}
+
+fn rseq_offset(file: &CodeFile) -> Option<u64> {
+    let elf = file.elf();
+    elf.find_variable("__rseq_offset")?.checked_sub(elf.offset_to_vaddr(0)?)
 }
 
 /// Whether the instruction at `offset` of `path`, or with `ret` the return of the function that begins there,

@@ -233,6 +233,11 @@ impl Actor {
             request::KIND_OVER_BUDGET => self.switch_off(asker, (argument >> 32) as u32, argument as u32),
             request::KIND_FILTER => self.meet_filter((asker, pid), argument),
             request::KIND_MAPPING_ADDED => {
+                self.look_for_large_files(asker);
+                if self.awaits_files(asker) {
+                    // (Requests are looked at again when they are analysed.)
+                    return Served::Handed;
+                }
                 if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
                     tracing::warn!(pid = asker, "new mappings: {refusal}");
                 }

@@ -19,7 +19,7 @@ use super::TargetStatus;
 use super::doorbell::EventFd;
 use super::executions::{Announcer, EXEC_WITHIN, Ended, Execution, Kept, Work};
 use super::leftovers::leftovers;
-use super::modules::ANALYSIS_AT_ONCE;
+use super::modules::{ANALYSIS_AT_ONCE, FileKey};
 use super::placing::Series;
 use super::recovery::Patience;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
@@ -43,6 +43,8 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 const JUDGE_EVERY: Duration = Duration::from_millis(900);
 /// How often unfinished cleaning is tried again.
 const RETRY_EVERY: Duration = Duration::from_millis(10);
+/// Large files of a process are analysed before something is done in it, if that takes no longer than this.
+const ANALYSED_WITHIN: Duration = Duration::from_secs(25);
 /// A process that leaves is waited for so long while everybody else waits.
 const LEAVE_AT_ONCE: Duration = Duration::from_millis(20);
 
@@ -74,6 +76,19 @@ impl Command {
             Command::AddTarget(pid, ..) => Some(*pid),
             _ => None,
         }
+    }
+
+    /// The process whose files are looked at first.
+    fn looks_at(&self) -> Option<u32> {
+        match self {
+            Command::AtNewProgram(pid, ..) => Some(*pid),
+            command => command.needs(),
+        }
+    }
+
+    /// Whether it is about the first instruction of a new program.
+    fn is_at_beginning(&self) -> bool {
+        matches!(self, Command::AtNewProgram(..))
     }
 }
 
@@ -120,6 +135,7 @@ impl Tracer {
                 rung: false,
                 requests_wait: false,
                 deferred: vec![],
+                unanalysed: BTreeMap::new(),
                 departures: vec![],
                 behind: BTreeMap::new(),
                 cleaned: BTreeSet::new(),
@@ -214,6 +230,8 @@ pub(super) struct Actor {
     pub(super) requests_wait: bool,
     /// What is for a process that cannot be stopped at present, or is leaving, and until when it may wait.
     deferred: Vec<(Instant, Command)>,
+    /// Large files of processes that are being analysed.
+    pub(super) unanalysed: BTreeMap<u32, Vec<FileKey>>,
     /// Targets that users want to be none any more.
     departures: Vec<Departure>,
     /// Targets in which something should have changed and could not, and when it is tried again.
@@ -322,7 +340,7 @@ impl Actor {
     fn obey_deferred(&mut self) {
         let now = Instant::now();
         for (until, command) in std::mem::take(&mut self.deferred) {
-            match command.needs().is_some_and(|pid| self.must_wait_for(pid)) && now < until {
+            match self.is_for_later(&command).is_some() && now < until {
                 true => self.deferred.push((until, command)),
                 false => self.obey(command),
             }
@@ -330,10 +348,23 @@ impl Actor {
     }
 
     fn handle(&mut self, command: Command) {
-        match command.needs().is_some_and(|pid| self.must_wait_for(pid)) {
-            true => self.deferred.push((Instant::now() + LEAVE_WITHIN, command)),
-            false => self.obey(command),
+        if let Some(pid) =
+            command.looks_at().filter(|pid| command.is_at_beginning() || !self.targets.contains_key(pid))
+        {
+            self.look_for_large_files(pid);
         }
+        match self.is_for_later(&command) {
+            Some(within) => self.deferred.push((Instant::now() + within, command)),
+            None => self.obey(command),
+        }
+    }
+
+    /// Whether a command has to wait, and for how long at most.
+    fn is_for_later(&mut self, command: &Command) -> Option<Duration> {
+        if command.looks_at().is_some_and(|pid| self.awaits_files(pid)) {
+            return Some(ANALYSED_WITHIN);
+        }
+        command.needs().is_some_and(|pid| self.must_wait_for(pid)).then_some(LEAVE_WITHIN)
     }
 
     fn obey(&mut self, command: Command) {
