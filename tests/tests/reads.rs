@@ -67,7 +67,7 @@ fn what_is_there_is_read_and_what_is_not_is_an_error() {
 
 #[test]
 fn so_it_is_in_threads_that_block_every_signal() {
-    check(&["threads", "blocked"]);
+    check(&["threads", "blocked", "unmapped stack"]);
 }
 
 #[test]
@@ -114,9 +114,30 @@ fn a_process_that_waits_with_the_signal_blocked_is_read_by_system_calls() {
     assert!(how.as_deref().is_some_and(|how| how.starts_with("by system calls: ")), "{how:?}");
 }
 
+/// Who is sent a signal while he blocks it has blocked it in truth from then on.
+#[test]
+fn signals_that_are_sent_wait_until_they_are_let_come() {
+    let (told, read, how) = run(&Bench::ring3(), &["go", "waits", "go"], false);
+    assert_eq!(read, expected(&told));
+    assert!(how.as_deref().is_some_and(|how| how.starts_with("by system calls: ")), "{how:?}");
+}
+
 #[test]
 fn processes_end_by_their_own_faults_as_they_would() {
-    for word in ["fault", "bus", "raise", "ignored", "overflow", "handled", "unhandled", "once", "while blocked"] {
+    for word in [
+        "fault",
+        "bus",
+        "raise",
+        "ignored",
+        "overflow",
+        "handled",
+        "unhandled",
+        "once",
+        "while blocked",
+        "again",
+        "sent again",
+        "strict",
+    ] {
         let mut without = ready(&mut std::process::Command::new(reader()));
         assert_eq!(say(&mut without, word), "", "{word}");
         let bench = Bench::ring3();

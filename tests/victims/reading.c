@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -189,6 +190,43 @@ static void touch_closed(int rounds)
     }
 }
 
+// Children that share the memory have actions of their own.
+static void spawn(void)
+{
+    char *arguments[] = { "true", 0 };
+    pid_t child;
+    if (posix_spawnp(&child, "true", 0, 0, arguments, environ) || waitpid(child, 0, 0) != child || system("true"))
+        abort();
+    child = vfork();
+    if (!child) {
+        signal(SIGSEGV, SIG_IGN);
+        signal(SIGBUS, SIG_DFL);
+        execlp("true", "true", (char *)0);
+        _exit(1);
+    }
+    waitpid(child, 0, 0);
+}
+
+// Signals that are sent wait where they are blocked.
+static void await_blocked(void)
+{
+    sigset_t some, before;
+    siginfo_t info;
+    sigemptyset(&some);
+    sigaddset(&some, SIGSEGV);
+    sigaddset(&some, SIGBUS);
+    sigprocmask(SIG_BLOCK, &some, &before);
+    look_around();
+    raise(SIGSEGV);
+    kill(getpid(), SIGBUS);
+    look_around();
+    for (int i = 0; i < 2; i++)
+        if (sigtimedwait(&some, &info, &(struct timespec){ 5 }) < 0 || info.si_pid != getpid())
+            abort();
+    sigprocmask(SIG_SETMASK, &before, 0);
+    look_around();
+}
+
 static void own(void)
 {
     struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO }, found;
@@ -199,12 +237,14 @@ static void own(void)
         abort();
     alternate = (stack_t){ 0 };
     touch_closed(200);
+    spawn();
+    touch_closed(1);
     alternate = (stack_t){ .ss_sp = malloc(65536), .ss_size = 65536 };
     sigaltstack(&alternate, 0);
     action.sa_flags |= SA_ONSTACK;
     sigaction(SIGSEGV, &action, 0);
     touch_closed(200);
-    if (came % 400)
+    if (came % 401)
         abort();
     signal(SIGSEGV, SIG_DFL);
 }
@@ -367,6 +407,15 @@ static int overflow(volatile int depth)
 
 static void on_overflow(int signal) { _exit(7); }
 
+static void fault_again(int signal) { *(volatile char *)8 = 1; }
+
+static void send_again(int signal, siginfo_t *info, void *context)
+{
+    struct sigaction none = { .sa_handler = SIG_DFL };
+    sigaction(signal, &none, 0);
+    syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
+}
+
 static void end(const char *how)
 {
     if (!strcmp(how, "fault")) *(volatile char *)0 = 1;
@@ -379,6 +428,22 @@ static void end(const char *how)
         sigaltstack(&(stack_t){ .ss_sp = malloc(65536), .ss_size = 65536 }, 0);
         sigaction(SIGSEGV, &action, 0);
         overflow(0);
+    }
+    if (!strcmp(how, "again")) {
+        signal(SIGSEGV, fault_again);
+        *(volatile char *)0 = 1;
+    }
+    if (!strcmp(how, "sent again")) {
+        struct sigaction action = { .sa_sigaction = send_again, .sa_flags = SA_SIGINFO };
+        sigaction(SIGSEGV, &action, 0);
+        if (!mmap(0, 1, 0, 0, -1, 0))
+            return;
+        syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGSEGV,
+                &(siginfo_t){ .si_signo = SIGSEGV, .si_code = SEGV_MAPERR });
+    }
+    if (!strcmp(how, "strict")) {
+        syscall(SYS_prctl, PR_SET_SECCOMP, 1);
+        *(volatile char *)0 = 1;
     }
     // A handler does not help who blocks the signal.
     if (!strcmp(how, "while blocked")) {
@@ -428,6 +493,13 @@ int main(void)
         if (!strcmp(line, "blocked")) blocked();
         if (!strcmp(line, "forks")) forks();
         if (!strcmp(line, "racing")) racing();
+        if (!strcmp(line, "waits")) await_blocked();
+        if (!strcmp(line, "unmapped stack")) {
+            stack_t stack = { .ss_sp = mmap(0, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), .ss_size = 65536 };
+            sigaltstack(&stack, 0);
+            munmap(stack.ss_sp, stack.ss_size);
+            look_around();
+        }
         if (!strcmp(line, "suspended")) suspended();
         if (!strcmp(line, "jumping")) jumping();
         end(line);

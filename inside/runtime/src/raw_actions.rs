@@ -10,14 +10,15 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use ring3_layout::net::{FAULT_BITS, OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS};
 use ring3_layout::realm::request;
 use ring3_layout::syscall::SIGCANCEL;
-use ring3_layout::thread::ThreadBlock;
+use ring3_layout::thread::{PASSED_FRAMES_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::raw_guarded::interrupt_copy;
 use crate::raw_memory::{read_own, write_own};
-use crate::raw_net::{Context, Info, is_armed, is_borrower, net, switch};
+use crate::raw_net::{Context, Info, borrows_memory, is_armed, net, switch};
 use crate::raw_request::file;
 use crate::raw_syscalls::own_ids;
-use crate::raw_system::{SYS_GETTID, SYS_TKILL, syscall, syscall0};
+use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_TKILL, syscall, syscall0};
 use crate::raw_thread::known;
 use crate::raw_unwound;
 
@@ -27,12 +28,20 @@ const SIG_IGN: u64 = 1;
 pub(crate) const SIG_BLOCK: u64 = 0;
 pub(crate) const SIG_UNBLOCK: u64 = 1;
 pub(crate) const SIG_SETMASK: u64 = 2;
+/// Flags that the kernel keeps (include/linux/signal.h:UAPI_SA_FLAGS).
+const SA_KNOWN: u64 = 0xdc00_0807;
+/// SIGKILL and SIGSTOP in a mask.
+const KILL_AND_STOP: u64 = 1 << 8 | 1 << 18;
 const SA_ONSTACK: u64 = 0x0800_0000;
 const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
 const SYS_RT_SIGACTION: u64 = 13;
 const SYS_RT_SIGPROCMASK: u64 = 14;
+const SYS_RT_SIGQUEUEINFO: u64 = 129;
+const SYS_RT_TGSIGQUEUEINFO: u64 = 297;
+/// `si_code` of a signal for one thread.
+const SI_TKILL: u32 = -6i32 as u32;
 const EFAULT: i64 = 14;
 
 /// The signals that no thread really blocks.
@@ -86,7 +95,7 @@ pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<
     if regs.r10 != SIGNAL_SET_BYTES || !(1..=SIGNALS as u64).contains(&signal) {
         return None;
     }
-    let borrows = tb.is_some_and(is_borrower);
+    let borrows = (regs.rsi != 0 || own_action(base, signal).is_some()) && borrows_memory(base, tb);
     let mut new = [0u64; 4];
     // SAFETY: room for the action; the address may be any.
     if regs.rsi != 0 && unsafe { read_own(new.as_mut_ptr() as u64, regs.rsi, 32) }.is_err() {
@@ -104,7 +113,9 @@ pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<
         old = action(own);
         // What a `vfork` child makes of it ends when it executes something.
         if regs.rsi != 0 && !borrows {
-            set_action(own, signal, new);
+            // (As kernel/signal.c:do_sigaction keeps it.)
+            let [handler, flags, restorer, mask] = new;
+            set_action(own, signal, [handler, flags & SA_KNOWN, restorer, mask & !KILL_AND_STOP]);
         }
     } else {
         *mask &= !wants;
@@ -166,10 +177,10 @@ fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
     let is_handled = new[0] > SIG_IGN;
     let mut mirrored = SA_RESTART;
     if FAULT_BITS & 1 << (signal - 1) != 0 {
-        // A fault may be that the stack is used up.
+        // A fault may be that the stack is used up. And who handles none may have something else on the alternate stack.
         mirrored |= SA_ONSTACK;
     }
-    let flags = if is_handled { new[1] & mirrored } else { mirrored };
+    let flags = if is_handled { new[1] & mirrored } else { SA_RESTART };
     real[1] = real[1] & !mirrored | flags;
     // SAFETY: the action that is ours, with another flag.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
@@ -180,42 +191,42 @@ fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
 ///
 /// # Safety
 /// As for `raw_net::caught`.
-pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *mut u64) -> u64 {
+pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, frame: *mut u64) -> u64 {
     let signal = u64::from(info.signal());
     let Some(own) = own_action(base, signal) else { return 0 };
     let bit = 1 << (signal - 1);
     let [handler, flags, restorer, mask] = action(own);
     // SAFETY: the running thread's own block, or null.
-    let wants = unsafe { known(base).as_ref() }.map_or(0, |tb| tb.wants_blocked);
+    let tb = unsafe { known(base).as_mut() };
+    let wants = tb.as_ref().map_or(0, |tb| tb.wants_blocked);
+    if !info.is_forced() && wants & bit & FAULT_BITS != 0 {
+        hold_back(base, info, context);
+        return 0;
+    }
     // (Forced on a thread that blocks it, it ends the process: kernel/signal.c:force_sig_info_to_task.)
     let handler = if info.is_forced() && wants & bit != 0 { SIG_DFL } else { handler };
     match handler {
         // (What the kernel forces on a thread it does not ignore.)
         SIG_IGN if !info.is_forced() => 0,
         SIG_DFL | SIG_IGN => {
-            let default = [SIG_DFL; 4];
-            // SAFETY: the signal is about to end the process, as it would without us.
-            unsafe { syscall(SYS_RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
-            if is_armed(base) {
-                switch(base, false);
-            }
-            if info.is_forced() && bit & FAULT_BITS != 0 {
-                // Its instruction faults again, with the registers that a core dump should have.
-                return 0;
-            }
-            set_mask(context.mask() & !bit);
-            let own = syscall0(SYS_GETTID) as u64;
-            // SAFETY: to itself.
-            unsafe { syscall(SYS_TKILL, [own, signal, 0, 0, 0, 0]) };
+            end_by(base, info, context);
             0
         }
         _ => {
             let itself = if flags & SA_NODEFER == 0 { bit } else { 0 };
             if flags & SA_RESETHAND != 0 {
-                set_action(own, signal, [SIG_DFL; 4]);
+                set_action(own, signal, [SIG_DFL, flags, restorer, mask]);
             }
-            let all = (context.mask() | mask | itself) & !never_blocked(base);
+            let never = never_blocked(base);
+            let all = context.mask() | mask | itself;
             set_mask(u64::MAX);
+            if let Some(tb) = tb {
+                // The process finds its mask in the frame. From there it is taken again when the handler returns.
+                context.set_mask(context.mask() | wants & never);
+                remember_frame(tb, &raw const *context as u64);
+                tb.wants_blocked = (wants | all) & never;
+            }
+            let all = all & !never;
             if all & SIGSYS_BIT != 0 && is_armed(base) {
                 switch(base, false);
             }
@@ -224,5 +235,73 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &Context, frame: *
             set_mask(all);
             handler
         }
+    }
+}
+
+/// A signal frame whose mask has what the thread wanted to block. (Handlers that have been left by `longjmp` had frames, too; who is at
+/// the same address is the successor of one.)
+fn remember_frame(tb: &mut ThreadBlock, frame: u64) {
+    forget_frame(tb, frame);
+    if tb.passed_frames.iter().all(|known| *known != 0) {
+        tb.passed_frames.rotate_left(1);
+        tb.passed_frames[PASSED_FRAMES_MAX - 1] = 0;
+    }
+    if let Some(free) = tb.passed_frames.iter_mut().find(|known| **known == 0) {
+        *free = frame;
+    }
+}
+
+/// Whether a signal frame is such a one. It, and those of handlers that interrupted its, are no more.
+pub(crate) fn forget_frame(tb: &mut ThreadBlock, frame: u64) -> bool {
+    let at = tb.passed_frames.iter().position(|known| *known == frame);
+    for later in tb.passed_frames.iter_mut().skip(at.unwrap_or(PASSED_FRAMES_MAX)) {
+        *later = 0;
+    }
+    at.is_some()
+}
+
+/// A signal that somebody has sent has come to a thread that blocks it, as far as it knows. From now on it really does, and programs
+/// read by system calls. The signal waits.
+fn hold_back(base: u64, info: &Info, context: &mut Context) {
+    let signal = u64::from(info.signal());
+    net(base).catches_faults.store(0, Release);
+    interrupt_copy(context);
+    let bit = 1 << (signal - 1);
+    context.set_mask(context.mask() | bit);
+    set_mask(context.mask());
+    let (process, thread) = (syscall0(SYS_GETPID) as u64, syscall0(SYS_GETTID) as u64);
+    let given = &raw const *info as u64;
+    let to_process = [process, signal, given, 0, 0, 0];
+    // SAFETY: what the kernel gave to the handler, to whom it was sent.
+    let is_sent = info.code() != SI_TKILL && unsafe { syscall(SYS_RT_SIGQUEUEINFO, to_process) } == 0;
+    if !is_sent {
+        // SAFETY: as above. (A thread may send itself what it may not send to its process.)
+        unsafe { syscall(SYS_RT_TGSIGQUEUEINFO, [process, thread, signal, given, 0, 0]) };
+    }
+}
+
+/// A signal ends the process, with the registers that it came at: it is sent once more, as it was, and comes when the handler returns.
+fn end_by(base: u64, info: &Info, context: &mut Context) {
+    let signal = u64::from(info.signal());
+    let bit = 1 << (signal - 1);
+    if is_armed(base) {
+        switch(base, false);
+    }
+    context.set_mask(context.mask() & !bit);
+    set_mask(context.mask() | bit);
+    let default = [SIG_DFL; 4];
+    // SAFETY: the signal is about to end the process, as it would without us.
+    let is_default =
+        unsafe { syscall(SYS_RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) } == 0;
+    let (process, thread) = (syscall0(SYS_GETPID) as u64, syscall0(SYS_GETTID) as u64);
+    let info = &raw const *info as u64;
+    // SAFETY: what the kernel gave to the handler, to itself.
+    let is_sent = is_default && unsafe { syscall(SYS_RT_TGSIGQUEUEINFO, [process, thread, signal, info, 0, 0]) } == 0;
+    if is_default && !is_sent {
+        // SAFETY: to itself.
+        unsafe { syscall(SYS_TKILL, [thread, signal, 0, 0, 0, 0]) };
+    } else if !is_default {
+        // The process may not make these calls any more. Its instruction faults again, with the signal blocked.
+        context.set_mask(context.mask() | bit);
     }
 }

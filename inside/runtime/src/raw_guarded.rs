@@ -106,6 +106,15 @@ pub(crate) unsafe fn copy(target: u64, source: u64, bytes: u64) -> bool {
     unsafe { ring3_guarded_copy(target, source, bytes) == 0 }
 }
 
+/// A thread that is in the middle of a copy will not go on with it: it fails. Whether it was.
+pub(crate) fn interrupt_copy(context: &mut Context) -> bool {
+    let is_copying = context.rip().wrapping_sub(copy_begins()) < COPY_CODE_BYTES;
+    if is_copying {
+        context.set_rip(copy_failed());
+    }
+    is_copying
+}
+
 /// A SIGSEGV or SIGBUS has come. 0: the handler returns to `context`. Else it goes on as the process's own handler there.
 ///
 /// # Safety
@@ -115,8 +124,7 @@ pub unsafe fn faulted(base: u64, info: *const Info, context: *mut Context, frame
     let info = unsafe { &*info };
     // SAFETY: the caller's promise.
     let context = unsafe { &mut *context };
-    if info.is_forced() && context.rip().wrapping_sub(copy_begins()) < COPY_CODE_BYTES {
-        context.set_rip(copy_failed());
+    if info.is_forced() && interrupt_copy(context) {
         return 0;
     }
     // SAFETY: the caller's promise.

@@ -26,14 +26,14 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions::{
-    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, act, change_mask, mask_of_thread, never_blocked, pass_on,
-    see_mask_of_call, set_mask,
+    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, act, change_mask, forget_frame, mask_of_thread,
+    never_blocked, pass_on, see_mask_of_call, set_mask,
 };
 use crate::raw_memory::{read_own_word, write_own};
 use crate::raw_request::file;
 use crate::raw_syscalls::{begin, block_of, end, own_ids};
-use crate::raw_system::{SYS_PRCTL, syscall};
-use crate::raw_thread::current;
+use crate::raw_system::{SYS_GETPID, SYS_PRCTL, syscall, syscall0};
+use crate::raw_thread::{current, process};
 
 const SYS_MMAP: i64 = 9;
 const SYS_MPROTECT: i64 = 10;
@@ -57,6 +57,8 @@ const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x1_0000;
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const ERRNO_MAX: u64 = 4095;
+/// A handler uses no more stack than this, mostly.
+const HANDLER_STACK_BYTES: u64 = 0x1_0000;
 /// `sigaction`, `rt_sigaction` of the 32-bit gate.
 const SETS_ACTION_32: [i64; 2] = [67, 174];
 /// Slots that are looked at for a place.
@@ -108,6 +110,13 @@ pub(crate) fn resume(base: u64, tb: &mut ThreadBlock) {
 /// Whether the thread is of a process that shares its creator's memory until it executes something: the tables are not its own.
 pub(crate) fn is_borrower(tb: &ThreadBlock) -> bool {
     tb.pid_tgid >> 32 != tb.generation
+}
+
+/// The same, asked of the kernel: nobody may have seen how the thread was made.
+pub(crate) fn borrows_memory(base: u64, tb: Option<&ThreadBlock>) -> bool {
+    let (own, generation) = (syscall0(SYS_GETPID), process(base).generation.load(Relaxed));
+    let differs = own > 0 && generation != 0 && own as u64 != generation;
+    differs || tb.is_some_and(is_borrower)
 }
 
 /// A call begins that may have to do with the net, or with [`raw_unwound`]. If it must be made here, the result. `mask`: where
@@ -269,7 +278,11 @@ fn block(base: u64, tb: Option<&mut ThreadBlock>, regs: &PtRegs, caught: Option<
     let real = |mask: u64| change(mask, !never);
     let is_off = tb.as_ref().is_none_or(|tb| tb.net_until != 0);
     // (What a `vfork` child blocks its creator does not.)
-    if let Some(tb) = tb.filter(|tb| !is_borrower(tb)) {
+    if let Some(tb) = tb
+        && change(wants, never) != wants
+        && !borrows_memory(base, Some(tb))
+    {
+        (tb.wanted_before, tb.wanted_at) = (wants, regs.rsp);
         tb.wants_blocked = change(wants, never);
     }
     let before = match caught {
@@ -317,6 +330,18 @@ fn keep_out_of_frame(base: u64, regs: &PtRegs) -> Option<u64> {
     if kept != mask {
         // SAFETY: the word is there; the address may be any.
         unsafe { write_own(at, &raw const kept as u64, 8) }.ok()?;
+    }
+    // SAFETY: the running thread's own block, or null.
+    if let Some(tb) = unsafe { current(base).as_mut() } {
+        // Only in the frames of our own handlers it is said what the thread wanted to block. In others it is as it is, unless it may
+        // have changed in the handler: then the thread blocks what it blocked before and after that.
+        let in_handler = regs.rsp.wrapping_sub(tb.wanted_at) < HANDLER_STACK_BYTES;
+        let wanted = match forget_frame(tb, regs.rsp) {
+            true => 0,
+            false if in_handler => tb.wants_blocked & tb.wanted_before,
+            false => tb.wants_blocked,
+        };
+        tb.wants_blocked = wanted | mask & never_blocked(base);
     }
     Some(kept)
 }
@@ -435,6 +460,11 @@ impl Info {
 impl Context {
     pub(crate) fn mask(&self) -> u64 {
         self.mask
+    }
+
+    /// The mask that the thread goes on with.
+    pub(crate) fn set_mask(&mut self, mask: u64) {
+        self.mask = mask;
     }
 
     pub(crate) fn rip(&self) -> u64 {

@@ -16,7 +16,8 @@ use ring3_layout::realm::request;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{APART_BYTES, APART_LEVELS};
 use ring3_layout::thread::{
-    ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock, block_hint,
+    PASSED_FRAMES_MAX, ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
+    block_hint,
 };
 
 use crate::raw_memory::read_own_word;
@@ -317,7 +318,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     if tb.this == 0 || fresh_thread {
         (tb.next_call, tb.first_call) = (0, 0);
         (tb.shown_frame, tb.cancel_waits) = (0, 0);
-        tb.wants_blocked = 0;
+        (tb.wants_blocked, tb.passed_frames) = (0, [0; PASSED_FRAMES_MAX]);
         tb.apart_top = block as u64 + THREAD_BLOCK_BYTES;
         tb.apart_end = tb.apart_top - APART_LEVELS * APART_BYTES;
     }

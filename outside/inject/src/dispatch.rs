@@ -48,6 +48,17 @@ impl Stopped {
         ptrace::set_signal_mask(tid, mask & !signals).map_err(|error| self.gone("signal mask", error))
     }
 
+    /// Has a thread block these signals, too, from when it goes on.
+    pub fn block(&mut self, tid: Tid, signals: u64) -> Result<(), Error> {
+        if let Some(borrowed) = self.borrowed.as_mut().filter(|borrowed| borrowed.tid == tid) {
+            borrowed.mask |= signals;
+            borrowed.blocked |= signals;
+            return Ok(());
+        }
+        let mask = self.signal_mask(tid)?;
+        ptrace::set_signal_mask(tid, mask | signals).map_err(|error| self.gone("signal mask", error))
+    }
+
     /// Whether one of these signals waits for a thread to let it come, or to go on.
     pub fn is_pending(&self, tid: Tid, signals: u64) -> Result<bool, Error> {
         let (mut count, mut found) = (0, false);

@@ -253,6 +253,13 @@ pub struct ThreadBlock {
     pub cancel_waits: u32,
     /// The signals among [`crate::net::Net::never_blocked`] that the thread has blocked, as far as it knows.
     pub wants_blocked: u64,
+    /// What `wants_blocked` was before it last changed, and the stack pointer at which that was.
+    pub wanted_before: u64,
+    /// See `wanted_before`.
+    pub wanted_at: u64,
+    /// Addresses of `struct ucontext` of the latest signals that the agent passed on to the process, the first ones unless 0: their
+    /// masks have what `wants_blocked` was before.
+    pub passed_frames: [u64; PASSED_FRAMES_MAX],
     /// What is remembered of the thread (`inside/runtime/src/raw_identity.rs`): its name; its group and user, as
     /// `bpf_get_current_uid_gid` returns them.
     pub comm: [u64; 2],
@@ -283,6 +290,9 @@ pub struct ThreadBlock {
     /// Hits that could not run programs, per hook.
     pub misses: [AtomicU32; COUNTED_HOOKS_MAX as usize],
 }
+
+/// Handlers in handlers whose frames are known.
+pub const PASSED_FRAMES_MAX: usize = 8;
 
 /// Hooks with counters of their own; later ones share by index modulo this.
 pub const COUNTED_HOOKS_MAX: u32 = 2048;

@@ -5,9 +5,11 @@ use std::mem::offset_of;
 use ring3_inject as inject;
 use ring3_layout::net::{FAULT_BITS, Net, OwnAction, SIGNALS, TAKEN_SIGNALS};
 use ring3_layout::region::{NET_OFFSET, REGION_BYTES};
+use ring3_layout::thread::ThreadBlock;
 
 use super::net::{blocks_meanwhile, is_calm};
 use super::raw_mapping::read_value;
+use super::recovery::{Cleaning, thread_named};
 use super::tables::in_agent;
 
 const SYS_RT_SIGACTION: i64 = 13;
@@ -90,12 +92,13 @@ pub(super) fn take(
     let own = action_of(stopped, region, signal)?;
     stopped.write(at + offset_of!(OwnAction, action) as u64, &bytes_of(&own))?;
     let bit = 1 << (signal - 1);
-    // A fault may be that the stack is used up: then the process's own choice of a stack matters.
+    // A fault may be that the stack is used up: then the process's own choice of a stack matters. And who handles none may have
+    // something else on the alternate stack.
     let (mirrored, always) = match FAULT_BITS & bit {
         0 => (SA_RESTART, SA_ONSTACK),
         _ => (SA_RESTART | SA_ONSTACK, 0),
     };
-    let flags = if own[0] <= SIG_IGN { mirrored } else { own[1] & mirrored };
+    let flags = if own[0] <= SIG_IGN { SA_RESTART } else { own[1] & mirrored };
     let flags = flags | always | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
     // Whatever goes wrong from here on, actions are given back.
     write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, true)?;
@@ -149,8 +152,19 @@ pub(super) fn take_for_good(
     Ok(true)
 }
 
-/// Threads may block these signals again.
+/// Threads may block these signals again, and those that have blocked them do.
 pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
+    let pid = stopped.pid();
+    for block in (Cleaning { pid, region }).blocks() {
+        let wants = read_word(stopped, block + offset_of!(ThreadBlock, wants_blocked) as u64)? & bits;
+        let own_tid = read_word(stopped, block + offset_of!(ThreadBlock, pid_tgid) as u64)? as u32;
+        // (Blocks of threads that have ended are there, too.)
+        if wants != 0
+            && let Some(tid) = thread_named(pid, own_tid)
+        {
+            stopped.block(tid, wants)?;
+        }
+    }
     let never = field(region, offset_of!(Net, never_blocked));
     let blocked = read_word(stopped, never)? & !bits;
     stopped.write(never, &blocked.to_le_bytes())

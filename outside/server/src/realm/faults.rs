@@ -15,6 +15,7 @@ use ring3_uapi::seccomp::FilteredCall;
 
 use super::actions::{self, field, write_flag};
 use super::net::is_calm;
+use super::raw_mapping::read_value;
 use super::target::{Link, STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared};
@@ -66,7 +67,13 @@ impl Target {
     pub(super) fn reads_how(&self) -> Option<String> {
         match &self.faults {
             FaultState { given_up: Some(why), .. } => Some(format!("by system calls: {why}")),
-            FaultState { armed: true, .. } => Some("directly".to_owned()),
+            FaultState { armed: true, .. } => {
+                // (The agent may have given up by itself.)
+                let catches = field(self.region, offset_of!(Net, catches_faults));
+                let is_direct = read_value::<u32>(self.pid, catches).is_ok_and(|catches| catches != 0);
+                let why = "by system calls: a thread was sent SIGSEGV or SIGBUS, and blocks it";
+                Some(if is_direct { "directly" } else { why }.to_owned())
+            }
             FaultState { .. } => None,
         }
     }
@@ -97,7 +104,7 @@ impl Target {
             Ok(false) => {
                 self.faults.tries += 1;
                 if self.faults.tries >= TRIES_MAX {
-                    self.faults.given_up = Some("there is always a thread that changes its signal mask".to_owned());
+                    self.faults.given_up = Some("a thread blocks SIGSEGV or SIGBUS".to_owned());
                 }
             }
             Err(refusal) => self.faults.given_up = Some(refusal.message),
@@ -110,6 +117,12 @@ impl Target {
         if !ACTION_AND_MASK.iter().all(|number| filters.allow(&FilteredCall::any(*number))) {
             let what = "the process does not allow itself to handle signals (seccomp)";
             return Err(Refusal::new(Errno::EPERM, what));
+        }
+        // (What a thread has blocked before is known nowhere then.)
+        for tid in stopped.threads() {
+            if stopped.signal_mask(*tid).map_err(refusal_of)? & FAULT_BITS != 0 {
+                return Ok(false);
+            }
         }
         let signals = [SIGSEGV, SIGBUS];
         let taken =

@@ -252,7 +252,8 @@ impl Cleaning {
         }
     }
 
-    fn blocks(self) -> impl Iterator<Item = u64> {
+    /// Addresses of the threads' blocks.
+    pub(super) fn blocks(self) -> impl Iterator<Item = u64> {
         let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
         let first = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
         (0..u64::from(used)).map(move |index| first + index * THREAD_BLOCK_BYTES)
