@@ -4,6 +4,8 @@
 //! system calls of all processes, or of another one; natively, and under ring3. Each measurement has an nginx of its own,
 //! with one worker. A loss is what is missing to the untraced server of the same round. The worker's time per request
 //! is told as well: others who want the CPU change requests per second, and hardly that.
+//!
+//! With `--tls`: nginx with TLS, while a tool as sslsniff copies what `SSL_read` and `SSL_write` pass into a perf buffer, and reads it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,14 +24,12 @@ use crate::bench_syscall::with_tracefs;
 use crate::root;
 
 const ROUNDS: usize = 9;
-const CONNECTIONS: u32 = 100;
 const SECONDS_WARM: u32 = 1;
 const SECONDS: u32 = 2;
 /// Most by which the untraced server may differ from itself, in percent: else nothing can be said.
 const NOISE_MAX: f64 = 5.0;
 /// The file that is asked for.
 const FILE: &str = "file.txt";
-const FILE_BYTES: usize = 512;
 /// Something must have come about within this time.
 const WITHIN: Duration = Duration::from_secs(30);
 const SYSCOUNT: &str = "/usr/sbin/syscount";
@@ -47,11 +47,14 @@ enum Variant {
 }
 use Variant::{Again, Kernel, KernelAnother, Ring3Another, Untraced};
 
+const VARIANTS_OF_TLS: [Variant; 4] = [Untraced, Again, Kernel, Variant::Ring3];
 const VARIANTS: [Variant; 6] = [Untraced, Again, Kernel, KernelAnother, Variant::Ring3, Ring3Another];
 
 impl Variant {
-    fn name(self) -> &'static str {
+    fn name(self, tls: bool) -> &'static str {
         match self {
+            Kernel if tls => "text of TLS, kernel",
+            Variant::Ring3 if tls => "text of TLS, ring3",
             Untraced => "untraced",
             Again => "untraced, again",
             Kernel => "syscount, kernel",
@@ -78,8 +81,10 @@ struct Measured {
 struct Series {
     requests_per_second: Vec<f64>,
     worker_us: Vec<f64>,
-    /// System calls that were counted for each request.
+    /// System calls that were counted, or events that were read, for each request.
     calls: Vec<f64>,
+    /// Events that were lost, in percent.
+    lost: Vec<f64>,
 }
 
 /// The server, its worker and their port.
@@ -90,6 +95,7 @@ struct Nginx {
 }
 
 struct Bench {
+    tls: bool,
     build: PathBuf,
     ring3: Ring3,
     /// Configuration and file.
@@ -101,6 +107,9 @@ struct Bench {
 /// What `cargo xtask bench nginx` can be told.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
+    /// Measure a server with TLS whose text is read, not one whose system calls are counted
+    #[arg(long)]
+    tls: bool,
     /// Measured rounds
     #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = count)]
     rounds: usize,
@@ -109,12 +118,16 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn nginx(options: &Options) -> Result<(), String> {
-    if !Path::new(SYSCOUNT).exists() {
+    let build = root().join("target/bench");
+    if options.tls {
+        crate::run("make", &["-s", "-C", "bench/tls", &format!("OUT={}", build.display())])?;
+    } else if !Path::new(SYSCOUNT).exists() {
         return Err(format!("there is no {SYSCOUNT}: install libbpf-tools"));
     }
-    let (build, ring3) = (root().join("target/bench"), Ring3::new()?);
+    let ring3 = Ring3::new()?;
     let folder = ring3.folder().join("nginx");
-    let mut bench = Bench { build, ring3, folder, figures: BTreeMap::new(), skipped: BTreeMap::new() };
+    let mut bench =
+        Bench { tls: options.tls, build, ring3, folder, figures: BTreeMap::new(), skipped: BTreeMap::new() };
     bench.run(options.rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(options.rounds, &goals);
@@ -193,21 +206,34 @@ impl Bench {
         self.unpack()?;
         self.write_configuration().map_err(|error| format!("{}: {error}", self.folder.display()))?;
         if !geteuid().is_root() {
-            for variant in VARIANTS.into_iter().filter(|variant| variant.is_kernel()) {
-                eprintln!("SKIPPED: {}: needs root", variant.name());
+            for variant in self.variants().iter().copied().filter(|variant| variant.is_kernel()) {
+                eprintln!("SKIPPED: {}: needs root", variant.name(self.tls));
                 self.skipped.insert(variant, "needs root".into());
             }
         }
         for round in 1..=rounds {
             eprintln!("round {round} of {rounds}");
-            for turn in 0..VARIANTS.len() {
-                let variant = VARIANTS[(round + turn) % VARIANTS.len()];
+            let variants = self.variants();
+            for turn in 0..variants.len() {
+                let variant = variants[(round + turn) % variants.len()];
                 if !self.skipped.contains_key(&variant) {
-                    self.measure(variant).map_err(|why| format!("{}: {why}", variant.name()))?;
+                    self.measure(variant).map_err(|why| format!("{}: {why}", variant.name(self.tls)))?;
                 }
             }
         }
         Ok(())
+    }
+
+    fn variants(&self) -> &'static [Variant] {
+        if self.tls { &VARIANTS_OF_TLS } else { &VARIANTS }
+    }
+
+    fn connections(&self) -> u32 {
+        if self.tls { 50 } else { 100 }
+    }
+
+    fn file_bytes(&self) -> usize {
+        if self.tls { 1400 } else { 512 }
     }
 
     /// Where packages of Debian are unpacked that are not installed: to install nginx would start one.
@@ -241,7 +267,14 @@ impl Bench {
     fn write_configuration(&self) -> std::io::Result<()> {
         std::fs::create_dir(&self.folder)?;
         std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o700))?;
-        std::fs::write(self.folder.join(FILE), "x".repeat(FILE_BYTES))
+        std::fs::write(self.folder.join(FILE), "x".repeat(self.file_bytes()))?;
+        if self.tls {
+            let mut openssl = Command::new("openssl");
+            openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "30"]);
+            openssl.args(["-keyout", "key.pem", "-out", "certificate.pem"]).current_dir(&self.folder);
+            output(&mut openssl).map_err(std::io::Error::other)?;
+        }
+        Ok(())
     }
 
     fn configuration(&self, port: u16) -> String {
@@ -258,7 +291,13 @@ impl Bench {
         for what in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
             let _ = writeln!(text, "  {what}_temp_path {folder}/{what};");
         }
-        text + &format!("  server {{ listen 127.0.0.1:{port}; root {folder}; }}\n}}\n")
+        let (ssl, certificate) = match self.tls {
+            true => {
+                (" ssl", format!(" ssl_certificate {folder}/certificate.pem; ssl_certificate_key {folder}/key.pem;"))
+            }
+            false => ("", String::new()),
+        };
+        text + &format!("  server {{ listen 127.0.0.1:{port}{ssl};{certificate} root {folder}; }}\n}}\n")
     }
 
     /// An nginx that answers.
@@ -307,7 +346,54 @@ impl Bench {
         Ok(told.lines().filter_map(row).sum())
     }
 
+    /// A tool reads what the worker sends and receives.
+    fn read_text(&self, variant: Variant, worker: u32) -> Result<Process, String> {
+        let maps = format!("/proc/{worker}/maps");
+        let maps = std::fs::read_to_string(&maps).map_err(|error| format!("{maps}: {error}"))?;
+        let library =
+            maps.split_whitespace().find(|word| word.contains("/libssl.so")).ok_or("nginx has no libssl")?;
+        let tool = self.build.join("tls_tool");
+        let mut command = match variant.is_kernel() {
+            true => Command::new(tool),
+            false => {
+                let mut command = self.ring3.command(&["load", "--"]);
+                command.arg(tool);
+                command
+            }
+        };
+        let mut tool = Process::start(command.args([&worker.to_string(), library]))?;
+        tool.expect("attached")?;
+        Ok(tool)
+    }
+
+    fn measure_text(&mut self, variant: Variant) -> Result<(), String> {
+        let nginx = self.start(false)?;
+        let is_traced = matches!(variant, Kernel | Variant::Ring3);
+        let tool = is_traced.then(|| self.read_text(variant, nginx.worker)).transpose()?;
+        let warm = self.load(&nginx, SECONDS_WARM)?;
+        let measured = self.load(&nginx, SECONDS)?;
+        let series = self.figures.entry(variant).or_default();
+        if let Some(tool) = tool {
+            let told = tool.finish()?;
+            let numbers: Vec<f64> = told.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            let [read, lost, wrong] = numbers[..] else { return Err(format!("tls_tool: {told:?}")) };
+            let requests = warm.requests + measured.requests;
+            // (A request is read, and an answer written, at least.)
+            if wrong > 0.0 || read + lost < 2.0 * requests {
+                return Err(format!("{requests} requests, {read} events, {lost} lost, {wrong} damaged"));
+            }
+            series.calls.push(read / requests);
+            series.lost.push(100.0 * lost / (read + lost));
+        }
+        series.requests_per_second.push(measured.requests_per_second);
+        series.worker_us.push(measured.worker_us);
+        Ok(())
+    }
+
     fn measure(&mut self, variant: Variant) -> Result<(), String> {
+        if self.tls {
+            return self.measure_text(variant);
+        }
         let nginx = self.start(variant == Variant::Ring3)?;
         let mut bystander = match variant {
             Ring3Another => self.ring3.command(&["start", "--", "cat"]),
@@ -339,8 +425,13 @@ impl Bench {
     fn load(&self, nginx: &Nginx, seconds: u32) -> Result<Measured, String> {
         let mut wrk = Command::new(self.program("usr/bin/wrk").ok_or("there is no wrk")?);
         let libraries = self.unpacked().join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
-        wrk.env("LD_LIBRARY_PATH", libraries).args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s")]);
-        wrk.arg(format!("http://127.0.0.1:{}/{FILE}", nginx.port));
+        wrk.env("LD_LIBRARY_PATH", libraries).args([
+            "-t1",
+            &format!("-c{}", self.connections()),
+            &format!("-d{seconds}s"),
+        ]);
+        let scheme = if self.tls { "https" } else { "http" };
+        wrk.arg(format!("{scheme}://127.0.0.1:{}/{FILE}", nginx.port));
         let before = run_us(nginx.worker)?;
         let told = output(&mut favoured(&wrk, false))?;
         let worker_us = run_us(nginx.worker)? - before;
@@ -376,24 +467,42 @@ impl Bench {
     }
 
     fn goals(&self) -> Vec<Goal> {
-        [Variant::Ring3, Ring3Another]
-            .map(|variant| Goal {
-                text: format!("{}: lost, %", variant.name()),
-                figure: self.lost(variant).filter(|_| !self.is_noisy()),
-                limit: Limit::AtMost(2.0),
-            })
-            .into()
+        let goal = |variant: Variant, what: &str, figure: Option<f64>, limit| Goal {
+            text: format!("{}: {what}, %", variant.name(self.tls)),
+            figure: figure.filter(|_| !self.is_noisy()),
+            limit: Limit::AtMost(limit),
+        };
+        if self.tls {
+            let added = self.changed(Variant::Ring3, |series| &series.worker_us).map(|spread| spread.median);
+            return vec![
+                goal(Variant::Ring3, "lost", self.lost(Variant::Ring3), 15.0),
+                goal(Variant::Ring3, "CPU per request added", added, 7.0),
+            ];
+        }
+        [Variant::Ring3, Ring3Another].map(|variant| goal(variant, "lost", self.lost(variant), 2.0)).into()
     }
 
     fn print(&self, rounds: usize, goals: &[Goal]) {
         let show = |spread: Option<Spread>| spread.map(|spread| spread.to_string()).unwrap_or_default();
         println!("\n{}", machine_text());
         println!(
-            "nginx, one worker, {CONNECTIONS} connections, {FILE_BYTES} bytes: medians of {rounds} rounds (middle half)\n"
+            "nginx{}, one worker, {} connections, {} bytes: medians of {rounds} rounds (middle half)\n",
+            if self.tls { " with TLS" } else { "" },
+            self.connections(),
+            self.file_bytes(),
         );
         println!(
             "{:<38}{:>7} {:<16}{:>7} {:<16}{:>7} {:<16}{:>7} {:<16}{:>9}",
-            "", "req/s", "", "lost, %", "", "us/req", "", "added,%", "", "calls/req"
+            "",
+            "req/s",
+            "",
+            "lost, %",
+            "",
+            "us/req",
+            "",
+            "added,%",
+            "",
+            if self.tls { "events/req, lost of them, %" } else { "calls/req" }
         );
         for (variant, series) in &self.figures {
             let mut cells = vec![show(Spread::of(&series.requests_per_second))];
@@ -402,12 +511,13 @@ impl Bench {
             cells.push(show(Spread::of(&series.worker_us)));
             let added = self.changed(*variant, |series| &series.worker_us);
             cells.push(show(added.filter(|_| *variant != Untraced)));
-            let calls = Spread::of(&series.calls).map(|calls| format!("{:>9.1}", calls.median));
+            let lost = Spread::of(&series.lost).map(|lost| format!(", {:.1}", lost.median)).unwrap_or_default();
+            let calls = Spread::of(&series.calls).map(|calls| format!("{:>9.1}{lost}", calls.median));
             let cells: String = cells.iter().map(|cell| format!("{cell:<24}")).collect();
-            println!("{}", format!("{:<38}{cells}{}", variant.name(), calls.unwrap_or_default()).trim_end());
+            println!("{}", format!("{:<38}{cells}{}", variant.name(self.tls), calls.unwrap_or_default()).trim_end());
         }
         for (variant, why) in &self.skipped {
-            println!("\nskipped: {}: {why}", variant.name());
+            println!("\nskipped: {}: {why}", variant.name(self.tls));
         }
         if self.is_noisy() {
             println!(
@@ -423,15 +533,16 @@ impl Bench {
     fn json(&self, rounds: usize, goals: &[Goal]) -> Value {
         let variants = self.figures.iter().map(|(variant, series)| {
             json!({
-                "what": variant.name(), "requests_per_second": series.requests_per_second,
+                "what": variant.name(self.tls), "requests_per_second": series.requests_per_second,
                 "worker_us_per_request": series.worker_us, "calls_per_request": series.calls,
+                "events_lost_percent": series.lost,
                 "lost_percent": self.lost(*variant),
             })
         });
         json!({
             "machine": machine(),
             "rounds": rounds,
-            "skipped": self.skipped.iter().map(|(v, why)| (v.name(), why)).collect::<BTreeMap<_, _>>(),
+            "skipped": self.skipped.iter().map(|(v, why)| (v.name(self.tls), why)).collect::<BTreeMap<_, _>>(),
             "variants": variants.collect::<Vec<_>>(),
             "goals": goals.iter().map(Goal::json).collect::<Vec<_>>(),
         })

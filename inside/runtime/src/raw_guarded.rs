@@ -1,8 +1,8 @@
 //! Copies between memory that is there and memory that may not be, at the speed of a copy.
 //!
 //! While the agent handles the signals of faults ([`ring3_layout::net::Net::catches_faults`]), such memory is just touched. A
-//! fault in [`copy`] is ours: the handler lets it return that it failed. All other faults are the process's own
-//! ([`crate::raw_actions`]).
+//! fault in `copy` is ours: the handler lets it return that it failed. All other faults are the process's own
+//! (`raw_actions.rs`).
 
 use core::arch::{global_asm, naked_asm};
 use core::sync::atomic::Ordering::Relaxed;
