@@ -97,11 +97,24 @@ impl Cleaning {
     fn run(self) -> Result<bool, inject::Error> {
         let mut restored = 0;
         loop {
-            let clean = |stopped: &mut inject::Stopped| self.clean(stopped, &mut restored);
+            let clean = |stopped: &mut inject::Stopped| {
+                let cleaned = self.clean(stopped, &mut restored);
+                if !matches!(cleaned, Ok(Some(true))) {
+                    self.forget_masks(stopped);
+                }
+                cleaned
+            };
             match inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, clean)?? {
                 Some(done) => return Ok(done),
                 None => std::thread::sleep(BETWEEN_SLICES),
             }
+        }
+    }
+
+    /// Calls that change masks may be the process's own from now on: what threads want to block is not seen any more.
+    fn forget_masks(self, stopped: &mut inject::Stopped) {
+        for block in self.blocks() {
+            let _ = stopped.write(block + offset_of!(ThreadBlock, wants_blocked) as u64, &0u64.to_le_bytes());
         }
     }
 
