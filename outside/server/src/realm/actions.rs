@@ -157,11 +157,14 @@ pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -
     let pid = stopped.pid();
     for block in (Cleaning { pid, region }).blocks() {
         let wants = read_word(stopped, block + offset_of!(ThreadBlock, wants_blocked) as u64)? & bits;
+        if wants == 0 {
+            continue;
+        }
         let own_tid = read_word(stopped, block + offset_of!(ThreadBlock, pid_tgid) as u64)? as u32;
-        // (Blocks of threads that have ended are there, too.)
-        if wants != 0
-            && let Some(tid) = thread_named(pid, own_tid)
-        {
+        let fs_base = read_word(stopped, block + offset_of!(ThreadBlock, fs_base) as u64)?;
+        // (Blocks of threads that have ended are there, too, and another thread may have got the id.)
+        let Some(tid) = thread_named(pid, own_tid).filter(|tid| stopped.threads().contains(tid)) else { continue };
+        if stopped.registers(tid)?.fs_base == fs_base {
             stopped.block(tid, wants)?;
         }
     }
