@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
+use ring3_layout::control::HookKind;
 use ring3_uapi::Errno;
 
 use super::site::{Place, Use, Wanted};
@@ -82,7 +83,10 @@ impl Target {
             let _ = stopped.saved_contexts();
         }
         let mut spent = Duration::ZERO;
-        for want in wanted {
+        // Unwinders must be seen before a return is awaited, even if this stop ends before all is placed.
+        let is_unwinder = |want: &Wanted| HookKind::OF_UNWINDERS.contains(&want.place.kind);
+        let (first, then): (Vec<Wanted>, Vec<Wanted>) = wanted.into_iter().partition(is_unwinder);
+        for want in first.into_iter().chain(then) {
             let address = want.place.address;
             let is_new = !self.is_in_force(address);
             let known = series.as_ref().and_then(|series| series.tried.get(&address).cloned());
