@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include "suspended.h"
 
 // Room for a jump. (Not one instruction of 5 bytes: under uprobes of Linux 6.18 on such ones this victim does not survive `forks`.)
 #define ROOM "nopl 0(%%rax)\n nop"
@@ -371,15 +372,7 @@ static void racing(void)
 
 static void suspended(void)
 {
-    sigset_t all_but, usr1;
-    sigfillset(&all_but);
-    sigdelset(&all_but, SIGUSR1);
-    sigemptyset(&usr1);
-    sigaddset(&usr1, SIGUSR1);
-    signal(SIGUSR1, on_signal);
-    sigprocmask(SIG_BLOCK, &usr1, 0);
-    kill(getpid(), SIGUSR1);
-    sigsuspend(&all_but);
+    handle_suspended(on_signal);
     look_around();
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "suspended.h"
 
 enum { KINDS = 6 };
 // What follows the first instructions makes jumps that rely on it lead to no address of user memory, in code for fixed addresses.
@@ -192,15 +193,7 @@ static void own(void)
 // Waits with every other signal blocked; a handler that comes then has that mask.
 static void suspend(void)
 {
-    sigset_t all_but, usr1;
-    sigfillset(&all_but);
-    sigdelset(&all_but, SIGUSR1);
-    sigemptyset(&usr1);
-    sigaddset(&usr1, SIGUSR1);
-    signal(SIGUSR1, on_signal);
-    sigprocmask(SIG_BLOCK, &usr1, 0);
-    kill(getpid(), SIGUSR1);
-    sigsuspend(&all_but);
+    handle_suspended(on_signal);
     call_all(10);
 }
 

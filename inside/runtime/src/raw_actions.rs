@@ -3,11 +3,13 @@
 //! The process's own action is kept, returned by `rt_sigaction`, and done if a signal is not ours ([`pass_on`]). A signal that
 //! the kernel forces on a thread ends the process if it is blocked there. So there are signals that no thread really blocks
 //! ([`never_blocked`]): calls that change a mask are made without them, and no handler has them in its mask. (SIGSYS has another
-//! law, see `raw_net.rs`.) What is not seen: that a thread wants such a signal blocked. If another process sends it, it comes.
+//! law, see `raw_net.rs`.) What a thread wants to block of them is remembered ([`ThreadBlock::wants_blocked`]) and shown to it.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
-use ring3_layout::net::{FAULT_BITS, OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS};
+use ring3_layout::net::{
+    DEPENDENT_FLAGS, FAULT_BITS, OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS, dependent_flags,
+};
 use ring3_layout::realm::request;
 use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{PASSED_FRAMES_MAX, ThreadBlock};
@@ -32,8 +34,6 @@ pub(crate) const SIG_SETMASK: u64 = 2;
 const SA_KNOWN: u64 = 0xdc00_0807;
 /// SIGKILL and SIGSTOP in a mask.
 const KILL_AND_STOP: u64 = 1 << 8 | 1 << 18;
-const SA_ONSTACK: u64 = 0x0800_0000;
-const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
 const SYS_RT_SIGACTION: u64 = 13;
@@ -95,7 +95,6 @@ pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<
     if regs.r10 != SIGNAL_SET_BYTES || !(1..=SIGNALS as u64).contains(&signal) {
         return None;
     }
-    let borrows = (regs.rsi != 0 || own_action(base, signal).is_some()) && borrows_memory(base, tb);
     let mut new = [0u64; 4];
     // SAFETY: room for the action; the address may be any.
     if regs.rsi != 0 && unsafe { read_own(new.as_mut_ptr() as u64, regs.rsi, 32) }.is_err() {
@@ -108,6 +107,7 @@ pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<
     if own.is_none() && signal != SIGCANCEL && wants == 0 && wanted == 0 {
         return None;
     }
+    let borrows = borrows_memory(base, tb);
     let mut old = [0u64; 4];
     if let Some(own) = own {
         old = action(own);
@@ -174,14 +174,8 @@ fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
     let mut real = [0u64; 4];
     // SAFETY: room for the action.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, real.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0]) };
-    let is_handled = new[0] > SIG_IGN;
-    let mut mirrored = SA_RESTART;
-    if FAULT_BITS & 1 << (signal - 1) != 0 {
-        // A fault may be that the stack is used up. And who handles none may have something else on the alternate stack.
-        mirrored |= SA_ONSTACK;
-    }
-    let flags = if is_handled { new[1] & mirrored } else { SA_RESTART };
-    real[1] = real[1] & !mirrored | flags;
+    let [handler, flags, ..] = new;
+    real[1] = real[1] & !DEPENDENT_FLAGS | dependent_flags(signal, handler, flags);
     // SAFETY: the action that is ours, with another flag.
     unsafe { syscall(SYS_RT_SIGACTION, [signal, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
 }
@@ -269,15 +263,21 @@ fn hold_back(base: u64, info: &Info, context: &mut Context) {
     let bit = 1 << (signal - 1);
     context.set_mask(context.mask() | bit);
     set_mask(context.mask());
-    let (process, thread) = (syscall0(SYS_GETPID) as u64, syscall0(SYS_GETTID) as u64);
-    let given = &raw const *info as u64;
-    let to_process = [process, signal, given, 0, 0, 0];
+    let to_process = [syscall0(SYS_GETPID) as u64, signal, &raw const *info as u64, 0, 0, 0];
     // SAFETY: what the kernel gave to the handler, to whom it was sent.
     let is_sent = info.code() != SI_TKILL && unsafe { syscall(SYS_RT_SIGQUEUEINFO, to_process) } == 0;
     if !is_sent {
-        // SAFETY: as above. (A thread may send itself what it may not send to its process.)
-        unsafe { syscall(SYS_RT_TGSIGQUEUEINFO, [process, thread, signal, given, 0, 0]) };
+        // (A thread may send itself what it may not send to its process.)
+        send_again(info);
     }
+}
+
+/// Sends a signal that has come to the running thread once more, as it was; false: that is not possible.
+fn send_again(info: &Info) -> bool {
+    let (process, thread) = (syscall0(SYS_GETPID) as u64, syscall0(SYS_GETTID) as u64);
+    let arguments = [process, thread, u64::from(info.signal()), &raw const *info as u64, 0, 0];
+    // SAFETY: what the kernel gave to the handler, to itself.
+    unsafe { syscall(SYS_RT_TGSIGQUEUEINFO, arguments) == 0 }
 }
 
 /// A signal ends the process, with the registers that it came at: it is sent once more, as it was, and comes when the handler returns.
@@ -293,15 +293,11 @@ fn end_by(base: u64, info: &Info, context: &mut Context) {
     // SAFETY: the signal is about to end the process, as it would without us.
     let is_default =
         unsafe { syscall(SYS_RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) } == 0;
-    let (process, thread) = (syscall0(SYS_GETPID) as u64, syscall0(SYS_GETTID) as u64);
-    let info = &raw const *info as u64;
-    // SAFETY: what the kernel gave to the handler, to itself.
-    let is_sent = is_default && unsafe { syscall(SYS_RT_TGSIGQUEUEINFO, [process, thread, signal, info, 0, 0]) } == 0;
-    if is_default && !is_sent {
-        // SAFETY: to itself.
-        unsafe { syscall(SYS_TKILL, [thread, signal, 0, 0, 0, 0]) };
-    } else if !is_default {
-        // The process may not make these calls any more. Its instruction faults again, with the signal blocked.
+    if !is_default {
+        // The process may not make such calls any more. Its instruction faults again, with the signal blocked.
         context.set_mask(context.mask() | bit);
+    } else if !send_again(info) {
+        // SAFETY: to itself.
+        unsafe { syscall(SYS_TKILL, [syscall0(SYS_GETTID) as u64, signal, 0, 0, 0, 0]) };
     }
 }

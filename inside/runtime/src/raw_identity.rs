@@ -4,7 +4,7 @@
 //! itself does counts at once: the calls that change its name or its user are seen ([`changes`]).
 
 use ring3_layout::syscall::IDENTITY_CHANGERS;
-use ring3_layout::thread::ThreadBlock;
+use ring3_layout::thread::{Remembered, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::{coarse_ns, comm};
@@ -17,42 +17,36 @@ const KEPT_NS: u64 = 10_000_000;
 const SYS_PRCTL: i64 = 157;
 const PR_SET_NAME: u64 = 15;
 
-/// Now, and until when what the kernel says now may be remembered; `None`: not at all.
-fn times(tb: &ThreadBlock) -> Option<(u64, u64)> {
+/// What the kernel says of the running thread: remembered at `place`, or asked.
+fn remembered<T: Copy>(tb: &mut ThreadBlock, place: fn(&mut ThreadBlock) -> &mut Remembered<T>, ask: fn() -> T) -> T {
     // (What a `vfork` child becomes is not remembered of the thread whose block it uses.)
-    if is_borrower(tb) {
-        return None;
+    let Some(now) = coarse_ns(tb).filter(|_| !is_borrower(tb)) else { return ask() };
+    let until = if now < tb.changes_until { 0 } else { now + KEPT_NS };
+    let known = place(tb);
+    if now >= known.until {
+        // (A handler that comes in between asks for itself.)
+        known.until = 0;
+        known.value = ask();
+        known.until = until;
     }
-    let now = coarse_ns(tb)?;
-    Some((now, if now < tb.changes_until { 0 } else { now + KEPT_NS }))
+    known.value
 }
 
 /// The thread's name, zero-padded.
 pub(crate) fn comm_of(tb: &mut ThreadBlock) -> [u64; 2] {
-    let Some((now, until)) = times(tb) else { return comm() };
-    if now >= tb.comm_until {
-        // (A handler that comes in between and finds it finds both words.)
-        tb.comm_until = 0;
-        tb.comm = comm();
-        tb.comm_until = until;
-    }
-    tb.comm
-}
-
-fn uid_gid() -> u64 {
-    let (uid, gid) = (syscall0(SYS_GETUID), syscall0(SYS_GETGID));
-    (gid as u64) << 32 | u64::from(uid as u32)
+    remembered(tb, |tb| &mut tb.comm, comm)
 }
 
 /// Its group and user, as `bpf_get_current_uid_gid` returns them.
 pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
-    let Some((now, until)) = times(tb) else { return uid_gid() };
-    if now >= tb.uid_gid_until {
-        tb.uid_gid_until = 0;
-        tb.uid_gid = uid_gid();
-        tb.uid_gid_until = until;
-    }
-    tb.uid_gid
+    remembered(
+        tb,
+        |tb| &mut tb.uid_gid,
+        || {
+            let (uid, gid) = (syscall0(SYS_GETUID), syscall0(SYS_GETGID));
+            (gid as u64) << 32 | u64::from(uid as u32)
+        },
+    )
 }
 
 /// A call begins. If it is one that changes the thread's name or user, nothing of that is remembered until it has been made.
@@ -66,6 +60,6 @@ pub(crate) fn changes(base: u64, regs: &PtRegs, number: i64) {
     if let Some(tb) = unsafe { current(base).as_mut() } {
         let now = coarse_ns(tb).unwrap_or(0);
         tb.changes_until = now + KEPT_NS;
-        (tb.comm_until, tb.uid_gid_until) = (0, 0);
+        (tb.comm.until, tb.uid_gid.until) = (0, 0);
     }
 }

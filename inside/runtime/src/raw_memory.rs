@@ -46,20 +46,13 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
     if bytes == 0 {
         return Ok(());
     }
-    if source >= USER_END || bytes > USER_END - source {
-        return Err(Errno::EFAULT);
-    }
     if is_own_stack(tb, source, bytes) {
         // SAFETY: both ranges are mapped; they may overlap.
         unsafe { core::ptr::copy(source as *const u8, target as *mut u8, bytes as usize) };
         return Ok(());
     }
-    if may_fault(tb.region_base) {
-        // SAFETY: the caller vouches for `target`; `source` may not be there.
-        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
-    }
-    // SAFETY: the kernel checks `source`; the caller vouches for `target`.
-    unsafe { transfer(SYS_PROCESS_VM_READV, tb.pid_tgid >> 32, target, source, bytes) }
+    // SAFETY: the caller vouches for `target`.
+    unsafe { transfer(tb.region_base, Way::From(source), target, bytes, Some(tb)) }
 }
 
 /// The word at any address.
@@ -77,19 +70,44 @@ pub(crate) fn read_word(tb: &ThreadBlock, address: u64) -> Result<u64, Errno> {
 /// `source` is readable for `bytes` bytes.
 #[inline(never)]
 pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
-    if target >= USER_END || bytes > USER_END - target {
-        return Err(Errno::EFAULT);
-    }
-    if may_fault(tb.region_base) {
-        // SAFETY: the caller vouches for `source`; `target` may not be there, and is to be written.
-        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
-    }
-    // SAFETY: the kernel checks `target`; the caller vouches for `source`.
-    unsafe { transfer(SYS_PROCESS_VM_WRITEV, tb.pid_tgid >> 32, source, target, bytes) }
+    // SAFETY: the caller vouches for `source`.
+    unsafe { transfer(tb.region_base, Way::To(target), source, bytes, Some(tb)) }
 }
 
+/// Where a copy comes from or goes to, which may be any address.
+#[derive(Clone, Copy)]
+enum Way {
+    From(u64),
+    To(u64),
+}
+
+/// Copies `bytes` bytes between `local` and any address; `tb` is the running thread's block, if it is known.
+///
+/// # Safety
+/// `local` is writable for `bytes` bytes if the copy goes there, else readable.
+#[inline(always)]
+unsafe fn transfer(base: u64, way: Way, local: u64, bytes: u64, tb: Option<&ThreadBlock>) -> Result<(), Errno> {
+    let (Way::From(remote) | Way::To(remote)) = way;
+    if remote >= USER_END || bytes > USER_END - remote {
+        return Err(Errno::EFAULT);
+    }
+    if may_fault(base) {
+        let (target, source) = if matches!(way, Way::From(_)) { (local, remote) } else { (remote, local) };
+        // SAFETY: the caller vouches for `local`; the other one may not be there. Who says that it is to be written may do so.
+        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
+    }
+    let pid = tb.map_or_else(|| syscall0(SYS_GETPID) as u64, |tb| tb.pid_tgid >> 32);
+    // SAFETY: the kernel checks the other address; the caller vouches for `local`.
+    unsafe { ask_kernel(way, pid, local, bytes) }
+}
+
+/// The same by a system call.
 #[inline(never)]
-unsafe fn transfer(number: u64, pid: u64, local: u64, remote: u64, bytes: u64) -> Result<(), Errno> {
+unsafe fn ask_kernel(way: Way, pid: u64, local: u64, bytes: u64) -> Result<(), Errno> {
+    let (number, remote) = match way {
+        Way::From(source) => (SYS_PROCESS_VM_READV, source),
+        Way::To(target) => (SYS_PROCESS_VM_WRITEV, target),
+    };
     let local = IoVec { base: local, bytes };
     let remote = IoVec { base: remote, bytes };
     let arguments = [pid, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
@@ -104,12 +122,8 @@ unsafe fn transfer(number: u64, pid: u64, local: u64, remote: u64, bytes: u64) -
 /// `target` is writable for `bytes` bytes.
 #[inline(never)]
 pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
-    if may_fault(image_base()) && source < USER_END && bytes <= USER_END - source {
-        // SAFETY: the caller vouches for `target`; `source` may not be there.
-        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
-    }
-    // SAFETY: the kernel checks `source`; the caller vouches for `target`.
-    unsafe { transfer(SYS_PROCESS_VM_READV, syscall0(SYS_GETPID) as u64, target, source, bytes) }
+    // SAFETY: the caller vouches for `target`.
+    unsafe { transfer(image_base(), Way::From(source), target, bytes, None) }
 }
 
 /// The word at any address, also where the thread has no block.
@@ -127,12 +141,8 @@ pub(crate) fn read_own_word(address: u64) -> Result<u64, Errno> {
 /// `source` is readable for `bytes` bytes.
 #[inline(never)]
 pub(crate) unsafe fn write_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
-    if may_fault(image_base()) && target < USER_END && bytes <= USER_END - target {
-        // SAFETY: the caller vouches for `source`; `target` may not be there, and is to be written.
-        return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
-    }
-    // SAFETY: the kernel checks `target`; the caller vouches for `source`.
-    unsafe { transfer(SYS_PROCESS_VM_WRITEV, syscall0(SYS_GETPID) as u64, source, target, bytes) }
+    // SAFETY: the caller vouches for `source`.
+    unsafe { transfer(image_base(), Way::To(target), source, bytes, None) }
 }
 
 /// Copies a string of at most `bytes` bytes with its NUL. Returns the length including the NUL; a longer string

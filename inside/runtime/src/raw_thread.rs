@@ -327,7 +327,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
         (tb.cpu_slot, tb.interrupted) = (0, 0);
         (tb.net_until, tb.net_passed) = (0, 0);
         tb.rseq = 0;
-        (tb.comm_until, tb.uid_gid_until, tb.changes_until) = (0, 0, 0);
+        (tb.comm.until, tb.uid_gid.until, tb.changes_until) = (0, 0, 0);
         tb.serial = raw_request::realm(base).threads.fetch_add(1, Relaxed).wrapping_add(1);
     }
     if tb.this != 0 && fresh_process {

@@ -39,24 +39,21 @@ impl Stopped {
 
     /// Has these signals come to a thread that blocks them, from when it goes on.
     pub fn unblock(&mut self, tid: Tid, signals: u64) -> Result<(), Error> {
-        if let Some(borrowed) = self.borrowed.as_mut().filter(|borrowed| borrowed.tid == tid) {
-            borrowed.mask &= !signals;
-            borrowed.blocked &= !signals;
-            return Ok(());
-        }
-        let mask = self.signal_mask(tid)?;
-        ptrace::set_signal_mask(tid, mask & !signals).map_err(|error| self.gone("signal mask", error))
+        self.change_mask(tid, |mask| mask & !signals)
     }
 
     /// Has a thread block these signals, too, from when it goes on.
     pub fn block(&mut self, tid: Tid, signals: u64) -> Result<(), Error> {
+        self.change_mask(tid, |mask| mask | signals)
+    }
+
+    fn change_mask(&mut self, tid: Tid, change: impl Fn(u64) -> u64) -> Result<(), Error> {
         if let Some(borrowed) = self.borrowed.as_mut().filter(|borrowed| borrowed.tid == tid) {
-            borrowed.mask |= signals;
-            borrowed.blocked |= signals;
+            (borrowed.mask, borrowed.blocked) = (change(borrowed.mask), change(borrowed.blocked));
             return Ok(());
         }
         let mask = self.signal_mask(tid)?;
-        ptrace::set_signal_mask(tid, mask | signals).map_err(|error| self.gone("signal mask", error))
+        ptrace::set_signal_mask(tid, change(mask)).map_err(|error| self.gone("signal mask", error))
     }
 
     /// Whether one of these signals waits for a thread to let it come, or to go on.

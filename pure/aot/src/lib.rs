@@ -159,16 +159,16 @@ const READERS: [u32; 12] = [
 impl Facts {
     /// Of a verified program.
     pub fn of(verified: &Verified) -> Facts {
-        let walks = [helper::GET_STACK, helper::GET_STACKID];
-        let walks = verified.tail_calls() || verified.helpers().iter().any(|id| walks.contains(id));
+        let calls =
+            |helpers: &[u32]| verified.tail_calls() || verified.helpers().iter().any(|id| helpers.contains(id));
+        let walks = calls(&[helper::GET_STACK, helper::GET_STACKID]);
         let looks_at = |part: &dyn Fn(&Range<u32>) -> bool| {
             verified.context_parts().is_none_or(|mut parts| parts.any(|bytes| part(&bytes)))
         };
         let all_registers = walks || looks_at(&|bytes| !frame::has(bytes));
         let call_registers = walks || looks_at(&|bytes| bytes.start < 8);
-        let reads = verified.tail_calls() || verified.helpers().iter().any(|id| READERS.contains(id));
-        let asked = [helper::GET_CURRENT_COMM, helper::GET_CURRENT_UID_GID];
-        let identity = verified.tail_calls() || verified.helpers().iter().any(|id| asked.contains(id));
+        let reads = calls(&READERS);
+        let identity = calls(&[helper::GET_CURRENT_COMM, helper::GET_CURRENT_UID_GID]);
         let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
         let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
         Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads, identity }

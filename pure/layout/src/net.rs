@@ -36,6 +36,28 @@ pub const FAULT_BITS: u64 = 1 << 10 | 1 << 6;
 /// kept ([`OwnAction`]).
 pub const TAKEN_SIGNALS: [u64; 4] = [31, 5, 11, 7];
 
+const SIG_IGN: u64 = 1;
+const SA_ONSTACK: u64 = 0x0800_0000;
+const SA_RESTART: u64 = 0x1000_0000;
+
+/// The flags of the agent's action of a taken signal that depend on the process's own action.
+pub const DEPENDENT_FLAGS: u64 = SA_RESTART | SA_ONSTACK;
+
+/// Those of [`DEPENDENT_FLAGS`] that the agent's action has if the process's own one has this handler and these flags. (Without a
+/// handler, calls go on as if nothing had come.)
+pub fn dependent_flags(signal: u64, handler: u64, flags: u64) -> u64 {
+    let is_handled = handler > SIG_IGN;
+    let restarts = if is_handled { flags & SA_RESTART } else { SA_RESTART };
+    // A fault may be that the stack is used up. And who handles none may have something else on the alternate stack.
+    let is_fault = FAULT_BITS & 1 << (signal - 1) != 0;
+    let on_stack = match is_fault {
+        true if is_handled => flags & SA_ONSTACK,
+        true => 0,
+        false => SA_ONSTACK,
+    };
+    restarts | on_stack
+}
+
 /// The action that the process has for one of [`TAKEN_SIGNALS`].
 #[repr(C)]
 #[derive(Debug)]
@@ -61,7 +83,7 @@ pub struct Net {
     pub never_blocked: AtomicU64,
     /// 1: SIGSEGV and SIGBUS are the agent's and blocked nowhere, so that it may touch memory that may not be there.
     pub catches_faults: AtomicU32,
-    /// 0.
+    /// Always 0: room, so that what follows lies where words of 8 bytes may.
     pub reserved: AtomicU32,
     /// Calls that were caught.
     pub caught: AtomicU64,

@@ -260,15 +260,10 @@ pub struct ThreadBlock {
     /// Addresses of `struct ucontext` of the latest signals that the agent passed on to the process, the first ones unless 0: their
     /// masks have what `wants_blocked` was before.
     pub passed_frames: [u64; PASSED_FRAMES_MAX],
-    /// What is remembered of the thread (`inside/runtime/src/raw_identity.rs`): its name; its group and user, as
-    /// `bpf_get_current_uid_gid` returns them.
-    pub comm: [u64; 2],
-    /// See `comm`.
-    pub uid_gid: u64,
-    /// Until when the name holds, ns of `CLOCK_MONOTONIC_COARSE`; 0: nothing is remembered.
-    pub comm_until: u64,
-    /// As `comm_until`, of `uid_gid`.
-    pub uid_gid_until: u64,
+    /// The thread's name (`inside/runtime/src/raw_identity.rs`).
+    pub comm: Remembered<[u64; 2]>,
+    /// Its group and user, as `bpf_get_current_uid_gid` returns them.
+    pub uid_gid: Remembered<u64>,
     /// Until then nothing is remembered: a call is under way that changes it.
     pub changes_until: u64,
     /// System calls under way, the youngest just before `next_call`.
@@ -289,6 +284,16 @@ pub struct ThreadBlock {
     pub hits: [AtomicU64; COUNTED_HOOKS_MAX as usize],
     /// Hits that could not run programs, per hook.
     pub misses: [AtomicU32; COUNTED_HOOKS_MAX as usize],
+}
+
+/// What the kernel has said of a thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Remembered<T> {
+    /// What it has said.
+    pub value: T,
+    /// Until when that holds, ns of `CLOCK_MONOTONIC_COARSE`; 0: nothing is remembered.
+    pub until: u64,
 }
 
 /// Handlers in handlers whose frames are known.

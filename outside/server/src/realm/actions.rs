@@ -3,10 +3,12 @@
 use std::mem::offset_of;
 
 use ring3_inject as inject;
-use ring3_layout::net::{FAULT_BITS, Net, OwnAction, SIGNALS, TAKEN_SIGNALS};
+use ring3_layout::net::{Net, OwnAction, SIGNALS, TAKEN_SIGNALS, dependent_flags};
 use ring3_layout::region::{NET_OFFSET, REGION_BYTES};
 use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::seccomp::FilteredCall;
 
+use super::Shared;
 use super::net::{blocks_meanwhile, is_calm};
 use super::raw_mapping::read_value;
 use super::recovery::{Cleaning, thread_named};
@@ -14,11 +16,8 @@ use super::tables::in_agent;
 
 const SYS_RT_SIGACTION: i64 = 13;
 const SIGNAL_SET_BYTES: u64 = 8;
-const SIG_IGN: u64 = 1;
 const SA_SIGINFO: u64 = 4;
 const SA_RESTORER: u64 = 0x0400_0000;
-const SA_ONSTACK: u64 = 0x0800_0000;
-const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 
 /// `struct kernel_sigaction`: handler, flags, restorer, mask.
@@ -91,19 +90,12 @@ pub(super) fn take(
     let at = own_at(region, signal);
     let own = action_of(stopped, region, signal)?;
     stopped.write(at + offset_of!(OwnAction, action) as u64, &bytes_of(&own))?;
-    let bit = 1 << (signal - 1);
-    // A fault may be that the stack is used up: then the process's own choice of a stack matters. And who handles none may have
-    // something else on the alternate stack.
-    let (mirrored, always) = match FAULT_BITS & bit {
-        0 => (SA_RESTART, SA_ONSTACK),
-        _ => (SA_RESTART | SA_ONSTACK, 0),
-    };
-    let flags = if own[0] <= SIG_IGN { SA_RESTART } else { own[1] & mirrored };
-    let flags = flags | always | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
+    let flags = dependent_flags(signal, own[0], own[1]) | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
     // Whatever goes wrong from here on, actions are given back.
     write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, true)?;
     let action = [in_agent(region, handler), flags, in_agent(region, "ring3_net_restorer"), 0];
     set_action(stopped, region, signal, action)?;
+    let bit = 1 << (signal - 1);
     let handled = stopped.signals_handled()?;
     let others = (1..=SIGNALS as u64)
         .filter(|other| !TAKEN_SIGNALS.contains(other) || !is_taken(stopped.pid(), region, *other));
@@ -128,7 +120,7 @@ pub(super) fn take_for_good(
     signals: &[u64],
     handler: &str,
 ) -> Result<bool, inject::Error> {
-    let bits = signals.iter().fold(0, |bits, signal| bits | 1 << (signal - 1));
+    let bits = bits_of(signals);
     for tid in stopped.threads().to_vec() {
         if blocks_meanwhile(stopped, tid, bits)? {
             return Ok(false);
@@ -152,22 +144,63 @@ pub(super) fn take_for_good(
     Ok(true)
 }
 
-/// Threads may block these signals again, and those that have blocked them do.
-pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
+/// Said where [`may_take`] is false.
+pub(super) const MAY_NOT_TAKE: &str = "the process does not allow itself to handle signals (seccomp)";
+
+/// Whether the process allows itself to handle and to block signals: what the agent needs for those that it takes.
+pub(super) fn may_take(stopped: &inject::Stopped, shared: &Shared) -> Result<bool, inject::Error> {
+    const ACTION_AND_MASK: [u32; 2] = [13, 14];
+    let filters = stopped.filters()?.without(&shared.loader_filter);
+    Ok(ACTION_AND_MASK.iter().all(|number| filters.allow(&FilteredCall::any(*number))))
+}
+
+/// Undoes what [`take_for_good`] has done, in a process in which nobody needs it any more. False: a thread may still rely on it.
+pub(super) fn give_back_for_good(
+    stopped: &mut inject::Stopped,
+    region: u64,
+    signals: &[u64],
+) -> Result<bool, inject::Error> {
+    let bits = bits_of(signals);
+    if !signals.iter().any(|signal| is_taken(stopped.pid(), region, *signal)) {
+        return Ok(true);
+    }
+    if !is_calm(stopped, region, bits)? {
+        return Ok(false);
+    }
+    block_again(stopped, region, bits)?;
+    let_block(stopped, region, bits)?;
+    for signal in signals {
+        give_back(stopped, region, *signal)?;
+    }
+    Ok(true)
+}
+
+fn bits_of(signals: &[u64]) -> u64 {
+    signals.iter().fold(0, |bits, signal| bits | 1 << (signal - 1))
+}
+
+/// Threads really block those of these signals that they have blocked as far as they know. None is where that could end it.
+fn block_again(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
     let pid = stopped.pid();
     for block in (Cleaning { pid, region }).blocks() {
-        let wants = read_word(stopped, block + offset_of!(ThreadBlock, wants_blocked) as u64)? & bits;
+        let word = |stopped: &inject::Stopped, offset: usize| read_word(stopped, block + offset as u64);
+        let wants = word(stopped, offset_of!(ThreadBlock, wants_blocked))? & bits;
         if wants == 0 {
             continue;
         }
-        let own_tid = read_word(stopped, block + offset_of!(ThreadBlock, pid_tgid) as u64)? as u32;
-        let fs_base = read_word(stopped, block + offset_of!(ThreadBlock, fs_base) as u64)?;
+        let own_tid = word(stopped, offset_of!(ThreadBlock, pid_tgid))? as u32;
+        let fs_base = word(stopped, offset_of!(ThreadBlock, fs_base))?;
         // (Blocks of threads that have ended are there, too, and another thread may have got the id.)
         let Some(tid) = thread_named(pid, own_tid).filter(|tid| stopped.threads().contains(tid)) else { continue };
         if stopped.registers(tid)?.fs_base == fs_base {
             stopped.block(tid, wants)?;
         }
     }
+    Ok(())
+}
+
+/// Threads may block these signals from now on.
+pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
     let never = field(region, offset_of!(Net, never_blocked));
     let blocked = read_word(stopped, never)? & !bits;
     stopped.write(never, &blocked.to_le_bytes())

@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
-
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::modules::{ANALYSIS_AT_ONCE, FileKey, likely_file_of};
+use super::modules::{self, ANALYSIS_AT_ONCE, FileKey, likely_file_of};
 use super::recovery::{self, Patience};
 use super::target::code_of;
 use super::terminal::Hearer;
@@ -53,9 +52,13 @@ impl Actor {
         let paths: BTreeSet<PathBuf> = with_files.filter_map(|mapping| likely_file_of(pid, mapping)).collect();
         let awaited: Vec<FileKey> = paths.iter().filter_map(|path| self.shared.modules().awaits(path)).collect();
         if !awaited.is_empty() {
+            // (Processes that have ended are not asked for any more.)
+            let modules = self.shared.modules();
+            self.unanalysed.retain(|_, files| files.iter().any(|key| modules.is_awaited(key)));
+            drop(modules);
             self.unanalysed.insert(pid, awaited);
         }
-        self.analyse_awaited();
+        self.analyse_files();
     }
 
     /// Whether files of a process that were looked for are not analysed yet.
@@ -70,10 +73,20 @@ impl Actor {
         false
     }
 
-    /// What waited for files is done when they are analysed.
-    fn analyse_awaited(&self) {
-        let sender = self.sender.clone();
-        self.shared.analyse_awaited(move || sender.send(Command::Requests));
+    /// Begins to analyse the large files that are wanted, unless that has begun. What waited for them is done then.
+    pub(super) fn analyse_files(&self) {
+        if !self.shared.modules().takes_worker() {
+            return;
+        }
+        let (shared, sender) = (self.shared.clone(), self.sender.clone());
+        let work = move || {
+            modules::analyse_awaited(&shared.modules);
+            sender.send(Command::Requests);
+        };
+        if let Err(error) = std::thread::Builder::new().name("ring3-files".into()).spawn(work) {
+            tracing::warn!("a thread to analyse files: {error}");
+            self.shared.modules().give_up_awaited();
+        }
     }
 
     /// The flag: not all of its files were looked at.
@@ -90,7 +103,7 @@ impl Actor {
             target.budget.charge(began, began.elapsed());
         }
         self.has_orphans |= self.parted.len() > before;
-        self.analyse_awaited();
+        self.analyse_files();
         (applied, is_cut_short)
     }
 

@@ -520,7 +520,7 @@ impl Realm {
         // (Who asks waits; others do not.)
         let awaited = self.shared.modules().awaits(file);
         if let Some(key) = awaited {
-            self.shared.analyse_awaited(|| {});
+            self.tracer.send(Command::AnalyseFiles);
             while self.shared.modules().is_awaited(&key) {
                 std::thread::sleep(ANALYSED_EVERY);
             }
@@ -610,22 +610,6 @@ impl Realm {
 }
 
 impl Shared {
-    /// Begins to analyse the large files that are wanted, unless that has begun; then does something, when it has ended.
-    fn analyse_awaited(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
-        if !self.modules().takes_worker() {
-            return;
-        }
-        let shared = self.clone();
-        let work = move || {
-            modules::analyse_awaited(&shared.modules);
-            then();
-        };
-        if let Err(error) = std::thread::Builder::new().name("ring3-files".into()).spawn(work) {
-            tracing::warn!("a thread to analyse files: {error}");
-            self.modules().give_up_awaited();
-        }
-    }
-
     fn modules(&self) -> MutexGuard<'_, modules::Modules> {
         self.modules.lock().expect("no panic under this lock")
     }

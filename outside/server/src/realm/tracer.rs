@@ -60,6 +60,8 @@ pub(super) enum Command {
     DropMap(MapSlot),
     DropText(TextRange),
     Requests,
+    /// Large files are wanted.
+    AnalyseFiles,
     AtNewProgram(u32, u64, Sender<Work>),
     ExecutionEnded(u32, u64, Ended),
     Snapshot(Sender<Vec<TargetStatus>>),
@@ -84,11 +86,6 @@ impl Command {
             Command::AtNewProgram(pid, ..) => Some(*pid),
             command => command.needs(),
         }
-    }
-
-    /// Whether it is about the first instruction of a new program.
-    fn is_at_beginning(&self) -> bool {
-        matches!(self, Command::AtNewProgram(..))
     }
 }
 
@@ -348,9 +345,8 @@ impl Actor {
     }
 
     fn handle(&mut self, command: Command) {
-        if let Some(pid) =
-            command.looks_at().filter(|pid| command.is_at_beginning() || !self.targets.contains_key(pid))
-        {
+        let is_new = |pid: &u32| matches!(command, Command::AtNewProgram(..)) || !self.targets.contains_key(pid);
+        if let Some(pid) = command.looks_at().filter(is_new) {
             self.look_for_large_files(pid);
         }
         match self.is_for_later(&command) {
@@ -392,6 +388,7 @@ impl Actor {
                 let users = self.all_tables().map(|target| target.pid).collect();
                 self.pending.push((Garbage::Text(range), users));
             }
+            Command::AnalyseFiles => self.analyse_files(),
             Command::Requests => {
                 self.shared.rung.store(false, Release);
                 self.rung = true;

@@ -11,12 +11,10 @@ use ring3_layout::control::{TRAPS_OFFSET, Trap, trap_slots};
 use ring3_layout::net::SIGTRAP_BIT;
 use ring3_patch::Tactic;
 use ring3_uapi::Errno;
-use ring3_uapi::seccomp::FilteredCall;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::actions;
-use super::net::is_calm;
 use super::target::{Link, STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared};
@@ -43,15 +41,7 @@ impl TrapState {
 
 /// Gives SIGTRAP back, in a process in which no site is an `int3` any more. False: a thread may still come from one.
 pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
-    if !actions::is_taken(stopped.pid(), region, SIGTRAP) {
-        return Ok(true);
-    }
-    if !is_calm(stopped, region, SIGTRAP_BIT)? {
-        return Ok(false);
-    }
-    actions::let_block(stopped, region, SIGTRAP_BIT)?;
-    actions::give_back(stopped, region, SIGTRAP)?;
-    Ok(true)
+    actions::give_back_for_good(stopped, region, &[SIGTRAP])
 }
 
 impl Target {
@@ -69,10 +59,8 @@ impl Target {
         if self.traps.armed {
             return Ok(());
         }
-        let filters = stopped.filters().map_err(refusal_of)?.without(&shared.loader_filter);
-        const ACTION_AND_MASK: [u32; 2] = [13, 14];
-        if !ACTION_AND_MASK.iter().all(|number| filters.allow(&FilteredCall::any(*number))) {
-            return Err(refuse("the process does not allow itself to handle signals (seccomp)"));
+        if !actions::may_take(stopped, shared).map_err(refusal_of)? {
+            return Err(refuse(actions::MAY_NOT_TAKE));
         }
         self.traps.wanted = true;
         let mappings = stopped.mappings().map_err(refusal_of)?;
