@@ -126,7 +126,9 @@ impl Stopped {
 
     /// Between having been looked at and being stopped a process may have begun to filter its calls: then no filter is suspended.
     pub(crate) fn check_filters(&self) -> Result<(), Error> {
-        if !self.suspends_filters() && self.threads().iter().any(|tid| is_thread_filtered(self.pid(), *tid)) {
+        if !self.suspends_filters()
+            && self.threads().iter().any(|tid| self.statuses.field(*tid, "Seccomp").is_some_and(|mode| mode != "0"))
+        {
             let why = "it began to filter its calls just now; try again".to_owned();
             return Err(Error::Seccomp { pid: self.pid(), why });
         }

@@ -1,6 +1,10 @@
 //! Looking at a process without touching it.
 
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use crate::Error;
 
@@ -50,26 +54,13 @@ impl Mapping {
     }
 }
 
-/// A file of `/proc/PID`, such as `status` or `task/TID/stat`. (`std::fs::read` asks for the size, which such files do not have,
-/// and then takes eight small reads for a page.)
+/// A file of `/proc/PID`, such as `status` or `task/TID/stat`. (`std::fs::read` and `File::read_to_end` ask for the size, which such
+/// files do not have, and then take eight small reads for a page.)
 pub fn proc_file(pid: u32, name: &str) -> std::io::Result<String> {
-    use std::io::Read;
     const BYTES_USUAL: usize = 0x4000;
-    let mut file = std::fs::File::open(format!("/proc/{pid}/{name}"))?;
-    let mut bytes = vec![0u8; BYTES_USUAL];
-    let mut filled = 0;
-    loop {
-        match file.read(&mut bytes[filled..]) {
-            Ok(0) => break,
-            Ok(more) => filled += more,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-        if filled == bytes.len() {
-            bytes.resize(filled * 2, 0);
-        }
-    }
-    Ok(String::from_utf8_lossy(&bytes[..filled]).into_owned())
+    let mut bytes = Vec::with_capacity(BYTES_USUAL);
+    File::open(format!("/proc/{pid}/{name}"))?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 /// A field of `/proc/*/status` or `fdinfo`, trimmed.
@@ -146,10 +137,9 @@ fn check_translator(pid: u32) -> Result<(), Error> {
 
 /// The program's ELF class and machine. A program that cannot be read is checked by its code segment later.
 fn check_class(pid: u32) -> Result<(), Error> {
-    use std::io::Read;
     let path = format!("/proc/{pid}/exe");
     let mut head = [0u8; 20];
-    match std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)) {
+    match File::open(path).and_then(|mut file| file.read_exact(&mut head)) {
         Ok(()) if head[..4] == *b"\x7fELF" && head[4] == 1 => {
             Err(Error::NotX86_64 { pid, what: "a 32-bit program".into() })
         }
@@ -215,6 +205,45 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
 pub(crate) fn threads(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| Error::Exited { pid })?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// `/proc/PID/task/TID/status` of some threads, kept open: to read it again takes a third of the time.
+#[derive(Debug, Default)]
+pub(crate) struct Statuses {
+    pid: u32,
+    open: BTreeMap<u32, File>,
+    open_max: usize,
+}
+
+impl Statuses {
+    pub(crate) fn of(pid: u32) -> Statuses {
+        // (Other threads of ours open files, too.)
+        let files_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        Statuses { pid, open: BTreeMap::new(), open_max: usize::try_from(files_max / 4).unwrap_or(usize::MAX) }
+    }
+
+    /// As [`is_live`].
+    pub(crate) fn is_live(&mut self, tid: u32) -> bool {
+        if self.open.len() < self.open_max
+            && let Ok(file) = File::open(format!("/proc/{}/task/{tid}/status", self.pid))
+        {
+            self.open.insert(tid, file);
+        }
+        self.field(tid, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
+    }
+
+    /// A field of a thread's status; `None` if the thread is gone.
+    pub(crate) fn field(&self, tid: u32, name: &str) -> Option<String> {
+        const BYTES_USUAL: usize = 0x2000;
+        let mut bytes = [0; BYTES_USUAL];
+        let filled = self.open.get(&tid).and_then(|file| file.read_at(&mut bytes, 0).ok());
+        // (Many groups make it longer. If the thread is gone, another one may have its number.)
+        if let Some(filled) = filled.filter(|filled| (1..BYTES_USUAL).contains(filled)) {
+            return status_field(&String::from_utf8_lossy(&bytes[..filled]), name).map(str::to_owned);
+        }
+        let status = proc_file(self.pid, &format!("task/{tid}/status")).ok()?;
+        status_field(&status, name).map(str::to_owned)
+    }
 }
 
 /// Whether a thread is there, and not dead.

@@ -10,6 +10,7 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
     AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, PROCESS_BYTES, PROCESS_OFFSET,
     REALM_BYTES, REALM_OFFSET, REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET,
+    WITNESS_BYTES, WITNESS_OFFSET,
 };
 
 use crate::Error;
@@ -93,13 +94,20 @@ fn map_received(
     let mut calls: Vec<Call> = rest.map(|(address, bytes)| Call::munmap(address, bytes)).collect();
     calls.extend(region_calls(base, files, remote));
     calls.extend(map_calls(&remote[4..], maps, &region.maps));
-    match stopped.syscalls(&calls) {
-        Ok(_) => Ok(region),
-        Err(Unfinished { error, .. }) => {
+    let mapped = stopped.syscalls(&calls).map(drop).map_err(|unfinished| unfinished.error);
+    match mapped.and_then(|()| renew_witness(stopped, base)) {
+        Ok(()) => Ok(region),
+        Err(error) => {
             let _ = stopped.unmap(base, bytes);
             Err(error)
         }
     }
+}
+
+/// Gives the process a witness page that no other process has.
+fn renew_witness(stopped: &mut Stopped, base: u64) -> Result<(), Error> {
+    const WORD: u64 = u64::from_le_bytes(*b"ring3wit");
+    stopped.write(base + WITNESS_OFFSET, &WORD.to_le_bytes())
 }
 
 /// Takes addresses that nothing is mapped at yet.
@@ -127,7 +135,7 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
         Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0])),
         Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[2])),
         Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[3])),
-        Call::mmap(base + GATES_OFFSET, GATES_BYTES, READ_EXEC, private, None),
+        Call::mmap(base + GATES_OFFSET, GATES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
         Call::madvise(base + PROCESS_OFFSET, PROCESS_BYTES, libc::MADV_WIPEONFORK),
@@ -198,7 +206,8 @@ pub fn replace_control(stopped: &mut Stopped, base: u64, control: BorrowedFd<'_>
     let remote = stopped.send_files(&[control])?;
     let result = stopped.syscalls(&control_calls(base, remote[0]));
     stopped.close_files(&remote);
-    result.map(drop).map_err(|unfinished| unfinished.error)
+    result.map_err(|unfinished| unfinished.error)?;
+    renew_witness(stopped, base)
 }
 
 /// Unmaps a region.

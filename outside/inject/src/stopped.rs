@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::calls::Borrowed;
 use crate::process::{
-    Mapping, Pid, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
+    Mapping, Pid, Statuses, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
 };
 use crate::raw_ptrace::{self as ptrace, Pause, Registers, Tid, Wait};
 
@@ -45,6 +45,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(1);
 pub struct Stopped {
     pub(crate) pid: u32,
     threads: Vec<Tid>,
+    pub(crate) statuses: Statuses,
     memory: File,
     mappings: OnceCell<Arc<[Mapping]>>,
     /// Registers that were read since a thread stopped: a request for each thread and site would take longer than all else.
@@ -104,9 +105,9 @@ pub fn while_stopped<R: Send>(
     in_a_thread(|| {
         let mut stopped = Stopped::seize(pid, within)?;
         let result = work(&mut stopped);
-        stopped.finish();
-        Ok(result)
+        Ok((result, stopped.finish()))
     })
+    .map(|(result, _)| result)
 }
 
 /// What became of an execution that was announced.
@@ -197,7 +198,7 @@ impl Stopped {
         let deadline = Instant::now() + within;
         for _ in 0..ROUNDS_MAX {
             let mut new = threads(self.pid)?;
-            new.retain(|tid| !self.threads.contains(tid) && is_live(self.pid, *tid));
+            new.retain(|tid| !self.threads.contains(tid) && self.statuses.is_live(*tid));
             if new.is_empty() {
                 return Ok(());
             }
@@ -312,6 +313,7 @@ impl Stopped {
         Ok(Stopped {
             pid,
             threads: vec![],
+            statuses: Statuses::of(pid),
             memory: open_memory(pid)?,
             mappings: OnceCell::new(),
             known: RefCell::default(),
@@ -730,12 +732,13 @@ impl Stopped {
 }
 
 impl Stopped {
-    /// The process may go on.
-    fn finish(mut self) {
+    /// The process may resume once the running thread has ended. The result is what is better dropped after that.
+    fn finish(mut self) -> Statuses {
         self.restore_thread();
         if let Some(clock) = &self.clock {
             clock.store(self.since.elapsed().as_micros() as u64, Relaxed);
         }
+        std::mem::take(&mut self.statuses)
     }
 
     fn restore_thread(&mut self) {

@@ -10,6 +10,7 @@
 //!      + REALM    doorbells, CPU slots, trace  rw-  one memfd per domain, shared by its targets
 //!      + TEXT     net's gates, programs        r-x  one memfd per server, written by the server
 //!      + GATES    where system calls are made  r-x  private
+//!      + WITNESS  says whether forks exist     r-x  private, copied at fork
 //!      + PROCESS  process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
 //!      + STATE    state header, thread blocks  rw-  private, copied at fork
 //! ```
@@ -43,8 +44,14 @@ pub const GATES_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
 pub const GATES_BYTES: u64 =
     ((crate::syscall::SITES_MAX as u64 + 1) * crate::syscall::GATE_BYTES).next_multiple_of(crate::PAGE_BYTES);
 
+/// Offset of the witness page: the server writes a word there once. As long as a fork has that page too, the kernel says that
+/// more than one process maps it (`/proc/PID/pagemap`, bit 56).
+pub const WITNESS_OFFSET: u64 = GATES_OFFSET + GATES_BYTES;
+/// Bytes of the witness page.
+pub const WITNESS_BYTES: u64 = crate::PAGE_BYTES;
+
 /// Offset of the process page ([`crate::thread::ProcessPage`]).
-pub const PROCESS_OFFSET: u64 = GATES_OFFSET + GATES_BYTES;
+pub const PROCESS_OFFSET: u64 = WITNESS_OFFSET + WITNESS_BYTES;
 /// Bytes of the process page.
 pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
 

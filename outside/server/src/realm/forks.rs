@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
+use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::ControlHeader;
-use ring3_layout::region::PROCESS_OFFSET;
+use ring3_layout::region::{PROCESS_OFFSET, WITNESS_OFFSET};
 
 use super::raw_mapping::read_value;
 use super::recovery;
@@ -30,6 +32,17 @@ fn has_own_memory(pid: u32, region: u64) -> bool {
     generation.is_some_and(|word| word == 0 || recovery::own_pid(pid).map(u64::from) == Some(word))
 }
 
+/// Whether the page at an address is mapped by this process alone (fs/proc/task_mmu.c, `PM_MMAP_EXCLUSIVE`); `false` also if the
+/// kernel does not say.
+fn has_page_alone(pid: u32, address: u64) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    const MAPPED_ONCE: u64 = 1 << 56;
+    let mut entry = [0; 8];
+    let file = std::fs::File::open(format!("/proc/{pid}/pagemap"));
+    let read = file.and_then(|file| file.read_exact_at(&mut entry, address / PAGE_BYTES * 8));
+    read.is_ok() && u64::from_le_bytes(entry) & (PRESENT | MAPPED_ONCE) == PRESENT | MAPPED_ONCE
+}
+
 impl Target {
     /// Whether a process runs in this one's memory: a `vfork` child. (Where the kernel does not say, a thread that cannot be stopped
     /// waits for one.)
@@ -39,8 +52,11 @@ impl Target {
 
     /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
     /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own, if it was not the
-    /// first to come by.
+    /// first to come by. All processes of the machine are asked only if the witness page says that there is a fork.
     pub(super) fn find_children(&self) -> Vec<u32> {
+        if has_page_alone(self.pid, self.region + WITNESS_OFFSET) {
+            return vec![];
+        }
         let is_child = |pid: &u32| {
             *pid != self.pid
                 && nonce_at(*pid, self.region) == Some(self.nonce)
