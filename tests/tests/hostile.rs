@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ring3_layout::realm::Realm;
 use ring3_tests::{Bench, Process, WITHIN, is_root, programs, ready, victim, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// An ordinary user.
 const USER: u32 = 65534;
@@ -234,6 +234,33 @@ fn nobody_waits_for_a_target_that_forks_without_end() {
 #[test]
 fn nobody_waits_for_a_target_with_a_thousand_children() {
     others_go_on_while_a_target_does("fork");
+}
+
+/// A server is killed, whose targets cannot be left; its successor serves others meanwhile.
+#[test]
+fn nobody_waits_for_orphans_that_cannot_be_cleaned() {
+    const LIARS: usize = 16;
+    let busy = victim("busy", "gcc", "busy.c", &[]);
+    let probe = format!("{}:work", busy.display());
+    for bench in benches() {
+        let tool = bench.counting(&[&probe]);
+        let liars: Vec<Process> = (0..LIARS).map(|_| liar(&bench, &["inside"])).collect();
+        let server = Pid::from_raw(bench.server() as i32).expect("a pid");
+        kill_process(server, Signal::KILL).expect("ours");
+        drop(tool);
+        let deadline = Instant::now() + WITHIN;
+        let mut own = bench.counting(&[&probe]);
+        let mut plain = ready(bench.command(&busy).arg("1"));
+        let attached = bench.run(&["attach", &plain.pid().to_string()]);
+        assert_eq!(attached.0, Some(0), "{attached:?}");
+        wait_until("calls are counted", || own.total(&probe) > 0);
+        let pid = liars[0].pid().to_string();
+        let (code, _, error) = bench.run(&["detach", &pid]);
+        assert!(code == Some(1) && error.contains("could not all be taken out"), "{code:?}, {error}");
+        assert!(Instant::now() < deadline, "they were waited for, one after the other");
+        plain.say("");
+        assert!(plain.line().ends_with(" 0"));
+    }
 }
 
 #[test]

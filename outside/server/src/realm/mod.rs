@@ -25,6 +25,7 @@ mod modules;
 mod named;
 mod net;
 mod one_byte;
+mod orphans;
 mod owners;
 mod placing;
 mod privileges;

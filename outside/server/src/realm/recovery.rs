@@ -22,7 +22,7 @@ use ring3_layout::thread::{
 };
 
 use super::raw_mapping::{read_process, read_value, value_from};
-use super::target::{LEAVE_WITHIN, STOP_WITHIN};
+use super::target::STOP_WITHIN;
 use super::{faults, homes, net, traps};
 
 /// Name of the control block's memfd, as `/proc/PID/maps` shows it.
@@ -77,7 +77,7 @@ impl Cleaning {
         let deadline = Instant::now() + within;
         let mut pause = FIRST_PAUSE;
         loop {
-            let done = self.run();
+            let done = self.round(&mut 0, STOP_WITHIN, None);
             let again = match &done {
                 Ok(done) => !done,
                 Err(error) => matches!(error, inject::Error::ThreadDoesNotStop { .. }) || is_passing(error),
@@ -93,19 +93,25 @@ impl Cleaning {
         }
     }
 
-    /// One round, in as many stops as its sites need. `Ok(true)`: nothing of ours is left in the process.
-    fn run(self) -> Result<bool, inject::Error> {
-        let mut restored = 0;
+    /// One round, in as many stops as its sites need. `Ok(true)`: nothing of ours is left in the process. Sites that are `restored`
+    /// already are passed over; there is no further stop after `until`.
+    pub(super) fn round(
+        self,
+        restored: &mut usize,
+        stop_within: Duration,
+        until: Option<Instant>,
+    ) -> Result<bool, inject::Error> {
         loop {
             let clean = |stopped: &mut inject::Stopped| {
-                let cleaned = self.clean(stopped, &mut restored);
+                let cleaned = self.clean(stopped, restored);
                 if !matches!(cleaned, Ok(Some(true))) {
                     self.forget_masks(stopped);
                 }
                 cleaned
             };
-            match inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, clean)?? {
+            match inject::while_stopped(inject::Pid(self.pid), stop_within, clean)?? {
                 Some(done) => return Ok(done),
+                None if until.is_some_and(|until| Instant::now() + BETWEEN_SLICES > until) => return Ok(false),
                 None => std::thread::sleep(BETWEEN_SLICES),
             }
         }
@@ -478,7 +484,7 @@ pub(super) fn started(pid: u32) -> Option<u64> {
 }
 
 /// The region of a process and the server that made it, if there is one.
-fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
+pub(super) fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
     let maps = inject::proc_file(pid, "maps").ok()?;
     let line = maps.lines().find(|line| line.contains(CONTROL_NAME))?;
     let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
@@ -492,19 +498,19 @@ fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeaderView {
     magic: u64,
-    version: u32,
+    pub(super) version: u32,
     pid: u32,
-    nonce: u64,
+    pub(super) nonce: u64,
     region_base: u64,
     vdso_clock_gettime: u64,
     rseq_offset: u64,
     cpus: u32,
     request_wait_us: u32,
     retired: u32,
-    server_pid: u32,
+    pub(super) server_pid: u32,
     server_started: u64,
     namespace: u32,
-    folder: u32,
+    pub(super) folder: u32,
     rdpid: u32,
     all_registers: u32,
     hooks: u32,
@@ -514,7 +520,7 @@ pub(super) struct HeaderView {
 impl HeaderView {
     /// Whether the server that made the region still runs. A process that is being killed, or is dead and not
     /// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
-    fn is_server_alive(&self) -> bool {
+    pub(super) fn is_server_alive(&self) -> bool {
         let exe = std::fs::read_link(format!("/proc/{}/exe", self.server_pid));
         let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         runs && started(self.server_pid) == Some(self.server_started)
@@ -522,36 +528,6 @@ impl HeaderView {
 }
 
 const _: () = assert!(size_of::<HeaderView>() == size_of::<ControlHeader>());
-
-/// Cleans a process of what a server left that is gone; false if there is nothing to clean.
-pub(super) fn clean_orphan_in(pid: u32, known_nonces: &[u64]) -> bool {
-    let Some((region, header)) = region_in(pid) else { return false };
-    if known_nonces.contains(&header.nonce) || header.is_server_alive() {
-        return false;
-    }
-    if header.version != ring3_layout::LAYOUT_VERSION {
-        tracing::warn!(pid, "left behind by another version of ring3 (layout {}); not touched", header.version);
-        return false;
-    }
-    let why = match (Cleaning { pid, region }).finish(LEAVE_WITHIN) {
-        Ok(true) => {
-            tracing::info!(pid, server = header.server_pid, "cleaned up after a server that is gone");
-            return true;
-        }
-        Ok(false) => "a thread stays inside; not unmapped".to_owned(),
-        Err(error) => error.to_string(),
-    };
-    tracing::warn!(pid, "left behind by a server that is gone: {why}");
-    false
-}
-
-/// Cleans every process that a dead server of this run-time folder left instrumented; their pids. (What one of another
-/// folder left is its successor's, or `ring3 detach`'s.)
-pub(super) fn clean_orphans(folder: u32) -> BTreeSet<u32> {
-    let own = std::process::id();
-    let is_ours = |pid: &u32| *pid != own && region_in(*pid).is_some_and(|(_, header)| header.folder == folder);
-    all_processes().into_iter().filter(is_ours).filter(|pid| clean_orphan_in(*pid, &[])).collect()
-}
 
 /// The pid of another server that lives and has this process as a target.
 pub(super) fn other_server(pid: u32) -> Option<u32> {

@@ -20,6 +20,7 @@ use super::doorbell::EventFd;
 use super::executions::{Announcer, EXEC_WITHIN, Ended, Execution, Kept, Work};
 use super::leftovers::leftovers;
 use super::modules::{ANALYSIS_AT_ONCE, FileKey};
+use super::orphans::Orphans;
 use super::placing::Series;
 use super::recovery::Patience;
 use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
@@ -80,6 +81,14 @@ impl Command {
         }
     }
 
+    /// The process that it makes a target, or that is to be none.
+    pub(super) fn is_about(&self) -> Option<u32> {
+        match self {
+            Command::AddTargetAtExec(pid, ..) | Command::RemoveTarget(pid, ..) => Some(*pid),
+            command => command.needs(),
+        }
+    }
+
     /// The process whose files are looked at first.
     fn looks_at(&self) -> Option<u32> {
         match self {
@@ -135,7 +144,7 @@ impl Tracer {
                 unanalysed: BTreeMap::new(),
                 departures: vec![],
                 behind: BTreeMap::new(),
-                cleaned: BTreeSet::new(),
+                orphans: Orphans::default(),
                 watched: Instant::now(),
                 judged: Instant::now(),
             }
@@ -233,8 +242,8 @@ pub(super) struct Actor {
     departures: Vec<Departure>,
     /// Targets in which something should have changed and could not, and when it is tried again.
     pub(super) behind: BTreeMap<u32, Patience>,
-    /// Processes that were cleaned at the start and that nobody has asked to be cleaned yet.
-    cleaned: BTreeSet<u32>,
+    /// What other servers left.
+    pub(super) orphans: Orphans,
     /// When it was looked last whether jumps are as they were written.
     watched: Instant,
     /// When it was looked at last whose the targets are.
@@ -244,7 +253,8 @@ pub(super) struct Actor {
 impl Actor {
     fn run(mut self) {
         crate::raw_process::take_short_slices();
-        self.cleaned = recovery::clean_orphans(self.shared.folder);
+        self.orphans = Orphans::find(self.shared.folder);
+        self.clean_orphans();
         loop {
             let watching = (!self.targets.is_empty()).then_some(WATCH_EVERY.min(JUDGE_EVERY));
             let timeout = match self.rung {
@@ -279,6 +289,7 @@ impl Actor {
             self.end_departures();
             self.watch();
             self.catch_up();
+            self.clean_orphans();
             if self.has_orphans {
                 self.adopt_all_children();
             }
@@ -325,6 +336,7 @@ impl Actor {
 
     fn has_unfinished(&self) -> bool {
         self.has_orphans
+            || !self.orphans.is_empty()
             || self.requests_wait
             || !self.deferred.is_empty()
             || !self.departures.is_empty()
@@ -349,6 +361,7 @@ impl Actor {
         if let Some(pid) = command.looks_at().filter(is_new) {
             self.look_for_large_files(pid);
         }
+        self.take_up_orphan(&command);
         match self.is_for_later(&command) {
             Some(within) => self.deferred.push((Instant::now() + within, command)),
             None => self.obey(command),
@@ -360,7 +373,9 @@ impl Actor {
         if command.looks_at().is_some_and(|pid| self.awaits_files(pid)) {
             return Some(ANALYSED_WITHIN);
         }
-        command.needs().is_some_and(|pid| self.must_wait_for(pid)).then_some(LEAVE_WITHIN)
+        let must_wait = command.needs().is_some_and(|pid| self.must_wait_for(pid))
+            || command.is_about().is_some_and(|pid| self.is_unclean(pid));
+        must_wait.then_some(LEAVE_WITHIN)
     }
 
     fn obey(&mut self, command: Command) {
@@ -446,7 +461,6 @@ impl Actor {
             }
             self.see_off(pid, LEAVE_AT_ONCE).map_err(|not| not.refusal)?;
         }
-        recovery::clean_orphan_in(pid, &self.known_nonces());
         if let Some(server) = recovery::other_server(pid) {
             return Err(Refusal::new(
                 Errno::EBUSY,
@@ -508,12 +522,7 @@ impl Actor {
         self.forget_vanished();
         self.adopt_children_of(pid);
         let Some(target) = self.targets.get_mut(&pid) else {
-            let is_clean = self.cleaned.remove(&pid) || recovery::clean_orphan_in(pid, &self.known_nonces());
-            let missing = || {
-                let what = format!("process {pid} is not a target; `ring3 status` shows targets");
-                Refusal::new(Errno::ESRCH, what)
-            };
-            let _ = reply.send(is_clean.then(Vec::new).ok_or_else(missing));
+            let _ = reply.send(self.detached_orphan(pid));
             return;
         };
         let departure =
@@ -631,7 +640,7 @@ impl Actor {
         self.targets.values().chain(&self.parted)
     }
 
-    fn known_nonces(&self) -> Vec<u64> {
+    pub(super) fn known_nonces(&self) -> Vec<u64> {
         self.targets.values().map(|t| t.nonce).collect()
     }
 
