@@ -13,7 +13,7 @@
 
 use std::mem::offset_of;
 
-use iced_x86::{Code, ConditionCode, Encoder, FlowControl, Instruction, Register};
+use iced_x86::{Code, ConditionCode, Encoder, FlowControl, Instruction, OpKind, Register};
 use ring3_layout::control::Hook;
 use ring3_layout::frame;
 use ring3_uapi::ptrace::PtRegs;
@@ -201,7 +201,9 @@ impl Plan {
             }
             emit_displaced(&mut a, instruction, bytes)?;
         }
-        if !self.displaced.last().is_some_and(|(last, _)| ends_flow(last)) {
+        // (A handler may skip an instruction that traps, by its length.)
+        let is_left = |last: &Instruction| ends_flow(last) && last.flow_control() != FlowControl::Exception;
+        if !self.displaced.last().is_some_and(|(last, _)| is_left(last)) {
             // (A thread waits here in a system call that is the last of them.)
             moved.push(Moved { original: self.resume, stub_offset: a.bytes.len() as u32 });
             a.jump(self.resume)?;
@@ -393,14 +395,45 @@ fn emit_call_displaced(a: &mut Assembler, instruction: &Instruction) -> Result<(
     if instruction.code() != Code::Call_rm64 || instruction.op0_register() == Register::RSP {
         return Err(immovable(instruction));
     }
-    let mut jump = *instruction;
-    jump.set_code(Code::Jmp_rm64);
-    if jump.memory_base() == Register::RSP && jump.op0_register() == Register::None {
-        let displacement = (jump.memory_displacement64() as i64).wrapping_add(8);
-        i32::try_from(displacement).map_err(|_| immovable(instruction))?;
-        jump.set_memory_displacement64(displacement as u64);
-        jump.set_memory_displ_size(8);
+    let mut copy = *instruction;
+    if instruction.op0_kind() == OpKind::Register {
+        copy.set_code(Code::Jmp_rm64);
+        a.push_constant(instruction.next_ip());
+        return emit_encoded(a, &copy);
     }
-    a.push_constant(instruction.next_ip());
-    emit_encoded(a, &jump)
+    // The target is read first: that may fault, or be from where the return address goes.
+    copy.set_code(Code::Push_rm64);
+    emit_encoded(a, &copy)?;
+    a.put(&[0xff, 0x34, 0x24]); // push [rsp]
+    let next = instruction.next_ip();
+    a.put(&[0xc7, 0x44, 0x24, 0x08]); // mov dword [rsp + 8], next
+    a.put(&(next as u32).to_le_bytes());
+    a.put(&[0xc7, 0x44, 0x24, 0x0c]); // mov dword [rsp + 12], next >> 32
+    a.put(&((next >> 32) as u32).to_le_bytes());
+    a.put(&[0x48, 0x8d, 0x64, 0x24, 0x08]); // lea rsp, [rsp + 8]
+    a.put(&[0xff, 0x64, 0x24, 0xf8]); // jmp [rsp - 8]
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Function, plan_alone};
+
+    #[test]
+    fn behind_an_instruction_that_traps_the_stub_leads_back() {
+        const SITE: u64 = 0x40_1000;
+        const STUB: u64 = 0x50_0000;
+        // ud2; ret: a handler of SIGILL adds 2 to the program counter.
+        let function =
+            Function { bytes: &[0x0f, 0x0b, 0xc3], address: SITE, size: 3, entered: None, computed: false };
+        let plan = plan_alone(&function, SITE, None).expect("planned");
+        let apart = ApartLinks { enter: 0, find: 0, state: 0, generation: 0, missed: 0 };
+        let stub = plan.stub(STUB, Entries { enter: 0, call: 0, apart }, 0).expect("made");
+        let behind = stub.moved.iter().find(|moved| moved.original == SITE + 2).expect("it is told where that is");
+        let (copy, jump) = stub.bytes.split_at(behind.stub_offset as usize);
+        assert!(copy.ends_with(&[0x0f, 0x0b]));
+        let distance = (SITE + 2).wrapping_sub(STUB + stub.bytes.len() as u64) as i32;
+        assert_eq!((jump[0], &jump[1..]), (0xe9, &distance.to_le_bytes()[..]));
+    }
 }

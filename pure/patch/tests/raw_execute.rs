@@ -28,6 +28,7 @@ __asm__(".text\n.globl f_loop\n.type f_loop,@function\nf_loop: lea (%rdi,%rdi,2)
  ".globl f_jrcxz\n.type f_jrcxz,@function\nf_jrcxz: mov %edi,%ecx\n jrcxz 1f\n mov $3,%eax\n ret\n1: mov $4,%eax\n ret\n.size f_jrcxz,.-f_jrcxz\n.p2align 4\n"
  ".globl f_call\n.type f_call,@function\nf_call: push %rbx\n call helper@PLT\n pop %rbx\n add $1,%rax\n ret\n.size f_call,.-f_call\n.p2align 4\n"
  ".globl f_calls_memory\n.type f_calls_memory,@function\nf_calls_memory: push %rdi\n mov pointer(%rip),%rax\n mov %rax,-200(%rsp)\n sub $208,%rsp\n call *8(%rsp)\n add $208,%rsp\n pop %rdi\n ret\n.size f_calls_memory,.-f_calls_memory\n.p2align 4\n"
+ ".globl f_calls_below\n.type f_calls_below,@function\nf_calls_below: push %rdi\n mov pointer(%rip),%rax\n mov %rax,-8(%rsp)\n {disp32} call *-8(%rsp)\n pop %rdi\n ret\n.size f_calls_below,.-f_calls_below\n.p2align 4\n"
  ".globl f_calls_rip\n.type f_calls_rip,@function\nf_calls_rip: push %rdi\n call *pointer(%rip)\n pop %rdi\n ret\n.size f_calls_rip,.-f_calls_rip\n.p2align 4\n"
  ".globl f_tiny\n.type f_tiny,@function\nf_tiny: mov %edi,%eax\n ret\n.size f_tiny,.-f_tiny\n.p2align 4\n"
  ".globl f_redzone\n.type f_redzone,@function\nf_redzone: endbr64\n mov %rdi,-8(%rsp)\n movq $5,-128(%rsp)\n mov -128(%rsp),%rax\n add -8(%rsp),%rax\n ret\n.size f_redzone,.-f_redzone\n.p2align 4\n"
@@ -300,6 +301,8 @@ fn functions_of_many_shapes_behave_as_before() {
     for name in names {
         behaves_as_before(name, 0, |_| 1);
     }
+    // The `call`, whose target is where the return address goes.
+    behaves_as_before("f_calls_below", 13, |_| 1);
 }
 
 #[test]
