@@ -1,5 +1,7 @@
 //! What instructions do to control and flags.
 
+use std::collections::BTreeSet;
+
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register, RflagsBits};
 
 /// Status flags that a function may leave for the code behind it.
@@ -83,7 +85,9 @@ pub(crate) fn flags_live(instructions: &[Instruction]) -> bool {
         if instruction.rflags_read() & open != 0 {
             return true;
         }
-        open &= !instruction.rflags_modified();
+        if !may_leave_flags(instruction) {
+            open &= !instruction.rflags_modified();
+        }
         if open == 0 {
             return false;
         }
@@ -94,6 +98,26 @@ pub(crate) fn flags_live(instructions: &[Instruction]) -> bool {
         }
     }
     true
+}
+
+/// Whether an instruction that writes flags may leave all of them as they were: a shift by a register that has 0, or a string comparison
+/// of no bytes.
+fn may_leave_flags(instruction: &Instruction) -> bool {
+    let shifts_by_register = (1..instruction.op_count()).any(|op| instruction.op_register(op) == Register::CL)
+        && matches!(
+            instruction.mnemonic(),
+            Mnemonic::Shl
+                | Mnemonic::Shr
+                | Mnemonic::Sal
+                | Mnemonic::Sar
+                | Mnemonic::Rol
+                | Mnemonic::Ror
+                | Mnemonic::Rcl
+                | Mnemonic::Rcr
+                | Mnemonic::Shld
+                | Mnemonic::Shrd
+        );
+    shifts_by_register || instruction.has_rep_prefix() || instruction.has_repne_prefix()
 }
 
 /// A direct jump: where it is and where it goes.
@@ -144,14 +168,42 @@ pub fn far_calls(code: &[u8], address: u64) -> Vec<Branch> {
     found
 }
 
-/// Whether the function `code` at `address` really has this branch.
-pub fn is_branch(code: &[u8], address: u64, branch: Branch) -> bool {
-    branches(code, address).any(|found| found == branch)
+/// Where the bytes at `address` lead, if they are a branch with a displacement of one byte: `jcc`, `loop`, `jrcxz` or `jmp`.
+pub fn short_target(bytes: &[u8], address: u64) -> Option<u64> {
+    let [0x70..=0x7f | 0xe0..=0xe3 | 0xeb, displacement, ..] = *bytes else { return None };
+    Some(address.wrapping_add(2).wrapping_add_signed(i64::from(displacement as i8)))
 }
 
-/// The direct branches and calls of a function.
-pub fn branches(code: &[u8], address: u64) -> impl Iterator<Item = Branch> {
-    decode(code, address).into_iter().filter_map(|i| Some(Branch { to: direct_target(&i)?, from: i.ip() }))
+/// Whether the function `code` at `address` really has this branch.
+pub fn is_branch(code: &[u8], address: u64, branch: Branch) -> bool {
+    branches(code, address).contains(&branch)
+}
+
+/// The direct branches and calls of a function. Where one goes to the middle of an instruction (over a `lock` prefix; into bytes that
+/// two instructions share), those that begin there are among them.
+pub fn branches(code: &[u8], address: u64) -> Vec<Branch> {
+    let instructions = decode(code, address);
+    let branch = |i: &Instruction| Some(Branch { to: direct_target(i)?, from: i.ip() });
+    let mut found: Vec<Branch> = instructions.iter().filter_map(branch).collect();
+    let own = address..instructions.last().map_or(address, Instruction::next_ip);
+    let is_known = |ip: u64| instructions.binary_search_by_key(&ip, Instruction::ip).is_ok();
+    let mut others = BTreeSet::new();
+    let mut at = 0;
+    while let Some(Branch { to, .. }) = found.get(at) {
+        at += 1;
+        if !own.contains(to) || is_known(*to) {
+            continue;
+        }
+        let mut decoder = Decoder::with_ip(64, &code[(to - address) as usize..], *to, DecoderOptions::NONE);
+        while decoder.can_decode() && !is_known(decoder.ip()) && others.insert(decoder.ip()) {
+            let instruction = decoder.decode();
+            if instruction.is_invalid() {
+                break;
+            }
+            found.extend(branch(&instruction));
+        }
+    }
+    found
 }
 
 /// The number that the `syscall` instruction at `index` is made with, where it is set to a constant shortly before, in
@@ -207,5 +259,38 @@ fn constant_of(instruction: &Instruction) -> Option<u32> {
         Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32 => Some(instruction.immediate32()),
         Code::Xor_r32_rm32 | Code::Xor_rm32_r32 if instruction.op1_register() == Register::EAX => Some(0),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn are_live(code: &[u8]) -> bool {
+        flags_live(&decode(code, 0x40_1000))
+    }
+
+    #[test]
+    fn branches_behind_bytes_that_two_instructions_share_are_found() {
+        // jmp to its own last byte, which begins `inc eax`; sub dword [r15 + 284], 1; jg to the first byte; ret.
+        let code = [0xeb, 0xff, 0xc0, 0x41, 0x83, 0xaf, 0x1c, 1, 0, 0, 1, 0x7f, 0xf3, 0xc3];
+        let found = branches(&code, 0x1000);
+        assert!(found.contains(&Branch { from: 0x100b, to: 0x1000 }), "{found:x?}");
+        assert!(!decode(&code, 0x1000).iter().any(|i| i.ip() == 0x100b), "decoded in sequence, it is not among them");
+    }
+
+    #[test]
+    fn flags_live_on_behind_what_may_leave_them_as_they_were() {
+        // add eax, eax; jc: the addition writes all of them.
+        assert!(!are_live(&[0x01, 0xc0, 0x72, 0]));
+        // shl eax, 1; jc. The same by cl, which may be 0.
+        assert!(!are_live(&[0xc1, 0xe0, 1, 0xc3]));
+        assert!(are_live(&[0xd3, 0xe0, 0x72, 0]));
+        // shld eax, edx, cl; jc.
+        assert!(are_live(&[0x0f, 0xa5, 0xd0, 0x72, 0]));
+        // cmpsb; je. Repeated, maybe not at all.
+        assert!(!are_live(&[0xa6, 0x74, 0]));
+        assert!(are_live(&[0xf3, 0xa6, 0x74, 0]));
+        assert!(are_live(&[0xf2, 0xae, 0x74, 0]));
     }
 }

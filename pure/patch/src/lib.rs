@@ -17,7 +17,9 @@ mod syscall;
 
 pub use apart::ApartLinks;
 pub use cancellation::{CallerLinks, Replaced, Routine};
-pub use flow::{Branch, branches, far_branches, far_calls, goes_on, instruction_bytes, is_branch, is_code, text_of};
+pub use flow::{
+    Branch, branches, far_branches, far_calls, goes_on, instruction_bytes, is_branch, is_code, short_target, text_of,
+};
 pub use indirect::{IndirectTargets, Instructions, Part, call_sites, computes_targets, has_operand_at};
 pub use plan::{Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_alone, plan_detour};
 pub use returns::plan_returns;

@@ -16,7 +16,7 @@ use std::fmt;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
-use crate::flow::{Branch, decode, direct_target, ends_flow, flags_live, is_padding};
+use crate::flow::{Branch, branches, decode, ends_flow, flags_live, is_padding};
 use crate::returns::{KEPT_MAX, is_of_stack_check, may_fault};
 
 /// Bytes of the jump.
@@ -49,6 +49,11 @@ pub enum Arrival {
         /// The address.
         to: u64,
     },
+    /// By who calls a function that begins there.
+    Function {
+        /// The address.
+        to: u64,
+    },
 }
 
 impl Arrival {
@@ -58,13 +63,14 @@ impl Arrival {
         match self {
             Arrival::Direct(branch) => Arrival::Direct(Branch { to: at(branch.to), from: at(branch.from) }),
             Arrival::Indirect { to } => Arrival::Indirect { to: at(to) },
+            Arrival::Function { to } => Arrival::Function { to: at(to) },
         }
     }
 
     /// Where.
     pub fn to(self) -> u64 {
         match self {
-            Arrival::Direct(Branch { to, .. }) | Arrival::Indirect { to } => to,
+            Arrival::Direct(Branch { to, .. }) | Arrival::Indirect { to } | Arrival::Function { to } => to,
         }
     }
 }
@@ -74,6 +80,7 @@ impl From<Arrival> for Refusal {
         match arrival {
             Arrival::Direct(Branch { from, to }) => Refusal::BranchInto { from, to },
             Arrival::Indirect { to } => Refusal::IndirectInto { to },
+            Arrival::Function { to } => Refusal::FunctionInto { to },
         }
     }
 }
@@ -132,6 +139,11 @@ pub enum Refusal {
     /// An indirect jump may go to the middle of the jump.
     IndirectInto {
         /// Where it may arrive.
+        to: u64,
+    },
+    /// A function begins in the middle of the jump.
+    FunctionInto {
+        /// Where.
         to: u64,
     },
     /// A displaced call would return into the middle of the jump.
@@ -215,6 +227,9 @@ impl fmt::Display for Refusal {
                     f,
                     "an indirect jump (jump table, computed goto, exception) may go to {to:#x}, inside the {JUMP_BYTES} bytes of the probe"
                 )
+            }
+            Refusal::FunctionInto { to } => {
+                write!(f, "a function begins at {to:#x}, inside the {JUMP_BYTES} bytes of the probe")
             }
             Refusal::ReturnInto { address } => {
                 write!(f, "a call returns to {address:#x}, inside the {JUMP_BYTES} bytes of the probe")
@@ -388,10 +403,9 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
     let last = displaced.last().ok_or(Refusal::NotCode { site })?;
     let resume = last.next_ip();
     let jump = site + 1..site + JUMP_BYTES as u64;
-    for instruction in within(function, &instructions) {
-        if let Some(target) = direct_target(instruction).filter(|target| jump.contains(target)) {
-            return Err(Refusal::BranchInto { from: instruction.ip(), to: target });
-        }
+    let branches = own_branches(function);
+    if let Some(Branch { from, to }) = branches.iter().find(|branch| jump.contains(&branch.to)).copied() {
+        return Err(Refusal::BranchInto { from, to });
     }
     if let Some(arrival) = function.entered.filter(|arrival| jump.contains(&arrival.to())) {
         return Err(arrival.into());
@@ -417,7 +431,7 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         site,
         original: function.bytes[offset..offset + JUMP_BYTES].to_vec(),
         resume,
-        saves_flags: !at_entry && flags_live(&instructions[at..]),
+        saves_flags: !has_no_flags(function, &instructions, at, &branches) && flags_live(&instructions[at..]),
         tactic: Tactic::Jump,
         displaced: displaced.iter().map(|i| (*i, bytes_of(i))).collect(),
         at_entry,
@@ -441,15 +455,15 @@ pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: u
     let offset = (site - function.address) as usize;
     let bytes = function.bytes[offset..offset + instruction.len()].to_vec();
     let middle = site + 1..instruction.next_ip();
-    let entered =
-        entered || within(function, instructions).filter_map(direct_target).any(|target| middle.contains(&target));
+    let branches = own_branches(function);
+    let entered = entered || branches.iter().any(|branch| middle.contains(&branch.to));
     let jump = function.bytes.get(offset..offset + JUMP_BYTES).filter(|_| !entered && bytes.len() < JUMP_BYTES);
     let at_entry = is_entry(function, instructions, at);
     Plan {
         site,
         original: jump.unwrap_or(&bytes).to_vec(),
         resume: instruction.next_ip(),
-        saves_flags: !at_entry && flags_live(&instructions[at..]),
+        saves_flags: !has_no_flags(function, instructions, at, &branches) && flags_live(&instructions[at..]),
         tactic: if jump.is_some() { Tactic::Punned } else { Tactic::Trap },
         kept: if jump.is_some() { JUMP_BYTES - bytes.len() } else { 0 },
         displaced: vec![(*instruction, bytes)],
@@ -478,7 +492,19 @@ pub(crate) fn within<'a>(
     instructions.iter().take_while(move |i| i.ip() < end)
 }
 
-/// The site is where callers arrive: the calling convention says that the flags mean nothing.
+/// Flags mean nothing at the site: only callers arrive there, and the calling convention says so. A loop back to it may use them.
+fn has_no_flags(function: &Function<'_>, instructions: &[Instruction], at: usize, branches: &[Branch]) -> bool {
+    let arrives = function.address..=instructions[at].ip();
+    is_entry(function, instructions, at) && !branches.iter().any(|branch| arrives.contains(&branch.to))
+}
+
+/// The direct branches and calls of the function proper; of all that there is if its size is not known.
+fn own_branches(function: &Function<'_>) -> Vec<Branch> {
+    let bytes = if function.size == 0 { function.bytes.len() } else { function.size.min(function.bytes.len()) };
+    branches(&function.bytes[..bytes], function.address)
+}
+
+/// The site is where callers arrive.
 fn is_entry(function: &Function<'_>, instructions: &[Instruction], at: usize) -> bool {
     let first = &instructions[0];
     function.size != 0 && (at == 0 || (at == 1 && first.mnemonic() == Mnemonic::Endbr64))
@@ -530,6 +556,25 @@ mod tests {
         assert_eq!(kept(&short, false), Ok(0));
         // cmp rsp, [r14 + 16]; jbe ADDRESS + 6; ret: nobody is preempted between the first two.
         assert_eq!(kept(&[0x49, 0x3b, 0x66, 0x10, 0x76, 0, 0xc3], true), Ok(0));
+    }
+
+    #[test]
+    fn flags_at_an_entry_are_kept_where_the_function_goes_back_to_it() {
+        let saves_flags = |code: &[u8], at: u64| {
+            let bytes = [code, &[0xcc; 16]].concat();
+            let function =
+                Function { bytes: &bytes, address: ADDRESS, size: code.len(), entered: None, computed: false };
+            plan_detour(&function, ADDRESS + at).expect("planned").saves_flags
+        };
+        // mov ecx, [rdi + 128]; jrcxz to the end; add eax, edx; jmp ADDRESS; setc al; ret: `setc` reads what `add` wrote.
+        let looped = [0x8b, 0x8f, 0x80, 0, 0, 0, 0xe3, 4, 0x01, 0xd0, 0xeb, 0xf4, 0x0f, 0x92, 0xc0, 0xc3];
+        assert!(saves_flags(&looped, 0));
+        let marked = [&[0xf3, 0x0f, 0x1e, 0xfa][..], &looped].concat();
+        assert!(saves_flags(&marked, 4));
+        // The same without the way back.
+        let mut straight = looped;
+        straight[11] = 0;
+        assert!(!saves_flags(&straight, 0));
     }
 
     #[test]

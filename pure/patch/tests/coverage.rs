@@ -21,6 +21,7 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::TooShort { .. } => "too short",
         Refusal::BranchInto { .. } => "branch into",
         Refusal::IndirectInto { .. } => "indirect into",
+        Refusal::FunctionInto { .. } => "function into",
         Refusal::ReturnInto { .. } => "return into",
         Refusal::Immovable { .. } => "immovable",
         Refusal::Overlaps { .. } => "overlaps",

@@ -81,7 +81,17 @@ impl CodeFile {
     /// What arrives in the bytes that a probe's jump at `vaddr` replaces, its first one aside, from outside the function or
     /// by an indirect jump.
     pub(super) fn entered(&self, vaddr: u64) -> Option<Arrival> {
-        self.entered_in(vaddr + 1..vaddr + JUMP_BYTES as u64)
+        let inside = vaddr + 1..vaddr + JUMP_BYTES as u64;
+        self.entered_in(inside.clone()).or_else(|| self.begins_in(inside))
+    }
+
+    /// Where in these bytes a function begins, or a part of one that has a name: callers arrive there. (What looks like padding behind
+    /// a function may be the first instruction of the next one.)
+    fn begins_in(&self, inside: Range<u64>) -> Option<Arrival> {
+        let is_named = |at: &u64| !self.elf().symbols_at(*at).is_empty();
+        let is_start = |at: &u64| self.elf().function_bounds(*at).is_some_and(|bounds| bounds.start == *at);
+        let begins = inside.clone().find(|at| is_named(at) || is_start(at)).map(|to| Arrival::Function { to });
+        begins.or_else(|| called_in(self.calls(), &inside).map(Arrival::Direct))
     }
 
     /// Whether any instruction of the function around an address may be the target of an indirect jump.
@@ -108,6 +118,7 @@ impl CodeFile {
     /// A direct branch into these bytes. Those with short displacements come from the neighbours.
     fn branch_into(&self, inside: &Range<u64>) -> Option<Branch> {
         const SHORT: u64 = 0x80;
+        const SHORT_BRANCH_BYTES: u64 = 2;
         let far = self.far();
         let candidates = &far[far.partition_point(|branch| branch.to < inside.start)..];
         let candidates = candidates.iter().take_while(|branch| branch.to < inside.end).copied();
@@ -121,10 +132,17 @@ impl CodeFile {
         let mut at = inside.start.saturating_sub(SHORT);
         while at < inside.end + SHORT {
             let Some((code, start)) = self.code_of(at) else {
+                // Where instructions begin is not known here: every byte may be the first one of a branch.
+                let bytes = self.elf().code(at..at + SHORT_BRANCH_BYTES).unwrap_or_default();
+                let target = ring3_patch::short_target(bytes, at);
+                if let Some(to) = target.filter(|target| inside.contains(target)) {
+                    return Some(Branch { to, from: at });
+                }
                 at += 1;
                 continue;
             };
-            if let Some(branch) = ring3_patch::branches(code, start).find(|branch| inside.contains(&branch.to)) {
+            let mut branches = ring3_patch::branches(code, start).into_iter();
+            if let Some(branch) = branches.find(|branch| inside.contains(&branch.to)) {
                 return Some(branch);
             }
             at = (start + code.len() as u64).max(at + 1);
