@@ -79,6 +79,8 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Probe random instructions of a file while a command runs that uses it
     Sweep(sweep::Options),
+    /// Probe random instructions of random functions, and compare what these do with what they do alone
+    Equivalence(storm::Equivalence),
     /// Attach and detach as fast as possible while programs work, and tools, targets and servers are killed and stopped
     Storm(storm::Options),
     /// Let each system call of the server fail in turn while it attaches and detaches
@@ -133,6 +135,7 @@ fn main() -> ExitCode {
         Task::Suites(options) => suites::run(&options),
         Task::Fuzz(options) => fuzz::fuzz(options),
         Task::Sweep(options) => sweep::sweep(&options),
+        Task::Equivalence(options) => storm::equivalence(&options),
         Task::Storm(options) => storm::storm(&options),
         Task::Faults(options) => storm::faults(&options),
     };
@@ -355,6 +358,7 @@ mod tests {
             "conformance DIR --engine llvm",
             "mutate --only a --only b --programs 9",
             "suites git redis",
+            "equivalence --functions 3000 --seed 7 --strict",
             "sweep FILE --rounds 2 --seed 7 -- COMMAND --option",
         ] {
             assert!(parse(right).is_ok(), "{right}: {}", parse(right).expect_err("it failed"));
@@ -369,6 +373,7 @@ mod tests {
             "conformance",
             "conformance DIR --engine other",
             "sweep FILE",
+            "equivalence --functions 0",
             "sweep FILE --rounds 0 -- COMMAND",
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");

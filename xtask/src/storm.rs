@@ -1,4 +1,4 @@
-//! `cargo xtask storm` and `cargo xtask faults`: the tests `storms` and `faults`, for as long as one likes.
+//! `cargo xtask storm`, `faults` and `equivalence`: the tests `storms`, `faults` and `equivalence`, for as long as one likes.
 
 use std::process::Command;
 
@@ -38,6 +38,31 @@ pub(crate) fn faults(Faults { only }: &Faults) -> Result<(), String> {
     let mut variables = vec![("RING3_FAULTS", "all")];
     variables.extend(only.as_deref().map(|name| ("RING3_FAULTS_OF", name)));
     run("faults", &[], &variables)
+}
+
+/// Options of `cargo xtask equivalence`.
+#[derive(Debug, Args)]
+pub(crate) struct Equivalence {
+    /// How many functions; batches have 1000 each
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    functions: u64,
+    /// The first batch's seed; the next one's is one more
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Compare where faults are, too: where a displaced instruction faults, that is in a stub (known to differ)
+    #[arg(long)]
+    strict: bool,
+}
+
+/// Probes random instructions of random functions, and compares what these do.
+///
+/// # Errors
+/// A function did something else, or a probe counted wrongly.
+pub(crate) fn equivalence(Equivalence { functions, seed, strict }: &Equivalence) -> Result<(), String> {
+    let (functions, seed) = (functions.to_string(), seed.to_string());
+    let mut variables = vec![("RING3_EQUIVALENCE_FUNCTIONS", &functions[..]), ("RING3_EQUIVALENCE_SEED", &seed)];
+    variables.extend(strict.then_some(("RING3_EQUIVALENCE_STRICT", "1")));
+    run("equivalence", &[], &variables)
 }
 
 /// Runs tests of `ring3-tests` that have these names, one at a time.
