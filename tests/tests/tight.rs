@@ -21,12 +21,16 @@ fn victims() -> [PathBuf; 2] {
     [victim("tight", "gcc", "tight.c", &["-fPIE", "-pie"]), fixed]
 }
 
-fn probes(binary: &Path) -> Vec<String> {
+fn probes_at(binary: &Path, spots: &[(&str, u64)]) -> Vec<String> {
     let bytes = std::fs::read(binary).expect("the victim is readable");
     let elf = ring3_elf::File::parse(&bytes).expect("an ELF file");
     let offset = |name: &str| elf.find(name).and_then(|address| elf.vaddr_to_offset(address)).expect("it is there");
     let probe = |(name, inside): &(&str, u64)| format!("{}:{:#x}", binary.display(), offset(name) + inside);
-    SPOTS.iter().map(probe).collect()
+    spots.iter().map(probe).collect()
+}
+
+fn probes(binary: &Path) -> Vec<String> {
+    probes_at(binary, &SPOTS)
 }
 
 fn counting(bench: &Bench, binary: &Path) -> Counter {
@@ -90,6 +94,22 @@ fn check(words: &[&str]) {
 #[test]
 fn spots_without_room_for_a_jump_are_counted_as_the_program_counts_them() {
     check(&["go", "threads"]);
+}
+
+#[test]
+fn a_probe_whose_jump_takes_over_another_one_leaves_its_members_in_force() {
+    // The first one relies on the second one's bytes, and so makes that wait for an `int3`. Meanwhile the third one is placed, with
+    // the fourth one as its member, which is not in the second one's jump.
+    let spots = [("before_row", 0), ("row", 0), ("row", 4), ("row", 8)];
+    let [binary, _] = victims();
+    let bench = Bench::ring3();
+    let probes = probes_at(&binary, &spots);
+    let mut counter = bench.counting(&probes.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut process = ready(&mut bench.target(&binary));
+    say(&mut process, "go");
+    let counts: Vec<u64> = probes.iter().map(|probe| counter.total(probe)).collect();
+    assert_eq!(counts, [101; 4]);
+    process.finish();
 }
 
 #[test]

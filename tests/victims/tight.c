@@ -24,9 +24,14 @@ asm(".text\n"
     "function calling\n call *%rsi\n ror $200, %bl\n ret\n end calling\n"
     "function prefixed\n test %edi, %edi\n jz 1f\n lock\n 1: incl (%rdx)\n ret\n end prefixed\n"
     "function popping\n push %rax\n pop %rcx\n ret $0\n end popping\n"
+    "function before_row\n ret\n end before_row\n"
+    " .globl row\n .type row, @function\n"
+    " row: lea 1(%rdi), %rax\n lea 1(%rax), %rax\n lea 1(%rax), %rax\n lea 1(%rax), %rax\n ret\n end row\n"
     "function entering_from_elsewhere\n push %rbx\n jmp entered_at\n end entering_from_elsewhere\n");
 void one_byte(void);
 int entered(int n), entering_from_elsewhere(int n), looping(int n);
+void before_row(void);
+unsigned long row(unsigned long n);
 void calling(int n, void (*function)(void)), popping(void), prefixed(int n, void *no, unsigned *word);
 
 static unsigned long counts[KINDS];
@@ -48,6 +53,9 @@ static void call_all(unsigned rounds)
         calling(i, nothing);
         prefixed(i & 1, 0, &word);
         popping();
+        before_row();
+        if (row(i) != i + 4UL)
+            abort();
     }
     for (int kind = 0; kind < KINDS; kind++)
         __atomic_fetch_add(&counts[kind], rounds, __ATOMIC_RELAXED);
@@ -201,6 +209,9 @@ int main(void)
 {
     char line[32];
     setvbuf(stdout, 0, _IOLBF, 0);
+    // (At once: probes that are placed late miss these.)
+    before_row();
+    row(0);
     puts("ready");
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;

@@ -111,6 +111,11 @@ impl Target {
             self.sites.insert(address, site);
         }
         self.make_neighbours_plain(stopped, address)?;
+        self.write_site(stopped, address)
+    }
+
+    /// Writes a planned site, or its carrier.
+    fn write_site(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Unplaced> {
         let carrier = self.carrier_for(address);
         let (first, mut members) = match carrier {
             Some(carrier) => (carrier, self.sites[&carrier].members.clone()),
@@ -123,17 +128,21 @@ impl Target {
         }
         self.make_way(stopped, first)?;
         // A carrier keeps its members; another first one takes those over that are patched in its jump's bytes. (Who is no jump has
-        // one byte, or may not stand before others.)
+        // one byte, or may not stand before others.) Members of these that are not in its bytes are sites of their own again.
+        let mut left = vec![];
         if self.sites[&first].plan.tactic == Tactic::Jump {
-            let within = |member: &u64| (first + 1..=first + WITHIN_JUMP).contains(member);
             for (other, site) in self.sites.range(first + 1..=first + WITHIN_JUMP).filter(|(_, site)| site.patched) {
-                members.extend(std::iter::once(other).chain(&site.members).filter(|member| within(member)));
+                let all = std::iter::once(other).chain(&site.members).copied();
+                let (within, behind): (Vec<u64>, Vec<u64>) = all.partition(|member| *member <= first + WITHIN_JUMP);
+                members.extend(within);
+                left.extend(behind);
             }
         }
         members.extend((first != address).then_some(address));
         members.sort_unstable();
         members.dedup();
-        self.patch(stopped, first, members)
+        self.patch(stopped, first, members)?;
+        left.into_iter().try_for_each(|member| self.write_site(stopped, member))
     }
 
     /// Jumps that rely on bytes which are about to be replaced become `int3`s, and so does one that relies on replaced ones.
