@@ -1,6 +1,6 @@
 //! What instructions do to control and flags.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register, RflagsBits};
 
@@ -179,31 +179,37 @@ pub fn is_branch(code: &[u8], address: u64, branch: Branch) -> bool {
     branches(code, address).contains(&branch)
 }
 
-/// The direct branches and calls of a function. Where one goes to the middle of an instruction (over a `lock` prefix; into bytes that
-/// two instructions share), those that begin there are among them.
+/// The direct branches and calls of a function. Where one goes to the middle of an instruction (over a `lock` prefix; behind data that
+/// was taken for code), those that begin there are among them.
 pub fn branches(code: &[u8], address: u64) -> Vec<Branch> {
+    explore(code, address).0
+}
+
+/// The same, and where the instructions are that begin in the middle of others where a function is decoded in sequence.
+pub(crate) fn explore(code: &[u8], address: u64) -> (Vec<Branch>, BTreeMap<u64, u64>) {
     let instructions = decode(code, address);
     let branch = |i: &Instruction| Some(Branch { to: direct_target(i)?, from: i.ip() });
     let mut found: Vec<Branch> = instructions.iter().filter_map(branch).collect();
-    let own = address..instructions.last().map_or(address, Instruction::next_ip);
+    let own = address..address + code.len() as u64;
     let is_known = |ip: u64| instructions.binary_search_by_key(&ip, Instruction::ip).is_ok();
-    let mut others = BTreeSet::new();
+    let mut others = BTreeMap::new();
     let mut at = 0;
-    while let Some(Branch { to, .. }) = found.get(at) {
+    while let Some(Branch { to, .. }) = found.get(at).copied() {
         at += 1;
-        if !own.contains(to) || is_known(*to) {
+        if !own.contains(&to) || is_known(to) {
             continue;
         }
-        let mut decoder = Decoder::with_ip(64, &code[(to - address) as usize..], *to, DecoderOptions::NONE);
-        while decoder.can_decode() && !is_known(decoder.ip()) && others.insert(decoder.ip()) {
+        let mut decoder = Decoder::with_ip(64, &code[(to - address) as usize..], to, DecoderOptions::NONE);
+        while decoder.can_decode() && !is_known(decoder.ip()) && !others.contains_key(&decoder.ip()) {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
                 break;
             }
+            others.insert(instruction.ip(), instruction.next_ip());
             found.extend(branch(&instruction));
         }
     }
-    found
+    (found, others)
 }
 
 /// The number that the `syscall` instruction at `index` is made with, where it is set to a constant shortly before, in
@@ -277,6 +283,9 @@ mod tests {
         let found = branches(&code, 0x1000);
         assert!(found.contains(&Branch { from: 0x100b, to: 0x1000 }), "{found:x?}");
         assert!(!decode(&code, 0x1000).iter().any(|i| i.ip() == 0x100b), "decoded in sequence, it is not among them");
+        // jmp over a byte that begins no instruction; jmp to the first byte.
+        let found = branches(&[0xeb, 1, 0x06, 0xeb, 0xfb], 0x1000);
+        assert!(found.contains(&Branch { from: 0x1003, to: 0x1000 }), "{found:x?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! switch stacks, never return, or be made again after a signal. The trampoline uses only `rcx` and `r11`, which every system
 //! call destroys. Behind the call `rcx` is what it would be; `r11`, where the kernel leaves the flags, is not.
 
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use ring3_layout::syscall::{
 
 use crate::cancellation::Replaced;
 use crate::flow::{
-    changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, sets_direction,
+    changes_stack, decode, direct_target, ends_flow, explore, flags_live, is_padding, loads_number, sets_direction,
     syscall_number, takes_result,
 };
 use crate::plan::{Arrival, Function, JUMP_BYTES, Refusal, displace, within};
@@ -75,13 +76,23 @@ pub fn plan_syscalls(
     entered: &dyn Fn(Range<u64>) -> Option<Arrival>,
 ) -> Vec<(u64, Result<SyscallPlan, Refusal>)> {
     let instructions = decode(function.bytes, function.address);
-    let mut targets: Vec<u64> = within(function, &instructions).filter_map(direct_target).collect();
+    // (Where an instruction begins in the middle of another one, behind data perhaps, something arrives.)
+    let own = function.bytes.len().min(if function.size == 0 { usize::MAX } else { function.size });
+    let (branches, others) = explore(&function.bytes[..own], function.address);
+    let mut targets: Vec<u64> = branches.iter().map(|branch| branch.to).chain(others.keys().copied()).collect();
     targets.sort_unstable();
     let count = within(function, &instructions).count();
     let mut taken = 0..0;
     let mut plans = vec![];
     for index in (0..count).filter(|index| instructions[*index].code() == Code::Syscall) {
-        let search = Search { function, may_be_several, instructions: &instructions, targets: &targets, entered };
+        let search = Search {
+            function,
+            may_be_several,
+            instructions: &instructions,
+            targets: &targets,
+            others: &others,
+            entered,
+        };
         let plan = search.plan(index, taken.end);
         if let Ok(plan) = &plan {
             taken = plan.site..plan.site + plan.displaced.len() as u64;
@@ -96,6 +107,7 @@ struct Search<'s> {
     may_be_several: bool,
     instructions: &'s [Instruction],
     targets: &'s [u64],
+    others: &'s BTreeMap<u64, u64>,
     entered: &'s dyn Fn(Range<u64>) -> Option<Arrival>,
 }
 
@@ -148,6 +160,9 @@ impl Search<'_> {
         let (site, call) = (window[0].ip(), self.instructions[index].ip());
         if let Some(next) = window.get(index - first + 1).filter(|next| !self.belongs(index, next)) {
             return Err(Refusal::TooShort { bytes: (next.ip() - site) as usize });
+        }
+        if let Some((&instruction, _)) = self.others.range(..site).next_back().filter(|(_, end)| **end > site) {
+            return Err(Refusal::NotABoundary { site, instruction });
         }
         // Whoever comes to the call by another way than the jump would make it unseen.
         let closed = site + 1..(site + JUMP_BYTES as u64).max(call + 1);
@@ -377,5 +392,14 @@ mod tests {
         assert!(keeps_flags(&[0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x92, 0xc0, 0xc3]));
         // std; mov eax, 39; syscall; cld; ret
         assert!(keeps_flags(&[0xfd, 0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xfc, 0xc3]));
+    }
+
+    #[test]
+    fn instructions_that_are_none_behind_data_are_not_displaced() {
+        // jmp over a byte of data; movsx r12, dil; mov eax, 136; syscall; ret. In sequence, other instructions follow the `jmp`.
+        let code = [0xeb, 1, 0, 0x4c, 0x0f, 0xbe, 0xe7, 0xb8, 136, 0, 0, 0, 0x0f, 0x05, 0xc3];
+        let function = Function { bytes: &code, address: 0x1000, size: code.len(), entered: None, computed: false };
+        let plans = plan_syscalls(&function, false, &|_| None);
+        assert!(matches!(&plans[..], [(0x100c, Err(_))]), "{plans:?}");
     }
 }
