@@ -51,6 +51,10 @@ fn random_functions_do_the_same_under_probes() {
         for finding in &tally.findings[before..] {
             println!("--seed {seed}: {finding}");
         }
+        // (What shows something may be looked at.)
+        if tally.findings.len() == before {
+            batch.remove();
+        }
         if (seed - first + 1).is_multiple_of(20) {
             println!("{:.0} s: {tally}", begin.elapsed().as_secs_f64());
         }

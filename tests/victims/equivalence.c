@@ -136,7 +136,8 @@ static void on_signal(int signal, siginfo_t *info, void *context)
 	greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
 	uint64_t fault = (uint64_t)code_start + scratch.fault;
 
-	if (counts && signal == SIGTRAP && info->si_code == TRAP_TRACE) {
+	// (The kernel says the same of all single steps, but not always TRAP_TRACE; of an `int3` it says SI_KERNEL.)
+	if (counts && signal == SIGTRAP && info->si_code != SI_KERNEL) {
 		count(registers[REG_RIP]);
 		return;
 	}

@@ -16,6 +16,8 @@ pub(crate) const FUNCTIONS_OF_A_BATCH: u64 = 1000;
 /// (`ONE_BYTE_MAX` of the server).
 const BALLAST: u64 = 80;
 const BALLAST_BYTES: u64 = 32;
+/// Probes so near to one that counts wrongly are shown with it.
+const NEAR_BYTES: u64 = 32;
 /// A run that takes longer does not end.
 const SECONDS_MAX: &str = "20";
 /// Counts are compared in one of so many batches: single steps take longer than all else.
@@ -256,7 +258,6 @@ impl Batch {
             panic!("seed {}: alone the victim fails: {}", self.seed, last(&expected))
         };
         tally.signals += signals;
-        let before = tally.findings.len();
         let run = self.probed(bench, &probes, self.seed % 4 < 2, &[]);
         tally.functions += self.functions.len() as u64;
         tally.instructions += self.instructions.len() as u64;
@@ -272,10 +273,12 @@ impl Batch {
             let findings = shrink::findings(self, bench, &probes, &expected, &run.output, FINDINGS_MAX);
             tally.findings.extend(findings);
         }
-        // (What shows something may be looked at.)
-        if tally.findings.len() == before {
-            let _ = std::fs::remove_file(&self.binary);
-        }
+    }
+
+    /// Removes what was built.
+    pub(crate) fn remove(self) {
+        let _ = std::fs::remove_file(&self.binary);
+        let _ = std::fs::remove_file(self.binary.with_extension("counts"));
     }
 
     fn compare_counts(&self, bench: &Bench, run: &Run, expected: &str, tally: &mut Tally) {
@@ -291,12 +294,17 @@ impl Batch {
             let Some(steps) = at.and_then(|at| steps.get(at)).filter(|_| instruction.stepped) else { continue };
             tally.compared += 1;
             if u64::from(*steps) != *count {
-                let text = shrink::function_text(self, instruction.function, &[*probe]);
+                let near = |other: &&Probe| {
+                    let offset = self.instructions[other.instruction].offset;
+                    offset.abs_diff(instruction.offset) < NEAR_BYTES
+                };
+                let near: Vec<Probe> = run.counts.keys().filter(near).copied().collect();
+                let text = shrink::function_text(self, instruction.function, &near);
                 tally.findings.push(format!(
                     "the probe at {:#x} in function {} counts {count}, single steps {steps}\n{text}{}",
                     instruction.offset,
                     instruction.function,
-                    shrink::tactics(self, bench, &[*probe])
+                    shrink::tactics(self, bench, &near)
                 ));
             }
         }
