@@ -10,9 +10,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
 
-use crate::flow::{Branch, decode};
+use crate::flow::{Branch, decode, direct_target, explore};
 
 /// Entries of a jump table that are read at most. (The largest `switch` that compilers make a table of has some thousand cases.)
 const TABLE_ENTRIES_MAX: usize = 1 << 16;
@@ -183,16 +183,23 @@ pub struct Instructions {
 impl Instructions {
     /// Those of the function whose code begins at `address`.
     pub fn of(code: &[u8], address: u64) -> Instructions {
-        let mut addresses = vec![];
+        let (mut addresses, mut targets, mut end) = (vec![], vec![], address + code.len() as u64);
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
         while decoder.can_decode() {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
-                return Instructions { addresses, end: instruction.ip() };
+                end = instruction.ip();
+                break;
             }
             addresses.push(instruction.ip());
+            targets.extend(direct_target(&instruction).filter(|to| (address..end).contains(to)));
         }
-        Instructions { addresses, end: address + code.len() as u64 }
+        // Some may begin in the middle of these.
+        if targets.iter().any(|to| addresses.binary_search(to).is_err()) {
+            addresses.extend(explore(code, address).1.keys());
+            addresses.sort_unstable();
+        }
+        Instructions { addresses, end }
     }
 
     /// Whether one begins here, as far as it is known.
@@ -203,23 +210,27 @@ impl Instructions {
 
 /// Whether a function, whose code begins at `address`, has an instruction with an operand of 4 bytes or more at `field`.
 pub fn has_operand_at(code: &[u8], address: u64, field: u64) -> bool {
-    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
-    while decoder.can_decode() && decoder.ip() <= field {
-        let instruction = decoder.decode();
-        if instruction.is_invalid() {
-            // What lies behind is not known to be no code.
-            return true;
-        }
-        let offsets = decoder.get_constant_offsets(&instruction);
+    let is_at = |decoder: &Decoder<'_>, instruction: &Instruction| {
+        let offsets = decoder.get_constant_offsets(instruction);
         let fields = [
             (offsets.has_displacement(), offsets.displacement_offset()),
             (offsets.has_immediate(), offsets.immediate_offset()),
         ];
-        if fields.iter().any(|(there, at)| *there && instruction.ip() + *at as u64 == field) {
+        fields.iter().any(|(there, at)| *there && instruction.ip() + *at as u64 == field)
+    };
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    while decoder.can_decode() && decoder.ip() <= field {
+        let instruction = decoder.decode();
+        // What lies behind one that is invalid is not known to be no code.
+        if instruction.is_invalid() || is_at(&decoder, &instruction) {
             return true;
         }
     }
-    false
+    explore(code, address).1.range(..=field).next_back().is_some_and(|(ip, _)| {
+        let mut decoder = Decoder::with_ip(64, &code[(ip - address) as usize..], *ip, DecoderOptions::NONE);
+        let instruction = decoder.decode();
+        is_at(&decoder, &instruction)
+    })
 }
 
 /// Whether a function may compute where it jumps to: it has an indirect jump, and an instruction that makes an address in
@@ -229,7 +240,7 @@ pub fn computes_targets(code: &[u8], address: u64) -> bool {
     let instructions = decode(code, address);
     let jumps =
         instructions.iter().any(|i| i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand());
-    let takes_own = |i: &iced_x86::Instruction| {
+    let takes_own = |i: &Instruction| {
         i.is_ip_rel_memory_operand() && own.contains(&i.ip_rel_memory_address())
             || i.op_kinds().any(|kind| kind == OpKind::Immediate32) && own.contains(&u64::from(i.immediate32()))
     };
@@ -281,6 +292,16 @@ mod tests {
             .flat_map(|target| ((CODE + target).wrapping_sub(DATA) as i32).to_le_bytes())
             .collect();
         assert_eq!(targets(&code, &table, false), [9, 11]);
+    }
+
+    #[test]
+    fn instructions_that_others_overlap_may_begin_where_they_do() {
+        // jmp to its own last byte, which begins `inc eax`; xor rax, 0x90909090 (in sequence, its first byte is part of another one);
+        // xor eax, eax; ret.
+        let code = [0xeb, 0xff, 0xc0, 0x48, 0x35, 0x90, 0x90, 0x90, 0x90, 0x31, 0xc0, 0xc3];
+        assert!([3, 9, 11].iter().all(|at| Instructions::of(&code, CODE).may_begin_at(CODE + at)));
+        assert!(!Instructions::of(&code, CODE).may_begin_at(CODE + 10));
+        assert!(has_operand_at(&code, CODE, CODE + 5) && !has_operand_at(&code, CODE, CODE + 3));
     }
 
     #[test]
