@@ -342,7 +342,10 @@ impl Writer {
         if has_room < 2 {
             self.line(if has_room == 0 { ".p2align 4" } else { ".p2align 4, 0xcc" });
         }
-        if !nameless {
+        if nameless {
+            // (A function that nothing names is known by who has its address.)
+            self.constant(&format!(".quad {name}"));
+        } else {
             self.line(&format!(".globl {name}\n.hidden {name}\n.type {name}, @function"));
         }
         self.line(&format!("{name}:"));
