@@ -109,16 +109,23 @@ PROBED long in_select(int fd)
 	return select(fd + 1, &set, NULL, NULL, &timeout);
 }
 
-// A sleep of two seconds, however often it is interrupted: how many it was.
+// A sleep that a signal ends once the threads are let go on. However often others interrupt it, what was slept and what is left are
+// as long as it was to be: then 2.
 PROBED long in_nanosleep(void)
 {
-	struct timespec two = { 2, 0 }, from, to;
+	struct timespec whole = { LONG_MS / 1000, 0 }, left, from, to;
 
 	clock_gettime(CLOCK_MONOTONIC, &from);
-	if (nanosleep(&two, NULL))
-		return -errno;
+	if (!nanosleep(&whole, &left) || errno != EINTR || !word)
+		return 0;
 	clock_gettime(CLOCK_MONOTONIC, &to);
-	return (to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec >= 2000000000 ? 2 : 1;
+	long seconds = to.tv_sec - from.tv_sec + left.tv_sec;
+	return labs(seconds - whole.tv_sec) <= 1 ? 2 : 1;
+}
+
+static void wake(int signal)
+{
+	(void)signal;
 }
 
 PROBED long in_sigwait(void)
@@ -228,6 +235,7 @@ static void let_go(struct sockaddr_un *address, socklen_t bytes, pthread_t *thre
 	syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1000, NULL, NULL, 0);
 	if (connect(client, (struct sockaddr *)address, bytes))
 		exit(3);
+	pthread_kill(threads[10], SIGALRM);
 	pthread_kill(threads[11], SIGUSR2);
 	for (int i = 0; i < STATES; i++)
 		pthread_join(threads[i], NULL);
@@ -254,6 +262,8 @@ static int all(int late)
 	sigaddset(&set, SIGUSR2);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	sigaction(SIGUSR1, &action, NULL);
+	action.sa_handler = wake;
+	sigaction(SIGALRM, &action, NULL);
 	action.sa_handler = handle_fault;
 	sigaction(SIGSEGV, &action, NULL);
 	page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
