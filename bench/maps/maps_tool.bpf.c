@@ -47,7 +47,7 @@ static __always_inline void note(__u64 begin, __u64 succeeded)
 	__sync_fetch_and_add(&result.succeeded, succeeded);
 }
 
-// `succeeded` begins with a number that the kernel's verifier does not know, so that it sees that both ways through
+// `succeeded` begins with a number that the kernel's verifier does not know, so that it sees that both paths through
 // the loop's body lead to the same state.
 #define PROGRAM(name, operation)                                                                                      \
 	SEC("uprobe")                                                                                                 \

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use ring3_aot::{Identity, Kind, Store, Stored, Subject, hash};
+use ring3_aot::{Identity, Kind, Store, StoredProgram, Subject, hash};
 use ring3_generate::Random;
 use ring3_isa::{Insn, assemble};
 use ring3_jit::{Options, compile};
@@ -73,7 +73,8 @@ static SAMPLE: LazyLock<Sample> = LazyLock::new(|| {
     .expect("valid");
     let code = compile(&verified, &Options::default()).expect("compiled");
     let subject = Subject::new(KIND, &insns, &|at| Some(shape(insns[at].imm as u32))).expect("all maps are there");
-    let stored = Stored::new("counts", &subject, &verified, &code, &[(0, vec![3; 8])]).expect("its maps are its own");
+    let stored =
+        StoredProgram::new("counts", &subject, &verified, &code, &[(0, vec![3; 8])]).expect("its maps are its own");
     let file = Store { identity: identity(), programs: vec![stored] }.write();
     Sample { file, subject }
 });

@@ -3,8 +3,8 @@
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ring3_generate::Random;
 use ring3_patch::{
-    ApartLinks, Entries, Function, JUMP_BYTES, NEAR_BYTES_MAX, Plan, STUB_BYTES_MAX, Stub, plan_detour, plan_returns,
-    plan_syscalls,
+    AgentStackLinks, Entries, Function, JUMP_BYTES, NEAR_BYTES_MAX, Plan, STUB_BYTES_MAX, Stub, plan_detour,
+    plan_returns, plan_syscalls,
 };
 
 use crate::bytes::Bytes;
@@ -15,7 +15,7 @@ const HOOK: u64 = 0x7000_0010_0000;
 const ENTRIES: Entries = Entries {
     enter: 0x7000_0000_0000,
     call: 0x7000_0000_1000,
-    apart: ApartLinks {
+    agent_stack: AgentStackLinks {
         enter: 0x7000_0000_2000,
         find: 0x7000_0000_3000,
         state: 0x7000_1000_0000,
@@ -56,9 +56,9 @@ pub(crate) fn plan(input: &[u8]) {
         assert_eq!((mapped.site, mapped.resume, &mapped.original), (there.site, there.resume, &there.original));
         check_stub(&function, &plan, STUB, true);
         for preemptible in [false, true] {
-            if let Ok(apart) = plan.clone().apart(preemptible) {
-                let at = apart.stub_range().map_or(STUB, |range| range.start);
-                check_stub(&function, &apart, at, false);
+            if let Ok(agent_stack) = plan.clone().on_agent_stack(preemptible) {
+                let at = agent_stack.stub_range().map_or(STUB, |range| range.start);
+                check_stub(&function, &agent_stack, at, false);
             }
         }
     }

@@ -26,7 +26,7 @@ pub use ring3_generate::Random;
 /// What is fuzzed.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name, which is also that of its folder in `fuzz/corpus`.
+    /// Its name, which is also that of its directory in `fuzz/corpus`.
     pub name: &'static str,
     /// Passes an input to the code, and panics if the result is wrong.
     pub run: fn(&[u8]),

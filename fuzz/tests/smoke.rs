@@ -32,11 +32,11 @@ impl Drop for Told {
 }
 
 fn corpus(target: &Target) -> Vec<(String, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
-    let files = std::fs::read_dir(folder).into_iter().flatten();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
+    let files = std::fs::read_dir(directory).into_iter().flatten();
     let mut inputs: Vec<(String, Vec<u8>)> = files
         .map(|file| {
-            let path = file.expect("the folder can be read").path();
+            let path = file.expect("the directory can be read").path();
             (path.display().to_string(), std::fs::read(&path).expect("the file can be read"))
         })
         .collect();

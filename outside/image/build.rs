@@ -1,4 +1,4 @@
-//! Builds the agent, which needs other flags than the rest: a nested cargo with a target folder of its own.
+//! Builds the agent, which needs other flags than the rest: a nested cargo with a target directory of its own.
 
 use std::env;
 use std::path::PathBuf;

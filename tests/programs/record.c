@@ -5,7 +5,7 @@
 // What cannot be attached is pretended to be, so that tools that attach before they load the next program go on; so
 // are files that tell what there is to attach to.
 //
-// $RING3_RECORD is a folder; each load appends a line of JSON to a file in it.
+// $RING3_RECORD is a directory; each load appends a line of JSON to a file in it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -241,8 +241,8 @@ static void write_verdict(FILE *out, const void *attr, unsigned size)
 
 static void record(const void *given, unsigned size)
 {
-	const char *folder = getenv("RING3_RECORD");
-	if (!folder)
+	const char *directory = getenv("RING3_RECORD");
+	if (!directory)
 		return;
 	union bpf_attr attr = {};
 	memcpy(&attr, given, size < sizeof attr ? size : sizeof attr);
@@ -265,7 +265,7 @@ static void record(const void *given, unsigned size)
 	write_verdict(out, given, size);
 	fprintf(out, "}\n");
 	fclose(out);
-	snprintf(path, sizeof path, "%s/%d.json", folder, getpid());
+	snprintf(path, sizeof path, "%s/%d.json", directory, getpid());
 	int file = raw(SYS_openat, AT_FDCWD, (long)path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644, 0, 0);
 	if (file >= 0) {
 		raw(SYS_write, file, (long)line, length, 0, 0, 0);

@@ -1,8 +1,8 @@
 //! The harness of the whole-system tests: servers of their own, victims, tools, counts.
 //!
 //! Runs: in tests.
-//! May touch: processes and folders that it made itself.
-//! Never: leaves a process or a folder behind; waits without a deadline.
+//! May touch: processes and directories that it made itself.
+//! Never: leaves a process or a directory behind; waits without a deadline.
 //! Start reading at: `Bench`.
 #![forbid(unsafe_code)]
 
@@ -39,8 +39,10 @@ pub fn is_root() -> bool {
 pub fn libbpf_tools() -> Vec<(String, Vec<u8>)> {
     let listed = Command::new("dpkg").args(["-L", "libbpf-tools"]).output();
     let listed = listed.map_or(String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let paths =
-        listed.lines().map(Path::new).filter(|path| path.parent().is_some_and(|folder| folder.ends_with("sbin")));
+    let paths = listed
+        .lines()
+        .map(Path::new)
+        .filter(|path| path.parent().is_some_and(|directory| directory.ends_with("sbin")));
     // Tools that are links to others differ in their names only.
     let files = paths.filter(|path| path.is_file() && !path.is_symlink());
     let named = files.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), std::fs::read(path).ok()?)));
@@ -73,15 +75,15 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 pub fn victim(name: &str, compiler: &str, source: &str, flags: &[&str]) -> PathBuf {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let folder = root().join("target/victims");
-    std::fs::create_dir_all(&folder).expect("target is writable");
-    let (path, source) = (folder.join(name), root().join("tests/victims").join(source));
-    let lock = std::fs::File::create(folder.join(format!("{name}.lock"))).expect("target is writable");
+    let directory = root().join("target/victims");
+    std::fs::create_dir_all(&directory).expect("target is writable");
+    let (path, source) = (directory.join(name), root().join("tests/victims").join(source));
+    let lock = std::fs::File::create(directory.join(format!("{name}.lock"))).expect("target is writable");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
     let made = modified(&path);
     if made.is_none() || made < modified(&source) {
-        let fresh = folder.join(format!("{name}.new"));
+        let fresh = directory.join(format!("{name}.new"));
         let mut command = Command::new(compiler);
         command.args(["-O2", "-g0"]).args(flags).arg("-o").arg(&fresh).arg(source).arg("-pthread");
         let output = command.output().expect("the compiler runs");
@@ -100,11 +102,11 @@ pub fn shapes() -> PathBuf {
 pub fn example(name: &str) -> PathBuf {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let folder = root().join("examples/malloc");
-    let path = folder.join("build").join(name);
+    let directory = root().join("examples/malloc");
+    let path = directory.join("build").join(name);
     static MADE: AtomicBool = AtomicBool::new(false);
     if !MADE.swap(true, Ordering::Relaxed) {
-        let status = Command::new("make").args(["-s", "-C"]).arg(folder).status().expect("make runs");
+        let status = Command::new("make").args(["-s", "-C"]).arg(directory).status().expect("make runs");
         assert!(status.success());
     }
     path
@@ -112,14 +114,14 @@ pub fn example(name: &str) -> PathBuf {
 
 /// Where the loaders of `tests/programs` and the victims that belong to them are, built.
 pub fn programs() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = root().join("target/programs");
-        let out = format!("OUT={}", folder.display());
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let directory = root().join("target/programs");
+        let out = format!("OUT={}", directory.display());
         let output = Command::new("make").args(["-s", "-C"]).arg(root().join("tests/programs")).arg(out).output();
         let output = output.expect("make runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        folder
+        directory
     })
 }
 
@@ -127,16 +129,16 @@ pub fn programs() -> &'static Path {
 pub fn calling_victims(part: &'static str) -> PathBuf {
     static TURN: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     let mut made = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let folder = root().join("target/calls");
+    let directory = root().join("target/calls");
     if !made.contains(part) {
-        let out = format!("OUT={}", folder.display());
+        let out = format!("OUT={}", directory.display());
         let mut make = Command::new("make");
         make.args(["-s", "-C"]).arg(root().join("tests/victims/calls")).args([part, &out]);
         let output = make.output().expect("make runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         made.insert(part);
     }
-    folder
+    directory
 }
 
 /// Where the victims in Go are, built; `None`, said loudly, if Go is not installed.
@@ -340,7 +342,7 @@ fn is_waiting(pid: u32) -> bool {
 
 /// Where tools run: under ring3 with a server of its own, or on the kernel.
 pub struct Bench {
-    folder: PathBuf,
+    directory: PathBuf,
     native: bool,
     user: Option<u32>,
     engine: &'static str,
@@ -351,8 +353,8 @@ impl Bench {
     fn new(native: bool, user: Option<u32>) -> Bench {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
-        Bench { folder, native, user, engine: "auto", compiled: None }
+        let directory = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
+        Bench { directory, native, user, engine: "auto", compiled: None }
     }
 
     /// Under ring3.
@@ -380,8 +382,8 @@ impl Bench {
     /// Under ring3, with the programs of an object file compiled ahead of time.
     pub fn ahead_of_time(object: &Path) -> Bench {
         let mut bench = Bench::ring3();
-        std::fs::DirBuilder::new().mode(0o700).create(&bench.folder).expect("made");
-        let file = bench.folder.join("programs.aot");
+        std::fs::DirBuilder::new().mode(0o700).create(&bench.directory).expect("made");
+        let file = bench.directory.join("programs.aot");
         let paths = [object, &file].map(|path| path.to_str().expect("a plain name"));
         let (code, _, errors) = bench.run(&["aot", paths[0], "-o", paths[1]]);
         assert_eq!(code, Some(0), "{errors}");
@@ -393,18 +395,18 @@ impl Bench {
     pub fn alias(&self, program: &Path) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("r{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.folder).expect("made");
+        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.directory).expect("made");
         if self.user.is_some() {
-            std::os::unix::fs::chown(&self.folder, self.user, self.user).expect("given away");
+            std::os::unix::fs::chown(&self.directory, self.user, self.user).expect("given away");
         }
-        let link = self.folder.join(name);
+        let link = self.directory.join(name);
         std::os::unix::fs::symlink(program, &link).expect("linked");
         link
     }
 
-    /// The server's run-time folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// The server's run-time directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// A victim for this bench. The kernel's probes for all processes are in all that run the file: on the kernel it
@@ -413,8 +415,8 @@ impl Bench {
         if !self.native {
             return path;
         }
-        std::fs::create_dir_all(&self.folder).expect("made");
-        let copy = self.folder.join(path.file_name().expect("a file"));
+        std::fs::create_dir_all(&self.directory).expect("made");
+        let copy = self.directory.join(path.file_name().expect("a file"));
         // By another process: a child that is forked meanwhile would have the copy open for writing, and it could not be executed.
         let copied = Command::new("cp").arg(&path).arg(&copy).status().expect("cp runs");
         assert!(copied.success(), "{}", copy.display());
@@ -433,10 +435,10 @@ impl Bench {
             }
         };
         if !self.native {
-            command.env("RING3_RUNTIME_DIR", &self.folder);
+            command.env("RING3_RUNTIME_DIR", &self.directory);
         }
         command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
-        // Cargo's folder, which not every user may read: a loader that looks for a library there fails.
+        // Cargo's directory, which not every user may read: a loader that looks for a library there fails.
         command.env_remove("LD_LIBRARY_PATH");
         command
     }
@@ -537,11 +539,11 @@ impl Drop for Bench {
         if !self.native {
             let _ = self.run(&["stop"]);
             if std::thread::panicking() {
-                let log = std::fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
+                let log = std::fs::read_to_string(self.directory.join("server.log")).unwrap_or_default();
                 eprintln!("server.log:\n{log}");
             }
         }
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 

@@ -20,7 +20,7 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 
 use serde_json::Value;
 
-use kernel::{Made, Refusal, Stats};
+use kernel::{LoadedMaps, Refusal, Stats};
 
 /// A program, and what is said of it.
 struct Row {
@@ -111,7 +111,7 @@ fn forbids_entries(types: &Kernel) -> bool {
         line_info: vec![],
     };
     let object = Object { license: "GPL".into(), maps: vec![], programs: vec![], btf: None };
-    let refusal = Made::of(&object).expect("nothing to make").load(&object, &program).err();
+    let refusal = LoadedMaps::of(&object).expect("nothing to make").load(&object, &program).err();
     refusal.is_some_and(|refusal| refusal.errno == Errno::EPERM)
 }
 
@@ -136,10 +136,10 @@ fn kernel_types() -> Option<Kernel> {
 /// The objects of the installed tools, and our own, one of which asks for what no tool does.
 fn samples() -> &'static [Sample] {
     static SAMPLES: LazyLock<Vec<Sample>> = LazyLock::new(|| {
-        let folder = root().join("target/objects");
-        std::fs::create_dir_all(&folder).expect("target is writable");
+        let directory = root().join("target/objects");
+        std::fs::create_dir_all(&directory).expect("target is writable");
         let write = |(name, bytes): (String, Vec<u8>)| {
-            let path = folder.join(format!("{name}.o"));
+            let path = directory.join(format!("{name}.o"));
             std::fs::write(&path, &bytes).expect("target is writable");
             Sample { name, bytes, path }
         };
@@ -177,7 +177,7 @@ fn rows(types: &Kernel) -> (Vec<Row>, Vec<String>) {
     let (mut rows, mut failures) = (vec![], vec![]);
     for Sample { name: tool, bytes, path } in samples() {
         let object = Object::load(bytes, types, &settings()).map_err(|error| error.to_string());
-        let made = object.and_then(|object| Ok((Made::of(&object)?, object)));
+        let made = object.and_then(|object| Ok((LoadedMaps::of(&object)?, object)));
         let (mut made, object) = match made {
             Ok(made) => made,
             Err(why) => {

@@ -57,9 +57,9 @@ fn refusal(bench: &Bench, file: &Path) -> String {
 #[test]
 fn damaged_foreign_and_unsafe_files_are_refused_with_a_reason() {
     let bench = Bench::ahead_of_time(&example_object());
-    let good = bench.folder().join("programs.aot");
+    let good = bench.directory().join("programs.aot");
     let bytes = std::fs::read(&good).expect("written");
-    let file = bench.folder().join("other.aot");
+    let file = bench.directory().join("other.aot");
     let write = |bytes: &[u8]| std::fs::write(&file, bytes).expect("written");
     let (_, out, _) = bench.run(&["load", "--aot", good.to_str().expect("a plain name"), "--", "echo", "ran"]);
     assert_eq!(out, "ran\n");
@@ -107,11 +107,11 @@ fn output(program: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn an_elf_file_is_linked_run_and_shown_with_names_and_lines() {
-    let folder = programs().join(format!("linked-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("made");
+    let directory = programs().join(format!("linked-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("made");
     let path = |path: PathBuf| path.to_str().expect("a plain name").to_owned();
     let object = path(programs().join("linked.bpf.o"));
-    let (native, linked) = (path(folder.join("linked.native.o")), path(folder.join("linked")));
+    let (native, linked) = (path(directory.join("linked.native.o")), path(directory.join("linked")));
     let ring3 = path(ring3_tests::ring3());
     output(&ring3, &["aot", &object, "--emit", "obj", "-o", &native]);
     let main = path(root().join("tests/programs/linked.c"));
@@ -133,16 +133,16 @@ fn an_elf_file_is_linked_run_and_shown_with_names_and_lines() {
     } else {
         println!("SKIPPED IN PART: gdb is not installed");
     }
-    std::fs::remove_dir_all(&folder).expect("removed");
+    std::fs::remove_dir_all(&directory).expect("removed");
 }
 
 #[test]
 fn what_cannot_be_compiled_is_said_with_a_reason() {
-    let folder = programs().join(format!("refused-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("made");
+    let directory = programs().join(format!("refused-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("made");
     let path = |path: PathBuf| path.to_str().expect("a plain name").to_owned();
     let object = path(programs().join("linked.bpf.o"));
-    let aot = path(folder.join("out.aot"));
+    let aot = path(directory.join("out.aot"));
     let run = |arguments: &[&str]| {
         let output = Command::new(ring3_tests::ring3()).args(arguments).output().expect("ring3 runs");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -155,9 +155,10 @@ fn what_cannot_be_compiled_is_said_with_a_reason() {
     let features = path(programs().join("features.bpf.o"));
     let (code, out, errors) = run(&["aot", &features, "-o", &aot]);
     assert!(code.is_some() && format!("{out}{errors}").contains("left out  "), "{out}{errors}");
-    let (code, _, errors) = run(&["aot", &object, "-o", &path(folder.join("no/such/folder"))]);
-    assert!(code == Some(1) && errors.contains("no/such/folder: "), "{errors}");
-    let left: Vec<_> = std::fs::read_dir(&folder).expect("there").flatten().map(|entry| entry.file_name()).collect();
+    let (code, _, errors) = run(&["aot", &object, "-o", &path(directory.join("no/such/directory"))]);
+    assert!(code == Some(1) && errors.contains("no/such/directory: "), "{errors}");
+    let left: Vec<_> =
+        std::fs::read_dir(&directory).expect("there").flatten().map(|entry| entry.file_name()).collect();
     assert!(left.len() <= 1, "{left:?}");
-    std::fs::remove_dir_all(&folder).expect("removed");
+    std::fs::remove_dir_all(&directory).expect("removed");
 }

@@ -168,8 +168,8 @@ fn any_instruction_of_another_compilers_code_can_be_probed() {
 
 #[test]
 fn any_instruction_of_code_in_go_can_be_probed() {
-    if let Some(folder) = go_victims() {
+    if let Some(directory) = go_victims() {
         // (The others may fault.)
-        check_binary(folder.join("panicking"), 75);
+        check_binary(directory.join("panicking"), 75);
     }
 }

@@ -68,7 +68,7 @@ fn a_target_cannot_write_resize_or_seal_what_it_shares_with_others() {
             assert_eq!(rustix::io::pwrite(&file, b"\xcc", 0), Err(Errno::PERM), "{path}");
         }
     }
-    assert!(seen >= 4, "agent, control block, realm block and text");
+    assert!(seen >= 4, "agent, control page, realm block and text");
     let other = ready(&mut bench.command(shapes()));
     assert_eq!(bench.run(&["attach", &other.pid().to_string()]).0, Some(0));
 }
@@ -80,8 +80,8 @@ struct Trap {
 }
 
 impl Trap {
-    fn new(folder: &Path, link: PathBuf) -> Trap {
-        let file = folder.join(format!("ring3-trap-{}", std::process::id()));
+    fn new(directory: &Path, link: PathBuf) -> Trap {
+        let file = directory.join(format!("ring3-trap-{}", std::process::id()));
         std::fs::write(&file, "mine").expect("written");
         symlink(&file, &link).expect("linked");
         Trap { file, link }
@@ -98,8 +98,8 @@ impl Drop for Trap {
 fn a_perf_map_is_not_written_through_a_link() {
     let bench = Bench::ring3();
     let target = ready(bench.command(victim("busy", "gcc", "busy.c", &[])).arg("2"));
-    let (pid, folder) = (target.pid(), std::env::temp_dir());
-    let trap = Trap::new(&folder, format!("/tmp/perf-{pid}.map").into());
+    let (pid, directory) = (target.pid(), std::env::temp_dir());
+    let trap = Trap::new(&directory, format!("/tmp/perf-{pid}.map").into());
     let probe = format!("{}:work", victim("busy", "gcc", "busy.c", &[]).display());
     let mut loader = bench.load(ring3_tests::example("malloc"));
     let mut tool = Process::start(loader.args(["-p", &pid.to_string(), &probe]).env("RING3_PERF", "1"));
@@ -114,13 +114,13 @@ fn a_perf_map_is_not_written_through_a_link() {
 #[test]
 fn a_link_is_no_runtime_directory() {
     let bench = Bench::ring3();
-    let real = bench.folder().with_extension("real");
+    let real = bench.directory().with_extension("real");
     std::fs::create_dir(&real).expect("made");
-    symlink(&real, bench.folder()).expect("linked");
+    symlink(&real, bench.directory()).expect("linked");
     let (code, _, error) = bench.run(&["status"]);
     assert_eq!(code, Some(1), "{error}");
     assert!(error.contains("must be a"), "{error}");
     assert_eq!(std::fs::read_dir(&real).expect("readable").count(), 0);
-    std::fs::remove_file(bench.folder()).expect("ours");
+    std::fs::remove_file(bench.directory()).expect("ours");
     std::fs::remove_dir(&real).expect("empty");
 }

@@ -260,7 +260,7 @@ fn kernels_probes_over_ours_in_bash_and_its_c_library_are_safe() {
     let mut command = Command::new("nice");
     command.args(["-n", "5"]).arg(&shell).args(["--norc", "-c"]);
     command.arg("echo ready; i=0; until read -t 0 line; do i=$((i+1)); a=\"b$i\"; c=($a d); done; echo $((i>0))");
-    command.env("LD_LIBRARY_PATH", native.folder());
+    command.env("LD_LIBRARY_PATH", native.directory());
     let mut process = ready(&mut command);
     let mut ours = bench.counting(&probes);
     attach(&bench, &process);

@@ -96,7 +96,8 @@ fn another_users_process_and_server_are_out_of_reach() {
     assert!(error.contains("not permitted") || error.contains("may not"), "{error}");
     assert_eq!(mine.run(&["attach", &pid]).0, Some(0));
     // The other user's commands do not reach the server of the first one.
-    let status = other.command(ring3_tests::ring3()).arg("status").env("RING3_RUNTIME_DIR", mine.folder()).output();
+    let status =
+        other.command(ring3_tests::ring3()).arg("status").env("RING3_RUNTIME_DIR", mine.directory()).output();
     let status = status.expect("ring3 runs");
     assert_eq!(status.status.code(), Some(1), "{status:?}");
     assert_eq!(mine.run(&["detach", &pid]).0, Some(0));

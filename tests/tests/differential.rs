@@ -307,7 +307,7 @@ fn the_support_table_says_what_is_answered() {
         [&"bpf_iter_num_destroy", &"bpf_iter_num_new", &"bpf_iter_num_next", &"bpf_map_sum_elem_count"];
     let bench = Bench::ring3();
     let answers = lines(&bench, "everything");
-    let log = std::fs::read_to_string(bench.folder().join("server.log")).expect("the server writes one");
+    let log = std::fs::read_to_string(bench.directory().join("server.log")).expect("the server writes one");
     let (_, table, _) = bench.run(&["features", "--markdown"]);
     let rows = rows(&table);
     assert!(rows.len() > 100 && answers.len() > 100, "{} rows, {} answers", rows.len(), answers.len());

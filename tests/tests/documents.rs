@@ -23,9 +23,9 @@ fn the_readme_names_every_command_and_variable() {
     }
 }
 
-/// All Rust files of a folder.
-fn sources(folder: &std::path::Path, found: &mut String) {
-    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+/// All Rust files of a directory.
+fn sources(directory: &std::path::Path, found: &mut String) {
+    for entry in std::fs::read_dir(directory).expect("a directory").flatten() {
         let path = entry.path();
         if path.is_dir() && !path.ends_with("target") {
             sources(&path, found);

@@ -235,18 +235,21 @@ fn the_kernel_does_the_corpus() {
     });
 }
 
-/// `RING3_CONFORMANCE` names the folder of bpf_conformance's cases; without it one beside the repository is taken.
+/// `RING3_CONFORMANCE` names the directory of bpf_conformance's cases; without it one beside the repository is taken.
 #[test]
 fn conformance_cases_pass_on_every_engine() {
-    let folder =
+    let directory =
         std::env::var_os("RING3_CONFORMANCE").map_or_else(|| root().join("../shared/conformance"), PathBuf::from);
-    if !folder.is_dir() {
-        return println!("SKIPPED: no folder of bpf_conformance's cases (RING3_CONFORMANCE)");
+    if !directory.is_dir() {
+        return println!("SKIPPED: no directory of bpf_conformance's cases (RING3_CONFORMANCE)");
     }
     assert!(ring3().exists(), "built by `make build`");
     for engine in ["interp", "jit"].into_iter().chain(ring3_llvm::IS_BUILT.then_some("llvm")) {
         let mut command = Command::new(env!("CARGO"));
-        command.args(["run", "--quiet", "-p", "xtask", "--", "conformance"]).arg(&folder).args(["--engine", engine]);
+        command
+            .args(["run", "--quiet", "-p", "xtask", "--", "conformance"])
+            .arg(&directory)
+            .args(["--engine", engine]);
         let output = command.current_dir(root()).output().expect("cargo runs");
         let text = String::from_utf8_lossy(&output.stdout);
         println!("{engine}: {}", text.lines().last().unwrap_or_default());

@@ -26,7 +26,7 @@ fn variable(name: &str, usual: u64) -> u64 {
 
 /// Why probes were refused, without names and numbers.
 fn refusals(bench: &Bench) -> BTreeMap<String, u64> {
-    let log = std::fs::read_to_string(bench.folder().join("server.log")).unwrap_or_default();
+    let log = std::fs::read_to_string(bench.directory().join("server.log")).unwrap_or_default();
     let mut found = BTreeMap::new();
     for line in log.lines().filter(|line| line.contains(" refused with ")) {
         let why = line.rsplit(": ").next().unwrap_or(line);

@@ -10,7 +10,7 @@ const FUNCTIONS: [&str; 6] =
     ["main.deep", "main.fragile", "main.throwing", "main.yielding", "main.many", "main.cramped"];
 
 fn victim() -> Option<PathBuf> {
-    go_victims().map(|folder| folder.join("returning"))
+    go_victims().map(|directory| directory.join("returning"))
 }
 
 /// Lets a victim work: how often it says that its functions returned, and how often a panic went through the third.
@@ -39,8 +39,8 @@ fn counts(counter: &mut Counter, binary: &Path, kind: &str) -> Vec<u64> {
 
 #[test]
 fn returns_of_functions_in_go_are_counted_as_the_program_counts_them() {
-    let Some(folder) = go_victims() else { return };
-    for binary in ["returning", "returning-pie"].map(|name| folder.join(name)) {
+    let Some(directory) = go_victims() else { return };
+    for binary in ["returning", "returning-pie"].map(|name| directory.join(name)) {
         let bench = Bench::ring3();
         let mut counter = counting(&bench, &binary, &[":ret"]);
         let mut all = vec![0; FUNCTIONS.len()];

@@ -9,7 +9,7 @@ use std::time::Instant;
 use ring3_btf::Btf;
 use ring3_generate::Random;
 use ring3_isa::Insn;
-use ring3_judge::{Court, Judge};
+use ring3_judge::{Judge, PolicySet};
 use ring3_object::{Kernel, Object, Settings, embedded};
 use ring3_tests::{libbpf_tools, programs};
 use ring3_uapi::bpf::{attach_type, prog_type};
@@ -93,7 +93,7 @@ fn objects() -> Vec<Vec<u8>> {
 fn programs_of_damaged_object_files_get_an_answer() {
     let Ok(types) = std::fs::read(TYPES) else { return println!("SKIPPED: no {TYPES}") };
     let kernel = Kernel::parse(types).expect("the kernel's types");
-    let court = Court::new(&kernel, 2);
+    let policies = PolicySet::new(&kernel, 2);
     let settings = Settings::of_kernel("6.18.0", "");
     let objects = objects();
     assert!(!objects.is_empty(), "no object files");
@@ -105,7 +105,7 @@ fn programs_of_damaged_object_files_get_an_answer() {
         let started = Instant::now();
         if let Ok(object) = Object::load(&bytes, &kernel, &settings) {
             loaded += 1;
-            let judge = Judge::new(&court, &object);
+            let judge = Judge::new(&policies, &object);
             for program in &object.programs {
                 judged_programs += 1;
                 accepted += u64::from(judge.ask(program, judge.policy(program), judged));

@@ -281,7 +281,7 @@ fn a_large_file_is_analysed_before_its_process_goes_on() {
     assert_eq!(counter.total(&probe), 2000);
     assert_eq!(process.finish().0, Some(0));
     // Nothing is known of a copy.
-    let copy = bench.folder().join("copy");
+    let copy = bench.directory().join("copy");
     std::fs::copy(&binary, &copy).expect("copied");
     let mut process = ready(&mut std::process::Command::new(&copy));
     let pid = process.pid().to_string();

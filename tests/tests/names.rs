@@ -80,12 +80,12 @@ fn perf_names_programs_the_agent_and_stubs() {
     let mut loader = bench.load(example("malloc"));
     let mut tool = Process::start(loader.args(["-p", &pid, &probe()]).env("RING3_PERF", "1"));
     assert_eq!(tool.line(), "attached 1");
-    let data = bench.folder().join("perf.data");
+    let data = bench.directory().join("perf.data");
     let data = data.to_str().expect("a plain name");
     let perf = |arguments: &[&str]| {
-        // Copies of what was recorded are kept below the home folder.
+        // Copies of what was recorded are kept below the home directory.
         let mut command = Command::new("perf");
-        run(command.args(arguments).env("HOME", bench.folder()).current_dir(bench.folder()))
+        run(command.args(arguments).env("HOME", bench.directory()).current_dir(bench.directory()))
     };
     let (code, said) =
         perf(&["record", "-q", "-e", "cpu-clock:u", "-F", "999", "-o", data, "-p", &pid, "--", "sleep", "1"]);
@@ -100,7 +100,7 @@ fn perf_names_programs_the_agent_and_stubs() {
     for name in ["ring3_enter", "ring3_stub_work"] {
         assert!(shown.contains(name), "no {name} in\n{shown}");
     }
-    // Nothing stays: in the process, in /tmp, and with the server's end in its folder.
+    // Nothing stays: in the process, in /tmp, and with the server's end in its directory.
     tool.say("");
     tool.finish();
     wait_until("the target is left", || Footprint::of(victim.pid()) == before);
@@ -108,7 +108,7 @@ fn perf_names_programs_the_agent_and_stubs() {
     wait_until("its perf map is gone", || !std::path::Path::new(&map).exists());
     assert_eq!(bench.run(&["stop"]).0, Some(0));
     wait_until("the server's files are gone", || {
-        let left = std::fs::read_dir(bench.folder()).expect("there").flatten();
+        let left = std::fs::read_dir(bench.directory()).expect("there").flatten();
         !left.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("ring3-"))
     });
     // What was recorded has the names with it.
@@ -126,7 +126,7 @@ fn gdb_names_programs_the_agent_and_stubs_with_lines() {
     let (code, _, errors) = bench.run(&["symbols", &pid, "-o", "/dev/null"]);
     assert!(code == Some(1) && errors.contains("no ring3 server"), "{errors}");
     let mut counter = bench.counting(&["-p", &pid, &probe()]);
-    let path = bench.folder().join("names.debug");
+    let path = bench.directory().join("names.debug");
     let file = path.to_str().expect("a plain name");
     let (code, _, errors) = bench.run(&["symbols", "1", "-o", file]);
     assert!(code == Some(1) && errors.contains("process 1 is not a target"), "{errors}");

@@ -81,20 +81,20 @@ fn socket_of(file: &Path) -> PathBuf {
     file.with_extension("socket")
 }
 
-/// A folder of this test, removed when dropped.
-struct Folder(PathBuf);
+/// A directory of this test, removed when dropped.
+struct Directory(PathBuf);
 
-impl Folder {
-    fn new() -> Folder {
+impl Directory {
+    fn new() -> Directory {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("ring3-random-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path).expect("made");
-        Folder(path)
+        Directory(path)
     }
 }
 
-impl Drop for Folder {
+impl Drop for Directory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -104,8 +104,8 @@ impl Drop for Folder {
 type Given = Vec<Vec<String>>;
 
 fn given(bench: &Bench, sequences: &[Vec<Step>]) -> Given {
-    let folder = Folder::new();
-    let file = folder.0.join("sequences");
+    let directory = Directory::new();
+    let file = directory.0.join("sequences");
     let all: Vec<String> = sequences.iter().map(|steps| text(steps)).collect();
     std::fs::write(&file, all.join("--\n")).expect("written");
     let this = std::env::current_exe().expect("this file");
@@ -234,8 +234,8 @@ fn maps_give_what_the_kernels_give() {
 
 /// The sequences that once failed, by the names of their files.
 fn corpus() -> Vec<(String, Vec<Step>)> {
-    let folder = root().join("tests/corpus/maps");
-    let mut all: Vec<(String, Vec<Step>)> = std::fs::read_dir(&folder)
+    let directory = root().join("tests/corpus/maps");
+    let mut all: Vec<(String, Vec<Step>)> = std::fs::read_dir(&directory)
         .expect("the corpus is there")
         .flatten()
         .map(|entry| {

@@ -7,7 +7,7 @@
 //! shown to `prevail` (`second_opinion/mod.rs`), whose opinion is printed and binds nobody.
 //!
 //! What ring3 accepts must be accepted too if no path ends before its end. There are two kinds of programs: long ones that do
-//! all that there is, and short ones in which ways meet.
+//! all that there is, and short ones in which paths meet.
 //!
 //! Of what should not be the test makes a small program that shows it and prints it with seed and number.
 //!
@@ -36,7 +36,7 @@ use ring3_verifier::Verified;
 
 /// Programs when nothing else is said.
 const PROGRAMS_USUAL: u64 = 5000;
-/// The same, of short ones in which ways meet.
+/// The same, of short ones in which paths meet.
 const JOINS_USUAL: u64 = 2000;
 const SEED_USUAL: u64 = 1;
 /// Random worlds that a program runs in.
@@ -108,21 +108,21 @@ impl Counts {
     }
 }
 
-/// Who is asked.
-struct Court {
+/// The verifiers that are compared.
+struct Comparison {
     /// Writes a program by its seed and number.
     writes: fn(u64, u64) -> Program,
     kernel: Option<Kernel>,
     specs: Vec<MapSpec>,
 }
 
-impl Court {
-    fn new(writes: fn(u64, u64) -> Program) -> Court {
+impl Comparison {
+    fn new(writes: fn(u64, u64) -> Program) -> Comparison {
         let kernel = is_root().then(|| Kernel::new().unwrap_or_else(|errno| panic!("maps: {errno:?}")));
         if kernel.is_none() {
             println!("SKIPPED IN PART: comparing with the kernel needs root");
         }
-        Court { writes, kernel, specs: judge::specs() }
+        Comparison { writes, kernel, specs: judge::specs() }
     }
 
     fn verdicts(&self, program: &Program) -> Verdicts {
@@ -221,16 +221,16 @@ fn number_of(variable: &str) -> Option<u64> {
 
 #[test]
 fn what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
-    judge_all(&Court::new(program), PROGRAMS_USUAL);
+    judge_all(&Comparison::new(program), PROGRAMS_USUAL);
 }
 
 #[test]
 fn where_ways_meet_what_is_accepted_does_no_wrong_and_the_kernel_accepts_the_same() {
-    judge_all(&Court::new(joins), JOINS_USUAL);
+    judge_all(&Comparison::new(joins), JOINS_USUAL);
 }
 
-fn judge_all(court: &Court, usual: u64) {
-    let program = court.writes;
+fn judge_all(comparison: &Comparison, usual: u64) {
+    let program = comparison.writes;
     let seed = number_of("RING3_SEED").unwrap_or(SEED_USUAL);
     let alone = number_of("RING3_PROGRAM");
     let first = alone.unwrap_or(0);
@@ -247,11 +247,11 @@ fn judge_all(court: &Court, usual: u64) {
             let start = next.fetch_add(AT_A_TIME, Ordering::Relaxed);
             for number in start..(start + AT_A_TIME).min(end) {
                 let subject = program(seed, number);
-                let verdicts = court.verdicts(&subject);
+                let verdicts = comparison.verdicts(&subject);
                 if number % OPINION_EVERY == 0 && is_simple(&subject) {
-                    court.ask_for_opinion(&subject, &verdicts, &mut counts);
+                    comparison.ask_for_opinion(&subject, &verdicts, &mut counts);
                 }
-                if let Some(finding) = court.weigh(&subject, &verdicts, &mut counts) {
+                if let Some(finding) = comparison.weigh(&subject, &verdicts, &mut counts) {
                     found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((number, finding));
                 }
             }
@@ -290,10 +290,13 @@ fn judge_all(court: &Court, usual: u64) {
         let count = found.iter().filter(|(_, finding)| finding.is_as(kind)).count();
         println!("{count:9} as program {number}: {kind:?}");
     }
-    let shown: Vec<String> =
-        kinds.iter().take(FINDINGS_MAX).map(|(number, finding)| court.explained(seed, *number, finding)).collect();
+    let shown: Vec<String> = kinds
+        .iter()
+        .take(FINDINGS_MAX)
+        .map(|(number, finding)| comparison.explained(seed, *number, finding))
+        .collect();
     assert!(found.is_empty(), "{} programs, of {} kinds:\n{}", found.len(), kinds.len(), shown.join("\n"));
-    let many = alone.is_none() && end >= PROGRAMS_USUAL && court.kernel.is_some();
+    let many = alone.is_none() && end >= PROGRAMS_USUAL && comparison.kernel.is_some();
     let share = counts.get("accepted by the kernel") as f64 / (end - first) as f64;
     assert!(!many || (0.3..0.8).contains(&share), "the kernel accepts {share:.2}: too many or too few");
     assert!(!many || counts.get("refused by the kernel, and faults") > 0, "the interpreter sees no fault");

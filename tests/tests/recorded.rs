@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ring3_judge::Court;
+use ring3_judge::PolicySet;
 use ring3_object::Kernel;
 use ring3_tests::{is_root, programs, root, shapes, wait_until};
 use ring3_uapi::Errno;
@@ -62,21 +62,24 @@ fn quiet_at(pid: u32) -> Option<u64> {
     (fields[0] == "S").then_some(used)
 }
 
-/// Bytes that were recorded in a folder.
-fn recorded_bytes(folder: &Path) -> u64 {
-    let files = std::fs::read_dir(folder).expect("the folder of a run").flatten();
+/// Bytes that were recorded in a directory.
+fn recorded_bytes(directory: &Path) -> u64 {
+    let files = std::fs::read_dir(directory).expect("the directory of a run").flatten();
     let records = files.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"));
     records.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 /// Runs a tool until it has loaded all that it will.
-fn run(run: &Run, folder: &Path) {
-    let _ = std::fs::remove_dir_all(folder);
-    std::fs::create_dir_all(folder).expect("target is writable");
-    let file = |name: &str| File::create(folder.join(name)).expect("target is writable");
+fn run(run: &Run, directory: &Path) {
+    let _ = std::fs::remove_dir_all(directory);
+    std::fs::create_dir_all(directory).expect("target is writable");
+    let file = |name: &str| File::create(directory.join(name)).expect("target is writable");
     let mut command = Command::new(&run.program);
     command.args(&run.arguments).envs(run.environment.iter().map(|(name, value)| (name, value)));
-    command.env("LD_PRELOAD", programs().join("record.so")).env("RING3_RECORD", folder).env("PYTHONUNBUFFERED", "1");
+    command
+        .env("LD_PRELOAD", programs().join("record.so"))
+        .env("RING3_RECORD", directory)
+        .env("PYTHONUNBUFFERED", "1");
     command.stdin(Stdio::null()).stdout(file("output")).stderr(file("errors"));
     let mut tool = Ended(command.spawn().unwrap_or_else(|error| panic!("{}: {error}", run.name)));
     let started = Instant::now();
@@ -84,7 +87,7 @@ fn run(run: &Run, folder: &Path) {
     let (mut bytes, mut bytes_since) = (0, started);
     while started.elapsed() < DEADLINE && !matches!(tool.0.try_wait(), Ok(Some(_))) {
         std::thread::sleep(Duration::from_millis(20));
-        let now = (quiet_at(tool.0.id()), recorded_bytes(folder));
+        let now = (quiet_at(tool.0.id()), recorded_bytes(directory));
         if now.0.is_none() || now.0 != quiet {
             (quiet, quiet_since) = (now.0, Instant::now());
         }
@@ -98,7 +101,7 @@ fn run(run: &Run, folder: &Path) {
     }
 }
 
-fn folder_of(run: &Run) -> PathBuf {
+fn directory_of(run: &Run) -> PathBuf {
     root().join("target/recorded").join(format!("{}-{}", run.source, run.name))
 }
 
@@ -109,7 +112,7 @@ fn run_all(runs: &[Run]) {
             scope.spawn(|| {
                 loop {
                     let Some(next) = rest.lock().expect("nobody panics with it").next() else { break };
-                    run(next, &folder_of(next));
+                    run(next, &directory_of(next));
                 }
             });
         }
@@ -165,7 +168,7 @@ fn tail(text: &str, lines: usize) -> String {
 }
 
 /// Both verdicts on a program; what is to be told if we are the stricter ones.
-fn compare(run: &Run, record: &Record, court: &Court, totals: &mut Totals) -> Option<String> {
+fn compare(run: &Run, record: &Record, policies: &PolicySet, totals: &mut Totals) -> Option<String> {
     let kernel = &record.kernel;
     let kind = prog_type::name(record.prog_type).unwrap_or("?").trim_start_matches("BPF_PROG_TYPE_");
     let theirs = match kernel.errno {
@@ -173,13 +176,13 @@ fn compare(run: &Run, record: &Record, court: &Court, totals: &mut Totals) -> Op
         errno => format!("REFUSED {:?}: {}", Errno(errno), kernel.why),
     };
     let head = format!("{:<24} {:<16} {kind:<14} {:>5}  kernel {theirs}", run.name, record.name, record.insns.len());
-    let Some(policy) = record.policy(court) else {
+    let Some(policy) = record.policy(policies) else {
         totals.of_unknown_type += 1;
         println!("{head}  ours UNKNOWN TYPE");
         return None;
     };
     let started = Instant::now();
-    let ours = record.verify(court, &policy, 0);
+    let ours = record.verify(policies, &policy, 0);
     let usec = started.elapsed().as_micros() as u64;
     match ours {
         Ok(verified) => {
@@ -204,9 +207,9 @@ fn compare(run: &Run, record: &Record, court: &Court, totals: &mut Totals) -> Op
                 return None;
             }
             totals.only_kernel_accepts += 1;
-            let log = record.verify(court, &policy, 1).err().map_or(String::new(), |report| report.log);
+            let log = record.verify(policies, &policy, 1).err().map_or(String::new(), |report| report.log);
             let text = format!("{}\n{}", ring3_isa::listing(&record.insns), log);
-            let path = folder_of(run).join(format!("refused-{}", totals.only_kernel_accepts));
+            let path = directory_of(run).join(format!("refused-{}", totals.only_kernel_accepts));
             std::fs::write(&path, text).expect("target is writable");
             Some(format!("{head}\n{report} (all of it in {}):\n{}", path.display(), tail(&log, 30)))
         }
@@ -236,7 +239,7 @@ fn what_the_kernel_accepts_of_bpftrace_and_bcc_we_accept() {
         return println!("SKIPPED: this kernel does not tell its types");
     };
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    let court = Court::new(&Kernel::parse(types).expect("the kernel's types"), cpus);
+    let policies = PolicySet::new(&Kernel::parse(types).expect("the kernel's types"), cpus);
     let all = std::env::var_os("RING3_RECORD_ALL").is_some();
     let plain = waiting(shapes(), &["plain", "1"]).expect("the victim runs");
     let python = waiting(PYTHON, &["-c", "input()"]);
@@ -257,7 +260,7 @@ fn what_the_kernel_accepts_of_bpftrace_and_bcc_we_accept() {
     let (mut seen, mut stricter) = (BTreeSet::new(), vec![]);
     for run in &runs {
         let totals = totals.entry(run.source).or_default();
-        let records = Record::read(&folder_of(run));
+        let records = Record::read(&directory_of(run));
         totals.tools += 1;
         totals.loads += records.len();
         let is_probe = |record: &&Record| FEATURE_PROBES.contains(&record.name.as_str());
@@ -269,7 +272,7 @@ fn what_the_kernel_accepts_of_bpftrace_and_bcc_we_accept() {
         for record in &records {
             if seen.insert(record.identity()) {
                 totals.programs += 1;
-                stricter.extend(compare(run, record, &court, totals));
+                stricter.extend(compare(run, record, &policies, totals));
             }
         }
     }

@@ -120,9 +120,9 @@ fn complaint(bench: &Bench, probe: &str) -> (Option<i32>, Vec<String>, Vec<Strin
 #[test]
 fn probes_that_cannot_be_made_give_tools_the_kernels_errors() {
     let bench = Bench::ring3();
-    let folder = std::env::temp_dir().join(format!("ring3-test-elf-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("made");
-    let damaged = folder.join("damaged");
+    let directory = std::env::temp_dir().join(format!("ring3-test-elf-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("made");
+    let damaged = directory.join("damaged");
     let mut bytes = std::fs::read(shapes()).expect("readable");
     bytes[40..48].fill(0xff);
     std::fs::write(&damaged, bytes).expect("written");
@@ -132,8 +132,8 @@ fn probes_that_cannot_be_made_give_tools_the_kernels_errors() {
         probe(&binary, "no_such_function"),
         probe(&binary, "0x9000000"),
         probe(&damaged, "plain"),
-        probe(&folder.join("missing"), "0x10"),
-        probe(&folder, "0x10"),
+        probe(&directory.join("missing"), "0x10"),
+        probe(&directory, "0x10"),
         probe(Path::new("/dev/null"), "0x10"),
     ] {
         let under_ring3 = complaint(&bench, &probe);
@@ -145,16 +145,16 @@ fn probes_that_cannot_be_made_give_tools_the_kernels_errors() {
         }
     }
     // The kernel waits for somebody to map such a file; ring3 says at once that nothing can come of it.
-    for (path, why) in [(&damaged, "corrupt ELF"), (&folder.join("text"), "not an ELF file")] {
+    for (path, why) in [(&damaged, "corrupt ELF"), (&directory.join("text"), "not an ELF file")] {
         if !path.exists() {
             std::fs::write(path, "text ".repeat(1000)).expect("written");
         }
         let (code, _, errors) = complaint(&bench, &probe(path, "0x10"));
         assert!(code != Some(0) && errors.iter().any(|line| line.contains("Invalid argument")), "{errors:?}");
-        let log = std::fs::read_to_string(bench.folder().join("server.log")).expect("a log");
+        let log = std::fs::read_to_string(bench.directory().join("server.log")).expect("a log");
         assert!(log.lines().any(|line| line.contains(why) && line.contains("EINVAL")), "{log}");
     }
-    std::fs::remove_dir_all(folder).expect("removed");
+    std::fs::remove_dir_all(directory).expect("removed");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_full_disk_stops_nothing() {
         return;
     }
     let place = std::env::temp_dir().join(format!("ring3-test-full-{}", std::process::id()));
-    let folder = place.join("run");
+    let directory = place.join("run");
     // In a mount namespace of its own, which is gone with the shell.
     let script = r#"
         set -e
@@ -220,9 +220,9 @@ fn a_full_disk_stops_nothing() {
     let sleeper = sleeper();
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", script, "sh"])
-        .args([&place, &folder, &ring3_tests::ring3()])
+        .args([&place, &directory, &ring3_tests::ring3()])
         .arg(sleeper.pid().to_string())
-        .env("RING3_RUNTIME_DIR", &folder)
+        .env("RING3_RUNTIME_DIR", &directory)
         .output()
         .expect("unshare runs");
     std::fs::remove_dir(&place).expect("removed");
@@ -235,13 +235,13 @@ fn a_second_server_and_a_folder_for_everybody_are_refused() {
     use std::os::unix::fs::PermissionsExt;
     let bench = Bench::ring3();
     assert_eq!(bench.run(&["attach", &sleeper().pid().to_string()]).0, Some(0));
-    let folder = bench.folder().display().to_string();
-    refused(&bench, &["serve"], 1, &["another ring3 server is running", &folder]);
+    let directory = bench.directory().display().to_string();
+    refused(&bench, &["serve"], 1, &["another ring3 server is running", &directory]);
     let open = Bench::ring3();
-    std::fs::create_dir(open.folder()).expect("made");
-    std::fs::set_permissions(open.folder(), std::fs::Permissions::from_mode(0o755)).expect("ours");
+    std::fs::create_dir(open.directory()).expect("made");
+    std::fs::set_permissions(open.directory(), std::fs::Permissions::from_mode(0o755)).expect("ours");
     refused(&open, &["status"], 1, &["mode 700", "755", "RING3_RUNTIME_DIR"]);
-    std::fs::set_permissions(open.folder(), std::fs::Permissions::from_mode(0o700)).expect("ours");
+    std::fs::set_permissions(open.directory(), std::fs::Permissions::from_mode(0o700)).expect("ours");
     assert_eq!(open.run(&["status"]).0, Some(0));
 }
 
@@ -257,7 +257,7 @@ fn a_session_folder_that_is_no_absolute_path_is_ignored() {
     let place = std::env::temp_dir().join(format!("ring3-test-session-{}", std::process::id()));
     std::fs::create_dir(&place).expect("made");
     std::os::unix::fs::chown(&place, Some(USER), Some(USER)).expect("given away");
-    let folder = format!("/tmp/ring3-{USER}");
+    let directory = format!("/tmp/ring3-{USER}");
     for session in ["", "relative"] {
         let mut command = Command::new(ring3_tests::ring3());
         command
@@ -268,7 +268,7 @@ fn a_session_folder_that_is_no_absolute_path_is_ignored() {
             .env("XDG_RUNTIME_DIR", session);
         let output = command.arg("status").output().expect("it runs");
         assert!(output.status.success(), "{session:?}: {output:?}");
-        std::fs::remove_dir(&folder).expect("this is the folder, and nothing is in it");
+        std::fs::remove_dir(&directory).expect("this is the directory, and nothing is in it");
     }
     std::fs::remove_dir(&place).expect("nothing was put there");
 }

@@ -173,7 +173,7 @@ fn the_control_socket_reaches_what_its_caller_may_trace() {
     let pid = victim.pid().to_string();
     assert_eq!(bench.run(&["status"]).0, Some(0));
     assert_eq!(bench.run(&["attach", &pid]).0, Some(0));
-    let output = bench.folder().join("symbols");
+    let output = bench.directory().join("symbols");
     let output = output.to_str().expect("a plain name");
     for action in [&["attach", &pid][..], &["detach", &pid], &["symbols", &pid, "-o", output]] {
         let mut command = with_rights_of(bench.command("bash"), "bare_root");
@@ -232,7 +232,7 @@ fn a_number_means_a_process_of_the_loaders_pid_namespace() {
     }
     let bench = Bench::ring3();
     let words = "\"$1\" plain 100 <&4 >&2 & exec \"$0\" -p $! \"$2\"";
-    let fifo = bench.folder().join("fifo");
+    let fifo = bench.directory().join("fifo");
     let mut tool = bench.load("unshare");
     tool.args(["--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c"]);
     tool.arg(format!("mkfifo \"$3\"; exec 4<>\"$3\"; {words}"));
@@ -264,16 +264,16 @@ fn a_setuid_program_is_no_target_of_the_user_who_runs_it() {
     }
     let bench = Bench::ring3_as(USER);
     let Some(path) = setuid_copy(&bench) else {
-        println!("SKIPPED: set-uid programs have no effect in the folder for temporary files");
+        println!("SKIPPED: set-uid programs have no effect in the directory for temporary files");
         return;
     };
-    std::fs::set_permissions(bench.folder(), std::fs::Permissions::from_mode(0o711)).expect("changed");
+    std::fs::set_permissions(bench.directory(), std::fs::Permissions::from_mode(0o711)).expect("changed");
     let mut command = Command::new("setpriv");
     command.args(["--reuid=54321", "--regid=54321", "--clear-groups", "--inh-caps=-all"]);
     let mut victim = ready(command.arg(&path).args(["plain", "100"]));
     let status = std::fs::read_to_string(format!("/proc/{}/status", victim.pid())).expect("it runs");
     assert!(status.contains("Uid:\t54321\t0\t0\t0"), "{status}");
-    std::fs::set_permissions(bench.folder(), std::fs::Permissions::from_mode(0o700)).expect("changed");
+    std::fs::set_permissions(bench.directory(), std::fs::Permissions::from_mode(0o700)).expect("changed");
     let probe = format!("{}:plain", path.display());
     let mut everywhere = bench.counting(&[&probe]);
     let mut tool = bench.load(example("malloc"));

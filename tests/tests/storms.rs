@@ -36,7 +36,7 @@ fn duration() -> Duration {
 /// Whether a program is installed; else its absence is said, with the package that has it.
 fn has(program: &str, package: &str) -> bool {
     let paths = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let found = paths.split(':').any(|folder| PathBuf::from(folder).join(program).is_file());
+    let found = paths.split(':').any(|directory| PathBuf::from(directory).join(program).is_file());
     if !found {
         println!("SKIPPED: {program} is not installed (package {package})");
     }
@@ -368,9 +368,9 @@ fn goroutines() {
     }
     // (Made with the other victims in Go, so that the compiler's cache is used.)
     let _ = calling_victims("go");
-    let folder = root().join("target/victims");
-    std::fs::create_dir_all(&folder).expect("target is writable");
-    let file = folder.join("churn-go");
+    let directory = root().join("target/victims");
+    std::fs::create_dir_all(&directory).expect("target is writable");
+    let file = directory.join("churn-go");
     let source = root().join("tests/victims/storm/churn.go");
     let output = Command::new("go").args(["build", "-o"]).arg(&file).arg(source).output().expect("go runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -457,10 +457,10 @@ fn redis() {
     assert_eq!(server.wait(), Some(0));
 }
 
-/// A folder that goes with this value.
-struct Folder(PathBuf);
+/// A directory that goes with this value.
+struct Directory(PathBuf);
 
-impl Drop for Folder {
+impl Drop for Directory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -471,11 +471,11 @@ fn nginx() {
     if !has("nginx", "nginx-light") || !has("wrk", "wrk") {
         return;
     }
-    let folder = Folder(std::env::temp_dir().join(format!("ring3-storm-{}", std::process::id())));
-    std::fs::create_dir_all(&folder.0).expect("made");
-    let (at, port) = (folder.0.display().to_string(), free_port());
+    let directory = Directory(std::env::temp_dir().join(format!("ring3-storm-{}", std::process::id())));
+    std::fs::create_dir_all(&directory.0).expect("made");
+    let (at, port) = (directory.0.display().to_string(), free_port());
     let content: String = (0..200).map(|line| format!("line {line}\n")).collect();
-    std::fs::write(folder.0.join("file.txt"), &content).expect("written");
+    std::fs::write(directory.0.join("file.txt"), &content).expect("written");
     let temporary =
         ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].map(|name| format!("{name}_temp_path {at}/{name};"));
     let configuration = format!(
@@ -483,9 +483,9 @@ fn nginx() {
          http {{ access_log off; {} server {{ listen 127.0.0.1:{port}; root {at}; }} }}\n",
         temporary.concat()
     );
-    std::fs::write(folder.0.join("nginx.conf"), configuration).expect("written");
+    std::fs::write(directory.0.join("nginx.conf"), configuration).expect("written");
     let mut command = Command::new("/usr/sbin/nginx");
-    command.args(["-p", &at, "-e", "stderr", "-c"]).arg(folder.0.join("nginx.conf"));
+    command.args(["-p", &at, "-e", "stderr", "-c"]).arg(directory.0.join("nginx.conf"));
     let mut master = Process::start(&mut command);
     await_port(port);
     let pid = master.pid();

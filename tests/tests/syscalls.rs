@@ -480,7 +480,7 @@ fn the_files_of_a_process_in_a_root_of_its_own_are_found() {
     }
     let (bench, name) = (Bench::ring3(), "bombard-static");
     let mut tool = counting(&bench, Path::new(name), &["raw"]);
-    let root = bench.folder().join("root");
+    let root = bench.directory().join("root");
     std::fs::create_dir_all(root.join("dev")).expect("new");
     for (device, minor) in [("null", "3"), ("zero", "5")] {
         let made = Command::new("mknod").arg(root.join("dev").join(device)).args(["c", "1", minor]).status();
@@ -493,7 +493,7 @@ fn the_files_of_a_process_in_a_root_of_its_own_are_found() {
     wait_until("it runs the victim", runs);
     assert_eq!(bench.run(&["attach", &process.pid().to_string()]).0, Some(0));
     // Its calls are replaced: none has to be caught.
-    assert_eq!(net_of(&bench, process.pid()), None);
+    assert_eq!(sud_of(&bench, process.pid()), None);
     ends_well(name, process.finish());
     assert!(!counts(&listing(&mut tool)).is_empty());
 }
@@ -518,7 +518,7 @@ fn victims_are_attached_and_left_while_they_work() {
     }
 }
 
-/// The agent looked into control blocks that were not there any more: a process that was attached while a thread of musl ended was
+/// The agent looked into TCBs that did not exist any more: a process that was attached while a thread of musl ended was
 /// killed by SIGSEGV.
 #[test]
 fn threads_whose_control_block_is_gone_live_on() {
@@ -540,7 +540,7 @@ fn threads_whose_control_block_is_gone_live_on() {
 }
 
 /// Why calls of a process are caught that cannot be replaced, if they are.
-fn net_of(bench: &Bench, pid: u32) -> Option<String> {
+fn sud_of(bench: &Bench, pid: u32) -> Option<String> {
     let status = bench.status();
     let targets = status["targets"].as_array().expect("targets");
     targets.iter().find(|target| target["pid"] == pid)?["net"].as_str().map(str::to_owned)
@@ -560,13 +560,13 @@ fn calls_are_caught_only_where_that_is_needed_and_wanted() {
     assert_eq!(loop_of_files.line(), "ready");
     let written = start("written", &["400"]);
     let (of_files, of_written) = (loop_of_files.pid(), written.pid());
-    assert_eq!(net_of(&bench, of_written), None);
+    assert_eq!(sud_of(&bench, of_written), None);
     for _ in 0..3 {
         let tool = counting(&bench, &calling_victims("all").join("written"), &["raw"]);
-        wait_until("written code's calls are caught", || net_of(&bench, of_written).is_some());
-        assert_eq!(net_of(&bench, of_files), None);
+        wait_until("written code's calls are caught", || sud_of(&bench, of_written).is_some());
+        assert_eq!(sud_of(&bench, of_files), None);
         assert_eq!(tool.finish().0, Some(0));
-        wait_until("they are not any more", || net_of(&bench, of_written).is_none());
+        wait_until("they are not any more", || sud_of(&bench, of_written).is_none());
     }
     assert_eq!(bench.run(&["detach", &of_written.to_string()]).0, Some(0));
     assert!(!has_region(of_written));
@@ -589,7 +589,7 @@ fn who_waits_in_a_call_that_was_caught_is_left() {
     wait_until("it waits", || {
         std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with(EPOLL_PWAIT))
     });
-    assert!(net_of(&bench, pid).is_some());
+    assert!(sud_of(&bench, pid).is_some());
     let (code, _, error) = bench.run(&["detach", &pid.to_string()]);
     assert_eq!(code, Some(0), "{error}");
     assert!(!has_region(pid));
@@ -604,7 +604,7 @@ fn who_is_caught_outlives_the_server_and_is_cleaned_by_the_next() {
         let tool = counting(&bench, &alias, &["raw", "trace", "named"]);
         let process = Process::start(bench.target(&alias).arg("200"));
         let pid = process.pid();
-        wait_until("calls are caught", || net_of(&bench, pid).is_some());
+        wait_until("calls are caught", || sud_of(&bench, pid).is_some());
         let server = rustix::process::Pid::from_raw(bench.server() as i32).expect("a pid");
         rustix::process::kill_process(server, rustix::process::Signal::KILL).expect("ours");
         let threads =
@@ -617,7 +617,7 @@ fn who_is_caught_outlives_the_server_and_is_cleaned_by_the_next() {
             let tool = counting(&bench, &alias, &["raw"]);
             let (code, _, error) = bench.run(&["attach", &shown]);
             assert_eq!(code, Some(0), "{error}");
-            wait_until("calls are caught again", || net_of(&bench, pid).is_some());
+            wait_until("calls are caught again", || sud_of(&bench, pid).is_some());
             drop(tool);
         }
         if next != "nobody" {

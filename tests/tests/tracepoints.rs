@@ -46,16 +46,16 @@ fn everybody_reads_the_same_files() {
 
 #[test]
 fn files_of_others_are_passed_on_unharmed() {
-    let folder = std::env::temp_dir().join(format!("ring3-test-files-{}", std::process::id()));
-    std::fs::create_dir(&folder).expect("made");
+    let directory = std::env::temp_dir().join(format!("ring3-test-files-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("made");
     let bench = Bench::ring3();
     let work = format!(
         "cd {} && echo text > a && mkdir b && cp a b/../c && cat c ./b/../a && ln -s /sys/kernel/tracing d && \
          stat -c %s a && test ! -e none && cat none 2>&1; printf '\\377' > \"$(printf '\\377')\"; ls | wc -l",
-        folder.display()
+        directory.display()
     );
     let told = script(&bench, &work);
-    std::fs::remove_dir_all(&folder).expect("removed");
+    std::fs::remove_dir_all(&directory).expect("removed");
     assert_eq!(told, "text\ntext\n5\ncat: none: No such file or directory\n5\n");
 }
 
@@ -77,17 +77,17 @@ fn tools_find_their_tracepoints() {
     }
 }
 
-/// A program that makes folders is told that one cannot be made, and made to make another; `refused` it says then.
+/// A program that makes directories is told that one cannot be made, and made to make another; `refused` it says then.
 fn refuse_and_change(maker: &Path, arguments: &[&str], refused: &str) {
     for bench in benches() {
-        let folder = bench.folder().join("made");
+        let directory = bench.directory().join("made");
         let make = |name: &str| {
             let mut command = bench.target(maker);
-            let output = command.current_dir(&folder).args(arguments).arg(name).output().expect("it runs");
+            let output = command.current_dir(&directory).args(arguments).arg(name).output().expect("it runs");
             (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
         };
-        // The bench's folder is made by the first that runs there.
-        let made = bench.target("mkdir").arg(&folder).status();
+        // The bench's directory is made by the first that runs there.
+        let made = bench.target("mkdir").arg(&directory).status();
         assert!(made.expect("mkdir runs").success() && make("before").0);
         let mut tool = Process::start(&mut bench.load(programs().join("filter")));
         assert_eq!(tool.line(), "attached");
@@ -98,7 +98,7 @@ fn refuse_and_change(maker: &Path, arguments: &[&str], refused: &str) {
         tool.say("");
         assert_eq!(tool.line(), "1 1 1 2");
         assert_eq!(tool.finish().0, Some(0));
-        let there = |name: &str| folder.join(name).is_dir();
+        let there = |name: &str| directory.join(name).is_dir();
         assert!(there("before") && there("that") && !there("this") && !there("nothing"));
         assert!(make("nothing").0, "the tool is gone");
     }
@@ -141,22 +141,22 @@ fn programs_that_gain_privileges_keep_them() {
     let bench = Bench::ring3_as(NOBODY);
     let mut tool = Process::start(bench.load(programs().join("calls")).arg("raw"));
     assert_eq!(tool.line(), "attached");
-    let folder = std::env::temp_dir().join(format!("ring3-test-privileged-{}", std::process::id()));
-    std::fs::create_dir(&folder).expect("made");
-    let program = folder.join("id");
+    let directory = std::env::temp_dir().join(format!("ring3-test-privileged-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("made");
+    let program = directory.join("id");
     std::fs::copy("/usr/bin/id", &program).expect("copied");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).expect("its mode is set");
     let user = NOBODY.to_string();
     let output_of = |arguments: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).arg(ring3()).args(["start", "--"]);
-        let output = command.args(arguments).env("RING3_RUNTIME_DIR", bench.folder()).output().expect("it runs");
+        let output = command.args(arguments).env("RING3_RUNTIME_DIR", bench.directory()).output().expect("it runs");
         (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let path = program.to_str().expect("a plain name");
     let (told, why) = output_of(&[path, "-u"]);
     let (told_by_shell, _) = output_of(&["sh", "-c", &format!("{path} -u; id -u")]);
-    std::fs::remove_dir_all(&folder).expect("removed");
+    std::fs::remove_dir_all(&directory).expect("removed");
     assert_eq!(told, "0\n");
     assert!(why.contains("not traced: it has privileges"), "{why}");
     assert_eq!(told_by_shell, format!("0\n{NOBODY}\n"));

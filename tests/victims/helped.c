@@ -109,7 +109,7 @@ static void *in_thread(void *unused)
 	return unused;
 }
 
-// Threads that come after others get their control blocks; the last one here also comes from a thread that told nothing.
+// Threads that come after others get their TCBs; the last one here also comes from a thread that told nothing.
 static pthread_t first, second;
 static sem_t second_ends;
 

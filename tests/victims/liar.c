@@ -37,7 +37,7 @@ struct request {
 };
 
 enum { FREE, FILLING, PENDING, DONE, ABANDONED, UNATTENDED };
-enum { MAPPING_ADDED = 1, FORKED, EXEC, NET_OFF, FILTER };
+enum { MAPPING_ADDED = 1, FORKED, EXEC, SUD_OFF, FILTER };
 enum { REQUESTS = 256, SLOTS = 512 };
 
 static struct doorbell *doorbell;

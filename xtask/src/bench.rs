@@ -266,10 +266,10 @@ impl Victim {
 /// The fields of `smaps_rollup` that are compared: everything mapped, and a fair share of what others map as well.
 const MEMORY: [&str; 2] = ["Rss", "Pss"];
 
-/// A ring3 of our own: the binary, and the folder of a server that is stopped when this is dropped.
+/// A ring3 of our own: the binary, and the directory of a server that is stopped when this is dropped.
 pub(crate) struct Ring3 {
     binary: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Ring3 {
@@ -280,20 +280,20 @@ impl Ring3 {
             Some(binary) => PathBuf::from(binary),
             None => crate::build_ring3()?,
         };
-        let folder = std::env::temp_dir().join(format!("ring3-bench-{}", std::process::id()));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Ring3 { binary, folder })
+        let directory = std::env::temp_dir().join(format!("ring3-bench-{}", std::process::id()));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|error| format!("{}: {error}", directory.display()))?;
+        Ok(Ring3 { binary, directory })
     }
 
     /// Its own, which goes away.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
-        command.args(arguments).env("RING3_RUNTIME_DIR", &self.folder);
+        command.args(arguments).env("RING3_RUNTIME_DIR", &self.directory);
         command
     }
 
@@ -303,7 +303,7 @@ impl Ring3 {
 
     /// The server's last words, for whoever looks into a failure.
     pub(crate) fn log(&self) -> String {
-        let text = std::fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
+        let text = std::fs::read_to_string(self.directory.join("server.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines.iter().skip(lines.len().saturating_sub(LOG_LINES)).map(|line| format!("\n  {line}")).collect()
     }
@@ -336,10 +336,11 @@ impl Ring3 {
     }
 }
 
-/// Ends the processes that run a program in `folder`: frida's helper stays, and belongs to nobody.
-fn end_programs_in(folder: &Path) {
+/// Ends the processes that run a program in `directory`: frida's helper stays, and belongs to nobody.
+fn end_programs_in(directory: &Path) {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for process in processes.filter(|p| std::fs::read_link(p.path().join("exe")).is_ok_and(|e| e.starts_with(folder)))
+    for process in
+        processes.filter(|p| std::fs::read_link(p.path().join("exe")).is_ok_and(|e| e.starts_with(directory)))
     {
         let pid = process.file_name().to_str().and_then(|name| rustix::process::Pid::from_raw(name.parse().ok()?));
         let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL));
@@ -349,8 +350,8 @@ fn end_programs_in(folder: &Path) {
 impl Drop for Ring3 {
     fn drop(&mut self) {
         let _ = self.run(&["stop"]);
-        end_programs_in(&self.folder);
-        let _ = std::fs::remove_dir_all(&self.folder);
+        end_programs_in(&self.directory);
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -445,9 +446,9 @@ impl Bench {
             output(&mut python).map(|text| text.trim().to_owned())
         };
         version().or_else(|_| {
-            let folder = self.build.join("venv");
-            eprintln!("installing frida in {}", folder.display());
-            output(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
+            let directory = self.build.join("venv");
+            eprintln!("installing frida in {}", directory.display());
+            output(Command::new("python3").args(["-m", "venv"]).arg(directory))?;
             let options = ["-m", "pip", "install", "--quiet", "--timeout", "20", "--retries", "1", "frida"];
             output(Command::new(self.python()).args(options))?;
             version()
@@ -465,8 +466,10 @@ impl Bench {
         match engine {
             Engine::Ring3 => command.arg(&tool),
             Engine::Kernel => &mut command,
-            // It leaves a folder behind: in ours, which goes away.
-            Engine::Frida => command.arg(root().join("bench/probe/frida_tool.py")).env("TMPDIR", &self.ring3.folder),
+            // It leaves a directory behind: in ours, which goes away.
+            Engine::Frida => {
+                command.arg(root().join("bench/probe/frida_tool.py")).env("TMPDIR", &self.ring3.directory)
+            }
         };
         command.arg(victim.process.child.id().to_string()).arg(self.build.join("victim"));
         command.args([&format!("victim_{}", row.shape), row.kind, row.program]);

@@ -44,14 +44,14 @@ impl Drop for Ended {
 struct Bench {
     ring3: PathBuf,
     tool: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     probes: Vec<String>,
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
         let _ = self.ring3(&["stop"]).output();
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -68,7 +68,7 @@ fn probes() -> Result<Vec<String>, String> {
 impl Bench {
     fn ring3(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.ring3);
-        command.args(arguments).env("RING3_RUNTIME_DIR", &self.folder);
+        command.args(arguments).env("RING3_RUNTIME_DIR", &self.directory);
         command
     }
 
@@ -107,10 +107,10 @@ impl Bench {
 /// Runs the benchmark.
 pub(crate) fn attach(options: &Options) -> Result<(), String> {
     run("make", &["-s", "-C", "examples/malloc"])?;
-    let folder = std::env::temp_dir().join(format!("ring3-bench-attach-{}", std::process::id()));
-    std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(|error| error.to_string())?;
+    let directory = std::env::temp_dir().join(format!("ring3-bench-attach-{}", std::process::id()));
+    std::fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|error| error.to_string())?;
     let tool = root().join(Path::new("examples/malloc/build/malloc"));
-    let bench = Bench { ring3: build_ring3()?, tool, folder, probes: probes()? };
+    let bench = Bench { ring3: build_ring3()?, tool, directory, probes: probes()? };
     let mut best: BTreeMap<(usize, &str), (Duration, u64)> = BTreeMap::new();
     for _ in 0..options.rounds {
         for count in COUNTS.map(|count| count.min(bench.probes.len())) {

@@ -223,10 +223,10 @@ impl Figures {
 
 /// Compiles ubpf as it is configured for release on Linux: its library.
 fn build_ubpf(source: &Path, out: &Path) -> Result<PathBuf, String> {
-    let (folder, library) = (out.join("ubpf"), out.join("ubpf/libubpf.so"));
-    let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
-    std::fs::create_dir_all(&folder).map_err(fail)?;
-    std::fs::write(folder.join("ubpf_config.h"), "#define UBPF_HAS_ELF_H 1\n").map_err(fail)?;
+    let (directory, library) = (out.join("ubpf"), out.join("ubpf/libubpf.so"));
+    let fail = |error: std::io::Error| format!("{}: {error}", directory.display());
+    std::fs::create_dir_all(&directory).map_err(fail)?;
+    std::fs::write(directory.join("ubpf_config.h"), "#define UBPF_HAS_ELF_H 1\n").map_err(fail)?;
     let vm = source.join("vm");
     let listed =
         std::fs::read_dir(&vm).map_err(|error| format!("--ubpf wants ubpf's sources: {}: {error}", vm.display()))?;
@@ -237,7 +237,7 @@ fn build_ubpf(source: &Path, out: &Path) -> Result<PathBuf, String> {
     };
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-DNDEBUG", "-shared", "-fPIC", "-w", "-I"])
-        .arg(&folder)
+        .arg(&directory)
         .arg("-I")
         .arg(&vm)
         .arg("-I")

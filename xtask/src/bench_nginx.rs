@@ -99,7 +99,7 @@ struct Bench {
     build: PathBuf,
     ring3: Ring3,
     /// Configuration and file.
-    folder: PathBuf,
+    directory: PathBuf,
     figures: BTreeMap<Variant, Series>,
     skipped: BTreeMap<Variant, String>,
 }
@@ -125,9 +125,9 @@ pub(crate) fn nginx(options: &Options) -> Result<(), String> {
         return Err(format!("there is no {SYSCOUNT}: install libbpf-tools"));
     }
     let ring3 = Ring3::new()?;
-    let folder = ring3.folder().join("nginx");
+    let directory = ring3.directory().join("nginx");
     let mut bench =
-        Bench { tls: options.tls, build, ring3, folder, figures: BTreeMap::new(), skipped: BTreeMap::new() };
+        Bench { tls: options.tls, build, ring3, directory, figures: BTreeMap::new(), skipped: BTreeMap::new() };
     bench.run(options.rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(options.rounds, &goals);
@@ -204,7 +204,7 @@ impl Bench {
     /// Rounds in which each variant begins once.
     fn run(&mut self, rounds: usize) -> Result<(), String> {
         self.unpack()?;
-        self.write_configuration().map_err(|error| format!("{}: {error}", self.folder.display()))?;
+        self.write_configuration().map_err(|error| format!("{}: {error}", self.directory.display()))?;
         if !geteuid().is_root() {
             for variant in self.variants().iter().copied().filter(|variant| variant.is_kernel()) {
                 eprintln!("SKIPPED: {}: needs root", variant.name(self.tls));
@@ -247,31 +247,31 @@ impl Bench {
     }
 
     fn unpack(&self) -> Result<(), String> {
-        let folder = self.unpacked();
+        let directory = self.unpacked();
         for (path, packages) in [("usr/sbin/nginx", &["nginx"][..]), ("usr/bin/wrk", &["wrk", "libluajit-5.1-2"][..])]
         {
             if self.program(path).is_some() {
                 continue;
             }
-            eprintln!("unpacking {} in {}", packages.join(" and "), folder.display());
-            std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+            eprintln!("unpacking {} in {}", packages.join(" and "), directory.display());
+            std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
             let mut download = Command::new("apt-get");
-            download.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages).current_dir(&folder);
+            download.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages).current_dir(&directory);
             output(&mut download).map_err(|why| format!("{why}: install {}", packages.join(" ")))?;
             let each = "for package in *.deb; do dpkg -x $package . && rm $package || exit; done";
-            output(Command::new("sh").args(["-c", each]).current_dir(&folder))?;
+            output(Command::new("sh").args(["-c", each]).current_dir(&directory))?;
         }
         Ok(())
     }
 
     fn write_configuration(&self) -> std::io::Result<()> {
-        std::fs::create_dir(&self.folder)?;
-        std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o700))?;
-        std::fs::write(self.folder.join(FILE), "x".repeat(self.file_bytes()))?;
+        std::fs::create_dir(&self.directory)?;
+        std::fs::set_permissions(&self.directory, std::fs::Permissions::from_mode(0o700))?;
+        std::fs::write(self.directory.join(FILE), "x".repeat(self.file_bytes()))?;
         if self.tls {
             let mut openssl = Command::new("openssl");
             openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "30"]);
-            openssl.args(["-keyout", "key.pem", "-out", "certificate.pem"]).current_dir(&self.folder);
+            openssl.args(["-keyout", "key.pem", "-out", "certificate.pem"]).current_dir(&self.directory);
             output(&mut openssl).map_err(std::io::Error::other)?;
         }
         Ok(())
@@ -282,36 +282,37 @@ impl Bench {
         if geteuid().is_root() {
             text += "user root;\n";
         }
-        let folder = self.folder.display();
+        let directory = self.directory.display();
         let _ = write!(
             text,
-            "daemon off;\nworker_processes 1;\npid {folder}/pid;\nerror_log stderr;\nevents {{ worker_connections 256; }}\n\
+            "daemon off;\nworker_processes 1;\npid {directory}/pid;\nerror_log stderr;\nevents {{ worker_connections 256; }}\n\
              http {{\n  access_log off;\n  sendfile on;\n  keepalive_requests 1000000000;\n"
         );
         for what in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
-            let _ = writeln!(text, "  {what}_temp_path {folder}/{what};");
+            let _ = writeln!(text, "  {what}_temp_path {directory}/{what};");
         }
         let (ssl, certificate) = match self.tls {
-            true => {
-                (" ssl", format!(" ssl_certificate {folder}/certificate.pem; ssl_certificate_key {folder}/key.pem;"))
-            }
+            true => (
+                " ssl",
+                format!(" ssl_certificate {directory}/certificate.pem; ssl_certificate_key {directory}/key.pem;"),
+            ),
             false => ("", String::new()),
         };
-        text + &format!("  server {{ listen 127.0.0.1:{port}{ssl};{certificate} root {folder}; }}\n}}\n")
+        text + &format!("  server {{ listen 127.0.0.1:{port}{ssl};{certificate} root {directory}; }}\n}}\n")
     }
 
     /// An nginx that answers.
     fn start(&self, traced: bool) -> Result<Nginx, String> {
         let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = listener.map_err(|error| format!("no port: {error}"))?.port();
-        let configuration = self.folder.join("nginx.conf");
+        let configuration = self.directory.join("nginx.conf");
         std::fs::write(&configuration, self.configuration(port)).map_err(|error| error.to_string())?;
         let binary = self.program("usr/sbin/nginx").ok_or("there is no nginx")?;
         let mut command = if traced { self.ring3.command(&["start", "--"]) } else { Command::new(&binary) };
         if traced {
             command.arg(&binary);
         }
-        command.arg("-p").arg(&self.folder).args(["-e", "stderr", "-c"]).arg(&configuration);
+        command.arg("-p").arg(&self.directory).args(["-e", "stderr", "-c"]).arg(&configuration);
         let mut command = favoured(&command, true);
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let master = spawned.map_err(|error| format!("{}: {error}", command.get_program().display()))?;

@@ -102,8 +102,8 @@ enum By {
     Command(&'static [&'static str]),
     /// The process's own doing.
     Shape(&'static str),
-    /// ring3's net, which a process has that has written code; its calls made like this.
-    Net(&'static str),
+    /// ring3's SUD fallback, in a process that has written code; its calls made like this.
+    Sud(&'static str),
 }
 
 const NOTHING: &str = "nothing: timed in the same way";
@@ -122,8 +122,8 @@ const PEERS: [Peer; 9] = [
     },
     Peer { name: "user dispatch, calls may pass", by: By::Shape("user") },
     Peer { name: "user dispatch, a trap each", by: By::Shape("trap") },
-    Peer { name: "ring3's net, another call, counted", by: By::Net(SHAPES[0]) },
-    Peer { name: "ring3's net, a call of written code, counted", by: By::Net(WRITTEN) },
+    Peer { name: "ring3's SUD fallback, another call, counted", by: By::Sud(SHAPES[0]) },
+    Peer { name: "ring3's SUD fallback, a call of written code, counted", by: By::Sud(WRITTEN) },
 ];
 
 /// Figures of a measurement, one per round: what a call takes, and what of that is added.
@@ -339,7 +339,7 @@ impl Bench {
         let before = time(&mut victim, SHAPES[0])?.0;
         let took = match peer.by {
             By::Shape(shape) => time(&mut victim, shape)?.0,
-            By::Net(shape) => self.time_with_net(&mut victim, shape)?,
+            By::Sud(shape) => self.time_with_sud(&mut victim, shape)?,
             By::Command(words) => {
                 let mut command = Command::new(words[0]);
                 command.args(&words[1..]).arg(self.build.join("syscall_victim")).stderr(Stdio::null());
@@ -354,14 +354,14 @@ impl Bench {
         Ok(())
     }
 
-    fn time_with_net(&self, victim: &mut Victim, shape: &str) -> Result<f64, String> {
+    fn time_with_sud(&self, victim: &mut Victim, shape: &str) -> Result<f64, String> {
         // The code has to be there.
         victim.run(WRITTEN, 1)?;
         let pid = victim.process.child.id();
         let mut tool = self.attach(Engine::Ring3, case("raw", "both", "hash"), pid)?;
         let target = self.ring3.target(pid)?.ok_or("the victim is no target")?;
         if target["net"].is_null() {
-            return Err(format!("there is no net: {}", target["net_refused"]));
+            return Err(format!("the SUD fallback is not enabled: {}", target["net_refused"]));
         }
         let took = time(victim, shape)?.0;
         tool.say("end")?;

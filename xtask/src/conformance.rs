@@ -1,4 +1,4 @@
-//! `cargo xtask conformance`: a folder of bpf_conformance's cases, each assembled by `ring3 asm` and run by
+//! `cargo xtask conformance`: a directory of bpf_conformance's cases, each assembled by `ring3 asm` and run by
 //! `ring3 exec --plugin`, in processes of their own.
 
 use std::io::Write;

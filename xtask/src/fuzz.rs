@@ -37,8 +37,8 @@ pub(crate) struct Options {
 
 /// The names of all targets: those of their files.
 fn all_targets() -> Result<Vec<String>, String> {
-    let folder = root().join("fuzz/libfuzzer/fuzz_targets");
-    let files = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let directory = root().join("fuzz/libfuzzer/fuzz_targets");
+    let files = std::fs::read_dir(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     let mut names: Vec<String> =
         files.filter_map(|file| Some(file.ok()?.path().file_stem()?.to_str()?.to_owned())).collect();
     names.sort();
@@ -78,14 +78,14 @@ pub(crate) fn fuzz(mut options: Options) -> Result<(), String> {
     for name in &options.targets {
         let corpus = root().join("target/fuzz/corpus").join(name);
         let findings = found.join(name);
-        for folder in [&corpus, &findings] {
-            std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        for directory in [&corpus, &findings] {
+            std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         }
         generate(name, &corpus)?;
         println!("fuzz {name}: {} s", options.seconds);
         let status = Command::new(programs.join(name))
             .arg(&corpus)
-            .args([root().join("fuzz/corpus").join(name)].iter().filter(|folder| folder.exists()))
+            .args([root().join("fuzz/corpus").join(name)].iter().filter(|directory| directory.exists()))
             .arg(format!("-max_total_time={}", options.seconds))
             .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
             .arg(format!("-rss_limit_mb={MEMORY_MB_MAX}"))
@@ -109,6 +109,6 @@ fn generate(name: &str, corpus: &std::path::Path) -> Result<(), String> {
     if std::fs::read_dir(corpus).is_ok_and(|mut files| files.next().is_some()) {
         return Ok(());
     }
-    let (folder, count) = (corpus.display().to_string(), GENERATED.to_string());
-    run("cargo", &["run", "--quiet", "--package", "ring3-fuzz", "--bin", "inputs", "--", name, &folder, &count])
+    let (directory, count) = (corpus.display().to_string(), GENERATED.to_string());
+    run("cargo", &["run", "--quiet", "--package", "ring3-fuzz", "--bin", "inputs", "--", name, &directory, &count])
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask`: what continuous integration and developers run.
 //!
 //! Runs: on a developer's machine and in CI.
-//! May touch: the work tree's target folder, processes it starts itself.
+//! May touch: the work tree's target directory, processes it starts itself.
 //! Never: installs anything (that is the Makefile's).
 //! Start reading at: `main`.
 #![forbid(unsafe_code)]

@@ -177,17 +177,17 @@ impl Bench {
             if fs::read(&to).is_ok_and(|copied| copied == content) {
                 continue;
             }
-            let folder = to.parent().unwrap_or(&self.tree);
-            at(folder, fs::create_dir_all(folder))?;
+            let directory = to.parent().unwrap_or(&self.tree);
+            at(directory, fs::create_dir_all(directory))?;
             at(&to, fs::write(&to, content))?;
         }
-        let mut folders = vec![self.tree.clone()];
-        while let Some(folder) = folders.pop() {
-            for entry in at(&folder, fs::read_dir(&folder))? {
-                let path = at(&folder, entry)?.path();
+        let mut directories = vec![self.tree.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in at(&directory, fs::read_dir(&directory))? {
+                let path = at(&directory, entry)?.path();
                 let name = path.strip_prefix(&self.tree).unwrap_or(&path);
                 if path.is_dir() {
-                    folders.push(path);
+                    directories.push(path);
                 } else if !files.contains(name) || !root().join(name).exists() {
                     at(&path, fs::remove_file(&path))?;
                 }

@@ -23,8 +23,8 @@ const ROUNDS_MAX: usize = 3;
 /// What the loader counts of raw tracepoints (`tests/programs/calls.c`), and ends each listing with.
 const COUNTED: &str = "raw enter ";
 const END: &str = "end";
-/// What a suite cannot do without, in a line of its script: commands in the path, files (`$SOURCES` is the folder of unpacked
-/// sources), and in parentheses the Debian packages that have them.
+/// What a suite cannot do without, in a line of its script: commands in the path, files (`$SOURCES` is the directory of
+/// unpacked sources), and in parentheses the Debian packages that have them.
 const NEEDS: &str = "# needs: ";
 
 struct Suite {
@@ -50,22 +50,22 @@ impl Run {
 
 /// Where the suites run, and unpacked sources lie: `target/suites`.
 struct Workshop {
-    folder: PathBuf,
+    directory: PathBuf,
     ring3: Ring3,
     counter: Process,
 }
 
 impl Workshop {
     /// Starts a server and a loader that traces all system calls.
-    fn open(folder: &Path) -> Result<Workshop, String> {
-        let counter = folder.join("calls");
-        let (programs, out) = (root().join("tests/programs"), format!("OUT={}", folder.display()));
+    fn open(directory: &Path) -> Result<Workshop, String> {
+        let counter = directory.join("calls");
+        let (programs, out) = (root().join("tests/programs"), format!("OUT={}", directory.display()));
         let goal = counter.display().to_string();
         crate::run("make", &["-s", "-C", &programs.display().to_string(), &out, &goal])?;
         let ring3 = Ring3::new()?;
         let mut counter = Process::start(&mut ring3.command(&["load", "--", &goal, "raw", "trace"]))?;
         counter.expect("attached").map_err(|why| why + &ring3.log())?;
-        Ok(Workshop { folder: folder.to_owned(), ring3, counter })
+        Ok(Workshop { directory: directory.to_owned(), ring3, counter })
     }
 
     /// System calls that were traced so far. Asking proves that server and loader still live.
@@ -82,21 +82,21 @@ impl Workshop {
         }
     }
 
-    /// Runs a suite in a new folder, which stays for whoever wants to read what its programs said.
+    /// Runs a suite in a new directory, which stays for whoever wants to read what its programs said.
     fn run(&self, suite: &Suite, under_ring3: bool, round: usize) -> Result<Run, String> {
         let how = if under_ring3 { "ring3" } else { "native" };
         let name = format!("{}.{how}.{round}", suite.name);
-        let folder = self.folder.join(&name);
+        let directory = self.directory.join(&name);
         let text = |error: std::io::Error| format!("{name}: {error}");
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).map_err(text)?;
-        let file = |kind: &str| self.folder.join(format!("{name}.{kind}"));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).map_err(text)?;
+        let file = |kind: &str| self.directory.join(format!("{name}.{kind}"));
         let mut command =
             if under_ring3 { self.ring3.command(&["start", "--", "bash"]) } else { Command::new("bash") };
         command
             .arg(&suite.script)
-            .current_dir(&folder)
-            .env("SOURCES", sources(&self.folder))
+            .current_dir(&directory)
+            .env("SOURCES", sources(&self.directory))
             .env("LC_ALL", "C.UTF-8")
             .stdin(std::process::Stdio::null())
             .stdout(File::create(file("out")).map_err(text)?)
@@ -115,8 +115,8 @@ impl Workshop {
     }
 }
 
-fn sources(folder: &Path) -> PathBuf {
-    folder.join("sources")
+fn sources(directory: &Path) -> PathBuf {
+    directory.join("sources")
 }
 
 /// Waits for the end of a suite; one that hangs is killed, with what is left of its process group.
@@ -188,7 +188,8 @@ fn is_there(need: &str) -> bool {
     if need.contains('/') {
         return Path::new(need).exists();
     }
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(need).exists()))
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(need).exists()))
 }
 
 /// What `cargo xtask suites` can be told.
@@ -201,12 +202,12 @@ pub(crate) struct Options {
 
 /// Runs the suites whose names are given, or all.
 pub(crate) fn run(Options { names }: &Options) -> Result<(), String> {
-    let folder = root().join("target/suites");
-    std::fs::create_dir_all(sources(&folder)).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let directory = root().join("target/suites");
+    std::fs::create_dir_all(sources(&directory)).map_err(|error| format!("{}: {error}", directory.display()))?;
     let scripts = std::fs::read_dir(root().join("tests/suites")).map_err(|error| format!("tests/suites: {error}"))?;
     let mut scripts: Vec<PathBuf> = scripts.flatten().map(|entry| entry.path()).collect();
     scripts.sort();
-    let suites = scripts.into_iter().map(|script| Suite::read(script, &sources(&folder)));
+    let suites = scripts.into_iter().map(|script| Suite::read(script, &sources(&directory)));
     let mut suites = suites.collect::<Result<Vec<Suite>, String>>()?;
     if let Some(unknown) = names.iter().find(|name| suites.iter().all(|suite| suite.name != **name)) {
         let known: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
@@ -214,7 +215,7 @@ pub(crate) fn run(Options { names }: &Options) -> Result<(), String> {
     }
     suites.retain(|suite| names.is_empty() || names.contains(&suite.name));
     let (ready, skipped): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.missing.is_empty());
-    let mut workshop = Workshop::open(&folder)?;
+    let mut workshop = Workshop::open(&directory)?;
     let (mut differ, mut rows) = (vec![], vec![]);
     for suite in &ready {
         print!("{} ... ", suite.name);

@@ -88,19 +88,22 @@ fn draw(instructions: &[u64], seed: u64) -> Vec<u64> {
 
 /// A server of this command's own; it ends with this value.
 struct Server {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Server {
     fn new() -> Result<Server, String> {
-        let folder = std::env::temp_dir().join(format!("ring3-sweep-{}", std::process::id()));
-        std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(|error| format!("{folder:?}: {error}"))?;
-        Ok(Server { folder })
+        let directory = std::env::temp_dir().join(format!("ring3-sweep-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .map_err(|error| format!("{directory:?}: {error}"))?;
+        Ok(Server { directory })
     }
 
     fn ring3(&self, words: &[&str]) -> Command {
         let mut command = Command::new(root().join("target/release/ring3"));
-        command.args(words).env("RING3_RUNTIME_DIR", &self.folder);
+        command.args(words).env("RING3_RUNTIME_DIR", &self.directory);
         command
     }
 }
@@ -108,7 +111,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.ring3(&["stop"]).output();
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -172,7 +175,7 @@ pub(crate) fn sweep(options: &Options) -> Result<(), String> {
         accepted += tool.accepted;
         let mut command = Command::new("setarch");
         command.arg("-R").arg(root().join("target/release/ring3")).args(["start", "--"]).args(&options.command);
-        let got = output(command.env("RING3_RUNTIME_DIR", &server.folder))?;
+        let got = output(command.env("RING3_RUNTIME_DIR", &server.directory))?;
         hits += tool.finish()?;
         if got != expected {
             changed += 1;

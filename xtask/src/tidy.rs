@@ -5,8 +5,8 @@ use std::process::Command;
 
 use crate::root;
 
-/// Floors, lowest first; `inside` and `outside` are on the same level and never meet.
-const FLOORS: [&str; 4] = ["pure", "shared", "inside", "outside"];
+/// Layers, lowest first; `inside` and `outside` are on the same level and never meet.
+const LAYERS: [&str; 4] = ["pure", "shared", "inside", "outside"];
 /// Names that say nothing.
 const BANNED_NAMES: [&str; 5] = ["utils", "util", "misc", "common", "manager"];
 /// Lines of a file at most, tables and tests excepted.
@@ -29,8 +29,8 @@ pub(crate) fn run() -> Result<(), String> {
 
 struct Package {
     name: String,
-    floor: String,
-    folder: String,
+    layer: String,
+    directory: String,
     dependencies: Vec<String>,
     features: usize,
     is_described: bool,
@@ -49,14 +49,14 @@ fn packages() -> Result<Vec<Package>, String> {
         .iter()
         .map(|package| {
             let manifest = PathBuf::from(package["manifest_path"].as_str().unwrap_or_default());
-            let folder = manifest.parent().unwrap_or(Path::new("")).strip_prefix(&root).unwrap_or(Path::new(""));
-            let folder = folder.display().to_string();
+            let directory = manifest.parent().unwrap_or(Path::new("")).strip_prefix(&root).unwrap_or(Path::new(""));
+            let directory = directory.display().to_string();
             let dependencies = package["dependencies"].as_array().into_iter().flatten();
             let normal = dependencies.filter(|dependency| dependency["kind"].is_null());
             Package {
                 name: package["name"].as_str().unwrap_or_default().to_owned(),
-                floor: folder.split('/').next().unwrap_or_default().to_owned(),
-                folder,
+                layer: directory.split('/').next().unwrap_or_default().to_owned(),
+                directory,
                 dependencies: normal.filter_map(|d| Some(d["name"].as_str()?.to_owned())).collect(),
                 features: package["features"].as_object().map_or(0, serde_json::Map::len),
                 is_described: package["description"].is_string() && package["readme"].is_string(),
@@ -66,23 +66,23 @@ fn packages() -> Result<Vec<Package>, String> {
 }
 
 fn check_arrows(packages: &[Package], broken: &mut Vec<String>) {
-    let floor_of = |name: &str| packages.iter().find(|package| package.name == name).map(|p| p.floor.as_str());
+    let layer_of = |name: &str| packages.iter().find(|package| package.name == name).map(|p| p.layer.as_str());
     for package in packages {
         if !package.is_described {
             broken.push(format!("the Cargo.toml of {} has no description or no readme", package.name));
         }
-        let Some(own) = FLOORS.iter().position(|floor| *floor == package.floor) else { continue };
+        let Some(own) = LAYERS.iter().position(|layer| *layer == package.layer) else { continue };
         for dependency in &package.dependencies {
-            let Some(theirs) = floor_of(dependency).and_then(|f| FLOORS.iter().position(|floor| *floor == f)) else {
+            let Some(theirs) = layer_of(dependency).and_then(|f| LAYERS.iter().position(|layer| *layer == f)) else {
                 continue;
             };
             let meets = (own == 3 && theirs == 2) || theirs > own;
             if meets {
-                broken.push(format!("{} ({}) may not import {dependency}", package.name, package.floor));
+                broken.push(format!("{} ({}) may not import {dependency}", package.name, package.layer));
             }
         }
         if own < 3 && package.features > 0 {
-            broken.push(format!("{} has cargo features; the lower floors have none", package.name));
+            broken.push(format!("{} has cargo features; the lower layers have none", package.name));
         }
     }
 }
@@ -92,7 +92,7 @@ fn check_headings(packages: &[Package], broken: &mut Vec<String>) -> Result<(), 
     let headings: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     for package in packages {
         if !headings.contains(&package.name.as_str()) {
-            broken.push(format!("ARCHITECTURE.md has no heading for {} ({})", package.name, package.folder));
+            broken.push(format!("ARCHITECTURE.md has no heading for {} ({})", package.name, package.directory));
         }
     }
     let crates = headings.iter().filter(|heading| heading.starts_with("ring3-") || **heading == "xtask");
@@ -101,7 +101,7 @@ fn check_headings(packages: &[Package], broken: &mut Vec<String>) -> Result<(), 
     }
     for path in text.split('`').skip(1).step_by(2) {
         let looks = path.contains('/') && !path.starts_with(['/', '$', '.']) && !path.contains([' ', '*', '<']);
-        if looks && FLOORS.iter().any(|floor| path.starts_with(floor)) && !root().join(path).exists() {
+        if looks && LAYERS.iter().any(|layer| path.starts_with(layer)) && !root().join(path).exists() {
             broken.push(format!("ARCHITECTURE.md names {path}, which does not exist"));
         }
     }
@@ -132,10 +132,10 @@ fn check_file(file: &Path, broken: &mut Vec<String>) -> Result<(), String> {
     if BANNED_NAMES.contains(&stem) {
         broken.push(format!("{shown}: the name says nothing"));
     }
-    if stem == "lib" && shown.contains("/src/") && FLOORS.iter().any(|floor| shown.starts_with(floor)) {
+    if stem == "lib" && shown.contains("/src/") && LAYERS.iter().any(|layer| shown.starts_with(layer)) {
         for line in ["//! Runs:", "//! May touch:", "//! Never:", "//! Start reading at:"] {
             if !text.contains(line) {
-                broken.push(format!("{shown}: the door has no line `{line}`"));
+                broken.push(format!("{shown}: the comment at its head has no line `{line}`"));
             }
         }
     }

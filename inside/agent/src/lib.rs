@@ -10,6 +10,6 @@ mod raw_cancellation_entry;
 mod raw_entry;
 mod raw_helpers;
 mod raw_intrinsics;
-mod raw_net_entry;
 mod raw_registers;
+mod raw_sud_entry;
 mod raw_syscall_entry;

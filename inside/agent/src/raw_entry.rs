@@ -4,9 +4,9 @@ use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
 
 use ring3_layout::control::{ControlHeader, Hook, TestRun};
-use ring3_layout::frame::{self, ApartFrame};
+use ring3_layout::frame::{self, AgentStackFrame};
 use ring3_layout::region::{CONTROL_OFFSET, LAST_STACK_OFFSET, STATE_OFFSET};
-use ring3_layout::syscall::APART_BYTES;
+use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::StateHeader;
 use ring3_runtime::raw_system::image_base;
 use ring3_runtime::{raw_budget, raw_dispatch, raw_thread};
@@ -49,15 +49,15 @@ unsafe extern "sysv64" fn ring3_run_timed(context: u64, env: u64) -> u64 {
     unsafe { raw_budget::run_timed(context, env) }
 }
 
-unsafe extern "sysv64" fn enter_apart(frame: &mut ApartFrame, hook: *const Hook, eflags: u64) {
+unsafe extern "sysv64" fn enter_on_agent_stack(frame: &mut AgentStackFrame, hook: *const Hook, eflags: u64) {
     // SAFETY: the stub's promise.
-    unsafe { raw_dispatch::enter_apart(image_base(), frame, hook, eflags) }
+    unsafe { raw_dispatch::enter_on_agent_stack(image_base(), frame, hook, eflags) }
 }
 
 /// Called by stubs that do not use the thread's stack, with the hook in `r11`: changes that register, `rax` and the status flags.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn ring3_enter_apart() {
+unsafe extern "C" fn ring3_enter_on_agent_stack() {
     asm_on_registers!(naked_asm:
         "lea rsp, [rsp - {registers}]",
         "mov [rsp + {rcx}], rcx",
@@ -69,7 +69,7 @@ unsafe extern "C" fn ring3_enter_apart() {
         "cld",
         "mov rdi, rsp",
         "mov rsi, r11",
-        "call {enter_apart}",
+        "call {enter_on_agent_stack}",
         "test dword ptr [rsp + {eflags}], 0x400",
         "jz 2f",
         "std",
@@ -79,7 +79,7 @@ unsafe extern "C" fn ring3_enter_apart() {
         "lea rsp, [rsp + {registers}]",
         "ret";
         registers = const size_of::<PtRegs>(),
-        enter_apart = sym enter_apart,
+        enter_on_agent_stack = sym enter_on_agent_stack,
     )
 }
 
@@ -91,7 +91,7 @@ unsafe extern "sysv64" fn find_at_gs() -> bool {
 /// that cannot be 5 bytes before; only the status flags are changed. The block is looked for on the last stack, by one thread at a time.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn ring3_find_apart() {
+unsafe extern "C" fn ring3_find_agent_stack() {
     naked_asm!(
         // The low bits of `r11` count how often it was tried.
         "rol r11, 16",
@@ -143,7 +143,7 @@ unsafe extern "C" fn ring3_find_apart() {
         "jmp r11",
         lock = const STATE_OFFSET as usize + offset_of!(StateHeader, last_stack),
         missed = const STATE_OFFSET as usize + offset_of!(StateHeader, missed_no_block),
-        last_stack = const LAST_STACK_OFFSET + APART_BYTES,
+        last_stack = const LAST_STACK_OFFSET + AGENT_STACK_BYTES,
         find_at_gs = sym find_at_gs,
     )
 }

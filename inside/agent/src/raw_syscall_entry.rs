@@ -1,4 +1,4 @@
-//! Entry points of syscall trampolines (gates).
+//! Entry points of syscall trampolines.
 //!
 //! A trampoline passes its identity in `ecx`, and in `r11` the address at which to continue if nothing is left to do. All other
 //! registers and the stack are the caller's. The caller may use memory below its stack pointer (the red zone).
@@ -12,13 +12,13 @@ use core::mem::offset_of;
 
 use ring3_layout::control::Attachment;
 use ring3_layout::region::{
-    CONTROL_OFFSET, GATES_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET,
+    CONTROL_OFFSET, LAST_STACK_OFFSET, PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET, TRAMPOLINES_OFFSET,
 };
 use ring3_layout::syscall::{
-    APART_BYTES, CALL_AT, DONE_AT, GATE_BYTES, SyscallTables, TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+    AGENT_STACK_BYTES, CALL_AT, DONE_AT, SyscallTables, TABLES_OFFSET, TRACED_AT, TRACED_DONE_AT, TRAMPOLINE_BYTES,
 };
 use ring3_layout::thread::{ProcessPage, StateHeader, ThreadBlock};
-use ring3_runtime::raw_plain_calls::{self, Next};
+use ring3_runtime::raw_fast_path::{self, Next};
 use ring3_runtime::raw_syscalls::{self, CallFrame, FRAME_BYTES, LAST_STACK, NO_FLAGS, STACK_OF_BLOCK};
 use ring3_uapi::ptrace::PtRegs;
 
@@ -29,14 +29,14 @@ use ring3_runtime::raw_system::image_base;
 const TABLES: usize = CONTROL_OFFSET as usize + TABLES_OFFSET as usize;
 const STACK: usize = offset_of!(CallFrame, stack);
 
-unsafe extern "sysv64" fn enter_apart(regs: *mut PtRegs, passed: u32) -> u64 {
-    // SAFETY: the gate's promise.
-    unsafe { raw_syscalls::enter_closely(image_base(), regs, passed) }
+unsafe extern "sysv64" fn enter_on_agent_stack(regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the trampoline's promise.
+    unsafe { raw_syscalls::enter_slow(image_base(), regs, passed) }
 }
 
-unsafe extern "sysv64" fn exit_apart(regs: *mut PtRegs, passed: u32) -> u64 {
-    // SAFETY: the gate's promise.
-    unsafe { raw_syscalls::exit_closely(image_base(), regs, passed) }
+unsafe extern "sysv64" fn exit_on_agent_stack(regs: *mut PtRegs, passed: u32) -> u64 {
+    // SAFETY: the trampoline's promise.
+    unsafe { raw_syscalls::exit_slow(image_base(), regs, passed) }
 }
 
 /// The status and direction flags as they were. Not by `popfq`: a debugger that steps over that leaves its trap flag behind
@@ -149,7 +149,7 @@ macro_rules! call_and_leave {
 /// But for that program nothing is called and returns: behind a system call that takes as long as up to forty plain instructions.
 /// Registers that functions keep are not touched, but `rbx`.
 macro_rules! seen_here {
-    ($end:ident, $entry:literal, $seen:literal, $see:path, $closely:path, $context:ident, $arguments:path) => {
+    ($end:ident, $entry:literal, $seen:literal, $see:path, $slow:path, $context:ident, $arguments:path) => {
         mod $end {
             use super::*;
 
@@ -190,7 +190,7 @@ macro_rules! seen_here {
             #[unsafe(export_name = concat!("ring3_syscall_", $seen))]
             #[unsafe(link_section = concat!(".text.", stringify!($end), ".seen"))]
             unsafe extern "sysv64" fn seen(frame: *mut CallFrame, _: u64, _: u64, passed: u32) {
-                // SAFETY: the gate's promise.
+                // SAFETY: the trampoline's promise.
                 match unsafe { $see(image_base(), &mut *frame, passed) } {
                     // SAFETY: what is to be run.
                     Next::Run { code, block } => unsafe {
@@ -219,8 +219,8 @@ macro_rules! seen_here {
                         asm!("jmp {leave}", leave = sym leave, in("rdi") frame, options(nostack))
                     },
                     // SAFETY: nothing has been done.
-                    Next::Closely => unsafe {
-                        call_and_leave!(closely, frame, u64::from(passed), 0u64)
+                    Next::SlowPath => unsafe {
+                        call_and_leave!(slow, frame, u64::from(passed), 0u64)
                     },
                     // SAFETY: what is to be run.
                     Next::RunOtherwise { attachment, block } => unsafe {
@@ -234,7 +234,7 @@ macro_rules! seen_here {
             #[unsafe(link_section = concat!(".text.", stringify!($end), ".ran"))]
             unsafe extern "sysv64" fn ran(frame: *mut CallFrame, block: *mut ThreadBlock) {
                 // SAFETY: the running thread's own block.
-                unsafe { raw_plain_calls::ran(image_base(), &mut *block) };
+                unsafe { raw_fast_path::ran(image_base(), &mut *block) };
                 // SAFETY: the frame is there still.
                 unsafe {
                     asm_on_frame!(asm, $arguments:
@@ -274,22 +274,23 @@ macro_rules! seen_here {
                 )
             }
 
-            unsafe extern "sysv64" fn closely(frame: &mut CallFrame, passed: u32) {
-                // SAFETY: the gate's promise.
-                unsafe { $closely(image_base(), frame, passed) };
+            unsafe extern "sysv64" fn slow(frame: &mut CallFrame, passed: u32) {
+                // SAFETY: the trampoline's promise.
+                unsafe { $slow(image_base(), frame, passed) };
             }
 
             unsafe extern "sysv64" fn run(frame: &mut CallFrame, block: &mut ThreadBlock, attachment: &Attachment) {
                 // SAFETY: what is to be run.
-                unsafe { raw_plain_calls::run(image_base(), block, attachment, frame.$context.as_ptr() as u64) };
+                unsafe { raw_fast_path::run(image_base(), block, attachment, frame.$context.as_ptr() as u64) };
             }
         }
     };
 }
 
-/// On another stack. `$known` and `$unknown` are where in gates a caller goes on for which there is none at present.
-macro_rules! entry_apart {
-    ($name:ident, $closely:ident, $number:ident, $known:expr, $unknown:expr) => {
+/// The entry on an agent stack. `$known` and `$unknown`: where in its trampoline a caller continues if no agent stack
+/// is free.
+macro_rules! entry_on_agent_stack {
+    ($name:ident, $slow:ident, $number:ident, $known:expr, $unknown:expr) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
@@ -307,10 +308,10 @@ macro_rules! entry_apart {
                 "jz 4f",
                 "cmp gs:[{generation}], r11",
                 "jne 4f",
-                "mov r11, gs:[{apart_top}]",
-                "cmp r11, gs:[{apart_end}]",
+                "mov r11, gs:[{agent_stack_top}]",
+                "cmp r11, gs:[{agent_stack_end}]",
                 "jbe 4f",
-                "sub qword ptr gs:[{apart_top}], {apart_bytes}",
+                "sub qword ptr gs:[{agent_stack_top}], {agent_stack_bytes}",
                 "mov dword ptr [r11 - {frame} + {stack}], {stack_of_block}",
                 "2: lea r11, [r11 - {frame}]",
                 "xchg r11, rsp",
@@ -323,7 +324,7 @@ macro_rules! entry_apart {
                 "mov esi, ecx",
                 "mov rdi, rsp",
                 "mov rbx, rsp",
-                "call {closely}",
+                "call {slow}",
                 "mov rsp, rbx",
                 "mov r11, rax",
                 "mov rax, [rsp + {number}]",
@@ -332,7 +333,7 @@ macro_rules! entry_apart {
                 "cmp dword ptr [rsp + {stack}], {is_last}",
                 "je 3f",
                 "mov rsp, [rsp + {rsp}]",
-                "add qword ptr gs:[{apart_top}], {apart_bytes}",
+                "add qword ptr gs:[{agent_stack_top}], {agent_stack_bytes}",
                 "jmp r11",
                 "3: mov rsp, [rsp + {rsp}]",
                 "mov dword ptr [rip + __ehdr_start + {lock}], 0",
@@ -348,9 +349,9 @@ macro_rules! entry_apart {
                 // Somebody else is not known either: the call goes on unseen.
                 "5: lock inc qword ptr [rip + __ehdr_start + {missed}]",
                 "movzx r11d, cx",
-                "imul r11, r11, {gate_bytes}",
+                "imul r11, r11, {trampoline_bytes}",
                 "test ecx, ecx",
-                "lea rcx, [rip + __ehdr_start + {gates}]",
+                "lea rcx, [rip + __ehdr_start + {trampolines}]",
                 "lea r11, [r11 + rcx]",
                 "js 6f",
                 "add r11, {unknown}",
@@ -363,30 +364,30 @@ macro_rules! entry_apart {
                 is_last = const LAST_STACK,
                 no_flags = const NO_FLAGS,
                 state_bytes = const STATE_BYTES,
-                apart_bytes = const APART_BYTES,
+                agent_stack_bytes = const AGENT_STACK_BYTES,
                 blocks = const TABLES + offset_of!(SyscallTables, blocks),
                 process = const PROCESS_OFFSET as usize + offset_of!(ProcessPage, generation),
                 lock = const STATE_OFFSET as usize + offset_of!(StateHeader, last_stack),
                 missed = const STATE_OFFSET as usize + offset_of!(StateHeader, missed_no_block),
-                last_stack = const LAST_STACK_OFFSET + APART_BYTES,
-                gates = const GATES_OFFSET,
-                gate_bytes = const GATE_BYTES,
+                last_stack = const LAST_STACK_OFFSET + AGENT_STACK_BYTES,
+                trampolines = const TRAMPOLINES_OFFSET,
+                trampoline_bytes = const TRAMPOLINE_BYTES,
                 known = const $known,
                 unknown = const $unknown,
                 fs_base = const offset_of!(ThreadBlock, fs_base),
                 generation = const offset_of!(ThreadBlock, generation),
-                apart_top = const offset_of!(ThreadBlock, apart_top),
-                apart_end = const offset_of!(ThreadBlock, apart_end),
+                agent_stack_top = const offset_of!(ThreadBlock, agent_stack_top),
+                agent_stack_end = const offset_of!(ThreadBlock, agent_stack_end),
                 number = const offset_of!(PtRegs, $number),
-                closely = sym $closely,
+                slow = sym $slow,
             )
         }
     };
 }
 
-seen_here!(begin, "enter", "begun", raw_plain_calls::begin, raw_plain_calls::begin_closely, begun, arguments::BEGUN);
-seen_here!(end, "exit", "ended", raw_plain_calls::end, raw_plain_calls::end_closely, ended, arguments::ENDED);
-entry_apart!(ring3_syscall_enter_apart, enter_apart, orig_rax, CALL_AT, WANTED_AT);
+seen_here!(begin, "enter", "begun", raw_fast_path::begin, raw_fast_path::begin_slow, begun, arguments::BEGUN);
+seen_here!(end, "exit", "ended", raw_fast_path::end, raw_fast_path::end_slow, ended, arguments::ENDED);
+entry_on_agent_stack!(ring3_syscall_enter_on_agent_stack, enter_on_agent_stack, orig_rax, CALL_AT, TRACED_AT);
 /// The end of a call that begins a thread, of a site whose callers have no stack that could be used.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -395,8 +396,8 @@ unsafe extern "C" fn ring3_syscall_exit_of_clone() {
         "test rax, rax",
         "jz ring3_syscall_exit",
         "jmp {creator}",
-        creator = sym ring3_syscall_exit_apart,
+        creator = sym ring3_syscall_exit_on_agent_stack,
     )
 }
 
-entry_apart!(ring3_syscall_exit_apart, exit_apart, rax, DONE_AT, WANTED_DONE_AT);
+entry_on_agent_stack!(ring3_syscall_exit_on_agent_stack, exit_on_agent_stack, rax, DONE_AT, TRACED_DONE_AT);

@@ -1,24 +1,25 @@
-//! Signals whose handler is the agent's ([`ring3_layout::net::TAKEN_SIGNALS`]), and what the process sees of that.
+//! Signals whose handler is the agent's ([`ring3_layout::sud::TAKEN_SIGNALS`]), and what the process sees of that.
 //!
-//! The process's own action is kept, returned by `rt_sigaction`, and done if a signal is not ours ([`pass_on`]). A signal that
-//! the kernel forces on a thread ends the process if it is blocked there. So there are signals that no thread really blocks
-//! ([`never_blocked`]): calls that change a mask are made without them, and no handler has them in its mask. (SIGSYS has another
-//! law, see `raw_net.rs`.) What a thread wants to block of them is remembered ([`ThreadBlock::wants_blocked`]) and shown to it.
+//! The process's own action is kept, returned by `rt_sigaction`, and done if a signal is not ours ([`pass_on`]). A
+//! signal that the kernel forces on a thread ends the process if it is blocked there. So there are signals that no
+//! thread really blocks ([`never_blocked`]): calls that change a mask are made without them, and no handler has them in
+//! its mask. (SIGSYS has another law, see `raw_sud.rs`.) What a thread wants to block of them is remembered
+//! ([`ThreadBlock::wants_blocked`]) and shown to it.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
-use ring3_layout::net::{
+use ring3_layout::realm::request;
+use ring3_layout::sud::{
     DEPENDENT_FLAGS, FAULT_BITS, OwnAction, SIGNALS, SIGSYS_BIT, TAKEN_SIGNALS, dependent_flags,
 };
-use ring3_layout::realm::request;
 use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{PASSED_FRAMES_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_guarded::interrupt_copy;
 use crate::raw_memory::{read_own, write_own};
-use crate::raw_net::{Context, Info, borrows_memory, is_armed, net, switch};
 use crate::raw_request::file;
+use crate::raw_sud::{Context, Info, borrows_memory, is_armed, sud, switch};
 use crate::raw_syscalls::own_ids;
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_TKILL, syscall, syscall0};
 use crate::raw_thread::known;
@@ -46,7 +47,7 @@ const EFAULT: i64 = 14;
 
 /// The signals that no thread really blocks.
 pub(crate) fn never_blocked(base: u64) -> u64 {
-    net(base).never_blocked.load(Acquire)
+    sud(base).never_blocked.load(Acquire)
 }
 
 /// The signals that no handler really has in its mask.
@@ -57,7 +58,7 @@ fn kept_out(base: u64) -> u64 {
 /// The process's own action of a signal, if the handler that the kernel knows is the agent's.
 fn own_action(base: u64, signal: u64) -> Option<&'static OwnAction> {
     let at = TAKEN_SIGNALS.iter().position(|taken| *taken == signal)?;
-    net(base).own.get(at).filter(|own| own.installed.load(Acquire) != 0)
+    sud(base).own.get(at).filter(|own| own.installed.load(Acquire) != 0)
 }
 
 pub(crate) fn mask_of_thread() -> u64 {
@@ -83,15 +84,15 @@ pub(crate) fn change_mask(how: u64, mask: u64) -> u64 {
 
 /// A call with a mask for its own time is about to be made in a process in which some signals are never blocked: a handler that
 /// comes then would have the mask. If that has one of them, the server is asked to do without.
-pub(crate) fn see_mask_of_call(base: u64, borrows: bool, mask: Option<u64>) {
+pub(crate) fn check_mask_of_call(base: u64, borrows: bool, mask: Option<u64>) {
     if mask.is_some_and(|mask| mask & never_blocked(base) != 0) && !borrows {
         file(base, request::KIND_TRAPS_OFF, own_ids(), 0, true);
     }
 }
 
 /// `rt_sigaction`, if it concerns a signal whose handler is ours, or a mask with one that is kept out of masks.
-pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<i64> {
-    let (signal, net) = (regs.rdi, net(base));
+pub(crate) fn on_rt_sigaction(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<i64> {
+    let (signal, sud) = (regs.rdi, sud(base));
     if regs.r10 != SIGNAL_SET_BYTES || !(1..=SIGNALS as u64).contains(&signal) {
         return None;
     }
@@ -101,7 +102,7 @@ pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<
         return None;
     }
     let [.., mask] = &mut new;
-    let kept = net.kept_out.get(signal as usize - 1)?;
+    let kept = sud.kept_out.get(signal as usize - 1)?;
     let (wants, wanted) = (*mask & kept_out(base), kept.load(Acquire) & kept_out(base));
     let own = own_action(base, signal);
     if own.is_none() && signal != SIGCANCEL && wants == 0 && wanted == 0 {
@@ -119,9 +120,9 @@ pub(crate) fn act(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs) -> Option<
         }
     } else {
         *mask &= !wants;
-        let own = if signal == SIGCANCEL { net.cancel_handler.load(Acquire) } else { 0 };
+        let own = if signal == SIGCANCEL { sud.cancel_handler.load(Acquire) } else { 0 };
         if signal == SIGCANCEL && !borrows {
-            raw_unwound::stand_before(base, &mut new);
+            raw_unwound::interpose_cancel_handler(base, &mut new);
         }
         let given = if regs.rsi == 0 { 0 } else { new.as_ptr() as u64 };
         let arguments = [signal, given, old.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0];
@@ -184,7 +185,7 @@ fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
 /// handler that the thread goes on with; 0: it goes on with `context`.
 ///
 /// # Safety
-/// As for `raw_net::caught`.
+/// As for `raw_sud::caught`.
 pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, frame: *mut u64) -> u64 {
     let signal = u64::from(info.signal());
     let Some(own) = own_action(base, signal) else { return 0 };
@@ -232,8 +233,8 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
     }
 }
 
-/// A signal frame whose mask has what the thread wanted to block. (Handlers that have been left by `longjmp` had frames, too; who is at
-/// the same address is the successor of one.)
+/// A signal frame whose mask has what the thread wanted to block. (Handlers that a `longjmp` has abandoned had frames,
+/// too; who is at the same address is the successor of one.)
 fn remember_frame(tb: &mut ThreadBlock, frame: u64) {
     forget_frame(tb, frame);
     if tb.passed_frames.iter().all(|known| *known != 0) {
@@ -258,7 +259,7 @@ pub(crate) fn forget_frame(tb: &mut ThreadBlock, frame: u64) -> bool {
 /// read by system calls. The signal waits.
 fn hold_back(base: u64, info: &Info, context: &mut Context) {
     let signal = u64::from(info.signal());
-    net(base).catches_faults.store(0, Release);
+    sud(base).catches_faults.store(0, Release);
     interrupt_copy(context);
     let bit = 1 << (signal - 1);
     context.set_mask(context.mask() | bit);

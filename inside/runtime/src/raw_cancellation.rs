@@ -9,12 +9,12 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use ring3_layout::cancellation::slot;
 use ring3_layout::region::{REGION_BYTES, STATE_OFFSET};
-use ring3_layout::syscall::{CALLS_MAX, Call, NO_GATE, SYSCALL_BYTES};
+use ring3_layout::syscall::{CALLS_MAX, Call, NO_TRAMPOLINE, SYSCALL_BYTES};
 use ring3_layout::thread::{StateHeader, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_net;
 use crate::raw_request::control;
+use crate::raw_sud;
 use crate::raw_syscalls::{
     ERESTARTSYS, block_of, end_abandoned, interrupted, is_wanted, place_at, pop, push, show_beginning, show_end,
     sigframe, site, tables,
@@ -42,23 +42,23 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, index: u32) -> bool {
     let regs = unsafe { &mut *regs };
     let number = i64::from(regs.orig_rax as i32);
     place_at(base, regs, index);
-    // (What the routine does the net would catch.)
-    let is_netted = raw_net::is_armed(base);
-    if control(base).retired.load(Relaxed) != 0 || !is_netted && !is_wanted(base, number) {
+    // (SUD would catch what the routine does.)
+    let uses_sud = raw_sud::is_armed(base);
+    if control(base).retired.load(Relaxed) != 0 || !uses_sud && !is_wanted(base, number) {
         return true;
     }
     let Some(tb) = block_of(base, regs) else { return true };
     // SAFETY: the caller's promise.
     unsafe { end_abandoned(base, tb, regs) };
-    push(tb, (tb.next_call, tb.first_call), regs.rsp, number, NO_GATE);
+    push(tb, (tb.next_call, tb.first_call), regs.rsp, number, NO_TRAMPOLINE);
     if let Some(call) = tb.calls.get_mut(tb.next_call.wrapping_sub(1) as usize % CALLS_MAX) {
-        (call.routine, call.blind) = (index + 1, tables(base).blind.load(Acquire));
+        (call.routine, call.returns_restored) = (index + 1, tables(base).returns_restored.load(Acquire));
     }
     awaited(base, regs.rsp).fetch_add(1, Relaxed);
     // SAFETY: the caller's promise.
     let Some(result) = (unsafe { show_beginning(base, tb, regs, number) }) else {
-        if is_netted {
-            raw_net::suspend(base, tb);
+        if uses_sud {
+            raw_sud::suspend(base, tb);
         }
         return true;
     };
@@ -82,7 +82,7 @@ pub unsafe fn exit(base: u64, regs: *mut PtRegs, index: u32) {
         return;
     }
     let Some(tb) = block_of(base, regs) else { return };
-    raw_net::resume(base, tb);
+    raw_sud::resume(base, tb);
     let Some(call) = under_way(tb, regs.rsp) else { return };
     is_over(base, call.sp);
     let number = i64::from(call.number);
@@ -104,17 +104,17 @@ fn is_over(base: u64, sp: u64) {
     let _ = awaited(base, sp).fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
 }
 
-/// A call has been left. Whether its end is of the past: the place was restored where it could have been seen.
+/// A call has been abandoned. Whether its end is of the past: the place was restored where it could have been seen.
 pub(crate) fn is_past(base: u64, call: &Call) -> bool {
     if call.routine == 0 {
         return false;
     }
     is_over(base, call.sp);
-    call.blind != tables(base).blind.load(Acquire)
+    call.returns_restored != tables(base).returns_restored.load(Acquire)
 }
 
-/// A signal handler returns to where no gate is. What it interrupted may be a call of a routine: one that is made again ends
-/// and begins, one from which the handler takes the thread away ends.
+/// A signal handler returns to an address outside of all trampolines. What it interrupted may be a call of a routine:
+/// one that is made again ends and begins, one from which the handler takes the thread away ends.
 ///
 /// # Safety
 /// `regs` are those of the thread's signal frame at `frame`, where its `rcx` was this.
@@ -129,9 +129,9 @@ pub(crate) unsafe fn before_return(base: u64, tb: &mut ThreadBlock, regs: &mut P
     let after = made_at + SYSCALL_BYTES;
     let is_again = regs.rip == made_at && rcx == after;
     let is_before = made_at.wrapping_sub(regs.rip) <= ROUTINE_BYTES_MAX;
-    if is_before && raw_net::is_armed(base) {
-        // (By its gates the handler has come to be dispatched again.)
-        raw_net::suspend(base, tb);
+    if is_before && raw_sud::is_armed(base) {
+        // (Since its calls went through trampolines, the handler is dispatched again.)
+        raw_sud::suspend(base, tb);
     }
     if regs.rip == after || !is_again && is_before {
         return;

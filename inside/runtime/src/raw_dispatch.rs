@@ -2,7 +2,7 @@
 //!
 //! The guard (`ThreadBlock::guard`) tells whether programs of the thread run already. If so, either a signal handler has
 //! interrupted them, and the hit runs its own programs in between (`run_guarded`), or a `longjmp` has abandoned them
-//! (`was_left`). docs/design/probes.md and docs/design/threads.md have the reasons.
+//! (`abandoned_by_longjmp`). docs/design/probes.md and docs/design/threads.md have the reasons.
 
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -12,7 +12,7 @@ use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
     HookKind, TestRun, range_unpack,
 };
-use ring3_layout::frame::{self, ADDRESS_BITS, ApartFrame};
+use ring3_layout::frame::{self, ADDRESS_BITS, AgentStackFrame};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
@@ -74,7 +74,7 @@ unsafe fn enter_unknown(base: u64, frame: Frame, hook: *const Hook) -> bool {
 unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> bool {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *block };
-    // SAFETY: the stub passes a hook of the control block.
+    // SAFETY: the stub passes a hook of the control page.
     let hook = unsafe { &*hook };
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
     if tb.guard.load(Relaxed) != 0 {
@@ -92,15 +92,15 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
 /// # Safety
 /// Called by a stub of the region at `base`, which has made sure that GS leads to the thread's own block: `frame` and `hook` are
 /// valid, the stack is aligned and ends behind the frame.
-pub unsafe fn enter_apart(base: u64, frame: &mut ApartFrame, hook: *const Hook, eflags: u64) {
+pub unsafe fn enter_on_agent_stack(base: u64, frame: &mut AgentStackFrame, hook: *const Hook, eflags: u64) {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *(gs_base() as *mut ThreadBlock) };
     let address = hook as u64;
-    // SAFETY: the stub passes a hook of the control block.
+    // SAFETY: the stub passes a hook of the control page.
     let hook = unsafe { &*hook };
     let returns = hook.kind == HookKind::Return as u32;
     complete(frame, hook, returns, eflags);
-    let end = &raw const *frame as u64 + size_of::<ApartFrame>() as u64;
+    let end = &raw const *frame as u64 + size_of::<AgentStackFrame>() as u64;
     let frame = Frame { regs: &raw mut frame.regs, all: true };
     let run = |tb: &mut ThreadBlock| {
         if !returns {
@@ -115,7 +115,7 @@ pub unsafe fn enter_apart(base: u64, frame: &mut ApartFrame, hook: *const Hook, 
             hit(tb, hook);
         }
     };
-    // (What runs apart from the thread's stack is never left.)
+    // (What runs on an agent stack is never abandoned.)
     if run_guarded(tb, |_| false, run).is_none() {
         miss(tb, hook);
     }
@@ -123,7 +123,7 @@ pub unsafe fn enter_apart(base: u64, frame: &mut ApartFrame, hook: *const Hook, 
 
 /// Completes the registers as programs see them, with those that the stub has saved elsewhere: behind a `ret`, or at the probed
 /// instruction.
-fn complete(frame: &mut ApartFrame, hook: &Hook, returns: bool, eflags: u64) {
+fn complete(frame: &mut AgentStackFrame, hook: &Hook, returns: bool, eflags: u64) {
     /// The bits that `lahf` stores, and the overflow flag.
     const STATUS: u64 = 0x8d5;
     const STATUS_LOW: u64 = 0xd5;
@@ -146,10 +146,10 @@ fn complete(frame: &mut ApartFrame, hook: &Hook, returns: bool, eflags: u64) {
 unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> bool {
     // SAFETY: as for `enter_with`.
     let tb = unsafe { &mut *block };
-    // SAFETY: the stub passes a hook of the control block.
+    // SAFETY: the stub passes a hook of the control page.
     let hook = unsafe { &*hook };
     let sp = frame.regs as u64 + frame::STUB_FRAME_BYTES;
-    let left = |tb: &mut ThreadBlock| was_left(base, tb, sp);
+    let left = |tb: &mut ThreadBlock| abandoned_by_longjmp(base, tb, sp);
     // SAFETY: as for this function.
     let entered = run_guarded(tb, left, |tb| unsafe { enter_elsewhere(tb, base, frame, hook, sp) });
     if entered.is_none() {
@@ -211,12 +211,12 @@ unsafe fn enter_elsewhere(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &
 /// unless `sp` may be on another stack, and they continue after a signal handler. Programs that run on an agent stack are never
 /// abandoned.
 #[cold]
-pub(crate) fn was_left(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
+pub(crate) fn abandoned_by_longjmp(base: u64, tb: &mut ThreadBlock, sp: u64) -> bool {
     /// The usual maximum size of a stack (`RLIMIT_STACK`), bytes.
     const STACK_BYTES: u64 = 8 << 20;
     let guard = tb.guard.load(Relaxed);
-    let apart = guard.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
-    let left = sp >= guard && !apart && !is_on_alternate_stack(guard, sp);
+    let on_agent_stack = guard.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES;
+    let left = sp >= guard && !on_agent_stack && !is_on_alternate_stack(guard, sp);
     if left {
         (tb.interrupted, tb.shadow_change) = (0, 0);
         if sp - guard < STACK_BYTES {
@@ -271,18 +271,18 @@ impl Outer {
 }
 
 /// Calls `run`, which sets the guard, and restores the guard. If the guard is set already, a signal handler has interrupted
-/// programs, unless `was_left` says that they were abandoned. `None` if too many runs are interrupted.
+/// programs, unless `abandoned_by_longjmp` says that they were abandoned. `None` if too many runs are interrupted.
 pub(crate) fn run_guarded<R>(
     tb: &mut ThreadBlock,
-    was_left: impl FnOnce(&mut ThreadBlock) -> bool,
+    abandoned_by_longjmp: impl FnOnce(&mut ThreadBlock) -> bool,
     run: impl FnOnce(&mut ThreadBlock) -> R,
 ) -> Option<R> {
     let before = tb.guard.load(Relaxed);
-    let interrupts = before != 0 && !was_left(tb);
+    let interrupts = before != 0 && !abandoned_by_longjmp(tb);
     if interrupts && tb.interrupted >= INTERRUPTED_MAX {
         return None;
     }
-    // (Programs that seem to have been left may go on, on another stack.)
+    // (Programs that seem to be abandoned may go on, on another stack.)
     let outer = (before != 0).then(|| Outer::of(tb));
     tb.interrupted += u32::from(interrupts);
     compiler_fence(Release);
@@ -412,7 +412,7 @@ pub(crate) fn attachments(base: u64, range: u64) -> &'static [Attachment] {
         return &[];
     }
     let table = (base + CONTROL_OFFSET + ATTACHMENTS_OFFSET) as *const Attachment;
-    // SAFETY: the table is mapped with the control block; the range lies in it, and published entries do not change.
+    // SAFETY: the table is mapped with the control page; the range lies in it, and published entries do not change.
     unsafe { core::slice::from_raw_parts(table.wrapping_add(first as usize), count as usize) }
 }
 
@@ -573,7 +573,7 @@ unsafe fn leave_otherwise(base: u64, trampoline: u64, frame: Frame, slot: u64) -
     let finish = |guarded| unsafe { finish(base, trampoline, block, frame, slot, guarded) };
     // SAFETY: the running thread's own block, or null.
     let Some(tb) = (unsafe { block.as_mut() }) else { return finish(true) };
-    let left = |tb: &mut ThreadBlock| was_left(base, tb, slot);
+    let left = |tb: &mut ThreadBlock| abandoned_by_longjmp(base, tb, slot);
     let finished = run_guarded(tb, left, |tb| {
         tb.guard.store(slot, Relaxed);
         compiler_fence(Acquire);

@@ -1,14 +1,14 @@
 //! Copies between memory that is there and memory that may not be, at the speed of a copy.
 //!
-//! While the agent handles the signals of faults ([`ring3_layout::net::Net::catches_faults`]), such memory is just touched. A
-//! fault in `copy` is ours: the handler lets it return that it failed. All other faults are the process's own
-//! (`raw_actions.rs`).
+//! While the agent handles the signals of faults ([`ring3_layout::sud::SudState::catches_faults`]), such memory is just
+//! touched. A fault in `copy` is ours: the handler lets it return that it failed. All other faults are the process's
+//! own (`raw_actions.rs`).
 
 use core::arch::{global_asm, naked_asm};
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::raw_actions::pass_on;
-use crate::raw_net::{Context, Info, net};
+use crate::raw_sud::{Context, Info, sud};
 
 /// Room for the code of [`ring3_guarded_copy`], which is aligned to it.
 const COPY_CODE_BYTES: u64 = 256;
@@ -93,7 +93,7 @@ extern "sysv64" fn copy_failed() -> u64 {
 /// Whether memory that may not be there may be touched by [`copy`].
 #[inline(always)]
 pub(crate) fn may_fault(base: u64) -> bool {
-    net(base).catches_faults.load(Relaxed) != 0
+    sud(base).catches_faults.load(Relaxed) != 0
 }
 
 /// Copies `bytes` bytes; false: not all of them are there. Some may have been copied.

@@ -8,7 +8,7 @@ use ring3_layout::thread::{Remembered, ThreadBlock};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::{coarse_ns, comm};
-use crate::raw_net::is_borrower;
+use crate::raw_sud::is_borrower;
 use crate::raw_system::{SYS_GETGID, SYS_GETUID, syscall0};
 use crate::raw_thread::current;
 

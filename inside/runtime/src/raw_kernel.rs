@@ -163,7 +163,7 @@ unsafe fn read_task_string(tb: &ThreadBlock, at: TaskAddress, to: u64, bytes: u6
 /// What is `done` bytes behind an address, as far as the field goes. `None`: nothing that is known.
 fn bytes_at<'v>(tb: &ThreadBlock, at: TaskAddress, done: u64, value: &'v mut [u8; UTS_BYTES]) -> Option<&'v [u8]> {
     let place = u64::from(at.place) + done;
-    // SAFETY: the table is in the control block, which is mapped with the region; the server wrote it before.
+    // SAFETY: the table is in the control page, which is mapped with the region; the server wrote it before.
     let table = unsafe { &*((tb.region_base + CONTROL_OFFSET + TASK_TABLE_OFFSET) as *const TaskTable) };
     let holds = |field: &&TaskField| place.wrapping_sub(u64::from(field.place)) < u64::from(field.bytes);
     let field = table.fields.iter().take(table.count as usize).find(holds)?;

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use ring3_layout::syscall::APART_BYTES;
+use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
@@ -34,7 +34,7 @@ fn is_own_stack(tb: &ThreadBlock, address: u64, bytes: u64) -> bool {
     let here = &raw const tb as u64;
     let guard = tb.guard.load(Relaxed);
     let end = guard.wrapping_add(PAGE - 1) & !(PAGE - 1);
-    let is_here = guard.wrapping_sub(here) < APART_BYTES;
+    let is_here = guard.wrapping_sub(here) < AGENT_STACK_BYTES;
     is_here && address >= here && bytes <= PAGE && address < end && address + bytes <= end
 }
 
@@ -52,7 +52,7 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
         return Ok(());
     }
     // SAFETY: the caller vouches for `target`.
-    unsafe { transfer(tb.region_base, Way::From(source), target, bytes, Some(tb)) }
+    unsafe { transfer(tb.region_base, Direction::From(source), target, bytes, Some(tb)) }
 }
 
 /// The word at any address.
@@ -71,12 +71,12 @@ pub(crate) fn read_word(tb: &ThreadBlock, address: u64) -> Result<u64, Errno> {
 #[inline(never)]
 pub unsafe fn write(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: the caller vouches for `source`.
-    unsafe { transfer(tb.region_base, Way::To(target), source, bytes, Some(tb)) }
+    unsafe { transfer(tb.region_base, Direction::To(target), source, bytes, Some(tb)) }
 }
 
 /// Where a copy comes from or goes to, which may be any address.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     From(u64),
     To(u64),
 }
@@ -86,27 +86,34 @@ enum Way {
 /// # Safety
 /// `local` is writable for `bytes` bytes if the copy goes there, else readable.
 #[inline(always)]
-unsafe fn transfer(base: u64, way: Way, local: u64, bytes: u64, tb: Option<&ThreadBlock>) -> Result<(), Errno> {
-    let (Way::From(remote) | Way::To(remote)) = way;
+unsafe fn transfer(
+    base: u64,
+    direction: Direction,
+    local: u64,
+    bytes: u64,
+    tb: Option<&ThreadBlock>,
+) -> Result<(), Errno> {
+    let (Direction::From(remote) | Direction::To(remote)) = direction;
     if remote >= USER_END || bytes > USER_END - remote {
         return Err(Errno::EFAULT);
     }
     if may_fault(base) {
-        let (target, source) = if matches!(way, Way::From(_)) { (local, remote) } else { (remote, local) };
+        let (target, source) =
+            if matches!(direction, Direction::From(_)) { (local, remote) } else { (remote, local) };
         // SAFETY: the caller vouches for `local`; the other one may not be there. Who says that it is to be written may do so.
         return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
     }
     let pid = tb.map_or_else(|| syscall0(SYS_GETPID) as u64, |tb| tb.pid_tgid >> 32);
     // SAFETY: the kernel checks the other address; the caller vouches for `local`.
-    unsafe { ask_kernel(way, pid, local, bytes) }
+    unsafe { ask_kernel(direction, pid, local, bytes) }
 }
 
 /// The same by a system call.
 #[inline(never)]
-unsafe fn ask_kernel(way: Way, pid: u64, local: u64, bytes: u64) -> Result<(), Errno> {
-    let (number, remote) = match way {
-        Way::From(source) => (SYS_PROCESS_VM_READV, source),
-        Way::To(target) => (SYS_PROCESS_VM_WRITEV, target),
+unsafe fn ask_kernel(direction: Direction, pid: u64, local: u64, bytes: u64) -> Result<(), Errno> {
+    let (number, remote) = match direction {
+        Direction::From(source) => (SYS_PROCESS_VM_READV, source),
+        Direction::To(target) => (SYS_PROCESS_VM_WRITEV, target),
     };
     let local = IoVec { base: local, bytes };
     let remote = IoVec { base: remote, bytes };
@@ -123,7 +130,7 @@ unsafe fn ask_kernel(way: Way, pid: u64, local: u64, bytes: u64) -> Result<(), E
 #[inline(never)]
 pub(crate) unsafe fn read_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: the caller vouches for `target`.
-    unsafe { transfer(image_base(), Way::From(source), target, bytes, None) }
+    unsafe { transfer(image_base(), Direction::From(source), target, bytes, None) }
 }
 
 /// The word at any address, also where the thread has no block.
@@ -142,7 +149,7 @@ pub(crate) fn read_own_word(address: u64) -> Result<u64, Errno> {
 #[inline(never)]
 pub(crate) unsafe fn write_own(target: u64, source: u64, bytes: u64) -> Result<(), Errno> {
     // SAFETY: the caller vouches for `source`.
-    unsafe { transfer(image_base(), Way::To(target), source, bytes, None) }
+    unsafe { transfer(image_base(), Direction::To(target), source, bytes, None) }
 }
 
 /// Copies a string of at most `bytes` bytes with its NUL. Returns the length including the NUL; a longer string
@@ -256,7 +263,7 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
     use ring3_layout::region::{CONTROL_OFFSET, got_offset};
     use ring3_maps::View;
     let header = (tb.region_base + CONTROL_OFFSET) as *const ControlHeader;
-    // SAFETY: the control block begins with its header, is mapped in every target and read only for it.
+    // SAFETY: the control page begins with its header, is mapped in every target and read only for it.
     let maps = unsafe { &(*header).maps };
     (0..maps.load(Relaxed).min(MAPS_MAX)).any(|slot| {
         let entry = (tb.region_base + got_offset(slot)) as *const GotEntry;

@@ -24,7 +24,7 @@ pub(crate) fn realm(base: u64) -> &'static Realm {
 }
 
 pub(crate) fn control(base: u64) -> &'static ControlHeader {
-    // SAFETY: the control block is mapped with the region; what the server changes in it is atomic.
+    // SAFETY: the control page is mapped with the region; what the server changes in it is atomic.
     unsafe { &*((base + CONTROL_OFFSET) as *const ControlHeader) }
 }
 

@@ -23,7 +23,7 @@ use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 
 use crate::raw_request::{control, realm};
 use crate::raw_system::{cpu_number, is_dead, relax, ticks};
-use crate::raw_thread::{names_a_thread, process};
+use crate::raw_thread::{is_tcb, process};
 
 /// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
 /// back within some tens of milliseconds, later on a busy machine; all naps together are 0.5 s.
@@ -46,7 +46,7 @@ const SEQUENCE: usize = 8;
 
 const _: () = assert!(size_of::<CpuSlot>() == 64 && core::mem::offset_of!(CpuSlot, owner) == 0);
 
-/// What this thread is called in shared memory. The control block tells of the namespace of its process; in a fork that
+/// What this thread is called in shared memory. The control page tells of the namespace of its process; in a fork that
 /// has not been adopted yet nothing is known of it.
 pub(crate) fn name(base: u64, tb: &ThreadBlock) -> u32 {
     let control = control(base);
@@ -270,8 +270,8 @@ fn find_rseq(base: u64, tb: &mut ThreadBlock) {
     }
     // SAFETY: the server found the C library's variable there, which is never unmapped.
     let distance = unsafe { (at as *const u64).read_volatile() };
-    // (In a process of that library there may be threads without its control block.)
-    if distance == 0 || !names_a_thread(tb.fs_base) {
+    // (In a process of that library there may be threads without a TCB of it.)
+    if distance == 0 || !is_tcb(tb.fs_base) {
         return;
     }
     let (start, end, abort): (u64, u64, u64);

@@ -1,13 +1,13 @@
 //! What happens when a thread begins a system call that somebody wants, and when it has ended.
 //!
-//! The call itself is made by the site's gate, between [`enter_closely`] and [`exit_closely`], or what `raw_plain_calls` does,
+//! The call itself is made by the site's trampoline, between [`enter_slow`] and [`exit_slow`], or what `raw_fast_path` does,
 //! with nothing of ours on the stack and no guard
 //! set: signal handlers that interrupt it find the thread as they would without us. Calls that begin a thread or a process
 //! end twice; who it is that goes on must be settled before programs ask.
 //!
-//! A call that a signal handler interrupts and that is then made again is seen as the kernel shows it: it ends and begins
-//! again. `rt_sigreturn` says so: the frame that it takes goes on at the call, and `rcx` shows that it was made. The end of a
-//! call that a handler has left by `longjmp` is seen when the thread makes its next one. The end of a
+//! A call that a signal handler interrupts and that is then made again is seen as the kernel shows it: it ends and
+//! begins again. `rt_sigreturn` says so: the frame that it takes goes on at the call, and `rcx` shows that it was made.
+//! The end of a call that a handler has abandoned by `longjmp` is seen when the thread makes its next one. The end of a
 //! call by which a process kills itself is seen before it is made.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -16,24 +16,26 @@ use core::sync::atomic::compiler_fence;
 use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
 use ring3_layout::frame::RED_ZONE_BYTES;
 use ring3_layout::realm::request;
-use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, STATE_BYTES, STATE_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALLS_MAX, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, GATE_BYTES, NUMBER_KNOWN,
-    OTHER_NUMBERS, PLAIN_AT, Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables,
-    TABLES_OFFSET, WANTED_AT, WANTED_DONE_AT,
+    ALWAYS, CALL_AT, CALLS_MAX, CLONE_SYSCALLS, COPY_BYTES, COPY_SHIFT, Call, DONE_AT, NUMBER_KNOWN, OTHER_NUMBERS,
+    Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Subscribers, SyscallSite, SyscallTables, TABLES_OFFSET,
+    TRACED_AT, TRACED_DONE_AT, TRAMPOLINE_BYTES, UNTRACED_AT,
 };
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions;
 use crate::raw_cancellation;
-use crate::raw_dispatch::{TAKEN_BYTES, attachments, hit, is_for, miss, run_guarded, run_one, was_left};
+use crate::raw_dispatch::{TAKEN_BYTES, abandoned_by_longjmp, attachments, hit, is_for, miss, run_guarded, run_one};
 use crate::raw_identity;
 use crate::raw_memory::read_own;
-use crate::raw_net;
 use crate::raw_request::{control, file};
+use crate::raw_sud;
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
-use crate::raw_thread::{begin_nameless, current, find_by_fs_base, names_a_thread, rename, share_names, state};
+use crate::raw_thread::{
+    begin_without_tcb, current, find_by_fs_base, is_tcb, state, stop_using_tcbs, update_fs_base,
+};
 use crate::raw_unwound;
 
 const SYS_RT_SIGACTION: u64 = 13;
@@ -71,18 +73,19 @@ struct Contexts {
 }
 
 pub(crate) fn tables(base: u64) -> &'static SyscallTables {
-    // SAFETY: the control block is mapped with the region; the tables are made of atomics.
+    // SAFETY: the control page is mapped with the region; the tables are made of atomics.
     unsafe { &*((base + CONTROL_OFFSET + TABLES_OFFSET) as *const SyscallTables) }
 }
 
 /// The table of sites, and behind it the place of an `execve` that has begun the program.
 pub(crate) fn sites(base: u64) -> &'static [SyscallSite] {
     let table = (base + CONTROL_OFFSET + SITES_OFFSET) as *const SyscallSite;
-    // SAFETY: the table is mapped with the control block; an entry is written while all threads are stopped, with its gate.
+    // SAFETY: the table is mapped with the control page; an entry is written while all threads are stopped, with its
+    // trampoline.
     unsafe { core::slice::from_raw_parts(table, SITES_MAX as usize + 1) }
 }
 
-/// The site of a gate that passes this.
+/// The site of a trampoline that passes this.
 pub(crate) fn site(base: u64, passed: u32) -> &'static SyscallSite {
     &sites(base)[usize::from(passed as u16).min(SITES_MAX as usize)]
 }
@@ -98,7 +101,8 @@ fn user_registers() -> PtRegs {
     PtRegs { cs, ss, eflags: NO_FLAGS, ..PtRegs::default() }
 }
 
-/// The site of a gate that passes this. `regs` are those of a thread behind its call, and get what they have there in any case.
+/// The site of a trampoline that passes this. `regs` are those of a thread behind its call, and get what they have
+/// there in any case.
 #[inline(always)]
 pub(crate) fn place_at(base: u64, regs: &mut PtRegs, passed: u32) -> &'static SyscallSite {
     let site = site(base, passed);
@@ -115,7 +119,7 @@ fn entry(number: i64) -> usize {
 
 /// The entry of the calls with a number.
 #[inline(always)]
-fn seers(base: u64, number: i64) -> &'static Seers {
+fn subscribers(base: u64, number: i64) -> &'static Subscribers {
     let calls = &tables(base).calls;
     calls.get(entry(number)).unwrap_or(&calls[OTHER_NUMBERS])
 }
@@ -144,7 +148,7 @@ pub struct CallFrame {
 }
 
 /// Bytes from the registers to the caller's stack pointer, where they lie on its stack.
-/// (Where it lies apart, it lies below a page, and is aligned as stacks are.)
+/// (On an agent stack it lies below a page, and is aligned as stacks are.)
 pub const FRAME_BYTES: u64 = (size_of::<CallFrame>() as u64 + RED_ZONE_BYTES).next_multiple_of(16);
 
 /// Of [`CallFrame::stack`]: on a stack in the block of the thread, which GS leads to.
@@ -155,8 +159,8 @@ pub const LAST_STACK: u32 = 2;
 /// The running thread's block, the registers at its call being there.
 pub(crate) fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBlock> {
     let address = &raw const *regs as u64;
-    // SAFETY: what lies apart are registers in a frame.
-    let stack = if is_apart(base, address) { unsafe { (*(address as *const CallFrame)).stack } } else { 0 };
+    // SAFETY: what lies on an agent stack are registers in a frame.
+    let stack = if is_on_agent_stack(base, address) { unsafe { (*(address as *const CallFrame)).stack } } else { 0 };
     let block = match stack {
         STACK_OF_BLOCK => gs_base() as *mut ThreadBlock,
         LAST_STACK => find_by_fs_base(base),
@@ -167,31 +171,31 @@ pub(crate) fn block_of(base: u64, regs: &PtRegs) -> Option<&'static mut ThreadBl
 }
 
 /// Whether registers at this address do not lie on the caller's stack.
-fn is_apart(base: u64, address: u64) -> bool {
+fn is_on_agent_stack(base: u64, address: u64) -> bool {
     address.wrapping_sub(base + STATE_OFFSET) < STATE_BYTES
 }
 
-/// Which call begins a thread or a process, if this one does.
-fn beginner(number: i64) -> Option<usize> {
-    BEGINNERS.iter().position(|beginner| i64::from(*beginner) == number)
+/// Which of [`CLONE_SYSCALLS`] this call is, if it is one.
+fn clone_syscall(number: i64) -> Option<usize> {
+    CLONE_SYSCALLS.iter().position(|clone_syscall| i64::from(*clone_syscall) == number)
 }
 
-/// Of what a gate passes: which copy of the call it was.
+/// Of what a trampoline passes: which copy of the call it was.
 const COPIES: u32 = !NUMBER_KNOWN >> COPY_SHIFT << COPY_SHIFT;
 
-fn gate(base: u64, passed: u32) -> u64 {
-    base + GATES_OFFSET + u64::from(passed as u16) * GATE_BYTES
+fn trampoline(base: u64, passed: u32) -> u64 {
+    base + TRAMPOLINES_OFFSET + u64::from(passed as u16) * TRAMPOLINE_BYTES
 }
 
 /// Where a call is made that somebody has seen begin, and whose end nobody wants.
 #[inline(always)]
 pub(crate) fn address_of_unawaited(base: u64, passed: u32) -> u64 {
-    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { PLAIN_AT }
+    trampoline(base, passed) + if passed & NUMBER_KNOWN != 0 { CALL_AT } else { UNTRACED_AT }
 }
 
 /// What comes behind a call.
 fn done_address(base: u64, passed: u32) -> u64 {
-    gate(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { WANTED_DONE_AT }
+    trampoline(base, passed) + if passed & NUMBER_KNOWN != 0 { DONE_AT } else { TRACED_DONE_AT }
 }
 
 impl CallFrame {
@@ -229,13 +233,14 @@ impl CallFrame {
     }
 }
 
-/// A thread begins a call that somebody wants. `regs` are its registers, on its stack or apart from it. The result is where the
-/// call is made.
+/// A thread begins a call that somebody wants. `regs` are its registers, on its stack or on an agent stack. The result
+/// is where the call is made.
 ///
 /// # Safety
-/// Called by a gate of the region at `base`, which passes what it is: `regs` are valid registers, and the stack is aligned.
+/// Called through a trampoline of the region at `base`, which passes what it is: `regs` are valid registers, and the
+/// stack is aligned.
 #[inline(never)]
-pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+pub unsafe fn enter_slow(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
     place_at(base, regs, passed);
@@ -246,21 +251,21 @@ pub unsafe fn enter_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     if unsafe { begin(base, regs, number, passed, None) } {
         return done_address(base, passed);
     }
-    let at = match beginner(number) {
+    let at = match clone_syscall(number) {
         _ if passed & NUMBER_KNOWN != 0 => CALL_AT,
-        Some(copy) => WANTED_AT + (copy as u64 + 1) * COPY_BYTES,
-        None if has_end(base, number) => WANTED_AT,
-        // (Its end would be taken for that of one that was left.)
-        None => PLAIN_AT,
+        Some(copy) => TRACED_AT + (copy as u64 + 1) * COPY_BYTES,
+        None if has_end(base, number) => TRACED_AT,
+        // (Its end would be taken for that of an abandoned one.)
+        None => UNTRACED_AT,
     };
-    gate(base, passed) + at
+    trampoline(base, passed) + at
 }
 
-/// A call begins, by a gate that passes this. True: it is over already, with the result in `rax`. `mask`: as for
-/// `raw_net::before`.
+/// A call begins, through a trampoline that passes this. True: it is over already, with the result in `rax`. `mask`: as for
+/// `raw_sud::before`.
 ///
 /// # Safety
-/// As for `enter_closely`.
+/// As for `enter_slow`.
 pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u32, mask: Option<&mut u64>) -> bool {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
@@ -272,10 +277,10 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
     let runs = control(base).retired.load(Relaxed) == 0;
     if runs {
         // SAFETY: the registers of the call.
-        if beginner(number).is_some() && unsafe { Beginning::of(number, regs) }.is_nameless()
-            || number == SYS_ARCH_PRCTL && regs.rdi == ARCH_SET_FS && !names_a_thread(regs.rsi)
+        if clone_syscall(number).is_some() && unsafe { CloneArguments::of(number, regs) }.lacks_tcb()
+            || number == SYS_ARCH_PRCTL && regs.rdi == ARCH_SET_FS && !is_tcb(regs.rsi)
         {
-            share_names(base);
+            stop_using_tcbs(base);
         }
         // (A `vfork` child that only announces its `execve` must not set its creator's process up.)
         let is_wanted = is_wanted(base, number);
@@ -298,7 +303,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             }
         }
     }
-    if let Some(result) = raw_net::before(base, regs, number, mask) {
+    if let Some(result) = raw_sud::before(base, regs, number, mask) {
         // SAFETY: the caller's promise.
         unsafe { end_at_once(base, shown, regs, number, result as u64) };
         return true;
@@ -314,10 +319,10 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             _ => {}
         }
     }
-    if let Some(filter) = raw_net::filter_given(regs, number)
+    if let Some(filter) = raw_sud::filter_given(regs, number)
         && !file(base, request::KIND_FILTER, own_ids(), filter, true)
     {
-        state(base).hushed.store(1, Release);
+        state(base).no_syscalls.store(1, Release);
     }
     false
 }
@@ -325,7 +330,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
 /// A call that has begun is not made: it ends with this result.
 ///
 /// # Safety
-/// As for `enter_closely`.
+/// As for `enter_slow`.
 unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs, number: i64, result: u64) {
     regs.rax = result;
     if let Some(tb) = tb {
@@ -337,12 +342,13 @@ unsafe fn end_at_once(base: u64, tb: Option<&mut ThreadBlock>, regs: &mut PtRegs
     regs.orig_rax = regs.rax;
 }
 
-/// A call has ended. `regs` are the thread's registers, on its stack or apart from it. The result is where the thread goes on.
+/// A call has ended. `regs` are the thread's registers, on its stack or on an agent stack. The result is where the
+/// thread goes on.
 ///
 /// # Safety
-/// As for `enter_closely`.
+/// As for `enter_slow`.
 #[inline(never)]
-pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
+pub unsafe fn exit_slow(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
     let site = place_at(base, regs, passed);
@@ -352,28 +358,28 @@ pub unsafe fn exit_closely(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     done_address(base, passed)
 }
 
-/// A call of this number, if that is known, made by this copy in a gate, has ended.
+/// A call of this number, if that is known, made by this copy in a trampoline, has ended.
 ///
 /// # Safety
-/// As for `enter_closely`.
+/// As for `enter_slow`.
 pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy: usize) {
     let runs = control(base).retired.load(Relaxed) == 0;
-    if !runs && raw_net::net(base).armed.load(Relaxed) == 0 {
+    if !runs && raw_sud::sud(base).armed.load(Relaxed) == 0 {
         return;
     }
-    let beginner_of_copy = copy.checked_sub(1).and_then(|copy| BEGINNERS.get(copy));
-    let known = beginner_of_copy.map(|beginner| i64::from(*beginner)).or(number);
+    let clone_of_copy = copy.checked_sub(1).and_then(|copy| CLONE_SYSCALLS.get(copy));
+    let known = clone_of_copy.map(|clone_syscall| i64::from(*clone_syscall)).or(number);
     let borrows = match known {
         // SAFETY: the registers of the call.
-        Some(number) if beginner(number).is_some() => unsafe { after_beginning(base, number, regs) },
+        Some(number) if clone_syscall(number).is_some() => unsafe { after_clone(base, number, regs) },
         Some(SYS_ARCH_PRCTL) | None if regs.rdi == ARCH_SET_FS && regs.rax == 0 => {
-            rename(base);
+            update_fs_base(base);
             false
         }
         _ => false,
     };
     let Some(tb) = block_of(base, regs) else { return };
-    raw_net::after(base, tb, regs);
+    raw_sud::after(base, tb, regs);
     if !runs {
         return;
     }
@@ -383,13 +389,13 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
         // SAFETY: the caller's promise.
         unsafe { show_end(base, tb, regs, number) };
     }
-    if raw_net::is_new_code(base, number, regs) {
+    if raw_sud::is_new_code(base, number, regs) {
         file(base, request::KIND_MAPPING_ADDED, tb.pid_tgid, 0, true);
     }
 }
 
-/// Remembers a call, of a gate that passes this, behind those that there are (`next_call`, `first_call`). A signal handler may
-/// come at each point, and does the same behind it.
+/// Remembers a call, of a trampoline that passes this, behind those that there are (`next_call`, `first_call`). A
+/// signal handler may come at each point, and does the same behind it.
 #[inline(always)]
 pub(crate) fn push(tb: &mut ThreadBlock, (at, first_call): (u32, u32), sp: u64, number: i64, passed: u32) {
     let Some(place) = tb.calls.get_mut(at as usize % CALLS_MAX) else { return };
@@ -397,14 +403,14 @@ pub(crate) fn push(tb: &mut ThreadBlock, (at, first_call): (u32, u32), sp: u64, 
     compiler_fence(Release);
     tb.next_call = at.wrapping_add(1);
     compiler_fence(Release);
-    (place.number, place.gate, place.first_call) = (number as i32, passed, first_call);
+    (place.number, place.trampoline, place.first_call) = (number as i32, passed, first_call);
     (place.ended, place.routine) = (0, 0);
     compiler_fence(Release);
     place.sp = sp;
 }
 
-/// The youngest call at this stack pointer, of this number if that is known; it and younger ones, which were left by a
-/// `longjmp`, are under way no more. Who borrows its creator's block leaves it that.
+/// The youngest call at this stack pointer, of this number if that is known; it and younger ones, which a `longjmp` has
+/// abandoned, are under way no more. Who borrows its creator's block leaves it that.
 pub(crate) fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: bool) -> Option<Call> {
     for back in 1..=CALLS_MAX as u32 {
         let at = tb.next_call.wrapping_sub(back);
@@ -423,7 +429,7 @@ pub(crate) fn pop(tb: &mut ThreadBlock, sp: u64, number: Option<i64>, borrows: b
     None
 }
 
-/// Shows the ends of calls that the thread has left: it makes another one from there or from higher up its stack.
+/// Shows the ends of calls that the thread has abandoned: it makes another one from there or from higher up its stack.
 ///
 /// # Safety
 /// `regs` are the registers of a call that begins.
@@ -538,26 +544,26 @@ unsafe fn end_before(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number:
 
 /// The packed range of attachments that see the beginning of a call, or its end.
 fn range_of(base: u64, number: i64, is_end: bool) -> u64 {
-    let seers = seers(base, number);
-    let range = if is_end { &seers.exit } else { &seers.enter };
+    let subscribers = subscribers(base, number);
+    let range = if is_end { &subscribers.exit } else { &subscribers.enter };
     range.load(Acquire) & !ALWAYS
 }
 
 /// Whether anybody wants the beginning of a call, or somebody, be it the agent itself, its end.
 pub(crate) fn is_wanted(base: u64, number: i64) -> bool {
-    let seers = seers(base, number);
-    (seers.enter.load(Acquire) & !ALWAYS) | seers.exit.load(Acquire) != 0
+    let subscribers = subscribers(base, number);
+    (subscribers.enter.load(Acquire) & !ALWAYS) | subscribers.exit.load(Acquire) != 0
 }
 
 /// Whether somebody wants the end of a call: then it is remembered.
 fn has_end(base: u64, number: i64) -> bool {
-    seers(base, number).exit.load(Acquire) != 0
+    subscribers(base, number).exit.load(Acquire) != 0
 }
 
 /// Runs the programs that see the beginning of a call, or its end with a result.
 ///
 /// # Safety
-/// `regs` are valid registers, and lie on the stack on which the thread is, or apart.
+/// `regs` are valid registers, and lie on the stack on which the thread is, or on an agent stack.
 pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
     if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
         return;
@@ -569,11 +575,11 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     // SAFETY: the server wrote the address of a hook.
     let hook = unsafe { &*(hook as *const Hook) };
     let address = &raw mut *regs as u64;
-    let apart = is_apart(base, address);
-    // What a signal handler goes back to may be on another stack; what is said of a call that was left is of the past.
-    let is_here = !apart && regs.rsp.wrapping_sub(address) < TAKEN_BYTES;
+    let on_agent_stack = is_on_agent_stack(base, address);
+    // What a signal handler goes back to may be on another stack; what is said of an abandoned call is of the past.
+    let is_here = !on_agent_stack && regs.rsp.wrapping_sub(address) < TAKEN_BYTES;
     let sp = if is_here { regs.rsp } else { 0 }.max(address + FRAME_BYTES);
-    let left = |tb: &mut ThreadBlock| !apart && was_left(base, tb, sp);
+    let left = |tb: &mut ThreadBlock| !on_agent_stack && abandoned_by_longjmp(base, tb, sp);
     // SAFETY: as for this function.
     let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, sp, hook) };
     if run_guarded(tb, left, run).is_none() {
@@ -647,35 +653,35 @@ unsafe fn run_in_function(tb: &mut ThreadBlock, attachment: &Attachment, regs: u
     unsafe { run_one(tb, attachment, &raw const function as u64) };
 }
 
-/// How a call begins a thread or a process.
-struct Beginning {
+/// The arguments of a call that begins a thread or a process.
+struct CloneArguments {
     flags: u64,
     tls: u64,
 }
 
-impl Beginning {
+impl CloneArguments {
     /// # Safety
     /// `regs` are those of a call with this number.
-    unsafe fn of(number: i64, regs: &PtRegs) -> Beginning {
+    unsafe fn of(number: i64, regs: &PtRegs) -> CloneArguments {
         /// Words of `struct clone_args` up to `tls`.
         const ARGUMENTS: usize = 8;
         match number {
-            SYS_CLONE => Beginning { flags: regs.rdi, tls: regs.r8 },
-            SYS_VFORK => Beginning { flags: CLONE_VM | CLONE_VFORK, tls: 0 },
+            SYS_CLONE => CloneArguments { flags: regs.rdi, tls: regs.r8 },
+            SYS_VFORK => CloneArguments { flags: CLONE_VM | CLONE_VFORK, tls: 0 },
             SYS_CLONE3 => {
                 let mut words = [0u64; ARGUMENTS];
                 // SAFETY: room for the words; the address may be any.
                 let _ = unsafe { read_own(words.as_mut_ptr() as u64, regs.rdi, ARGUMENTS as u64 * 8) };
-                Beginning { flags: words[0], tls: words[7] }
+                CloneArguments { flags: words[0], tls: words[7] }
             }
-            _ => Beginning { flags: 0, tls: 0 },
+            _ => CloneArguments { flags: 0, tls: 0 },
         }
     }
 
-    /// Whether it runs in its creator's memory, beside it, and its control block will not name it.
-    fn is_nameless(&self) -> bool {
+    /// Whether it runs in its creator's memory, beside it, without a TCB of its own.
+    fn lacks_tcb(&self) -> bool {
         let beside = self.flags & CLONE_VM != 0 && self.flags & CLONE_VFORK == 0;
-        beside && (self.flags & CLONE_SETTLS == 0 || !names_a_thread(self.tls))
+        beside && (self.flags & CLONE_SETTLS == 0 || !is_tcb(self.tls))
     }
 }
 
@@ -684,20 +690,20 @@ impl Beginning {
 ///
 /// # Safety
 /// `regs` are those of a call with this number.
-unsafe fn after_beginning(base: u64, number: i64, regs: &PtRegs) -> bool {
+unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> bool {
     // SAFETY: the caller's promise.
-    let beginning = unsafe { Beginning::of(number, regs) };
+    let arguments = unsafe { CloneArguments::of(number, regs) };
     let is_child = regs.rax == 0;
-    if is_child && beginning.is_nameless() {
-        begin_nameless(base);
+    if is_child && arguments.lacks_tcb() {
+        begin_without_tcb(base);
         // SAFETY: the running thread's own block, or null.
         if let Some(tb) = unsafe { current(base).as_mut() } {
             tb.pid_tgid = own_ids();
         }
     }
-    if beginning.flags & (CLONE_VM | CLONE_VFORK) != CLONE_VM | CLONE_VFORK {
+    if arguments.flags & (CLONE_VM | CLONE_VFORK) != CLONE_VM | CLONE_VFORK {
         if is_child {
-            raw_net::begin_thread(base, beginning.flags);
+            raw_sud::begin_thread(base, arguments.flags);
         }
         return false;
     }
@@ -708,9 +714,9 @@ unsafe fn after_beginning(base: u64, number: i64, regs: &PtRegs) -> bool {
             tb.pid_tgid = own_ids();
             tb.first_call = tb.next_call;
         } else {
-            tb.pid_tgid = tb.generation << 32 | u64::from(tb.named_tid);
+            tb.pid_tgid = tb.generation << 32 | u64::from(tb.tcb_tid);
         }
-        raw_net::begin_thread(base, beginning.flags);
+        raw_sud::begin_thread(base, arguments.flags);
     }
     is_child
 }
@@ -766,21 +772,21 @@ unsafe fn before_return(base: u64, sp: u64) {
     };
     // SAFETY: valid registers.
     unsafe { run(base, tb, &mut regs, -1, Some(frame[at::RAX])) };
-    let offset = frame[at::RIP].wrapping_sub(base + GATES_OFFSET);
+    let offset = frame[at::RIP].wrapping_sub(base + TRAMPOLINES_OFFSET);
     let is_before = |(_, progress): &(u64, Progress)| *progress == Progress::Before;
-    let place = raw_net::place_of(base, frame[at::RIP]).filter(is_before);
-    if offset >= GATES_BYTES && place.is_none() {
+    let place = raw_sud::place_of(base, frame[at::RIP]).filter(is_before);
+    if offset >= TRAMPOLINES_BYTES && place.is_none() {
         // SAFETY: what has been read there.
         return unsafe { raw_cancellation::before_return(base, tb, &mut regs, frame[at::RCX], sp) };
     }
-    // Right before the instruction was made `rcx` was no address of a gate.
+    // Right before the instruction was made `rcx` was no address of a trampoline.
     if frame[at::RCX] != frame[at::RIP].wrapping_add(SYSCALL_BYTES) {
         return;
     }
-    let again = if offset < GATES_BYTES {
-        let index = (offset / GATE_BYTES) as u32;
+    let again = if offset < TRAMPOLINES_BYTES {
+        let index = (offset / TRAMPOLINE_BYTES) as u32;
         regs.rip = site(base, index).call + SYSCALL_BYTES;
-        gate(base, index)
+        trampoline(base, index)
     } else {
         let Some((behind, _)) = place else { return };
         regs.rip = behind;

@@ -58,14 +58,14 @@ unsafe extern "C" fn make_call() {
     naked_asm!(
         "bt dword ptr [rip + __ehdr_start + {denied}], eax",
         "jc 2f",
-        "cmp dword ptr [rip + __ehdr_start + {hushed}], 0",
+        "cmp dword ptr [rip + __ehdr_start + {no_syscalls}], 0",
         "jne 2f",
         "syscall",
         "ret",
         "2: mov rax, {eperm}",
         "ret",
         denied = const CONTROL_OFFSET + DENIED_OFFSET,
-        hushed = const STATE_OFFSET + offset_of!(StateHeader, hushed) as u64,
+        no_syscalls = const STATE_OFFSET + offset_of!(StateHeader, no_syscalls) as u64,
         eperm = const -EPERM,
     )
 }
@@ -141,7 +141,7 @@ pub(crate) fn fs_base() -> u64 {
 /// The word at the base of FS.
 ///
 /// # Safety
-/// FS leads to a thread control block.
+/// FS points to a TCB.
 #[inline(always)]
 pub(crate) unsafe fn word_at_fs() -> u64 {
     let word;
@@ -164,12 +164,12 @@ pub(crate) unsafe fn half_at_fs(distance: u32) -> u32 {
     half
 }
 
-/// What the thread control block at FS says of its thread: the word there, and the id that lies at a distance.
+/// The TCB at FS: its first word, and the thread's id, which lies at a distance.
 ///
 /// # Safety
-/// FS leads to a control block in which the id lies there.
+/// FS points to a TCB in which the id lies there.
 #[inline(always)]
-pub(crate) unsafe fn named_by_fs(tid_at: u32) -> (u64, u32) {
+pub(crate) unsafe fn tcb_at_fs(tid_at: u32) -> (u64, u32) {
     // SAFETY: the caller's promise.
     let word = unsafe { word_at_fs() };
     // SAFETY: the caller's promise.

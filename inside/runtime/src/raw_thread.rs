@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET};
-use ring3_layout::syscall::{APART_BYTES, APART_LEVELS};
+use ring3_layout::syscall::{AGENT_STACK_BYTES, AGENT_STACKS};
 use ring3_layout::thread::{
     PASSED_FRAMES_MAX, ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
     block_hint,
@@ -22,7 +22,7 @@ use ring3_layout::thread::{
 
 use crate::raw_memory::read_own_word;
 use crate::raw_system::{
-    SYS_GETPID, SYS_GETTID, fs_base, gs_base, half_at_fs, is_dead, named_by_fs, relax, set_gs_base, syscall0, ticks,
+    SYS_GETPID, SYS_GETTID, fs_base, gs_base, half_at_fs, is_dead, relax, set_gs_base, syscall0, tcb_at_fs, ticks,
     word_at_fs,
 };
 use crate::{raw_request, raw_shadow};
@@ -30,8 +30,8 @@ use crate::{raw_request, raw_shadow};
 /// Stands for the FS base of a thread that has none yet (before the C library has set it).
 const NO_FS: u64 = 1;
 /// Stands for the FS base of a thread that has its creator's.
-const NAMELESS: u64 = 2;
-const NAMELESS_TAKEN: u64 = 3;
+const WITHOUT_TCB: u64 = 2;
+const WITHOUT_TCB_TAKEN: u64 = 3;
 /// Rounds of waiting for another thread to set the process up.
 const SETUP_ROUNDS: u32 = 10_000;
 
@@ -63,15 +63,15 @@ pub(crate) fn known(base: u64) -> *mut ThreadBlock {
     let page = process(base);
     let tid_at = page.tid_at.load(Relaxed);
     if tid_at != 0 {
-        // SAFETY: a thread of this process had a C library's control block. One that has none could use no thread-local
+        // SAFETY: a thread of this process had a C library's TCB. One that has none could use no thread-local
         // storage, which is compiled to read `%fs:0` too.
-        let (fs, tid) = unsafe { named_by_fs(tid_at) };
+        let (fs, tid) = unsafe { tcb_at_fs(tid_at) };
         if let Some(hint) = page.blocks.get(block_hint(fs)) {
             let block = hint.load(Relaxed) as *mut ThreadBlock;
             // SAFETY: hints are null, or addresses of blocks that were handed out.
             if let Some(tb) = unsafe { block.as_ref() }
                 && tb.fs_base == fs
-                && tb.named_tid == tid
+                && tb.tcb_tid == tid
             {
                 return block;
             }
@@ -104,8 +104,8 @@ fn is_another(page: &ProcessPage, tb: &ThreadBlock) -> bool {
         return false;
     }
     // SAFETY: as in `known`.
-    let (fs, tid) = unsafe { named_by_fs(tid_at) };
-    fs == tb.fs_base && tid != tb.named_tid
+    let (fs, tid) = unsafe { tcb_at_fs(tid_at) };
+    fs == tb.fs_base && tid != tb.tcb_tid
 }
 
 /// The running thread's block, searched for; null if no block is left (counted).
@@ -144,9 +144,9 @@ fn search(base: u64) -> *mut ThreadBlock {
     // SAFETY: null, or the running thread's own block.
     let Some(tb) = (unsafe { block.as_ref() }) else { return block };
     let page = process(base);
-    let is_settled = page.tid_at.load(Relaxed) | page.shared_names.load(Relaxed) != 0;
-    if !is_settled && tb.fs_base != 0 && !names_a_thread(tb.fs_base) {
-        share_names(base);
+    let is_settled = page.tid_at.load(Relaxed) | page.tcbs_invalid.load(Relaxed) != 0;
+    if !is_settled && tb.fs_base != 0 && !is_tcb(tb.fs_base) {
+        stop_using_tcbs(base);
     }
     leave_hint(base, block);
     block
@@ -176,19 +176,19 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
     /// Offsets in the TCB at which glibc (since 2.11) and musl (since 1.0.2) keep a thread's id, on x86-64.
     const TIDS_AT: [u32; 2] = [0x2d0, 0x30];
     let page = process(base);
-    if page.shared_names.load(Relaxed) != 0 {
+    if page.tcbs_invalid.load(Relaxed) != 0 {
         return;
     }
     // SAFETY: the running thread's own block.
     let tb = unsafe { &*block };
-    // SAFETY: threads whose FS leads nowhere are looked for when they come by first, and share names.
+    // SAFETY: threads whose FS leads nowhere are looked for at their first hit, after which TCBs are not used.
     if tb.fs_base == 0 || unsafe { word_at_fs() } != tb.fs_base {
         return;
     }
     let is_here = |at: &u32| {
         let same_page = tb.fs_base % PAGE_BYTES + u64::from(*at) + 4 <= PAGE_BYTES;
         // SAFETY: the page of the word that was read.
-        same_page && unsafe { half_at_fs(*at) } == tb.named_tid
+        same_page && unsafe { half_at_fs(*at) } == tb.tcb_tid
     };
     let known = Some(page.tid_at.load(Relaxed)).filter(|at| *at != 0);
     if let Some(at) = known.or_else(|| TIDS_AT.into_iter().find(is_here))
@@ -253,7 +253,7 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
         let dead = (0..THREADS_MAX).find(|index| {
             // SAFETY: a block that was handed out; only its owner's id is read.
             let tb = unsafe { &*(block_address(base, *index) as *const ThreadBlock) };
-            is_dead(tb.named_tid)
+            is_dead(tb.tcb_tid)
         })?;
         state.fs_bases.get(dead as usize)?.store(fs, Release);
         Some(dead as usize)
@@ -263,26 +263,26 @@ fn claim(base: u64, fs: u64) -> Option<u32> {
 }
 
 /// Whether an FS base, which may be any number, is the address of a TCB.
-pub(crate) fn names_a_thread(fs_base: u64) -> bool {
+pub(crate) fn is_tcb(fs_base: u64) -> bool {
     read_own_word(fs_base) == Ok(fs_base)
 }
 
 /// From now on threads are not identified by their TCBs: one has none, or is about to begin with its creator's.
 #[cold]
-pub(crate) fn share_names(base: u64) {
+pub(crate) fn stop_using_tcbs(base: u64) {
     let page = process(base);
-    page.shared_names.store(1, Release);
+    page.tcbs_invalid.store(1, Release);
     page.tid_at.store(0, Release);
 }
 
 /// Gives the running thread, which has just begun and has the FS and GS of its creator, a block of its own.
 #[cold]
-pub(crate) fn begin_nameless(base: u64) {
-    let claimed = own_ids(base).and_then(|ids| Some((claim(base, NAMELESS)?, ids)));
+pub(crate) fn begin_without_tcb(base: u64) {
+    let claimed = own_ids(base).and_then(|ids| Some((claim(base, WITHOUT_TCB)?, ids)));
     let Some((index, ids)) = claimed else { return set_gs_base(0) };
     if let Some(owner) = state(base).fs_bases.get(index as usize) {
         // The next one of this kind must not find it.
-        owner.store(NAMELESS_TAKEN, Relaxed);
+        owner.store(WITHOUT_TCB_TAKEN, Relaxed);
     }
     let block = block_address(base, index) as *mut ThreadBlock;
     refresh(base, block, ids, fs_base());
@@ -291,7 +291,7 @@ pub(crate) fn begin_nameless(base: u64) {
 
 /// The running thread has changed its FS base; the block that GS points to stays its own.
 #[cold]
-pub(crate) fn rename(base: u64) {
+pub(crate) fn update_fs_base(base: u64) {
     let gs = gs_base();
     if gs.wrapping_sub(base + STATE_OFFSET + STATE_HEADER_BYTES) >= STATE_BYTES - STATE_HEADER_BYTES {
         return;
@@ -299,7 +299,7 @@ pub(crate) fn rename(base: u64) {
     // SAFETY: GS points into the state block, where only set_gs_base makes it point, to blocks.
     let tb = unsafe { &mut *(gs as *mut ThreadBlock) };
     let index = (gs - block_address(base, 0)) / THREAD_BLOCK_BYTES;
-    let is_own = tb.named_tid == syscall0(SYS_GETTID) as u32;
+    let is_own = tb.tcb_tid == syscall0(SYS_GETTID) as u32;
     if let Some(owner) = state(base).fs_bases.get(index as usize).filter(|_| is_own) {
         tb.fs_base = fs_base();
         owner.store(tb.fs_base, Relaxed);
@@ -311,7 +311,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     // SAFETY: the block belongs to this thread: claim gave it to its FS base.
     let tb = unsafe { &mut *block };
     let fresh_process = tb.generation != generation;
-    let fresh_thread = !fresh_process && tb.named_tid != tid as u32;
+    let fresh_thread = !fresh_process && tb.tcb_tid != tid as u32;
     if tb.this == 0 || fresh_thread {
         raw_shadow::forget_all(tb);
     }
@@ -319,13 +319,13 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
         (tb.next_call, tb.first_call) = (0, 0);
         (tb.shown_frame, tb.cancel_waits) = (0, 0);
         (tb.wants_blocked, tb.passed_frames) = (0, [0; PASSED_FRAMES_MAX]);
-        tb.apart_top = block as u64 + THREAD_BLOCK_BYTES;
-        tb.apart_end = tb.apart_top - APART_LEVELS * APART_BYTES;
+        tb.agent_stack_top = block as u64 + THREAD_BLOCK_BYTES;
+        tb.agent_stack_end = tb.agent_stack_top - AGENT_STACKS * AGENT_STACK_BYTES;
     }
     if tb.this == 0 || fresh_thread || fresh_process {
         tb.guard.store(0, Relaxed);
         (tb.cpu_slot, tb.interrupted) = (0, 0);
-        (tb.net_until, tb.net_passed) = (0, 0);
+        (tb.sud_off_until, tb.sud_suspended) = (0, 0);
         tb.rseq = 0;
         (tb.comm.until, tb.uid_gid.until, tb.changes_until) = (0, 0, 0);
         tb.serial = raw_request::realm(base).threads.fetch_add(1, Relaxed).wrapping_add(1);
@@ -341,7 +341,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     tb.this = block as u64;
     tb.fs_base = fs;
     tb.pid_tgid = generation << 32 | tid;
-    tb.named_tid = tid as u32;
+    tb.tcb_tid = tid as u32;
     tb.region_base = base;
     tb.random = ticks() ^ (block as u64) << 20 | 1;
     tb.generation = generation;

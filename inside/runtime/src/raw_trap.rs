@@ -9,14 +9,14 @@ use ring3_layout::control::{TRAPS_MAX, TRAPS_OFFSET, Trap, trap_slots};
 use ring3_layout::region::CONTROL_OFFSET;
 
 use crate::raw_actions::pass_on;
-use crate::raw_net::{Context, Info};
+use crate::raw_sud::{Context, Info};
 
 /// `si_code` of a signal that an exception makes (arch/x86/kernel/traps.c:do_int3_user).
 const SI_KERNEL: u32 = 0x80;
 
 fn traps(base: u64) -> &'static [Trap] {
     let table = (base + CONTROL_OFFSET + TRAPS_OFFSET) as *const Trap;
-    // SAFETY: the table is mapped with the control block, and made of atomics.
+    // SAFETY: the table is mapped with the control page, and made of atomics.
     unsafe { core::slice::from_raw_parts(table, TRAPS_MAX) }
 }
 

@@ -3,16 +3,16 @@
 //! glibc before 2.41 cancels a thread in a call by SIGCANCEL, whose handler unwinds the stack from the interrupted instruction;
 //! so does every thread with asynchronous cancellation. An unwinder knows nothing of ring3's code and would stop there:
 //! destructors and clean-up code would not run. So the agent's handler of SIGCANCEL runs before the process's own. If the thread
-//! is in a syscall trampoline (gate), the signal frame says that it is at the call itself until the handler returns. If the
+//! is in a syscall trampoline, the signal frame says that it is at the call itself until the handler returns. If the
 //! thread is elsewhere in ring3's code, the signal is delivered again a moment later.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 
 use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
-use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, REGION_BYTES};
-use ring3_layout::syscall::{GATE_BYTES, Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, progress};
+use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
+use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, TRAMPOLINE_BYTES, progress};
 
-use crate::raw_net::{self, Context, net};
+use crate::raw_sud::{self, Context, sud};
 use crate::raw_syscalls::{site, sites, tables};
 use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_GETUID, syscall, syscall0};
 use crate::raw_thread::{current, known};
@@ -57,11 +57,11 @@ struct Event {
 }
 
 /// Makes an action that the process wants for SIGCANCEL one with the agent's handler, if the server has told of it.
-pub(crate) fn stand_before(base: u64, action: &mut [u64; 4]) {
+pub(crate) fn interpose_cancel_handler(base: u64, action: &mut [u64; 4]) {
     let [handler, ..] = action;
     let ours = tables(base).cancel_handler.load(Acquire);
     if ours != 0 && *handler > SIG_IGN && *handler != ours {
-        net(base).cancel_handler.store(*handler, Release);
+        sud(base).cancel_handler.store(*handler, Release);
         *handler = ours;
     }
 }
@@ -77,7 +77,7 @@ pub(crate) fn is_ours(base: u64, handler: u64) -> bool {
 /// # Safety
 /// Called by the agent's handler, with what the kernel gave it; `frame` is the word that it returns by.
 pub unsafe fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: *const u64) -> u64 {
-    let handler = net(base).cancel_handler.load(Acquire);
+    let handler = sud(base).cancel_handler.load(Acquire);
     // SAFETY: the caller's promise.
     let sent = unsafe { &mut *sent };
     // SAFETY: the caller's promise.
@@ -88,14 +88,15 @@ pub unsafe fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: 
         // SAFETY: a timer of ours.
         unsafe { syscall(SYS_TIMER_DELETE, [sent.sender as u64, 0, 0, 0, 0, 0]) };
         (sent.code, sent.sender, sent.user) = (SI_TKILL, own_pid, syscall0(SYS_GETUID) as i32);
-        put_off(base, 0);
+        note_postponed(base, 0);
     }
     let rip = context.rip();
     if let Some(place) = place_of(base, rip) {
         // SAFETY: the caller's promise.
         let restorer = unsafe { *frame };
-        // (Who goes back to a place where a jump stands must be led to the gate. In a gate nobody is in the midst of a search.)
-        if (place.is_free || returns_by_gate(base, restorer))
+        // (Who goes back to a place where a jump stands must be led to the trampoline. No thread is in the middle of a
+        // search while it is in a trampoline.)
+        if (place.is_free || returns_by_trampoline(base, restorer))
             // SAFETY: the running thread's own block, or null.
             && let Some(tb) = unsafe { current(base).as_mut() }
         {
@@ -106,15 +107,15 @@ pub unsafe fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: 
     }
     // (What another process has sent the handler does not obey.)
     let cancels = sent.code == SI_TKILL && sent.sender == own_pid;
-    if cancels && is_our_code(base, rip) && comes_again(base) {
-        put_off(base, 1);
+    if cancels && is_our_code(base, rip) && postpone(base) {
+        note_postponed(base, 1);
         return 0;
     }
     handler
 }
 
 /// Notes whether the signal comes again, where the thread is known.
-fn put_off(base: u64, waits: u32) {
+fn note_postponed(base: u64, waits: u32) {
     // SAFETY: the running thread's own block, or null. (To search for it is what may have been interrupted.)
     if let Some(tb) = unsafe { known(base).as_mut() } {
         tb.cancel_waits = waits;
@@ -139,7 +140,7 @@ pub(crate) unsafe fn lead_back(base: u64, frame: u64) {
     }
 }
 
-/// The process's own place for a thread in a gate.
+/// The process's own place for a thread in a trampoline.
 struct Place {
     /// Of the call, or behind it.
     address: u64,
@@ -148,13 +149,13 @@ struct Place {
 }
 
 fn place_of(base: u64, rip: u64) -> Option<Place> {
-    let offset = rip.wrapping_sub(base + GATES_OFFSET);
-    let (behind, progress, is_free) = if offset < GATES_BYTES {
-        let site = site(base, (offset / GATE_BYTES) as u32);
+    let offset = rip.wrapping_sub(base + TRAMPOLINES_OFFSET);
+    let (behind, progress, is_free) = if offset < TRAMPOLINES_BYTES {
+        let site = site(base, (offset / TRAMPOLINE_BYTES) as u32);
         let behind = if site.call == 0 { return None } else { site.call + SYSCALL_BYTES };
-        (behind, progress(site.number >= 0, offset % GATE_BYTES), site.site == 0)
+        (behind, progress(site.number >= 0, offset % TRAMPOLINE_BYTES), site.site == 0)
     } else {
-        let (behind, progress) = raw_net::place_of(base, rip)?;
+        let (behind, progress) = raw_sud::place_of(base, rip)?;
         (behind, progress, true)
     };
     let address = if progress == Progress::Before { behind - SYSCALL_BYTES } else { behind };
@@ -164,19 +165,19 @@ fn place_of(base: u64, rip: u64) -> Option<Place> {
 /// Whether an address is in the region or in a stub.
 fn is_our_code(base: u64, rip: u64) -> bool {
     let table = (base + CONTROL_OFFSET + STUB_AREAS_OFFSET) as *const StubArea;
-    // SAFETY: the table is mapped with the control block.
+    // SAFETY: the table is mapped with the control page.
     let areas = unsafe { core::slice::from_raw_parts(table, STUB_AREAS_MAX as usize) };
     rip.wrapping_sub(base) < REGION_BYTES || areas.iter().any(|area| rip.wrapping_sub(area.base) < area.bytes)
 }
 
-/// Whether what a handler returns to calls `rt_sigreturn` by a gate.
-fn returns_by_gate(base: u64, restorer: u64) -> bool {
+/// Whether what a handler returns to calls `rt_sigreturn` through a trampoline.
+fn returns_by_trampoline(base: u64, restorer: u64) -> bool {
     let is_it = |site: &&SyscallSite| site.number == SYS_RT_SIGRETURN && site.site != 0;
     sites(base).iter().filter(is_it).any(|site| site.call.wrapping_sub(restorer) < RESTORER_BYTES)
 }
 
 /// Has the signal come again soon; whether it will.
-fn comes_again(base: u64) -> bool {
+fn postpone(base: u64) -> bool {
     let event = Event {
         value: base,
         signal: SIGCANCEL as u32,

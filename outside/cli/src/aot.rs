@@ -7,10 +7,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use ring3_aot::{Kind, Store, Stored, Subject};
+use ring3_aot::{Kind, Store, StoredProgram, Subject};
 use ring3_isa::{Immediate, Op};
 use ring3_jit::Code;
-use ring3_judge::{Court, Judge};
+use ring3_judge::{Judge, PolicySet};
 use ring3_maps::{Attributes, Geometry};
 use ring3_names::elf::{Linkable, object};
 use ring3_names::{Names, Source, Style};
@@ -37,7 +37,7 @@ pub(crate) enum Emit {
 
 /// `ring3 aot`
 #[derive(Debug, Args)]
-pub(crate) struct Wanted {
+pub(crate) struct AotOptions {
     /// The object file (ELF)
     file: PathBuf,
     /// The file to write
@@ -61,25 +61,25 @@ struct Compiled<'a> {
     code: Code,
 }
 
-pub(crate) fn run(wanted: &Wanted) -> Result<(), String> {
-    let bytes = input::read(&wanted.file)?;
-    let fail = |why: String| format!("{}: {why}", wanted.file.display());
+pub(crate) fn run(options: &AotOptions) -> Result<(), String> {
+    let bytes = input::read(&options.file)?;
+    let fail = |why: String| format!("{}: {why}", options.file.display());
     let kernel = input::kernel(Path::new(input::KERNEL_BTF)).unwrap_or_else(|_| Kernel::without_types());
     let object = Object::load(&bytes, &kernel, &input::settings()).map_err(|error| fail(error.to_string()))?;
-    let named = |program: &&Program| wanted.program.as_ref().is_none_or(|name| program.name == *name);
+    let named = |program: &&Program| options.program.as_ref().is_none_or(|name| program.name == *name);
     let programs: Vec<&Program> = object.programs.iter().filter(named).collect();
-    if let (Some(name), true) = (&wanted.program, programs.is_empty()) {
-        return Err(input::no_program(&wanted.file, &object, name));
+    if let (Some(name), true) = (&options.program, programs.is_empty()) {
+        return Err(input::no_program(&options.file, &object, name));
     }
-    let court = Court::new(&kernel, possible_cpus());
-    let judge = Judge::new(&court, &object).with_places(|shape| {
+    let policies = PolicySet::new(&kernel, possible_cpus());
+    let judge = Judge::new(&policies, &object).with_places(|shape| {
         let placed = as_made(shape, &object);
         // Whoever stands in for the agent has hash maps of his own.
-        if wanted.emit == Emit::Obj { MapShape { hash: None, ..placed } } else { placed }
+        if options.emit == Emit::Obj { MapShape { hash: None, ..placed } } else { placed }
     });
     let (mut compiled, mut told) = (vec![], String::new());
     for program in programs {
-        match compile(&judge, &court, program) {
+        match compile(&judge, &policies, program) {
             Ok(done) => {
                 told += &format!("compiled  {}\n", done.summary());
                 compiled.push(done);
@@ -90,13 +90,13 @@ pub(crate) fn run(wanted: &Wanted) -> Result<(), String> {
     if compiled.is_empty() {
         return Err(fail(format!("no program could be compiled\n{}", told.trim_end())));
     }
-    let file = match wanted.emit {
+    let file = match options.emit {
         Emit::Aot => store(&object, &judge, &compiled)?.write(),
         Emit::Obj => linkable(&object, &compiled),
     };
-    write_file(&wanted.output, &file)
-        .map_err(|error| format!("cannot write {}: {error}", wanted.output.display()))?;
-    write_out(&format!("{told}{}: {} programs, {} bytes\n", wanted.output.display(), compiled.len(), file.len()))
+    write_file(&options.output, &file)
+        .map_err(|error| format!("cannot write {}: {error}", options.output.display()))?;
+    write_out(&format!("{told}{}: {} programs, {} bytes\n", options.output.display(), compiled.len(), file.len()))
 }
 
 /// A map as the server will make it: `stride`, `cpus` and sizes from its geometry.
@@ -130,7 +130,7 @@ fn as_made(shape: MapShape, object: &Object) -> MapShape {
     ring3_run::placed(&geometry, told)
 }
 
-fn compile<'a>(judge: &Judge<'_>, court: &Court, program: &'a Program) -> Result<Compiled<'a>, String> {
+fn compile<'a>(judge: &Judge<'_>, policies: &PolicySet, program: &'a Program) -> Result<Compiled<'a>, String> {
     let (kind, attach) = (program.prog_type, program.expected_attach_type);
     if let Some((_, why)) = support::refused_prog_type(kind) {
         return Err(format!("program type {}: {why}", prog_type::name(kind).unwrap_or("unknown")));
@@ -140,7 +140,7 @@ fn compile<'a>(judge: &Judge<'_>, court: &Court, program: &'a Program) -> Result
         .ask(program, policy, |question| decide(question))
         .map_err(|report| format!("the verifier refuses it: {report}; see `ring3 verify --targets`"))?;
     let code = ring3_jit::compile(&verified, &ring3_jit::Options::default()).map_err(|error| error.to_string())?;
-    Ok(Compiled { program, insns: court.renumbered(&program.insns), verified, constants, code })
+    Ok(Compiled { program, insns: policies.renumbered(&program.insns), verified, constants, code })
 }
 
 /// Verifies a program for all values that its constants can have, and only if that is refused for those in the file: then it can
@@ -212,8 +212,9 @@ fn store(object: &Object, judge: &Judge<'_>, compiled: &[Compiled<'_>]) -> Resul
             _ => None,
         };
         let constants: Vec<(u32, Vec<u8>)> = done.constants.clone().into_iter().collect();
-        let stored = Subject::new(kind, &done.insns, &map_at)
-            .and_then(|subject| Stored::new(&done.program.name, &subject, &done.verified, &done.code, &constants));
+        let stored = Subject::new(kind, &done.insns, &map_at).and_then(|subject| {
+            StoredProgram::new(&done.program.name, &subject, &done.verified, &done.code, &constants)
+        });
         programs.push(stored.ok_or_else(|| format!("{} names a map that the file has not", done.program.name))?);
     }
     Ok(Store { identity: ring3_server::aot::identity()?.clone(), programs })

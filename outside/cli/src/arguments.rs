@@ -220,7 +220,7 @@ Examples:
   ring3 verify prog.bpf.o
   ring3 verify prog.bpf.o --program on_entry -v     One program, with the verifier's log
 ")]
-    Verify(verify::Wanted),
+    Verify(verify::VerifyOptions),
     /// Show how a probe would be written into a file's code, and why not better
     #[command(after_long_help = "\
 Examples:
@@ -229,7 +229,7 @@ Examples:
   ring3 explain libc.so.6 malloc+0x10
   ring3 explain libc.so.6 --all               How many instructions have which tactic
 ")]
-    Explain(explain::Wanted),
+    Explain(explain::ExplainOptions),
     /// Write the names and source lines of a target's programs for gdb
     #[command(after_long_help = "\
 Example:
@@ -249,7 +249,7 @@ Examples:
   ring3 aot prog.bpf.o -o prog.aot                For `ring3 load --aot prog.aot -- TOOL`
   ring3 aot prog.bpf.o --emit obj -o prog.o       An ordinary relocatable object file
 ")]
-    Aot(aot::Wanted),
+    Aot(aot::AotOptions),
     /// Run one program on given memory, and print r0 and the time
     #[command(after_long_help = "\
 Examples:

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use ring3_interp::{Fault, Host, Memory};
 use ring3_isa::{Insn, decode};
 use ring3_jit::Options;
-use ring3_judge::{Court, Judge};
+use ring3_judge::{Judge, PolicySet};
 use ring3_maps::Attributes;
 use ring3_object::{Kernel, MapDef, Object, Program};
 use ring3_run::{Outcome, Runner};
@@ -175,8 +175,8 @@ impl Subject {
         let policy = Policy::memory(bytes);
         let verdict = match (&self.object, &self.program) {
             (Some(object), Some(program)) => {
-                let court = Court::new(&Kernel::without_types(), possible_cpus());
-                Judge::new(&court, object).with_places(place).ask(program, policy, judge)
+                let policies = PolicySet::new(&Kernel::without_types(), possible_cpus());
+                Judge::new(&policies, object).with_places(place).ask(program, policy, judge)
             }
             _ => judge(&mut Question {
                 insns: &self.insns,
@@ -196,7 +196,7 @@ impl Subject {
     }
 }
 
-/// The verdict; the way to a refusal is told.
+/// The verdict; the path to a refusal is told.
 fn judge(question: &mut Question<'_>) -> Result<Verified, Report> {
     verify(question).or_else(|_| {
         question.log_level = 1;

@@ -10,7 +10,7 @@ use crate::show::write_out;
 
 /// `ring3 explain`
 #[derive(Debug, Args)]
-pub(crate) struct Wanted {
+pub(crate) struct ExplainOptions {
     /// A program or library (ELF)
     file: PathBuf,
     /// FUNCTION, FUNCTION+OFFSET, or an offset in the file (0x...)
@@ -28,14 +28,14 @@ pub(crate) struct Wanted {
 }
 
 /// Prints the plans.
-pub(crate) fn run(wanted: &Wanted) -> Result<(), String> {
-    let Some(place) = &wanted.place else { return count(&wanted.file) };
-    let found = explain(&wanted.file, place, wanted.ret)?;
-    if wanted.json {
+pub(crate) fn run(options: &ExplainOptions) -> Result<(), String> {
+    let Some(place) = &options.place else { return count(&options.file) };
+    let found = explain(&options.file, place, options.ret)?;
+    if options.json {
         let text = serde_json::to_string_pretty(&found).map_err(|error| error.to_string())?;
         return write_out(&(text + "\n"));
     }
-    let by_entry = wanted.ret && found.iter().all(|one| one.name == found[0].name);
+    let by_entry = options.ret && found.iter().all(|one| one.name == found[0].name);
     let mut out = String::new();
     if by_entry {
         out.push_str("returns are seen by a replaced return address; the entry is\n");

@@ -161,7 +161,7 @@ fn detach(pid: u32, verify: bool) -> Result<(), String> {
 
 fn symbols(pid: u32, output: &Path) -> Result<(), String> {
     let answer = running()?.ask(&Request::Symbols { pid }, None)?;
-    let placed: Vec<ring3_names::elf::Placed> =
+    let placed: Vec<ring3_names::elf::PlacedSymbol> =
         serde_json::from_value(answer).map_err(|_| "the server is of another version; end it with `ring3 stop`")?;
     aot::write_file(output, &ring3_names::elf::symbols(&placed))
         .map_err(|error| format!("cannot write {}: {error}", output.display()))

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use ring3_judge::{Court, Judge};
+use ring3_judge::{Judge, PolicySet};
 use ring3_object::{Object, Program};
 use ring3_server::realm::possible_cpus;
 use ring3_uapi::bpf::prog_type;
@@ -16,7 +16,7 @@ use crate::show::write_out;
 
 /// `ring3 verify`
 #[derive(Debug, Args)]
-pub(crate) struct Wanted {
+pub(crate) struct VerifyOptions {
     /// The object file (ELF)
     file: PathBuf,
     /// Verify only this program
@@ -47,37 +47,37 @@ struct Judged {
 }
 
 /// Prints the verdicts; false if a program was refused.
-pub(crate) fn run(wanted: &Wanted) -> Result<bool, String> {
-    let bytes = input::read(&wanted.file)?;
-    let kernel = input::kernel(wanted.btf.as_deref().unwrap_or(Path::new(input::KERNEL_BTF)))?;
+pub(crate) fn run(options: &VerifyOptions) -> Result<bool, String> {
+    let bytes = input::read(&options.file)?;
+    let kernel = input::kernel(options.btf.as_deref().unwrap_or(Path::new(input::KERNEL_BTF)))?;
     let object = Object::load(&bytes, &kernel, &input::settings())
-        .map_err(|error| format!("{}: {error}", wanted.file.display()))?;
-    if let Some(name) = &wanted.program
+        .map_err(|error| format!("{}: {error}", options.file.display()))?;
+    if let Some(name) = &options.program
         && !object.programs.iter().any(|program| program.name == *name)
     {
-        return Err(input::no_program(&wanted.file, &object, name));
+        return Err(input::no_program(&options.file, &object, name));
     }
-    let court = Court::new(&kernel, possible_cpus());
-    let of_object = Judge::new(&court, &object);
+    let policies = PolicySet::new(&kernel, possible_cpus());
+    let of_object = Judge::new(&policies, &object);
     let programs = object.programs.iter();
     let judged: Vec<Judged> = programs
-        .filter(|program| wanted.program.as_ref().is_none_or(|name| program.name == *name))
-        .map(|program| judge(&of_object, program, wanted))
+        .filter(|program| options.program.as_ref().is_none_or(|name| program.name == *name))
+        .map(|program| judge(&of_object, program, options))
         .collect();
-    let text = if wanted.json { format!("{:#}\n", as_json(&judged, wanted)) } else { as_text(&judged, wanted) };
+    let text = if options.json { format!("{:#}\n", as_json(&judged, options)) } else { as_text(&judged, options) };
     write_out(&text)?;
     Ok(judged.iter().all(|program| program.verdict.is_ok()))
 }
 
 /// A program's verdict, with the log that is wanted.
-fn judge(judge: &Judge<'_>, program: &Program, wanted: &Wanted) -> Judged {
-    let policy = if wanted.targets { Policy::targets(program.prog_type) } else { judge.policy(program) };
+fn judge(judge: &Judge<'_>, program: &Program, options: &VerifyOptions) -> Judged {
+    let policy = if options.targets { Policy::targets(program.prog_type) } else { judge.policy(program) };
     judge.ask(program, policy, |input| {
         let begun = Instant::now();
         let mut verdict = verify(input);
         let usec = begun.elapsed().as_micros();
-        if verdict.is_err() || wanted.verbose {
-            input.log_level = if wanted.verbose { 2 } else { 1 };
+        if verdict.is_err() || options.verbose {
+            input.log_level = if options.verbose { 2 } else { 1 };
             verdict = verify(input);
         }
         let (name, section) = (program.name.clone(), program.section.clone());
@@ -106,7 +106,7 @@ impl Judged {
     }
 }
 
-fn as_json(judged: &[Judged], wanted: &Wanted) -> Value {
+fn as_json(judged: &[Judged], options: &VerifyOptions) -> Value {
     let programs = judged.iter().map(|program| {
         let refused = program.verdict.as_ref().err();
         let mut row = json!({
@@ -123,7 +123,7 @@ fn as_json(judged: &[Judged], wanted: &Wanted) -> Value {
             "states": program.statistics().states,
             "usec": program.usec as u64,
         });
-        if wanted.verbose {
+        if options.verbose {
             row["log"] = program.log().into();
         }
         row
@@ -131,7 +131,7 @@ fn as_json(judged: &[Judged], wanted: &Wanted) -> Value {
     json!({ "programs": programs.collect::<Vec<_>>() })
 }
 
-fn as_text(judged: &[Judged], wanted: &Wanted) -> String {
+fn as_text(judged: &[Judged], options: &VerifyOptions) -> String {
     let mut out = String::new();
     for program in judged {
         let Statistics { processed, states, .. } = program.statistics();
@@ -144,13 +144,13 @@ fn as_text(judged: &[Judged], wanted: &Wanted) -> String {
             program.insns,
             program.usec
         );
-        if program.verdict.is_err() && !wanted.verbose {
-            // The end of the way that led there.
+        if program.verdict.is_err() && !options.verbose {
+            // The end of the path that led there.
             const LINES: usize = 16;
             let lines: Vec<&str> = program.log().lines().collect();
             lines[lines.len().saturating_sub(LINES)..].iter().for_each(|line| out += &format!("    {line}\n"));
         }
-        if wanted.verbose {
+        if options.verbose {
             program.log().lines().for_each(|line| out += &format!("    {line}\n"));
         }
     }

@@ -4,7 +4,7 @@
 //! a thread that is to receive files, after which there is much to do, is given an end of a pair of sockets: it waits there for
 //! lists of calls, makes them one after another until one fails, and sends back what they returned. It runs meanwhile, but
 //! nothing else than that, with all signals blocked. If we die, the other end is closed, and the thread goes home by its
-//! [`lifeline`].
+//! [`rescue_frame`].
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 
 use crate::Error;
-use crate::lifeline;
 use crate::process::Pid;
-use crate::raw_lifeline::{CALL_BYTES, page};
 use crate::raw_ptrace::{self as ptrace, Dispatch, Pause, Registers, Tid, Wait};
+use crate::raw_rescue_frame::{CALL_BYTES, page};
+use crate::rescue_frame;
 use crate::stopped::{CALL_WITHIN, Stopped};
 
-/// How often threads in a dead server's lifeline are let go on, and for how long.
+/// How often threads in a dead server's rescue frame are let go on, and for how long.
 const HOMEWARD_MAX: u32 = 20;
 const HOMEWARD_PAUSE: Duration = Duration::from_micros(50);
 /// How long a thread whose end was closed may take to die of what closed it.
@@ -102,14 +102,14 @@ pub(crate) struct Borrowed {
     /// What is dispatched of its calls: of remote ones nothing.
     pub(crate) dispatch: Dispatch,
     /// Where remote calls are made from, once there is such a place.
-    lifeline: Option<Lifeline>,
+    rescue_frame: Option<RescueFrame>,
     /// Through which it is told what to call, once it is.
     channel: Option<Channel>,
 }
 
-/// Address and bytes of a [`lifeline`].
+/// Address and bytes of a [`rescue_frame`].
 #[derive(Clone, Copy, Debug)]
-struct Lifeline {
+struct RescueFrame {
     address: u64,
     bytes: usize,
     /// Mapped for this, not the vDSO's end.
@@ -192,13 +192,13 @@ impl Stopped {
 
     // ---- one at a time ----
 
-    /// A call of the borrowed thread: from its lifeline, or at a `syscall` instruction of the process.
+    /// A call of the borrowed thread: from its rescue frame, or at a `syscall` instruction of the process.
     fn borrowed_call(&mut self, Call { name, number, args }: Call) -> Result<u64, Error> {
-        let Borrowed { tid, registers, lifeline, .. } =
+        let Borrowed { tid, registers, rescue_frame, .. } =
             self.borrowed.as_ref().ok_or(Error::Exited { pid: self.pid() })?;
-        let (tid, registers, lifeline) = (*tid, *registers, *lifeline);
-        let (rip, rsp) = match lifeline {
-            Some(Lifeline { address, .. }) => (address, lifeline::stack_pointer(address)),
+        let (tid, registers, rescue_frame) = (*tid, *registers, *rescue_frame);
+        let (rip, rsp) = match rescue_frame {
+            Some(RescueFrame { address, .. }) => (address, rescue_frame::stack_pointer(address)),
             None => (self.find_syscall_instruction()?, registers.rsp),
         };
         let call = Registers {
@@ -321,14 +321,14 @@ impl Stopped {
         self.write(page + page::HEADER, &header)?;
         self.write(page + page::IOVEC, &words(&[page + page::LIST, page::LIST_BYTES]))?;
         let borrowed = self.borrowed.as_mut().ok_or(Error::Exited { pid: self.pid })?;
-        let Some(Lifeline { address, .. }) = borrowed.lifeline else {
+        let Some(RescueFrame { address, .. }) = borrowed.rescue_frame else {
             let what = format!("process {} must not map code", self.pid);
             return Err(Error::Unsupported { what });
         };
         let serving = Registers {
             orig_rax: u64::MAX,
-            rip: lifeline::serve(address),
-            rsp: lifeline::stack_pointer(address),
+            rip: rescue_frame::serve(address),
+            rsp: rescue_frame::stack_pointer(address),
             rbx: ends[1].0 as u64,
             r13: ends[0].0 as u64,
             rbp: page,
@@ -413,7 +413,7 @@ impl Stopped {
 
     // ---- the thread ----
 
-    /// Takes a thread for remote calls: its registers are saved, its signals blocked, its lifeline laid.
+    /// Takes a thread for remote calls: its registers are saved, its signals blocked, its rescue frame laid.
     fn borrow_thread(&mut self) -> Result<(), Error> {
         if self.borrowed.is_some() {
             return Ok(());
@@ -426,8 +426,8 @@ impl Stopped {
             ptrace::set_dispatch(tid, &Dispatch::default()).map_err(|error| self.gone("dispatch", error))?;
         }
         self.borrowed =
-            Some(Borrowed { tid, registers, vectors, mask, blocked, dispatch, lifeline: None, channel: None });
-        self.lay_lifeline()?;
+            Some(Borrowed { tid, registers, vectors, mask, blocked, dispatch, rescue_frame: None, channel: None });
+        self.lay_rescue_frame()?;
         ptrace::set_signal_mask(tid, u64::MAX).map_err(|error| self.gone("signal mask", error))
     }
 
@@ -435,7 +435,7 @@ impl Stopped {
     fn thread_for_calls(&self) -> Result<(Tid, Registers), Error> {
         let first = *self.threads().first().ok_or(Error::Exited { pid: self.pid() })?;
         let all = self.threads().iter().filter_map(|tid| Some((*tid, self.known_registers(*tid).ok()?)));
-        match all.into_iter().find(|(_, registers)| lifeline::is_in_call(registers)) {
+        match all.into_iter().find(|(_, registers)| rescue_frame::is_in_call(registers)) {
             Some(found) => Ok(found),
             None => Ok((first, self.known_registers(first)?)),
         }
@@ -443,23 +443,23 @@ impl Stopped {
 
     /// In the vDSO if there is room, else in a page that the first remote call maps; some policies forbid that, and
     /// then it goes without.
-    fn lay_lifeline(&mut self) -> Result<(), Error> {
+    fn lay_rescue_frame(&mut self) -> Result<(), Error> {
         let mappings = self.mappings()?;
         if let Some(vdso) = mappings.iter().find(|mapping| mapping.path == "[vdso]") {
-            let (bytes, mapped) = (lifeline::VDSO_BYTES, false);
-            let place = Lifeline { address: vdso.range.end - bytes as u64, bytes, mapped };
+            let (bytes, mapped) = (rescue_frame::VDSO_BYTES, false);
+            let place = RescueFrame { address: vdso.range.end - bytes as u64, bytes, mapped };
             let mut there = vec![0u8; bytes];
-            let deserted = self.send_home(place.address..vdso.range.end)?;
+            let deserted = self.resume_stranded_threads(place.address..vdso.range.end)?;
             let readable = self.read(place.address, &mut there).is_ok();
-            if deserted && readable && lifeline::is_free(&there) && self.fill(place)? {
+            if deserted && readable && rescue_frame::is_free(&there) && self.fill(place)? {
                 return Ok(());
             }
         }
         let protection = libc::PROT_READ | libc::PROT_EXEC;
-        let page = Call::mmap(0, lifeline::PAGE_BYTES as u64, protection, PRIVATE_ANONYMOUS, None);
+        let page = Call::mmap(0, rescue_frame::PAGE_BYTES as u64, protection, PRIVATE_ANONYMOUS, None);
         match self.borrowed_call(page) {
             Ok(address) => {
-                let place = Lifeline { address, bytes: lifeline::PAGE_BYTES, mapped: true };
+                let place = RescueFrame { address, bytes: rescue_frame::PAGE_BYTES, mapped: true };
                 if !self.fill(place)? {
                     self.borrowed_call(Call::munmap(address, place.bytes as u64))?;
                 }
@@ -470,12 +470,12 @@ impl Stopped {
         }
     }
 
-    /// Lets threads go on that a server which died a moment ago has left in its lifeline: they are a few
+    /// Lets threads go on that a server which died a moment ago has left in its rescue frame: they are a few
     /// instructions from home. True if none is left there.
-    fn send_home(&mut self, lifeline: Range<u64>) -> Result<bool, Error> {
+    fn resume_stranded_threads(&mut self, rescue_frame: Range<u64>) -> Result<bool, Error> {
         let borrowed = self.borrowed.as_ref().map(|borrowed| borrowed.tid);
         for _ in 0..HOMEWARD_MAX {
-            let inside = self.threads_inside(std::slice::from_ref(&lifeline))?;
+            let inside = self.threads_inside(std::slice::from_ref(&rescue_frame))?;
             if inside.is_empty() {
                 return Ok(true);
             }
@@ -499,14 +499,14 @@ impl Stopped {
 
     /// Writes what the borrowed thread goes on with if we die; from now on calls are made from there. False if it
     /// does not fit.
-    fn fill(&mut self, place: Lifeline) -> Result<bool, Error> {
+    fn fill(&mut self, place: RescueFrame) -> Result<bool, Error> {
         let Some(Borrowed { registers, vectors, mask, .. }) = &self.borrowed else { return Ok(false) };
-        let Some(image) = lifeline::image(place.address, place.bytes, registers, *mask, vectors) else {
+        let Some(image) = rescue_frame::image(place.address, place.bytes, registers, *mask, vectors) else {
             return Ok(false);
         };
         self.write(place.address, &image)?;
         if let Some(borrowed) = &mut self.borrowed {
-            borrowed.lifeline = Some(place);
+            borrowed.rescue_frame = Some(place);
         }
         Ok(true)
     }
@@ -515,12 +515,14 @@ impl Stopped {
     pub(crate) fn set_borrowed_registers(&mut self, registers: &Registers) -> Result<(), Error> {
         let Some(borrowed) = &mut self.borrowed else { return Ok(()) };
         borrowed.registers = *registers;
-        borrowed.lifeline.map_or(Ok(()), |place| self.fill(place).map(drop))
+        borrowed.rescue_frame.map_or(Ok(()), |place| self.fill(place).map(drop))
     }
 
     /// The place is as before.
-    fn take_lifeline_up(&mut self) -> Result<(), Error> {
-        let Some(place) = self.borrowed.as_mut().and_then(|borrowed| borrowed.lifeline.take()) else { return Ok(()) };
+    fn remove_rescue_frame(&mut self) -> Result<(), Error> {
+        let Some(place) = self.borrowed.as_mut().and_then(|borrowed| borrowed.rescue_frame.take()) else {
+            return Ok(());
+        };
         if place.mapped {
             return self.borrowed_call(Call::munmap(place.address, place.bytes as u64)).map(drop);
         }
@@ -529,7 +531,9 @@ impl Stopped {
 
     /// The borrowed thread, which was told to go, is stopped on its way home. False: it is there, with all that is its own.
     fn close_channel(&mut self) -> Result<bool, Error> {
-        let Some(Borrowed { tid, lifeline: Some(place), channel, .. }) = &mut self.borrowed else { return Ok(true) };
+        let Some(Borrowed { tid, rescue_frame: Some(place), channel, .. }) = &mut self.borrowed else {
+            return Ok(true);
+        };
         let (tid, place) = (*tid, *place);
         let Some(channel) = channel.take() else { return Ok(true) };
         if rustix::net::send(&channel.socket, b"g", SendFlags::NOSIGNAL).is_err() {
@@ -555,10 +559,10 @@ impl Stopped {
         let was_told = self.channel().is_some();
         if self.close_channel()? {
             // A page goes by a call of the thread; the vDSO is needed until the thread has its own registers again.
-            let place = self.borrowed.as_ref().and_then(|borrowed| borrowed.lifeline);
+            let place = self.borrowed.as_ref().and_then(|borrowed| borrowed.rescue_frame);
             let is_mapped = place.is_some_and(|place| place.mapped);
             if is_mapped {
-                self.take_lifeline_up()?;
+                self.remove_rescue_frame()?;
             }
             if !was_told || is_mapped {
                 self.interrupt_again(tid)?;
@@ -568,13 +572,13 @@ impl Stopped {
             ptrace::set_signal_mask(tid, borrowed.mask).map_err(|error| self.gone("signal mask", error))?;
         } else if let Some(borrowed) = &mut self.borrowed {
             tracing::warn!(pid = self.pid, tid, "a thread makes no more calls for us");
-            borrowed.lifeline = borrowed.lifeline.filter(|place| !place.mapped);
+            borrowed.rescue_frame = borrowed.rescue_frame.filter(|place| !place.mapped);
         }
         let dispatch = self.borrowed.as_ref().expect("just seen").dispatch;
         if dispatch.mode != 0 {
             ptrace::set_dispatch(tid, &dispatch).map_err(|error| self.gone("dispatch", error))?;
         }
-        self.take_lifeline_up()?;
+        self.remove_rescue_frame()?;
         self.borrowed = None;
         self.forget_registers_of(tid);
         Ok(())

@@ -65,8 +65,8 @@ impl Filters {
     }
 }
 
-/// What threads call for us (`calls.rs`, `raw_lifeline.rs`, `region.rs`), with the arguments that filters look at, and how the agent
-/// knows a thread.
+/// What threads call for us (`calls.rs`, `raw_rescue_frame.rs`, `region.rs`), with the arguments that filters look at,
+/// and how the agent knows a thread.
 fn needed_calls() -> impl Iterator<Item = (&'static str, FilteredCall)> {
     const READ: i32 = libc::PROT_READ;
     const SOCKET: u64 = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;

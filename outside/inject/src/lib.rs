@@ -9,11 +9,11 @@ mod calls;
 mod dispatch;
 mod error;
 mod filters;
-mod lifeline;
 mod process;
-mod raw_lifeline;
 mod raw_ptrace;
+mod raw_rescue_frame;
 mod region;
+mod rescue_frame;
 mod stopped;
 
 pub use calls::{RemoteFd, duplicate};

@@ -127,8 +127,8 @@ fn is_kernel_thread(pid: u32) -> bool {
 /// Whatever else is mapped and jumped to ends the program.
 fn check_translator(pid: u32) -> Result<(), Error> {
     let Ok(program) = std::fs::read_link(format!("/proc/{pid}/exe")) else { return Ok(()) };
-    let in_folder = program.parent().is_some_and(|folder| folder.ends_with("valgrind"));
-    if in_folder && program.to_string_lossy().ends_with("-amd64-linux") {
+    let in_directory = program.parent().is_some_and(|directory| directory.ends_with("valgrind"));
+    if in_directory && program.to_string_lossy().ends_with("-amd64-linux") {
         let what = format!("process {pid} runs under valgrind, which refuses code that it has not seen being mapped");
         return Err(Error::Unsupported { what });
     }

@@ -8,9 +8,9 @@ use std::os::fd::BorrowedFd;
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
-    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET, PROCESS_BYTES, PROCESS_OFFSET,
-    REALM_BYTES, REALM_OFFSET, REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET,
-    WITNESS_BYTES, WITNESS_OFFSET,
+    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
+    REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, TRAMPOLINES_BYTES,
+    TRAMPOLINES_OFFSET, WITNESS_BYTES, WITNESS_OFFSET,
 };
 
 use crate::Error;
@@ -28,7 +28,7 @@ pub struct RegionFiles<'a> {
     pub agent: BorrowedFd<'a>,
     /// Its bytes, whole pages.
     pub agent_bytes: u64,
-    /// The target's control block.
+    /// The target's control page.
     pub control: BorrowedFd<'a>,
     /// The realm block.
     pub realm: BorrowedFd<'a>,
@@ -62,7 +62,7 @@ impl Stopped {
 }
 
 /// Maps the region and `maps` into the process. On failure nothing stays mapped. `announce` is told what will be where, before
-/// anything but the reservation is there: whoever finds the control block, which comes first, finds all the rest by it.
+/// anything but the reservation is there: whoever finds the control page, which comes first, finds all the rest by it.
 pub fn map_region(
     stopped: &mut Stopped,
     files: &RegionFiles<'_>,
@@ -135,14 +135,14 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
         Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0])),
         Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[2])),
         Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[3])),
-        Call::mmap(base + GATES_OFFSET, GATES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
+        Call::mmap(base + TRAMPOLINES_OFFSET, TRAMPOLINES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
         Call::madvise(base + PROCESS_OFFSET, PROCESS_BYTES, libc::MADV_WIPEONFORK),
     ]
 }
 
-/// What maps the control block. A core dump would have all of it, and take memory for what nobody uses.
+/// What maps the control page. A core dump would have all of it, and take memory for what nobody uses.
 fn control_calls(base: u64, control: RemoteFd) -> [Call; 2] {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     [
@@ -201,7 +201,7 @@ pub fn replace_files(stopped: &mut Stopped, files: &[(u64, MapSource<'_>)]) -> R
     result.map(drop).map_err(|unfinished| unfinished.error)
 }
 
-/// Gives a fork its own control block in place of its parent's.
+/// Gives a fork its own control page in place of its parent's.
 pub fn replace_control(stopped: &mut Stopped, base: u64, control: BorrowedFd<'_>) -> Result<(), Error> {
     let remote = stopped.send_files(&[control])?;
     let result = stopped.syscalls(&control_calls(base, remote[0]));

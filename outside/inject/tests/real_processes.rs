@@ -77,7 +77,7 @@ fn compile(text: &str, name: &str) -> PathBuf {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let source = dir.join(format!("{name}-{}.c", std::process::id()));
     let binary = source.with_extension("bin");
-    std::fs::write(&source, text).expect("target folder is writable");
+    std::fs::write(&source, text).expect("target directory is writable");
     let status = Command::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&binary).arg(&source).status();
     assert!(status.expect("gcc runs").success());
     binary

@@ -172,7 +172,7 @@ impl Region {
             server_pid: 0,
             server_started: 0,
             namespace: NAMESPACE_SERVER,
-            folder: 0,
+            directory: 0,
             rdpid: u32::from(ring3_image::cpu_has_rdpid()),
             all_registers: 0.into(),
             hooks: 0.into(),

@@ -1,6 +1,6 @@
 //! The control socket: what the command line asks of the server.
 //!
-//! A stream socket in the user's private run-time folder. Each request is one line of JSON (with a file
+//! A stream socket in the user's private run-time directory. Each request is one line of JSON (with a file
 //! descriptor for `load` and `start`), each answer one line. Peers are checked by `SO_PEERCRED`.
 
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
@@ -88,7 +88,7 @@ pub enum Answer {
     Err(String),
 }
 
-/// The folder for the socket, the lock and the log: `$RING3_RUNTIME_DIR`, else `/run/ring3` for root,
+/// The directory for the socket, the lock and the log: `$RING3_RUNTIME_DIR`, else `/run/ring3` for root,
 /// `$XDG_RUNTIME_DIR/ring3` if that is absolute (XDG Base Directory Specification: else to be ignored), or `/tmp/ring3-UID`. Made
 /// with mode 0700; refused if it is not ours alone.
 pub fn runtime_dir() -> Result<PathBuf, String> {
@@ -122,7 +122,7 @@ pub fn runtime_dir() -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// The socket in the run-time folder.
+/// The socket in the run-time directory.
 pub fn socket_path() -> Result<PathBuf, String> {
     Ok(runtime_dir()?.join("server.sock"))
 }

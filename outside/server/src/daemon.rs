@@ -57,7 +57,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
             std::thread::sleep(LOCK_WITHIN / 50);
             continue;
         }
-        return Err(format!("another ring3 server is running for this user (its folder is {})", dir.display()));
+        return Err(format!("another ring3 server is running for this user (its directory is {})", dir.display()));
     }
     let signals = crate::raw_process::signals().map_err(|error| format!("signalfd: {error}"))?;
     let path = dir.join("server.sock");
@@ -90,9 +90,9 @@ fn following(follow: bool) -> Following {
     if follow { Following::All } else { Following::Nothing }
 }
 
-/// A number for a folder: of its device and inode.
-fn name_of(folder: &Path) -> u32 {
-    let stat = std::fs::metadata(folder).map_or((0, 0), |stat| (stat.dev(), stat.ino()));
+/// A number for a directory: of its device and inode.
+fn name_of(directory: &Path) -> u32 {
+    let stat = std::fs::metadata(directory).map_or((0, 0), |stat| (stat.dev(), stat.ino()));
     stat.0.rotate_left(40) as u32 ^ (stat.1 ^ stat.1 >> 32) as u32
 }
 

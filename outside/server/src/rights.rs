@@ -193,7 +193,7 @@ impl Rights {
         self.may_open_of(OWN.file_uid())
     }
 
-    /// Whether it may take away a name of a user's in a folder for everybody (fs/namei.c:may_delete, sticky).
+    /// Whether it may take away a name of a user's in a directory for everybody (fs/namei.c:may_delete, sticky).
     pub(crate) fn may_remove_of(&self, owner: u32) -> bool {
         self.file_uid() == owner || self.holds(Capability::Fowner)
     }

@@ -15,7 +15,7 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Hash, Identity, Reference, Store, Stored};
+use crate::{Hash, Identity, Reference, Store, StoredProgram};
 
 const MAGIC: [u8; 8] = *b"RING3AOT";
 /// Counts up with each change of the format.
@@ -128,7 +128,7 @@ impl Store {
     }
 }
 
-impl Stored {
+impl StoredProgram {
     /// That all offsets lie inside of what they are offsets of.
     fn check(&self) -> Result<(), &'static str> {
         let (code, maps) = (&self.code, self.shapes.len());

@@ -6,7 +6,7 @@
 //! Start reading at: `Store::read`, then `Store::find`.
 //!
 //! Code depends on more than instructions: on the maps' geometry (strides and bounds are immediates), on the type of
-//! program (what its context is), and on values of maps that never change, where those decided which ways there are. All of
+//! program (what its context is), and on values of maps that never change, where those decided which paths exist. All of
 //! that is compared before code is given out. Map slots are the server's choice, so instructions and relocations name
 //! maps by the order in which the instructions name them first ([`Subject::new`]).
 #![forbid(unsafe_code)]
@@ -196,7 +196,7 @@ struct StoredCode {
 
 /// A program in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stored {
+pub struct StoredProgram {
     /// Its function's name, whole.
     pub name: String,
     kind: Kind,
@@ -216,10 +216,10 @@ pub struct Store {
     /// Who made it, and where it may be used.
     pub identity: Identity,
     /// The programs.
-    pub programs: Vec<Stored>,
+    pub programs: Vec<StoredProgram>,
 }
 
-impl Stored {
+impl StoredProgram {
     /// A program that was verified and compiled with GOT slots of its own. `constants`: slots of the maps whose values
     /// the verifier asked for, and those values. `None`: the code refers to a map that the instructions do not name.
     pub fn new(
@@ -228,7 +228,7 @@ impl Stored {
         verified: &Verified,
         code: &Code,
         constants: &[(u32, Vec<u8>)],
-    ) -> Option<Stored> {
+    ) -> Option<StoredProgram> {
         let order = |slot: u32| Some(subject.slots.iter().position(|known| *known == slot)? as u32);
         let reference = |target: Target| {
             Some(match target {
@@ -239,7 +239,7 @@ impl Stored {
             })
         };
         let relocations = code.relocations.iter();
-        Some(Stored {
+        Some(StoredProgram {
             name: name.to_owned(),
             kind: subject.kind,
             insns: subject.insns,
@@ -313,7 +313,11 @@ impl Store {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn find(&self, subject: &Subject, constant: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<&Stored, String> {
+    pub fn find(
+        &self,
+        subject: &Subject,
+        constant: &dyn Fn(u32) -> Option<Vec<u8>>,
+    ) -> Result<&StoredProgram, String> {
         let alike = self.programs.iter().filter(|stored| stored.insns == subject.insns);
         let mut why = "the file has no program of these instructions".to_owned();
         for stored in alike {

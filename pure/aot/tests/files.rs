@@ -1,7 +1,7 @@
 //! Files of any content are an error at worst, and code is given out only for what it was compiled for.
 
 use proptest::prelude::*;
-use ring3_aot::{Error, Identity, Kind, Store, Stored, Subject, hash};
+use ring3_aot::{Error, Identity, Kind, Store, StoredProgram, Subject, hash};
 use ring3_isa::{Insn, assemble};
 use ring3_jit::{Options, Target, compile};
 use ring3_uapi::bpf::{map_type, prog_type};
@@ -84,7 +84,7 @@ fn store() -> Store {
     let (insns, maps) = (program([0, 1]), [map(CONSTANTS, 1), map(COUNTS, 16)]);
     let verified = verified(&insns, maps);
     let code = compile(&verified, &Options::default()).expect("compiled");
-    let stored = Stored::new("counts", &subject(&insns, maps), &verified, &code, &[(CONSTANTS, vec![3; 8])]);
+    let stored = StoredProgram::new("counts", &subject(&insns, maps), &verified, &code, &[(CONSTANTS, vec![3; 8])]);
     Store { identity: identity(), programs: vec![stored.expect("its maps are its own")] }
 }
 

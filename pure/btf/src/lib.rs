@@ -19,7 +19,7 @@ use ring3_uapi::Errno;
 
 pub use draft::Draft;
 pub use record::{Special, SpecialKind};
-pub use view::{Array, Member, Placed, encoding, linkage};
+pub use view::{Array, Member, VarSecinfo, encoding, linkage};
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;

@@ -30,9 +30,9 @@ pub struct Member<'a> {
     pub bits: u32,
 }
 
-/// A variable's place in a section.
+/// A variable's place in a section (`struct btf_var_secinfo`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct VarSecinfo {
     /// `VAR`, or `FUNC` of an extern.
     pub of: u32,
     /// Where it begins, bytes.
@@ -145,11 +145,11 @@ impl Btf {
     }
 
     /// The variables of a section.
-    pub fn variables(&self, id: u32) -> impl Iterator<Item = Placed> {
+    pub fn variables(&self, id: u32) -> impl Iterator<Item = VarSecinfo> {
         let found = self.of_kinds(id, &[kind::DATASEC]);
         (0..found.map_or(0, |found| found.count)).filter_map(move |index| {
             let word = |at| self.extra(found?, index * 3 + at);
-            Some(Placed { of: word(0)?, at: word(1)?, size: word(2)? })
+            Some(VarSecinfo { of: word(0)?, at: word(1)?, size: word(2)? })
         })
     }
 

@@ -129,7 +129,7 @@ impl Writer {
         }
     }
 
-    /// On another way the limit is another one; what is behind is walked again only if that matters.
+    /// On another path the limit is another one; what is behind is walked again only if that matters.
     fn another_limit(&mut self, register: u8, scratch: u8, limit: i32) {
         /// So many instructions, and some jumps, before a verifier keeps what it knows.
         const KEPT_AFTER: usize = 9;
@@ -138,7 +138,7 @@ impl Writer {
         // Of the number itself nothing is told.
         self.code.copy(scratch, register);
         self.code.alu(W64, XOR, scratch, Right::Imm(1));
-        // The way that jumps is walked last.
+        // The path that jumps is walked last.
         let far = self.code.jump(JMP, JSET, scratch, Right::Imm(value));
         self.code.set(scratch, limit);
         let on = self.code.always();

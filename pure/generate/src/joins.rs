@@ -100,7 +100,7 @@ impl Joins {
         if self.random.one_in(2) {
             text += &self.straight(scope, 3);
         }
-        // Two ways, of which the second is taken for two reasons; enough instructions behind them for a point.
+        // Two paths, of which the second is taken for two reasons; enough instructions behind them for a point.
         let (other, met) = (self.label(), self.label());
         text += &format!("call bpf_get_prandom_u32\nif r0 == 0 goto {other}\nif r0 == 1 goto {other}\n");
         text += &self.straight(scope, 3);
@@ -258,7 +258,7 @@ impl Joins {
         }
     }
 
-    /// What holds only if all ways were seen.
+    /// What holds only if all paths were seen.
     fn access(&mut self, scope: Scope) -> String {
         let number = self.register();
         let bound = match self.random.below(4) {

@@ -72,7 +72,7 @@ impl State {
         State { r: [Held::Unset; 10], slots: [Held::Unset; SLOTS], fixed: 0, kept: 0, records: 0 }
     }
 
-    /// After two ways met.
+    /// After two paths met.
     pub(crate) fn join(&mut self, other: &State) {
         for (mine, theirs) in self.r.iter_mut().zip(&other.r).chain(self.slots.iter_mut().zip(&other.slots)) {
             *mine = mine.join(*theirs);

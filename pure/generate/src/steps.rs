@@ -782,7 +782,7 @@ impl Writer {
             writer.state.clobber();
             writer.hold(0, Held::ANY);
         });
-        // Whichever way was taken, these were written.
+        // Whichever path was taken, these were written.
         for register in 1..6 {
             self.hold(register, Held::Unset);
         }

@@ -161,7 +161,7 @@ impl Writer {
         }
     }
 
-    // ---- ways that part and meet ----
+    // ---- paths that part and meet ----
 
     /// What comes now is done only if none of these jumps was taken.
     pub(crate) fn guarded(&mut self, guards: Vec<Open>, before: &State, inside: impl FnOnce(&mut Writer)) {

@@ -483,7 +483,7 @@ impl<E: Emitter> Translator<'_, E> {
     }
 
     fn branch(&mut self, at: usize, width: Width, cond: Cond, dst: u8, src: Operand, target: usize) {
-        // Where one way is never gone, the verifier has compared.
+        // Where one branch is never taken, the verifier has compared.
         if !self.program.is_live(at + 1) {
             return self.jump(at, target);
         }

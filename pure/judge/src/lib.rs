@@ -18,18 +18,18 @@ use ring3_verifier::{InnerShape, Input, KernelFunctions, KernelTypes, Line, MapS
 /// Elements of maps whose number tools set at run time.
 const ENTRIES_UNTOLD: u32 = 1024;
 
-/// What of a kernel is the same for all objects.
-pub struct Court {
+/// The policies for programs of one kernel: what is the same for all objects.
+pub struct PolicySet {
     types: Rc<KernelTypes>,
     functions: KernelFunctions,
     processors: u32,
 }
 
-impl Court {
+impl PolicySet {
     /// For programs of this kernel, on a machine of so many processors.
-    pub fn new(kernel: &Kernel, processors: u32) -> Court {
+    pub fn new(kernel: &Kernel, processors: u32) -> PolicySet {
         let functions = KernelFunctions::new(kernel.btf());
-        Court { types: Rc::new(KernelTypes::new(kernel.btf().clone())), functions, processors }
+        PolicySet { types: Rc::new(KernelTypes::new(kernel.btf().clone())), functions, processors }
     }
 
     /// CPUs that there can be.
@@ -56,17 +56,17 @@ impl Court {
 
 /// What is the same for all programs of an object.
 pub struct Judge<'a> {
-    court: &'a Court,
+    policies: &'a PolicySet,
     object: &'a Object,
     maps: Vec<MapShape>,
 }
 
 impl<'a> Judge<'a> {
-    /// For the programs of an object that was fitted to the court's kernel.
-    pub fn new(court: &'a Court, object: &'a Object) -> Judge<'a> {
+    /// For the programs of an object that was fitted to the kernel of `policies`.
+    pub fn new(policies: &'a PolicySet, object: &'a Object) -> Judge<'a> {
         let shape = |(slot, map)| shape(slot, map, object.btf.as_ref());
         let maps = (0..).zip(&object.maps).map(shape).collect();
-        Judge { court, object, maps }
+        Judge { policies, object, maps }
     }
 
     /// The same for maps that exist: `place` tells where their values lie.
@@ -82,13 +82,13 @@ impl<'a> Judge<'a> {
 
     /// Asks about one of the object's programs under a policy; what is asked of the verifier is the caller's.
     pub fn ask<T>(&self, program: &Program, policy: Policy, question: impl FnOnce(&mut Input<'_>) -> T) -> T {
-        let insns = self.court.renumbered(&program.insns);
+        let insns = self.policies.renumbered(&program.insns);
         question(&mut Input {
             insns: &insns,
             prog_type: program.prog_type,
             gpl_compatible: self.object.is_gpl_compatible(),
             sleepable: program.flags & BPF_F_SLEEPABLE != 0,
-            cpus: self.court.processors,
+            cpus: self.policies.processors,
             policy,
             log_level: 0,
             lines: self.lines(program),
@@ -100,7 +100,7 @@ impl<'a> Judge<'a> {
 
     /// What the kernel lets a program do.
     pub fn policy(&self, program: &Program) -> Policy {
-        self.court.policy(program.prog_type, program.expected_attach_type, program.attach_btf_id)
+        self.policies.policy(program.prog_type, program.expected_attach_type, program.attach_btf_id)
     }
 
     fn lines(&self, program: &Program) -> Vec<Line> {

@@ -1,4 +1,4 @@
-//! The control block: what the server tells one target. Read-only in the target.
+//! The control page: what the server tells one target. Read-only in the target.
 //!
 //! The server changes it through its own mapping of the same memfd. A hook's programs are
 //! published by one store of a packed range ([`range_pack`]) into the attachment table; a range
@@ -10,19 +10,19 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `ControlHeader::magic`.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ring3ctl");
 
-/// Offset of the header in the control block.
+/// Offset of the header in the control page.
 pub const HEADER_OFFSET: u64 = 0;
-/// Offset of the GOT in the control block.
+/// Offset of the GOT in the control page.
 pub const GOT_OFFSET: u64 = 0x1000;
 /// Maps that one server can hold at a time; the slot is an index into each target's GOT.
 pub const MAPS_MAX: u32 = 0x1_0000;
 /// In a perf event array, what is no GOT slot plus 1: an event whose buffer is not mapped yet.
 pub const EVENT_WITHOUT_BUFFER: u32 = u32::MAX;
-/// Offset of the table of what programs can read of tasks in the control block ([`crate::task::TaskTable`]).
+/// Offset of the table of what programs can read of tasks in the control page ([`crate::task::TaskTable`]).
 pub const TASK_TABLE_OFFSET: u64 = GOT_OFFSET + MAPS_MAX as u64 * 16;
 /// Bytes of its place.
 pub const TASK_TABLE_BYTES: u64 = 0x1000;
-/// Offset of the list of stub areas in the control block.
+/// Offset of the list of stub areas in the control page.
 pub const STUB_AREAS_OFFSET: u64 = TASK_TABLE_OFFSET + TASK_TABLE_BYTES;
 /// Stub areas of one target.
 pub const STUB_AREAS_MAX: u32 = 4096;
@@ -31,24 +31,24 @@ pub const SYSCALLS_OFFSET: u64 = STUB_AREAS_OFFSET + STUB_AREAS_MAX as u64 * 16;
 /// Bytes of their place.
 pub const SYSCALLS_BYTES: u64 = 0x4_0000;
 
-/// Offset of the table of views in the control block: where each mapped map lies, and its geometry (`ring3_maps::View`).
+/// Offset of the table of views in the control page: where each mapped map lies, and its geometry (`ring3_maps::View`).
 /// What programs do with a map is bounded by it, and by nothing that other targets can write.
 pub const VIEWS_OFFSET: u64 = SYSCALLS_OFFSET + SYSCALLS_BYTES;
 /// Bytes of a view's place.
 pub const VIEW_BYTES: u64 = 256;
 
-/// Offset of the hook table in the control block. This table and those behind it take memory only where they are used.
+/// Offset of the hook table in the control page. This table and those behind it take memory only where they are used.
 pub const HOOKS_OFFSET: u64 = VIEWS_OFFSET + MAPS_MAX as u64 * VIEW_BYTES;
 /// Hooks (sites) of one target.
 pub const HOOKS_MAX: u32 = 1 << 20;
-/// Offset of the attachment table in the control block.
+/// Offset of the attachment table in the control page.
 pub const ATTACHMENTS_OFFSET: u64 = HOOKS_OFFSET + HOOKS_MAX as u64 * 64;
 /// Attachments of one target, old ranges that wait for quiescence included.
 pub const ATTACHMENTS_MAX: u32 = 2 * HOOKS_MAX;
-/// Offset of the recovery table in the control block: what it takes to undo everything, kept in
+/// Offset of the recovery table in the control page: what it takes to undo everything, kept in
 /// the target itself so that another server can clean up after the first was killed.
 pub const RECOVERY_OFFSET: u64 = ATTACHMENTS_OFFSET + ATTACHMENTS_MAX as u64 * 48;
-/// Offset of the table of traps in the control block, a hash table by address ([`trap_slots`]).
+/// Offset of the table of traps in the control page, a hash table by address ([`trap_slots`]).
 pub const TRAPS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
 /// Places in it.
 pub const TRAPS_MAX: usize = 1 << 16;
@@ -131,7 +131,7 @@ pub struct StubArea {
     pub bytes: u64,
 }
 
-/// The head of the control block.
+/// The head of the control page.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ControlHeader {
@@ -164,8 +164,8 @@ pub struct ControlHeader {
     /// Number of the target's pid namespace ([`crate::owner`]). It holds for the process with the id above: a fork that
     /// has not been adopted yet may be in another one.
     pub namespace: u32,
-    /// Names the run-time folder of the server: the next one of the same folder cleans up after it.
-    pub folder: u32,
+    /// Names the run-time directory of the server: the next one of the same directory cleans up after it.
+    pub directory: u32,
     /// 1: the CPU has the instruction RDPID, which gives its number.
     pub rdpid: u32,
     /// 1: a program that runs at a return needs all registers, and so the trampoline stores them ([`crate::frame`]).

@@ -43,7 +43,7 @@ pub const KEPT: [(u8, usize); 5] = [
 /// registers. 208 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct ApartFrame {
+pub struct AgentStackFrame {
     /// The registers.
     pub regs: PtRegs,
     /// Where in the stub the agent returns to.
@@ -62,7 +62,8 @@ pub struct ApartFrame {
 /// Bits of an address in user space.
 pub const ADDRESS_BITS: u32 = 48;
 
-const _: () = assert!(size_of::<ApartFrame>() == 208 && offset_of!(ApartFrame, back) == size_of::<PtRegs>());
+const _: () =
+    assert!(size_of::<AgentStackFrame>() == 208 && offset_of!(AgentStackFrame, back) == size_of::<PtRegs>());
 
 /// Whether every frame has these bytes of the registers.
 pub fn has(bytes: &Range<u32>) -> bool {

@@ -67,8 +67,9 @@ pub mod request {
     pub const KIND_FORKED: u32 = 2;
     /// This thread is about to execute another program: go on tracing that.
     pub const KIND_EXEC: u32 = 3;
-    /// This process is about to do what does not go with the net ([`crate::net`]): take it away for good.
-    pub const KIND_NET_OFF: u32 = 4;
+    /// This process is about to do something that is incompatible with the SUD fallback ([`crate::sud`]): disable it
+    /// for good.
+    pub const KIND_SUD_OFF: u32 = 4;
     /// This process is about to filter its calls by the `struct sock_fprog` at `argument`, 0: by `SECCOMP_MODE_STRICT`.
     pub const KIND_FILTER: u32 = 5;
     /// This process is about to block SIGTRAP where that cannot be seen: no site may be an `int3` any more.

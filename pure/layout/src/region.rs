@@ -5,14 +5,14 @@
 //! address table by rip-relative loads, and the same text pages serve every process.
 //!
 //! ```text
-//! base + AGENT    agent image                  r-x  shared file, same pages in all targets
-//!      + CONTROL  header, GOT, hooks           r--  one memfd per target, written by the server
-//!      + REALM    doorbells, CPU slots, trace  rw-  one memfd per domain, shared by its targets
-//!      + TEXT     net's gates, programs        r-x  one memfd per server, written by the server
-//!      + GATES    where system calls are made  r-x  private
-//!      + WITNESS  says whether forks exist     r-x  private, copied at fork
-//!      + PROCESS  process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
-//!      + STATE    state header, thread blocks  rw-  private, copied at fork
+//! base + AGENT        agent image                  r-x  shared file, same pages in all targets
+//!      + CONTROL      header, GOT, hooks           r--  one memfd per target, written by the server
+//!      + REALM        doorbells, CPU slots, trace  rw-  one memfd per domain, shared by its targets
+//!      + TEXT         SUD trampolines, programs    r-x  one memfd per server, written by the server
+//!      + TRAMPOLINES  syscall trampolines          r-x  private
+//!      + WITNESS      says whether forks exist     r-x  private, copied at fork
+//!      + PROCESS      process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
+//!      + STATE        state header, thread blocks  rw-  private, copied at fork
 //! ```
 
 /// Alignment of the region's base, bytes.
@@ -23,9 +23,9 @@ pub const AGENT_OFFSET: u64 = 0;
 /// Bytes reserved for the agent image.
 pub const AGENT_BYTES_MAX: u64 = 0x8_0000;
 
-/// Offset of the control block ([`crate::control`]).
+/// Offset of the control page ([`crate::control`]).
 pub const CONTROL_OFFSET: u64 = AGENT_OFFSET + AGENT_BYTES_MAX;
-/// Bytes of the control block.
+/// Bytes of the control page.
 pub const CONTROL_BYTES: u64 = crate::control::BYTES;
 
 /// Offset of the realm block ([`crate::realm`]).
@@ -38,15 +38,15 @@ pub const TEXT_OFFSET: u64 = REALM_OFFSET + REALM_BYTES;
 /// Bytes of the text memfd (sparse).
 pub const TEXT_BYTES: u64 = 0x100_0000;
 
-/// Offset of the gates, through which traced system calls are made ([`crate::syscall`]).
-pub const GATES_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
-/// Bytes of the gates; private anonymous memory, written by the server.
-pub const GATES_BYTES: u64 =
-    ((crate::syscall::SITES_MAX as u64 + 1) * crate::syscall::GATE_BYTES).next_multiple_of(crate::PAGE_BYTES);
+/// Offset of the syscall trampolines, through which traced system calls are made ([`crate::syscall`]).
+pub const TRAMPOLINES_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
+/// Bytes of the trampolines; private anonymous memory, written by the server.
+pub const TRAMPOLINES_BYTES: u64 =
+    ((crate::syscall::SITES_MAX as u64 + 1) * crate::syscall::TRAMPOLINE_BYTES).next_multiple_of(crate::PAGE_BYTES);
 
 /// Offset of the witness page: the server writes a word there once. As long as a fork has that page too, the kernel says that
 /// more than one process maps it (`/proc/PID/pagemap`, bit 56).
-pub const WITNESS_OFFSET: u64 = GATES_OFFSET + GATES_BYTES;
+pub const WITNESS_OFFSET: u64 = TRAMPOLINES_OFFSET + TRAMPOLINES_BYTES;
 /// Bytes of the witness page.
 pub const WITNESS_BYTES: u64 = crate::PAGE_BYTES;
 
@@ -58,21 +58,21 @@ pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
 /// Offset of the state block: [`crate::thread::StateHeader`], then the thread blocks.
 pub const STATE_OFFSET: u64 = PROCESS_OFFSET + PROCESS_BYTES;
 /// Bytes of the state block; private anonymous memory, touched as threads appear.
-pub const STATE_BYTES: u64 = NET_OFFSET + NET_BYTES - STATE_OFFSET;
+pub const STATE_BYTES: u64 = SUD_OFFSET + SUD_BYTES - STATE_OFFSET;
 /// Offset of the stack of a thread whose block is not known yet, for calls that must not use the caller's.
 pub const LAST_STACK_OFFSET: u64 = STATE_OFFSET
     + crate::thread::STATE_HEADER_BYTES
     + crate::thread::THREADS_MAX as u64 * crate::thread::THREAD_BLOCK_BYTES;
 
 /// Offset of the pool of chunks of shadow frames.
-pub const SHADOW_OFFSET: u64 = LAST_STACK_OFFSET + crate::syscall::APART_BYTES;
+pub const SHADOW_OFFSET: u64 = LAST_STACK_OFFSET + crate::syscall::AGENT_STACK_BYTES;
 /// Bytes of the pool; touched as threads need it.
 pub const SHADOW_BYTES: u64 = crate::thread::SHADOW_POOL_CHUNKS as u64 * crate::thread::SHADOW_CHUNK_BYTES;
 
-/// Offset of the net ([`crate::net::Net`]), the end of the state block.
-pub const NET_OFFSET: u64 = SHADOW_OFFSET + SHADOW_BYTES;
-/// Bytes of the net.
-pub const NET_BYTES: u64 = 0x2_1000;
+/// Offset of the state of the SUD fallback ([`crate::sud::SudState`]), the end of the state block.
+pub const SUD_OFFSET: u64 = SHADOW_OFFSET + SHADOW_BYTES;
+/// Bytes of it.
+pub const SUD_BYTES: u64 = 0x2_1000;
 
 /// Bytes of the whole reservation.
 pub const REGION_BYTES: u64 = STATE_OFFSET + STATE_BYTES;

@@ -1,8 +1,9 @@
 //! Tracing of system calls: who subscribes to which call, and where `syscall` instructions were (docs/design/syscalls.md).
 //!
-//! A site (a `syscall` instruction with its neighbours) jumps to a near stub, and that to the site's syscall trampoline (gate),
-//! which makes the call. All trampolines lie in one range of the region ([`crate::region::GATES_OFFSET`]). So the kernel can be
-//! told to let exactly their calls pass (syscall user dispatch).
+//! A site (a `syscall` instruction with its neighbours) jumps to a near stub, and that to the site's syscall
+//! trampoline, which makes the call. All trampolines lie in one range of the region
+//! ([`crate::region::TRAMPOLINES_OFFSET`]). So the kernel can be told to let exactly their calls pass (syscall user
+//! dispatch).
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -16,50 +17,52 @@ pub const IDENTITY_CHANGERS: [u32; 8] = [105, 106, 113, 114, 117, 119, 272, 308]
 pub const NUMBERS: usize = 512;
 /// The entry for all other numbers; no system call has one of these.
 pub const OTHER_NUMBERS: usize = NUMBERS;
-/// Offset of [`SyscallTables`] in the control block.
+/// Offset of [`SyscallTables`] in the control page.
 pub const TABLES_OFFSET: u64 = crate::control::SYSCALLS_OFFSET;
-/// Offset of the table of [`SyscallSite`]s in the control block.
+/// Offset of the table of [`SyscallSite`]s in the control page.
 pub const SITES_OFFSET: u64 = TABLES_OFFSET + 0x6000;
 /// Sites of one target. One more, which is no place in the code, is for the end of the `execve` that began the program.
 pub const SITES_MAX: u32 = 4862;
-/// Bytes of a gate.
-pub const GATE_BYTES: u64 = 256;
-/// Offset in a syscall trampoline (gate) of the call, and of the code behind it, if the site's number is known.
+/// Bytes of a trampoline.
+pub const TRAMPOLINE_BYTES: u64 = 256;
+/// Offset in a syscall trampoline of the call, and of the code behind it, if the site's number is known.
 pub const CALL_AT: u64 = 26;
 /// See [`CALL_AT`].
 pub const DONE_AT: u64 = 54;
 /// If the number is not known: offset of the copy of the call for numbers without subscribers.
-pub const PLAIN_AT: u64 = 27;
+pub const UNTRACED_AT: u64 = 27;
 /// Offset of the code that asks the agent, behind that copy and its end.
-pub const SLOW_AT: u64 = PLAIN_AT + SYSCALL_BYTES + 24;
-/// Offset of the copies of the call for numbers with subscribers: one for each of [`BEGINNERS`], behind one for all others.
-pub const WANTED_AT: u64 = 72;
+pub const SLOW_AT: u64 = UNTRACED_AT + SYSCALL_BYTES + 24;
+/// Offset of the copies of the call for numbers with subscribers: one for each of [`CLONE_SYSCALLS`], behind one for
+/// all others.
+pub const TRACED_AT: u64 = 72;
 /// From one copy to the next.
 pub const COPY_BYTES: u64 = 20;
 /// Offset of the code behind these copies.
-pub const WANTED_DONE_AT: u64 = WANTED_AT + COPY_BYTES * (BEGINNERS.len() as u64 + 1);
+pub const TRACED_DONE_AT: u64 = TRACED_AT + COPY_BYTES * (CLONE_SYSCALLS.len() as u64 + 1);
 /// Calls that create a thread or a process (`clone`, `fork`, `vfork`, `clone3`). The new one begins in the trampoline, where the
 /// call's number cannot be looked up any more; so each has a copy of its own.
-pub const BEGINNERS: [u32; 4] = [56, 57, 58, 435];
+pub const CLONE_SYSCALLS: [u32; 4] = [56, 57, 58, 435];
 /// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigaction`,
 /// `rt_sigreturn`, `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
 /// `pkey_mprotect`, `prctl`, `seccomp`.
-pub const CLOSE_CALLS: [u32; 17] = [9, 10, 13, 15, 59, 60, 62, 129, 157, 158, 200, 231, 234, 297, 317, 322, 329];
+pub const SLOW_PATH_SYSCALLS: [u32; 17] =
+    [9, 10, 13, 15, 59, 60, 62, 129, 157, 158, 200, 231, 234, 297, 317, 322, 329];
 /// In what a trampoline passes in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
 /// In what a trampoline passes: the site's number is known.
 pub const NUMBER_KNOWN: u32 = 1 << 31;
 /// Stands for a call that no trampoline made.
-pub const NO_GATE: u32 = u32::MAX;
+pub const NO_TRAMPOLINE: u32 = u32::MAX;
 /// Bytes of an agent stack, for a call that must not use the caller's stack.
-pub const APART_BYTES: u64 = 0x4000;
+pub const AGENT_STACK_BYTES: u64 = 0x4000;
 /// Agent stacks of a thread, for calls in signal handlers that interrupt the agent.
-pub const APART_LEVELS: u64 = 3;
+pub const AGENT_STACKS: u64 = 3;
 
 /// Calls under way of a thread at a time, each made by a signal handler that interrupted the previous one.
 pub const CALLS_MAX: usize = 16;
 
-/// Of [`Seers::enter`] and `exit`: the agent looks at this call in any case.
+/// Of [`Subscribers::enter`] and `exit`: the agent looks at this call in any case.
 pub const ALWAYS: u64 = 1 << 63;
 
 /// A number that is neither a process id nor an error of asking for one.
@@ -68,7 +71,7 @@ pub const NO_PROCESS: u32 = 1 << 31;
 /// The subscribers of the calls with one number. 32 bytes: everything that a call looks up lies together.
 #[repr(C, align(32))]
 #[derive(Debug)]
-pub struct Seers {
+pub struct Subscribers {
     /// Packed range ([`crate::control::range_pack`]) of the attachments that see the beginning, and [`ALWAYS`]; 0: nobody
     /// subscribes to either end.
     pub enter: AtomicU64,
@@ -90,7 +93,7 @@ pub const CALL_SHIFT: u8 = 5;
 #[derive(Debug)]
 pub struct SyscallTables {
     /// The entries of all numbers, and behind them that of all others.
-    pub calls: [Seers; NUMBERS + 1],
+    pub calls: [Subscribers; NUMBERS + 1],
     /// Address of the [`crate::control::Hook`] that counts hits and misses.
     pub hook: AtomicU64,
     /// Address of the agent's handler of SIGCANCEL, which runs before the process's own.
@@ -102,11 +105,11 @@ pub struct SyscallTables {
     /// An attachment for [`NO_PROCESS`]: no program runs, but the call is remembered.
     pub nobody: Attachment,
     /// 1: the SUD fallback is enabled or about to be. Calls that routines make in which threads are cancelled must not be caught.
-    pub netted: AtomicU32,
+    pub uses_sud: AtomicU32,
     /// 1: the agent announces an `execve` to the server, which makes the executed program a target.
     pub follow: AtomicU32,
     /// How often the sites were restored that show the ends of calls of routines in which threads are cancelled.
-    pub blind: AtomicU32,
+    pub returns_restored: AtomicU32,
 }
 
 /// A `syscall` instruction that was replaced; or a call of a routine with one ([`crate::cancellation`]), or its return address.
@@ -143,9 +146,9 @@ pub enum Progress {
 pub fn progress(number_known: bool, offset: u64) -> Progress {
     let before = match offset {
         _ if number_known => offset <= CALL_AT,
-        ..=PLAIN_AT => true,
-        WANTED_AT..WANTED_DONE_AT => (offset - WANTED_AT).is_multiple_of(COPY_BYTES),
-        _ => (SLOW_AT..WANTED_AT).contains(&offset),
+        ..=UNTRACED_AT => true,
+        TRACED_AT..TRACED_DONE_AT => (offset - TRACED_AT).is_multiple_of(COPY_BYTES),
+        _ => (SLOW_AT..TRACED_AT).contains(&offset),
     };
     if before { Progress::Before } else { Progress::After }
 }
@@ -164,21 +167,21 @@ pub struct Call {
     pub sp: u64,
     /// The number.
     pub number: i32,
-    /// What its trampoline passed; [`NO_GATE`]: no trampoline made it.
-    pub gate: u32,
+    /// What its trampoline passed; [`NO_TRAMPOLINE`]: no trampoline made it.
+    pub trampoline: u32,
     /// `ThreadBlock::first_call` when it began.
     pub first_call: u32,
     /// 1: its end was shown.
     pub ended: u32,
     /// For a call of a routine in which threads are cancelled: its site's index plus 1. Else 0.
     pub routine: u32,
-    /// `SyscallTables::blind` when it began.
-    pub blind: u32,
+    /// `SyscallTables::returns_restored` when it began.
+    pub returns_restored: u32,
 }
 
 const _: () = {
     assert!(size_of::<SyscallSite>() == 48);
-    assert!(size_of::<Seers>() == 1 << CALL_SHIFT);
+    assert!(size_of::<Subscribers>() == 1 << CALL_SHIFT);
     assert!(size_of::<Call>() == 32);
     assert!(TABLES_OFFSET + size_of::<SyscallTables>() as u64 <= SITES_OFFSET);
     assert!(SITES_OFFSET + (SITES_MAX as u64 + 1) * size_of::<SyscallSite>() as u64 <= crate::control::VIEWS_OFFSET);

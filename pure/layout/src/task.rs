@@ -38,7 +38,7 @@ pub const VALUE_BYTES_MAX: usize = 16;
 /// Bytes of `struct new_utsname`.
 pub const UTS_BYTES: usize = 6 * 65;
 
-/// All fields that can be read. The server writes it before the control block is mapped.
+/// All fields that can be read. The server writes it before the control page is mapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TaskTable {

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::syscall::{APART_BYTES, APART_LEVELS};
+use crate::syscall::{AGENT_STACK_BYTES, AGENT_STACKS};
 
 /// Threads of one target that can run programs at a time.
 pub const THREADS_MAX: u32 = 1024;
@@ -54,7 +54,7 @@ pub struct ProcessPage {
     /// Offset in the TCB of the thread's id, which the C library and the kernel maintain; 0: not known.
     pub tid_at: AtomicU32,
     /// 1: some thread has no TCB of a C library, or shares one, so `tid_at` stays 0 and threads are found by GS.
-    pub shared_names: AtomicU32,
+    pub tcbs_invalid: AtomicU32,
     /// Zero.
     pub reserved: AtomicU32,
     /// Addresses of thread blocks, by [`block_hint`]: a hint, which the block must confirm.
@@ -67,7 +67,7 @@ pub const BLOCK_HINTS: usize = 256;
 /// Index of the hint for the thread with this FS base.
 #[inline(always)]
 pub const fn block_hint(fs_base: u64) -> usize {
-    // Fibonacci hashing: thread control blocks lie far apart, at the same place of their pages.
+    // Fibonacci hashing: TCBs lie far from each other, at the same place of their pages.
     ((fs_base as u32).wrapping_mul(0x9e37_79b1) >> 24) as usize
 }
 
@@ -85,7 +85,7 @@ pub struct StateHeader {
     pub last_stack: AtomicU32,
     /// 1: the agent makes no system calls any more, because the process has installed a seccomp filter and the server did not say
     /// what it forbids.
-    pub hushed: AtomicU32,
+    pub no_syscalls: AtomicU32,
     /// Requests to the server that timed out or found no slot.
     pub requests_lost: AtomicU64,
     /// Chunks of shadow frames that blocks have taken.
@@ -224,11 +224,11 @@ pub struct ThreadBlock {
     pub sequence: RestartableSequence,
     /// The thread id that is in the owner's TCB. While a `vfork` child runs with its parent's block it is the parent's;
     /// `pid_tgid` is then the child's.
-    pub named_tid: u32,
+    pub tcb_tid: u32,
     /// Top of the next free agent stack, and the address below which there is none.
-    pub apart_top: u64,
-    /// See `apart_top`.
-    pub apart_end: u64,
+    pub agent_stack_top: u64,
+    /// See `agent_stack_top`.
+    pub agent_stack_end: u64,
     /// 1: a program refuses the call that begins (`bpf_override_return`).
     pub overrides: u64,
     /// The result of a refused call.
@@ -239,9 +239,9 @@ pub struct ThreadBlock {
     pub first_call: u32,
     /// 1: SUD is off for this thread, because one of its calls was let through, or because a routine in which threads are
     /// cancelled is making one.
-    pub net_passed: u32,
+    pub sud_suspended: u32,
     /// Stack pointer at the call during which the thread blocks SIGSYS; 0: none. SUD is off until that call ends.
-    pub net_until: u64,
+    pub sud_off_until: u64,
     /// Address of the signal frame (`struct ucontext`) that shows the thread at `shown_place`, although it is at `shown_instead`,
     /// in a trampoline; 0: none.
     pub shown_frame: u64,
@@ -251,7 +251,7 @@ pub struct ThreadBlock {
     pub shown_instead: u64,
     /// 1: SIGCANCEL was postponed, and will be delivered again.
     pub cancel_waits: u32,
-    /// The signals among [`crate::net::Net::never_blocked`] that the thread has blocked, as far as it knows.
+    /// The signals among [`crate::sud::SudState::never_blocked`] that the thread has blocked, as far as it knows.
     pub wants_blocked: u64,
     /// What `wants_blocked` was before it last changed, and the stack pointer at which that was.
     pub wanted_before: u64,
@@ -307,5 +307,5 @@ const _: () = {
     assert!(size_of::<StateHeader>() as u64 <= STATE_HEADER_BYTES);
     assert!(size_of::<ShadowFrame>() == 40);
     // Behind a block is what programs hold for a task_struct, of which sizes up to 16 KiB are known, and at its end stacks.
-    assert!(size_of::<ThreadBlock>() as u64 + 0x4000 + APART_LEVELS * APART_BYTES <= THREAD_BLOCK_BYTES);
+    assert!(size_of::<ThreadBlock>() as u64 + 0x4000 + AGENT_STACKS * AGENT_STACK_BYTES <= THREAD_BLOCK_BYTES);
 };

@@ -87,8 +87,8 @@ fn line_program(base: Base, names: &Names) -> (LineProgram, Vec<FileId>) {
     let text = |text: &str| LineString::String(text.into());
     // Where the compiler ran is not told: paths are relative to where the debugger runs.
     let mut lines = LineProgram::new(ENCODING, LineEncoding::default(), text("."), None, text(&names.files[0]), None);
-    let folder = lines.default_directory();
-    let files: Vec<FileId> = names.files.iter().map(|file| lines.add_file(text(file), folder, None)).collect();
+    let directory = lines.default_directory();
+    let files: Vec<FileId> = names.files.iter().map(|file| lines.add_file(text(file), directory, None)).collect();
     for function in &names.functions {
         let end = function.offset + function.bytes;
         let from = names.rows.partition_point(|row| row.offset < function.offset);

@@ -80,7 +80,7 @@ pub struct Linkable<'a> {
 
 /// What lies at an address of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Placed {
+pub struct PlacedSymbol {
     /// Name of its section.
     pub section: String,
     /// Where it begins.
@@ -152,7 +152,7 @@ fn note_of_no_executable_stack() -> Section {
 }
 
 /// A file of symbols and lines (`ET_EXEC` whose sections are not in it), as `add-symbol-file` of gdb reads it.
-pub fn symbols(placed: &[Placed]) -> Vec<u8> {
+pub fn symbols(placed: &[PlacedSymbol]) -> Vec<u8> {
     let mut file = File { kind: elf::ET_EXEC, ..File::default() };
     for (index, place) in placed.iter().enumerate() {
         file.sections.push(Section {

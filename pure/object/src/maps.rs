@@ -3,7 +3,7 @@
 //! Mirrors src/libbpf.c:parse_btf_map_def and bpf_object__init_global_data_maps.
 
 use object::elf::STT_FUNC;
-use ring3_btf::{Btf, Placed, kind, linkage};
+use ring3_btf::{Btf, VarSecinfo, kind, linkage};
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG};
 
@@ -125,7 +125,7 @@ impl Maps {
         let relocations = file.sections.get(section).map_or(&[][..], |section| &section.relocations);
         for relocation in relocations {
             let damaged = || Error::Unsupported(format!("what is at {:#x} of maps' definitions", relocation.at));
-            let inside = |placed: &Placed| {
+            let inside = |placed: &VarSecinfo| {
                 let place = u64::from(placed.at)..u64::from(placed.at) + u64::from(placed.size);
                 place.contains(&relocation.at)
             };

@@ -10,7 +10,7 @@ use std::mem::offset_of;
 
 use iced_x86::{Code, FlowControl};
 use ring3_layout::cancellation::{SLOT_FACTOR, SLOT_SHIFT};
-use ring3_layout::syscall::{CALL_SHIFT, NUMBERS, Seers, SyscallTables};
+use ring3_layout::syscall::{CALL_SHIFT, NUMBERS, Subscribers, SyscallTables};
 
 use crate::flow::{decode, direct_target, ends_flow};
 use crate::plan::{Function, JUMP_BYTES, Refusal, plan_detour};
@@ -184,7 +184,7 @@ impl SyscallPlan {
     }
 }
 
-/// Before the routine: to the agent if somebody wants the call, or there is the net, and it will be made. All arguments stay;
+/// Before the routine: to the agent if somebody wants the call, or SUD is enabled, and it will be made. All arguments stay;
 /// `rax`, `r10` and `r11` are free where a function begins. The agent gets the index in `eax`, and where the routine begins in `r10`.
 fn emit_begin(a: &mut Assembler, links: &CallerLinks, routine: &Routine) -> Result<(), Refusal> {
     const TO_SLOW: u8 = 34;
@@ -199,11 +199,11 @@ fn emit_begin(a: &mut Assembler, links: &CallerLinks, routine: &Routine) -> Resu
     a.put(&[0x73, TO_SLOW]); // jae slow
     a.put(&[0xc1, 0xe0, CALL_SHIFT]); // shl eax, CALL_SHIFT
     a.put(&[0x49, 0xbb]); // mov r11, enter
-    a.put(&(links.tables + offset_of!(Seers, enter) as u64).to_le_bytes());
+    a.put(&(links.tables + offset_of!(Subscribers, enter) as u64).to_le_bytes());
     a.put(&[0x49, 0x83, 0x3c, 0x03, 0]); // cmp qword [r11 + rax], 0
     a.put(&[0x75, OVER_NETTED]); // jne slow
-    a.put(&[0x41, 0x83, 0xbb]); // cmp dword [r11 + netted - enter], 0
-    a.put(&((offset_of!(SyscallTables, netted) - offset_of!(Seers, enter)) as u32).to_le_bytes());
+    a.put(&[0x41, 0x83, 0xbb]); // cmp dword [r11 + uses_sud - enter], 0
+    a.put(&((offset_of!(SyscallTables, uses_sud) - offset_of!(Subscribers, enter)) as u32).to_le_bytes());
     a.put(&[0]);
     a.put(&[0x0f, 0x84]); // je routine
     a.relative(routine.start)?;

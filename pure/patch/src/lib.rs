@@ -6,7 +6,7 @@
 //! Start reading at: `plan.rs`, then `stub.rs`.
 #![forbid(unsafe_code)]
 
-mod apart;
+mod agent_stack;
 mod cancellation;
 mod flow;
 mod indirect;
@@ -15,7 +15,7 @@ mod returns;
 mod stub;
 mod syscall;
 
-pub use apart::ApartLinks;
+pub use agent_stack::AgentStackLinks;
 pub use cancellation::{CallerLinks, Replaced, Routine};
 pub use flow::{
     Branch, branches, far_branches, far_calls, goes_on, instruction_bytes, is_branch, is_code, short_target, text_of,
@@ -24,4 +24,4 @@ pub use indirect::{IndirectTargets, Instructions, Part, call_sites, computes_tar
 pub use plan::{Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_alone, plan_detour};
 pub use returns::plan_returns;
 pub use stub::{Entries, Moved, RELAY_BYTES, STUB_BYTES_MAX, Stub, relay};
-pub use syscall::{GateLinks, NEAR_BYTES_MAX, SyscallPlan, plan_syscalls};
+pub use syscall::{NEAR_BYTES_MAX, SyscallPlan, TrampolineLinks, plan_syscalls};

@@ -265,7 +265,7 @@ impl std::error::Error for Refusal {}
 
 /// Where the thread is at a site whose stub must not use its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Apart {
+pub(crate) enum AgentStackAt {
     /// At a function's entry: the return address is at the stack pointer.
     AtEntry,
     /// At a `ret`: as at the entry, behind the displaced instructions.
@@ -291,8 +291,8 @@ pub struct Plan {
     pub(crate) displaced: Vec<(Instruction, Vec<u8>)>,
     /// The site is a function's entry.
     pub(crate) at_entry: bool,
-    /// The stub runs the agent on another stack than the thread's.
-    pub(crate) apart: Option<Apart>,
+    /// The stub runs the agent on an agent stack, not on the thread's.
+    pub(crate) agent_stack: Option<AgentStackAt>,
     /// That many bytes at the jump's end stay as they are.
     pub(crate) kept: usize,
 }
@@ -300,7 +300,7 @@ pub struct Plan {
 impl Plan {
     /// The same for code in Go: its stacks have no room for a stub, goroutines resume at any instruction (if it is
     /// `preemptible`), and its run-time makes panics of faults (see `returns.rs`).
-    pub fn apart(self, preemptible: bool) -> Result<Plan, Refusal> {
+    pub fn on_agent_stack(self, preemptible: bool) -> Result<Plan, Refusal> {
         let instructions: Vec<&Instruction> = self.displaced.iter().map(|(instruction, _)| instruction).collect();
         // With the return address at the stack pointer, the run-time takes the fault for the caller's.
         let moves_stack = |i: &&Instruction| {
@@ -316,8 +316,8 @@ impl Plan {
             Tactic::Jump => self.kept_for_goroutines(&instructions, preemptible)?,
             Tactic::OneByte | Tactic::Punned | Tactic::Trap => self.kept,
         };
-        let apart = if self.at_entry { Apart::AtEntry } else { Apart::Within };
-        Ok(Plan { apart: Some(apart), kept, ..self })
+        let agent_stack = if self.at_entry { AgentStackAt::AtEntry } else { AgentStackAt::Within };
+        Ok(Plan { agent_stack: Some(agent_stack), kept, ..self })
     }
 
     /// How many bytes of the jump stay as they are, so that goroutines can resume at what begins there.
@@ -345,7 +345,7 @@ impl Plan {
     /// Somebody else's breakpoint there, the kernel's uprobe mostly, can come and go: the kernel runs the file's instruction and goes
     /// on behind it, and writes the file's byte in the end. Both are right only if the bytes behind ours are the file's.
     pub fn one_byte(&self) -> Option<Plan> {
-        let first = self.displaced.first().filter(|_| self.tactic == Tactic::Jump && self.apart.is_none())?;
+        let first = self.displaced.first().filter(|_| self.tactic == Tactic::Jump && self.agent_stack.is_none())?;
         Some(Plan {
             tactic: Tactic::OneByte,
             kept: JUMP_BYTES - 1,
@@ -435,7 +435,7 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         tactic: Tactic::Jump,
         displaced: displaced.iter().map(|i| (*i, bytes_of(i))).collect(),
         at_entry,
-        apart: None,
+        agent_stack: None,
         kept: 0,
     })
 }
@@ -468,7 +468,7 @@ pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: u
         kept: if jump.is_some() { JUMP_BYTES - bytes.len() } else { 0 },
         displaced: vec![(*instruction, bytes)],
         at_entry,
-        apart: None,
+        agent_stack: None,
     }
 }
 
@@ -542,7 +542,7 @@ mod tests {
     fn kept(code: &[u8], preemptible: bool) -> Result<usize, Refusal> {
         let bytes = [code, &[0xcc; 16]].concat();
         let function = Function { bytes: &bytes, address: ADDRESS, size: code.len(), entered: None, computed: false };
-        Ok(plan_detour(&function, ADDRESS)?.apart(preemptible)?.kept)
+        Ok(plan_detour(&function, ADDRESS)?.on_agent_stack(preemptible)?.kept)
     }
 
     #[test]

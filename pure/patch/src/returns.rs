@@ -14,7 +14,7 @@ use std::ops::Range;
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::flow::{decode, direct_target};
-use crate::plan::{Apart, Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, displace, within};
+use crate::plan::{AgentStackAt, Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, displace, within};
 
 /// Instructions before a `ret` that are displaced at most.
 const BEFORE_MAX: usize = 8;
@@ -115,7 +115,7 @@ fn plan_return(
         tactic: Tactic::Jump,
         displaced: displaced.iter().map(|i| (*i, bytes_of(i.ip()..i.next_ip()))).collect(),
         at_entry: false,
-        apart: Some(Apart::AtReturn),
+        agent_stack: Some(AgentStackAt::AtReturn),
         kept,
     })
 }

@@ -18,7 +18,7 @@ use ring3_layout::control::Hook;
 use ring3_layout::frame;
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::apart::{ApartLinks, emit_all};
+use crate::agent_stack::{AgentStackLinks, emit_all};
 use crate::flow::{direct_target, ends_flow};
 use crate::plan::{JUMP_BYTES, Plan, Refusal, Tactic};
 
@@ -57,7 +57,7 @@ pub struct Entries {
     /// Takes the return address off the stack, and calls what the word below it leads to.
     pub call: u64,
     /// The same for stubs that do not use the thread's stack.
-    pub apart: ApartLinks,
+    pub agent_stack: AgentStackLinks,
 }
 
 pub(crate) struct Assembler {
@@ -172,7 +172,7 @@ impl Plan {
     }
 
     /// The stub for the address `stub`: calls `enter(regs, hook, all)` of the agent, or where that must not be on the thread's
-    /// stack what `apart` says, and runs the displaced code.
+    /// stack what `agent_stack` says, and runs the displaced code.
     pub fn stub(&self, stub: u64, entries: Entries, hook: u64) -> Result<Stub, Refusal> {
         self.stub_of_many(stub, entries, hook, &[])
     }
@@ -223,9 +223,9 @@ impl Plan {
     }
 
     fn emit_agent(&self, a: &mut Assembler, entries: Entries, hook: u64) -> Result<(), Refusal> {
-        match self.apart {
-            Some(apart) => {
-                self.emit_apart(a, apart, entries.apart, hook);
+        match self.agent_stack {
+            Some(agent_stack) => {
+                self.emit_on_agent_stack(a, agent_stack, entries.agent_stack, hook);
                 Ok(())
             }
             None => self.emit_call(a, entries, hook),
@@ -428,8 +428,8 @@ mod tests {
         let function =
             Function { bytes: &[0x0f, 0x0b, 0xc3], address: SITE, size: 3, entered: None, computed: false };
         let plan = plan_alone(&function, SITE, None).expect("planned");
-        let apart = ApartLinks { enter: 0, find: 0, state: 0, generation: 0, missed: 0 };
-        let stub = plan.stub(STUB, Entries { enter: 0, call: 0, apart }, 0).expect("made");
+        let agent_stack = AgentStackLinks { enter: 0, find: 0, state: 0, generation: 0, missed: 0 };
+        let stub = plan.stub(STUB, Entries { enter: 0, call: 0, agent_stack }, 0).expect("made");
         let behind = stub.moved.iter().find(|moved| moved.original == SITE + 2).expect("it is told where that is");
         let (copy, jump) = stub.bytes.split_at(behind.stub_offset as usize);
         assert!(copy.ends_with(&[0x0f, 0x0b]));

@@ -1,7 +1,7 @@
 //! System calls: where a `syscall` instruction has room for a jump, and the code that makes the call instead.
 //!
 //! A `syscall` has 2 bytes, a jump 5: instructions behind or before it are displaced with it. The jump leads to a near stub,
-//! which has their copies. Between them the stub jumps to the site's syscall trampoline (gate), which lies far away, in one range
+//! which has their copies. Between them the stub jumps to the site's syscall trampoline, which lies far away, in one range
 //! with all other trampolines, and makes the call. Registers and stack at the call are the caller's own. So the call may fork,
 //! switch stacks, never return, or be made again after a signal. The trampoline uses only `rcx` and `r11`, which every system
 //! call destroys. Behind the call `rcx` is what it would be; `r11`, where the kernel leaves the flags, is not.
@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction};
 use ring3_layout::syscall::{
-    BEGINNERS, CALL_AT, CALL_SHIFT, COPY_BYTES, COPY_SHIFT, DONE_AT, GATE_BYTES, NUMBER_KNOWN, NUMBERS, PLAIN_AT,
-    SLOW_AT, SYSCALL_BYTES, Seers, WANTED_AT, WANTED_DONE_AT,
+    CALL_AT, CALL_SHIFT, CLONE_SYSCALLS, COPY_BYTES, COPY_SHIFT, DONE_AT, NUMBER_KNOWN, NUMBERS, SLOW_AT,
+    SYSCALL_BYTES, Subscribers, TRACED_AT, TRACED_DONE_AT, TRAMPOLINE_BYTES, UNTRACED_AT,
 };
 
 use crate::cancellation::Replaced;
@@ -51,9 +51,9 @@ pub struct SyscallPlan {
     pub replaced: Replaced,
 }
 
-/// Where a gate leads.
+/// Where a trampoline leads.
 #[derive(Clone, Copy, Debug)]
-pub struct GateLinks {
+pub struct TrampolineLinks {
     /// Index of the site.
     pub index: u32,
     /// Where the call was made from, and its end, in the original code.
@@ -246,7 +246,7 @@ impl SyscallPlan {
     }
 
     /// The near stub for the address `near`, and where in it the code behind the call begins.
-    pub fn near(&self, near: u64, gate: u64) -> Result<(Stub, u32), Refusal> {
+    pub fn near(&self, near: u64, trampoline: u64) -> Result<(Stub, u32), Refusal> {
         let mut assembler = Assembler { base: near, bytes: Vec::with_capacity(NEAR_BYTES_MAX) };
         let (mut moved, mut tail) = (vec![], 0);
         let instructions = decode(&self.displaced, self.site);
@@ -254,7 +254,7 @@ impl SyscallPlan {
             let offset = assembler.bytes.len() as u32;
             moved.push(Moved { original: instruction.ip(), stub_offset: offset });
             if instruction.ip() == self.call {
-                assembler.jump_far(gate);
+                assembler.jump_far(trampoline);
                 tail = assembler.bytes.len() as u32;
             } else {
                 let at = (instruction.ip() - self.site) as usize;
@@ -268,14 +268,14 @@ impl SyscallPlan {
         Ok((Stub { bytes: assembler.bytes, moved }, tail))
     }
 
-    /// The gate for the address `gate`.
-    pub fn gate(&self, gate: u64, links: &GateLinks) -> Result<Vec<u8>, Refusal> {
-        let mut assembler = Assembler { base: gate, bytes: Vec::with_capacity(GATE_BYTES as usize) };
+    /// The trampoline for the address `trampoline`.
+    pub fn trampoline(&self, trampoline: u64, links: &TrampolineLinks) -> Result<Vec<u8>, Refusal> {
+        let mut assembler = Assembler { base: trampoline, bytes: Vec::with_capacity(TRAMPOLINE_BYTES as usize) };
         match self.number {
             Some(number) => emit_known(&mut assembler, links, number)?,
             None => emit_unknown(&mut assembler, links, self.keeps_flags)?,
         }
-        debug_assert!(assembler.bytes.len() as u64 <= GATE_BYTES, "a gate outgrew its limit");
+        debug_assert!(assembler.bytes.len() as u64 <= TRAMPOLINE_BYTES, "a trampoline outgrew its limit");
         Ok(assembler.bytes)
     }
 }
@@ -295,23 +295,24 @@ impl Assembler {
         Ok(())
     }
 
-    /// Goes to a routine of the agent, which goes on at this offset of the gate at `gate` if there is no more to do.
-    fn pass(&mut self, number: u32, gate: u64, offset: u64, routine: u64) -> Result<(), Refusal> {
+    /// Goes to a routine of the agent, which goes on at this offset of the trampoline at `trampoline` if there is no
+    /// more to do.
+    fn pass(&mut self, number: u32, trampoline: u64, offset: u64, routine: u64) -> Result<(), Refusal> {
         self.put(&[0xb9]); // mov ecx, number
         self.put(&number.to_le_bytes());
-        self.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + gate + offset]
-        self.relative(gate + offset)?;
+        self.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + trampoline + offset]
+        self.relative(trampoline + offset)?;
         self.jump(routine)
     }
 
     /// What comes next is at this offset.
     fn pad(&mut self, offset: u64) {
-        debug_assert!(self.bytes.len() as u64 <= offset, "parts of gates are where the layout says");
+        debug_assert!(self.bytes.len() as u64 <= offset, "parts of trampolines are where the layout says");
         self.bytes.resize(offset as usize, 0x90);
     }
 
     /// `rcx` as the call leaves it, and back.
-    fn finish(&mut self, links: &GateLinks) {
+    fn finish(&mut self, links: &TrampolineLinks) {
         self.put(&[0x48, 0xb9]); // mov rcx, after
         self.put(&links.after.to_le_bytes());
         self.jump_far(links.tail);
@@ -330,20 +331,20 @@ fn word(tables: u64, number: u32, offset: usize) -> u64 {
     tables + (u64::from(number.min(NUMBERS as u32)) << CALL_SHIFT) + offset as u64
 }
 
-fn emit_known(a: &mut Assembler, links: &GateLinks, number: u32) -> Result<(), Refusal> {
+fn emit_known(a: &mut Assembler, links: &TrampolineLinks, number: u32) -> Result<(), Refusal> {
     let index = links.index | NUMBER_KNOWN;
-    a.unless_zero(word(links.tables, number, offset_of!(Seers, enter)))?;
+    a.unless_zero(word(links.tables, number, offset_of!(Subscribers, enter)))?;
     a.pass(index, a.base, CALL_AT, links.enter)?;
     a.pad(CALL_AT);
     a.put(&SYSCALL);
-    a.unless_zero(word(links.tables, number, offset_of!(Seers, exit)))?;
+    a.unless_zero(word(links.tables, number, offset_of!(Subscribers, exit)))?;
     a.pass(index, a.base, DONE_AT, links.exit)?;
     a.pad(DONE_AT);
     a.finish(links);
     Ok(())
 }
 
-fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Result<(), Refusal> {
+fn emit_unknown(a: &mut Assembler, links: &TrampolineLinks, keeps_flags: bool) -> Result<(), Refusal> {
     let slow = |a: &Assembler| (a.base + SLOW_AT - a.here() - 2) as u8;
     if keeps_flags {
         a.put(&[JUMP_SHORT, slow(a)]);
@@ -354,21 +355,21 @@ fn emit_unknown(a: &mut Assembler, links: &GateLinks, keeps_flags: bool) -> Resu
         a.put(&[0x73, slow(a)]); // jae slow
         a.put(&[0xc1, 0xe1, CALL_SHIFT]); // shl ecx, CALL_SHIFT
         a.put(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + enter]
-        a.relative(word(links.tables, 0, offset_of!(Seers, enter)))?;
+        a.relative(word(links.tables, 0, offset_of!(Subscribers, enter)))?;
         a.put(&[0x49, 0x83, 0x3c, 0x0b, 0]); // cmp qword [r11 + rcx], 0
         a.put(&[0x75, slow(a)]); // jne slow
     }
-    a.pad(PLAIN_AT);
+    a.pad(UNTRACED_AT);
     a.put(&SYSCALL);
     a.finish(links);
     a.pad(SLOW_AT);
-    a.pass(links.index, a.base, WANTED_AT, links.enter)?;
-    for copy in 0..=BEGINNERS.len() as u32 {
-        a.pad(WANTED_AT + u64::from(copy) * COPY_BYTES);
+    a.pass(links.index, a.base, TRACED_AT, links.enter)?;
+    for copy in 0..=CLONE_SYSCALLS.len() as u32 {
+        a.pad(TRACED_AT + u64::from(copy) * COPY_BYTES);
         a.put(&SYSCALL);
-        a.pass(links.index | copy << COPY_SHIFT, a.base, WANTED_DONE_AT, links.exit)?;
+        a.pass(links.index | copy << COPY_SHIFT, a.base, TRACED_DONE_AT, links.exit)?;
     }
-    a.pad(WANTED_DONE_AT);
+    a.pad(TRACED_DONE_AT);
     a.finish(links);
     Ok(())
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use ring3_patch::{
-    ApartLinks, Entries, Function, Refusal, SyscallPlan, goes_on, is_code, plan_detour, plan_returns, plan_syscalls,
+    AgentStackLinks, Entries, Function, Refusal, SyscallPlan, goes_on, is_code, plan_detour, plan_returns,
+    plan_syscalls,
 };
 
-const APART: ApartLinks = ApartLinks {
+const AGENT_STACK: AgentStackLinks = AgentStackLinks {
     enter: 0x7000_0000_2000,
     find: 0x7000_0000_3000,
     state: 0x7000_1000_0000,
@@ -67,7 +68,7 @@ fn nearly_all_functions_of_real_files_can_be_probed() {
                     let stub = stub.wrapping_sub(0x10_0000);
                     let made = plan.stub(
                         stub,
-                        Entries { enter: 0x7000_0000_0000, call: 0x7000_0000_1000, apart: APART },
+                        Entries { enter: 0x7000_0000_0000, call: 0x7000_0000_1000, agent_stack: AGENT_STACK },
                         0x7000_0010_0000,
                     );
                     assert!(made.is_ok(), "{}: {:?}", symbol.name, made.err());
@@ -98,7 +99,7 @@ fn entries_of_most_functions_in_go_can_be_probed() {
         let Some(code) = elf.code(symbol.address..symbol.address + symbol.size + 24) else { continue };
         let size = symbol.size as usize;
         let function = Function { bytes: code, address: symbol.address, size, entered: None, computed: false };
-        match plan_detour(&function, symbol.address).and_then(|plan| plan.apart(true)) {
+        match plan_detour(&function, symbol.address).and_then(|plan| plan.on_agent_stack(true)) {
             Ok(_) => planned += 1,
             Err(refusal) => *refused.entry(reason(&refusal)).or_default() += 1,
         }
@@ -131,7 +132,7 @@ fn returns_of_most_functions_in_go_can_be_seen() {
         };
         for plan in &plans {
             let stub = plan.stub_range().map_or(symbol.address & !0xffff, |range| range.start);
-            let made = plan.stub(stub, Entries { enter: 0, call: 0, apart: APART }, 0x7000_0010_0000);
+            let made = plan.stub(stub, Entries { enter: 0, call: 0, agent_stack: AGENT_STACK }, 0x7000_0010_0000);
             assert!(made.is_ok(), "{}: {:?}", symbol.name, made.err());
         }
         (planned, returns) = (planned + 1, returns + plans.len());

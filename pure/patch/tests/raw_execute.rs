@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ring3_layout::control::Hook;
 use ring3_layout::frame::STUB_FRAME_BYTES;
-use ring3_patch::{ApartLinks, Entries, Function, JUMP_BYTES, Refusal, plan_detour};
+use ring3_patch::{AgentStackLinks, Entries, Function, JUMP_BYTES, Refusal, plan_detour};
 use ring3_uapi::ptrace::PtRegs;
 
 /// Shapes of function beginnings; each `f_*` maps a number to a number.
@@ -62,7 +62,7 @@ static RETURNS: AtomicU64 = AtomicU64::new(0);
 static TURN: Mutex<()> = Mutex::new(());
 
 /// No site here needs another stack.
-const APART: ApartLinks = ApartLinks { enter: 0, find: 0, state: 0, generation: 0, missed: 0 };
+const AGENT_STACK: AgentStackLinks = AgentStackLinks { enter: 0, find: 0, state: 0, generation: 0, missed: 0 };
 
 /// Stands for the agent: counts, and destroys everything that a callee may destroy.
 extern "sysv64" fn enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> bool {
@@ -226,8 +226,11 @@ impl Library {
         let bytes = elf.code(vaddr..bounds.end + 24).or_else(|| elf.code(bounds)).expect("in the file");
         let plan = plan_detour(&Function { bytes, address, size, entered: None, computed: false }, address + offset)?;
         let at = self.stubs + self.used;
-        let entries =
-            Entries { enter: enter as *const () as u64, call: call_probed as *const () as u64, apart: APART };
+        let entries = Entries {
+            enter: enter as *const () as u64,
+            call: call_probed as *const () as u64,
+            agent_stack: AGENT_STACK,
+        };
         let stub = plan.stub(at, entries, &raw const HOOK as u64)?;
         self.used += 512;
         let jump = plan.jump(at)?;

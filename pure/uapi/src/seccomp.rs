@@ -1,8 +1,8 @@
 //! Seccomp filters: what their classic BPF says of a system call of which not everything is known.
 //!
 //! A filter is run as in kernel/seccomp.c:seccomp_run_filters, but on values that may be unknown: the instruction pointer, and
-//! arguments that the asker does not know. Where a branch depends on one, both ways are followed, and the strictest action
-//! counts. Branches lead forward only, so each way ends.
+//! arguments that the asker does not know. Where a branch depends on one, both paths are followed, and the strictest action
+//! counts. Branches lead forward only, so each path ends.
 
 /// An instruction (`struct sock_filter`).
 #[repr(C)]
@@ -32,7 +32,7 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// Bytes of `struct seccomp_data`.
 const DATA_BYTES: u32 = 64;
 const SCRATCH_WORDS: usize = 16;
-/// Instructions that are looked at for one call, and ways that are open at a time.
+/// Instructions that are looked at for one call, and paths that are open at a time.
 const STEPS_MAX: u32 = 1 << 16;
 const OPEN_MAX: usize = 32;
 
@@ -78,19 +78,19 @@ pub fn allows(filter: &[FilterInsn], call: &FilteredCall) -> bool {
 
 /// The strictest action of a filter for a call; `None`: it could not be found out.
 pub fn strictest(filter: &[FilterInsn], call: &FilteredCall) -> Option<u32> {
-    let mut open = [Way::default(); OPEN_MAX];
+    let mut open = [Path::default(); OPEN_MAX];
     let mut count = 1;
     let mut found: Option<u32> = None;
     let mut steps = 0;
     while count > 0 {
         count -= 1;
-        let mut way = open[count];
+        let mut path = open[count];
         loop {
             steps += 1;
             if steps > STEPS_MAX {
                 return None;
             }
-            match way.step(filter, call)? {
+            match path.step(filter, call)? {
                 Step::On => {}
                 Step::Fork(other) => {
                     *open.get_mut(count)? = other;
@@ -111,13 +111,13 @@ pub fn strictest(filter: &[FilterInsn], call: &FilteredCall) -> Option<u32> {
 
 enum Step {
     On,
-    Fork(Way),
+    Fork(Path),
     Return(Option<u32>),
 }
 
 /// A filter being run.
 #[derive(Clone, Copy, Default)]
-struct Way {
+struct Path {
     at: usize,
     a: Value,
     x: Value,
@@ -134,7 +134,7 @@ impl Default for Value {
     }
 }
 
-impl Way {
+impl Path {
     /// Runs an instruction; `None`: the kernel would not have taken it.
     fn step(&mut self, filter: &[FilterInsn], call: &FilteredCall) -> Option<Step> {
         let FilterInsn { code, jt, jf, k } = *filter.get(self.at)?;
@@ -182,7 +182,7 @@ impl Way {
         if holds.is_some() || taken == other {
             return Some(Step::On);
         }
-        Some(Step::Fork(Way { at: other, ..*self }))
+        Some(Step::Fork(Path { at: other, ..*self }))
     }
 }
 

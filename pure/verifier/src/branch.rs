@@ -217,7 +217,7 @@ fn compare_packets(cond: Cond, [left, right]: [&Register; 2], holds: &mut State,
     } else {
         return;
     };
-    // On which way the bytes before the pointer exist, and whether one more does.
+    // On which path the bytes before the pointer exist, and whether one more does.
     match cond {
         Cond::Gt => extend(fails, pointer, false),
         Cond::Ge => extend(fails, pointer, true),

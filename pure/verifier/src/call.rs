@@ -65,7 +65,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// One way goes into the callback and comes back to the call; this one goes on behind it.
+    /// One path goes into the callback and comes back to the call; this one goes on behind it.
     pub(crate) fn call_back(&mut self, id: u32, subprogram: u32, map: Option<u32>) -> Result<(), Refusal> {
         self.check_depth()?;
         let rounds = self.state.frame().rounds;
@@ -164,7 +164,7 @@ impl Explorer<'_> {
         Ok(Next::To(call_site + 1))
     }
 
-    /// A function other than the first may end here, and what it returns is not its own: one way goes on in the caller.
+    /// A function other than the first may end here, and what it returns is not its own: one path goes on in the caller.
     /// Who is called by a helper has to return what the helper understands.
     pub(crate) fn may_return(&mut self) -> Result<(), Refusal> {
         let frame = self.state.depth();

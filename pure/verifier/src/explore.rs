@@ -1,6 +1,6 @@
-//! Walks all ways through a program, each with what is known on it.
+//! Walks all paths through a program, each with what is known on it.
 //!
-//! Depth first, the way that falls through before the way that jumps, as the kernel does; so are the places at which a
+//! Depth first, the path that falls through before the path that jumps, as the kernel does; so are the places at which a
 //! path may stop because what is known there was seen before, and the rules when such a point is kept.
 //! Mirrors kernel/bpf/verifier.c:do_check, is_state_visited and is_branch_taken.
 
@@ -23,7 +23,7 @@ use crate::{CALL_FRAMES_MAX, Input, MapShape, Named, Refusal, Statistics, refuse
 
 /// What the walk found out about the program.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct WalkFacts {
     /// For each instruction whether it can be reached.
     pub(crate) live: Vec<bool>,
     /// For each helper call with a map, that map if it is the same on all paths.
@@ -52,14 +52,14 @@ pub(crate) struct Found {
 /// References that a program may hold at once. All registers and the whole stack have no room for more pointers, so one
 /// of them would never be given back.
 const REFERENCES_MAX: usize = CALL_FRAMES_MAX * 9 + STACK_BYTES as usize / SLOT_BYTES;
-/// Bytes of what is known at points and open ways at most. Real programs take a few MB.
+/// Bytes of what is known at points and open paths at most. Real programs take a few MB.
 const STATES_BYTES_MAX: u64 = 1 << 29;
 /// What there may be of [`Work`]: a program that takes a million instructions takes some 100 million of these.
 const WORK_MAX: u64 = 1 << 32;
 /// Moves between points at most.
 const MOVES_MAX: usize = 400;
 
-/// A way that is still to be gone.
+/// A path that is still to be walked.
 struct Open {
     at: usize,
     from: usize,
@@ -91,7 +91,7 @@ pub(crate) struct Explorer<'a> {
     pub(crate) state: State,
     pub(crate) path: Path,
     pub(crate) at: usize,
-    pub(crate) found: Found,
+    pub(crate) found: WalkFacts,
     pub(crate) log: Log<'a>,
     points: Vec<Vec<Rc<Point>>>,
     points_kept: u64,
@@ -116,8 +116,11 @@ impl<'a> Explorer<'a> {
                 inner.push(None);
             }
         }
-        let found =
-            Found { live: vec![false; ops.len()], stack_bytes: vec![0; flow.subprograms.len()], ..Found::default() };
+        let found = WalkFacts {
+            live: vec![false; ops.len()],
+            stack_bytes: vec![0; flow.subprograms.len()],
+            ..WalkFacts::default()
+        };
         let work = Work::default();
         Explorer {
             input,
@@ -144,10 +147,10 @@ impl<'a> Explorer<'a> {
         }
     }
 
-    /// Walks until no way is left.
+    /// Walks until no path is left.
     pub(crate) fn run(&mut self) -> Result<(), Refusal> {
         loop {
-            // A point ends the search for what a number depends on, so there is one now and then on any way.
+            // A point ends the search for what a number depends on, so there is one now and then on any path.
             let asks = self.flow.stops[self.at] != Stop::Never || self.path.open_moves() > MOVES_MAX;
             let next = if asks && self.is_known()? {
                 self.log.known(self.at);
@@ -329,7 +332,7 @@ impl<'a> Explorer<'a> {
         self.path.mark_precise(places);
     }
 
-    /// Another way is to be gone later.
+    /// Another path is to be walked later.
     pub(crate) fn fork(&mut self, at: usize, state: State) -> Result<&mut Path, Refusal> {
         /// `BPF_COMPLEXITY_LIMIT_JMP_SEQ`
         const OPEN_MAX: usize = 8192;

@@ -12,7 +12,7 @@ use ring3_uapi::helper;
 
 use crate::scalar::{Scalar, Test};
 
-/// Steps at most, all ways together.
+/// Steps at most, all paths together.
 const STEPS_MAX: u32 = 1024;
 /// Helpers that only tell something.
 const TELLING: [u32; 6] = [
@@ -43,7 +43,7 @@ impl ProcessFilter {
     }
 }
 
-/// A value on one way.
+/// A value on one path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Value {
     Unknown,
@@ -101,7 +101,7 @@ impl Walk<'_> {
 }
 
 impl Steps<'_> {
-    /// Whether all ways from here come to an end with nothing done.
+    /// Whether all paths from here come to an end with nothing done.
     fn ends(&mut self, mut at: usize, mut registers: [Value; 11]) -> bool {
         let value = |registers: &[Value; 11], operand: Operand| match operand {
             Operand::Reg(register) => registers[usize::from(register)],

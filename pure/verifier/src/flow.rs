@@ -14,7 +14,7 @@ use crate::{CALL_FRAMES_MAX, Report, Subprogram, prototypes};
 pub(crate) enum Stop {
     /// Never asked.
     Never,
-    /// Where ways part and meet.
+    /// Where paths part and meet.
     Maybe,
     /// Where rounds begin whose number is not known: it must be asked each time.
     Always,

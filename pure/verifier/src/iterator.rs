@@ -14,15 +14,15 @@ use crate::state::{Byte, Kind, Register, SLOT_BYTES, STACK_BYTES, Slot, Special,
 use crate::{Refusal, refuse};
 
 /// An iterator that is there.
-pub(crate) struct Found {
+pub(crate) struct LiveIterator {
     reference: u32,
     active: bool,
     depth: u32,
 }
 
-fn iterator_at(state: &State, frame: u8, slot: usize) -> Option<Found> {
+fn iterator_at(state: &State, frame: u8, slot: usize) -> Option<LiveIterator> {
     match state.frames.get(usize::from(frame))?.slot(slot).special? {
-        Special::Iterator { reference, active, depth } => Some(Found { reference, active, depth }),
+        Special::Iterator { reference, active, depth } => Some(LiveIterator { reference, active, depth }),
         Special::Dynptr { .. } => None,
     }
 }
@@ -60,30 +60,30 @@ impl Explorer<'_> {
 
     pub(crate) fn make_iterator(&mut self, (frame, slot): (u8, usize)) {
         let reference = self.acquire();
-        self.put_iterator((frame, slot), Found { reference, active: true, depth: 0 });
+        self.put_iterator((frame, slot), LiveIterator { reference, active: true, depth: 0 });
     }
 
-    fn put_iterator(&mut self, (frame, slot): (u8, usize), iterator: Found) {
+    fn put_iterator(&mut self, (frame, slot): (u8, usize), iterator: LiveIterator) {
         put(&mut self.state, (frame, slot), iterator);
         self.path.set(Place::slot_at(frame, slot), [None, None]);
     }
 
     pub(crate) fn drop_iterator(&mut self, (frame, slot): (u8, usize)) -> Result<(), Refusal> {
-        let Some(Found { reference, .. }) = iterator_at(&self.state, frame, slot) else { return Ok(()) };
+        let Some(LiveIterator { reference, .. }) = iterator_at(&self.state, frame, slot) else { return Ok(()) };
         self.clear_special(frame, slot);
         self.release(reference)
     }
 
-    /// The call of `next` is done: one way has a number, this one has none.
+    /// The call of `next` is done: one path has a number, this one has none.
     pub(crate) fn next_number(&mut self, place: (u8, usize)) -> Result<Next, Refusal> {
         let (frame, slot) = place;
-        let Some(Found { reference, active, depth }) = iterator_at(&self.state, frame, slot) else {
+        let Some(LiveIterator { reference, active, depth }) = iterator_at(&self.state, frame, slot) else {
             return refuse(Errno::EFAULT, "an iterator is gone");
         };
         self.clobber();
         if active && self.walks_round(depth) {
             let mut on = self.state.clone();
-            put(&mut on, place, Found { reference, active, depth: depth + 1 });
+            put(&mut on, place, LiveIterator { reference, active, depth: depth + 1 });
             let number =
                 Register { reference, ..Register::pointer(Kind::Memory { bytes: 4, write: false, record: false }) };
             on.set(0, number);
@@ -95,7 +95,7 @@ impl Explorer<'_> {
             path.set(Place::slot_at(frame, slot), [None, None]);
             path.set(result, [None, None]);
         }
-        self.put_iterator(place, Found { reference, active: false, depth });
+        self.put_iterator(place, LiveIterator { reference, active: false, depth });
         self.write(0, Register::constant(0), [None, None]);
         Ok(Next::To(self.at + 1))
     }
@@ -116,7 +116,7 @@ impl Explorer<'_> {
     }
 }
 
-fn put(state: &mut State, (frame, slot): (u8, usize), Found { reference, active, depth }: Found) {
+fn put(state: &mut State, (frame, slot): (u8, usize), LiveIterator { reference, active, depth }: LiveIterator) {
     let special = Some(Special::Iterator { reference, active, depth });
     *state.frame_at_mut(frame).slot_mut(slot) = Slot { bytes: [Byte::Special; SLOT_BYTES], spilled: None, special };
 }

@@ -5,9 +5,9 @@
 //! Never: accepts what it has not checked; the compiler takes only what this crate made.
 //! Start reading at: `verify`.
 //!
-//! All ways through the program are walked, each with what is known of every register and stack slot (`explore.rs`);
-//! a way ends where what is known was known before (`compare.rs`, `path.rs`). A program passes if every access stays
-//! inside what its pointer points to, every helper gets what it wants, whatever is taken is given back, and all ways
+//! All paths through the program are walked, each with what is known of every register and stack slot (`explore.rs`);
+//! a path ends where what is known was known before (`compare.rs`, `path.rs`). A program passes if every access stays
+//! inside what its pointer points to, every helper gets what it wants, whatever is taken is given back, and all paths
 //! end. The walk, its limits and its words are those of kernel/bpf/verifier.c (v6.18), so that what the kernel accepts
 //! passes here, and its log looks as loaders expect.
 #![forbid(unsafe_code)]
@@ -176,7 +176,7 @@ pub struct Input<'a> {
     pub cpus: u32,
     /// What it may do.
     pub policy: Policy,
-    /// `BPF_LOG_LEVEL*`: 1 for the way to an error, 2 for all ways, 4 for the last line only.
+    /// `BPF_LOG_LEVEL*`: 1 for the path to an error, 2 for all paths, 4 for the last line only.
     pub log_level: u32,
     /// Source lines, in order of instructions.
     pub lines: Vec<Line>,
@@ -313,10 +313,10 @@ fn advice(message: &str) -> Option<&'static str> {
         ("unbounded memory access", "compare the size or index with its limit, or mask it, before it is used"),
         ("invalid access to packet", "compare the pointer behind the access with data_end first"),
         ("invalid access to m", "compare the index with the size before it is used"),
-        ("!read_ok", "give the register a value on every way that leads here"),
-        ("infinite loop", "make the loop's counter reach its bound on every way"),
+        ("!read_ok", "give the register a value on every path that leads here"),
+        ("infinite loop", "make the loop's counter reach its bound on every path"),
         ("too large. Processed", "split the program, or bound its loops more tightly (bpf_loop, may_goto)"),
-        ("Unreleased reference", "submit or discard what was reserved on every way"),
+        ("Unreleased reference", "submit or discard what was reserved on every path"),
         ("invalid mem access 'scalar'", "read other memory by bpf_probe_read_user or bpf_probe_read_kernel"),
     ];
     ADVICE.iter().find(|(part, _)| message.contains(part)).map(|(_, advice)| *advice)

@@ -7,9 +7,9 @@ use crate::Input;
 use crate::scalar::Scalar;
 use crate::state::{Byte, Frame, Kind, Register, State};
 
-/// `BPF_LOG_LEVEL1`: the way that leads to an error.
+/// `BPF_LOG_LEVEL1`: the path that leads to an error.
 const LEVEL1: u32 = 1;
-/// `BPF_LOG_LEVEL2`: all ways.
+/// `BPF_LOG_LEVEL2`: all paths.
 const LEVEL2: u32 = 2;
 /// Text that is kept at most, bytes; of more, the end is.
 const BYTES_MAX: usize = 16 << 20;
@@ -23,7 +23,7 @@ pub(crate) struct Log<'a> {
     line: Option<usize>,
     before: Option<State>,
     began: bool,
-    /// Where the text ended when ways were left for later.
+    /// Where the text ended when paths were left for later.
     marks: Vec<usize>,
 }
 
@@ -81,12 +81,12 @@ impl<'a> Log<'a> {
         self.limit();
     }
 
-    /// A way is left for later.
+    /// A path is left for later.
     pub(crate) fn forks(&mut self) {
         self.marks.push(self.text.len());
     }
 
-    /// The way that was left last is gone now.
+    /// The path that was left last is walked now.
     pub(crate) fn goes_on(&mut self, from: usize, to: usize, state: &State) {
         self.before = None;
         let mark = self.marks.pop().unwrap_or(0);

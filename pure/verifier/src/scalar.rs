@@ -351,7 +351,7 @@ impl Scalar {
     }
 }
 
-/// A condition as it is assumed on one way of a branch.
+/// A condition as it is assumed on one path of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     Holds(Cond),

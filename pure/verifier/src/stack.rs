@@ -224,7 +224,7 @@ impl Explorer<'_> {
             return Ok((*spilled, place));
         }
         if spilled.is_pointer() {
-            // A part of a pointer is a number, as it is where another way left only bytes there.
+            // A part of a pointer is a number, as it is where another path left only bytes there.
             return Ok((loaded, None));
         }
         if byte == 0 && bytes <= length {

@@ -36,11 +36,11 @@ const BYTES_PER_INSN: i64 = 400;
 const BYTES_PER_PROCESSED: i64 = 16_000;
 /// Bytes of what is known at a point of a path at most: eight frames with all slots full.
 const BYTES_PER_STATE: i64 = 100_000;
-/// Bytes of all points and open ways at most, whatever the program.
+/// Bytes of all points and open paths at most, whatever the program.
 const BYTES_OF_STATES: i64 = 1 << 29;
-/// Bytes of the way that was gone, an instruction.
+/// Bytes of the path that was walked, an instruction.
 const BYTES_PER_MOVE: i64 = 256;
-/// Ways that are left open at most.
+/// Paths that are left open at most.
 const OPEN_MAX: i64 = 8192;
 /// The log and its copies.
 const BYTES_OF_LOG: i64 = 64 << 20;

@@ -101,7 +101,7 @@ fn a_result_is_within_what_the_policy_says() {
 
 #[test]
 fn a_result_that_decides_is_not_taken_for_another() {
-    // Both ways meet where nothing else is read; the second one's number is refused.
+    // Both paths meet where nothing else is read; the second one's number is refused.
     let text = "
         call bpf_get_prandom_u32
         r6 = 0

@@ -1,7 +1,7 @@
 //! Where everything lies in a map's file, computed from its attributes alone.
 //!
 //! The server keeps a map's `Geometry` in its own memory and never reads a size or an offset from the
-//! shared file. Targets use a copy in their read-only control block, the map's [`View`].
+//! shared file. Targets use a copy in their read-only control page, the map's [`View`].
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::map::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, MAP_MAGIC, MapHeader, TABLES_OFFSET};

@@ -331,7 +331,12 @@ impl Hash<'_> {
 
     /// Lets go of the buckets that are locked by dead owners, and collects what these had in hand. `next_data` says
     /// from which offset of the file on there is memory at or behind an offset: what was never touched stays so.
-    pub(crate) fn bury(&self, cx: &Context, is_dead: impl Fn(u32) -> bool, next_data: impl Fn(u64) -> u64) {
+    pub(crate) fn reclaim_dead_owner(
+        &self,
+        cx: &Context,
+        is_dead: impl Fn(u32) -> bool,
+        next_data: impl Fn(u64) -> u64,
+    ) {
         let mut bucket = 0;
         while bucket <= self.0.geometry.hash.bucket_mask {
             let at = self.bucket_at(bucket);

@@ -34,7 +34,7 @@ pub use raw_lookup::{
 pub use raw_lookup::{percpu_hash_lookup_4, percpu_hash_lookup_8, percpu_hash_lookup_16, percpu_hash_lookup_64};
 pub use raw_lookup::{trie_lookup_8, trie_lookup_20};
 pub use raw_map::Map;
-pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample, Told};
+pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, RecordContent, Sample};
 pub use ring::{Record, Ring, Taken};
 pub use user_ring::{Sampled, UserRing};
 
@@ -56,7 +56,7 @@ pub struct Context {
 
 impl Context {
     /// Whether the owner with this name has certainly ended: one of another pid namespace never has, as far as can be
-    /// told from here; what it left is the server's to take away ([`Map::bury`]).
+    /// told from here; the server releases what it held ([`Map::reclaim_dead_owner`]).
     pub(crate) fn is_dead(&self, owner: u32) -> bool {
         ring3_layout::owner::is_near(self.owner, owner) && (self.owner_is_dead)(ring3_layout::owner::tid(owner))
     }

@@ -72,7 +72,7 @@ pub(crate) struct Pool<'m>(pub(crate) &'m Memory<'m>);
 
 /// The pool while this thread holds its lock: what was taken is remembered until the change is made.
 #[derive(Debug)]
-pub(crate) struct Held<'m> {
+pub(crate) struct LockedPool<'m> {
     pool: Pool<'m>,
     free: u32,
     fresh: u64,
@@ -162,7 +162,7 @@ impl<'m> Pool<'m> {
     }
 
     /// Lets go of the lock if a dead owner has it; what it wrote down is for whoever gets it next.
-    pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+    pub(crate) fn reclaim_dead_owner(&self, is_dead: impl Fn(u32) -> bool) {
         release_dead(self.lock(), is_dead);
     }
 
@@ -170,7 +170,7 @@ impl<'m> Pool<'m> {
     pub(crate) fn locked<T>(
         &self,
         cx: &Context,
-        change: impl FnOnce(&mut Held<'m>) -> Result<T, Errno>,
+        change: impl FnOnce(&mut LockedPool<'m>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         if !lock(self.lock(), cx) {
             self.word(WORD_GAVE_UP).fetch_add(1, Relaxed);
@@ -178,7 +178,7 @@ impl<'m> Pool<'m> {
         }
         self.finish();
         let (free, fresh) = (self.word(WORD_FREE).load(Relaxed) as u32, self.word(WORD_FRESH).load(Relaxed));
-        let result = change(&mut Held { pool: *self, free, fresh });
+        let result = change(&mut LockedPool { pool: *self, free, fresh });
         unlock(self.lock());
         result
     }
@@ -241,7 +241,7 @@ impl<'m> Pool<'m> {
     }
 }
 
-impl Held<'_> {
+impl LockedPool<'_> {
     /// A node that nobody reads, with this label and a generation of its own.
     pub(crate) fn take(&mut self, label: u32) -> Option<u32> {
         let index = if let Some(index) = self.pool.index(self.free.into()) {

@@ -78,7 +78,7 @@ impl Queue<'_> {
     }
 
     /// Lets go of the lock if a dead owner has it.
-    pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+    pub(crate) fn reclaim_dead_owner(&self, is_dead: impl Fn(u32) -> bool) {
         release_dead(self.lock(), is_dead);
     }
 

@@ -80,16 +80,21 @@ impl<'g> Map<'g> {
     /// Takes away what dead owners left: locks, records never submitted, elements in hand. True if a ring buffer's
     /// consumer should be woken. `is_dead` judges owners of any pid namespace; `next_data` says from which offset
     /// of the file on there is memory at or behind an offset, so that memory never touched stays so.
-    pub fn bury(&self, cx: &Context, is_dead: impl Fn(u32) -> bool, next_data: impl Fn(u64) -> u64) -> bool {
+    pub fn reclaim_dead_owner(
+        &self,
+        cx: &Context,
+        is_dead: impl Fn(u32) -> bool,
+        next_data: impl Fn(u64) -> u64,
+    ) -> bool {
         match self.kind() {
-            Kind::Hash(hash) => hash.bury(cx, is_dead, next_data),
-            Kind::Queue(queue) => queue.bury(is_dead),
-            Kind::Trie(trie) => trie.pool().bury(is_dead),
-            Kind::Stacks(stacks) => stacks.pool().bury(is_dead),
+            Kind::Hash(hash) => hash.reclaim_dead_owner(cx, is_dead, next_data),
+            Kind::Queue(queue) => queue.reclaim_dead_owner(is_dead),
+            Kind::Trie(trie) => trie.pool().reclaim_dead_owner(is_dead),
+            Kind::Stacks(stacks) => stacks.pool().reclaim_dead_owner(is_dead),
             Kind::Array(_) | Kind::Objects(_) | Kind::Bloom(_) => {}
             Kind::Other => {
                 if let Some(ring) = self.user_ring() {
-                    ring.bury(&is_dead);
+                    ring.reclaim_dead_owner(&is_dead);
                 }
                 return self.ring().is_some_and(|ring| ring.discard_dead(cx, is_dead));
             }

@@ -44,7 +44,7 @@ pub struct Sample<'d> {
 
 /// What a record tells.
 #[derive(Clone, Copy, Debug)]
-pub enum Told<'d> {
+pub enum RecordContent<'d> {
     /// A sample.
     Sample(Sample<'d>),
     /// So many records had no room.
@@ -52,17 +52,17 @@ pub enum Told<'d> {
 }
 
 /// What the record with these bytes behind its header tells; `None` if it is none that producers write.
-fn told(kind: u32, with_time: bool, record: &[u8]) -> Option<Told<'_>> {
+fn told(kind: u32, with_time: bool, record: &[u8]) -> Option<RecordContent<'_>> {
     let word = |at: usize| Some(u64::from_le_bytes(record.get(at..)?.get(..8)?.try_into().ok()?));
     if kind == RECORD_LOST {
-        return word(8).map(Told::Lost);
+        return word(8).map(RecordContent::Lost);
     }
     let time_ns = if with_time { word(0)? } else { 0 };
     let rest = record.get(if with_time { 8 } else { 0 }..)?;
     let bytes = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?) as usize;
     // (The kernel's raw data is what was given and padding; of padding nobody knows how much there was.)
     let data = rest.get(4..)?.get(..bytes)?;
-    (kind == RECORD_SAMPLE).then_some(Told::Sample(Sample { time_ns, data }))
+    (kind == RECORD_SAMPLE).then_some(RecordContent::Sample(Sample { time_ns, data }))
 }
 
 /// A perf buffer.
@@ -131,7 +131,7 @@ impl<'g> PerfBuffer<'g> {
     }
 
     /// Takes away what dead owners left: the lock.
-    pub fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+    pub fn reclaim_dead_owner(&self, is_dead: impl Fn(u32) -> bool) {
         release_dead(self.memory.word32(self.memory.own_word(0)), is_dead);
     }
 
@@ -190,7 +190,7 @@ impl<'g> PerfBuffer<'g> {
 
     /// As the reader: copies the next record to `out` and tells of it; it is passed then. Whatever the producers have written,
     /// nothing outside of the buffer is read, and each call but the last passes something.
-    pub fn take(&self, out: &mut [u8], see: impl FnOnce(Told<'_>)) -> Taken {
+    pub fn take(&self, out: &mut [u8], see: impl FnOnce(RecordContent<'_>)) -> Taken {
         let head = self.memory.word64(HEAD_AT).load(Acquire);
         let tail = self.memory.word64(TAIL_AT).load(Relaxed);
         let waiting = head.wrapping_sub(tail);

@@ -17,7 +17,7 @@ use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
 
 use crate::Context;
 use crate::geometry::TRIE_DATA_OFFSET;
-use crate::pool::{Change, Held, NODE_HEADER_BYTES, Pool, Stale, check, label};
+use crate::pool::{Change, LockedPool, NODE_HEADER_BYTES, Pool, Stale, check, label};
 use crate::raw_memory::Memory;
 
 /// Bytes of a key before its data: the prefix length.
@@ -369,7 +369,7 @@ impl<'m> Trie<'m> {
     }
 
     /// A node without a value where the key parts from `node`; the link to it.
-    fn part(&self, held: &mut Held<'_>, key: &Key<'_>, node: Node, fresh: u64) -> Result<u64, Errno> {
+    fn part(&self, held: &mut LockedPool<'_>, key: &Key<'_>, node: Node, fresh: u64) -> Result<u64, Errno> {
         let index = held.take(node.matched).ok_or(Errno::ENOMEM)?;
         let (from, to) = (self.data_at(node.index), self.data_at(index));
         for offset in (0..self.data_bytes() as u64).step_by(8) {

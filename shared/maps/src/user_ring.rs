@@ -58,7 +58,7 @@ impl<'m> UserRing<'m> {
     }
 
     /// Makes room for another consumer if this one is dead.
-    pub(crate) fn bury(&self, is_dead: impl Fn(u32) -> bool) {
+    pub(crate) fn reclaim_dead_owner(&self, is_dead: impl Fn(u32) -> bool) {
         release_dead(self.memory.word32(self.memory.own_word(0)), is_dead);
     }
 

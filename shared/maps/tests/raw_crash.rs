@@ -62,9 +62,9 @@ fn die_in(map_type: u32, prepare: &dyn Fn(&Map), operation: &dyn Fn(&Map)) {
         assert!(census.in_hand <= 1 && census.locked <= 1 && census.miscounted <= 1, "{census:?}");
         assert!(is_one_of(&contents(&died.map()), &before, &after));
         go_on_with_hash(&died.map());
-        let buried = Shared::of(state, shared.geometry);
-        buried.map().bury(&context(1), |owner| owner >= DEAD, |at| at);
-        let census = buried.map().check().expect("whole");
+        let reclaimed = Shared::of(state, shared.geometry);
+        reclaimed.map().reclaim_dead_owner(&context(1), |owner| owner >= DEAD, |at| at);
+        let census = reclaimed.map().check().expect("whole");
         assert_eq!((census.in_hand, census.locked), (0, 0), "{census:?}");
     }
 }
@@ -129,7 +129,8 @@ fn the_living_outlive_a_death_at_any_instruction_of_cleaning_up_after_a_death() 
         assert_eq!((census.in_hand, census.locked, census.elements), (2, 2, 6));
         let left = shared.bytes().to_vec();
         let by_update: &dyn Fn(&Map) = &|map| (11..13).for_each(|number| put(map, DEAD + 1, number, 9));
-        let by_server: &dyn Fn(&Map) = &|map| assert!(!map.bury(&context(DEAD + 1), |owner| owner == DEAD, |at| at));
+        let by_server: &dyn Fn(&Map) =
+            &|map| assert!(!map.reclaim_dead_owner(&context(DEAD + 1), |owner| owner == DEAD, |at| at));
         for collect in [by_update, by_server] {
             shared.restore(&left);
             let states = states(&shared, collect);
@@ -228,7 +229,7 @@ fn a_ring_buffer_outlives_a_death_at_any_instruction_and_its_consumer_goes_on() 
             assert!(output(&died.map(), 1, 2000));
             let mut found = consume(&died);
             assert_eq!(census.busy == 1, died.map().ring().expect("a ring buffer").is_held_up());
-            let woken = died.map().bury(&context(1), |owner| owner >= DEAD, |at| at);
+            let woken = died.map().reclaim_dead_owner(&context(1), |owner| owner >= DEAD, |at| at);
             assert_eq!(woken, census.busy == 1);
             found.extend(consume(&died));
             let live: Vec<u64> = found.iter().filter(|(_, live)| *live).map(|(data, _)| *data).collect();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use raw::Random;
 use ring3_maps::{
-    Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, Sample, Taken, Told,
+    Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, RecordContent, Sample, Taken,
 };
 use ring3_uapi::bpf::map_type;
 
@@ -111,7 +111,7 @@ fn operate(map: &Map, random: &mut Random) {
     let _ = map.gave_up();
     let _ = map.check();
     let is_dead = random.below(2) == 0;
-    map.bury(&cx, |owner| is_dead || owner % 2 == 0, |at| at);
+    map.reclaim_dead_owner(&cx, |owner| is_dead || owner % 2 == 0, |at| at);
     let at = random.below(map.header().data_bytes + 9);
     map.read_data(at, &mut value);
     map.write_data(at, &value);
@@ -207,7 +207,7 @@ fn scribbled_perf_buffers_lead_no_operation_astray() {
             let sample = Sample { time_ns: 1, data: &data[..random.below(3000) as usize] };
             let _ = buffer.output(&context(random.below(2) == 0), &sample);
             let _ = buffer.has_data();
-            buffer.bury(|owner| owner % 2 == 0);
+            buffer.reclaim_dead_owner(|owner| owner % 2 == 0);
             let mut room = [0; 4000];
             for _ in 0..64 {
                 if buffer.take(&mut room, |_| ()) == Taken::Nothing {
@@ -258,12 +258,12 @@ fn a_consumer_takes_what_producers_wrote_in_order_and_leaves_what_it_does_not_ac
                 (0..8).map(|_| buffer.output(&cx, &Sample { time_ns: round, data: &data }).is_ok()).collect();
             let (mut samples, mut lost) = (0, 0);
             let time = if kinds & PERF_SAMPLE_TIME == 0 { 0 } else { round };
-            let mut see = |told: Told<'_>| match told {
-                Told::Sample(sample) => {
+            let mut see = |told: RecordContent<'_>| match told {
+                RecordContent::Sample(sample) => {
                     assert_eq!((sample.time_ns, sample.data), (time, &data[..]));
                     samples += 1;
                 }
-                Told::Lost(records) => lost += records,
+                RecordContent::Lost(records) => lost += records,
             };
             while buffer.take(&mut room, &mut see) == Taken::Passed {}
             assert_eq!(samples, written.iter().filter(|ok| **ok).count());

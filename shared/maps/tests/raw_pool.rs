@@ -448,7 +448,8 @@ fn a_process_killed_while_it_adds_and_removes_stacks_costs_no_room() {
 
 // ---- owners far away ----
 
-/// The lock in the word `at` belongs to a thread of another pid namespace: `works` has to fail until it is buried.
+/// The lock in the word `at` belongs to a thread of another pid namespace: `works` has to fail until the owner's locks
+/// are reclaimed.
 fn is_not_taken_over_until_buried(shared: &Shared, word: usize, works: impl Fn(&Map) -> bool) {
     // The same number is that of a dead thread here.
     let far = ring3_layout::owner::name(3, DEAD);
@@ -457,9 +458,9 @@ fn is_not_taken_over_until_buried(shared: &Shared, word: usize, works: impl Fn(&
     // SAFETY: one of the map's own words.
     unsafe { lock.write(far) };
     assert!(!works(&shared.map()));
-    shared.map().bury(&waiting(1), |_| false, |at| at);
+    shared.map().reclaim_dead_owner(&waiting(1), |_| false, |at| at);
     assert!(!works(&shared.map()));
-    shared.map().bury(&waiting(1), |owner| owner == far, |at| at);
+    shared.map().reclaim_dead_owner(&waiting(1), |owner| owner == far, |at| at);
     assert!(works(&shared.map()));
 }
 

@@ -138,7 +138,7 @@ fn two_producers_and_a_discarder_of_a_ring_buffer_keep_it_whole() {
     };
     let twice = |map: &Map| {
         output(map, 2);
-        map.bury(&context(2), |owner| owner >= raw::DEAD, |at| at);
+        map.reclaim_dead_owner(&context(2), |owner| owner >= raw::DEAD, |at| at);
         output(map, 2);
     };
     let judge = || {

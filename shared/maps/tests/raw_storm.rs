@@ -343,7 +343,7 @@ fn signal(pid: libc::pid_t, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
-fn bury(pid: libc::pid_t) {
+fn reap(pid: libc::pid_t) {
     let mut status = 0;
     // SAFETY: waits for our child.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
@@ -422,7 +422,7 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         for pid in self.workers.drain(..) {
             signal(pid, libc::SIGKILL);
-            bury(pid);
+            reap(pid);
         }
         self.over.store(true, Release);
     }
@@ -455,11 +455,12 @@ fn storm_of(storm: &Storm, random: &mut Random, over: &AtomicBool) {
         if random.below(16) == 0 {
             let_work(storm, (0..SURVIVORS).find(|n| Some(*n) != stopped).expect("one"), 20);
         }
-        bury(workers[victim]);
+        reap(workers[victim]);
         let held = |map: &&Shared| map.is_locked_by(workers[victim] as u32);
         locks += storm.hashes.iter().filter(held).count();
-        discards +=
-            u32::from(storm.maps().fold(false, |any, map| map.map().bury(&context(), is_dead, |at| at) | any));
+        discards += u32::from(
+            storm.maps().fold(false, |any, map| map.map().reclaim_dead_owner(&context(), is_dead, |at| at) | any),
+        );
         workers[victim] = start(storm, victim, seed ^ (u64::from(kill) << 8) ^ victim as u64);
     }
     if let Some(number) = stopped {
@@ -474,10 +475,10 @@ fn storm_of(storm: &Storm, random: &mut Random, over: &AtomicBool) {
     }
     for pid in workers.drain(..) {
         signal(pid, libc::SIGKILL);
-        bury(pid);
+        reap(pid);
     }
     for map in storm.maps() {
-        map.map().bury(&context(), is_dead, |at| at);
+        map.map().reclaim_dead_owner(&context(), is_dead, |at| at);
     }
     println!("{KILLS} kills, {stops} stops, {locks} locks and {discards} records of the dead");
 }

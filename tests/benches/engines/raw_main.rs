@@ -22,7 +22,7 @@ use std::time::Instant;
 use ring3_isa::code::BPF_LD_IMM64;
 use ring3_isa::{Insn, encode};
 use ring3_jit::{Code, Options};
-use ring3_judge::{Court, Judge};
+use ring3_judge::{Judge, PolicySet};
 use ring3_maps::Attributes;
 use ring3_object::{Kernel, MapDef, Object, Settings};
 use ring3_run::{Loaded, Runner};
@@ -147,8 +147,9 @@ impl Bench {
         for map in &object.maps {
             runner.add_map(&attributes(map)).map_err(|error| format!("{}: {error}", map.name))?;
         }
-        let court = Court::new(&Kernel::without_types(), 1);
-        let judge = Judge::new(&court, &object).with_places(|shape| runner.maps()[shape.slot as usize].shape(shape));
+        let policies = PolicySet::new(&Kernel::without_types(), 1);
+        let judge =
+            Judge::new(&policies, &object).with_places(|shape| runner.maps()[shape.slot as usize].shape(shape));
         Ok(Bench {
             shapes: (0..object.maps.len() as u32).filter_map(|index| judge.map(index)).collect(),
             programs: object.programs.iter().map(|program| (program.name.clone(), program.insns.clone())).collect(),

@@ -21,9 +21,9 @@ mod second_opinion;
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use kernel::Made;
+use kernel::LoadedMaps;
 use ring3_generate::Map;
-use ring3_judge::{Court, Judge};
+use ring3_judge::{Judge, PolicySet};
 use ring3_object::{Kernel, MapDef, Object, Program, Settings, embedded};
 use ring3_tests::{kernel_configuration, libbpf_tools};
 use ring3_verifier::verify;
@@ -60,14 +60,14 @@ impl std::fmt::Display for Answer {
 struct Ready {
     number: usize,
     object: Object,
-    made: Option<Made>,
+    loaded: Option<LoadedMaps>,
 }
 
 struct Verifier {
     who: Who,
     types: Kernel,
     settings: Settings,
-    court: Court,
+    policies: PolicySet,
     /// Tools and bytes of the objects in them.
     files: Vec<(String, Vec<u8>)>,
     /// The object that was asked about last.
@@ -85,7 +85,7 @@ impl Verifier {
         Ok(Verifier {
             who,
             settings: Settings::of_kernel(&release, &configuration),
-            court: Court::new(&types, processors),
+            policies: PolicySet::new(&types, processors),
             types,
             files: libbpf_tools().iter().flat_map(inside).collect(),
             ready: None,
@@ -101,8 +101,8 @@ impl Verifier {
     fn prepare(&mut self, number: usize) -> Result<(), Failure> {
         if self.ready.as_ref().is_none_or(|ready| ready.number != number) {
             let object = self.object(number)?;
-            let made = (self.who == Who::Kernel).then(|| Made::of(&object)).transpose()?;
-            self.ready = Some(Ready { number, object, made });
+            let loaded = (self.who == Who::Kernel).then(|| LoadedMaps::of(&object)).transpose()?;
+            self.ready = Some(Ready { number, object, loaded });
         }
         Ok(())
     }
@@ -122,8 +122,8 @@ impl Verifier {
         let ready = self.ready.as_mut().ok_or("nothing is ready")?;
         let program = ready.object.programs.get(program).ok_or("no such program")?;
         Ok(match self.who {
-            Who::Kernel => by_kernel(ready.made.as_mut().ok_or("no maps")?, &ready.object, program),
-            Who::Ring3 => by_ring3(&Judge::new(&self.court, &ready.object), program),
+            Who::Kernel => by_kernel(ready.loaded.as_mut().ok_or("no maps")?, &ready.object, program),
+            Who::Ring3 => by_ring3(&Judge::new(&self.policies, &ready.object), program),
             Who::Prevail => by_prevail(&ready.object, program),
         })
     }
@@ -131,7 +131,7 @@ impl Verifier {
     fn memory(&self) -> Result<String, Failure> {
         let objects: Vec<Object> =
             (0..self.files.len()).map(|number| self.object(number)).collect::<Result<_, _>>()?;
-        let judges: Vec<Judge> = objects.iter().map(|object| Judge::new(&self.court, object)).collect();
+        let judges: Vec<Judge> = objects.iter().map(|object| Judge::new(&self.policies, object)).collect();
         let (begin, mut peak, mut most) = (resident("VmRSS")?, 0, 0);
         for (judge, object) in judges.iter().zip(&objects) {
             for program in &object.programs {
@@ -169,8 +169,8 @@ fn resident(field: &str) -> Result<u64, Failure> {
     Ok(kib * 1024)
 }
 
-fn by_kernel(made: &mut Made, object: &Object, program: &Program) -> Answer {
-    match made.load(object, program) {
+fn by_kernel(loaded: &mut LoadedMaps, object: &Object, program: &Program) -> Answer {
+    match loaded.load(object, program) {
         Ok(stats) => Answer {
             verdict: "accepts",
             ns: stats.usec * 1000,

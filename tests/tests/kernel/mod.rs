@@ -16,7 +16,7 @@ use crate::raw_bpf::{Attr, address, bpf};
 use raw_fds::made;
 
 const LOG_BYTES: usize = 1 << 24;
-/// `BPF_LOG_LEVEL1`: the way to the error.
+/// `BPF_LOG_LEVEL1`: the path to the error.
 const LOG_WAY: u64 = 1;
 /// `BPF_LOG_STATS`.
 const LOG_STATS: u64 = 4;
@@ -45,7 +45,7 @@ pub(crate) struct Refusal {
 }
 
 /// What programs of an object need.
-pub(crate) struct Made {
+pub(crate) struct LoadedMaps {
     maps: Vec<OwnedFd>,
     btf: Option<OwnedFd>,
     log: Vec<u8>,
@@ -112,9 +112,9 @@ fn make_map(def: &MapDef, btf: Option<&OwnedFd>) -> Result<OwnedFd, String> {
     Ok(fd)
 }
 
-impl Made {
+impl LoadedMaps {
     /// Loads an object's types and makes its maps.
-    pub(crate) fn of(object: &Object) -> Result<Made, String> {
+    pub(crate) fn of(object: &Object) -> Result<LoadedMaps, String> {
         let mut log = vec![0; LOG_BYTES];
         let btf = object.btf.as_ref().map(Btf::bytes).map(|types| {
             let mut attr = Attr::new()
@@ -130,7 +130,7 @@ impl Made {
         });
         let btf = btf.transpose()?;
         let maps = object.maps.iter().map(|def| make_map(def, btf.as_ref())).collect::<Result<_, _>>()?;
-        let mut made = Made { maps, btf, log };
+        let mut made = LoadedMaps { maps, btf, log };
         made.fill(object)?;
         Ok(made)
     }

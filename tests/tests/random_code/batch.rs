@@ -125,13 +125,13 @@ impl Batch {
     pub(crate) fn build(seed: u64, functions: u32) -> Batch {
         let kind = Kind { fixed: seed.is_multiple_of(2), avx: has_avx2() };
         let written = assembly(seed, functions, kind);
-        let folder = root().join("target/equivalence").join(format!("{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("target is writable");
-        let (source, binary) = (folder.join("functions.s"), folder.join(format!("functions-{seed}")));
+        let directory = root().join("target/equivalence").join(format!("{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("target is writable");
+        let (source, binary) = (directory.join("functions.s"), directory.join(format!("functions-{seed}")));
         std::fs::write(&source, &written.text).expect("written");
         let (object, pie) =
             if kind.fixed { ("fixed.o", ["-fno-pic", "-no-pie"]) } else { ("pie.o", ["-fPIE", "-pie"]) };
-        let victim = folder.join(object);
+        let victim = directory.join(object);
         if !victim.exists() {
             let code = root().join("tests/victims/equivalence.c");
             compile(&["-O2", "-g0", pie[0], "-c", shown(&code), "-o", shown(&victim)]);

@@ -244,7 +244,7 @@ impl Writer {
 
     /// The assembler's name of a function: functions without a symbol have local ones.
     pub(super) fn name(&self, function: u32) -> String {
-        if is_nameless(function) { format!(".LF{function}") } else { format!("F{function}") }
+        if lacks_tcb(function) { format!(".LF{function}") } else { format!("F{function}") }
     }
 
     /// The number of the function that is written.
@@ -336,7 +336,7 @@ impl Writer {
     }
 
     fn function(&mut self, number: u32) {
-        let (nameless, unsized_) = (is_nameless(number), is_unsized(number));
+        let (nameless, unsized_) = (lacks_tcb(number), is_unsized(number));
         let name = self.name(number);
         let has_room = self.random.below(4);
         if has_room < 2 {
@@ -376,7 +376,7 @@ fn callees(text: &str) -> Vec<u32> {
 }
 
 /// No symbol leads to it.
-fn is_nameless(function: u32) -> bool {
+fn lacks_tcb(function: u32) -> bool {
     function % 23 == 7
 }
 

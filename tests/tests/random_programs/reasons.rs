@@ -55,7 +55,7 @@ const KERNEL_ALONE_REFUSES: &[Reason] = &[
     Reason { messages: NUMBERS, has: tests_bits, name: "the kernel does not tighten bounds by known bits" },
     // One byte lies between the packet's start and its end if they differ.
     told(&["outside of the packet"], "the first byte of a packet is known to us by the test of its start"),
-    // Where a spilled pointer was overwritten in part on another way, it is a number for us on both.
+    // Where a spilled pointer was overwritten in part on another path, it is a number for us on both.
     told(&["invalid size of register fill"], "a part of a spilled pointer is a number"),
     // It wants a register's spill of just the key's size.
     told(&["'map_value_or_null'"], "a constant key of an array is known to us in more forms"),
@@ -65,12 +65,12 @@ const KERNEL_ALONE_REFUSES: &[Reason] = &[
         has: reads_stack,
         name: "we take a pointer that was fetched for a number",
     },
-    // What we know more of decides branches: of the ways that the kernel goes besides, it finds fault with one that comes
+    // What we know more of decides branches: of the paths that the kernel takes besides, it finds fault with one that comes
     // back to what is reached.
-    Reason { messages: ENDS, has: knows_more, name: "the kernel goes a way that we know is never gone" },
+    Reason { messages: ENDS, has: knows_more, name: "the kernel takes a path that we know is never taken" },
 ];
 
-/// What is said at the end of a way that lacks something.
+/// What is said at the end of a path that lacks something.
 const ENDS: &[&str] = &["!read_ok", "reference leak", "infinite loop detected", "type=", "errno 22"];
 
 /// We refuse, the kernel may accept.
@@ -82,7 +82,7 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
     // Numbers of which more is known decide more branches, and then differ where the kernel's are all unknown: rounds
     // of nested loops that it takes for the same may be too many for us. One program in some 40 000.
     told(&["BPF program is too large. Processed"], "we gave up: instructions"),
-    // And open ways of rounds within rounds, the number of which decides something. One in some 20 000 short ones.
+    // And open paths of rounds within rounds, the number of which decides something. One in some 20 000 short ones.
     told(&["jumps is too complex"], "we gave up: branches"),
     // As in `explain_fault`.
     Reason {
@@ -90,8 +90,8 @@ const RING3_ALONE_REFUSES: &[Reason] = &[
         has: calls_back,
         name: "we refuse an endless loop around a call of a callback",
     },
-    // The same the other way round: the kernel has seen a number on a way that we know is never gone, and takes the pointer
-    // for that.
+    // The same the other way round: the kernel has seen a number on a path that we know is never taken, and takes the
+    // pointer for that.
     Reason {
         messages: &["pointer", "register spill"],
         has: |program| reads_stack(program) && knows_more(program),

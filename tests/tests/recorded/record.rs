@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ring3_isa::{Insn, encode};
-use ring3_judge::Court;
+use ring3_judge::PolicySet;
 use ring3_tests::hexadecimal;
 use ring3_uapi::bpf::{is_gpl_compatible, map_type};
 use ring3_uapi::flags::BPF_F_SLEEPABLE;
@@ -95,9 +95,9 @@ impl Record {
         }
     }
 
-    /// Everything in a folder.
-    pub(crate) fn read(folder: &Path) -> Vec<Record> {
-        let files = std::fs::read_dir(folder).expect("the folder of a run").flatten().map(|entry| entry.path());
+    /// Everything in a directory.
+    pub(crate) fn read(directory: &Path) -> Vec<Record> {
+        let files = std::fs::read_dir(directory).expect("the directory of a run").flatten().map(|entry| entry.path());
         let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
         let texts = files.map(|path| std::fs::read_to_string(path).expect("what was recorded"));
         // Who is killed may have written half a line.
@@ -122,20 +122,20 @@ impl Record {
     }
 
     /// What it may do; `None` if its type's context is not known.
-    pub(crate) fn policy(&self, court: &Court) -> Option<Policy> {
-        let policy = court.policy(self.prog_type, self.attach_type, self.attach_btf_id);
+    pub(crate) fn policy(&self, policies: &PolicySet) -> Option<Policy> {
+        let policy = policies.policy(self.prog_type, self.attach_type, self.attach_btf_id);
         (policy.context != Context::default()).then_some(policy)
     }
 
     /// Our own verdict.
-    pub(crate) fn verify(&self, court: &Court, policy: &Policy, log_level: u32) -> Result<Verified, Report> {
+    pub(crate) fn verify(&self, policies: &PolicySet, policy: &Policy, log_level: u32) -> Result<Verified, Report> {
         let shape = |found: Option<&Map>| found.map(|map| map.shape);
         verify(&Input {
-            insns: &court.renumbered(&self.insns),
+            insns: &policies.renumbered(&self.insns),
             prog_type: self.prog_type,
             gpl_compatible: self.gpl_compatible,
             sleepable: self.flags & u64::from(BPF_F_SLEEPABLE) != 0,
-            cpus: court.processors(),
+            cpus: policies.processors(),
             policy: policy.clone(),
             log_level,
             lines: vec![],

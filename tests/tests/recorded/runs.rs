@@ -231,7 +231,8 @@ pub(crate) fn bcc_tools(victims: &Victims, all: bool) -> Vec<Run> {
 
 /// libbpf's tools, whose constants are theirs only once they run.
 pub(crate) fn libbpf_tools(all: bool) -> Vec<Run> {
-    let is_tool = |path: &PathBuf| path.parent().is_some_and(|folder| folder.ends_with("sbin")) && !path.is_symlink();
+    let is_tool =
+        |path: &PathBuf| path.parent().is_some_and(|directory| directory.ends_with("sbin")) && !path.is_symlink();
     let tools = files_of("libbpf-tools").into_iter().filter(is_tool);
     let run = |path: PathBuf| {
         let name = name_of(&path);
@@ -256,7 +257,7 @@ fn has_own_headers() -> bool {
     Path::new("/lib/modules").join(release.trim()).join("build").exists()
 }
 
-/// Headers of a kernel for tools that compile, as one folder: those of this kernel if they are where they are looked
+/// Headers of a kernel for tools that compile, as one directory: those of this kernel if they are where they are looked
 /// for anyhow (`None`), or those of any kernel that is installed, which Debian has in two.
 pub(crate) fn headers() -> Option<String> {
     if has_own_headers() {
@@ -272,9 +273,9 @@ pub(crate) fn headers() -> Option<String> {
     let made = root().join("target/headers");
     if !made.join("done").exists() {
         std::fs::create_dir_all(&made).expect("target is writable");
-        for folder in [common, own] {
+        for directory in [common, own] {
             let mut copy = Command::new("cp");
-            copy.arg("-rsf").args([folder.join("include"), folder.join("arch")]).arg(&made);
+            copy.arg("-rsf").args([directory.join("include"), directory.join("arch")]).arg(&made);
             assert!(copy.status().expect("cp runs").success());
         }
         std::fs::write(made.join("done"), "").expect("target is writable");

@@ -46,7 +46,7 @@ fn call(number: i64, path: &str) -> Result<i64, Errno> {
 
 fn call_at(number: i64, path: &str, last: i32) -> Result<i64, Errno> {
     let path = CString::new(path).expect("no NUL");
-    // SAFETY: the calls used here want a folder, a path, and a mode or flags.
+    // SAFETY: the calls used here want a directory, a path, and a mode or flags.
     result(unsafe { libc::syscall(number, libc::AT_FDCWD, path.as_ptr(), last) })
 }
 

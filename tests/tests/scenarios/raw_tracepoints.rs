@@ -56,7 +56,7 @@ fn program(what: &str, kind: u32, first: u64) -> i64 {
     show_fd(what, bpf(cmd::PROG_LOAD, &mut load_attr(kind, &[first, MOV_R0_0, EXIT])))
 }
 
-/// A call that wants a path and two numbers, first without and then with a folder before it.
+/// A call that wants a path and two numbers, first without and then with a directory before it.
 fn both_ways(old: i64, new: i64, path: &str, numbers: [u64; 2]) -> [Result<i64, Errno>; 2] {
     let path = CString::new(path).expect("no NUL");
     // SAFETY: the calls used here read a path and write to addresses of the caller's.
@@ -142,11 +142,12 @@ fn relative_paths_lead_there_too() {
     println!("{MARK}from /sys/kernel: {}", id("events/syscalls/sys_enter_openat/id"));
     std::env::set_current_dir(before).expect("still there");
     // SAFETY: open reads the path.
-    let folder = unsafe { libc::open(c"/sys/kernel".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY) };
+    let directory = unsafe { libc::open(c"/sys/kernel".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY) };
     // SAFETY: openat reads the path.
-    let opened = unsafe { libc::openat(folder, c"tracing/events/raw_syscalls/sys_exit/id".as_ptr(), libc::O_RDONLY) };
+    let opened =
+        unsafe { libc::openat(directory, c"tracing/events/raw_syscalls/sys_exit/id".as_ptr(), libc::O_RDONLY) };
     close(show_fd("from a folder", result(opened.into())));
-    close(folder.into());
+    close(directory.into());
 }
 
 pub(crate) fn tracepoint_events_are_checked() {

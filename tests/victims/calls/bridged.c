@@ -263,7 +263,7 @@ static int lowest(void)
 	return file;
 }
 
-// bridged KIND NAME: makes a folder, and says what the result was.
+// bridged KIND NAME: makes a directory, and says what the result was.
 static int make(int kind, const char *name)
 {
 	long result = POINT(kind, SYS_mkdir, name, 0777);

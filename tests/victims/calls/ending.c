@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// ending CALLS: a thread whose control block is unmapped before the process is attached. With CALLS it makes so many calls of
+// ending CALLS: a thread whose TCB is unmapped before the process is attached. With CALLS it makes so many calls of
 // getppid then; without, its stack is gone, too, as where musl's threads end, and all that it can do is to exit.
 #include "check.h"
 #include <sched.h>
@@ -59,7 +59,7 @@ int main(int count, char **words)
 	long calls = count > 1 ? atol(words[1]) : 0;
 	volatile int tid = -1;
 	char byte;
-	// The stack, and the control block, which names itself.
+	// The stack, and the TCB, which names itself.
 	char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char **block = (char **)(pages + PAGE);
 

@@ -46,7 +46,7 @@ func deep(levels int) uintptr {
 	return result
 }
 
-func worker(number int, folder string) {
+func worker(number int, directory string) {
 	parent := uintptr(os.Getppid())
 	for i := 0; i < 200; i++ {
 		check("deep", deep(i%64) == parent)
@@ -56,7 +56,7 @@ func worker(number int, folder string) {
 		check("no such call", errno == syscall.ENOSYS)
 		_ = bytes.Repeat([]byte{1}, 1<<14)
 	}
-	name := filepath.Join(folder, fmt.Sprint("of-", number))
+	name := filepath.Join(directory, fmt.Sprint("of-", number))
 	for i := 0; i < 10; i++ {
 		check("mkdir", os.Mkdir(name, 0o700) == nil)
 		file := filepath.Join(name, "file")
@@ -82,8 +82,8 @@ func spin(stop *atomic.Bool) {
 }
 
 func main() {
-	folder, err := os.MkdirTemp("", "ring3-many")
-	check("temporary folder", err == nil)
+	directory, err := os.MkdirTemp("", "ring3-many")
+	check("temporary directory", err == nil)
 	var stop atomic.Bool
 	var workers sync.WaitGroup
 	go spin(&stop)
@@ -96,7 +96,7 @@ func main() {
 		workers.Add(1)
 		go func() {
 			defer workers.Done()
-			worker(number, folder)
+			worker(number, directory)
 		}()
 	}
 	for i := 0; i < 10; i++ {
@@ -106,7 +106,7 @@ func main() {
 	}
 	workers.Wait()
 	stop.Store(true)
-	check("folder is empty", os.Remove(folder) == nil)
+	check("directory is empty", os.Remove(directory) == nil)
 	if faults.Load() != 0 {
 		os.Exit(1)
 	}

@@ -295,7 +295,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "if self.found.statistics.processed > self.input.policy.processed_max {",
         "if self.found.statistics.processed > u64::MAX - 1 {",
     ),
-    mutation("explore.rs", "any number of ways may be open", "if self.open.len() >= OPEN_MAX {", "if false {"),
+    mutation("explore.rs", "any number of paths may be open", "if self.open.len() >= OPEN_MAX {", "if false {"),
     mutation(
         "explore.rs",
         "a register that was never written is read",

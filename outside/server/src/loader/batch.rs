@@ -61,7 +61,7 @@ pub(super) fn change(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
 }
 
 /// Elements on their way to the caller's arrays.
-struct Found<'c> {
+struct BatchOutput<'c> {
     caller: &'c Caller<'c>,
     keys_at: u64,
     values_at: u64,
@@ -73,7 +73,7 @@ struct Found<'c> {
     total: u32,
 }
 
-impl Found<'_> {
+impl BatchOutput<'_> {
     fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), Errno> {
         self.keys.extend_from_slice(key);
         self.values.extend_from_slice(value);
@@ -111,7 +111,7 @@ pub(super) fn look_up(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
     }
     tell_count(caller, 0)?;
     let (keys_at, values_at) = (attr.u64(b::KEYS.at), attr.u64(b::VALUES.at));
-    let mut found = Found { caller, keys_at, values_at, keys: vec![], values: vec![], gathered: 0, total: 0 };
+    let mut found = BatchOutput { caller, keys_at, values_at, keys: vec![], values: vec![], gathered: 0, total: 0 };
     let (position, done) = if by_bucket {
         by_buckets(attr, &map, wanted, deletes, &mut found)?
     } else {
@@ -132,10 +132,10 @@ pub(super) fn look_up(caller: &Caller<'_>, attr: &Attr, command: u32) -> Reply {
 }
 
 /// Where the batch ended, and whether that is the map's end (`ENOENT`).
-type Ended = (Option<Vec<u8>>, Result<(), Errno>);
+type BatchEnd = (Option<Vec<u8>>, Result<(), Errno>);
 
 /// The position between batches is a key. Mirrors kernel/bpf/syscall.c:generic_map_lookup_batch.
-fn by_keys(attr: &Attr, map: &MapObject, wanted: u32, found: &mut Found<'_>) -> Result<Ended, Errno> {
+fn by_keys(attr: &Attr, map: &MapObject, wanted: u32, found: &mut BatchOutput<'_>) -> Result<BatchEnd, Errno> {
     let mut last = match attr.u64(b::IN_BATCH.at) {
         0 => None,
         address => Some(found.caller.read(address, map.geometry().header.key_size as usize)?),
@@ -166,8 +166,8 @@ fn by_buckets(
     map: &MapObject,
     wanted: u32,
     deletes: bool,
-    found: &mut Found<'_>,
-) -> Result<Ended, Errno> {
+    found: &mut BatchOutput<'_>,
+) -> Result<BatchEnd, Errno> {
     let mut bucket = match attr.u64(b::IN_BATCH.at) {
         0 => 0,
         address => {

@@ -290,9 +290,9 @@ fn put_file(caller: &Caller<'_>, map: &Arc<MapObject>, key: &[u8], fd: i32) -> R
             _ => Err(Errno::EBADF),
         };
     }
-    let folder =
+    let directory =
         rustix::fs::fstat(&copy).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir());
-    if folder {
+    if directory {
         return Err(refuse(Errno::ENOTSUPP, "cgroups in a cgroup array: programs here do not know cgroups"));
     }
     Err(Errno::EBADF)

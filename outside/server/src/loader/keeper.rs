@@ -105,7 +105,7 @@ struct Started {
 }
 
 /// A listener that the keeper holds, too.
-pub struct Kept {
+pub struct KeptListener {
     pub(super) listener: Arc<OwnedFd>,
     pub(super) ledger: Arc<Ledger>,
 }
@@ -115,18 +115,18 @@ impl Keeper {
     ///
     /// # Errors
     /// There is no memory for what is written down.
-    pub fn keep(&self, listener: OwnedFd) -> std::io::Result<Kept> {
-        let kept = Kept { listener: Arc::new(listener), ledger: Arc::new(Ledger::new()?) };
+    pub fn keep(&self, listener: OwnedFd) -> std::io::Result<KeptListener> {
+        let kept = KeptListener { listener: Arc::new(listener), ledger: Arc::new(Ledger::new()?) };
         self.tell(KEEP, &kept);
         Ok(kept)
     }
 
     /// Leaves a loader to the keeper: the server cannot serve it.
-    pub fn leave(&self, kept: &Kept) {
+    pub fn leave(&self, kept: &KeptListener) {
         self.tell(SERVE, kept);
     }
 
-    fn tell(&self, what: &[u8], kept: &Kept) {
+    fn tell(&self, what: &[u8], kept: &KeptListener) {
         let mut keeper = self.0.lock().expect("no panic under this lock");
         // One that was killed is replaced.
         let told = (0..2).any(|_| {
@@ -151,7 +151,7 @@ impl Started {
         Ok(Started { child: command.spawn()?, socket })
     }
 
-    fn send(mut self, what: &[u8], kept: &Kept) -> std::io::Result<Started> {
+    fn send(mut self, what: &[u8], kept: &KeptListener) -> std::io::Result<Started> {
         let files = [kept.listener.as_fd(), kept.ledger.file.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -168,7 +168,7 @@ impl Started {
 }
 
 /// A listener in the keeper.
-struct Held {
+struct HeldListener {
     listener: OwnedFd,
     ledger: OwnedFd,
     /// Nobody else does.
@@ -183,7 +183,7 @@ pub fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
     crate::raw_process::close_inherited();
     // Whoever kills the server's process group means the server.
     let _ = rustix::process::setsid();
-    let mut held: Vec<Held> = vec![];
+    let mut held: Vec<HeldListener> = vec![];
     let mut server_lives = true;
     while server_lives || !held.is_empty() {
         let mut fds: Vec<PollFd<'_>> = held.iter().map(|held| PollFd::new(&held.listener, held.events())).collect();
@@ -201,7 +201,7 @@ pub fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
         if server_lives && ready.last().is_some_and(|ready| !ready.is_empty()) {
             server_lives = hear(socket, &mut held);
             if !server_lives {
-                held.retain_mut(Held::take_over);
+                held.retain_mut(HeldListener::take_over);
             }
         }
     }
@@ -209,7 +209,7 @@ pub fn run(socket: BorrowedFd<'_>) -> Result<(), String> {
 }
 
 /// Takes a message; false at the socket's end.
-fn hear(socket: BorrowedFd<'_>, held: &mut Vec<Held>) -> bool {
+fn hear(socket: BorrowedFd<'_>, held: &mut Vec<HeldListener>) -> bool {
     let mut what = [0u8];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -227,7 +227,7 @@ fn hear(socket: BorrowedFd<'_>, held: &mut Vec<Held>) -> bool {
     });
     let mut files = files.next().into_iter().flatten();
     let (Some(listener), Some(ledger)) = (files.next(), files.next()) else { return true };
-    let mut new = Held { listener, ledger, serves: false };
+    let mut new = HeldListener { listener, ledger, serves: false };
     if what == *SERVE {
         held.retain(|held| !held.is_same_as(&new));
         if !new.take_over() {
@@ -238,10 +238,10 @@ fn hear(socket: BorrowedFd<'_>, held: &mut Vec<Held>) -> bool {
     true
 }
 
-impl Held {
+impl HeldListener {
     /// Listeners have nothing of their own by which to know them; ledgers are files.
-    fn is_same_as(&self, other: &Held) -> bool {
-        let inode = |held: &Held| rustix::fs::fstat(&held.ledger).map(|stat| stat.st_ino).ok();
+    fn is_same_as(&self, other: &HeldListener) -> bool {
+        let inode = |held: &HeldListener| rustix::fs::fstat(&held.ledger).map(|stat| stat.st_ino).ok();
         inode(self).is_some() && inode(self) == inode(other)
     }
 

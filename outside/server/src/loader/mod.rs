@@ -35,7 +35,7 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
-use keeper::{Kept, Ledger};
+use keeper::{KeptListener, Ledger};
 use raw_seccomp::Notification;
 pub use raw_seccomp::{filter, install_filter};
 
@@ -120,7 +120,7 @@ impl Session {
     /// Serves a loader, given by its process and that one's standard error as it begins, until no process of it is left; false if it
     /// cannot be served any more.
     pub fn run(
-        kept: &Kept,
+        kept: &KeptListener,
         subsystem: Arc<Subsystem>,
         (pid, terminal): (u32, Option<Terminal>),
         command: String,
@@ -223,8 +223,8 @@ impl Caller<'_> {
             libc::SYS_rmdir => names::remove(self, HERE, args[0], true),
             libc::SYS_unlink => names::remove(self, HERE, args[0], false),
             libc::SYS_unlinkat => {
-                let is_folder = args[2] & libc::AT_REMOVEDIR as u64 != 0;
-                names::remove(self, args[0] as i32, args[1], is_folder)
+                let is_directory = args[2] & libc::AT_REMOVEDIR as u64 != 0;
+                names::remove(self, args[0] as i32, args[1], is_directory)
             }
             libc::SYS_open => virtual_files::open(self, HERE, args[0], args[1]),
             libc::SYS_openat => virtual_files::open(self, args[0] as i32, args[1], args[2]),

@@ -23,12 +23,12 @@ fn files_of(caller: &Caller<'_>) -> Result<Files, Errno> {
 }
 
 /// A path as the loader means it, from the root, without `.` and `..`. Symbolic links are not followed.
-pub(super) fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<PathBuf, Errno> {
+pub(super) fn path_of(caller: &Caller<'_>, directory: i32, address: u64) -> Result<PathBuf, Errno> {
     let given = caller.read_string(address, PATH_BYTES_MAX)?;
     if given.is_empty() {
         return Err(Errno::ENOENT);
     }
-    let from = match folder {
+    let from = match directory {
         _ if given.starts_with('/') => None,
         libc::AT_FDCWD => Some(format!("/proc/{}/cwd", caller.call.tid)),
         fd => Some(format!("/proc/{}/fd/{fd}", caller.call.tid)),
@@ -47,11 +47,11 @@ pub(super) fn path_of(caller: &Caller<'_>, folder: i32, address: u64) -> Result<
 /// The path that `BPF_OBJ_*` names, from `path_fd` on if that is given.
 fn path_in(caller: &Caller<'_>, attr: &Attr) -> Result<PathBuf, Errno> {
     let flags = attr.u32(obj::FILE_FLAGS.at);
-    let folder = if flags & BPF_F_PATH_FD != 0 { attr.i32(obj::PATH_FD.at) } else { libc::AT_FDCWD };
-    path_of(caller, folder, attr.u64(obj::PATHNAME.at))
+    let directory = if flags & BPF_F_PATH_FD != 0 { attr.i32(obj::PATH_FD.at) } else { libc::AT_FDCWD };
+    path_of(caller, directory, attr.u64(obj::PATHNAME.at))
 }
 
-/// Flags beyond `known` are refused, and a folder without the flag for it. Mirrors kernel/bpf/syscall.c:bpf_obj_pin.
+/// Flags beyond `known` are refused, and a directory without the flag for it. Mirrors kernel/bpf/syscall.c:bpf_obj_pin.
 fn check_flags(attr: &Attr, known: u32) -> Result<u32, Errno> {
     let flags = attr.u32(obj::FILE_FLAGS.at);
     if flags & !(known | BPF_F_PATH_FD) != 0 || flags & BPF_F_PATH_FD == 0 && attr.u32(obj::PATH_FD.at) != 0 {
@@ -81,7 +81,7 @@ pub(super) fn get(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let path = path_in(caller, attr)?;
     let files = files_of(caller)?;
     let object = caller.subsystem().pinned(&files, &path).map_err(|errno| match errno {
-        Errno::EACCES if files.is_in_kernel(&path) && !files.has_folder(&path) => {
+        Errno::EACCES if files.is_in_kernel(&path) && !files.has_directory(&path) => {
             refuse(errno, format_args!("{} is an object of the kernel's", path.display()))
         }
         errno => errno,
@@ -110,25 +110,25 @@ pub(super) fn statfs(caller: &Caller<'_>) -> Reply {
 }
 
 /// mkdir(2) where the kernel has no BPF file system, or none that the loader may write.
-pub(super) fn mkdir(caller: &Caller<'_>, folder: i32, address: u64) -> Reply {
-    let path = path_of(caller, folder, address)?;
+pub(super) fn mkdir(caller: &Caller<'_>, directory: i32, address: u64) -> Reply {
+    let path = path_of(caller, directory, address)?;
     let files = files_of(caller)?;
     let writable = |path: &Path| files.is_in_kernel(path) && files.is_writable(path);
     if !files.covers(&path) || files.has(&path) || path.parent().is_some_and(writable) {
         return Ok(Outcome::Continue);
     }
-    caller.subsystem().add_folder(&files, path)?;
+    caller.subsystem().add_directory(&files, path)?;
     Ok(Outcome::Value(0))
 }
 
-/// unlink(2) of a name, rmdir(2) of a folder.
-pub(super) fn remove(caller: &Caller<'_>, folder: i32, address: u64, is_folder: bool) -> Reply {
-    let path = path_of(caller, folder, address)?;
+/// unlink(2) of a name, rmdir(2) of a directory.
+pub(super) fn remove(caller: &Caller<'_>, directory: i32, address: u64, is_directory: bool) -> Reply {
+    let path = path_of(caller, directory, address)?;
     if !caller.subsystem().has_name(&path) || files_of(caller)?.has(&path) {
         return Ok(Outcome::Continue);
     }
-    if is_folder {
-        caller.subsystem().remove_folder(&*caller.rights()?, &path)?;
+    if is_directory {
+        caller.subsystem().remove_directory(&*caller.rights()?, &path)?;
     } else {
         caller.subsystem().unpin(&*caller.rights()?, &path)?;
     }

@@ -92,8 +92,8 @@ pub(super) fn kernel_pmu(name: &'static str) -> Result<Option<(u32, u64)>, Errno
     if let Some(pmu) = known.get(name) {
         return Ok(*pmu);
     }
-    let folder = Path::new("/sys/bus/event_source/devices").join(name);
-    let read = |file: &str| match std::fs::read_to_string(folder.join(file)) {
+    let directory = Path::new("/sys/bus/event_source/devices").join(name);
+    let read = |file: &str| match std::fs::read_to_string(directory.join(file)) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Errno(error.raw_os_error().unwrap_or(Errno::EINVAL.0))),

@@ -33,7 +33,7 @@ const INSNS_MAX: u32 = 1_000_000;
 const PROG_FLAGS: u32 = 0xff;
 
 /// A program that a loader brings.
-struct Brought<'c> {
+struct NewProgram<'c> {
     log: Log<'c>,
     name: String,
     kind: Kind,
@@ -44,7 +44,7 @@ struct Brought<'c> {
 }
 
 /// What is made of it.
-struct Made {
+struct BuiltProgram {
     code: Code,
     /// Who compiled it.
     engine: Engine,
@@ -91,7 +91,7 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         gpl_compatible: is_gpl_compatible(&license),
         sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
     };
-    let brought = Brought { log, name, kind, insns, maps, source, rights };
+    let brought = NewProgram { log, name, kind, insns, maps, source, rights };
     let made = brought.make(caller)?;
     let program = Arc::new(brought.publish(caller, made, bytes, tag)?);
     let fd = caller.open_pipe(Object::Program(program))?;
@@ -119,7 +119,7 @@ fn check_rights(rights: &Rights, kind: u32, count: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-impl Brought<'_> {
+impl NewProgram<'_> {
     fn shape(&self, key: &Reference) -> Option<MapShape> {
         self.maps.get(key).map(|map| map.shape())
     }
@@ -130,7 +130,7 @@ impl Brought<'_> {
     }
 
     /// Takes code from the loader's file of compiled programs, or verifies and compiles.
-    fn make(&self, caller: &Caller<'_>) -> Result<Made, Errno> {
+    fn make(&self, caller: &Caller<'_>) -> Result<BuiltProgram, Errno> {
         let hardens = caller.session.options.compiling.hardens();
         let stored = caller.session.store.as_ref().map(|store| match hardens {
             true => Err("constants are not to stand in its code".into()),
@@ -138,7 +138,7 @@ impl Brought<'_> {
         });
         let made = match stored {
             Some(Ok(made)) => made,
-            other => Made {
+            other => BuiltProgram {
                 aot: other.and_then(Result::err).map(Err),
                 ..self.compile(caller.session.options.compiling.engine, hardens)?
             },
@@ -155,7 +155,7 @@ impl Brought<'_> {
     }
 
     /// The code of a file, if it has the same program, compiled for the same maps and constants.
-    fn stored(&self, store: &ring3_aot::Store) -> Result<Made, String> {
+    fn stored(&self, store: &ring3_aot::Store) -> Result<BuiltProgram, String> {
         if !self.rights.may_administer() {
             return Err("its loader may not all that the verifier allowed".into());
         }
@@ -168,7 +168,7 @@ impl Brought<'_> {
         let symbol = |name: &str| ring3_image::symbols().find(|(known, _)| *known == name).map(|(known, _)| known);
         let code = stored.code(&subject, &symbol).ok_or("its code wants what this ring3 has not")?;
         let slots = subject.slots().to_vec();
-        Ok(Made { code, engine: Engine::Jit, facts: stored.facts, slots, added: None, aot: Some(Ok(())) })
+        Ok(BuiltProgram { code, engine: Engine::Jit, facts: stored.facts, slots, added: None, aot: Some(Ok(())) })
     }
 
     /// What the program may do. Mirrors kernel/trace/bpf_trace.c:bpf_tracing_func_proto.
@@ -180,7 +180,7 @@ impl Brought<'_> {
         policy
     }
 
-    fn compile(&self, engine: Engine, hardens: bool) -> Result<Made, Errno> {
+    fn compile(&self, engine: Engine, hardens: bool) -> Result<BuiltProgram, Errno> {
         let verified = verify(&Input {
             insns: &self.insns,
             prog_type: self.kind.prog_type,
@@ -203,7 +203,14 @@ impl Brought<'_> {
             self.refuse(Errno::EINVAL, &text, &text)
         })?;
         let slots = verified.maps().iter().map(|map| map.slot).collect();
-        Ok(Made { code, engine, facts: Facts::of(&verified), slots, added: Some(verified.added_words()), aot: None })
+        Ok(BuiltProgram {
+            code,
+            engine,
+            facts: Facts::of(&verified),
+            slots,
+            added: Some(verified.added_words()),
+            aot: None,
+        })
     }
 
     /// The processes in which it does anything.
@@ -233,7 +240,13 @@ impl Brought<'_> {
         Ok(())
     }
 
-    fn publish(self, caller: &Caller<'_>, made: Made, bytes: Vec<u8>, tag: [u8; 8]) -> Result<Program, Errno> {
+    fn publish(
+        self,
+        caller: &Caller<'_>,
+        made: BuiltProgram,
+        bytes: Vec<u8>,
+        tag: [u8; 8],
+    ) -> Result<Program, Errno> {
         let realm = caller.subsystem().realm.clone();
         let names = Names::of(&made.code, &self.source.described(&self.name, &self.insns), Style::Kernel);
         let slots = made.slots.into_iter().map(MapSlot).collect();

@@ -20,11 +20,11 @@ const PACKET_BYTES_MAX: u32 = 4096 - 256 - 320;
 const RAW_CONTEXT_BYTES_MAX: u32 = 12 * 8;
 
 /// What is asked for besides the program.
-struct Asked<'a> {
+struct TestRunRequest<'a> {
     attr: &'a Attr,
 }
 
-impl Asked<'_> {
+impl TestRunRequest<'_> {
     fn word(&self, field: Field) -> u32 {
         self.attr.u32(field.at)
     }
@@ -35,7 +35,7 @@ impl Asked<'_> {
 }
 
 pub(super) fn prog_test_run(caller: &Caller<'_>, attr: &Attr) -> Reply {
-    let asked = Asked { attr };
+    let asked = TestRunRequest { attr };
     let sized = |size: Field, at: Field| (asked.word(size) == 0) != (attr.u64(at.at) == 0);
     if sized(t::CTX_SIZE_IN, t::CTX_IN) || sized(t::CTX_SIZE_OUT, t::CTX_OUT) {
         return Err(Errno::EINVAL);
@@ -113,7 +113,7 @@ fn run(
 }
 
 /// Mirrors bpf_prog_test_run_syscall.
-fn syscall_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Program) -> Result<TestInput, Errno> {
+fn syscall_input(caller: &Caller<'_>, asked: &TestRunRequest<'_>, program: &Program) -> Result<TestInput, Errno> {
     let refused =
         asked.has_any(&[t::REPEAT, t::DURATION, t::FLAGS, t::BATCH_SIZE], &[t::DATA_IN, t::DATA_OUT, t::CTX_OUT]);
     let bytes = asked.word(t::CTX_SIZE_IN);
@@ -125,7 +125,11 @@ fn syscall_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Program) -> R
 }
 
 /// Mirrors bpf_prog_test_run_raw_tp.
-fn raw_tracepoint_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Program) -> Result<TestInput, Errno> {
+fn raw_tracepoint_input(
+    caller: &Caller<'_>,
+    asked: &TestRunRequest<'_>,
+    program: &Program,
+) -> Result<TestInput, Errno> {
     const ON_CPU: u32 = 1;
     let refused = asked.has_any(&[t::DURATION, t::REPEAT, t::BATCH_SIZE], &[t::DATA_IN, t::DATA_OUT, t::CTX_OUT]);
     let (bytes, flags) = (asked.word(t::CTX_SIZE_IN), asked.word(t::FLAGS));
@@ -144,7 +148,7 @@ fn raw_tracepoint_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Progra
 }
 
 /// Mirrors bpf_prog_test_run_skb and bpf_prog_test_run_xdp.
-fn packet_input(caller: &Caller<'_>, asked: &Asked<'_>, program: &Program) -> Result<TestInput, Errno> {
+fn packet_input(caller: &Caller<'_>, asked: &TestRunRequest<'_>, program: &Program) -> Result<TestInput, Errno> {
     if asked.has_any(&[t::FLAGS, t::CPU, t::BATCH_SIZE], &[]) {
         return Err(Errno::EINVAL);
     }

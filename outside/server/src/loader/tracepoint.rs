@@ -66,7 +66,7 @@ impl Tracepoint {
         self.number.and_then(syscalls::by_number)
     }
 
-    /// The folder of its folder.
+    /// The parent directory of its directory.
     pub fn category(self) -> &'static str {
         if self.number.is_none() { "raw_syscalls" } else { "syscalls" }
     }

@@ -31,7 +31,7 @@ pub(super) const TRACEFS_MAGIC: u64 = 0x7472_6163;
 /// What is at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    Folder,
+    Directory,
     /// `available_events`
     Events,
     /// `available_filter_functions`
@@ -53,7 +53,7 @@ impl Entry {
     fn at(path: &Path) -> Option<Entry> {
         if let Ok(rest) = path.strip_prefix(KPROBE_PMU) {
             let entry = match rest.to_str()? {
-                "" | "format" => Entry::Folder,
+                "" | "format" => Entry::Directory,
                 "type" => Entry::KprobeType,
                 "format/retprobe" => Entry::KprobeReturn,
                 _ => return None,
@@ -63,12 +63,12 @@ impl Entry {
         let (root, rest) = ROOTS.iter().find_map(|root| Some((*root, path.strip_prefix(root).ok()?.to_str()?)))?;
         let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
         match parts[..] {
-            [] => (root == ROOTS[0]).then_some(Entry::Folder),
+            [] => (root == ROOTS[0]).then_some(Entry::Directory),
             ["available_events"] => Some(Entry::Events),
             ["available_filter_functions"] => Some(Entry::Functions),
             ["kprobe_events" | "uprobe_events"] => (!path.exists()).then_some(Entry::Probes),
-            ["events"] | ["events", "syscalls" | "raw_syscalls"] => Some(Entry::Folder),
-            ["events", category, name] => Tracepoint::named(category, name).map(|_| Entry::Folder),
+            ["events"] | ["events", "syscalls" | "raw_syscalls"] => Some(Entry::Directory),
+            ["events", category, name] => Tracepoint::named(category, name).map(|_| Entry::Directory),
             ["events", category, name, "id"] => Tracepoint::named(category, name).map(Entry::Id),
             ["events", category, name, "format"] => Tracepoint::named(category, name).map(Entry::Format),
             _ => None,
@@ -77,14 +77,14 @@ impl Entry {
 
     /// What the loader means by a path, if that is ours. All else, mistakes too, is the kernel's to answer.
     /// Nor is it ours for callers who may not see the kernel's (fs/tracefs/inode.c: it is root's, mode 0700).
-    fn of(caller: &Caller<'_>, folder: i32, address: u64) -> Option<Entry> {
-        let entry = Entry::at(&path_of(caller, folder, address).ok()?)?;
+    fn of(caller: &Caller<'_>, directory: i32, address: u64) -> Option<Entry> {
+        let entry = Entry::at(&path_of(caller, directory, address).ok()?)?;
         caller.rights().ok()?.may_open_of_server().then_some(entry)
     }
 
     fn text(self) -> String {
         match self {
-            Entry::Folder | Entry::Probes => String::new(),
+            Entry::Directory | Entry::Probes => String::new(),
             Entry::Events => Tracepoint::all().map(|tracepoint| format!("{tracepoint}\n")).collect(),
             Entry::Functions => TABLE.iter().map(|call| format!("{}\n", function_of(call))).collect(),
             Entry::KprobeType => format!("{}\n", perf::KPROBE_TYPE),
@@ -95,13 +95,13 @@ impl Entry {
     }
 
     fn mode(self) -> u32 {
-        if self == Entry::Folder { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 }
+        if self == Entry::Directory { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 }
     }
 
     /// A number of its own.
     fn inode(self) -> u64 {
         match self {
-            Entry::Folder => 1,
+            Entry::Directory => 1,
             Entry::Events => 2,
             Entry::Functions => 3,
             Entry::KprobeType => 4,
@@ -121,10 +121,10 @@ pub(super) fn is_in_tracefs(caller: &Caller<'_>, path: &Path) -> bool {
 }
 
 /// open(2) and openat(2).
-pub(super) fn open(caller: &Caller<'_>, folder: i32, address: u64, flags: u64) -> Reply {
+pub(super) fn open(caller: &Caller<'_>, directory: i32, address: u64, flags: u64) -> Reply {
     let flags = OFlags::from_bits_retain(flags as u32);
-    let Some(entry) = Entry::of(caller, folder, address) else { return Ok(Outcome::Continue) };
-    if entry == Entry::Folder || flags.contains(OFlags::PATH) {
+    let Some(entry) = Entry::of(caller, directory, address) else { return Ok(Outcome::Continue) };
+    if entry == Entry::Directory || flags.contains(OFlags::PATH) {
         return Ok(Outcome::Continue);
     }
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
@@ -155,9 +155,9 @@ fn memory_file(text: &str) -> Result<OwnedFd, Errno> {
 }
 
 /// access(2) and its kin.
-pub(super) fn access(caller: &Caller<'_>, folder: i32, address: u64, wanted: u64) -> Reply {
+pub(super) fn access(caller: &Caller<'_>, directory: i32, address: u64, wanted: u64) -> Reply {
     const ALL: u64 = (libc::R_OK | libc::W_OK | libc::X_OK) as u64;
-    let Some(entry) = Entry::of(caller, folder, address) else { return Ok(Outcome::Continue) };
+    let Some(entry) = Entry::of(caller, directory, address) else { return Ok(Outcome::Continue) };
     match wanted {
         wanted if wanted & !ALL != 0 => Err(Errno::EINVAL),
         wanted if wanted & !u64::from(entry.mode()) != 0 => Err(Errno::EACCES),
@@ -166,8 +166,8 @@ pub(super) fn access(caller: &Caller<'_>, folder: i32, address: u64, wanted: u64
 }
 
 /// stat(2), lstat(2), newfstatat(2): `struct stat`.
-pub(super) fn stat(caller: &Caller<'_>, folder: i32, address: u64, out: u64) -> Reply {
-    let Some(entry) = Entry::of(caller, folder, address) else { return Ok(Outcome::Continue) };
+pub(super) fn stat(caller: &Caller<'_>, directory: i32, address: u64, out: u64) -> Reply {
+    let Some(entry) = Entry::of(caller, directory, address) else { return Ok(Outcome::Continue) };
     let mut words = [0u64; 18];
     (words[1], words[2], words[3]) = (entry.inode(), 1, entry.mode().into());
     words[7] = ring3_layout::PAGE_BYTES;
@@ -210,7 +210,7 @@ mod tests {
             let event = format!("{root}/events/syscalls/sys_enter_openat");
             assert_eq!(at(&format!("{event}/id")), Some(Entry::Id(enter)));
             assert_eq!(at(&format!("{event}/format")), Some(Entry::Format(enter)));
-            assert_eq!(at(&event), Some(Entry::Folder));
+            assert_eq!(at(&event), Some(Entry::Directory));
             assert_eq!(at(&format!("{root}/available_events")), Some(Entry::Events));
             for other in ["sched", "sched/sched_switch/id", "syscalls/enable", "syscalls/sys_enter_stat/id"] {
                 assert_eq!(at(&format!("{root}/events/{other}")), None, "{other}");
@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(at(&format!("{event}/id/x")), None);
         }
         assert_eq!(at("/sys/bus/event_source/devices/uprobe/type"), None);
-        assert_eq!((at(ROOTS[0]), at(ROOTS[1]), at("/sys/kernel")), (Some(Entry::Folder), None, None));
+        assert_eq!((at(ROOTS[0]), at(ROOTS[1]), at("/sys/kernel")), (Some(Entry::Directory), None, None));
         assert_eq!(at("/sys/kernel/tracing2/available_events"), None);
     }
 }

@@ -3,15 +3,15 @@
 use std::mem::offset_of;
 
 use ring3_inject as inject;
-use ring3_layout::net::{Net, OwnAction, SIGNALS, TAKEN_SIGNALS, dependent_flags};
-use ring3_layout::region::{NET_OFFSET, REGION_BYTES};
+use ring3_layout::region::{REGION_BYTES, SUD_OFFSET};
+use ring3_layout::sud::{OwnAction, SIGNALS, SudState, TAKEN_SIGNALS, dependent_flags};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::seccomp::FilteredCall;
 
 use super::Shared;
-use super::net::{blocks_meanwhile, is_calm};
 use super::raw_mapping::read_value;
 use super::recovery::{Cleaning, thread_named};
+use super::sud::{blocks_meanwhile, masks_are_stable};
 use super::tables::in_agent;
 
 const SYS_RT_SIGACTION: i64 = 13;
@@ -23,9 +23,9 @@ const SA_NODEFER: u64 = 0x4000_0000;
 /// `struct kernel_sigaction`: handler, flags, restorer, mask.
 pub(super) type Action = [u64; 4];
 
-/// Address of a field of [`Net`].
+/// Address of a field of [`SudState`].
 pub(super) fn field(region: u64, offset: usize) -> u64 {
-    region + NET_OFFSET + offset as u64
+    region + SUD_OFFSET + offset as u64
 }
 
 pub(super) fn read_word(stopped: &inject::Stopped, address: u64) -> Result<u64, inject::Error> {
@@ -40,7 +40,7 @@ pub(super) fn write_flag(stopped: &mut inject::Stopped, address: u64, flag: bool
 
 /// The action of a signal.
 pub(super) fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<Action, inject::Error> {
-    let scratch = field(region, offset_of!(Net, scratch));
+    let scratch = field(region, offset_of!(SudState, scratch));
     stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
     read_action(stopped, scratch)
 }
@@ -51,7 +51,7 @@ pub(super) fn set_action(
     signal: u64,
     action: Action,
 ) -> Result<(), inject::Error> {
-    let scratch = field(region, offset_of!(Net, scratch));
+    let scratch = field(region, offset_of!(SudState, scratch));
     stopped.write(scratch, &bytes_of(&action))?;
     stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
 }
@@ -71,7 +71,7 @@ fn bytes_of(action: &Action) -> Vec<u8> {
 /// Where the process's own action of a signal is kept.
 fn own_at(region: u64, signal: u64) -> u64 {
     let index = TAKEN_SIGNALS.iter().position(|taken| *taken == signal).expect("one of these");
-    field(region, offset_of!(Net, own) + index * size_of::<OwnAction>())
+    field(region, offset_of!(SudState, own) + index * size_of::<OwnAction>())
 }
 
 /// Whether the handler of a signal is the agent's.
@@ -93,7 +93,7 @@ pub(super) fn take(
     let flags = dependent_flags(signal, own[0], own[1]) | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
     // Whatever goes wrong from here on, actions are given back.
     write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, true)?;
-    let action = [in_agent(region, handler), flags, in_agent(region, "ring3_net_restorer"), 0];
+    let action = [in_agent(region, handler), flags, in_agent(region, "ring3_signal_restorer"), 0];
     set_action(stopped, region, signal, action)?;
     let bit = 1 << (signal - 1);
     let handled = stopped.signals_handled()?;
@@ -126,13 +126,13 @@ pub(super) fn take_for_good(
             return Ok(false);
         }
     }
-    if !is_calm(stopped, region, bits)? {
+    if !masks_are_stable(stopped, region, bits)? {
         return Ok(false);
     }
     for signal in signals {
         take(stopped, region, *signal, handler)?;
     }
-    let never = field(region, offset_of!(Net, never_blocked));
+    let never = field(region, offset_of!(SudState, never_blocked));
     let blocked = read_word(stopped, never)? | bits;
     stopped.write(never, &blocked.to_le_bytes())?;
     // (None is in a call that blocks others.)
@@ -164,7 +164,7 @@ pub(super) fn give_back_for_good(
     if !signals.iter().any(|signal| is_taken(stopped.pid(), region, *signal)) {
         return Ok(true);
     }
-    if !is_calm(stopped, region, bits)? {
+    if !masks_are_stable(stopped, region, bits)? {
         return Ok(false);
     }
     block_again(stopped, region, bits)?;
@@ -201,7 +201,7 @@ fn block_again(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<
 
 /// Threads may block these signals from now on.
 pub(super) fn let_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
-    let never = field(region, offset_of!(Net, never_blocked));
+    let never = field(region, offset_of!(SudState, never_blocked));
     let blocked = read_word(stopped, never)? & !bits;
     stopped.write(never, &blocked.to_le_bytes())
 }
@@ -240,5 +240,5 @@ fn taken_of(pid: u32, region: u64, but: u64) -> u64 {
 
 /// Where the signals are that are kept out of the mask of another one's handler.
 fn kept_out_at(region: u64, signal: u64) -> u64 {
-    field(region, offset_of!(Net, kept_out) + (signal as usize - 1) * 8)
+    field(region, offset_of!(SudState, kept_out) + (signal as usize - 1) * 8)
 }

@@ -9,9 +9,9 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::modules::{self, ANALYSIS_AT_ONCE, FileKey, likely_file_of};
-use super::recovery::{self, Patience};
+use super::recovery::{self, RetryDelay};
 use super::target::code_of;
-use super::terminal::Hearer;
+use super::terminal::ReportTo;
 use super::tracer::{Actor, Command, LONG};
 
 /// What is in the way for a moment only is tried again after so many milliseconds each, while everybody else waits.
@@ -20,7 +20,7 @@ const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];
 impl Actor {
     /// Does in a target what its links want now. What only a moment is in the way of, a thread that is just being made say, is
     /// tried again at once, then later, in the background.
-    pub(super) fn apply(&mut self, pid: u32, hearer: Hearer) -> Result<(), Refusal> {
+    pub(super) fn apply(&mut self, pid: u32, report_to: ReportTo) -> Result<(), Refusal> {
         let (mut applied, mut is_cut_short) = self.apply_once(pid);
         // (In the background there are enough turns.)
         let moments: &[u64] = if self.behind.contains_key(&pid) { &[] } else { &MOMENTS_MS };
@@ -31,15 +31,15 @@ impl Actor {
             std::thread::sleep(Duration::from_millis(*moment));
             (applied, is_cut_short) = self.apply_once(pid);
         }
-        self.settle(pid, hearer, is_cut_short || self.is_busy(pid, &applied));
+        self.settle(pid, report_to, is_cut_short || self.is_busy(pid, &applied));
         applied
     }
 
     /// Says what is not applied in a target, and whether something is to be tried again.
-    pub(super) fn settle(&mut self, pid: u32, hearer: Hearer, is_behind: bool) {
+    pub(super) fn settle(&mut self, pid: u32, report_to: ReportTo, is_behind: bool) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
-        target.tell_refused(&self.links, hearer);
-        match is_behind || !target.net.is_settled() || target.lacks_faults(&self.links) {
+        target.report_refused(&self.links, report_to);
+        match is_behind || !target.sud.is_settled() || target.lacks_faults(&self.links) {
             true => self.try_again(pid),
             false => drop(self.behind.remove(&pid)),
         }
@@ -93,16 +93,16 @@ impl Actor {
     fn apply_once(&mut self, pid: u32) -> (Result<(), Refusal>, bool) {
         let is_followed = self.executions.contains_key(&pid);
         let Some(target) = self.targets.get_mut(&pid) else { return (Ok(()), false) };
-        let before = self.parted.len();
+        let before = self.forks_only.len();
         let began = Instant::now();
         let within = if target.budget.is_spent(began) { Duration::ZERO } else { ANALYSIS_AT_ONCE };
         self.shared.modules().begin_turn(within);
-        let applied = target.apply_links(&self.shared, &mut self.links, &mut self.parted, is_followed);
+        let applied = target.apply_links(&self.shared, &mut self.links, &mut self.forks_only, is_followed);
         let is_cut_short = self.shared.modules().end_turn();
         if is_cut_short || began.elapsed() > LONG {
             target.budget.charge(began, began.elapsed());
         }
-        self.has_orphans |= self.parted.len() > before;
+        self.has_orphans |= self.forks_only.len() > before;
         self.analyse_files();
         (applied, is_cut_short)
     }
@@ -120,7 +120,7 @@ impl Actor {
 
     /// What could not be changed in a target is tried again later.
     pub(super) fn try_again(&mut self, pid: u32) {
-        self.behind.entry(pid).or_insert_with(Patience::new);
+        self.behind.entry(pid).or_insert_with(RetryDelay::new);
     }
 
     /// Changes what could not be changed before. (A thread that waits for its `vfork` child goes on soon.)
@@ -133,7 +133,7 @@ impl Actor {
         let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_held(**pid) && !is_spent(pid));
         let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
         for pid in due {
-            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
                 tracing::debug!(pid, "{refusal}");
             }
         }

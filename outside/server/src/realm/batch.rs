@@ -1,7 +1,7 @@
 //! Code that is written into a stopped process at once.
 
 use ring3_inject as inject;
-use ring3_layout::syscall::GATE_BYTES;
+use ring3_layout::syscall::TRAMPOLINE_BYTES;
 
 /// Code that is written at once: to many places, some of which lie one behind the other.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ impl Batch {
         let mut run: Option<(u64, Vec<u8>)> = None;
         for (address, code) in self.0 {
             match &mut run {
-                Some((start, bytes)) if address - *start - (bytes.len() as u64) < GATE_BYTES => {
+                Some((start, bytes)) if address - *start - (bytes.len() as u64) < TRAMPOLINE_BYTES => {
                     bytes.resize((address - *start) as usize, INT3);
                     bytes.extend(code);
                 }

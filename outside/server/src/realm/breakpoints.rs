@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use ring3_inject as inject;
 
 use super::raw_mapping::{differs, read_process};
-use super::site::Wanted;
+use super::site::WantedSite;
 use super::target::{Link, Target, refuse};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal};
 
 impl Target {
     /// Refuses what cannot be placed because of a breakpoint; the process need not be stopped to find that out again.
-    pub(super) fn set_blocked_aside(&self, wanted: &mut Vec<Wanted>, links: &mut BTreeMap<AttachmentId, Link>) {
+    pub(super) fn set_blocked_aside(&self, wanted: &mut Vec<WantedSite>, links: &mut BTreeMap<AttachmentId, Link>) {
         wanted.retain(|want| {
             let blocked = self.blocked_at(want.place.address);
             for one in want.uses.iter().filter(|_| blocked.is_some()) {
@@ -41,7 +41,7 @@ impl Target {
 
     /// Whether somebody else has written over a jump, and this was not known yet.
     pub(super) fn find_disturbed(&mut self) -> bool {
-        if self.is_leaving() || self.disturbed {
+        if self.is_detaching() || self.disturbed {
             return false;
         }
         let sites = self.sites.iter().filter(|(_, site)| site.patched);

@@ -10,7 +10,7 @@ use ring3_uapi::Errno;
 use super::raw_mapping::read_value;
 use super::status::OverrunStatus;
 use super::target::Target;
-use super::terminal::Hearer;
+use super::terminal::ReportTo;
 use super::tracer::Actor;
 use super::{AttachmentId, Refusal};
 
@@ -58,7 +58,7 @@ impl Actor {
             target.told.insert(*id);
             target.switched_off.insert(*id, Refusal::new(Errno::ETIME, why));
         }
-        if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+        if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
             tracing::warn!(pid, "{refusal}");
         }
     }

@@ -97,9 +97,9 @@ impl Target {
     }
 
     /// Ends of calls that are under way will not be seen: they are not to be taken for ones that were left.
-    pub(super) fn go_blind(&self) {
-        let blind = TABLES_OFFSET + offset_of!(SyscallTables, blind) as u64;
-        self.control.word32(blind).fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    pub(super) fn count_restored_returns(&self) {
+        let returns_restored = TABLES_OFFSET + offset_of!(SyscallTables, returns_restored) as u64;
+        self.control.word32(returns_restored).fetch_add(1, std::sync::atomic::Ordering::SeqCst);
     }
 }
 

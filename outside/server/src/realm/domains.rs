@@ -227,7 +227,7 @@ impl Target {
     fn is_outside_agent(&self, stopped: &inject::Stopped) -> Result<bool, inject::Error> {
         let agent = self.region + AGENT_OFFSET..self.region + CONTROL_OFFSET;
         let returns = stopped.saved_contexts()?.iter().any(|context| agent.contains(&context.rip));
-        Ok(!returns && self.is_quiet() && stopped.threads_inside(&[agent])?.is_empty())
+        Ok(!returns && self.is_quiescent() && stopped.threads_inside(&[agent])?.is_empty())
     }
 
     /// Gives the stopped process the memory of the domain that it is of now, at the same addresses; nothing if it has that.

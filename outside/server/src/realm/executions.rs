@@ -16,7 +16,7 @@ use ring3_uapi::Errno;
 
 use super::modules::ANALYSIS_AT_ONCE;
 use super::target::{Link, Target};
-use super::terminal::{Hearer, Terminal, tell_untraced};
+use super::terminal::{ReportTo, Terminal, report_untraced};
 use super::tracer::{Actor, Command, CommandSender, refusal_of};
 use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges};
 
@@ -34,7 +34,7 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a process keeps of the target that it was when it executes a program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
+pub(super) struct InheritedState {
     /// The user asked for it.
     pub(super) explicit: bool,
     pub(super) following: Following,
@@ -54,13 +54,13 @@ pub(super) enum Announcer {
 pub(super) type Work = Box<dyn FnOnce(&mut inject::Stopped) + Send>;
 
 /// Of one execution.
-pub(super) type Ended = Result<inject::Announced<()>, inject::Error>;
+pub(super) type ExecutionOutcome = Result<inject::Announced<()>, inject::Error>;
 
 /// An execution that is followed.
 pub(super) struct Execution {
     /// Distinguishes it from earlier ones of the process.
     number: u64,
-    kept: Kept,
+    kept: InheritedState,
     announcer: Announcer,
     gains: Arc<AtomicBool>,
     cancelled: Arc<AtomicBool>,
@@ -69,7 +69,7 @@ pub(super) struct Execution {
 
 impl Execution {
     /// The thread has let the process go. It needs milliseconds.
-    fn join(self) -> (Kept, Announcer, bool) {
+    fn join(self) -> (InheritedState, Announcer, bool) {
         if let Err(panic) = self.thread.join() {
             std::panic::resume_unwind(panic);
         }
@@ -90,7 +90,7 @@ impl Actor {
     pub(super) fn follow(
         &mut self,
         (pid, tid): (u32, u32),
-        kept: Kept,
+        kept: InheritedState,
         announcer: Announcer,
         ready: Box<dyn FnOnce() + Send>,
     ) {
@@ -116,7 +116,7 @@ impl Actor {
             }
             Err(error) => {
                 let error = inject::Error::io("a thread to follow an execution", error);
-                self.tell_not_followed(pid, kept, announcer, refusal_of(error));
+                self.report_not_followed(pid, kept, announcer, refusal_of(error));
             }
         }
     }
@@ -150,19 +150,19 @@ impl Actor {
         match entered {
             Ok((target, started)) => {
                 // (What is behind is told with the refused links.)
-                if let Err(refusal) = self.finish_adding(target, started, Hearer::Beginner, is_cut_short) {
+                if let Err(refusal) = self.finish_adding(target, started, ReportTo::Starter, is_cut_short) {
                     tracing::warn!(pid, "{refusal}");
                 }
                 if let Announcer::User(reply) = announcer {
                     let _ = reply.send(Ok(self.status_of(pid)));
                 }
             }
-            Err(refusal) => self.tell_not_followed(pid, kept, announcer, refusal),
+            Err(refusal) => self.report_not_followed(pid, kept, announcer, refusal),
         }
     }
 
     /// An execution is not followed any more: nothing was executed, or it must not be followed.
-    pub(super) fn end_execution(&mut self, pid: u32, number: u64, ended: Ended) {
+    pub(super) fn end_execution(&mut self, pid: u32, number: u64, ended: ExecutionOutcome) {
         if self.executions.get(&pid).is_none_or(|execution| execution.number != number) {
             return;
         }
@@ -170,7 +170,7 @@ impl Actor {
         let (kept, announcer, gains) = execution.join();
         self.rung = true;
         match (announcer, ended) {
-            (announcer, Err(error)) => self.tell_not_followed(pid, kept, announcer, refusal_of(error)),
+            (announcer, Err(error)) => self.report_not_followed(pid, kept, announcer, refusal_of(error)),
             (Announcer::Family(nonce), Ok(inject::Announced::NotCalled)) => self.note_lie(nonce),
             (Announcer::Family(_), Ok(_)) => {}
             (announcer, Ok(_)) => {
@@ -179,15 +179,15 @@ impl Actor {
                     // Whoever wanted to execute it says why that cannot be.
                     false => Refusal::new(Errno::ESRCH, "it was not executed"),
                 };
-                self.tell_not_followed(pid, kept, announcer, refusal);
+                self.report_not_followed(pid, kept, announcer, refusal);
             }
         }
     }
 
-    fn tell_not_followed(&self, pid: u32, kept: Kept, announcer: Announcer, refusal: Refusal) {
+    fn report_not_followed(&self, pid: u32, kept: InheritedState, announcer: Announcer, refusal: Refusal) {
         match announcer {
             Announcer::User(reply) => drop(reply.send(Err(refusal))),
-            Announcer::Family(_) => tell_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}")),
+            Announcer::Family(_) => report_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}")),
         }
     }
 
@@ -195,9 +195,9 @@ impl Actor {
     fn note_lie(&mut self, nonce: u64) {
         let Some(target) = self.targets.values_mut().find(|target| target.nonce == nonce) else { return };
         target.lies += 1;
-        if target.lies >= LIES_MAX && !target.is_leaving() {
+        if target.lies >= LIES_MAX && !target.is_detaching() {
             let pid = target.pid;
-            self.let_go(pid, &format!("it announced {LIES_MAX} programs that it did not execute"));
+            self.detach_with_reason(pid, &format!("it announced {LIES_MAX} programs that it did not execute"));
         }
     }
 
@@ -208,7 +208,7 @@ impl Actor {
         let (kept, announcer, _) = execution.join();
         self.rung = true;
         if matches!(announcer, Announcer::User(_)) {
-            self.tell_not_followed(pid, kept, announcer, Refusal::new(Errno::EINTR, "it was detached meanwhile"));
+            self.report_not_followed(pid, kept, announcer, Refusal::new(Errno::EINTR, "it was detached meanwhile"));
         }
     }
 
@@ -226,7 +226,7 @@ fn enter(
     shared: &Shared,
     links: &mut BTreeMap<AttachmentId, Link>,
     stopped: &mut inject::Stopped,
-    kept: Kept,
+    kept: InheritedState,
     is_known: bool,
 ) -> Result<(Target, Instant), Refusal> {
     let started = Instant::now();

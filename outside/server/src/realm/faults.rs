@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 
 use ring3_inject as inject;
-use ring3_layout::net::{FAULT_BITS, Net};
+use ring3_layout::sud::{FAULT_BITS, SudState};
 use ring3_uapi::Errno;
 
 use super::actions::{self, field, write_flag};
@@ -20,7 +20,7 @@ use super::{AttachmentId, Refusal, Shared};
 
 /// SIGSEGV and SIGBUS.
 const SIGNALS: [u64; 2] = [11, 7];
-/// A process that is never calm is read by system calls.
+/// The memory of a process whose masks never become stable is read by system calls.
 const TRIES_MAX: u32 = 12;
 
 /// What the server knows of a target's faults.
@@ -35,10 +35,10 @@ pub(super) struct FaultState {
 }
 
 /// Gives the signals back. False: a thread may still rely on them. No thread is inside the agent.
-pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+pub(super) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
     let given = actions::give_back_for_good(stopped, region, &SIGNALS)?;
     if given {
-        write_flag(stopped, field(region, offset_of!(Net, catches_faults)), false)?;
+        write_flag(stopped, field(region, offset_of!(SudState, catches_faults)), false)?;
     }
     Ok(given)
 }
@@ -62,7 +62,7 @@ impl Target {
             FaultState { given_up: Some(why), .. } => Some(format!("by system calls: {why}")),
             FaultState { armed: true, .. } => {
                 // (The agent may have given up by itself.)
-                let catches = field(self.region, offset_of!(Net, catches_faults));
+                let catches = field(self.region, offset_of!(SudState, catches_faults));
                 let is_direct = read_value::<u32>(self.pid, catches).is_ok_and(|catches| catches != 0);
                 let why = "by system calls: a thread was sent SIGSEGV or SIGBUS, and blocks it";
                 Some(if is_direct { "directly" } else { why }.to_owned())
@@ -117,7 +117,8 @@ impl Target {
         let taken =
             actions::take_for_good(stopped, self.region, &SIGNALS, "ring3_fault_signal").map_err(refusal_of)?;
         if taken {
-            write_flag(stopped, field(self.region, offset_of!(Net, catches_faults)), true).map_err(refusal_of)?;
+            write_flag(stopped, field(self.region, offset_of!(SudState, catches_faults)), true)
+                .map_err(refusal_of)?;
         }
         Ok(taken)
     }
@@ -125,7 +126,7 @@ impl Target {
     /// From now on programs read by system calls. (Handlers stay: a thread may be in the middle of a copy.)
     fn leave_faults(&mut self, stopped: &mut inject::Stopped, why: &str) {
         self.faults.given_up = Some(why.to_owned());
-        let left = write_flag(stopped, field(self.region, offset_of!(Net, catches_faults)), false)
+        let left = write_flag(stopped, field(self.region, offset_of!(SudState, catches_faults)), false)
             .and_then(|()| actions::let_block(stopped, self.region, FAULT_BITS));
         if let Err(error) = left {
             tracing::warn!(pid = self.pid, "faults are not left to the process: {error}");

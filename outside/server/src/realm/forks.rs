@@ -17,7 +17,7 @@ use ring3_layout::region::{PROCESS_OFFSET, WITNESS_OFFSET};
 use super::raw_mapping::read_value;
 use super::recovery;
 use super::target::{Target, nonce_at};
-use super::terminal::{Hearer, tell_untraced};
+use super::terminal::{ReportTo, report_untraced};
 use super::tracer::Actor;
 use super::{Following, Shared};
 
@@ -50,9 +50,10 @@ impl Target {
         crate::raw_process::share_memory(self.pid, pid).unwrap_or_else(|| recovery::is_held(self.pid))
     }
 
-    /// Processes that use this target's control block and are not it: forks that have not been adopted. A `vfork` child, of the
-    /// target or of such a fork, runs in its creator's memory and is none: the process word there is not its own, if it was not the
-    /// first to come by. All processes of the machine are asked only if the witness page says that there is a fork.
+    /// Processes that use this target's control page and are not it: forks that have not been adopted. A `vfork` child,
+    /// of the target or of such a fork, runs in its creator's memory and is none: the process word there is not its
+    /// own, if it was not the first to come by. All processes of the machine are asked only if the witness page says
+    /// that there is a fork.
     pub(super) fn find_children(&self) -> Vec<u32> {
         if has_page_alone(self.pid, self.region + WITNESS_OFFSET) {
             return vec![];
@@ -68,13 +69,13 @@ impl Target {
 
     /// The process with this id in its own pid namespace that runs with this target's tables: a fork that has not been adopted,
     /// or a `vfork` child.
-    pub(super) fn find_kin(&self, own_pid: u32) -> Option<u32> {
+    pub(super) fn find_unadopted(&self, own_pid: u32) -> Option<u32> {
         let is_it =
             |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && recovery::own_pid(*pid) == Some(own_pid);
         Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
     }
 
-    /// Gives a fork of this target its own control block, a copy of ours.
+    /// Gives a fork of this target its own control page, a copy of ours.
     pub(super) fn adopt(&self, shared: &Shared, child: u32) -> Result<Target, inject::Error> {
         let mut target = Target::prepare(shared, child, self.explicit)?;
         inject::while_stopped(inject::Pid(child), ADOPT_WITHIN, |stopped| {
@@ -85,9 +86,9 @@ impl Target {
         Ok(target)
     }
 
-    /// Gives the process, which is stopped, a control block of its own if forks run with its: what changes from now on is not
+    /// Gives the process, which is stopped, a control page of its own if forks run with its: what changes from now on is not
     /// in them. The result is what they go on with.
-    pub(super) fn part(
+    pub(super) fn unshare(
         &mut self,
         shared: &Shared,
         stopped: &mut inject::Stopped,
@@ -109,13 +110,13 @@ impl Target {
 
     /// Only forks that have not been adopted run with these tables from now on: nothing is run there until they are.
     pub(super) fn retire(&mut self) {
-        self.parted = true;
+        self.forks_only = true;
         self.control.word32(offset_of!(ControlHeader, retired) as u64).store(1, Ordering::SeqCst);
     }
 
-    /// What the adopted fork of a target that had parted has been brought in line with the links.
+    /// What the adopted fork of a target that had unshared its control page has been brought in line with the links.
     pub(super) fn resume(&mut self) {
-        self.parted = false;
+        self.forks_only = false;
         self.control.word32(offset_of!(ControlHeader, retired) as u64).store(0, Ordering::SeqCst);
     }
 
@@ -140,8 +141,8 @@ impl Target {
         self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         self.ranges = other.ranges.copy();
         self.syscalls = other.syscalls.clone();
-        self.net = other.net.clone();
-        if other.parted {
+        self.sud = other.sud.clone();
+        if other.forks_only {
             self.retire();
         }
     }
@@ -190,10 +191,10 @@ impl Actor {
         let orphans = self.find_orphans();
         let of = |parent: &Target| orphans.get(&parent.nonce).map_or(&[][..], Vec::as_slice);
         let until = Instant::now() + ADOPTING_AT_ONCE;
-        for parent in std::mem::take(&mut self.parted) {
+        for parent in std::mem::take(&mut self.forks_only) {
             if !self.adopt_children(&parent, of(&parent), until) {
                 self.has_orphans = true;
-                self.parted.push(parent);
+                self.forks_only.push(parent);
             }
         }
         let parents: Vec<u32> =
@@ -210,25 +211,25 @@ impl Actor {
         match parent.adopt(&self.shared, child) {
             Ok(target) => {
                 tracing::info!(pid = child, parent = parent.pid, "fork adopted");
-                let stays = parent.following == Following::All && !parent.is_leaving();
+                let stays = parent.following == Following::All && !parent.is_detaching();
                 self.targets.insert(child, target);
                 // It may be inside what its parent uses.
                 for (_, users) in self.pending.iter_mut().filter(|(_, users)| users.contains(&parent.pid)) {
                     users.push(child);
                 }
                 if !stays {
-                    self.targets.get_mut(&child).expect("just inserted").begin_leaving();
+                    self.targets.get_mut(&child).expect("just inserted").begin_detach();
                     return true;
                 }
                 // It has its parent's probes: some programs may be for one of the two only.
-                let differs = parent.parted
+                let differs = parent.forks_only
                     || self.targets.get(&child).is_some_and(Target::changes_domain)
                     || self.links.values().any(|link| link.spec.filter.chooses() || !link.spec.rights.reaches_all());
-                let applied = if differs { self.apply(child, Hearer::Beginner) } else { Ok(()) };
+                let applied = if differs { self.apply(child, ReportTo::Starter) } else { Ok(()) };
                 if let Err(refusal) = applied {
                     tracing::warn!(pid = child, "{refusal}");
                 }
-                if parent.parted
+                if parent.forks_only
                     && let Some(target) = self.targets.get_mut(&child)
                 {
                     target.resume();
@@ -241,7 +242,7 @@ impl Actor {
                 false
             }
             Err(error) => {
-                tell_untraced(
+                report_untraced(
                     parent.terminal,
                     child,
                     &format!("a fork of {} could not be adopted: {error}", parent.pid),

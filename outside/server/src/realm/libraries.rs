@@ -1,4 +1,4 @@
-//! Addresses that the agent needs from a process's libraries: the clock, restartable sequences, thread control blocks.
+//! Addresses that the agent needs from a process's libraries: the clock, restartable sequences, TCBs.
 
 use std::mem::offset_of;
 use std::path::Path;
@@ -17,9 +17,9 @@ impl Target {
         self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
     }
 
-    /// Tells the agent if threads have no control blocks that name them: then it looks into none (`raw_thread`). A thread that ends
+    /// Tells the agent if threads have no TCB of their own: then it does not use TCBs (`raw_thread`). A thread that ends
     /// and has no stack either can only make calls for which none is needed.
-    pub(super) fn tell_names(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    pub(super) fn publish_tcb_validity(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         if stopped.threads().len() == 1 {
             // (It may have none yet; the agent finds that out.)
             return Ok(());
@@ -29,7 +29,7 @@ impl Target {
             let registers = stopped.registers(*tid)?;
             let is_named = word_at(registers.fs_base) == Ok(registers.fs_base);
             if !is_named && word_at(registers.rsp.wrapping_sub(8)).is_ok() {
-                let at = self.region + PROCESS_OFFSET + offset_of!(ProcessPage, shared_names) as u64;
+                let at = self.region + PROCESS_OFFSET + offset_of!(ProcessPage, tcbs_invalid) as u64;
                 return stopped.write(at, &1u32.to_le_bytes());
             }
         }

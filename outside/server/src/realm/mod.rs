@@ -18,12 +18,10 @@ mod explain;
 mod faults;
 mod filters;
 mod forks;
-mod homes;
 mod leftovers;
 mod libraries;
 mod modules;
 mod named;
-mod net;
 mod one_byte;
 mod orphans;
 mod owners;
@@ -32,11 +30,13 @@ mod privileges;
 mod raw_mapping;
 mod recovery;
 mod requests;
+mod restore_calls;
 mod single;
 mod site;
 mod sites;
 mod status;
 mod stubs;
+mod sud;
 mod syscalls;
 mod tables;
 mod target;
@@ -60,7 +60,7 @@ use ring3_layout::region::{TEXT_OFFSET, got_offset};
 use ring3_llvm::Engine;
 use ring3_maps::Geometry;
 use ring3_names::Names;
-use ring3_names::elf::Placed;
+use ring3_names::elf::PlacedSymbol;
 use ring3_uapi::Errno;
 use ring3_uapi::seccomp::FilterInsn;
 use ring3_verifier::ProcessFilter;
@@ -307,7 +307,7 @@ struct Shared {
     /// The filter of system calls that loaders have.
     loader_filter: Vec<FilterInsn>,
     cpus: u32,
-    folder: u32,
+    directory: u32,
 }
 
 impl std::fmt::Debug for Shared {
@@ -324,10 +324,10 @@ pub struct Realm {
 }
 
 impl Realm {
-    /// Makes the realm and starts its two threads (doorbells, tracer). `folder` names the server's run-time folder;
+    /// Makes the realm and starts its two threads (doorbells, tracer). `directory` names the server's run-time directory;
     /// `perf` is where perf may find names, `loader_filter` the filter of system calls that loaders have.
     pub fn start(
-        folder: u32,
+        directory: u32,
         perf: Option<&PerfFiles>,
         loader_filter: Vec<FilterInsn>,
     ) -> std::io::Result<Arc<Realm>> {
@@ -358,7 +358,7 @@ impl Realm {
             looked: Mutex::default(),
             cpus: possible_cpus(),
             loader_filter,
-            folder,
+            directory,
         });
         let tracer = Tracer::start(shared.clone())?;
         let realm = Arc::new(Realm { shared: shared.clone(), tracer });
@@ -582,7 +582,7 @@ impl Realm {
     }
 
     /// Where what of ring3 lies in a target, with names.
-    pub fn symbols(&self, pid: u32) -> Result<Vec<Placed>, Refusal> {
+    pub fn symbols(&self, pid: u32) -> Result<Vec<PlacedSymbol>, Refusal> {
         let found = self.tracer.ask(|reply| Command::Symbols(pid, reply))?;
         found.ok_or_else(|| {
             Refusal::new(Errno::ESRCH, format!("process {pid} is not a target; `ring3 status` shows targets"))

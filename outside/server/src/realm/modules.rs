@@ -151,7 +151,7 @@ impl StaticSite {
         let plan = plan?;
         // Mirrors runtime/preempt.go:isAsyncSafePoint.
         let preemptible = !NEVER_PREEMPTED.iter().any(|package| self.name.starts_with(package));
-        let plan = if self.in_go { plan.apart(preemptible)? } else { plan };
+        let plan = if self.in_go { plan.on_agent_stack(preemptible)? } else { plan };
         let is_nowhere = |range: &std::ops::Range<u64>| self.fixed && range.end > USER_ADDRESSES_END;
         match plan.stub_range().filter(is_nowhere) {
             Some(range) => plan
@@ -189,7 +189,7 @@ pub(super) struct SyscallPlans {
     /// Those that are certainly some, and stay.
     refused: Vec<u64>,
     /// Those whose place matters: handlers compare it.
-    alone: Vec<u64>,
+    left_in_place: Vec<u64>,
     /// Pairs of address and file offset at which executable segments begin.
     segments: Vec<(std::ops::Range<u64>, u64)>,
 }
@@ -219,8 +219,8 @@ impl SyscallPlans {
     }
 
     /// What is behind calls in a mapping of the file whose place matters, at the addresses there.
-    pub(super) fn behind_alone_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
-        let calls = self.alone.iter().filter_map(|call| self.place_in(mapping, *call));
+    pub(super) fn after_left_in_place_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
+        let calls = self.left_in_place.iter().filter_map(|call| self.place_in(mapping, *call));
         calls.map(|inside| mapping.range.start + inside + SYSCALL_BYTES)
     }
 
@@ -229,7 +229,7 @@ impl SyscallPlans {
         let is_global = |at: u64| elf.symbols_at(at).iter().any(|symbol| symbol.global);
         if is_global(call) && is_global(call + SYSCALL_BYTES) {
             // Whoever compares the place has names for where it begins and ends.
-            self.alone.push(call);
+            self.left_in_place.push(call);
         } else if is_code || !elf.symbols_at(call).is_empty() {
             self.refused.push(call);
         }
@@ -730,7 +730,7 @@ impl CodeFile {
                 }
                 Ok(plan) => found.plans.push(plan),
                 Err(ring3_patch::Refusal::Cancelled { site }) => {
-                    found.alone.push(site);
+                    found.left_in_place.push(site);
                     found.left.push((call, ring3_patch::Refusal::Cancelled { site }.to_string()));
                 }
                 Err(why) => found.leave(self.elf(), call, !is_gap, why.to_string()),

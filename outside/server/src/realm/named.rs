@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{AGENT_OFFSET, TEXT_BYTES, TEXT_OFFSET};
-use ring3_names::elf::{HEAD_BYTES, Placed, Wrapping};
+use ring3_names::elf::{HEAD_BYTES, PlacedSymbol, Wrapping};
 use ring3_names::{Function, Names};
 
 use super::Shared;
@@ -24,33 +24,33 @@ use super::target::Target;
 
 /// Room for symbols and lines behind what is mapped; what needs more goes without.
 pub(super) const TAIL_BYTES: u64 = 4 << 20;
-/// Where files may lie whose folder forbids code.
-const OTHER_FOLDER: &str = "/dev/shm";
+/// Where files may lie whose directory forbids code.
+const OTHER_DIRECTORY: &str = "/dev/shm";
 
-/// Folders for files that perf finds, in the order in which they are tried, and the beginning of their names.
+/// Directories for files that perf finds, in the order in which they are tried, and the beginning of their names.
 #[derive(Clone, Debug)]
 pub struct PerfFiles {
-    folders: [PathBuf; 2],
+    directories: [PathBuf; 2],
     name: String,
 }
 
 impl PerfFiles {
-    /// In the run-time folder, or if code cannot lie there in `/dev/shm`, named by the folder's number.
-    pub fn new(folder: &Path, number: u32) -> PerfFiles {
-        PerfFiles { folders: [folder.to_owned(), OTHER_FOLDER.into()], name: format!("ring3-{number:08x}") }
+    /// In the run-time directory, or if code cannot lie there in `/dev/shm`, named by the directory's number.
+    pub fn new(directory: &Path, number: u32) -> PerfFiles {
+        PerfFiles { directories: [directory.to_owned(), OTHER_DIRECTORY.into()], name: format!("ring3-{number:08x}") }
     }
 
     /// A file of which `mapped` bytes are mapped into targets.
     pub(super) fn create(&self, what: &str, mapped: u64) -> std::io::Result<SharedFile> {
         let mut why = None;
-        for folder in &self.folders {
-            let path = folder.join(format!("{}-{what}", self.name));
+        for directory in &self.directories {
+            let path = directory.join(format!("{}-{what}", self.name));
             match SharedFile::with_path(&path, mapped + TAIL_BYTES) {
                 Ok(file) => return Ok(file),
                 Err(error) => why = Some(std::io::Error::other(format!("{}: {error}", path.display()))),
             }
         }
-        Err(why.expect("there are two folders"))
+        Err(why.expect("there are two directories"))
     }
 }
 
@@ -128,18 +128,18 @@ impl Target {
     }
 
     /// What is ring3's in this process.
-    pub(super) fn named(&self, shared: &Shared) -> Vec<Placed> {
+    pub(super) fn named(&self, shared: &Shared) -> Vec<PlacedSymbol> {
         let agent = self.region + AGENT_OFFSET;
         let text = self.region + TEXT_OFFSET;
         let programs = shared.text.names().into_iter();
         let mut all = vec![
-            Placed {
+            PlacedSymbol {
                 section: ".text.ring3_agent".into(),
                 address: agent,
                 bytes: (ring3_image::bytes().len() as u64).next_multiple_of(PAGE_BYTES),
                 pieces: vec![(agent, of_agent())],
             },
-            Placed {
+            PlacedSymbol {
                 section: ".text.ring3_programs".into(),
                 address: text,
                 bytes: TEXT_BYTES,
@@ -152,7 +152,7 @@ impl Target {
             let piece = |(name, at, bytes): (String, u64, u64)| (at, alone(name, bytes));
             let stubs =
                 stubs.map(|site| (format!("ring3_stub_{}", site.name), site.stub, u64::from(site.stub_bytes)));
-            all.push(Placed {
+            all.push(PlacedSymbol {
                 section: format!(".text.ring3_stubs{number}"),
                 address: area.start,
                 bytes: area.end - area.start,

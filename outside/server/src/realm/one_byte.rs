@@ -15,7 +15,7 @@ use ring3_patch::{JUMP_BYTES, RELAY_BYTES, Tactic};
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::site::{Site, Wanted};
+use super::site::{Site, WantedSite};
 use super::sites::{Unplaced, WITHIN_JUMP};
 use super::target::Target;
 use super::tracer::refusal_of;
@@ -38,10 +38,10 @@ pub(super) struct Earlier {
 
 impl Target {
     /// Maps memory for the stubs of new sites at once. Where that fails, sites do without.
-    pub(super) fn map_one_byte_stubs(&mut self, stopped: &mut inject::Stopped, wanted: &[Wanted]) {
+    pub(super) fn map_one_byte_stubs(&mut self, stopped: &mut inject::Stopped, wanted: &[WantedSite]) {
         let known = self.sites.values().filter(|site| site.plan.tactic == Tactic::OneByte).count();
-        let is_new = |want: &&Wanted| !self.sites.contains_key(&want.place.address);
-        let stubs = wanted.iter().filter(is_new).filter_map(Wanted::one_byte_stub);
+        let is_new = |want: &&WantedSite| !self.sites.contains_key(&want.place.address);
+        let stubs = wanted.iter().filter(is_new).filter_map(WantedSite::one_byte_stub);
         let pages = |stub: u64| {
             let end = stub.checked_add(STUB_BYTES)?.checked_next_multiple_of(PAGE_BYTES)?;
             Some(stub / PAGE_BYTES * PAGE_BYTES..end)

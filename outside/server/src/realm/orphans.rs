@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::recovery::{self, Cleaning, HeaderView, Patience, all_processes, region_in};
-use super::target::LEAVE_WITHIN;
+use super::recovery::{self, Cleaning, HeaderView, RetryDelay, all_processes, region_in};
+use super::target::DETACH_WITHIN;
 use super::tracer::{Actor, Command};
 
 /// All orphans together have this time before others have a turn.
@@ -26,7 +26,7 @@ struct Orphan {
     server: u32,
     /// Sites that are restored already.
     restored: usize,
-    patience: Patience,
+    patience: RetryDelay,
     until: Instant,
     /// Why the last round was not enough.
     why: String,
@@ -34,9 +34,9 @@ struct Orphan {
 
 impl Orphan {
     fn new((cleaning, header): (Cleaning, HeaderView)) -> Orphan {
-        let until = Instant::now() + LEAVE_WITHIN;
+        let until = Instant::now() + DETACH_WITHIN;
         let why = "its threads could not be stopped".to_owned();
-        Orphan { cleaning, server: header.server_pid, restored: 0, patience: Patience::new(), until, why }
+        Orphan { cleaning, server: header.server_pid, restored: 0, patience: RetryDelay::new(), until, why }
     }
 
     /// One round, in slices until then. True: nothing of ours is left.
@@ -65,7 +65,7 @@ impl Orphans {
     pub(super) fn find(directory: u32) -> Orphans {
         let mut orphans = Orphans::default();
         for pid in all_processes().into_iter().filter(|pid| *pid != std::process::id()) {
-            if let Some(found) = left_behind(pid, &[]).filter(|(_, header)| header.folder == directory) {
+            if let Some(found) = left_behind(pid, &[]).filter(|(_, header)| header.directory == directory) {
                 orphans.unclean.insert(pid, Orphan::new(found));
             }
         }

@@ -89,9 +89,9 @@ fn inode_of(process: &str) -> Option<u64> {
     std::fs::metadata(format!("/proc/{process}/ns/pid")).ok().map(|meta| meta.st_ino())
 }
 
-/// The id in its own namespace of the thread in a folder of `/proc`, if it runs: is not a zombie at most.
-fn own_tid(folder: &str) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
+/// The id in its own namespace of the thread in a directory of `/proc`, if it runs: is not a zombie at most.
+fn own_tid(directory: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("{directory}/status")).ok()?;
     let field = |name: &str| status_field(&status, name).unwrap_or_default();
     let runs = !field("State").starts_with(['Z', 'X']);
     field("NSpid").split_whitespace().last().filter(|_| runs)?.parse().ok()

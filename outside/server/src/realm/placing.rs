@@ -7,7 +7,7 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_uapi::Errno;
 
-use super::site::{Place, Use, Wanted};
+use super::site::{Place, Use, WantedSite};
 use super::sites::Unplaced;
 use super::target::{Link, Target, refuse};
 use super::{AttachmentId, Refusal, Shared};
@@ -42,11 +42,11 @@ struct Placing {
 }
 
 impl Placing {
-    fn note(&mut self, want: Wanted) {
+    fn note(&mut self, want: WantedSite) {
         self.placed.push((want.place.address, want.ret.is_some(), want.uses));
     }
 
-    fn refuse(&mut self, pid: u32, want: Wanted, refusal: Refusal, links: &mut BTreeMap<AttachmentId, Link>) {
+    fn refuse(&mut self, pid: u32, want: WantedSite, refusal: Refusal, links: &mut BTreeMap<AttachmentId, Link>) {
         if want.uses.is_empty() {
             tracing::warn!(pid, "{refusal}");
         }
@@ -67,7 +67,7 @@ impl Target {
     pub(super) fn reconcile(
         &mut self,
         stopped: &mut inject::Stopped,
-        wanted: Vec<Wanted>,
+        wanted: Vec<WantedSite>,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
     ) -> Calls {
@@ -84,8 +84,8 @@ impl Target {
         }
         let mut spent = Duration::ZERO;
         // Unwinders must be seen before a return is awaited, even if this stop ends before all is placed.
-        let is_unwinder = |want: &Wanted| HookKind::OF_UNWINDERS.contains(&want.place.kind);
-        let (first, then): (Vec<Wanted>, Vec<Wanted>) = wanted.into_iter().partition(is_unwinder);
+        let is_unwinder = |want: &WantedSite| HookKind::OF_UNWINDERS.contains(&want.place.kind);
+        let (first, then): (Vec<WantedSite>, Vec<WantedSite>) = wanted.into_iter().partition(is_unwinder);
         for want in first.into_iter().chain(then) {
             let address = want.place.address;
             let is_new = !self.is_in_force(address);
@@ -137,8 +137,8 @@ impl Target {
             uses.retain(|one| !is_return || !placing.refused.contains(&one.attachment));
             self.publish(address, &uses, links);
         }
-        if self.ranges.has_retired() && self.is_quiet() {
-            self.ranges.quiet();
+        if self.ranges.has_retired() && self.is_quiescent() {
+            self.ranges.reclaim_retired();
         }
         if is_cut {
             return Calls::Later;

@@ -31,7 +31,7 @@ pub(super) fn gained(stopped: &inject::Stopped, registers: &inject::Registers) -
 /// The program's path as the server can open it.
 fn program(stopped: &inject::Stopped, registers: &inject::Registers) -> Option<PathBuf> {
     let pid = stopped.pid();
-    let (folder, address) = match registers.orig_rax as i64 {
+    let (directory, address) = match registers.orig_rax as i64 {
         libc::SYS_execveat => (Some(registers.rdi as i32).filter(|fd| *fd != libc::AT_FDCWD), registers.rsi),
         _ => (None, registers.rdi),
     };
@@ -39,8 +39,8 @@ fn program(stopped: &inject::Stopped, registers: &inject::Registers) -> Option<P
     if let Some(absolute) = given.strip_prefix('/') {
         return Some(Path::new(&format!("/proc/{pid}/root")).join(absolute));
     }
-    let folder = folder.map_or(format!("/proc/{pid}/cwd"), |fd| format!("/proc/{pid}/fd/{fd}"));
-    Some(if given.is_empty() { PathBuf::from(folder) } else { Path::new(&folder).join(given) })
+    let directory = directory.map_or(format!("/proc/{pid}/cwd"), |fd| format!("/proc/{pid}/fd/{fd}"));
+    Some(if given.is_empty() { PathBuf::from(directory) } else { Path::new(&directory).join(given) })
 }
 
 fn read_string(stopped: &inject::Stopped, address: u64) -> Option<String> {

@@ -1,6 +1,6 @@
 //! Taking ring3 out of a process, from what lies in the process itself.
 //!
-//! The control block in the target says what was written where and by which server. So the same code
+//! The control page in the target says what was written where and by which server. So the same code
 //! serves an orderly detach and the cleaning up after a server that was killed. It goes in rounds: bytes and
 //! return addresses are restored in the first; memory is unmapped in the first round that finds no thread inside.
 
@@ -23,9 +23,9 @@ use ring3_layout::thread::{
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
-use super::{faults, homes, net, traps};
+use super::{faults, restore_calls, sud, traps};
 
-/// Name of the control block's memfd, as `/proc/PID/maps` shows it.
+/// Name of the control page's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
@@ -42,14 +42,14 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// When the next round may begin.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct RetryDelay {
     until: Instant,
     pause: Duration,
 }
 
-impl Patience {
-    pub(super) fn new() -> Patience {
-        Patience { until: Instant::now(), pause: FIRST_PAUSE }
+impl RetryDelay {
+    pub(super) fn new() -> RetryDelay {
+        RetryDelay { until: Instant::now(), pause: FIRST_PAUSE }
     }
 
     /// Whether it is time; if so, the next pause begins.
@@ -126,7 +126,7 @@ impl Cleaning {
 
     /// One stop; `None`: `restored` sites are, and others are not yet.
     fn clean(self, stopped: &mut inject::Stopped, restored: &mut usize) -> Result<Option<bool>, inject::Error> {
-        if !net::take_in(stopped, self.region)? {
+        if !sud::disable(stopped, self.region)? {
             return Ok(Some(false));
         }
         let (kept, due): (Vec<_>, Vec<_>) = self.recoveries().into_iter().partition(is_kept_for_unwinders);
@@ -140,16 +140,16 @@ impl Cleaning {
 
     /// What is to be done when the sites are the process's own again.
     fn clean_rest(self, stopped: &mut inject::Stopped, kept: Vec<(u32, Recovery)>) -> Result<bool, inject::Error> {
-        homes::restore(stopped, self.region)?;
+        restore_calls::restore(stopped, self.region)?;
         self.restore_returns(stopped);
-        if !traps::take_in(stopped, self.region)? {
+        if !traps::disable(stopped, self.region)? {
             return Ok(false);
         }
         let areas = self.stub_areas();
         if !self.is_nobody_inside(stopped)? {
             return Ok(false);
         }
-        if !faults::take_in(stopped, self.region)? {
+        if !faults::disable(stopped, self.region)? {
             return Ok(false);
         }
         // A thread inside may be about to replace a return address, which an unwinder must not see. Now no thread is, and
@@ -217,13 +217,17 @@ impl Cleaning {
                 break;
             }
         }
-        self.move_threads_home(stopped, &entries)?;
+        self.move_threads_to_original_code(stopped, &entries)?;
         Ok(entries.len())
     }
 
     /// Threads that are at displaced instructions, where they may wait in a system call for any time, go on at the original ones,
     /// also those that signal handlers interrupted there.
-    fn move_threads_home(self, stopped: &mut inject::Stopped, entries: &[Recovery]) -> Result<(), inject::Error> {
+    fn move_threads_to_original_code(
+        self,
+        stopped: &mut inject::Stopped,
+        entries: &[Recovery],
+    ) -> Result<(), inject::Error> {
         let areas: Vec<Range<u64>> = self.stub_areas().iter().map(|area| area.base..area.base + area.bytes).collect();
         let home = |rip: u64| {
             let is_stub = areas.iter().any(|area| area.contains(&rip));
@@ -288,8 +292,8 @@ impl Cleaning {
     /// as threads are in our code, they may be cancelled there.)
     fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         const SYS_TGKILL: i64 = 234;
-        let Some(handler) = net::own_cancel_handler(stopped, self.region) else { return Ok(()) };
-        net::give_cancel_back(stopped, self.region, handler)?;
+        let Some(handler) = sud::own_cancel_handler(stopped, self.region) else { return Ok(()) };
+        sud::restore_cancel_handler(stopped, self.region, handler)?;
         let own_pid = own_pid(self.pid);
         let field = |block: u64, offset: usize| read_value::<u64>(self.pid, block + offset as u64).unwrap_or(0);
         let waits = |block: &u64| field(*block, std::mem::offset_of!(ThreadBlock, cancel_waits)) as u32 != 0;
@@ -427,7 +431,7 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, inject::Error>
 /// Nobody wants a process's calls any more: threads that are cancelled are its own again, unless some are in our code.
 pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let cleaning = Cleaning { pid: stopped.pid(), region };
-    let is_theirs = net::own_cancel_handler(stopped, region).is_none();
+    let is_theirs = sud::own_cancel_handler(stopped, region).is_none();
     if is_theirs || !stopped.threads_inside(&cleaning.code())?.is_empty() {
         return Ok(());
     }
@@ -510,7 +514,7 @@ pub(super) struct HeaderView {
     pub(super) server_pid: u32,
     server_started: u64,
     namespace: u32,
-    pub(super) folder: u32,
+    pub(super) directory: u32,
     rdpid: u32,
     all_registers: u32,
     hooks: u32,

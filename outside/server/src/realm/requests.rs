@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use ring3_layout::realm::{Request, request};
 
-use super::executions::{Announcer, Kept};
+use super::executions::{Announcer, InheritedState};
 use super::target::Target;
-use super::terminal::Hearer;
+use super::terminal::ReportTo;
 use super::tracer::Actor;
 use super::{Shared, filters, raw_mapping, recovery};
 
@@ -183,7 +183,7 @@ impl Actor {
     }
 
     fn budget(&mut self, nonce: u64) -> Option<&mut Budget> {
-        let mut all = self.targets.values_mut().chain(&mut self.parted);
+        let mut all = self.targets.values_mut().chain(&mut self.forks_only);
         all.find(|tables| tables.nonce == nonce).map(|tables| &mut tables.budget)
     }
 
@@ -193,53 +193,53 @@ impl Actor {
         let Some(owner) = self.all_tables().find(|t| t.nonce == nonce && is_of_domain(t)) else {
             return Served::Done;
         };
-        let asker = |targets: &BTreeMap<u32, Target>| {
+        let requester = |targets: &BTreeMap<u32, Target>| {
             targets.values().find(|t| t.own_pid == pid && t.is_family(nonce) && is_of_domain(t)).map(|t| t.pid)
         };
         if claim.is_exec() {
             // Who has not been adopted need not be any more.
-            let asker = asker(&self.targets);
-            let Some(process) = asker.or_else(|| owner.find_kin(pid)) else { return Served::Done };
-            return self.serve_exec(claim, process, asker);
+            let requester = requester(&self.targets);
+            let Some(process) = requester.or_else(|| owner.find_unadopted(pid)) else { return Served::Done };
+            return self.serve_exec(claim, process, requester);
         }
-        let (owner, parted, is_asker) = (owner.pid, owner.parted, owner.own_pid == pid);
+        let (owner, forks_only, is_requester) = (owner.pid, owner.forks_only, owner.own_pid == pid);
         // (A fork that has not been adopted asks with its creator's nonce.)
-        if parted {
+        if forks_only {
             self.adopt_all_children();
-        } else if !is_asker || kind != request::KIND_MAPPING_ADDED {
+        } else if !is_requester || kind != request::KIND_MAPPING_ADDED {
             self.adopt_children_of(owner);
         }
-        let asker = asker(&self.targets).unwrap_or(owner);
-        let stops_asker = matches!(kind, request::KIND_NET_OFF | request::KIND_TRAPS_OFF | request::KIND_FILTER);
-        if stops_asker && self.executions.contains_key(&asker) {
+        let requester = requester(&self.targets).unwrap_or(owner);
+        let stops_requester = matches!(kind, request::KIND_SUD_OFF | request::KIND_TRAPS_OFF | request::KIND_FILTER);
+        if stops_requester && self.executions.contains_key(&requester) {
             // Only the thread that follows its `execve` may stop it now. When that ends, requests are looked at again.
             return Served::Handed;
         }
         match kind {
-            request::KIND_NET_OFF => {
-                if let Some(target) = self.targets.get_mut(&asker) {
-                    target.abandon_net("the process filters or dispatches its own calls");
+            request::KIND_SUD_OFF => {
+                if let Some(target) = self.targets.get_mut(&requester) {
+                    target.abandon_sud("the process filters or dispatches its own calls");
                 }
             }
             request::KIND_TRAPS_OFF => {
-                if let Some(target) = self.targets.get_mut(&asker) {
+                if let Some(target) = self.targets.get_mut(&requester) {
                     target.abandon_traps("the process waits with SIGTRAP blocked");
                     target.abandon_faults("the process waits with SIGSEGV blocked");
                 }
-                if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
-                    tracing::warn!(pid = asker, "{refusal}");
+                if let Err(refusal) = self.apply(requester, ReportTo::Starter) {
+                    tracing::warn!(pid = requester, "{refusal}");
                 }
             }
-            request::KIND_OVER_BUDGET => self.switch_off(asker, (argument >> 32) as u32, argument as u32),
-            request::KIND_FILTER => self.meet_filter((asker, pid), argument),
+            request::KIND_OVER_BUDGET => self.switch_off(requester, (argument >> 32) as u32, argument as u32),
+            request::KIND_FILTER => self.meet_filter((requester, pid), argument),
             request::KIND_MAPPING_ADDED => {
-                self.look_for_large_files(asker);
-                if self.awaits_files(asker) {
+                self.look_for_large_files(requester);
+                if self.awaits_files(requester) {
                     // (Requests are looked at again when they are analysed.)
                     return Served::Handed;
                 }
-                if let Err(refusal) = self.apply(asker, Hearer::Beginner) {
-                    tracing::warn!(pid = asker, "new mappings: {refusal}");
+                if let Err(refusal) = self.apply(requester, ReportTo::Starter) {
+                    tracing::warn!(pid = requester, "new mappings: {refusal}");
                 }
             }
             _ => {}
@@ -247,8 +247,8 @@ impl Actor {
         Served::Done
     }
 
-    /// `asker`: the target that asks; `process` may be a child of one.
-    fn serve_exec(&mut self, claim: Claim, process: u32, asker: Option<u32>) -> Served {
+    /// `requester`: the target that asks; `process` may be a child of one.
+    fn serve_exec(&mut self, claim: Claim, process: u32, requester: Option<u32>) -> Served {
         if self.executions.contains_key(&process) {
             // The one that is followed ends, or the process does; then requests are looked at again.
             return Served::Handed;
@@ -257,17 +257,18 @@ impl Actor {
             return Served::Later;
         }
         let Some(thread) = recovery::thread_named(process, claim.tid) else { return Served::Done };
-        let parent = match asker.and_then(|pid| self.targets.get(&pid)) {
+        let parent = match requester.and_then(|pid| self.targets.get(&pid)) {
             Some(parent) => parent,
             None => match self.all_tables().find(|tables| tables.nonce == claim.nonce) {
                 Some(owner) => owner,
                 None => return Served::Done,
             },
         };
-        if parent.is_leaving() {
+        if parent.is_detaching() {
             return Served::Done;
         }
-        let kept = Kept { explicit: parent.explicit, following: parent.following, terminal: parent.terminal };
+        let kept =
+            InheritedState { explicit: parent.explicit, following: parent.following, terminal: parent.terminal };
         // An agent that waits for an answer gets it as soon as its thread is held, or cannot be.
         let unanswered = Unanswered { claim, shared: self.shared.clone() };
         self.follow((process, thread), kept, Announcer::Family(claim.nonce), Box::new(move || drop(unanswered)));
@@ -282,11 +283,14 @@ impl Actor {
         let Some(filter) = filters::filter_at(pid, argument) else { return };
         target.deny(&filter);
         if is_own && !rustix::process::geteuid().is_root() {
-            self.let_go(pid, "it is about to filter its system calls, and only root could read its filters");
+            self.detach_with_reason(
+                pid,
+                "it is about to filter its system calls, and only root could read its filters",
+            );
             // What is written into its code is taken back while it may be stopped. A thread is inside, the rest follows.
-            let left = self.targets.get_mut(&pid).map(|target| target.leave(Duration::ZERO));
+            let left = self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO));
             if let Some(Err(error)) = left {
-                tracing::warn!(pid, "leaving: {error}");
+                tracing::warn!(pid, "not detached yet: {error}");
             }
         }
     }

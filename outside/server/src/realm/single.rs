@@ -13,10 +13,10 @@ use ring3_layout::control::HookKind;
 use ring3_patch::JUMP_BYTES;
 
 use super::modules::Modules;
-use super::site::{Place, Use, Wanted, places};
+use super::site::{Place, Use, WantedSite, places};
 use super::sites::Unplaced;
 use super::target::{Link, STOP_WITHIN, Target, code_of, refuse};
-use super::terminal::Hearer;
+use super::terminal::ReportTo;
 use super::tracer::{Actor, LONG, refusal_of};
 use super::{AttachmentId, Point, Refusal, Shared, recovery};
 
@@ -36,7 +36,7 @@ enum Addition {
     /// To run at a site that is in force.
     Use(Place, Use),
     /// A site of its own.
-    Site(Box<Wanted>),
+    Site(Box<WantedSite>),
 }
 
 /// How an addition ended.
@@ -53,11 +53,11 @@ impl Target {
         self.settled = Some(Settled { code: self.code_that_matters(mappings).cloned().collect() });
     }
 
-    /// The code that decides what is instrumented. Code without a file matters to the net only.
+    /// The code that decides what is instrumented. Code without a file matters to the SUD fallback only.
     fn code_that_matters<'m>(&self, mappings: &'m [inject::Mapping]) -> impl Iterator<Item = &'m inject::Mapping> {
         let own = self.own_ranges();
         let is_own = move |mapping: &&inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
-        let sees_calls = !self.syscalls.seers.is_empty();
+        let sees_calls = !self.syscalls.subscribers.is_empty();
         code_of(mappings).filter(move |mapping| (mapping.inode != 0 || sees_calls) && !is_own(mapping))
     }
 
@@ -67,10 +67,10 @@ impl Target {
         self.code_that_matters(mappings).eq(&settled.code)
             && self.kept_out.is_empty()
             && self.switched_off.is_empty()
-            && !self.is_leaving()
+            && !self.is_detaching()
             && !self.disturbed
-            && !self.parted
-            && self.net.is_settled()
+            && !self.forks_only
+            && self.sud.is_settled()
             && !self.changes_domain()
     }
 
@@ -116,12 +116,12 @@ impl Target {
             Some(_) => return None,
             None => {}
         }
-        let want = Wanted { place, code, ret: None, uses: vec![one] };
+        let want = WantedSite { place, code, ret: None, uses: vec![one] };
         (!self.has_neighbour(&want)).then(|| Addition::Site(Box::new(want)))
     }
 
     /// Whether a site that is known here displaces what this one would, or begins in the bytes of its jump.
-    fn has_neighbour(&self, want: &Wanted) -> bool {
+    fn has_neighbour(&self, want: &WantedSite) -> bool {
         let address = want.place.address;
         let before = self.sites.range(address.saturating_sub(DISPLACED_BYTES_MAX)..address);
         let mut behind = self.sites.range(address..address + DISPLACED_BYTES_MAX).peekable();
@@ -196,11 +196,11 @@ impl Target {
 
 impl Actor {
     /// Brings a target in line with a new link, and with all others if need be.
-    pub(super) fn apply_new(&mut self, pid: u32, id: AttachmentId, hearer: Hearer) -> Result<(), Refusal> {
+    pub(super) fn apply_new(&mut self, pid: u32, id: AttachmentId, report_to: ReportTo) -> Result<(), Refusal> {
         let is_followed = self.executions.contains_key(&pid);
         let Some(target) = self.targets.get_mut(&pid).filter(|_| !is_followed) else {
             self.adopt_children_of(pid);
-            return self.apply(pid, hearer);
+            return self.apply(pid, report_to);
         };
         let began = Instant::now();
         let added = target.add_link(&self.shared, &self.links, id);
@@ -216,14 +216,14 @@ impl Actor {
                 let is_for_now = refusal.errno == ring3_uapi::Errno::EBUSY;
                 refuse(&mut self.links, id, pid, refusal);
                 if is_for_now {
-                    return self.apply(pid, hearer);
+                    return self.apply(pid, report_to);
                 }
-                target.tell_refused(&self.links, hearer);
+                target.report_refused(&self.links, report_to);
                 Ok(())
             }
             Ok(Added::LookAtAll) | Err(_) => {
                 self.adopt_children_of(pid);
-                self.apply(pid, hearer)
+                self.apply(pid, report_to)
             }
         }
     }

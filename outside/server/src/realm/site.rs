@@ -1,4 +1,4 @@
-//! A patched place in one target, and the numbers it takes in the target's control block.
+//! A patched place in one target, and the numbers it takes in the target's control page.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(super) struct Use {
 
 /// A place that should be instrumented, with the programs to run there.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedSite {
     pub(super) place: Place,
     pub(super) code: Arc<StaticSite>,
     /// Which of the function's returns is seen there, if it is one.
@@ -43,7 +43,7 @@ pub(super) struct Wanted {
     pub(super) uses: Vec<Use>,
 }
 
-impl Wanted {
+impl WantedSite {
     /// How far the file's addresses are from those in the process.
     fn bias(&self) -> u64 {
         let inside = self.ret.and_then(|ret| self.code.returns().nth(ret)).unwrap_or(0);
@@ -191,7 +191,7 @@ impl RangeAllocator {
     }
 
     /// All threads were seen outside: nobody reads retired ranges any more.
-    pub(super) fn quiet(&mut self) {
+    pub(super) fn reclaim_retired(&mut self) {
         self.free.append(&mut self.retired);
     }
 

@@ -20,9 +20,9 @@ use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::net::CaughtCalls;
 use super::recovery::Cleaning;
-use super::site::{Place, Site, Wanted};
+use super::site::{Place, Site, WantedSite};
+use super::sud::CaughtCalls;
 use super::tables::{entries, hook_flags, in_agent};
 use super::target::{Target, is_written, taken};
 use super::tracer::refusal_of;
@@ -32,7 +32,7 @@ pub(super) const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;
 
 impl Target {
     /// True if no byte and no mapping has to change for `wanted`: only who runs where.
-    pub(super) fn is_same_but_uses(&self, wanted: &[Wanted]) -> bool {
+    pub(super) fn is_same_but_uses(&self, wanted: &[WantedSite]) -> bool {
         let wants = |address: &u64| wanted.binary_search_by_key(address, |want| want.place.address).is_ok();
         let mut patched = self.sites.iter().filter(|(_, site)| site.patched);
         let is_there = |place: &Place| {
@@ -43,7 +43,7 @@ impl Target {
     }
 
     /// Sites that stay for others run no programs of their own.
-    pub(super) fn silence_unwanted(&mut self, wanted: &[Wanted]) {
+    pub(super) fn unpublish_unwanted(&mut self, wanted: &[WantedSite]) {
         let wants = |address: &u64| wanted.binary_search_by_key(address, |want| want.place.address).is_ok();
         let used = self.sites.iter().filter(|(address, site)| !site.uses.is_empty() && !wants(address));
         for address in used.map(|(address, _)| *address).collect::<Vec<_>>() {
@@ -97,7 +97,7 @@ impl Target {
     pub(super) fn place_site(
         &mut self,
         stopped: &mut inject::Stopped,
-        want: Wanted,
+        want: WantedSite,
         caught: &CaughtCalls,
     ) -> Result<(), Unplaced> {
         let address = want.place.address;
@@ -184,7 +184,7 @@ impl Target {
     }
 
     /// Plans a site and gives it a hook; the process is untouched.
-    fn plan_site(&mut self, want: Wanted, caught: &CaughtCalls) -> Result<Site, Refusal> {
+    fn plan_site(&mut self, want: WantedSite, caught: &CaughtCalls) -> Result<Site, Refusal> {
         let (name, probed, planned) = (want.name(), want.probed(), want.plan());
         let may_have_one_byte = want.one_byte_stub().is_some() && self.may_have_one_byte(want.place.address);
         let place = want.place;

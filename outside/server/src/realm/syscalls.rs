@@ -1,7 +1,8 @@
-//! The system calls of a target: which of its `syscall` instructions go through gates, and who sees them.
+//! The system calls of a target: which of its `syscall` instructions go through trampolines, and which links subscribe
+//! to them.
 //!
 //! A link wants one call or all of them. Sites whose number is known to be another stay as they are. What is written where
-//! stands in the table of sites in the control block, so that whoever cleans up needs nothing else.
+//! stands in the table of sites in the control page, so that whoever cleans up needs nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -12,28 +13,29 @@ use std::sync::atomic::Ordering::SeqCst;
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
-use ring3_layout::region::{CONTROL_OFFSET, GATES_OFFSET, REGION_BYTES, STATE_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{
-    ALWAYS, BEGINNERS, CALL_AT, CALL_SHIFT, CLOSE_CALLS, GATE_BYTES, IDENTITY_CHANGERS, NO_PROCESS, OTHER_NUMBERS,
-    SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, Seers, SyscallSite, SyscallTables, TABLES_OFFSET,
+    ALWAYS, CALL_AT, CALL_SHIFT, CLONE_SYSCALLS, IDENTITY_CHANGERS, NO_PROCESS, OTHER_NUMBERS, SITES_MAX,
+    SITES_OFFSET, SLOW_PATH_SYSCALLS, SYSCALL_BYTES, Subscribers, SyscallSite, SyscallTables, TABLES_OFFSET,
+    TRAMPOLINE_BYTES,
 };
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
-use ring3_patch::{GateLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
+use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineLinks};
 use ring3_uapi::Errno;
 
 use super::batch::Batch;
 use super::cancellation::number_of;
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_file_of};
-use super::net::{CHANGERS, CaughtCalls};
 use super::raw_mapping::read_process;
 use super::recovery::put_back;
+use super::sud::{CHANGERS, CaughtCalls};
 use super::tables::in_agent;
 use super::target::{Link, Target, is_written};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, net};
+use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 
-/// Where in the control block the attachment of nobody is.
+/// Where in the control page the attachment of nobody is.
 const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
 
 /// `__NR_*` of calls that the agent looks at whoever wants them.
@@ -53,9 +55,9 @@ mod number {
     pub(super) const CLONE3: u32 = 435;
 }
 
-/// The calls that are wanted in a target.
+/// Which system calls the links of a target want, and why else calls are replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct SyscallInterest {
     /// Some link wants system calls.
     any: bool,
     /// Some link wants all of them.
@@ -69,30 +71,35 @@ pub(super) struct Wish {
     numbers: BTreeSet<u32>,
 }
 
-impl Wish {
+impl SyscallInterest {
     /// What these links want.
-    pub(super) fn of<'a>(following: Following, traps: bool, specs: impl Iterator<Item = &'a LinkSpec>) -> Wish {
-        let mut wish = Wish { follow: following == Following::All, traps, ..Wish::default() };
+    pub(super) fn of<'a>(
+        following: Following,
+        traps: bool,
+        specs: impl Iterator<Item = &'a LinkSpec>,
+    ) -> SyscallInterest {
+        let mut interest =
+            SyscallInterest { follow: following == Following::All, traps, ..SyscallInterest::default() };
         for spec in specs {
-            wish.identity |= spec.identity;
+            interest.identity |= spec.identity;
             let Point::Syscall(point) = &spec.point else { continue };
-            wish.any = true;
+            interest.any = true;
             match point.number {
-                Some(number) => drop(wish.numbers.insert(number)),
-                None => wish.all = true,
+                Some(number) => drop(interest.numbers.insert(number)),
+                None => interest.all = true,
             }
         }
-        wish
+        interest
     }
 
     /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
-    fn has(&self, plan: &SyscallPlan, in_loader: bool, netted: bool) -> bool {
+    fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
         match plan.number {
             // What is left would be caught each time.
-            _ if netted => true,
+            _ if uses_sud => true,
             Some(number::MMAP) if in_loader => true,
             Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
-            // (Where threads may be in gates they may be cancelled there.)
+            // (Where threads may be in trampolines they may be cancelled there.)
             Some(number::RT_SIGACTION | number::RT_SIGRETURN) => self.any || self.follow,
             Some(number) if self.traps && concerns_traps(number) => true,
             Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
@@ -108,7 +115,8 @@ impl Wish {
 /// Whether the agent has to know of a call so that it sees others rightly.
 fn is_watched(number: u32) -> bool {
     use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT};
-    BEGINNERS.contains(&number) || [MMAP, MPROTECT, PKEY_MPROTECT, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
+    CLONE_SYSCALLS.contains(&number)
+        || [MMAP, MPROTECT, PKEY_MPROTECT, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
 }
 
 /// Calls of a process, and what it has beside them.
@@ -118,9 +126,9 @@ pub(super) struct WantedCalls {
     /// What may be others that cannot be seen.
     pub(super) left: Vec<String>,
     /// Addresses behind calls whose place matters.
-    pub(super) alone: Vec<u64>,
-    /// Why the net is wanted.
-    pub(super) net: Option<String>,
+    pub(super) left_in_place: Vec<u64>,
+    /// Why the SUD fallback is wanted.
+    pub(super) sud: Option<String>,
     /// Those that change a thread's user are among them.
     identity: bool,
 }
@@ -138,9 +146,9 @@ pub(super) struct WantedCall {
 }
 
 /// The calls that should be seen in a process with these mappings, and what may be others that cannot. `vdso` is what that has;
-/// `unscanned` why the net is wanted, if it can be had and nothing else is a reason.
+/// `unscanned` why the SUD fallback is wanted, if it can be had and nothing else is a reason.
 pub(super) fn wanted(
-    wish: &Wish,
+    interest: &SyscallInterest,
     pid: u32,
     mappings: &[inject::Mapping],
     modules: &mut Modules,
@@ -148,13 +156,13 @@ pub(super) fn wanted(
     is_loader: impl Fn(&str) -> bool,
     unscanned: Option<&dyn Fn() -> Option<String>>,
 ) -> WantedCalls {
-    let mut wanted = WantedCalls { identity: wish.identity, ..WantedCalls::default() };
+    let mut wanted = WantedCalls { identity: interest.identity, ..WantedCalls::default() };
     let (mut found, mut refused, mut any_small) = (vec![], None, false);
     let mut told = BTreeSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
         let in_loader = is_loader(&mapping.path);
         let (plans, small_stacks) = match &mapping.path[..] {
-            "[vdso]" if wish.any || wish.follow => match vdso {
+            "[vdso]" if interest.any || interest.follow => match vdso {
                 Some(plans) => (plans.in_mapping(mapping).collect(), false),
                 None => continue,
             },
@@ -162,11 +170,11 @@ pub(super) fn wanted(
                 let Some(file) = likely_file_of(pid, mapping) else { continue };
                 let plans: Arc<SyscallPlans> = modules.syscalls(&file);
                 // (A file's code may be mapped in parts.)
-                if wish.any && told.insert((mapping.dev, mapping.inode)) {
+                if interest.any && told.insert((mapping.dev, mapping.inode)) {
                     wanted.left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
                 }
-                if wish.any {
-                    wanted.alone.extend(plans.behind_alone_in(mapping));
+                if interest.any {
+                    wanted.left_in_place.extend(plans.after_left_in_place_in(mapping));
                     refused = refused.or_else(|| {
                         let call = plans.refused_in(mapping).next()?;
                         Some(format!("a call of {path} at {call:#x} cannot be replaced"))
@@ -184,16 +192,16 @@ pub(super) fn wanted(
         }));
     }
     // (What comes behind a call that was caught needs more room than there is in Go.)
-    wanted.net = unscanned.filter(|_| wish.any && !any_small).and_then(|unscanned| refused.or_else(unscanned));
-    let netted = wanted.net.is_some();
-    found.retain(|(call, in_loader)| wish.has(&call.plan, *in_loader, netted));
+    wanted.sud = unscanned.filter(|_| interest.any && !any_small).and_then(|unscanned| refused.or_else(unscanned));
+    let uses_sud = wanted.sud.is_some();
+    found.retain(|(call, in_loader)| interest.has(&call.plan, *in_loader, uses_sud));
     wanted.calls = found.into_iter().map(|(call, _)| call).collect();
     wanted
 }
 
-/// A site that is there, or was.
+/// A call that is replaced, or was.
 #[derive(Clone, Debug)]
-struct Placed {
+struct CallSite {
     index: u32,
     plan: SyscallPlan,
     file: (u64, u64),
@@ -207,23 +215,23 @@ struct Placed {
 /// What the tables of system calls depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Published {
-    seers: BTreeSet<AttachmentId>,
+    subscribers: BTreeSet<AttachmentId>,
     follow: bool,
-    netted: bool,
+    uses_sud: bool,
     traps: bool,
 }
 
 /// The system call sites of a target, by the address of the call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Syscalls {
-    sites: BTreeMap<u64, Placed>,
+    sites: BTreeMap<u64, CallSite>,
     used: u32,
     /// Calls that could not be replaced, and why.
     refused: BTreeMap<u64, String>,
     /// What may be calls and was left alone, and why.
     pub(super) left: Vec<String>,
     /// Addresses behind calls whose place matters.
-    pub(super) alone: Vec<u64>,
+    pub(super) left_in_place: Vec<u64>,
     /// Calls that may change signal masks.
     changing: Vec<u64>,
     /// Calls that change a thread's user are seen.
@@ -231,7 +239,7 @@ pub(super) struct Syscalls {
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// Links whose programs see calls here.
-    pub(super) seers: BTreeSet<AttachmentId>,
+    pub(super) subscribers: BTreeSet<AttachmentId>,
     /// What the tables were made from.
     published: Option<Published>,
     /// The hook that counts, by its index, and its address.
@@ -256,7 +264,7 @@ impl Syscalls {
         patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
     }
 
-    /// Whether a call goes through a gate.
+    /// Whether a call goes through a trampoline.
     pub(super) fn sees(&self, key: u64) -> bool {
         self.sites.get(&key).is_some_and(|placed| placed.patched)
     }
@@ -277,7 +285,7 @@ impl Syscalls {
         patched.map(|placed| (placed.plan.site, &placed.jump[..]))
     }
 
-    /// How many calls go through gates, and those that could not be replaced.
+    /// How many calls go through trampolines, and those that could not be replaced.
     pub(super) fn status(&self) -> (usize, Vec<String>) {
         let patched = self.sites.values().filter(|placed| placed.patched).count();
         let refused = self.refused.iter().map(|(call, why)| format!("{call:#x}: {why}"));
@@ -285,7 +293,7 @@ impl Syscalls {
     }
 }
 
-impl Placed {
+impl CallSite {
     fn is(&self, want: &WantedCall) -> bool {
         self.file == want.file && self.plan == want.plan
     }
@@ -315,8 +323,8 @@ impl Placed {
     }
 }
 
-fn gate_address(region: u64, index: u32) -> u64 {
-    region + GATES_OFFSET + u64::from(index) * GATE_BYTES
+fn trampoline_address(region: u64, index: u32) -> u64 {
+    region + TRAMPOLINES_OFFSET + u64::from(index) * TRAMPOLINE_BYTES
 }
 
 fn site_offset(index: u32) -> u64 {
@@ -331,7 +339,11 @@ impl Target {
         links: &BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
     ) -> WantedCalls {
-        let wish = Wish::of(self.following, self.watches_masks(links), self.links_for(links).map(|(_, spec)| spec));
+        let interest = SyscallInterest::of(
+            self.following,
+            self.watches_masks(links),
+            self.links_for(links).map(|(_, spec)| spec),
+        );
         let vdso = shared.vdso.as_ref();
         // (With `RING3_PERF` ours have files, too. Before the region is mapped, nothing is ours.)
         let region = (self.region != 0).then(|| self.region..self.region + REGION_BYTES);
@@ -339,10 +351,10 @@ impl Target {
         let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
         let mappings: Vec<_> = mappings.iter().filter(|mapping| !is_own(mapping)).cloned().collect();
         // (Such code comes and goes.)
-        let unscanned = || self.net.why.clone().or_else(|| net::unscanned(self.pid, &mappings));
-        let may_be = self.net.given_up.is_none();
+        let unscanned = || self.sud.why.clone().or_else(|| sud::unscanned(self.pid, &mappings));
+        let may_be = self.sud.given_up.is_none();
         let unscanned = may_be.then_some(&unscanned as &dyn Fn() -> Option<String>);
-        wanted(&wish, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
+        wanted(&interest, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
     }
 
     /// Whether calls that change signal masks are to be seen.
@@ -355,14 +367,15 @@ impl Target {
         let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
         self.syscalls.identity = wanted.identity;
         self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
-        (self.syscalls.left, self.syscalls.alone, self.net.why) = (wanted.left, wanted.alone, wanted.net);
+        (self.syscalls.left, self.syscalls.left_in_place, self.sud.why) =
+            (wanted.left, wanted.left_in_place, wanted.sud);
         wanted.calls
     }
 
     /// Brings the sites of system calls in line with what is wanted.
     pub(super) fn reconcile_calls(&mut self, stopped: &mut inject::Stopped, wanted: Vec<WantedCall>) {
         let keep: BTreeMap<u64, &WantedCall> = wanted.iter().map(|want| (want.plan.key(), want)).collect();
-        let is_stale = |placed: &Placed| keep.get(&placed.plan.key()).is_none_or(|want| !placed.is(want));
+        let is_stale = |placed: &CallSite| keep.get(&placed.plan.key()).is_none_or(|want| !placed.is(want));
         let stale: Vec<u64> =
             self.syscalls.sites.values().filter(|placed| is_stale(placed)).map(|placed| placed.plan.key()).collect();
         for call in stale {
@@ -457,14 +470,14 @@ impl Target {
         Ok(true)
     }
 
-    /// Makes the near stub and the gate; the site itself is untouched.
+    /// Makes the near stub and the trampoline; the site itself is untouched.
     fn build_call(
         &mut self,
         stopped: &mut inject::Stopped,
         want: WantedCall,
         batch: &mut Batch,
         caught: &CaughtCalls,
-    ) -> Result<Placed, Refusal> {
+    ) -> Result<CallSite, Refusal> {
         let index = self.syscalls.used;
         if index >= SITES_MAX {
             return Err(Refusal::new(Errno::ENOSPC, format!("more than {SITES_MAX} system calls in one process")));
@@ -478,12 +491,12 @@ impl Target {
         if caught.lead_into(&bytes) {
             return Err(Refusal::new(Errno::EBUSY, "calls go back there that were caught"));
         }
-        let gate = gate_address(self.region, index);
+        let trampoline = trampoline_address(self.region, index);
         let (near, area) = self.stub_room(stopped, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
         let stub = if plan.replaced == Replaced::Instruction {
-            let (stub, tail) = plan.near(near, gate).map_err(refuse)?;
-            let links = self.gate_links(&plan, index, near + u64::from(tail), want.small_stacks);
-            batch.0.push((gate, plan.gate(gate, &links).map_err(refuse)?));
+            let (stub, tail) = plan.near(near, trampoline).map_err(refuse)?;
+            let links = self.trampoline_links(&plan, index, near + u64::from(tail), want.small_stacks);
+            batch.0.push((trampoline, plan.trampoline(trampoline, &links).map_err(refuse)?));
             stub
         } else {
             plan.near_of_caller(near, &self.caller_links(&plan, index)).map_err(refuse)?
@@ -493,13 +506,13 @@ impl Target {
         self.syscalls.used += 1;
         let moved = stub.moved.iter().map(|m| (m.original, near + u64::from(m.stub_offset))).collect();
         batch.0.push((near, stub.bytes));
-        Ok(Placed { index, plan, file: want.file, near, jump, moved, patched: false })
+        Ok(CallSite { index, plan, file: want.file, near, jump, moved, patched: false })
     }
 
     /// Moves threads out of bytes that are about to be replaced, also those that come back there from signal handlers; the
     /// sites for which that cannot be done.
     fn move_threads_in(&self, stopped: &mut inject::Stopped, fresh: &[u64]) -> Vec<(u64, Refusal)> {
-        let mut by_site: BTreeMap<u64, &Placed> = BTreeMap::new();
+        let mut by_site: BTreeMap<u64, &CallSite> = BTreeMap::new();
         by_site.extend(fresh.iter().map(|call| &self.syscalls.sites[call]).map(|placed| (placed.plan.site, placed)));
         let site_of = |rip: u64| by_site.range(..rip).next_back().map(|(_, placed)| *placed);
         let mut refused = vec![];
@@ -551,7 +564,7 @@ impl Target {
 
     /// Writes the jumps of calls that lie close together, in order, where the bytes are as they should be.
     fn patch_page(&self, stopped: &mut inject::Stopped, calls: &[u64]) -> Vec<(u64, Result<(), Refusal>)> {
-        let placed: Vec<&Placed> = calls.iter().map(|call| &self.syscalls.sites[call]).collect();
+        let placed: Vec<&CallSite> = calls.iter().map(|call| &self.syscalls.sites[call]).collect();
         let (Some(first), Some(last)) = (placed.first(), placed.last()) else { return vec![] };
         let start = first.plan.site;
         let mut bytes = vec![0; (last.plan.site - start) as usize + last.plan.displaced.len()];
@@ -588,7 +601,7 @@ impl Target {
         }
     }
 
-    /// Restores the bytes of a site. The near stub and the gate stay for threads that are in there.
+    /// Restores the bytes of a site. The near stub and the trampoline stay for threads that are in there.
     fn remove_call(&mut self, stopped: &mut inject::Stopped, call: u64) {
         let Some(placed) = self.syscalls.sites.get_mut(&call) else { return };
         let original = &placed.plan.displaced[..placed.jump.len()];
@@ -602,7 +615,7 @@ impl Target {
         let ends = placed.plan.replaced == Replaced::Return;
         self.write_call(call);
         if ends {
-            self.go_blind();
+            self.count_restored_returns();
         }
     }
 
@@ -623,24 +636,28 @@ impl Target {
 
     /// Publishes who sees which call.
     pub(super) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
-        let seers = self.links_for(links).filter(|(_, spec)| matches!(spec.point, Point::Syscall(_)));
-        let seers = seers.map(|(id, _)| id).collect();
-        self.publish_calls_of(&seers, links);
-        self.syscalls.seers = seers;
+        let subscribers = self.links_for(links).filter(|(_, spec)| matches!(spec.point, Point::Syscall(_)));
+        let subscribers = subscribers.map(|(id, _)| id).collect();
+        self.publish_calls_of(&subscribers, links);
+        self.syscalls.subscribers = subscribers;
     }
 
     /// Publishes who sees which call, of these links: new ranges first, then one store for each number.
-    pub(super) fn publish_calls_of(&mut self, seers: &BTreeSet<AttachmentId>, links: &BTreeMap<AttachmentId, Link>) {
+    pub(super) fn publish_calls_of(
+        &mut self,
+        subscribers: &BTreeSet<AttachmentId>,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) {
         let follow = self.following == Following::All;
-        let netted = self.net.armed || self.net.why.is_some();
-        let seers = self.links_for(links).map(|(id, _)| id).filter(|id| seers.contains(id)).collect();
+        let uses_sud = self.sud.armed || self.sud.why.is_some();
+        let subscribers = self.links_for(links).map(|(id, _)| id).filter(|id| subscribers.contains(id)).collect();
         let traps = self.watches_masks(links);
-        let published = Published { seers, follow, netted, traps };
+        let published = Published { subscribers, follow, uses_sud, traps };
         if self.syscalls.published.as_ref() == Some(&published) {
             return;
         }
         let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
-        for id in &published.seers {
+        for id in &published.subscribers {
             let Point::Syscall(point) = &links[id].spec.point else { continue };
             let numbers = match point.number {
                 Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
@@ -658,8 +675,8 @@ impl Target {
             self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hits_at) as u64).store(hits_at, SeqCst);
             self.control.word(TABLES_OFFSET + offset_of!(SyscallTables, hook) as u64).store(address, SeqCst);
         }
-        let at = TABLES_OFFSET + offset_of!(SyscallTables, netted) as u64;
-        self.control.word32(at).store(netted.into(), SeqCst);
+        let at = TABLES_OFFSET + offset_of!(SyscallTables, uses_sud) as u64;
+        self.control.word32(at).store(uses_sud.into(), SeqCst);
         let ranges: BTreeMap<Vec<AttachmentId>, u64> = wanted
             .values()
             .collect::<BTreeSet<_>>()
@@ -671,7 +688,7 @@ impl Target {
             let mut words = [false, true].map(|exit| {
                 let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
                 let changes = traps && !exit && concerns_traps(number as u32);
-                let always = is_always(number, exit, any, follow) || netted && is_netted(number) || changes;
+                let always = is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes;
                 range | if always { ALWAYS } else { 0 }
             });
             if number == OTHER_NUMBERS && any {
@@ -682,18 +699,20 @@ impl Target {
                 words[0] |= ALWAYS;
             }
             // First what is looked at first.
-            self.tell_of_call(number, offset_of!(Seers, enter_only), 0);
-            self.tell_of_call(number, offset_of!(Seers, exit_only), 0);
-            self.tell_of_call(number, offset_of!(Seers, enter), words[0]);
-            self.tell_of_call(number, offset_of!(Seers, exit), words[1]);
-            for (exit, word) in [(false, offset_of!(Seers, enter_only)), (true, offset_of!(Seers, exit_only))] {
+            self.store_call_word(number, offset_of!(Subscribers, enter_only), 0);
+            self.store_call_word(number, offset_of!(Subscribers, exit_only), 0);
+            self.store_call_word(number, offset_of!(Subscribers, enter), words[0]);
+            self.store_call_word(number, offset_of!(Subscribers, exit), words[1]);
+            for (exit, word) in
+                [(false, offset_of!(Subscribers, enter_only)), (true, offset_of!(Subscribers, exit_only))]
+            {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
-                let only = if netted || traps && concerns_traps(number as u32) {
+                let only = if uses_sud || traps && concerns_traps(number as u32) {
                     0
                 } else {
                     self.only_of_call(number, ids, &ranges, links)
                 };
-                self.tell_of_call(number, word, only);
+                self.store_call_word(number, word, only);
             }
         }
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
@@ -707,52 +726,54 @@ impl Target {
     }
 
     /// Tells the agent whether it is to announce what is executed.
-    pub(super) fn tell_following(&self) {
+    pub(super) fn publish_following(&self) {
         let at = TABLES_OFFSET + offset_of!(SyscallTables, follow) as u64;
         self.control.word32(at).store(u32::from(self.following == Following::All), SeqCst);
     }
 
     /// Tells the agent where thread blocks are, and its handler of SIGCANCEL, once that is known.
-    pub(super) fn tell_blocks(&self) {
+    pub(super) fn publish_thread_blocks(&self) {
         let word = |offset: usize| self.control.word(TABLES_OFFSET + offset as u64);
         word(offset_of!(SyscallTables, blocks)).store(self.region + STATE_OFFSET + STATE_HEADER_BYTES, SeqCst);
-        word(offset_of!(SyscallTables, cancel_handler)).store(net::cancel_handler(self.region), SeqCst);
+        word(offset_of!(SyscallTables, cancel_handler)).store(sud::cancel_handler(self.region), SeqCst);
         self.control.word32(NOBODY_OFFSET + offset_of!(Attachment, pid) as u64).store(NO_PROCESS, SeqCst);
     }
 
     /// Has the only thread of a process that has just executed a program go by the end of `execve` first, which programs see
-    /// as any other: in a gate of its own.
+    /// as any other: in a trampoline of its own.
     pub(super) fn finish_exec(&self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let index = SITES_MAX;
         let Some(tid) = stopped.threads().first().copied() else { return Ok(()) };
         let registers = stopped.registers(tid)?;
-        let (gate, entry) = (gate_address(self.region, index), registers.rip);
+        let (trampoline, entry) = (trampoline_address(self.region, index), registers.rip);
         let plan = SyscallPlan {
             number: Some(number::EXECVE),
             keeps_flags: true,
             ..SyscallPlan::at(entry, entry - SYSCALL_BYTES)
         };
-        let Ok(code) = plan.gate(gate, &self.gate_links(&plan, index, entry, false)) else { return Ok(()) };
+        let Ok(code) = plan.trampoline(trampoline, &self.trampoline_links(&plan, index, entry, false)) else {
+            return Ok(());
+        };
         let record = SyscallSite { call: plan.call, number: number::EXECVE as i32, ..SyscallSite::default() };
         self.control.write(site_offset(index), record);
-        stopped.write(gate, &code)?;
-        stopped.set_registers(tid, &inject::Registers { rip: gate + CALL_AT + SYSCALL_BYTES, ..registers })
+        stopped.write(trampoline, &code)?;
+        stopped.set_registers(tid, &inject::Registers { rip: trampoline + CALL_AT + SYSCALL_BYTES, ..registers })
     }
 
-    /// Where the gate of a site leads; `tail`: where the near stub goes on.
-    fn gate_links(&self, plan: &SyscallPlan, index: u32, tail: u64, small_stacks: bool) -> GateLinks {
+    /// Where the trampoline of a site leads; `tail`: where the near stub goes on.
+    fn trampoline_links(&self, plan: &SyscallPlan, index: u32, tail: u64, small_stacks: bool) -> TrampolineLinks {
         let symbol = |name: &str| in_agent(self.region, name);
         // Behind munmap a thread that ends may have no stack any more.
         let unmaps = matches!(plan.number, Some(number::MUNMAP | number::EXIT));
-        let begins = plan.number.is_some_and(|number| BEGINNERS.contains(&number));
+        let begins = plan.number.is_some_and(|number| CLONE_SYSCALLS.contains(&number));
         let (enter, exit) = match (unmaps || plan.stackless || small_stacks, plan.keeps_flags) {
             // A new thread has a stack of its own from the start, and no block yet.
-            (true, _) if begins => ("ring3_syscall_enter_apart", "ring3_syscall_exit_of_clone"),
-            (true, _) => ("ring3_syscall_enter_apart", "ring3_syscall_exit_apart"),
+            (true, _) if begins => ("ring3_syscall_enter_on_agent_stack", "ring3_syscall_exit_of_clone"),
+            (true, _) => ("ring3_syscall_enter_on_agent_stack", "ring3_syscall_exit_on_agent_stack"),
             (false, true) => ("ring3_syscall_enter_with_flags", "ring3_syscall_exit_with_flags"),
             (false, false) => ("ring3_syscall_enter", "ring3_syscall_exit"),
         };
-        GateLinks {
+        TrampolineLinks {
             index,
             after: plan.after(),
             tail,
@@ -762,7 +783,7 @@ impl Target {
         }
     }
 
-    fn tell_of_call(&self, number: usize, word: usize, value: u64) {
+    fn store_call_word(&self, number: usize, word: usize, value: u64) {
         let at = TABLES_OFFSET + ((number as u64) << CALL_SHIFT) + word as u64;
         let word = self.control.word(at);
         if word.load(SeqCst) != value {
@@ -770,7 +791,7 @@ impl Target {
         }
     }
 
-    /// [`Seers::enter_only`] or `exit_only` for a call that these see.
+    /// [`Subscribers::enter_only`] or `exit_only` for a call that these see.
     fn only_of_call(
         &self,
         number: usize,
@@ -778,9 +799,12 @@ impl Target {
         ranges: &BTreeMap<Vec<AttachmentId>, u64>,
         links: &BTreeMap<AttachmentId, Link>,
     ) -> u64 {
-        let closely =
-            BEGINNERS.into_iter().chain(CLOSE_CALLS).chain(IDENTITY_CHANGERS).any(|call| call as usize == number);
-        if closely || number == OTHER_NUMBERS || self.syscalls.hook.is_none() {
+        let needs_slow_path = CLONE_SYSCALLS
+            .into_iter()
+            .chain(SLOW_PATH_SYSCALLS)
+            .chain(IDENTITY_CHANGERS)
+            .any(|call| call as usize == number);
+        if needs_slow_path || number == OTHER_NUMBERS || self.syscalls.hook.is_none() {
             return 0;
         }
         let in_function = |point: &Point| matches!(point, Point::Syscall(p) if p.context == SyscallContext::Kprobe);
@@ -815,7 +839,7 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
     match number as u32 {
         MMAP => exit,
         MPROTECT | PKEY_MPROTECT => exit && any,
-        number if BEGINNERS.contains(&number) => any,
+        number if CLONE_SYSCALLS.contains(&number) => any,
         ARCH_PRCTL => any,
         // (Also when nobody wants anything any more, and sites cannot be restored at present.)
         RT_SIGACTION | RT_SIGRETURN | PRCTL | SECCOMP => !exit,
@@ -834,8 +858,8 @@ fn concerns_traps(number: u32) -> bool {
     CHANGERS.contains(&u64::from(number)) || number == number::CLONE3
 }
 
-/// Whether the net has to do with the beginning and the end of a call.
-fn is_netted(number: usize) -> bool {
+/// Whether the SUD fallback needs the beginning and the end of a call.
+fn concerns_sud(number: usize) -> bool {
     let number = number as u32;
     CHANGERS.contains(&u64::from(number)) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
 }

@@ -1,4 +1,4 @@
-//! Entries of a target's control block, as the server writes them.
+//! Entries of a target's control page, as the server writes them.
 
 use std::mem::offset_of;
 
@@ -8,7 +8,7 @@ use ring3_layout::control::{
 };
 use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::{ProcessPage, StateHeader};
-use ring3_patch::{ApartLinks, Entries};
+use ring3_patch::{AgentStackLinks, Entries};
 
 use super::{LinkSpec, Point, SyscallContext};
 
@@ -29,7 +29,7 @@ pub(super) struct HeaderBytes {
     pub(super) server_pid: u32,
     pub(super) server_started: u64,
     pub(super) namespace: u32,
-    pub(super) folder: u32,
+    pub(super) directory: u32,
     pub(super) rdpid: u32,
     pub(super) all_registers: u32,
     pub(super) hooks: u32,
@@ -73,9 +73,9 @@ pub(super) fn entries(region: u64) -> Entries {
     Entries {
         enter: in_agent(region, "ring3_enter"),
         call: in_agent(region, "ring3_call_probed"),
-        apart: ApartLinks {
-            enter: in_agent(region, "ring3_enter_apart"),
-            find: in_agent(region, "ring3_find_apart"),
+        agent_stack: AgentStackLinks {
+            enter: in_agent(region, "ring3_enter_on_agent_stack"),
+            find: in_agent(region, "ring3_find_agent_stack"),
             state: state(0),
             generation: region + PROCESS_OFFSET + offset_of!(ProcessPage, generation) as u64,
             missed: state(offset_of!(StateHeader, missed_no_block)),

@@ -1,4 +1,4 @@
-//! One target: its control block, its sites, and how they are brought in line with the links.
+//! One target: its control page, its sites, and how they are brought in line with the links.
 //!
 //! The links say what should be; [`Target::apply_links`] compares that with what is, plans outside any
 //! stop, and stops the target only if bytes or mappings must change. Order of a change: stub, hook,
@@ -25,15 +25,15 @@ use super::faults::FaultState;
 use super::libraries::vdso_clock_gettime;
 use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
-use super::net::NetState;
 use super::owners::Death;
 use super::placing::{Calls, Series};
 use super::raw_mapping::{SharedFile, read_value};
-use super::recovery::{self, Cleaning, Patience};
+use super::recovery::{self, Cleaning, RetryDelay};
 use super::requests::Budget;
 use super::single::Settled;
-use super::site::{Place, RangeAllocator, Site, Use, Wanted, place_in, places};
+use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places};
 use super::stubs::{Area, RelayPage};
+use super::sud::SudFallback;
 use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, in_agent};
 use super::terminal::Terminal;
@@ -45,7 +45,7 @@ use crate::rights::Subject;
 /// All threads of a target must have stopped within this time.
 pub(super) const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// A target must be free of our memory within this time, or it is finished in the background.
-pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const DETACH_WITHIN: Duration = Duration::from_secs(5);
 /// Agents wait this long at a time for the server, us.
 const REQUEST_WAIT_US: u32 = 200_000;
 /// How often it is looked whose a target is, at most.
@@ -103,7 +103,7 @@ pub(super) struct Target {
     /// Where system calls are seen.
     pub(super) syscalls: Syscalls,
     /// What catches the others.
-    pub(super) net: NetState,
+    pub(super) sud: SudFallback,
     /// Where stubs lie.
     pub(super) areas: Vec<Area>,
     /// Those of them where punned jumps lead.
@@ -113,7 +113,7 @@ pub(super) struct Target {
     /// Whether programs may touch memory that may not be there.
     pub(super) faults: FaultState,
     /// Everything is being taken out.
-    leaving: Option<Patience>,
+    detaching: Option<RetryDelay>,
     /// Somebody else has written over a jump of ours.
     pub(super) disturbed: bool,
     /// Return addresses are replaced here: the unwinders are sites.
@@ -125,7 +125,7 @@ pub(super) struct Target {
     /// What it was last brought in line with; `None`: it has to be looked at wholly.
     pub(super) settled: Option<Settled>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
-    pub(super) parted: bool,
+    pub(super) forks_only: bool,
     vdso_clock_gettime: u64,
     pub(super) rseq_offset: u64,
     /// What perf reads of the stubs.
@@ -134,16 +134,16 @@ pub(super) struct Target {
     pub(super) stopped_us: Arc<AtomicU64>,
 }
 
-/// What there is to do in a process that has this code.
+/// What is to be patched in a process that has this code.
 #[derive(Debug)]
-pub(super) struct Outlook {
+pub(super) struct PatchPlan {
     code: Vec<inject::Mapping>,
-    places: Vec<Wanted>,
+    places: Vec<WantedSite>,
     calls: WantedCalls,
 }
 
 impl Target {
-    /// What can be done before the process is stopped: checks, and the control block.
+    /// What can be done before the process is stopped: checks, and the control page.
     pub(super) fn prepare(shared: &Shared, pid: u32, explicit: bool) -> Result<Target, inject::Error> {
         // First of all: what is read by number is of this process if that has not ended when it is stopped (`check_identity`).
         let raw = rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?;
@@ -183,18 +183,18 @@ impl Target {
             hooks_used: 0,
             ranges: RangeAllocator::default(),
             syscalls: Syscalls::default(),
-            net: NetState::default(),
+            sud: SudFallback::default(),
             areas: vec![],
             relays: vec![],
             traps: TrapState::default(),
             faults: FaultState::default(),
-            leaving: None,
+            detaching: None,
             disturbed: false,
             awaits_returns: false,
             looks: 0,
             series: None,
             settled: None,
-            parted: false,
+            forks_only: false,
             vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
             rseq_offset: 0,
             perf_map: None,
@@ -206,11 +206,11 @@ impl Target {
     /// From now on, and for whoever is forked from now on.
     pub(super) fn set_following(&mut self, following: Following) {
         self.following = following;
-        self.tell_following();
+        self.publish_following();
     }
 
     /// Looks at what there is to do, so that this need not happen while the process is stopped.
-    pub(super) fn look(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) -> Option<Outlook> {
+    pub(super) fn look(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) -> Option<PatchPlan> {
         self.find_rseq(&mut shared.modules());
         inject::mappings(inject::Pid(self.pid)).ok().map(|mappings| self.look_at(&mappings, shared, links))
     }
@@ -220,21 +220,22 @@ impl Target {
         mappings: &[inject::Mapping],
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
-    ) -> Outlook {
+    ) -> PatchPlan {
         self.keep_out(shared, links);
         let places = self.wanted(&mut shared.modules(), links, mappings);
         let calls = self.wanted_calls(shared, links, mappings);
-        Outlook { code: code_of(mappings).cloned().collect(), places, calls }
+        PatchPlan { code: code_of(mappings).cloned().collect(), places, calls }
     }
 
-    /// Maps the region into the stopped process, and applies all links; `outlook` is from before it was stopped. (With the
-    /// other threads running meanwhile, each of the remote system calls would wait for its turn on a busy machine.)
+    /// Maps the region into the stopped process, and applies all links; `patch_plan` is from before it was stopped.
+    /// (With the other threads running meanwhile, each of the remote system calls would wait for its turn on a busy
+    /// machine.)
     pub(super) fn enter(
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
         stopped: &mut inject::Stopped,
-        outlook: Option<Outlook>,
+        patch_plan: Option<PatchPlan>,
     ) -> Result<(), Refusal> {
         self.check_identity()?;
         stopped.tell_time(&self.stopped_us);
@@ -259,13 +260,13 @@ impl Target {
         };
         let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
         self.region = region.base;
-        self.tell_blocks();
-        self.tell_names(stopped).map_err(refusal_of)?;
+        self.publish_thread_blocks();
+        self.publish_tcb_validity(stopped).map_err(refusal_of)?;
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
             self.note_map(*slot, address, &file.geometry);
         }
-        let outlook = outlook.filter(|outlook| outlook.code.iter().eq(code_of(&mappings)));
-        let Outlook { places, calls, .. } = outlook.unwrap_or_else(|| self.look_at(&mappings, shared, links));
+        let patch_plan = patch_plan.filter(|patch_plan| patch_plan.code.iter().eq(code_of(&mappings)));
+        let PatchPlan { places, calls, .. } = patch_plan.unwrap_or_else(|| self.look_at(&mappings, shared, links));
         let calls = self.note_calls(calls);
         match self.reconcile(stopped, places, shared, links) {
             Calls::Later => {}
@@ -274,8 +275,8 @@ impl Target {
                     self.reconcile_calls(stopped, calls);
                 }
                 self.publish_calls(links);
-                self.see_cancels(stopped);
-                self.cast_net(stopped);
+                self.update_cancel_handler(stopped);
+                self.reconcile_sud(stopped);
                 self.take_faults(stopped, shared, links);
             }
         }
@@ -310,7 +311,7 @@ impl Target {
                 server_pid: std::process::id(),
                 server_started: recovery::started(std::process::id()).unwrap_or(0),
                 namespace: shared.namespaces.number_of(self.pid),
-                folder: shared.folder,
+                directory: shared.directory,
                 rdpid: u32::from(ring3_image::cpu_has_rdpid()),
                 all_registers,
                 hooks,
@@ -344,8 +345,8 @@ impl Target {
         }
     }
 
-    pub(super) fn is_leaving(&self) -> bool {
-        self.leaving.is_some()
+    pub(super) fn is_detaching(&self) -> bool {
+        self.detaching.is_some()
     }
 
     pub(super) fn has_map(&self, slot: MapSlot) -> bool {
@@ -374,20 +375,20 @@ impl Target {
 
     // ---- links ----
 
-    /// Brings the sites in line with the links. Links that cannot be applied keep the reason. If forks run with the tables, they
-    /// go on with what there was, which becomes one of `parted`. `is_followed`: nobody else may stop the process, since it is about
-    /// to execute a program.
+    /// Brings the sites in line with the links. Links that cannot be applied keep the reason. If forks run with the
+    /// tables, they go on with what there was, which becomes one of `forks_only`. `is_followed`: nobody else may stop
+    /// the process, since it is about to execute a program.
     pub(super) fn apply_links(
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
-        parted: &mut Vec<Target>,
+        forks_only: &mut Vec<Target>,
         is_followed: bool,
     ) -> Result<(), Refusal> {
         self.series.get_or_insert_default();
-        let mut applied = self.apply_links_once(shared, links, parted, is_followed);
+        let mut applied = self.apply_links_once(shared, links, forks_only, is_followed);
         while applied.is_ok() && self.goes_on_placing() {
-            applied = self.apply_links_once(shared, links, parted, is_followed);
+            applied = self.apply_links_once(shared, links, forks_only, is_followed);
         }
         self.series = None;
         applied
@@ -397,12 +398,12 @@ impl Target {
         &mut self,
         shared: &Shared,
         links: &mut BTreeMap<AttachmentId, Link>,
-        parted: &mut Vec<Target>,
+        forks_only: &mut Vec<Target>,
         is_followed: bool,
     ) -> Result<(), Refusal> {
         self.settled = None;
         self.looks += 1;
-        if self.is_leaving() {
+        if self.is_detaching() {
             return Ok(());
         }
         self.judge_for(shared, links.values())?;
@@ -413,21 +414,21 @@ impl Target {
         let missing: Vec<MapSlot> =
             self.slots_wanted(shared, links).into_iter().filter(|slot| !self.maps.contains_key(slot)).collect();
         let calls = self.wanted_calls(shared, links, &mappings);
-        if self.net.armed && calls.net.is_none() && (is_followed || !self.take_net_away()) {
-            // As long as it is there, so are the gates.
-            self.silence(links);
-            return Err(Refusal::new(Errno::EBUSY, "no moment was found in which its calls are caught no more"));
+        if self.sud.armed && calls.sud.is_none() && (is_followed || !self.disable_sud()) {
+            // While it is enabled, the trampolines stay.
+            self.unpublish_removed_links(links);
+            return Err(Refusal::new(Errno::EBUSY, "could not quiesce all threads to disable SUD"));
         }
         let calls = self.note_calls(calls);
         self.forget_unmapped_calls(&calls);
         let is_same = self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && !self.disturbed;
         if missing.is_empty()
             && is_same
-            && self.net.is_settled()
+            && self.sud.is_settled()
             && !self.changes_domain()
             && !self.lacks_faults(links)
         {
-            self.silence_unwanted(&wanted);
+            self.unpublish_unwanted(&wanted);
             for want in wanted {
                 let address = want.place.address;
                 self.publish(address, &want.uses, links);
@@ -439,7 +440,7 @@ impl Target {
         let pid = inject::Pid(self.pid);
         let change = |stopped: &mut inject::Stopped| {
             self.check_presence()?;
-            parted.extend(self.part(shared, stopped).map_err(refusal_of)?);
+            forks_only.extend(self.unshare(shared, stopped).map_err(refusal_of)?);
             self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;
             let reconciled = self.reconcile(stopped, wanted, shared, links);
@@ -450,8 +451,8 @@ impl Target {
             if reconciled == Calls::AsTheyWere {
                 self.reconcile_calls(stopped, calls);
             }
-            self.see_cancels(stopped);
-            let settled = self.cast_net(stopped);
+            self.update_cancel_handler(stopped);
+            let settled = self.reconcile_sud(stopped);
             self.take_faults(stopped, shared, links);
             Ok(settled)
         };
@@ -463,12 +464,12 @@ impl Target {
             Ok(settled) => {
                 self.disturbed = false;
                 if !settled {
-                    self.cast_net_patiently();
+                    self.reconcile_sud_with_retries();
                 }
                 self.settle(&mappings);
             }
             Err(refusal) => {
-                self.silence(links);
+                self.unpublish_removed_links(links);
                 return Err(refusal);
             }
         }
@@ -496,13 +497,13 @@ impl Target {
 
     /// The process cannot be stopped (a debugger holds it): sites stay, but what no link wants runs no more, and nothing new.
     /// Its code may be gone soon.
-    fn silence(&mut self, links: &BTreeMap<AttachmentId, Link>) {
+    fn unpublish_removed_links(&mut self, links: &BTreeMap<AttachmentId, Link>) {
         for address in self.sites.keys().copied().collect::<Vec<_>>() {
             let mut uses = self.sites[&address].uses.clone();
             uses.retain(|use_| links.contains_key(&use_.attachment));
             self.publish(address, &uses, links);
         }
-        self.publish_calls_of(&self.syscalls.seers.clone(), links);
+        self.publish_calls_of(&self.syscalls.subscribers.clone(), links);
     }
 
     /// The links that hold for this process.
@@ -533,8 +534,8 @@ impl Target {
         modules: &mut Modules,
         links: &mut BTreeMap<AttachmentId, Link>,
         mappings: &[inject::Mapping],
-    ) -> Vec<Wanted> {
-        let mut wanted: BTreeMap<u64, Wanted> = BTreeMap::new();
+    ) -> Vec<WantedSite> {
+        let mut wanted: BTreeMap<u64, WantedSite> = BTreeMap::new();
         let mut failed: Vec<(AttachmentId, Refusal)> = vec![];
         // Once returns were awaited, frames whose return addresses are replaced may stand on stacks until the process is detached.
         let mut awaited = self.sites.values().any(|site| site.place.kind.is_of_unwinder());
@@ -569,7 +570,7 @@ impl Target {
             }
             for (place, ret) in spots {
                 let kind = place.kind;
-                let want = Wanted { place, code: code.clone(), ret, uses: vec![] };
+                let want = WantedSite { place, code: code.clone(), ret, uses: vec![] };
                 let want = wanted.entry(want.place.address).or_insert(want);
                 if want.place.kind == kind {
                     want.uses.push(Use { attachment: id, ret: probe.ret });
@@ -600,14 +601,14 @@ impl Target {
     }
 
     /// ring3's own places: the unwinders, if returns are awaited.
-    fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<Wanted> {
+    fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<WantedSite> {
         let mut found = vec![];
         for mapping in code_of(mappings).filter(|m| returns && m.inode != 0 && !m.is_shared()) {
             let Some(path) = likely_file_of(self.pid, mapping) else { continue };
             for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };
                 if let Some(place) = place_in(mapping, offset, kind) {
-                    found.push(Wanted { place, code, ret: None, uses: vec![] });
+                    found.push(WantedSite { place, code, ret: None, uses: vec![] });
                 }
             }
         }
@@ -770,16 +771,16 @@ impl Target {
     // ---- threads ----
 
     /// True if no thread was inside a program or the dispatcher when its block was looked at; nor one of a fork.
-    pub(super) fn is_quiet(&self) -> bool {
-        let is_quiet = |pid| recovery::guards_clear(pid, self.region);
-        is_quiet(self.pid) && self.find_children().into_iter().all(is_quiet)
+    pub(super) fn is_quiescent(&self) -> bool {
+        let is_quiescent = |pid| recovery::guards_clear(pid, self.region);
+        is_quiescent(self.pid) && self.find_children().into_iter().all(is_quiescent)
     }
 
-    // ---- leaving ----
+    // ---- detaching ----
 
-    /// From now on hooks pass through; [`Target::leave`] or [`Target::try_leave`] does the rest.
-    pub(super) fn begin_leaving(&mut self) {
-        self.leaving = Some(Patience::new());
+    /// From now on hooks pass through; [`Target::detach`] or [`Target::try_detach`] does the rest.
+    pub(super) fn begin_detach(&mut self) {
+        self.detaching = Some(RetryDelay::new());
         self.perf_map = None;
         let retired = offset_of!(ControlHeader, retired) as u64;
         self.control.word32(retired).store(1, Ordering::SeqCst);
@@ -787,7 +788,7 @@ impl Target {
 
     /// Restores all bytes and return addresses, and unmaps everything once no thread is inside.
     /// `Ok(false)`: a thread stays inside.
-    pub(super) fn leave(&mut self, within: Duration) -> Result<bool, inject::Error> {
+    pub(super) fn detach(&mut self, within: Duration) -> Result<bool, inject::Error> {
         if !self.is_present() {
             return Ok(true);
         }
@@ -795,16 +796,16 @@ impl Target {
     }
 
     /// One attempt, if it is time for one, in the background. True: nothing of ours is left.
-    pub(super) fn try_leave(&mut self) -> bool {
+    pub(super) fn try_detach(&mut self) -> bool {
         // (Whoever waits for its `vfork` child would be waited for in vain.)
-        if !self.leaving.as_mut().is_some_and(Patience::is_over) || recovery::is_held(self.pid) {
+        if !self.detaching.as_mut().is_some_and(RetryDelay::is_over) || recovery::is_held(self.pid) {
             return false;
         }
-        self.leave(Duration::ZERO).unwrap_or_else(|error| match error {
+        self.detach(Duration::ZERO).unwrap_or_else(|error| match error {
             // It filters its calls, so that nobody may make it unmap what is idle there.
-            inject::Error::Seccomp { .. } => self.is_quiet(),
+            inject::Error::Seccomp { .. } => self.is_quiescent(),
             error => {
-                tracing::warn!(pid = self.pid, "leaving: {error}");
+                tracing::warn!(pid = self.pid, "not detached yet: {error}");
                 false
             }
         })
@@ -864,7 +865,7 @@ pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u
     stopped.read(address, &mut there).is_ok() && there == bytes
 }
 
-/// The nonce in the control block of a region at `region`, if there is one.
+/// The nonce in the control page of a region at `region`, if there is one.
 pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
     let words = read_value::<[u64; 3]>(pid, region + CONTROL_OFFSET).ok()?;
     (words[0] == CONTROL_MAGIC).then_some(words[2])

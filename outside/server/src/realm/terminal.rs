@@ -61,22 +61,22 @@ fn standard_error(pid: u32) -> Option<(u64, u64)> {
     Some((meta.dev(), meta.ino()))
 }
 
-/// Who hears first of what could not be applied.
+/// Who is told first what could not be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hearer {
+pub(super) enum ReportTo {
     /// Whoever began the target, if that is known, else the loaders.
-    Beginner,
+    Starter,
     /// The loaders whose probes they are.
     Loader,
     /// Whoever gets the answer to the request that is being served.
-    Asker,
-    /// The loader that is just attaching this link gets an error; else as `Beginner`.
-    AskerOf(AttachmentId),
+    Requester,
+    /// The loader that is just attaching this link gets an error; else as `Starter`.
+    RequesterOf(AttachmentId),
 }
 
 impl Target {
     /// Says which links could not be applied here, once each.
-    pub(super) fn tell_refused(&mut self, links: &BTreeMap<AttachmentId, Link>, hearer: Hearer) {
+    pub(super) fn report_refused(&mut self, links: &BTreeMap<AttachmentId, Link>, report_to: ReportTo) {
         let refused: BTreeMap<AttachmentId, &Link> = links
             .iter()
             .filter(|(_, link)| link.refused.contains_key(&self.pid))
@@ -87,11 +87,11 @@ impl Target {
         for (id, link) in refused.into_iter().filter(|(id, _)| !told.contains(id)) {
             let why = &link.refused[&self.pid].message;
             tracing::warn!(pid = self.pid, link = link.spec.link_id, "not applied: {why}");
-            let terminal = match hearer {
-                Hearer::Beginner => self.terminal.or(link.spec.terminal),
-                Hearer::Loader => link.spec.terminal,
-                Hearer::AskerOf(asked) if asked != id => self.terminal.or(link.spec.terminal),
-                Hearer::Asker | Hearer::AskerOf(_) => None,
+            let terminal = match report_to {
+                ReportTo::Starter => self.terminal.or(link.spec.terminal),
+                ReportTo::Loader => link.spec.terminal,
+                ReportTo::RequesterOf(asked) if asked != id => self.terminal.or(link.spec.terminal),
+                ReportTo::Requester | ReportTo::RequesterOf(_) => None,
             };
             if let Some(terminal) = terminal {
                 lost.entry(terminal).or_default().push(why);
@@ -113,7 +113,7 @@ impl Target {
 }
 
 /// Says that a process which should have become a target is none.
-pub(super) fn tell_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
+pub(super) fn report_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
     // (A process that has ended, a zombie perhaps, has no executable, and is not missed.)
     if std::fs::read_link(format!("/proc/{pid}/exe")).is_err() {
         return;

@@ -31,9 +31,9 @@ pub struct TestInput {
 }
 
 /// The child's end is the end of its run.
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -72,7 +72,7 @@ impl Realm {
             leader: owner::name(NAMESPACE_SERVER, child.id()),
             maps: maps.iter().map(|(slot, _)| *slot).collect(),
         };
-        let mut child = Ended(child);
+        let mut child = KillOnDrop(child);
         let files: Vec<BorrowedFd<'_>> = [self.shared.domains.own().block().file.file(), self.shared.text.file()]
             .into_iter()
             .chain(maps.iter().map(|(_, file)| file.memfd.as_fd()))

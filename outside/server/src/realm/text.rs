@@ -1,4 +1,4 @@
-//! The memory of compiled programs, and before them of the SUD trampolines (the net's gates): one memfd that only the server can
+//! The memory of compiled programs, and before them of the SUD trampolines: one memfd that only the server can
 //! write, mapped `r-x` in every target.
 //!
 //! A range is reused only after the tracer has seen that no thread of any target can still be inside it.
@@ -7,21 +7,21 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::net::{NET_GATES_BYTES, NET_GATES_OFFSET};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET};
+use ring3_layout::sud::{SUD_TRAMPOLINES_BYTES, SUD_TRAMPOLINES_OFFSET};
 use ring3_names::Names;
 
 use super::named::{self, PerfFiles};
-use super::net;
 use super::raw_mapping::SharedFile;
+use super::sud;
 
 /// Alignment of a program's first byte.
 const PROGRAM_ALIGN: u32 = 64;
 
-/// Where the gates lie. (Nothing may lie where a file's headers are.)
-const GATES: u64 = NET_GATES_OFFSET - TEXT_OFFSET;
+/// Where the SUD trampolines lie. (Nothing may lie where a file's headers are.)
+const TRAMPOLINES: u64 = SUD_TRAMPOLINES_OFFSET - TEXT_OFFSET;
 /// Where the first program may lie.
-const PROGRAMS: u64 = GATES + NET_GATES_BYTES;
+const PROGRAMS: u64 = TRAMPOLINES + SUD_TRAMPOLINES_BYTES;
 
 /// A range in the text file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,12 @@ impl TextStore {
         };
         let all = TextRange { offset: PROGRAMS as u32, bytes: (TEXT_BYTES - PROGRAMS) as u32 };
         let store = TextStore { file, free: Mutex::new(vec![all]), names: Mutex::default() };
-        let gates = TextRange { offset: GATES as u32, bytes: NET_GATES_BYTES as u32 };
-        store.write(gates, &net::gates(), named::alone("ring3_net_gates".into(), NET_GATES_BYTES));
+        let trampolines = TextRange { offset: TRAMPOLINES as u32, bytes: SUD_TRAMPOLINES_BYTES as u32 };
+        store.write(
+            trampolines,
+            &sud::trampolines(),
+            named::alone("ring3_sud_trampolines".into(), SUD_TRAMPOLINES_BYTES),
+        );
         Ok(store)
     }
 

@@ -17,15 +17,15 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::TargetStatus;
 use super::doorbell::EventFd;
-use super::executions::{Announcer, EXEC_WITHIN, Ended, Execution, Kept, Work};
+use super::executions::{Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
 use super::leftovers::leftovers;
 use super::modules::{ANALYSIS_AT_ONCE, FileKey};
 use super::orphans::Orphans;
 use super::placing::Series;
-use super::recovery::Patience;
-use super::target::{LEAVE_WITHIN, Link, STOP_WITHIN, Target};
-use super::terminal::{Hearer, Terminal};
-use ring3_names::elf::Placed;
+use super::recovery::RetryDelay;
+use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
+use super::terminal::{ReportTo, Terminal};
+use ring3_names::elf::PlacedSymbol;
 
 use super::text::TextRange;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, Refusal, Shared, owners, recovery};
@@ -46,8 +46,8 @@ const JUDGE_EVERY: Duration = Duration::from_millis(900);
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 /// Large files of a process are analysed before something is done in it, if that takes no longer than this.
 const ANALYSED_WITHIN: Duration = Duration::from_secs(25);
-/// A process that leaves is waited for so long while everybody else waits.
-const LEAVE_AT_ONCE: Duration = Duration::from_millis(20);
+/// A process that is being detached is waited for so long while everybody else waits.
+const DETACH_AT_ONCE: Duration = Duration::from_millis(20);
 
 /// What the tracer can be asked.
 pub(super) enum Command {
@@ -64,9 +64,9 @@ pub(super) enum Command {
     /// Large files are wanted.
     AnalyseFiles,
     AtNewProgram(u32, u64, Sender<Work>),
-    ExecutionEnded(u32, u64, Ended),
+    ExecutionEnded(u32, u64, ExecutionOutcome),
     Snapshot(Sender<Vec<TargetStatus>>),
-    Symbols(u32, Sender<Option<Vec<Placed>>>),
+    Symbols(u32, Sender<Option<Vec<PlacedSymbol>>>),
     Count(Sender<usize>),
     ShutDown(Sender<()>),
 }
@@ -135,14 +135,14 @@ impl Tracer {
                 next_attachment: 1,
                 pending: vec![],
                 has_orphans: false,
-                parted: vec![],
+                forks_only: vec![],
                 executions: BTreeMap::new(),
                 executions_begun: 0,
                 rung: false,
                 requests_wait: false,
                 deferred: vec![],
                 unanalysed: BTreeMap::new(),
-                departures: vec![],
+                detach_requests: vec![],
                 behind: BTreeMap::new(),
                 orphans: Orphans::default(),
                 watched: Instant::now(),
@@ -184,8 +184,8 @@ pub(super) enum Garbage {
     Map(MapSlot),
 }
 
-/// Somebody waits for a target to leave.
-struct Departure {
+/// Somebody waits for a target to be detached.
+struct DetachRequest {
     pid: u32,
     /// Where ring3's memory was in it, if it is to be looked at afterwards.
     ours: Option<Vec<Range<u64>>>,
@@ -193,16 +193,16 @@ struct Departure {
     reply: Sender<Result<Vec<String>, Refusal>>,
 }
 
-/// Why a target has not left.
-struct NotLeft {
+/// Why a target is not detached.
+struct DetachFailure {
     refusal: Refusal,
     /// It will most often have within seconds.
     is_soon: bool,
 }
 
-impl Departure {
-    fn end(self, left: Result<(), NotLeft>) {
-        let Departure { pid, ours, reply, .. } = self;
+impl DetachRequest {
+    fn end(self, left: Result<(), DetachFailure>) {
+        let DetachRequest { pid, ours, reply, .. } = self;
         if left.is_ok() {
             tracing::info!(pid, "target removed");
         }
@@ -226,7 +226,7 @@ pub(super) struct Actor {
     /// There are forks that could not be adopted yet.
     pub(super) has_orphans: bool,
     /// Targets that are gone, or have other tables now, while forks run with theirs.
-    pub(super) parted: Vec<Target>,
+    pub(super) forks_only: Vec<Target>,
     /// By process id: executions that are followed. Such a process is stopped by nobody else.
     pub(super) executions: BTreeMap<u32, Execution>,
     pub(super) executions_begun: u64,
@@ -234,14 +234,14 @@ pub(super) struct Actor {
     pub(super) rung: bool,
     /// Requests wait for their time.
     pub(super) requests_wait: bool,
-    /// What is for a process that cannot be stopped at present, or is leaving, and until when it may wait.
+    /// What is for a process that cannot be stopped at present, or is being detached, and until when it may wait.
     deferred: Vec<(Instant, Command)>,
     /// Large files of processes that are being analysed.
     pub(super) unanalysed: BTreeMap<u32, Vec<FileKey>>,
     /// Targets that users want to be none any more.
-    departures: Vec<Departure>,
+    detach_requests: Vec<DetachRequest>,
     /// Targets in which something should have changed and could not, and when it is tried again.
-    pub(super) behind: BTreeMap<u32, Patience>,
+    pub(super) behind: BTreeMap<u32, RetryDelay>,
     /// What other servers left.
     pub(super) orphans: Orphans,
     /// When it was looked last whether jumps are as they were written.
@@ -253,7 +253,7 @@ pub(super) struct Actor {
 impl Actor {
     fn run(mut self) {
         crate::raw_process::take_short_slices();
-        self.orphans = Orphans::find(self.shared.folder);
+        self.orphans = Orphans::find(self.shared.directory);
         self.clean_orphans();
         loop {
             let watching = (!self.targets.is_empty()).then_some(WATCH_EVERY.min(JUDGE_EVERY));
@@ -281,11 +281,11 @@ impl Actor {
                 self.handle(command);
             }
             self.detach(&detached);
-            self.obey_deferred();
+            self.handle_deferred();
             self.rung |= self.requests_wait;
             self.serve_requests();
             self.collect_garbage();
-            self.finish_leaving();
+            self.finish_detach();
             self.end_departures();
             self.watch();
             self.catch_up();
@@ -303,7 +303,7 @@ impl Actor {
     fn judge_all(&mut self) {
         self.judged = Instant::now();
         let (shared, mut changed, mut gone) = (self.shared.clone(), vec![], vec![]);
-        for target in self.targets.values_mut().filter(|target| !target.is_leaving()) {
+        for target in self.targets.values_mut().filter(|target| !target.is_detaching()) {
             match target.judge(&shared) {
                 Ok(()) if target.changes_domain() => changed.push(target.pid),
                 // It must not keep what it has.
@@ -312,10 +312,10 @@ impl Actor {
             }
         }
         for (pid, why) in gone {
-            self.let_go(pid, &why);
+            self.detach_with_reason(pid, &why);
         }
         for pid in changed {
-            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
                 tracing::warn!(pid, "{refusal}");
             }
         }
@@ -339,19 +339,19 @@ impl Actor {
             || !self.orphans.is_empty()
             || self.requests_wait
             || !self.deferred.is_empty()
-            || !self.departures.is_empty()
+            || !self.detach_requests.is_empty()
             || !self.behind.is_empty()
             || !self.pending.is_empty()
-            || self.targets.values().any(Target::is_leaving)
+            || self.targets.values().any(Target::is_detaching)
     }
 
     /// Does what had to wait, if it need not any more, or has waited for too long.
-    fn obey_deferred(&mut self) {
+    fn handle_deferred(&mut self) {
         let now = Instant::now();
         for (until, command) in std::mem::take(&mut self.deferred) {
             match self.is_for_later(&command).is_some() && now < until {
                 true => self.deferred.push((until, command)),
-                false => self.obey(command),
+                false => self.handle_command(command),
             }
         }
     }
@@ -364,7 +364,7 @@ impl Actor {
         self.take_up_orphan(&command);
         match self.is_for_later(&command) {
             Some(within) => self.deferred.push((Instant::now() + within, command)),
-            None => self.obey(command),
+            None => self.handle_command(command),
         }
     }
 
@@ -375,19 +375,19 @@ impl Actor {
         }
         let must_wait = command.needs().is_some_and(|pid| self.must_wait_for(pid))
             || command.is_about().is_some_and(|pid| self.is_unclean(pid));
-        must_wait.then_some(LEAVE_WITHIN)
+        must_wait.then_some(DETACH_WITHIN)
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Attach(spec, reply) => drop(reply.send(self.attach(*spec))),
             Command::AddTarget(pid, following, reply) => {
-                let added = self.add_target(pid, Some(following), Hearer::Asker);
+                let added = self.add_target(pid, Some(following), ReportTo::Requester);
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
             }
             Command::AddTargetAtExec(pid, following, ready, reply) => {
-                let kept = Kept { explicit: true, following, terminal: Terminal::of(pid) };
+                let kept = InheritedState { explicit: true, following, terminal: Terminal::of(pid) };
                 self.cancel_execution(pid);
                 self.follow((pid, pid), kept, Announcer::User(reply), ready);
             }
@@ -436,11 +436,11 @@ impl Actor {
         let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_some()))?;
         prepared.set_following(asked.unwrap_or(Following::All));
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
-        let mut outlook = prepared.look(&self.shared, &mut self.links);
+        let mut patch_plan = prepared.look(&self.shared, &mut self.links);
         prepared.series = Some(Series::default());
         let entered = recovery::patiently(|| {
             inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
-                prepared.enter(&self.shared, &mut self.links, stopped, outlook.take())
+                prepared.enter(&self.shared, &mut self.links, stopped, patch_plan.take())
             })
         });
         let is_cut_short = self.shared.modules().end_turn();
@@ -449,17 +449,17 @@ impl Actor {
 
     /// Makes a process a target with all links that hold for it. `asked`: by the user, so it stays one when its own links are
     /// gone.
-    fn add_target(&mut self, pid: u32, asked: Option<Following>, hearer: Hearer) -> Result<(), Refusal> {
+    fn add_target(&mut self, pid: u32, asked: Option<Following>, report_to: ReportTo) -> Result<(), Refusal> {
         self.forget_vanished();
         if let Some(target) = self.targets.get_mut(&pid) {
-            if !target.is_leaving() {
+            if !target.is_detaching() {
                 target.explicit |= asked.is_some();
                 if let Some(following) = asked {
                     target.set_following(following);
                 }
                 return Ok(());
             }
-            self.see_off(pid, LEAVE_AT_ONCE).map_err(|not| not.refusal)?;
+            self.detach_within(pid, DETACH_AT_ONCE).map_err(|not| not.refusal)?;
         }
         if let Some(server) = recovery::other_server(pid) {
             return Err(Refusal::new(
@@ -477,7 +477,7 @@ impl Actor {
             }
         }
         let (prepared, is_cut_short) = entered.map_err(refusal_of)??;
-        self.finish_adding(prepared, started, hearer, is_cut_short)
+        self.finish_adding(prepared, started, report_to, is_cut_short)
     }
 
     /// The process is one of the targets, and goes on. What has not been done in it yet is done now, or later.
@@ -488,7 +488,7 @@ impl Actor {
         &mut self,
         mut target: Target,
         started: Instant,
-        hearer: Hearer,
+        report_to: ReportTo,
         is_cut_short: bool,
     ) -> Result<(), Refusal> {
         let pid = target.pid;
@@ -501,9 +501,9 @@ impl Actor {
         }
         self.targets.insert(pid, target);
         let applied = if goes_on || self.is_refused_for_now(pid) {
-            self.apply(pid, hearer)
+            self.apply(pid, report_to)
         } else {
-            self.settle(pid, hearer, false);
+            self.settle(pid, report_to, false);
             Ok(())
         };
         if is_cut_short {
@@ -525,43 +525,47 @@ impl Actor {
             let _ = reply.send(self.detached_orphan(pid));
             return;
         };
-        let departure =
-            Departure { pid, ours: verify.then(|| target.own_ranges()), until: Instant::now() + LEAVE_WITHIN, reply };
-        target.begin_leaving();
-        match self.see_off(pid, LEAVE_AT_ONCE) {
-            Err(NotLeft { is_soon: true, .. }) => self.departures.push(departure),
-            left => departure.end(left),
+        let detach_request = DetachRequest {
+            pid,
+            ours: verify.then(|| target.own_ranges()),
+            until: Instant::now() + DETACH_WITHIN,
+            reply,
+        };
+        target.begin_detach();
+        match self.detach_within(pid, DETACH_AT_ONCE) {
+            Err(DetachFailure { is_soon: true, .. }) => self.detach_requests.push(detach_request),
+            left => detach_request.end(left),
         }
     }
 
-    /// Tells those who wait for a target to leave that it has, or that it takes too long.
+    /// Answers those who wait for a target to be detached: that it is, or that it takes too long.
     fn end_departures(&mut self) {
-        for departure in std::mem::take(&mut self.departures) {
-            match self.targets.contains_key(&departure.pid) {
-                true if Instant::now() < departure.until => self.departures.push(departure),
+        for detach_request in std::mem::take(&mut self.detach_requests) {
+            match self.targets.contains_key(&detach_request.pid) {
+                true if Instant::now() < detach_request.until => self.detach_requests.push(detach_request),
                 true => {
-                    let left = self.see_off(departure.pid, Duration::ZERO);
-                    departure.end(left);
+                    let left = self.detach_within(detach_request.pid, Duration::ZERO);
+                    detach_request.end(left);
                 }
-                false => departure.end(Ok(())),
+                false => detach_request.end(Ok(())),
             }
         }
     }
 
-    /// Waits until a leaving target is free of everything, for so long that others may wait. If that fails it stays among the
-    /// targets, and [`Actor::finish_leaving`] goes on.
-    fn see_off(&mut self, pid: u32, within: Duration) -> Result<(), NotLeft> {
+    /// Waits until a target that is being detached is free of everything, for so long that others may wait. If that
+    /// fails it stays among the targets, and [`Actor::finish_detach`] goes on.
+    fn detach_within(&mut self, pid: u32, within: Duration) -> Result<(), DetachFailure> {
         let Some(target) = self.targets.get_mut(&pid) else { return Ok(()) };
-        match target.leave(within) {
+        match target.detach(within) {
             Ok(true) => {
-                self.part_with(pid);
+                self.drop_target(pid);
                 Ok(())
             }
             Ok(false) => {
                 let what = "all probes are removed, but a thread is still inside ring3's code; its memory is \
                             released when the thread leaves";
                 let refusal = Refusal::new(Errno::EBUSY, format!("process {pid}: {what}"));
-                Err(NotLeft { refusal, is_soon: true })
+                Err(DetachFailure { refusal, is_soon: true })
             }
             Err(error) => {
                 let is_soon = matches!(error, inject::Error::ThreadDoesNotStop { .. });
@@ -572,18 +576,18 @@ impl Actor {
                 } else {
                     ""
                 };
-                Err(NotLeft { refusal: Refusal { errno, message: message + more }, is_soon })
+                Err(DetachFailure { refusal: Refusal { errno, message: message + more }, is_soon })
             }
         }
     }
 
-    /// A target is one no more. Forks that have not been adopted are not forgotten.
-    fn part_with(&mut self, pid: u32) {
+    /// Removes a target that is detached or has ended. Forks of it that have not been adopted are not forgotten.
+    fn drop_target(&mut self, pid: u32) {
         let Some(mut target) = self.targets.remove(&pid) else { return };
         if !target.find_children().is_empty() {
             target.retire();
             self.has_orphans = true;
-            self.parted.push(target);
+            self.forks_only.push(target);
         }
     }
 
@@ -599,7 +603,7 @@ impl Actor {
             self.free_requests_of_nobody(target.nonce);
         }
         // (Forks may have forked meanwhile, and gone before they were looked at: they are looked for again.)
-        self.part_with(pid);
+        self.drop_target(pid);
         for link in self.links.values_mut() {
             link.refused.remove(&pid);
         }
@@ -614,30 +618,30 @@ impl Actor {
         }
     }
 
-    fn finish_leaving(&mut self) {
+    fn finish_detach(&mut self) {
         let executions = &self.executions;
-        let may_stop = |(pid, target): &(&u32, &mut Target)| target.is_leaving() && !executions.contains_key(pid);
-        let leaving = self.targets.iter_mut().filter(may_stop);
-        let left: Vec<u32> = leaving.filter_map(|(pid, target)| target.try_leave().then_some(*pid)).collect();
+        let may_stop = |(pid, target): &(&u32, &mut Target)| target.is_detaching() && !executions.contains_key(pid);
+        let detaching = self.targets.iter_mut().filter(may_stop);
+        let left: Vec<u32> = detaching.filter_map(|(pid, target)| target.try_detach().then_some(*pid)).collect();
         for pid in left {
-            self.part_with(pid);
+            self.drop_target(pid);
         }
     }
 
-    /// A target is one no more, for a reason that whoever began it reads.
-    pub(super) fn let_go(&mut self, pid: u32, why: &str) {
+    /// Detaches from a target, for a reason that whoever began it reads.
+    pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         tracing::warn!(pid, comm = target.comm, "let go: {why}");
         if let Some(terminal) = target.terminal {
             terminal.say(&format!("process {pid} ({}) is let go: {why}", target.comm));
         }
         self.shared.note_let_go(pid, &target.comm, why);
-        target.begin_leaving();
+        target.begin_detach();
     }
 
     /// Whatever processes run with.
     pub(super) fn all_tables(&self) -> impl Iterator<Item = &Target> {
-        self.targets.values().chain(&self.parted)
+        self.targets.values().chain(&self.forks_only)
     }
 
     pub(super) fn known_nonces(&self) -> Vec<u64> {
@@ -651,7 +655,7 @@ impl Actor {
         let pid = spec.pid;
         // (Of a single target forks are looked for when it gets the link.)
         let is_for_targets = pid.is_none_or(|pid| self.targets.contains_key(&pid));
-        if self.targets.len() != 1 || !is_for_targets || self.has_orphans || !self.parted.is_empty() {
+        if self.targets.len() != 1 || !is_for_targets || self.has_orphans || !self.forks_only.is_empty() {
             self.adopt_all_children();
         }
         let id = AttachmentId(self.next_attachment);
@@ -661,14 +665,14 @@ impl Actor {
         }
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
         let result = match pid {
-            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None, Hearer::AskerOf(id)),
-            Some(pid) => self.apply_new(pid, id, Hearer::AskerOf(id)),
+            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None, ReportTo::RequesterOf(id)),
+            Some(pid) => self.apply_new(pid, id, ReportTo::RequesterOf(id)),
             None => {
                 // (Forks are found meanwhile, and are targets then.)
                 let (mut done, mut due) = (BTreeSet::new(), self.targets.keys().copied().collect::<Vec<_>>());
                 while let Some(pid) = due.pop() {
                     done.insert(pid);
-                    if let Err(refusal) = self.apply_new(pid, id, Hearer::Loader) {
+                    if let Err(refusal) = self.apply_new(pid, id, ReportTo::Loader) {
                         tracing::warn!(pid, "{refusal}");
                     }
                     if due.is_empty() {
@@ -696,7 +700,7 @@ impl Actor {
         for (pid, target) in &mut self.targets {
             if target.find_disturbed() {
                 tracing::warn!(pid, "somebody else has written over probes: a kernel's uprobe, perhaps");
-                self.behind.entry(*pid).or_insert_with(Patience::new);
+                self.behind.entry(*pid).or_insert_with(RetryDelay::new);
             }
         }
     }
@@ -707,9 +711,9 @@ impl Actor {
         self.executions.contains_key(&pid) || recovery::is_held(pid)
     }
 
-    /// Whether a command for a process is for later: it cannot be stopped, or is leaving.
+    /// Whether a command for a process is for later: it cannot be stopped, or is being detached.
     fn must_wait_for(&self, pid: u32) -> bool {
-        self.targets.get(&pid).is_some_and(Target::is_leaving) || self.is_held(pid)
+        self.targets.get(&pid).is_some_and(Target::is_detaching) || self.is_held(pid)
     }
 
     fn detach(&mut self, ids: &[AttachmentId]) {
@@ -722,16 +726,16 @@ impl Actor {
         let gone: Vec<Option<u32>> = ids.iter().filter_map(|id| Some(self.links.remove(id)?.spec.pid)).collect();
         let is_concerned = |pid: &u32| gone.iter().any(|only| only.is_none_or(|only| only == *pid));
         for pid in self.targets.keys().copied().filter(is_concerned).collect::<Vec<_>>() {
-            if let Err(refusal) = self.apply(pid, Hearer::Beginner) {
+            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
                 tracing::warn!(pid, "{refusal}");
             }
             let Some(target) = self.targets.get_mut(&pid) else { continue };
             let wanted = target.explicit || self.links.values().any(|link| link.spec.pid == Some(pid));
-            if !wanted && !target.is_leaving() {
-                target.begin_leaving();
+            if !wanted && !target.is_detaching() {
+                target.begin_detach();
             }
         }
-        self.finish_leaving();
+        self.finish_detach();
     }
 
     fn apply_everywhere(&mut self) -> Result<(), Refusal> {
@@ -742,7 +746,7 @@ impl Actor {
             .copied()
             .collect::<Vec<_>>()
             .into_iter()
-            .try_for_each(|pid| self.apply(pid, Hearer::Beginner))
+            .try_for_each(|pid| self.apply(pid, ReportTo::Starter))
     }
 
     // ---- memory that must outlive its users ----
@@ -755,12 +759,12 @@ impl Actor {
 
     /// Whether no thread is inside a program of a process, or of the forks that run with its tables or had them; `None`: there is
     /// nobody any more.
-    fn is_quiet(&self, pid: u32, orphans: &BTreeMap<u64, Vec<u32>>) -> Option<bool> {
-        let is_quiet = |tables: &Target| {
+    fn is_quiescent(&self, pid: u32, orphans: &BTreeMap<u64, Vec<u32>>) -> Option<bool> {
+        let is_quiescent = |tables: &Target| {
             let forks = orphans.get(&tables.nonce).into_iter().flatten();
             std::iter::once(&pid).chain(forks).all(|pid| recovery::guards_clear(*pid, tables.region))
         };
-        self.all_tables().filter(|tables| tables.pid == pid).map(is_quiet).reduce(|all, one| all && one)
+        self.all_tables().filter(|tables| tables.pid == pid).map(is_quiescent).reduce(|all, one| all && one)
     }
 
     /// Frees what no thread can be using: every process that might has been seen outside all programs.
@@ -778,15 +782,15 @@ impl Actor {
                 if self.executions.contains_key(pid) {
                     return true;
                 }
-                let Some(quiet) = *seen.entry(*pid).or_insert_with(|| self.is_quiet(*pid, &orphans)) else {
+                let Some(quiescent) = *seen.entry(*pid).or_insert_with(|| self.is_quiescent(*pid, &orphans)) else {
                     return false;
                 };
                 match garbage {
-                    Garbage::Map(slot) if quiet => {
+                    Garbage::Map(slot) if quiescent => {
                         unmap.entry(*pid).or_default().push(*slot);
                         false
                     }
-                    _ => !quiet,
+                    _ => !quiescent,
                 }
             });
         }
@@ -819,12 +823,12 @@ impl Actor {
         self.cancel_executions();
         self.adopt_all_children();
         for target in self.targets.values_mut() {
-            target.begin_leaving();
+            target.begin_detach();
         }
-        let deadline = Instant::now() + LEAVE_WITHIN;
+        let deadline = Instant::now() + DETACH_WITHIN;
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
             let within = deadline.saturating_duration_since(Instant::now());
-            if let Err(NotLeft { refusal, .. }) = self.see_off(pid, within) {
+            if let Err(DetachFailure { refusal, .. }) = self.detach_within(pid, within) {
                 tracing::warn!(pid, "{refusal}; the next server cleans up");
             }
         }

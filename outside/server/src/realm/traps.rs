@@ -1,14 +1,14 @@
 //! Sites of a target that are an `int3`, and the handler of SIGTRAP that leads threads from there to stubs.
 //!
 //! The kernel ends a process for which SIGTRAP is blocked where an `int3` is. So before there is one, no thread blocks it, no
-//! handler has it in its mask, and all calls that change masks come by gates, where the agent sees to that
-//! (`inside/runtime/src/raw_actions.rs`). As for the net, that begins and ends while no thread is in between.
+//! handler has it in its mask, and all calls that change masks go through trampolines, where the agent sees to that
+//! (`inside/runtime/src/raw_actions.rs`). As for the SUD fallback, that begins and ends while no thread is in between.
 
 use std::mem::offset_of;
 
 use ring3_inject as inject;
 use ring3_layout::control::{TRAPS_OFFSET, Trap, trap_slots};
-use ring3_layout::net::SIGTRAP_BIT;
+use ring3_layout::sud::SIGTRAP_BIT;
 use ring3_patch::Tactic;
 use ring3_uapi::Errno;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ const SIGTRAP: u64 = 5;
 /// What the server knows of a target's `int3`s.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrapState {
-    /// There are some, or were to be: calls that change masks go through gates.
+    /// There are some, or were to be: calls that change masks go through trampolines.
     pub(super) wanted: bool,
     /// SIGTRAP is taken, and blocked nowhere.
     pub(super) armed: bool,
@@ -40,7 +40,7 @@ impl TrapState {
 }
 
 /// Gives SIGTRAP back, in a process in which no site is an `int3` any more. False: a thread may still come from one.
-pub(super) fn take_in(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
+pub(super) fn disable(stopped: &mut inject::Stopped, region: u64) -> Result<bool, inject::Error> {
     actions::give_back_for_good(stopped, region, &[SIGTRAP])
 }
 

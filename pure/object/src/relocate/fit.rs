@@ -54,7 +54,7 @@ impl Spec<'_> {
             of = btf.plain(of);
             if step.name.is_some() {
                 let local = self.btf.member(step.of, step.index as usize).ok_or("a member that is not there")?;
-                let mut wanted = Wanted { btf: self.btf, name: local.name, of: local.of, visits: VISITS_MAX };
+                let mut wanted = MemberSearch { btf: self.btf, name: local.name, of: local.of, visits: VISITS_MAX };
                 match spec.find_member(&mut wanted, of, STEPS_MAX)? {
                     Some(next) => of = next,
                     None => return Ok(None),
@@ -78,7 +78,7 @@ impl Spec<'_> {
 }
 
 /// A member that is looked for.
-struct Wanted<'b> {
+struct MemberSearch<'b> {
     btf: &'b Btf,
     name: &'b [u8],
     of: u32,
@@ -88,7 +88,7 @@ struct Wanted<'b> {
 
 impl Spec<'_> {
     /// Steps to a member, through members without a name; its type. Mirrors src/relo_core.c:bpf_core_match_member.
-    fn find_member(&mut self, wanted: &mut Wanted<'_>, of: u32, depth: usize) -> Fitted<Option<u32>> {
+    fn find_member(&mut self, wanted: &mut MemberSearch<'_>, of: u32, depth: usize) -> Fitted<Option<u32>> {
         let of = self.btf.plain(of);
         let depth = depth.checked_sub(1).ok_or("an access that is too deep")?;
         for (index, member) in (0..).zip(self.btf.members(of)) {

@@ -189,9 +189,9 @@ impl Verdict {
     }
 }
 
-/// The files of a folder, by name.
-pub(crate) fn files(folder: &str) -> Vec<std::path::PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("the folder of cases");
+/// The files of a directory, by name.
+pub(crate) fn files(directory: &str) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("the directory of cases");
     let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "bpf"));
     files.sort();

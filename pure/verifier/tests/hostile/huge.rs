@@ -92,7 +92,7 @@ pub(crate) fn all(size: usize) -> Vec<(&'static str, Subject)> {
     programs
         .push(("seven levels of two calls with 512 bytes each", plain(tree(7, &[Insn::new(0x7a, 10, 0, -512, 1)]))));
     programs.push((
-        "branches in a row, both ways open",
+        "branches in a row, both paths open",
         plain({
             // `r0 = random; if r0 == 0 goto +0`: what is known is the same, but only behind 8 instructions.
             let one = [RANDOM, Insn::new(0x15, 0, 0, 1, 0), Insn::new(0x07, 6, 0, 0, 1)];
@@ -100,7 +100,7 @@ pub(crate) fn all(size: usize) -> Vec<(&'static str, Subject)> {
         }),
     ));
     programs.push((
-        "ways that double at each branch",
+        "paths that double at each branch",
         plain({
             let bits =
                 (0..31).flat_map(|bit| [RANDOM, Insn::new(0x15, 0, 0, 1, 0), Insn::new(0x47, 6, 0, 0, 1 << bit)]);
@@ -150,7 +150,7 @@ pub(crate) fn all(size: usize) -> Vec<(&'static str, Subject)> {
     programs.push(("a loop by may_goto that writes to each of eight stacks", plain(stacks(true))));
     programs.push(("a loop that writes to each of eight stacks", plain(stacks(false))));
     programs.push(("linked numbers in each slot of eight stacks", plain(linked(size / 2, false))));
-    programs.push(("linked numbers in each slot, and one way open at a time", plain(linked(size / 3, true))));
+    programs.push(("linked numbers in each slot, and one path open at a time", plain(linked(size / 3, true))));
     programs.push(("rounds with many names", plain(names())));
     programs.push((
         "different maps",
@@ -219,7 +219,7 @@ fn names() -> Vec<Insn> {
 }
 
 /// A number that is in all slots of all frames, and whose bounds are compared again and again: each compare tells all.
-/// If `one_by_one`, the way where the number is larger ends at once, else it is left open.
+/// If `one_by_one`, the path where the number is larger ends at once, else it is left open.
 fn linked(count: usize, one_by_one: bool) -> Vec<Insn> {
     let slots: Vec<Insn> = (1..=64).map(|slot| Insn::new(0x7b, 10, 2, slot * -8, 0)).collect();
     let mut insns = vec![RANDOM, Insn::new(0xbf, 2, 0, 0, 0), Insn::new(0xbf, 6, 2, 0, 0)];

@@ -22,7 +22,7 @@ pub struct Attached {
     pub cookie: u64,
     realm: Arc<Realm>,
     /// Free after the program is detached.
-    _seat: Option<Seat>,
+    _seat: Option<EventSlot>,
 }
 
 impl Attached {
@@ -33,7 +33,7 @@ impl Attached {
         program: Arc<Program>,
         (link_id, cookie): (u32, u64),
         (point, pid, rights): (Point, Option<u32>, &Arc<Rights>),
-        seat: Option<Seat>,
+        seat: Option<EventSlot>,
     ) -> Result<Attached, Refusal> {
         let facts = &program.facts;
         let all_registers = match &point {
@@ -74,19 +74,23 @@ impl Drop for Attached {
 }
 
 /// A program's place at a perf event, and at the tracepoint if it is of one. Free again when dropped.
-pub(super) struct Seat {
+pub(super) struct EventSlot {
     event: Arc<AtomicU32>,
     program: u32,
     tracepoint: Option<(Arc<Tracepoints>, Tracepoint)>,
 }
 
-impl Seat {
+impl EventSlot {
     /// Mirrors kernel/trace/bpf_trace.c:perf_event_attach_bpf_prog.
-    pub(super) fn take(event: &Arc<AtomicU32>, program: u32, site: Option<&TracepointSite>) -> Result<Seat, Refusal> {
+    pub(super) fn take(
+        event: &Arc<AtomicU32>,
+        program: u32,
+        site: Option<&TracepointSite>,
+    ) -> Result<EventSlot, Refusal> {
         if event.compare_exchange(0, program, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(Refusal::new(Errno::EEXIST, "the event has a program already"));
         }
-        let mut seat = Seat { event: event.clone(), program, tracepoint: None };
+        let mut seat = EventSlot { event: event.clone(), program, tracepoint: None };
         if let Some(site) = site {
             site.programs.add(site.tracepoint, program)?;
             seat.tracepoint = Some((site.programs.clone(), site.tracepoint));
@@ -95,7 +99,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for EventSlot {
     fn drop(&mut self) {
         if let Some((programs, tracepoint)) = &self.tracepoint {
             programs.remove(*tracepoint, self.program);

@@ -20,7 +20,8 @@ impl KernelTypes {
     pub(super) fn all() -> Vec<Arc<KernelTypes>> {
         let kernel = Path::new(KERNEL_BTF);
         let own = kernel.file_name().unwrap_or_default();
-        let files = kernel.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+        let files =
+            kernel.parent().and_then(|directory| std::fs::read_dir(directory).ok()).into_iter().flatten().flatten();
         let mut names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
         names.sort_by_key(|name| (own != name.as_str(), name.clone()));
         (1..).zip(names).map(|(id, name)| Arc::new(KernelTypes { id, name })).collect()

@@ -14,7 +14,7 @@ use ring3_verifier::ProcessFilter;
 use serde_json::{Value, json};
 
 use super::IdKind;
-use super::attached::{Attached, Seat};
+use super::attached::{Attached, EventSlot};
 use super::kernel_types::KernelTypes;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::tracepoints::{self, KprobeSite, TracepointSite};
@@ -320,7 +320,7 @@ impl Event {
             let words = "bpf_override_return is for programs at the beginning of system calls";
             return Err(Refusal::new(Errno::EINVAL, words));
         }
-        let seat = Seat::take(&self.program_id, program.id, shared)?;
+        let seat = EventSlot::take(&self.program_id, program.id, shared)?;
         Attached::new(&self.realm, program, (link_id, cookie), (point, pid, &self.rights), Some(seat))
     }
 
@@ -347,11 +347,11 @@ impl Event {
     }
 
     /// Takes away what targets that have ended left in its buffer.
-    pub(super) fn bury(&self, deaths: &[Death]) {
+    pub(super) fn reclaim_dead_owner(&self, deaths: &[Death]) {
         if let EventKind::Output { buffer, .. } = &self.kind
             && let Some(buffer) = &*buffer.lock().expect("no panic under this lock")
         {
-            buffer.bury(deaths);
+            buffer.reclaim_dead_owner(deaths);
         }
     }
 

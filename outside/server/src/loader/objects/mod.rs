@@ -59,7 +59,7 @@ struct Loader {
     command: String,
 }
 
-struct Held {
+struct OpenObject {
     object: Object,
     /// For memfds: bytes that open file descriptions have locked.
     opens: Vec<u32>,
@@ -113,7 +113,7 @@ pub struct Subsystem {
     pub descriptors: Arc<Quota>,
     /// See `descriptors`.
     pub map_slots: Arc<Quota>,
-    held: Mutex<HashMap<FileId, Held>>,
+    held: Mutex<HashMap<FileId, OpenObject>>,
     pins: Mutex<Pins>,
     loaders: Mutex<BTreeMap<u32, Loader>>,
     watch: Watch,
@@ -183,7 +183,7 @@ impl Subsystem {
     pub fn open_pipe(&self, object: Object, share: Share) -> Result<OwnedFd, Errno> {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(errno)?;
         let id = file_id(theirs.as_fd()).ok_or(Errno::EMFILE)?;
-        self.held().insert(id, Held { object, opens: vec![], _share: share });
+        self.held().insert(id, OpenObject { object, opens: vec![], _share: share });
         self.watch.add_pipe(id, ours).map_err(errno)?;
         Ok(theirs)
     }
@@ -204,7 +204,7 @@ impl Subsystem {
         self.watch.add_memfd(id, &path).map_err(errno)?;
         let opened =
             rustix::fs::open(path, access.mode() | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(errno)?;
-        let entry = held.entry(id).or_insert(Held { object, opens: vec![], _share: share });
+        let entry = held.entry(id).or_insert(OpenObject { object, opens: vec![], _share: share });
         let byte = (0..).find(|byte| !entry.opens.contains(byte)).expect("fewer opens than numbers");
         raw_lock::lock(opened.as_fd(), byte, access.write).map_err(errno)?;
         entry.opens.push(byte);
@@ -254,7 +254,7 @@ impl Subsystem {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<FileId, Held>> {
+    fn held(&self) -> MutexGuard<'_, HashMap<FileId, OpenObject>> {
         self.held.lock().expect("no panic under this lock")
     }
 
@@ -279,19 +279,19 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Whether the table has this name, or a folder of it.
+    /// Whether the table has this name, or a directory of it.
     pub fn has_name(&self, path: &Path) -> bool {
         self.pins().knows(path)
     }
 
-    /// Makes a folder for names.
-    pub fn add_folder(&self, files: &Files, path: PathBuf) -> Result<(), Errno> {
-        self.pins().add_folder(files, path)
+    /// Makes a directory for names.
+    pub fn add_directory(&self, files: &Files, path: PathBuf) -> Result<(), Errno> {
+        self.pins().add_directory(files, path)
     }
 
-    /// Takes an empty folder away.
-    pub fn remove_folder(&self, rights: &Rights, path: &Path) -> Result<(), Errno> {
-        self.pins().remove_folder(rights, path)
+    /// Takes an empty directory away.
+    pub fn remove_directory(&self, rights: &Rights, path: &Path) -> Result<(), Errno> {
+        self.pins().remove_directory(rights, path)
     }
 
     /// Whether some object has a name.
@@ -311,10 +311,10 @@ impl Subsystem {
                         .map(|death| death.leader)
                         .collect();
                     if !of_map.is_empty() || map.is_held_up() {
-                        map.bury(&of_map);
+                        map.reclaim_dead_owner(&of_map);
                     }
                 }
-                Object::Event(event) if !deaths.is_empty() => event.bury(&deaths),
+                Object::Event(event) if !deaths.is_empty() => event.reclaim_dead_owner(&deaths),
                 _ => {}
             }
         }

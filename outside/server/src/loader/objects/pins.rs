@@ -24,7 +24,7 @@ pub(crate) const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 pub(super) struct Pins {
     objects: BTreeMap<PathBuf, Pin>,
     /// With whose they are.
-    folders: BTreeMap<PathBuf, u32>,
+    directories: BTreeMap<PathBuf, u32>,
 }
 
 /// A name of an object: as a file of its user's that nobody else may read or write (kernel/bpf/inode.c:bpf_mkprog).
@@ -55,8 +55,8 @@ impl Files {
         self.at(path).exists()
     }
 
-    /// Whether there is a folder.
-    pub fn has_folder(&self, path: &Path) -> bool {
+    /// Whether there is a directory.
+    pub fn has_directory(&self, path: &Path) -> bool {
         self.at(path).is_dir()
     }
 
@@ -82,13 +82,13 @@ fn has_dot(path: &Path) -> bool {
 }
 
 impl Pins {
-    fn is_folder(&self, files: &Files, path: &Path) -> bool {
-        path == Path::new(ROOT) || self.folders.contains_key(path) || files.has_folder(path)
+    fn is_directory(&self, files: &Files, path: &Path) -> bool {
+        path == Path::new(ROOT) || self.directories.contains_key(path) || files.has_directory(path)
     }
 
     /// Whether the table has something of this name.
     pub(super) fn knows(&self, path: &Path) -> bool {
-        path == Path::new(ROOT) || self.folders.contains_key(path) || self.objects.contains_key(path)
+        path == Path::new(ROOT) || self.directories.contains_key(path) || self.objects.contains_key(path)
     }
 
     fn exists(&self, files: &Files, path: &Path) -> bool {
@@ -105,9 +105,10 @@ impl Pins {
         if self.exists(files, path) { Err(Errno::EEXIST) } else { self.check_writable(files, parent) }
     }
 
-    /// Whether names may be added to a folder of the table: its mode is 0755. A kernel's folder that is nobody's here is sticky.
+    /// Whether names may be added to a directory of the table: its mode is 0755. A kernel's directory that is nobody's
+    /// here is sticky.
     fn check_writable(&self, files: &Files, parent: &Path) -> Result<(), Errno> {
-        let owner = self.folders.get(parent);
+        let owner = self.directories.get(parent);
         if owner.is_none_or(|owner| files.rights.may_open_of(*owner)) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
@@ -115,7 +116,7 @@ impl Pins {
         if self.objects.contains_key(parent) {
             return Err(Errno::ENOTDIR);
         }
-        if self.is_folder(files, parent) { Ok(()) } else { Err(Errno::ENOENT) }
+        if self.is_directory(files, parent) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
     /// Names an object. Mirrors kernel/bpf/inode.c:bpf_obj_do_pin.
@@ -144,7 +145,7 @@ impl Pins {
 
     /// Takes a name away, with these rights.
     pub(super) fn unpin(&mut self, rights: &Rights, path: &Path) -> Result<Object, Errno> {
-        if self.folders.contains_key(path) {
+        if self.directories.contains_key(path) {
             return Err(Errno::EISDIR);
         }
         if !rights.may_remove_of(self.objects.get(path).ok_or(Errno::ENOENT)?.owner) {
@@ -153,26 +154,26 @@ impl Pins {
         self.objects.remove(path).map(|pin| pin.object).ok_or(Errno::ENOENT)
     }
 
-    /// Makes a folder.
-    pub(super) fn add_folder(&mut self, files: &Files, path: PathBuf) -> Result<(), Errno> {
+    /// Makes a directory.
+    pub(super) fn add_directory(&mut self, files: &Files, path: PathBuf) -> Result<(), Errno> {
         self.check_new(files, &path)?;
-        self.folders.insert(path, files.rights.file_uid());
+        self.directories.insert(path, files.rights.file_uid());
         Ok(())
     }
 
-    /// Takes an empty folder away.
-    pub(super) fn remove_folder(&mut self, rights: &Rights, path: &Path) -> Result<(), Errno> {
+    /// Takes an empty directory away.
+    pub(super) fn remove_directory(&mut self, rights: &Rights, path: &Path) -> Result<(), Errno> {
         if self.objects.contains_key(path) {
             return Err(Errno::ENOTDIR);
         }
-        if !rights.may_remove_of(*self.folders.get(path).ok_or(Errno::ENOENT)?) {
+        if !rights.may_remove_of(*self.directories.get(path).ok_or(Errno::ENOENT)?) {
             return Err(Errno::EPERM);
         }
         let is_in = |other: &PathBuf| other != path && other.starts_with(path);
-        if self.objects.keys().any(is_in) || self.folders.keys().any(is_in) {
+        if self.objects.keys().any(is_in) || self.directories.keys().any(is_in) {
             return Err(Errno::ENOTEMPTY);
         }
-        self.folders.remove(path);
+        self.directories.remove(path);
         Ok(())
     }
 

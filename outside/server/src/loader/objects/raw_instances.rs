@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 
-use ring3_maps::{Geometry, Map, PerfBuffer, Taken, Told};
+use ring3_maps::{Geometry, Map, PerfBuffer, RecordContent, Taken};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::BPF_F_MMAPABLE;
@@ -83,20 +83,20 @@ impl Instance {
         self.seen.lock().expect("no panic under this lock")
     }
 
-    pub(super) fn bury_in_buffer(&self, is_dead: &dyn Fn(u32) -> bool) {
-        self.perf_buffer().bury(is_dead);
+    pub(super) fn reclaim_dead_owner_in_buffer(&self, is_dead: &dyn Fn(u32) -> bool) {
+        self.perf_buffer().reclaim_dead_owner(is_dead);
     }
 }
 
 /// What the loader has stored.
 #[derive(Default)]
-pub(super) struct Stored {
+pub(super) struct StoredValues {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Of maps without keys.
     pushed: Vec<Vec<u8>>,
 }
 
-impl Stored {
+impl StoredValues {
     pub(super) fn value(&self, key: &[u8]) -> Option<&Vec<u8>> {
         self.values.get(key)
     }
@@ -123,7 +123,7 @@ pub(super) struct Others {
     own: Option<OwnedFd>,
     list: RwLock<Vec<Arc<Instance>>>,
     /// Held while the loader stores, so that it comes before a domain's memory is made or after.
-    stored: Mutex<Stored>,
+    stored: Mutex<StoredValues>,
     sums: Mutex<Sums>,
     /// Keys that only others have, in order: those that the loader is told next.
     walk: Mutex<Vec<Vec<u8>>>,
@@ -166,7 +166,7 @@ impl Others {
         self.list.read().expect("no panic under this lock").clone()
     }
 
-    pub(super) fn stored(&self) -> MutexGuard<'_, Stored> {
+    pub(super) fn stored(&self) -> MutexGuard<'_, StoredValues> {
         self.stored.lock().expect("no panic under this lock")
     }
 
@@ -200,7 +200,7 @@ impl Others {
         Ok(self.beginning.get_or_init(|| self.data_of(&mapped)))
     }
 
-    fn make(&self, domain: &Arc<Domain>, stored: &Stored) -> Result<Instance, Errno> {
+    fn make(&self, domain: &Arc<Domain>, stored: &StoredValues) -> Result<Instance, Errno> {
         let mut geometry = self.geometry;
         if geometry.header.map_type == map_type::STACK_TRACE {
             geometry.header.id_base = domain.number() << STACK_ID_SHIFT;
@@ -275,9 +275,9 @@ impl Others {
         for instance in self.list().iter().filter(|one| domain.is_none_or(|number| one.domain.number() == number)) {
             let mut room = instance.seen();
             room.resize(PERF_RECORD_BYTES_MAX, 0);
-            let mut see = |told: Told<'_>| match told {
-                Told::Sample(sample) => wakes |= own.output(&context(), &sample) == Ok(true),
-                Told::Lost(records) => own.lose(records.min(LOST_MAX)),
+            let mut see = |told: RecordContent<'_>| match told {
+                RecordContent::Sample(sample) => wakes |= own.output(&context(), &sample) == Ok(true),
+                RecordContent::Lost(records) => own.lose(records.min(LOST_MAX)),
             };
             for _ in 0..RECORDS_MAX {
                 if instance.perf_buffer().take(&mut room, &mut see) == Taken::Nothing {

@@ -155,12 +155,13 @@ pub struct Members {
     pub lock: Option<u32>,
 }
 
-/// Lets `bury` take away what owners left that are named, or found to be dead: first it tells of all owners, then these
-/// are judged together, and then those that are dead are buried. The shared bytes may name any number of owners.
-fn bury_dead(realm: &Realm, leaders: &[u32], bury: impl Fn(&dyn Fn(u32) -> bool) -> bool) -> bool {
+/// Lets `reclaim` release what dead owners hold. `leaders` are known to be dead. The first call of `reclaim` collects
+/// all owners; these are judged together; the second call releases what the dead ones hold. The shared bytes may name
+/// any number of owners.
+fn reclaim_dead_owners(realm: &Realm, leaders: &[u32], reclaim: impl Fn(&dyn Fn(u32) -> bool) -> bool) -> bool {
     const OWNERS_MAX: usize = 1024;
     let owners = RefCell::new(BTreeSet::new());
-    bury(&|owner| {
+    reclaim(&|owner| {
         let mut owners = owners.borrow_mut();
         if owners.len() < OWNERS_MAX {
             owners.insert(owner);
@@ -169,7 +170,7 @@ fn bury_dead(realm: &Realm, leaders: &[u32], bury: impl Fn(&dyn Fn(u32) -> bool)
     });
     let mut dead = realm.dead_among(&owners.into_inner());
     dead.extend(leaders);
-    !dead.is_empty() && bury(&|owner| dead.contains(&owner))
+    !dead.is_empty() && reclaim(&|owner| dead.contains(&owner))
 }
 
 /// The keys of a hash map's bucket.
@@ -553,13 +554,13 @@ impl MapObject {
     }
 
     /// Takes away what dead owners left: those named, and whoever else is found to be dead.
-    pub(super) fn bury(&self, leaders: &[u32]) {
+    pub(super) fn reclaim_dead_owner(&self, leaders: &[u32]) {
         let others = self.others();
         let memory = others.iter().map(|other| (other.map(), other.memfd()));
         for (map, memfd) in [(self.map(), &self.file.memfd)].into_iter().chain(memory) {
             let next_data = |at| rustix::fs::seek(memfd, rustix::fs::SeekFrom::Data(at)).unwrap_or(u64::MAX);
-            let bury = |is_dead: &dyn Fn(u32) -> bool| map.bury(&context(), is_dead, next_data);
-            if bury_dead(&self.realm, leaders, bury)
+            let reclaim = |is_dead: &dyn Fn(u32) -> bool| map.reclaim_dead_owner(&context(), is_dead, next_data);
+            if reclaim_dead_owners(&self.realm, leaders, reclaim)
                 && let Some((_, bell)) = &self.doorbell
             {
                 bell.signal();
@@ -703,15 +704,15 @@ impl OutputBuffer {
     }
 
     /// Takes away what targets that have ended left in it.
-    pub(super) fn bury(&self, deaths: &[Death]) {
+    pub(super) fn reclaim_dead_owner(&self, deaths: &[Death]) {
         let mut leaders =
             deaths.iter().filter(|death| death.maps.contains(&self.slot)).map(|death| death.leader).peekable();
         if leaders.peek().is_some() {
             let leaders: Vec<u32> = leaders.collect();
-            bury_dead(&self.realm, &leaders, |is_dead| {
-                self.buffer().bury(is_dead);
+            reclaim_dead_owners(&self.realm, &leaders, |is_dead| {
+                self.buffer().reclaim_dead_owner(is_dead);
                 let others = self.others.iter().flat_map(|others| others.list());
-                others.for_each(|other| other.bury_in_buffer(is_dead));
+                others.for_each(|other| other.reclaim_dead_owner_in_buffer(is_dead));
                 true
             });
             self.fetch(None);

@@ -154,7 +154,7 @@ fn compute_windows(width: Width, op: AluOp, left_bits: u32, right_bits: u32) -> 
     precision
 }
 
-/// Assumes each condition; counts where a way that no pair of members takes was found to be none, and where what is
+/// Assumes each condition; counts where a path that no pair of members takes was found to be none, and where what is
 /// left of both sets is the least.
 fn assume_all(
     width: Width,
@@ -214,7 +214,7 @@ fn computed(left_bits: u32, right_bits: u32) -> String {
     rows.concat()
 }
 
-/// Three tables: ways that no pair of members takes, known as such; the least sets where the condition holds, and
+/// Three tables: paths that no pair of members takes, known as such; the least sets where the condition holds, and
 /// where it fails.
 fn assumed(left_bits: u32, right_bits: u32) -> String {
     let rows = CONDS.map(|cond| {

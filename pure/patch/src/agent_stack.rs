@@ -11,19 +11,19 @@ use std::mem::offset_of;
 
 use iced_x86::Instruction;
 use ring3_layout::region::STATE_BYTES;
-use ring3_layout::syscall::APART_BYTES;
+use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::ThreadBlock;
 
-use crate::plan::{Apart, JUMP_BYTES, Plan, Refusal};
+use crate::plan::{AgentStackAt, JUMP_BYTES, Plan, Refusal};
 use crate::stub::{Assembler, Moved, emit_displaced};
 
 /// Bytes of a jump through the word that follows it.
 const FAR_JUMP_BYTES: u32 = 14;
 
-/// Where stubs that run the agent on another stack lead, and what they look at.
+/// Where stubs that run the agent on an agent stack lead, and what they look at.
 #[derive(Clone, Copy, Debug)]
-pub struct ApartLinks {
-    /// Runs the programs: what is at the stack pointer is the end of a [`ring3_layout::frame::ApartFrame`].
+pub struct AgentStackLinks {
+    /// Runs the programs: what is at the stack pointer is the end of a [`ring3_layout::frame::AgentStackFrame`].
     pub enter: u64,
     /// Finds the thread's block, and goes on at `r11`, or, if there is none, 5 bytes before.
     pub find: u64,
@@ -78,15 +78,21 @@ impl Assembler {
 impl Plan {
     /// The displaced instructions before a `ret` at which the agent is called.
     pub(crate) fn before_agent(&self) -> usize {
-        if self.apart == Some(Apart::AtReturn) { self.displaced.len() - 1 } else { 0 }
+        if self.agent_stack == Some(AgentStackAt::AtReturn) { self.displaced.len() - 1 } else { 0 }
     }
 
     /// Calls the agent on a stack of the thread's block. All registers and flags are as they were.
-    pub(crate) fn emit_apart(&self, a: &mut Assembler, apart: Apart, links: ApartLinks, hook: u64) {
+    pub(crate) fn emit_on_agent_stack(
+        &self,
+        a: &mut Assembler,
+        agent_stack: AgentStackAt,
+        links: AgentStackLinks,
+        hook: u64,
+    ) {
         a.put(&[0x48, 0x89, 0x44, 0x24, 0xf8]); // mov [rsp - 8], rax
         a.put(&[0x9f, 0x0f, 0x90, 0xc0]); // lahf; seto al
         a.put(&[0x0f, 0xb7, 0xc0, 0x48, 0xc1, 0xe0, 48]); // movzx eax, ax; shl rax, 48
-        let has_return_address = apart != Apart::Within;
+        let has_return_address = agent_stack != AgentStackAt::Within;
         if has_return_address {
             a.put(&[0x48, 0x0b, 0x04, 0x24]); // or rax, [rsp]
             a.put(&[0x4c, 0x89, 0x1c, 0x24]); // mov [rsp], r11
@@ -102,11 +108,11 @@ impl Plan {
         let missed = a.hole();
         a.land_short(begin);
         emit_check(a, links, unknown);
-        a.gs(&[0x4c, 0x8b, 0x1c, 0x25], offset_of!(ThreadBlock, apart_top)); // mov r11, gs:[apart_top]
-        a.gs(&[0x4c, 0x3b, 0x1c, 0x25], offset_of!(ThreadBlock, apart_end)); // cmp r11, gs:[apart_end]
+        a.gs(&[0x4c, 0x8b, 0x1c, 0x25], offset_of!(ThreadBlock, agent_stack_top)); // mov r11, gs:[agent_stack_top]
+        a.gs(&[0x4c, 0x3b, 0x1c, 0x25], offset_of!(ThreadBlock, agent_stack_end)); // cmp r11, gs:[agent_stack_end]
         let none_free = a.short(0x76); // jbe
-        a.gs(&[0x48, 0x81, 0x2c, 0x25], offset_of!(ThreadBlock, apart_top)); // sub qword gs:[apart_top], bytes
-        a.put(&(APART_BYTES as u32).to_le_bytes());
+        a.gs(&[0x48, 0x81, 0x2c, 0x25], offset_of!(ThreadBlock, agent_stack_top)); // sub qword gs:[agent_stack_top], bytes
+        a.put(&(AGENT_STACK_BYTES as u32).to_le_bytes());
         a.put(&[0x4c, 0x87, 0xdc]); // xchg rsp, r11
         a.put(&[0x41, 0x53, 0x50]); // push r11; push rax
         if has_return_address {
@@ -119,8 +125,8 @@ impl Plan {
         a.call_far(links.enter);
         a.put(&[0x48, 0x8d, 0x64, 0x24, 16]); // lea rsp, [rsp + 16]
         a.put(&[0x58, 0x5c]); // pop rax; pop rsp
-        a.gs(&[0x48, 0x81, 0x04, 0x25], offset_of!(ThreadBlock, apart_top)); // add qword gs:[apart_top], bytes
-        a.put(&(APART_BYTES as u32).to_le_bytes());
+        a.gs(&[0x48, 0x81, 0x04, 0x25], offset_of!(ThreadBlock, agent_stack_top)); // add qword gs:[agent_stack_top], bytes
+        a.put(&(AGENT_STACK_BYTES as u32).to_le_bytes());
         let done = a.short(0xeb);
         a.land_short(none_free);
         a.load_r11(links.missed);
@@ -132,7 +138,7 @@ impl Plan {
 }
 
 /// Looks, in `r11`, whether GS leads to the thread's own block; if not, the thread goes on at `unknown`.
-fn emit_check(a: &mut Assembler, links: ApartLinks, unknown: usize) {
+fn emit_check(a: &mut Assembler, links: AgentStackLinks, unknown: usize) {
     const BLOCKS: u32 = STATE_BYTES as u32;
     const _: () = assert!(STATE_BYTES < i32::MAX as u64);
     a.put(&[0xf3, 0x49, 0x0f, 0xae, 0xcb]); // rdgsbase r11

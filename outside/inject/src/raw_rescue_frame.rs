@@ -1,4 +1,4 @@
-//! The code of a lifeline, which runs in other processes.
+//! The code of a rescue frame, which runs in other processes.
 
 use std::arch::global_asm;
 
@@ -38,13 +38,13 @@ const GOES_AFTER_NS: u64 = 100_000_000;
 // `ebx`, the process's own descriptor of the other end, which is closed, in `r13d`, and the page in `rbp`; what is shorter than a
 // list says to go. If the other end was closed, nobody will stop the thread.
 global_asm!(
-    ".pushsection .rodata.ring3_lifeline, \"a\"",
-    ".globl ring3_lifeline, ring3_lifeline_serve, ring3_lifeline_end",
-    "ring3_lifeline:",
+    ".pushsection .rodata.ring3_rescue_frame, \"a\"",
+    ".globl ring3_rescue_frame, ring3_rescue_frame_serve, ring3_rescue_frame_end",
+    "ring3_rescue_frame:",
     "syscall",
     "2: mov eax, {rt_sigreturn}",
     "syscall",
-    "ring3_lifeline_serve:",
+    "ring3_rescue_frame_serve:",
     "mov eax, {close}",
     "mov edi, r13d",
     "syscall",
@@ -114,7 +114,7 @@ global_asm!(
     "syscall",
     "jmp 2b",
     "11: .quad 0, {goes_after}",
-    "ring3_lifeline_end:",
+    "ring3_rescue_frame_end:",
     ".popsection",
     rt_sigreturn = const libc::SYS_rt_sigreturn,
     recvmsg = const libc::SYS_recvmsg,
@@ -136,11 +136,11 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    #[link_name = "ring3_lifeline"]
+    #[link_name = "ring3_rescue_frame"]
     static CODE: u8;
-    #[link_name = "ring3_lifeline_serve"]
+    #[link_name = "ring3_rescue_frame_serve"]
     static SERVE: u8;
-    #[link_name = "ring3_lifeline_end"]
+    #[link_name = "ring3_rescue_frame_end"]
     static END: u8;
 }
 

@@ -1,28 +1,30 @@
-//! The net: what of a process's system calls comes by no gate of a site, and is caught by the kernel (syscall user dispatch).
+//! The SUD fallback: the kernel's syscall user dispatch (SUD) catches the system calls of a process that go through no
+//! syscall trampoline of a site.
 //!
-//! A call from outside of the region is a SIGSYS, whose handler is the agent's. The call is then made from a gate that leads
-//! back behind it. Of these gates ([`NET_GATE_BYTES`] each, from [`NET_GATES_OFFSET`] on, the same in all processes) there is one
-//! for each place that such a call was made from: so all that is in a gate (a new thread, a call that is made again) is known
-//! by its address.
+//! A call from outside of the region raises SIGSYS, whose handler is the agent's. The call is then made from a SUD
+//! trampoline, which jumps back to the instruction after it. The trampolines ([`SUD_TRAMPOLINE_BYTES`] each, from
+//! [`SUD_TRAMPOLINES_OFFSET`] on) are the same in all processes. A process uses one for each place that such calls come
+//! from. So the address of a thread in a SUD trampoline (a new thread, a call that is made again) tells its place.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Places of one process that gates lead back to.
-pub const NET_SLOTS: usize = 16384;
-/// Bytes of a gate: `syscall`, and a jump.
-pub const NET_GATE_BYTES: u64 = 8;
-/// Offset of the gates from the region's base: before the compiled programs, behind a page for a file's headers.
-pub const NET_GATES_OFFSET: u64 = crate::region::TEXT_OFFSET + crate::PAGE_BYTES;
-/// Bytes of all gates.
-pub const NET_GATES_BYTES: u64 = NET_SLOTS as u64 * NET_GATE_BYTES;
-/// Calls that are let be where they are, at most.
-pub const NET_ALONE_MAX: usize = 64;
-/// Of a slot: the address behind the call. Above it is one more than the index among [`crate::syscall::BEGINNERS`], or 0.
-pub const NET_ADDRESS_MASK: u64 = (1 << NET_COPY_SHIFT) - 1;
-/// See [`NET_ADDRESS_MASK`].
-pub const NET_COPY_SHIFT: u32 = 60;
-/// Bytes of the part of the region that a thread's calls must come from, or be caught: agent and gates are in there.
-pub const NET_ALLOWED_BYTES: u64 = crate::region::PROCESS_OFFSET;
+/// Places of one process that SUD trampolines jump back to.
+pub const SUD_SLOTS: usize = 16384;
+/// Bytes of a SUD trampoline: `syscall`, and a jump.
+pub const SUD_TRAMPOLINE_BYTES: u64 = 8;
+/// Offset of the SUD trampolines from the region's base: before the compiled programs, after a page for a file's headers.
+pub const SUD_TRAMPOLINES_OFFSET: u64 = crate::region::TEXT_OFFSET + crate::PAGE_BYTES;
+/// Bytes of all SUD trampolines.
+pub const SUD_TRAMPOLINES_BYTES: u64 = SUD_SLOTS as u64 * SUD_TRAMPOLINE_BYTES;
+/// Calls that stay in the process's code, at most.
+pub const SUD_LEFT_IN_PLACE_MAX: usize = 64;
+/// Of a slot: the address behind the call. Above it is one more than the index among
+/// [`crate::syscall::CLONE_SYSCALLS`], or 0.
+pub const SUD_ADDRESS_MASK: u64 = (1 << SUD_COPY_SHIFT) - 1;
+/// See [`SUD_ADDRESS_MASK`].
+pub const SUD_COPY_SHIFT: u32 = 60;
+/// Bytes of the part of the region that a thread's calls must come from, or be caught: agent and trampolines are in there.
+pub const SUD_ALLOWED_BYTES: u64 = crate::region::PROCESS_OFFSET;
 /// SIGSYS in a mask.
 pub const SIGSYS_BIT: u64 = 1 << 30;
 /// SIGTRAP in a mask.
@@ -31,9 +33,9 @@ pub const SIGTRAP_BIT: u64 = 1 << 4;
 pub const SIGNALS: usize = 64;
 /// SIGSEGV and SIGBUS in a mask.
 pub const FAULT_BITS: u64 = 1 << 10 | 1 << 6;
-/// Signals whose handler is the agent's while it needs them: SIGSYS for the net, SIGTRAP for sites of one byte
-/// ([`crate::control::Trap`]), SIGSEGV and SIGBUS for reads that may fault ([`Net::catches_faults`]). The process's own actions are
-/// kept ([`OwnAction`]).
+/// Signals whose handler is the agent's while it needs them: SIGSYS for the SUD fallback, SIGTRAP for sites of one byte
+/// ([`crate::control::Trap`]), SIGSEGV and SIGBUS for reads that may fault ([`SudState::catches_faults`]). The
+/// process's own actions are kept ([`OwnAction`]).
 pub const TAKEN_SIGNALS: [u64; 4] = [31, 5, 11, 7];
 
 const SIG_IGN: u64 = 1;
@@ -73,13 +75,13 @@ pub struct OwnAction {
 /// In each process, copied at fork. Written by the server while all threads are stopped, and by agents.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Net {
+pub struct SudState {
     /// 1: threads that do not block SIGSYS are dispatched.
     pub armed: AtomicU32,
-    /// 1: nothing will become of it in this process; the server need not hear of new code.
+    /// 1: the fallback is disabled in this process for good; the server need not hear of new code.
     pub given_up: AtomicU32,
     /// Signals that no thread really blocks, since the kernel ends a process for which one of them is blocked when it is forced on
-    /// it. (SIGSYS may be blocked: see `inside/runtime/src/raw_net.rs`.)
+    /// it. (SIGSYS may be blocked: see `inside/runtime/src/raw_sud.rs`.)
     pub never_blocked: AtomicU64,
     /// 1: SIGSEGV and SIGBUS are the agent's and blocked nowhere, so that it may touch memory that may not be there.
     pub catches_faults: AtomicU32,
@@ -91,7 +93,8 @@ pub struct Net {
     pub passed: AtomicU64,
     /// The process's own actions of [`TAKEN_SIGNALS`].
     pub own: [OwnAction; TAKEN_SIGNALS.len()],
-    /// The signals that handlers of a signal are to block, and do not: SIGSYS while there is the net, and `never_blocked`.
+    /// The signals that handlers of a signal are to block, and do not: SIGSYS while the SUD fallback is enabled, and
+    /// `never_blocked`.
     pub kept_out: [AtomicU64; SIGNALS],
     /// What the process has made the handler of SIGCANCEL, if the agent's stands before it
     /// ([`crate::syscall::SyscallTables::cancel_handler`]).
@@ -99,9 +102,9 @@ pub struct Net {
     /// The server's, for remote calls.
     pub scratch: [AtomicU64; 8],
     /// Addresses behind calls whose place matters: handlers compare them.
-    pub alone: [AtomicU64; NET_ALONE_MAX],
-    /// Which place each gate leads to.
-    pub slots: [AtomicU64; NET_SLOTS],
+    pub left_in_place: [AtomicU64; SUD_LEFT_IN_PLACE_MAX],
+    /// Which place each SUD trampoline jumps back to.
+    pub slots: [AtomicU64; SUD_SLOTS],
 }
 
-const _: () = assert!(size_of::<Net>() as u64 <= crate::region::NET_BYTES);
+const _: () = assert!(size_of::<SudState>() as u64 <= crate::region::SUD_BYTES);

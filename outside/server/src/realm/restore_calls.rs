@@ -1,18 +1,20 @@
-//! Taking the sites of system calls out of a process, from the table in its control block.
+//! Restores the system calls of a process, from the table of sites in its control page.
 //!
-//! Threads are moved from gates and near stubs to the instructions that these stand for.
+//! Threads in trampolines and near stubs are moved to the original instructions.
 
 use ring3_inject as inject;
-use ring3_layout::region::{CONTROL_OFFSET, GATES_BYTES, GATES_OFFSET};
-use ring3_layout::syscall::{GATE_BYTES, Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, progress};
+use ring3_layout::region::{CONTROL_OFFSET, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
+use ring3_layout::syscall::{
+    Progress, SITES_MAX, SITES_OFFSET, SYSCALL_BYTES, SyscallSite, TRAMPOLINE_BYTES, progress,
+};
 use ring3_patch::{CallerLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 
 use super::cancellation::replaced_at;
-use super::net::net_gate;
 use super::raw_mapping::{read_process, value_from};
 use super::recovery::put_back;
+use super::sud::sud_trampoline;
 
-/// Puts the bytes of all sites back that the table in a process's control block names, and moves threads out of what belongs
+/// Puts the bytes of all sites back that the table in a process's control page names, and moves threads out of what belongs
 /// to them.
 pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let pid = stopped.pid();
@@ -28,10 +30,10 @@ pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), 
     for entry in &entries {
         put_back(stopped, entry.site, &entry.written[..JUMP_BYTES], &entry.original[..JUMP_BYTES])?;
     }
-    let homes = Homes { region, gates: region + GATES_OFFSET, entries };
+    let places = OriginalPlaces { region, trampolines: region + TRAMPOLINES_OFFSET, entries };
     for tid in stopped.threads().to_vec() {
         let registers = stopped.registers(tid)?;
-        let to = match homes.of(stopped, registers.rip) {
+        let to = match places.of(stopped, registers.rip) {
             Some((call, Progress::Before)) => inject::Registers { rip: call, ..registers },
             Some((call, Progress::After)) => match inject::made_again(&registers) {
                 Some(again) => inject::Registers { rip: call, ..again },
@@ -42,7 +44,7 @@ pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), 
         stopped.set_registers(tid, &to)?;
     }
     for context in stopped.saved_contexts()? {
-        let to = match homes.of(stopped, context.rip) {
+        let to = match places.of(stopped, context.rip) {
             Some((call, Progress::Before)) => inject::SavedContext { rip: call, ..context },
             Some((call, Progress::After)) => {
                 let after = call + SYSCALL_BYTES;
@@ -55,24 +57,24 @@ pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), 
     Ok(())
 }
 
-/// Where threads belong that are in gates and near stubs.
-struct Homes {
+/// The original places of threads that are in trampolines and near stubs.
+struct OriginalPlaces {
     region: u64,
-    /// Address of the gates.
-    gates: u64,
+    /// Address of the trampolines.
+    trampolines: u64,
     entries: Vec<SyscallSite>,
 }
 
-impl Homes {
+impl OriginalPlaces {
     /// For a thread at `rip`: an instruction of the original code, and whether it is at that or behind it.
     fn of(&self, stopped: &inject::Stopped, rip: u64) -> Option<(u64, Progress)> {
-        let in_gates = rip.checked_sub(self.gates).filter(|offset| *offset < GATES_BYTES);
-        if let Some(offset) = in_gates {
-            let entry = self.entries.get((offset / GATE_BYTES) as usize)?;
-            return Some((entry.call, progress(entry.number >= 0, offset % GATE_BYTES)));
+        let in_trampolines = rip.checked_sub(self.trampolines).filter(|offset| *offset < TRAMPOLINES_BYTES);
+        if let Some(offset) = in_trampolines {
+            let entry = self.entries.get((offset / TRAMPOLINE_BYTES) as usize)?;
+            return Some((entry.call, progress(entry.number >= 0, offset % TRAMPOLINE_BYTES)));
         }
-        if let Some(home) = net_gate(stopped, self.region, rip) {
-            return Some(home);
+        if let Some(place) = sud_trampoline(stopped, self.region, rip) {
+            return Some(place);
         }
         let is_near = |entry: &&SyscallSite| (entry.near..entry.near + NEAR_BYTES_MAX as u64).contains(&rip);
         // They lie closer together than they may be long.

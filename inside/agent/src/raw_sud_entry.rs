@@ -1,12 +1,13 @@
-//! Where calls go that no gate of a site makes: the handler of SIGSYS, and behind the net's gates.
+//! Entry points for calls that no syscall trampoline of a site makes: the handler of SIGSYS, and the code after the SUD
+//! trampolines.
 
 use core::arch::naked_asm;
 use core::mem::offset_of;
 
-use ring3_layout::syscall::APART_BYTES;
+use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_runtime::raw_guarded;
-use ring3_runtime::raw_net::{self, Context, Info};
+use ring3_runtime::raw_sud::{self, Context, Info};
 use ring3_runtime::raw_syscalls::FRAME_BYTES;
 use ring3_runtime::raw_trap;
 use ring3_runtime::raw_unwound::{self, Sent};
@@ -17,17 +18,17 @@ use crate::raw_syscall_entry::restore_flags;
 use ring3_runtime::raw_system::image_base;
 
 extern "sysv64" fn take_stack() -> *mut ThreadBlock {
-    raw_net::take_stack(image_base())
+    raw_sud::take_stack(image_base())
 }
 
 unsafe extern "sysv64" fn caught(info: *const Info, context: *mut Context, frame: *mut u64) -> u64 {
     // SAFETY: the handler's promise.
-    unsafe { raw_net::caught(image_base(), info, context, frame) }
+    unsafe { raw_sud::caught(image_base(), info, context, frame) }
 }
 
 unsafe extern "sysv64" fn exit(regs: *mut PtRegs, came: u64) {
-    // SAFETY: the gate's promise.
-    unsafe { raw_net::exit(image_base(), regs, came) }
+    // SAFETY: the trampoline's promise.
+    unsafe { raw_sud::exit(image_base(), regs, came) }
 }
 
 /// Keeps what a signal handler was called with, and its stack pointer, in registers that come back with the signal frame.
@@ -58,15 +59,15 @@ macro_rules! ask {
 /// The handler of SIGSYS. What programs need of a stack they have in the thread's block, if there is room.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn ring3_net_signal() {
+unsafe extern "C" fn ring3_sud_signal() {
     naked_asm!(
         keep_arguments!(),
         "call {take_stack}",
         "mov r15, rax",
         "test rax, rax",
         "jz 2f",
-        "mov rsp, [rax + {apart_top}]",
-        "add rsp, {apart_bytes}",
+        "mov rsp, [rax + {agent_stack_top}]",
+        "add rsp, {agent_stack_bytes}",
         "2: mov rdi, r13",
         "mov rsi, r14",
         "mov rdx, rbp",
@@ -74,7 +75,7 @@ unsafe extern "C" fn ring3_net_signal() {
         "mov rsp, rbp",
         "test r15, r15",
         "jz 3f",
-        "add qword ptr [r15 + {apart_top}], {apart_bytes}",
+        "add qword ptr [r15 + {agent_stack_top}], {agent_stack_bytes}",
         "3: test rax, rax",
         "jnz 4f",
         "ret",
@@ -82,8 +83,8 @@ unsafe extern "C" fn ring3_net_signal() {
         go_on!(),
         take_stack = sym take_stack,
         caught = sym caught,
-        apart_top = const offset_of!(ThreadBlock, apart_top),
-        apart_bytes = const APART_BYTES,
+        agent_stack_top = const offset_of!(ThreadBlock, agent_stack_top),
+        agent_stack_bytes = const AGENT_STACK_BYTES,
     )
 }
 
@@ -114,7 +115,7 @@ unsafe extern "C" fn ring3_fault_signal() {
 /// Where these handlers return to.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn ring3_net_restorer() {
+unsafe extern "C" fn ring3_signal_restorer() {
     naked_asm!("mov eax, 15", "syscall", "ud2")
 }
 
@@ -143,11 +144,11 @@ unsafe extern "sysv64" fn arrived(base: u64, sent: *mut Sent, context: *mut Cont
     unsafe { raw_unwound::arrived(base, sent, context, frame) }
 }
 
-/// Where the net's gates lead behind their calls: all registers but `rcx` and `r11`, where the kernel left where it was and the
-/// flags, are the thread's.
+/// Where the SUD trampolines lead after their calls: all registers but `rcx` and `r11`, where the kernel left where it
+/// was and the flags, are the thread's.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn ring3_net_exit() {
+unsafe extern "C" fn ring3_sud_exit() {
     asm_on_registers!(naked_asm:
         "lea rsp, [rsp - {frame}]",
         "mov [rsp + {eflags}], r11",

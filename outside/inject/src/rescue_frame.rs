@@ -12,8 +12,8 @@
 
 use std::arch::x86_64::__cpuid_count;
 
-use crate::raw_lifeline::{code, serve_at};
 use crate::raw_ptrace::Registers;
+use crate::raw_rescue_frame::{code, serve_at};
 
 /// Where the signal frame begins: `struct rt_sigframe` (arch/x86/include/asm/sigframe.h).
 const FRAME_AT: usize = 256;

@@ -1,7 +1,8 @@
 //! The fast path of traced system calls: the agent has to run one program and nothing else. Nearly all calls take it.
 //!
-//! The server says which calls these are ([`Seers::enter_only`]). Everything else (programs that run already, a call under way, a
-//! thread that is not known yet) is left to the slow path in `raw_syscalls`, which does all that is done here, too.
+//! The server says which calls these are ([`Subscribers::enter_only`]). Everything else (programs that run already, a
+//! call under way, a thread that is not known yet) is left to the slow path in `raw_syscalls`, which does all that is
+//! done here, too.
 //!
 //! [`begin`], [`end`] and [`ran`] are leaf functions, so they use only registers that functions need not preserve; a test of the
 //! image checks this. They are parts of one pass of a thread through the agent, and lead from one to the next by jumps
@@ -15,20 +16,20 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, Attachment};
-use ring3_layout::syscall::{CALLS_MAX, Seers};
+use ring3_layout::syscall::{CALLS_MAX, Subscribers};
 use ring3_layout::thread::ThreadBlock;
 
 use crate::raw_dispatch::{is_for, run_here};
 use crate::raw_request::control;
 use crate::raw_slot;
-use crate::raw_syscalls::{CallFrame, address_of_unawaited, enter_closely, exit_closely, push, tables};
+use crate::raw_syscalls::{CallFrame, address_of_unawaited, enter_slow, exit_slow, push, tables};
 use crate::raw_thread::known;
 
 /// What is to be done next.
 #[derive(Debug)]
 pub enum Next {
     /// The slow path must handle this call; nothing has been done yet.
-    Closely,
+    SlowPath,
     /// The thread continues.
     Leave,
     /// The program at `code` is to be run; then [`ran`].
@@ -50,28 +51,28 @@ pub enum Next {
 /// A system call begins. `frame` lies on the thread's stack, and says where a call is made whose end is wanted.
 ///
 /// # Safety
-/// As for `enter_closely`.
+/// As for `enter_slow`.
 #[inline(always)]
 pub unsafe fn begin(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
     let Some(tb) = (unsafe { known(base).as_mut() }) else {
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     };
     let at = tb.next_call;
     if tb.guard.load(Relaxed) != 0 || tb.first_call != at {
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     }
     let number = u64::from(frame.rax as u32);
     guard(tb, frame);
     // Looked up behind the guard, which keeps what is found there.
-    let Some((seers, only)) = plain(base, number, |seers| &seers.enter_only) else {
+    let Some((subscribers, only)) = only_subscriber(base, number, |subscribers| &subscribers.enter_only) else {
         release(tb);
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     };
-    if seers.exit.load(Acquire) != 0 {
+    if subscribers.exit.load(Acquire) != 0 {
         push(tb, (at, at), frame.sp(), number as i64, passed);
     } else {
         cold_path();
@@ -89,34 +90,34 @@ pub unsafe fn begin(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
 /// A system call has ended. `frame` lies on the thread's stack, and says where the thread continues.
 ///
 /// # Safety
-/// As for `exit_closely`.
+/// As for `exit_slow`.
 #[inline(always)]
 pub unsafe fn end(base: u64, frame: &mut CallFrame, passed: u32) -> Next {
     const EINTR: u64 = (-4i64) as u64;
     // SAFETY: the running thread's own block, or null; a signal handler that uses it too finds the guard set.
     let Some(tb) = (unsafe { known(base).as_mut() }) else {
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     };
     let at = tb.next_call.wrapping_sub(1);
     let Some(call) = tb.calls.get(at as usize % CALLS_MAX) else {
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     };
     let number = i64::from(call.number) as u64;
-    if call.sp != frame.sp() || call.gate != passed || frame.rax == EINTR {
+    if call.sp != frame.sp() || call.trampoline != passed || frame.rax == EINTR {
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     }
     if tb.first_call != at || call.first_call != at || call.ended != 0 || tb.guard.load(Relaxed) != 0 {
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     }
     guard(tb, frame);
-    let Some((_, only)) = plain(base, number, |seers| &seers.exit_only) else {
+    let Some((_, only)) = only_subscriber(base, number, |subscribers| &subscribers.exit_only) else {
         release(tb);
         cold_path();
-        return Next::Closely;
+        return Next::SlowPath;
     };
     if let Some(call) = tb.calls.get_mut(at as usize % CALLS_MAX) {
         call.sp = 0;
@@ -168,10 +169,10 @@ pub unsafe fn run(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, cont
 ///
 /// # Safety
 /// As for `begin`, which has done nothing.
-pub unsafe fn begin_closely(base: u64, frame: &mut CallFrame, passed: u32) {
+pub unsafe fn begin_slow(base: u64, frame: &mut CallFrame, passed: u32) {
     frame.complete(base, passed, None);
     // SAFETY: the caller's promise.
-    frame.leave = unsafe { enter_closely(base, &mut frame.regs, passed) };
+    frame.leave = unsafe { enter_slow(base, &mut frame.regs, passed) };
     frame.rax = frame.regs.orig_rax;
 }
 
@@ -179,10 +180,10 @@ pub unsafe fn begin_closely(base: u64, frame: &mut CallFrame, passed: u32) {
 ///
 /// # Safety
 /// As for `end`, which has done nothing.
-pub unsafe fn end_closely(base: u64, frame: &mut CallFrame, passed: u32) {
+pub unsafe fn end_slow(base: u64, frame: &mut CallFrame, passed: u32) {
     frame.complete(base, passed, Some(0));
     // SAFETY: the caller's promise.
-    frame.leave = unsafe { exit_closely(base, &mut frame.regs, passed) };
+    frame.leave = unsafe { exit_slow(base, &mut frame.regs, passed) };
     frame.rax = frame.regs.rax;
 }
 
@@ -207,14 +208,18 @@ fn release(tb: &mut ThreadBlock) {
 
 /// The entry of a call's number in the table, and its only subscriber; `None` if there is more to do.
 #[inline(always)]
-fn plain(base: u64, number: u64, end: fn(&'static Seers) -> &'static AtomicU64) -> Option<(&'static Seers, u64)> {
-    let seers = tables(base).calls.get(number as usize)?;
-    let only = end(seers).load(Acquire);
+fn only_subscriber(
+    base: u64,
+    number: u64,
+    end: fn(&'static Subscribers) -> &'static AtomicU64,
+) -> Option<(&'static Subscribers, u64)> {
+    let subscribers = tables(base).calls.get(number as usize)?;
+    let only = end(subscribers).load(Acquire);
     if only == 0 || control(base).retired.load(Relaxed) != 0 {
         cold_path();
         return None;
     }
-    Some((seers, only))
+    Some((subscribers, only))
 }
 
 /// The attachment `only`, if it is for this process.

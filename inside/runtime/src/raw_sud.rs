@@ -1,4 +1,5 @@
-//! The net: calls that come by no gate of a site are caught by the kernel (syscall user dispatch), see [`ring3_layout::net`].
+//! The SUD fallback: the kernel's syscall user dispatch (SUD) catches the calls that go through no syscall trampoline,
+//! see [`ring3_layout::sud`].
 //!
 //! A thread that is dispatched and blocks SIGSYS is killed at such a call. So one law holds: *who blocks SIGSYS is not
 //! dispatched*. Each call that changes the mask keeps it, and changes both with all signals blocked; so no handler sees one
@@ -6,28 +7,29 @@
 //!
 //! - `rt_sigprocmask`, if it blocks SIGSYS or lets it come, is made here.
 //! - `rt_sigreturn` is made as always, with all signals blocked before, if SIGSYS is blocked on one side only.
-//! - What has a mask for its own time (`ppoll` ...) is made as always: from before until after it the net is off, and no
-//!   handler that comes meanwhile switches it on (`net_until`).
+//! - What has a mask for its own time (`ppoll` ...) is made as always: SUD is off from before until after it, and no
+//!   handler that runs meanwhile switches it on (`sud_off_until`).
 //! - Handlers begin without us. So no action really has SIGSYS in its mask; that a process wants it there is remembered.
 //!
-//! Calls of a thread that is not dispatched are not seen, if they do not come by a gate. The action of SIGSYS itself is ours
-//! (`raw_actions.rs`); a SIGSYS that is not the net's is passed on.
+//! Calls of a thread that is not dispatched are seen only if they go through a trampoline. The action of SIGSYS itself
+//! is ours (`raw_actions.rs`); a SIGSYS that SUD did not raise is passed on.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::net::{
-    NET_ADDRESS_MASK, NET_ALLOWED_BYTES, NET_COPY_SHIFT, NET_GATE_BYTES, NET_GATES_OFFSET, NET_SLOTS, Net, SIGSYS_BIT,
-};
 use ring3_layout::realm::request;
-use ring3_layout::region::{NET_OFFSET, STATE_OFFSET};
-use ring3_layout::syscall::{APART_BYTES, BEGINNERS, NO_GATE, Progress, SIGCANCEL, SYSCALL_BYTES};
+use ring3_layout::region::{STATE_OFFSET, SUD_OFFSET};
+use ring3_layout::sud::{
+    SIGSYS_BIT, SUD_ADDRESS_MASK, SUD_ALLOWED_BYTES, SUD_COPY_SHIFT, SUD_SLOTS, SUD_TRAMPOLINE_BYTES,
+    SUD_TRAMPOLINES_OFFSET, SudState,
+};
+use ring3_layout::syscall::{AGENT_STACK_BYTES, CLONE_SYSCALLS, NO_TRAMPOLINE, Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions::{
-    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, act, change_mask, forget_frame, mask_of_thread,
-    never_blocked, pass_on, see_mask_of_call, set_mask,
+    SIG_BLOCK, SIG_SETMASK, SIG_UNBLOCK, SIGNAL_SET_BYTES, change_mask, check_mask_of_call, forget_frame,
+    mask_of_thread, never_blocked, on_rt_sigaction, pass_on, set_mask,
 };
 use crate::raw_memory::{read_own_word, write_own};
 use crate::raw_request::file;
@@ -64,19 +66,19 @@ const SETS_ACTION_32: [i64; 2] = [67, 174];
 /// Slots that are looked at for a place.
 const PROBES_MAX: usize = 256;
 
-pub(crate) fn net(base: u64) -> &'static Net {
+pub(crate) fn sud(base: u64) -> &'static SudState {
     // SAFETY: it is mapped with the state block, and made of atomics.
-    unsafe { &*((base + NET_OFFSET) as *const Net) }
+    unsafe { &*((base + SUD_OFFSET) as *const SudState) }
 }
 
 pub(crate) fn is_armed(base: u64) -> bool {
-    net(base).armed.load(Acquire) != 0
+    sud(base).armed.load(Acquire) != 0
 }
 
 /// Dispatches the running thread's calls from now on, or no longer.
 pub(crate) fn switch(base: u64, on: bool) {
     let arguments = match on {
-        true => [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, base, NET_ALLOWED_BYTES, 0, 0],
+        true => [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, base, SUD_ALLOWED_BYTES, 0, 0],
         false => [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0],
     };
     // SAFETY: without a selector nothing is read or written.
@@ -86,23 +88,23 @@ pub(crate) fn switch(base: u64, on: bool) {
 /// The running thread is dispatched if it may be. All is known of it: it has come from the kernel just now.
 fn settle(base: u64, tb: &ThreadBlock) {
     let before = set_mask(u64::MAX);
-    switch(base, is_armed(base) && before & SIGSYS_BIT == 0 && tb.net_until == 0);
+    switch(base, is_armed(base) && before & SIGSYS_BIT == 0 && tb.sud_off_until == 0);
     set_mask(before);
 }
 
-/// The running thread is not dispatched until it comes to a gate whose call somebody wants, or comes back from a routine in
-/// which threads are cancelled.
+/// The running thread is not dispatched until it comes to a trampoline whose call has subscribers, or returns from a
+/// routine in which threads are cancelled.
 pub(crate) fn suspend(base: u64, tb: &mut ThreadBlock) {
     switch(base, false);
-    // (A handler that found it set before would take it away, and nobody would switch the net on again.)
+    // (A handler that found it set before would clear it, and nobody would switch SUD on again.)
     compiler_fence(Release);
-    tb.net_passed = 1;
+    tb.sud_suspended = 1;
 }
 
 /// It is again, if it may be.
 pub(crate) fn resume(base: u64, tb: &mut ThreadBlock) {
-    if tb.net_passed != 0 {
-        tb.net_passed = 0;
+    if tb.sud_suspended != 0 {
+        tb.sud_suspended = 0;
         settle(base, tb);
     }
 }
@@ -119,14 +121,14 @@ pub(crate) fn borrows_memory(base: u64, tb: Option<&ThreadBlock>) -> bool {
     differs || tb.is_some_and(is_borrower)
 }
 
-/// A call begins that may have to do with the net, or with [`raw_unwound`]. If it must be made here, the result. `mask`: where
+/// A call begins that may concern the SUD fallback, or [`raw_unwound`]. If it must be made here, the result. `mask`: where
 /// the thread's mask is kept that it goes on with, if the call was caught.
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u64>) -> Option<i64> {
     if !is_armed(base) {
         return before_without(base, regs, number);
     }
     let Some(tb) = block_of(base, regs) else {
-        // Nothing can be remembered: without the net nothing can happen to it.
+        // Nothing can be remembered: without SUD nothing can happen to it.
         switch(base, false);
         return None;
     };
@@ -139,18 +141,18 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
             switch(base, false);
             None
         }
-        13 => act(base, Some(tb), regs),
-        14 => block(base, Some(tb), regs, mask),
+        13 => on_rt_sigaction(base, Some(tb), regs),
+        14 => on_rt_sigprocmask(base, Some(tb), regs, mask),
         15 => {
-            go_back(base, tb, regs, mask.is_some());
+            on_rt_sigreturn(base, tb, regs, mask.is_some());
             None
         }
         130 | 270 | 271 | 281 | 333 | 426 | 441 => {
             let of_call = mask_of_call(regs, number);
-            see_mask_of_call(base, is_borrower(tb), of_call);
+            check_mask_of_call(base, is_borrower(tb), of_call);
             let blocks = of_call.is_some_and(|of_call| of_call & SIGSYS_BIT != 0);
             if blocks && mask.map_or_else(mask_of_thread, |mask| *mask) & SIGSYS_BIT == 0 {
-                tb.net_until = regs.rsp;
+                tb.sud_off_until = regs.rsp;
                 switch(base, false);
             }
             None
@@ -179,12 +181,12 @@ fn keep_handlers(regs: &PtRegs) {
     }
 }
 
-/// The same in a process without the net.
+/// The same in a process without the SUD fallback.
 fn before_without(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
     let never = never_blocked(base) != 0;
     match number {
-        13 if never || regs.rdi == SIGCANCEL => act(base, block_of(base, regs).as_deref(), regs),
-        14 if never => block(base, block_of(base, regs), regs, None),
+        13 if never || regs.rdi == SIGCANCEL => on_rt_sigaction(base, block_of(base, regs).as_deref(), regs),
+        14 if never => on_rt_sigprocmask(base, block_of(base, regs), regs, None),
         15 if never => {
             let _ = keep_out_of_frame(base, regs);
             None
@@ -195,7 +197,7 @@ fn before_without(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
         }
         130 | 270 | 271 | 281 | 333 | 426 | 441 if never => {
             let borrows = block_of(base, regs).is_some_and(|tb| is_borrower(tb));
-            see_mask_of_call(base, borrows, mask_of_call(regs, number));
+            check_mask_of_call(base, borrows, mask_of_call(regs, number));
             None
         }
         _ => None,
@@ -222,11 +224,11 @@ fn unmaps_stack(regs: &PtRegs) -> bool {
     regs.rsp.wrapping_sub(regs.rdi) <= regs.rsi
 }
 
-/// The server takes the net away, for good.
+/// Asks the server to disable the SUD fallback for good.
 fn give_up(base: u64, tb: &ThreadBlock) -> Option<i64> {
     // (Nobody but itself has to do with what a `vfork` child becomes, and who waits for it cannot be stopped.)
     if !is_borrower(tb) {
-        file(base, request::KIND_NET_OFF, own_ids(), 0, true);
+        file(base, request::KIND_SUD_OFF, own_ids(), 0, true);
     }
     // (If nobody answers, at least this thread is not stopped by what it is about to do.)
     switch(base, false);
@@ -250,7 +252,12 @@ fn mask_of_call(regs: &PtRegs, number: i64) -> Option<u64> {
 
 /// `rt_sigprocmask`, if it is one that blocks SIGSYS, or lets it come, or has to do with a signal that is never blocked. That the
 /// thread wants to block such a signal is remembered, and shown to it.
-fn block(base: u64, tb: Option<&mut ThreadBlock>, regs: &PtRegs, caught: Option<&mut u64>) -> Option<i64> {
+fn on_rt_sigprocmask(
+    base: u64,
+    tb: Option<&mut ThreadBlock>,
+    regs: &PtRegs,
+    caught: Option<&mut u64>,
+) -> Option<i64> {
     if regs.r10 != SIGNAL_SET_BYTES {
         return None;
     }
@@ -271,12 +278,12 @@ fn block(base: u64, tb: Option<&mut ThreadBlock>, regs: &PtRegs, caught: Option<
     };
     let how_known = matches!(regs.rdi, SIG_BLOCK | SIG_UNBLOCK | SIG_SETMASK);
     let would_block = regs.rdi != SIG_UNBLOCK && set & never != 0;
-    let concerns_net = armed && (regs.rdi == SIG_SETMASK || set & SIGSYS_BIT != 0);
-    if !how_known || !would_block && !concerns_net && wants == 0 {
+    let concerns_sud = armed && (regs.rdi == SIG_SETMASK || set & SIGSYS_BIT != 0);
+    if !how_known || !would_block && !concerns_sud && wants == 0 {
         return None;
     }
     let real = |mask: u64| change(mask, !never);
-    let is_off = tb.as_ref().is_none_or(|tb| tb.net_until != 0);
+    let is_off = tb.as_ref().is_none_or(|tb| tb.sud_off_until != 0);
     // (What a `vfork` child blocks its creator does not.)
     if let Some(tb) = tb
         && change(wants, never) != wants
@@ -347,7 +354,7 @@ fn keep_out_of_frame(base: u64, regs: &PtRegs) -> Option<u64> {
 }
 
 /// `rt_sigreturn` is about to be made.
-fn go_back(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
+fn on_rt_sigreturn(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
     let Some(mask) = keep_out_of_frame(base, regs) else { return };
     let blocks = mask & SIGSYS_BIT != 0;
     if caught {
@@ -358,14 +365,14 @@ fn go_back(base: u64, tb: &ThreadBlock, regs: &PtRegs, caught: bool) {
     }
     if blocks != (mask_of_thread() & SIGSYS_BIT != 0) {
         set_mask(u64::MAX);
-        switch(base, !blocks && tb.net_until == 0 && is_armed(base));
+        switch(base, !blocks && tb.sud_off_until == 0 && is_armed(base));
     }
 }
 
 /// A call has ended, for whose time the thread may have had another mask.
 pub(crate) fn after(base: u64, tb: &mut ThreadBlock, regs: &PtRegs) {
-    if tb.net_until != 0 && tb.net_until == regs.rsp {
-        tb.net_until = 0;
+    if tb.sud_off_until != 0 && tb.sud_off_until == regs.rsp {
+        tb.sud_off_until = 0;
         settle(base, tb);
     }
 }
@@ -379,7 +386,7 @@ pub(crate) fn begin_thread(base: u64, flags: u64) {
     }
     // SAFETY: the running thread's own block, or null.
     if let Some(tb) = unsafe { current(base).as_mut() } {
-        (tb.net_until, tb.net_passed) = (0, 0);
+        (tb.sud_off_until, tb.sud_suspended) = (0, 0);
         settle(base, tb);
     }
 }
@@ -387,8 +394,8 @@ pub(crate) fn begin_thread(base: u64, flags: u64) {
 /// Whether a call that has ended made memory executable of which the server should hear.
 pub(crate) fn is_new_code(base: u64, number: i64, regs: &PtRegs) -> bool {
     let failed = regs.rax.wrapping_add(ERRNO_MAX) < ERRNO_MAX;
-    let net = net(base);
-    let settled = net.armed.load(Relaxed) | net.given_up.load(Relaxed) != 0;
+    let sud = sud(base);
+    let settled = sud.armed.load(Relaxed) | sud.given_up.load(Relaxed) != 0;
     if failed || regs.rdx & PROT_EXEC == 0 {
         return false;
     }
@@ -401,8 +408,8 @@ pub(crate) fn is_new_code(base: u64, number: i64, regs: &PtRegs) -> bool {
 
 // ---- SIGSYS ----
 
-/// Of the word behind registers that lie on a stack in a block: it is the net's, and GS says nothing.
-const STACK_OF_NET: u64 = 3;
+/// In the word after registers that lie on an agent stack: the SUD handler uses the stack, and GS says nothing.
+const STACK_OF_SUD: u64 = 3;
 
 /// What the kernel tells of a SIGSYS (`siginfo_t`, include/uapi/asm-generic/siginfo.h).
 #[repr(C)]
@@ -478,13 +485,14 @@ impl Context {
 
 const _: () = assert!(size_of::<Context>() == CONTEXT_WORDS * 8);
 
-/// A block's stack apart is taken for a handler: the block, its `apart_top` being where the stack ends; null if there is none.
+/// Takes an agent stack of the thread's block for a handler: the block, its `agent_stack_top` being where the stack
+/// ends; null if there is none.
 pub fn take_stack(base: u64) -> *mut ThreadBlock {
     let block = current(base);
     // SAFETY: the running thread's own block, or null.
     match unsafe { block.as_mut() } {
-        Some(tb) if tb.apart_top > tb.apart_end => {
-            tb.apart_top -= APART_BYTES;
+        Some(tb) if tb.agent_stack_top > tb.agent_stack_end => {
+            tb.agent_stack_top -= AGENT_STACK_BYTES;
             block
         }
         _ => core::ptr::null_mut(),
@@ -504,8 +512,8 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
         // SAFETY: the caller's promise.
         return unsafe { pass_on(base, info, context, frame) };
     }
-    let net = net(base);
-    net.caught.fetch_add(1, Relaxed);
+    let sud = sud(base);
+    sud.caught.fetch_add(1, Relaxed);
     let number = i64::from(info.number);
     if context.rax as i32 != info.number {
         // The kernel took the number for a result that asks for the call to be made again.
@@ -514,20 +522,24 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
     }
     // (Not what the kernel says it was: the server may have moved the thread since.)
     let after = context.rip;
-    let copy = BEGINNERS.iter().position(|beginner| i64::from(*beginner) == number).map_or(0, |copy| copy as u64 + 1);
-    let is_alone = || net.alone.iter().take_while(|at| at.load(Relaxed) != 0).any(|at| at.load(Relaxed) == after);
+    let copy = CLONE_SYSCALLS
+        .iter()
+        .position(|clone_syscall| i64::from(*clone_syscall) == number)
+        .map_or(0, |copy| copy as u64 + 1);
+    let is_left_in_place =
+        || sud.left_in_place.iter().take_while(|at| at.load(Relaxed) != 0).any(|at| at.load(Relaxed) == after);
     let unmaps = number == SYS_MUNMAP && unmaps_stack(&registers(context));
-    let seen = info.arch == AUDIT_ARCH_X86_64 && is_armed(base) && !is_alone() && !unmaps;
-    let Some(slot) = (if seen { claim(net, after | copy << NET_COPY_SHIFT) } else { None }) else {
-        let_through(base, net, context, info.arch != AUDIT_ARCH_X86_64 && SETS_ACTION_32.contains(&number));
+    let seen = info.arch == AUDIT_ARCH_X86_64 && is_armed(base) && !is_left_in_place() && !unmaps;
+    let Some(slot) = (if seen { claim(sud, after | copy << SUD_COPY_SHIFT) } else { None }) else {
+        let_through(base, sud, context, info.arch != AUDIT_ARCH_X86_64 && SETS_ACTION_32.contains(&number));
         return 0;
     };
-    let mut apart = Apart { regs: registers(context), how: STACK_OF_NET };
+    let mut call = CaughtCall { regs: registers(context), how: STACK_OF_SUD };
     // SAFETY: the registers of the call, with what tells where they lie behind them.
-    if unsafe { begin(base, &raw mut apart.regs, number, NO_GATE, Some(&mut context.mask)) } {
-        context.rax = apart.regs.rax;
+    if unsafe { begin(base, &raw mut call.regs, number, NO_TRAMPOLINE, Some(&mut context.mask)) } {
+        context.rax = call.regs.rax;
     } else {
-        context.rip = base + NET_GATES_OFFSET + slot as u64 * NET_GATE_BYTES;
+        context.rip = base + SUD_TRAMPOLINES_OFFSET + slot as u64 * SUD_TRAMPOLINE_BYTES;
     }
     context.rcx = after;
     context.r11 = context.eflags;
@@ -536,7 +548,7 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
 
 /// Registers, and behind them what else is said of where they lie.
 #[repr(C)]
-struct Apart {
+struct CaughtCall {
     regs: PtRegs,
     how: u64,
 }
@@ -568,12 +580,12 @@ fn registers(context: &Context) -> PtRegs {
     }
 }
 
-/// The gate that leads back to a place.
-fn claim(net: &Net, place: u64) -> Option<usize> {
-    const SHIFT: u32 = 64 - NET_SLOTS.ilog2();
+/// The SUD trampoline that jumps back to a place.
+fn claim(sud: &SudState, place: u64) -> Option<usize> {
+    const SHIFT: u32 = 64 - SUD_SLOTS.ilog2();
     let first = (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> SHIFT) as usize;
-    (first..first + PROBES_MAX).map(|at| at % NET_SLOTS).find(|at| {
-        net.slots.get(*at).is_some_and(|slot| {
+    (first..first + PROBES_MAX).map(|at| at % SUD_SLOTS).find(|at| {
+        sud.slots.get(*at).is_some_and(|slot| {
             let found = slot.load(Acquire);
             found == place
                 || found == 0
@@ -582,9 +594,9 @@ fn claim(net: &Net, place: u64) -> Option<usize> {
     })
 }
 
-/// The call is made where it is, unseen; the thread is not dispatched until it comes to a gate again.
-fn let_through(base: u64, net: &Net, context: &mut Context, sets_action: bool) {
-    net.passed.fetch_add(1, Relaxed);
+/// The call is made where it is, unseen; the thread is not dispatched until it comes to a trampoline again.
+fn let_through(base: u64, sud: &SudState, context: &mut Context, sets_action: bool) {
+    sud.passed.fetch_add(1, Relaxed);
     // SAFETY: the running thread's own block, or null.
     match unsafe { current(base).as_mut() } {
         Some(tb) => {
@@ -600,27 +612,27 @@ fn let_through(base: u64, net: &Net, context: &mut Context, sets_action: bool) {
     context.rip -= SYSCALL_BYTES;
 }
 
-/// A thread is behind a call that a gate of the net has made: `came` is where. It goes on at `rip`.
+/// A SUD trampoline has made a call: `came` is where. The thread continues at `rip`.
 ///
 /// # Safety
-/// As for `raw_syscalls::enter_closely`.
+/// As for `raw_syscalls::enter_slow`.
 pub unsafe fn exit(base: u64, regs: *mut PtRegs, came: u64) {
-    let slot = came.wrapping_sub(base + NET_GATES_OFFSET) / NET_GATE_BYTES;
-    let place = net(base).slots.get(slot as usize).map_or(0, |slot| slot.load(Acquire));
+    let slot = came.wrapping_sub(base + SUD_TRAMPOLINES_OFFSET) / SUD_TRAMPOLINE_BYTES;
+    let place = sud(base).slots.get(slot as usize).map_or(0, |slot| slot.load(Acquire));
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    regs.rip = place & NET_ADDRESS_MASK;
+    regs.rip = place & SUD_ADDRESS_MASK;
     regs.rcx = regs.rip;
     // SAFETY: the caller's promise.
-    unsafe { end(base, regs, None, (place >> NET_COPY_SHIFT) as usize) };
+    unsafe { end(base, regs, None, (place >> SUD_COPY_SHIFT) as usize) };
 }
 
-/// Of a thread at `rip` in a gate of the net: the address behind its call, and what of that has happened.
+/// Of a thread at `rip` in a SUD trampoline: the address behind its call, and what of that has happened.
 pub(crate) fn place_of(base: u64, rip: u64) -> Option<(u64, Progress)> {
-    let offset = rip.wrapping_sub(base + NET_GATES_OFFSET);
-    let behind = net(base).slots.get((offset / NET_GATE_BYTES) as usize)?.load(Acquire) & NET_ADDRESS_MASK;
-    let progress = if offset.is_multiple_of(NET_GATE_BYTES) { Progress::Before } else { Progress::After };
+    let offset = rip.wrapping_sub(base + SUD_TRAMPOLINES_OFFSET);
+    let behind = sud(base).slots.get((offset / SUD_TRAMPOLINE_BYTES) as usize)?.load(Acquire) & SUD_ADDRESS_MASK;
+    let progress = if offset.is_multiple_of(SUD_TRAMPOLINE_BYTES) { Progress::Before } else { Progress::After };
     (behind != 0).then_some((behind, progress))
 }
 
-const _: () = assert!(NET_OFFSET > STATE_OFFSET);
+const _: () = assert!(SUD_OFFSET > STATE_OFFSET);
