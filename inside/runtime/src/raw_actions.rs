@@ -7,6 +7,7 @@
 //! ([`ThreadBlock::wants_blocked`]) and shown to it.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use ring3_uapi::nr;
 
 use ring3_layout::realm::request;
 use ring3_layout::sud::{
@@ -21,7 +22,7 @@ use crate::raw_memory::{read_own, write_own};
 use crate::raw_request::file;
 use crate::raw_sud::{Context, Info, borrows_memory, is_armed, sud, switch};
 use crate::raw_syscalls::own_ids;
-use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_TKILL, syscall, syscall0};
+use crate::raw_system::{syscall, syscall0};
 use crate::raw_thread::known;
 use crate::raw_unwound;
 
@@ -37,10 +38,6 @@ const SA_KNOWN: u64 = 0xdc00_0807;
 const KILL_AND_STOP: u64 = 1 << 8 | 1 << 18;
 const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
-const SYS_RT_SIGACTION: u64 = 13;
-const SYS_RT_SIGPROCMASK: u64 = 14;
-const SYS_RT_SIGQUEUEINFO: u64 = 129;
-const SYS_RT_TGSIGQUEUEINFO: u64 = 297;
 /// `si_code` of a signal for one thread.
 const SI_TKILL: u32 = -6i32 as u32;
 const EFAULT: i64 = 14;
@@ -64,7 +61,7 @@ fn own_action(base: u64, signal: u64) -> Option<&'static OwnAction> {
 pub(crate) fn mask_of_thread() -> u64 {
     let mut mask = 0u64;
     // SAFETY: asks only; room for the answer.
-    unsafe { syscall(SYS_RT_SIGPROCMASK, [SIG_BLOCK, 0, &raw mut mask as u64, SIGNAL_SET_BYTES, 0, 0]) };
+    unsafe { syscall(nr::RT_SIGPROCMASK, [SIG_BLOCK, 0, &raw mut mask as u64, SIGNAL_SET_BYTES, 0, 0]) };
     mask
 }
 
@@ -78,7 +75,7 @@ pub(crate) fn change_mask(how: u64, mask: u64) -> u64 {
     let mut before = 0u64;
     let arguments = [how, &raw const mask as u64, &raw mut before as u64, SIGNAL_SET_BYTES, 0, 0];
     // SAFETY: both are there; handlers find the thread as they always may.
-    unsafe { syscall(SYS_RT_SIGPROCMASK, arguments) };
+    unsafe { syscall(nr::RT_SIGPROCMASK, arguments) };
     before
 }
 
@@ -127,7 +124,7 @@ pub(crate) fn on_rt_sigaction(base: u64, tb: Option<&ThreadBlock>, regs: &PtRegs
         let given = if regs.rsi == 0 { 0 } else { new.as_ptr() as u64 };
         let arguments = [signal, given, old.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0];
         // SAFETY: an action that the process asks for, and room for the old one.
-        let result = unsafe { syscall(SYS_RT_SIGACTION, arguments) };
+        let result = unsafe { syscall(nr::RT_SIGACTION, arguments) };
         if result < 0 {
             return Some(result);
         }
@@ -174,11 +171,11 @@ fn set_action(own: &OwnAction, signal: u64, new: [u64; 4]) {
     own.sequence.fetch_add(1, AcqRel);
     let mut real = [0u64; 4];
     // SAFETY: room for the action.
-    unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, real.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0]) };
+    unsafe { syscall(nr::RT_SIGACTION, [signal, 0, real.as_mut_ptr() as u64, SIGNAL_SET_BYTES, 0, 0]) };
     let [handler, flags, ..] = new;
     real[1] = real[1] & !DEPENDENT_FLAGS | dependent_flags(signal, handler, flags);
     // SAFETY: the action that is ours, with another flag.
-    unsafe { syscall(SYS_RT_SIGACTION, [signal, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
+    unsafe { syscall(nr::RT_SIGACTION, [signal, real.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) };
 }
 
 /// A signal that is not ours has come to the agent's handler: what the process has made its action is done. The result is the
@@ -264,9 +261,9 @@ fn hold_back(base: u64, info: &Info, context: &mut Context) {
     let bit = 1 << (signal - 1);
     context.set_mask(context.mask() | bit);
     set_mask(context.mask());
-    let to_process = [syscall0(SYS_GETPID) as u64, signal, &raw const *info as u64, 0, 0, 0];
+    let to_process = [syscall0(nr::GETPID) as u64, signal, &raw const *info as u64, 0, 0, 0];
     // SAFETY: what the kernel gave to the handler, to whom it was sent.
-    let is_sent = info.code() != SI_TKILL && unsafe { syscall(SYS_RT_SIGQUEUEINFO, to_process) } == 0;
+    let is_sent = info.code() != SI_TKILL && unsafe { syscall(nr::RT_SIGQUEUEINFO, to_process) } == 0;
     if !is_sent {
         // (A thread may send itself what it may not send to its process.)
         send_again(info);
@@ -275,10 +272,10 @@ fn hold_back(base: u64, info: &Info, context: &mut Context) {
 
 /// Sends a signal that has come to the running thread once more, as it was; false: that is not possible.
 fn send_again(info: &Info) -> bool {
-    let (process, thread) = (syscall0(SYS_GETPID) as u64, syscall0(SYS_GETTID) as u64);
+    let (process, thread) = (syscall0(nr::GETPID) as u64, syscall0(nr::GETTID) as u64);
     let arguments = [process, thread, u64::from(info.signal()), &raw const *info as u64, 0, 0];
     // SAFETY: what the kernel gave to the handler, to itself.
-    unsafe { syscall(SYS_RT_TGSIGQUEUEINFO, arguments) == 0 }
+    unsafe { syscall(nr::RT_TGSIGQUEUEINFO, arguments) == 0 }
 }
 
 /// A signal ends the process, with the registers that it came at: it is sent once more, as it was, and comes when the handler returns.
@@ -293,12 +290,12 @@ fn end_by(base: u64, info: &Info, context: &mut Context) {
     let default = [SIG_DFL; 4];
     // SAFETY: the signal is about to end the process, as it would without us.
     let is_default =
-        unsafe { syscall(SYS_RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) } == 0;
+        unsafe { syscall(nr::RT_SIGACTION, [signal, default.as_ptr() as u64, 0, SIGNAL_SET_BYTES, 0, 0]) } == 0;
     if !is_default {
         // The process may not make such calls any more. Its instruction faults again, with the signal blocked.
         context.set_mask(context.mask() | bit);
     } else if !send_again(info) {
         // SAFETY: to itself.
-        unsafe { syscall(SYS_TKILL, [syscall0(SYS_GETTID) as u64, signal, 0, 0, 0, 0]) };
+        unsafe { syscall(nr::TKILL, [syscall0(nr::GETTID) as u64, signal, 0, 0, 0, 0]) };
     }
 }

@@ -7,6 +7,7 @@
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
+use ring3_uapi::nr;
 
 use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
@@ -298,12 +299,11 @@ pub(crate) fn run_guarded<R>(
 /// Whether `sp` is on the thread's alternate signal stack (sigaltstack(2)) and `other` is not. Then whatever ran at `other` is
 /// interrupted, wherever the alternate stack lies. (A stack that the kernel disarms meanwhile, `SS_AUTODISARM`, is not known.)
 pub(crate) fn is_on_alternate_stack(other: u64, sp: u64) -> bool {
-    const SYS_SIGALTSTACK: u64 = 131;
     const SS_DISABLE: u64 = 2;
     // `stack_t`: address, flags, bytes.
     let mut stack = [0u64, SS_DISABLE, 0];
     // SAFETY: asks only; room for the answer.
-    unsafe { syscall(SYS_SIGALTSTACK, [0, stack.as_mut_ptr() as u64, 0, 0, 0, 0]) };
+    unsafe { syscall(nr::SIGALTSTACK, [0, stack.as_mut_ptr() as u64, 0, 0, 0, 0]) };
     let [start, flags, bytes] = stack;
     let is_there = |sp: u64| sp.wrapping_sub(start) <= bytes;
     flags & SS_DISABLE == 0 && is_there(sp) && !is_there(other)

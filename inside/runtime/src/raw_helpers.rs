@@ -5,6 +5,7 @@
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Acquire;
+use ring3_uapi::nr;
 
 use ring3_layout::control::{Attachment, GotEntry, Hook, MAPS_MAX};
 use ring3_layout::region::got_offset;
@@ -19,7 +20,7 @@ use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_stri
 use crate::raw_memory::{clear, read, read_string, read_user_string, write};
 use crate::raw_request::control;
 use crate::raw_slot::name;
-use crate::raw_system::{SYS_CLOCK_GETTIME, SYS_GETCPU, SYS_PRCTL, is_dead, relax, syscall};
+use crate::raw_system::{is_dead, relax, syscall};
 use crate::raw_trace::{formatted, print, with_arguments};
 
 pub(crate) const CLOCK_MONOTONIC: u64 = 1;
@@ -63,7 +64,7 @@ pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
     let at = &raw mut time as u64;
     if function == 0 {
         // SAFETY: the kernel writes a timespec, which `time` has room for.
-        unsafe { syscall(SYS_CLOCK_GETTIME, [clock, at, 0, 0, 0, 0]) };
+        unsafe { syscall(nr::CLOCK_GETTIME, [clock, at, 0, 0, 0, 0]) };
     } else {
         // SAFETY: the server found the address of the vDSO's clock_gettime in this process.
         let call: extern "sysv64" fn(u64, u64) -> i32 = unsafe { core::mem::transmute(function) };
@@ -88,7 +89,7 @@ pub(crate) fn monotonic_ns(tb: &ThreadBlock) -> u64 {
 pub(crate) fn comm() -> [u64; 2] {
     let mut name = [0u64; 2];
     // SAFETY: the kernel writes 16 bytes.
-    unsafe { syscall(SYS_PRCTL, [PR_GET_NAME, &raw mut name as u64, 0, 0, 0, 0]) };
+    unsafe { syscall(nr::PRCTL, [PR_GET_NAME, &raw mut name as u64, 0, 0, 0, 0]) };
     name
 }
 
@@ -372,7 +373,7 @@ helpers! {
     fn get_numa_node_id(; tb) {
         let mut node = 0u32;
         // SAFETY: the kernel writes 4 bytes.
-        unsafe { syscall(SYS_GETCPU, [0, &raw mut node as u64, 0, 0, 0, 0]) };
+        unsafe { syscall(nr::GETCPU, [0, &raw mut node as u64, 0, 0, 0, 0]) };
         u64::from(node)
     }
 

@@ -5,16 +5,16 @@
 
 use ring3_layout::syscall::IDENTITY_CHANGERS;
 use ring3_layout::thread::{Remembered, ThreadBlock};
+use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::{coarse_ns, comm};
 use crate::raw_sud::is_borrower;
-use crate::raw_system::{SYS_GETGID, SYS_GETUID, syscall0};
+use crate::raw_system::syscall0;
 use crate::raw_thread::current;
 
 /// How long an answer of the kernel holds. The clock that is looked at goes on in steps of up to 10 ms.
 const KEPT_NS: u64 = 10_000_000;
-const SYS_PRCTL: i64 = 157;
 const PR_SET_NAME: u64 = 15;
 
 /// What the kernel says of the running thread: remembered at `place`, or asked.
@@ -43,7 +43,7 @@ pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
         tb,
         |tb| &mut tb.uid_gid,
         || {
-            let (uid, gid) = (syscall0(SYS_GETUID), syscall0(SYS_GETGID));
+            let (uid, gid) = (syscall0(nr::GETUID), syscall0(nr::GETGID));
             (gid as u64) << 32 | u64::from(uid as u32)
         },
     )
@@ -52,7 +52,7 @@ pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
 /// A call begins. If it is one that changes the thread's name or user, nothing of that is remembered until it has been made.
 #[inline(never)]
 pub(crate) fn changes(base: u64, regs: &PtRegs, number: i64) {
-    let names = number == SYS_PRCTL && regs.rdi == PR_SET_NAME;
+    let names = number == nr::PRCTL && regs.rdi == PR_SET_NAME;
     if !names && !IDENTITY_CHANGERS.iter().any(|changer| i64::from(*changer) == number) {
         return;
     }

@@ -5,6 +5,7 @@
 //! is not in the server's table, or that cannot be found out, reads as unmapped memory.
 
 use core::ptr::copy_nonoverlapping;
+use ring3_uapi::nr;
 
 use ring3_layout::control::TASK_TABLE_OFFSET;
 use ring3_layout::owner;
@@ -17,9 +18,7 @@ use crate::raw_helpers::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns, comm};
 use crate::raw_memory::{USER_END, is_program_memory, read, read_string, read_user_string};
 use crate::raw_proc::Task;
 use crate::raw_slot::name;
-use crate::raw_system::{
-    SYS_GETPPID, SYS_GETRESGID, SYS_GETRESUID, SYS_SETFSGID, SYS_SETFSUID, SYS_UNAME, cpu_number, syscall, syscall0,
-};
+use crate::raw_system::{cpu_number, syscall, syscall0};
 use crate::raw_task::task_of;
 
 /// First address of the kernel's half.
@@ -211,8 +210,8 @@ fn number(tb: &ThreadBlock, at: TaskAddress, task: Task, source: Source, which: 
         Source::StartBoottime => started(task)?,
         Source::StartMonotonic => started(task).filter(|_| !was_suspended(tb))?,
         Source::NumberFile => task.number_in(which)?,
-        Source::Uid => own.then(|| id(SYS_GETRESUID, SYS_SETFSUID, which))??,
-        Source::Gid => own.then(|| id(SYS_GETRESGID, SYS_SETFSGID, which))??,
+        Source::Uid => own.then(|| id(nr::GETRESUID, nr::SETFSUID, which))??,
+        Source::Gid => own.then(|| id(nr::GETRESGID, nr::SETFSGID, which))??,
         Source::Namespace => task.namespace(which)?,
         Source::Cpu => own.then(|| u64::from(cpu_number(tb.region_base)))?,
         Source::Comm | Source::Uts => return None,
@@ -221,7 +220,7 @@ fn number(tb: &ThreadBlock, at: TaskAddress, task: Task, source: Source, which: 
 
 /// The parent's process id; 0: it is in another pid namespace.
 fn parent(task: Task) -> Option<u32> {
-    if task.is_running() { Some(syscall0(SYS_GETPPID) as u32) } else { task.status(b"PPid:").map(|id| id as u32) }
+    if task.is_running() { Some(syscall0(nr::GETPPID) as u32) } else { task.status(b"PPid:").map(|id| id as u32) }
 }
 
 /// When a thread began, to the tick: nobody tells it more exactly.
@@ -237,7 +236,7 @@ fn was_suspended(tb: &ThreadBlock) -> bool {
 }
 
 /// An id of the running thread: real, effective, saved, of file systems.
-fn id(get: u64, set_for_files: u64, which: u16) -> Option<u64> {
+fn id(get: i64, set_for_files: i64, which: u16) -> Option<u64> {
     let mut ids = [0u32; 3];
     let Some(place) = ids.get(usize::from(which)) else {
         // An id that is none: only the old one is told. Mirrors kernel/sys.c:__sys_setfsuid.
@@ -259,6 +258,6 @@ fn id(get: u64, set_for_files: u64, which: u16) -> Option<u64> {
 /// `struct new_utsname`, which is what the system call writes.
 fn uname(value: &mut [u8; UTS_BYTES]) -> Option<()> {
     // SAFETY: the kernel writes UTS_BYTES bytes.
-    let result = unsafe { syscall(SYS_UNAME, [value.as_mut_ptr() as u64, 0, 0, 0, 0, 0]) };
+    let result = unsafe { syscall(nr::UNAME, [value.as_mut_ptr() as u64, 0, 0, 0, 0, 0]) };
     (result == 0).then_some(())
 }

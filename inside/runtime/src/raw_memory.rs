@@ -5,13 +5,14 @@
 //! copied directly: the thread's own stack, from its stack pointer to the end of the page of the application's stack pointer.
 
 use core::sync::atomic::Ordering::Relaxed;
+use ring3_uapi::nr;
 
 use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
 use crate::raw_guarded::{copy, may_fault};
-use crate::raw_system::{SYS_GETPID, SYS_PROCESS_VM_READV, SYS_PROCESS_VM_WRITEV, image_base, syscall, syscall0};
+use crate::raw_system::{image_base, syscall, syscall0};
 
 const PAGE: u64 = 4096;
 /// Bytes of a string that are fetched at a time: by a system call, and without.
@@ -103,7 +104,7 @@ unsafe fn transfer(
         // SAFETY: the caller vouches for `local`; the other one may not be there. Who says that it is to be written may do so.
         return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
     }
-    let pid = tb.map_or_else(|| syscall0(SYS_GETPID) as u64, |tb| tb.pid_tgid >> 32);
+    let pid = tb.map_or_else(|| syscall0(nr::GETPID) as u64, |tb| tb.pid_tgid >> 32);
     // SAFETY: the kernel checks the other address; the caller vouches for `local`.
     unsafe { ask_kernel(direction, pid, local, bytes) }
 }
@@ -112,8 +113,8 @@ unsafe fn transfer(
 #[inline(never)]
 unsafe fn ask_kernel(direction: Direction, pid: u64, local: u64, bytes: u64) -> Result<(), Errno> {
     let (number, remote) = match direction {
-        Direction::From(source) => (SYS_PROCESS_VM_READV, source),
-        Direction::To(target) => (SYS_PROCESS_VM_WRITEV, target),
+        Direction::From(source) => (nr::PROCESS_VM_READV, source),
+        Direction::To(target) => (nr::PROCESS_VM_WRITEV, target),
     };
     let local = IoVec { base: local, bytes };
     let remote = IoVec { base: remote, bytes };

@@ -4,14 +4,12 @@
 //! or show another pid namespace: then nothing is known.
 
 use core::iter::from_fn;
+use ring3_uapi::nr;
 
 use ring3_layout::task::{NAMESPACES, NUMBER_FILES, VALUE_BYTES_MAX};
 use ring3_layout::thread::ThreadBlock;
 
-use crate::raw_system::{
-    SYS_CLOSE, SYS_FSTATFS, SYS_GETPID, SYS_GETPPID, SYS_OPEN, SYS_PREAD64, SYS_READLINK, SYS_STAT, SYS_STATFS,
-    syscall, syscall0,
-};
+use crate::raw_system::{syscall, syscall0};
 
 /// Bytes of a path at most, the NUL included: `/proc/4194304/ns/time_for_children`.
 const PATH_BYTES: usize = 48;
@@ -53,7 +51,7 @@ impl Task {
             return Some(self.own_tgid);
         }
         // The parent may be one with the id 0, in another pid namespace, who is his own parent.
-        if [self.own_tgid, syscall0(SYS_GETPPID) as u32, 0].contains(&self.tid) {
+        if [self.own_tgid, syscall0(nr::GETPPID) as u32, 0].contains(&self.tid) {
             return Some(self.tid);
         }
         self.status(b"Tgid:").map(|id| id as u32)
@@ -122,12 +120,12 @@ impl Task {
         path.push(word(NAMESPACES, which)?)?;
         let (mut system, mut status) = ([0u64; STATFS_WORDS], [0u64; STAT_WORDS]);
         // SAFETY: the kernel reads a string, and writes a `struct statfs`.
-        let result = unsafe { syscall(SYS_STATFS, [path.address(), &raw mut system as u64, 0, 0, 0, 0]) };
+        let result = unsafe { syscall(nr::STATFS, [path.address(), &raw mut system as u64, 0, 0, 0, 0]) };
         if result != 0 || system.first() != Some(&NAMESPACE_MAGIC) {
             return None;
         }
         // SAFETY: the kernel reads a string, and writes a `struct stat`.
-        let result = unsafe { syscall(SYS_STAT, [path.address(), &raw mut status as u64, 0, 0, 0, 0]) };
+        let result = unsafe { syscall(nr::STAT, [path.address(), &raw mut status as u64, 0, 0, 0, 0]) };
         let [_, inode, ..] = status;
         (result == 0).then_some(inode)
     }
@@ -167,10 +165,10 @@ fn proc_is_near() -> bool {
     let mut text = [0u8; 16];
     let path = c"/proc/self".as_ptr() as u64;
     // SAFETY: the kernel reads a string, and writes at most the length of `text`.
-    unsafe { syscall(SYS_READLINK, [path, text.as_mut_ptr() as u64, text.len() as u64, 0, 0, 0]) };
+    unsafe { syscall(nr::READLINK, [path, text.as_mut_ptr() as u64, text.len() as u64, 0, 0, 0]) };
     let mut number = Number::default();
     text.iter().copied().take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
-    number.value() == Some(syscall0(SYS_GETPID) as u64)
+    number.value() == Some(syscall0(nr::GETPID) as u64)
 }
 
 /// The word of a text with this index.
@@ -248,11 +246,11 @@ impl File {
     fn open(path: &Path) -> Option<File> {
         const O_CLOEXEC: u64 = 0o2_000_000;
         // SAFETY: the kernel reads a string.
-        let fd = unsafe { syscall(SYS_OPEN, [path.address(), O_CLOEXEC, 0, 0, 0, 0]) };
+        let fd = unsafe { syscall(nr::OPEN, [path.address(), O_CLOEXEC, 0, 0, 0, 0]) };
         let file = File(u64::try_from(fd).ok()?);
         let mut system = [0u64; STATFS_WORDS];
         // SAFETY: the kernel writes a `struct statfs`.
-        let result = unsafe { syscall(SYS_FSTATFS, [file.0, &raw mut system as u64, 0, 0, 0, 0]) };
+        let result = unsafe { syscall(nr::FSTATFS, [file.0, &raw mut system as u64, 0, 0, 0, 0]) };
         (result == 0 && system.first() == Some(&PROC_MAGIC)).then_some(file)
     }
 
@@ -264,7 +262,7 @@ impl File {
                 let to = chunk.as_mut_ptr() as u64;
                 // SAFETY: the kernel writes at most CHUNK bytes. (Where the file is, it is told: what another thread has
                 // opened under this number, after it closed all, is not to be moved on.)
-                let read = unsafe { syscall(SYS_PREAD64, [self.0, to, CHUNK as u64, offset, 0, 0]) };
+                let read = unsafe { syscall(nr::PREAD64, [self.0, to, CHUNK as u64, offset, 0, 0]) };
                 filled = usize::try_from(read).ok()?;
                 (at, offset) = (0, offset + filled as u64);
             }
@@ -278,6 +276,6 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: closes what `open` opened.
-        unsafe { syscall(SYS_CLOSE, [self.0, 0, 0, 0, 0, 0]) };
+        unsafe { syscall(nr::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
     }
 }

@@ -1,12 +1,13 @@
 //! Requests of the agent to the server, and doorbells that wake the server.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use ring3_uapi::nr;
 
 use ring3_layout::control::ControlHeader;
 use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
 
-use crate::raw_system::{EPERM, SYS_FUTEX, is_dead, syscall};
+use crate::raw_system::{EPERM, is_dead, syscall};
 use crate::raw_thread::state;
 
 const FUTEX_WAIT: u64 = 0;
@@ -37,7 +38,7 @@ pub(crate) fn ring(base: u64, number: u32) {
     if doorbell.sleeping.load(SeqCst) != 0 {
         let address = &raw const doorbell.sequence as u64;
         // SAFETY: FUTEX_WAKE only uses the address as a key.
-        unsafe { syscall(SYS_FUTEX, [address, FUTEX_WAKE, i32::MAX as u64, 0, 0, 0]) };
+        unsafe { syscall(nr::FUTEX, [address, FUTEX_WAKE, i32::MAX as u64, 0, 0, 0]) };
     }
 }
 
@@ -73,7 +74,7 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) ->
         }
         let arguments = [address, FUTEX_WAIT, u64::from(request::PENDING), &raw const timeout as u64, 0, 0];
         // SAFETY: the futex word and the timeout are valid for the call.
-        let result = unsafe { syscall(SYS_FUTEX, arguments) };
+        let result = unsafe { syscall(nr::FUTEX, arguments) };
         if result == -EINTR {
             interrupted += 1;
             continue;

@@ -16,6 +16,8 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
+use ring3_layout::syscall::MASK_SETTERS;
+use ring3_uapi::nr;
 
 use ring3_layout::realm::request;
 use ring3_layout::region::{STATE_OFFSET, SUD_OFFSET};
@@ -34,14 +36,9 @@ use crate::raw_actions::{
 use crate::raw_memory::{read_own_word, write_own};
 use crate::raw_request::file;
 use crate::raw_syscalls::{begin, block_of, end, own_ids};
-use crate::raw_system::{SYS_GETPID, SYS_PRCTL, syscall, syscall0};
+use crate::raw_system::{syscall, syscall0};
 use crate::raw_thread::{current, process};
 
-const SYS_MMAP: i64 = 9;
-const SYS_MPROTECT: i64 = 10;
-const SYS_MUNMAP: i64 = 11;
-const SYS_PKEY_MPROTECT: i64 = 329;
-const SYS_CLONE3: i64 = 435;
 const PROT_EXEC: u64 = 4;
 const MAP_ANONYMOUS: u64 = 0x20;
 const PR_SET_SECCOMP: u64 = 22;
@@ -82,7 +79,7 @@ pub(crate) fn switch(base: u64, on: bool) {
         false => [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0],
     };
     // SAFETY: without a selector nothing is read or written.
-    unsafe { syscall(SYS_PRCTL, arguments) };
+    unsafe { syscall(nr::PRCTL, arguments) };
 }
 
 /// The running thread is dispatched if it may be. All is known of it: it has come from the kernel just now.
@@ -116,7 +113,7 @@ pub(crate) fn is_borrower(tb: &ThreadBlock) -> bool {
 
 /// The same, asked of the kernel: nobody may have seen how the thread was made.
 pub(crate) fn borrows_memory(base: u64, tb: Option<&ThreadBlock>) -> bool {
-    let (own, generation) = (syscall0(SYS_GETPID), process(base).generation.load(Relaxed));
+    let (own, generation) = (syscall0(nr::GETPID), process(base).generation.load(Relaxed));
     let differs = own > 0 && generation != 0 && own as u64 != generation;
     differs || tb.is_some_and(is_borrower)
 }
@@ -137,17 +134,17 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
     }
     match number {
         // What it does without a stack could not be caught.
-        SYS_MUNMAP if unmaps_stack(regs) => {
+        nr::MUNMAP if unmaps_stack(regs) => {
             switch(base, false);
             None
         }
-        13 => on_rt_sigaction(base, Some(tb), regs),
-        14 => on_rt_sigprocmask(base, Some(tb), regs, mask),
-        15 => {
+        nr::RT_SIGACTION => on_rt_sigaction(base, Some(tb), regs),
+        nr::RT_SIGPROCMASK => on_rt_sigprocmask(base, Some(tb), regs, mask),
+        nr::RT_SIGRETURN => {
             on_rt_sigreturn(base, tb, regs, mask.is_some());
             None
         }
-        130 | 270 | 271 | 281 | 333 | 426 | 441 => {
+        _ if sets_mask_for_its_time(number) => {
             let of_call = mask_of_call(regs, number);
             check_mask_of_call(base, is_borrower(tb), of_call);
             let blocks = of_call.is_some_and(|of_call| of_call & SIGSYS_BIT != 0);
@@ -157,7 +154,7 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64, mask: Option<&mut u6
             }
             None
         }
-        SYS_CLONE3 if never_blocked(base) != 0 => {
+        nr::CLONE3 if never_blocked(base) != 0 => {
             keep_handlers(regs);
             None
         }
@@ -185,17 +182,19 @@ fn keep_handlers(regs: &PtRegs) {
 fn before_without(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
     let never = never_blocked(base) != 0;
     match number {
-        13 if never || regs.rdi == SIGCANCEL => on_rt_sigaction(base, block_of(base, regs).as_deref(), regs),
-        14 if never => on_rt_sigprocmask(base, block_of(base, regs), regs, None),
-        15 if never => {
+        nr::RT_SIGACTION if never || regs.rdi == SIGCANCEL => {
+            on_rt_sigaction(base, block_of(base, regs).as_deref(), regs)
+        }
+        nr::RT_SIGPROCMASK if never => on_rt_sigprocmask(base, block_of(base, regs), regs, None),
+        nr::RT_SIGRETURN if never => {
             let _ = keep_out_of_frame(base, regs);
             None
         }
-        SYS_CLONE3 if never => {
+        nr::CLONE3 if never => {
             keep_handlers(regs);
             None
         }
-        130 | 270 | 271 | 281 | 333 | 426 | 441 if never => {
+        _ if never && sets_mask_for_its_time(number) => {
             let borrows = block_of(base, regs).is_some_and(|tb| is_borrower(tb));
             check_mask_of_call(base, borrows, mask_of_call(regs, number));
             None
@@ -213,8 +212,10 @@ pub(crate) fn filter_given(regs: &PtRegs, number: i64) -> Option<u64> {
     const SET_FILTER: u64 = 1;
     // (Without a filter such a call fails: programs ask in this way whether there are any.)
     match (number, regs.rdi, regs.rsi) {
-        (157, PR_SET_SECCOMP, MODE_STRICT) | (317, SET_STRICT, _) => Some(0),
-        (157, PR_SET_SECCOMP, MODE_FILTER) | (317, SET_FILTER, _) => Some(regs.rdx).filter(|at| *at != 0),
+        (nr::PRCTL, PR_SET_SECCOMP, MODE_STRICT) | (nr::SECCOMP, SET_STRICT, _) => Some(0),
+        (nr::PRCTL, PR_SET_SECCOMP, MODE_FILTER) | (nr::SECCOMP, SET_FILTER, _) => {
+            Some(regs.rdx).filter(|at| *at != 0)
+        }
         _ => None,
     }
 }
@@ -235,16 +236,21 @@ fn give_up(base: u64, tb: &ThreadBlock) -> Option<i64> {
     None
 }
 
+/// Whether a call may set a mask for its own time.
+fn sets_mask_for_its_time(number: i64) -> bool {
+    MASK_SETTERS.iter().any(|setter| i64::from(*setter) == number)
+}
+
 /// The mask that a call sets for its own time.
 fn mask_of_call(regs: &PtRegs, number: i64) -> Option<u64> {
     const ENTER_EXTENDED: u64 = 8;
     let at = match number {
-        130 => regs.rdi,
-        271 => regs.r10,
-        281 | 441 => regs.r8,
-        270 | 333 => read_own_word(regs.r9).ok()?,
-        426 if regs.r10 & ENTER_EXTENDED != 0 => read_own_word(regs.r8).ok()?,
-        426 => regs.r8,
+        nr::RT_SIGSUSPEND => regs.rdi,
+        nr::PPOLL => regs.r10,
+        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => regs.r8,
+        nr::PSELECT6 | nr::IO_PGETEVENTS => read_own_word(regs.r9).ok()?,
+        nr::IO_URING_ENTER if regs.r10 & ENTER_EXTENDED != 0 => read_own_word(regs.r8).ok()?,
+        nr::IO_URING_ENTER => regs.r8,
         _ => 0,
     };
     read_own_word(Some(at).filter(|at| *at != 0)?).ok()
@@ -400,8 +406,8 @@ pub(crate) fn is_new_code(base: u64, number: i64, regs: &PtRegs) -> bool {
         return false;
     }
     match number {
-        SYS_MMAP => !settled || regs.r10 & MAP_ANONYMOUS == 0,
-        SYS_MPROTECT | SYS_PKEY_MPROTECT => !settled,
+        nr::MMAP => !settled || regs.r10 & MAP_ANONYMOUS == 0,
+        nr::MPROTECT | nr::PKEY_MPROTECT => !settled,
         _ => false,
     }
 }
@@ -528,7 +534,7 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
         .map_or(0, |copy| copy as u64 + 1);
     let is_left_in_place =
         || sud.left_in_place.iter().take_while(|at| at.load(Relaxed) != 0).any(|at| at.load(Relaxed) == after);
-    let unmaps = number == SYS_MUNMAP && unmaps_stack(&registers(context));
+    let unmaps = number == nr::MUNMAP && unmaps_stack(&registers(context));
     let seen = info.arch == AUDIT_ARCH_X86_64 && is_armed(base) && !is_left_in_place() && !unmaps;
     let Some(slot) = (if seen { claim(sud, after | copy << SUD_COPY_SHIFT) } else { None }) else {
         let_through(base, sud, context, info.arch != AUDIT_ARCH_X86_64 && SETS_ACTION_32.contains(&number));

@@ -12,6 +12,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
+use ring3_uapi::nr;
 
 use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
 use ring3_layout::frame::RED_ZONE_BYTES;
@@ -32,28 +33,12 @@ use crate::raw_identity;
 use crate::raw_memory::read_own;
 use crate::raw_request::{control, file};
 use crate::raw_sud;
-use crate::raw_system::{SYS_GETPID, SYS_GETTID, gs_base, syscall, syscall0};
+use crate::raw_system::{gs_base, syscall, syscall0};
 use crate::raw_thread::{
     begin_without_tcb, current, find_by_fs_base, is_tcb, state, stop_using_tcbs, update_fs_base,
 };
 use crate::raw_unwound;
 
-const SYS_RT_SIGACTION: u64 = 13;
-const SYS_RT_SIGPROCMASK: u64 = 14;
-const SYS_RT_SIGRETURN: i64 = 15;
-const SYS_EXIT: i64 = 60;
-const SYS_EXIT_GROUP: i64 = 231;
-const SYS_KILL: i64 = 62;
-const SYS_RT_SIGQUEUEINFO: i64 = 129;
-const SYS_TKILL: i64 = 200;
-const SYS_TGKILL: i64 = 234;
-const SYS_RT_TGSIGQUEUEINFO: i64 = 297;
-const SYS_CLONE: i64 = 56;
-const SYS_VFORK: i64 = 58;
-const SYS_EXECVE: i64 = 59;
-const SYS_ARCH_PRCTL: i64 = 158;
-const SYS_EXECVEAT: i64 = 322;
-const SYS_CLONE3: i64 = 435;
 const ARCH_SET_FS: u64 = 0x1002;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
@@ -269,7 +254,7 @@ pub unsafe fn enter_slow(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
 pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u32, mask: Option<&mut u64>) -> bool {
     // SAFETY: the caller's promise.
     let regs = unsafe { &mut *regs };
-    if number == SYS_RT_SIGRETURN {
+    if number == nr::RT_SIGRETURN {
         // SAFETY: the stack pointer of this call is at a frame.
         unsafe { raw_unwound::lead_back(base, regs.rsp) };
     }
@@ -278,7 +263,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
     if runs {
         // SAFETY: the registers of the call.
         if clone_syscall(number).is_some() && unsafe { CloneArguments::of(number, regs) }.lacks_tcb()
-            || number == SYS_ARCH_PRCTL && regs.rdi == ARCH_SET_FS && !is_tcb(regs.rsi)
+            || number == nr::ARCH_PRCTL && regs.rdi == ARCH_SET_FS && !is_tcb(regs.rsi)
         {
             stop_using_tcbs(base);
         }
@@ -288,7 +273,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
         if let Some(tb) = &mut shown {
             // SAFETY: the caller's promise.
             unsafe { end_abandoned(base, tb, regs) };
-            if has_end(base, number) && ![SYS_RT_SIGRETURN, SYS_EXIT, SYS_EXIT_GROUP].contains(&number) {
+            if has_end(base, number) && ![nr::RT_SIGRETURN, nr::EXIT, nr::EXIT_GROUP].contains(&number) {
                 push(tb, (tb.next_call, tb.first_call), regs.rsp, number, passed);
             }
             // SAFETY: the caller's promise.
@@ -312,8 +297,8 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
         raw_identity::changes(base, regs, number);
         match number {
             // SAFETY: the stack pointer of this call is at a frame.
-            SYS_RT_SIGRETURN => unsafe { before_return(base, regs.rsp) },
-            SYS_EXECVE | SYS_EXECVEAT if tables(base).follow.load(Relaxed) != 0 => {
+            nr::RT_SIGRETURN => unsafe { before_return(base, regs.rsp) },
+            nr::EXECVE | nr::EXECVEAT if tables(base).follow.load(Relaxed) != 0 => {
                 file(base, request::KIND_EXEC, own_ids(), 0, true);
             }
             _ => {}
@@ -372,7 +357,7 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
     let borrows = match known {
         // SAFETY: the registers of the call.
         Some(number) if clone_syscall(number).is_some() => unsafe { after_clone(base, number, regs) },
-        Some(SYS_ARCH_PRCTL) | None if regs.rdi == ARCH_SET_FS && regs.rax == 0 => {
+        Some(nr::ARCH_PRCTL) | None if regs.rdi == ARCH_SET_FS && regs.rax == 0 => {
             update_fs_base(base);
             false
         }
@@ -488,13 +473,14 @@ pub(crate) unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs
 /// What the kernel shows as the result of a call that a signal interrupts (`ERESTARTSYS` and its kin, include/linux/errno.h),
 /// where its caller finds `EINTR`.
 pub(crate) fn interrupted(number: i64) -> i64 {
+    const EINTR: i64 = 4;
+    const ERESTARTNOHAND: i64 = 514;
+    const ERESTART_RESTARTBLOCK: i64 = 516;
     match number {
-        // epoll_wait, epoll_pwait, epoll_pwait2, semop, semtimedop, rt_sigtimedwait, io_getevents
-        232 | 281 | 441 | 65 | 220 | 128 | 208 => -4,
-        // pause, rt_sigsuspend, select, pselect6, ppoll
-        34 | 130 | 23 | 270 | 271 => -514,
-        // nanosleep, clock_nanosleep, poll, restart_syscall
-        35 | 230 | 7 | 219 => -516,
+        nr::EPOLL_WAIT | nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 | nr::SEMOP | nr::SEMTIMEDOP => -EINTR,
+        nr::RT_SIGTIMEDWAIT | nr::IO_GETEVENTS => -EINTR,
+        nr::PAUSE | nr::RT_SIGSUSPEND | nr::SELECT | nr::PSELECT6 | nr::PPOLL => -ERESTARTNOHAND,
+        nr::NANOSLEEP | nr::CLOCK_NANOSLEEP | nr::POLL | nr::RESTART_SYSCALL => -ERESTART_RESTARTBLOCK,
         _ => ERESTARTSYS,
     }
 }
@@ -506,9 +492,9 @@ fn ends_process(tb: &ThreadBlock, regs: &PtRegs, number: i64) -> bool {
     const SIGNALS: u64 = 64;
     let (process, thread) = (tb.pid_tgid >> 32, u64::from(tb.pid_tgid as u32));
     let (to_itself, signal) = match number {
-        SYS_KILL | SYS_RT_SIGQUEUEINFO => (regs.rdi == process, regs.rsi),
-        SYS_TKILL => (regs.rdi == thread, regs.rsi),
-        SYS_TGKILL | SYS_RT_TGSIGQUEUEINFO => (regs.rdi == process && regs.rsi == thread, regs.rdx),
+        nr::KILL | nr::RT_SIGQUEUEINFO => (regs.rdi == process, regs.rsi),
+        nr::TKILL => (regs.rdi == thread, regs.rsi),
+        nr::TGKILL | nr::RT_TGSIGQUEUEINFO => (regs.rdi == process && regs.rsi == thread, regs.rdx),
         _ => (false, 0),
     };
     if !to_itself || !(1..=SIGNALS).contains(&signal) || signal < SIGNALS && HARMLESS & 1 << signal != 0 {
@@ -517,13 +503,13 @@ fn ends_process(tb: &ThreadBlock, regs: &PtRegs, number: i64) -> bool {
     // `struct kernel_sigaction`: handler, flags, restorer, mask.
     let mut action = [1u64; 4];
     // SAFETY: asks only; room for the answer.
-    unsafe { syscall(SYS_RT_SIGACTION, [signal, 0, action.as_mut_ptr() as u64, 8, 0, 0]) };
+    unsafe { syscall(nr::RT_SIGACTION, [signal, 0, action.as_mut_ptr() as u64, 8, 0, 0]) };
     if let Some(own) = raw_actions::handler_instead(tb.region_base, signal) {
         action[0] = own;
     }
     let mut blocked = 0u64;
     // SAFETY: asks only; room for the answer.
-    unsafe { syscall(SYS_RT_SIGPROCMASK, [0, 0, &raw mut blocked as u64, 8, 0, 0]) };
+    unsafe { syscall(nr::RT_SIGPROCMASK, [0, 0, &raw mut blocked as u64, 8, 0, 0]) };
     action[0] == 0 && blocked & 1 << (signal - 1) == 0
 }
 
@@ -666,9 +652,9 @@ impl CloneArguments {
         /// Words of `struct clone_args` up to `tls`.
         const ARGUMENTS: usize = 8;
         match number {
-            SYS_CLONE => CloneArguments { flags: regs.rdi, tls: regs.r8 },
-            SYS_VFORK => CloneArguments { flags: CLONE_VM | CLONE_VFORK, tls: 0 },
-            SYS_CLONE3 => {
+            nr::CLONE => CloneArguments { flags: regs.rdi, tls: regs.r8 },
+            nr::VFORK => CloneArguments { flags: CLONE_VM | CLONE_VFORK, tls: 0 },
+            nr::CLONE3 => {
                 let mut words = [0u64; ARGUMENTS];
                 // SAFETY: room for the words; the address may be any.
                 let _ = unsafe { read_own(words.as_mut_ptr() as u64, regs.rdi, ARGUMENTS as u64 * 8) };
@@ -722,7 +708,7 @@ unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> bool {
 }
 
 pub(crate) fn own_ids() -> u64 {
-    (syscall0(SYS_GETPID) as u64) << 32 | syscall0(SYS_GETTID) as u64
+    (syscall0(nr::GETPID) as u64) << 32 | syscall0(nr::GETTID) as u64
 }
 
 /// Words of a signal frame from the stack pointer of `rt_sigreturn` on (`struct ucontext`, arch/x86/include/uapi/asm/sigcontext.h).

@@ -2,40 +2,13 @@
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
+use ring3_uapi::nr;
 
 use ring3_layout::filter::DENIED_OFFSET;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::StateHeader;
 
 use crate::raw_request::control;
-
-pub(crate) const SYS_NANOSLEEP: u64 = 35;
-pub(crate) const SYS_GETPID: u64 = 39;
-pub(crate) const SYS_SCHED_YIELD: u64 = 24;
-pub(crate) const SYS_GETUID: u64 = 102;
-pub(crate) const SYS_GETGID: u64 = 104;
-pub(crate) const SYS_PRCTL: u64 = 157;
-pub(crate) const SYS_GETTID: u64 = 186;
-pub(crate) const SYS_TKILL: u64 = 200;
-pub(crate) const SYS_FUTEX: u64 = 202;
-pub(crate) const SYS_CLOCK_GETTIME: u64 = 228;
-pub(crate) const SYS_PROCESS_VM_READV: u64 = 310;
-pub(crate) const SYS_PROCESS_VM_WRITEV: u64 = 311;
-pub(crate) const SYS_GETCPU: u64 = 309;
-
-pub(crate) const SYS_OPEN: u64 = 2;
-pub(crate) const SYS_CLOSE: u64 = 3;
-pub(crate) const SYS_STAT: u64 = 4;
-pub(crate) const SYS_PREAD64: u64 = 17;
-pub(crate) const SYS_UNAME: u64 = 63;
-pub(crate) const SYS_READLINK: u64 = 89;
-pub(crate) const SYS_GETPPID: u64 = 110;
-pub(crate) const SYS_GETRESUID: u64 = 118;
-pub(crate) const SYS_GETRESGID: u64 = 120;
-pub(crate) const SYS_SETFSUID: u64 = 122;
-pub(crate) const SYS_SETFSGID: u64 = 123;
-pub(crate) const SYS_STATFS: u64 = 137;
-pub(crate) const SYS_FSTATFS: u64 = 138;
 
 pub(crate) const EPERM: i64 = 1;
 pub(crate) const ESRCH: i64 = 3;
@@ -74,7 +47,7 @@ unsafe extern "C" fn make_call() {
 ///
 /// # Safety
 /// As the system call: pointers are valid for what it does with them.
-pub(crate) unsafe fn syscall(number: u64, arguments: [u64; 6]) -> i64 {
+pub(crate) unsafe fn syscall(number: i64, arguments: [u64; 6]) -> i64 {
     let result;
     // SAFETY: the kernel keeps all registers but rax, rcx and r11, and `make_call` uses no others; the caller vouches for the
     // arguments.
@@ -97,7 +70,7 @@ pub(crate) unsafe fn syscall(number: u64, arguments: [u64; 6]) -> i64 {
 }
 
 /// A system call without pointers.
-pub(crate) fn syscall0(number: u64) -> i64 {
+pub(crate) fn syscall0(number: i64) -> i64 {
     // SAFETY: used for calls without arguments.
     unsafe { syscall(number, [0; 6]) }
 }
@@ -105,19 +78,19 @@ pub(crate) fn syscall0(number: u64) -> i64 {
 /// Lets other threads run; `sleeps`: for [`ring3_maps::NAP_NS`].
 pub(crate) fn relax(sleeps: bool) {
     if !sleeps {
-        syscall0(SYS_SCHED_YIELD);
+        syscall0(nr::SCHED_YIELD);
         return;
     }
     let time = [0u64, ring3_maps::NAP_NS];
     // SAFETY: nanosleep reads the time; what was left of it is not wanted.
-    unsafe { syscall(SYS_NANOSLEEP, [&raw const time as u64, 0, 0, 0, 0, 0]) };
+    unsafe { syscall(nr::NANOSLEEP, [&raw const time as u64, 0, 0, 0, 0, 0]) };
 }
 
 /// Whether no thread of this pid namespace has this id any more, or it has no memory any more: a process that was
 /// killed is a zombie until its parent waits for it, but runs nothing. Mirrors mm/process_vm_access.c:process_vm_rw_core.
 pub(crate) fn is_dead(tid: u32) -> bool {
     // SAFETY: tkill with signal 0 only looks.
-    if unsafe { syscall(SYS_TKILL, [u64::from(tid), 0, 0, 0, 0, 0]) } == -ESRCH {
+    if unsafe { syscall(nr::TKILL, [u64::from(tid), 0, 0, 0, 0, 0]) } == -ESRCH {
         return true;
     }
     let mut byte = 0u64;
@@ -126,7 +99,7 @@ pub(crate) fn is_dead(tid: u32) -> bool {
     let remote = [1u64, 1];
     let (local, remote) = (&raw const local as u64, &raw const remote as u64);
     // SAFETY: reads at most a byte into `byte`.
-    unsafe { syscall(SYS_PROCESS_VM_READV, [u64::from(tid), local, 1, remote, 1, 0]) == -ESRCH }
+    unsafe { syscall(nr::PROCESS_VM_READV, [u64::from(tid), local, 1, remote, 1, 0]) == -ESRCH }
 }
 
 /// Base of FS. The server checked that user code may ask (`AT_HWCAP2`).

@@ -10,6 +10,7 @@
 //! same FS base, or by any thread once all blocks are in use.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use ring3_uapi::nr;
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::request;
@@ -22,8 +23,7 @@ use ring3_layout::thread::{
 
 use crate::raw_memory::read_own_word;
 use crate::raw_system::{
-    SYS_GETPID, SYS_GETTID, fs_base, gs_base, half_at_fs, is_dead, relax, set_gs_base, syscall0, tcb_at_fs, ticks,
-    word_at_fs,
+    fs_base, gs_base, half_at_fs, is_dead, relax, set_gs_base, syscall0, tcb_at_fs, ticks, word_at_fs,
 };
 use crate::{raw_request, raw_shadow};
 
@@ -201,7 +201,7 @@ fn leave_hint(base: u64, block: *mut ThreadBlock) {
 
 /// The process's generation and the running thread's id; `None` if a seccomp filter forbids the calls.
 fn own_ids(base: u64) -> Option<(u64, u64)> {
-    let tid = u64::try_from(syscall0(SYS_GETTID)).ok()?;
+    let tid = u64::try_from(syscall0(nr::GETTID)).ok()?;
     Some((set_up_process(base)?, tid))
 }
 
@@ -219,7 +219,7 @@ fn set_up_process(base: u64) -> Option<u64> {
         }
         relax(false);
     }
-    let Ok(pid) = u64::try_from(syscall0(SYS_GETPID)) else {
+    let Ok(pid) = u64::try_from(syscall0(nr::GETPID)) else {
         page.initializing.store(0, Release);
         return None;
     };
@@ -299,7 +299,7 @@ pub(crate) fn update_fs_base(base: u64) {
     // SAFETY: GS points into the state block, where only set_gs_base makes it point, to blocks.
     let tb = unsafe { &mut *(gs as *mut ThreadBlock) };
     let index = (gs - block_address(base, 0)) / THREAD_BLOCK_BYTES;
-    let is_own = tb.tcb_tid == syscall0(SYS_GETTID) as u32;
+    let is_own = tb.tcb_tid == syscall0(nr::GETTID) as u32;
     if let Some(owner) = state(base).fs_bases.get(index as usize).filter(|_| is_own) {
         tb.fs_base = fs_base();
         owner.store(tb.fs_base, Relaxed);

@@ -7,6 +7,7 @@
 //! thread is elsewhere in ring3's code, the signal is delivered again a moment later.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
+use ring3_uapi::nr;
 
 use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
@@ -14,13 +15,9 @@ use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, TRA
 
 use crate::raw_sud::{self, Context, sud};
 use crate::raw_syscalls::{site, sites, tables};
-use crate::raw_system::{SYS_GETPID, SYS_GETTID, SYS_GETUID, syscall, syscall0};
+use crate::raw_system::{syscall, syscall0};
 use crate::raw_thread::{current, known};
 
-const SYS_TIMER_CREATE: u64 = 222;
-const SYS_TIMER_SETTIME: u64 = 223;
-const SYS_TIMER_DELETE: u64 = 226;
-const SYS_RT_SIGRETURN: i32 = 15;
 const CLOCK_MONOTONIC: u64 = 1;
 const SIGEV_THREAD_ID: u32 = 4;
 const SIG_IGN: u64 = 1;
@@ -82,12 +79,12 @@ pub unsafe fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: 
     let sent = unsafe { &mut *sent };
     // SAFETY: the caller's promise.
     let context = unsafe { &mut *context };
-    let own_pid = syscall0(SYS_GETPID) as i32;
+    let own_pid = syscall0(nr::GETPID) as i32;
     let comes_late = sent.code == SI_TIMER && sent.value == base;
     if comes_late {
         // SAFETY: a timer of ours.
-        unsafe { syscall(SYS_TIMER_DELETE, [sent.sender as u64, 0, 0, 0, 0, 0]) };
-        (sent.code, sent.sender, sent.user) = (SI_TKILL, own_pid, syscall0(SYS_GETUID) as i32);
+        unsafe { syscall(nr::TIMER_DELETE, [sent.sender as u64, 0, 0, 0, 0, 0]) };
+        (sent.code, sent.sender, sent.user) = (SI_TKILL, own_pid, syscall0(nr::GETUID) as i32);
         note_postponed(base, 0);
     }
     let rip = context.rip();
@@ -172,7 +169,7 @@ fn is_our_code(base: u64, rip: u64) -> bool {
 
 /// Whether what a handler returns to calls `rt_sigreturn` through a trampoline.
 fn returns_by_trampoline(base: u64, restorer: u64) -> bool {
-    let is_it = |site: &&SyscallSite| site.number == SYS_RT_SIGRETURN && site.site != 0;
+    let is_it = |site: &&SyscallSite| i64::from(site.number) == nr::RT_SIGRETURN && site.site != 0;
     sites(base).iter().filter(is_it).any(|site| site.call.wrapping_sub(restorer) < RESTORER_BYTES)
 }
 
@@ -182,17 +179,17 @@ fn postpone(base: u64) -> bool {
         value: base,
         signal: SIGCANCEL as u32,
         notify: SIGEV_THREAD_ID,
-        thread: syscall0(SYS_GETTID) as u32,
+        thread: syscall0(nr::GETTID) as u32,
         rest: [0; 11],
     };
     let (mut timer, when) = (0i32, [0, 0, 0, AGAIN_NS]);
     let arguments = [CLOCK_MONOTONIC, &raw const event as u64, &raw mut timer as u64, 0, 0, 0];
     // SAFETY: the event is there, and room for the timer.
-    if unsafe { syscall(SYS_TIMER_CREATE, arguments) } < 0 {
+    if unsafe { syscall(nr::TIMER_CREATE, arguments) } < 0 {
         return false;
     }
     // SAFETY: a timer of ours, and when it is to end.
-    unsafe { syscall(SYS_TIMER_SETTIME, [timer as u64, 0, &raw const when as u64, 0, 0, 0]) };
+    unsafe { syscall(nr::TIMER_SETTIME, [timer as u64, 0, &raw const when as u64, 0, 0, 0]) };
     true
 }
 

@@ -11,8 +11,8 @@ use crate::process::{proc_file, status_field, threads};
 use crate::raw_ptrace::{self as ptrace, Tid};
 use crate::stopped::Stopped;
 
-/// What `SECCOMP_MODE_STRICT` allows: `read`, `write`, `exit`, `rt_sigreturn`.
-const STRICT_CALLS: [u32; 4] = [0, 1, 60, 15];
+/// What `SECCOMP_MODE_STRICT` allows.
+const STRICT_CALLS: [i64; 4] = [libc::SYS_read, libc::SYS_write, libc::SYS_exit, libc::SYS_rt_sigreturn];
 
 /// The filters of one or more threads, none of which is there twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,8 @@ impl Filters {
 
     /// Whether all of them certainly let a call be made.
     pub fn allow(&self, call: &FilteredCall) -> bool {
-        (!self.strict || STRICT_CALLS.contains(&call.number)) && self.programs.iter().all(|one| allows(one, call))
+        (!self.strict || STRICT_CALLS.contains(&i64::from(call.number)))
+            && self.programs.iter().all(|one| allows(one, call))
     }
 
     /// The first call that is needed and not allowed: by injecting, by the way home if we die meanwhile, or by the agent, which

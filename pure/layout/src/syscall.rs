@@ -6,12 +6,22 @@
 //! dispatch).
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
+use ring3_uapi::nr;
 
 use crate::control::Attachment;
 
 /// System calls after which a thread may be of another user or group: `setuid`, `setgid`, `setreuid`, `setregid`, `setresuid`,
 /// `setresgid`, `unshare`, `setns`. The agent remembers whose it is until then.
-pub const IDENTITY_CHANGERS: [u32; 8] = [105, 106, 113, 114, 117, 119, 272, 308];
+pub const IDENTITY_CHANGERS: [u32; 8] = numbers([
+    nr::SETUID,
+    nr::SETGID,
+    nr::SETREUID,
+    nr::SETREGID,
+    nr::SETRESUID,
+    nr::SETRESGID,
+    nr::UNSHARE,
+    nr::SETNS,
+]);
 
 /// Numbers of system calls that have an entry of their own in the table.
 pub const NUMBERS: usize = 512;
@@ -42,12 +52,47 @@ pub const COPY_BYTES: u64 = 20;
 pub const TRACED_DONE_AT: u64 = TRACED_AT + COPY_BYTES * (CLONE_SYSCALLS.len() as u64 + 1);
 /// Calls that create a thread or a process (`clone`, `fork`, `vfork`, `clone3`). The new one begins in the trampoline, where the
 /// call's number cannot be looked up any more; so each has a copy of its own.
-pub const CLONE_SYSCALLS: [u32; 4] = [56, 57, 58, 435];
-/// Other calls at whose beginning or end the agent has more to do than to run programs: `mmap`, `mprotect`, `rt_sigaction`,
-/// `rt_sigreturn`, `execve`, `exit`, `kill`, `rt_sigqueueinfo`, `arch_prctl`, `tkill`, `exit_group`, `tgkill`, `rt_tgsigqueueinfo`, `execveat`,
-/// `pkey_mprotect`, `prctl`, `seccomp`.
-pub const SLOW_PATH_SYSCALLS: [u32; 17] =
-    [9, 10, 13, 15, 59, 60, 62, 129, 157, 158, 200, 231, 234, 297, 317, 322, 329];
+pub const CLONE_SYSCALLS: [u32; 4] = numbers([nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3]);
+/// Other calls at whose beginning or end the agent has more to do than to run programs.
+pub const SLOW_PATH_SYSCALLS: [u32; 17] = numbers([
+    nr::MMAP,
+    nr::MPROTECT,
+    nr::RT_SIGACTION,
+    nr::RT_SIGRETURN,
+    nr::EXECVE,
+    nr::EXIT,
+    nr::KILL,
+    nr::RT_SIGQUEUEINFO,
+    nr::PRCTL,
+    nr::ARCH_PRCTL,
+    nr::TKILL,
+    nr::EXIT_GROUP,
+    nr::TGKILL,
+    nr::RT_TGSIGQUEUEINFO,
+    nr::SECCOMP,
+    nr::EXECVEAT,
+    nr::PKEY_MPROTECT,
+]);
+/// Calls that may set a signal mask for as long as they take.
+pub const MASK_SETTERS: [u32; 7] = numbers([
+    nr::RT_SIGSUSPEND,
+    nr::PSELECT6,
+    nr::PPOLL,
+    nr::EPOLL_PWAIT,
+    nr::IO_PGETEVENTS,
+    nr::IO_URING_ENTER,
+    nr::EPOLL_PWAIT2,
+]);
+
+const fn numbers<const COUNT: usize>(calls: [i64; COUNT]) -> [u32; COUNT] {
+    let mut numbers = [0; COUNT];
+    let mut at = 0;
+    while at < COUNT {
+        numbers[at] = calls[at] as u32;
+        at += 1;
+    }
+    numbers
+}
 /// In what a trampoline passes in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
 /// In what a trampoline passes: the site's number is known.

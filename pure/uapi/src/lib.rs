@@ -12,6 +12,7 @@ pub mod bpf;
 pub mod errno;
 pub mod flags;
 pub mod helper;
+pub mod nr;
 pub mod perf;
 pub mod ptrace;
 pub mod seccomp;

@@ -13,8 +13,8 @@ use super::raw_mapping::read_value;
 use super::recovery::{Cleaning, thread_named};
 use super::sud::{blocks_meanwhile, masks_are_stable};
 use super::tables::in_agent;
+use ring3_uapi::nr;
 
-const SYS_RT_SIGACTION: i64 = 13;
 const SIGNAL_SET_BYTES: u64 = 8;
 const SA_SIGINFO: u64 = 4;
 const SA_RESTORER: u64 = 0x0400_0000;
@@ -41,7 +41,7 @@ pub(super) fn write_flag(stopped: &mut inject::Stopped, address: u64, flag: bool
 /// The action of a signal.
 pub(super) fn action_of(stopped: &mut inject::Stopped, region: u64, signal: u64) -> Result<Action, inject::Error> {
     let scratch = field(region, offset_of!(SudState, scratch));
-    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
+    stopped.syscall("rt_sigaction", nr::RT_SIGACTION, [signal, 0, scratch, SIGNAL_SET_BYTES, 0, 0])?;
     read_action(stopped, scratch)
 }
 
@@ -53,7 +53,7 @@ pub(super) fn set_action(
 ) -> Result<(), inject::Error> {
     let scratch = field(region, offset_of!(SudState, scratch));
     stopped.write(scratch, &bytes_of(&action))?;
-    stopped.syscall("rt_sigaction", SYS_RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
+    stopped.syscall("rt_sigaction", nr::RT_SIGACTION, [signal, scratch, 0, SIGNAL_SET_BYTES, 0, 0]).map(drop)
 }
 
 fn read_action(stopped: &inject::Stopped, address: u64) -> Result<Action, inject::Error> {
@@ -149,7 +149,7 @@ pub(super) const MAY_NOT_TAKE: &str = "the process does not allow itself to hand
 
 /// Whether the process allows itself to handle and to block signals: what the agent needs for those that it takes.
 pub(super) fn may_take(stopped: &inject::Stopped, shared: &Shared) -> Result<bool, inject::Error> {
-    const ACTION_AND_MASK: [u32; 2] = [13, 14];
+    const ACTION_AND_MASK: [u32; 2] = [nr::RT_SIGACTION as u32, nr::RT_SIGPROCMASK as u32];
     let filters = stopped.filters()?.without(&shared.loader_filter);
     Ok(ACTION_AND_MASK.iter().all(|number| filters.allow(&FilteredCall::any(*number))))
 }

@@ -30,17 +30,20 @@ use super::tables::in_agent;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{Following, Refusal};
+use ring3_layout::syscall::MASK_SETTERS;
+use ring3_uapi::nr;
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(300);
 
-const FUTEX: u64 = 202;
 const SIGSYS: u64 = 31;
 const SIG_IGN: u64 = 1;
-/// Calls that change masks or actions: `rt_sigaction`, `rt_sigprocmask`, `rt_sigreturn`, and those with a mask for their own
-/// time.
-pub(super) const CHANGERS: [u64; 10] = [13, 14, 15, 130, 270, 271, 281, 333, 426, 441];
+/// Whether a call may change masks or actions, be it for its own time.
+pub(super) fn is_changer(number: u32) -> bool {
+    [nr::RT_SIGACTION, nr::RT_SIGPROCMASK, nr::RT_SIGRETURN].contains(&i64::from(number))
+        || MASK_SETTERS.contains(&number)
+}
 
 /// What the server knows of a target's SUD fallback.
 #[derive(Clone, Debug, Default)]
@@ -156,7 +159,7 @@ pub(super) fn masks_are_stable(stopped: &inject::Stopped, region: u64, signals: 
         let registers = stopped.registers(tid)?;
         let in_call = registers.orig_rax as i64 >= 0;
         // Who waits for the server, or for a lock, has not asked yet, or does not ask any more.
-        let waits = in_call && registers.orig_rax == FUTEX;
+        let waits = in_call && registers.orig_rax as i64 == nr::FUTEX;
         let at_sud_trampoline = sud_trampoline(stopped, region, registers.rip).is_some();
         let at_trampoline = at_sud_trampoline || trampolines.contains(&registers.rip);
         let changes = at_trampoline && !in_call && Changer::of(&registers).changes(stopped, signals);

@@ -29,7 +29,7 @@ use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_file_of};
 use super::raw_mapping::read_process;
 use super::recovery::put_back;
-use super::sud::{CHANGERS, CaughtCalls};
+use super::sud::{CaughtCalls, is_changer};
 use super::tables::in_agent;
 use super::target::{Link, Target, is_written};
 use super::tracer::refusal_of;
@@ -38,21 +38,23 @@ use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallCo
 /// Where in the control page the attachment of nobody is.
 const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
 
-/// `__NR_*` of calls that the agent looks at whoever wants them.
+/// Numbers of calls that the agent looks at whoever wants them, as sites have them.
 mod number {
-    pub(super) const MMAP: u32 = 9;
-    pub(super) const MPROTECT: u32 = 10;
-    pub(super) const MUNMAP: u32 = 11;
-    pub(super) const RT_SIGACTION: u32 = 13;
-    pub(super) const RT_SIGRETURN: u32 = 15;
-    pub(super) const EXIT: u32 = 60;
-    pub(super) const ARCH_PRCTL: u32 = 158;
-    pub(super) const EXECVE: u32 = 59;
-    pub(super) const EXECVEAT: u32 = 322;
-    pub(super) const PKEY_MPROTECT: u32 = 329;
-    pub(super) const SECCOMP: u32 = 317;
-    pub(super) const PRCTL: u32 = 157;
-    pub(super) const CLONE3: u32 = 435;
+    use ring3_uapi::nr;
+
+    pub(super) const MMAP: u32 = nr::MMAP as u32;
+    pub(super) const MPROTECT: u32 = nr::MPROTECT as u32;
+    pub(super) const MUNMAP: u32 = nr::MUNMAP as u32;
+    pub(super) const RT_SIGACTION: u32 = nr::RT_SIGACTION as u32;
+    pub(super) const RT_SIGRETURN: u32 = nr::RT_SIGRETURN as u32;
+    pub(super) const EXIT: u32 = nr::EXIT as u32;
+    pub(super) const ARCH_PRCTL: u32 = nr::ARCH_PRCTL as u32;
+    pub(super) const EXECVE: u32 = nr::EXECVE as u32;
+    pub(super) const EXECVEAT: u32 = nr::EXECVEAT as u32;
+    pub(super) const PKEY_MPROTECT: u32 = nr::PKEY_MPROTECT as u32;
+    pub(super) const SECCOMP: u32 = nr::SECCOMP as u32;
+    pub(super) const PRCTL: u32 = nr::PRCTL as u32;
+    pub(super) const CLONE3: u32 = nr::CLONE3 as u32;
 }
 
 /// Which system calls the links of a target want, and why else calls are replaced.
@@ -855,11 +857,11 @@ fn may_change_masks(plan: &SyscallPlan) -> bool {
 }
 
 fn concerns_traps(number: u32) -> bool {
-    CHANGERS.contains(&u64::from(number)) || number == number::CLONE3
+    is_changer(number) || number == number::CLONE3
 }
 
 /// Whether the SUD fallback needs the beginning and the end of a call.
 fn concerns_sud(number: usize) -> bool {
     let number = number as u32;
-    CHANGERS.contains(&u64::from(number)) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
+    is_changer(number) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
 }
