@@ -7,6 +7,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::shared::shared;
+
 /// `ControlHeader::magic`.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"ring3ctl");
 
@@ -131,49 +133,49 @@ pub struct StubArea {
     pub bytes: u64,
 }
 
-/// The head of the control page.
-#[repr(C)]
-#[derive(Debug)]
-pub struct ControlHeader {
-    /// [`CONTROL_MAGIC`].
-    pub magic: u64,
-    /// [`crate::LAYOUT_VERSION`].
-    pub version: u32,
-    /// The process id of the target in its own pid namespace, as the server knew it at injection.
-    pub pid: u32,
-    /// Distinguishes this injection from any other of any server.
-    pub nonce: u64,
-    /// Address of the region in the target.
-    pub region_base: u64,
-    /// Address of `__vdso_clock_gettime` in the target; 0: use the system call.
-    pub vdso_clock_gettime: u64,
-    /// Address of a C library's `__rseq_offset` in the target, a word that says how far behind its FS base each thread's
-    /// `struct rseq` lies; 0: there is none.
-    pub rseq_offset: u64,
-    /// `num_possible_cpus()` of the machine, at most [`crate::realm::CPUS_MAX`].
-    pub cpus: u32,
-    /// Requests wait this many microseconds at a time for the server.
-    pub request_wait_us: u32,
-    /// Set to 1 while the target is being cleaned up: hooks pass through without running anything.
-    pub retired: AtomicU32,
-    /// Process id of the server, in its own namespace.
-    pub server_pid: u32,
-    /// Start time of the server, clock ticks since boot (`/proc/PID/stat`, field 22): with the pid it tells
-    /// whether the server still lives.
-    pub server_started: u64,
-    /// Number of the target's pid namespace ([`crate::owner`]). It holds for the process with the id above: a fork that
-    /// has not been adopted yet may be in another one.
-    pub namespace: u32,
-    /// Names the run-time directory of the server: the next one of the same directory cleans up after it.
-    pub directory: u32,
-    /// 1: the CPU has the instruction RDPID, which gives its number.
-    pub rdpid: u32,
-    /// 1: a program that runs at a return needs all registers, and so the trampoline stores them ([`crate::frame`]).
-    pub all_registers: AtomicU32,
-    /// Entries of the hook table that were ever used.
-    pub hooks: AtomicU32,
-    /// Entries of the GOT that were ever used.
-    pub maps: AtomicU32,
+shared! {
+    /// The head of the control page.
+    pub struct ControlHeader, as numbers ControlHeaderValue {
+        /// [`CONTROL_MAGIC`].
+        pub magic: u64,
+        /// [`crate::LAYOUT_VERSION`].
+        pub version: u32,
+        /// The process id of the target in its own pid namespace, as the server knew it at injection.
+        pub pid: u32,
+        /// Distinguishes this injection from any other of any server.
+        pub nonce: u64,
+        /// Address of the region in the target.
+        pub region_base: u64,
+        /// Address of `__vdso_clock_gettime` in the target; 0: use the system call.
+        pub vdso_clock_gettime: u64,
+        /// Address of a C library's `__rseq_offset` in the target, a word that says how far behind its FS base each thread's
+        /// `struct rseq` lies; 0: there is none.
+        pub rseq_offset: u64,
+        /// `num_possible_cpus()` of the machine, at most [`crate::realm::CPUS_MAX`].
+        pub cpus: u32,
+        /// Requests wait this many microseconds at a time for the server.
+        pub request_wait_us: u32,
+        /// Set to 1 while the target is being cleaned up: hooks pass through without running anything.
+        pub retired: AtomicU32,
+        /// Process id of the server, in its own namespace.
+        pub server_pid: u32,
+        /// Start time of the server, clock ticks since boot (`/proc/PID/stat`, field 22): with the pid it tells
+        /// whether the server still lives.
+        pub server_started: u64,
+        /// Number of the target's pid namespace ([`crate::owner`]). It holds for the process with the id above: a fork that
+        /// has not been adopted yet may be in another one.
+        pub namespace: u32,
+        /// Names the run-time directory of the server: the next one of the same directory cleans up after it.
+        pub directory: u32,
+        /// 1: the CPU has the instruction RDPID, which gives its number.
+        pub rdpid: u32,
+        /// 1: a program that runs at a return needs all registers, and so the trampoline stores them ([`crate::frame`]).
+        pub all_registers: AtomicU32,
+        /// Entries of the hook table that were ever used.
+        pub hooks: AtomicU32,
+        /// Entries of the GOT that were ever used.
+        pub maps: AtomicU32,
+    }
 }
 
 /// Where a map lies in this target. 16 bytes; compiled code loads either word.
@@ -214,32 +216,32 @@ impl HookKind {
     }
 }
 
-/// A site as the agent sees it. 64 bytes.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Hook {
-    /// Address of the probed instruction; `regs->ip` of entry programs, `bpf_get_func_ip`.
-    pub site: u64,
-    /// A [`HookKind`].
-    pub kind: u32,
-    /// Index of this hook in the table; also of its counters in the thread blocks.
-    pub index: u32,
-    /// Packed range of entry attachments.
-    pub entry: AtomicU64,
-    /// Packed range of return attachments.
-    pub ret: AtomicU64,
-    /// `HOOK_*`.
-    pub flags: u32,
-    /// 1: what runs on arrival needs all registers, and so the stub stores them ([`crate::frame`]). It is written before
-    /// the attachments that need it.
-    pub all_registers: AtomicU32,
-    /// Address of the only [`Attachment`] on entry, 0 if there is none; [`HOOK_MANY`] if on entry or return there are more, or
-    /// the hook is ring3's own.
-    pub only: AtomicU64,
-    /// The same on return, 0 if there is none. It means nothing while `only` is [`HOOK_MANY`], and is written before `only`.
-    pub only_return: AtomicU64,
-    /// Address that stands in place of awaited return addresses.
-    pub trampoline: u64,
+shared! {
+    /// A site as the agent sees it. 64 bytes.
+    pub struct Hook, as numbers HookValue {
+        /// Address of the probed instruction; `regs->ip` of entry programs, `bpf_get_func_ip`.
+        pub site: u64,
+        /// A [`HookKind`].
+        pub kind: u32,
+        /// Index of this hook in the table; also of its counters in the thread blocks.
+        pub index: u32,
+        /// Packed range of entry attachments.
+        pub entry: AtomicU64,
+        /// Packed range of return attachments.
+        pub ret: AtomicU64,
+        /// `HOOK_*`.
+        pub flags: u32,
+        /// 1: what runs on arrival needs all registers, and so the stub stores them ([`crate::frame`]). It is written before
+        /// the attachments that need it.
+        pub all_registers: AtomicU32,
+        /// Address of the only [`Attachment`] on entry, 0 if there is none; [`HOOK_MANY`] if on entry or return there are more, or
+        /// the hook is ring3's own.
+        pub only: AtomicU64,
+        /// The same on return, 0 if there is none. It means nothing while `only` is [`HOOK_MANY`], and is written before `only`.
+        pub only_return: AtomicU64,
+        /// Address that stands in place of awaited return addresses.
+        pub trampoline: u64,
+    }
 }
 
 /// Of [`Hook::only`]: look at the ranges.
@@ -247,9 +249,9 @@ pub const HOOK_MANY: u64 = 1;
 /// The instruction is what functions begin with: the return address is at the stack pointer.
 pub const HOOK_AT_ENTRY: u32 = 1 << 0;
 
-/// One program on one hook. 32 bytes.
+/// One program on one hook. 48 bytes.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Attachment {
     /// Address of the compiled program's entry in this target.
     pub code: u64,

@@ -16,6 +16,7 @@ pub mod owner;
 pub mod packet;
 pub mod realm;
 pub mod region;
+pub mod shared;
 pub mod sud;
 pub mod syscall;
 pub mod task;

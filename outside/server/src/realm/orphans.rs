@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use ring3_layout::control::ControlHeaderValue;
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::recovery::{self, Cleaning, HeaderView, RetryDelay, all_processes, region_in};
+use super::recovery::{self, Cleaning, RetryDelay, all_processes, is_server_alive, region_in};
 use super::target::DETACH_WITHIN;
 use super::tracer::{Actor, Command};
 
@@ -33,7 +34,7 @@ struct Orphan {
 }
 
 impl Orphan {
-    fn new((cleaning, header): (Cleaning, HeaderView)) -> Orphan {
+    fn new((cleaning, header): (Cleaning, ControlHeaderValue)) -> Orphan {
         let until = Instant::now() + DETACH_WITHIN;
         let why = "its threads could not be stopped".to_owned();
         Orphan { cleaning, server: header.server_pid, restored: 0, patience: RetryDelay::new(), until, why }
@@ -78,9 +79,9 @@ impl Orphans {
 }
 
 /// What a server that is gone left in a process.
-fn left_behind(pid: u32, known_nonces: &[u64]) -> Option<(Cleaning, HeaderView)> {
+fn left_behind(pid: u32, known_nonces: &[u64]) -> Option<(Cleaning, ControlHeaderValue)> {
     let (region, header) = region_in(pid)?;
-    if known_nonces.contains(&header.nonce) || header.is_server_alive() {
+    if known_nonces.contains(&header.nonce) || is_server_alive(&header) {
         return None;
     }
     if header.version != ring3_layout::LAYOUT_VERSION {

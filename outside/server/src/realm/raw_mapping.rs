@@ -4,15 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::control::{Recovery, StubArea, StubTail};
+use ring3_layout::control::{ControlHeaderValue, Recovery, StubArea, StubTail};
 use ring3_layout::realm::Realm as RealmBlock;
 use ring3_layout::syscall::SyscallSite;
 use ring3_layout::thread::{OVERRUN_LINKS_MAX, Overruns, ShadowFrame};
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-
-use super::recovery::HeaderView;
 
 /// A writable mapping of a whole memfd, or file; it stays open for sending it to targets.
 #[derive(Debug)]
@@ -240,8 +238,6 @@ pub(super) unsafe trait Plain: Copy {}
 unsafe impl Plain for u32 {}
 // SAFETY: integers.
 unsafe impl Plain for u64 {}
-// SAFETY: integers.
-unsafe impl Plain for [u64; 3] {}
 // SAFETY: made of integers.
 unsafe impl Plain for Recovery {}
 // SAFETY: made of integers.
@@ -253,7 +249,7 @@ unsafe impl Plain for SyscallSite {}
 // SAFETY: made of integers.
 unsafe impl Plain for ShadowFrame {}
 // SAFETY: made of integers.
-unsafe impl Plain for HeaderView {}
+unsafe impl Plain for ControlHeaderValue {}
 // SAFETY: made of integers.
 unsafe impl Plain for [Overruns; OVERRUN_LINKS_MAX] {}
 

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    CONTROL_MAGIC, ControlHeader, GOT_OFFSET, GotEntry, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, MAPS_MAX, MOVED_MAX,
-    RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack, stub_tail_offset,
+    CONTROL_MAGIC, ControlHeaderValue, GOT_OFFSET, GotEntry, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, MAPS_MAX,
+    MOVED_MAX, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
+    stub_tail_offset,
 };
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
@@ -24,6 +25,7 @@ use ring3_layout::thread::{
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
 use super::{faults, restore_calls, sud, traps};
+use ring3_uapi::nr;
 
 /// Name of the control page's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
@@ -179,8 +181,8 @@ impl Cleaning {
         self.region + CONTROL_OFFSET + offset
     }
 
-    fn header(self) -> Option<HeaderView> {
-        read_value::<HeaderView>(self.pid, self.control(0)).ok()
+    fn header(self) -> Option<ControlHeaderValue> {
+        read_value::<ControlHeaderValue>(self.pid, self.control(0)).ok()
     }
 
     /// All hooks' kinds and how to undo their sites.
@@ -291,7 +293,6 @@ impl Cleaning {
     /// The handler of SIGCANCEL is the process's own again, and what was put off comes now, as from the process itself. (As long
     /// as threads are in our code, they may be cancelled there.)
     fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
-        const SYS_TGKILL: i64 = 234;
         let Some(handler) = sud::own_cancel_handler(stopped, self.region) else { return Ok(()) };
         sud::restore_cancel_handler(stopped, self.region, handler)?;
         let own_pid = own_pid(self.pid);
@@ -305,7 +306,7 @@ impl Cleaning {
             }
             let arguments = [ids >> 32, u64::from(ids as u32), SIGCANCEL, 0, 0, 0];
             // (It may have ended since.)
-            match stopped.syscall("tgkill", SYS_TGKILL, arguments) {
+            match stopped.syscall("tgkill", nr::TGKILL, arguments) {
                 Ok(_) | Err(inject::Error::RemoteCall { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -488,53 +489,25 @@ pub(super) fn started(pid: u32) -> Option<u64> {
 }
 
 /// The region of a process and the server that made it, if there is one.
-pub(super) fn region_in(pid: u32) -> Option<(u64, HeaderView)> {
+pub(super) fn region_in(pid: u32) -> Option<(u64, ControlHeaderValue)> {
     let maps = inject::proc_file(pid, "maps").ok()?;
     let line = maps.lines().find(|line| line.contains(CONTROL_NAME))?;
     let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
     let region = start.checked_sub(CONTROL_OFFSET)?;
-    let header = read_value::<HeaderView>(pid, start).ok()?;
+    let header = read_value::<ControlHeaderValue>(pid, start).ok()?;
     (header.magic == CONTROL_MAGIC).then_some((region, header))
 }
 
-/// `ControlHeader` as plain numbers, as read from another process.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeaderView {
-    magic: u64,
-    pub(super) version: u32,
-    pid: u32,
-    pub(super) nonce: u64,
-    region_base: u64,
-    vdso_clock_gettime: u64,
-    rseq_offset: u64,
-    cpus: u32,
-    request_wait_us: u32,
-    retired: u32,
-    pub(super) server_pid: u32,
-    server_started: u64,
-    namespace: u32,
-    pub(super) directory: u32,
-    rdpid: u32,
-    all_registers: u32,
-    hooks: u32,
-    maps: u32,
+/// Whether the server that made the region still runs. A process that is being killed, or is dead and not
+/// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
+pub(super) fn is_server_alive(header: &ControlHeaderValue) -> bool {
+    let exe = std::fs::read_link(format!("/proc/{}/exe", header.server_pid));
+    let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    runs && started(header.server_pid) == Some(header.server_started)
 }
-
-impl HeaderView {
-    /// Whether the server that made the region still runs. A process that is being killed, or is dead and not
-    /// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
-    pub(super) fn is_server_alive(&self) -> bool {
-        let exe = std::fs::read_link(format!("/proc/{}/exe", self.server_pid));
-        let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-        runs && started(self.server_pid) == Some(self.server_started)
-    }
-}
-
-const _: () = assert!(size_of::<HeaderView>() == size_of::<ControlHeader>());
 
 /// The pid of another server that lives and has this process as a target.
 pub(super) fn other_server(pid: u32) -> Option<u32> {
     let (_, header) = region_in(pid)?;
-    (header.is_server_alive() && header.server_pid != std::process::id()).then_some(header.server_pid)
+    (is_server_alive(&header) && header.server_pid != std::process::id()).then_some(header.server_pid)
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, RECOVERY_OFFSET, Recovery, StubTail, moved_pack, range_pack,
+    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, HookValue, RECOVERY_OFFSET, Recovery, StubTail, moved_pack,
     stub_tail_offset,
 };
 use ring3_layout::region::CONTROL_OFFSET;
@@ -201,16 +201,16 @@ impl Target {
         let index = self.take_hook();
         self.control.write(
             HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64,
-            [
-                probed,
-                place.kind as u64 | u64::from(index) << 32,
-                range_pack(0, 0),
-                range_pack(0, 0),
-                u64::from(hook_flags(&plan.original)) | u64::from(place.kind != HookKind::Probe) << 32,
-                HOOK_MANY,
-                0,
-                in_agent(self.region, "ring3_return_trampoline"),
-            ],
+            HookValue {
+                site: probed,
+                kind: place.kind as u32,
+                index,
+                flags: hook_flags(&plan.original),
+                all_registers: u32::from(place.kind != HookKind::Probe),
+                only: HOOK_MANY,
+                trampoline: in_agent(self.region, "ring3_return_trampoline"),
+                ..HookValue::default()
+            },
         );
         Ok(Site {
             place,

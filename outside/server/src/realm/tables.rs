@@ -4,56 +4,13 @@ use std::mem::offset_of;
 
 use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
-    Attachment, ControlHeader, HOOK_AT_ENTRY,
+    HOOK_AT_ENTRY,
 };
 use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::{ProcessPage, StateHeader};
 use ring3_patch::{AgentStackLinks, Entries};
 
 use super::{LinkSpec, Point, SyscallContext};
-
-/// `ControlHeader` without atomics, for writing it as a value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct HeaderBytes {
-    pub(super) magic: u64,
-    pub(super) version: u32,
-    pub(super) pid: u32,
-    pub(super) nonce: u64,
-    pub(super) region_base: u64,
-    pub(super) vdso_clock_gettime: u64,
-    pub(super) rseq_offset: u64,
-    pub(super) cpus: u32,
-    pub(super) request_wait_us: u32,
-    pub(super) retired: u32,
-    pub(super) server_pid: u32,
-    pub(super) server_started: u64,
-    pub(super) namespace: u32,
-    pub(super) directory: u32,
-    pub(super) rdpid: u32,
-    pub(super) all_registers: u32,
-    pub(super) hooks: u32,
-    pub(super) maps: u32,
-}
-
-/// `Attachment` as a value that can be copied.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct AttachmentBytes {
-    pub(super) code: u64,
-    pub(super) cookie: u64,
-    pub(super) pid: u32,
-    pub(super) flags: u32,
-    pub(super) link_id: u32,
-    pub(super) prog_id: u32,
-    pub(super) timed_code: u64,
-    pub(super) budget_ns: u64,
-}
-
-const _: () = {
-    assert!(size_of::<HeaderBytes>() == size_of::<ControlHeader>());
-    assert!(size_of::<AttachmentBytes>() == size_of::<Attachment>());
-};
 
 /// `HOOK_*` of a site with these bytes: a frame pointer is about to be saved (`push rbp`), or an indirect branch's
 /// landing (`endbr64`, `endbr32`) comes before. Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.

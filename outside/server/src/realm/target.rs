@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind,
-    TASK_TABLE_OFFSET, range_pack, range_unpack,
+    ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, ControlHeaderValue, HOOK_MANY, HOOKS_MAX,
+    HOOKS_OFFSET, Hook, HookKind, HookValue, TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
@@ -35,7 +35,7 @@ use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places
 use super::stubs::{Area, RelayPage};
 use super::sud::SudFallback;
 use super::syscalls::{Syscalls, WantedCalls};
-use super::tables::{AttachmentBytes, HeaderBytes, attachment_flags, in_agent};
+use super::tables::{attachment_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
@@ -297,7 +297,7 @@ impl Target {
         .map(|at| self.control.word32(at as u64).load(Ordering::SeqCst));
         self.control.write(
             0,
-            HeaderBytes {
+            ControlHeaderValue {
                 magic: CONTROL_MAGIC,
                 version: ring3_layout::LAYOUT_VERSION,
                 pid: self.own_pid,
@@ -629,7 +629,8 @@ impl Target {
         }
         let index = self.take_hook();
         let offset = HOOKS_OFFSET + u64::from(index) * size_of::<Hook>() as u64;
-        self.control.write(offset, [0, HookKind::Syscalls as u64 | u64::from(index) << 32, 0, 0, 0, HOOK_MANY, 0, 0]);
+        let hook = HookValue { kind: HookKind::Syscalls as u32, index, only: HOOK_MANY, ..HookValue::default() };
+        self.control.write(offset, hook);
         Some((index, self.region + CONTROL_OFFSET + offset))
     }
 
@@ -691,7 +692,7 @@ impl Target {
             let (timed_code, budget_ns) = timed.unwrap_or_default();
             self.control.write(
                 entry,
-                AttachmentBytes {
+                Attachment {
                     code: if timed.is_some() { in_agent(self.region, "ring3_run_timed") } else { code },
                     cookie: spec.cookie,
                     pid: if spec.pid.is_some() { self.own_pid } else { 0 },
@@ -867,8 +868,8 @@ pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u
 
 /// The nonce in the control page of a region at `region`, if there is one.
 pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
-    let words = read_value::<[u64; 3]>(pid, region + CONTROL_OFFSET).ok()?;
-    (words[0] == CONTROL_MAGIC).then_some(words[2])
+    let header = read_value::<ControlHeaderValue>(pid, region + CONTROL_OFFSET).ok()?;
+    (header.magic == CONTROL_MAGIC).then_some(header.nonce)
 }
 
 /// A number that nobody knows.
