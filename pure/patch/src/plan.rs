@@ -500,8 +500,16 @@ fn has_no_flags(function: &Function<'_>, instructions: &[Instruction], at: usize
 
 /// The direct branches and calls of the function proper; of all that there is if its size is not known.
 fn own_branches(function: &Function<'_>) -> Vec<Branch> {
-    let bytes = if function.size == 0 { function.bytes.len() } else { function.size.min(function.bytes.len()) };
-    branches(&function.bytes[..bytes], function.address)
+    branches(own_bytes(function), function.address)
+}
+
+/// The bytes of all instructions that begin in the function. (The last one may end behind it, if the size is wrong.)
+pub(crate) fn own_bytes<'a>(function: &Function<'a>) -> &'a [u8] {
+    let instructions = decode(function.bytes, function.address);
+    let end = within(function, &instructions).last().map_or(function.address, Instruction::next_ip);
+    let size =
+        if function.size == 0 { function.bytes.len() } else { function.size.max((end - function.address) as usize) };
+    &function.bytes[..size.min(function.bytes.len())]
 }
 
 /// The site is where callers arrive.

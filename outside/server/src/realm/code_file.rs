@@ -41,6 +41,9 @@ pub(super) struct CodeFile {
     go: OnceCell<Option<Range<u64>>>,
 }
 
+/// Short branches reach so far, bytes.
+const SHORT: u64 = 0x80;
+
 impl CodeFile {
     /// Reads the headers.
     ///
@@ -82,7 +85,14 @@ impl CodeFile {
     /// by an indirect jump.
     pub(super) fn entered(&self, vaddr: u64) -> Option<Arrival> {
         let inside = vaddr + 1..vaddr + JUMP_BYTES as u64;
-        self.entered_in(inside.clone()).or_else(|| self.begins_in(inside))
+        self.may_be_entered_in(inside.clone()).or_else(|| self.begins_in(inside))
+    }
+
+    /// As [`CodeFile::entered_in`], and where it is not known where instructions begin, every byte may begin a short branch. (Where
+    /// a system call is to be replaced this would refuse too many windows, and the call would not be seen.)
+    pub(super) fn may_be_entered_in(&self, inside: Range<u64>) -> Option<Arrival> {
+        let direct = || self.unknown_branch_into(&inside).map(Arrival::Direct);
+        self.entered_in(inside.clone()).or_else(direct)
     }
 
     /// Where in these bytes a function begins, or a part of one that has a name: callers arrive there. (What looks like padding behind
@@ -117,8 +127,6 @@ impl CodeFile {
 
     /// A direct branch into these bytes. Those with short displacements come from the neighbours.
     fn branch_into(&self, inside: &Range<u64>) -> Option<Branch> {
-        const SHORT: u64 = 0x80;
-        const SHORT_BRANCH_BYTES: u64 = 2;
         let far = self.far();
         let candidates = &far[far.partition_point(|branch| branch.to < inside.start)..];
         let candidates = candidates.iter().take_while(|branch| branch.to < inside.end).copied();
@@ -132,12 +140,6 @@ impl CodeFile {
         let mut at = inside.start.saturating_sub(SHORT);
         while at < inside.end + SHORT {
             let Some((code, start)) = self.code_of(at) else {
-                // Where instructions begin is not known here: every byte may be the first one of a branch.
-                let bytes = self.elf().code(at..at + SHORT_BRANCH_BYTES).unwrap_or_default();
-                let target = ring3_patch::short_target(bytes, at);
-                if let Some(to) = target.filter(|target| inside.contains(target)) {
-                    return Some(Branch { to, from: at });
-                }
                 at += 1;
                 continue;
             };
@@ -148,6 +150,16 @@ impl CodeFile {
             at = (start + code.len() as u64).max(at + 1);
         }
         None
+    }
+
+    /// Bytes near these, in no function that is known, that would be a short branch into them.
+    fn unknown_branch_into(&self, inside: &Range<u64>) -> Option<Branch> {
+        const BRANCH_BYTES: u64 = 2;
+        let near = inside.start.saturating_sub(SHORT)..inside.end + SHORT;
+        near.filter(|at| self.code_of(*at).is_none()).find_map(|from| {
+            let to = ring3_patch::short_target(self.elf().code(from..from + BRANCH_BYTES)?, from)?;
+            inside.contains(&to).then_some(Branch { to, from })
+        })
     }
 
     /// Where in these bytes something may arrive that no direct branch leads there.

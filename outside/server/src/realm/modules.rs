@@ -586,7 +586,7 @@ pub(super) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<S
     let function_bytes = bounds.map_or(0, |range| (range.end - range.start) as usize);
     let entered = file.entered(vaddr);
     let bytes = instruction_bytes(&code[(vaddr - start) as usize..]) as u64;
-    let inside = entered.and_then(|_| file.entered_in(vaddr + 1..vaddr + bytes.max(1)));
+    let inside = entered.and_then(|_| file.may_be_entered_in(vaddr + 1..vaddr + bytes.max(1)));
     let computed = file.computes_targets(vaddr);
     let no_return = no_return(elf, vaddr).map(str::to_owned);
     let in_go = file.go_text().is_some_and(|go| go.contains(&vaddr));
@@ -633,7 +633,7 @@ fn go_returns(file: &CodeFile, site: &StaticSite) -> Result<Vec<Plan>, String> {
     if site.function_bytes == 0 || site.vaddr != site.function {
         return Err("is in Go: only the return from a function's beginning can be probed".into());
     }
-    plan_returns(&site.function(0), &|bytes| file.entered_in(bytes))
+    plan_returns(&site.function(0), &|bytes| file.may_be_entered_in(bytes))
         .map_err(|why| format!("is in Go, where returns are seen at each `ret`: {why}"))
 }
 
@@ -801,8 +801,7 @@ mod tests {
             let file = CodeFile::parse(bytes).expect("the system's library is valid");
             let plans = syscall_plans(&file);
             let (planned, left) = (plans.plans.len(), &plans.left);
-            // (In code without symbols every byte may begin a branch, so a few windows more are refused than must be.)
-            assert!(planned > 100 && left.len() * 50 < planned, "{path}: {planned} planned, left: {left:x?}");
+            assert!(planned > 100 && left.len() * 100 < planned, "{path}: {planned} planned, left: {left:x?}");
         }
     }
 }
