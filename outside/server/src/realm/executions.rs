@@ -1,7 +1,7 @@
 //! Executions that were announced. A thread of its own follows each, so nobody waits for a process that does not do what it said.
 //!
 //! That thread is the tracer of the one that announced. At the first instruction of the new program it asks the acting thread
-//! what to do there ([`Command::Executed`]), and does it while that waits.
+//! what to do there ([`Command::AtNewProgram`]), and does it while that waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
