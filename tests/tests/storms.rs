@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use ring3_generate::Random;
 use ring3_tests::{
     Bench, Process, WITHIN, calling_victims, difference_from_files, example, programs, ready, root, victim,
     wait_until,
@@ -43,24 +44,13 @@ fn has(program: &str, package: &str) -> bool {
     found
 }
 
-/// Random numbers (splitmix64), one sequence per thread of a storm.
-struct Random(u64);
+/// One sequence of random numbers per thread of a storm.
+fn random_of_seed(seed: u64) -> Random {
+    Random::from_state(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
 
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn milliseconds(&mut self, below: u64) -> Duration {
-        Duration::from_millis(self.below(below))
-    }
+fn milliseconds(random: &mut Random, below: u64) -> Duration {
+    Duration::from_millis(random.below(below))
 }
 
 /// What happened.
@@ -147,7 +137,7 @@ impl Storm<'_> {
                 Some(count) => self.tally.attachments.fetch_add(count, Relaxed),
                 None => self.tally.refused.fetch_add(1, Relaxed),
             };
-            std::thread::sleep(random.milliseconds(30));
+            std::thread::sleep(milliseconds(&mut random, 30));
             if random.below(3) == 0 {
                 self.tally.tools_killed.fetch_add(1, Relaxed);
                 tool.signal(Signal::KILL);
@@ -164,7 +154,7 @@ impl Storm<'_> {
             if tool.line_or_end().as_deref() == Some("attached") {
                 self.tally.attachments.fetch_add(2, Relaxed);
             }
-            std::thread::sleep(random.milliseconds(300));
+            std::thread::sleep(milliseconds(&mut random, 300));
             if random.below(2) == 0 {
                 tool.finish();
             }
@@ -177,7 +167,7 @@ impl Storm<'_> {
             for pid in (self.targets)() {
                 let shown = pid.to_string();
                 let entered = self.bench.run(&["attach", &shown]);
-                std::thread::sleep(random.milliseconds(40));
+                std::thread::sleep(milliseconds(&mut random, 40));
                 let left = self.bench.run(&["detach", &shown]);
                 let done = entered.0 == Some(0) && left.0 == Some(0);
                 let counter = if done { &self.tally.cycles } else { &self.tally.refused };
@@ -195,7 +185,7 @@ impl Storm<'_> {
         while self.goes_on() {
             let mut doomed = Process::start(self.bench.target(&file).arg("2"));
             let _ = doomed.line_or_end();
-            std::thread::sleep(random.milliseconds(200));
+            std::thread::sleep(milliseconds(&mut random, 200));
             doomed.signal(Signal::KILL);
             self.tally.targets_killed.fetch_add(1, Relaxed);
         }
@@ -205,7 +195,7 @@ impl Storm<'_> {
     fn disturb(&self, mut random: Random) {
         let mut born = Instant::now();
         while self.goes_on() {
-            std::thread::sleep(random.milliseconds(150));
+            std::thread::sleep(milliseconds(&mut random, 150));
             let server = self.server();
             if born.elapsed() > SERVER_LIVES
                 && let Some(server) = server
@@ -222,7 +212,7 @@ impl Storm<'_> {
                 _ => targets[random.below(targets.len() as u64) as usize],
             };
             kill(stopped, Signal::STOP);
-            std::thread::sleep(random.milliseconds(80));
+            std::thread::sleep(milliseconds(&mut random, 80));
             kill(stopped, Signal::CONT);
             self.tally.stops.fetch_add(1, Relaxed);
         }
@@ -247,12 +237,12 @@ impl Storm<'_> {
         let work = &work;
         std::thread::scope(|scope| {
             for seed in 0..TOOLS as u64 {
-                scope.spawn(move || guarded(&|| self.attach_and_detach(Random::new(seed + 1))));
+                scope.spawn(move || guarded(&|| self.attach_and_detach(random_of_seed(seed + 1))));
             }
-            scope.spawn(move || guarded(&|| self.trace_calls(Random::new(11))));
-            scope.spawn(move || guarded(&|| self.enter_and_leave(Random::new(12))));
-            scope.spawn(move || guarded(&|| self.sacrifice(Random::new(13))));
-            scope.spawn(move || guarded(&|| self.disturb(Random::new(14))));
+            scope.spawn(move || guarded(&|| self.trace_calls(random_of_seed(11))));
+            scope.spawn(move || guarded(&|| self.enter_and_leave(random_of_seed(12))));
+            scope.spawn(move || guarded(&|| self.sacrifice(random_of_seed(13))));
+            scope.spawn(move || guarded(&|| self.disturb(random_of_seed(14))));
             scope.spawn(move || guarded(&|| work(&self.over)));
             // (On a machine with much else to do nothing may have come about by then.)
             let has_begun = || self.tally.attachments.load(Relaxed) > 0 && self.tally.cycles.load(Relaxed) > 0;

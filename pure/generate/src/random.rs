@@ -36,6 +36,11 @@ impl Random {
         random
     }
 
+    /// The sequence that goes on from a state.
+    pub fn from_state(state: u64) -> Random {
+        Random(state)
+    }
+
     /// The next number.
     #[expect(clippy::should_implement_trait, reason = "not an iterator: it never ends")]
     pub fn next(&mut self) -> u64 {

@@ -5,10 +5,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ring3_generate::Random;
 use ring3_tests::{Bench, Process, example, root};
 
 use super::shrink;
-use super::write::{Kind, Random, Written, assembly};
+use super::write::{Kind, Written, assembly, random_of_seed};
 
 /// Functions of one executable.
 pub(crate) const FUNCTIONS_OF_A_BATCH: u64 = 1000;
@@ -251,7 +252,7 @@ impl Batch {
 
     /// Runs it alone and with probes, and compares.
     pub(crate) fn run(&self, bench: &Bench, tally: &mut Tally) {
-        let probes = self.draw(&mut Random::of_seed(!self.seed));
+        let probes = self.draw(&mut random_of_seed(!self.seed));
         let expected = self.alone(&[]);
         let signals = expected.lines().last().and_then(|line| line.strip_prefix("end ")?.parse::<u64>().ok());
         let Some(signals) = signals else {

@@ -205,7 +205,7 @@ impl Writer {
             }
             9 => {
                 let small = self.random.below(2) as usize;
-                let (to, from, kind) = (self.register(3), self.source(small), *self.random.of(&['s', 'z']));
+                let (to, from, kind) = (self.register(3), self.source(small), self.random.of(&['s', 'z']));
                 self.put(&format!("mov{kind}x {to}, {from}"));
             }
             10 => {
@@ -215,7 +215,7 @@ impl Writer {
             11 => self.shift(size),
             12 => self.multiplication(),
             13 => {
-                let operation = *self.random.of(&["inc", "dec", "neg", "not"]);
+                let operation = self.random.of(&["inc", "dec", "neg", "not"]);
                 let to = self.register(size);
                 self.put(&format!("{operation} {to}"));
                 self.defined |= match operation {
@@ -241,7 +241,7 @@ impl Writer {
     }
 
     fn arithmetic(&mut self, size: usize) {
-        let operation = *self.random.of(&["add", "sub", "cmp", "and", "or", "xor", "test", "adc", "sbb"]);
+        let operation = self.random.of(&["add", "sub", "cmp", "and", "or", "xor", "test", "adc", "sbb"]);
         let needs = matches!(operation, "adc" | "sbb");
         let operation = if needs && self.defined & CARRY == 0 { "add" } else { operation };
         let to = self.register(size);
@@ -270,13 +270,13 @@ impl Writer {
         let by_register = self.random.one_in(2);
         let to = self.register(size);
         if self.random.one_in(3) {
-            let operation = *self.random.of(&["rol", "ror"]);
+            let operation = self.random.of(&["rol", "ror"]);
             let count = if by_register { "cl".to_owned() } else { (1 + self.random.below(6)).to_string() };
             self.put(&format!("{operation} {to}, {count}"));
             self.defined = self.defined & !OVERFLOW | if by_register { 0 } else { CARRY };
             return;
         }
-        let operation = *self.random.of(&["shl", "shr", "sar"]);
+        let operation = self.random.of(&["shl", "shr", "sar"]);
         if by_register {
             // (By 0, flags stay as they were.)
             if self.random.one_in(3) && !self.in_loop {
@@ -346,7 +346,7 @@ impl Writer {
                 self.defined = STATUS;
             }
             4 => {
-                let set = *self.random.of(&["stc", "clc"]);
+                let set = self.random.of(&["stc", "clc"]);
                 self.put(set);
                 self.defined |= CARRY;
             }
@@ -465,7 +465,7 @@ impl Writer {
 
     fn string_unit(&mut self) {
         let down = self.random.one_in(3);
-        let count = *self.random.of(&[0, 0, 1, 5, 16]);
+        let count = self.random.of(&[0, 0, 1, 5, 16]);
         self.put("lea rdi, [r15 + 128]");
         self.put("lea rsi, [r15 - 128]");
         self.put(&format!("mov ecx, {count}"));
@@ -829,7 +829,7 @@ impl Writer {
                 self.defined = self.defined & CARRY | (STATUS & !CARRY);
             }
             1 => {
-                let which = *self.random.of(&["nop", "pause", "lfence", "endbr64", "nop word ptr [rax + rax]"]);
+                let which = self.random.of(&["nop", "pause", "lfence", "endbr64", "nop word ptr [rax + rax]"]);
                 self.put(which);
             }
             2 => self.put("nop dword ptr [rax + rax * 1 + 0x200]"),

@@ -9,6 +9,8 @@
 
 use std::fmt::Write as _;
 
+use ring3_generate::Random;
+
 /// Status flags, as bits of their own.
 pub(crate) const CARRY: u8 = 1;
 /// Parity.
@@ -87,38 +89,10 @@ const CONDITIONS: [(&str, u8); 16] = [
     ("g", ZERO | SIGN | OVERFLOW),
 ];
 
-/// Random numbers (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// A sequence that has nothing in common with those of other seeds.
-    pub(crate) fn of_seed(seed: u64) -> Random {
-        Random(Random(Random(seed).next() ^ 0x5eed).next())
-    }
-
-    /// The next one.
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// One below a bound.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// True one time in `n`.
-    pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    /// One of some things.
-    pub(crate) fn of<'a, T>(&mut self, things: &'a [T]) -> &'a T {
-        &things[self.below(things.len() as u64) as usize]
-    }
+/// A sequence that has nothing in common with those of other seeds.
+pub(crate) fn random_of_seed(seed: u64) -> Random {
+    let mixed = Random::from_state(seed).next() ^ 0x5eed;
+    Random::from_state(Random::from_state(mixed).next())
 }
 
 /// What the object file is linked to be.
@@ -176,7 +150,7 @@ pub(super) struct Writer {
 /// `number` functions' assembly.
 pub(crate) fn assembly(seed: u64, number: u32, kind: Kind) -> Assembly {
     let mut writer = Writer {
-        random: Random::of_seed(seed),
+        random: random_of_seed(seed),
         kind,
         text: String::new(),
         data: String::new(),
@@ -244,7 +218,7 @@ impl Writer {
 
     /// The assembler's name of a function: functions without a symbol have local ones.
     pub(super) fn name(&self, function: u32) -> String {
-        if lacks_tcb(function) { format!(".LF{function}") } else { format!("F{function}") }
+        if is_nameless(function) { format!(".LF{function}") } else { format!("F{function}") }
     }
 
     /// The number of the function that is written.
@@ -298,7 +272,7 @@ impl Writer {
             self.compare();
         }
         loop {
-            let (name, flags) = *self.random.of(&CONDITIONS);
+            let (name, flags) = self.random.of(&CONDITIONS);
             if flags & !self.defined == 0 {
                 return name;
             }
@@ -336,7 +310,7 @@ impl Writer {
     }
 
     fn function(&mut self, number: u32) {
-        let (nameless, unsized_) = (lacks_tcb(number), is_unsized(number));
+        let (nameless, unsized_) = (is_nameless(number), is_unsized(number));
         let name = self.name(number);
         let has_room = self.random.below(4);
         if has_room < 2 {
@@ -376,7 +350,7 @@ fn callees(text: &str) -> Vec<u32> {
 }
 
 /// No symbol leads to it.
-fn lacks_tcb(function: u32) -> bool {
+fn is_nameless(function: u32) -> bool {
     function % 23 == 7
 }
 
@@ -386,6 +360,6 @@ fn is_unsized(function: u32) -> bool {
 }
 
 fn current_level(function: u32) -> u64 {
-    let mut random = Random(u64::from(function));
+    let mut random = Random::from_state(u64::from(function));
     [0, 0, 0, 1, 1, 2][random.below(6) as usize]
 }
