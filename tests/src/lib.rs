@@ -70,6 +70,17 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Kills a process, and waits until nothing of it runs. (Whoever adopted it may be slow to wait for it.)
+pub fn kill(pid: u32) {
+    let killed = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).expect("ours");
+    wait_until("the process is dead", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        stat.is_empty() || (stat.contains(") Z ") && threads == 1)
+    });
+}
+
 /// A victim compiled by `compiler` with `flags` from a source in `tests/victims`, if it is newer: once, by one test
 /// process at a time.
 pub fn victim(name: &str, compiler: &str, source: &str, flags: &[&str]) -> PathBuf {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use ring3_layout::realm::Realm;
-use ring3_tests::{Bench, Process, WITHIN, is_root, programs, ready, victim, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
+use ring3_tests::{Bench, Process, WITHIN, is_root, kill, programs, ready, victim, wait_until};
+use rustix::process::Signal;
 
 /// An ordinary user.
 const USER: u32 = 65534;
@@ -245,8 +245,7 @@ fn nobody_waits_for_orphans_that_cannot_be_cleaned() {
     for bench in benches() {
         let tool = bench.counting(&[&probe]);
         let liars: Vec<Process> = (0..LIARS).map(|_| liar(&bench, &["inside"])).collect();
-        let server = Pid::from_raw(bench.server() as i32).expect("a pid");
-        kill_process(server, Signal::KILL).expect("ours");
+        kill(bench.server());
         drop(tool);
         let deadline = Instant::now() + WITHIN;
         let mut own = bench.counting(&[&probe]);

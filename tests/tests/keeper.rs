@@ -1,17 +1,6 @@
 //! Loaders whose server is gone: what is not the server's goes on as without ring3.
 
-use ring3_tests::{Bench, Process, is_root, programs, ready, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
-
-/// Kills a process, and waits until nothing of it runs.
-fn kill(pid: u32) {
-    kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::KILL).expect("ours");
-    wait_until("the process is dead", || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-        stat.is_empty() || (stat.contains(") Z ") && threads == 1)
-    });
-}
+use ring3_tests::{Bench, Process, is_root, kill, programs, ready, wait_until};
 
 /// Processes that keep the loaders of this server.
 fn keepers(server: u32) -> Vec<u32> {

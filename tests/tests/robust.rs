@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ring3_tests::{
-    Bench, Footprint, Process, assert_text_is_as_in_its_files, calling_victims, programs, ready, shapes, victim,
-    wait_until,
+    Bench, Footprint, Process, assert_text_is_as_in_its_files, calling_victims, kill, programs, ready, shapes,
+    victim, wait_until,
 };
 use rustix::process::Signal;
 
@@ -233,18 +233,6 @@ fn a_killed_servers_targets_are_cleaned_while_their_threads_are_cancelled() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
         assert!(!stat.contains(") Z "), "{victim}");
     }
-}
-
-fn kill(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
-    rustix::process::kill_process(pid, Signal::KILL).expect("ours");
-    // Whoever adopted it may be slow to wait for it.
-    wait_until("the process is dead", || {
-        let proc = format!("/proc/{}", pid.as_raw_nonzero());
-        let stat = std::fs::read_to_string(format!("{proc}/stat")).unwrap_or_default();
-        let threads = std::fs::read_dir(format!("{proc}/task")).map_or(0, Iterator::count);
-        stat.is_empty() || (stat.contains(") Z ") && threads == 1)
-    });
 }
 
 /// Kills the server at the `number`th of its system calls named `call`, while it attaches or detaches; false if it

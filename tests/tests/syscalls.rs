@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, calling_victims, go_victims, is_root, programs, wait_until};
+use ring3_tests::{Bench, Process, calling_victims, go_victims, is_root, kill, programs, wait_until};
 
 /// How often each call was seen, by the way in which it was told: `raw enter`, `trace exit` and so on.
 type Counts = BTreeMap<(String, i64), i64>;
@@ -605,11 +605,7 @@ fn who_is_caught_outlives_the_server_and_is_cleaned_by_the_next() {
         let process = Process::start(bench.target(&alias).arg("200"));
         let pid = process.pid();
         wait_until("calls are caught", || sud_of(&bench, pid).is_some());
-        let server = rustix::process::Pid::from_raw(bench.server() as i32).expect("a pid");
-        rustix::process::kill_process(server, rustix::process::Signal::KILL).expect("ours");
-        let threads =
-            || std::fs::read_dir(format!("/proc/{}/task", server.as_raw_nonzero())).map_or(0, Iterator::count);
-        wait_until("the server is dead", || threads() <= 1 && is_over(server.as_raw_nonzero().get() as u32));
+        kill(bench.server());
         drop(tool);
         assert!(has_region(pid));
         let shown = pid.to_string();
