@@ -182,12 +182,16 @@ pub fn is_branch(code: &[u8], address: u64, branch: Branch) -> bool {
 /// The direct branches and calls of a function. Where one goes to the middle of an instruction (over a `lock` prefix; behind data that
 /// was taken for code), those that begin there are among them.
 pub fn branches(code: &[u8], address: u64) -> Vec<Branch> {
-    explore(code, address).0
+    explore(code, address, &decode(code, address)).0
 }
 
-/// The same, and where the instructions are that begin in the middle of others where a function is decoded in sequence.
-pub(crate) fn explore(code: &[u8], address: u64) -> (Vec<Branch>, BTreeMap<u64, u64>) {
-    let instructions = decode(code, address);
+/// Where instructions begin that lie in the middle of those of a function that is decoded in sequence, and where they end.
+pub(crate) fn overlapping(code: &[u8], address: u64) -> BTreeMap<u64, u64> {
+    explore(code, address, &decode(code, address)).1
+}
+
+/// [`branches`] and [`overlapping`] of a function that decodes to `instructions` in sequence.
+pub(crate) fn explore(code: &[u8], address: u64, instructions: &[Instruction]) -> (Vec<Branch>, BTreeMap<u64, u64>) {
     let branch = |i: &Instruction| Some(Branch { to: direct_target(i)?, from: i.ip() });
     let mut found: Vec<Branch> = instructions.iter().filter_map(branch).collect();
     let own = address..address + code.len() as u64;

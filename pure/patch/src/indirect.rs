@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
 
-use crate::flow::{Branch, decode, direct_target, explore};
+use crate::flow::{Branch, decode, direct_target, overlapping};
 
 /// Entries of a jump table that are read at most. (The largest `switch` that compilers make a table of has some thousand cases.)
 const TABLE_ENTRIES_MAX: usize = 1 << 16;
@@ -196,7 +196,7 @@ impl Instructions {
         }
         // Some may begin in the middle of these.
         if targets.iter().any(|to| addresses.binary_search(to).is_err()) {
-            addresses.extend(explore(code, address).1.keys());
+            addresses.extend(overlapping(code, address).keys());
             addresses.sort_unstable();
         }
         Instructions { addresses, end }
@@ -226,7 +226,7 @@ pub fn has_operand_at(code: &[u8], address: u64, field: u64) -> bool {
             return true;
         }
     }
-    explore(code, address).1.range(..=field).next_back().is_some_and(|(ip, _)| {
+    overlapping(code, address).range(..=field).next_back().is_some_and(|(ip, _)| {
         let mut decoder = Decoder::with_ip(64, &code[(ip - address) as usize..], *ip, DecoderOptions::NONE);
         let instruction = decoder.decode();
         is_at(&decoder, &instruction)

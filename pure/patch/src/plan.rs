@@ -12,11 +12,12 @@
 //! distance, and decide where it leads (instruction punning: Chamith et al., PLDI 2017; Duck et al., PLDI 2020). There lies
 //! a relay, which goes on to the stub. Where that address cannot be had, one byte is replaced, by an `int3`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
-use crate::flow::{Branch, branches, decode, ends_flow, flags_live, is_padding};
+use crate::flow::{Branch, decode, ends_flow, explore, flags_live, is_padding};
 use crate::returns::{KEPT_MAX, is_of_stack_check, may_fault};
 
 /// Bytes of the jump.
@@ -403,7 +404,7 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
     let last = displaced.last().ok_or(Refusal::NotCode { site })?;
     let resume = last.next_ip();
     let jump = site + 1..site + JUMP_BYTES as u64;
-    let branches = own_branches(function);
+    let branches = own_branches(function, &instructions);
     if let Some(Branch { from, to }) = branches.iter().find(|branch| jump.contains(&branch.to)).copied() {
         return Err(Refusal::BranchInto { from, to });
     }
@@ -455,7 +456,7 @@ pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: u
     let offset = (site - function.address) as usize;
     let bytes = function.bytes[offset..offset + instruction.len()].to_vec();
     let middle = site + 1..instruction.next_ip();
-    let branches = own_branches(function);
+    let branches = own_branches(function, instructions);
     let entered = entered || branches.iter().any(|branch| middle.contains(&branch.to));
     let jump = function.bytes.get(offset..offset + JUMP_BYTES).filter(|_| !entered && bytes.len() < JUMP_BYTES);
     let at_entry = is_entry(function, instructions, at);
@@ -499,17 +500,22 @@ fn has_no_flags(function: &Function<'_>, instructions: &[Instruction], at: usize
 }
 
 /// The direct branches and calls of the function proper; of all that there is if its size is not known.
-fn own_branches(function: &Function<'_>) -> Vec<Branch> {
-    branches(own_bytes(function), function.address)
+fn own_branches(function: &Function<'_>, instructions: &[Instruction]) -> Vec<Branch> {
+    explore_own(function, instructions).0
 }
 
-/// The bytes of all instructions that begin in the function. (The last one may end behind it, if the size is wrong.)
-pub(crate) fn own_bytes<'a>(function: &Function<'a>) -> &'a [u8] {
-    let instructions = decode(function.bytes, function.address);
-    let end = within(function, &instructions).last().map_or(function.address, Instruction::next_ip);
-    let size =
-        if function.size == 0 { function.bytes.len() } else { function.size.max((end - function.address) as usize) };
-    &function.bytes[..size.min(function.bytes.len())]
+/// As [`explore`], of the instructions that begin in the function. (The last one may end behind it, if the size is wrong.)
+pub(crate) fn explore_own(
+    function: &Function<'_>,
+    instructions: &[Instruction],
+) -> (Vec<Branch>, BTreeMap<u64, u64>) {
+    let own = &instructions[..within(function, instructions).count()];
+    let end = own.last().map_or(function.address, Instruction::next_ip);
+    let size = match function.size {
+        0 => function.bytes.len(),
+        size => size.max((end - function.address) as usize).min(function.bytes.len()),
+    };
+    explore(&function.bytes[..size], function.address, own)
 }
 
 /// The site is where callers arrive.

@@ -18,10 +18,10 @@ use ring3_layout::syscall::{
 
 use crate::cancellation::Replaced;
 use crate::flow::{
-    changes_stack, decode, direct_target, ends_flow, explore, flags_live, is_padding, loads_number, sets_direction,
+    changes_stack, decode, direct_target, ends_flow, flags_live, is_padding, loads_number, sets_direction,
     syscall_number, takes_result,
 };
-use crate::plan::{Arrival, Function, JUMP_BYTES, Refusal, displace, own_bytes, within};
+use crate::plan::{Arrival, Function, JUMP_BYTES, Refusal, displace, explore_own, within};
 use crate::stub::{Assembler, Moved, Stub, emit_displaced};
 
 /// Bytes of a near stub at most.
@@ -77,7 +77,7 @@ pub fn plan_syscalls(
 ) -> Vec<(u64, Result<SyscallPlan, Refusal>)> {
     let instructions = decode(function.bytes, function.address);
     // (Where an instruction begins in the middle of another one, behind data perhaps, something arrives.)
-    let (branches, others) = explore(own_bytes(function), function.address);
+    let (branches, others) = explore_own(function, &instructions);
     let mut targets: Vec<u64> = branches.iter().map(|branch| branch.to).chain(others.keys().copied()).collect();
     targets.sort_unstable();
     let count = within(function, &instructions).count();

@@ -155,10 +155,10 @@ impl CodeFile {
     /// Bytes near these, in no function that is known, that would be a short branch into them.
     fn unknown_branch_into(&self, inside: &Range<u64>) -> Option<Branch> {
         const BRANCH_BYTES: u64 = 2;
-        let near = inside.start.saturating_sub(SHORT)..inside.end + SHORT;
-        near.filter(|at| self.code_of(*at).is_none()).find_map(|from| {
+        let mut near = inside.start.saturating_sub(SHORT)..inside.end + SHORT;
+        near.find_map(|from| {
             let to = ring3_patch::short_target(self.elf().code(from..from + BRANCH_BYTES)?, from)?;
-            inside.contains(&to).then_some(Branch { to, from })
+            (inside.contains(&to) && self.code_of(from).is_none()).then_some(Branch { to, from })
         })
     }
 
