@@ -7,7 +7,6 @@
 //! ([`ThreadBlock::wants_blocked`]) and shown to it.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use ring3_uapi::nr;
 
 use ring3_layout::realm::request;
 use ring3_layout::sud::{
@@ -15,6 +14,7 @@ use ring3_layout::sud::{
 };
 use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{PASSED_FRAMES_MAX, ThreadBlock};
+use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_guarded::interrupt_copy;

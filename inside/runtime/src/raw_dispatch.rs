@@ -7,7 +7,6 @@
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
-use ring3_uapi::nr;
 
 use ring3_layout::control::{
     ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
@@ -16,6 +15,7 @@ use ring3_layout::control::{
 use ring3_layout::frame::{self, ADDRESS_BITS, AgentStackFrame};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_RECORDS_MAX, ThreadBlock};
+use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;

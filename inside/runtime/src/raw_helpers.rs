@@ -5,13 +5,13 @@
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Acquire;
-use ring3_uapi::nr;
 
 use ring3_layout::control::{Attachment, GotEntry, Hook, MAPS_MAX};
 use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
+use ring3_uapi::nr;
 
 use crate::raw_callbacks::LOOPS_MAX;
 use crate::raw_dispatch::{cpu_of, map_cpu};

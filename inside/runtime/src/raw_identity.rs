@@ -53,7 +53,7 @@ pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
 #[inline(never)]
 pub(crate) fn changes(base: u64, regs: &PtRegs, number: i64) {
     let names = number == nr::PRCTL && regs.rdi == PR_SET_NAME;
-    if !names && !IDENTITY_CHANGERS.iter().any(|changer| i64::from(*changer) == number) {
+    if !names && !IDENTITY_CHANGERS.contains(&number) {
         return;
     }
     // SAFETY: the running thread's own block, or null.

@@ -5,7 +5,6 @@
 //! is not in the server's table, or that cannot be found out, reads as unmapped memory.
 
 use core::ptr::copy_nonoverlapping;
-use ring3_uapi::nr;
 
 use ring3_layout::control::TASK_TABLE_OFFSET;
 use ring3_layout::owner;
@@ -13,6 +12,7 @@ use ring3_layout::region::CONTROL_OFFSET;
 use ring3_layout::task::{Source, TASKS_START, TaskAddress, TaskField, TaskTable, UTS_BYTES};
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
+use ring3_uapi::nr;
 
 use crate::raw_helpers::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns, comm};
 use crate::raw_memory::{USER_END, is_program_memory, read, read_string, read_user_string};

@@ -5,11 +5,11 @@
 //! copied directly: the thread's own stack, from its stack pointer to the end of the page of the application's stack pointer.
 
 use core::sync::atomic::Ordering::Relaxed;
-use ring3_uapi::nr;
 
 use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
+use ring3_uapi::nr;
 
 use crate::raw_guarded::{copy, may_fault};
 use crate::raw_system::{image_base, syscall, syscall0};

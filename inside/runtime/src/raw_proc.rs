@@ -4,10 +4,10 @@
 //! or show another pid namespace: then nothing is known.
 
 use core::iter::from_fn;
-use ring3_uapi::nr;
 
 use ring3_layout::task::{NAMESPACES, NUMBER_FILES, VALUE_BYTES_MAX};
 use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::nr;
 
 use crate::raw_system::{syscall, syscall0};
 

@@ -1,11 +1,11 @@
 //! Requests of the agent to the server, and doorbells that wake the server.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use ring3_uapi::nr;
 
 use ring3_layout::control::ControlHeader;
 use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
+use ring3_uapi::nr;
 
 use crate::raw_system::{EPERM, is_dead, syscall};
 use crate::raw_thread::state;

@@ -16,8 +16,6 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
-use ring3_layout::syscall::MASK_SETTERS;
-use ring3_uapi::nr;
 
 use ring3_layout::realm::request;
 use ring3_layout::region::{STATE_OFFSET, SUD_OFFSET};
@@ -25,8 +23,11 @@ use ring3_layout::sud::{
     SIGSYS_BIT, SUD_ADDRESS_MASK, SUD_ALLOWED_BYTES, SUD_COPY_SHIFT, SUD_SLOTS, SUD_TRAMPOLINE_BYTES,
     SUD_TRAMPOLINES_OFFSET, SudState,
 };
-use ring3_layout::syscall::{AGENT_STACK_BYTES, CLONE_SYSCALLS, NO_TRAMPOLINE, Progress, SIGCANCEL, SYSCALL_BYTES};
+use ring3_layout::syscall::{
+    AGENT_STACK_BYTES, CLONE_SYSCALLS, MASK_SETTERS, NO_TRAMPOLINE, Progress, SIGCANCEL, SYSCALL_BYTES,
+};
 use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions::{
@@ -236,9 +237,10 @@ fn give_up(base: u64, tb: &ThreadBlock) -> Option<i64> {
     None
 }
 
-/// Whether a call may set a mask for its own time.
+/// Whether a call may set a mask for its own time. (Not inlined: the image is to stay small.)
+#[inline(never)]
 fn sets_mask_for_its_time(number: i64) -> bool {
-    MASK_SETTERS.iter().any(|setter| i64::from(*setter) == number)
+    MASK_SETTERS.contains(&number)
 }
 
 /// The mask that a call sets for its own time.
@@ -528,10 +530,7 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
     }
     // (Not what the kernel says it was: the server may have moved the thread since.)
     let after = context.rip;
-    let copy = CLONE_SYSCALLS
-        .iter()
-        .position(|clone_syscall| i64::from(*clone_syscall) == number)
-        .map_or(0, |copy| copy as u64 + 1);
+    let copy = CLONE_SYSCALLS.iter().position(|call| *call == number).map_or(0, |copy| copy as u64 + 1);
     let is_left_in_place =
         || sud.left_in_place.iter().take_while(|at| at.load(Relaxed) != 0).any(|at| at.load(Relaxed) == after);
     let unmaps = number == nr::MUNMAP && unmaps_stack(&registers(context));

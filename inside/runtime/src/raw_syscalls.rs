@@ -12,7 +12,6 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
-use ring3_uapi::nr;
 
 use ring3_layout::control::{ATTACHMENT_KPROBE, ATTACHMENT_RAW, Attachment, Hook, range_unpack};
 use ring3_layout::frame::RED_ZONE_BYTES;
@@ -24,6 +23,7 @@ use ring3_layout::syscall::{
     TRACED_AT, TRACED_DONE_AT, TRAMPOLINE_BYTES, UNTRACED_AT,
 };
 use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions;
@@ -162,7 +162,7 @@ fn is_on_agent_stack(base: u64, address: u64) -> bool {
 
 /// Which of [`CLONE_SYSCALLS`] this call is, if it is one.
 fn clone_syscall(number: i64) -> Option<usize> {
-    CLONE_SYSCALLS.iter().position(|clone_syscall| i64::from(*clone_syscall) == number)
+    CLONE_SYSCALLS.iter().position(|call| *call == number)
 }
 
 /// Of what a trampoline passes: which copy of the call it was.
@@ -353,7 +353,7 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
         return;
     }
     let clone_of_copy = copy.checked_sub(1).and_then(|copy| CLONE_SYSCALLS.get(copy));
-    let known = clone_of_copy.map(|clone_syscall| i64::from(*clone_syscall)).or(number);
+    let known = clone_of_copy.copied().or(number);
     let borrows = match known {
         // SAFETY: the registers of the call.
         Some(number) if clone_syscall(number).is_some() => unsafe { after_clone(base, number, regs) },
@@ -473,14 +473,14 @@ pub(crate) unsafe fn show_end(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs
 /// What the kernel shows as the result of a call that a signal interrupts (`ERESTARTSYS` and its kin, include/linux/errno.h),
 /// where its caller finds `EINTR`.
 pub(crate) fn interrupted(number: i64) -> i64 {
-    const EINTR: i64 = 4;
-    const ERESTARTNOHAND: i64 = 514;
-    const ERESTART_RESTARTBLOCK: i64 = 516;
+    const EINTR: i64 = -4;
+    const ERESTARTNOHAND: i64 = -514;
+    const ERESTART_RESTARTBLOCK: i64 = -516;
     match number {
-        nr::EPOLL_WAIT | nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 | nr::SEMOP | nr::SEMTIMEDOP => -EINTR,
-        nr::RT_SIGTIMEDWAIT | nr::IO_GETEVENTS => -EINTR,
-        nr::PAUSE | nr::RT_SIGSUSPEND | nr::SELECT | nr::PSELECT6 | nr::PPOLL => -ERESTARTNOHAND,
-        nr::NANOSLEEP | nr::CLOCK_NANOSLEEP | nr::POLL | nr::RESTART_SYSCALL => -ERESTART_RESTARTBLOCK,
+        nr::EPOLL_WAIT | nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 | nr::SEMOP | nr::SEMTIMEDOP => EINTR,
+        nr::RT_SIGTIMEDWAIT | nr::IO_GETEVENTS => EINTR,
+        nr::PAUSE | nr::RT_SIGSUSPEND | nr::SELECT | nr::PSELECT6 | nr::PPOLL => ERESTARTNOHAND,
+        nr::NANOSLEEP | nr::CLOCK_NANOSLEEP | nr::POLL | nr::RESTART_SYSCALL => ERESTART_RESTARTBLOCK,
         _ => ERESTARTSYS,
     }
 }

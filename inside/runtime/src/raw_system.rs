@@ -2,11 +2,11 @@
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
-use ring3_uapi::nr;
 
 use ring3_layout::filter::DENIED_OFFSET;
 use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::StateHeader;
+use ring3_uapi::nr;
 
 use crate::raw_request::control;
 

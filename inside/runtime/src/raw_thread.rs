@@ -10,7 +10,6 @@
 //! same FS base, or by any thread once all blocks are in use.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use ring3_uapi::nr;
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::request;
@@ -20,6 +19,7 @@ use ring3_layout::thread::{
     PASSED_FRAMES_MAX, ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
     block_hint,
 };
+use ring3_uapi::nr;
 
 use crate::raw_memory::read_own_word;
 use crate::raw_system::{

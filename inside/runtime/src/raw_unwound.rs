@@ -7,11 +7,11 @@
 //! thread is elsewhere in ring3's code, the signal is delivered again a moment later.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
-use ring3_uapi::nr;
 
 use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, TRAMPOLINE_BYTES, progress};
+use ring3_uapi::nr;
 
 use crate::raw_sud::{self, Context, sud};
 use crate::raw_syscalls::{site, sites, tables};

@@ -6,22 +6,14 @@
 //! dispatch).
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
+
 use ring3_uapi::nr;
 
 use crate::control::Attachment;
 
-/// System calls after which a thread may be of another user or group: `setuid`, `setgid`, `setreuid`, `setregid`, `setresuid`,
-/// `setresgid`, `unshare`, `setns`. The agent remembers whose it is until then.
-pub const IDENTITY_CHANGERS: [u32; 8] = numbers([
-    nr::SETUID,
-    nr::SETGID,
-    nr::SETREUID,
-    nr::SETREGID,
-    nr::SETRESUID,
-    nr::SETRESGID,
-    nr::UNSHARE,
-    nr::SETNS,
-]);
+/// System calls after which a thread may be of another user or group. The agent remembers whose it is until then.
+pub const IDENTITY_CHANGERS: [i64; 8] =
+    [nr::SETUID, nr::SETGID, nr::SETREUID, nr::SETREGID, nr::SETRESUID, nr::SETRESGID, nr::UNSHARE, nr::SETNS];
 
 /// Numbers of system calls that have an entry of their own in the table.
 pub const NUMBERS: usize = 512;
@@ -52,9 +44,9 @@ pub const COPY_BYTES: u64 = 20;
 pub const TRACED_DONE_AT: u64 = TRACED_AT + COPY_BYTES * (CLONE_SYSCALLS.len() as u64 + 1);
 /// Calls that create a thread or a process (`clone`, `fork`, `vfork`, `clone3`). The new one begins in the trampoline, where the
 /// call's number cannot be looked up any more; so each has a copy of its own.
-pub const CLONE_SYSCALLS: [u32; 4] = numbers([nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3]);
+pub const CLONE_SYSCALLS: [i64; 4] = [nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3];
 /// Other calls at whose beginning or end the agent has more to do than to run programs.
-pub const SLOW_PATH_SYSCALLS: [u32; 17] = numbers([
+pub const SLOW_PATH_SYSCALLS: [i64; 17] = [
     nr::MMAP,
     nr::MPROTECT,
     nr::RT_SIGACTION,
@@ -72,9 +64,9 @@ pub const SLOW_PATH_SYSCALLS: [u32; 17] = numbers([
     nr::SECCOMP,
     nr::EXECVEAT,
     nr::PKEY_MPROTECT,
-]);
+];
 /// Calls that may set a signal mask for as long as they take.
-pub const MASK_SETTERS: [u32; 7] = numbers([
+pub const MASK_SETTERS: [i64; 7] = [
     nr::RT_SIGSUSPEND,
     nr::PSELECT6,
     nr::PPOLL,
@@ -82,17 +74,7 @@ pub const MASK_SETTERS: [u32; 7] = numbers([
     nr::IO_PGETEVENTS,
     nr::IO_URING_ENTER,
     nr::EPOLL_PWAIT2,
-]);
-
-const fn numbers<const COUNT: usize>(calls: [i64; COUNT]) -> [u32; COUNT] {
-    let mut numbers = [0; COUNT];
-    let mut at = 0;
-    while at < COUNT {
-        numbers[at] = calls[at] as u32;
-        at += 1;
-    }
-    numbers
-}
+];
 /// In what a trampoline passes in `ecx`: the copy, above the site's index.
 pub const COPY_SHIFT: u32 = 16;
 /// In what a trampoline passes: the site's number is known.

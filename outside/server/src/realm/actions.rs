@@ -6,6 +6,7 @@ use ring3_inject as inject;
 use ring3_layout::region::{REGION_BYTES, SUD_OFFSET};
 use ring3_layout::sud::{OwnAction, SIGNALS, SudState, TAKEN_SIGNALS, dependent_flags};
 use ring3_layout::thread::ThreadBlock;
+use ring3_uapi::nr;
 use ring3_uapi::seccomp::FilteredCall;
 
 use super::Shared;
@@ -13,7 +14,6 @@ use super::raw_mapping::read_value;
 use super::recovery::{Cleaning, thread_named};
 use super::sud::{blocks_meanwhile, masks_are_stable};
 use super::tables::in_agent;
-use ring3_uapi::nr;
 
 const SIGNAL_SET_BYTES: u64 = 8;
 const SA_SIGINFO: u64 = 4;

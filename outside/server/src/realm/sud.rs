@@ -18,9 +18,9 @@ use ring3_layout::sud::{
     SIGSYS_BIT, SUD_ADDRESS_MASK, SUD_ALLOWED_BYTES, SUD_LEFT_IN_PLACE_MAX, SUD_SLOTS, SUD_TRAMPOLINE_BYTES,
     SUD_TRAMPOLINES_BYTES, SUD_TRAMPOLINES_OFFSET, SudState,
 };
-use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES};
+use ring3_layout::syscall::{MASK_SETTERS, Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_patch::JUMP_BYTES;
-use ring3_uapi::Errno;
+use ring3_uapi::{Errno, nr};
 
 use super::actions::{self, action_of, field, read_word, set_action, write_flag};
 use super::modules::file_of;
@@ -30,8 +30,6 @@ use super::tables::in_agent;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{Following, Refusal};
-use ring3_layout::syscall::MASK_SETTERS;
-use ring3_uapi::nr;
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;
@@ -40,9 +38,8 @@ const PAUSE: Duration = Duration::from_micros(300);
 const SIGSYS: u64 = 31;
 const SIG_IGN: u64 = 1;
 /// Whether a call may change masks or actions, be it for its own time.
-pub(super) fn is_changer(number: u32) -> bool {
-    [nr::RT_SIGACTION, nr::RT_SIGPROCMASK, nr::RT_SIGRETURN].contains(&i64::from(number))
-        || MASK_SETTERS.contains(&number)
+pub(super) fn is_changer(number: i64) -> bool {
+    [nr::RT_SIGACTION, nr::RT_SIGPROCMASK, nr::RT_SIGRETURN].contains(&number) || MASK_SETTERS.contains(&number)
 }
 
 /// What the server knows of a target's SUD fallback.

@@ -22,6 +22,7 @@ use ring3_layout::syscall::{
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
 use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineLinks};
 use ring3_uapi::Errno;
+use ring3_uapi::nr;
 
 use super::batch::Batch;
 use super::cancellation::number_of;
@@ -37,25 +38,6 @@ use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallCo
 
 /// Where in the control page the attachment of nobody is.
 const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
-
-/// Numbers of calls that the agent looks at whoever wants them, as sites have them.
-mod number {
-    use ring3_uapi::nr;
-
-    pub(super) const MMAP: u32 = nr::MMAP as u32;
-    pub(super) const MPROTECT: u32 = nr::MPROTECT as u32;
-    pub(super) const MUNMAP: u32 = nr::MUNMAP as u32;
-    pub(super) const RT_SIGACTION: u32 = nr::RT_SIGACTION as u32;
-    pub(super) const RT_SIGRETURN: u32 = nr::RT_SIGRETURN as u32;
-    pub(super) const EXIT: u32 = nr::EXIT as u32;
-    pub(super) const ARCH_PRCTL: u32 = nr::ARCH_PRCTL as u32;
-    pub(super) const EXECVE: u32 = nr::EXECVE as u32;
-    pub(super) const EXECVEAT: u32 = nr::EXECVEAT as u32;
-    pub(super) const PKEY_MPROTECT: u32 = nr::PKEY_MPROTECT as u32;
-    pub(super) const SECCOMP: u32 = nr::SECCOMP as u32;
-    pub(super) const PRCTL: u32 = nr::PRCTL as u32;
-    pub(super) const CLONE3: u32 = nr::CLONE3 as u32;
-}
 
 /// Which system calls the links of a target want, and why else calls are replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,18 +78,18 @@ impl SyscallInterest {
 
     /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
     fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
-        match plan.number {
+        match plan.number.map(i64::from) {
             // What is left would be caught each time.
             _ if uses_sud => true,
-            Some(number::MMAP) if in_loader => true,
-            Some(number::EXECVE | number::EXECVEAT) if self.follow => true,
+            Some(nr::MMAP) if in_loader => true,
+            Some(nr::EXECVE | nr::EXECVEAT) if self.follow => true,
             // (Where threads may be in trampolines they may be cancelled there.)
-            Some(number::RT_SIGACTION | number::RT_SIGRETURN) => self.any || self.follow,
+            Some(nr::RT_SIGACTION | nr::RT_SIGRETURN) => self.any || self.follow,
             Some(number) if self.traps && concerns_traps(number) => true,
             Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
             // A process may filter its calls whatever it is traced for.
-            Some(number::PRCTL | number::SECCOMP) => true,
-            Some(number) => self.any && (self.all || self.numbers.contains(&number) || is_watched(number)),
+            Some(nr::PRCTL | nr::SECCOMP) => true,
+            Some(number) => self.any && (self.all || self.numbers.contains(&(number as u32)) || is_watched(number)),
             // (Nobody is executed from where threads are cancelled.)
             None => self.any || plan.replaced == Replaced::Instruction,
         }
@@ -115,10 +97,9 @@ impl SyscallInterest {
 }
 
 /// Whether the agent has to know of a call so that it sees others rightly.
-fn is_watched(number: u32) -> bool {
-    use number::{ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT};
+fn is_watched(number: i64) -> bool {
     CLONE_SYSCALLS.contains(&number)
-        || [MMAP, MPROTECT, PKEY_MPROTECT, ARCH_PRCTL, EXECVE, EXECVEAT].contains(&number)
+        || [nr::MMAP, nr::MPROTECT, nr::PKEY_MPROTECT, nr::ARCH_PRCTL, nr::EXECVE, nr::EXECVEAT].contains(&number)
 }
 
 /// Calls of a process, and what it has beside them.
@@ -689,7 +670,7 @@ impl Target {
         for number in 0..=OTHER_NUMBERS {
             let mut words = [false, true].map(|exit| {
                 let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
-                let changes = traps && !exit && concerns_traps(number as u32);
+                let changes = traps && !exit && concerns_traps(number as i64);
                 let always = is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes;
                 range | if always { ALWAYS } else { 0 }
             });
@@ -709,7 +690,7 @@ impl Target {
                 [(false, offset_of!(Subscribers, enter_only)), (true, offset_of!(Subscribers, exit_only))]
             {
                 let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
-                let only = if uses_sud || traps && concerns_traps(number as u32) {
+                let only = if uses_sud || traps && concerns_traps(number as i64) {
                     0
                 } else {
                     self.only_of_call(number, ids, &ranges, links)
@@ -749,14 +730,14 @@ impl Target {
         let registers = stopped.registers(tid)?;
         let (trampoline, entry) = (trampoline_address(self.region, index), registers.rip);
         let plan = SyscallPlan {
-            number: Some(number::EXECVE),
+            number: Some(nr::EXECVE as u32),
             keeps_flags: true,
             ..SyscallPlan::at(entry, entry - SYSCALL_BYTES)
         };
         let Ok(code) = plan.trampoline(trampoline, &self.trampoline_links(&plan, index, entry, false)) else {
             return Ok(());
         };
-        let record = SyscallSite { call: plan.call, number: number::EXECVE as i32, ..SyscallSite::default() };
+        let record = SyscallSite { call: plan.call, number: nr::EXECVE as i32, ..SyscallSite::default() };
         self.control.write(site_offset(index), record);
         stopped.write(trampoline, &code)?;
         stopped.set_registers(tid, &inject::Registers { rip: trampoline + CALL_AT + SYSCALL_BYTES, ..registers })
@@ -766,8 +747,9 @@ impl Target {
     fn trampoline_links(&self, plan: &SyscallPlan, index: u32, tail: u64, small_stacks: bool) -> TrampolineLinks {
         let symbol = |name: &str| in_agent(self.region, name);
         // Behind munmap a thread that ends may have no stack any more.
-        let unmaps = matches!(plan.number, Some(number::MUNMAP | number::EXIT));
-        let begins = plan.number.is_some_and(|number| CLONE_SYSCALLS.contains(&number));
+        let number = plan.number.map(i64::from);
+        let unmaps = matches!(number, Some(nr::MUNMAP | nr::EXIT));
+        let begins = number.is_some_and(|number| CLONE_SYSCALLS.contains(&number));
         let (enter, exit) = match (unmaps || plan.stackless || small_stacks, plan.keeps_flags) {
             // A new thread has a stack of its own from the start, and no block yet.
             (true, _) if begins => ("ring3_syscall_enter_on_agent_stack", "ring3_syscall_exit_of_clone"),
@@ -835,33 +817,30 @@ impl Target {
 /// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
 /// `follow`: what is executed is traced.
 fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
-    use number::{
-        ARCH_PRCTL, EXECVE, EXECVEAT, MMAP, MPROTECT, PKEY_MPROTECT, PRCTL, RT_SIGACTION, RT_SIGRETURN, SECCOMP,
-    };
-    match number as u32 {
-        MMAP => exit,
-        MPROTECT | PKEY_MPROTECT => exit && any,
+    match number as i64 {
+        nr::MMAP => exit,
+        nr::MPROTECT | nr::PKEY_MPROTECT => exit && any,
         number if CLONE_SYSCALLS.contains(&number) => any,
-        ARCH_PRCTL => any,
+        nr::ARCH_PRCTL => any,
         // (Also when nobody wants anything any more, and sites cannot be restored at present.)
-        RT_SIGACTION | RT_SIGRETURN | PRCTL | SECCOMP => !exit,
+        nr::RT_SIGACTION | nr::RT_SIGRETURN | nr::PRCTL | nr::SECCOMP => !exit,
         number if IDENTITY_CHANGERS.contains(&number) => !exit,
-        EXECVE | EXECVEAT => follow && !exit,
+        nr::EXECVE | nr::EXECVEAT => follow && !exit,
         _ => false,
     }
 }
 
 /// Whether a call may be one that blocks SIGTRAP, or takes its handler away.
 fn may_change_masks(plan: &SyscallPlan) -> bool {
-    plan.replaced == Replaced::Instruction && plan.number.is_none_or(concerns_traps)
+    plan.replaced == Replaced::Instruction && plan.number.is_none_or(|number| concerns_traps(i64::from(number)))
 }
 
-fn concerns_traps(number: u32) -> bool {
-    is_changer(number) || number == number::CLONE3
+fn concerns_traps(number: i64) -> bool {
+    is_changer(number) || number == nr::CLONE3
 }
 
 /// Whether the SUD fallback needs the beginning and the end of a call.
 fn concerns_sud(number: usize) -> bool {
-    let number = number as u32;
-    is_changer(number) || [number::MUNMAP, number::PRCTL, number::SECCOMP].contains(&number)
+    let number = number as i64;
+    is_changer(number) || [nr::MUNMAP, nr::PRCTL, nr::SECCOMP].contains(&number)
 }
