@@ -7,7 +7,7 @@ use ring3_layout::filter::AGENT_CALLS_MAX;
 use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
 
 use crate::Error;
-use crate::process::{proc_file, status_field, threads};
+use crate::process::{Statuses, proc_file, status_field, threads};
 use crate::raw_ptrace::{self as ptrace, Tid};
 use crate::stopped::Stopped;
 
@@ -101,12 +101,8 @@ fn agent_calls() -> impl Iterator<Item = FilteredCall> {
 
 /// Whether calls of any thread of a process are filtered.
 pub(crate) fn is_filtered(pid: u32) -> Result<bool, Error> {
-    Ok(threads(pid)?.into_iter().any(|tid| is_thread_filtered(pid, tid)))
-}
-
-fn is_thread_filtered(pid: u32, tid: Tid) -> bool {
-    let status = proc_file(pid, &format!("task/{tid}/status")).unwrap_or_default();
-    status_field(&status, "Seccomp").is_some_and(|mode| mode != "0")
+    let statuses = Statuses::of(pid);
+    Ok(threads(pid)?.into_iter().any(|tid| statuses.is_filtered(tid)))
 }
 
 impl Stopped {
@@ -127,9 +123,7 @@ impl Stopped {
 
     /// Between having been looked at and being stopped a process may have begun to filter its calls: then no filter is suspended.
     pub(crate) fn check_filters(&self) -> Result<(), Error> {
-        if !self.suspends_filters()
-            && self.threads().iter().any(|tid| self.statuses.field(*tid, "Seccomp").is_some_and(|mode| mode != "0"))
-        {
+        if !self.suspends_filters() && self.threads().iter().any(|tid| self.statuses.is_filtered(*tid)) {
             let why = "it began to filter its calls just now; try again".to_owned();
             return Err(Error::Seccomp { pid: self.pid(), why });
         }

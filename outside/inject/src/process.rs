@@ -232,8 +232,13 @@ impl Statuses {
         self.field(tid, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
     }
 
+    /// Whether a thread's calls are filtered.
+    pub(crate) fn is_filtered(&self, tid: u32) -> bool {
+        self.field(tid, "Seccomp").is_some_and(|mode| mode != "0")
+    }
+
     /// A field of a thread's status; `None` if the thread is gone.
-    pub(crate) fn field(&self, tid: u32, name: &str) -> Option<String> {
+    fn field(&self, tid: u32, name: &str) -> Option<String> {
         const BYTES_USUAL: usize = 0x2000;
         let mut bytes = [0; BYTES_USUAL];
         let filled = self.open.get(&tid).and_then(|file| file.read_at(&mut bytes, 0).ok());

@@ -8,8 +8,9 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 
 use super::Refusal;
+use super::executions::is_held;
 use super::modules::{self, ANALYSIS_AT_ONCE, FileKey, likely_file_of};
-use super::recovery::{self, RetryDelay};
+use super::recovery::RetryDelay;
 use super::target::code_of;
 use super::terminal::ReportTo;
 use super::tracer::{Actor, Command, LONG};
@@ -127,10 +128,9 @@ impl Actor {
     pub(super) fn catch_up(&mut self) {
         self.behind.retain(|pid, _| self.targets.contains_key(pid));
         let executions = &self.executions;
-        let is_held = |pid: u32| executions.contains_key(&pid) || recovery::is_held(pid);
         let now = Instant::now();
         let is_spent = |pid: &u32| self.targets.get(pid).is_some_and(|target| target.budget.is_spent(now));
-        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_held(**pid) && !is_spent(pid));
+        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_held(executions, **pid) && !is_spent(pid));
         let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
         for pid in due {
             if let Err(refusal) = self.apply(pid, ReportTo::Starter) {

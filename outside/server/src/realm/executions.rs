@@ -18,7 +18,7 @@ use super::modules::ANALYSIS_AT_ONCE;
 use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal, report_untraced};
 use super::tracer::{Actor, Command, CommandSender, refusal_of};
-use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges};
+use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, recovery};
 
 /// A process that announced an `execve` must call it within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
@@ -55,6 +55,12 @@ pub(super) type Work = Box<dyn FnOnce(&mut inject::Stopped) + Send>;
 
 /// Of one execution.
 pub(super) type ExecutionOutcome = Result<inject::Announced<()>, inject::Error>;
+
+/// Whether a process cannot be stopped at present: a thread waits for its `vfork` child, say, which in turn may wait for an
+/// answer; or an execution is followed.
+pub(super) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32) -> bool {
+    executions.contains_key(&pid) || recovery::is_held(pid)
+}
 
 /// An execution that is followed.
 pub(super) struct Execution {

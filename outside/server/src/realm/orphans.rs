@@ -10,7 +10,8 @@ use ring3_layout::control::ControlHeaderValue;
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::recovery::{self, Cleaning, RetryDelay, all_processes, is_server_alive, region_in};
+use super::executions::is_held;
+use super::recovery::{Cleaning, RetryDelay, all_processes, is_server_alive, region_in};
 use super::target::DETACH_WITHIN;
 use super::tracer::{Actor, Command};
 
@@ -73,6 +74,11 @@ impl Orphans {
         orphans
     }
 
+    /// A process is a target now: who has it detached hears of that.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.cleaned.remove(&pid);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.unclean.is_empty()
     }
@@ -96,10 +102,9 @@ impl Actor {
     pub(super) fn clean_orphans(&mut self) {
         let until = Instant::now() + CLEANING_AT_ONCE;
         let executions = &self.executions;
-        let is_held = |pid: &u32| executions.contains_key(pid) || recovery::is_held(*pid);
         let Orphans { unclean, cleaned } = &mut self.orphans;
         unclean.retain(|pid, orphan| {
-            let may_try = Instant::now() < until && orphan.patience.is_over() && !is_held(pid);
+            let may_try = Instant::now() < until && orphan.patience.is_over() && !is_held(executions, *pid);
             if may_try && orphan.clean(until) {
                 tracing::info!(pid, server = orphan.server, "cleaned up after a server that is gone");
                 cleaned.insert(*pid);

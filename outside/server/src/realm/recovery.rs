@@ -21,11 +21,11 @@ use ring3_layout::thread::{
     SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNKS_MAX, SHADOW_FRAMES, SHADOW_POOL_CHUNKS,
     STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
 };
+use ring3_uapi::nr;
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
 use super::{faults, restore_calls, sud, traps};
-use ring3_uapi::nr;
 
 /// Name of the control page's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::TargetStatus;
 use super::doorbell::EventFd;
-use super::executions::{Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
+use super::executions::{self, Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
 use super::leftovers::leftovers;
 use super::modules::{ANALYSIS_AT_ONCE, FileKey};
 use super::orphans::Orphans;
@@ -500,6 +500,7 @@ impl Actor {
             target.series = None;
         }
         self.targets.insert(pid, target);
+        self.orphans.forget(pid);
         let applied = if goes_on || self.is_refused_for_now(pid) {
             self.apply(pid, report_to)
         } else {
@@ -705,10 +706,9 @@ impl Actor {
         }
     }
 
-    /// Whether a process cannot be stopped at present: a thread waits for its `vfork` child, say, which in turn may wait for an
-    /// answer; or an execution is followed.
+    /// As [`executions::is_held`].
     pub(super) fn is_held(&self, pid: u32) -> bool {
-        self.executions.contains_key(&pid) || recovery::is_held(pid)
+        executions::is_held(&self.executions, pid)
     }
 
     /// Whether a command for a process is for later: it cannot be stopped, or is being detached.
