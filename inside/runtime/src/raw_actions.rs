@@ -71,6 +71,7 @@ pub(crate) fn set_mask(mask: u64) -> u64 {
 }
 
 /// Changes the thread's mask by `rt_sigprocmask`; what it was.
+#[inline(never)]
 pub(crate) fn change_mask(how: u64, mask: u64) -> u64 {
     let mut before = 0u64;
     let arguments = [how, &raw const mask as u64, &raw mut before as u64, SIGNAL_SET_BYTES, 0, 0];
@@ -271,6 +272,7 @@ fn hold_back(base: u64, info: &Info, context: &mut Context) {
 }
 
 /// Sends a signal that has come to the running thread once more, as it was; false: that is not possible.
+#[inline(never)]
 fn send_again(info: &Info) -> bool {
     let (process, thread) = (syscall0(nr::GETPID) as u64, syscall0(nr::GETTID) as u64);
     let arguments = [process, thread, u64::from(info.signal()), &raw const *info as u64, 0, 0];

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use ring3_layout::control::ControlHeader;
+use ring3_layout::owner::NAMESPACE_SERVER;
 use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
 use ring3_uapi::nr;
@@ -42,9 +43,21 @@ pub(crate) fn ring(base: u64, number: u32) {
     }
 }
 
+/// Whether it is certain that there is no server any more. Its id means something in its own pid namespace only; in which one a fork
+/// is that has not been adopted is not known.
+fn is_server_gone(base: u64, pid: u32) -> bool {
+    let control = control(base);
+    control.pid == pid && control.namespace == NAMESPACE_SERVER && is_dead(control.server_pid)
+}
+
 /// Files a request of the thread with these ids (`pid << 32 | tid`); waits for the answer if `wait` says so, at most [`WAITS_MAX`] times as long as the server set,
-/// once if there is no server any more. True: it was answered.
+/// once if there seems to be no server any more, and not at all if there certainly is none. True: it was answered.
+#[inline(never)]
 pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) -> bool {
+    if is_server_gone(base, (ids >> 32) as u32) {
+        state(base).requests_lost.fetch_add(1, Relaxed);
+        return false;
+    }
     let free = realm(base).requests.iter().find(|entry| {
         entry.state.load(Relaxed) == request::FREE
             && entry.state.compare_exchange(request::FREE, request::FILLING, AcqRel, Relaxed).is_ok()
