@@ -39,7 +39,9 @@ pub fn bytes() -> &'static [u8] {
 pub fn cpu_has_rdpid() -> bool {
     const FEATURES: u32 = 7;
     const RDPID: u32 = 1 << 22;
-    __cpuid_count(0, 0).eax >= FEATURES && __cpuid_count(FEATURES, 0).ecx & RDPID != 0
+    // (In a virtual machine this instruction takes tens of microseconds.)
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| __cpuid_count(0, 0).eax >= FEATURES && __cpuid_count(FEATURES, 0).ecx & RDPID != 0)
 }
 
 /// Offset of a symbol from the image's base.

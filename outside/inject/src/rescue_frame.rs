@@ -11,6 +11,7 @@
 //! then a death within that call, or within the last one, which unmaps the page, is fatal to the process.
 
 use std::arch::x86_64::__cpuid_count;
+use std::sync::LazyLock;
 
 use crate::raw_ptrace::Registers;
 use crate::raw_rescue_frame::{code, serve_at};
@@ -117,15 +118,26 @@ fn restarted(registers: &Registers) -> Registers {
     registers
 }
 
+/// Components of an XSAVE image.
+const COMPONENTS: u32 = 63;
+/// Where each component ends in the standard format. (In a virtual machine CPUID takes tens of microseconds.)
+static ENDS: LazyLock<[usize; COMPONENTS as usize]> = LazyLock::new(|| {
+    const LEAF: u32 = 0xd;
+    std::array::from_fn(|component| {
+        let part = __cpuid_count(LEAF, component as u32);
+        (part.ebx + part.eax) as usize
+    })
+});
+
+/// Asks the CPU what later is needed while a process is stopped.
+pub(crate) fn prepare() {
+    LazyLock::force(&ENDS);
+}
+
 /// Bytes of an XSAVE image in the standard format with these components.
 fn standard_bytes(components: u64) -> usize {
-    const LEAF: u32 = 0xd;
-    let extended = (2..63).filter(|component| components & 1 << component != 0);
-    let ends = extended.map(|component| {
-        let part = __cpuid_count(LEAF, component);
-        (part.ebx + part.eax) as usize
-    });
-    ends.max().unwrap_or(0).max(XSAVE_BYTES_MIN)
+    let extended = (2..COMPONENTS).filter(|component| components & 1 << component != 0);
+    extended.map(|component| ENDS[component as usize]).max().unwrap_or(0).max(XSAVE_BYTES_MIN)
 }
 
 #[cfg(test)]

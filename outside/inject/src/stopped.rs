@@ -26,6 +26,7 @@ use crate::process::{
     Mapping, Pid, Statuses, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
 };
 use crate::raw_ptrace::{self as ptrace, Pause, Registers, Tid, Wait};
+use crate::rescue_frame;
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
@@ -306,6 +307,7 @@ impl Stopped {
     }
 
     fn unattached(pid: u32) -> Result<Stopped, Error> {
+        rescue_frame::prepare();
         let mut options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
         if crate::process::inspect(Pid(pid))?.seccomp {
             options |= libc::PTRACE_O_SUSPEND_SECCOMP;
