@@ -9,6 +9,7 @@
 mod agent_stack;
 mod cancellation;
 mod flow;
+pub mod frames;
 mod indirect;
 mod plan;
 mod returns;
