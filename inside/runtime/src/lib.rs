@@ -15,6 +15,7 @@ pub mod raw_cancellation;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
 pub mod raw_fast_path;
+pub mod raw_fault;
 pub mod raw_guarded;
 pub mod raw_helpers;
 mod raw_identity;

@@ -1,13 +1,14 @@
 //! Copies between memory that is there and memory that may not be, at the speed of a copy.
 //!
 //! While the agent handles the signals of faults ([`ring3_layout::sud::SudState::catches_faults`]), such memory is just
-//! touched. A fault in `copy` is ours: the handler lets it return that it failed. All other faults are the process's
-//! own (`raw_actions.rs`).
+//! touched. A fault in `copy` is ours: the handler lets it return that it failed. A fault in other code of ours ends a
+//! program's run (`raw_fault.rs`). All other faults are the process's own (`raw_actions.rs`).
 
 use core::arch::{global_asm, naked_asm};
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::raw_actions::pass_on;
+use crate::raw_fault::end_run;
 use crate::raw_sud::{Context, Info, sud};
 
 /// Room for the code of [`ring3_guarded_copy`], which is aligned to it.
@@ -124,7 +125,7 @@ pub unsafe fn faulted(base: u64, info: *const Info, context: *mut Context, frame
     let info = unsafe { &*info };
     // SAFETY: the caller's promise.
     let context = unsafe { &mut *context };
-    if info.is_forced() && interrupt_copy(context) {
+    if info.is_forced() && (interrupt_copy(context) || end_run(base, info, context)) {
         return 0;
     }
     // SAFETY: the caller's promise.

@@ -466,6 +466,11 @@ impl Info {
         self.code
     }
 
+    /// What a fault could not access.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
     /// The kernel has forced it on the thread: nobody has sent it.
     pub(crate) fn is_forced(&self) -> bool {
         self.code as i32 > 0
@@ -488,6 +493,22 @@ impl Context {
 
     pub(crate) fn set_rip(&mut self, rip: u64) {
         self.rip = rip;
+    }
+
+    pub(crate) fn rsp(&self) -> u64 {
+        self.rsp
+    }
+
+    /// As [`ring3_layout::fault::Fault::registers`].
+    pub(crate) fn kept_registers(&self) -> [u64; 8] {
+        [self.rip, self.rsp, self.rbx, self.rbp, self.r12, self.r13, self.r14, self.r15]
+    }
+
+    /// The thread goes on there with these registers, behind a call whose result is 0, and without these flags.
+    pub(crate) fn go_on_with(&mut self, registers: [u64; 8], cleared: u64) {
+        [self.rip, self.rsp, self.rbx, self.rbp, self.r12, self.r13, self.r14, self.r15] = registers;
+        self.rax = 0;
+        self.eflags &= !cleared;
     }
 }
 

@@ -109,6 +109,14 @@ fn targets(out: &mut String, targets: &Value, verbose: Option<Programs>) {
                 row["worst_ns"].as_u64().unwrap_or(0).div_ceil(1000),
             );
         }
+        for row in target["faulted_runs"].as_array().into_iter().flatten() {
+            let (runs, last) = (&row["runs"], text(&row["last"]));
+            let _ = writeln!(
+                out,
+                "    link {} (program {}): {runs} runs faulted, last by {last}",
+                row["link_id"], row["prog_id"]
+            );
+        }
         if let Some(count @ 1..) = target["refused"].as_array().map(Vec::len) {
             let _ = writeln!(out, "    {count} probe(s) not applied; `ring3 status -v` says why");
         }

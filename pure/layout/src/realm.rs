@@ -76,6 +76,8 @@ pub mod request {
     pub const KIND_TRAPS_OFF: u32 = 6;
     /// A program overruns its budget too often: switch it off here. `argument` is its link's id `<< 32`, and its own.
     pub const KIND_OVER_BUDGET: u32 = 7;
+    /// A program has faulted: say how its caller goes on. `argument` is the address of a [`crate::fault::Fault`].
+    pub const KIND_FAULT: u32 = 8;
 }
 
 /// What an agent asks of the server.

@@ -85,6 +85,9 @@ pub struct Names {
     pub files: Vec<String>,
     /// By offset.
     pub rows: Vec<Row>,
+    /// Code offset and instruction index, by offset. (Stays in the process.)
+    #[serde(skip)]
+    pub insns: Vec<(u32, u32)>,
 }
 
 /// A program's tag: kernel/bpf/core.c:bpf_prog_calc_tag (v6.18), the first 8 bytes of the SHA-256 of its instructions
@@ -152,7 +155,7 @@ impl Names {
     /// its name in the plain style, since the name is what is called; in the kernel's, that beginning has `.entry`.
     pub fn of(code: &Code, source: &Source<'_>, style: Style) -> Names {
         let end = code.bytes.len() as u32;
-        let mut names = Names::default();
+        let mut names = Names { insns: code.pc_map.clone(), ..Names::default() };
         for (index, offset) in code.functions.iter().enumerate() {
             let next = code.functions.get(index + 1).copied().unwrap_or(end);
             let is_entry = *offset == code.entry && code.entry != 0;
@@ -188,6 +191,12 @@ impl Names {
             Some(last) if last.offset == offset => *last = row,
             _ => self.rows.push(row),
         }
+    }
+
+    /// The index of the instruction that the code at an offset was made of.
+    pub fn insn_at(&self, offset: u32) -> Option<u32> {
+        let after = self.insns.partition_point(|(at, _)| *at <= offset);
+        Some(self.insns.get(after.checked_sub(1)?)?.1)
     }
 
     /// The line of the code at an offset.

@@ -12,7 +12,7 @@ use super::status::OverrunStatus;
 use super::target::Target;
 use super::terminal::ReportTo;
 use super::tracer::Actor;
-use super::{AttachmentId, Refusal};
+use super::{AttachmentId, LinkSpec, Refusal};
 
 impl Target {
     /// Runs of programs that took longer than their budget, by link and program. (Written by the target.)
@@ -33,30 +33,43 @@ impl Target {
 }
 
 impl Actor {
-    /// A thread of a target says that a program overruns its budget too often: no link of this id with this program runs it there
-    /// from now on. (What the target says is only about itself.)
-    pub(super) fn switch_off(&mut self, pid: u32, link_id: u32, prog_id: u32) {
+    /// A thread of a target says that a program overruns its budget too often. (What the target says is only about itself.)
+    pub(super) fn switch_off_overrunning(&mut self, pid: u32, link_id: u32, prog_id: u32) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         let overruns = target.overruns();
         let worst = overruns.iter().find(|row| (row.link_id, row.prog_id) == (link_id, prog_id));
         let worst = worst.map_or(String::new(), |row| format!(", at most {:?}", Duration::from_nanos(row.worst_ns)));
-        for (id, link) in &self.links {
-            let spec = &link.spec;
-            let Some(budget) = spec.budget else { continue };
-            if (spec.link_id, spec.prog_id) != (link_id, prog_id) || target.switched_off.contains_key(id) {
-                continue;
-            }
-            let why = format!(
+        self.switch_off(pid, (link_id, prog_id), Errno::ETIME, &|spec| {
+            let budget = spec.budget?;
+            Some(format!(
                 "program {:?} (link {link_id}) is switched off: {OVERRUNS_MAX} of its runs within a second took longer than its \
                  budget of {budget:?}{worst}; give it a larger --budget, or let it do less",
                 spec.prog_name
-            );
+            ))
+        });
+    }
+
+    /// No link of this id with this program runs it in a target from now on, for the reason that `why` gives, if any.
+    pub(super) fn switch_off(
+        &mut self,
+        pid: u32,
+        (link_id, prog_id): (u32, u32),
+        errno: Errno,
+        why: &dyn Fn(&LinkSpec) -> Option<String>,
+    ) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        for (id, link) in &self.links {
+            let spec = &link.spec;
+            if (spec.link_id, spec.prog_id) != (link_id, prog_id) || target.switched_off.contains_key(id) {
+                continue;
+            }
+            let Some(why) = why(spec) else { continue };
             tracing::warn!(pid, "{why}");
             if let Some(terminal) = spec.terminal {
                 terminal.say(&format!("process {pid} ({}): {why}", target.comm));
             }
             target.told.insert(*id);
-            target.switched_off.insert(*id, Refusal::new(Errno::ETIME, why));
+            target.switched_off.insert(*id, Refusal::new(errno, why));
         }
         if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
             tracing::warn!(pid, "{refusal}");

@@ -221,6 +221,7 @@ impl Target {
         self.domain = other.domain.clone();
         self.kept_out = other.kept_out.clone();
         self.switched_off = other.switched_off.clone();
+        self.faulted = other.faulted.clone();
     }
 
     /// Whether no thread is in the agent or in a program, or returns there from a signal handler.

@@ -27,6 +27,7 @@ mod orphans;
 mod owners;
 mod placing;
 mod privileges;
+mod program_faults;
 mod raw_mapping;
 mod recovery;
 mod requests;

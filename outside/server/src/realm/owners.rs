@@ -4,6 +4,7 @@
 //! what the target's threads held: CPU slots here, locks and records where maps are known ([`Deaths`]). That also bounds the time
 //! in which another thread could get a dead owner's thread id.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
@@ -24,13 +25,15 @@ pub(super) struct Namespaces {
     inodes: Mutex<Vec<u64>>,
 }
 
-/// A target that has ended.
+/// A target that has ended, or a thread whose run of a program has.
 #[derive(Clone, Debug)]
 pub struct Death {
-    /// Name of its first thread. The others' names are names of threads that no longer exist.
-    pub leader: u32,
-    /// What it had mapped.
+    /// Name of the thread; of a target the first one: the others' names are names of threads that no longer exist.
+    pub owner: u32,
+    /// What the target had mapped.
     pub maps: Vec<MapSlot>,
+    /// Dropped when what it held is released.
+    pub until_tended: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Ends of targets, for whoever tends the maps.

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ControlHeaderValue, Recovery, StubArea, StubTail};
+use ring3_layout::fault::Fault;
 use ring3_layout::realm::Realm as RealmBlock;
 use ring3_layout::syscall::SyscallSite;
 use ring3_layout::thread::{OVERRUN_LINKS_MAX, Overruns, ShadowFrame};
@@ -108,6 +109,15 @@ impl SharedFile {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().wrapping_add(offset), bytes.len()) }
     }
 
+    /// Copies `bytes` bytes from `offset`. Panics if they do not lie in the file.
+    pub(crate) fn read_bytes(&self, offset: u64, bytes: usize) -> Vec<u8> {
+        let offset = self.check(offset, bytes);
+        let mut out = vec![0; bytes];
+        // SAFETY: `check` proved that the source lies in the mapping; the vector is as large and ours.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().wrapping_add(offset), out.as_mut_ptr(), bytes) };
+        out
+    }
+
     /// Writes a plain value at `offset`.
     pub(crate) fn write<T: Copy>(&self, offset: u64, value: T) {
         let offset = self.check(offset, size_of::<T>());
@@ -205,6 +215,15 @@ pub(crate) fn read_process(pid: u32, address: u64, out: &mut [u8]) -> Result<(),
     }
 }
 
+/// Writes a plain value into another process's memory, where that may write it itself.
+pub(crate) fn write_process<T: Plain>(pid: u32, address: u64, value: &T) -> Result<(), Errno> {
+    let local = libc::iovec { iov_base: (&raw const *value).cast_mut().cast(), iov_len: size_of::<T>() };
+    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: size_of::<T>() };
+    // SAFETY: process_vm_writev wants valid iovecs and only reads `local`, the value; `remote` is checked by the kernel.
+    let written = unsafe { libc::process_vm_writev(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
+    if written == size_of::<T>() as isize { Ok(()) } else { Err(Errno::FAULT) }
+}
+
 /// Whether memory of another process, in pieces of the same few bytes, is not as told. What cannot be read counts as it was told.
 pub(crate) fn differs<'a>(pid: u32, mut told: impl Iterator<Item = (u64, &'a [u8])>) -> bool {
     /// `UIO_MAXIOV`
@@ -238,6 +257,8 @@ pub(super) unsafe trait Plain: Copy {}
 unsafe impl Plain for u32 {}
 // SAFETY: integers.
 unsafe impl Plain for u64 {}
+// SAFETY: made of integers.
+unsafe impl Plain for Fault {}
 // SAFETY: made of integers.
 unsafe impl Plain for Recovery {}
 // SAFETY: made of integers.

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use ring3_layout::realm::{Request, request};
 
 use super::executions::{Announcer, InheritedState};
+use super::owners::Death;
+use super::program_faults::Ended;
 use super::target::Target;
 use super::terminal::ReportTo;
 use super::tracer::Actor;
@@ -230,7 +232,19 @@ impl Actor {
                     tracing::warn!(pid = requester, "{refusal}");
                 }
             }
-            request::KIND_OVER_BUDGET => self.switch_off(requester, (argument >> 32) as u32, argument as u32),
+            request::KIND_OVER_BUDGET => {
+                self.switch_off_overrunning(requester, (argument >> 32) as u32, argument as u32);
+            }
+            request::KIND_FAULT => match self.end_faulted_run(requester, claim.tid, claim.index, argument) {
+                Ended::NotYet => return Served::Later,
+                Ended::Answered => {}
+                Ended::Holding(death) => {
+                    // The thread may hold something again as soon as it goes on.
+                    let unanswered = Arc::new(Unanswered { claim, shared: self.shared.clone() });
+                    self.shared.deaths.tell(Death { until_tended: Some(unanswered), ..death });
+                    return Served::Handed;
+                }
+            },
             request::KIND_FILTER => self.meet_filter((requester, pid), argument),
             request::KIND_MAPPING_ADDED => {
                 self.look_for_large_files(requester);

@@ -52,6 +52,19 @@ pub struct OverrunStatus {
     pub worst_ns: u64,
 }
 
+/// Runs of a program, by one link, that faulted in a target.
+#[derive(Clone, Debug, Serialize)]
+pub struct FaultStatus {
+    /// The link.
+    pub link_id: u32,
+    /// The program.
+    pub prog_id: u32,
+    /// How many.
+    pub runs: u64,
+    /// What the last one was, and where.
+    pub last: String,
+}
+
 /// A target for `ring3 status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct TargetStatus {
@@ -93,6 +106,8 @@ pub struct TargetStatus {
     pub net_calls: (u64, u64),
     /// Runs of programs that took longer than their budget.
     pub overruns: Vec<OverrunStatus>,
+    /// Runs of programs that faulted, and were ended.
+    pub faulted_runs: Vec<FaultStatus>,
     /// Links that could not be applied: link id and reason.
     pub refused: Vec<(u32, String)>,
 }
@@ -145,6 +160,7 @@ impl Target {
             requests_lost: read_value(self.pid, lost).unwrap_or(0),
             sites: sites.collect(),
             overruns: self.overruns(),
+            faulted_runs: self.faulted_runs(),
             refused: links
                 .values()
                 .filter_map(|link| Some((link.spec.link_id, link.refused.get(&self.pid)?.message.clone())))

@@ -27,6 +27,7 @@ use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
 use super::owners::Death;
 use super::placing::{Calls, Series};
+use super::program_faults::FaultCount;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, RetryDelay};
 use super::requests::Budget;
@@ -77,6 +78,8 @@ pub(super) struct Target {
     pub(super) kept_out: BTreeMap<AttachmentId, &'static str>,
     /// Links that overran their budget here too often, and what was said of it.
     pub(super) switched_off: BTreeMap<AttachmentId, Refusal>,
+    /// Programs that have faulted, by link and program.
+    pub(super) faulted: BTreeMap<(u32, u32), FaultCount>,
     /// What becomes of its children and of what it executes.
     pub(super) following: Following,
     /// It is another program of a process that was a target: the end of `execve` is still to be seen.
@@ -164,6 +167,7 @@ impl Target {
             domain,
             kept_out: BTreeMap::new(),
             switched_off: BTreeMap::new(),
+            faulted: BTreeMap::new(),
             own_pid: info.own_pid,
             comm: info.comm,
             explicit,
@@ -338,11 +342,14 @@ impl Target {
 
     /// What its end means for others.
     pub(super) fn death(&self) -> Death {
+        self.death_of(self.own_pid)
+    }
+
+    /// What the end of one of its threads means for others.
+    pub(super) fn death_of(&self, own_tid: u32) -> Death {
         let namespace = self.control.word32(offset_of!(ControlHeader, namespace) as u64).load(Ordering::Relaxed);
-        Death {
-            leader: ring3_layout::owner::name(namespace, self.own_pid),
-            maps: self.maps.keys().copied().collect(),
-        }
+        let owner = ring3_layout::owner::name(namespace, own_tid);
+        Death { owner, maps: self.maps.keys().copied().collect(), until_tended: None }
     }
 
     pub(super) fn is_detaching(&self) -> bool {

@@ -69,8 +69,9 @@ impl Realm {
             .spawn()
             .map_err(failed)?;
         let death = Death {
-            leader: owner::name(NAMESPACE_SERVER, child.id()),
+            owner: owner::name(NAMESPACE_SERVER, child.id()),
             maps: maps.iter().map(|(slot, _)| *slot).collect(),
+            until_tended: None,
         };
         let mut child = KillOnDrop(child);
         let files: Vec<BorrowedFd<'_>> = [self.shared.domains.own().block().file.file(), self.shared.text.file()]
@@ -93,7 +94,7 @@ impl Realm {
         let complaint = child.0.stderr.take().and_then(|stderr| std::io::read_to_string(stderr).ok());
         drop(child);
         // What it held when it was stopped.
-        owners::free_cpu_slots(self.shared.domains.own().block().file.realm(), &self.shared.namespaces, death.leader);
+        owners::free_cpu_slots(self.shared.domains.own().block().file.realm(), &self.shared.namespaces, death.owner);
         self.shared.deaths.tell(death);
         match answer {
             Ok(Some(answer)) => Ok(answer),

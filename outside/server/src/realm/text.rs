@@ -110,6 +110,11 @@ impl TextStore {
         self.show(&all);
     }
 
+    /// Code that was written.
+    pub(crate) fn read(&self, offset: u64, bytes: usize) -> Vec<u8> {
+        self.file.read_bytes(offset, bytes)
+    }
+
     /// The names of all programs, with their offsets.
     pub(crate) fn names(&self) -> Vec<(u32, Arc<Names>)> {
         let names = self.names.lock().expect("no panic under this lock");

@@ -599,7 +599,7 @@ impl Actor {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
             let block = target.domain.block().file.realm();
-            owners::free_cpu_slots(block, &self.shared.namespaces, death.leader);
+            owners::free_cpu_slots(block, &self.shared.namespaces, death.owner);
             self.shared.deaths.tell(death);
             self.free_requests_of_nobody(target.nonce);
         }

@@ -308,7 +308,7 @@ impl Subsystem {
                     let of_map: Vec<u32> = deaths
                         .iter()
                         .filter(|death| death.maps.contains(&map.slot))
-                        .map(|death| death.leader)
+                        .map(|death| death.owner)
                         .collect();
                     if !of_map.is_empty() || map.is_held_up() {
                         map.reclaim_dead_owner(&of_map);

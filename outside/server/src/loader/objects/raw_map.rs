@@ -706,7 +706,7 @@ impl OutputBuffer {
     /// Takes away what targets that have ended left in it.
     pub(super) fn reclaim_dead_owner(&self, deaths: &[Death]) {
         let mut leaders =
-            deaths.iter().filter(|death| death.maps.contains(&self.slot)).map(|death| death.leader).peekable();
+            deaths.iter().filter(|death| death.maps.contains(&self.slot)).map(|death| death.owner).peekable();
         if leaders.peek().is_some() {
             let leaders: Vec<u32> = leaders.collect();
             reclaim_dead_owners(&self.realm, &leaders, |is_dead| {
