@@ -169,7 +169,7 @@ fn any_instruction_of_another_compilers_code_can_be_probed() {
 #[test]
 fn any_instruction_of_code_in_go_can_be_probed() {
     if let Some(directory) = go_victims() {
-        // (The others may fault.)
-        check_binary(directory.join("panicking"), 75);
+        // (A division may fault where Go would not know it.)
+        check_binary(directory.join("panicking"), 97);
     }
 }

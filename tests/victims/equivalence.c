@@ -147,7 +147,8 @@ static void on_signal(int signal, siginfo_t *info, void *context)
 		see("si_addr", 0, (uint64_t)info->si_addr);
 	else if (signal != SIGTRAP && is_strict)
 		see("si_addr - fault", 0, (uint64_t)info->si_addr - fault);
-	if (is_strict)
+	// (Under ring3, others show where the instruction was moved to.)
+	if (signal == SIGSEGV || signal == SIGBUS || is_strict)
 		see("rip - fault", 0, registers[REG_RIP] - fault);
 	for (int i = 0; i < 16; i++)
 		see("register at signal", i, registers[order[i]]);

@@ -24,6 +24,7 @@ pub mod raw_memory;
 mod raw_proc;
 mod raw_request;
 mod raw_shadow;
+mod raw_shown;
 mod raw_slot;
 pub mod raw_stack;
 pub mod raw_sud;

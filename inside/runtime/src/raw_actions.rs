@@ -20,10 +20,11 @@ use ring3_uapi::ptrace::PtRegs;
 use crate::raw_guarded::interrupt_copy;
 use crate::raw_memory::{read_own, write_own};
 use crate::raw_request::file;
+use crate::raw_shown::{displaced_at, returns_by_trampoline, show};
 use crate::raw_sud::{Context, Info, borrows_memory, is_armed, sud, switch};
 use crate::raw_syscalls::own_ids;
 use crate::raw_system::{syscall, syscall0};
-use crate::raw_thread::known;
+use crate::raw_thread::{current, known};
 use crate::raw_unwound;
 
 pub(crate) const SIGNAL_SET_BYTES: u64 = 8;
@@ -189,8 +190,11 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
     let Some(own) = own_action(base, signal) else { return 0 };
     let bit = 1 << (signal - 1);
     let [handler, flags, restorer, mask] = action(own);
+    let displaced = if info.is_forced() { displaced_at(base, context.rip()) } else { None };
+    // (Elsewhere the search for the block may be what was interrupted.)
+    let block = if displaced.is_some() { current(base) } else { known(base) };
     // SAFETY: the running thread's own block, or null.
-    let tb = unsafe { known(base).as_mut() };
+    let tb = unsafe { block.as_mut() };
     let wants = tb.as_ref().map_or(0, |tb| tb.wants_blocked);
     if !info.is_forced() && wants & bit & FAULT_BITS != 0 {
         hold_back(base, info, context);
@@ -202,6 +206,10 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
         // (What the kernel forces on a thread it does not ignore.)
         SIG_IGN if !info.is_forced() => 0,
         SIG_DFL | SIG_IGN => {
+            if let Some((site, distance)) = displaced {
+                // (For the core file.)
+                context.set_rip(site + distance);
+            }
             end_by(base, info, context);
             0
         }
@@ -214,6 +222,12 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
             let all = context.mask() | mask | itself;
             set_mask(u64::MAX);
             if let Some(tb) = tb {
+                // (Who goes back into the middle of a jump must be led to the copy.)
+                if let Some((site, distance)) = displaced
+                    && (distance == 0 || returns_by_trampoline(base, restorer))
+                {
+                    show(tb, context, site + distance);
+                }
                 // The process finds its mask in the frame. From there it is taken again when the handler returns.
                 context.set_mask(context.mask() | wants & never);
                 remember_frame(tb, &raw const *context as u64);
@@ -236,7 +250,7 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
 fn remember_frame(tb: &mut ThreadBlock, frame: u64) {
     forget_frame(tb, frame);
     if tb.passed_frames.iter().all(|known| *known != 0) {
-        tb.passed_frames.rotate_left(1);
+        tb.passed_frames.copy_within(1.., 0);
         tb.passed_frames[PASSED_FRAMES_MAX - 1] = 0;
     }
     if let Some(free) = tb.passed_frames.iter_mut().find(|known| **known == 0) {

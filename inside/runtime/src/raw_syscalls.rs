@@ -32,12 +32,12 @@ use crate::raw_dispatch::{TAKEN_BYTES, abandoned_by_longjmp, attachments, hit, i
 use crate::raw_identity;
 use crate::raw_memory::read_own;
 use crate::raw_request::{control, file};
+use crate::raw_shown;
 use crate::raw_sud;
 use crate::raw_system::{gs_base, syscall, syscall0};
 use crate::raw_thread::{
     begin_without_tcb, current, find_by_fs_base, is_tcb, state, stop_using_tcbs, update_fs_base,
 };
-use crate::raw_unwound;
 
 const ARCH_SET_FS: u64 = 0x1002;
 const CLONE_VM: u64 = 0x100;
@@ -256,7 +256,7 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
     let regs = unsafe { &mut *regs };
     if number == nr::RT_SIGRETURN {
         // SAFETY: the stack pointer of this call is at a frame.
-        unsafe { raw_unwound::lead_back(base, regs.rsp) };
+        unsafe { raw_shown::lead_back(base, regs.rsp) };
     }
     let mut shown = None;
     let runs = control(base).retired.load(Relaxed) == 0;

@@ -16,8 +16,8 @@ use ring3_layout::realm::request;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::syscall::{AGENT_STACK_BYTES, AGENT_STACKS};
 use ring3_layout::thread::{
-    PASSED_FRAMES_MAX, ProcessPage, STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
-    block_hint,
+    PASSED_FRAMES_MAX, ProcessPage, SHOWN_MAX, STATE_HEADER_BYTES, ShownFrame, StateHeader, THREAD_BLOCK_BYTES,
+    THREADS_MAX, ThreadBlock, block_hint,
 };
 use ring3_uapi::nr;
 
@@ -317,7 +317,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     }
     if tb.this == 0 || fresh_thread {
         (tb.next_call, tb.first_call) = (0, 0);
-        (tb.shown_frame, tb.cancel_waits) = (0, 0);
+        (tb.shown, tb.cancel_waits) = ([ShownFrame::default(); SHOWN_MAX], 0);
         (tb.wants_blocked, tb.passed_frames) = (0, [0; PASSED_FRAMES_MAX]);
         tb.agent_stack_top = block as u64 + THREAD_BLOCK_BYTES;
         tb.agent_stack_end = tb.agent_stack_top - AGENT_STACKS * AGENT_STACK_BYTES;

@@ -8,13 +8,13 @@
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 
-use ring3_layout::control::{STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea};
-use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
-use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES, SyscallSite, TRAMPOLINE_BYTES, progress};
+use ring3_layout::region::{REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
+use ring3_layout::syscall::{Progress, SIGCANCEL, SYSCALL_BYTES, TRAMPOLINE_BYTES, progress};
 use ring3_uapi::nr;
 
+use crate::raw_shown::{is_in_stubs, returns_by_trampoline, show};
 use crate::raw_sud::{self, Context, sud};
-use crate::raw_syscalls::{site, sites, tables};
+use crate::raw_syscalls::{site, tables};
 use crate::raw_system::{syscall, syscall0};
 use crate::raw_thread::{current, known};
 
@@ -25,8 +25,6 @@ const SI_TIMER: i32 = -2;
 const SI_TKILL: i32 = -6;
 /// When the signal comes again, ns: what runs in our code has mostly ended by then.
 const AGAIN_NS: u64 = 50_000;
-/// Bytes from where a handler returns to, to behind the call of `rt_sigreturn`, at most.
-const RESTORER_BYTES: u64 = 16;
 
 /// What the kernel tells of a signal that a thread or a timer has sent (`siginfo_t`, include/uapi/asm-generic/siginfo.h).
 #[repr(C)]
@@ -97,14 +95,14 @@ pub unsafe fn arrived(base: u64, sent: *mut Sent, context: *mut Context, frame: 
             // SAFETY: the running thread's own block, or null.
             && let Some(tb) = unsafe { current(base).as_mut() }
         {
-            (tb.shown_frame, tb.shown_place, tb.shown_instead) = (&raw const *context as u64, place.address, rip);
-            context.set_rip(place.address);
+            show(tb, context, place.address);
         }
         return handler;
     }
     // (What another process has sent the handler does not obey.)
     let cancels = sent.code == SI_TKILL && sent.sender == own_pid;
-    if cancels && is_our_code(base, rip) && postpone(base) {
+    let is_our_code = rip.wrapping_sub(base) < REGION_BYTES || is_in_stubs(base, rip);
+    if cancels && is_our_code && postpone(base) {
         note_postponed(base, 1);
         return 0;
     }
@@ -116,24 +114,6 @@ fn note_postponed(base: u64, waits: u32) {
     // SAFETY: the running thread's own block, or null. (To search for it is what may have been interrupted.)
     if let Some(tb) = unsafe { known(base).as_mut() } {
         tb.cancel_waits = waits;
-    }
-}
-
-/// A handler is about to return by this frame: where the thread was is known again.
-///
-/// # Safety
-/// The stack pointer of a call of `rt_sigreturn`.
-pub(crate) unsafe fn lead_back(base: u64, frame: u64) {
-    // SAFETY: the running thread's own block, or null.
-    let Some(tb) = (unsafe { current(base).as_mut() }) else { return };
-    if tb.shown_frame == 0 || tb.shown_frame != frame {
-        return;
-    }
-    tb.shown_frame = 0;
-    // SAFETY: the frame of a handler that `arrived` has seen begin.
-    let context = unsafe { &mut *(frame as *mut Context) };
-    if context.rip() == tb.shown_place {
-        context.set_rip(tb.shown_instead);
     }
 }
 
@@ -157,20 +137,6 @@ fn place_of(base: u64, rip: u64) -> Option<Place> {
     };
     let address = if progress == Progress::Before { behind - SYSCALL_BYTES } else { behind };
     Some(Place { address, is_free })
-}
-
-/// Whether an address is in the region or in a stub.
-fn is_our_code(base: u64, rip: u64) -> bool {
-    let table = (base + CONTROL_OFFSET + STUB_AREAS_OFFSET) as *const StubArea;
-    // SAFETY: the table is mapped with the control page.
-    let areas = unsafe { core::slice::from_raw_parts(table, STUB_AREAS_MAX as usize) };
-    rip.wrapping_sub(base) < REGION_BYTES || areas.iter().any(|area| rip.wrapping_sub(area.base) < area.bytes)
-}
-
-/// Whether what a handler returns to calls `rt_sigreturn` through a trampoline.
-fn returns_by_trampoline(base: u64, restorer: u64) -> bool {
-    let is_it = |site: &&SyscallSite| i64::from(site.number) == nr::RT_SIGRETURN && site.site != 0;
-    sites(base).iter().filter(is_it).any(|site| site.call.wrapping_sub(restorer) < RESTORER_BYTES)
 }
 
 /// Has the signal come again soon; whether it will.

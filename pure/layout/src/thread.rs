@@ -168,6 +168,21 @@ pub const OVERRUNS_MAX: u32 = 100;
 /// See [`OVERRUNS_MAX`].
 pub const OVERRUN_SPAN_NS: u64 = 1_000_000_000;
 
+/// Signal frames of one thread that show it where it is not ([`ShownFrame`]).
+pub const SHOWN_MAX: usize = 4;
+
+/// A signal frame that shows the thread at an instruction of the process, although it is at a copy in ring3's code.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShownFrame {
+    /// Address of the frame's `struct ucontext`; 0: none.
+    pub frame: u64,
+    /// The address that the frame has.
+    pub place: u64,
+    /// Where the thread is.
+    pub instead: u64,
+}
+
 /// The agent's state of one thread. Stubs and compiled code read and write the head.
 #[repr(C)]
 #[derive(Debug)]
@@ -242,13 +257,8 @@ pub struct ThreadBlock {
     pub sud_suspended: u32,
     /// Stack pointer at the call during which the thread blocks SIGSYS; 0: none. SUD is off until that call ends.
     pub sud_off_until: u64,
-    /// Address of the signal frame (`struct ucontext`) that shows the thread at `shown_place`, although it is at `shown_instead`,
-    /// in a trampoline; 0: none.
-    pub shown_frame: u64,
-    /// See `shown_frame`.
-    pub shown_place: u64,
-    /// See `shown_frame`.
-    pub shown_instead: u64,
+    /// Signal frames that show the thread where it is not, the oldest first.
+    pub shown: [ShownFrame; SHOWN_MAX],
     /// 1: SIGCANCEL was postponed, and will be delivered again.
     pub cancel_waits: u32,
     /// The signals among [`crate::sud::SudState::never_blocked`] that the thread has blocked, as far as it knows.

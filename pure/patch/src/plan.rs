@@ -18,7 +18,7 @@ use std::fmt;
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
 use crate::flow::{Branch, decode, ends_flow, explore, flags_live, is_padding};
-use crate::returns::{KEPT_MAX, is_of_stack_check, may_fault};
+use crate::returns::{KEPT_MAX, divides, is_of_stack_check, may_fault};
 
 /// Bytes of the jump.
 pub const JUMP_BYTES: usize = 5;
@@ -176,8 +176,8 @@ pub enum Refusal {
         /// The function.
         function: u64,
     },
-    /// In Go, an instruction that may fault would do so where the run-time does not know it.
-    MayFault {
+    /// In Go, a division may fault (SIGFPE), and would do so where the run-time does not know it.
+    MayRaiseSigfpe {
         /// Its address.
         address: u64,
         /// As assembly.
@@ -245,8 +245,8 @@ impl fmt::Display for Refusal {
             Refusal::NoReturn { function } => {
                 write!(f, "the function at {function:#x} has no `ret`: it never returns")
             }
-            Refusal::MayFault { address, text } => {
-                write!(f, "`{text}` at {address:#x} may fault, and Go's run-time would not know where")
+            Refusal::MayRaiseSigfpe { address, text } => {
+                write!(f, "`{text}` at {address:#x} may raise SIGFPE, and Go's run-time would not know where")
             }
             Refusal::MayResume { address } => {
                 write!(f, "a goroutine may resume at {address:#x}, inside the {JUMP_BYTES} bytes of the probe")
@@ -288,6 +288,8 @@ pub struct Plan {
     pub saves_flags: bool,
     /// How.
     pub tactic: Tactic,
+    /// A displaced instruction may fault, and the process has to find the fault at the original instruction.
+    pub needs_faults: bool,
     /// The displaced instructions with their bytes.
     pub(crate) displaced: Vec<(Instruction, Vec<u8>)>,
     /// The site is a function's entry.
@@ -309,16 +311,22 @@ impl Plan {
         };
         let is_framed = |at: usize| !self.at_entry || instructions[..at].iter().any(moves_stack);
         let faults = |at: &usize| may_fault(instructions[*at]) && is_framed(*at);
-        if let Some(at) = (0..instructions.len()).find(faults) {
+        if let Some(at) = (0..instructions.len()).find(|at| faults(at) && divides(instructions[*at])) {
             let (address, text) = (instructions[at].ip(), instructions[at].to_string());
-            return Err(Refusal::MayFault { address, text });
+            return Err(Refusal::MayRaiseSigfpe { address, text });
         }
+        let needs_faults = (0..instructions.len()).any(|at| faults(&at));
         let kept = match self.tactic {
             Tactic::Jump => self.kept_for_goroutines(&instructions, preemptible)?,
             Tactic::OneByte | Tactic::Punned | Tactic::Trap => self.kept,
         };
         let agent_stack = if self.at_entry { AgentStackAt::AtEntry } else { AgentStackAt::Within };
-        Ok(Plan { agent_stack: Some(agent_stack), kept, ..self })
+        Ok(Plan { agent_stack: Some(agent_stack), kept, needs_faults, ..self })
+    }
+
+    /// Whether a displaced instruction may fault. Who handles the fault may look for the instruction.
+    pub fn may_fault(&self) -> bool {
+        self.displaced.iter().any(|(instruction, _)| may_fault(instruction) && !divides(instruction))
     }
 
     /// How many bytes of the jump stay as they are, so that goroutines can resume at what begins there.
@@ -437,6 +445,7 @@ pub fn plan_detour(function: &Function<'_>, site: u64) -> Result<Plan, Refusal> 
         displaced: displaced.iter().map(|i| (*i, bytes_of(i))).collect(),
         at_entry,
         agent_stack: None,
+        needs_faults: false,
         kept: 0,
     })
 }
@@ -470,6 +479,7 @@ pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: u
         displaced: vec![(*instruction, bytes)],
         at_entry,
         agent_stack: None,
+        needs_faults: false,
     }
 }
 
@@ -592,10 +602,20 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_moved_only_from_where_the_return_address_is_on_top() {
-        // mov rax, [rax + 8]; ret, and the same behind push rbp.
-        assert_eq!(kept(&[0x48, 0x8b, 0x40, 8, 0xc3], false), Ok(0));
-        let framed = kept(&[0x55, 0x48, 0x8b, 0x40, 8, 0x5d, 0xc3], false);
-        assert!(matches!(framed, Err(Refusal::MayFault { address, .. }) if address == ADDRESS + 1), "{framed:?}");
+    fn what_may_fault_in_go_needs_faults_to_be_seen_unless_the_return_address_is_on_top() {
+        let planned = |bytes: &[u8]| {
+            let function = Function { bytes, address: ADDRESS, size: bytes.len(), entered: None, computed: false };
+            plan_detour(&function, ADDRESS)?.on_agent_stack(false)
+        };
+        // mov rax, [rax + 8]; ret, and the same behind push rbp; push rbp; idiv rbx.
+        let (top, framed) = ([0x48, 0x8b, 0x40, 8, 0xc3], [0x55, 0x48, 0x8b, 0x40, 8, 0x5d, 0xc3]);
+        let needs = |bytes: &[u8]| planned(bytes).map(|plan| (plan.needs_faults, plan.may_fault()));
+        assert_eq!((needs(&top), needs(&framed)), (Ok((false, true)), Ok((true, true))));
+        let divided = planned(&[0x55, 0x48, 0xf7, 0xfb, 0x90, 0x5d, 0xc3]);
+        assert!(
+            matches!(divided, Err(Refusal::MayRaiseSigfpe { address, .. }) if address == ADDRESS + 1),
+            "{divided:?}"
+        );
+        assert!(!planned(&[0x55, 0x48, 0x89, 0xe5, 0x90, 0x5d, 0xc3]).expect("a plan").may_fault());
     }
 }

@@ -116,6 +116,7 @@ fn plan_return(
         displaced: displaced.iter().map(|i| (*i, bytes_of(i.ip()..i.next_ip()))).collect(),
         at_entry: false,
         agent_stack: Some(AgentStackAt::AtReturn),
+        needs_faults: false,
         kept,
     })
 }
@@ -129,7 +130,12 @@ pub(crate) fn may_fault(instruction: &Instruction) -> bool {
         || instruction.memory_segment() == Register::FS
         || instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None
         || is_stack_check(instruction);
-    reads && !is_there || matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv)
+    reads && !is_there || divides(instruction)
+}
+
+/// Whether an instruction is a division, which may raise SIGFPE.
+pub(crate) fn divides(instruction: &Instruction) -> bool {
+    matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv)
 }
 
 /// Whether this compares the stack pointer, or what it will be, with the goroutine's limit (`g.stackguard0`).

@@ -31,7 +31,7 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::WayOut { .. } => "another way out",
         Refusal::NoReturn { .. } => "no return",
         Refusal::NoRoomAtReturn { .. } => "no room at a return",
-        Refusal::MayFault { .. } => "may fault",
+        Refusal::MayRaiseSigfpe { .. } => "may raise SIGFPE",
         Refusal::MayResume { .. } => "may resume",
     }
 }

@@ -14,6 +14,7 @@ use ring3_uapi::Errno;
 
 use super::actions::{self, field, write_flag};
 use super::raw_mapping::read_value;
+use super::site::Site;
 use super::target::{Link, STOP_WITHIN, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared};
@@ -26,12 +27,21 @@ const TRIES_MAX: u32 = 12;
 /// What the server knows of a target's faults.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FaultState {
+    /// Displaced instructions may fault, and the process is to find the faults at the original ones.
+    wanted: bool,
     /// SIGSEGV and SIGBUS are taken, and blocked nowhere.
     armed: bool,
     /// How often that was tried in vain.
     tries: u32,
     /// Why it will not be done, whatever happens.
     given_up: Option<String>,
+}
+
+impl FaultState {
+    /// Whether the process finds faults of displaced instructions at the original ones.
+    pub(super) fn is_ready(&self) -> bool {
+        self.armed && self.given_up.is_none()
+    }
 }
 
 /// Gives the signals back. False: a thread may still rely on them. No thread is inside the agent.
@@ -48,7 +58,48 @@ impl Target {
     /// the process makes of them, also if it has given up.)
     pub(super) fn wants_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
         let may_be = self.faults.given_up.is_none();
-        self.faults.armed || may_be && self.links_for(links).any(|(_, spec)| spec.reads)
+        self.faults.armed || may_be && (self.faults.wanted || self.links_for(links).any(|(_, spec)| spec.reads))
+    }
+
+    /// A process that handles faults, now or later, is to find those of displaced instructions at the original ones.
+    /// Its calls are ready for that then.
+    pub(super) fn want_faults_seen(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) {
+        let may_fault = |site: &Site| site.patched && site.plan.may_fault();
+        if self.wants_faults(links) || self.faults.given_up.is_some() || !self.sites.values().any(may_fault) {
+            return;
+        }
+        self.faults.wanted = true;
+        if let Err(refusal) = self.reconcile_calls_now(stopped, shared, links) {
+            self.faults.given_up = Some(refusal.message);
+        }
+    }
+
+    /// Makes the stopped process ready for sites whose displaced instructions may fault where it must know where.
+    pub(super) fn prepare_faults(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<(), Refusal> {
+        let refuse = |errno, why: &str| Refusal::new(errno, format!("an instruction there may fault, and {why}"));
+        if let Some(why) = &self.faults.given_up {
+            return Err(refuse(Errno::ENOTSUPP, why));
+        }
+        if !self.faults.armed {
+            self.faults.wanted = true;
+            self.reconcile_calls_now(stopped, shared, links)?;
+            self.take_faults(stopped, shared, links);
+        }
+        match &self.faults.given_up {
+            Some(why) => Err(refuse(Errno::ENOTSUPP, why)),
+            None if self.faults.armed => Ok(()),
+            None => Err(refuse(Errno::EBUSY, "a thread blocks SIGSEGV at present; it is tried again")),
+        }
     }
 
     /// Whether they are to, and do not.
@@ -126,6 +177,12 @@ impl Target {
     /// From now on programs read by system calls. (Handlers stay: a thread may be in the middle of a copy.)
     fn leave_faults(&mut self, stopped: &mut inject::Stopped, why: &str) {
         self.faults.given_up = Some(why.to_owned());
+        let needing = self.sites.values().filter(|site| site.patched && site.plan.needs_faults);
+        for address in needing.map(|site| site.place.address).collect::<Vec<u64>>() {
+            if let Err(error) = self.restore_bytes(stopped, address) {
+                tracing::warn!(pid = self.pid, "a site whose faults are not seen any more is not restored: {error}");
+            }
+        }
         let left = write_flag(stopped, field(self.region, offset_of!(SudState, catches_faults)), false)
             .and_then(|()| actions::let_block(stopped, self.region, FAULT_BITS));
         if let Err(error) = left {

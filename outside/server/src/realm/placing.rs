@@ -9,6 +9,7 @@ use ring3_uapi::Errno;
 
 use super::site::{Place, Use, WantedSite};
 use super::sites::Unplaced;
+use super::sud::CaughtCalls;
 use super::target::{Link, Target, refuse};
 use super::{AttachmentId, Refusal, Shared};
 
@@ -109,24 +110,17 @@ impl Target {
                 series.tried.insert(address, placed.clone());
             }
             match placed {
-                Err(Unplaced::NeedsTraps) => waiting.push(want),
+                Err(Unplaced::NeedsTraps | Unplaced::NeedsFaults) => waiting.push(want),
                 Err(Unplaced::Refused(refusal)) => placing.refuse(self.pid, want, refusal, links),
                 Ok(()) => placing.note(want),
             }
         }
         self.series = series;
-        let had_traps = self.traps.wanted;
+        let watched = self.watches_masks(links);
         let is_cut = self.series.as_ref().is_some_and(|series| series.is_cut);
         if !waiting.is_empty() && !is_cut {
-            let prepared = self.prepare_traps(stopped, shared, links);
             for want in waiting {
-                let placed = prepared.clone().and_then(|()| {
-                    self.place_site(stopped, want.clone(), &caught).map_err(|why| match why {
-                        Unplaced::Refused(refusal) => refusal,
-                        Unplaced::NeedsTraps => Refusal::new(Errno::ENOTSUPP, "only an `int3` fits there"),
-                    })
-                });
-                match placed {
+                match self.place_prepared(stopped, &want, (shared, links), &caught) {
                     Ok(()) => placing.note(want),
                     Err(refusal) => placing.refuse(self.pid, want, refusal, links),
                 }
@@ -143,6 +137,27 @@ impl Target {
         if is_cut {
             return Calls::Later;
         }
-        if self.traps.wanted == had_traps { Calls::AsTheyWere } else { Calls::Reconciled }
+        self.want_faults_seen(stopped, shared, links);
+        if self.watches_masks(links) == watched { Calls::AsTheyWere } else { Calls::Reconciled }
+    }
+
+    /// Makes the process ready for what a site needs, and places it.
+    fn place_prepared(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        want: &WantedSite,
+        (shared, links): (&Shared, &BTreeMap<AttachmentId, Link>),
+        caught: &CaughtCalls,
+    ) -> Result<(), Refusal> {
+        const NEEDS: usize = 2;
+        for _ in 0..=NEEDS {
+            match self.place_site(stopped, want.clone(), caught) {
+                Ok(()) => return Ok(()),
+                Err(Unplaced::Refused(refusal)) => return Err(refusal),
+                Err(Unplaced::NeedsTraps) => self.prepare_traps(stopped, shared, links)?,
+                Err(Unplaced::NeedsFaults) => self.prepare_faults(stopped, shared, links)?,
+            }
+        }
+        Err(Refusal::new(Errno::ENOTSUPP, format!("{}: the process does not become ready for it", want.name())))
     }
 }

@@ -176,7 +176,7 @@ impl Target {
                     Added::Done
                 }
                 Err(Unplaced::Refused(refusal)) => Added::Refused(refusal),
-                Err(Unplaced::NeedsTraps) => Added::LookAtAll,
+                Err(Unplaced::NeedsTraps | Unplaced::NeedsFaults) => Added::LookAtAll,
             })
         });
         match placed {

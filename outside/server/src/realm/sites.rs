@@ -240,6 +240,9 @@ impl Target {
         if self.sites[&address].plan.tactic == Tactic::Trap && !self.traps.is_ready() {
             return Err(Unplaced::NeedsTraps);
         }
+        if self.sites[&address].plan.needs_faults && !self.faults.is_ready() {
+            return Err(Unplaced::NeedsFaults);
+        }
         let (bytes, name) = (self.bytes_of(address), self.sites[&address].name.clone());
         let is_other = |(at, site): &(&u64, &Site)| **at != address && !members.contains(at) && site.overlaps(&bytes);
         if self.near(&bytes).any(|other| is_other(&other)) {
@@ -416,6 +419,8 @@ impl Target {
 pub(super) enum Unplaced {
     /// The process has to be made ready for `int3`s first (`traps.rs`).
     NeedsTraps,
+    /// The agent has to handle faults first (`faults.rs`).
+    NeedsFaults,
     Refused(Refusal),
 }
 

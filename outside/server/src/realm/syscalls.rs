@@ -340,8 +340,23 @@ impl Target {
         wanted(&interest, self.pid, &mappings, &mut shared.modules(), vdso, is_dynamic_loader, unscanned)
     }
 
+    /// Brings the sites of system calls in line with what has just become wanted.
+    pub(super) fn reconcile_calls_now(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) -> Result<(), Refusal> {
+        let mappings = stopped.mappings().map_err(refusal_of)?;
+        let calls = self.wanted_calls(shared, links, &mappings);
+        let calls = self.note_calls(calls);
+        self.reconcile_calls(stopped, calls);
+        self.publish_calls(links);
+        Ok(())
+    }
+
     /// Whether calls that change signal masks are to be seen.
-    fn watches_masks(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
+    pub(super) fn watches_masks(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
         self.traps.wanted || self.wants_faults(links)
     }
 

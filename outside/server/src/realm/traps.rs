@@ -63,11 +63,7 @@ impl Target {
             return Err(refuse(actions::MAY_NOT_TAKE));
         }
         self.traps.wanted = true;
-        let mappings = stopped.mappings().map_err(refusal_of)?;
-        let calls = self.wanted_calls(shared, links, &mappings);
-        let calls = self.note_calls(calls);
-        self.reconcile_calls(stopped, calls);
-        self.publish_calls(links);
+        self.reconcile_calls_now(stopped, shared, links)?;
         if let Some(call) = self.syscalls.unseen_change() {
             return Err(refuse(&format!("the call at {call:#x}, which may block SIGTRAP, cannot be seen")));
         }
