@@ -61,21 +61,20 @@ impl Target {
         self.faults.armed || may_be && (self.faults.wanted || self.links_for(links).any(|(_, spec)| spec.reads))
     }
 
-    /// A process that handles faults, now or later, is to find those of displaced instructions at the original ones.
-    /// Its calls are ready for that then.
-    pub(super) fn want_faults_seen(
+    /// A process that handles faults, now or later, is to find those of displaced instructions at the original ones, if that is
+    /// possible.
+    pub(super) fn see_faults(
         &mut self,
         stopped: &mut inject::Stopped,
         shared: &Shared,
         links: &BTreeMap<AttachmentId, Link>,
     ) {
         let may_fault = |site: &Site| site.patched && site.plan.may_fault();
-        if self.wants_faults(links) || self.faults.given_up.is_some() || !self.sites.values().any(may_fault) {
+        if self.faults.wanted || self.faults.given_up.is_some() || !self.sites.values().any(may_fault) {
             return;
         }
-        self.faults.wanted = true;
-        if let Err(refusal) = self.reconcile_calls_now(stopped, shared, links) {
-            self.faults.given_up = Some(refusal.message);
+        if let Err(refusal) = self.prepare_faults(stopped, shared, links) {
+            tracing::debug!(pid = self.pid, "handlers of faults may find stubs: {refusal}");
         }
     }
 
