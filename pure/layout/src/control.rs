@@ -7,6 +7,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::shared::shared;
 
 /// `ControlHeader::magic`.
@@ -78,7 +80,7 @@ pub fn trap_slots(behind: u64) -> impl Iterator<Item = usize> {
 
 /// How to undo one site. 64 bytes; the entry of hook i is entry i.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct Recovery {
     /// Address of the site; 0: the site is not patched (any more).
     pub site: u64,
@@ -97,7 +99,7 @@ pub struct Recovery {
 /// Behind a stub: where in its code the instructions went that it displaced, for threads that wait there when it is taken out.
 /// `count` words follow, of [`moved_pack`].
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct StubTail {
     /// Address of the site.
     pub site: u64,
@@ -125,7 +127,7 @@ pub const fn moved_unpack(pair: u64) -> (u32, u32) {
 
 /// Memory that holds stubs.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct StubArea {
     /// First address; 0: unused entry.
     pub base: u64,

@@ -1,6 +1,8 @@
 //! A run of a program that has faulted: what the agent tells the server, and what the server answers
 //! (docs/design/engine.md, "Faults in programs").
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// In a [`Fault`] that a thread has written for the server.
 pub const FAULT_MAGIC: u64 = 0x7469_756c_6661_3372;
 
@@ -19,7 +21,7 @@ pub const FAULTS_MAX: u64 = 10;
 
 /// On the stack of a thread while it waits for the answer to a request of [`crate::realm::request::KIND_FAULT`].
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 pub struct Fault {
     /// [`FAULT_MAGIC`] xor the address of this value.
     pub magic: u64,

@@ -37,7 +37,7 @@ macro_rules! shared {
 
         #[doc = concat!("[`", stringify!($name), "`] as plain numbers.")]
         #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default)]
+        #[derive(Clone, Copy, Debug, Default, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
         pub struct $value { $($(#[$doc])* pub $field: <$of as $crate::shared::Field>::Value,)* }
 
         const _: () = {

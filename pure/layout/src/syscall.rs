@@ -9,6 +9,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use ring3_uapi::nr;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::control::Attachment;
 
 /// System calls after which a thread may be of another user or group. The agent remembers whose it is until then.
@@ -142,7 +144,7 @@ pub struct SyscallTables {
 /// A `syscall` instruction that was replaced; or a call of a routine with one ([`crate::cancellation`]), or its return address.
 /// 48 bytes, with all that is needed to undo it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct SyscallSite {
     /// Where the jump to the near stub was written; 0: nowhere (any more).
     pub site: u64,

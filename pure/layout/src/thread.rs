@@ -6,6 +6,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::syscall::{AGENT_STACK_BYTES, AGENT_STACKS};
 
 /// Threads of one target that can run programs at a time.
@@ -103,7 +105,7 @@ pub struct StateHeader {
 
 /// A call of a probed function, whose return address was replaced. 40 bytes.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct ShadowFrame {
     /// Address of the stack slot that holds the return address; 0: free.
     pub slot: u64,
@@ -135,7 +137,7 @@ pub struct RestartableSequence {
 
 /// Runs of one link's program, in one thread, that took longer than their budget.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct Overruns {
     /// The link; 0: the entry is not used.
     pub link_id: u32,

@@ -4,14 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use ring3_layout::PAGE_BYTES;
-use ring3_layout::control::{ControlHeaderValue, Recovery, StubArea, StubTail};
-use ring3_layout::fault::Fault;
 use ring3_layout::realm::Realm as RealmBlock;
-use ring3_layout::syscall::SyscallSite;
-use ring3_layout::thread::{OVERRUN_LINKS_MAX, Overruns, ShadowFrame};
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A writable mapping of a whole memfd, or file; it stays open for sending it to targets.
 #[derive(Debug)]
@@ -215,13 +212,14 @@ pub(crate) fn read_process(pid: u32, address: u64, out: &mut [u8]) -> Result<(),
     }
 }
 
-/// Writes a plain value into another process's memory, where that may write it itself.
-pub(crate) fn write_process<T: Plain>(pid: u32, address: u64, value: &T) -> Result<(), Errno> {
-    let local = libc::iovec { iov_base: (&raw const *value).cast_mut().cast(), iov_len: size_of::<T>() };
-    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: size_of::<T>() };
+/// Writes a value into another process's memory, where that may write it itself.
+pub(crate) fn write_process<T: IntoBytes + Immutable>(pid: u32, address: u64, value: &T) -> Result<(), Errno> {
+    let bytes = value.as_bytes();
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes.len() };
     // SAFETY: process_vm_writev wants valid iovecs and only reads `local`, the value; `remote` is checked by the kernel.
     let written = unsafe { libc::process_vm_writev(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
-    if written == size_of::<T>() as isize { Ok(()) } else { Err(Errno::FAULT) }
+    if written == bytes.len() as isize { Ok(()) } else { Err(Errno::FAULT) }
 }
 
 /// Whether memory of another process, in pieces of the same few bytes, is not as told. What cannot be read counts as it was told.
@@ -247,50 +245,16 @@ pub(crate) fn differs<'a>(pid: u32, mut told: impl Iterator<Item = (u64, &'a [u8
     }
 }
 
-/// A type for which any bytes are a valid value: integers, and structures of them without padding.
-///
-/// # Safety
-/// That is the implementer's promise.
-pub(super) unsafe trait Plain: Copy {}
-
-// SAFETY: integers.
-unsafe impl Plain for u32 {}
-// SAFETY: integers.
-unsafe impl Plain for u64 {}
-// SAFETY: made of integers.
-unsafe impl Plain for Fault {}
-// SAFETY: made of integers.
-unsafe impl Plain for Recovery {}
-// SAFETY: made of integers.
-unsafe impl Plain for StubArea {}
-// SAFETY: made of integers.
-unsafe impl Plain for StubTail {}
-// SAFETY: made of integers.
-unsafe impl Plain for SyscallSite {}
-// SAFETY: made of integers.
-unsafe impl Plain for ShadowFrame {}
-// SAFETY: made of integers.
-unsafe impl Plain for ControlHeaderValue {}
-// SAFETY: made of integers.
-unsafe impl Plain for [Overruns; OVERRUN_LINKS_MAX] {}
-
-/// Reads a plain value of another process.
-pub(super) fn read_value<T: Plain>(pid: u32, address: u64) -> Result<T, Errno> {
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: the slice covers exactly the zeroed value.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-    read_process(pid, address, bytes)?;
-    // SAFETY: all bytes are initialised, and any bytes are a valid T.
-    Ok(unsafe { value.assume_init() })
+/// Reads a value of another process.
+pub(super) fn read_value<T: FromBytes + IntoBytes>(pid: u32, address: u64) -> Result<T, Errno> {
+    let mut value = T::new_zeroed();
+    read_process(pid, address, value.as_mut_bytes())?;
+    Ok(value)
 }
 
-/// A plain value from bytes that were read from elsewhere.
-pub(super) fn value_from<T: Plain>(bytes: &[u8]) -> Option<T> {
-    if bytes.len() < size_of::<T>() {
-        return None;
-    }
-    // SAFETY: read_unaligned wants size_of::<T>() readable bytes: just checked.
-    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+/// A value from the first of these bytes.
+pub(super) fn value_from<T: FromBytes>(bytes: &[u8]) -> Option<T> {
+    T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }
 
 #[cfg(test)]
