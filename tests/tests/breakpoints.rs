@@ -142,7 +142,7 @@ fn a_kernels_probe_on_a_system_call_does_not_leave_other_calls_replaced() {
     attach(&bench, &process);
     let target = bench.status()["targets"][0].clone();
     assert!(target["syscalls_left"].to_string().contains("a breakpoint is there"), "{target}");
-    assert_eq!(target["net"], serde_json::Value::Null, "{target}");
+    assert_eq!(target["sud"], serde_json::Value::Null, "{target}");
     assert!(target["syscall_sites"].as_u64() > Some(50), "{target}");
     detach(&bench, &process);
     drop(kernels);

@@ -543,7 +543,7 @@ fn threads_whose_control_block_is_gone_live_on() {
 fn sud_of(bench: &Bench, pid: u32) -> Option<String> {
     let status = bench.status();
     let targets = status["targets"].as_array().expect("targets");
-    targets.iter().find(|target| target["pid"] == pid)?["net"].as_str().map(str::to_owned)
+    targets.iter().find(|target| target["pid"] == pid)?["sud"].as_str().map(str::to_owned)
 }
 
 fn has_region(pid: u32) -> bool {

@@ -360,8 +360,8 @@ impl Bench {
         let pid = victim.process.child.id();
         let mut tool = self.attach(Engine::Ring3, case("raw", "both", "hash"), pid)?;
         let target = self.ring3.target(pid)?.ok_or("the victim is no target")?;
-        if target["net"].is_null() {
-            return Err(format!("the SUD fallback is not enabled: {}", target["net_refused"]));
+        if target["sud"].is_null() {
+            return Err(format!("the SUD fallback is not enabled: {}", target["sud_refused"]));
         }
         let took = time(victim, shape)?.0;
         tool.say("end")?;

@@ -143,14 +143,14 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
     if let Some(how) = target["reads"].as_str() {
         let _ = writeln!(out, "    memory that programs name is read {how}");
     }
-    if let Some(why) = target["net"].as_str() {
+    if let Some(why) = target["sud"].as_str() {
         let _ = writeln!(
             out,
             "    system calls are caught where they are not replaced ({why}): {}, let through unseen {}",
-            target["net_calls"][0], target["net_calls"][1],
+            target["sud_calls"][0], target["sud_calls"][1],
         );
     }
-    if let Some(why) = target["net_refused"].as_str() {
+    if let Some(why) = target["sud_refused"].as_str() {
         let _ = writeln!(out, "    system calls are not caught where they are not replaced: {why}");
     }
     for left in target["syscalls_left"].as_array().into_iter().flatten() {

@@ -96,14 +96,14 @@ pub struct TargetStatus {
     pub syscalls_left: Vec<String>,
     /// System calls that ran programs, their beginnings and their ends; and those that could not.
     pub syscall_hits: (u64, u64),
-    /// Why calls are caught that cannot be replaced, if they are.
-    pub net: Option<String>,
-    /// How programs that name memory of the process read it: `directly`, or why not. Absent: no program has.
+    /// Why the SUD fallback is enabled. Absent: it is not.
+    pub sud: Option<String>,
+    /// Why the SUD fallback is not enabled, if it should be.
+    pub sud_refused: Option<String>,
+    /// Calls that the SUD fallback caught, and those of them that ran no program.
+    pub sud_calls: (u64, u64),
+    /// How programs read memory of the process: `directly` if the agent handles faults, or why not. Absent: it need not.
     pub reads: Option<String>,
-    /// Why they are not, if they should be.
-    pub net_refused: Option<String>,
-    /// Calls that were caught, and those of them that were let through unseen.
-    pub net_calls: (u64, u64),
     /// Runs of programs that took longer than their budget.
     pub overruns: Vec<OverrunStatus>,
     /// Runs of programs that faulted, and were ended.
@@ -145,10 +145,10 @@ impl Target {
             syscall_sites,
             syscalls_left,
             syscall_hits: self.syscalls.hook_index().and_then(|hook| counts.get(hook).copied()).unwrap_or_default(),
-            net: self.sud.why.clone().filter(|_| self.sud.armed),
+            sud: self.sud.why.clone().filter(|_| self.sud.armed),
+            sud_refused: self.sud.refused(),
+            sud_calls: self.sud_counts(),
             reads: self.reads_how(),
-            net_refused: self.sud.refused(),
-            net_calls: self.sud_counts(),
             pid: self.pid,
             comm: self.comm.clone(),
             user: (!self.domain.is_own()).then(|| self.domain.to_string()),
