@@ -74,7 +74,7 @@ impl Target {
             return;
         }
         if let Err(refusal) = self.prepare_faults(stopped, shared, links) {
-            tracing::debug!(pid = self.pid, "handlers of faults may find stubs: {refusal}");
+            tracing::info!(pid = self.pid, "handlers of faults may find stubs: {refusal}");
         }
     }
 

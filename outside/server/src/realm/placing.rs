@@ -134,10 +134,10 @@ impl Target {
         if self.ranges.has_retired() && self.is_quiescent() {
             self.ranges.reclaim_retired();
         }
-        self.see_faults(stopped, shared, links);
         if is_cut {
             return Calls::Later;
         }
+        self.see_faults(stopped, shared, links);
         if self.watches_masks(links) == watched { Calls::AsTheyWere } else { Calls::Reconciled }
     }
 
