@@ -58,16 +58,6 @@ pub enum Arrival {
 }
 
 impl Arrival {
-    /// The same in code that is mapped with `bias` added to its addresses.
-    pub fn mapped(self, bias: u64) -> Arrival {
-        let at = |address: u64| address.wrapping_add(bias);
-        match self {
-            Arrival::Direct(branch) => Arrival::Direct(Branch { to: at(branch.to), from: at(branch.from) }),
-            Arrival::Indirect { to } => Arrival::Indirect { to: at(to) },
-            Arrival::Function { to } => Arrival::Function { to: at(to) },
-        }
-    }
-
     /// Where.
     pub fn to(self) -> u64 {
         match self {

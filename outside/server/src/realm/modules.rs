@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use ring3_elf::File as Elf;
@@ -109,6 +109,8 @@ pub(super) struct StaticSite {
     in_go: bool,
     /// If so, where the function's returns are seen, at the file's addresses.
     returns: Vec<Plan>,
+    /// The plan for the site at the file's addresses, once somebody has asked for it.
+    planned: OnceLock<Result<Plan, ring3_patch::Refusal>>,
 }
 
 impl StaticSite {
@@ -128,8 +130,15 @@ impl StaticSite {
         if let Some(ret) = ret {
             return Ok(self.returns[ret].mapped(bias));
         }
-        let (function, site) = (self.function(bias), self.vaddr.wrapping_add(bias));
-        self.fit(plan_detour(&function, site)).or_else(|_| self.fit(plan_alone(&function, site, self.inside)))
+        self.planned().as_ref().map(|plan| plan.mapped(bias)).map_err(Clone::clone)
+    }
+
+    /// Plans ahead: processes are stopped when a site is placed.
+    pub(super) fn planned(&self) -> &Result<Plan, ring3_patch::Refusal> {
+        self.planned.get_or_init(|| {
+            let (function, site) = (self.function(), self.vaddr);
+            self.fit(plan_detour(&function, site)).or_else(|_| self.fit(plan_alone(&function, site, self.inside)))
+        })
     }
 
     /// Where the stub of a one-byte jump would lie: the bytes behind the first one say it.
@@ -143,7 +152,7 @@ impl StaticSite {
 
     /// Why no plain jump can be written at the site.
     pub(super) fn why_no_jump(&self) -> Option<String> {
-        self.fit(plan_detour(&self.function(0), self.vaddr)).err().map(|why| why.to_string())
+        self.fit(plan_detour(&self.function(), self.vaddr)).err().map(|why| why.to_string())
     }
 
     /// The plan as this file's code needs it.
@@ -162,13 +171,12 @@ impl StaticSite {
         }
     }
 
-    /// The function as mapped with `bias` added to the file's addresses.
-    fn function(&self, bias: u64) -> Function<'_> {
+    fn function(&self) -> Function<'_> {
         Function {
             bytes: &self.bytes,
-            address: self.function.wrapping_add(bias),
+            address: self.function,
             size: self.function_bytes,
-            entered: self.entered.map(|arrival| arrival.mapped(bias)),
+            entered: self.entered,
             computed: self.computed,
         }
     }
@@ -603,6 +611,7 @@ pub(super) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<S
         fixed: elf.is_fixed(),
         in_go,
         returns: vec![],
+        planned: OnceLock::new(),
     };
     if in_go && site.no_return.is_none() {
         match go_returns(file, &site) {
@@ -633,7 +642,7 @@ fn go_returns(file: &CodeFile, site: &StaticSite) -> Result<Vec<Plan>, String> {
     if site.function_bytes == 0 || site.vaddr != site.function {
         return Err("is in Go: only the return from a function's beginning can be probed".into());
     }
-    plan_returns(&site.function(0), &|bytes| file.may_be_entered_in(bytes))
+    plan_returns(&site.function(), &|bytes| file.may_be_entered_in(bytes))
         .map_err(|why| format!("is in Go, where returns are seen at each `ret`: {why}"))
 }
 

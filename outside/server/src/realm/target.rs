@@ -575,6 +575,8 @@ impl Target {
                 awaited |= probe.ret;
                 spots = sites.into_iter().map(|place| (place, None)).collect();
             }
+            // (Ahead, while the process runs.)
+            let _ = code.planned();
             for (place, ret) in spots {
                 let kind = place.kind;
                 let want = WantedSite { place, code: code.clone(), ret, uses: vec![] };
