@@ -179,6 +179,10 @@ fn others_go_on_beside(told: &[&str]) {
             let (code, _, errors) = asked.finish();
             assert!(code == Some(1) && errors.concat().contains("a thread is still inside"), "{code:?}, {errors:?}");
         }
+        if what == "faults" {
+            let log = std::fs::read_to_string(bench.directory().join("server.log")).expect("it has a log");
+            assert!(log.contains("has faulted, and its caller cannot be found"), "the server looked at none");
+        }
         bad.signal(Signal::KILL);
         bad.wait();
         healthy.say("");
@@ -194,6 +198,11 @@ fn nobody_waits_for_a_target_that_announces_programs_and_executes_none() {
 #[test]
 fn nobody_waits_for_a_target_that_floods_the_server_with_requests() {
     others_go_on_while_a_target_does("flood");
+}
+
+#[test]
+fn faults_that_a_target_makes_up_concern_nobody_else() {
+    others_go_on_while_a_target_does("faults");
 }
 
 #[test]

@@ -37,7 +37,7 @@ struct request {
 };
 
 enum { FREE, FILLING, PENDING, DONE, ABANDONED, UNATTENDED };
-enum { MAPPING_ADDED = 1, FORKED, EXEC, SUD_OFF, FILTER };
+enum { MAPPING_ADDED = 1, FORKED, EXEC, SUD_OFF, FILTER, TRAPS_OFF, OVER_BUDGET, FAULT };
 enum { REQUESTS = 256, SLOTS = 512 };
 
 static struct doorbell *doorbell;
@@ -102,9 +102,43 @@ static void announce(int others)
 static void flood(void)
 {
 	for (unsigned i = 0;; i++) {
-		ask(&requests[i % REQUESTS], 1 + rand() % 7, lying_tid, i % 2 ? PENDING : UNATTENDED);
+		ask(&requests[i % REQUESTS], 1 + rand() % FAULT, lying_tid, i % 2 ? PENDING : UNATTENDED);
 		if (i % 64 == 0)
 			ring();
+	}
+}
+
+/* As `ring3_layout::fault` has it. */
+struct fault {
+	uint64_t magic, registers[8], guard, address;
+	uint32_t link_id, prog_id, signal, interrupted;
+	uint64_t answered;
+};
+
+/* Says that a program has faulted at random places of ring3's code, with random registers, and waits for each answer. */
+static void fault_forever(void)
+{
+	char *text = mapping("/memfd:ring3-text");
+	uint64_t words[512];
+
+	for (unsigned i = 0;; i++) {
+		struct request *request = &requests[i % REQUESTS];
+		struct fault fault = { .guard = ~0ull, .link_id = 1 + rand() % 4, .prog_id = 1 + rand() % 8, .signal = 11 };
+		struct timespec moment = { .tv_nsec = 10000000 };
+
+		for (int at = 0; at < 512; at++)
+			words[at] = rand() % 2 ? base + rand() % 0x23000 : (uint64_t)&words[rand() % 512];
+		for (int at = 0; at < 8; at++)
+			fault.registers[at] = (uint64_t)&words[rand() % 512];
+		fault.registers[0] = rand() % 2 ? base + 0x3500 + rand() % 0x1f000 : (uint64_t)text + 0x21000 + rand() % 4096;
+		fault.magic = 0x7469756c66613372 ^ (uint64_t)&fault;
+		ask(request, FAULT, gettid(), FILLING);
+		request->argument = (uint64_t)&fault;
+		atomic_store(&request->state, PENDING);
+		ring();
+		for (int round = 0; round < 5 && request->state == PENDING; round++)
+			syscall(SYS_futex, &request->state, FUTEX_WAIT, PENDING, &moment, NULL, 0);
+		atomic_store(&request->state, FREE);
 	}
 }
 
@@ -253,6 +287,8 @@ int main(int argc, char **argv)
 		announce(0);
 	if (!strcmp(what, "flood"))
 		flood();
+	if (!strcmp(what, "faults"))
+		fault_forever();
 	if (!strcmp(what, "hold"))
 		hold();
 	if (!strcmp(what, "map"))

@@ -5,7 +5,7 @@
 //! its own code and from the thread's stack.
 
 use std::mem::offset_of;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use ring3_inject as inject;
 use ring3_layout::fault::{FAULT_MAGIC, FAULTS_MAX, Fault};
@@ -38,7 +38,7 @@ pub(super) struct FaultCount {
 /// Ring3's own code in a target.
 struct OwnCode<'a> {
     region: u64,
-    agent: Names,
+    agent: &'static Names,
     programs: Vec<(u32, Arc<Names>)>,
     shared: &'a Shared,
 }
@@ -74,7 +74,8 @@ struct Unwound {
 
 impl OwnCode<'_> {
     fn of<'a>(target: &Target, shared: &'a Shared) -> OwnCode<'a> {
-        OwnCode { region: target.region, agent: of_agent(), programs: shared.text.names(), shared }
+        static AGENT: LazyLock<Names> = LazyLock::new(of_agent);
+        OwnCode { region: target.region, agent: &AGENT, programs: shared.text.names(), shared }
     }
 
     fn is_in_agent(&self, address: u64) -> bool {
@@ -90,7 +91,7 @@ impl OwnCode<'_> {
             let (start, names) = self.programs.get(after.checked_sub(1)?)?;
             (text + u64::from(*start), &**names)
         } else {
-            (self.region + AGENT_OFFSET, &self.agent)
+            (self.region + AGENT_OFFSET, self.agent)
         };
         let offset = (address - piece) as u32;
         let covers = |function: &&Function| offset.wrapping_sub(function.offset) < function.bytes;
@@ -170,7 +171,7 @@ impl Target {
             runs: count.runs,
             last: count.last.clone(),
         };
-        self.faulted.iter().map(row).collect()
+        self.faulted.iter().filter(|(_, count)| count.runs > 0).map(row).collect()
     }
 
     /// The stack pointer of a thread, if it waits for the answer to the request with this index.
@@ -202,18 +203,23 @@ impl Actor {
         let shared = self.shared.clone();
         let target = self.targets.get_mut(&pid)?;
         let which = (fault.link_id, fault.prog_id);
-        let (link_id, spec) = (fault.link_id, self.links.values().map(|link| &link.spec));
-        let mut spec = spec.filter(|spec| (spec.link_id, spec.prog_id) == which);
-        let (name, terminal) =
-            spec.next().map_or((String::new(), None), |spec| (spec.prog_name.clone(), spec.terminal));
-        let unwound = OwnCode::of(target, &shared).unwind(pid, fault);
-        let unwound = unwound.inspect_err(|why| {
-            tracing::warn!(
-                pid,
-                "program {name:?} (link {link_id}) has faulted, and its caller cannot be found: {why}"
-            );
-        });
-        let unwound = unwound.ok()?;
+        let (link_id, mut specs) = (fault.link_id, self.links.values().map(|link| &link.spec));
+        // (Of a link that is gone nobody wants to know more; nor may a target make others up.)
+        let spec = specs.find(|spec| (spec.link_id, spec.prog_id) == which)?;
+        let (name, terminal) = (spec.prog_name.clone(), spec.terminal);
+        let unwound = match OwnCode::of(target, &shared).unwind(pid, fault) {
+            Ok(unwound) => unwound,
+            Err(why) => {
+                // (Said once: a target may make as many up as it likes.)
+                let count = target.faulted.entry(which).or_default();
+                if count.last.is_empty() {
+                    let what = format!("program {name:?} (link {link_id}) has faulted");
+                    tracing::warn!(pid, "{what}, and its caller cannot be found: {why}");
+                    count.last = why;
+                }
+                return None;
+            }
+        };
         let signal = if fault.signal as i32 == libc::SIGBUS { "SIGBUS" } else { "SIGSEGV" };
         let helper = unwound.helper.map_or(String::new(), |helper| format!(" {helper}, called by"));
         let last = format!("{signal} at {:#x} in{helper} {}", fault.address, unwound.place);
