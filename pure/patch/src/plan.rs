@@ -601,6 +601,8 @@ mod tests {
         let (top, framed) = ([0x48, 0x8b, 0x40, 8, 0xc3], [0x55, 0x48, 0x8b, 0x40, 8, 0x5d, 0xc3]);
         let needs = |bytes: &[u8]| planned(bytes).map(|plan| (plan.needs_faults, plan.may_fault()));
         assert_eq!((needs(&top), needs(&framed)), (Ok((false, true)), Ok((true, true))));
+        // push rbp; rep stosq; nop; ret.
+        assert_eq!(needs(&[0x55, 0xf3, 0x48, 0xab, 0x90, 0xc3]), Ok((true, true)));
         let divided = planned(&[0x55, 0x48, 0xf7, 0xfb, 0x90, 0x5d, 0xc3]);
         assert!(
             matches!(divided, Err(Refusal::MayRaiseSigfpe { address, .. }) if address == ADDRESS + 1),

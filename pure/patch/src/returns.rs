@@ -124,8 +124,12 @@ fn plan_return(
 /// Whether an instruction may fault, as one does that reads by a pointer which is nil: Go's run-time makes a panic of that, and finds
 /// the function by the instruction's address. What the stack pointer or the file leads to is there.
 pub(crate) fn may_fault(instruction: &Instruction) -> bool {
-    let reads = instruction.op_kinds().any(|kind| kind == OpKind::Memory)
-        && !matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
+    let is_memory = |kind| {
+        use OpKind::{Memory, MemoryESEDI, MemoryESRDI, MemorySegEDI, MemorySegESI, MemorySegRDI, MemorySegRSI};
+        matches!(kind, Memory | MemoryESEDI | MemoryESRDI | MemorySegEDI | MemorySegESI | MemorySegRDI | MemorySegRSI)
+    };
+    let reads =
+        instruction.op_kinds().any(is_memory) && !matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
     let is_there = instruction.is_ip_rel_memory_operand()
         || instruction.memory_segment() == Register::FS
         || instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None
