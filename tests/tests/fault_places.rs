@@ -47,3 +47,24 @@ fn faults_are_found_where_they_are() {
         assert_eq!(run(&Bench::ring3(), places), expected, "{places:?}");
     }
 }
+
+/// A detach takes several stops, since threads are in handlers or in the agent all the time; some return from a handler in between.
+#[test]
+fn threads_that_fault_all_the_time_are_attached_and_left() {
+    const ROUNDS: usize = 40;
+    let bench = Bench::ring3();
+    let binary = bench.victim(victim("barrier", "gcc", "barrier.c", &["-O1"]));
+    let mut tool = Process::start(bench.load(example("malloc")).arg(format!("{}:store", binary.display())));
+    assert!(tool.line().starts_with("attached"));
+    let mut process = ready(&mut bench.command(&binary));
+    let pid = process.pid().to_string();
+    for round in 0..ROUNDS {
+        for what in ["attach", "detach"] {
+            let (code, _, error) = bench.run(&[what, &pid]);
+            assert_eq!(code, Some(0), "{what} in round {round}: {error}");
+        }
+    }
+    process.say("end");
+    assert_eq!(process.line_or_end().as_deref(), Some("1"));
+    assert_eq!(process.finish().0, Some(0));
+}

@@ -195,7 +195,8 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
     let block = if displaced.is_some() { current(base) } else { known(base) };
     // SAFETY: the running thread's own block, or null.
     let tb = unsafe { block.as_mut() };
-    let wants = tb.as_ref().map_or(0, |tb| tb.wants_blocked);
+    // (What is remembered counts only while it is seen.)
+    let wants = tb.as_ref().map_or(0, |tb| tb.wants_blocked) & never_blocked(base);
     if !info.is_forced() && wants & bit & FAULT_BITS != 0 {
         hold_back(base, info, context);
         return 0;

@@ -167,12 +167,28 @@ pub(super) fn give_back_for_good(
     if !masks_are_stable(stopped, region, bits)? {
         return Ok(false);
     }
-    block_again(stopped, region, bits)?;
-    let_block(stopped, region, bits)?;
+    really_block(stopped, region, bits)?;
     for signal in signals {
         give_back(stopped, region, *signal)?;
     }
     Ok(true)
+}
+
+/// Calls that change masks are the process's own from now on, and the agent does not see any more what threads want to block: so they
+/// really do, unless one is about to change that, and nothing that is remembered of it counts.
+pub(super) fn leave_masks(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    let never = read_word(stopped, field(region, offset_of!(SudState, never_blocked)))?;
+    match masks_are_stable(stopped, region, never)? {
+        true => really_block(stopped, region, never),
+        false => let_block(stopped, region, never),
+    }
+}
+
+/// No signal among these is kept from being blocked; threads block those that they want to.
+fn really_block(stopped: &mut inject::Stopped, region: u64, bits: u64) -> Result<(), inject::Error> {
+    let never = read_word(stopped, field(region, offset_of!(SudState, never_blocked)))?;
+    block_again(stopped, region, bits & never)?;
+    let_block(stopped, region, bits)
 }
 
 fn bits_of(signals: &[u64]) -> u64 {

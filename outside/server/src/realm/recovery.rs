@@ -25,7 +25,7 @@ use ring3_uapi::nr;
 
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
-use super::{faults, restore_calls, sud, traps};
+use super::{actions, faults, restore_calls, sud, traps};
 
 /// Name of the control page's memfd, as `/proc/PID/maps` shows it.
 const CONTROL_NAME: &str = "/memfd:ring3-control";
@@ -104,25 +104,12 @@ impl Cleaning {
         until: Option<Instant>,
     ) -> Result<bool, inject::Error> {
         loop {
-            let clean = |stopped: &mut inject::Stopped| {
-                let cleaned = self.clean(stopped, restored);
-                if !matches!(cleaned, Ok(Some(true))) {
-                    self.forget_masks(stopped);
-                }
-                cleaned
-            };
+            let clean = |stopped: &mut inject::Stopped| self.clean(stopped, restored);
             match inject::while_stopped(inject::Pid(self.pid), stop_within, clean)?? {
                 Some(done) => return Ok(done),
                 None if until.is_some_and(|until| Instant::now() + BETWEEN_SLICES > until) => return Ok(false),
                 None => std::thread::sleep(BETWEEN_SLICES),
             }
-        }
-    }
-
-    /// Calls that change masks may be the process's own from now on: what threads want to block is not seen any more.
-    fn forget_masks(self, stopped: &mut inject::Stopped) {
-        for block in self.blocks() {
-            let _ = stopped.write(block + offset_of!(ThreadBlock, wants_blocked) as u64, &0u64.to_le_bytes());
         }
     }
 
@@ -143,6 +130,7 @@ impl Cleaning {
     /// What is to be done when the sites are the process's own again.
     fn clean_rest(self, stopped: &mut inject::Stopped, kept: Vec<(u32, Recovery)>) -> Result<bool, inject::Error> {
         restore_calls::restore(stopped, self.region)?;
+        actions::leave_masks(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::disable(stopped, self.region)? {
             return Ok(false);
