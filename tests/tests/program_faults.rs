@@ -32,7 +32,7 @@ fn say(victim: &mut Process, word: &str) -> u64 {
 #[test]
 fn runs_that_fault_are_ended_and_told_and_harm_nobody() {
     let bench = Bench::ring3();
-    let binary = bench.victim(victim("taking", "gcc", "taking.c", &["-O1"]));
+    let binary = bench.victim(victim("taking", "gcc", "taking.c", &["-O1", "-pthread"]));
     let mut tool = Process::start(bench.load(programs().join("faulting")).arg(&binary).arg("probed"));
     assert_eq!(tool.line(), "attached");
     let mut victim = ready(&mut bench.target(&binary));
@@ -81,4 +81,20 @@ fn runs_that_fault_are_ended_and_told_and_harm_nobody() {
         }
     }
     assert_eq!(victim.finish().0, Some(0));
+}
+
+/// The last fault that is let pass switches programs off while other threads wait for answers.
+#[test]
+fn threads_whose_runs_fault_together_all_go_on() {
+    const ROUNDS: usize = 12;
+    for _ in 0..ROUNDS {
+        let bench = Bench::ring3();
+        let binary = bench.victim(victim("taking", "gcc", "taking.c", &["-O1", "-pthread"]));
+        let mut tool = Process::start(bench.load(programs().join("faulting")).arg(&binary).arg("probed"));
+        assert_eq!(tool.line(), "attached");
+        let mut victim = ready(&mut bench.target(&binary));
+        assert!(say(&mut victim, "take") >= 2);
+        assert_eq!(say(&mut victim, "threads"), 300);
+        assert_eq!(victim.finish().0, Some(0));
+    }
 }

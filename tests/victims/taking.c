@@ -1,7 +1,9 @@
 // Takes the memory of its tracer's maps away, and gives it back. For each line: "take" and "give" do that with all mappings whose name
 // has "bpf-map:lost_"; a number calls the probed function and getppid(2) so often, keeping values in all registers that calls preserve.
+// "threads" does it 100 times in each of three threads.
 // Says how many mappings there were, or how often it was called rightly. Its own faults are counted; "fault" makes one and says how many there were.
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+enum { THREADS = 3, CALLS = 100 };
 static unsigned long word = 3;
 static volatile unsigned long faults;
 static sigjmp_buf before;
@@ -42,6 +45,13 @@ static int call_rightly(void)
     return result == 7 && kept == 101 + 102 + 103 + 104 + 105;
 }
 
+static void *call_often(void *right)
+{
+    for (int at = 0; at < CALLS; at++)
+        *(int *)right += call_rightly();
+    return right;
+}
+
 static int protect(int access)
 {
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -70,7 +80,17 @@ int main(void)
             printf("%d\n", protect(PROT_NONE));
         else if (!strcmp(line, "give\n"))
             printf("%d\n", protect(PROT_READ | PROT_WRITE));
-        else if (!strcmp(line, "fault\n")) {
+        else if (!strcmp(line, "threads\n")) {
+            pthread_t threads[THREADS];
+            int right[THREADS] = {0}, all = 0;
+            for (int at = 0; at < THREADS; at++)
+                pthread_create(&threads[at], NULL, call_often, &right[at]);
+            for (int at = 0; at < THREADS; at++) {
+                pthread_join(threads[at], NULL);
+                all += right[at];
+            }
+            printf("%d\n", all);
+        } else if (!strcmp(line, "fault\n")) {
             if (!sigsetjmp(before, 1))
                 *(volatile int *)16 = 1;
             printf("%lu\n", faults);

@@ -6,8 +6,8 @@
 use core::sync::atomic::Ordering::Acquire;
 
 use ring3_layout::control::{
-    HOOKS_MAX, MOVED_MAX, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail,
-    moved_unpack, stub_tail_offset,
+    HOOKS_MAX, MOVED_MAX, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, STUB_TAIL_MAGIC, StubArea,
+    StubTail, moved_unpack, stub_tail_offset,
 };
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_layout::syscall::SyscallSite;
@@ -60,12 +60,18 @@ pub(crate) fn returns_by_trampoline(base: u64, restorer: u64) -> bool {
     sites(base).iter().filter(is_it).any(|site| site.call.wrapping_sub(restorer) < RESTORER_BYTES)
 }
 
-/// Whether an address is in memory that holds stubs.
-pub(crate) fn is_in_stubs(base: u64, address: u64) -> bool {
+/// The end of the memory that holds stubs around an address, if some does.
+fn stubs_end(base: u64, address: u64) -> Option<u64> {
     let table = (base + CONTROL_OFFSET + STUB_AREAS_OFFSET) as *const StubArea;
     // SAFETY: the table is mapped with the control page.
     let areas = unsafe { core::slice::from_raw_parts(table, STUB_AREAS_MAX as usize) };
-    areas.iter().any(|area| address.wrapping_sub(area.base) < area.bytes)
+    let area = areas.iter().find(|area| address.wrapping_sub(area.base) < area.bytes)?;
+    Some(area.base + area.bytes)
+}
+
+/// Whether an address is in memory that holds stubs.
+pub(crate) fn is_in_stubs(base: u64, address: u64) -> bool {
+    stubs_end(base, address).is_some()
 }
 
 /// How sites were patched. (The server may change an entry meanwhile: then an instruction is not found.)
@@ -76,28 +82,32 @@ fn recoveries(base: u64) -> &'static [Recovery] {
     unsafe { core::slice::from_raw_parts(table, hooks) }
 }
 
-/// The site of a stub that is there, and where in the stub each displaced instruction is.
-fn displaced(entry: &Recovery) -> (u64, impl Iterator<Item = (u32, u32)>) {
-    let tail = (entry.stub + stub_tail_offset(entry.stub_bytes)) as *const StubTail;
-    // SAFETY: it lies behind the stub.
-    let StubTail { site, count } = unsafe { tail.read() };
-    // SAFETY: as above: `count` words follow.
-    let pairs =
-        unsafe { core::slice::from_raw_parts(tail.wrapping_add(1).cast::<u64>(), count.min(MOVED_MAX) as usize) };
-    (site, pairs.iter().map(|pair| moved_unpack(*pair)))
+/// What lies behind a stub, and where in the stub each displaced instruction is.
+///
+/// # Safety
+/// `tail` is the address of a [`StubTail`].
+unsafe fn displaced(tail: u64) -> (StubTail, impl Iterator<Item = (u32, u32)>) {
+    // SAFETY: the caller's promise. (Stubs may lie anywhere.)
+    let found = unsafe { (tail as *const StubTail).read_unaligned() };
+    let first = tail + size_of::<StubTail>() as u64;
+    // SAFETY: as above: so many words follow.
+    let word = move |index| unsafe { ((first + index * 8) as *const u64).read_unaligned() };
+    (found, (0..found.count.min(MOVED_MAX)).map(move |index| moved_unpack(word(index))))
 }
 
-/// The instruction of the process for which a stub does something at `rip`: the site, and the bytes from there.
+/// The instruction of the process for which a stub does something at `rip`: the site, and the bytes from there. (The stub may have been
+/// replaced by a newer one since.)
 #[cold]
 pub(crate) fn displaced_at(base: u64, rip: u64) -> Option<(u64, u64)> {
-    if !is_in_stubs(base, rip) {
-        return None;
-    }
-    let mut entries = recoveries(base).iter();
-    let entry = entries.find(|entry| rip.wrapping_sub(entry.stub) < u64::from(entry.stub_bytes))?;
-    let (site, pairs) = displaced(entry);
+    let end = stubs_end(base, rip)?.checked_sub(size_of::<StubTail>() as u64)?;
+    // SAFETY: memory of stubs.
+    let is_tail = |at: &u64| unsafe { (*at as *const u64).read_unaligned() } == STUB_TAIL_MAGIC ^ *at;
+    let tail = (rip..end).find(is_tail)?;
+    // SAFETY: it says so itself.
+    let (StubTail { stub, site, .. }, pairs) = unsafe { displaced(tail) };
+    let here = rip.checked_sub(stub)?;
     // (A copy may be several instructions, behind the call of the agent for a probe of its own. What comes first is for the site.)
-    let begun = pairs.take_while(|(offset, _)| u64::from(*offset) <= rip - entry.stub);
+    let begun = pairs.take_while(|(offset, _)| u64::from(*offset) <= here);
     Some((site, begun.last().map_or(0, |(_, distance)| u64::from(distance))))
 }
 
@@ -105,7 +115,8 @@ pub(crate) fn displaced_at(base: u64, rip: u64) -> Option<(u64, u64)> {
 fn copy_of(base: u64, address: u64) -> Option<u64> {
     let is_inside = |entry: &&Recovery| address > entry.site && address - entry.site < u64::from(entry.bytes);
     let entry = recoveries(base).iter().find(is_inside)?;
-    let (site, mut pairs) = displaced(entry);
+    // SAFETY: it lies behind the stub.
+    let (StubTail { site, .. }, mut pairs) = unsafe { displaced(entry.stub + stub_tail_offset(entry.stub_bytes)) };
     let (offset, _) = pairs.find(|(_, distance)| site + u64::from(*distance) == address)?;
     Some(entry.stub + u64::from(offset))
 }

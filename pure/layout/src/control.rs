@@ -101,11 +101,18 @@ pub struct Recovery {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub struct StubTail {
+    /// [`STUB_TAIL_MAGIC`] xor the address of this value: a thread in a stub that a newer one has replaced finds it by that.
+    pub magic: u64,
+    /// Address of the stub.
+    pub stub: u64,
     /// Address of the site.
     pub site: u64,
     /// How many words follow, at most [`MOVED_MAX`].
     pub count: u64,
 }
+
+/// See [`StubTail::magic`].
+pub const STUB_TAIL_MAGIC: u64 = 0x6c69_6174_6275_7473;
 
 /// Bytes from the start of a stub, which may lie anywhere, to its [`StubTail`].
 pub const fn stub_tail_offset(stub_bytes: u32) -> u64 {

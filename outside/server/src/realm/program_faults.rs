@@ -33,6 +33,8 @@ const FAULT_WITHIN: u64 = 2048;
 pub(super) struct FaultCount {
     runs: u64,
     last: String,
+    /// It has been said that a run's caller could not be found.
+    is_told: bool,
 }
 
 /// Ring3's own code in a target.
@@ -54,7 +56,8 @@ struct Place<'a> {
 
 /// What became of a run that is said to have faulted.
 pub(super) enum Ended {
-    /// The thread does not wait yet.
+    /// The thread does not wait yet, or its answer waits for what it holds to be released. To answer that twice would answer its
+    /// next request.
     NotYet,
     /// The thread is answered; nobody else is concerned.
     Answered,
@@ -194,6 +197,7 @@ impl Actor {
         let Some(sp) = target.waits_at(tid, index) else { return Ended::NotYet };
         let fault: Option<Fault> = read_value(pid, address).ok();
         match fault.filter(|fault| address.wrapping_sub(sp) < FAULT_WITHIN && fault.magic == FAULT_MAGIC ^ address) {
+            Some(fault) if fault.is_answered != 0 => Ended::NotYet,
             Some(fault) => self.end_run_of(pid, own_tid, address, &fault).unwrap_or(Ended::Answered),
             None => Ended::Answered,
         }
@@ -212,10 +216,9 @@ impl Actor {
             Err(why) => {
                 // (Said once: a target may make as many up as it likes.)
                 let count = target.faulted.entry(which).or_default();
-                if count.last.is_empty() {
+                if !std::mem::replace(&mut count.is_told, true) {
                     let what = format!("program {name:?} (link {link_id}) has faulted");
                     tracing::warn!(pid, "{what}, and its caller cannot be found: {why}");
-                    count.last = why;
                 }
                 return None;
             }
@@ -224,7 +227,7 @@ impl Actor {
         let helper = unwound.helper.map_or(String::new(), |helper| format!(" {helper}, called by"));
         let last = format!("{signal} at {:#x} in{helper} {}", fault.address, unwound.place);
         let count = target.faulted.entry(which).or_default();
-        *count = FaultCount { runs: count.runs + 1, last };
+        *count = FaultCount { runs: count.runs + 1, last, ..*count };
         let (runs, last) = (count.runs, count.last.clone());
         let Registers { rip, rsp, preserved: [rbx, rbp, r12, r13, r14, r15] } = unwound.caller;
         let answer = Fault { registers: [rip, rsp, rbx, rbp, r12, r13, r14, r15], is_answered: 1, ..*fault };

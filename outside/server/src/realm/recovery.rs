@@ -242,7 +242,7 @@ impl Cleaning {
     /// The address at which an instruction was that a stub displaced.
     fn original_of(self, entry: &Recovery, rip: u64) -> Option<u64> {
         let tail = entry.stub + stub_tail_offset(entry.stub_bytes);
-        let StubTail { site, count } = read_value(self.pid, tail).ok()?;
+        let StubTail { site, count, .. } = read_value(self.pid, tail).ok()?;
         let mut words = vec![0u8; count.min(MOVED_MAX) as usize * 8];
         read_process(self.pid, tail + size_of::<StubTail>() as u64, &mut words).ok()?;
         let pairs = words.chunks_exact(8).filter_map(value_from::<u64>).map(moved_unpack);

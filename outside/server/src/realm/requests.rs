@@ -78,7 +78,8 @@ impl Claim {
         let Some(domain) = shared.domains.numbered(self.domain) else { return };
         let entry = &domain.block().file.realm().requests[self.index];
         let now = Claim::of(self.domain, self.index, entry);
-        if (now.pid, now.tid, now.nonce, now.kind) != (self.pid, self.tid, self.nonce, self.kind) {
+        let what = |claim: Claim| (claim.pid, claim.tid, claim.nonce, claim.kind, claim.argument);
+        if what(now) != what(self) {
             return;
         }
         if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {

@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, HookValue, RECOVERY_OFFSET, Recovery, StubTail, moved_pack,
-    stub_tail_offset,
+    HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, HookValue, RECOVERY_OFFSET, Recovery, STUB_TAIL_MAGIC,
+    StubTail, moved_pack, stub_tail_offset,
 };
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
@@ -347,7 +347,7 @@ impl Target {
         if plan.tactic == Tactic::OneByte {
             let place_of = plan.stub_range().map(|range| range.start).unwrap_or_default();
             let stub = plan.stub_of_many(place_of, entries(self.region), own_hook, &members).map_err(refuse);
-            let bytes = stub.as_ref().map(|stub| with_tail(stub, address)).unwrap_or_default();
+            let bytes = stub.as_ref().map(|stub| with_tail(stub, place_of, address)).unwrap_or_default();
             let room = place_of..place_of.saturating_add(1);
             if let Ok(stub) = stub
                 && self.take_room_in(stopped, &room, bytes.len() as u64).is_ok()
@@ -372,7 +372,7 @@ impl Target {
             None => at,
         };
         let jump = plan.jump(to).map_err(refuse)?;
-        let bytes = with_tail(&stub, address);
+        let bytes = with_tail(&stub, at, address);
         stopped.write(at, &bytes).map_err(refusal_of)?;
         self.take_stub_room(area, bytes.len() as u64);
         if plan.tactic == Tactic::Trap {
@@ -436,13 +436,14 @@ fn tail_bytes_max(plan: &Plan) -> u64 {
     WORD + size_of::<StubTail>() as u64 + WORD * (plan.resume - plan.site + 1)
 }
 
-/// A stub's code and its [`StubTail`].
-fn with_tail(stub: &Stub, site: u64) -> Vec<u8> {
+/// A stub's code and its [`StubTail`], for the address `at`.
+fn with_tail(stub: &Stub, at: u64, site: u64) -> Vec<u8> {
     const INT3: u8 = 0xcc;
     let mut bytes = stub.bytes.clone();
     bytes.resize(stub_tail_offset(bytes.len() as u32) as usize, INT3);
     let pair = |moved: &ring3_patch::Moved| moved_pack(moved.stub_offset, moved.original.wrapping_sub(site) as u32);
-    let words = [site, stub.moved.len() as u64].into_iter().chain(stub.moved.iter().map(pair));
+    let magic = STUB_TAIL_MAGIC ^ (at + bytes.len() as u64);
+    let words = [magic, at, site, stub.moved.len() as u64].into_iter().chain(stub.moved.iter().map(pair));
     bytes.extend(words.flat_map(u64::to_le_bytes));
     bytes
 }
