@@ -10,8 +10,7 @@ const FAULTS: u64 = 4;
 fn offset_of(binary: &Path, symbol: &str) -> u64 {
     let bytes = std::fs::read(binary).expect("the victim is readable");
     let elf = ring3_elf::File::parse(&bytes).expect("an ELF file");
-    let found = elf.symbols().iter().find(|known| known.name == symbol).expect("it has the symbol");
-    elf.vaddr_to_offset(found.address).expect("in the file")
+    elf.vaddr_to_offset(elf.find(symbol).expect("it has the symbol")).expect("in the file")
 }
 
 /// Runs the victim with probes at these places: what it says of the second line.

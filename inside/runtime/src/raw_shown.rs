@@ -65,7 +65,9 @@ fn stubs_end(base: u64, address: u64) -> Option<u64> {
     let table = (base + CONTROL_OFFSET + STUB_AREAS_OFFSET) as *const StubArea;
     // SAFETY: the table is mapped with the control page.
     let areas = unsafe { core::slice::from_raw_parts(table, STUB_AREAS_MAX as usize) };
-    let area = areas.iter().find(|area| address.wrapping_sub(area.base) < area.bytes)?;
+    // (They are noted one behind the other, and stay.)
+    let mut used = areas.iter().take_while(|area| area.bytes != 0);
+    let area = used.find(|area| address.wrapping_sub(area.base) < area.bytes)?;
     Some(area.base + area.bytes)
 }
 

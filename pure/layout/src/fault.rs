@@ -12,8 +12,6 @@ pub mod register {
     pub const RIP: usize = 0;
     /// Stack pointer.
     pub const RSP: usize = 1;
-    /// The first of the registers that functions preserve: `rbx`, `rbp`, `r12` to `r15`.
-    pub const RBX: usize = 2;
 }
 
 /// How often a program may fault for one link in a process; then the link is switched off there.

@@ -178,6 +178,9 @@ pub(super) fn give_back_for_good(
 /// really do, unless one is about to change that, and nothing that is remembered of it counts.
 pub(super) fn leave_masks(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let never = read_word(stopped, field(region, offset_of!(SudState, never_blocked)))?;
+    if never == 0 {
+        return Ok(());
+    }
     match masks_are_stable(stopped, region, never)? {
         true => really_block(stopped, region, never),
         false => let_block(stopped, region, never),

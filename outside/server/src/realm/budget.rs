@@ -64,10 +64,7 @@ impl Actor {
                 continue;
             }
             let Some(why) = why(spec) else { continue };
-            tracing::warn!(pid, "{why}");
-            if let Some(terminal) = spec.terminal {
-                terminal.say(&format!("process {pid} ({}): {why}", target.comm));
-            }
+            target.report(spec.terminal, &why);
             target.told.insert(*id);
             target.switched_off.insert(*id, Refusal::new(errno, why));
         }

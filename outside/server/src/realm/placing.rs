@@ -42,6 +42,13 @@ struct Placing {
     refused: BTreeSet<AttachmentId>,
 }
 
+/// What became of making the process ready for sites that need more than a jump, which is tried once in a stop.
+#[derive(Default)]
+struct Prepared {
+    traps: Option<Result<(), Refusal>>,
+    faults: Option<Result<(), Refusal>>,
+}
+
 impl Placing {
     fn note(&mut self, want: WantedSite) {
         self.placed.push((want.place.address, want.ret.is_some(), want.uses));
@@ -118,12 +125,11 @@ impl Target {
         self.series = series;
         let watched = self.watches_masks(links);
         let is_cut = self.series.as_ref().is_some_and(|series| series.is_cut);
-        if !waiting.is_empty() && !is_cut {
-            for want in waiting {
-                match self.place_prepared(stopped, &want, (shared, links), &caught) {
-                    Ok(()) => placing.note(want),
-                    Err(refusal) => placing.refuse(self.pid, want, refusal, links),
-                }
+        let mut prepared = Prepared::default();
+        for want in waiting.into_iter().filter(|_| !is_cut) {
+            match self.place_prepared(stopped, &want, (shared, links), &caught, &mut prepared) {
+                Ok(()) => placing.note(want),
+                Err(refusal) => placing.refuse(self.pid, want, refusal, links),
             }
         }
         for (address, is_return, mut uses) in placing.placed {
@@ -148,14 +154,19 @@ impl Target {
         want: &WantedSite,
         (shared, links): (&Shared, &BTreeMap<AttachmentId, Link>),
         caught: &CaughtCalls,
+        prepared: &mut Prepared,
     ) -> Result<(), Refusal> {
         const NEEDS: usize = 2;
         for _ in 0..=NEEDS {
             match self.place_site(stopped, want.clone(), caught) {
                 Ok(()) => return Ok(()),
                 Err(Unplaced::Refused(refusal)) => return Err(refusal),
-                Err(Unplaced::NeedsTraps) => self.prepare_traps(stopped, shared, links)?,
-                Err(Unplaced::NeedsFaults) => self.prepare_faults(stopped, shared, links)?,
+                Err(Unplaced::NeedsTraps) => {
+                    prepared.traps.get_or_insert_with(|| self.prepare_traps(stopped, shared, links)).clone()?;
+                }
+                Err(Unplaced::NeedsFaults) => {
+                    prepared.faults.get_or_insert_with(|| self.prepare_faults(stopped, shared, links)).clone()?;
+                }
             }
         }
         Err(Refusal::new(Errno::ENOTSUPP, format!("{}: the process does not become ready for it", want.name())))

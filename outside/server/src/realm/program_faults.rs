@@ -236,10 +236,7 @@ impl Actor {
         let ended = if fault.interrupted == 0 { Ended::Holding(target.death_of(own_tid)) } else { Ended::Answered };
         if runs == 1 {
             let why = format!("program {name:?} (link {link_id}) has faulted, and that run of it was ended: {last}");
-            tracing::warn!(pid, "{why}");
-            if let Some(terminal) = terminal {
-                terminal.say(&format!("process {pid} ({}): {why}", target.comm));
-            }
+            target.report(terminal, &why);
         }
         if runs == FAULTS_MAX {
             let why = format!(

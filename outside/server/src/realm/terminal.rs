@@ -102,6 +102,14 @@ impl Target {
         }
     }
 
+    /// Says on a terminal, and in the log, what has happened in this process.
+    pub(super) fn report(&self, terminal: Option<Terminal>, what: &str) {
+        tracing::warn!(pid = self.pid, "{what}");
+        if let Some(terminal) = terminal {
+            terminal.say(&format!("process {} ({}): {what}", self.pid, self.comm));
+        }
+    }
+
     fn say(&self, terminal: Terminal, reasons: &[&str]) {
         let shown = reasons[..reasons.len().min(REASONS_MAX)].join("; ");
         let more = if reasons.len() > REASONS_MAX { "; ..." } else { "" };
