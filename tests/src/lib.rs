@@ -358,6 +358,7 @@ pub struct Bench {
     user: Option<u32>,
     engine: &'static str,
     compiled: Option<PathBuf>,
+    scope: Option<&'static str>,
 }
 
 impl Bench {
@@ -365,7 +366,7 @@ impl Bench {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("ring3-test-{}-{number}", std::process::id()));
-        Bench { directory, native, user, engine: "auto", compiled: None }
+        Bench { directory, native, user, engine: "auto", compiled: None, scope: Some("--only-targets") }
     }
 
     /// Under ring3.
@@ -383,6 +384,13 @@ impl Bench {
         let mut bench = Bench::ring3();
         bench.engine = engine;
         bench
+    }
+
+    /// Tools see what this option of `ring3 load` says, or what they see without one. (Most tests' tools see targets only: tests
+    /// run at the same time, and a process is a target of one server.)
+    pub fn seeing(mut self, scope: Option<&'static str>) -> Bench {
+        self.scope = scope;
+        self
     }
 
     /// On the kernel.
@@ -423,13 +431,18 @@ impl Bench {
     /// A victim for this bench. The kernel's probes for all processes are in all that run the file: on the kernel it
     /// is a copy.
     pub fn victim(&self, path: PathBuf) -> PathBuf {
-        if !self.native {
-            return path;
+        if self.native { self.copy(&path) } else { path }
+    }
+
+    /// A copy of a file that no other bench has.
+    pub fn copy(&self, path: &Path) -> PathBuf {
+        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.directory).expect("made");
+        if self.user.is_some() {
+            std::os::unix::fs::chown(&self.directory, self.user, self.user).expect("given away");
         }
-        std::fs::create_dir_all(&self.directory).expect("made");
         let copy = self.directory.join(path.file_name().expect("a file"));
         // By another process: a child that is forked meanwhile would have the copy open for writing, and it could not be executed.
-        let copied = Command::new("cp").arg(&path).arg(&copy).status().expect("cp runs");
+        let copied = Command::new("cp").arg(path).arg(&copy).status().expect("cp runs");
         assert!(copied.success(), "{}", copy.display());
         copy
     }
@@ -472,6 +485,7 @@ impl Bench {
     pub fn load(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         if !self.native {
             let mut command = self.ring3_command(&["load", "--engine", self.engine]);
+            command.args(self.scope);
             command.args(self.compiled.iter().flat_map(|file| [OsStr::new("--aot"), file.as_os_str()]));
             command.arg("--").arg(program);
             command

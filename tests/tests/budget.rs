@@ -11,7 +11,7 @@ const OVERRUNS: u64 = 100;
 
 /// A tool with these options, and what it counts: runs of the slow program, of the quick one, and of the slow one at system calls.
 fn tool(bench: &Bench, options: &[&str], place: &[&str]) -> Process {
-    let mut command = bench.ring3_command(&[&["load"], options, &["--"]].concat());
+    let mut command = bench.ring3_command(&[&["load", "--only-targets"], options, &["--"]].concat());
     let mut tool = Process::start(command.arg(programs().join("slow")).arg(shapes()).args(place));
     assert_eq!(tool.line(), "attached");
     tool

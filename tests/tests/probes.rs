@@ -246,7 +246,7 @@ fn wrappers_between_ring3_and_the_tool_are_seen_through() {
     for wrapper in [&["env"][..], &["taskset", "1"], &["nice"]] {
         let bench = Bench::ring3();
         let probe = format!("{}:plain", shapes().display());
-        let mut command = bench.ring3_command(&["load", "--"]);
+        let mut command = bench.ring3_command(&["load", "--only-targets", "--"]);
         command.args(wrapper).arg(ring3_tests::example("malloc")).arg(&probe);
         let mut tool = Process::start(&mut command);
         assert_eq!(tool.line(), "attached 1");

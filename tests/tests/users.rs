@@ -53,7 +53,7 @@ struct Tool {
 
 impl Tool {
     fn start(bench: &Bench, options: &[&str]) -> Tool {
-        let mut command = bench.ring3_command(&[&["load"], options, &["--"]].concat());
+        let mut command = bench.ring3_command(&[&["load", "--only-targets"], options, &["--"]].concat());
         let mut process = Process::start(command.arg(programs().join("secrets")).arg(spy()));
         assert_eq!(process.line(), "attached");
         Tool { process }

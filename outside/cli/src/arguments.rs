@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use ring3_server::realm::Scope;
+
 use crate::{aot, assembly, exec, explain, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
 /// `ring3 load` runs an unmodified tool and answers its bpf(2) and perf_event_open(2) calls. The tool's probes fire inside
-/// the traced processes, which ring3 calls targets: those that `ring3 start` or `ring3 attach` made targets, and the process
-/// that a tool names by its id.
+/// the traced processes, which ring3 calls targets: those that map a file with one of the tool's uprobes, the process that a
+/// tool names by its id, and those that `ring3 start` or `ring3 attach` made targets.
 ///
 /// A server process, one for each user, holds maps, programs and links. The first `load`, `start` or `attach` starts it; it
 /// ends by itself when it has had no tools, targets and pinned objects for 10 seconds.
@@ -75,6 +77,30 @@ pub(crate) struct Following {
     pub(crate) no_follow: bool,
 }
 
+/// Which processes a tool sees that names none.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Seen {
+    /// See the system calls of all processes, not only of targets
+    ///
+    /// All are those that you may trace. A process that is there, or begins, becomes a target, except process 1, ring3 itself,
+    /// and loaders.
+    #[arg(long)]
+    all: bool,
+    /// See targets only: no process becomes a target because it maps a probed file
+    #[arg(long, conflicts_with = "all")]
+    only_targets: bool,
+}
+
+impl Seen {
+    pub(crate) fn scope(self) -> Scope {
+        match self {
+            Seen { only_targets: true, .. } => Scope::Targets,
+            Seen { all: true, .. } => Scope::All,
+            _ => Scope::Mapped,
+        }
+    }
+}
+
 /// A time that a run may take: a whole number and its unit.
 fn budget(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
@@ -96,13 +122,16 @@ fn process_id(text: &str) -> Result<u32, String> {
 pub(crate) enum Action {
     /// Run an eBPF tool, and answer its bpf(2) and perf_event_open(2) calls
     ///
-    /// The tool keeps its terminal, its signals and its exit status. A tool that names a process id traces that process at
-    /// once; other tools see all targets (`ring3 start`, `ring3 attach`), whatever the order. When the tool ends, its probes
-    /// are removed.
+    /// The tool keeps its terminal, its signals and its exit status. Its uprobes are in each process that maps the probed file
+    /// now or later and that you may trace, its tracepoints of system calls in all targets (`ring3 start`, `ring3 attach`; with
+    /// `--all` in every process). A tool that names a process id traces that process. When the tool ends, its probes are removed.
     #[command(after_long_help = "\
 Examples:
   ring3 load -- funclatency -p 4711 :handle      Debian's tool on one process
+  ring3 load -- bpftrace -e 'uprobe:/bin/bash:readline { @[pid] = count(); }'
+                                                 Every bash, present and future
   ring3 load -- opensnoop                        System calls of all targets
+  ring3 load --all -- opensnoop                  System calls of all processes
   ring3 load --aot tool.aot -- ./tool            Use programs that `ring3 aot` compiled
 
 If the tool says `Invalid argument` or `Operation not supported`, server.log in the runtime
@@ -115,6 +144,8 @@ directory says which call was refused, and why.
         /// Hide the constants of programs in their machine code (as net.core.bpf_jit_harden of the kernel)
         #[arg(long)]
         harden: bool,
+        #[command(flatten)]
+        scope: Seen,
         /// Let targets of all users share its maps: each can then read and forge what the tool records of the others
         #[arg(long)]
         trust: bool,

@@ -28,14 +28,15 @@ use clap::Parser;
 use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
+use ring3_server::realm::Scope;
 
 /// This much of a tool's command line is kept for `ring3 status`.
 const COMMAND_CHARS_MAX: usize = 1000;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
-        Action::Load { engine, harden, trust, budget, aot, command } => {
-            load((engine, harden), (trust, budget), &command, aot.as_deref())
+        Action::Load { engine, harden, scope, trust, budget, aot, command } => {
+            load((engine, harden), (scope.scope(), trust, budget), &command, aot.as_deref())
         }
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
@@ -92,7 +93,7 @@ fn running() -> Result<Connection, String> {
 
 fn load(
     (engine, harden): (Compiler, bool),
-    (trust, budget): (bool, Option<Duration>),
+    (scope, trust, budget): (Scope, bool, Option<Duration>),
     command: &[String],
     compiled: Option<&Path>,
 ) -> Result<(), Failure> {
@@ -111,7 +112,7 @@ fn load(
     launch::allow_tracer(server);
     let listener = ring3_server::loader::install_filter()?;
     let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
-    let options = LoadOptions { compiling: Compiling { engine, harden }, trust, budget };
+    let options = LoadOptions { compiling: Compiling { engine, harden }, scope, trust, budget };
     connection.ask(&Request::Load { command: shown, options }, Some(listener.as_fd()))?;
     drop(listener);
     drop(connection);

@@ -25,7 +25,8 @@ pub(crate) fn json(status: &Value) -> Result<(), String> {
 
 pub(crate) fn attached(target: &Value) -> Result<(), String> {
     let sites = target["sites"].as_array().map_or(0, |sites| sites.iter().filter(|s| s["kind"] == "probe").count());
-    write_out(&format!("attached to {} ({}): {sites} probe site(s)\n", target["pid"], text(&target["comm"])))?;
+    let found = if sites == 0 { "ready, no probe yet".to_owned() } else { format!("{sites} probe site(s)") };
+    write_out(&format!("attached to {} ({}): {found}\n", target["pid"], text(&target["comm"])))?;
     for line in refusals(target) {
         eprintln!("ring3: {line}");
     }
@@ -56,6 +57,9 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
     );
     for row in server["let_go"].as_array().into_iter().flatten() {
         let _ = writeln!(out, "let go: process {} ({}): {}", row[0], text(&row[1]), text(&row[2]));
+    }
+    for row in server["not_traced"].as_array().into_iter().flatten() {
+        let _ = writeln!(out, "not traced: process {} ({}): {}", row[0], text(&row[1]), text(&row[2]));
     }
     section(&mut out, "loaders", &status["loaders"], &["pid", "command"]);
     section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);

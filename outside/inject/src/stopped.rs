@@ -134,6 +134,8 @@ pub struct Following<'a> {
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
     /// Whether the program may be followed; is told whose memory and registers say what it is.
     pub may_follow: &'a (dyn Fn(&Stopped, &Registers) -> bool + Sync),
+    /// The thread is in its `execve` already, which goes on after `ready`: what it calls is not looked at.
+    pub in_call: bool,
 }
 
 /// Stops a process for as long as `work` takes, at the first instruction of the program that its thread `tid`, which waits for
@@ -235,18 +237,25 @@ impl Stopped {
         if !stopped.seize_thread(tid)? {
             return Err(Error::Exited { pid: pid.0 });
         }
-        let _ = ptrace::interrupt(tid);
-        while let Err(error) = stopped.await_stop(tid, slice_of(deadline), &mut Pause::default()) {
-            if (following.cancelled)() {
-                return Ok(Announced::Cancelled);
+        let (mut tid, mut calls, mut is_called) = (tid, 0, following.in_call);
+        if following.in_call {
+            ready();
+            // (If the call fails, the thread stops where it returns.)
+            let _ = ptrace::interrupt(tid);
+            deadline = Instant::now() + following.exec_within;
+        } else {
+            let _ = ptrace::interrupt(tid);
+            while let Err(error) = stopped.await_stop(tid, slice_of(deadline), &mut Pause::default()) {
+                if (following.cancelled)() {
+                    return Ok(Announced::Cancelled);
+                }
+                if !matches!(error, Error::ThreadDoesNotStop { .. }) || Instant::now() >= deadline {
+                    return Err(error);
+                }
             }
-            if !matches!(error, Error::ThreadDoesNotStop { .. }) || Instant::now() >= deadline {
-                return Err(error);
-            }
+            ready();
+            let _ = ptrace::resume_to_syscall(tid, 0);
         }
-        ready();
-        let (mut tid, mut calls, mut is_called) = (tid, 0, false);
-        let _ = ptrace::resume_to_syscall(tid, 0);
         loop {
             stopped.forget_registers();
             if (following.cancelled)() {
@@ -259,6 +268,15 @@ impl Stopped {
             match ptrace::wait(tid, slice_of(deadline), &mut Pause::default()) {
                 Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
                 Wait::Signal(arrived) => signal = arrived,
+                Wait::EventStop(libc::SIGTRAP) if following.in_call => {
+                    // (It may have become a tracee when its call had almost ended.)
+                    let registers = stopped.registers(tid)?;
+                    let executes = matches!(registers.orig_rax as i64, libc::SYS_execve | libc::SYS_execveat);
+                    if !executes || registers.rax != 0 {
+                        return Ok(Announced::NotFollowed);
+                    }
+                    break;
+                }
                 Wait::EventStop(_) | Wait::Event(_) => {}
                 Wait::Syscall => {
                     let registers = stopped.registers(tid)?;
@@ -285,7 +303,10 @@ impl Stopped {
                 Wait::Gone => return Err(Error::Exited { pid: pid.0 }),
                 Wait::Nothing => continue,
             }
-            let _ = ptrace::resume_to_syscall(tid, signal);
+            let _ = match following.in_call {
+                true => ptrace::resume(tid, signal),
+                false => ptrace::resume_to_syscall(tid, signal),
+            };
         }
         stopped.at_new_program().map(Announced::Executed)
     }

@@ -197,8 +197,13 @@ fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
     child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the shell runs");
     let go = || drop(stdin.take());
     let pid = child.id();
-    let following =
-        Following { call_within: WITHIN, exec_within: WITHIN, cancelled: &|| false, may_follow: &|_, _| true };
+    let following = Following {
+        call_within: WITHIN,
+        exec_within: WITHIN,
+        cancelled: &|| false,
+        may_follow: &|_, _| true,
+        in_call: false,
+    };
     let caught = while_stopped_at_exec(Pid(pid), pid, &following, go, |stopped| {
         let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("alive");
         assert!(exe.ends_with("echo"), "{exe:?}");
@@ -231,8 +236,13 @@ fn a_thread_that_executes_nothing_is_no_longer_followed_when_the_caller_gives_up
             }
             is_over && asked.load(Relaxed) > 3
         };
-        let following =
-            Following { call_within: WITHIN, exec_within: WITHIN, cancelled: &cancelled, may_follow: &|_, _| true };
+        let following = Following {
+            call_within: WITHIN,
+            exec_within: WITHIN,
+            cancelled: &cancelled,
+            may_follow: &|_, _| true,
+            in_call: false,
+        };
         let ended = while_stopped_at_exec(Pid(pid), pid, &following, || {}, |_| {});
         assert_eq!(ended.expect("no error"), expected, "{script}");
         child.kill().expect("killed");

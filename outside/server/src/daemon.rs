@@ -296,6 +296,7 @@ impl Server {
                 "agent_bytes": realm.agent_bytes,
                 "text_bytes": realm.text_bytes,
                 "let_go": realm.let_go,
+                "not_traced": realm.not_traced,
             },
             "targets": realm.targets,
         });

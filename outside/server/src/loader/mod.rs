@@ -35,12 +35,12 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
-use keeper::{KeptListener, Ledger};
+use keeper::{Awaited, KeptListener, Ledger};
 use raw_seccomp::Notification;
 pub use raw_seccomp::{filter, install_filter};
 
 use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
-use crate::realm::Terminal;
+use crate::realm::{Scope, Terminal};
 use crate::rights::Rights;
 
 /// How long it takes until waiting for a call is tried again that failed.
@@ -78,6 +78,9 @@ pub struct LoadOptions {
     /// What one run of each of its programs may take.
     #[serde(default)]
     pub budget: Option<Duration>,
+    /// Which processes become targets for links that name none.
+    #[serde(default)]
+    pub scope: Scope,
 }
 
 /// How a loader's programs are compiled.
@@ -236,8 +239,24 @@ impl Caller<'_> {
             libc::SYS_stat | libc::SYS_lstat => virtual_files::stat(self, HERE, args[0], args[1]),
             libc::SYS_newfstatat => virtual_files::stat(self, args[0] as i32, args[1], args[2]),
             libc::SYS_statx => virtual_files::statx(self),
+            libc::SYS_execve | libc::SYS_execveat => self.execute(),
             _ => Ok(Outcome::Continue),
         }
+    }
+
+    /// A loader, or a process that it has made, executes a program, which may be what its tool traces (`bpftrace -c`).
+    fn execute(&self) -> Reply {
+        struct PassOn(Arc<OwnedFd>, u64, #[expect(dead_code, reason = "kept until the answer")] Awaited);
+        impl Drop for PassOn {
+            fn drop(&mut self) {
+                raw_seccomp::pass_on(self.0.as_fd(), self.1);
+            }
+        }
+        let Some(listener) = self.session.listener.clone() else { return Ok(Outcome::Continue) };
+        let waits = PassOn(listener, self.call.id, self.session.ledger.awaits(&self.call));
+        let (tid, realm) = (self.call.tid, &self.subsystem().realm);
+        realm.follow_in_call(raw_seccomp::leader(tid), tid, Box::new(move || drop(waits)));
+        Ok(Outcome::Later)
     }
 
     fn subsystem(&self) -> &Arc<Subsystem> {

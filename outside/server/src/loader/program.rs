@@ -258,6 +258,7 @@ impl NewProgram<'_> {
         let mut held: Vec<Arc<MapObject>> = self.maps.into_values().collect();
         held.sort_by_key(|map| map.id);
         held.dedup_by_key(|map| map.id);
+        realm.note_loader(leader(caller.call.tid));
         Ok(Program {
             id: caller.subsystem().new_id(IdKind::Program),
             name: self.name,
@@ -275,6 +276,7 @@ impl NewProgram<'_> {
             loaded_ns: boot_time_ns(),
             terminal: Terminal::of_loader(leader(caller.call.tid), caller.session.terminal),
             budget: caller.session.options.budget,
+            scope: caller.session.options.scope,
             rights: self.rights,
             realm,
         })

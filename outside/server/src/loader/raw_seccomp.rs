@@ -273,6 +273,8 @@ pub fn filter() -> Vec<FilterInsn> {
         libc::SYS_faccessat2,
         libc::SYS_stat,
         libc::SYS_lstat,
+        libc::SYS_execve,
+        libc::SYS_execveat,
     ];
     let mut program = vec![
         statement(LOAD_WORD, AT_ARCH),

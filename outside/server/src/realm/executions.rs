@@ -48,6 +48,8 @@ pub(super) enum Announcer {
     User(Sender<Result<TargetStatus, Refusal>>),
     /// A process that runs with the tables of this nonce.
     Family(u64),
+    /// The kernel: the thread is in its `execve` and waits there.
+    Kernel,
 }
 
 /// What is done to a process at the first instruction of its new program.
@@ -106,6 +108,7 @@ impl Actor {
         let call_within = if matches!(announcer, Announcer::User(_)) { EXEC_WITHIN } else { CALL_WITHIN };
         let thread = Thread {
             call_within,
+            in_call: matches!(announcer, Announcer::Kernel),
             pid,
             tid,
             number: self.executions_begun,
@@ -127,6 +130,16 @@ impl Actor {
         }
     }
 
+    /// A thread is in its `execve`, and goes on after `ready`: what it runs then is to be a target if a link wants it.
+    pub(super) fn follow_in_call(&mut self, pid: u32, tid: u32, ready: Box<dyn FnOnce() + Send>) {
+        let is_known = self.targets.contains_key(&pid) || self.executions.contains_key(&pid);
+        if is_known || !self.takes_processes() || self.executions.len() >= EXECUTIONS_MAX || self.is_left_alone(pid) {
+            return ready();
+        }
+        let kept = InheritedState { explicit: false, following: Following::Wanted, terminal: None };
+        self.follow((pid, tid), kept, Announcer::Kernel, ready);
+    }
+
     fn take_execution(&mut self, pid: u32, number: u64) -> Option<Execution> {
         self.executions.remove(&pid).filter(|execution| execution.number == number)
     }
@@ -138,6 +151,12 @@ impl Actor {
         }
         self.forget_vanished();
         let Some(execution) = self.take_execution(pid, number) else { return };
+        if execution.kept.following == Following::Wanted && !self.may_be_wanted(pid) {
+            let _ = give.send(Box::new(|_| ()));
+            execution.join();
+            self.rung = true;
+            return;
+        }
         let (kept, is_known) = (execution.kept, matches!(execution.announcer, Announcer::Family(_)));
         let (shared, mut links) = (self.shared.clone(), std::mem::take(&mut self.links));
         let (tell, told) = channel();
@@ -179,6 +198,7 @@ impl Actor {
             (announcer, Err(error)) => self.report_not_followed(pid, kept, announcer, refusal_of(error)),
             (Announcer::Family(nonce), Ok(inject::Announced::NotCalled)) => self.note_lie(nonce),
             (Announcer::Family(_), Ok(_)) => {}
+            (Announcer::Kernel, Ok(_)) => self.takes.add([pid].into()),
             (announcer, Ok(_)) => {
                 let refusal = match gains {
                     true => Refusal::new(Errno::EPERM, "it has privileges that it would lose; trace it as root"),
@@ -190,9 +210,11 @@ impl Actor {
         }
     }
 
-    fn report_not_followed(&self, pid: u32, kept: InheritedState, announcer: Announcer, refusal: Refusal) {
+    fn report_not_followed(&mut self, pid: u32, kept: InheritedState, announcer: Announcer, refusal: Refusal) {
         match announcer {
             Announcer::User(reply) => drop(reply.send(Err(refusal))),
+            // (A link may want what it runs now all the same.)
+            Announcer::Kernel => self.takes.add([pid].into()),
             Announcer::Family(_) => report_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}")),
         }
     }
@@ -248,6 +270,7 @@ fn enter(
 /// What the thread that follows an execution knows.
 struct Thread {
     call_within: Duration,
+    in_call: bool,
     pid: u32,
     tid: u32,
     number: u64,
@@ -267,6 +290,7 @@ impl Thread {
             exec_within: EXEC_WITHIN,
             cancelled: &|| self.cancelled.load(Relaxed),
             may_follow: &may_follow,
+            in_call: self.in_call,
         };
         let enter = |stopped: &mut inject::Stopped| self.do_what_is_given(stopped);
         let ended = inject::while_stopped_at_exec(inject::Pid(self.pid), self.tid, &following, ready, enter);

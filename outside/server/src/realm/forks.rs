@@ -14,12 +14,12 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::ControlHeader;
 use ring3_layout::region::{PROCESS_OFFSET, WITNESS_OFFSET};
 
+use super::Shared;
 use super::raw_mapping::read_value;
 use super::recovery;
 use super::target::{Target, nonce_at};
 use super::terminal::{ReportTo, report_untraced};
 use super::tracer::Actor;
-use super::{Following, Shared};
 
 /// All threads of a fork must have stopped within this time; else it is adopted later.
 const ADOPT_WITHIN: Duration = Duration::from_millis(100);
@@ -211,7 +211,7 @@ impl Actor {
         match parent.adopt(&self.shared, child) {
             Ok(target) => {
                 tracing::info!(pid = child, parent = parent.pid, "fork adopted");
-                let stays = parent.following == Following::All && !parent.is_detaching();
+                let stays = parent.following.follows() && !parent.is_detaching();
                 self.targets.insert(child, target);
                 // It may be inside what its parent uses.
                 for (_, users) in self.pending.iter_mut().filter(|(_, users)| users.contains(&parent.pid)) {

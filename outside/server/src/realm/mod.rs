@@ -17,7 +17,9 @@ mod executions;
 mod explain;
 mod faults;
 mod filters;
+mod finder;
 mod forks;
+mod garbage;
 mod leftovers;
 mod libraries;
 mod modules;
@@ -28,6 +30,7 @@ mod owners;
 mod placing;
 mod privileges;
 mod program_faults;
+mod raw_executions;
 mod raw_mapping;
 mod recovery;
 mod requests;
@@ -40,6 +43,7 @@ mod stubs;
 mod sud;
 mod syscalls;
 mod tables;
+mod takes;
 mod target;
 mod task;
 mod terminal;
@@ -65,11 +69,12 @@ use ring3_names::elf::PlacedSymbol;
 use ring3_uapi::Errno;
 use ring3_uapi::seccomp::FilterInsn;
 use ring3_verifier::ProcessFilter;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use domains::Domain;
 pub use doorbell::EventFd;
 pub use explain::{Explained, explain, survey};
+pub use finder::Watch;
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, process_named};
@@ -209,8 +214,29 @@ pub enum SyscallContext {
 pub enum Following {
     /// They are targets, too.
     All,
+    /// Forks are targets, too; programs that they or it execute are if a link wants them ([`Scope`]).
+    Wanted,
     /// They are not.
     Nothing,
+}
+
+impl Following {
+    /// Whether forks are targets, and executions are announced.
+    fn follows(self) -> bool {
+        self != Following::Nothing
+    }
+}
+
+/// Which processes become targets for links that name none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scope {
+    /// For a uprobe each process that maps its file, for system calls none.
+    #[default]
+    Mapped,
+    /// For system calls each process, too.
+    All,
+    /// None: a link sees the targets that there are.
+    Targets,
 }
 
 /// What a link asks for.
@@ -228,8 +254,11 @@ pub struct LinkSpec {
     pub point: Point,
     /// `bpf_get_attach_cookie`.
     pub cookie: u64,
-    /// One process (thread group id as the server sees it), which becomes a target; `None`: every target.
+    /// One process (thread group id as the server sees it), which becomes a target; `None`: every target, and those
+    /// processes that become targets by `scope`.
     pub pid: Option<u32>,
+    /// Which processes become targets.
+    pub scope: Scope,
     /// The program uses per-CPU maps.
     pub per_cpu: bool,
     /// The program needs registers that not every frame has ([`ring3_layout::frame`]).
@@ -246,6 +275,8 @@ pub struct LinkSpec {
     pub budget: Option<Duration>,
     /// Of whoever made what the link leads to. It is not attached in processes that these do not reach.
     pub rights: Arc<Rights>,
+    /// Kept while processes become targets for it.
+    pub watch: Option<Arc<Watch>>,
 }
 
 /// Why something could not be instrumented.
@@ -269,13 +300,18 @@ impl std::fmt::Display for Refusal {
     }
 }
 
+/// A process that is no target, its name, and why.
+pub type NotTraced = (u32, String, String);
+
 /// Figures of the realm for `ring3 status`.
 #[derive(Debug, Serialize)]
 pub struct RealmStatus {
     /// Targets.
     pub targets: Vec<TargetStatus>,
-    /// Targets that were let go lately though nobody asked for that: process, name and reason.
-    pub let_go: Vec<(u32, String, String)>,
+    /// Processes that links want and that are no targets.
+    pub not_traced: Vec<NotTraced>,
+    /// Targets that were let go lately though nobody asked for that.
+    pub let_go: Vec<NotTraced>,
     /// Bytes of compiled programs.
     pub text_bytes: u64,
     /// Bytes of the agent image.
@@ -297,12 +333,14 @@ struct Shared {
     companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
     /// The acting thread has been told that agents ask for something, and has not looked yet.
     rung: AtomicBool,
-    let_go: Mutex<VecDeque<(u32, String, String)>>,
+    let_go: Mutex<VecDeque<NotTraced>>,
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
     modules: Mutex<modules::Modules>,
     /// The system calls of the kernel's own code in processes, which is the same in all.
     vdso: Option<modules::SyscallPlans>,
     trace: Mutex<TraceLog>,
+    /// Processes that have loaded programs, and when they were started (clock ticks since boot).
+    loaders: Mutex<BTreeMap<u32, Option<u64>>>,
     /// What is looked at often.
     looked: Mutex<Vec<std::sync::Weak<dyn Looked>>>,
     /// The filter of system calls that loaders have.
@@ -322,6 +360,7 @@ impl std::fmt::Debug for Shared {
 pub struct Realm {
     shared: Arc<Shared>,
     tracer: Tracer,
+    finder: Arc<finder::Finder>,
 }
 
 impl Realm {
@@ -356,13 +395,15 @@ impl Realm {
             modules: Mutex::default(),
             vdso: modules::vdso_calls(),
             trace: Mutex::default(),
+            loaders: Mutex::default(),
             looked: Mutex::default(),
             cpus: possible_cpus(),
             loader_filter,
             directory,
         });
         let tracer = Tracer::start(shared.clone())?;
-        let realm = Arc::new(Realm { shared: shared.clone(), tracer });
+        let finder = finder::Finder::new(tracer.sender())?;
+        let realm = Arc::new(Realm { shared: shared.clone(), tracer, finder });
         let (sender, weak) = (Mutex::new(realm.tracer.sender()), Arc::downgrade(&shared));
         shared.domains.begin(Box::new(move |block| {
             let Some(shared) = weak.upgrade() else { return };
@@ -468,6 +509,16 @@ impl Realm {
         self.shared.namespaces.dead_among(owners)
     }
 
+    /// A process loads programs: no link makes it a target that does not name it.
+    pub fn note_loader(&self, pid: u32) {
+        self.shared
+            .loaders
+            .lock()
+            .expect("no panic under this lock")
+            .entry(pid)
+            .or_insert_with(|| recovery::started(pid));
+    }
+
     /// Puts a proved program's code into the text. `engine`: who compiled it.
     pub fn publish_program(
         &self,
@@ -502,8 +553,17 @@ impl Realm {
 
     /// Attaches a program. For one process: succeeds wholly or fails with the reason. For all targets:
     /// a target where it cannot be done keeps the reason for `ring3 status`.
-    pub fn attach(&self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
-        self.tracer.ask(|reply| Command::Attach(Box::new(spec), reply))?
+    pub fn attach(&self, mut spec: LinkSpec) -> Result<AttachmentId, Refusal> {
+        let mut found = BTreeSet::new();
+        if let Some(wanted) = spec.wanted() {
+            let watched = self.finder.watch(wanted, &spec.point);
+            let (watch, those) = watched.map_err(|errno| {
+                let what = "its file cannot be watched, so that new processes would not be seen";
+                Refusal::new(errno, format!("{what}; raise fs.inotify.max_user_watches"))
+            })?;
+            (spec.watch, found) = (Some(Arc::new(watch)), those);
+        }
+        self.tracer.ask(|reply| Command::Attach(Box::new(spec), found, reply))?
     }
 
     /// Detaches, before anything is done that is asked for later: no program of this attachment starts any more, and unused sites
@@ -546,6 +606,15 @@ impl Realm {
         self.tracer.ask_long(|reply| Command::AddTargetAtExec(pid, following, ready, reply))?
     }
 
+    /// A thread, by process and id, is in its `execve` and goes on when `ready` is called or dropped: what it runs then becomes a
+    /// target if a link wants it.
+    pub fn follow_in_call(&self, pid: u32, tid: u32, ready: Box<dyn FnOnce() + Send>) {
+        if self.finder.is_idle() {
+            return ready();
+        }
+        self.tracer.send(Command::FollowInCall(pid, tid, ready));
+    }
+
     /// Takes everything of ours out of a target. `verify`: looks what is left, a line each.
     pub fn remove_target(&self, pid: u32, verify: bool) -> Result<Vec<String>, Refusal> {
         self.tracer.ask(|reply| Command::RemoveTarget(pid, verify, reply))?
@@ -574,8 +643,10 @@ impl Realm {
 
     /// Everything for `ring3 status`.
     pub fn status(&self) -> RealmStatus {
+        let (targets, not_traced) = self.tracer.ask(Command::Snapshot).unwrap_or_default();
         RealmStatus {
-            targets: self.tracer.ask(Command::Snapshot).unwrap_or_default(),
+            targets,
+            not_traced,
             let_go: self.shared.let_go.lock().expect("no panic under this lock").iter().cloned().collect(),
             text_bytes: self.shared.text.used_bytes(),
             agent_bytes: ring3_image::bytes().len() as u64,
@@ -614,6 +685,13 @@ impl Realm {
 impl Shared {
     fn modules(&self) -> MutexGuard<'_, modules::Modules> {
         self.modules.lock().expect("no panic under this lock")
+    }
+
+    /// Whether a process has loaded programs. Those that have ended are forgotten.
+    fn is_loader(&self, pid: u32) -> bool {
+        let mut loaders = self.loaders.lock().expect("no panic under this lock");
+        loaders.retain(|pid, started| recovery::started(*pid) == *started);
+        loaders.contains_key(&pid)
     }
 
     /// A target is let go for a reason.

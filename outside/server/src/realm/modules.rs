@@ -40,7 +40,7 @@ const KEPT_ENTRIES_MAX: usize = 1 << 20;
 /// Letters of a symbol's name that are kept. (C++ has some of thousands.)
 const NAME_LETTERS_MAX: usize = 1024;
 /// Files larger than this are analysed by a thread of their own, while others are served.
-const AT_ONCE_BYTES_MAX: u64 = 32 << 20;
+const AT_ONCE_BYTES_MAX: u64 = 4 << 20;
 /// Files larger than this are not parsed.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 

@@ -469,6 +469,12 @@ pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
     tids.find(|tid| own(*tid) == Some(own_tid))
 }
 
+/// The process of a thread.
+pub(super) fn leader(tid: u32) -> Option<u32> {
+    let status = inject::proc_file(tid, "status").ok()?;
+    inject::status_field(&status, "Tgid")?.parse().ok()
+}
+
 /// Start time of a process, clock ticks since boot.
 pub(super) fn started(pid: u32) -> Option<u64> {
     let stat = inject::proc_file(pid, "stat").ok()?;

@@ -144,6 +144,12 @@ pub(super) fn places(
         .collect()
 }
 
+/// Whether a process maps a file, device and inode, with code that probes can be in.
+pub(super) fn maps(mappings: &[inject::Mapping], pid: u32, file: (u64, u64)) -> bool {
+    let is_it = |m: &inject::Mapping| !m.is_shared() && m.inode == file.1 && is_device(m, pid, file.0);
+    code_of(mappings).any(is_it)
+}
+
 /// Whether a mapping's file is on the device `dev`. Stacked file systems show another device in
 /// `/proc/PID/maps` than in `stat`: then the path is asked.
 fn is_device(mapping: &inject::Mapping, pid: u32, dev: u64) -> bool {

@@ -22,6 +22,7 @@ use ring3_layout::syscall::{MASK_SETTERS, Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_patch::JUMP_BYTES;
 use ring3_uapi::{Errno, nr};
 
+use super::Refusal;
 use super::actions::{self, action_of, field, read_word, set_action, write_flag};
 use super::modules::file_of;
 use super::raw_mapping::{read_process, read_value};
@@ -29,7 +30,6 @@ use super::recovery;
 use super::tables::in_agent;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
-use super::{Following, Refusal};
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;
@@ -264,7 +264,7 @@ pub(super) fn sud_trampoline(stopped: &inject::Stopped, region: u64, rip: u64) -
 impl Target {
     /// Threads that are cancelled in trampolines are unwound from their calls.
     pub(super) fn update_cancel_handler(&self, stopped: &mut inject::Stopped) {
-        let has_trampolines = !self.syscalls.subscribers.is_empty() || self.following == Following::All;
+        let has_trampolines = !self.syscalls.subscribers.is_empty() || self.following.follows();
         let done = match has_trampolines {
             true => interpose_cancel_handler(stopped, self.region),
             false => recovery::leave_cancels(stopped, self.region),

@@ -62,8 +62,7 @@ impl SyscallInterest {
         traps: bool,
         specs: impl Iterator<Item = &'a LinkSpec>,
     ) -> SyscallInterest {
-        let mut interest =
-            SyscallInterest { follow: following == Following::All, traps, ..SyscallInterest::default() };
+        let mut interest = SyscallInterest { follow: following.follows(), traps, ..SyscallInterest::default() };
         for spec in specs {
             interest.identity |= spec.identity;
             let Point::Syscall(point) = &spec.point else { continue };
@@ -646,7 +645,7 @@ impl Target {
         subscribers: &BTreeSet<AttachmentId>,
         links: &BTreeMap<AttachmentId, Link>,
     ) {
-        let follow = self.following == Following::All;
+        let follow = self.following.follows();
         let uses_sud = self.sud.armed || self.sud.why.is_some();
         let subscribers = self.links_for(links).map(|(id, _)| id).filter(|id| subscribers.contains(id)).collect();
         let traps = self.watches_masks(links);
@@ -726,7 +725,7 @@ impl Target {
     /// Tells the agent whether it is to announce what is executed.
     pub(super) fn publish_following(&self) {
         let at = TABLES_OFFSET + offset_of!(SyscallTables, follow) as u64;
-        self.control.word32(at).store(u32::from(self.following == Following::All), SeqCst);
+        self.control.word32(at).store(u32::from(self.following.follows()), SeqCst);
     }
 
     /// Tells the agent where thread blocks are, and its handler of SIGCANCEL, once that is known.

@@ -130,6 +130,8 @@ pub(super) struct Target {
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
     pub(super) forks_only: bool,
     vdso_clock_gettime: u64,
+    /// When it became one.
+    pub(super) since: Instant,
     pub(super) rseq_offset: u64,
     /// What perf reads of the stubs.
     pub(super) perf_map: Option<PerfMap>,
@@ -163,6 +165,7 @@ impl Target {
             pid,
             subject,
             subject_read: Instant::now(),
+            since: Instant::now(),
             next_domain: domain.clone(),
             domain,
             kept_out: BTreeMap::new(),
@@ -823,7 +826,7 @@ impl Target {
 }
 
 /// Whether a link is for a process, given by its id, its id in its own namespace, and whose it is.
-fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
+pub(super) fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
     spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
 }
 

@@ -18,17 +18,19 @@ use rustix::event::{PollFd, PollFlags};
 use super::TargetStatus;
 use super::doorbell::EventFd;
 use super::executions::{self, Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
+use super::garbage::Garbage;
 use super::leftovers::leftovers;
 use super::modules::{ANALYSIS_AT_ONCE, FileKey};
 use super::orphans::Orphans;
 use super::placing::Series;
 use super::recovery::RetryDelay;
+use super::takes::{Asked, Candidate, Takes};
 use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
 use super::terminal::{ReportTo, Terminal};
 use ring3_names::elf::PlacedSymbol;
 
 use super::text::TextRange;
-use super::{AttachmentId, Following, LinkSpec, MapSlot, Refusal, Shared, owners, recovery};
+use super::{AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, owners, recovery};
 use crate::rights::{Rights, Subject};
 
 /// A command is answered within this time.
@@ -51,11 +53,17 @@ const DETACH_AT_ONCE: Duration = Duration::from_millis(20);
 
 /// What the tracer can be asked.
 pub(super) enum Command {
-    Attach(Box<LinkSpec>, Sender<Result<AttachmentId, Refusal>>),
+    /// A link, and processes that may have to become targets for it.
+    Attach(Box<LinkSpec>, BTreeSet<u32>, Sender<Result<AttachmentId, Refusal>>),
     Detach(AttachmentId),
     AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, bool, Sender<Result<Vec<String>, Refusal>>),
+    /// Processes that links may want.
+    Take(BTreeSet<u32>),
+    TakeOne(Candidate),
+    /// A thread, by process and id, is in its `execve` and goes on when it is told that it may.
+    FollowInCall(u32, u32, Box<dyn FnOnce() + Send>),
     MapCompanions(Sender<Result<(), Refusal>>),
     ThreadSerial(u32, u32, Sender<Option<u32>>),
     DropMap(MapSlot),
@@ -65,7 +73,7 @@ pub(super) enum Command {
     AnalyseFiles,
     AtNewProgram(u32, u64, Sender<Work>),
     ExecutionEnded(u32, u64, ExecutionOutcome),
-    Snapshot(Sender<Vec<TargetStatus>>),
+    Snapshot(Sender<(Vec<TargetStatus>, Vec<NotTraced>)>),
     Symbols(u32, Sender<Option<Vec<PlacedSymbol>>>),
     Count(Sender<usize>),
     ShutDown(Sender<()>),
@@ -75,8 +83,9 @@ impl Command {
     /// The process that has to be stopped for it.
     fn needs(&self) -> Option<u32> {
         match self {
-            Command::Attach(spec, _) => spec.pid,
+            Command::Attach(spec, ..) => spec.pid,
             Command::AddTarget(pid, ..) => Some(*pid),
+            Command::TakeOne(candidate) => Some(candidate.pid),
             _ => None,
         }
     }
@@ -144,6 +153,7 @@ impl Tracer {
                 unanalysed: BTreeMap::new(),
                 detach_requests: vec![],
                 behind: BTreeMap::new(),
+                takes: Takes::default(),
                 orphans: Orphans::default(),
                 watched: Instant::now(),
                 judged: Instant::now(),
@@ -176,12 +186,6 @@ impl Tracer {
         self.send(command(reply));
         answer.recv_timeout(wait).map_err(|_| Refusal::new(Errno::ETIMEDOUT, "the server's tracer does not answer"))
     }
-}
-
-/// Text or a map slot that may be reused once no target uses it.
-pub(super) enum Garbage {
-    Text(TextRange),
-    Map(MapSlot),
 }
 
 /// Somebody waits for a target to be detached.
@@ -242,6 +246,8 @@ pub(super) struct Actor {
     detach_requests: Vec<DetachRequest>,
     /// Targets in which something should have changed and could not, and when it is tried again.
     pub(super) behind: BTreeMap<u32, RetryDelay>,
+    /// Processes that links want.
+    pub(super) takes: Takes,
     /// What other servers left.
     pub(super) orphans: Orphans,
     /// When it was looked last whether jumps are as they were written.
@@ -257,7 +263,7 @@ impl Actor {
         self.clean_orphans();
         loop {
             let watching = (!self.targets.is_empty()).then_some(WATCH_EVERY.min(JUDGE_EVERY));
-            let timeout = match self.rung {
+            let timeout = match self.rung || !self.takes.is_empty() {
                 true => Some(Duration::ZERO),
                 false => self.has_unfinished().then_some(RETRY_EVERY).or(watching),
             };
@@ -282,6 +288,7 @@ impl Actor {
             }
             self.detach(&detached);
             self.handle_deferred();
+            self.take_candidates();
             self.rung |= self.requests_wait;
             self.serve_requests();
             self.collect_garbage();
@@ -356,14 +363,21 @@ impl Actor {
         }
     }
 
-    fn handle(&mut self, command: Command) {
+    pub(super) fn handle(&mut self, command: Command) {
         let is_new = |pid: &u32| matches!(command, Command::AtNewProgram(..)) || !self.targets.contains_key(pid);
         if let Some(pid) = command.looks_at().filter(is_new) {
             self.look_for_large_files(pid);
         }
         self.take_up_orphan(&command);
         match self.is_for_later(&command) {
-            Some(within) => self.deferred.push((Instant::now() + within, command)),
+            Some(within) => {
+                // (Whoever makes a link does not wait for what takes long in one of many processes.)
+                let command = match command {
+                    Command::TakeOne(candidate) => Command::TakeOne(candidate.unawaited()),
+                    command => command,
+                };
+                self.deferred.push((Instant::now() + within, command));
+            }
             None => self.handle_command(command),
         }
     }
@@ -380,9 +394,15 @@ impl Actor {
 
     fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Attach(spec, reply) => drop(reply.send(self.attach(*spec))),
+            Command::Attach(spec, found, reply) => match self.attach(*spec) {
+                Err(refusal) => drop(reply.send(Err(refusal))),
+                Ok(id) => self.take_for(id, found, reply),
+            },
+            Command::Take(pids) => self.look_at_candidates(pids),
+            Command::FollowInCall(pid, tid, ready) => self.follow_in_call(pid, tid, ready),
+            Command::TakeOne(candidate) => self.take(&candidate),
             Command::AddTarget(pid, following, reply) => {
-                let added = self.add_target(pid, Some(following), ReportTo::Requester);
+                let added = self.add_target(pid, Asked::User(following), ReportTo::Requester);
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
             }
@@ -411,7 +431,8 @@ impl Actor {
             Command::Snapshot(reply) => {
                 self.forget_vanished();
                 self.adopt_all_children();
-                drop(reply.send(self.targets.values().map(|t| t.status(&self.links)).collect()));
+                let targets = self.targets.values().map(|t| t.status(&self.links)).collect();
+                let _ = reply.send((targets, self.takes.untaken()));
             }
             Command::Symbols(pid, reply) => {
                 let _ = reply.send(self.targets.get(&pid).map(|target| target.named(&self.shared)));
@@ -428,13 +449,9 @@ impl Actor {
     // ---- targets ----
 
     /// Stops a process and enters it, with what holds for the program that it runs now. The flag: not all of its files were looked at.
-    fn enter(
-        &mut self,
-        pid: u32,
-        asked: Option<Following>,
-    ) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
-        let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_some()))?;
-        prepared.set_following(asked.unwrap_or(Following::All));
+    fn enter(&mut self, pid: u32, asked: Asked) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
+        let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_explicit()))?;
+        prepared.set_following(asked.following());
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut patch_plan = prepared.look(&self.shared, &mut self.links);
         prepared.series = Some(Series::default());
@@ -447,15 +464,14 @@ impl Actor {
         Ok(entered?.map(|()| (prepared, is_cut_short)))
     }
 
-    /// Makes a process a target with all links that hold for it. `asked`: by the user, so it stays one when its own links are
-    /// gone.
-    fn add_target(&mut self, pid: u32, asked: Option<Following>, report_to: ReportTo) -> Result<(), Refusal> {
+    /// Makes a process a target with all links that hold for it.
+    pub(super) fn add_target(&mut self, pid: u32, asked: Asked, report_to: ReportTo) -> Result<(), Refusal> {
         self.forget_vanished();
         if let Some(target) = self.targets.get_mut(&pid) {
             if !target.is_detaching() {
-                target.explicit |= asked.is_some();
-                if let Some(following) = asked {
-                    target.set_following(following);
+                target.explicit |= asked.is_explicit();
+                if asked != Asked::Links && (asked.is_explicit() || target.following == Following::Wanted) {
+                    target.set_following(asked.following());
                 }
                 return Ok(());
             }
@@ -666,7 +682,9 @@ impl Actor {
         }
         self.links.insert(id, Link { spec, refused: BTreeMap::new() });
         let result = match pid {
-            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, None, ReportTo::RequesterOf(id)),
+            Some(pid) if !self.targets.contains_key(&pid) => {
+                self.add_target(pid, Asked::Name, ReportTo::RequesterOf(id))
+            }
             Some(pid) => self.apply_new(pid, id, ReportTo::RequesterOf(id)),
             None => {
                 // (Forks are found meanwhile, and are targets then.)
@@ -729,9 +747,10 @@ impl Actor {
             if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
                 tracing::warn!(pid, "{refusal}");
             }
-            let Some(target) = self.targets.get_mut(&pid) else { continue };
-            let wanted = target.explicit || self.links.values().any(|link| link.spec.pid == Some(pid));
-            if !wanted && !target.is_detaching() {
+            let Some(target) = self.targets.get(&pid) else { continue };
+            let is_named = || self.links.values().any(|link| link.spec.pid == Some(pid));
+            let stays = target.explicit || target.is_detaching() || is_named() || self.is_wanted(pid);
+            if !stays && let Some(target) = self.targets.get_mut(&pid) {
                 target.begin_detach();
             }
         }
@@ -747,76 +766,6 @@ impl Actor {
             .collect::<Vec<_>>()
             .into_iter()
             .try_for_each(|pid| self.apply(pid, ReportTo::Starter))
-    }
-
-    // ---- memory that must outlive its users ----
-
-    fn drop_map(&mut self, slot: MapSlot) {
-        let users = self.all_tables().filter(|t| t.has_map(slot)).map(|t| t.pid).collect();
-        self.pending.push((Garbage::Map(slot), users));
-        self.collect_garbage();
-    }
-
-    /// Whether no thread is inside a program of a process, or of the forks that run with its tables or had them; `None`: there is
-    /// nobody any more.
-    fn is_quiescent(&self, pid: u32, orphans: &BTreeMap<u64, Vec<u32>>) -> Option<bool> {
-        let is_quiescent = |tables: &Target| {
-            let forks = orphans.get(&tables.nonce).into_iter().flatten();
-            std::iter::once(&pid).chain(forks).all(|pid| recovery::guards_clear(*pid, tables.region))
-        };
-        self.all_tables().filter(|tables| tables.pid == pid).map(is_quiescent).reduce(|all, one| all && one)
-    }
-
-    /// Frees what no thread can be using: every process that might has been seen outside all programs.
-    fn collect_garbage(&mut self) {
-        if self.pending.is_empty() {
-            return;
-        }
-        let orphans = self.find_orphans();
-        let mut pending = std::mem::take(&mut self.pending);
-        let mut unmap: BTreeMap<u32, Vec<MapSlot>> = BTreeMap::new();
-        let mut seen: BTreeMap<u32, Option<bool>> = BTreeMap::new();
-        for (garbage, users) in &mut pending {
-            users.retain(|pid| {
-                // Only the thread that follows its `execve` may stop it now.
-                if self.executions.contains_key(pid) {
-                    return true;
-                }
-                let Some(quiescent) = *seen.entry(*pid).or_insert_with(|| self.is_quiescent(*pid, &orphans)) else {
-                    return false;
-                };
-                match garbage {
-                    Garbage::Map(slot) if quiescent => {
-                        unmap.entry(*pid).or_default().push(*slot);
-                        false
-                    }
-                    _ => !quiescent,
-                }
-            });
-        }
-        for (pid, slots) in unmap {
-            if let Some(target) = self.targets.get_mut(&pid)
-                && let Err(error) = target.unmap(&slots)
-            {
-                // A debugger holds it, perhaps. Until it lets go, the slots are not free.
-                tracing::debug!(pid, "maps could not be unmapped: {error}");
-                for (garbage, users) in &mut pending {
-                    if matches!(garbage, Garbage::Map(slot) if slots.contains(slot)) {
-                        users.push(pid);
-                    }
-                }
-            }
-        }
-        pending.retain(|(garbage, users)| {
-            if users.is_empty() {
-                match garbage {
-                    Garbage::Text(range) => self.shared.text.release(*range),
-                    Garbage::Map(slot) => self.shared.free_map(*slot),
-                }
-            }
-            !users.is_empty()
-        });
-        self.pending = pending;
     }
 
     fn shut_down(&mut self) {

@@ -48,6 +48,7 @@ impl Attached {
             point,
             cookie,
             pid,
+            scope: program.scope,
             per_cpu: facts.uses_per_cpu,
             all_registers,
             reads: facts.reads,
@@ -56,6 +57,7 @@ impl Attached {
             terminal: program.terminal,
             budget: program.budget,
             rights: rights.clone(),
+            watch: None,
         };
         let id = realm.attach(spec)?;
         Ok(Attached { program, id, cookie, realm: realm.clone(), _seat: seat })

@@ -20,7 +20,7 @@ use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::tracepoints::{self, KprobeSite, TracepointSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
 use crate::realm::{
-    Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, SyscallContext, Terminal,
+    Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
 };
 use crate::rights::Rights;
 
@@ -172,6 +172,8 @@ pub struct Program {
     pub terminal: Option<Terminal>,
     /// What one run may take.
     pub budget: Option<Duration>,
+    /// Which processes become targets for its links.
+    pub scope: Scope,
     /// Of its loader.
     pub rights: Arc<Rights>,
     /// The target side.

@@ -1,0 +1,301 @@
+//! Processes that become targets because a link wants them, though nobody named them: a uprobe is on a file, and so in every process
+//! that maps it. They stay targets as long as such a link is there.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use ring3_inject as inject;
+use ring3_uapi::Errno;
+
+use super::finder::Wanted;
+use super::site::maps;
+use super::target::{Link, Target, code_of, holds};
+use super::terminal::{ReportTo, Terminal};
+use super::tracer::{Actor, Command};
+use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, recovery};
+use crate::rights::Subject;
+
+/// Processes are made targets for so long, then everybody else has a turn.
+const TAKE_AT_ONCE: Duration = Duration::from_millis(20);
+/// Who makes a link waits so long at most for the processes that it wants. They are made targets all the same.
+const TAKEN_WITHIN: Duration = Duration::from_secs(5);
+/// What could not be made a target for a moment's sake is tried again after this time.
+const TAKE_AGAIN: Duration = Duration::from_secs(1);
+/// A program that was expected to map a file with probes has done so within this time, or is no target any more.
+const SETTLED_WITHIN: Duration = Duration::from_millis(800);
+/// Processes that are named on a terminal.
+const NAMED_MAX: usize = 3;
+
+/// Device and inode of ring3's own program.
+static OWN_PROGRAM: LazyLock<Option<(u64, u64)>> = LazyLock::new(|| program_of("self"));
+
+fn program_of(process: &str) -> Option<(u64, u64)> {
+    std::fs::metadata(format!("/proc/{process}/exe")).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+impl LinkSpec {
+    /// Which processes become targets for it.
+    pub(super) fn wanted(&self) -> Option<Wanted> {
+        match (&self.point, self.scope, self.pid) {
+            (_, Scope::Targets, _) | (_, _, Some(_)) => None,
+            (Point::Probe(probe), ..) => Some(Wanted::File((probe.dev, probe.inode))),
+            (Point::Syscall(_), Scope::All, _) => Some(Wanted::Everybody),
+            (Point::Syscall(_), Scope::Mapped, _) => None,
+        }
+    }
+}
+
+/// Who makes a link is answered when this is dropped.
+#[derive(Debug)]
+struct Attached {
+    reply: Sender<Result<AttachmentId, Refusal>>,
+    id: AttachmentId,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _ = self.reply.send(Ok(self.id));
+    }
+}
+
+/// A process that may become a target, and who waits for that, until when.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) pid: u32,
+    awaited: Option<(Instant, Arc<Attached>)>,
+}
+
+impl Candidate {
+    pub(super) fn unawaited(self) -> Candidate {
+        Candidate { awaited: None, ..self }
+    }
+}
+
+/// A process that a link wants and that could not be made a target.
+#[derive(Debug)]
+struct Untaken {
+    started: u64,
+    comm: String,
+    refusal: Refusal,
+    tried: Instant,
+}
+
+/// Processes that are to become targets, and those that could not.
+#[derive(Debug, Default)]
+pub(super) struct Takes {
+    queue: VecDeque<Candidate>,
+    untaken: BTreeMap<u32, Untaken>,
+    /// What has not been said yet of those, for whom.
+    unsaid: BTreeMap<Terminal, Vec<String>>,
+}
+
+impl Takes {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Processes that are looked at when there is time. Nobody waits for those.
+    pub(super) fn add(&mut self, pids: BTreeSet<u32>) {
+        let known: BTreeSet<u32> = self.queue.iter().map(|candidate| candidate.pid).collect();
+        let new = pids.into_iter().filter(|pid| !known.contains(pid));
+        self.queue.extend(new.map(|pid| Candidate { pid, awaited: None }));
+    }
+
+    /// Processes that whoever makes a link waits for.
+    fn add_awaited(&mut self, pids: BTreeSet<u32>, attached: Attached) {
+        let (until, attached) = (Instant::now() + TAKEN_WITHIN, Arc::new(attached));
+        self.queue.extend(pids.into_iter().map(|pid| Candidate { pid, awaited: Some((until, attached.clone())) }));
+    }
+
+    /// Processes that links want and that are no targets: id, name and reason.
+    pub(super) fn untaken(&mut self) -> Vec<NotTraced> {
+        self.untaken.retain(|pid, one| recovery::started(*pid) == Some(one.started));
+        self.untaken.iter().map(|(pid, one)| (*pid, one.comm.clone(), one.refusal.message.clone())).collect()
+    }
+
+    /// Whether there is no use in trying.
+    fn is_hopeless(&self, pid: u32) -> bool {
+        let Some(untaken) = self.untaken.get(&pid) else { return false };
+        let waits = untaken.refusal.errno != Errno::EBUSY || untaken.tried.elapsed() < TAKE_AGAIN;
+        waits && recovery::started(pid) == Some(untaken.started)
+    }
+}
+
+impl Actor {
+    /// Makes processes targets that links want, as far as there is time.
+    pub(super) fn take_candidates(&mut self) {
+        let until = Instant::now() + TAKE_AT_ONCE;
+        while Instant::now() < until {
+            let Some(candidate) = self.takes.queue.pop_front() else { break };
+            self.handle(Command::TakeOne(candidate));
+        }
+        if self.takes.is_empty() {
+            for (terminal, untaken) in std::mem::take(&mut self.takes.unsaid) {
+                let more = if untaken.len() > NAMED_MAX { "; ... (`ring3 status` has them all)" } else { "" };
+                let named = untaken[..untaken.len().min(NAMED_MAX)].join("; ");
+                terminal.say(&format!("not traced: {named}{more}"));
+            }
+        } else {
+            // Who does not wait any more goes on.
+            let now = Instant::now();
+            let is_over =
+                |candidate: &mut Candidate| candidate.awaited.as_ref().is_some_and(|(until, _)| *until < now);
+            self.takes
+                .queue
+                .iter_mut()
+                .filter_map(|one| is_over(one).then_some(one))
+                .for_each(|one| one.awaited = None);
+        }
+    }
+
+    /// Processes may be wanted, and targets that were taken may be wanted no more: they execute programs, or were expected to map a
+    /// library and have not.
+    pub(super) fn look_at_candidates(&mut self, pids: BTreeSet<u32>) {
+        self.takes.add(pids);
+        let is_taken = |target: &&Target| {
+            target.following == Following::Wanted
+                && !target.explicit
+                && !target.is_detaching()
+                && target.since.elapsed() > SETTLED_WITHIN
+        };
+        let taken: Vec<u32> = self.targets.values().filter(is_taken).map(|target| target.pid).collect();
+        for pid in taken {
+            if !self.is_wanted(pid)
+                && let Some(target) = self.targets.get_mut(&pid)
+            {
+                tracing::info!(pid, "no link wants it");
+                target.begin_detach();
+            }
+        }
+    }
+
+    /// Answers who makes a link once the processes are targets that it wants.
+    pub(super) fn take_for(
+        &mut self,
+        id: AttachmentId,
+        mut found: BTreeSet<u32>,
+        reply: Sender<Result<AttachmentId, Refusal>>,
+    ) {
+        found.retain(|pid| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid));
+        self.takes.add_awaited(found, Attached { reply, id });
+    }
+
+    /// Makes a process a target if a link wants that.
+    pub(super) fn take(&mut self, candidate: &Candidate) {
+        let pid = candidate.pid;
+        if self.targets.contains_key(&pid) || self.executions.contains_key(&pid) || self.takes.is_hopeless(pid) {
+            return;
+        }
+        let wanting = self.links_that_want(pid);
+        if wanting.is_empty() || self.is_left_alone(pid) {
+            return;
+        }
+        if recovery::region_in(pid).is_some_and(|(_, header)| self.known_nonces().contains(&header.nonce)) {
+            // A fork of a target: it has that one's probes. (Or a `vfork` child, which is about to execute a program.)
+            self.has_orphans = true;
+            return;
+        }
+        match self.add_target(pid, Asked::Links, ReportTo::Loader) {
+            Ok(()) => drop(self.takes.untaken.remove(&pid)),
+            // (It is a target all the same.)
+            Err(refusal) if self.targets.contains_key(&pid) => tracing::warn!(pid, "{refusal}"),
+            Err(refusal) if refusal.errno == Errno::ESRCH => {}
+            Err(refusal) => self.note_untaken(pid, refusal, &wanting),
+        }
+    }
+
+    fn note_untaken(&mut self, pid: u32, refusal: Refusal, wanting: &[AttachmentId]) {
+        let Some(started) = recovery::started(pid) else { return };
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
+        let is_known = self.takes.untaken.get(&pid).is_some_and(|known| known.started == started);
+        if !is_known {
+            tracing::warn!(pid, comm, "a link wants it, and it is not traced: {refusal}");
+            let terminals: BTreeSet<Terminal> =
+                wanting.iter().filter_map(|id| self.links.get(id)?.spec.terminal).collect();
+            for terminal in terminals {
+                self.takes.unsaid.entry(terminal).or_default().push(format!("{pid} ({comm}): {refusal}"));
+            }
+        }
+        self.takes.untaken.insert(pid, Untaken { started, comm, refusal, tried: Instant::now() });
+    }
+
+    /// The links for which a process should be a target, though nobody named it.
+    fn links_that_want(&self, pid: u32) -> Vec<AttachmentId> {
+        let wants: Vec<(AttachmentId, &Link, Wanted)> =
+            self.links.iter().filter_map(|(id, link)| Some((*id, link, link.spec.wanted()?))).collect();
+        if wants.is_empty() {
+            return vec![];
+        }
+        let Ok(mappings) = inject::mappings(inject::Pid(pid)) else { return vec![] };
+        let (Some(own_pid), Ok(subject)) = (recovery::own_pid(pid), Subject::of(pid)) else { return vec![] };
+        let whose = (pid, own_pid, subject);
+        let mut known = BTreeMap::new();
+        let mut is_mapped = |file: (u64, u64)| *known.entry(file).or_insert_with(|| maps(&mappings, pid, file));
+        let mut is_meant = |link: &Link, wanted: Wanted| match wanted {
+            Wanted::File(file) => is_mapped(file) && holds(&link.spec, &whose),
+            Wanted::Everybody => !mappings.is_empty() && holds(&link.spec, &whose),
+        };
+        wants.into_iter().filter(|(_, link, wanted)| is_meant(link, *wanted)).map(|(id, ..)| id).collect()
+    }
+
+    /// Whether a process is to be a target without anybody having named it.
+    pub(super) fn is_wanted(&self, pid: u32) -> bool {
+        !self.links_that_want(pid).is_empty()
+    }
+
+    /// As [`Actor::is_wanted`], at the first instruction of a program, which may map libraries yet.
+    pub(super) fn may_be_wanted(&self, pid: u32) -> bool {
+        let is_library = |link: &Link| match &link.spec.point {
+            Point::Probe(probe) => probe.file.file_name().is_some_and(|name| name.to_string_lossy().contains(".so")),
+            Point::Syscall(_) => false,
+        };
+        let has_libraries = self.links.values().any(|link| link.spec.wanted().is_some() && is_library(link));
+        has_libraries && is_dynamic(pid) || self.is_wanted(pid)
+    }
+
+    /// Whether there is a link that makes processes targets.
+    pub(super) fn takes_processes(&self) -> bool {
+        self.links.values().any(|link| link.spec.wanted().is_some())
+    }
+
+    /// Processes that nobody named and that are left as they are: the first one, those of ring3, and loaders.
+    pub(super) fn is_left_alone(&self, pid: u32) -> bool {
+        let is_own = || OWN_PROGRAM.is_some() && program_of(&pid.to_string()) == *OWN_PROGRAM;
+        pid == 1 || is_own() || self.shared.is_loader(pid)
+    }
+}
+
+/// Whether a process that has just executed a program has a dynamic loader, too.
+fn is_dynamic(pid: u32) -> bool {
+    let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
+    let files: BTreeSet<u64> = code_of(&mappings).map(|mapping| mapping.inode).filter(|inode| *inode != 0).collect();
+    files.len() > 1
+}
+
+/// Who asked for a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// A user: it stays one when its links are gone.
+    User(Following),
+    /// A link names it.
+    Name,
+    /// Links want processes like it.
+    Links,
+}
+
+impl Asked {
+    pub(super) fn is_explicit(self) -> bool {
+        matches!(self, Asked::User(_))
+    }
+
+    pub(super) fn following(self) -> Following {
+        match self {
+            Asked::User(following) => following,
+            Asked::Name => Following::All,
+            Asked::Links => Following::Wanted,
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Tools that name no process see every process that maps a file with their probes, as on the kernel, without another command.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ring3_tests::{
+    Bench, Footprint, Process, assert_text_is_as_in_its_files, example, is_root, programs, ready, shapes, victim,
+    wait_until,
+};
+
+/// A user that no other test has.
+const USER: u32 = 54_329;
+
+/// Under ring3, with nothing asked for.
+fn bench() -> Bench {
+    Bench::ring3().seeing(None)
+}
+
+/// The same as root and as an ordinary user.
+fn benches() -> Vec<Bench> {
+    if is_root() {
+        return vec![bench(), Bench::ring3_as(USER).seeing(None)];
+    }
+    println!("SKIPPED IN PART: root's half needs root");
+    vec![bench()]
+}
+
+fn targets(bench: &Bench) -> Vec<u64> {
+    let status = bench.status();
+    let targets = status["targets"].as_array().cloned().unwrap_or_default();
+    targets.iter().filter_map(|target| target["pid"].as_u64()).collect()
+}
+
+fn is_target(bench: &Bench, pid: u32) -> bool {
+    targets(bench).contains(&pid.into())
+}
+
+fn of(program: &Path, function: &str) -> String {
+    format!("{}:{function}", program.display())
+}
+
+#[test]
+fn processes_that_run_already_are_seen_and_left_as_they_were() {
+    for bench in benches() {
+        let program = bench.copy(&shapes());
+        let other = bench.copy(&example("alloc"));
+        let mut victims: Vec<Process> =
+            (0..5).map(|_| ready(bench.command(&program).args(["plain", "100"]))).collect();
+        let bystander = Process::start(bench.command(&other).args(["1", "1"]).stdin(Stdio::piped()));
+        let before: Vec<Footprint> = victims.iter().map(|victim| Footprint::of(victim.pid())).collect();
+        let probe = of(&program, "plain");
+        let mut tool = bench.counting(&[&probe]);
+        // Whoever makes a probe waits until it is in these processes.
+        for victim in &mut victims {
+            victim.say("go");
+            assert_eq!(victim.line(), "100");
+        }
+        assert_eq!(tool.total(&probe), 500);
+        assert_eq!(targets(&bench).len(), 5);
+        assert!(!is_target(&bench, bystander.pid()));
+        drop(tool);
+        wait_until("the processes are no targets", || targets(&bench).is_empty());
+        for (victim, before) in victims.iter().zip(before) {
+            assert_eq!(Footprint::of(victim.pid()), before);
+            assert_text_is_as_in_its_files(victim.pid());
+        }
+    }
+}
+
+#[test]
+fn new_processes_are_seen() {
+    for bench in benches() {
+        let program = bench.copy(&shapes());
+        let probe = of(&program, "plain");
+        let mut tool = bench.counting(&[&probe]);
+        let mut victim = ready(bench.command(&program).args(["plain", "100"]));
+        wait_until("it is a target", || is_target(&bench, victim.pid()));
+        victim.say("go");
+        assert_eq!(victim.line(), "100");
+        assert_eq!(tool.total(&probe), 100);
+    }
+}
+
+/// A program that calls `wanted` 1000 times and ends.
+fn brief() -> PathBuf {
+    victim("brief", "gcc", "brief.c", &["-static"])
+}
+
+#[test]
+fn root_sees_programs_from_their_first_instruction() {
+    if !is_root() {
+        println!("SKIPPED: the kernel tells only root of executions");
+        return;
+    }
+    let bench = bench();
+    let program = bench.copy(&brief());
+    let probe = of(&program, "wanted");
+    let mut tool = bench.counting(&[&probe]);
+    for _ in 0..5 {
+        assert!(Command::new(&program).stdout(Stdio::null()).status().expect("it runs").success());
+    }
+    let report = tool.report();
+    assert_eq!(report.values().collect::<Vec<_>>(), [&1000; 5], "{report:?}");
+}
+
+#[test]
+fn a_program_that_cannot_be_executed_fails_as_it_would() {
+    let bench = bench();
+    let program = bench.copy(&brief());
+    let _tool = bench.counting(&[&of(&program, "wanted")]);
+    // The same file, which is a program no more: it is opened, and refused.
+    std::fs::write(&program, "no program").expect("written");
+    let error = Command::new(&program).spawn().expect_err("it is none");
+    assert_eq!(error.raw_os_error(), Some(8), "ENOEXEC: {error}");
+}
+
+#[test]
+fn what_a_loader_executes_is_seen_from_its_first_instruction() {
+    let bench = bench();
+    if !is_root() {
+        println!("SKIPPED: bpftrace wants to be root");
+        return;
+    }
+    let program = bench.copy(&brief());
+    let script = format!("uprobe:{}:wanted {{ @ = count(); }}", program.display());
+    let mut load = bench.load("bpftrace");
+    load.args(["-c", program.to_str().expect("a plain name"), "-e", &script]);
+    let (code, out, errors) = Process::start(load.stdin(Stdio::null())).finish();
+    assert_eq!(code, Some(0), "{errors:?}");
+    assert!(out.contains(&"@: 1000".to_owned()), "{out:?} {errors:?}");
+}
+
+#[test]
+fn libraries_that_are_opened_later_are_seen() {
+    for bench in benches() {
+        let library = bench.copy(&victim("liblibrary.so", "gcc", "library.c", &["-shared", "-fPIC"]));
+        let opener = bench.copy(&victim("opener", "gcc", "opener.c", &[]));
+        let probe = of(&library, "in_library");
+        let _tool = bench.counting(&[&probe]);
+        let mut process = ready(bench.command(&opener).arg(&library));
+        assert!(!is_target(&bench, process.pid()));
+        process.say("");
+        assert_eq!(process.line(), "opened");
+        wait_until("it is a target", || is_target(&bench, process.pid()));
+    }
+}
+
+#[test]
+fn forks_of_a_seen_process_are_targets_and_what_they_execute_is_not() {
+    for bench in benches() {
+        let program = bench.copy(&brief());
+        let probe = of(&program, "wanted");
+        let mut parent = ready(bench.command(&program).args(["/bin/sleep", "1000"]));
+        let mut tool = bench.counting(&[&probe]);
+        assert_eq!(targets(&bench), [u64::from(parent.pid())]);
+        parent.say("");
+        let child: u32 = parent.line().parse().expect("a process id");
+        let runs = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+        wait_until("it executes a program", || runs() == "sleep\n");
+        wait_until("the program is no target", || targets(&bench) == [u64::from(parent.pid())]);
+        assert_eq!(tool.report().get(&(child, probe.clone())), Some(&1), "the fork was one");
+        ring3_tests::kill(child);
+    }
+}
+
+#[test]
+fn what_is_not_traced_is_said() {
+    let (bench, other) = (bench(), Bench::ring3());
+    let program = bench.copy(&shapes());
+    let mut victim = ready(other.target(&program).args(["plain", "10"]));
+    let probe = of(&program, "plain");
+    let mut load = bench.load(example("malloc"));
+    let mut tool = Process::start(load.arg(&probe));
+    assert_eq!(tool.line(), "attached 1");
+    let status = bench.status();
+    let not_traced = &status["server"]["not_traced"];
+    assert_eq!(not_traced[0][0], victim.pid(), "{not_traced}");
+    victim.say("go");
+    assert_eq!(victim.line(), "10");
+    tool.signal(rustix::process::Signal::TERM);
+    let (_, _, errors) = tool.finish();
+    let told = errors.join("\n");
+    assert!(told.contains(&format!("not traced: {}", victim.pid())), "{told}");
+    assert!(told.contains("another ring3 server"), "{told}");
+}
+
+#[test]
+fn only_targets_are_seen_where_that_is_asked_for() {
+    let bench = Bench::ring3();
+    let program = bench.copy(&shapes());
+    let probe = of(&program, "plain");
+    let mut victim = ready(bench.command(&program).args(["plain", "10"]));
+    let mut tool = bench.counting(&[&probe]);
+    victim.say("go");
+    assert_eq!(victim.line(), "10");
+    assert_eq!((tool.total(&probe), targets(&bench)), (0, vec![]));
+}
+
+#[test]
+fn system_calls_of_all_processes_are_seen_where_that_is_asked_for() {
+    if !is_root() {
+        println!("SKIPPED: it needs a user who runs nothing else, and so root");
+        return;
+    }
+    let bench = Bench::ring3_as(USER + 1).seeing(Some("--all"));
+    let program = bench.copy(&shapes());
+    let victim = ready(bench.command(&program).args(["plain", "10"]));
+    let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
+    assert_eq!(tool.line(), "attached");
+    assert!(is_target(&bench, victim.pid()));
+    let later = ready(bench.command(&program).args(["plain", "10"]));
+    wait_until("it is a target", || is_target(&bench, later.pid()));
+    assert!(!is_target(&bench, tool.pid()), "the tool itself is left as it is");
+}
