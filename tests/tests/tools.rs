@@ -262,3 +262,45 @@ fn bpftrace_shows_the_same_stacks() {
     let stack = ["begin", "", "stacks+0", "chain_middle+13", "chain_outer+13", "chained+8", "", "middle"];
     assert_eq!(seen[..stack.len()], stack, "{seen:?}");
 }
+
+#[test]
+fn bpftrace_runs_for_an_ordinary_user() {
+    if !is_root() {
+        println!("SKIPPED IN PART: a second user needs root");
+    }
+    let bench = if is_root() { Bench::ring3_as(65_534) } else { Bench::ring3() }.seeing(None);
+    let program = bench.copy(&shapes());
+    let script = format!("uprobe:{}:plain {{ @[comm] = count(); }}", program.display());
+    let mut load = bench.load("bpftrace");
+    load.args(["-e", &script]);
+    let mut tool = Terminal::start(&load);
+    tool.wait_for("Attaching");
+    let mut victim = ready(bench.command(&program).args(["plain", "1234"]));
+    ring3_tests::wait_until("it is a target", || {
+        bench.status()["targets"].as_array().is_some_and(|targets| !targets.is_empty())
+    });
+    victim.say("go");
+    assert_eq!(victim.line(), "1234");
+    tool.interrupt_waiting();
+    let (code, lines) = tool.finish();
+    assert_eq!(code, Some(0), "{lines:?}");
+    assert!(lines.iter().any(|line| line.trim_end() == "@[shapes]: 1234"), "{lines:?}");
+}
+
+/// What an ordinary user's tool and what that executes say who they are.
+#[test]
+fn only_a_tool_itself_takes_its_user_for_root() {
+    let bench = if is_root() { Bench::ring3_as(65_534) } else { Bench::ring3() };
+    let said = |arguments: &[&str]| {
+        let mut load = bench.load(arguments[0]);
+        let output = load.args(&arguments[1..]).output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let user = bench.command("id").arg("-u").output().expect("it runs");
+    let user = String::from_utf8_lossy(&user.stdout).trim().to_owned();
+    assert_ne!(user, "0");
+    assert_eq!(said(&["id", "-u"]), "0", "a tool");
+    assert_eq!(said(&["sh", "-c", "id -u; true"]), user, "what a shell executes");
+    assert_eq!(said(&["bash", "-c", "echo $EUID"]), user, "a shell");
+    assert_eq!(said(&["env", "sh", "-c", "id -ru; true"]), user);
+}

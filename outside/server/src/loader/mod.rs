@@ -169,6 +169,14 @@ impl Session {
     }
 }
 
+/// Whether a process runs a user's shell (`/etc/shells`, shells(5)).
+fn is_shell(pid: u32) -> bool {
+    let program = std::fs::canonicalize(format!("/proc/{pid}/exe"));
+    let shells = std::fs::read_to_string("/etc/shells").unwrap_or_default();
+    let mut shells = shells.lines().filter(|line| line.starts_with('/'));
+    program.is_ok_and(|program| shells.any(|shell| std::fs::canonicalize(shell).is_ok_and(|shell| shell == program)))
+}
+
 /// Waits for a call; false when all processes are gone.
 fn wait(listener: &OwnedFd) -> bool {
     loop {
@@ -240,6 +248,7 @@ impl Caller<'_> {
             libc::SYS_newfstatat => virtual_files::stat(self, args[0] as i32, args[1], args[2]),
             libc::SYS_statx => virtual_files::statx(self),
             libc::SYS_execve | libc::SYS_execveat => self.execute(),
+            libc::SYS_geteuid => self.effective_user(),
             _ => Ok(Outcome::Continue),
         }
     }
@@ -257,6 +266,14 @@ impl Caller<'_> {
         let (tid, realm) = (self.call.tid, &self.subsystem().realm);
         realm.follow_in_call(raw_seccomp::leader(tid), tid, Box::new(move || drop(waits)));
         Ok(Outcome::Later)
+    }
+
+    /// Tools ask whether they run as root before they try what only root may do on the kernel, and here any user may. So an ordinary
+    /// user's tool is told that it does: the process with which the session began, and no other. Shells are not: they take it for a
+    /// set-uid program's and drop rights.
+    fn effective_user(&self) -> Reply {
+        let is_tool = raw_seccomp::leader(self.call.tid) == self.session.pid && !is_shell(self.session.pid);
+        if is_tool && !rustix::process::geteuid().is_root() { Ok(Outcome::Value(0)) } else { Ok(Outcome::Continue) }
     }
 
     fn subsystem(&self) -> &Arc<Subsystem> {

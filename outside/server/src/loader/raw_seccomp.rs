@@ -275,6 +275,7 @@ pub fn filter() -> Vec<FilterInsn> {
         libc::SYS_lstat,
         libc::SYS_execve,
         libc::SYS_execveat,
+        libc::SYS_geteuid,
     ];
     let mut program = vec![
         statement(LOAD_WORD, AT_ARCH),

@@ -90,6 +90,8 @@ pub(super) struct Takes {
     untaken: BTreeMap<u32, Untaken>,
     /// What has not been said yet of those, for whom.
     unsaid: BTreeMap<Terminal, Vec<String>>,
+    /// Who has been told that there are no targets.
+    told: BTreeSet<Terminal>,
 }
 
 impl Takes {
@@ -181,6 +183,24 @@ impl Actor {
     ) {
         found.retain(|pid| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid));
         self.takes.add_awaited(found, Attached { reply, id });
+        self.tell_if_nothing_is_seen(id);
+    }
+
+    /// Says to a tool that traces system calls, once, that there are no targets.
+    fn tell_if_nothing_is_seen(&mut self, id: AttachmentId) {
+        let spec = &self.links[&id].spec;
+        let sees_targets_only =
+            matches!(spec.point, Point::Syscall(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
+        if sees_targets_only
+            && self.targets.is_empty()
+            && let Some(terminal) = spec.terminal
+            && self.takes.told.insert(terminal)
+        {
+            terminal.say(
+                "no process is traced yet: system calls are seen of targets only, which `ring3 start -- PROGRAM` and `ring3 attach \
+                 PID` make; `ring3 load --all` sees those of all processes",
+            );
+        }
     }
 
     /// Makes a process a target if a link wants that.
