@@ -7,6 +7,7 @@
 mod attr;
 mod batch;
 mod bpf;
+mod calls;
 mod elsewhere;
 mod files;
 pub mod keeper;
@@ -35,9 +36,10 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
+pub use calls::filter;
 use keeper::{Awaited, KeptListener, Ledger};
 use raw_seccomp::Notification;
-pub use raw_seccomp::{filter, install_filter};
+pub use raw_seccomp::install_filter;
 
 use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
 use crate::realm::{Scope, Terminal};
@@ -218,38 +220,9 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
 
 impl Caller<'_> {
     fn serve(&self) -> Reply {
-        const HERE: i32 = libc::AT_FDCWD;
-        let args = self.call.args;
-        match i64::from(self.call.number) {
-            libc::SYS_bpf => bpf::serve(self),
-            libc::SYS_perf_event_open => perf::open(self),
-            libc::SYS_ioctl => perf::ioctl(self),
-            libc::SYS_mmap => files::mmap(self),
-            libc::SYS_epoll_ctl => files::epoll_ctl(self),
-            libc::SYS_poll | libc::SYS_ppoll => wait::poll(self),
-            libc::SYS_select | libc::SYS_pselect6 => wait::select(self),
-            libc::SYS_statfs => names::statfs(self),
-            libc::SYS_mkdir => names::mkdir(self, HERE, args[0]),
-            libc::SYS_mkdirat => names::mkdir(self, args[0] as i32, args[1]),
-            libc::SYS_rmdir => names::remove(self, HERE, args[0], true),
-            libc::SYS_unlink => names::remove(self, HERE, args[0], false),
-            libc::SYS_unlinkat => {
-                let is_directory = args[2] & libc::AT_REMOVEDIR as u64 != 0;
-                names::remove(self, args[0] as i32, args[1], is_directory)
-            }
-            libc::SYS_open => virtual_files::open(self, HERE, args[0], args[1]),
-            libc::SYS_openat => virtual_files::open(self, args[0] as i32, args[1], args[2]),
-            libc::SYS_openat2 => virtual_files::openat2(self),
-            libc::SYS_access => virtual_files::access(self, HERE, args[0], args[1]),
-            libc::SYS_faccessat | libc::SYS_faccessat2 => {
-                virtual_files::access(self, args[0] as i32, args[1], args[2])
-            }
-            libc::SYS_stat | libc::SYS_lstat => virtual_files::stat(self, HERE, args[0], args[1]),
-            libc::SYS_newfstatat => virtual_files::stat(self, args[0] as i32, args[1], args[2]),
-            libc::SYS_statx => virtual_files::statx(self),
-            libc::SYS_execve | libc::SYS_execveat => self.execute(),
-            libc::SYS_geteuid => self.effective_user(),
-            _ => Ok(Outcome::Continue),
+        match calls::of(self.call.number) {
+            Some(call) => (call.serve)(self),
+            None => Ok(Outcome::Continue),
         }
     }
 

@@ -7,6 +7,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use ring3_uapi::seccomp::FilterInsn;
 
+use super::calls;
+
 /// A caught system call (`struct seccomp_notif`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -226,98 +228,7 @@ fn transfer(number: libc::c_long, tid: u32, address: u64, local: *mut u8, bytes:
     if done == bytes as libc::c_long { Ok(()) } else { Err(libc::EFAULT) }
 }
 
-const LOAD_WORD: u16 = 0x20;
-const JUMP_EQUAL: u16 = 0x15;
-const JUMP_SET: u16 = 0x45;
-const AND: u16 = 0x54;
-const RETURN: u16 = 0x06;
-const ALLOW: u32 = 0x7fff_0000;
-const NOTIFY: u32 = 0x7fc0_0000;
-const AUDIT_X86_64: u32 = 0xc000_003e;
-const AT_NUMBER: u32 = 0;
-const AT_ARCH: u32 = 4;
-/// Offset of the low half of argument `n` in `struct seccomp_data`.
-const fn at_argument(n: u32) -> u32 {
-    16 + 8 * n
-}
-
-fn statement(code: u16, k: u32) -> FilterInsn {
-    FilterInsn { code, jt: 0, jf: 0, k }
-}
-
-fn branch(code: u16, k: u32, jt: u8, jf: u8) -> FilterInsn {
-    FilterInsn { code, jt, jf, k }
-}
-
-/// Catches bpf(2) and its companions; everything else goes on untouched. The jumps count instructions to skip.
-pub fn filter() -> Vec<FilterInsn> {
-    let always = [
-        libc::SYS_bpf,
-        libc::SYS_perf_event_open,
-        libc::SYS_epoll_ctl,
-        libc::SYS_poll,
-        libc::SYS_ppoll,
-        libc::SYS_select,
-        libc::SYS_pselect6,
-        libc::SYS_statfs,
-        libc::SYS_mkdir,
-        libc::SYS_mkdirat,
-        libc::SYS_rmdir,
-        libc::SYS_unlink,
-        libc::SYS_unlinkat,
-        libc::SYS_open,
-        libc::SYS_openat,
-        libc::SYS_openat2,
-        libc::SYS_access,
-        libc::SYS_faccessat,
-        libc::SYS_faccessat2,
-        libc::SYS_stat,
-        libc::SYS_lstat,
-        libc::SYS_execve,
-        libc::SYS_execveat,
-        libc::SYS_geteuid,
-    ];
-    let mut program = vec![
-        statement(LOAD_WORD, AT_ARCH),
-        branch(JUMP_EQUAL, AUDIT_X86_64, 1, 0),
-        statement(RETURN, ALLOW),
-        statement(LOAD_WORD, AT_NUMBER),
-    ];
-    for number in always {
-        program.push(branch(JUMP_EQUAL, number as u32, 0, 1));
-        program.push(statement(RETURN, NOTIFY));
-    }
-    // By a path, not of the descriptor itself (fstat(3) of some C libraries).
-    for (number, flags) in [(libc::SYS_newfstatat, 3), (libc::SYS_statx, 2)] {
-        program.extend([
-            branch(JUMP_EQUAL, number as u32, 0, 4),
-            statement(LOAD_WORD, at_argument(flags)),
-            branch(JUMP_SET, libc::AT_EMPTY_PATH as u32, 1, 0),
-            statement(RETURN, NOTIFY),
-            statement(RETURN, ALLOW),
-        ]);
-    }
-    // ioctl: PERF_EVENT_IOC_* has the type '$'.
-    program.extend([
-        branch(JUMP_EQUAL, libc::SYS_ioctl as u32, 0, 5),
-        statement(LOAD_WORD, at_argument(1)),
-        statement(AND, 0xff00),
-        branch(JUMP_EQUAL, (b'$' as u32) << 8, 0, 1),
-        statement(RETURN, NOTIFY),
-        statement(RETURN, ALLOW),
-    ]);
-    // mmap: shared, and of a file.
-    program.extend([
-        branch(JUMP_EQUAL, libc::SYS_mmap as u32, 0, 5),
-        statement(LOAD_WORD, at_argument(4)),
-        branch(JUMP_EQUAL, u32::MAX, 3, 0),
-        statement(LOAD_WORD, at_argument(3)),
-        branch(JUMP_SET, libc::MAP_SHARED as u32, 0, 1),
-        statement(RETURN, NOTIFY),
-        statement(RETURN, ALLOW),
-    ]);
-    program
-}
+pub(super) const AUDIT_X86_64: u32 = 0xc000_003e;
 
 /// Installs the filter in this thread, for it and all its descendants, and returns the listener.
 ///
@@ -328,7 +239,7 @@ pub fn install_filter() -> Result<OwnedFd, String> {
     const NEW_LISTENER: u64 = 1 << 3;
     const WAIT_KILLABLE_RECV: u64 = 1 << 5;
     let insn = |FilterInsn { code, jt, jf, k }| libc::sock_filter { code, jt, jf, k };
-    let mut program: Vec<libc::sock_filter> = filter().into_iter().map(insn).collect();
+    let mut program: Vec<libc::sock_filter> = calls::filter().into_iter().map(insn).collect();
     let descriptor = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let set = |flags: u64| {
         // SAFETY: wants a sock_fprog that describes a filter: both live here.

@@ -157,11 +157,11 @@ impl Actor {
             self.rung = true;
             return;
         }
-        let (kept, is_known) = (execution.kept, matches!(execution.announcer, Announcer::Family(_)));
+        let kept = execution.kept;
         let (shared, mut links) = (self.shared.clone(), std::mem::take(&mut self.links));
         let (tell, told) = channel();
         let work = move |stopped: &mut inject::Stopped| {
-            let entered = enter(&shared, &mut links, stopped, kept, is_known);
+            let entered = enter(&shared, &mut links, stopped, kept);
             let _ = tell.send((links, entered));
         };
         // (It gives up only if this thread has said so.)
@@ -249,19 +249,18 @@ impl Actor {
     }
 }
 
-/// Makes a process a target that has just executed a program, with what is `kept`; `is_known`: who executed it was one.
+/// Makes a process a target that has just executed a program, with what is `kept`.
 fn enter(
     shared: &Shared,
     links: &mut BTreeMap<AttachmentId, Link>,
     stopped: &mut inject::Stopped,
     kept: InheritedState,
-    is_known: bool,
 ) -> Result<(Target, Instant), Refusal> {
     let started = Instant::now();
     let mut target = Target::prepare(shared, stopped.pid(), kept.explicit).map_err(refusal_of)?;
     target.set_following(kept.following);
     target.terminal = kept.terminal;
-    target.executed = is_known;
+    target.executed = true;
     target.find_rseq(&mut shared.modules());
     target.enter(shared, links, stopped, None)?;
     Ok((target, started))

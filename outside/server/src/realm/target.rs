@@ -82,7 +82,7 @@ pub(super) struct Target {
     pub(super) faulted: BTreeMap<(u32, u32), FaultCount>,
     /// What becomes of its children and of what it executes.
     pub(super) following: Following,
-    /// It is another program of a process that was a target: the end of `execve` is still to be seen.
+    /// It stands at the first instruction of its program: the end of `execve` is still to be seen.
     pub(super) executed: bool,
     pub(super) nonce: u64,
     /// Where whoever began it reads what could not be done.
