@@ -16,6 +16,7 @@ mod bench_options;
 mod bench_stops;
 mod bench_syscall;
 mod bench_verify;
+mod compat;
 mod conformance;
 mod demo;
 mod fuzz;
@@ -69,6 +70,8 @@ enum Task {
     /// Measure ring3 beside its peers
     #[command(subcommand)]
     Bench(Benchmark),
+    /// Run tools on the kernel and under ring3, and compare what they print
+    Compat(compat::Options),
     /// Run the cases of a directory of bpf_conformance
     Conformance(conformance::Options),
     /// Break the verifier on purpose, one place at a time, and show which test notices
@@ -130,6 +133,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Nginx(options)) => bench_nginx::nginx(&options),
         Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
+        Task::Compat(options) => compat::run(&options),
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::mutate(&options),
         Task::Suites(options) => suites::run(&options),
