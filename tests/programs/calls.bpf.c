@@ -69,10 +69,10 @@ static __always_inline bool is_wanted(struct key key)
 
 	if (key.number == MARK)
 		return false;
-	if ((!by_name && !by_mark) || bpf_map_lookup_elem(&known, &process))
+	if (bpf_map_lookup_elem(&known, &process))
 		return true;
-	// The end of the call that began before the process had the name.
-	if (by_mark || (is_exit && (key.number == EXECVE || key.number == EXECVEAT)) || !has_the_name())
+	// The end of the call that began before the process had the name, or was seen.
+	if (by_mark || (is_exit && (key.number == EXECVE || key.number == EXECVEAT)) || (by_name && !has_the_name()))
 		return false;
 	bpf_map_update_elem(&known, &process, &one, BPF_ANY);
 	return true;

@@ -257,6 +257,18 @@ fn wrappers_between_ring3_and_the_tool_are_seen_through() {
     }
 }
 
+#[test]
+fn a_library_that_is_closed_and_opened_again_is_probed_each_time() {
+    let library = ring3_tests::victim("liblibrary.so", "gcc", "library.c", &["-shared", "-fPIC"]);
+    let victim = ring3_tests::victim("reopens", "gcc", "reopens.c", &[]);
+    let bench = Bench::ring3();
+    let probe = format!("{}:in_library", library.display());
+    let mut tool = bench.counting(&[&probe]);
+    let (code, lines, errors) = Process::start(bench.target(&victim).arg(&library).arg("50")).finish();
+    assert_eq!((code, lines), (Some(0), vec!["4900".to_owned()]), "{errors:?}");
+    assert_eq!(tool.total(&probe), 100);
+}
+
 /// The functions that a library exports.
 fn functions_of(library: &str) -> Vec<String> {
     let output = std::process::Command::new("nm").args(["-D", "--defined-only", library]).output().expect("nm runs");

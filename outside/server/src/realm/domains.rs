@@ -13,9 +13,10 @@ use ring3_layout::realm::SERIALS_PER_DOMAIN;
 use ring3_layout::region::{AGENT_OFFSET, CONTROL_OFFSET, REALM_BYTES, REALM_OFFSET};
 use ring3_uapi::Errno;
 
+use super::map_sources::{opened_for_targets, sources};
 use super::raw_mapping::SharedFile;
 use super::site::places;
-use super::target::{Link, Target, opened_for_targets, sources};
+use super::target::{Link, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
 use crate::rights::{Identity, Subject};

@@ -133,11 +133,22 @@ impl Actor {
     /// A thread is in its `execve`, and goes on after `ready`: what it runs then is to be a target if a link wants it.
     pub(super) fn follow_in_call(&mut self, pid: u32, tid: u32, ready: Box<dyn FnOnce() + Send>) {
         let is_known = self.targets.contains_key(&pid) || self.executions.contains_key(&pid);
-        if is_known || !self.takes_processes() || self.executions.len() >= EXECUTIONS_MAX || self.is_left_alone(pid) {
+        if is_known || !self.takes_processes() || self.is_left_alone(pid) {
             return ready();
+        }
+        if self.executions.len() >= EXECUTIONS_MAX {
+            return self.waiting_in_call.push((pid, tid, ready));
         }
         let kept = InheritedState { explicit: false, following: Following::Wanted, terminal: None };
         self.follow((pid, tid), kept, Announcer::Kernel, ready);
+    }
+
+    /// Executions for which there was no room are followed when there is.
+    pub(super) fn follow_those_who_wait(&mut self) {
+        while self.executions.len() < EXECUTIONS_MAX && !self.waiting_in_call.is_empty() {
+            let (pid, tid, ready) = self.waiting_in_call.remove(0);
+            self.follow_in_call(pid, tid, ready);
+        }
     }
 
     fn take_execution(&mut self, pid: u32, number: u64) -> Option<Execution> {

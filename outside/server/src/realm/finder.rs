@@ -21,7 +21,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use super::Point;
 use super::doorbell::EventFd;
-use super::raw_executions::{Executions, Mark};
+use super::raw_executions::{Executions, Mark, Told};
 use super::recovery::{self, all_processes};
 use super::target::code_of;
 use super::tracer::{Command, CommandSender};
@@ -194,11 +194,13 @@ impl Finder {
     fn mark(&self, path: &Path) -> Option<Mark> {
         let executions = self.executions.get_or_init(|| {
             let sender = self.sender.lock().expect("no panic under this lock").clone();
-            Executions::start(Box::new(move |tid, ready| {
-                let pid = recovery::leader(tid);
-                match pid.filter(|pid| *pid != std::process::id()) {
-                    Some(pid) => sender.send(Command::FollowInCall(pid, tid, ready)),
-                    None => ready(),
+            Executions::start(Box::new(move |tid, told| {
+                let pid = recovery::leader(tid).filter(|pid| *pid != std::process::id());
+                match (pid, told) {
+                    (Some(pid), Told::Waits(ready)) => sender.send(Command::FollowInCall(pid, tid, ready)),
+                    (Some(pid), Told::GoesOn) => sender.send(Command::RanOn(pid)),
+                    (None, Told::Waits(ready)) => ready(),
+                    (None, Told::GoesOn) => {}
                 }
             }))
         });

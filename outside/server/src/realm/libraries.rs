@@ -9,7 +9,7 @@ use ring3_layout::thread::ProcessPage;
 
 use super::modules::{Modules, likely_file_of};
 use super::raw_mapping::{read_process, read_value};
-use super::target::Target;
+use super::target::{Target, code_of};
 
 impl Target {
     /// Finds out where the C library says where its `struct rseq`s are.
@@ -37,6 +37,28 @@ impl Target {
     }
 }
 
+/// What tells a program in memory from another one that the same process has executed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    vdso: Option<u64>,
+    loader: Option<u64>,
+    /// Start, device and inode of the first code of a file.
+    first: Option<(u64, u64, u64)>,
+}
+
+impl Program {
+    pub(super) fn of(mappings: &[inject::Mapping]) -> Program {
+        let start =
+            |is_it: &dyn Fn(&inject::Mapping) -> bool| mappings.iter().find(|m| is_it(m)).map(|m| m.range.start);
+        let first = code_of(mappings).find(|mapping| mapping.inode != 0);
+        Program {
+            vdso: start(&|mapping| mapping.path == "[vdso]"),
+            loader: start(&|mapping| is_dynamic_loader(&mapping.path)),
+            first: first.map(|mapping| (mapping.range.start, mapping.dev, mapping.inode)),
+        }
+    }
+}
+
 /// By name, as gdb does it: the loader is `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1` ...
 pub(super) fn is_dynamic_loader(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -44,12 +66,12 @@ pub(super) fn is_dynamic_loader(path: &str) -> bool {
 }
 
 /// Address of `__vdso_clock_gettime` in a process.
-pub(super) fn vdso_clock_gettime(pid: u32) -> Option<u64> {
+pub(super) fn vdso_clock_gettime(pid: u32, mappings: &[inject::Mapping]) -> Option<u64> {
     const AT_SYSINFO_EHDR: u64 = 33;
     let auxv = std::fs::read(format!("/proc/{pid}/auxv")).ok()?;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
     let base = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]))?;
-    let mapping = inject::mappings(inject::Pid(pid)).ok()?.into_iter().find(|m| m.range.start == base)?;
+    let mapping = mappings.iter().find(|m| m.range.start == base)?;
     let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
     read_process(pid, base, &mut image).ok()?;
     let elf = ring3_elf::File::parse(&image).ok()?;

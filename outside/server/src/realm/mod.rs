@@ -22,6 +22,7 @@ mod forks;
 mod garbage;
 mod leftovers;
 mod libraries;
+mod map_sources;
 mod modules;
 mod named;
 mod one_byte;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// Who executes a program waits so long for the server at most.
-const ANSWER_WITHIN: Duration = Duration::from_millis(300);
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// Events that are read at a time.
 const EVENTS_MAX: usize = 64;
 /// From this version on the file is opened before the lock is taken that a tracer needs (fs/exec.c:alloc_bprm).
@@ -41,8 +41,16 @@ impl Drop for Waiting {
 /// One that the server has been told of, as long as it waits.
 type Shared = Arc<Mutex<Option<Waiting>>>;
 
-/// What is to be done with an execution: the thread, and what lets it go on.
-type Tell = dyn Fn(u32, Box<dyn FnOnce() + Send>) + Send;
+/// What is to be done with an execution.
+pub(super) enum Told {
+    /// The thread waits until this is called or dropped.
+    Waits(Box<dyn FnOnce() + Send>),
+    /// It has waited for too long.
+    GoesOn,
+}
+
+/// Is told of the executions of threads.
+type Tell = dyn Fn(u32, Told) + Send;
 
 /// Executions of marked files.
 #[derive(Debug)]
@@ -105,26 +113,29 @@ impl Executions {
 
 fn listen(group: &Arc<OwnedFd>, tell: &Tell) {
     let can_be_traced = kernel_version().is_none_or(|version| version >= OPENED_FIRST_SINCE);
-    let mut waiting: VecDeque<(Instant, Shared)> = VecDeque::new();
+    let mut waiting: VecDeque<(Instant, u32, Shared)> = VecDeque::new();
     loop {
-        waiting.retain(|(_, one)| one.lock().expect("no panic under this lock").is_some());
+        waiting.retain(|(_, _, one)| one.lock().expect("no panic under this lock").is_some());
         let now = Instant::now();
-        while waiting.front().is_some_and(|(until, _)| *until <= now) {
-            let (_, late) = waiting.pop_front().expect("just seen");
-            drop(late.lock().expect("no panic under this lock").take());
+        while waiting.front().is_some_and(|(until, ..)| *until <= now) {
+            let (_, tid, late) = waiting.pop_front().expect("just seen");
+            if late.lock().expect("no panic under this lock").take().is_some() {
+                tell(tid, Told::GoesOn);
+            }
         }
         let pause = waiting
             .front()
-            .map(|(until, _)| until.saturating_duration_since(now))
+            .map(|(until, ..)| until.saturating_duration_since(now))
             .map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) });
         let mut fds = [PollFd::from_borrowed_fd(group.as_fd(), PollFlags::IN)];
         let _ = rustix::event::poll(&mut fds, pause.as_ref());
         for (tid, one) in read(group) {
             let shared = Arc::new(Mutex::new(Some(one)));
             let theirs = shared.clone();
-            tell(tid, Box::new(move || drop(theirs.lock().expect("no panic under this lock").take())));
+            let go_on = move || drop(theirs.lock().expect("no panic under this lock").take());
+            tell(tid, Told::Waits(Box::new(go_on)));
             if can_be_traced {
-                waiting.push_back((Instant::now() + ANSWER_WITHIN, shared));
+                waiting.push_back((Instant::now() + ANSWER_WITHIN, tid, shared));
             } else {
                 drop(shared.lock().expect("no panic under this lock").take());
             }

@@ -253,6 +253,10 @@ impl Actor {
                     // (Requests are looked at again when they are analysed.)
                     return Served::Handed;
                 }
+                if let Some(target) = self.targets.get_mut(&requester) {
+                    // (A library may have been mapped again where it was before: its code is as in its file.)
+                    target.find_disturbed();
+                }
                 if let Err(refusal) = self.apply(requester, ReportTo::Starter) {
                     tracing::warn!(pid = requester, "new mappings: {refusal}");
                 }

@@ -92,6 +92,8 @@ pub(super) struct Takes {
     unsaid: BTreeMap<Terminal, Vec<String>>,
     /// Who has been told that there are no targets.
     told: BTreeSet<Terminal>,
+    /// Who has been told that programs ran before they could be traced.
+    told_late: BTreeSet<Terminal>,
 }
 
 impl Takes {
@@ -224,6 +226,21 @@ impl Actor {
             Err(refusal) if self.targets.contains_key(&pid) => tracing::warn!(pid, "{refusal}"),
             Err(refusal) if refusal.errno == Errno::ESRCH => {}
             Err(refusal) => self.note_untaken(pid, refusal, &wanting),
+        }
+    }
+
+    /// A program has run for a moment without probes, since it could not wait any longer for its turn.
+    pub(super) fn note_ran_on(&mut self, pid: u32) {
+        tracing::warn!(pid, "it runs before it could be traced: too many programs begin at once");
+        self.takes.add([pid].into());
+        let wanting = self.links.values().filter(|link| link.spec.wanted().is_some());
+        let terminals: BTreeSet<Terminal> = wanting.filter_map(|link| link.spec.terminal).collect();
+        for terminal in terminals {
+            if self.takes.told_late.insert(terminal) {
+                terminal.say(&format!(
+                    "process {pid} ran before it could be traced: too many programs begin at once; there may be more"
+                ));
+            }
         }
     }
 

@@ -22,7 +22,8 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::faults::FaultState;
-use super::libraries::vdso_clock_gettime;
+use super::libraries::{Program, vdso_clock_gettime};
+use super::map_sources::{opened_for_targets, sources};
 use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
 use super::owners::Death;
@@ -40,7 +41,7 @@ use super::tables::{attachment_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
-use super::{AttachmentId, Domain, Following, LinkSpec, MapFile, MapSlot, Point, Refusal, Shared};
+use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
@@ -130,6 +131,8 @@ pub(super) struct Target {
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
     pub(super) forks_only: bool,
     vdso_clock_gettime: u64,
+    /// The program that it ran when it was looked at first.
+    program: Program,
     /// When it became one.
     pub(super) since: Instant,
     pub(super) rseq_offset: u64,
@@ -154,6 +157,8 @@ impl Target {
         let raw = rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?;
         let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty());
         let info = inject::inspect(inject::Pid(pid))?;
+        // (Before all that is read of its memory.)
+        let mappings = inject::mappings(inject::Pid(pid))?;
         let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
         control.write(TASK_TABLE_OFFSET, crate::kernel::known().tasks);
@@ -166,6 +171,7 @@ impl Target {
             subject,
             subject_read: Instant::now(),
             since: Instant::now(),
+            program: Program::of(&mappings),
             next_domain: domain.clone(),
             domain,
             kept_out: BTreeMap::new(),
@@ -202,7 +208,7 @@ impl Target {
             series: None,
             settled: None,
             forks_only: false,
-            vdso_clock_gettime: vdso_clock_gettime(pid).unwrap_or(0),
+            vdso_clock_gettime: vdso_clock_gettime(pid, &mappings).unwrap_or(0),
             rseq_offset: 0,
             perf_map: None,
             inject_us: 0,
@@ -220,6 +226,11 @@ impl Target {
     pub(super) fn look(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) -> Option<PatchPlan> {
         self.find_rseq(&mut shared.modules());
         inject::mappings(inject::Pid(self.pid)).ok().map(|mappings| self.look_at(&mappings, shared, links))
+    }
+
+    /// Whether the process, which is stopped, still runs the program that was looked at: addresses in it are remembered.
+    pub(super) fn runs_what_was_seen(&self, stopped: &inject::Stopped) -> bool {
+        stopped.mappings().is_ok_and(|mappings| self.program == Program::of(&mappings))
     }
 
     fn look_at(
@@ -838,33 +849,6 @@ pub(super) fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inj
 /// Why nothing can be done at an address.
 pub(super) fn taken(name: &str, address: u64) -> Refusal {
     Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
-}
-
-/// What is sent to a target for files that it may only read: descriptors that cannot write, or it could make its mappings writable.
-pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Vec<Option<OwnedFd>>, Refusal> {
-    use std::os::fd::AsRawFd;
-    let open = |(_, file): &(MapSlot, Arc<MapFile>)| {
-        if file.writable {
-            return Ok(None);
-        }
-        let path = format!("/proc/self/fd/{}", file.memfd.as_raw_fd());
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map(Some)
-    };
-    let opened: Result<Vec<_>, _> = files.iter().map(open).collect();
-    opened.map_err(|error| Refusal::new(Errno(error.raw_os_error()), format!("a map for a target: {error}")))
-}
-
-/// Maps as they are sent to a target.
-pub(super) fn sources<'f>(
-    files: &'f [(MapSlot, Arc<MapFile>)],
-    opened: &'f [Option<OwnedFd>],
-) -> Vec<inject::MapSource<'f>> {
-    let source = |((_, file), opened): (&'f (MapSlot, Arc<MapFile>), &'f Option<OwnedFd>)| {
-        let fd = opened.as_ref().map_or(file.memfd.as_fd(), |opened| opened.as_fd());
-        (fd, file.geometry.file_bytes(), file.writable)
-    };
-    files.iter().zip(opened).map(source).collect()
 }
 
 pub(super) fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {

@@ -51,6 +51,9 @@ const ANALYSED_WITHIN: Duration = Duration::from_secs(25);
 /// A process that is being detached is waited for so long while everybody else waits.
 const DETACH_AT_ONCE: Duration = Duration::from_millis(20);
 
+/// Lets a thread go on that waits in a system call.
+pub(super) type Ready = Box<dyn FnOnce() + Send>;
+
 /// What the tracer can be asked.
 pub(super) enum Command {
     /// A link, and processes that may have to become targets for it.
@@ -63,7 +66,9 @@ pub(super) enum Command {
     Take(BTreeSet<u32>),
     TakeOne(Candidate),
     /// A thread, by process and id, is in its `execve` and goes on when it is told that it may.
-    FollowInCall(u32, u32, Box<dyn FnOnce() + Send>),
+    FollowInCall(u32, u32, Ready),
+    /// A process has waited for that for too long, and runs its program.
+    RanOn(u32),
     MapCompanions(Sender<Result<(), Refusal>>),
     ThreadSerial(u32, u32, Sender<Option<u32>>),
     DropMap(MapSlot),
@@ -147,6 +152,7 @@ impl Tracer {
                 forks_only: vec![],
                 executions: BTreeMap::new(),
                 executions_begun: 0,
+                waiting_in_call: vec![],
                 rung: false,
                 requests_wait: false,
                 deferred: vec![],
@@ -234,6 +240,8 @@ pub(super) struct Actor {
     /// By process id: executions that are followed. Such a process is stopped by nobody else.
     pub(super) executions: BTreeMap<u32, Execution>,
     pub(super) executions_begun: u64,
+    /// Threads in their `execve` for which there is no room among these.
+    pub(super) waiting_in_call: Vec<(u32, u32, Ready)>,
     /// Agents may have asked for something.
     pub(super) rung: bool,
     /// Requests wait for their time.
@@ -289,6 +297,7 @@ impl Actor {
             self.detach(&detached);
             self.handle_deferred();
             self.take_candidates();
+            self.follow_those_who_wait();
             self.rung |= self.requests_wait;
             self.serve_requests();
             self.collect_garbage();
@@ -400,6 +409,7 @@ impl Actor {
             },
             Command::Take(pids) => self.look_at_candidates(pids),
             Command::FollowInCall(pid, tid, ready) => self.follow_in_call(pid, tid, ready),
+            Command::RanOn(pid) => self.note_ran_on(pid),
             Command::TakeOne(candidate) => self.take(&candidate),
             Command::AddTarget(pid, following, reply) => {
                 let added = self.add_target(pid, Asked::User(following), ReportTo::Requester);
@@ -457,8 +467,11 @@ impl Actor {
         prepared.series = Some(Series::default());
         let entered = recovery::patiently(|| {
             inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
-                prepared.enter(&self.shared, &mut self.links, stopped, patch_plan.take())
-            })
+                // (What it has executed meanwhile is looked at anew.)
+                let is_same = prepared.runs_what_was_seen(stopped);
+                is_same.then(|| prepared.enter(&self.shared, &mut self.links, stopped, patch_plan.take()))
+            })?
+            .ok_or(inject::Error::Executed { pid })
         });
         let is_cut_short = self.shared.modules().end_turn();
         Ok(entered?.map(|()| (prepared, is_cut_short)))
