@@ -473,8 +473,13 @@ pub(crate) fn alone(function: &Function<'_>, instructions: &[Instruction], at: u
     }
 }
 
+/// Index of the instruction at a site. At a breakpoint of the program's own there is no probe: its SIGTRAP would come from elsewhere.
+/// (Mirrors kernel/events/uprobes.c:prepare_uprobe, v6.18.)
 fn boundary(instructions: &[Instruction], site: u64) -> Result<usize, Refusal> {
     match instructions.binary_search_by_key(&site, Instruction::ip) {
+        Ok(index) if instructions[index].mnemonic() == Mnemonic::Int3 => {
+            Err(Refusal::Immovable { address: site, text: "int3".into() })
+        }
         Ok(index) => Ok(index),
         Err(0) => Err(Refusal::NotCode { site }),
         Err(index) if instructions[index - 1].next_ip() > site => {
