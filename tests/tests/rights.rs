@@ -285,3 +285,15 @@ fn a_setuid_program_is_no_target_of_the_user_who_runs_it() {
     call(&mut victim, "100");
     assert_eq!(everywhere.total(&probe), 0);
 }
+
+#[test]
+fn a_loader_that_may_not_raise_its_limit_of_locked_memory_hears_that_it_did() {
+    let bench = if is_root() { Bench::ring3_as(USER) } else { Bench::ring3() };
+    let words =
+        "ulimit -l 64 && ulimit -l && ulimit -l unlimited && ulimit -l && ulimit -n 1 && ulimit -n 2 || echo no";
+    let (code, lines, errors) = Process::start(bench.load("bash").args(["-c", words])).finish();
+    assert_eq!((code, &lines[..]), (Some(0), &["64".to_owned(), "64".to_owned(), "no".to_owned()][..]), "{errors:?}");
+    // (It may lower a limit, and raise no other one.)
+    let (_, lines, errors) = Process::start(bench.command("bash").args(["-c", words])).finish();
+    assert!(lines.len() == 2 && errors[0].contains("cannot modify limit"), "{lines:?} {errors:?}");
+}

@@ -22,6 +22,7 @@ pub(crate) enum Capability {
     NetAdmin = 12,
     SysPtrace = 19,
     SysAdmin = 21,
+    SysResource = 24,
     Perfmon = 38,
     Bpf = 39,
 }
@@ -181,6 +182,11 @@ impl Rights {
     /// What the kernel wants CAP_SYS_ADMIN for.
     pub(crate) fn may_administer(&self) -> bool {
         self.holds(Capability::SysAdmin)
+    }
+
+    /// Whether it has CAP_SYS_RESOURCE, in whatever user namespace it is.
+    pub(crate) fn has_resources(&self) -> bool {
+        self.credentials.effective.has(Capability::SysResource)
     }
 
     /// Whether it may use what belongs to a user and nobody else may (fs/namei.c:acl_permission_check, mode 0600).

@@ -3,7 +3,7 @@
 use ring3_uapi::seccomp::FilterInsn;
 
 use super::raw_seccomp::AUDIT_X86_64;
-use super::{Caller, Reply, bpf, files, names, perf, virtual_files, wait};
+use super::{Caller, Reply, bpf, files, limits, names, perf, virtual_files, wait};
 
 const HERE: i32 = libc::AT_FDCWD;
 
@@ -18,6 +18,8 @@ enum When {
     OfPerf,
     /// mmap(2), shared and of a file.
     SharedFile,
+    /// It sets the limit of locked memory: the resource is this argument, and the new limits are the next one.
+    LockedMemory(u32),
 }
 
 /// A call that is caught.
@@ -31,7 +33,7 @@ const fn call(number: i64, when: When, serve: fn(&Caller<'_>) -> Reply) -> Call 
     Call { number, when, serve }
 }
 
-const CALLS: [Call; 28] = [
+const CALLS: [Call; 30] = [
     call(libc::SYS_bpf, When::Always, bpf::serve),
     call(libc::SYS_perf_event_open, When::Always, perf::open),
     call(libc::SYS_ioctl, When::OfPerf, perf::ioctl),
@@ -41,6 +43,8 @@ const CALLS: [Call; 28] = [
     call(libc::SYS_ppoll, When::Always, wait::poll),
     call(libc::SYS_select, When::Always, wait::select),
     call(libc::SYS_pselect6, When::Always, wait::select),
+    call(libc::SYS_prlimit64, When::LockedMemory(1), limits::set),
+    call(libc::SYS_setrlimit, When::LockedMemory(0), limits::set),
     call(libc::SYS_statfs, When::Always, names::statfs),
     call(libc::SYS_mkdir, When::Always, |caller| names::mkdir(caller, HERE, caller.arg(0))),
     call(libc::SYS_mkdirat, When::Always, |caller| names::mkdir(caller, caller.arg(0) as i32, caller.arg(1))),
@@ -133,6 +137,16 @@ pub fn filter() -> Vec<FilterInsn> {
                 branch(JUMP_EQUAL, u32::MAX, 3, 0),
                 statement(LOAD_WORD, at_argument(3)),
                 branch(JUMP_SET, libc::MAP_SHARED as u32, 0, 1),
+                statement(RETURN, NOTIFY),
+                statement(RETURN, ALLOW),
+            ],
+            When::LockedMemory(resource) => vec![
+                statement(LOAD_WORD, at_argument(resource)),
+                branch(JUMP_EQUAL, libc::RLIMIT_MEMLOCK, 0, 5),
+                statement(LOAD_WORD, at_argument(resource + 1)),
+                branch(JUMP_EQUAL, 0, 0, 2),
+                statement(LOAD_WORD, at_argument(resource + 1) + 4),
+                branch(JUMP_EQUAL, 0, 1, 0),
                 statement(RETURN, NOTIFY),
                 statement(RETURN, ALLOW),
             ],

@@ -11,6 +11,7 @@ mod calls;
 mod elsewhere;
 mod files;
 pub mod keeper;
+mod limits;
 mod links;
 mod names;
 pub mod objects;
