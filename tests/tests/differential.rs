@@ -37,11 +37,12 @@ use scenarios::raw_tracepoints::{
     functions_of_system_calls_are_probed, tracepoint_events_are_checked, tracepoints_have_files,
     tracepoints_take_programs,
 };
+use scenarios::raw_uprobes::{counters_of_uprobes_are_checked, links_to_many_uprobes_are_checked};
 use scenarios::raw_values::{keys_and_values_have_types, values_with_a_lock_behave};
 
 const SCENARIO: &str = "RING3_TEST_SCENARIO";
 
-const REFUSED: [&str; 12] = [
+const REFUSED: [&str; 11] = [
     "PROG_ATTACH: EINVAL",
     "LINK_UPDATE: EINVAL",
     "ENABLE_STATS: EINVAL",
@@ -53,7 +54,6 @@ const REFUSED: [&str; 12] = [
     "TRACING: EINVAL",
     "LSM: EINVAL",
     "CGROUP_SKB: EINVAL",
-    "reference counter: ENOTSUP",
 ];
 
 #[test]
@@ -217,6 +217,8 @@ scenarios! {
     information_is_told
     objects_live_as_long_as_somebody_holds_them
     uprobe_events_are_checked
+    counters_of_uprobes_are_checked
+    links_to_many_uprobes_are_checked
     buffers_can_be_waited_for
     batches_are_looked_up
     batches_change_maps

@@ -35,11 +35,12 @@ use crate::raw_actions::{
     mask_of_thread, never_blocked, on_rt_sigaction, pass_on, set_mask,
 };
 use crate::raw_memory::{read_own_word, write_own};
-use crate::raw_request::file;
+use crate::raw_request::{control, file};
 use crate::raw_syscalls::{begin, block_of, end, own_ids};
 use crate::raw_system::{syscall, syscall0};
 use crate::raw_thread::{current, process};
 
+const PROT_WRITE: u64 = 2;
 const PROT_EXEC: u64 = 4;
 const MAP_ANONYMOUS: u64 = 0x20;
 const PR_SET_SECCOMP: u64 = 22;
@@ -399,14 +400,18 @@ pub(crate) fn begin_thread(base: u64, flags: u64) {
     }
 }
 
-/// Whether a call that has ended made memory executable of which the server should hear.
-pub(crate) fn is_new_code(base: u64, number: i64, regs: &PtRegs) -> bool {
+/// Whether a call that has ended made a mapping of which the server should hear: of code, or of what may hold a counter of a probe.
+pub(crate) fn is_new_mapping(base: u64, number: i64, regs: &PtRegs) -> bool {
     let failed = regs.rax.wrapping_add(ERRNO_MAX) < ERRNO_MAX;
-    let sud = sud(base);
-    let settled = sud.armed.load(Relaxed) | sud.given_up.load(Relaxed) != 0;
-    if failed || regs.rdx & PROT_EXEC == 0 {
+    if failed || regs.rdx & (PROT_EXEC | PROT_WRITE) == 0 {
         return false;
     }
+    if regs.rdx & PROT_EXEC == 0 {
+        let is_of_file = number == nr::MMAP && regs.r10 & MAP_ANONYMOUS == 0;
+        return is_of_file && control(base).awaits_counters.load(Relaxed) != 0;
+    }
+    let sud = sud(base);
+    let settled = sud.armed.load(Relaxed) | sud.given_up.load(Relaxed) != 0;
     match number {
         nr::MMAP => !settled || regs.r10 & MAP_ANONYMOUS == 0,
         nr::MPROTECT | nr::PKEY_MPROTECT => !settled,

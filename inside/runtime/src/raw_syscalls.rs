@@ -374,7 +374,7 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
         // SAFETY: the caller's promise.
         unsafe { show_end(base, tb, regs, number) };
     }
-    if raw_sud::is_new_code(base, number, regs) {
+    if raw_sud::is_new_mapping(base, number, regs) {
         file(base, request::KIND_MAPPING_ADDED, tb.pid_tgid, 0, true);
     }
 }

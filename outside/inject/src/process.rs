@@ -48,6 +48,11 @@ impl Mapping {
         self.permissions.as_bytes().get(2) == Some(&b'x')
     }
 
+    /// The process may write here.
+    pub fn is_writable(&self) -> bool {
+        self.permissions.as_bytes().get(1) == Some(&b'w')
+    }
+
     /// What is written to it is written to its file, and seen by all that map that.
     pub fn is_shared(&self) -> bool {
         self.permissions.as_bytes().get(3) == Some(&b's')

@@ -177,6 +177,8 @@ impl Region {
             all_registers: 0.into(),
             hooks: 0.into(),
             maps: 0.into(),
+            awaits_counters: 0.into(),
+            reserved: 0,
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =

@@ -40,7 +40,12 @@ const COMMANDS: &[Row] = &[
     (cmd::MAP_LOOKUP_AND_DELETE_BATCH, Full),
     (cmd::PROG_BIND_MAP, Full),
     (cmd::BTF_LOAD, Partial("structure is checked, meaning is not")),
-    (cmd::LINK_CREATE, Partial("perf event links on uprobes, and on tracepoints and functions of system calls")),
+    (
+        cmd::LINK_CREATE,
+        Partial(
+            "links to perf events of uprobes, and of tracepoints and functions of system calls; uprobe_multi links, no sessions",
+        ),
+    ),
     (cmd::LINK_DETACH, Full),
     (cmd::OBJ_GET_INFO_BY_FD, Partial("no machine code of programs, nor addresses of its functions and lines")),
     (cmd::MAP_GET_NEXT_ID, Full),

@@ -184,6 +184,10 @@ shared! {
         pub hooks: AtomicU32,
         /// Entries of the GOT that were ever used.
         pub maps: AtomicU32,
+        /// 1: a probe's reference counter is not mapped yet, so the server hears of writable mappings of files, too.
+        pub awaits_counters: AtomicU32,
+        /// Zero.
+        pub reserved: u32,
     }
 }
 

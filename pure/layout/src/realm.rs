@@ -61,7 +61,7 @@ pub mod request {
     /// As PENDING, but nobody waits: the server frees it.
     pub const UNATTENDED: u32 = 5;
 
-    /// New executable mappings exist: find and instrument what links want, then let go.
+    /// New mappings exist, of code or of counters: find and instrument what links want, then let go.
     pub const KIND_MAPPING_ADDED: u32 = 1;
     /// This process is a fork of a target and shares its tables: adopt it.
     pub const KIND_FORKED: u32 = 2;

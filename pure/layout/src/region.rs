@@ -58,7 +58,7 @@ pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
 /// Offset of the state block: [`crate::thread::StateHeader`], then the thread blocks.
 pub const STATE_OFFSET: u64 = PROCESS_OFFSET + PROCESS_BYTES;
 /// Bytes of the state block; private anonymous memory, touched as threads appear.
-pub const STATE_BYTES: u64 = SUD_OFFSET + SUD_BYTES - STATE_OFFSET;
+pub const STATE_BYTES: u64 = COUNTERS_OFFSET + COUNTERS_BYTES - STATE_OFFSET;
 /// Offset of the stack of a thread whose block is not known yet, for calls that must not use the caller's.
 pub const LAST_STACK_OFFSET: u64 = STATE_OFFSET
     + crate::thread::STATE_HEADER_BYTES
@@ -69,10 +69,15 @@ pub const SHADOW_OFFSET: u64 = LAST_STACK_OFFSET + crate::syscall::AGENT_STACK_B
 /// Bytes of the pool; touched as threads need it.
 pub const SHADOW_BYTES: u64 = crate::thread::SHADOW_POOL_CHUNKS as u64 * crate::thread::SHADOW_CHUNK_BYTES;
 
-/// Offset of the state of the SUD fallback ([`crate::sud::SudState`]), the end of the state block.
+/// Offset of the state of the SUD fallback ([`crate::sud::SudState`]).
 pub const SUD_OFFSET: u64 = SHADOW_OFFSET + SHADOW_BYTES;
 /// Bytes of it.
 pub const SUD_BYTES: u64 = 0x2_1000;
+
+/// Offset of the table of counters that are up ([`crate::counter`]), the end of the state block.
+pub const COUNTERS_OFFSET: u64 = SUD_OFFSET + SUD_BYTES;
+/// Bytes of it; touched where probes have counters.
+pub const COUNTERS_BYTES: u64 = crate::counter::TABLE_BYTES;
 
 /// Bytes of the whole reservation.
 pub const REGION_BYTES: u64 = STATE_OFFSET + STATE_BYTES;

@@ -98,7 +98,8 @@ members! {
     /// `BPF_LINK_CREATE`, with the members for perf events and for `uprobe_multi`.
     link_create {
         PROG_FD word(0), TARGET_FD word(4), ATTACH_TYPE word(8), FLAGS word(12), PERF_EVENT_COOKIE long(16),
-        UPROBE_MULTI_PID word(56),
+        UPROBE_MULTI_PATH long(16), UPROBE_MULTI_OFFSETS long(24), UPROBE_MULTI_REF_CTR_OFFSETS long(32),
+        UPROBE_MULTI_COOKIES long(40), UPROBE_MULTI_CNT word(48), UPROBE_MULTI_FLAGS word(52), UPROBE_MULTI_PID word(56),
     }
     /// `BPF_LINK_UPDATE`, `BPF_LINK_DETACH`.
     link_update {
@@ -129,12 +130,14 @@ members! {
         FUNC_INFO long(136), NR_FUNC_INFO word(144), NR_LINE_INFO word(148), LINE_INFO long(152),
         NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
     }
-    /// `struct bpf_link_info`, with the members for probes, tracepoints and raw tracepoints.
+    /// `struct bpf_link_info`, with the members for probes, many uprobes, tracepoints and raw tracepoints.
     link_info {
         TYPE word(0), ID word(4), PROG_ID word(8), PERF_EVENT_TYPE word(16), UPROBE_FILE_NAME long(24),
         UPROBE_NAME_LEN word(32), UPROBE_OFFSET word(36), UPROBE_COOKIE long(40), UPROBE_REF_CTR_OFFSET long(48),
         TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), KPROBE_COOKIE long(56), RAW_NAME long(16),
         RAW_NAME_LEN word(24), RAW_COOKIE long(32),
+        MULTI_PATH long(16), MULTI_OFFSETS long(24), MULTI_REF_CTR_OFFSETS long(32), MULTI_COOKIES long(40),
+        MULTI_PATH_SIZE word(48), MULTI_COUNT word(52), MULTI_FLAGS word(56), MULTI_PID word(60),
     }
     /// `struct bpf_btf_info`.
     btf_info {
@@ -155,6 +158,10 @@ pub const BTF_INFO_BYTES: usize = 32;
 pub const LINK_TYPE_RAW_TRACEPOINT: u32 = 1;
 /// `BPF_LINK_TYPE_PERF_EVENT`.
 pub const LINK_TYPE_PERF_EVENT: u32 = 7;
+/// `BPF_LINK_TYPE_UPROBE_MULTI`.
+pub const LINK_TYPE_UPROBE_MULTI: u32 = 12;
+/// `BPF_F_UPROBE_MULTI_RETURN`.
+pub const UPROBE_MULTI_RETURN: u32 = 1;
 /// `BPF_PERF_EVENT_UPROBE` of `enum bpf_perf_event_type`.
 pub const PERF_EVENT_UPROBE: u32 = 1;
 /// `BPF_PERF_EVENT_URETPROBE`.

@@ -11,8 +11,12 @@ pub(crate) extern "C" fn probed(a: u64, b: u64) -> u64 {
 
 /// This file, and the offset of [`probed`] in it.
 pub(crate) fn site() -> (CString, u64) {
+    place(std::hint::black_box(probed as extern "C" fn(u64, u64) -> u64) as usize as u64)
+}
+
+/// This file, and the offset in it of what is mapped at an address.
+pub(crate) fn place(at: u64) -> (CString, u64) {
     let path = std::env::current_exe().expect("this file");
-    let at = std::hint::black_box(probed as extern "C" fn(u64, u64) -> u64) as usize as u64;
     let maps = std::fs::read_to_string("/proc/self/maps").expect("this process has mappings");
     let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
     let offset = maps.lines().find_map(|line| {

@@ -9,4 +9,5 @@ pub(crate) mod raw_names;
 pub(crate) mod raw_programs;
 pub(crate) mod raw_test_runs;
 pub(crate) mod raw_tracepoints;
+pub(crate) mod raw_uprobes;
 pub(crate) mod raw_values;

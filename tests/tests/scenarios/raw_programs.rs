@@ -1,7 +1,6 @@
 //! BTF and programs, what is told of them, how long they live, and what is refused.
 
 use crate::calls::raw_bpf::{Attr, address, bpf};
-use crate::calls::site::site;
 use ring3_tests::wait_until;
 use ring3_uapi::Errno;
 use ring3_uapi::attr;
@@ -10,7 +9,6 @@ use ring3_uapi::bpf::{cmd, map_type, prog_type};
 use super::raw_calls::{
     BAD, EXIT, MARK, MOV_R0_0, btf_blob, close, create, element, id_of, load_attr, load_btf, named, show, show_fd,
 };
-use super::raw_events::{open_event, perf_event, uprobe_type};
 
 pub(crate) fn btf_is_loaded_and_checked() {
     let cases: Vec<(&str, Vec<u8>)> = vec![
@@ -459,7 +457,4 @@ pub(crate) fn the_unsupported_is_refused() {
         let loaded = bpf(cmd::PROG_LOAD, &mut load_attr(kind, &[MOV_R0_0, EXIT]));
         show_fd(name.trim_start_matches("BPF_PROG_TYPE_"), loaded);
     }
-    let (path, offset) = site();
-    let counted = perf_event(uprobe_type(), 1 << 32, address(path.to_bytes_with_nul()), offset);
-    show_fd("reference counter", open_event(&counted, -1, 0, -1, 0));
 }

@@ -11,7 +11,7 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 use super::attr::Attr;
 use super::bpf::{Info, program_of};
 use super::tracepoint::{Tracepoint, function_of};
-use super::{Caller, Outcome, Reply, raw_seccomp, refuse};
+use super::{Caller, Outcome, Reply, raw_seccomp, refuse, uprobe_multi};
 use crate::kernel;
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
 use crate::realm::process_named;
@@ -38,8 +38,13 @@ pub(super) fn is_kernel_event(fd: BorrowedFd<'_>) -> bool {
 pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let program = program_of(caller, attr.i32(link_create::PROG_FD.at))?;
     let kind = attr.u32(link_create::ATTACH_TYPE.at);
+    if program.prog_type == prog_type::KPROBE
+        && matches!(kind, attach_type::TRACE_UPROBE_MULTI | attach_type::TRACE_UPROBE_SESSION)
+    {
+        return uprobe_multi::create(caller, attr, program, kind);
+    }
     let attaches = [prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::PERF_EVENT].contains(&program.prog_type);
-    if kind != attach_type::PERF_EVENT || !attaches {
+    if kind != attach_type::PERF_EVENT || !attaches || uprobe_multi::is_for_many(&program) {
         let name = attach_type::name(kind).unwrap_or("unknown");
         let of = prog_type::name(program.prog_type).unwrap_or("?");
         return Err(refuse(Errno::EINVAL, format_args!("link of attach type {name} for a program of type {of}")));
@@ -55,7 +60,8 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
     open(caller, Link { id, target: LinkTarget::Event(event), attached: Mutex::new(Some(attached)) })
 }
 
-fn open(caller: &Caller<'_>, link: Link) -> Reply {
+/// A new descriptor for a link.
+pub(super) fn open(caller: &Caller<'_>, link: Link) -> Reply {
     let fd = caller.open_pipe(Object::Link(Arc::new(link)))?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }
@@ -103,6 +109,7 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
     let kind = match &link.target {
         LinkTarget::Event(_) => a::LINK_TYPE_PERF_EVENT,
         LinkTarget::RawTracepoint(_) => a::LINK_TYPE_RAW_TRACEPOINT,
+        LinkTarget::Uprobes(_) => a::LINK_TYPE_UPROBE_MULTI,
     };
     info.put32(l::TYPE.at, kind).put32(l::ID.at, link.id).put32(l::PROG_ID.at, program);
     match &link.target {
@@ -113,6 +120,7 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
             let bytes = tell_name(caller, &tracepoint.name(), at, room)?;
             info.put64(l::RAW_NAME.at, at).put32(l::RAW_NAME_LEN.at, bytes).put64(l::RAW_COOKIE.at, cookie);
         }
+        LinkTarget::Uprobes(site) => return uprobe_multi::tell(caller, site, given, info),
     }
     Ok(info)
 }
@@ -120,8 +128,8 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
 /// Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_uprobe, _kprobe and _tracepoint, most of whose members lie alike.
 fn tell_event(caller: &Caller<'_>, event: &Event, cookie: u64, given: &Info, info: &mut Info) -> Result<(), Errno> {
     let (kind, name) = match &event.kind {
-        EventKind::Uprobe(site, _) if site.ret => (a::PERF_EVENT_URETPROBE, site.shown.clone()),
-        EventKind::Uprobe(site, _) => (a::PERF_EVENT_UPROBE, site.shown.clone()),
+        EventKind::Uprobe(site, _) if site.ret => (a::PERF_EVENT_URETPROBE, site.file.shown.clone()),
+        EventKind::Uprobe(site, _) => (a::PERF_EVENT_UPROBE, site.file.shown.clone()),
         EventKind::Tracepoint(site, _) => (a::PERF_EVENT_TRACEPOINT, site.tracepoint.name()),
         EventKind::Kprobe(site, _) if site.ret => (a::PERF_EVENT_KRETPROBE, function_of(site.call)),
         EventKind::Kprobe(site, _) => (a::PERF_EVENT_KPROBE, function_of(site.call)),
@@ -134,7 +142,7 @@ fn tell_event(caller: &Caller<'_>, event: &Event, cookie: u64, given: &Info, inf
     let is_kprobe = matches!(event.kind, EventKind::Kprobe(..));
     info.put64(if is_kprobe { l::KPROBE_COOKIE.at } else { l::TRACEPOINT_COOKIE.at }, cookie);
     if let EventKind::Uprobe(site, _) = &event.kind {
-        info.put32(l::UPROBE_OFFSET.at, site.offset as u32);
+        info.put32(l::UPROBE_OFFSET.at, site.offset as u32).put64(l::UPROBE_REF_CTR_OFFSET.at, site.counter);
     }
     Ok(())
 }
@@ -195,7 +203,7 @@ fn program_of_event(event: &Event) -> Result<FdProgram, Errno> {
         _ if program == 0 => Err(Errno::ENOENT),
         EventKind::Uprobe(site, _) => {
             let kind = if site.ret { a::FD_TYPE_URETPROBE } else { a::FD_TYPE_UPROBE };
-            Ok(FdProgram { program, kind, name: site.shown.clone(), offset: site.offset })
+            Ok(FdProgram { program, kind, name: site.file.shown.clone(), offset: site.offset })
         }
         EventKind::Tracepoint(site, _) => {
             Ok(FdProgram { program, kind: a::FD_TYPE_TRACEPOINT, name: site.tracepoint.name(), offset: 0 })

@@ -21,6 +21,7 @@ mod raw_seccomp;
 mod source;
 mod test_run;
 mod tracepoint;
+mod uprobe_multi;
 mod value_types;
 mod virtual_files;
 mod wait;

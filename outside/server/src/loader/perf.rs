@@ -14,7 +14,7 @@ use super::raw_seccomp::leader;
 use super::tracepoint::{Tracepoint, of_function};
 use super::{Caller, Outcome, Reply, links, refuse, virtual_files};
 use crate::loader::objects::{
-    Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, TracepointSite, UprobeSite,
+    Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, ProbedFile, TracepointSite, UprobeSite,
 };
 use crate::realm::{possible_cpus, process_named};
 use crate::rights::Rights;
@@ -24,7 +24,10 @@ const CONFIG_BPF_OUTPUT: u64 = 10;
 const FLAG_CLOSE_ON_EXEC: u64 = 1 << 3;
 /// `PERF_FLAG_*`.
 const OPEN_FLAGS: u64 = 0xf;
-const PATH_BYTES_MAX: usize = 4096;
+/// `PERF_UPROBE_REF_CTR_OFFSET_SHIFT`.
+const COUNTER_SHIFT: u32 = 32;
+/// `PATH_MAX`.
+pub(super) const PATH_BYTES_MAX: usize = 4096;
 const IOC_ENABLE: u64 = 0x2400;
 const IOC_DISABLE: u64 = 0x2401;
 const IOC_REFRESH: u64 = 0x2402;
@@ -220,9 +223,6 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
         // kernel/events/core.c:perf_uprobe_event_init (v6.18): whoever places a uprobe changes code.
         return Err(refuse(Errno::EACCES, "a uprobe without CAP_SYS_ADMIN"));
     }
-    if attr.config >> 32 != 0 {
-        return Err(refuse(Errno::EOPNOTSUPP, "uprobes with a reference counter (USDT semaphores)"));
-    }
     if attr.config1 == 0 {
         return Err(Errno::EINVAL);
     }
@@ -230,22 +230,33 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
     if shown.is_empty() {
         return Err(Errno::EINVAL);
     }
-    let file = resolve(caller.call.tid, &shown);
-    let meta = std::fs::metadata(&file).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
-    if !meta.is_file() || attr.config2 >= meta.len() {
-        return Err(refuse(
-            Errno::EINVAL,
-            format_args!("uprobe {shown}:{:#x}: no such offset in a file", attr.config2),
-        ));
+    let (file, bytes) = probed_file(caller, shown)?;
+    let (offset, counter, ret) = (attr.config2, attr.config >> COUNTER_SHIFT, attr.config & ret != 0);
+    let told = |what: &dyn std::fmt::Display, errno| {
+        refuse(errno, format_args!("uprobe {}:{offset:#x}: {what}", file.shown))
+    };
+    let bytes = bytes.ok_or_else(|| told(&"not a regular file", Errno::EINVAL))?;
+    if offset >= bytes {
+        return Err(told(&"the file has no such offset", Errno::EINVAL));
     }
-    let ret = attr.config & ret != 0;
-    caller
-        .subsystem()
-        .realm
-        .check_site(&file, attr.config2, ret)
-        .map_err(|refusal| refuse(refusal.errno, format_args!("uprobe {shown}:{:#x}: {refusal}", attr.config2)))?;
-    let site = UprobeSite { file, shown, dev: meta.dev(), inode: meta.ino(), offset: attr.config2, ret, pid };
+    let subsystem = caller.subsystem();
+    let checked = subsystem.realm.check_sites(&file.path, &[offset], ret);
+    checked.map_err(|refusal| told(&refusal, refusal.errno))?;
+    let place = subsystem.uprobes.take((file.dev, file.inode), offset, counter);
+    let place = place.map_err(|errno| told(&format!("a reference counter at {counter:#x}: {BAD_COUNTER}"), errno))?;
+    let site = UprobeSite { file, offset, ret, counter, pid, place };
     open_event(caller, rights, EventKind::Uprobe(site, Mutex::new(None)), close_on_exec)
+}
+
+/// Why a reference counter is refused.
+pub(super) const BAD_COUNTER: &str = "it is not aligned to 2 bytes, or a uprobe of this place has another one";
+
+/// A loader's path of a file to probe, and the file's size if it is a regular one.
+pub(super) fn probed_file(caller: &Caller<'_>, shown: String) -> Result<(ProbedFile, Option<u64>), Errno> {
+    let path = resolve(caller.call.tid, &shown);
+    let meta = std::fs::metadata(&path).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
+    let bytes = meta.is_file().then_some(meta.len());
+    Ok((ProbedFile { path, shown, dev: meta.dev(), inode: meta.ino() }, bytes))
 }
 
 /// A loader's path as the server can open it, also in another mount namespace.

@@ -142,6 +142,7 @@ impl Target {
         self.ranges = other.ranges.copy();
         self.syscalls = other.syscalls.clone();
         self.sud = other.sud.clone();
+        self.counts = other.counts;
         if other.forks_only {
             self.retire();
         }

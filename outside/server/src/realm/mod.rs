@@ -11,6 +11,7 @@ mod breakpoints;
 mod budget;
 mod cancellation;
 mod code_file;
+mod counters;
 mod domains;
 mod doorbell;
 mod executions;
@@ -78,7 +79,7 @@ pub use explain::{Explained, explain, survey};
 pub use finder::Watch;
 pub use modules::plan_file;
 pub use named::PerfFiles;
-pub use owners::{Death, process_named};
+pub use owners::{Death, number_of_process, process_named};
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
 pub(crate) use task::task_table;
@@ -185,6 +186,9 @@ pub struct ProbePoint {
     pub offset: u64,
     /// On return instead of entry.
     pub ret: bool,
+    /// Offset in the file of a word of 16 bits that is counted up where the probe is placed (`ref_ctr_offset`, the semaphore of
+    /// USDT); 0: none.
+    pub counter: u64,
 }
 
 /// A tracepoint of system calls.
@@ -552,19 +556,23 @@ impl Realm {
         self.tracer.send(Command::DropText(text.range));
     }
 
-    /// Attaches a program. For one process: succeeds wholly or fails with the reason. For all targets:
-    /// a target where it cannot be done keeps the reason for `ring3 status`.
-    pub fn attach(&self, mut spec: LinkSpec) -> Result<AttachmentId, Refusal> {
+    /// Attaches a program to one point or to many, which are in one file and of the same process, or all of any. For one process:
+    /// succeeds wholly or fails with the reason. For all targets: a target where it cannot be done keeps the reason for
+    /// `ring3 status`.
+    pub fn attach(&self, mut specs: Vec<LinkSpec>) -> Result<Vec<AttachmentId>, Refusal> {
         let mut found = BTreeSet::new();
-        if let Some(wanted) = spec.wanted() {
-            let watched = self.finder.watch(wanted, &spec.point);
+        let first = specs.first().and_then(|spec| Some((spec.wanted()?, &spec.point)));
+        if let Some((wanted, point)) = first {
+            let watched = self.finder.watch(wanted, point);
             let (watch, those) = watched.map_err(|errno| {
                 let what = "its file cannot be watched, so that new processes would not be seen";
                 Refusal::new(errno, format!("{what}; raise fs.inotify.max_user_watches"))
             })?;
-            (spec.watch, found) = (Some(Arc::new(watch)), those);
+            let watch = Some(Arc::new(watch));
+            specs.iter_mut().for_each(|spec| spec.watch.clone_from(&watch));
+            found = those;
         }
-        self.tracer.ask(|reply| Command::Attach(Box::new(spec), found, reply))?
+        self.tracer.ask(|reply| Command::Attach(specs, found, reply))?
     }
 
     /// Detaches, before anything is done that is asked for later: no program of this attachment starts any more, and unused sites
@@ -578,8 +586,8 @@ impl Realm {
         tracer::check_reach(rights, pid)
     }
 
-    /// Whether the instruction at `offset` of `file` (or the return from there, with `ret`) can be probed at all.
-    pub fn check_site(&self, file: &Path, offset: u64, ret: bool) -> Result<(), Refusal> {
+    /// Whether the instructions at `offsets` of `file` (or the returns from there, with `ret`) can be probed at all.
+    pub fn check_sites(&self, file: &Path, offsets: &[u64], ret: bool) -> Result<(), Refusal> {
         // (Who asks waits; others do not.)
         let awaited = self.shared.modules().awaits(file);
         if let Some(key) = awaited {
@@ -588,7 +596,7 @@ impl Realm {
                 std::thread::sleep(ANALYSED_EVERY);
             }
         }
-        modules::check_site(&mut self.shared.modules(), file, offset, ret)
+        offsets.iter().try_for_each(|offset| modules::check_site(&mut self.shared.modules(), file, *offset, ret))
     }
 
     /// Makes a running process a target.

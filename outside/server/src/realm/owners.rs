@@ -111,6 +111,16 @@ pub fn process_named(number: u32, by: u32) -> Option<u32> {
     all_processes().into_iter().find(is_it)
 }
 
+/// What number a process has for the process `by`; 0: none.
+pub fn number_of_process(pid: u32, by: u32) -> u32 {
+    let inode = inode_of(&by.to_string());
+    if inode.is_some() && inode == inode_of("self") {
+        return pid;
+    }
+    let is_same = inode.is_some() && inode == inode_of(&pid.to_string());
+    is_same.then(|| own_tid(&format!("/proc/{pid}"))).flatten().unwrap_or(0)
+}
+
 impl Deaths {
     pub(super) fn new() -> std::io::Result<Deaths> {
         Ok(Deaths { bell: Arc::new(EventFd::new()?), told: Mutex::new(vec![]) })

@@ -130,6 +130,7 @@ impl Cleaning {
     /// What is to be done when the sites are the process's own again.
     fn clean_rest(self, stopped: &mut inject::Stopped, kept: Vec<(u32, Recovery)>) -> Result<bool, inject::Error> {
         restore_calls::restore(stopped, self.region)?;
+        self.restore_counters(stopped)?;
         actions::leave_masks(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::disable(stopped, self.region)? {

@@ -84,7 +84,7 @@ impl Target {
     ) -> Option<Addition> {
         let spec = &links.get(&id)?.spec;
         let Point::Probe(probe) = &spec.point else { return None };
-        if !self.is_settled(mappings) {
+        if probe.counter != 0 || !self.is_settled(mappings) {
             return None;
         }
         if !self.is_meant(spec) {
@@ -195,10 +195,11 @@ impl Target {
 }
 
 impl Actor {
-    /// Brings a target in line with a new link, and with all others if need be.
-    pub(super) fn apply_new(&mut self, pid: u32, id: AttachmentId, report_to: ReportTo) -> Result<(), Refusal> {
+    /// Brings a target in line with a new link, and with all others if need be; so if there are several new ones.
+    pub(super) fn apply_new(&mut self, pid: u32, ids: &[AttachmentId], report_to: ReportTo) -> Result<(), Refusal> {
         let is_followed = self.executions.contains_key(&pid);
-        let Some(target) = self.targets.get_mut(&pid).filter(|_| !is_followed) else {
+        let single = ids.first().copied().filter(|_| ids.len() == 1 && !is_followed);
+        let Some((target, id)) = self.targets.get_mut(&pid).zip(single) else {
             self.adopt_children_of(pid);
             return self.apply(pid, report_to);
         };

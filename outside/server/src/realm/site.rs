@@ -5,11 +5,12 @@ use std::sync::Arc;
 use ring3_inject as inject;
 use ring3_layout::control::{ATTACHMENTS_MAX, HookKind};
 use ring3_patch::Plan;
+use ring3_uapi::Errno;
 
-use super::AttachmentId;
 use super::modules::{StaticSite, file_of};
 use super::one_byte::Earlier;
 use super::target::code_of;
+use super::{AttachmentId, Refusal};
 
 /// Where a site lies: what identifies it across reconciliations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,23 +140,25 @@ pub(super) fn places(
     kind: HookKind,
 ) -> Vec<Place> {
     code_of(mappings)
-        .filter(|m| !m.is_shared() && m.inode == inode.1 && is_device(m, pid, inode.0))
+        .filter(|m| !m.is_shared() && is_of_file(m, pid, inode))
         .filter_map(|m| place_in(m, offset, kind))
         .collect()
 }
 
 /// Whether a process maps a file, device and inode, with code that probes can be in.
 pub(super) fn maps(mappings: &[inject::Mapping], pid: u32, file: (u64, u64)) -> bool {
-    let is_it = |m: &inject::Mapping| !m.is_shared() && m.inode == file.1 && is_device(m, pid, file.0);
-    code_of(mappings).any(is_it)
+    code_of(mappings).any(|mapping| !mapping.is_shared() && is_of_file(mapping, pid, file))
 }
 
-/// Whether a mapping's file is on the device `dev`. Stacked file systems show another device in
-/// `/proc/PID/maps` than in `stat`: then the path is asked.
-fn is_device(mapping: &inject::Mapping, pid: u32, dev: u64) -> bool {
+/// Whether a mapping is of the file with this device and inode. Stacked file systems show another device in `/proc/PID/maps`
+/// than in `stat`: then the path is asked.
+pub(super) fn is_of_file(mapping: &inject::Mapping, pid: u32, (dev, inode): (u64, u64)) -> bool {
     use std::os::unix::fs::MetadataExt;
-    mapping.dev == dev
-        || file_of(pid, mapping).and_then(|path| path.metadata().ok()).is_some_and(|meta| meta.dev() == dev)
+    let is_on_device = || {
+        mapping.dev == dev
+            || file_of(pid, mapping).and_then(|path| path.metadata().ok()).is_some_and(|meta| meta.dev() == dev)
+    };
+    mapping.inode == inode && is_on_device()
 }
 
 pub(super) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {
@@ -168,6 +171,17 @@ pub(super) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -
         path: mapping.path.clone(),
         kind,
     })
+}
+
+/// Why nothing can be done at an address.
+pub(super) fn taken(name: &str, address: u64) -> Refusal {
+    Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
+}
+
+/// Whether these bytes stand at an address.
+pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
+    let mut there = vec![0u8; bytes.len()];
+    stopped.read(address, &mut there).is_ok() && there == bytes
 }
 
 /// Hands out ranges of the attachment table. A retired range is free again once no thread can read it.

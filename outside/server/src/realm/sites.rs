@@ -21,10 +21,10 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::recovery::Cleaning;
-use super::site::{Place, Site, WantedSite};
+use super::site::{Place, Site, WantedSite, is_written, taken};
 use super::sud::CaughtCalls;
 use super::tables::{entries, hook_flags, in_agent};
-use super::target::{Target, is_written, taken};
+use super::target::Target;
 use super::tracer::refusal_of;
 
 /// A jump covers sites that begin so many bytes behind it, or fewer.

@@ -30,9 +30,10 @@ use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_file_of};
 use super::raw_mapping::read_process;
 use super::recovery::put_back;
+use super::site::is_written;
 use super::sud::{CaughtCalls, is_changer};
 use super::tables::in_agent;
-use super::target::{Link, Target, is_written};
+use super::target::{Link, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 

@@ -51,13 +51,13 @@ impl LinkSpec {
 /// Who makes a link is answered when this is dropped.
 #[derive(Debug)]
 struct Attached {
-    reply: Sender<Result<AttachmentId, Refusal>>,
-    id: AttachmentId,
+    reply: Sender<Result<Vec<AttachmentId>, Refusal>>,
+    ids: Vec<AttachmentId>,
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let _ = self.reply.send(Ok(self.id));
+        let _ = self.reply.send(Ok(std::mem::take(&mut self.ids)));
     }
 }
 
@@ -179,13 +179,16 @@ impl Actor {
     /// Answers who makes a link once the processes are targets that it wants.
     pub(super) fn take_for(
         &mut self,
-        id: AttachmentId,
+        ids: Vec<AttachmentId>,
         mut found: BTreeSet<u32>,
-        reply: Sender<Result<AttachmentId, Refusal>>,
+        reply: Sender<Result<Vec<AttachmentId>, Refusal>>,
     ) {
         found.retain(|pid| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid));
-        self.takes.add_awaited(found, Attached { reply, id });
-        self.tell_if_nothing_is_seen(id);
+        let first = ids.first().copied();
+        self.takes.add_awaited(found, Attached { reply, ids });
+        if let Some(id) = first {
+            self.tell_if_nothing_is_seen(id);
+        }
     }
 
     /// Says to a tool that traces system calls, once, that there are no targets.

@@ -33,7 +33,7 @@ use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, RetryDelay};
 use super::requests::Budget;
 use super::single::Settled;
-use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places};
+use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places, taken};
 use super::stubs::{Area, RelayPage};
 use super::sud::SudFallback;
 use super::syscalls::{Syscalls, WantedCalls};
@@ -120,6 +120,8 @@ pub(super) struct Target {
     detaching: Option<RetryDelay>,
     /// Somebody else has written over a jump of ours.
     pub(super) disturbed: bool,
+    /// Counters of probes may be up here.
+    pub(super) counts: bool,
     /// Return addresses are replaced here: the unwinders are sites.
     pub(super) awaits_returns: bool,
     /// How often all links were looked at.
@@ -203,6 +205,7 @@ impl Target {
             faults: FaultState::default(),
             detaching: None,
             disturbed: false,
+            counts: false,
             awaits_returns: false,
             looks: 0,
             series: None,
@@ -296,6 +299,7 @@ impl Target {
                 self.update_cancel_handler(stopped);
                 self.reconcile_sud(stopped);
                 self.take_faults(stopped, shared, links);
+                self.reconcile_counters(stopped, links);
             }
         }
         if self.executed {
@@ -307,10 +311,11 @@ impl Target {
 
     pub(super) fn write_header(&self, shared: &Shared, region_base: u64) {
         // A fork's are its parent's.
-        let [all_registers, hooks, maps] = [
+        let [all_registers, hooks, maps, awaits_counters] = [
             offset_of!(ControlHeader, all_registers),
             offset_of!(ControlHeader, hooks),
             offset_of!(ControlHeader, maps),
+            offset_of!(ControlHeader, awaits_counters),
         ]
         .map(|at| self.control.word32(at as u64).load(Ordering::SeqCst));
         self.control.write(
@@ -334,6 +339,8 @@ impl Target {
                 all_registers,
                 hooks,
                 maps,
+                awaits_counters,
+                reserved: 0,
             },
         );
     }
@@ -442,7 +449,11 @@ impl Target {
         }
         let calls = self.note_calls(calls);
         self.forget_unmapped_calls(&calls);
-        let is_same = self.is_same_but_uses(&wanted) && self.syscalls.are(&calls) && !self.disturbed;
+        let counters = self.wanted_counters(links, &mappings);
+        let is_same = self.is_same_but_uses(&wanted)
+            && self.syscalls.are(&calls)
+            && !self.disturbed
+            && self.has_counters(&counters);
         if missing.is_empty()
             && is_same
             && self.sud.is_settled()
@@ -455,6 +466,7 @@ impl Target {
                 self.publish(address, &want.uses, links);
             }
             self.publish_calls(links);
+            self.await_counters(&counters);
             self.settle(&mappings);
             return Ok(());
         }
@@ -475,6 +487,7 @@ impl Target {
             self.update_cancel_handler(stopped);
             let settled = self.reconcile_sud(stopped);
             self.take_faults(stopped, shared, links);
+            self.reconcile_counters(stopped, links);
             Ok(settled)
         };
         let changed = match is_followed || recovery::is_held(pid.0) {
@@ -846,20 +859,10 @@ pub(super) fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inj
     mappings.iter().filter(|mapping| mapping.is_executable())
 }
 
-/// Why nothing can be done at an address.
-pub(super) fn taken(name: &str, address: u64) -> Refusal {
-    Refusal::new(Errno::ENOTSUPP, format!("{name}: another probe has displaced the instructions at {address:#x}"))
-}
-
 pub(super) fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
     if let Some(link) = links.get_mut(&id) {
         link.refused.insert(pid, refusal);
     }
-}
-
-pub(super) fn is_written(stopped: &mut inject::Stopped, address: u64, bytes: &[u8]) -> bool {
-    let mut there = vec![0u8; bytes.len()];
-    stopped.read(address, &mut there).is_ok() && there == bytes
 }
 
 /// The nonce in the control page of a region at `region`, if there is one.

@@ -70,8 +70,8 @@ pub(super) enum ReportTo {
     Loader,
     /// Whoever gets the answer to the request that is being served.
     Requester,
-    /// The loader that is just attaching this link gets an error; else as `Starter`.
-    RequesterOf(AttachmentId),
+    /// The loader that is just attaching these links gets an error; else as `Starter`.
+    RequesterOf { first: AttachmentId, last: AttachmentId },
 }
 
 impl Target {
@@ -90,8 +90,10 @@ impl Target {
             let terminal = match report_to {
                 ReportTo::Starter => self.terminal.or(link.spec.terminal),
                 ReportTo::Loader => link.spec.terminal,
-                ReportTo::RequesterOf(asked) if asked != id => self.terminal.or(link.spec.terminal),
-                ReportTo::Requester | ReportTo::RequesterOf(_) => None,
+                ReportTo::RequesterOf { first, last } if !(first..=last).contains(&id) => {
+                    self.terminal.or(link.spec.terminal)
+                }
+                ReportTo::Requester | ReportTo::RequesterOf { .. } => None,
             };
             if let Some(terminal) = terminal {
                 lost.entry(terminal).or_default().push(why);

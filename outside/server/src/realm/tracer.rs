@@ -56,8 +56,8 @@ pub(super) type Ready = Box<dyn FnOnce() + Send>;
 
 /// What the tracer can be asked.
 pub(super) enum Command {
-    /// A link, and processes that may have to become targets for it.
-    Attach(Box<LinkSpec>, BTreeSet<u32>, Sender<Result<AttachmentId, Refusal>>),
+    /// Links of the same process, or of any, and processes that may have to become targets for them.
+    Attach(Vec<LinkSpec>, BTreeSet<u32>, Sender<Result<Vec<AttachmentId>, Refusal>>),
     Detach(AttachmentId),
     AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
@@ -88,7 +88,7 @@ impl Command {
     /// The process that has to be stopped for it.
     fn needs(&self) -> Option<u32> {
         match self {
-            Command::Attach(spec, ..) => spec.pid,
+            Command::Attach(specs, ..) => specs.first()?.pid,
             Command::AddTarget(pid, ..) => Some(*pid),
             Command::TakeOne(candidate) => Some(candidate.pid),
             _ => None,
@@ -403,9 +403,9 @@ impl Actor {
 
     fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Attach(spec, found, reply) => match self.attach(*spec) {
+            Command::Attach(specs, found, reply) => match self.attach(specs) {
                 Err(refusal) => drop(reply.send(Err(refusal))),
-                Ok(id) => self.take_for(id, found, reply),
+                Ok(ids) => self.take_for(ids, found, reply),
             },
             Command::Take(pids) => self.look_at_candidates(pids),
             Command::FollowInCall(pid, tid, ready) => self.follow_in_call(pid, tid, ready),
@@ -680,31 +680,33 @@ impl Actor {
 
     // ---- links ----
 
-    fn attach(&mut self, spec: LinkSpec) -> Result<AttachmentId, Refusal> {
+    fn attach(&mut self, specs: Vec<LinkSpec>) -> Result<Vec<AttachmentId>, Refusal> {
         self.forget_vanished();
-        let pid = spec.pid;
+        let Some(LinkSpec { pid, rights, .. }) = specs.first().cloned() else { return Ok(vec![]) };
         // (Of a single target forks are looked for when it gets the link.)
         let is_for_targets = pid.is_none_or(|pid| self.targets.contains_key(&pid));
         if self.targets.len() != 1 || !is_for_targets || self.has_orphans || !self.forks_only.is_empty() {
             self.adopt_all_children();
         }
-        let id = AttachmentId(self.next_attachment);
-        self.next_attachment += 1;
         if let Some(pid) = pid {
-            check_reach(&spec.rights, pid)?;
+            check_reach(&rights, pid)?;
         }
-        self.links.insert(id, Link { spec, refused: BTreeMap::new() });
+        let first = self.next_attachment;
+        for spec in specs {
+            self.links.insert(AttachmentId(self.next_attachment), Link { spec, refused: BTreeMap::new() });
+            self.next_attachment += 1;
+        }
+        let ids: Vec<AttachmentId> = (first..self.next_attachment).map(AttachmentId).collect();
+        let requester = ReportTo::RequesterOf { first: ids[0], last: AttachmentId(self.next_attachment - 1) };
         let result = match pid {
-            Some(pid) if !self.targets.contains_key(&pid) => {
-                self.add_target(pid, Asked::Name, ReportTo::RequesterOf(id))
-            }
-            Some(pid) => self.apply_new(pid, id, ReportTo::RequesterOf(id)),
+            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, Asked::Name, requester),
+            Some(pid) => self.apply_new(pid, &ids, requester),
             None => {
                 // (Forks are found meanwhile, and are targets then.)
                 let (mut done, mut due) = (BTreeSet::new(), self.targets.keys().copied().collect::<Vec<_>>());
                 while let Some(pid) = due.pop() {
                     done.insert(pid);
-                    if let Err(refusal) = self.apply_new(pid, id, ReportTo::Loader) {
+                    if let Err(refusal) = self.apply_new(pid, &ids, ReportTo::Loader) {
                         tracing::warn!(pid, "{refusal}");
                     }
                     if due.is_empty() {
@@ -714,12 +716,12 @@ impl Actor {
                 Ok(())
             }
         };
-        let refused = pid.and_then(|pid| self.links[&id].refused.get(&pid).cloned());
+        let refused = pid.and_then(|pid| ids.iter().find_map(|id| self.links[id].refused.get(&pid).cloned()));
         if let Some(refusal) = result.err().or(refused) {
-            self.detach(&[id]);
+            self.detach(&ids);
             return Err(refusal);
         }
-        Ok(id)
+        Ok(ids)
     }
 
     /// Takes back what is left of jumps over which somebody else has written, a kernel's uprobe say: its removal would leave half of

@@ -17,8 +17,8 @@ pub struct Attached {
     /// The program.
     pub program: Arc<Program>,
     /// In the realm.
-    id: AttachmentId,
-    /// Cookie.
+    ids: Vec<AttachmentId>,
+    /// Cookie; of many points, that of the first.
     pub cookie: u64,
     realm: Arc<Realm>,
     /// Free after the program is detached.
@@ -26,31 +26,32 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Attaches a program: by a link (or event) of this id and with this cookie, to a point, of one process or all that
-    /// `rights` reach.
+    /// Attaches a program: by a link (or event) of this id, to points with a cookie each (to all or to none), of one process or all
+    /// that `rights` reach.
     pub(super) fn new(
         realm: &Arc<Realm>,
         program: Arc<Program>,
-        (link_id, cookie): (u32, u64),
-        (point, pid, rights): (Point, Option<u32>, &Arc<Rights>),
+        link_id: u32,
+        points: Vec<(Point, u64)>,
+        (pid, rights): (Option<u32>, &Arc<Rights>),
         seat: Option<EventSlot>,
     ) -> Result<Attached, Refusal> {
         let facts = &program.facts;
-        let all_registers = match &point {
-            Point::Probe(_) => facts.all_registers,
-            Point::Syscall(point) => facts.call_registers || point.context == SyscallContext::Kprobe,
-        };
-        let spec = LinkSpec {
+        let first_cookie = points.first().map_or(0, |(_, cookie)| *cookie);
+        let spec = |(point, cookie): (Point, u64)| LinkSpec {
             link_id,
             prog_id: program.id,
             prog_name: program.name.clone(),
             text: program.text.clone(),
+            all_registers: match &point {
+                Point::Probe(_) => facts.all_registers,
+                Point::Syscall(point) => facts.call_registers || point.context == SyscallContext::Kprobe,
+            },
             point,
             cookie,
             pid,
             scope: program.scope,
             per_cpu: facts.uses_per_cpu,
-            all_registers,
             reads: facts.reads,
             identity: facts.identity,
             filter: program.filter.clone(),
@@ -59,8 +60,8 @@ impl Attached {
             rights: rights.clone(),
             watch: None,
         };
-        let id = realm.attach(spec)?;
-        Ok(Attached { program, id, cookie, realm: realm.clone(), _seat: seat })
+        let ids = realm.attach(points.into_iter().map(spec).collect())?;
+        Ok(Attached { program, ids, cookie: first_cookie, realm: realm.clone(), _seat: seat })
     }
 
     /// What all rows of `ring3 status` tell of it.
@@ -71,7 +72,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        self.realm.detach(self.id);
+        self.ids.iter().for_each(|id| self.realm.detach(*id));
     }
 }
 

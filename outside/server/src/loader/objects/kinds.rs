@@ -1,7 +1,6 @@
 //! Programs, BTF, perf events, links.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -18,10 +17,9 @@ use super::attached::{Attached, EventSlot};
 use super::kernel_types::KernelTypes;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::tracepoints::{self, KprobeSite, TracepointSite};
+use super::uprobes::{MultiSite, UprobeSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
-use crate::realm::{
-    Death, EventFd, MapSlot, Point, ProbePoint, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
-};
+use crate::realm::{Death, EventFd, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal};
 use crate::rights::Rights;
 
 /// What a descriptor can stand for.
@@ -207,32 +205,6 @@ impl Drop for Program {
     }
 }
 
-/// Where a uprobe event is.
-#[derive(Clone, Debug)]
-pub struct UprobeSite {
-    /// The file as the server opens it.
-    pub file: PathBuf,
-    /// The path as the loader gave it.
-    pub shown: String,
-    /// `st_dev`.
-    pub dev: u64,
-    /// `st_ino`.
-    pub inode: u64,
-    /// Offset in the file.
-    pub offset: u64,
-    /// On return.
-    pub ret: bool,
-    /// Only this process.
-    pub pid: Option<u32>,
-}
-
-impl UprobeSite {
-    fn point(&self) -> Point {
-        let UprobeSite { file, dev, inode, offset, ret, .. } = self;
-        Point::Probe(ProbePoint { file: file.clone(), dev: *dev, inode: *inode, offset: *offset, ret: *ret })
-    }
-}
-
 /// What a perf event is for.
 pub enum EventKind {
     /// A probe, with the program that `PERF_EVENT_IOC_SET_BPF` put on it.
@@ -323,7 +295,7 @@ impl Event {
             return Err(Refusal::new(Errno::EINVAL, words));
         }
         let seat = EventSlot::take(&self.program_id, program.id, shared)?;
-        Attached::new(&self.realm, program, (link_id, cookie), (point, pid, &self.rights), Some(seat))
+        Attached::new(&self.realm, program, link_id, vec![(point, cookie)], (pid, &self.rights), Some(seat))
     }
 
     /// It has a buffer now: programs find it in the arrays that it was put into before.
@@ -399,7 +371,7 @@ impl Event {
         let mut row = attached.describe(id);
         match &self.kind {
             EventKind::Uprobe(site, _) => {
-                row["file"] = site.shown.clone().into();
+                row["file"] = site.file.shown.clone().into();
                 row["offset"] = format!("{:#x}", site.offset).into();
                 (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
             }
@@ -422,6 +394,8 @@ pub enum LinkTarget {
     Event(Arc<Event>),
     /// A raw tracepoint: `sys_enter` or `sys_exit`.
     RawTracepoint(Tracepoint),
+    /// Many uprobes of a file.
+    Uprobes(MultiSite),
 }
 
 /// A link from a program to what makes it run.
@@ -451,8 +425,16 @@ impl Link {
         }
         let (realm, rights) = (program.realm.clone(), program.rights.clone());
         let point = tracepoints::point(tracepoint, SyscallContext::Raw);
-        let attached = Attached::new(&realm, program, (id, cookie), (point, None, &rights), None)?;
+        let attached = Attached::new(&realm, program, id, vec![(point, cookie)], (None, &rights), None)?;
         Ok(Link { id, target: LinkTarget::RawTracepoint(tracepoint), attached: Mutex::new(Some(attached)) })
+    }
+
+    /// Puts a program on many uprobes: on all, or on none. Who may do that and where it runs, the rights of the program's loader say,
+    /// as for raw tracepoints. Mirrors kernel/trace/bpf_trace.c:bpf_uprobe_multi_link_attach (v6.18).
+    pub fn uprobes(id: u32, program: Arc<Program>, site: MultiSite) -> Result<Link, Refusal> {
+        let (realm, rights) = (program.realm.clone(), program.rights.clone());
+        let attached = Attached::new(&realm, program, id, site.points(), (site.pid, &rights), None)?;
+        Ok(Link { id, target: LinkTarget::Uprobes(site), attached: Mutex::new(Some(attached)) })
     }
 
     pub(super) fn describe(&self) -> Value {
@@ -462,6 +444,12 @@ impl Link {
             (LinkTarget::RawTracepoint(tracepoint), Some(attached)) => {
                 let mut row = attached.describe(self.id);
                 row["raw_tracepoint"] = tracepoint.name().into();
+                row
+            }
+            (LinkTarget::Uprobes(site), Some(attached)) => {
+                let mut row = attached.describe(self.id);
+                (row["file"], row["uprobes"]) = (site.file.shown.clone().into(), site.probes.len().into());
+                (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
                 row
             }
             (_, None) => json!({ "id": self.id }),

@@ -17,6 +17,7 @@ mod raw_instances;
 mod raw_lock;
 mod raw_map;
 mod tracepoints;
+mod uprobes;
 mod watch;
 
 use std::collections::btree_map::Entry;
@@ -34,11 +35,12 @@ use serde_json::{Value, json};
 
 pub use attached::Attached;
 pub use kernel_types::KernelTypes;
-pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source, UprobeSite};
+pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source};
 use pins::{Files, Pins};
 pub use quota::{Quota, Share};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
 pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
+pub use uprobes::{MultiProbe, MultiSite, ProbedFile, UprobePlaces, UprobeSite};
 use watch::Watch;
 
 use crate::realm::Realm;
@@ -109,6 +111,8 @@ pub struct Subsystem {
     pub realm: Arc<Realm>,
     /// The programs of tracepoints.
     pub tracepoints: Arc<Tracepoints>,
+    /// Where uprobes are.
+    pub uprobes: Arc<UprobePlaces>,
     /// What loaders may hold.
     pub descriptors: Arc<Quota>,
     /// See `descriptors`.
@@ -142,6 +146,7 @@ impl Subsystem {
         let subsystem = Arc::new(Subsystem {
             realm,
             tracepoints: Arc::default(),
+            uprobes: Arc::default(),
             descriptors: Quota::of_descriptors(),
             map_slots: Quota::of_maps(),
             held: Mutex::default(),
