@@ -711,6 +711,52 @@ int outputs(void *ctx)
 	return 0;
 }
 
+// Reads a number, of either kind, from a text in the program's own memory.
+#define NUMBER(text, flags)                                                          \
+	do {                                                                         \
+		char of[] = text;                                                    \
+		long value = 7;                                                      \
+		unsigned long plain = 7;                                             \
+		long result;                                                         \
+		asm volatile("" ::"r"(of) : "memory");                               \
+		result = bpf_strtol(of, sizeof(of) - 1, flags, &value);              \
+		TELL_BYTES("strtol " text ", " #flags, result, &value, 8);           \
+		result = bpf_strtoul(of, sizeof(of) - 1, flags, &plain);             \
+		TELL_BYTES("strtoul " text ", " #flags, result, &plain, 8);          \
+	} while (0)
+
+SEC("uprobe")
+int numbers(void *ctx)
+{
+	NUMBER("12", 0);
+	NUMBER("12", 8);
+	NUMBER("19", 8);
+	NUMBER("ff", 16);
+	NUMBER("fg", 16);
+	NUMBER("g", 16);
+	NUMBER("0x1F z", 0);
+	NUMBER("0x1F", 16);
+	NUMBER("0x", 0);
+	NUMBER("0x", 16);
+	NUMBER("077", 0);
+	NUMBER(" \t 5 6", 10);
+	NUMBER("   ", 0);
+	NUMBER("-", 0);
+	NUMBER("- 5", 0);
+	NUMBER("-5", 0);
+	NUMBER("+5", 0);
+	NUMBER("-0", 0);
+	NUMBER("5", 2);
+	NUMBER("5", 32);
+	NUMBER("9223372036854775807", 0);
+	NUMBER("9223372036854775808", 0);
+	NUMBER("-9223372036854775808", 0);
+	NUMBER("-9223372036854775809", 0);
+	NUMBER("18446744073709551615", 10);
+	NUMBER("18446744073709551616", 10);
+	return 0;
+}
+
 SEC("uprobe")
 int BPF_KPROBE(clocks, unsigned long cpus)
 {

@@ -38,6 +38,7 @@ PROBED(texts)
 PROBED(rings)
 PROBED(outputs)
 PROBED(clocks)
+PROBED(numbers)
 PROBED(writes)
 
 // Returns its own address.
@@ -218,6 +219,7 @@ int main(void)
 	outputs_on(0, 3);
 	outputs_on(sysconf(_SC_NPROCESSORS_ONLN) - 1, 2);
 	clocks(sysconf(_SC_NPROCESSORS_CONF), 0, 0, 0, 0, 0);
+	numbers(0, 0, 0, 0, 0, 0);
 	memset(written, '.', 16);
 	writes(AT(written), AT(constant), AT(edge), AT(hidden), 0, 0);
 	printf("%.16s|%d\n", written, constant[0]);

@@ -51,6 +51,8 @@ exports! {
     ring3_helper_get_attach_cookie = raw_helpers::get_attach_cookie;
     ring3_helper_get_func_ip = raw_helpers::get_func_ip;
     ring3_helper_strncmp = raw_helpers::strncmp;
+    ring3_helper_strtol = raw_helpers::strtol;
+    ring3_helper_strtoul = raw_helpers::strtoul;
     ring3_helper_trace_printk = raw_helpers::trace_printk;
     ring3_helper_trace_vprintk = raw_helpers::trace_vprintk;
     ring3_helper_snprintf = raw_helpers::snprintf;

@@ -7,6 +7,7 @@
 #![no_std]
 
 mod format;
+mod numbers;
 mod raw_actions;
 pub mod raw_budget;
 pub mod raw_buffers;

@@ -13,6 +13,7 @@ use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
+use crate::numbers;
 use crate::raw_callbacks::LOOPS_MAX;
 use crate::raw_dispatch::{cpu_of, map_cpu};
 use crate::raw_identity::{comm_of, uid_gid_of};
@@ -131,6 +132,16 @@ fn inner_map(tb: &ThreadBlock, value: u64) -> u64 {
     }
     // SAFETY: a map operation gave the address of an element's value, a word. Only the server writes it.
     view_named(tb, unsafe { AtomicU32::from_ptr(value as *mut u32) }.load(Acquire))
+}
+
+/// Writes a number, 0 if there is none; the bytes that it takes in its text.
+///
+/// # Safety
+/// `to` is writable for a word.
+unsafe fn told(number: Result<(u64, u64), Errno>, to: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { (to as *mut u64).write_unaligned(number.map_or(0, |(value, _)| value)) };
+    answer(number.map(|(_, taken)| taken))
 }
 
 macro_rules! helpers {
@@ -417,6 +428,22 @@ helpers! {
             }
         }
         0
+    }
+
+    /// `bpf_strtol`
+    fn strtol(text, bytes, flags, to; tb) {
+        // SAFETY: the verifier proved the text readable.
+        let number = numbers::signed(unsafe { core::slice::from_raw_parts(text as *const u8, bytes as u32 as usize) }, flags);
+        // SAFETY: the verifier proved a word writable there.
+        unsafe { told(number, to) }
+    }
+
+    /// `bpf_strtoul`
+    fn strtoul(text, bytes, flags, to; tb) {
+        // SAFETY: the verifier proved the text readable.
+        let number = numbers::unsigned(unsafe { core::slice::from_raw_parts(text as *const u8, bytes as u32 as usize) }, flags);
+        // SAFETY: the verifier proved a word writable there.
+        unsafe { told(number, to) }
     }
 
     /// `bpf_trace_printk`

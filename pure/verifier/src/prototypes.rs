@@ -221,8 +221,8 @@ static PROTOTYPES: &[Prototype] = &[
         .gives(acquired("sock_common"))
         .from(TC_XDP),
     row(TCP_CHECK_SYNCOOKIE).given(&[SOCKET, MEMORY, Size, MEMORY, Size]).gpl().from(TC_XDP),
-    row(STRTOL).given(&[MEMORY, Size, Anything, LONG_OUT]),
-    row(STRTOUL).given(&[MEMORY, Size, Anything, LONG_OUT]),
+    row(STRTOL).given(&[MEMORY, Size, Anything, LONG_OUT]).runs(),
+    row(STRTOUL).given(&[MEMORY, Size, Anything, LONG_OUT]).runs(),
     row(SK_STORAGE_GET)
         .given(&[Map, SOCKET, MapValue { nullable: true }, Anything])
         .gives(MapValueOrNull)
