@@ -24,6 +24,7 @@ mod raw_kernel;
 pub mod raw_memory;
 mod raw_proc;
 mod raw_request;
+mod raw_sampled;
 mod raw_shadow;
 mod raw_shown;
 mod raw_slot;

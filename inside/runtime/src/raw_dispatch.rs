@@ -496,6 +496,7 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
         return false;
     }
     tb.guard.store(&raw const here as u64, Relaxed);
+    tb.sampled = test.sampled;
     compiler_fence(Acquire);
     let started = monotonic_ns(tb);
     for _ in 0..test.repeat {
@@ -504,6 +505,7 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
     }
     test.duration_ns = monotonic_ns(tb).wrapping_sub(started);
     compiler_fence(Release);
+    tb.sampled = 0;
     tb.guard.store(0, Relaxed);
     true
 }

@@ -20,6 +20,7 @@ use crate::raw_identity::{comm_of, uid_gid_of};
 use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
 use crate::raw_memory::{clear, read, read_string, read_user_string, write};
 use crate::raw_request::control;
+use crate::raw_sampled::{of_process, sampled, shown_ids};
 use crate::raw_slot::name;
 use crate::raw_system::{is_dead, relax, syscall};
 use crate::raw_trace::{formatted, print, with_arguments};
@@ -268,7 +269,7 @@ helpers! {
     fn probe_read_user(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let result = unsafe { read(tb, to, from, bytes) };
+        let result = of_process(tb, |tb| unsafe { read(tb, to, from, bytes) });
         // SAFETY: as above.
         done(unsafe { cleared(to, bytes, result) })
     }
@@ -295,7 +296,7 @@ helpers! {
     fn probe_read_user_str(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let result = unsafe { read_user_string(tb, to, from, bytes) };
+        let result = of_process(tb, |tb| unsafe { read_user_string(tb, to, from, bytes) });
         // SAFETY: as above.
         answer(unsafe { cleared(to, bytes, result) })
     }
@@ -322,13 +323,17 @@ helpers! {
     fn copy_from_user(to, bytes, from; tb) {
         let bytes = u64::from(bytes as u32);
         // SAFETY: the verifier proved `to` writable.
-        let result = unsafe { read(tb, to, from, bytes) };
+        let result = of_process(tb, |tb| unsafe { read(tb, to, from, bytes) });
         // SAFETY: as above.
         done(unsafe { cleared(to, bytes, result) })
     }
 
-    /// `bpf_probe_write_user`
+    /// `bpf_probe_write_user`: not in an interrupt, as the program of a perf event is
+    /// (kernel/trace/bpf_trace.c:bpf_probe_write_user).
     fn probe_write_user(to, from, bytes; tb) {
+        if sampled(tb).is_some() {
+            return done(Err(Errno::EPERM));
+        }
         // SAFETY: the verifier proved `from` readable.
         done(unsafe { write(tb, to, from, u64::from(bytes as u32)) })
     }
@@ -346,7 +351,7 @@ helpers! {
     fn ktime_get_tai_ns(; tb) { clock_ns(tb, CLOCK_TAI) }
 
     /// `bpf_get_current_pid_tgid`
-    fn get_current_pid_tgid(; tb) { tb.pid_tgid }
+    fn get_current_pid_tgid(; tb) { shown_ids(tb) }
 
     /// `bpf_get_current_uid_gid`
     fn get_current_uid_gid(; tb) {

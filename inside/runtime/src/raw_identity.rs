@@ -9,6 +9,7 @@ use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::{coarse_ns, comm};
+use crate::raw_sampled::sampled;
 use crate::raw_sud::is_borrower;
 use crate::raw_system::syscall0;
 use crate::raw_thread::current;
@@ -34,11 +35,17 @@ fn remembered<T: Copy>(tb: &mut ThreadBlock, place: fn(&mut ThreadBlock) -> &mut
 
 /// The thread's name, zero-padded.
 pub(crate) fn comm_of(tb: &mut ThreadBlock) -> [u64; 2] {
+    if let Some(sampled) = sampled(tb) {
+        return sampled.comm;
+    }
     remembered(tb, |tb| &mut tb.comm, comm)
 }
 
 /// Its group and user, as `bpf_get_current_uid_gid` returns them.
 pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
+    if let Some(sampled) = sampled(tb) {
+        return sampled.uid_gid;
+    }
     remembered(
         tb,
         |tb| &mut tb.uid_gid,

@@ -17,6 +17,7 @@ use ring3_uapi::nr;
 use crate::raw_helpers::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns, comm};
 use crate::raw_memory::{USER_END, is_program_memory, read, read_string, read_user_string};
 use crate::raw_proc::Task;
+use crate::raw_sampled::{of_any, shown_ids};
 use crate::raw_slot::name;
 use crate::raw_system::{cpu_number, syscall, syscall0};
 use crate::raw_task::task_of;
@@ -34,7 +35,7 @@ const _: () = assert!(TASKS_START >= KERNEL_START);
 
 /// The running thread's `task_struct`.
 pub(crate) fn own_task(tb: &ThreadBlock) -> TaskAddress {
-    TaskAddress::new(owner::namespace(name(tb.region_base, tb)), tb.pid_tgid as u32)
+    TaskAddress::new(owner::namespace(name(tb.region_base, tb)), shown_ids(tb) as u32)
 }
 
 /// The error for reading what is not kernel memory: some address of the kernel's half, or none of its.
@@ -79,7 +80,7 @@ pub(crate) unsafe fn read_kernel_string(tb: &ThreadBlock, to: u64, from: u64, by
 ///
 /// # Safety
 /// `to` is writable for `bytes` bytes.
-pub(crate) unsafe fn read_any(tb: &ThreadBlock, to: u64, from: u64, bytes: u64) -> Result<(), Errno> {
+pub(crate) unsafe fn read_any(tb: &mut ThreadBlock, to: u64, from: u64, bytes: u64) -> Result<(), Errno> {
     if let Some(at) = of_task(tb, from) {
         // SAFETY: the caller's promise.
         return unsafe { read_task(tb, at, to, bytes) };
@@ -88,14 +89,14 @@ pub(crate) unsafe fn read_any(tb: &ThreadBlock, to: u64, from: u64, bytes: u64) 
         return Err(not_kernel_memory(from));
     }
     // SAFETY: the caller's promise.
-    unsafe { read(tb, to, from, bytes) }
+    of_any(tb, from, bytes, |tb| unsafe { read(tb, to, from, bytes) })
 }
 
 /// Copies a string of anything, as [`read_any`].
 ///
 /// # Safety
 /// `to` is writable for `bytes` bytes.
-pub(crate) unsafe fn read_any_string(tb: &ThreadBlock, to: u64, from: u64, bytes: u64) -> Result<u64, Errno> {
+pub(crate) unsafe fn read_any_string(tb: &mut ThreadBlock, to: u64, from: u64, bytes: u64) -> Result<u64, Errno> {
     if let Some(at) = of_task(tb, from) {
         // SAFETY: the caller's promise.
         return unsafe { read_task_string(tb, at, to, bytes) };
@@ -104,7 +105,7 @@ pub(crate) unsafe fn read_any_string(tb: &ThreadBlock, to: u64, from: u64, bytes
         return Err(not_kernel_memory(from));
     }
     // SAFETY: the caller's promise.
-    unsafe { read_user_string(tb, to, from, bytes) }
+    of_any(tb, from, 1, |tb| unsafe { read_user_string(tb, to, from, bytes) })
 }
 
 /// What an address says of a task's objects, if it is one of those. What `bpf_get_current_task_btf` gives, which is memory,

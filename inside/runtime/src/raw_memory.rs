@@ -47,7 +47,7 @@ pub unsafe fn read(tb: &ThreadBlock, target: u64, source: u64, bytes: u64) -> Re
     if bytes == 0 {
         return Ok(());
     }
-    if is_own_stack(tb, source, bytes) {
+    if tb.memory_of == 0 && is_own_stack(tb, source, bytes) {
         // SAFETY: both ranges are mapped; they may overlap.
         unsafe { core::ptr::copy(source as *const u8, target as *mut u8, bytes as usize) };
         return Ok(());
@@ -104,7 +104,11 @@ unsafe fn transfer(
         // SAFETY: the caller vouches for `local`; the other one may not be there. Who says that it is to be written may do so.
         return if unsafe { copy(target, source, bytes) } { Ok(()) } else { Err(Errno::EFAULT) };
     }
-    let pid = tb.map_or_else(|| syscall0(nr::GETPID) as u64, |tb| tb.pid_tgid >> 32);
+    let pid = match tb {
+        Some(tb) if tb.memory_of != 0 => u64::from(tb.memory_of as u32),
+        Some(tb) => tb.pid_tgid >> 32,
+        None => syscall0(nr::GETPID) as u64,
+    };
     // SAFETY: the kernel checks the other address; the caller vouches for `local`.
     unsafe { ask_kernel(direction, pid, local, bytes) }
 }

@@ -2,11 +2,12 @@
 //!
 //! A probe in the kernel sees the same: it unwinds user stacks by frame pointers only
 //! (arch/x86/events/core.c:perf_callchain_user). There are no kernel stacks. At a uprobe, where the registers are the user's, the
-//! kernel's answer is an empty one, too.
+//! kernel's answer is an empty one, too. The program of a perf event gets the stacks of the sample, which the kernel has unwound.
 
 use ring3_layout::control::{
     ATTACHMENT_ALONE, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,
 };
+use ring3_layout::sampled::Sampled;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::Map;
 use ring3_uapi::Errno;
@@ -18,6 +19,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::{answer, block, context, map_at};
 use crate::raw_memory::{clear, read, read_word};
+use crate::raw_sampled::sampled;
 use crate::raw_shadow::original;
 
 const PAGE: u64 = 4096;
@@ -99,19 +101,62 @@ fn is_at_entry(tb: &ThreadBlock, regs: &PtRegs) -> bool {
     regs.rip == hook.site && hook.flags & HOOK_AT_ENTRY != 0
 }
 
+/// Where the addresses of a stack are.
+enum Origin<'t> {
+    /// In the process, from these registers on.
+    Registers(PtRegs),
+    /// In a sample.
+    Sampled(&'t Sampled),
+}
+
+impl Origin<'_> {
+    /// Of the run that is under way.
+    fn of(tb: &ThreadBlock, context: u64) -> Result<Origin<'_>, Errno> {
+        match sampled(tb) {
+            Some(sampled) => Ok(Origin::Sampled(sampled)),
+            None => registers(tb, context).map(Origin::Registers),
+        }
+    }
+
+    /// Whether there may be a stack of the kernel's.
+    fn has_kernel_stack(&self) -> bool {
+        matches!(self, Origin::Sampled(_))
+    }
+
+    /// Gives the addresses of a stack, at most `limit`, with their numbers to `put`; how many there are.
+    fn frames(&self, tb: &ThreadBlock, user: bool, limit: usize, mut put: impl FnMut(usize, u64)) -> usize {
+        let sampled = match self {
+            Origin::Registers(regs) if user => return walk(tb, regs, limit, put),
+            Origin::Registers(_) => return 0,
+            Origin::Sampled(sampled) => sampled,
+        };
+        let (at, count) = match user {
+            true => (sampled.user_frames, sampled.user_count),
+            false => (sampled.kernel_frames, sampled.kernel_count),
+        };
+        let count = (count as usize).min(limit);
+        for number in 0..count {
+            // SAFETY: whoever made the sample vouches for so many addresses there, as long as the run lasts.
+            put(number, unsafe { (at as *const u64).wrapping_add(number).read() });
+        }
+        count
+    }
+}
+
 /// Mirrors kernel/bpf/stackmap.c:bpf_get_stackid.
-fn stack_id(tb: &ThreadBlock, regs: &PtRegs, map: &Map, flags: u64) -> Result<u64, Errno> {
+fn stack_id(tb: &ThreadBlock, origin: &Origin<'_>, map: &Map, flags: u64) -> Result<u64, Errno> {
     let known = BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK | BPF_F_FAST_STACK_CMP | BPF_F_REUSE_STACKID;
     if flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
-    if flags & BPF_F_USER_STACK == 0 {
+    let user = flags & BPF_F_USER_STACK != 0;
+    if !user && !origin.has_kernel_stack() {
         return Err(Errno::EFAULT);
     }
     let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
     let mut addresses = [0u64; STACK_FRAMES_MAX];
     let limit = (map.stack_depth() + skip).min(STACK_FRAMES_MAX);
-    let count = walk(tb, regs, limit, |number, address| {
+    let count = origin.frames(tb, user, limit, |number, address| {
         if let Some(place) = number.checked_sub(skip).and_then(|place| addresses.get_mut(place)) {
             *place = address;
         }
@@ -124,7 +169,7 @@ fn stack_id(tb: &ThreadBlock, regs: &PtRegs, map: &Map, flags: u64) -> Result<u6
 ///
 /// # Safety
 /// `to` is writable for `bytes` bytes.
-unsafe fn stack(tb: &ThreadBlock, regs: &PtRegs, to: u64, bytes: u64, flags: u64) -> Result<u64, Errno> {
+unsafe fn stack(tb: &ThreadBlock, origin: &Origin<'_>, to: u64, bytes: u64, flags: u64) -> Result<u64, Errno> {
     let (user, builds) = (flags & BPF_F_USER_STACK != 0, flags & BPF_F_USER_BUILD_ID != 0);
     let entry_bytes = if builds { STACK_BUILD_ID_BYTES } else { 8 } as u64;
     let known = BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK | BPF_F_USER_BUILD_ID;
@@ -133,8 +178,8 @@ unsafe fn stack(tb: &ThreadBlock, regs: &PtRegs, to: u64, bytes: u64, flags: u64
     }
     let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
     let room = (bytes / entry_bytes) as usize;
-    let limit = if user { (room + skip).min(STACK_FRAMES_MAX) } else { 0 };
-    let count = walk(tb, regs, limit, |number, address| {
+    let limit = (room + skip).min(STACK_FRAMES_MAX);
+    let count = origin.frames(tb, user, limit, |number, address| {
         let Some(entry) = number.checked_sub(skip).filter(|entry| *entry < room) else { return };
         let at = to + entry as u64 * entry_bytes;
         let (status, address_at) = if builds { (STACK_BUILD_ID_IP, STACK_BUILD_ID_IP_AT) } else { (0, 0) };
@@ -186,8 +231,7 @@ pub unsafe extern "sysv64" fn get_stackid(regs: u64, map: u64, flags: u64, _: u6
     let tb = unsafe { block(env) };
     // SAFETY: the verifier proved a map.
     let map = unsafe { map_at(map) };
-    let regs = registers(tb, regs);
-    answer(map.and_then(|map| stack_id(tb, &regs?, &map, flags)))
+    answer(map.and_then(|map| stack_id(tb, &Origin::of(tb, regs)?, &map, flags)))
 }
 
 /// `bpf_get_stack`
@@ -198,9 +242,9 @@ pub unsafe extern "sysv64" fn get_stack(regs: u64, to: u64, bytes: u64, flags: u
     let bytes = u64::from(bytes as u32);
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    let regs = registers(tb, regs);
+    let origin = Origin::of(tb, regs);
     // SAFETY: the verifier proved `to` writable for `bytes` bytes.
     unsafe { clear(to, bytes) };
     // SAFETY: as above.
-    answer(regs.and_then(|regs| unsafe { stack(tb, &regs, to, bytes, flags) }))
+    answer(origin.and_then(|origin| unsafe { stack(tb, &origin, to, bytes, flags) }))
 }

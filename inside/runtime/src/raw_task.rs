@@ -8,6 +8,7 @@ use ring3_uapi::flags::BPF_LOCAL_STORAGE_GET_F_CREATE;
 
 use crate::raw_helpers::{answer, block, context, map_at};
 use crate::raw_kernel::own_task;
+use crate::raw_sampled::sampled;
 
 /// What programs hold for the running thread's `task_struct`: the zeros behind its block. The verifier refuses what reads
 /// there as far as it sees it.
@@ -40,7 +41,8 @@ pub unsafe extern "sysv64" fn get_current_task_btf(_: u64, _: u64, _: u64, _: u6
 pub unsafe extern "sysv64" fn task_storage_get(map: u64, task: u64, value: u64, flags: u64, _: u64, env: u64) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    if flags & !BPF_LOCAL_STORAGE_GET_F_CREATE != 0 || task != task_of(tb) {
+    let is_own = task == task_of(tb) && sampled(tb).is_none();
+    if flags & !BPF_LOCAL_STORAGE_GET_F_CREATE != 0 || !is_own {
         return 0;
     }
     // SAFETY: the verifier proved a map.
@@ -57,7 +59,7 @@ pub unsafe extern "sysv64" fn task_storage_get(map: u64, task: u64, value: u64, 
 pub unsafe extern "sysv64" fn task_storage_delete(map: u64, task: u64, _: u64, _: u64, _: u64, env: u64) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    if task != task_of(tb) {
+    if task != task_of(tb) || sampled(tb).is_some() {
         return Errno::EINVAL.negated() as u64;
     }
     // SAFETY: the verifier proved a map.

@@ -11,6 +11,7 @@ use crate::raw_dispatch::cpu_of;
 use crate::raw_helpers::{comm, monotonic_ns};
 use crate::raw_memory::{read, read_string};
 use crate::raw_request::realm;
+use crate::raw_sampled::{sampled, shown_ids};
 
 /// Arguments of one call at most (the kernel: `MAX_BPRINTF_VARARGS`, 12).
 const ARGUMENTS_MAX: usize = 12;
@@ -52,11 +53,12 @@ fn store(tb: &ThreadBlock, line: &[u8; TRACE_TEXT_BYTES], bytes: usize) {
     let Some(entry) = realm.trace.get((number % u64::from(TRACE_ENTRIES)) as usize) else { return };
     entry.sequence.store(number.wrapping_mul(2).wrapping_add(1), Release);
     entry.time_ns.store(monotonic_ns(tb), Relaxed);
-    entry.pid.store((tb.pid_tgid >> 32) as u32, Relaxed);
-    entry.tid.store(tb.pid_tgid as u32, Relaxed);
+    let (ids, name) = (shown_ids(tb), sampled(tb).map_or_else(comm, |sampled| sampled.comm));
+    entry.pid.store((ids >> 32) as u32, Relaxed);
+    entry.tid.store(ids as u32, Relaxed);
     entry.cpu.store(cpu_of(tb), Relaxed);
     entry.text_bytes.store(bytes as u32, Relaxed);
-    for (to, from) in entry.comm.iter().zip(comm()) {
+    for (to, from) in entry.comm.iter().zip(name) {
         to.store(from, Relaxed);
     }
     for (to, chunk) in entry.text.iter().zip(line.chunks_exact(8)) {

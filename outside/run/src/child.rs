@@ -27,11 +27,11 @@ const MESSAGE_BYTES_MAX: u32 = 1 << 26;
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FILES_MAX));
 
 /// A map of the server's.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SharedMap {
-    slot: u32,
-    write: bool,
-    geometry: Vec<u8>,
+    pub(crate) slot: u32,
+    pub(crate) write: bool,
+    pub(crate) geometry: Vec<u8>,
 }
 
 impl SharedMap {
@@ -75,7 +75,7 @@ pub struct Answer {
     pub packet: Option<Vec<u8>>,
 }
 
-fn send(stream: &UnixStream, message: &[u8], files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+pub(crate) fn send(stream: &UnixStream, message: &[u8], files: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     let length = (message.len() as u32).to_le_bytes();
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -86,7 +86,7 @@ fn send(stream: &UnixStream, message: &[u8], files: &[BorrowedFd<'_>]) -> std::i
     (&*stream).write_all(message)
 }
 
-fn receive(stream: &UnixStream) -> std::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+pub(crate) fn receive(stream: &UnixStream) -> std::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut length = [0; 4];
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -146,7 +146,7 @@ fn run(request: Request, files: &[OwnedFd]) -> Result<Answer, Error> {
     runner.share(realm.as_fd(), text.as_fd())?;
     for (map, file) in request.maps.iter().zip(maps) {
         let geometry = geometry_of_bytes(&map.geometry).ok_or_else(damaged)?;
-        runner.share_map(map.slot, geometry, file.as_fd(), map.write)?;
+        runner.show_file(map.slot, &geometry, file.as_fd(), map.write)?;
     }
     let program = runner.at(request.entry, request.per_cpu);
     let (mut context, mut packet) = (request.context, request.packet);

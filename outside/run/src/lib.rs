@@ -6,8 +6,11 @@
 //! Start reading at: `Runner`.
 
 pub mod child;
+pub mod events;
 mod packet;
 mod raw_region;
+mod raw_ring;
+pub mod samples;
 
 use std::fmt;
 use std::io;
@@ -16,6 +19,7 @@ use std::os::fd::BorrowedFd;
 use ring3_jit::{Code, LinkError, Target};
 use ring3_layout::control::{ATTACHMENT_ALONE, ATTACHMENT_CPU_SLOT, Attachment, TestRun};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET, got_offset};
+use ring3_layout::sampled::Sampled;
 use ring3_maps::{Attributes, Geometry, Map};
 use ring3_uapi::Errno;
 use ring3_verifier::{HashShape, MapShape, Verified};
@@ -152,11 +156,11 @@ impl Runner {
         self.region.share(realm, text).map_err(Error::Mapping)
     }
 
-    /// Makes a server's map known by its slot there.
-    fn share_map(&mut self, slot: u32, geometry: Geometry, file: BorrowedFd<'_>, write: bool) -> Result<(), Error> {
+    /// Makes a server's map known by its slot there, for as long as this process lives: programs may be using it.
+    fn show_file(&self, slot: u32, geometry: &Geometry, file: BorrowedFd<'_>, write: bool) -> Result<(), Error> {
         let memory = Memory::of_file(file, geometry.file_bytes(), write).map_err(Error::Mapping)?;
-        self.region.show_map(slot, memory.address(), &geometry);
-        self.maps.push(OwnMap { geometry: Box::new(geometry), memory });
+        self.region.show_map(slot, memory.address(), geometry);
+        std::mem::forget(memory);
         Ok(())
     }
 
@@ -207,6 +211,17 @@ impl Runner {
     /// # Errors
     /// [`Error::Busy`].
     pub fn run(&self, program: Loaded, context: &mut [u8], repeat: u32) -> Result<Outcome, Error> {
+        self.run_on(program, context, repeat, None)
+    }
+
+    /// The same, for a sample: it stands for the running thread.
+    fn run_on(
+        &self,
+        program: Loaded,
+        context: &mut [u8],
+        repeat: u32,
+        sampled: Option<&Sampled>,
+    ) -> Result<Outcome, Error> {
         let mut test = TestRun {
             attachment: Attachment {
                 code: program.entry,
@@ -219,6 +234,7 @@ impl Runner {
                 budget_ns: 0,
             },
             context: context.as_mut_ptr() as u64,
+            sampled: sampled.map_or(0, |sampled| std::ptr::from_ref(sampled) as u64),
             repeat,
             reserved: 0,
             result: 0,

@@ -1,10 +1,10 @@
 //! The region, in this process.
 
-use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ring3_layout::control::{CONTROL_MAGIC, ControlHeader, TestRun};
 use ring3_layout::owner::NAMESPACE_SERVER;
@@ -93,6 +93,12 @@ impl Memory {
     }
 }
 
+// SAFETY: a mapping does not belong to a thread; what is written to it, is written to places of the layout that are written once,
+// before others are told of them.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: mapped by this value, and nothing of it is in use any more. An error changes nothing.
@@ -122,7 +128,7 @@ pub(crate) struct Region {
     /// Bytes from the memory's start to the region's.
     start: u64,
     /// Entries of the GOT that are used.
-    maps: Cell<u32>,
+    maps: AtomicU32,
 }
 
 const WRITABLE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
@@ -132,7 +138,7 @@ impl Region {
     pub(crate) fn new(agent: &[u8], cpus: u32) -> io::Result<Region> {
         let memory = Memory::reserve(REGION_BYTES + REGION_ALIGN, ProtFlags::empty())?;
         let start = memory.address().next_multiple_of(REGION_ALIGN) - memory.address();
-        let region = Region { memory, start, maps: Cell::new(0) };
+        let region = Region { memory, start, maps: AtomicU32::new(0) };
         for (offset, bytes) in [
             (CONTROL_OFFSET, CONTROL_BYTES),
             (REALM_OFFSET, REALM_BYTES),
@@ -188,9 +194,9 @@ impl Region {
 
     /// Tells programs of a map.
     pub(crate) fn show_map(&self, slot: u32, address: u64, geometry: &Geometry) {
-        self.maps.set(self.maps.get().max(slot + 1));
+        let maps = self.maps.fetch_max(slot + 1, Ordering::Relaxed).max(slot + 1);
         let header = self.start + CONTROL_OFFSET;
-        self.memory.write_value(header + offset_of!(ControlHeader, maps) as u64, self.maps.get());
+        self.memory.write_value(header + offset_of!(ControlHeader, maps) as u64, maps);
         let view = self.start + view_offset(slot);
         self.memory.write_value(view, View { base: address, geometry: *geometry });
         self.memory.write_value(self.start + got_offset(slot), [self.memory.address() + view, address]);

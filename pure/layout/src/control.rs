@@ -285,7 +285,7 @@ pub struct Attachment {
     pub budget_ns: u64,
 }
 
-/// A program that is run by itself, some times one after the other (`BPF_PROG_TEST_RUN`). Lies in the process that runs it.
+/// A program that is run by itself, some times one after the other: for `BPF_PROG_TEST_RUN`, or for a perf event. Lies in the process that runs it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct TestRun {
@@ -293,6 +293,8 @@ pub struct TestRun {
     pub attachment: Attachment,
     /// What r1 is.
     pub context: u64,
+    /// Address of the [`crate::sampled::Sampled`] that stands for the running thread; 0: none.
+    pub sampled: u64,
     /// How often it runs.
     pub repeat: u32,
     /// Zero.

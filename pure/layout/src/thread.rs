@@ -278,6 +278,10 @@ pub struct ThreadBlock {
     pub uid_gid: Remembered<u64>,
     /// Until then nothing is remembered: a call is under way that changes it.
     pub changes_until: u64,
+    /// Address of the [`crate::sampled::Sampled`] that stands for the running thread; 0, as in all targets: none.
+    pub sampled: u64,
+    /// While memory of a sampled process is read: its id, and bit 32. Otherwise 0.
+    pub memory_of: u64,
     /// System calls under way, the youngest just before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// The number of shadow frames at which dead ones are looked for.

@@ -134,7 +134,8 @@ members! {
     link_info {
         TYPE word(0), ID word(4), PROG_ID word(8), PERF_EVENT_TYPE word(16), UPROBE_FILE_NAME long(24),
         UPROBE_NAME_LEN word(32), UPROBE_OFFSET word(36), UPROBE_COOKIE long(40), UPROBE_REF_CTR_OFFSET long(48),
-        TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), KPROBE_COOKIE long(56), RAW_NAME long(16),
+        TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), KPROBE_COOKIE long(56), EVENT_CONFIG long(24),
+        EVENT_TYPE word(32), EVENT_COOKIE long(40), RAW_NAME long(16),
         RAW_NAME_LEN word(24), RAW_COOKIE long(32),
         MULTI_PATH long(16), MULTI_OFFSETS long(24), MULTI_REF_CTR_OFFSETS long(32), MULTI_COOKIES long(40),
         MULTI_PATH_SIZE word(48), MULTI_COUNT word(52), MULTI_FLAGS word(56), MULTI_PID word(60),
@@ -170,6 +171,8 @@ pub const PERF_EVENT_URETPROBE: u32 = 2;
 pub const PERF_EVENT_KPROBE: u32 = 3;
 /// `BPF_PERF_EVENT_KRETPROBE`.
 pub const PERF_EVENT_KRETPROBE: u32 = 4;
+/// `BPF_PERF_EVENT_EVENT`.
+pub const PERF_EVENT_EVENT: u32 = 6;
 /// `BPF_PERF_EVENT_TRACEPOINT`.
 pub const PERF_EVENT_TRACEPOINT: u32 = 5;
 /// `BPF_FD_TYPE_RAW_TRACEPOINT` of `enum bpf_task_fd_type`.

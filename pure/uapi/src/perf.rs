@@ -67,3 +67,49 @@ pub const IOC_SET_BPF: u32 = 0x4004_2408;
 pub const IOC_PAUSE_OUTPUT: u32 = 0x4004_2409;
 /// `PERF_EVENT_IOC_QUERY_BPF`.
 pub const IOC_QUERY_BPF: u32 = 0xc008_240a;
+/// `PERF_EVENT_IOC_PERIOD`.
+pub const IOC_PERIOD: u32 = 0x4008_2404;
+
+/// `PERF_TYPE_HARDWARE`.
+pub const TYPE_HARDWARE: u32 = 0;
+/// `PERF_TYPE_HW_CACHE`.
+pub const TYPE_HW_CACHE: u32 = 3;
+/// `PERF_TYPE_RAW`.
+pub const TYPE_RAW: u32 = 4;
+/// `PERF_COUNT_SW_CPU_CLOCK`.
+pub const COUNT_SW_CPU_CLOCK: u64 = 0;
+/// `PERF_COUNT_SW_TASK_CLOCK`.
+pub const COUNT_SW_TASK_CLOCK: u64 = 1;
+/// Bit `inherit`.
+pub const FLAG_INHERIT: u64 = 1 << 1;
+/// Bit `freq`: [`SAMPLE_PERIOD`] is a number of samples a second.
+pub const FLAG_FREQ: u64 = 1 << 10;
+/// Bit `sigtrap`.
+pub const FLAG_SIGTRAP: u64 = 1 << 37;
+/// `sample_regs_intr`: bits by the numbers of `enum perf_event_x86_regs`.
+pub const SAMPLE_REGS_INTR: Field = long(96);
+
+/// `PERF_SAMPLE_IP`.
+pub const SAMPLE_IP: u64 = 1 << 0;
+/// `PERF_SAMPLE_TID`.
+pub const SAMPLE_TID: u64 = 1 << 1;
+/// `PERF_SAMPLE_ADDR`.
+pub const SAMPLE_ADDR: u64 = 1 << 3;
+/// `PERF_SAMPLE_CALLCHAIN`.
+pub const SAMPLE_CALLCHAIN: u64 = 1 << 5;
+/// `PERF_SAMPLE_PERIOD`.
+pub const SAMPLE_PERIOD_BIT: u64 = 1 << 8;
+/// `PERF_SAMPLE_REGS_INTR`.
+pub const SAMPLE_REGS: u64 = 1 << 18;
+/// `PERF_RECORD_SAMPLE`.
+pub const RECORD_SAMPLE: u32 = 9;
+/// `PERF_CONTEXT_KERNEL`: in a call chain, addresses of the kernel follow.
+pub const CONTEXT_KERNEL: u64 = (-128i64) as u64;
+/// `PERF_CONTEXT_USER`: addresses of the process follow.
+pub const CONTEXT_USER: u64 = (-512i64) as u64;
+/// `PERF_CONTEXT_MAX`: from here on, an address of a call chain is one of these words.
+pub const CONTEXT_MAX: u64 = (-4095i64) as u64;
+/// `data_head` of `struct perf_event_mmap_page`.
+pub const RING_DATA_HEAD: Field = long(1024);
+/// `data_tail`.
+pub const RING_DATA_TAIL: Field = long(1032);
