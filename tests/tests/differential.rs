@@ -29,6 +29,7 @@ use scenarios::raw_programs::{
     helpers_may_be_called, information_is_told, logs_follow_the_rules, objects_live_as_long_as_somebody_holds_them,
     programs_are_loaded_and_checked, the_kernels_types_are_objects_of_their_own, the_unsupported_is_refused,
 };
+use scenarios::raw_sampled::{a_program_asks_who_runs, clocks_run_programs, sampled_events_run_programs};
 use scenarios::raw_test_runs::{
     maps_are_shared_with_programs_that_are_run, programs_of_packets_are_run, raw_tracepoint_programs_are_run,
     system_call_programs_are_run,
@@ -77,8 +78,8 @@ fn lines(bench: &Bench, name: &str) -> Vec<String> {
 /// Characters of a recorded line; of a longer one, the beginning is kept, with the length and a sum of all.
 const RECORDED_CHARS_MAX: usize = 80;
 
-/// Scenarios that mount tracefs, or see which events exist: only root can.
-const OF_ROOT: [&str; 2] = ["tracepoints_have_files", "tracepoint_events_are_checked"];
+/// Scenarios that mount tracefs, see which events exist, or sample what threads do: only root can.
+const OF_ROOT: [&str; 3] = ["tracepoints_have_files", "tracepoint_events_are_checked", "sampled_events_run_programs"];
 
 /// Scenarios whose values name this test's file, or places in it: only what came of each call is recorded. (Whether a link's
 /// information has room depends on the length of the path.)
@@ -192,7 +193,7 @@ fn compare(name: &str) {
 
 macro_rules! scenarios { ($($name:ident)*) => {
     const SCENARIOS: &[(&str, fn())] =
-        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called), ("everything", everything_is_asked_for)];
+        &[$((stringify!($name), $name),)* ("tracepoints", tracepoints_take_programs), ("asks", a_program_asks_who_runs), ("functions", functions_of_system_calls_are_probed), ("the_unsupported", the_unsupported_is_refused), ("helpers", helpers_may_be_called), ("everything", everything_is_asked_for)];
 
     mod as_the_kernel {
         $(#[test] fn $name() { super::compare(stringify!($name)); })*
@@ -235,6 +236,8 @@ scenarios! {
     maps_are_shared_with_programs_that_are_run
     tracepoints_have_files
     tracepoint_events_are_checked
+    clocks_run_programs
+    sampled_events_run_programs
 }
 
 #[test]
@@ -269,6 +272,29 @@ fn functions_of_system_calls_are_probed_where_the_kernel_has_no_kprobes_too() {
 #[test]
 fn tracepoints_take_programs_as_the_kernels_do() {
     compare("tracepoints");
+}
+
+#[test]
+fn what_a_user_may_not_sample_is_refused_by_name_on_the_terminal() {
+    const NOBODY: u32 = 65_534;
+    let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
+    if !is_root() || paranoid.trim().parse().is_ok_and(|level: i32| level <= 0) {
+        println!("SKIPPED: this needs root, and a kernel that does not let everybody sample CPUs");
+        return;
+    }
+    let mut command = Bench::ring3_as(NOBODY).load(std::env::current_exe().expect("this file"));
+    command.args(["--ignored", "--exact", "scenario_process", "--nocapture"]).env(SCENARIO, "asks");
+    let (code, lines, errors) = Process::start(&mut command).finish();
+    assert_eq!(code, Some(0), "{lines:?}\n{errors:?}");
+    let outcomes: Vec<&str> = lines.iter().filter_map(|line| Some(line.split_once(MARK)?.1)).collect();
+    assert_eq!(outcomes, ["asks: 0", "clock: 0", "set: EACCES", "faults: EACCES"]);
+    let told: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
+    assert!(
+        matches!(told[..], [clock, faults]
+            if clock.contains("software:cpu-clock") && clock.contains("asks what the CPU was doing")
+                && faults.contains("software:page-faults") && faults.contains("perf_event_paranoid")),
+        "{errors:?}"
+    );
 }
 
 #[test]

@@ -311,6 +311,9 @@ Examples:
     /// Run a program for the server, which is at the other end of standard input
     #[command(hide = true)]
     RunProgram,
+    /// Run a program for the server, which is at the other end of standard input, whenever a perf event occurs
+    #[command(hide = true)]
+    RunEvents,
     /// Answer the calls of loaders whose server, which is at the other end of standard input, has ended
     #[command(hide = true)]
     Keep,

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         Action::Disasm(wanted) => assembly::disassemble(&wanted).map_err(Failure::from),
         Action::Features { markdown } => features(markdown).map_err(Failure::from),
         Action::RunProgram => run_program().map_err(Failure::from),
+        Action::RunEvents => run_events().map_err(Failure::from),
         Action::Keep => ring3_server::loader::keeper::run(std::io::stdin().as_fd()).map_err(Failure::from),
         Action::ShareFiles { directory } => share_files::write(&directory).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
@@ -176,8 +177,17 @@ fn unpin(path: PathBuf) -> Result<(), String> {
 fn run_program() -> Result<(), String> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| error.to_string())?;
+    ring3_run::child::serve(&socket_of_server()?)
+}
+
+/// A process in which the server has a program run on events. It ends with the server's end of the socket.
+fn run_events() -> Result<(), String> {
+    ring3_run::events::serve(&socket_of_server()?)
+}
+
+fn socket_of_server() -> Result<std::os::unix::net::UnixStream, String> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-    ring3_run::child::serve(&socket.into())
+    Ok(socket.into())
 }
 
 fn features(markdown: bool) -> Result<(), String> {

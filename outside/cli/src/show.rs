@@ -66,8 +66,20 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
     let columns = ["id", "type", "name", "insns", "jited_bytes", "engine", "aot", "source"];
     let shown = if verbose { &columns[..] } else { &columns[..columns.len() - 1] };
     section(&mut out, "programs", &status["programs"], shown);
-    let columns =
-        ["id", "prog_id", "file", "offset", "function", "ret", "tracepoint", "raw_tracepoint", "pid", "cookie"];
+    let columns = [
+        "id",
+        "prog_id",
+        "file",
+        "offset",
+        "function",
+        "ret",
+        "tracepoint",
+        "raw_tracepoint",
+        "event",
+        "cpu",
+        "pid",
+        "cookie",
+    ];
     section(&mut out, "links", &status["links"], &columns);
     section(&mut out, "pins", &status["pins"], &["path", "object", "id"]);
     targets(&mut out, &status["targets"], verbose.then(|| Programs::of(&status["programs"])));

@@ -43,7 +43,7 @@ const COMMANDS: &[Row] = &[
     (
         cmd::LINK_CREATE,
         Partial(
-            "links to perf events of uprobes, and of tracepoints and functions of system calls; uprobe_multi links, no sessions",
+            "links to perf events of uprobes, of tracepoints and functions of system calls, and of software and hardware events; uprobe_multi links, no sessions",
         ),
     ),
     (cmd::LINK_DETACH, Full),
@@ -129,7 +129,10 @@ const PROG_TYPES: &[Row] = &[
         Partial("on syscalls:* and raw_syscalls:*; a perf event's pid limits its program to that process"),
     ),
     (prog_type::RAW_TRACEPOINT, Partial("on sys_enter and sys_exit; BPF_PROG_TEST_RUN")),
-    (prog_type::PERF_EVENT, Partial("can be loaded, not attached")),
+    (
+        prog_type::PERF_EVENT,
+        Partial("on clocks, and where the kernel lets the server sample them, on all software and hardware events"),
+    ),
     (prog_type::SYSCALL, Partial("BPF_PROG_TEST_RUN")),
     (prog_type::XDP, Partial("BPF_PROG_TEST_RUN; not attached")),
     (prog_type::SCHED_CLS, Partial("BPF_PROG_TEST_RUN; not attached")),
@@ -152,9 +155,12 @@ const HELPER_NOTES: &[(u32, &str)] = &[
     ),
     (
         helper::GET_STACKID,
-        "user stacks, by frame pointers; the kernel's part is empty (-EFAULT), as at the kernel's uprobes",
+        "user stacks, by frame pointers; the kernel's part is empty (-EFAULT), as at the kernel's uprobes, but not at perf events",
     ),
-    (helper::GET_STACK, "user stacks, by frame pointers; addresses instead of build ids; the kernel's part is empty"),
+    (
+        helper::GET_STACK,
+        "user stacks, by frame pointers; addresses instead of build ids; the kernel's part is empty, but not at perf events",
+    ),
     (helper::MAP_SUM_ELEM_COUNT, "a kernel function: libbpf finds it where the kernel has BTF"),
     (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),
     (helper::GET_CURRENT_PID_TGID, "ids of the process's own pid namespace"),

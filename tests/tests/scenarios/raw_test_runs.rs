@@ -9,7 +9,7 @@ use ring3_uapi::flags::BPF_F_SLEEPABLE;
 use super::raw_calls::{MARK, close, create, show, show_fd};
 
 /// Loads a program that is given as text.
-fn load(what: &str, kind: u32, text: &str) -> i64 {
+pub(crate) fn load(what: &str, kind: u32, text: &str) -> i64 {
     let code = encode(&assemble(text).unwrap_or_else(|error| panic!("{what}: {error}")));
     let flags = if kind == prog_type::SYSCALL { BPF_F_SLEEPABLE } else { 0 };
     let mut log = vec![0u8; 1 << 16];

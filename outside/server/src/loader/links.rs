@@ -10,20 +10,23 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 
 use super::attr::Attr;
 use super::bpf::{Info, program_of};
+use super::perf::refuse_attach;
 use super::tracepoint::{Tracepoint, function_of};
-use super::{Caller, Outcome, Reply, raw_seccomp, refuse, uprobe_multi};
+use super::{Caller, Outcome, Reply, raw_seccomp, refuse, sampled, uprobe_multi};
 use crate::kernel;
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
 use crate::realm::process_named;
 
 /// What is said of events that ring3 does not make itself.
-pub(super) const NOT_OURS: &str =
-    "this event is the kernel's own; in user space there are uprobes, and tracepoints and functions of system calls";
+pub(super) const NOT_OURS: &str = "a program cannot run at this perf event, which is the kernel's own; here are uprobes, tracepoints and functions of system \
+     calls, and software and hardware events";
 
 fn event_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Event>, Errno> {
     match caller.object(fd)? {
         Some(Object::Event(event)) => Ok(event),
-        None if is_kernel_event(caller.fd(fd)?.as_fd()) => Err(refuse(Errno::EINVAL, NOT_OURS)),
+        None if is_kernel_event(caller.fd(fd)?.as_fd()) => {
+            Err(sampled::refuse_aloud(caller, Errno::EINVAL, NOT_OURS))
+        }
         _ => Err(Errno::EBADF),
     }
 }
@@ -56,7 +59,7 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let id = caller.subsystem().new_id(IdKind::Link);
     let attached = event
         .attach(program, id, attr.u64(link_create::PERF_EVENT_COOKIE.at))
-        .map_err(|refusal| refuse(refusal.errno, format_args!("link: {refusal}")))?;
+        .map_err(|refusal| refuse_attach(caller, &event.kind, "link", &refusal))?;
     open(caller, Link { id, target: LinkTarget::Event(event), attached: Mutex::new(Some(attached)) })
 }
 
@@ -133,6 +136,13 @@ fn tell_event(caller: &Caller<'_>, event: &Event, cookie: u64, given: &Info, inf
         EventKind::Tracepoint(site, _) => (a::PERF_EVENT_TRACEPOINT, site.tracepoint.name()),
         EventKind::Kprobe(site, _) if site.ret => (a::PERF_EVENT_KRETPROBE, function_of(site.call)),
         EventKind::Kprobe(site, _) => (a::PERF_EVENT_KPROBE, function_of(site.call)),
+        EventKind::Sampled(sampled, _) => {
+            // Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_perf_event.
+            let (kind, config, _) = sampled.name();
+            info.put32(l::PERF_EVENT_TYPE.at, a::PERF_EVENT_EVENT);
+            info.put64(l::EVENT_CONFIG.at, config).put32(l::EVENT_TYPE.at, kind).put64(l::EVENT_COOKIE.at, cookie);
+            return Ok(());
+        }
         EventKind::Output { .. } => return Ok(()),
     };
     let (at, room) = (given.get64(l::TRACEPOINT_NAME.at), given.get32(l::TRACEPOINT_NAME_LEN.at));
@@ -212,6 +222,7 @@ fn program_of_event(event: &Event) -> Result<FdProgram, Errno> {
             let kind = if site.ret { a::FD_TYPE_KRETPROBE } else { a::FD_TYPE_KPROBE };
             Ok(FdProgram { program, kind, name: function_of(site.call), offset: 0 })
         }
+        EventKind::Sampled(..) => Err(Errno::EOPNOTSUPP),
         EventKind::Output { .. } => Err(Errno::ENOENT),
     }
 }

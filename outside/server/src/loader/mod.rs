@@ -18,6 +18,7 @@ pub mod objects;
 mod perf;
 mod program;
 mod raw_seccomp;
+mod sampled;
 mod source;
 mod test_run;
 mod tracepoint;

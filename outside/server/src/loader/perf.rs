@@ -12,11 +12,12 @@ use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPL
 
 use super::raw_seccomp::leader;
 use super::tracepoint::{Tracepoint, of_function};
-use super::{Caller, Outcome, Reply, links, refuse, virtual_files};
+use super::{Caller, Outcome, Reply, links, refuse, sampled, virtual_files};
 use crate::loader::objects::{
     Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, ProbedFile, TracepointSite, UprobeSite,
 };
-use crate::realm::{possible_cpus, process_named};
+use crate::raw_perf::AttrBytes;
+use crate::realm::{Refusal, possible_cpus, process_named};
 use crate::rights::Rights;
 
 const TYPE_SOFTWARE: u32 = 1;
@@ -45,6 +46,7 @@ struct PerfAttr {
     wakeup: u32,
     config1: u64,
     config2: u64,
+    bytes: AttrBytes,
 }
 
 impl PerfAttr {
@@ -77,6 +79,7 @@ impl PerfAttr {
             wakeup: word(48) as u32,
             config1: word(56),
             config2: word(64),
+            bytes: bytes.try_into().expect("so many bytes"),
         })
     }
 }
@@ -128,19 +131,20 @@ pub(super) fn open(caller: &Caller<'_>) -> Reply {
     match kernel_pmu("uprobe")? {
         Some((kind, ret)) if kind == attr.kind => open_uprobe(caller, &attr, ret, close_on_exec),
         _ if attr.kind == kprobe => open_kprobe(caller, &attr, kprobe_return, close_on_exec),
+        _ if sampled::is_for_program(caller, &attr.bytes) => sampled::open(caller, &attr.bytes, close_on_exec),
         _ => Ok(Outcome::Continue),
     }
 }
 
 /// The rights of the caller, who opens an event: with CAP_PERFMON, as kernel/events/core.c:perf_event_open wants it (v6.18) where
 /// `kernel.perf_event_paranoid` is 2.
-fn opener(caller: &Caller<'_>) -> Result<Arc<Rights>, Errno> {
+pub(super) fn opener(caller: &Caller<'_>) -> Result<Arc<Rights>, Errno> {
     let rights = caller.rights()?;
     if rights.may_monitor() { Ok(rights) } else { Err(refuse(Errno::EACCES, "perf_event_open without CAP_PERFMON")) }
 }
 
 /// Makes an event that is held by a pipe.
-fn open_event(caller: &Caller<'_>, rights: Arc<Rights>, kind: EventKind, close_on_exec: bool) -> Reply {
+pub(super) fn open_event(caller: &Caller<'_>, rights: Arc<Rights>, kind: EventKind, close_on_exec: bool) -> Reply {
     let event = event(caller, rights, kind);
     let fd = caller.open_pipe(Object::Event(event))?;
     Ok(Outcome::Fd { fd, close_on_exec })
@@ -166,7 +170,7 @@ fn open_output(caller: &Caller<'_>, attr: &PerfAttr, close_on_exec: bool) -> Rep
 
 /// Of which process an event is; `None`: of all that the caller reaches. Mirrors the checks of
 /// kernel/events/core.c:perf_event_open. The CPU is checked only: as in the kernel, programs run on all of them.
-fn process_of(caller: &Caller<'_>, rights: &Rights) -> Result<Option<u32>, Errno> {
+pub(super) fn process_of(caller: &Caller<'_>, rights: &Rights) -> Result<Option<u32>, Errno> {
     let (pid, cpu) = (caller.arg(1) as i32, caller.arg(2) as i32);
     let known = u32::try_from(cpu).is_ok_and(|cpu| cpu < possible_cpus());
     if !known && (pid == -1 || cpu != -1) {
@@ -281,6 +285,11 @@ pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
         Ok(None) if caller.arg(1) == IOC_SET_BPF => return set_on_kernel_event(caller),
         _ => return Ok(Outcome::Continue),
     };
+    if let EventKind::Sampled(sampled, _) = &event.kind
+        && caller.arg(1) != IOC_SET_BPF
+    {
+        return sampled::ioctl(caller, &event, sampled, caller.arg(1));
+    }
     match caller.arg(1) {
         // A program runs from the moment it is attached, enabled or not: kernel/trace/trace_uprobe.c:__uprobe_perf_func
         // and trace_syscalls.c:perf_syscall_enter.
@@ -299,12 +308,22 @@ pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
     }
 }
 
+/// Where nobody else can say why a program does not run, it is said on the caller's terminal.
+pub(super) fn refuse_attach(caller: &Caller<'_>, kind: &EventKind, by: &str, refusal: &Refusal) -> Errno {
+    match kind {
+        EventKind::Sampled(..) if refusal.errno != Errno::EEXIST => {
+            sampled::refuse_aloud(caller, refusal.errno, &format!("perf event {refusal}"))
+        }
+        _ => refuse(refusal.errno, format_args!("{by}: {refusal}")),
+    }
+}
+
 fn set_bpf(caller: &Caller<'_>, event: &Arc<Event>) -> Reply {
     let Some(Object::Program(program)) = caller.object(caller.arg(2) as i32)? else { return Err(Errno::EINVAL) };
     let slot = event.slot().ok_or(Errno::EINVAL)?;
     let attached = event
         .attach(program, event.id, 0)
-        .map_err(|refusal| refuse(refusal.errno, format_args!("PERF_EVENT_IOC_SET_BPF: {refusal}")))?;
+        .map_err(|refusal| refuse_attach(caller, &event.kind, "PERF_EVENT_IOC_SET_BPF", &refusal))?;
     *slot.lock().expect("no panic under this lock") = Some(attached);
     Ok(Outcome::Value(0))
 }
@@ -312,7 +331,7 @@ fn set_bpf(caller: &Caller<'_>, event: &Arc<Event>) -> Reply {
 /// A program of ours on an event that is not.
 fn set_on_kernel_event(caller: &Caller<'_>) -> Reply {
     match caller.object(caller.arg(2) as i32) {
-        Ok(Some(_)) => Err(refuse(Errno::EINVAL, format_args!("PERF_EVENT_IOC_SET_BPF: {}", links::NOT_OURS))),
+        Ok(Some(_)) => Err(sampled::refuse_aloud(caller, Errno::EINVAL, links::NOT_OURS)),
         _ => Ok(Outcome::Continue),
     }
 }

@@ -21,6 +21,7 @@ mod filters;
 mod finder;
 mod forks;
 mod garbage;
+mod hosted;
 mod leftovers;
 mod libraries;
 mod map_sources;
@@ -32,6 +33,7 @@ mod owners;
 mod placing;
 mod privileges;
 mod program_faults;
+mod program_process;
 mod raw_executions;
 mod raw_mapping;
 mod recovery;
@@ -77,6 +79,8 @@ pub use domains::Domain;
 pub use doorbell::EventFd;
 pub use explain::{Explained, explain, survey};
 pub use finder::Watch;
+pub use hosted::{EventSpec, HostedEvent, HostedProgram};
+pub(crate) use hosted::{field_of, put};
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
@@ -348,6 +352,8 @@ struct Shared {
     loaders: Mutex<BTreeMap<u32, Option<u64>>>,
     /// What is looked at often.
     looked: Mutex<Vec<std::sync::Weak<dyn Looked>>>,
+    /// Processes that run programs of perf events.
+    hosts: hosted::Hosts,
     /// The filter of system calls that loaders have.
     loader_filter: Vec<FilterInsn>,
     cpus: u32,
@@ -402,6 +408,7 @@ impl Realm {
             trace: Mutex::default(),
             loaders: Mutex::default(),
             looked: Mutex::default(),
+            hosts: hosted::Hosts::default(),
             cpus: possible_cpus(),
             loader_filter,
             directory,
@@ -636,6 +643,7 @@ impl Realm {
         let mut companions = self.shared.companions.lock().expect("no panic under this lock");
         companions.entry(map).or_default().extend(reached);
         drop(companions);
+        self.shared.hosts.give_maps()?;
         self.tracer.ask(Command::MapCompanions)?
     }
 

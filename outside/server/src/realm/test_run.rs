@@ -1,18 +1,15 @@
 //! Programs run by themselves (`BPF_PROG_TEST_RUN`), in a process made for it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use ring3_layout::owner::{self, NAMESPACE_SERVER};
-use ring3_run::child::{Answer, FILES_MAX, Request, SharedMap};
+use ring3_run::child::{Answer, Request};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::owners::{self, Death};
-use super::{MapFile, MapSlot, ProgramText, Realm, Refusal, possible_cpus};
+use super::program_process::ProgramProcess;
+use super::{ProgramText, Realm, Refusal, possible_cpus};
 
 /// Whether the result is still waited for is asked this often.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -30,16 +27,6 @@ pub struct TestInput {
     pub repeat: u32,
 }
 
-/// The child's end is the end of its run.
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Realm {
     /// Runs a program by itself while somebody waits for it.
     ///
@@ -52,57 +39,26 @@ impl Realm {
         input: TestInput,
         is_waited_for: &dyn Fn() -> bool,
     ) -> Result<Answer, Refusal> {
-        let failed = |error: std::io::Error| Refusal::new(Errno::EIO, format!("a process for the program: {error}"));
-        let slots = self.shared.with_companions(program.maps.iter().copied());
-        let maps: Vec<(MapSlot, Arc<MapFile>)> =
-            slots.into_iter().filter_map(|slot| Some((slot, self.shared.map_file(slot)?))).collect();
-        if maps.len() + 2 > FILES_MAX {
-            return Err(Refusal::new(Errno::E2BIG, format!("{} maps, and those inside", maps.len())));
-        }
-        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let child = Command::new("/proc/self/exe")
-            .arg("run-program")
-            .env_clear()
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        let death = Death {
-            owner: owner::name(NAMESPACE_SERVER, child.id()),
-            maps: maps.iter().map(|(slot, _)| *slot).collect(),
-            until_tended: None,
-        };
-        let mut child = KillOnDrop(child);
-        let files: Vec<BorrowedFd<'_>> = [self.shared.domains.own().block().file.file(), self.shared.text.file()]
-            .into_iter()
-            .chain(maps.iter().map(|(_, file)| file.memfd.as_fd()))
-            .collect();
-        let shared = |(slot, file): &(MapSlot, Arc<MapFile>)| SharedMap::new(slot.0, &file.geometry, file.writable);
+        let process = ProgramProcess::start(&self.shared, "run-program")?;
+        let new = process.new_maps(program)?;
+        let own = [self.shared.domains.own().block().file.file(), self.shared.text.file()];
+        let files: Vec<BorrowedFd<'_>> = own.into_iter().chain(new.files()).collect();
         let request = Request {
             cpus: possible_cpus(),
             prog_type: input.prog_type,
             entry: program.entry,
             per_cpu: uses_per_cpu,
-            maps: maps.iter().map(shared).collect(),
+            maps: new.maps.clone(),
             context: input.context,
             packet: input.packet,
             repeat: input.repeat,
         };
-        let answer = request.send(&ours, &files).and_then(|()| answer_of(&ours, is_waited_for));
-        let _ = child.0.kill();
-        let complaint = child.0.stderr.take().and_then(|stderr| std::io::read_to_string(stderr).ok());
-        drop(child);
-        // What it held when it was stopped.
-        owners::free_cpu_slots(self.shared.domains.own().block().file.realm(), &self.shared.namespaces, death.owner);
-        self.shared.deaths.tell(death);
+        let answer = request.send(&process.stream, &files).and_then(|()| answer_of(&process.stream, is_waited_for));
+        let complaint = process.end();
         match answer {
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(Refusal::new(Errno::EINTR, "nobody waits for the program's end")),
-            Err(error) => {
-                let complaint = complaint.unwrap_or_default();
-                Err(Refusal::new(Errno::EIO, format!("the program's process: {error} {}", complaint.trim_end())))
-            }
+            Err(error) => Err(Refusal::new(Errno::EIO, format!("the program's process: {error} {complaint}"))),
         }
     }
 }

@@ -9,23 +9,34 @@ use serde_json::{Value, json};
 use super::kinds::Program;
 use super::tracepoints::{TracepointSite, Tracepoints};
 use crate::loader::tracepoint::Tracepoint;
-use crate::realm::{AttachmentId, LinkSpec, Point, Realm, Refusal, SyscallContext};
+use crate::realm::{AttachmentId, HostedEvent, LinkSpec, Point, Realm, Refusal, SyscallContext};
 use crate::rights::Rights;
 
 /// A program that is attached; detached when dropped.
 pub struct Attached {
+    hold: Hold,
     /// The program.
     pub program: Arc<Program>,
-    /// In the realm.
-    ids: Vec<AttachmentId>,
     /// Cookie; of many points, that of the first.
     pub cookie: u64,
-    realm: Arc<Realm>,
     /// Free after the program is detached.
     _seat: Option<EventSlot>,
 }
 
+/// What makes it run.
+enum Hold {
+    /// Sites in targets.
+    Targets(Arc<Realm>, Vec<AttachmentId>),
+    /// An event.
+    Event(#[expect(dead_code, reason = "ends with it")] Arc<HostedEvent>),
+}
+
 impl Attached {
+    /// A program that runs whenever an event occurs.
+    pub(super) fn hosted(program: Arc<Program>, cookie: u64, event: Arc<HostedEvent>, seat: EventSlot) -> Attached {
+        Attached { program, cookie, hold: Hold::Event(event), _seat: Some(seat) }
+    }
+
     /// Attaches a program: by a link (or event) of this id, to points with a cookie each (to all or to none), of one process or all
     /// that `rights` reach.
     pub(super) fn new(
@@ -61,7 +72,7 @@ impl Attached {
             watch: None,
         };
         let ids = realm.attach(points.into_iter().map(spec).collect())?;
-        Ok(Attached { program, ids, cookie: first_cookie, realm: realm.clone(), _seat: seat })
+        Ok(Attached { program, cookie: first_cookie, hold: Hold::Targets(realm.clone(), ids), _seat: seat })
     }
 
     /// What all rows of `ring3 status` tell of it.
@@ -72,7 +83,9 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.realm.detach(*id));
+        if let Hold::Targets(realm, ids) = &self.hold {
+            ids.iter().for_each(|id| realm.detach(*id));
+        }
     }
 }
 

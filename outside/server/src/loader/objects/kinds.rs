@@ -16,6 +16,7 @@ use super::IdKind;
 use super::attached::{Attached, EventSlot};
 use super::kernel_types::KernelTypes;
 use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
+use super::sampled::SampledEvent;
 use super::tracepoints::{self, KprobeSite, TracepointSite};
 use super::uprobes::{MultiSite, UprobeSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
@@ -213,6 +214,8 @@ pub enum EventKind {
     Tracepoint(TracepointSite, Mutex<Option<Attached>>),
     /// A kprobe at a system call's function, likewise.
     Kprobe(KprobeSite, Mutex<Option<Attached>>),
+    /// What the kernel counts and samples, likewise.
+    Sampled(SampledEvent, Mutex<Option<Attached>>),
     /// Output of programs.
     Output {
         /// The memory, empty until the loader maps it.
@@ -268,6 +271,9 @@ impl Event {
     /// Attaches a program. Mirrors kernel/events/core.c:__perf_event_set_bpf_prog.
     pub fn attach(&self, program: Arc<Program>, link_id: u32, cookie: u64) -> Result<Attached, Refusal> {
         let (point, pid, shared) = match &self.kind {
+            EventKind::Sampled(event, _) => {
+                return event.attach(&self.realm, program, cookie, |id| EventSlot::take(&self.program_id, id, None));
+            }
             EventKind::Uprobe(site, _) => (site.point(), site.pid, None),
             EventKind::Tracepoint(site, _) => (site.point(), site.pid, Some(site)),
             EventKind::Kprobe(site, _) => (site.point(), site.pid, None),
@@ -357,7 +363,10 @@ impl Event {
     /// What `PERF_EVENT_IOC_SET_BPF` fills.
     pub fn slot(&self) -> Option<&Mutex<Option<Attached>>> {
         match &self.kind {
-            EventKind::Uprobe(_, slot) | EventKind::Tracepoint(_, slot) | EventKind::Kprobe(_, slot) => Some(slot),
+            EventKind::Uprobe(_, slot)
+            | EventKind::Tracepoint(_, slot)
+            | EventKind::Kprobe(_, slot)
+            | EventKind::Sampled(_, slot) => Some(slot),
             EventKind::Output { .. } => None,
         }
     }
@@ -382,6 +391,7 @@ impl Event {
                 row["function"] = function_of(site.call).into();
                 (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
             }
+            EventKind::Sampled(event, _) => event.describe(&mut row),
             EventKind::Output { .. } => {}
         }
         row

@@ -16,6 +16,7 @@ mod quota;
 mod raw_instances;
 mod raw_lock;
 mod raw_map;
+mod sampled;
 mod tracepoints;
 mod uprobes;
 mod watch;
@@ -39,6 +40,7 @@ pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source
 use pins::{Files, Pins};
 pub use quota::{Quota, Share};
 pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
+pub use sampled::{SampledEvent, check_period, event_name};
 pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 pub use uprobes::{MultiProbe, MultiSite, ProbedFile, UprobePlaces, UprobeSite};
 use watch::Watch;
