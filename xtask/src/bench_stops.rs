@@ -111,7 +111,7 @@ impl Bench {
     fn run(&mut self, rounds: usize) -> Result<(), String> {
         for sites in SITES {
             let probes = Victim::start(self, 1)?.probes;
-            let mut command = self.ring3.command(&["load", "--"]);
+            let mut command = self.ring3.command(&["load", "--only-targets", "--"]);
             command.arg(root().join("examples/malloc/build/malloc")).args(&probes[..sites]);
             let mut tool = Process::start(&mut command)?;
             tool.expect(&format!("attached {sites}"))?;

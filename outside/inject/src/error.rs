@@ -4,7 +4,7 @@ use std::fmt;
 
 use ring3_layout::region::REGION_BYTES;
 
-use crate::stopped::INT3;
+use crate::sites::INT3;
 
 /// Why a process could not be inspected, stopped or changed. It is as it was before.
 #[derive(Debug)]

@@ -215,12 +215,16 @@ pub fn unmap_region(stopped: &mut Stopped, base: u64) -> Result<(), Error> {
     stopped.unmap(base, REGION_BYTES)
 }
 
-/// Maps `bytes` of executable memory within reach of a `jmp rel32` from all of `near`, filled by [`Stopped::write`].
-pub fn map_stub_area(stopped: &mut Stopped, near: Range<u64>, bytes: u64) -> Result<u64, Error> {
-    // (What was mapped since the process was stopped is to be seen, too: our own, mostly.)
-    let taken: Vec<Range<u64>> = mappings(Pid(stopped.pid()))?.into_iter().map(|mapping| mapping.range).collect();
+/// Maps `bytes` of executable memory within reach of a `jmp rel32` from all of `near`, filled by [`Stopped::write`], off all that is
+/// `taken`, in order. (What is missing there costs a call that fails.)
+pub fn map_stub_area(
+    stopped: &mut Stopped,
+    taken: &[Range<u64>],
+    near: Range<u64>,
+    bytes: u64,
+) -> Result<u64, Error> {
     let flags = PRIVATE_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    for address in room_near(&taken, &near, bytes) {
+    for address in room_near(taken, &near, bytes) {
         match stopped.make(Call::mmap(address, bytes, READ_EXEC, flags, None)) {
             Ok(at) if at == address => return Ok(address),
             Ok(elsewhere) => stopped.unmap(elsewhere, bytes)?,
@@ -298,7 +302,7 @@ fn room_near(taken: &[Range<u64>], near: &Range<u64>, bytes: u64) -> Vec<u64> {
     let mut end = LOWEST;
     for range in taken.iter().filter(|range| range.start < HIGHEST) {
         gaps.push(end..range.start);
-        end = range.end;
+        end = end.max(range.end);
     }
     gaps.push(end..HIGHEST);
     let mut candidates = vec![];

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::calls::Borrowed;
+use crate::memory::open_memory;
 use crate::process::{
     Mapping, Pid, Statuses, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
 };
@@ -54,7 +55,7 @@ pub struct Stopped {
     /// What was found on the stacks, once somebody has looked.
     contexts: RefCell<Option<Vec<SavedContext>>>,
     /// Where threads are, and where they go back to if they make a call again, in order, once it was asked for.
-    places: RefCell<Option<Vec<u64>>>,
+    pub(crate) places: RefCell<Option<Vec<u64>>>,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
     pub(crate) syscall_instruction: Option<u64>,
@@ -609,7 +610,8 @@ impl Stopped {
         const BEFORE_SEGMENTS: usize = SINCE_STACK + UNTIL_SEGMENTS;
         const PIECE_BYTES: usize = 256 << 10;
         let mut frames = vec![];
-        let mut piece = vec![0u8; PIECE_BYTES];
+        // (Most stacks are short, and there may be many.)
+        let mut piece = vec![0u8; PIECE_BYTES.min((memory.end - memory.start) as usize)];
         let mut start = memory.start;
         while start < memory.end {
             let bytes = PIECE_BYTES.min((memory.end - start) as usize);
@@ -656,80 +658,6 @@ impl Stopped {
             }
         }
         Ok(inside)
-    }
-
-    /// Replaces `expected` at `site` by `new`. A thread that is in the middle of that, that would make a system call there again, or
-    /// that comes back there from a signal handler, goes on as `moved` says (`from`, `to`). Threads are moved first: if we are
-    /// killed in between, they run the code at `to`, and not the middle of a jump.
-    ///
-    /// # Errors
-    /// [`Error::BytesDiffer`] or [`Error::ThreadInside`]; then nothing was written.
-    pub fn write_site(&mut self, site: u64, expected: &[u8], new: &[u8], moved: &[(u64, u64)]) -> Result<(), Error> {
-        let mut found = vec![0u8; expected.len()];
-        self.read(site, &mut found)?;
-        if found != expected {
-            return Err(Error::BytesDiffer { address: site, expected: expected.to_vec(), found });
-        }
-        let inside = |rip: u64| rip > site && rip < site + new.len() as u64;
-        let to = |tid: Tid, rip: u64| {
-            let to = moved.iter().find(|(from, _)| *from == rip).map(|(_, to)| *to);
-            to.ok_or(Error::ThreadInside { tid, address: rip })
-        };
-        let mut moves = vec![];
-        let threads = if self.is_anyone_inside(site, new.len() as u64)? { self.threads.clone() } else { vec![] };
-        for tid in threads {
-            let registers = self.registers(tid)?;
-            let again = made_again(&registers).filter(|again| inside(again.rip));
-            if let Some(going) = again.or_else(|| inside(registers.rip).then_some(registers)) {
-                moves.push((tid, Registers { rip: to(tid, going.rip)?, ..going }));
-            }
-        }
-        let mut returns = vec![];
-        // (Nobody comes back into the middle of a jump that is taken out: what looks so is a frame of long ago.)
-        let contexts = if moved.is_empty() { vec![] } else { self.saved_contexts()? };
-        for context in contexts.into_iter().filter(|context| inside(context.rip)) {
-            returns.push(SavedContext { rip: to(self.pid, context.rip)?, ..context });
-        }
-        returns.iter().try_for_each(|context| self.set_context(context))?;
-        moves.iter().try_for_each(|(tid, registers)| self.set_registers(*tid, registers))?;
-        self.write(site, new)
-    }
-
-    /// Whether a thread is in these bytes, but not at the first one, or goes back there.
-    fn is_anyone_inside(&self, site: u64, bytes: u64) -> Result<bool, Error> {
-        let mut known = self.places.borrow_mut();
-        let places = match &mut *known {
-            Some(places) => places,
-            none => {
-                let mut places = vec![];
-                for tid in &self.threads {
-                    let registers = self.registers(*tid)?;
-                    places.extend(
-                        [Some(registers), made_again(&registers)].into_iter().flatten().map(|going| going.rip),
-                    );
-                }
-                places.sort_unstable();
-                none.insert(places)
-            }
-        };
-        let behind = places.partition_point(|place| *place <= site);
-        Ok(places.get(behind).is_some_and(|place| *place < site + bytes))
-    }
-
-    /// Puts `original` back where `written` stands, both of the same length. The kernel's uprobes and debuggers write a breakpoint over
-    /// our first byte, and the kernel later puts the file's byte there (kernel/events/uprobes.c:set_orig_insn): so each byte is
-    /// judged by itself. A breakpoint that is not ours stays.
-    ///
-    /// # Errors
-    /// [`Error::BytesDiffer`] if some byte is nobody's that we know; then nothing was written.
-    pub fn restore_site(&mut self, site: u64, written: &[u8], original: &[u8]) -> Result<(), Error> {
-        let mut found = vec![0u8; written.len()];
-        self.read(site, &mut found)?;
-        match restored(&found, written, original) {
-            Some(bytes) if bytes == found => Ok(()),
-            Some(bytes) => self.write(site, &bytes),
-            None => Err(Error::BytesDiffer { address: site, expected: written.to_vec(), found }),
-        }
     }
 
     /// Brings a stopped thread into an interrupt stop on its way to user mode.
@@ -779,19 +707,6 @@ impl Drop for Stopped {
     }
 }
 
-/// The one-byte breakpoint instruction.
-pub const INT3: u8 = 0xcc;
-
-/// What `found` is to become so that nothing is left there of `written`; `None`: somebody has written other code there.
-fn restored(found: &[u8], written: &[u8], original: &[u8]) -> Option<Vec<u8>> {
-    let of = |((found, written), original): ((&u8, &u8), &u8)| match *found {
-        byte if byte == *written => Some(*original),
-        byte if byte == *original || byte == INT3 => Some(byte),
-        _ => None,
-    };
-    found.iter().zip(written).zip(original).map(of).collect()
-}
-
 /// The registers of a thread whose system call the kernel would make again when it goes on, set so that it makes the call itself.
 /// Mirrors arch/x86/kernel/signal.c:arch_do_signal_or_restart.
 pub fn made_again(registers: &Registers) -> Option<Registers> {
@@ -807,32 +722,4 @@ pub fn made_again(registers: &Registers) -> Option<Registers> {
     let again = in_call && (result == RESTART_BLOCK || RESTART.contains(&result));
     let rip = registers.rip.wrapping_sub(SYSCALL_BYTES);
     again.then_some(Registers { rax: number, orig_rax: u64::MAX, rip, ..*registers })
-}
-
-fn open_memory(pid: u32) -> Result<File, Error> {
-    File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Error::NoSuchProcess { pid },
-        std::io::ErrorKind::PermissionDenied => not_permitted(pid),
-        _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
-        _ => Error::io(format!("/proc/{pid}/mem"), error),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::restored;
-
-    const ORIGINAL: [u8; 5] = [0x48, 0x83, 0xec, 0x08, 0x90];
-    const WRITTEN: [u8; 5] = [0xe9, 1, 2, 3, 4];
-
-    #[test]
-    fn our_bytes_are_put_back_around_a_breakpoint_and_behind_one_that_was_removed() {
-        let case = |found: [u8; 5]| restored(&found, &WRITTEN, &ORIGINAL);
-        assert_eq!(case(WRITTEN), Some(ORIGINAL.to_vec()));
-        assert_eq!(case(ORIGINAL), Some(ORIGINAL.to_vec()));
-        assert_eq!(case([0xcc, 1, 2, 3, 4]), Some(vec![0xcc, 0x83, 0xec, 0x08, 0x90]), "over ours");
-        assert_eq!(case([0x48, 1, 2, 3, 4]), Some(ORIGINAL.to_vec()), "removed over ours");
-        assert_eq!(case([0xe9, 1, 2, 0x08, 0x90]), Some(ORIGINAL.to_vec()), "half of it was written");
-        assert_eq!(case([0xe9, 9, 9, 9, 9]), None, "another jump");
-    }
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ring3_inject::{
-    Announced, Error, Following, Pid, Region, RegionFiles, Stopped, inspect, map_files, map_region, map_stub_area,
-    mappings, unmap_region, while_stopped, while_stopped_at_exec,
+    Announced, Error, Following, INT3, Memory, Pid, Region, RegionFiles, SiteChange, SiteRestoration, Stopped,
+    inspect, map_files, map_region, map_stub_area, mappings, unmap_region, while_stopped, while_stopped_at_exec,
 };
 use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
 use rustix::process::Signal;
@@ -168,8 +168,10 @@ fn regions_come_and_go_without_a_trace() {
             let is_there = |address: &u64| now.iter().any(|m| m.range.contains(address) && m.path.contains("memfd"));
             assert!(more.iter().chain(&mapped.maps).all(is_there), "{more:x?}, {mapped:x?}");
             more.iter().for_each(|map| stopped.unmap(*map, 0x3000).expect("unmapped"));
-            let near = mappings(victim.pid()).expect("alive").into_iter().find(|m| m.is_executable()).expect("code");
-            let area = map_stub_area(stopped, near.range.clone(), 0x1_0000).expect("room");
+            let now = mappings(victim.pid()).expect("alive");
+            let near = now.iter().find(|m| m.is_executable()).expect("code").range.clone();
+            let taken: Vec<_> = now.into_iter().map(|mapping| mapping.range).collect();
+            let area = map_stub_area(stopped, &taken, near, 0x1_0000).expect("room");
             stopped.write(area, b"code").expect("written");
             let mut back = [0u8; 4];
             stopped.read(area, &mut back).expect("read");
@@ -181,6 +183,54 @@ fn regions_come_and_go_without_a_trace() {
         while_stopped(victim.pid(), WITHIN, work).expect("stops");
     }
     assert_eq!(counts(victim.pid()), before);
+    assert_eq!(victim.finish(), "bad 0 ticks 1");
+}
+
+#[test]
+fn sites_that_are_written_together_are_judged_by_themselves() {
+    const BYTES: u64 = 0x1_0000;
+    const ORIGINAL: [u8; 5] = [0x90; 5];
+    const JUMP: [u8; 5] = [0xe9, 1, 2, 3, 4];
+    let victim = Victim::start(&build_victim());
+    let change = |stopped: &mut Stopped| {
+        let now = mappings(victim.pid()).expect("alive");
+        let near = now.iter().find(|m| m.is_executable()).expect("code").range.clone();
+        let taken: Vec<_> = now.into_iter().map(|mapping| mapping.range).collect();
+        let area = map_stub_area(stopped, &taken, near, BYTES).expect("room");
+        stopped.write(area, &[0x90; BYTES as usize]).expect("written");
+        // Some in one page, one in two, one that is partly behind the mapping.
+        let sites = [8, 40, 100, 0xffd, 0x1100, BYTES - 3].map(|offset| area + offset);
+        stopped.write(sites[1], b"other").expect("written");
+        stopped.write(area + 70, &[INT3]).expect("written");
+        let changes = sites.map(|site| SiteChange { site, expected: &ORIGINAL, new: &JUMP, moved: &[] });
+        let written = stopped.write_sites(&changes);
+        let is_well: Vec<bool> = written.iter().map(Result::is_ok).collect();
+        assert_eq!(is_well, [true, false, true, true, true, false], "{written:?}");
+        assert!(matches!(&written[1], Err(Error::BytesDiffer { found, .. }) if found == b"other"), "{written:?}");
+        let mut expected = vec![0x90; BYTES as usize];
+        let mut put = |at: u64, bytes: &[u8]| expected[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        [8, 100, 0xffd, 0x1100].into_iter().for_each(|at| put(at, &JUMP));
+        put(40, b"other");
+        put(70, &[INT3]);
+        let mut there = vec![0; BYTES as usize];
+        Memory::open(victim.pid()).expect("alive").read(area, &mut there).expect("mapped");
+        assert!(there == expected);
+
+        // A breakpoint over one of them stays, and what is nobody's.
+        stopped.write(sites[2], &[INT3]).expect("written");
+        let restorations = sites.map(|site| SiteRestoration { site, written: &JUMP, original: &ORIGINAL });
+        let is_well: Vec<bool> = stopped.restore_sites(&restorations).iter().map(Result::is_ok).collect();
+        assert_eq!(is_well, [true, false, true, true, true, false]);
+        let mut expected = vec![0x90; BYTES as usize];
+        expected[40..45].copy_from_slice(b"other");
+        (expected[70], expected[100]) = (INT3, INT3);
+        stopped.read(area, &mut there).expect("mapped");
+        assert!(there == expected);
+        let nowhere = SiteRestoration { site: u64::MAX - 1, written: &JUMP, original: &ORIGINAL };
+        assert!(stopped.restore_sites(&[nowhere])[0].is_err());
+        stopped.unmap(area, BYTES).expect("unmapped");
+    };
+    while_stopped(victim.pid(), WITHIN, change).expect("stopped");
     assert_eq!(victim.finish(), "bad 0 ticks 1");
 }
 

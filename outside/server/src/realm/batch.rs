@@ -1,14 +1,16 @@
-//! Code that is written into a stopped process at once.
+//! Code that is written into a process at once.
 
 use ring3_inject as inject;
 use ring3_layout::syscall::TRAMPOLINE_BYTES;
+
+use super::ahead::CodeMemory;
 
 /// Code that is written at once: to many places, some of which lie one behind the other.
 #[derive(Debug, Default)]
 pub(super) struct Batch(pub(super) Vec<(u64, Vec<u8>)>);
 
 impl Batch {
-    pub(super) fn write(mut self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+    pub(super) fn write(mut self, memory: &mut dyn CodeMemory) -> Result<(), inject::Error> {
         const INT3: u8 = 0xcc;
         self.0.sort();
         let mut run: Option<(u64, Vec<u8>)> = None;
@@ -20,11 +22,11 @@ impl Batch {
                 }
                 _ => {
                     if let Some((start, bytes)) = run.replace((address, code)) {
-                        stopped.write(start, &bytes)?;
+                        memory.write(start, &bytes)?;
                     }
                 }
             }
         }
-        run.map_or(Ok(()), |(start, bytes)| stopped.write(start, &bytes))
+        run.map_or(Ok(()), |(start, bytes)| memory.write(start, &bytes))
     }
 }

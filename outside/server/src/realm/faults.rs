@@ -58,7 +58,10 @@ impl Target {
     /// the process makes of them, also if it has given up.)
     pub(super) fn wants_faults(&self, links: &BTreeMap<AttachmentId, Link>) -> bool {
         let may_be = self.faults.given_up.is_none();
-        self.faults.armed || may_be && (self.faults.wanted || self.links_for(links).any(|(_, spec)| spec.reads))
+        // (It is asked at each of thousands of links, most of which may read nothing.)
+        let reads =
+            || links.values().any(|link| link.spec.reads) && self.links_for(links).any(|(_, spec)| spec.reads);
+        self.faults.armed || may_be && (self.faults.wanted || reads())
     }
 
     /// A process that handles faults, now or later, is to find those of displaced instructions at the original ones, if that is

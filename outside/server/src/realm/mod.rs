@@ -5,6 +5,7 @@
 //! answered. Shared tables (map slots, text, doorbells) are kept here under short locks.
 
 mod actions;
+mod ahead;
 mod applying;
 mod batch;
 mod breakpoints;

@@ -58,6 +58,11 @@ impl Target {
         }
     }
 
+    /// Whether memory for such a stub at an address is mapped, and free.
+    pub(super) fn has_one_byte_room(&self, stub: u64) -> bool {
+        self.has_room_in(&(stub..stub.saturating_add(1)), STUB_BYTES)
+    }
+
     /// Whether a new site may be a one-byte jump.
     pub(super) fn may_have_one_byte(&self, address: u64) -> bool {
         let count = self.sites.values().filter(|site| site.plan.tactic == Tactic::OneByte).count();

@@ -11,7 +11,7 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::executions::is_held;
-use super::recovery::{Cleaning, RetryDelay, all_processes, is_server_alive, region_in};
+use super::recovery::{Cleaning, Restored, RetryDelay, all_processes, is_server_alive, region_in};
 use super::target::DETACH_WITHIN;
 use super::tracer::{Actor, Command};
 
@@ -26,8 +26,7 @@ struct Orphan {
     cleaning: Cleaning,
     /// The server that is gone.
     server: u32,
-    /// Sites that are restored already.
-    restored: usize,
+    restored: Restored,
     patience: RetryDelay,
     until: Instant,
     /// Why the last round was not enough.
@@ -38,7 +37,14 @@ impl Orphan {
     fn new((cleaning, header): (Cleaning, ControlHeaderValue)) -> Orphan {
         let until = Instant::now() + DETACH_WITHIN;
         let why = "its threads could not be stopped".to_owned();
-        Orphan { cleaning, server: header.server_pid, restored: 0, patience: RetryDelay::new(), until, why }
+        Orphan {
+            cleaning,
+            server: header.server_pid,
+            restored: Restored::default(),
+            patience: RetryDelay::new(),
+            until,
+            why,
+        }
     }
 
     /// One round, in slices until then. True: nothing of ours is left.

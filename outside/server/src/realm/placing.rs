@@ -32,6 +32,8 @@ pub(super) struct Series {
     tried: BTreeMap<u64, Result<(), Unplaced>>,
     /// Something was left for the next stop.
     is_cut: bool,
+    /// Memory for stubs was mapped in the first stop.
+    is_mapped: bool,
 }
 
 /// Which sites could be placed.
@@ -71,6 +73,39 @@ impl Target {
         self.series.as_mut().is_some_and(|series| std::mem::take(&mut series.is_cut))
     }
 
+    /// Whether memory for stubs was mapped in an earlier stop of the series.
+    pub(super) fn is_mapped_ahead(&self) -> bool {
+        self.series.as_ref().is_some_and(|series| series.is_mapped)
+    }
+
+    /// Memory for stubs is mapped, and all that is to be placed is left for another stop.
+    pub(super) fn cut_series(&mut self) {
+        if let Some(series) = &mut self.series {
+            (series.is_cut, series.is_mapped) = (true, true);
+        }
+    }
+
+    /// Writes the jumps of sites that need nothing else, many at once; what became of them. In a series it ends in time.
+    fn write_ready<'w>(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        wanted: impl Iterator<Item = &'w WantedSite>,
+        in_series: bool,
+    ) -> BTreeMap<u64, Result<(), Unplaced>> {
+        /// So many are written between two looks at the clock.
+        const SITES_AT_ONCE: usize = 256;
+        let wanted: Vec<&WantedSite> = wanted.collect();
+        let began = Instant::now();
+        let mut written = BTreeMap::new();
+        for some in wanted.chunks(SITES_AT_ONCE) {
+            written.extend(self.write_ready_jumps(stopped, some));
+            if in_series && began.elapsed() >= PLACING_AT_ONCE {
+                break;
+            }
+        }
+        written
+    }
+
     /// Brings the sites in line with what is wanted. In a series, what is new takes no longer than [`PLACING_AT_ONCE`].
     pub(super) fn reconcile(
         &mut self,
@@ -90,17 +125,22 @@ impl Target {
             // (It is asked for at each site, and takes long where there are many threads.)
             let _ = stopped.saved_contexts();
         }
-        let mut spent = Duration::ZERO;
+        let began = Instant::now();
         // Unwinders must be seen before a return is awaited, even if this stop ends before all is placed.
         let is_unwinder = |want: &WantedSite| HookKind::OF_UNWINDERS.contains(&want.place.kind);
         let (first, then): (Vec<WantedSite>, Vec<WantedSite>) = wanted.into_iter().partition(is_unwinder);
+        let mut ready = self.write_ready(stopped, first.iter().chain(&then), series.is_some());
+        let mut spent = began.elapsed();
         for want in first.into_iter().chain(then) {
             let address = want.place.address;
             let is_new = !self.is_in_force(address);
-            let known = series.as_ref().and_then(|series| series.tried.get(&address).cloned());
+            let known = ready.remove(&address);
+            let known = known.or_else(|| series.as_ref().and_then(|series| series.tried.get(&address).cloned()));
             let placed = match (known, &mut series) {
                 (Some(placed), _) => placed,
-                (None, Some(series)) if is_new && (series.is_cut || spent >= PLACING_AT_ONCE) => {
+                (None, Some(series))
+                    if is_new && !is_unwinder(&want) && (series.is_cut || spent >= PLACING_AT_ONCE) =>
+                {
                     series.is_cut = true;
                     continue;
                 }

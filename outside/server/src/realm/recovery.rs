@@ -22,7 +22,9 @@ use ring3_layout::thread::{
     STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
 };
 use ring3_uapi::nr;
+use zerocopy::FromBytes;
 
+use super::ahead::STOPPED_TWICE_THREADS_MAX;
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
 use super::{actions, faults, restore_calls, sud, traps};
@@ -65,6 +67,15 @@ impl RetryDelay {
     }
 }
 
+/// What of a process's code is its own again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Restored {
+    /// So many sites of probes.
+    sites: usize,
+    /// All system calls.
+    calls: bool,
+}
+
 /// What is to be cleaned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cleaning {
@@ -79,7 +90,7 @@ impl Cleaning {
         let deadline = Instant::now() + within;
         let mut pause = FIRST_PAUSE;
         loop {
-            let done = self.round(&mut 0, STOP_WITHIN, None);
+            let done = self.round(&mut Restored::default(), STOP_WITHIN, None);
             let again = match &done {
                 Ok(done) => !done,
                 Err(error) => matches!(error, inject::Error::ThreadDoesNotStop { .. }) || is_passing(error),
@@ -95,47 +106,58 @@ impl Cleaning {
         }
     }
 
-    /// One round, in as many stops as its sites need. `Ok(true)`: nothing of ours is left in the process. Sites that are `restored`
-    /// already are passed over; there is no further stop after `until`.
+    /// One round, in as many stops as its sites need. `Ok(true)`: nothing of ours is left in the process. What is `restored` already
+    /// is passed over; there is no further stop after `until`.
     pub(super) fn round(
         self,
-        restored: &mut usize,
+        restored: &mut Restored,
         stop_within: Duration,
         until: Option<Instant>,
     ) -> Result<bool, inject::Error> {
         loop {
             let clean = |stopped: &mut inject::Stopped| self.clean(stopped, restored);
             match inject::while_stopped(inject::Pid(self.pid), stop_within, clean)?? {
-                Some(done) => return Ok(done),
+                Some(done) => {
+                    // (A thread that is inside may get into a trampoline yet.)
+                    restored.calls = false;
+                    return Ok(done);
+                }
                 None if until.is_some_and(|until| Instant::now() + BETWEEN_SLICES > until) => return Ok(false),
                 None => std::thread::sleep(BETWEEN_SLICES),
             }
         }
     }
 
-    /// One stop; `None`: `restored` sites are, and others are not yet.
-    fn clean(self, stopped: &mut inject::Stopped, restored: &mut usize) -> Result<Option<bool>, inject::Error> {
+    /// One stop; `None`: there is to be another one.
+    fn clean(self, stopped: &mut inject::Stopped, restored: &mut Restored) -> Result<Option<bool>, inject::Error> {
         if !sud::disable(stopped, self.region)? {
             return Ok(Some(false));
         }
         let (kept, due): (Vec<_>, Vec<_>) = self.recoveries().into_iter().partition(is_kept_for_unwinders);
         let until = Instant::now() + RESTORING_AT_ONCE;
-        *restored += self.restore_sites(stopped, due.get(*restored..).unwrap_or_default(), until)?;
-        if *restored < due.len() {
+        restored.sites += self.restore_sites(stopped, due.get(restored.sites..).unwrap_or_default(), until)?;
+        if restored.sites < due.len() {
             return Ok(None);
         }
-        self.clean_rest(stopped, kept).map(Some)
-    }
-
-    /// What is to be done when the sites are the process's own again.
-    fn clean_rest(self, stopped: &mut inject::Stopped, kept: Vec<(u32, Recovery)>) -> Result<bool, inject::Error> {
-        restore_calls::restore(stopped, self.region)?;
-        self.restore_counters(stopped)?;
+        let was_own = restored.calls;
+        if !was_own {
+            restore_calls::restore(stopped, self.region)?;
+            self.restore_counters(stopped)?;
+            restored.calls = true;
+        }
         actions::leave_masks(stopped, self.region)?;
         self.restore_returns(stopped);
         if !traps::disable(stopped, self.region)? {
-            return Ok(false);
+            return Ok(Some(false));
         }
+        if !was_own && stopped.threads().len() <= STOPPED_TWICE_THREADS_MAX {
+            return Ok(None);
+        }
+        self.unmap(stopped, &kept).map(Some)
+    }
+
+    /// What is to be done when the process's code is its own again.
+    fn unmap(self, stopped: &mut inject::Stopped, kept: &[(u32, Recovery)]) -> Result<bool, inject::Error> {
         let areas = self.stub_areas();
         if !self.is_nobody_inside(stopped)? {
             return Ok(false);
@@ -145,7 +167,7 @@ impl Cleaning {
         }
         // A thread inside may be about to replace a return address, which an unwinder must not see. Now no thread is, and
         // all return addresses are those of the process.
-        self.restore_sites(stopped, &kept, Instant::now() + STOP_WITHIN)?;
+        self.restore_sites(stopped, kept, Instant::now() + STOP_WITHIN)?;
         self.leave_cancels(stopped)?;
         self.release_gs(stopped)?;
         for (start, bytes) in self.map_ranges()? {
@@ -193,23 +215,30 @@ impl Cleaning {
     }
 
     /// Restores the bytes of sites, and leads threads out of their stubs. How many it were until that time, at least one.
-    fn restore_sites(
+    fn restore_sites<'e>(
         self,
         stopped: &mut inject::Stopped,
-        sites: &[(u32, Recovery)],
+        sites: &'e [(u32, Recovery)],
         until: Instant,
     ) -> Result<usize, inject::Error> {
-        let mut entries = vec![];
-        for (_, entry) in sites {
+        /// So many are restored between two looks at the clock.
+        const SITES_AT_ONCE: usize = 64;
+        let restoration = |(_, entry): &'e (u32, Recovery)| {
             let length = (entry.bytes as usize).min(entry.written.len());
-            put_back(stopped, entry.site, &entry.written[..length], &entry.original[..length])?;
-            entries.push(*entry);
+            let (written, original) = (&entry.written[..length], &entry.original[..length]);
+            inject::SiteRestoration { site: entry.site, written, original }
+        };
+        let mut count = 0;
+        for some in sites.chunks(SITES_AT_ONCE) {
+            put_back(stopped, some.iter().map(restoration).collect())?;
+            count += some.len();
             if Instant::now() >= until {
                 break;
             }
         }
+        let entries: Vec<Recovery> = sites[..count].iter().map(|(_, entry)| *entry).collect();
         self.move_threads_to_original_code(stopped, &entries)?;
-        Ok(entries.len())
+        Ok(count)
     }
 
     /// Threads that are at displaced instructions, where they may wait in a system call for any time, go on at the original ones,
@@ -325,12 +354,7 @@ impl Cleaning {
     }
 
     fn stub_areas(self) -> Vec<StubArea> {
-        let mut table = vec![0u8; STUB_AREAS_MAX as usize * size_of::<StubArea>()];
-        if read_process(self.pid, self.control(STUB_AREAS_OFFSET), &mut table).is_err() {
-            return vec![];
-        }
-        let areas = table.chunks_exact(size_of::<StubArea>()).filter_map(value_from::<StubArea>);
-        areas.take_while(|area| area.base != 0).collect()
+        table_until(self.pid, self.control(STUB_AREAS_OFFSET), STUB_AREAS_MAX, |area: &StubArea| area.base == 0)
     }
 
     /// Threads must not keep a GS that leads into memory that goes away.
@@ -364,6 +388,31 @@ impl Cleaning {
     }
 }
 
+/// A table of a process, up to its first unused entry. (Most are short: of the rest nothing is read.)
+pub(super) fn table_until<T: FromBytes>(
+    pid: u32,
+    address: u64,
+    count: u32,
+    is_unused: impl Fn(&T) -> bool,
+) -> Vec<T> {
+    const ENTRIES_AT_ONCE: usize = 128;
+    let (count, mut entries) = (count as usize, vec![]);
+    let mut is_whole = false;
+    while entries.len() < count && !is_whole {
+        let more = ENTRIES_AT_ONCE.min(count - entries.len());
+        let mut piece = vec![0u8; more * size_of::<T>()];
+        if read_process(pid, address + (entries.len() * size_of::<T>()) as u64, &mut piece).is_err() {
+            break;
+        }
+        let found =
+            piece.chunks_exact(size_of::<T>()).map_while(value_from::<T>).take_while(|entry| !is_unused(entry));
+        let before = entries.len();
+        entries.extend(found);
+        is_whole = entries.len() < before + more;
+    }
+    entries
+}
+
 /// Whether a site, given as its kind of hook and its entry, is an unwinder's and stays until no thread is inside. (An `int3` cannot:
 /// its handler goes first.)
 fn is_kept_for_unwinders((kind, entry): &(u32, Recovery)) -> bool {
@@ -371,21 +420,21 @@ fn is_kept_for_unwinders((kind, entry): &(u32, Recovery)) -> bool {
     is_unwinder && entry.bytes > 1
 }
 
-/// Restores the bytes of a site, 0 being none, unless its memory is gone or has other code.
+/// Restores the bytes of sites, 0 being none, unless their memory is gone or has other code.
 pub(super) fn put_back(
     stopped: &mut inject::Stopped,
-    site: u64,
-    written: &[u8],
-    original: &[u8],
+    mut sites: Vec<inject::SiteRestoration<'_>>,
 ) -> Result<(), inject::Error> {
-    if site == 0 {
-        return Ok(());
+    sites.retain(|one| one.site != 0);
+    sites.sort_by_key(|one| one.site);
+    for (one, result) in sites.iter().zip(stopped.restore_sites(&sites)) {
+        match result {
+            Err(inject::Error::BytesDiffer { .. }) => {}
+            Err(_) if stopped.read(one.site, &mut vec![0; one.written.len()]).is_err() => {}
+            result => result?,
+        }
     }
-    match stopped.restore_site(site, written, original) {
-        Err(inject::Error::BytesDiffer { .. }) => Ok(()),
-        Err(_) if stopped.read(site, &mut vec![0; written.len()]).is_err() => Ok(()),
-        done => done,
-    }
+    Ok(())
 }
 
 /// The address that the frames on each stack slot finally return to: of a chain the first one has it.

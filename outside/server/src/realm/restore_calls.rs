@@ -10,26 +10,21 @@ use ring3_layout::syscall::{
 use ring3_patch::{CallerLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 
 use super::cancellation::replaced_at;
-use super::raw_mapping::{read_process, value_from};
-use super::recovery::put_back;
+use super::recovery::{put_back, table_until};
 use super::sud::sud_trampoline;
 
 /// Puts the bytes of all sites back that the table in a process's control page names, and moves threads out of what belongs
 /// to them.
 pub(super) fn restore(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    let pid = stopped.pid();
-    let mut table = vec![0u8; SITES_MAX as usize * size_of::<SyscallSite>()];
-    if read_process(pid, region + CONTROL_OFFSET + SITES_OFFSET, &mut table).is_err() {
-        return Ok(());
-    }
-    let entries: Vec<SyscallSite> = table
-        .chunks_exact(size_of::<SyscallSite>())
-        .map_while(value_from::<SyscallSite>)
-        .take_while(|entry| entry.near != 0)
-        .collect();
-    for entry in &entries {
-        put_back(stopped, entry.site, &entry.written[..JUMP_BYTES], &entry.original[..JUMP_BYTES])?;
-    }
+    // (Up to the first entry that was never written.)
+    let table = region + CONTROL_OFFSET + SITES_OFFSET;
+    let entries = table_until(stopped.pid(), table, SITES_MAX, |entry: &SyscallSite| entry.near == 0);
+    let restorations = entries.iter().map(|SyscallSite { site, written, original, .. }| inject::SiteRestoration {
+        site: *site,
+        written: &written[..JUMP_BYTES],
+        original: &original[..JUMP_BYTES],
+    });
+    put_back(stopped, restorations.collect())?;
     let places = OriginalPlaces { region, trampolines: region + TRAMPOLINES_OFFSET, entries };
     for tid in stopped.threads().to_vec() {
         let registers = stopped.registers(tid)?;

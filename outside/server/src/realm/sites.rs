@@ -20,6 +20,7 @@ use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
 use ring3_uapi::Errno;
 
 use super::Refusal;
+use super::ahead::CodeMemory;
 use super::recovery::Cleaning;
 use super::site::{Place, Site, WantedSite, is_written, taken};
 use super::sud::CaughtCalls;
@@ -184,7 +185,7 @@ impl Target {
     }
 
     /// Plans a site and gives it a hook; the process is untouched.
-    fn plan_site(&mut self, want: WantedSite, caught: &CaughtCalls) -> Result<Site, Refusal> {
+    pub(super) fn plan_site(&mut self, want: WantedSite, caught: &CaughtCalls) -> Result<Site, Refusal> {
         let (name, probed, planned) = (want.name(), want.probed(), want.plan());
         let may_have_one_byte = want.one_byte_stub().is_some() && self.may_have_one_byte(want.place.address);
         let place = want.place;
@@ -243,9 +244,8 @@ impl Target {
         if self.sites[&address].plan.needs_faults && !self.faults.is_ready() {
             return Err(Unplaced::NeedsFaults);
         }
-        let (bytes, name) = (self.bytes_of(address), self.sites[&address].name.clone());
-        let is_other = |(at, site): &(&u64, &Site)| **at != address && !members.contains(at) && site.overlaps(&bytes);
-        if self.near(&bytes).any(|other| is_other(&other)) {
+        let name = self.sites[&address].name.clone();
+        if self.is_taken(address, &members) {
             return Err(taken(&name, address).into());
         }
         let is_jump = self.sites[&address].plan.tactic == Tactic::Jump;
@@ -278,26 +278,74 @@ impl Target {
             self.restore_bytes(stopped, *other)?;
         }
         let site = self.sites.get_mut(&address).expect("just seen");
-        if let Some(Written { at, stub, jump }) = fresh {
-            site.moved = stub.moved.iter().map(|moved| (moved.original, at + u64::from(moved.stub_offset))).collect();
-            (site.stub, site.stub_bytes, site.jump, site.members) = (at, stub.bytes.len() as u32, jump, members);
+        if let Some(written) = fresh {
+            site.take_stub(written, members);
         }
         if let Some(earlier) = site.earlier.take() {
             self.lead_on(stopped, address, earlier)?;
         }
-        // Whoever cleans up after us has to know of the jump before it is there.
-        self.sites.get_mut(&address).expect("just seen").patched = true;
+        self.note_patched(address, true);
+        self.write_jumps(stopped, &[address]).pop().unwrap_or(Ok(()))
+    }
+
+    /// Writes the jumps of sites whose stubs are there, and that are noted as patched: whoever cleans up after us has to know of a jump
+    /// before it is there.
+    fn write_jumps(&mut self, stopped: &mut inject::Stopped, addresses: &[u64]) -> Vec<Result<(), Unplaced>> {
+        let changes: Vec<_> = addresses.iter().map(|address| self.sites[address].change()).collect();
+        let written = stopped.write_sites(&changes);
+        let of = |(address, written): (&u64, Result<(), inject::Error>)| {
+            written.map_err(|error| {
+                self.note_patched(*address, false);
+                let refusal = refusal_of(error);
+                Refusal::new(refusal.errno, format!("{}: {}", self.sites[address].name, refusal.message)).into()
+            })
+        };
+        addresses.iter().zip(written).map(of).collect()
+    }
+
+    fn note_patched(&mut self, address: u64, patched: bool) {
+        self.sites.get_mut(&address).expect("callers name sites").patched = patched;
         self.write_recovery(address);
-        let site = &self.sites[&address];
-        let written = stopped.write_site(address, &site.plan.original, &site.jump, &site.moved);
-        if written.is_err() {
-            self.sites.get_mut(&address).expect("just seen").patched = false;
-            self.write_recovery(address);
+    }
+
+    /// Writes the jumps of those of these sites whose stubs are there, and where no other site has a say. What became of them.
+    pub(super) fn write_ready_jumps(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        wanted: &[&WantedSite],
+    ) -> Vec<(u64, Result<(), Unplaced>)> {
+        let mut ready = vec![];
+        for want in wanted {
+            let address = want.place.address;
+            // (One of them may have displaced what another one begins with.)
+            if self.is_ready(want) && !self.is_taken(address, &[]) {
+                self.note_patched(address, true);
+                ready.push(address);
+            }
         }
-        written.map_err(|error| {
-            let refusal = refusal_of(error);
-            Refusal::new(refusal.errno, format!("{name}: {}", refusal.message)).into()
-        })
+        let written = self.write_jumps(stopped, &ready);
+        ready.into_iter().zip(written).collect()
+    }
+
+    /// Whether nothing is to be done for a site but to write its jump: what [`Target::place_site`] does otherwise has no effect.
+    fn is_ready(&self, want: &WantedSite) -> bool {
+        let address = want.place.address;
+        let Some(site) = self.sites.get(&address).filter(|site| site.place == want.place && !site.patched) else {
+            return false;
+        };
+        let has_code = site.stub != 0 && site.members.is_empty() && site.earlier.is_none();
+        has_code
+            && matches!(site.plan.tactic, Tactic::Jump | Tactic::OneByte)
+            && (!site.plan.needs_faults || self.faults.is_ready())
+            && !self.is_crowded(address)
+            && !self.may_be_resumed_in(address)
+    }
+
+    /// Whether a patched site that is none of these members has displaced bytes that a site displaces.
+    fn is_taken(&self, address: u64, members: &[u64]) -> bool {
+        let bytes = self.bytes_of(address);
+        let is_other = |(at, site): &(&u64, &Site)| **at != address && !members.contains(at) && site.overlaps(&bytes);
+        self.near(&bytes).any(|other| is_other(&other))
     }
 
     /// The bytes that a site displaces.
@@ -329,9 +377,9 @@ impl Target {
     }
 
     /// Writes a stub for a site and its members.
-    fn write_stub(
+    pub(super) fn write_stub(
         &mut self,
-        stopped: &mut inject::Stopped,
+        memory: &mut dyn CodeMemory,
         address: u64,
         members: &[u64],
     ) -> Result<Written, Refusal> {
@@ -350,30 +398,30 @@ impl Target {
             let bytes = stub.as_ref().map(|stub| with_tail(stub, place_of, address)).unwrap_or_default();
             let room = place_of..place_of.saturating_add(1);
             if let Ok(stub) = stub
-                && self.take_room_in(stopped, &room, bytes.len() as u64).is_ok()
+                && self.take_room_in(memory, &room, bytes.len() as u64).is_ok()
             {
-                stopped.write(place_of, &bytes).map_err(refusal_of)?;
+                memory.write(place_of, &bytes).map_err(refusal_of)?;
                 let jump = plan.jump(place_of).map_err(refuse)?;
                 return Ok(Written { at: place_of, stub, jump });
             }
         }
         let room = STUB_BYTES_MAX as u64 * (1 + members.len() as u64) + tail_bytes_max(&plan);
         let (at, area) = match plan.stub_range().filter(|_| plan.tactic == Tactic::Jump) {
-            Some(range) => self.stub_room_in(stopped, range, room)?,
-            None => self.stub_room(stopped, address, place.mapping.clone(), room)?,
+            Some(range) => self.stub_room_in(memory, range, room)?,
+            None => self.stub_room(memory, address, place.mapping.clone(), room)?,
         };
         let stub = plan.stub_of_many(at, entries(self.region), own_hook, &members).map_err(refuse)?;
         let to = match plan.stub_range().filter(|_| plan.is_punned()) {
             Some(range) => {
-                let relay = self.take_relay_room(stopped, &range)?;
-                stopped.write(relay, &ring3_patch::relay(at)).map_err(refusal_of)?;
+                let relay = self.take_relay_room(memory, &range)?;
+                memory.write(relay, &ring3_patch::relay(at)).map_err(refusal_of)?;
                 relay
             }
             None => at,
         };
         let jump = plan.jump(to).map_err(refuse)?;
         let bytes = with_tail(&stub, at, address);
-        stopped.write(at, &bytes).map_err(refusal_of)?;
+        memory.write(at, &bytes).map_err(refusal_of)?;
         self.take_stub_room(area, bytes.len() as u64);
         if plan.tactic == Tactic::Trap {
             self.set_trap(address, at)?;
@@ -385,7 +433,8 @@ impl Target {
     pub(super) fn restore_bytes(&mut self, stopped: &mut inject::Stopped, address: u64) -> Result<(), Refusal> {
         let Some(site) = self.sites.get_mut(&address).filter(|site| site.patched) else { return Ok(()) };
         let original = &site.plan.original[..site.jump.len()];
-        match stopped.restore_site(address, &site.jump, original) {
+        let restoration = inject::SiteRestoration { site: address, written: &site.jump, original };
+        match stopped.restore_sites(&[restoration]).pop().unwrap_or(Ok(())) {
             Ok(()) => {}
             // Another file is mapped there, or other code was written.
             Err(inject::Error::BytesDiffer { .. }) => {
@@ -449,8 +498,22 @@ fn with_tail(stub: &Stub, at: u64, site: u64) -> Vec<u8> {
 }
 
 /// A stub that nothing leads to yet.
-struct Written {
+pub(super) struct Written {
     at: u64,
     stub: Stub,
     jump: Vec<u8>,
+}
+
+impl Site {
+    /// What its jump changes.
+    fn change(&self) -> inject::SiteChange<'_> {
+        let (expected, new, moved) = (&self.plan.original[..], &self.jump[..], &self.moved[..]);
+        inject::SiteChange { site: self.place.address, expected, new, moved }
+    }
+
+    /// Its jump will lead to this stub, which has its programs and those of these members.
+    pub(super) fn take_stub(&mut self, Written { at, stub, jump }: Written, members: Vec<u64>) {
+        self.moved = stub.moved.iter().map(|moved| (moved.original, at + u64::from(moved.stub_offset))).collect();
+        (self.stub, self.stub_bytes, self.jump, self.members) = (at, stub.bytes.len() as u32, jump, members);
+    }
 }

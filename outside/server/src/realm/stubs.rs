@@ -9,6 +9,7 @@ use ring3_patch::RELAY_BYTES;
 use ring3_uapi::Errno;
 
 use super::Refusal;
+use super::ahead::{CodeMemory, stopped_in};
 use super::target::Target;
 use super::tracer::refusal_of;
 
@@ -71,16 +72,16 @@ impl Target {
     /// Room for a relay at one of these addresses, which is taken from now on.
     pub(super) fn take_relay_room(
         &mut self,
-        stopped: &mut inject::Stopped,
+        memory: &mut dyn CodeMemory,
         range: &Range<u64>,
     ) -> Result<u64, Refusal> {
-        self.take_room_in(stopped, range, RELAY_BYTES as u64)
+        self.take_room_in(memory, range, RELAY_BYTES as u64)
     }
 
     /// So many bytes that begin at one of these addresses, and are taken from now on.
     pub(super) fn take_room_in(
         &mut self,
-        stopped: &mut inject::Stopped,
+        memory: &mut dyn CodeMemory,
         range: &Range<u64>,
         bytes: u64,
     ) -> Result<u64, Refusal> {
@@ -89,7 +90,7 @@ impl Target {
         let (page, at) = match found {
             Some(found) => found,
             None => {
-                let pages = self.map_relays(stopped, range, bytes)?;
+                let pages = self.map_relays(stopped_in(memory)?, range, bytes)?;
                 let page = RelayPage { range: pages, taken: vec![] };
                 let at =
                     page.free_in(range, bytes).ok_or_else(|| Refusal::new(Errno::ENOSPC, "no room for a relay"))?;
@@ -99,6 +100,11 @@ impl Target {
         };
         self.relays[page].taken.push(at..at + bytes);
         Ok(at)
+    }
+
+    /// Whether there is memory for so many bytes that begin in a range, and is not taken.
+    pub(super) fn has_room_in(&self, range: &Range<u64>, bytes: u64) -> bool {
+        self.relays.iter().any(|relays| relays.free_in(range, bytes).is_some())
     }
 
     /// Maps memory for so many bytes that begin in a range.
@@ -179,7 +185,7 @@ impl Target {
     /// Room for a stub within reach of a place: the address, and the index of its area.
     pub(super) fn stub_room(
         &mut self,
-        stopped: &mut inject::Stopped,
+        memory: &mut dyn CodeMemory,
         address: u64,
         mapping: Range<u64>,
         bytes: u64,
@@ -187,7 +193,7 @@ impl Target {
         let has_room = |area: &Area| area.is_near(address) && area.used + bytes <= area.bytes;
         let index = match self.areas.iter().rposition(has_room) {
             Some(index) => index,
-            None => self.add_area(stopped, address, mapping)?,
+            None => self.add_area(stopped_in(memory)?, address, mapping)?,
         };
         let Area { base, used, .. } = self.areas[index];
         Ok((base + used, index))
@@ -196,7 +202,7 @@ impl Target {
     /// Room for a stub that begins at one of these addresses: which, and the index of its area.
     pub(super) fn stub_room_in(
         &mut self,
-        stopped: &mut inject::Stopped,
+        memory: &mut dyn CodeMemory,
         range: Range<u64>,
         bytes: u64,
     ) -> Result<(u64, usize), Refusal> {
@@ -205,12 +211,39 @@ impl Target {
             Some(index) => index,
             None => {
                 self.check_area_count()?;
-                let base = inject::map_stub_area_in(stopped, &range, PLACED_AREA_BYTES).map_err(refusal_of)?;
+                let base =
+                    inject::map_stub_area_in(stopped_in(memory)?, &range, PLACED_AREA_BYTES).map_err(refusal_of)?;
                 self.note_area(base, PLACED_AREA_BYTES)
             }
         };
         let Area { base, used, .. } = self.areas[index];
         Ok((base + used, index))
+    }
+
+    /// Maps memory until there is room for so many bytes of stubs near each of these mappings.
+    pub(super) fn reserve_stub_room(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        needed: impl Iterator<Item = (Range<u64>, u64)>,
+    ) -> Result<(), Refusal> {
+        let mut free: Vec<u64> = self.areas.iter().map(|area| area.bytes - area.used).collect();
+        for (mapping, mut bytes) in needed {
+            while bytes > 0 {
+                let is_near = |area: &Area| area.is_near(mapping.start) && area.is_near(mapping.end);
+                let found = (0..free.len()).find(|index| free[*index] > 0 && is_near(&self.areas[*index]));
+                let index = match found {
+                    Some(index) => index,
+                    None => {
+                        let index = self.add_area(stopped, mapping.start, mapping.clone())?;
+                        free.push(self.areas[index].bytes);
+                        index
+                    }
+                };
+                let taken = bytes.min(free[index]);
+                (bytes, free[index]) = (bytes - taken, free[index] - taken);
+            }
+        }
+        Ok(())
     }
 
     /// Maps a further stub area near a place; its index.
@@ -223,8 +256,14 @@ impl Target {
         self.check_area_count()?;
         let before: u64 = self.areas.iter().filter(|area| area.is_near(address)).map(|area| area.bytes).sum();
         let mut bytes = before.next_power_of_two().clamp(*STUB_AREA_BYTES.start(), *STUB_AREA_BYTES.end());
+        // (What was mapped since the process was stopped is ours.)
+        let mappings = stopped.mappings().map_err(refusal_of)?;
+        let maps = self.maps.values().map(|(base, bytes)| *base..base + bytes);
+        let taken = mappings.iter().map(|mapping| mapping.range.clone()).chain(self.own_ranges()).chain(maps);
+        let mut taken: Vec<Range<u64>> = taken.collect();
+        taken.sort_by_key(|range| range.start);
         let base = loop {
-            match inject::map_stub_area(stopped, mapping.clone(), bytes) {
+            match inject::map_stub_area(stopped, &taken, mapping.clone(), bytes) {
                 // A smaller gap will do.
                 Err(inject::Error::NoRoom { .. }) if bytes > *STUB_AREA_BYTES.start() => bytes /= 2,
                 mapped => break mapped.map_err(refusal_of)?,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ring3_inject as inject;
-use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
 use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{
@@ -24,6 +23,7 @@ use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineL
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
+use super::ahead::CodeMemory;
 use super::batch::Batch;
 use super::cancellation::number_of;
 use super::libraries::is_dynamic_loader;
@@ -247,6 +247,18 @@ impl Syscalls {
         patched.into_iter().any(|plan| plan.site < bytes.end && bytes.start < plan.site + plan.displaced.len() as u64)
     }
 
+    /// Whether the code for a call is there, or will be when a batch is written.
+    pub(super) fn knows(&self, key: u64) -> bool {
+        self.sites.contains_key(&key)
+    }
+
+    /// The code for a call is not there, unless the call goes through it.
+    pub(super) fn forget_unpatched(&mut self, key: u64) {
+        if !self.sees(key) {
+            self.sites.remove(&key);
+        }
+    }
+
     /// Whether a call goes through a trampoline.
     pub(super) fn sees(&self, key: u64) -> bool {
         self.sites.get(&key).is_some_and(|placed| placed.patched)
@@ -461,17 +473,30 @@ impl Target {
             }
             return Ok(!is_there);
         }
-        let placed = self.build_call(stopped, want, batch, caught)?;
+        self.add_call(stopped, want, batch, caught)?;
+        Ok(true)
+    }
+
+    /// Makes a site exist that is not known, the code for which joins the batch.
+    pub(super) fn add_call(
+        &mut self,
+        memory: &mut dyn CodeMemory,
+        want: WantedCall,
+        batch: &mut Batch,
+        caught: &CaughtCalls,
+    ) -> Result<(), Refusal> {
+        let call = want.plan.key();
+        let placed = self.build_call(memory, want, batch, caught)?;
         self.syscalls.sites.insert(call, placed);
         // Whoever cleans up reads the table up to the first entry that was never written.
         self.write_call(call);
-        Ok(true)
+        Ok(())
     }
 
     /// Makes the near stub and the trampoline; the site itself is untouched.
     fn build_call(
         &mut self,
-        stopped: &mut inject::Stopped,
+        memory: &mut dyn CodeMemory,
         want: WantedCall,
         batch: &mut Batch,
         caught: &CaughtCalls,
@@ -490,7 +515,7 @@ impl Target {
             return Err(Refusal::new(Errno::EBUSY, "calls go back there that were caught"));
         }
         let trampoline = trampoline_address(self.region, index);
-        let (near, area) = self.stub_room(stopped, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
+        let (near, area) = self.stub_room(memory, plan.site, want.mapping, NEAR_BYTES_MAX as u64)?;
         let stub = if plan.replaced == Replaced::Instruction {
             let (stub, tail) = plan.near(near, trampoline).map_err(refuse)?;
             let links = self.trampoline_links(&plan, index, near + u64::from(tail), want.small_stacks);
@@ -536,67 +561,31 @@ impl Target {
         refused
     }
 
-    /// Writes the jumps, those of a page at once.
+    /// Writes the jumps.
     fn patch_calls(&mut self, stopped: &mut inject::Stopped, mut calls: Vec<u64>) {
-        let site_of = |call: &u64| self.syscalls.sites[call].plan.site;
-        calls.sort_by_key(site_of);
-        let pages: Vec<Vec<u64>> =
-            calls.chunk_by(|a, b| site_of(a) / PAGE_BYTES == site_of(b) / PAGE_BYTES).map(<[u64]>::to_vec).collect();
-        for calls in pages {
-            // Whoever cleans up after us has to know of the jumps before they are there.
-            calls.iter().for_each(|call| self.note_patched(*call, true));
-            for (call, result) in self.patch_page(stopped, &calls) {
-                if let Err(refusal) = result {
-                    // (Some of the page may be written.)
-                    self.remove_call(stopped, call);
-                    self.refuse_call(call, refusal);
-                }
+        calls.sort_by_key(|call| self.syscalls.sites[call].plan.site);
+        // Whoever cleans up after us has to know of the jumps before they are there.
+        calls.iter().for_each(|call| self.note_call_patched(*call, true));
+        let sites = calls.iter().map(|call| &self.syscalls.sites[call]);
+        // (Threads were moved before.)
+        let change = |placed: &'_ CallSite| (placed.plan.site, placed.plan.displaced.clone(), placed.jump.clone());
+        let bytes: Vec<_> = sites.map(change).collect();
+        let changes: Vec<_> = bytes
+            .iter()
+            .map(|(site, expected, new)| inject::SiteChange { site: *site, expected, new, moved: &[] })
+            .collect();
+        for (call, result) in calls.into_iter().zip(stopped.write_sites(&changes)) {
+            if let Err(error) = result {
+                // (Some of it may be written.)
+                self.remove_call(stopped, call);
+                self.refuse_call(call, refusal_of(error));
             }
         }
     }
 
-    fn note_patched(&mut self, call: u64, patched: bool) {
+    fn note_call_patched(&mut self, call: u64, patched: bool) {
         self.syscalls.sites.get_mut(&call).expect("callers name sites").patched = patched;
         self.write_call(call);
-    }
-
-    /// Writes the jumps of calls that lie close together, in order, where the bytes are as they should be.
-    fn patch_page(&self, stopped: &mut inject::Stopped, calls: &[u64]) -> Vec<(u64, Result<(), Refusal>)> {
-        let placed: Vec<&CallSite> = calls.iter().map(|call| &self.syscalls.sites[call]).collect();
-        let (Some(first), Some(last)) = (placed.first(), placed.last()) else { return vec![] };
-        let start = first.plan.site;
-        let mut bytes = vec![0; (last.plan.site - start) as usize + last.plan.displaced.len()];
-        if let Err(error) = stopped.read(start, &mut bytes) {
-            let refusal = refusal_of(error);
-            return calls.iter().map(|call| (*call, Err(refusal.clone()))).collect();
-        }
-        let (mut results, mut runs) = (vec![], Vec::<Range<usize>>::new());
-        for placed in placed {
-            let at = (placed.plan.site - start) as usize;
-            let expected = &placed.plan.displaced;
-            let found = &bytes[at..at + expected.len()];
-            if found != expected {
-                let (address, expected, found) = (placed.plan.site, expected.clone(), found.to_vec());
-                let error = inject::Error::BytesDiffer { address, expected, found };
-                results.push((placed.plan.key(), Err(refusal_of(error))));
-                continue;
-            }
-            let end = at + placed.jump.len();
-            bytes[at..end].copy_from_slice(&placed.jump);
-            // A breakpoint of the kernel's in between may be taken out this very moment: it is not written again.
-            match runs.last_mut().filter(|run| !bytes[run.end..at].contains(&inject::INT3)) {
-                Some(run) => run.end = end,
-                None => runs.push(at..end),
-            }
-            results.push((placed.plan.key(), Ok(())));
-        }
-        match runs.into_iter().try_for_each(|run| stopped.write(start + run.start as u64, &bytes[run])) {
-            Ok(()) => results,
-            Err(error) => {
-                let refusal = refusal_of(error);
-                results.into_iter().map(|(call, _)| (call, Err(refusal.clone()))).collect()
-            }
-        }
     }
 
     /// Restores the bytes of a site. The near stub and the trampoline stay for threads that are in there.
@@ -604,7 +593,10 @@ impl Target {
         let Some(placed) = self.syscalls.sites.get_mut(&call) else { return };
         let original = &placed.plan.displaced[..placed.jump.len()];
         if placed.patched
-            && let Err(error) = put_back(stopped, placed.plan.site, &placed.jump, original)
+            && let Err(error) = put_back(
+                stopped,
+                vec![inject::SiteRestoration { site: placed.plan.site, written: &placed.jump, original }],
+            )
         {
             tracing::warn!(pid = self.pid, "system call at {call:#x}: not restored: {error}");
             return;

@@ -21,6 +21,7 @@ use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::ahead::Ahead;
 use super::faults::FaultState;
 use super::libraries::{Program, vdso_clock_gettime};
 use super::map_sources::{opened_for_targets, sources};
@@ -288,6 +289,9 @@ impl Target {
         }
         let patch_plan = patch_plan.filter(|patch_plan| patch_plan.code.iter().eq(code_of(&mappings)));
         let PatchPlan { places, calls, .. } = patch_plan.unwrap_or_else(|| self.look_at(&mappings, shared, links));
+        if self.leaves_rest_for_next_stop(stopped, &places, &calls.calls) {
+            return Ok(());
+        }
         let calls = self.note_calls(calls);
         match self.reconcile(stopped, places, shared, links) {
             Calls::Later => {}
@@ -471,9 +475,12 @@ impl Target {
             return Ok(());
         }
         let pid = inject::Pid(self.pid);
+        // (An attach has stopped it a moment ago.)
+        let is_held = is_followed || !self.is_mapped_ahead() && recovery::is_held(pid.0);
+        let ahead = if is_held { Ahead::default() } else { self.write_ahead(&wanted, &calls) };
         let change = |stopped: &mut inject::Stopped| {
             self.check_presence()?;
-            forks_only.extend(self.unshare(shared, stopped).map_err(refusal_of)?);
+            forks_only.extend(self.unshare_ahead(shared, stopped, &ahead).map_err(refusal_of)?);
             self.change_domain(shared, stopped, links)?;
             self.map_missing(shared, stopped, &missing)?;
             let reconciled = self.reconcile(stopped, wanted, shared, links);
@@ -490,10 +497,8 @@ impl Target {
             self.reconcile_counters(stopped, links);
             Ok(settled)
         };
-        let changed = match is_followed || recovery::is_held(pid.0) {
-            true => Err(inject::Error::ThreadDoesNotStop { tid: pid.0, state: 'D' }),
-            false => inject::while_stopped(pid, STOP_WITHIN, change),
-        };
+        let held = || Err(inject::Error::ThreadDoesNotStop { tid: pid.0, state: 'D' });
+        let changed = if is_held { held() } else { inject::while_stopped(pid, STOP_WITHIN, change) };
         match changed.map_err(refusal_of).flatten() {
             Ok(settled) => {
                 self.disturbed = false;
@@ -503,6 +508,7 @@ impl Target {
                 self.settle(&mappings);
             }
             Err(refusal) => {
+                self.forget_ahead(&ahead);
                 self.unpublish_removed_links(links);
                 return Err(refusal);
             }

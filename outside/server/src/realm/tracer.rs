@@ -499,14 +499,21 @@ impl Actor {
             ));
         }
         let started = Instant::now();
-        let mut entered = self.enter(pid, asked);
-        for _ in 0..NEW_PROGRAMS_MAX {
-            if matches!(entered, Err(inject::Error::Executed { .. })) {
-                entered = self.enter(pid, asked);
+        let mut programs_left = NEW_PROGRAMS_MAX;
+        loop {
+            let is_last = programs_left == 0;
+            programs_left = programs_left.saturating_sub(1);
+            let (prepared, is_cut_short) = match self.enter(pid, asked) {
+                Err(inject::Error::Executed { .. }) if !is_last => continue,
+                entered => entered.map_err(refusal_of)??,
+            };
+            let added = self.finish_adding(prepared, started, report_to, is_cut_short);
+            // (Between two stops, too, it may execute a program.)
+            if added.is_ok() || is_last || self.targets.get(&pid).is_none_or(Target::is_present) {
+                return added;
             }
+            self.forget_vanished();
         }
-        let (prepared, is_cut_short) = entered.map_err(refusal_of)??;
-        self.finish_adding(prepared, started, report_to, is_cut_short)
     }
 
     /// The process is one of the targets, and goes on. What has not been done in it yet is done now, or later.
