@@ -509,7 +509,7 @@ impl Actor {
             };
             let added = self.finish_adding(prepared, started, report_to, is_cut_short);
             // (Between two stops, too, it may execute a program.)
-            if added.is_ok() || is_last || self.targets.get(&pid).is_none_or(Target::is_present) {
+            if added.is_ok() || is_last || self.targets.get(&pid).is_some_and(Target::is_present) {
                 return added;
             }
             self.forget_vanished();
