@@ -104,6 +104,29 @@ fn root_sees_programs_from_their_first_instruction() {
 }
 
 #[test]
+fn interpreters_of_scripts_are_seen_and_not_held_up() {
+    if !is_root() {
+        println!("SKIPPED: the kernel tells only root of executions");
+        return;
+    }
+    let bench = bench();
+    let program = bench.copy(&brief());
+    let script = bench.directory().join("script");
+    std::fs::write(&script, format!("#!{}\n", program.display())).expect("written");
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("made executable");
+    let probe = of(&program, "wanted");
+    let mut tool = bench.counting(&[&probe]);
+    let mut told = Process::start(bench.command(&script).stdin(Stdio::piped()));
+    assert_eq!(told.line(), "ready");
+    wait_until("it is a target", || is_target(&bench, told.pid()));
+    told.say("");
+    let child: u32 = told.line().parse().expect("a process id");
+    // The script is executed by its interpreter's child: the same way again.
+    wait_until("the fork was seen", || tool.report().contains_key(&(child, probe.clone())));
+    ring3_tests::kill(child);
+}
+
+#[test]
 fn a_program_that_cannot_be_executed_fails_as_it_would() {
     let bench = bench();
     let program = bench.copy(&brief());

@@ -1,6 +1,6 @@
 //! Programs that gain privileges when they are executed, and would not if a tracer without these privileges traced them.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ring3_inject as inject;
@@ -30,17 +30,51 @@ pub(super) fn gained(stopped: &inject::Stopped, registers: &inject::Registers) -
 
 /// The program's path as the server can open it.
 fn program(stopped: &inject::Stopped, registers: &inject::Registers) -> Option<PathBuf> {
-    let pid = stopped.pid();
-    let (directory, address) = match registers.orig_rax as i64 {
-        libc::SYS_execveat => (Some(registers.rdi as i32).filter(|fd| *fd != libc::AT_FDCWD), registers.rsi),
-        _ => (None, registers.rdi),
+    let arguments = [registers.rdi, registers.rsi];
+    path_of(stopped.pid(), registers.orig_rax as i64, arguments, |address| read_string(stopped, address))
+}
+
+/// The path that an `execve` or `execveat` of a thread names, by the call's number and its first arguments, as the server can open it.
+pub(super) fn path_of(
+    tid: u32,
+    number: i64,
+    [first, second]: [u64; 2],
+    read_string: impl FnOnce(u64) -> Option<String>,
+) -> Option<PathBuf> {
+    let (directory, address) = match number {
+        libc::SYS_execveat => (Some(first as i32).filter(|fd| *fd != libc::AT_FDCWD), second),
+        libc::SYS_execve => (None, first),
+        _ => return None,
     };
-    let given = read_string(stopped, address)?;
+    let given = read_string(address)?;
     if let Some(absolute) = given.strip_prefix('/') {
-        return Some(Path::new(&format!("/proc/{pid}/root")).join(absolute));
+        return Some(Path::new(&format!("/proc/{tid}/root")).join(absolute));
     }
-    let directory = directory.map_or(format!("/proc/{pid}/cwd"), |fd| format!("/proc/{pid}/fd/{fd}"));
+    let directory = directory.map_or(format!("/proc/{tid}/cwd"), |fd| format!("/proc/{tid}/fd/{fd}"));
     Some(if given.is_empty() { PathBuf::from(directory) } else { Path::new(&directory).join(given) })
+}
+
+/// Whether the thread, which is in its `execve`, has named this file (device and inode), and not a script that the file interprets, or
+/// a program that it loads.
+pub(super) fn names(tid: u32, file: (u64, u64)) -> bool {
+    let named = || {
+        // proc_pid_syscall(5): number and arguments.
+        let call = inject::proc_file(tid, "syscall").ok()?;
+        let mut words = call.split_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+        let arguments = [argument()?, argument()?];
+        let path = path_of(tid, number, arguments, |address| {
+            let mut text = vec![0; PATH_BYTES_MAX];
+            let memory = std::fs::File::open(format!("/proc/{tid}/mem")).ok()?;
+            // (The string may end near unmapped memory.)
+            let bytes = memory.read_at(&mut text, address).ok()?;
+            text.truncate(text[..bytes].iter().position(|byte| *byte == 0)?);
+            String::from_utf8(text).ok()
+        })?;
+        std::fs::metadata(path).ok()
+    };
+    named().is_some_and(|meta| (meta.dev(), meta.ino()) == file)
 }
 
 fn read_string(stopped: &inject::Stopped, address: u64) -> Option<String> {

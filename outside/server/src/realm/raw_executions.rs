@@ -4,7 +4,6 @@
 //! answered within [`ANSWER_WITHIN`] goes on; all go on when the server ends. A server that is stopped, by a debugger say, holds up
 //! executions of the probed programs, and of no others.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -13,8 +12,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::privileges;
+
 /// Who executes a program waits so long for the server at most.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// Who waits with a lock held that its tracer needs goes on after this time: then its tracer waits for that lock.
+const LOCKED_FOR: Duration = Duration::from_millis(3);
 /// Events that are read at a time.
 const EVENTS_MAX: usize = 64;
 /// From this version on the file is opened before the lock is taken that a tracer needs (fs/exec.c:alloc_bprm).
@@ -24,6 +27,14 @@ const OPENED_FIRST_SINCE: (u32, u32) = (6, 8);
 struct Waiting {
     group: Arc<OwnedFd>,
     file: OwnedFd,
+}
+
+impl Waiting {
+    /// Whether the file is what the thread executes. (Who executes a script opens its interpreter with the lock held that a tracer
+    /// needs, and so does who executes a program that has a dynamic loader.)
+    fn is_of(&self, tid: u32) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| privileges::names(tid, (stat.st_dev, stat.st_ino)))
+    }
 }
 
 impl Drop for Waiting {
@@ -113,32 +124,30 @@ impl Executions {
 
 fn listen(group: &Arc<OwnedFd>, tell: &Tell) {
     let can_be_traced = kernel_version().is_none_or(|version| version >= OPENED_FIRST_SINCE);
-    let mut waiting: VecDeque<(Instant, u32, Shared)> = VecDeque::new();
+    let mut waiting: Vec<(Instant, Option<u32>, Shared)> = vec![];
     loop {
         waiting.retain(|(_, _, one)| one.lock().expect("no panic under this lock").is_some());
         let now = Instant::now();
-        while waiting.front().is_some_and(|(until, ..)| *until <= now) {
-            let (_, tid, late) = waiting.pop_front().expect("just seen");
-            if late.lock().expect("no panic under this lock").take().is_some() {
+        for (_, tid, late) in waiting.extract_if(.., |(until, ..)| *until <= now) {
+            let waited = late.lock().expect("no panic under this lock").take().is_some();
+            if let Some(tid) = tid.filter(|_| waited) {
                 tell(tid, Told::GoesOn);
             }
         }
-        let pause = waiting
-            .front()
-            .map(|(until, ..)| until.saturating_duration_since(now))
+        let next = waiting.iter().map(|(until, ..)| *until).min();
+        let pause = next
+            .map(|until| until.saturating_duration_since(now))
             .map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) });
         let mut fds = [PollFd::from_borrowed_fd(group.as_fd(), PollFlags::IN)];
         let _ = rustix::event::poll(&mut fds, pause.as_ref());
         for (tid, one) in read(group) {
+            let is_traced_first = can_be_traced && one.is_of(tid);
+            let within = if is_traced_first { ANSWER_WITHIN } else { LOCKED_FOR };
             let shared = Arc::new(Mutex::new(Some(one)));
             let theirs = shared.clone();
             let go_on = move || drop(theirs.lock().expect("no panic under this lock").take());
             tell(tid, Told::Waits(Box::new(go_on)));
-            if can_be_traced {
-                waiting.push_back((Instant::now() + ANSWER_WITHIN, tid, shared));
-            } else {
-                drop(shared.lock().expect("no panic under this lock").take());
-            }
+            waiting.push((Instant::now() + within, is_traced_first.then_some(tid), shared));
         }
     }
 }
