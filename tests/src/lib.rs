@@ -436,7 +436,9 @@ impl Bench {
 
     /// A copy of a file that no other bench has.
     pub fn copy(&self, path: &Path) -> PathBuf {
-        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.directory).expect("made");
+        // (A server's run-time directory is its user's alone.)
+        let mode = if self.native { 0o755 } else { 0o700 };
+        std::fs::DirBuilder::new().mode(mode).recursive(true).create(&self.directory).expect("made");
         if self.user.is_some() {
             std::os::unix::fs::chown(&self.directory, self.user, self.user).expect("given away");
         }

@@ -26,6 +26,8 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 const TAKE_AGAIN: Duration = Duration::from_secs(1);
 /// A program that was expected to map a file with probes has done so within this time, or is no target any more.
 const SETTLED_WITHIN: Duration = Duration::from_millis(800);
+/// When so many processes are remembered that are not traced, those that have ended are forgotten.
+const UNTAKEN_MAX: usize = 256;
 /// Processes that are named on a terminal.
 const NAMED_MAX: usize = 3;
 
@@ -50,12 +52,12 @@ impl LinkSpec {
 
 /// Who makes a link is answered when this is dropped.
 #[derive(Debug)]
-struct Attached {
+struct Answer {
     reply: Sender<Result<Vec<AttachmentId>, Refusal>>,
     ids: Vec<AttachmentId>,
 }
 
-impl Drop for Attached {
+impl Drop for Answer {
     fn drop(&mut self) {
         let _ = self.reply.send(Ok(std::mem::take(&mut self.ids)));
     }
@@ -65,7 +67,7 @@ impl Drop for Attached {
 #[derive(Debug)]
 pub(super) struct Candidate {
     pub(super) pid: u32,
-    awaited: Option<(Instant, Arc<Attached>)>,
+    awaited: Option<(Instant, Arc<Answer>)>,
 }
 
 impl Candidate {
@@ -109,15 +111,19 @@ impl Takes {
     }
 
     /// Processes that whoever makes a link waits for.
-    fn add_awaited(&mut self, pids: BTreeSet<u32>, attached: Attached) {
-        let (until, attached) = (Instant::now() + TAKEN_WITHIN, Arc::new(attached));
-        self.queue.extend(pids.into_iter().map(|pid| Candidate { pid, awaited: Some((until, attached.clone())) }));
+    fn add_awaited(&mut self, pids: BTreeSet<u32>, answer: Answer) {
+        let (until, answer) = (Instant::now() + TAKEN_WITHIN, Arc::new(answer));
+        self.queue.extend(pids.into_iter().map(|pid| Candidate { pid, awaited: Some((until, answer.clone())) }));
     }
 
     /// Processes that links want and that are no targets: id, name and reason.
     pub(super) fn untaken(&mut self) -> Vec<NotTraced> {
-        self.untaken.retain(|pid, one| recovery::started(*pid) == Some(one.started));
+        self.forget_ended();
         self.untaken.iter().map(|(pid, one)| (*pid, one.comm.clone(), one.refusal.message.clone())).collect()
+    }
+
+    fn forget_ended(&mut self) {
+        self.untaken.retain(|pid, one| recovery::started(*pid) == Some(one.started));
     }
 
     /// Whether there is no use in trying.
@@ -185,7 +191,7 @@ impl Actor {
     ) {
         found.retain(|pid| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid));
         let first = ids.first().copied();
-        self.takes.add_awaited(found, Attached { reply, ids });
+        self.takes.add_awaited(found, Answer { reply, ids });
         if let Some(id) = first {
             self.tell_if_nothing_is_seen(id);
         }
@@ -258,6 +264,9 @@ impl Actor {
             for terminal in terminals {
                 self.takes.unsaid.entry(terminal).or_default().push(format!("{pid} ({comm}): {refusal}"));
             }
+        }
+        if self.takes.untaken.len() >= UNTAKEN_MAX {
+            self.takes.forget_ended();
         }
         self.takes.untaken.insert(pid, Untaken { started, comm, refusal, tried: Instant::now() });
     }
