@@ -6,7 +6,6 @@
 mod rows;
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -59,6 +58,11 @@ struct Run {
     hung: bool,
     is_success: bool,
 }
+
+const SAME: &str = "same";
+const DIFFERS: &str = "differs";
+const REFUSED: &str = "refused";
+const NOT_HERE: &str = "not on this kernel";
 
 /// What a row shows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -324,41 +328,52 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let bench = Bench::new()?;
     let is_asked =
         |row: &&Row| options.names.is_empty() || options.names.iter().any(|name| row.name().contains(name.as_str()));
-    let (mut table, mut counts) = (String::new(), [0usize; 4]);
+    let mut lines = vec![];
     for row in ROWS.iter().filter(is_asked) {
         let (kernel, ours) = (bench.run(row, Place::Kernel)?, bench.run(row, Place::Ring3)?);
-        let verdict = judge(row, &kernel, &ours);
-        let (index, word, why) = match &verdict {
-            Verdict::Same => (0, "same", String::new()),
-            Verdict::Differs(why) => (1, "differs", why.clone()),
-            Verdict::Refused(why) => (2, "refused", why.clone()),
-            Verdict::NotHere(why) => (3, "not on this kernel", why.clone()),
+        let (verdict, why) = match judge(row, &kernel, &ours) {
+            Verdict::Same => (SAME, String::new()),
+            Verdict::Differs(why) => (DIFFERS, why),
+            Verdict::Refused(why) => (REFUSED, why),
+            Verdict::NotHere(why) => (NOT_HERE, why),
         };
-        counts[index] += 1;
-        println!("{word:<20} {} {why}", row.name());
+        println!("{verdict:<20} {} {why}", row.name());
         if !options.names.is_empty() {
             println!("  on the kernel: {kernel:#?}\n  under ring3: {ours:#?}");
         }
-        let name = row.name().replace('|', "\\|");
-        let _ = writeln!(table, "| `{name}` | {} | {word} | {why} |", row.rule.name());
+        lines.push(format!("{} {verdict} | {why} |", beginning(row)));
     }
-    let [same, differs, refused, not_here] = counts;
-    let sums = format!("{same} same, {differs} differ, {refused} refused, {not_here} do not run on this kernel");
-    println!("{sums}");
-    if options.names.is_empty() {
-        write_table(&root().join("docs/COMPATIBILITY.md"), &table, &sums)?;
+    let path = root().join("docs/COMPATIBILITY.md");
+    if !options.names.is_empty() {
+        // (The others are as they were.)
+        let known = std::fs::read_to_string(&path).unwrap_or_default();
+        let known: Vec<String> = known.lines().map(str::to_owned).collect();
+        let line_of =
+            |row: &Row, among: &[String]| among.iter().find(|line| line.starts_with(&beginning(row))).cloned();
+        lines = ROWS.iter().filter_map(|row| line_of(row, &lines).or_else(|| line_of(row, &known))).collect();
     }
-    Ok(())
+    write_table(&path, &lines)
 }
 
-fn write_table(path: &Path, table: &str, sums: &str) -> Result<(), String> {
+/// What the line of a row begins with.
+fn beginning(row: &Row) -> String {
+    format!("| `{}` | {} |", row.name().replace('|', "\\|"), row.rule.name())
+}
+
+fn write_table(path: &Path, lines: &[String]) -> Result<(), String> {
+    let count = |verdict: &str| lines.iter().filter(|line| line.contains(&format!(" | {verdict} | "))).count();
+    let [same, differ, refused, not_here] = [SAME, DIFFERS, REFUSED, NOT_HERE].map(count);
+    let sums = format!("{same} same, {differ} differ, {refused} refused, {not_here} do not run on this kernel");
+    println!("{sums}");
     let (bpftrace, tools) = (version("bpftrace"), version("libbpf-tools"));
-    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let kernel = release.split(['.', '-']).take(2).collect::<Vec<_>>().join(".");
+    let table: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let text = format!(
-        "# Compatibility\n\nWritten by `cargo xtask compat`; `cargo xtask compat NAME` runs a row alone and shows what both print. Each tool \
-         runs\ntwice as root with the same victim (`tests/victims/compat.c`): on the kernel, and as `ring3 load -- TOOL` with the\nvictim \
-         begun by `ring3 start` (system calls are seen of targets). The rule says what must be equal. Scripts are\nprograms of `bpftrace -e`, \
-         `{{P}}` is the victim.\n\nbpftrace {bpftrace}, libbpf-tools {tools}, kernel {kernel} (without kprobes).\n\n{sums}.\n\n\
+        "# Compatibility\n\nWritten by `cargo xtask compat`; `cargo xtask compat NAME` runs rows alone, shows what both print, and writes them \
+         here. Each\ntool runs twice as root with the same victim (`tests/victims/compat.c`): on the kernel, and as `ring3 load -- TOOL`\nwith \
+         the victim begun by `ring3 start` (system calls are seen of targets). The rule says what must be equal. Scripts are\nprograms of \
+         `bpftrace -e`, `{{P}}` is the victim.\n\nbpftrace {bpftrace}, libbpf-tools {tools}, kernel {kernel} (without kprobes).\n\n{sums}.\n\n\
          | tool | rule | verdict | reason |\n|---|---|---|---|\n{table}"
     );
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))

@@ -82,6 +82,7 @@ pub fn serve(ready: impl FnOnce()) -> Result<(), String> {
     // No new request can come in between: clients that find no socket start a new server, which waits for the lock.
     let _ = std::fs::remove_file(&path);
     server.realm.shut_down();
+    let _ = std::fs::remove_dir_all(dir.join(crate::loader::LISTED_DIRECTORY));
     tracing::info!("the server ends");
     Ok(())
 }

@@ -43,6 +43,7 @@ pub use calls::filter;
 use keeper::{Awaited, KeptListener, Ledger};
 use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
+pub(crate) use virtual_files::LISTED_DIRECTORY;
 
 use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
 use crate::realm::{Scope, Terminal};

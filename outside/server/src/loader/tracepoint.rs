@@ -27,6 +27,9 @@ pub struct Tracepoint {
 }
 
 impl Tracepoint {
+    /// The parent directories of their directories.
+    pub const CATEGORIES: [&str; 2] = ["raw_syscalls", "syscalls"];
+
     /// All that there are.
     pub fn all() -> impl Iterator<Item = Tracepoint> {
         let numbers = std::iter::once(None).chain(TABLE.iter().map(|call| Some(call.number)));
@@ -68,7 +71,7 @@ impl Tracepoint {
 
     /// The parent directory of its directory.
     pub fn category(self) -> &'static str {
-        if self.number.is_none() { "raw_syscalls" } else { "syscalls" }
+        Tracepoint::CATEGORIES[usize::from(self.number.is_some())]
     }
 
     /// Its name without the category.

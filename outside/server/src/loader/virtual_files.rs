@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 
 use ring3_uapi::Errno;
 use ring3_uapi::syscalls::TABLE;
@@ -19,6 +19,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use super::names::path_of;
 use super::tracepoint::{Tracepoint, function_of};
 use super::{Caller, Outcome, Reply, perf};
+use crate::control::runtime_dir;
 use crate::loader::objects::errno;
 
 /// Where tracefs is mounted, and where it is too if debugfs is.
@@ -32,6 +33,8 @@ pub(super) const TRACEFS_MAGIC: u64 = 0x7472_6163;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     Directory,
+    /// A directory whose names loaders list (glob(3) of `bpftrace`): `events` or a category in it, where nobody can read the kernel's.
+    Listed(Option<&'static str>),
     /// `available_events`
     Events,
     /// `available_filter_functions`
@@ -67,7 +70,11 @@ impl Entry {
             ["available_events"] => Some(Entry::Events),
             ["available_filter_functions"] => Some(Entry::Functions),
             ["kprobe_events" | "uprobe_events"] => (!path.exists()).then_some(Entry::Probes),
-            ["events"] | ["events", "syscalls" | "raw_syscalls"] => Some(Entry::Directory),
+            ["events"] => Some(listed(path, None)),
+            ["events", category] => {
+                let known = Tracepoint::CATEGORIES.into_iter().find(|known| *known == category)?;
+                Some(listed(path, Some(known)))
+            }
             ["events", category, name] => Tracepoint::named(category, name).map(|_| Entry::Directory),
             ["events", category, name, "id"] => Tracepoint::named(category, name).map(Entry::Id),
             ["events", category, name, "format"] => Tracepoint::named(category, name).map(Entry::Format),
@@ -84,7 +91,7 @@ impl Entry {
 
     fn text(self) -> String {
         match self {
-            Entry::Directory | Entry::Probes => String::new(),
+            Entry::Directory | Entry::Listed(_) | Entry::Probes => String::new(),
             Entry::Events => Tracepoint::all().map(|tracepoint| format!("{tracepoint}\n")).collect(),
             Entry::Functions => TABLE.iter().map(|call| format!("{}\n", function_of(call))).collect(),
             Entry::KprobeType => format!("{}\n", perf::KPROBE_TYPE),
@@ -95,13 +102,17 @@ impl Entry {
     }
 
     fn mode(self) -> u32 {
-        if self == Entry::Directory { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 }
+        if self.is_directory() { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 }
+    }
+
+    fn is_directory(self) -> bool {
+        matches!(self, Entry::Directory | Entry::Listed(_))
     }
 
     /// A number of its own.
     fn inode(self) -> u64 {
         match self {
-            Entry::Directory => 1,
+            Entry::Directory | Entry::Listed(_) => 1,
             Entry::Events => 2,
             Entry::Functions => 3,
             Entry::KprobeType => 4,
@@ -111,6 +122,31 @@ impl Entry {
             Entry::Format(tracepoint) => 2 * tracepoint.id() + 1,
         }
     }
+}
+
+fn listed(path: &Path, category: Option<&'static str>) -> Entry {
+    if std::fs::read_dir(path).is_ok() { Entry::Directory } else { Entry::Listed(category) }
+}
+
+/// Where the names of tracepoints are, below the server's run-time directory, once a loader has asked for them.
+pub(crate) const LISTED_DIRECTORY: &str = "tracefs";
+
+/// A real directory with the names of one of tracefs: empty directories, made once.
+fn open_listed(category: Option<&str>) -> std::io::Result<OwnedFd> {
+    static MADE: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut made = MADE.lock().expect("no panic under this lock");
+    let events = match &*made {
+        Some(events) => events.clone(),
+        None => {
+            let events = runtime_dir().map_err(std::io::Error::other)?.join(LISTED_DIRECTORY).join("events");
+            for tracepoint in Tracepoint::all() {
+                std::fs::create_dir_all(events.join(tracepoint.category()).join(tracepoint.name()))?;
+            }
+            made.insert(events).clone()
+        }
+    };
+    let path = category.map_or(events.clone(), |category| events.join(category));
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Whether a path is in what statfs(2) shall call tracefs.
@@ -126,6 +162,10 @@ pub(super) fn open(caller: &Caller<'_>, directory: i32, address: u64, flags: u64
     let Some(entry) = Entry::of(caller, directory, address) else { return Ok(Outcome::Continue) };
     if entry == Entry::Directory || flags.contains(OFlags::PATH) {
         return Ok(Outcome::Continue);
+    }
+    if let Entry::Listed(category) = entry {
+        let fd = open_listed(category).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
+        return Ok(Outcome::Fd { fd, close_on_exec: flags.contains(OFlags::CLOEXEC) });
     }
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::EACCES);
