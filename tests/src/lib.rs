@@ -601,6 +601,16 @@ impl Counter {
     }
 }
 
+/// Runs a test under ring3, and on the kernel where the machine lets it.
+pub fn on_both(test: impl Fn(&Bench)) {
+    test(&Bench::ring3());
+    if is_root() {
+        test(&Bench::native());
+    } else {
+        println!("SKIPPED IN PART: the native half needs root");
+    }
+}
+
 /// A target that waits for its line.
 pub fn ready(command: &mut Command) -> Process {
     let mut process = Process::start(command);

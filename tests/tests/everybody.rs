@@ -187,6 +187,26 @@ fn forks_of_a_seen_process_are_targets_and_what_they_execute_is_not() {
 }
 
 #[test]
+fn programs_that_map_no_probed_library_are_let_go() {
+    for bench in benches() {
+        let library = bench.copy(&victim("liblibrary.so", "gcc", "library.c", &["-shared", "-fPIC"]));
+        let program = bench.copy(&victim("brief-dynamic", "gcc", "brief.c", &[]));
+        let mut command = bench.command(&program);
+        // (`env` maps it, and so is one; `sleep` is a dynamic program, too, and might.)
+        command.args(["/usr/bin/env", "-u", "LD_PRELOAD", "/bin/sleep", "1000"]).env("LD_PRELOAD", &library);
+        let mut parent = ready(&mut command);
+        let _tool = bench.counting(&[&of(&library, "in_library")]);
+        assert_eq!(targets(&bench), [u64::from(parent.pid())]);
+        parent.say("");
+        let child: u32 = parent.line().parse().expect("a process id");
+        let runs = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+        wait_until("it executes a program", || runs() == "sleep\n");
+        wait_until("the program is no target", || targets(&bench) == [u64::from(parent.pid())]);
+        ring3_tests::kill(child);
+    }
+}
+
+#[test]
 fn what_is_not_traced_is_said() {
     let (bench, other) = (bench(), Bench::ring3());
     let program = bench.copy(&shapes());

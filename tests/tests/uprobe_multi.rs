@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ring3_elf::File;
-use ring3_tests::{Bench, Process, is_root, programs, ready, victim, wait_until};
+use ring3_tests::{Bench, Process, on_both, programs, ready, victim, wait_until};
 
 fn marked() -> PathBuf {
     victim("marked", "gcc", "marked.c", &[])
@@ -37,15 +37,6 @@ fn answers(victim: &mut Process, lines: &[&str]) -> Vec<String> {
 fn seen(tool: &mut Process, places: usize) -> Vec<String> {
     tool.say("show");
     (0..places).map(|_| tool.line()).collect()
-}
-
-fn on_both(test: impl Fn(&Bench)) {
-    test(&Bench::ring3());
-    if is_root() {
-        test(&Bench::native());
-    } else {
-        println!("SKIPPED IN PART: the native half needs root");
-    }
 }
 
 const CALLS: [&str; 4] = ["guarded 3", "shared 4", "open 5", "brief 6"];

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, is_root, kill, programs, ready, victim, wait_until};
+use ring3_tests::{Bench, Process, is_root, kill, on_both, programs, ready, victim, wait_until};
 
 fn marked() -> PathBuf {
     victim("marked", "gcc", "marked.c", &[])
@@ -39,16 +39,6 @@ fn seen(tool: &mut Process, probes: usize) -> Vec<String> {
         words.collect::<Vec<_>>().join(" ")
     };
     (0..probes).map(|_| line(tool.line())).collect()
-}
-
-/// Runs a test under ring3, and on the kernel where the machine lets it.
-fn on_both(test: impl Fn(&Bench)) {
-    test(&Bench::ring3());
-    if is_root() {
-        test(&Bench::native());
-    } else {
-        println!("SKIPPED IN PART: the native half needs root");
-    }
 }
 
 const ALL: [&str; 4] = ["guarded", "shared", "open", "brief"];

@@ -8,6 +8,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use ring3_uapi::seccomp::FilterInsn;
 
 use super::calls;
+use crate::realm;
 
 /// A caught system call (`struct seccomp_notif`).
 #[repr(C)]
@@ -194,17 +195,13 @@ pub(crate) fn get_fd(tid: u32, fd: RawFd) -> io::Result<OwnedFd> {
 
 /// Thread group id of a thread.
 pub(crate) fn leader(tid: u32) -> u32 {
-    status_number(tid, "Tgid").unwrap_or(tid)
+    realm::leader(tid).unwrap_or(tid)
 }
 
 /// How many descriptors a thread's table has room for.
 pub(crate) fn fd_table_size(tid: u32) -> Option<u32> {
-    status_number(tid, "FDSize")
-}
-
-fn status_number(tid: u32, name: &str) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    ring3_inject::status_field(&status, name)?.parse().ok()
+    ring3_inject::status_field(&status, "FDSize")?.parse().ok()
 }
 
 /// Reads a loader's memory.

@@ -50,9 +50,11 @@ impl Actor {
     pub(super) fn look_for_large_files(&mut self, pid: u32) {
         let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
         // (With RING3_PERF ring3's own code in a target is in files, too.)
-        let own = self.targets.get(&pid).map(|target| target.own_ranges()).unwrap_or_default();
-        let is_own = |mapping: &&inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
-        let with_files = code_of(&mappings).filter(|mapping| mapping.inode != 0 && !is_own(mapping));
+        let code: Vec<&inject::Mapping> = match self.targets.get(&pid) {
+            Some(target) => target.code_not_ours(&mappings).collect(),
+            None => code_of(&mappings).collect(),
+        };
+        let with_files = code.into_iter().filter(|mapping| mapping.inode != 0);
         let paths: BTreeSet<PathBuf> = with_files.filter_map(|mapping| likely_file_of(pid, mapping)).collect();
         let awaited: Vec<FileKey> = paths.iter().filter_map(|path| self.shared.modules().awaits(path)).collect();
         if !awaited.is_empty() {

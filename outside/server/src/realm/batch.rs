@@ -1,6 +1,6 @@
 //! Code that is written into a process at once.
 
-use ring3_inject as inject;
+use ring3_inject::{self as inject, INT3};
 use ring3_layout::syscall::TRAMPOLINE_BYTES;
 
 use super::ahead::CodeMemory;
@@ -11,7 +11,6 @@ pub(super) struct Batch(pub(super) Vec<(u64, Vec<u8>)>);
 
 impl Batch {
     pub(super) fn write(mut self, memory: &mut dyn CodeMemory) -> Result<(), inject::Error> {
-        const INT3: u8 = 0xcc;
         self.0.sort();
         let mut run: Option<(u64, Vec<u8>)> = None;
         for (address, code) in self.0 {

@@ -17,7 +17,7 @@ use ring3_uapi::Errno;
 use super::modules::ANALYSIS_AT_ONCE;
 use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal, report_untraced};
-use super::tracer::{Actor, Command, CommandSender, refusal_of};
+use super::tracer::{Actor, Command, CommandSender, Ready, refusal_of};
 use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, recovery};
 
 /// A process that announced an `execve` must call it within this time.
@@ -100,7 +100,7 @@ impl Actor {
         (pid, tid): (u32, u32),
         kept: InheritedState,
         announcer: Announcer,
-        ready: Box<dyn FnOnce() + Send>,
+        ready: Ready,
     ) {
         self.executions_begun += 1;
         let (gains, cancelled) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
@@ -131,9 +131,9 @@ impl Actor {
     }
 
     /// A thread is in its `execve`, and goes on after `ready`: what it runs then is to be a target if a link wants it.
-    pub(super) fn follow_in_call(&mut self, pid: u32, tid: u32, ready: Box<dyn FnOnce() + Send>) {
+    pub(super) fn follow_in_call(&mut self, pid: u32, tid: u32, ready: Ready) {
         let is_known = self.targets.contains_key(&pid) || self.executions.contains_key(&pid);
-        if is_known || !self.takes_processes() || self.is_left_alone(pid) {
+        if is_known || self.is_left_alone(pid) {
             return ready();
         }
         if self.executions.len() >= EXECUTIONS_MAX {
@@ -162,7 +162,8 @@ impl Actor {
         }
         self.forget_vanished();
         let Some(execution) = self.take_execution(pid, number) else { return };
-        if execution.kept.following == Following::Wanted && !self.may_be_wanted(pid) {
+        let is_wanted = execution.kept.following != Following::Wanted || self.is_wanted(pid);
+        if !is_wanted && !self.may_map_a_wanted_library(pid) {
             let _ = give.send(Box::new(|_| ()));
             execution.join();
             self.rung = true;
@@ -184,7 +185,8 @@ impl Actor {
         let (_, announcer, _) = execution.join();
         self.rung = true;
         match entered {
-            Ok((target, started)) => {
+            Ok((mut target, started)) => {
+                target.is_expected = !is_wanted;
                 // (What is behind is told with the refused links.)
                 if let Err(refusal) = self.finish_adding(target, started, ReportTo::Starter, is_cut_short) {
                     tracing::warn!(pid, "{refusal}");
@@ -290,7 +292,7 @@ struct Thread {
 }
 
 impl Thread {
-    fn run(self, ready: Box<dyn FnOnce() + Send>) {
+    fn run(self, ready: Ready) {
         let may_follow = |stopped: &inject::Stopped, registers: &inject::Registers| {
             self.gains.store(privileges::gained(stopped, registers), Relaxed);
             !self.gains.load(Relaxed)

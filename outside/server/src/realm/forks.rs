@@ -123,6 +123,7 @@ impl Target {
     /// Becomes a copy of another target, for another process, or for the same one.
     fn take_after(&mut self, other: &Target, shared: &Shared) {
         self.following = other.following;
+        self.is_expected = other.is_expected;
         self.inherit_domain(other);
         self.terminal = other.terminal;
         self.told = other.told.clone();

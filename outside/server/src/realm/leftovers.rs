@@ -9,7 +9,7 @@ use ring3_inject as inject;
 
 use super::modules::file_of;
 use super::raw_mapping::read_process;
-use super::target::{STOP_WITHIN, Target};
+use super::target::{STOP_WITHIN, Target, code_of};
 
 /// How the memfds of ring3 begin in `/proc/PID/maps`, and where descriptors lead.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
@@ -21,6 +21,15 @@ impl Target {
     pub(super) fn own_ranges(&self) -> Vec<Range<u64>> {
         let region = self.region..self.region + ring3_layout::region::REGION_BYTES;
         self.stub_areas().chain([region]).collect()
+    }
+
+    /// Mappings with code that are not ring3's.
+    pub(super) fn code_not_ours<'m>(
+        &self,
+        mappings: &'m [inject::Mapping],
+    ) -> impl Iterator<Item = &'m inject::Mapping> + use<'m> {
+        let own = self.own_ranges();
+        code_of(mappings).filter(move |mapping| !own.iter().any(|range| range.contains(&mapping.range.start)))
     }
 }
 

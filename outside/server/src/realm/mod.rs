@@ -85,12 +85,14 @@ pub(crate) use hosted::{field_of, put};
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
+pub(crate) use recovery::leader;
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
 pub(crate) use task::task_table;
 pub use terminal::Terminal;
 pub use test_run::TestInput;
 pub use text::TextRange;
+pub use tracer::Ready;
 use tracer::{Command, Tracer};
 
 use crate::rights::Rights;
@@ -614,18 +616,13 @@ impl Realm {
 
     /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.
     /// Returns when the new program has been let go.
-    pub fn add_target_at_exec(
-        &self,
-        pid: u32,
-        following: Following,
-        ready: Box<dyn FnOnce() + Send>,
-    ) -> Result<TargetStatus, Refusal> {
+    pub fn add_target_at_exec(&self, pid: u32, following: Following, ready: Ready) -> Result<TargetStatus, Refusal> {
         self.tracer.ask_long(|reply| Command::AddTargetAtExec(pid, following, ready, reply))?
     }
 
     /// A thread, by process and id, is in its `execve` and goes on when `ready` is called or dropped: what it runs then becomes a
     /// target if a link wants it.
-    pub fn follow_in_call(&self, pid: u32, tid: u32, ready: Box<dyn FnOnce() + Send>) {
+    pub fn follow_in_call(&self, pid: u32, tid: u32, ready: Ready) {
         if self.finder.is_idle() {
             return ready();
         }

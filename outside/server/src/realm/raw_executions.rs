@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::privileges;
+use super::tracer::Ready;
 
 /// Who executes a program waits so long for the server at most.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -55,7 +56,7 @@ type Shared = Arc<Mutex<Option<Waiting>>>;
 /// What is to be done with an execution.
 pub(super) enum Told {
     /// The thread waits until this is called or dropped.
-    Waits(Box<dyn FnOnce() + Send>),
+    Waits(Ready),
     /// It has waited for too long.
     GoesOn,
 }

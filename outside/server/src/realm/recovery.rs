@@ -520,7 +520,7 @@ pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
 }
 
 /// The process of a thread.
-pub(super) fn leader(tid: u32) -> Option<u32> {
+pub(crate) fn leader(tid: u32) -> Option<u32> {
     let status = inject::proc_file(tid, "status").ok()?;
     inject::status_field(&status, "Tgid")?.parse().ok()
 }

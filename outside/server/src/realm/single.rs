@@ -15,7 +15,7 @@ use ring3_patch::JUMP_BYTES;
 use super::modules::Modules;
 use super::site::{Place, Use, WantedSite, places};
 use super::sites::Unplaced;
-use super::target::{Link, STOP_WITHIN, Target, code_of, refuse};
+use super::target::{Link, STOP_WITHIN, Target, refuse};
 use super::terminal::ReportTo;
 use super::tracer::{Actor, LONG, refusal_of};
 use super::{AttachmentId, Point, Refusal, Shared, recovery};
@@ -55,10 +55,8 @@ impl Target {
 
     /// The code that decides what is instrumented. Code without a file matters to the SUD fallback only.
     fn code_that_matters<'m>(&self, mappings: &'m [inject::Mapping]) -> impl Iterator<Item = &'m inject::Mapping> {
-        let own = self.own_ranges();
-        let is_own = move |mapping: &&inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
         let sees_calls = !self.syscalls.subscribers.is_empty();
-        code_of(mappings).filter(move |mapping| (mapping.inode != 0 || sees_calls) && !is_own(mapping))
+        self.code_not_ours(mappings).filter(move |mapping| mapping.inode != 0 || sees_calls)
     }
 
     /// Whether nothing is to be done in this process but what a new link asks for.

@@ -24,8 +24,8 @@ const TAKE_AT_ONCE: Duration = Duration::from_millis(20);
 const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 /// What could not be made a target for a moment's sake is tried again after this time.
 const TAKE_AGAIN: Duration = Duration::from_secs(1);
-/// A program that was expected to map a file with probes has done so within this time, or is no target any more.
-const SETTLED_WITHIN: Duration = Duration::from_millis(800);
+/// A program that is expected to map a file with probes is a target for so long if it does not.
+const EXPECTED_FOR: Duration = Duration::from_millis(800);
 /// When so many processes are remembered that are not traced, those that have ended are forgotten.
 const UNTAKEN_MAX: usize = 256;
 /// Processes that are named on a terminal.
@@ -161,21 +161,15 @@ impl Actor {
         }
     }
 
-    /// Processes may be wanted, and targets that were taken may be wanted no more: they execute programs, or were expected to map a
-    /// library and have not.
-    pub(super) fn look_at_candidates(&mut self, pids: BTreeSet<u32>) {
-        self.takes.add(pids);
-        let is_taken = |target: &&Target| {
-            target.following == Following::Wanted
-                && !target.explicit
-                && !target.is_detaching()
-                && target.since.elapsed() > SETTLED_WITHIN
-        };
-        let taken: Vec<u32> = self.targets.values().filter(is_taken).map(|target| target.pid).collect();
-        for pid in taken {
-            if !self.is_wanted(pid)
-                && let Some(target) = self.targets.get_mut(&pid)
-            {
+    /// Programs that were expected to map a file with probes, and have not, are targets no more.
+    pub(super) fn let_unwanted_go(&mut self) {
+        let is_due = |target: &&Target| target.is_expected && target.since.elapsed() > EXPECTED_FOR;
+        let due: Vec<u32> = self.targets.values().filter(is_due).map(|target| target.pid).collect();
+        for pid in due {
+            let is_wanted = self.is_wanted(pid);
+            let Some(target) = self.targets.get_mut(&pid) else { continue };
+            target.is_expected = false;
+            if !is_wanted && target.following == Following::Wanted && !target.is_detaching() {
                 tracing::info!(pid, "no link wants it");
                 target.begin_detach();
             }
@@ -295,19 +289,13 @@ impl Actor {
         !self.links_that_want(pid).is_empty()
     }
 
-    /// As [`Actor::is_wanted`], at the first instruction of a program, which may map libraries yet.
-    pub(super) fn may_be_wanted(&self, pid: u32) -> bool {
+    /// Whether a process, at the first instruction of a program, may be wanted for a library that it will map.
+    pub(super) fn may_map_a_wanted_library(&self, pid: u32) -> bool {
         let is_library = |link: &Link| match &link.spec.point {
             Point::Probe(probe) => probe.file.file_name().is_some_and(|name| name.to_string_lossy().contains(".so")),
             Point::Syscall(_) => false,
         };
-        let has_libraries = self.links.values().any(|link| link.spec.wanted().is_some() && is_library(link));
-        has_libraries && is_dynamic(pid) || self.is_wanted(pid)
-    }
-
-    /// Whether there is a link that makes processes targets.
-    pub(super) fn takes_processes(&self) -> bool {
-        self.links.values().any(|link| link.spec.wanted().is_some())
+        self.links.values().any(|link| link.spec.wanted().is_some() && is_library(link)) && is_dynamic(pid)
     }
 
     /// Processes that nobody named and that are left as they are: the first one, those of ring3, and loaders.

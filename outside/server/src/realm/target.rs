@@ -138,6 +138,8 @@ pub(super) struct Target {
     program: Program,
     /// When it became one.
     pub(super) since: Instant,
+    /// No link wants it yet; it may map a library that one is on.
+    pub(super) is_expected: bool,
     pub(super) rseq_offset: u64,
     /// What perf reads of the stubs.
     pub(super) perf_map: Option<PerfMap>,
@@ -174,6 +176,7 @@ impl Target {
             subject,
             subject_read: Instant::now(),
             since: Instant::now(),
+            is_expected: false,
             program: Program::of(&mappings),
             next_domain: domain.clone(),
             domain,

@@ -52,7 +52,7 @@ const ANALYSED_WITHIN: Duration = Duration::from_secs(25);
 const DETACH_AT_ONCE: Duration = Duration::from_millis(20);
 
 /// Lets a thread go on that waits in a system call.
-pub(super) type Ready = Box<dyn FnOnce() + Send>;
+pub type Ready = Box<dyn FnOnce() + Send>;
 
 /// What the tracer can be asked.
 pub(super) enum Command {
@@ -60,7 +60,7 @@ pub(super) enum Command {
     Attach(Vec<LinkSpec>, BTreeSet<u32>, Sender<Result<Vec<AttachmentId>, Refusal>>),
     Detach(AttachmentId),
     AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
-    AddTargetAtExec(u32, Following, Box<dyn FnOnce() + Send>, Sender<Result<TargetStatus, Refusal>>),
+    AddTargetAtExec(u32, Following, Ready, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, bool, Sender<Result<Vec<String>, Refusal>>),
     /// Processes that links may want.
     Take(BTreeSet<u32>),
@@ -311,6 +311,7 @@ impl Actor {
             }
             if self.judged.elapsed() >= JUDGE_EVERY {
                 self.judge_all();
+                self.let_unwanted_go();
             }
         }
     }
@@ -407,7 +408,7 @@ impl Actor {
                 Err(refusal) => drop(reply.send(Err(refusal))),
                 Ok(ids) => self.take_for(ids, found, reply),
             },
-            Command::Take(pids) => self.look_at_candidates(pids),
+            Command::Take(pids) => self.takes.add(pids),
             Command::FollowInCall(pid, tid, ready) => self.follow_in_call(pid, tid, ready),
             Command::RanOn(pid) => self.note_ran_on(pid),
             Command::TakeOne(candidate) => self.take(&candidate),
