@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_F_RDONLY, BPF_F_WRONLY};
@@ -43,14 +43,13 @@ pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
 pub use sampled::{SampledEvent, check_period, event_name};
 pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 pub use uprobes::{MultiProbe, MultiSite, ProbedFile, UprobePlaces, UprobeSite};
-use watch::Watch;
+use watch::{Closes, Watch};
 
 use crate::realm::Realm;
 use crate::rights::Rights;
 
-/// How often, and after which pause, it is looked whether a description that was closed is gone.
-const CLOSE_LOOKS: u32 = 20;
-const CLOSE_PAUSE: Duration = Duration::from_micros(100);
+/// At most as long after the last one all memfds are looked at.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// What identifies an open object: device and inode of its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -162,13 +161,17 @@ impl Subsystem {
         std::thread::Builder::new()
             .name("ring3-objects".into())
             .spawn(move || {
+                let (mut closes, mut swept) = (Closes::default(), Instant::now());
                 while let Some(subsystem) = weak.upgrade() {
-                    let closed = subsystem.watch.wait();
+                    let closed =
+                        subsystem.watch.wait(closes.pause().map_or(SWEEP_EVERY, |pause| pause.min(SWEEP_EVERY)));
                     subsystem.tend();
-                    if closed.is_empty() {
+                    closes.add(closed);
+                    closes.look(|id| subsystem.look(id));
+                    if swept.elapsed() >= SWEEP_EVERY {
                         subsystem.sweep();
+                        swept = Instant::now();
                     }
-                    closed.into_iter().for_each(|id| subsystem.close(id));
                 }
             })
             .expect("a thread for closed descriptors");
@@ -218,26 +221,14 @@ impl Subsystem {
         Ok(opened)
     }
 
-    /// An open file description is gone; the last one takes the table's reference with it.
-    fn close(&self, id: FileId) {
-        // The kernel tells of a close before it takes the description's locks away.
-        for _ in 0..CLOSE_LOOKS {
-            if self.look(id) {
-                return;
-            }
-            std::thread::sleep(CLOSE_PAUSE);
-        }
-    }
-
-    /// Looks which open file descriptions are left; whether any is gone.
+    /// Looks which open file descriptions are left; the last one takes the table's reference with it. Whether any is left.
     fn look(&self, id: FileId) -> bool {
         let mut held = self.held();
-        let Some(entry) = held.get_mut(&id) else { return true };
+        let Some(entry) = held.get_mut(&id) else { return false };
         if let Some(memfd) = entry.object.memfd() {
-            let before = entry.opens.len();
             entry.opens.retain(|byte| raw_lock::is_locked(memfd, *byte));
             if !entry.opens.is_empty() {
-                return entry.opens.len() < before;
+                return true;
             }
         }
         let gone = held.remove(&id);
@@ -248,7 +239,7 @@ impl Subsystem {
         }
         // Dropping may detach probes, which takes the tracer: not under the lock.
         drop(gone);
-        true
+        false
     }
 
     /// A descriptor or a name of it is gone; perhaps the last one.

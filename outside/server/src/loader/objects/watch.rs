@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fs::inotify::{self, CreateFlags as InotifyFlags, ReadFlags, WatchFlags};
@@ -15,6 +16,46 @@ use crate::realm::EventFd;
 /// The tokens of the inotify descriptor and of the bell that tells of targets' ends; pipes have numbers behind them.
 const INOTIFY: u64 = 0;
 const DEATHS: u64 = 1;
+
+/// How long after a close was told of the open file descriptions of its file are looked at, each time anew. The kernel tells of it
+/// before it takes the description's locks away, and may have something else to do in between. Whoever maps a map closes a
+/// description, too, so this must cost little.
+const LOOKS_AFTER: [Duration; 4] =
+    [Duration::ZERO, Duration::from_micros(100), Duration::from_millis(1), Duration::from_millis(10)];
+
+/// Files of which a close was told, which are to be looked at (again).
+#[derive(Default)]
+pub(super) struct Closes {
+    /// When it was told last, and how often it was looked at since.
+    told: HashMap<FileId, (Instant, usize)>,
+}
+
+impl Closes {
+    pub(super) fn add(&mut self, closed: Vec<FileId>) {
+        let now = Instant::now();
+        self.told.extend(closed.into_iter().map(|id| (id, (now, 0))));
+    }
+
+    /// How long until the next look.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        let due = self.told.values().map(|(told, looks)| *told + LOOKS_AFTER[*looks]).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Looks at all that are due; `look` says whether any description of a file is left.
+    pub(super) fn look(&mut self, look: impl Fn(FileId) -> bool) {
+        let now = Instant::now();
+        self.told.retain(|id, (told, looks)| {
+            while *looks < LOOKS_AFTER.len() && *told + LOOKS_AFTER[*looks] <= now {
+                *looks += 1;
+                if !look(*id) {
+                    return false;
+                }
+            }
+            *looks < LOOKS_AFTER.len()
+        });
+    }
+}
 
 struct Tables {
     next: u64,
@@ -69,9 +110,9 @@ impl Watch {
         }
     }
 
-    /// Sleeps until something was closed, a second at most.
-    pub(super) fn wait(&self) -> Vec<FileId> {
-        let timeout = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+    /// Sleeps until something was closed, at most so long.
+    pub(super) fn wait(&self, timeout: Duration) -> Vec<FileId> {
+        let timeout = timeout.try_into().expect("it is short");
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)).is_err() {
             return vec![];
