@@ -25,8 +25,8 @@ pub use memory::Memory;
 pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, mappings_in, proc_file, status_field};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
-    MapSource, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in, map_stub_areas_at,
-    replace_control, replace_files, unmap_region,
+    MapSource, OwnFiles, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in,
+    map_stub_areas_at, replace_files, replace_own, unmap_region,
 };
 pub use sites::{INT3, SiteChange, SiteRestoration};
 pub use stopped::{Announced, Following, SavedContext, Stopped, made_again, while_stopped, while_stopped_at_exec};

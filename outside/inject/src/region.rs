@@ -10,7 +10,7 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
     AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
     REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, TRAMPOLINES_BYTES,
-    TRAMPOLINES_OFFSET, WITNESS_BYTES, WITNESS_OFFSET,
+    TRAMPOLINES_OFFSET, WITNESS_BYTES, WITNESS_FILE_BYTES, WITNESS_FILE_OFFSET, WITNESS_OFFSET,
 };
 
 use crate::Error;
@@ -28,12 +28,21 @@ pub struct RegionFiles<'a> {
     pub agent: BorrowedFd<'a>,
     /// Its bytes, whole pages.
     pub agent_bytes: u64,
-    /// The target's control page.
-    pub control: BorrowedFd<'a>,
+    /// The files that are the target's own.
+    pub own: OwnFiles<'a>,
     /// The realm block.
     pub realm: BorrowedFd<'a>,
     /// Compiled programs.
     pub text: BorrowedFd<'a>,
+}
+
+/// The files of a region that belong to one target, and to its forks until they are given their own.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnFiles<'a> {
+    /// The control page.
+    pub control: BorrowedFd<'a>,
+    /// The witness file, writable.
+    pub witness: BorrowedFd<'a>,
 }
 
 /// A map to be mapped: file, bytes, writable.
@@ -69,7 +78,7 @@ pub fn map_region(
     maps: &[MapSource<'_>],
     announce: impl FnOnce(&Region),
 ) -> Result<Region, Error> {
-    let mut sent = vec![files.agent, files.control, files.realm, files.text];
+    let mut sent = vec![files.agent, files.own.control, files.own.witness, files.realm, files.text];
     sent.extend(maps.iter().map(|(file, _, _)| *file));
     let remote = stopped.send_files(&sent)?;
     let result = map_received(stopped, files, &remote, maps, announce);
@@ -93,7 +102,7 @@ fn map_received(
     let rest = [(raw, head), (base + bytes, tail)].into_iter().filter(|(_, bytes)| *bytes > 0);
     let mut calls: Vec<Call> = rest.map(|(address, bytes)| Call::munmap(address, bytes)).collect();
     calls.extend(region_calls(base, files, remote));
-    calls.extend(map_calls(&remote[4..], maps, &region.maps));
+    calls.extend(map_calls(&remote[5..], maps, &region.maps));
     let mapped = stopped.syscalls(&calls).map(drop).map_err(|unfinished| unfinished.error);
     match mapped.and_then(|()| renew_witness(stopped, base)) {
         Ok(()) => Ok(region),
@@ -128,13 +137,14 @@ fn addresses(start: u64, maps: &[MapSource<'_>]) -> Vec<u64> {
 fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<Call> {
     let shared = libc::MAP_SHARED | libc::MAP_FIXED;
     let private = PRIVATE_ANONYMOUS | libc::MAP_FIXED;
-    let [map_control, leave_control_out] = control_calls(base, remote[1]);
+    let [map_control, leave_control_out, map_witness] = own_calls(base, remote[1], remote[2]);
     vec![
         map_control,
         leave_control_out,
+        map_witness,
         Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0])),
-        Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[2])),
-        Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[3])),
+        Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[3])),
+        Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[4])),
         Call::mmap(base + TRAMPOLINES_OFFSET, TRAMPOLINES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
@@ -142,12 +152,13 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
     ]
 }
 
-/// What maps the control page. A core dump would have all of it, and take memory for what nobody uses.
-fn control_calls(base: u64, control: RemoteFd) -> [Call; 2] {
+/// What maps the target's own files. A core dump would have all of the control page, and take memory for what nobody uses.
+fn own_calls(base: u64, control: RemoteFd, witness: RemoteFd) -> [Call; 3] {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     [
         Call::mmap(base + CONTROL_OFFSET, CONTROL_BYTES, READ, flags, Some(control)),
         Call::madvise(base + CONTROL_OFFSET, CONTROL_BYTES, libc::MADV_DONTDUMP),
+        Call::mmap(base + WITNESS_FILE_OFFSET, WITNESS_FILE_BYTES, NOTHING, flags, Some(witness)),
     ]
 }
 
@@ -201,10 +212,10 @@ pub fn replace_files(stopped: &mut Stopped, files: &[(u64, MapSource<'_>)]) -> R
     result.map(drop).map_err(|unfinished| unfinished.error)
 }
 
-/// Gives a fork its own control page in place of its parent's.
-pub fn replace_control(stopped: &mut Stopped, base: u64, control: BorrowedFd<'_>) -> Result<(), Error> {
-    let remote = stopped.send_files(&[control])?;
-    let result = stopped.syscalls(&control_calls(base, remote[0]));
+/// Gives a fork its own files in place of its parent's.
+pub fn replace_own(stopped: &mut Stopped, base: u64, own: OwnFiles<'_>) -> Result<(), Error> {
+    let remote = stopped.send_files(&[own.control, own.witness])?;
+    let result = stopped.syscalls(&own_calls(base, remote[0], remote[1]));
     stopped.close_files(&remote);
     result.map_err(|unfinished| unfinished.error)?;
     renew_witness(stopped, base)

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ring3_inject::{
-    Announced, Error, Following, INT3, Memory, Pid, Region, RegionFiles, SiteChange, SiteRestoration, Stopped,
-    inspect, map_files, map_region, map_stub_area, mappings, unmap_region, while_stopped, while_stopped_at_exec,
+    Announced, Error, Following, INT3, Memory, OwnFiles, Pid, Region, RegionFiles, SiteChange, SiteRestoration,
+    Stopped, inspect, map_files, map_region, map_stub_area, mappings, unmap_region, while_stopped,
+    while_stopped_at_exec,
 };
 use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
 use rustix::process::Signal;
@@ -146,13 +147,14 @@ fn calls_made_inside_a_busy_process_are_invisible_to_it() {
 fn regions_come_and_go_without_a_trace() {
     let victim = Victim::start(&build_victim());
     let before = counts(victim.pid());
-    let files = [memfd(0x1000), memfd(CONTROL_BYTES), memfd(REALM_BYTES), memfd(TEXT_BYTES), memfd(0x3000)];
+    let files =
+        [memfd(0x1000), memfd(CONTROL_BYTES), memfd(REALM_BYTES), memfd(TEXT_BYTES), memfd(0x3000), memfd(0x1000)];
     for _ in 0..100 {
         let work = |stopped: &mut Stopped| {
             let region = RegionFiles {
                 agent: files[0].as_fd(),
                 agent_bytes: 0x1000,
-                control: files[1].as_fd(),
+                own: OwnFiles { control: files[1].as_fd(), witness: files[5].as_fd() },
                 realm: files[2].as_fd(),
                 text: files[3].as_fd(),
             };

@@ -11,6 +11,7 @@
 //!      + TEXT         SUD trampolines, programs    r-x  one memfd per server, written by the server
 //!      + TRAMPOLINES  syscall trampolines          r-x  private
 //!      + WITNESS      says whether forks exist     r-x  private, copied at fork
+//!      + WITNESS_FILE the same after the end       ---  one memfd per target, mapped by its forks, too
 //!      + PROCESS      process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
 //!      + STATE        state header, thread blocks  rw-  private, copied at fork
 //! ```
@@ -50,8 +51,14 @@ pub const WITNESS_OFFSET: u64 = TRAMPOLINES_OFFSET + TRAMPOLINES_BYTES;
 /// Bytes of the witness page.
 pub const WITNESS_BYTES: u64 = crate::PAGE_BYTES;
 
+/// Offset of the mapping of the target's witness file, of which nothing is used but that it is mapped: as long as it is, by a fork,
+/// say, the kernel refuses to seal the file (`F_SEAL_WRITE`).
+pub const WITNESS_FILE_OFFSET: u64 = WITNESS_OFFSET + WITNESS_BYTES;
+/// Bytes of the witness file.
+pub const WITNESS_FILE_BYTES: u64 = crate::PAGE_BYTES;
+
 /// Offset of the process page ([`crate::thread::ProcessPage`]).
-pub const PROCESS_OFFSET: u64 = WITNESS_OFFSET + WITNESS_BYTES;
+pub const PROCESS_OFFSET: u64 = WITNESS_FILE_OFFSET + WITNESS_FILE_BYTES;
 /// Bytes of the process page.
 pub const PROCESS_BYTES: u64 = crate::PAGE_BYTES;
 

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,7 +13,9 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::control::ControlHeader;
-use ring3_layout::region::{PROCESS_OFFSET, WITNESS_OFFSET};
+use ring3_layout::region::{PROCESS_OFFSET, WITNESS_FILE_BYTES, WITNESS_OFFSET};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
 
 use super::Shared;
 use super::raw_mapping::read_value;
@@ -43,7 +46,38 @@ fn has_page_alone(pid: u32, address: u64) -> bool {
     read.is_ok() && u64::from_le_bytes(entry) & (PRESENT | MAPPED_ONCE) == PRESENT | MAPPED_ONCE
 }
 
+/// A file that a target and its forks map until they are adopted, and nobody else.
+#[derive(Debug)]
+pub(super) struct WitnessFile(OwnedFd);
+
+impl WitnessFile {
+    pub(super) fn new() -> Result<WitnessFile, Errno> {
+        let file = memfd_create("ring3-witness", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, WITNESS_FILE_BYTES)?;
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
+        Ok(WitnessFile(file))
+    }
+
+    /// Whether no process maps it any more; nobody can from then on. (mm/memfd.c, `memfd_add_seals`: a file with a shared mapping
+    /// that may become writable is not sealed.)
+    fn is_unmapped(&self) -> bool {
+        fcntl_add_seals(&self.0, SealFlags::WRITE).is_ok()
+    }
+}
+
 impl Target {
+    /// What is mapped into this process only.
+    pub(super) fn own_files(&self) -> inject::OwnFiles<'_> {
+        inject::OwnFiles { control: self.control.file(), witness: self.witness.0.as_fd() }
+    }
+
+    /// Whether a fork that has not been adopted may be there. The witness page says so while the process runs in this memory, and
+    /// the witness file when it does no more.
+    fn may_have_forks(&self) -> bool {
+        // (A target that nothing is mapped into yet has none, and its file is not to be sealed.)
+        self.region != 0 && !has_page_alone(self.pid, self.region + WITNESS_OFFSET) && !self.witness.is_unmapped()
+    }
+
     /// Whether a process runs in this one's memory: a `vfork` child. (Where the kernel does not say, a thread that cannot be stopped
     /// waits for one.)
     fn shares_memory_with(&self, pid: u32) -> bool {
@@ -52,10 +86,9 @@ impl Target {
 
     /// Processes that use this target's control page and are not it: forks that have not been adopted. A `vfork` child,
     /// of the target or of such a fork, runs in its creator's memory and is none: the process word there is not its
-    /// own, if it was not the first to come by. All processes of the machine are asked only if the witness page says
-    /// that there is a fork.
+    /// own, if it was not the first to come by. All processes of the machine are asked only if there may be a fork.
     pub(super) fn find_children(&self) -> Vec<u32> {
-        if has_page_alone(self.pid, self.region + WITNESS_OFFSET) {
+        if !self.may_have_forks() {
             return vec![];
         }
         let is_child = |pid: &u32| {
@@ -80,7 +113,7 @@ impl Target {
         let mut target = Target::prepare(shared, child, self.explicit)?;
         inject::while_stopped(inject::Pid(child), ADOPT_WITHIN, |stopped| {
             target.take_after(self, shared);
-            inject::replace_control(stopped, self.region, target.control.file())
+            inject::replace_own(stopped, self.region, target.own_files())
         })??;
         target.tell_perf(shared);
         Ok(target)
@@ -101,7 +134,7 @@ impl Target {
         fresh.executed = self.executed;
         fresh.series = self.series.take();
         (fresh.inject_us, fresh.stopped_us) = (self.inject_us, self.stopped_us.clone());
-        inject::replace_control(stopped, self.region, fresh.control.file())?;
+        inject::replace_own(stopped, self.region, fresh.own_files())?;
         fresh.perf_map = self.perf_map.take();
         let mut forks = std::mem::replace(self, fresh);
         forks.retire();
@@ -154,8 +187,9 @@ impl Actor {
     /// Forks that have not been adopted, by the nonce of the tables that they run with. (Targets are none: one look at each other
     /// process is enough for all.)
     pub(super) fn find_orphans(&self) -> BTreeMap<u64, Vec<u32>> {
-        let nonces: BTreeSet<u64> = self.all_tables().map(|tables| tables.nonce).collect();
-        let regions: BTreeSet<u64> = self.all_tables().map(|tables| tables.region).collect();
+        let creators: Vec<&Target> = self.all_tables().filter(|tables| tables.may_have_forks()).collect();
+        let nonces: BTreeSet<u64> = creators.iter().map(|tables| tables.nonce).collect();
+        let regions: BTreeSet<u64> = creators.iter().map(|tables| tables.region).collect();
         let mut orphans: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
         if nonces.is_empty() {
             return orphans;
@@ -180,6 +214,15 @@ impl Actor {
         self.targets.insert(pid, parent);
     }
 
+    /// As [`Actor::adopt_children_of`], of one fork, by its process id in its own pid namespace. (Others ask for themselves.)
+    pub(super) fn adopt_child_of(&mut self, pid: u32, child: u32) {
+        let Some(parent) = self.targets.remove(&pid) else { return };
+        let child = parent.find_unadopted(child).filter(|child| has_own_memory(*child, parent.region));
+        let until = Instant::now() + ADOPTING_AT_ONCE;
+        self.has_orphans |= !self.adopt_children(&parent, child.as_slice(), until);
+        self.targets.insert(pid, parent);
+    }
+
     /// Whether none of them is left; there is time `until` then.
     fn adopt_children(&mut self, parent: &Target, children: &[u32], until: Instant) -> bool {
         // What waits for a `vfork` child, which may wait for us, is adopted later.
@@ -190,6 +233,7 @@ impl Actor {
     /// As [`Actor::adopt_children_of`], of all targets and of those that are gone.
     pub(super) fn adopt_all_children(&mut self) {
         self.has_orphans = false;
+        self.orphans_sought = Instant::now();
         let orphans = self.find_orphans();
         let of = |parent: &Target| orphans.get(&parent.nonce).map_or(&[][..], Vec::as_slice);
         let until = Instant::now() + ADOPTING_AT_ONCE;

@@ -209,7 +209,9 @@ impl Actor {
         // (A fork that has not been adopted asks with its creator's nonce.)
         if forks_only {
             self.adopt_all_children();
-        } else if !is_requester || kind != request::KIND_MAPPING_ADDED {
+        } else if !is_requester && requester(&self.targets).is_none() {
+            self.adopt_child_of(owner, pid);
+        } else if is_requester && kind != request::KIND_MAPPING_ADDED {
             self.adopt_children_of(owner);
         }
         let requester = requester(&self.targets).unwrap_or(owner);

@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::ahead::Ahead;
 use super::faults::FaultState;
+use super::forks::WitnessFile;
 use super::libraries::{Program, vdso_clock_gettime};
 use super::map_sources::{opened_for_targets, sources};
 use super::modules::{Modules, likely_file_of};
@@ -100,6 +101,7 @@ pub(super) struct Target {
     pidfd: OwnedFd,
     pub(super) region: u64,
     pub(super) control: SharedFile,
+    pub(super) witness: WitnessFile,
     /// Address and bytes of each mapped map.
     pub(super) maps: BTreeMap<MapSlot, (u64, u64)>,
     pub(super) sites: BTreeMap<u64, Site>,
@@ -167,6 +169,7 @@ impl Target {
         let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
         control.write(TASK_TABLE_OFFSET, crate::kernel::known().tasks);
+        let witness = WitnessFile::new().map_err(|error| inject::Error::io("memfd_create", error.into()))?;
         let pidfd = pidfd.map_err(|error| inject::Error::io("pidfd_open", error.into()))?;
         let subject = Subject::of(pid).map_err(|_| inject::Error::NoSuchProcess { pid })?;
         let domain =
@@ -197,6 +200,7 @@ impl Target {
             pidfd,
             region: 0,
             control,
+            witness,
             maps: BTreeMap::new(),
             sites: BTreeMap::new(),
             hooks_used: 0,
@@ -269,7 +273,7 @@ impl Target {
         let files = inject::RegionFiles {
             agent: shared.agent.file(),
             agent_bytes: (ring3_image::bytes().len() as u64).next_multiple_of(4096),
-            control: self.control.file(),
+            own: self.own_files(),
             realm: domain.block().file.file(),
             text: shared.text.file(),
         };

@@ -149,6 +149,7 @@ impl Tracer {
                 next_attachment: 1,
                 pending: vec![],
                 has_orphans: false,
+                orphans_sought: Instant::now(),
                 forks_only: vec![],
                 executions: BTreeMap::new(),
                 executions_begun: 0,
@@ -235,6 +236,8 @@ pub(super) struct Actor {
     pub(super) pending: Vec<(Garbage, Vec<u32>)>,
     /// There are forks that could not be adopted yet.
     pub(super) has_orphans: bool,
+    /// When all of them were looked for last.
+    pub(super) orphans_sought: Instant,
     /// Targets that are gone, or have other tables now, while forks run with theirs.
     pub(super) forks_only: Vec<Target>,
     /// By process id: executions that are followed. Such a process is stopped by nobody else.
@@ -306,7 +309,7 @@ impl Actor {
             self.watch();
             self.catch_up();
             self.clean_orphans();
-            if self.has_orphans {
+            if self.has_orphans && self.orphans_sought.elapsed() >= RETRY_EVERY {
                 self.adopt_all_children();
             }
             if self.judged.elapsed() >= JUDGE_EVERY {
