@@ -49,6 +49,33 @@ pub(crate) fn id_of(fd: i64) -> u64 {
     told[1].into()
 }
 
+/// Prints what `/proc` has on a descriptor. What differs from run to run, or by what it is made of, only has to be there.
+pub(crate) fn show_descriptor(what: &str, fd: i64) {
+    const VARIES: [&str; 11] =
+        ["mnt_id", "ino", "map_id", "prog_id", "link_id", "btf_id", "prog_tag", "memlock", "offset", "path", "type"];
+    let name = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    println!(
+        "{MARK}{what} is called {}",
+        name.map_or_else(|error| error.to_string(), |name| name.display().to_string())
+    );
+    let process = std::process::id();
+    let text =
+        std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).unwrap_or_else(|error| error.to_string());
+    for line in text.lines() {
+        match line.split_once('\t') {
+            Some((name, value)) if VARIES.contains(&name.trim_end_matches(':')) => {
+                println!("{MARK}  {name} {}", !value.is_empty());
+            }
+            // A path, or a probe's cookie, offset and counter.
+            Some(("name:", value)) => println!("{MARK}  name: {}", value.starts_with('/')),
+            Some((cookie, places)) if cookie.parse::<u64>().is_ok() => {
+                println!("{MARK}  {cookie} {:?}", places.rsplit('\t').next());
+            }
+            _ => println!("{MARK}  {line}"),
+        }
+    }
+}
+
 pub(crate) const MOV_R0_0: u64 = 0xb7;
 
 pub(crate) const EXIT: u64 = 0x95;

@@ -7,7 +7,8 @@ use ring3_uapi::attr;
 use ring3_uapi::bpf::{cmd, map_type, prog_type};
 
 use super::raw_calls::{
-    BAD, EXIT, MARK, MOV_R0_0, btf_blob, close, create, element, id_of, load_attr, load_btf, named, show, show_fd,
+    BAD, EXIT, MARK, MOV_R0_0, btf_blob, close, create, element, id_of, load_attr, load_btf, named, show,
+    show_descriptor, show_fd,
 };
 
 pub(crate) fn btf_is_loaded_and_checked() {
@@ -191,6 +192,7 @@ pub(crate) fn information_is_told() {
     let program = show_fd("program", bpf(cmd::PROG_LOAD, &mut load));
     let btf = show_fd("btf", load_btf(&btf_blob(&[], b"")));
     for (name, fd) in [("map", map), ("program", program), ("btf", btf)] {
+        show_descriptor(name, fd);
         for bytes in [0u64, 4, 8, 40, 64, 88, 104, 232, 300, 4096, 4097] {
             let mut told = [0u8; 8192];
             let mut attr = Attr::new()
@@ -200,9 +202,9 @@ pub(crate) fn information_is_told() {
             show(&format!("{name} info of {bytes}"), bpf(cmd::OBJ_GET_INFO_BY_FD, &mut attr));
             println!("{MARK}  length {}", attr.get(i::INFO_LEN));
             let untold: &[(usize, usize)] = match name {
-                "map" => &[(4, 8)],                                                    // id
-                "program" => &[(4, 24), (40, 48), (104, 112), (180, 184), (216, 220)], // id, tag, code, time, tags
-                _ => &[(12, 16)],                                                      // id
+                "map" => &[(4, 8)],                                        // id
+                "program" => &[(4, 24), (40, 48), (104, 112), (180, 184)], // id, tag, code, time, tags
+                _ => &[(12, 16)],                                          // id
             };
             untold.iter().for_each(|(start, end)| told[*start..*end].fill(0));
             // The user who loaded a program is the one who asks.

@@ -7,7 +7,7 @@ use ring3_uapi::attr::{self, Field, task_fd_query as q};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
 use ring3_uapi::perf as p;
 
-use super::raw_calls::{MARK, close, create, element, show, show_fd};
+use super::raw_calls::{MARK, close, create, element, show, show_descriptor, show_fd};
 use super::raw_events::{ioctl, open_event, perf_event};
 use super::raw_test_runs::load;
 
@@ -167,6 +167,8 @@ fn links_run_programs(taken: i64, map: i64, program: i64) {
     // The type of the event: the kernel tells a number of its own, which nobody else knows.
     told[32..36].fill(0);
     println!("{MARK}  {told:?}");
+    show_descriptor("event", event);
+    show_descriptor("link", made);
     close(event);
     runs("linked, and the event is closed", map);
     close(made);

@@ -7,7 +7,7 @@ use ring3_uapi::attr::{self, Field};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
 use ring3_uapi::perf as p;
 
-use super::raw_calls::{EXIT, MARK, MOV_R0_0, close, create, id_of, load_attr, show, show_fd};
+use super::raw_calls::{EXIT, MARK, MOV_R0_0, close, create, id_of, load_attr, show, show_descriptor, show_fd};
 use super::raw_events::{ioctl, open_event, perf_event, uprobe_type};
 use crate::calls::raw_bpf::{Attr, address, bpf, result};
 use crate::calls::site::site;
@@ -374,6 +374,7 @@ fn raw_tracepoints_take_programs() {
         let made = show_fd("raw tracepoint", open_raw(program, address(name.to_bytes_with_nul()), cookie));
         show_link(made, program, 16, 24);
         show_query(made, program);
+        show_descriptor("link", made);
         close(made);
     }
     close(program);

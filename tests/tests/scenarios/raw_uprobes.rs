@@ -9,7 +9,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::attr::{self, Field, info, link_create as c, link_info as l, prog_load};
 use ring3_uapi::bpf::{attach_type, cmd, prog_type};
 
-use super::raw_calls::{EXIT, MARK, MOV_R0_0, close, load_attr, show, show_fd};
+use super::raw_calls::{EXIT, MARK, MOV_R0_0, close, load_attr, show, show_descriptor, show_fd};
 use super::raw_events::{open_event, perf_event, uprobe_type};
 
 /// An offset that no file here has, so that nothing is counted there.
@@ -58,6 +58,8 @@ pub(crate) fn counters_of_uprobes_are_checked() {
     show("info", bpf(cmd::OBJ_GET_INFO_BY_FD, &mut ask.with(info::INFO, told.as_mut_ptr() as u64)));
     let word = |field: Field| u64::from_ne_bytes(told[field.at..field.end()].try_into().expect("8 bytes"));
     println!("{MARK}  counter {:#x}, cookie {}", word(l::UPROBE_REF_CTR_OFFSET), word(l::UPROBE_COOKIE));
+    show_descriptor("event", second);
+    show_descriptor("link", link);
     for fd in [link, second, first] {
         close(fd);
     }
@@ -143,6 +145,7 @@ pub(crate) fn links_to_many_uprobes_are_checked() {
     });
     let link = show_fd("with counters and cookies", made);
     tell(link, 0, &path.to_string_lossy());
+    show_descriptor("link", link);
     show("detach", bpf(cmd::LINK_DETACH, &mut Attr::new().with(c::PROG_FD, link as u64)));
     close(link);
 }

@@ -515,9 +515,7 @@ fn map_info(map: &MapObject) -> Info {
     let flags = map.geometry().header.map_flags & !(BPF_F_RDONLY | BPF_F_WRONLY);
     let mut info = Info(vec![0; MAP_INFO_BYTES]);
     info.put32(0, header.map_type).put32(4, map.id).put32(8, header.key_size).put32(12, header.value_size);
-    // What the kernel does not bound has no bound there.
-    let entries = if header.map_type == map_type::TASK_STORAGE { 0 } else { header.max_entries };
-    info.put32(16, entries).put32(20, flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
+    info.put32(16, map.told_entries()).put32(20, flags).put(24, map.name.as_bytes()).put64(80, header.map_extra);
     if let Some((btf, key, value)) = &map.btf {
         info.put32(64, btf.id).put32(68, *key).put32(72, *value);
     }

@@ -3,7 +3,7 @@
 use ring3_uapi::seccomp::FilterInsn;
 
 use super::raw_seccomp::AUDIT_X86_64;
-use super::{Caller, Reply, bpf, files, limits, names, perf, virtual_files, wait};
+use super::{Caller, Reply, bpf, descriptors, files, limits, names, perf, virtual_files, wait};
 
 const HERE: i32 = libc::AT_FDCWD;
 
@@ -33,7 +33,7 @@ const fn call(number: i64, when: When, serve: fn(&Caller<'_>) -> Reply) -> Call 
     Call { number, when, serve }
 }
 
-const CALLS: [Call; 30] = [
+const CALLS: [Call; 32] = [
     call(libc::SYS_bpf, When::Always, bpf::serve),
     call(libc::SYS_perf_event_open, When::Always, perf::open),
     call(libc::SYS_ioctl, When::OfPerf, perf::ioctl),
@@ -68,6 +68,12 @@ const CALLS: [Call; 30] = [
         virtual_files::stat(caller, caller.arg(0) as i32, caller.arg(1), caller.arg(2))
     }),
     call(libc::SYS_statx, When::ByPath(2), virtual_files::statx),
+    call(libc::SYS_readlink, When::Always, |caller| {
+        descriptors::readlink(caller, HERE, caller.arg(0), caller.arg(1), caller.arg(2))
+    }),
+    call(libc::SYS_readlinkat, When::Always, |caller| {
+        descriptors::readlink(caller, caller.arg(0) as i32, caller.arg(1), caller.arg(2), caller.arg(3))
+    }),
     call(libc::SYS_execve, When::Always, |caller| caller.execute()),
     call(libc::SYS_execveat, When::Always, |caller| caller.execute()),
     call(libc::SYS_geteuid, When::Always, |caller| caller.effective_user()),

@@ -8,6 +8,7 @@ mod attr;
 mod batch;
 mod bpf;
 mod calls;
+mod descriptors;
 mod elsewhere;
 mod files;
 pub mod keeper;

@@ -49,6 +49,8 @@ struct BuiltProgram {
     /// Who compiled it.
     engine: Engine,
     facts: Facts,
+    /// Instructions that the verifier went through; of a file of compiled programs, those that the program has.
+    verified_insns: u32,
     /// GOT slots of its maps.
     slots: Vec<u32>,
     /// Words of values to which it adds, if that is known.
@@ -168,7 +170,9 @@ impl NewProgram<'_> {
         let symbol = |name: &str| ring3_image::symbols().find(|(known, _)| *known == name).map(|(known, _)| known);
         let code = stored.code(&subject, &symbol).ok_or("its code wants what this ring3 has not")?;
         let slots = subject.slots().to_vec();
-        Ok(BuiltProgram { code, engine: Engine::Jit, facts: stored.facts, slots, added: None, aot: Some(Ok(())) })
+        let verified_insns = self.insns.len() as u32;
+        let (facts, engine, added, aot) = (stored.facts, Engine::Jit, None, Some(Ok(())));
+        Ok(BuiltProgram { code, engine, facts, verified_insns, slots, added, aot })
     }
 
     /// What the program may do. Mirrors kernel/trace/bpf_trace.c:bpf_tracing_func_proto.
@@ -207,6 +211,7 @@ impl NewProgram<'_> {
             code,
             engine,
             facts: Facts::of(&verified),
+            verified_insns: verified.statistics().processed as u32,
             slots,
             added: Some(verified.added_words()),
             aot: None,
@@ -269,6 +274,7 @@ impl NewProgram<'_> {
             insns: bytes,
             text: Arc::new(text),
             facts: made.facts,
+            verified_insns: made.verified_insns,
             filter,
             maps: Mutex::new(held),
             source: self.source,
@@ -357,7 +363,7 @@ pub(super) fn info(caller: &Caller<'_>, program: &Program, given: &Info) -> Resu
     info.put32(i::CREATED_BY_UID.at, program.rights.uid()).put(i::NAME.at, program.name.as_bytes());
     info.put32(i::GPL_COMPATIBLE.at, u32::from(program.gpl_compatible));
     info.put32(i::BTF_ID.at, source.btf.as_ref().map_or(0, |btf| btf.id));
-    info.put32(i::VERIFIED_INSNS.at, (program.insns.len() / 8) as u32);
+    info.put32(i::VERIFIED_INSNS.at, program.verified_insns);
     let tells_code = caller.rights()?.may_bpf();
     info.put32(i::JITED_PROG_LEN.at, if tells_code { program.text.code_bytes } else { 0 });
     // Sizes of records that the kernel names even where there are none.

@@ -1,6 +1,8 @@
 //! The files by which loaders find tracepoints and functions of system calls: `id` and `format` of each tracepoint,
 //! `available_events`, `available_filter_functions`, and the directories that contain these.
 //!
+//! (What `/proc` has on descriptors is opened here, too, and made in [`descriptors`].)
+//!
 //! The kernel lets only root read them, where tracefs is mounted; here the server always answers for them. If the kernel has no
 //! kprobe PMU, the server also answers for the PMU's files, and for the lists of probes that were made by writing
 //! (`kprobe_events`), which loaders read first. All other files are the kernel's: calls on them go on to it. So does the question
@@ -18,7 +20,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::names::path_of;
 use super::tracepoint::{Tracepoint, function_of};
-use super::{Caller, Outcome, Reply, perf};
+use super::{Caller, Outcome, Reply, descriptors, perf};
 use crate::control::runtime_dir;
 use crate::loader::objects::errno;
 
@@ -85,7 +87,11 @@ impl Entry {
     /// What the loader means by a path, if that is ours. All else, mistakes too, is the kernel's to answer.
     /// Nor is it ours for callers who may not see the kernel's (fs/tracefs/inode.c: it is root's, mode 0700).
     fn of(caller: &Caller<'_>, directory: i32, address: u64) -> Option<Entry> {
-        let entry = Entry::at(&path_of(caller, directory, address).ok()?)?;
+        Entry::of_path(caller, &path_of(caller, directory, address).ok()?)
+    }
+
+    fn of_path(caller: &Caller<'_>, path: &Path) -> Option<Entry> {
+        let entry = Entry::at(path)?;
         caller.rights().ok()?.may_open_of_server().then_some(entry)
     }
 
@@ -159,13 +165,21 @@ pub(super) fn is_in_tracefs(caller: &Caller<'_>, path: &Path) -> bool {
 /// open(2) and openat(2).
 pub(super) fn open(caller: &Caller<'_>, directory: i32, address: u64, flags: u64) -> Reply {
     let flags = OFlags::from_bits_retain(flags as u32);
-    let Some(entry) = Entry::of(caller, directory, address) else { return Ok(Outcome::Continue) };
+    let Ok(path) = path_of(caller, directory, address) else { return Ok(Outcome::Continue) };
+    let close_on_exec = flags.contains(OFlags::CLOEXEC);
+    if flags & OFlags::ACCMODE == OFlags::RDONLY
+        && !flags.intersects(OFlags::PATH | OFlags::DIRECTORY)
+        && let Some(info) = descriptors::info(caller, &path)
+    {
+        return Ok(Outcome::Fd { fd: memory_file(&info)?, close_on_exec });
+    }
+    let Some(entry) = Entry::of_path(caller, &path) else { return Ok(Outcome::Continue) };
     if entry == Entry::Directory || flags.contains(OFlags::PATH) {
         return Ok(Outcome::Continue);
     }
     if let Entry::Listed(category) = entry {
         let fd = open_listed(category).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
-        return Ok(Outcome::Fd { fd, close_on_exec: flags.contains(OFlags::CLOEXEC) });
+        return Ok(Outcome::Fd { fd, close_on_exec });
     }
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::EACCES);
@@ -173,7 +187,7 @@ pub(super) fn open(caller: &Caller<'_>, directory: i32, address: u64, flags: u64
     if flags.contains(OFlags::DIRECTORY) {
         return Err(Errno::ENOTDIR);
     }
-    Ok(Outcome::Fd { fd: memory_file(&entry.text())?, close_on_exec: flags.contains(OFlags::CLOEXEC) })
+    Ok(Outcome::Fd { fd: memory_file(&entry.text())?, close_on_exec })
 }
 
 /// openat2(2): the flags are in a `struct open_how`.

@@ -157,6 +157,8 @@ pub struct Program {
     pub text: Arc<ProgramText>,
     /// What is known of it besides.
     pub facts: Facts,
+    /// Instructions that the verifier went through.
+    pub verified_insns: u32,
     /// The processes in which it does anything.
     pub filter: ProcessFilter,
     /// Maps it refers to, or was bound to.

@@ -302,6 +302,12 @@ impl MapObject {
         unsafe { Map::trusted(self.mapped.base, &self.file.geometry) }
     }
 
+    /// `max_entries` as loaders are told: what the kernel does not bound has no bound there.
+    pub fn told_entries(&self) -> u32 {
+        let header = &self.geometry().header;
+        if header.map_type == map_type::TASK_STORAGE { 0 } else { header.max_entries }
+    }
+
     /// Sizes.
     pub fn geometry(&self) -> &Geometry {
         &self.file.geometry
