@@ -139,18 +139,38 @@ fn a_program_that_cannot_be_executed_fails_as_it_would() {
 
 #[test]
 fn what_a_loader_executes_is_seen_from_its_first_instruction() {
-    let bench = bench();
-    if !is_root() {
-        println!("SKIPPED: bpftrace wants to be root");
-        return;
+    for bench in benches() {
+        let program = bench.copy(&brief());
+        let probe = format!("uprobe:{}:wanted {{ @ = count(); }}", program.display());
+        let call = "tracepoint:syscalls:sys_enter_exit_group /pid == cpid/ { @[comm] = count(); }";
+        let count = format!("@[{}]: 1", program.file_name().expect("a name").display());
+        for (script, told) in [(probe.as_str(), "@: 1000"), (call, &count)] {
+            let mut load = bench.load("bpftrace");
+            load.args(["-c", program.to_str().expect("a plain name"), "-e", script]);
+            let (code, out, errors) = Process::start(load.stdin(Stdio::null())).finish();
+            assert_eq!(code, Some(0), "{errors:?}");
+            assert!(out.contains(&told.to_owned()), "{out:?} {errors:?}");
+            assert!(!errors.iter().any(|line| line.starts_with("ring3:")), "{errors:?}");
+        }
     }
-    let program = bench.copy(&brief());
-    let script = format!("uprobe:{}:wanted {{ @ = count(); }}", program.display());
-    let mut load = bench.load("bpftrace");
-    load.args(["-c", program.to_str().expect("a plain name"), "-e", &script]);
-    let (code, out, errors) = Process::start(load.stdin(Stdio::null())).finish();
-    assert_eq!(code, Some(0), "{errors:?}");
-    assert!(out.contains(&"@: 1000".to_owned()), "{out:?} {errors:?}");
+}
+
+/// It has the filter of the loader's calls still.
+#[test]
+fn what_a_loader_executed_is_left_after_the_loader_ends() {
+    for bench in benches() {
+        let program = bench.copy(&shapes());
+        let mut load = bench.load("sh");
+        // (What runs in the background has no standard input otherwise.)
+        load.args(["-c", "exec 3<&0; \"$0\" plain 7 <&3 & echo $!; exec \"$1\" \"$2\""]);
+        load.args([&program, &example("malloc")]).arg(of(&program, "plain"));
+        let mut tool = Process::start(load.stdin(Stdio::piped()));
+        let victim: u32 = tool.line().parse().expect("a number");
+        wait_until("it is a target", || is_target(&bench, victim));
+        tool.signal(rustix::process::Signal::KILL);
+        wait_until("it is no target any more", || !is_target(&bench, victim));
+        assert_text_is_as_in_its_files(victim);
+    }
 }
 
 #[test]

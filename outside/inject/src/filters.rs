@@ -3,11 +3,14 @@
 //! While we trace a thread, its filters are suspended (`PTRACE_O_SUSPEND_SECCOMP`). But they apply to calls that the agent makes
 //! later, and to calls that a thread still makes for us if we die. So the filters are asked first.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use ring3_layout::filter::AGENT_CALLS_MAX;
 use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
 
 use crate::Error;
-use crate::process::{Statuses, proc_file, status_field, threads};
+use crate::process::{Statuses, proc_file, started, status_field, threads};
 use crate::raw_ptrace::{self as ptrace, Tid};
 use crate::stopped::Stopped;
 
@@ -97,6 +100,46 @@ fn agent_calls() -> impl Iterator<Item = FilteredCall> {
     let prctl = FilteredCall::any(libc::SYS_prctl as u32);
     let any = (0..AGENT_CALLS_MAX as u32).filter(move |number| *number != prctl.number).map(FilteredCall::any);
     any.chain([PR_GET_NAME, PR_SET_SYSCALL_USER_DISPATCH].map(|option| prctl.with(0, option)))
+}
+
+/// A bit of the flags of mmap(2) that the kernel ignores, and that everything shared is mapped with: the filter of ring3's loaders
+/// lets such a call pass. Who serves the loader may wait for what needs the mapping.
+pub const UNCAUGHT_MAPPING: i32 = libc::MAP_DENYWRITE;
+
+/// Processes whose only filter is that of ring3's loaders, and when they began.
+static OF_LOADERS: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+
+/// A process installed the filter of ring3's loaders, which catches no call that is made in it for us. If a process has one filter and
+/// descends from this one, it has the same. (Who may not read filters learns it so.)
+pub fn note_loader(pid: u32) {
+    const ENOUGH_TO_TIDY: usize = 1024;
+    let Some(began) = started(pid) else { return };
+    let mut known = OF_LOADERS.lock().expect("no panic under this lock");
+    if known.len() >= ENOUGH_TO_TIDY {
+        known.retain(|pid, began| started(*pid) == Some(*began));
+    }
+    known.insert(pid, began);
+}
+
+/// Whether a process is a loader or descends from one. It stays so when its parents end.
+pub(crate) fn is_of_loader(pid: u32) -> bool {
+    const GENERATIONS_MAX: usize = 64;
+    let mut known = OF_LOADERS.lock().expect("no panic under this lock");
+    let (mut at, mut descendants) = (pid, vec![]);
+    while descendants.len() < GENERATIONS_MAX {
+        let Some(began) = started(at) else { return false };
+        if known.get(&at) == Some(&began) {
+            known.extend(descendants);
+            return true;
+        }
+        descendants.push((at, began));
+        let parent = proc_file(at, "status").ok().and_then(|status| status_field(&status, "PPid")?.parse().ok());
+        match parent {
+            Some(parent @ 1..) => at = parent,
+            _ => return false,
+        }
+    }
+    false
 }
 
 /// Whether calls of any thread of a process are filtered.

@@ -108,8 +108,8 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
             what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
         });
     }
-    let seccomp = number(field("Seccomp")).unwrap_or(0) != 0 || crate::filters::is_filtered(pid)?;
-    if seccomp && !rustix::process::geteuid().is_root() {
+    let seccomp = crate::filters::is_filtered(pid)?;
+    if seccomp && !may_suspend_filters() {
         return Err(Error::Seccomp { pid, why: "only root can read it".to_owned() });
     }
     Ok(ProcessInfo {
@@ -118,6 +118,18 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
         uid: field("Uid").split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0),
         seccomp,
     })
+}
+
+/// Whether filters can be suspended while a process is stopped (`PTRACE_O_SUSPEND_SECCOMP`).
+fn may_suspend_filters() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// When a process began (field 22 of `/proc/PID/stat`): with its number, it is this one and no other.
+pub fn started(pid: u32) -> Option<u64> {
+    let stat = proc_file(pid, "stat").ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// `PF_KTHREAD` among the flags of `/proc/PID/stat`.
@@ -237,9 +249,14 @@ impl Statuses {
         self.field(tid, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
     }
 
-    /// Whether a thread's calls are filtered.
+    /// Whether a thread's calls are filtered in a way that may be in ours.
     pub(crate) fn is_filtered(&self, tid: u32) -> bool {
-        self.field(tid, "Seccomp").is_some_and(|mode| mode != "0")
+        let is_of_loader = || {
+            !may_suspend_filters()
+                && self.field(tid, "Seccomp_filters").is_some_and(|count| count == "1")
+                && crate::filters::is_of_loader(self.pid)
+        };
+        self.field(tid, "Seccomp").is_some_and(|mode| mode != "0") && !is_of_loader()
     }
 
     /// A field of a thread's status; `None` if the thread is gone.

@@ -15,6 +15,7 @@ use ring3_layout::region::{
 
 use crate::Error;
 use crate::calls::{Call, RemoteFd, Unfinished};
+use crate::filters::UNCAUGHT_MAPPING;
 use crate::process::{Pid, mappings};
 use crate::stopped::Stopped;
 
@@ -61,6 +62,7 @@ const NOTHING: i32 = libc::PROT_NONE;
 const READ: i32 = libc::PROT_READ;
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
+const SHARED_FIXED: i32 = libc::MAP_SHARED | libc::MAP_FIXED | UNCAUGHT_MAPPING;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
 impl Stopped {
@@ -135,16 +137,15 @@ fn addresses(start: u64, maps: &[MapSource<'_>]) -> Vec<u64> {
 
 /// What fills a region.
 fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<Call> {
-    let shared = libc::MAP_SHARED | libc::MAP_FIXED;
     let private = PRIVATE_ANONYMOUS | libc::MAP_FIXED;
     let [map_control, leave_control_out, map_witness] = own_calls(base, remote[1], remote[2]);
     vec![
         map_control,
         leave_control_out,
         map_witness,
-        Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, shared, Some(remote[0])),
-        Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, shared, Some(remote[3])),
-        Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, shared, Some(remote[4])),
+        Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, SHARED_FIXED, Some(remote[0])),
+        Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, SHARED_FIXED, Some(remote[3])),
+        Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, SHARED_FIXED, Some(remote[4])),
         Call::mmap(base + TRAMPOLINES_OFFSET, TRAMPOLINES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
@@ -154,18 +155,17 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
 
 /// What maps the target's own files. A core dump would have all of the control page, and take memory for what nobody uses.
 fn own_calls(base: u64, control: RemoteFd, witness: RemoteFd) -> [Call; 3] {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     [
-        Call::mmap(base + CONTROL_OFFSET, CONTROL_BYTES, READ, flags, Some(control)),
+        Call::mmap(base + CONTROL_OFFSET, CONTROL_BYTES, READ, SHARED_FIXED, Some(control)),
         Call::madvise(base + CONTROL_OFFSET, CONTROL_BYTES, libc::MADV_DONTDUMP),
-        Call::mmap(base + WITNESS_FILE_OFFSET, WITNESS_FILE_BYTES, NOTHING, flags, Some(witness)),
+        Call::mmap(base + WITNESS_FILE_OFFSET, WITNESS_FILE_BYTES, NOTHING, SHARED_FIXED, Some(witness)),
     ]
 }
 
 fn map_calls(remote: &[RemoteFd], maps: &[MapSource<'_>], addresses: &[u64]) -> Vec<Call> {
     let call = |((fd, (_, bytes, writable)), address): ((&RemoteFd, &MapSource<'_>), &u64)| {
         let access = if *writable { READ_WRITE } else { READ };
-        Call::mmap(*address, *bytes, access, libc::MAP_SHARED | libc::MAP_FIXED, Some(*fd))
+        Call::mmap(*address, *bytes, access, SHARED_FIXED, Some(*fd))
     };
     remote.iter().zip(maps).zip(addresses).map(call).collect()
 }

@@ -16,8 +16,10 @@ enum When {
     ByPath(u32),
     /// ioctl(2) with `PERF_EVENT_IOC_*`: their type is `$`.
     OfPerf,
-    /// mmap(2), shared and of a file.
+    /// mmap(2), shared and of a file; not if it is for us ([`ring3_inject::UNCAUGHT_MAPPING`]).
     SharedFile,
+    /// poll(2) and ppoll(2) of at least one descriptor.
+    OfDescriptors,
     /// It sets the limit of locked memory: the resource is this argument, and the new limits are the next one.
     LockedMemory(u32),
 }
@@ -39,8 +41,8 @@ const CALLS: [Call; 32] = [
     call(libc::SYS_ioctl, When::OfPerf, perf::ioctl),
     call(libc::SYS_mmap, When::SharedFile, files::mmap),
     call(libc::SYS_epoll_ctl, When::Always, files::epoll_ctl),
-    call(libc::SYS_poll, When::Always, wait::poll),
-    call(libc::SYS_ppoll, When::Always, wait::poll),
+    call(libc::SYS_poll, When::OfDescriptors, wait::poll),
+    call(libc::SYS_ppoll, When::OfDescriptors, wait::poll),
     call(libc::SYS_select, When::Always, wait::select),
     call(libc::SYS_pselect6, When::Always, wait::select),
     call(libc::SYS_prlimit64, When::LockedMemory(1), limits::set),
@@ -140,9 +142,16 @@ pub fn filter() -> Vec<FilterInsn> {
             ],
             When::SharedFile => vec![
                 statement(LOAD_WORD, at_argument(4)),
-                branch(JUMP_EQUAL, u32::MAX, 3, 0),
+                branch(JUMP_EQUAL, u32::MAX, 4, 0),
                 statement(LOAD_WORD, at_argument(3)),
+                branch(JUMP_SET, ring3_inject::UNCAUGHT_MAPPING as u32, 2, 0),
                 branch(JUMP_SET, libc::MAP_SHARED as u32, 0, 1),
+                statement(RETURN, NOTIFY),
+                statement(RETURN, ALLOW),
+            ],
+            When::OfDescriptors => vec![
+                statement(LOAD_WORD, at_argument(1)),
+                branch(JUMP_EQUAL, 0, 1, 0),
                 statement(RETURN, NOTIFY),
                 statement(RETURN, ALLOW),
             ],

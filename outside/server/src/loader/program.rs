@@ -283,6 +283,7 @@ impl NewProgram<'_> {
             terminal: Terminal::of_loader(leader(caller.call.tid), caller.session.terminal),
             budget: caller.session.options.budget,
             scope: caller.session.options.scope,
+            loader: leader(caller.call.tid),
             rights: self.rights,
             realm,
         })

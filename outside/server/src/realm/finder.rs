@@ -45,6 +45,8 @@ pub(super) enum Wanted {
     File(FileId),
     /// All processes.
     Everybody,
+    /// What this loader's tool executes. Nobody looks for it: its `execve` is caught.
+    OfLoader(u32),
 }
 
 /// Keeps what a link waits for watched. Dropped with the link.
@@ -131,6 +133,7 @@ impl Census {
         match wanted {
             Wanted::File((_, inode)) => self.by_inode.get(&inode).cloned().unwrap_or_default(),
             Wanted::Everybody => self.everybody.clone(),
+            Wanted::OfLoader(_) => BTreeSet::new(),
         }
     }
 }
@@ -171,6 +174,9 @@ impl Finder {
                 };
                 new.insert(watched);
             }
+        }
+        if matches!(wanted, Wanted::OfLoader(_)) {
+            return Ok((Watch { finder: Arc::downgrade(self), wanted }, BTreeSet::new()));
         }
         if !state.census.is_good() {
             state.census.take();

@@ -271,6 +271,8 @@ pub struct LinkSpec {
     pub pid: Option<u32>,
     /// Which processes become targets.
     pub scope: Scope,
+    /// The process that loaded the program.
+    pub loader: u32,
     /// The program uses per-CPU maps.
     pub per_cpu: bool,
     /// The program needs registers that not every frame has ([`ring3_layout::frame`]).
@@ -531,7 +533,7 @@ impl Realm {
             .lock()
             .expect("no panic under this lock")
             .entry(pid)
-            .or_insert_with(|| recovery::started(pid));
+            .or_insert_with(|| ring3_inject::started(pid));
     }
 
     /// Puts a proved program's code into the text. `engine`: who compiled it.
@@ -705,7 +707,7 @@ impl Shared {
     /// Whether a process has loaded programs. Those that have ended are forgotten.
     fn is_loader(&self, pid: u32) -> bool {
         let mut loaders = self.loaders.lock().expect("no panic under this lock");
-        loaders.retain(|pid, started| recovery::started(*pid) == *started);
+        loaders.retain(|pid, started| ring3_inject::started(*pid) == *started);
         loaders.contains_key(&pid)
     }
 

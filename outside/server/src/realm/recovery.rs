@@ -525,13 +525,6 @@ pub(crate) fn leader(tid: u32) -> Option<u32> {
     inject::status_field(&status, "Tgid")?.parse().ok()
 }
 
-/// Start time of a process, clock ticks since boot.
-pub(super) fn started(pid: u32) -> Option<u64> {
-    let stat = inject::proc_file(pid, "stat").ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(19)?.parse().ok()
-}
-
 /// The region of a process and the server that made it, if there is one.
 pub(super) fn region_in(pid: u32) -> Option<(u64, ControlHeaderValue)> {
     let maps = inject::proc_file(pid, "maps").ok()?;
@@ -547,7 +540,7 @@ pub(super) fn region_in(pid: u32) -> Option<(u64, ControlHeaderValue)> {
 pub(super) fn is_server_alive(header: &ControlHeaderValue) -> bool {
     let exe = std::fs::read_link(format!("/proc/{}/exe", header.server_pid));
     let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-    runs && started(header.server_pid) == Some(header.server_started)
+    runs && inject::started(header.server_pid) == Some(header.server_started)
 }
 
 /// The pid of another server that lives and has this process as a target.

@@ -45,7 +45,7 @@ impl LinkSpec {
             (_, Scope::Targets, _) | (_, _, Some(_)) => None,
             (Point::Probe(probe), ..) => Some(Wanted::File((probe.dev, probe.inode))),
             (Point::Syscall(_), Scope::All, _) => Some(Wanted::Everybody),
-            (Point::Syscall(_), Scope::Mapped, _) => None,
+            (Point::Syscall(_), Scope::Mapped, _) => Some(Wanted::OfLoader(self.loader)),
         }
     }
 }
@@ -123,14 +123,14 @@ impl Takes {
     }
 
     fn forget_ended(&mut self) {
-        self.untaken.retain(|pid, one| recovery::started(*pid) == Some(one.started));
+        self.untaken.retain(|pid, one| inject::started(*pid) == Some(one.started));
     }
 
     /// Whether there is no use in trying.
     fn is_hopeless(&self, pid: u32) -> bool {
         let Some(untaken) = self.untaken.get(&pid) else { return false };
         let waits = untaken.refusal.errno != Errno::EBUSY || untaken.tried.elapsed() < TAKE_AGAIN;
-        waits && recovery::started(pid) == Some(untaken.started)
+        waits && inject::started(pid) == Some(untaken.started)
     }
 }
 
@@ -198,6 +198,8 @@ impl Actor {
             matches!(spec.point, Point::Syscall(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
         if sees_targets_only
             && self.targets.is_empty()
+            // (What it has begun may be about to execute what is to be traced: `bpftrace -c`.)
+            && !has_children(spec.loader)
             && let Some(terminal) = spec.terminal
             && self.takes.told.insert(terminal)
         {
@@ -248,7 +250,7 @@ impl Actor {
     }
 
     fn note_untaken(&mut self, pid: u32, refusal: Refusal, wanting: &[AttachmentId]) {
-        let Some(started) = recovery::started(pid) else { return };
+        let Some(started) = inject::started(pid) else { return };
         let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
         let is_known = self.takes.untaken.get(&pid).is_some_and(|known| known.started == started);
         if !is_known {
@@ -280,6 +282,7 @@ impl Actor {
         let mut is_meant = |link: &Link, wanted: Wanted| match wanted {
             Wanted::File(file) => is_mapped(file) && holds(&link.spec, &whose),
             Wanted::Everybody => !mappings.is_empty() && holds(&link.spec, &whose),
+            Wanted::OfLoader(loader) => descends(pid, loader) && holds(&link.spec, &whose),
         };
         wants.into_iter().filter(|(_, link, wanted)| is_meant(link, *wanted)).map(|(id, ..)| id).collect()
     }
@@ -310,6 +313,26 @@ fn is_dynamic(pid: u32) -> bool {
     let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
     let files: BTreeSet<u64> = code_of(&mappings).map(|mapping| mapping.inode).filter(|inode| *inode != 0).collect();
     files.len() > 1
+}
+
+/// Whether a process was begun by another, or by one that this has begun.
+fn descends(mut pid: u32, from: u32) -> bool {
+    const GENERATIONS_MAX: usize = 64;
+    for _ in 0..GENERATIONS_MAX {
+        let parent = inject::proc_file(pid, "status").ok();
+        match parent.and_then(|status| inject::status_field(&status, "PPid")?.parse().ok()) {
+            Some(parent) if parent == from => return true,
+            Some(parent @ 2..) => pid = parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn has_children(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.into_iter().any(|list| !list.is_empty())
 }
 
 /// Who asked for a target.

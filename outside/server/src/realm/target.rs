@@ -343,7 +343,7 @@ impl Target {
                 request_wait_us: REQUEST_WAIT_US,
                 retired: 0,
                 server_pid: std::process::id(),
-                server_started: recovery::started(std::process::id()).unwrap_or(0),
+                server_started: inject::started(std::process::id()).unwrap_or(0),
                 namespace: shared.namespaces.number_of(self.pid),
                 directory: shared.directory,
                 rdpid: u32::from(ring3_image::cpu_has_rdpid()),

@@ -62,6 +62,7 @@ impl Attached {
             cookie,
             pid,
             scope: program.scope,
+            loader: program.loader,
             per_cpu: facts.uses_per_cpu,
             reads: facts.reads,
             identity: facts.identity,

@@ -175,6 +175,8 @@ pub struct Program {
     pub budget: Option<Duration>,
     /// Which processes become targets for its links.
     pub scope: Scope,
+    /// The process that loaded it.
+    pub loader: u32,
     /// Of its loader.
     pub rights: Arc<Rights>,
     /// The target side.

@@ -345,6 +345,7 @@ impl Subsystem {
     }
 
     pub(crate) fn loader_begins(&self, pid: u32, command: String) {
+        ring3_inject::note_loader(pid);
         self.loaders.lock().expect("no panic under this lock").insert(pid, Loader { pid, command });
     }
 
