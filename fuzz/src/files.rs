@@ -3,6 +3,7 @@
 use ring3_elf::File;
 use ring3_generate::Random;
 use ring3_patch::{Branch, IndirectTargets, Part};
+use ring3_unwind::Table;
 
 use crate::bytes::{Bytes, put_part};
 use crate::code;
@@ -87,6 +88,10 @@ fn look(file: &File<'_>) {
         addresses.extend([range.start, range.start.wrapping_add(1), range.end.wrapping_sub(1), range.end]);
     }
     addresses.extend(file.symbols().iter().take(64).flat_map(|s| [s.address, s.address.wrapping_add(s.size)]));
+    if let Ok(made) = file.unwind_table() {
+        let table = Table::of(&made.bytes).expect("it was just made");
+        addresses.iter().for_each(|address| drop(table.find(address.wrapping_sub(made.start))));
+    }
     for address in addresses {
         if let Some(bounds) = file.function_bounds(address) {
             assert!(bounds.contains(&address), "{bounds:x?} is around {address:#x}");

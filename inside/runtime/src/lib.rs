@@ -37,3 +37,4 @@ pub mod raw_thread;
 pub mod raw_trace;
 pub mod raw_trap;
 pub mod raw_unwound;
+mod raw_walk;

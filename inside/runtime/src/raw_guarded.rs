@@ -19,6 +19,15 @@ const STRING_FROM_BYTES: u64 = 256;
 unsafe extern "sysv64" {
     /// Copies so many bytes from `source` to `target`; 0, or 1 if one of them cannot be touched.
     fn ring3_guarded_copy(target: u64, source: u64, bytes: u64) -> u64;
+    /// The word at an address.
+    fn ring3_guarded_word(address: u64) -> GuardedWord;
+}
+
+/// A word, which means nothing if `failed` is not 0.
+#[repr(C)]
+struct GuardedWord {
+    failed: u64,
+    word: u64,
 }
 
 // It must not touch the stack: where it goes on after a fault it finds the return address. The ends of what is copied overlap where
@@ -69,6 +78,12 @@ global_asm!(
     "rep movsb",
     "xor eax, eax",
     "ret",
+    ".globl ring3_guarded_word",
+    ".hidden ring3_guarded_word",
+    "ring3_guarded_word:",
+    "mov rdx, [rdi]",
+    "xor eax, eax",
+    "ret",
     ".globl ring3_guarded_copy_failed",
     ".hidden ring3_guarded_copy_failed",
     "ring3_guarded_copy_failed:",
@@ -105,6 +120,17 @@ pub(crate) fn may_fault(base: u64) -> bool {
 pub(crate) unsafe fn copy(target: u64, source: u64, bytes: u64) -> bool {
     // SAFETY: the caller's promise.
     unsafe { ring3_guarded_copy(target, source, bytes) == 0 }
+}
+
+/// The word at `address`, if it can be read.
+///
+/// # Safety
+/// The running thread [`may_fault`].
+#[inline(always)]
+pub(crate) unsafe fn word(address: u64) -> Option<u64> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { ring3_guarded_word(address) };
+    (found.failed == 0).then_some(found.word)
 }
 
 /// A thread that is in the middle of a copy will not go on with it: it fails. Whether it was.

@@ -101,16 +101,29 @@ unsafe fn displaced(tail: u64) -> (StubTail, impl Iterator<Item = (u32, u32)>) {
 /// replaced by a newer one since.)
 #[cold]
 pub(crate) fn displaced_at(base: u64, rip: u64) -> Option<(u64, u64)> {
+    let (StubTail { stub, site, .. }, pairs) = tail_behind(base, rip)?;
+    let here = rip.checked_sub(stub)?;
+    // (A copy may be several instructions, behind the call of the agent for a probe of its own. What comes first is for the site.)
+    let begun = pairs.take_while(|(offset, _)| u64::from(*offset) <= here);
+    Some((site, begun.last().map_or(0, |(_, distance)| u64::from(distance))))
+}
+
+/// The address of the instruction whose copy in a stub begins at `rip`: the registers are as before it.
+#[cold]
+pub(crate) fn displaced_exactly(base: u64, rip: u64) -> Option<u64> {
+    let (StubTail { stub, site, .. }, mut pairs) = tail_behind(base, rip)?;
+    let (_, distance) = pairs.find(|(offset, _)| stub + u64::from(*offset) == rip)?;
+    Some(site + u64::from(distance))
+}
+
+/// What lies behind the stub around `rip`, and where its displaced instructions are.
+fn tail_behind(base: u64, rip: u64) -> Option<(StubTail, impl Iterator<Item = (u32, u32)>)> {
     let end = stubs_end(base, rip)?.checked_sub(size_of::<StubTail>() as u64)?;
     // SAFETY: memory of stubs.
     let is_tail = |at: &u64| unsafe { (*at as *const u64).read_unaligned() } == STUB_TAIL_MAGIC ^ *at;
     let tail = (rip..end).find(is_tail)?;
     // SAFETY: it says so itself.
-    let (StubTail { stub, site, .. }, pairs) = unsafe { displaced(tail) };
-    let here = rip.checked_sub(stub)?;
-    // (A copy may be several instructions, behind the call of the agent for a probe of its own. What comes first is for the site.)
-    let begun = pairs.take_while(|(offset, _)| u64::from(*offset) <= here);
-    Some((site, begun.last().map_or(0, |(_, distance)| u64::from(distance))))
+    Some(unsafe { displaced(tail) })
 }
 
 /// The copy of an instruction that was in the middle of a jump's bytes.

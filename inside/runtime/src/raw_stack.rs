@@ -1,7 +1,7 @@
-//! `bpf_get_stack` and `bpf_get_stackid`: the user's stack, by frame pointers.
+//! `bpf_get_stack` and `bpf_get_stackid`: the user's stack (`raw_walk.rs`).
 //!
-//! A probe in the kernel sees the same: it unwinds user stacks by frame pointers only
-//! (arch/x86/events/core.c:perf_callchain_user). There are no kernel stacks. At a uprobe, where the registers are the user's, the
+//! A probe in the kernel unwinds user stacks by frame pointers only (arch/x86/events/core.c:perf_callchain_user), and
+//! so sees less. There are no kernel stacks. At a uprobe, where the registers are the user's, the
 //! kernel's answer is an empty one, too. The program of a perf event gets the stacks of the sample, which the kernel has unwound.
 
 use ring3_layout::control::{
@@ -20,74 +20,7 @@ use ring3_uapi::ptrace::PtRegs;
 use crate::raw_helpers::{answer, block, context, map_at};
 use crate::raw_memory::{clear, read, read_word};
 use crate::raw_sampled::sampled;
-use crate::raw_shadow::original;
-
-const PAGE: u64 = 4096;
-/// Bytes of a frame: the caller's frame pointer and the return address.
-const FRAME_BYTES: u64 = 16;
-/// Bytes of the stack that are fetched at a time.
-const WINDOW_BYTES: u64 = 512;
-
-/// A piece of the stack, copied.
-struct Window<'t> {
-    tb: &'t ThreadBlock,
-    at: u64,
-    bytes: u64,
-    content: [u8; WINDOW_BYTES as usize],
-}
-
-impl Window<'_> {
-    /// The words at `address` and behind it, if they can be read.
-    fn pair(&mut self, address: u64) -> Option<[u64; 2]> {
-        let inside = |window: &Self| {
-            let offset = address.checked_sub(window.at)?;
-            (offset.checked_add(FRAME_BYTES)? <= window.bytes).then_some(offset as usize)
-        };
-        if inside(self).is_none() {
-            self.fetch(address)?;
-        }
-        let pair = self.content.get(inside(self)?..)?;
-        let (first, rest) = pair.split_first_chunk()?;
-        Some([u64::from_le_bytes(*first), u64::from_le_bytes(*rest.first_chunk()?)])
-    }
-
-    /// Up to the end of the page, which is there if its beginning is; or just a frame across it.
-    fn fetch(&mut self, address: u64) -> Option<()> {
-        let bytes = (PAGE - address % PAGE).clamp(FRAME_BYTES, WINDOW_BYTES);
-        self.bytes = 0;
-        // SAFETY: the window has room for WINDOW_BYTES, which is not less.
-        unsafe { read(self.tb, self.content.as_mut_ptr() as u64, address, bytes) }.ok()?;
-        (self.at, self.bytes) = (address, bytes);
-        Some(())
-    }
-}
-
-/// Gives the addresses of the stack, at most `limit`, with their numbers to `put`; how many there are.
-/// Mirrors arch/x86/events/core.c:perf_callchain_user.
-fn walk(tb: &ThreadBlock, regs: &PtRegs, limit: usize, mut put: impl FnMut(usize, u64)) -> usize {
-    let mut count = 0;
-    let mut store = |address| {
-        if count < limit {
-            put(count, address);
-            count += 1;
-        }
-        count < limit
-    };
-    let mut window = Window { tb, at: 0, bytes: 0, content: [0; WINDOW_BYTES as usize] };
-    let mut more = store(regs.rip);
-    if more
-        && is_at_entry(tb, regs)
-        && let Some([address, _]) = window.pair(regs.rsp)
-    {
-        more = store(original(tb, regs.rsp, address));
-    }
-    let mut frame = regs.rbp;
-    while more && let Some([next, address]) = window.pair(frame) {
-        more = store(original(tb, frame.wrapping_add(8), address));
-        frame = next;
-    }
-    count
-}
+use crate::raw_walk::walk;
 
 /// Whether the return address is at the stack pointer still, as far as the kernel can tell from the first instruction.
 /// Mirrors arch/x86/events/core.c:is_uprobe_at_func_entry.
@@ -126,7 +59,7 @@ impl Origin<'_> {
     /// Gives the addresses of a stack, at most `limit`, with their numbers to `put`; how many there are.
     fn frames(&self, tb: &ThreadBlock, user: bool, limit: usize, mut put: impl FnMut(usize, u64)) -> usize {
         let sampled = match self {
-            Origin::Registers(regs) if user => return walk(tb, regs, limit, put),
+            Origin::Registers(regs) if user => return walk(tb, regs, is_at_entry(tb, regs), limit, put),
             Origin::Registers(_) => return 0,
             Origin::Sampled(sampled) => sampled,
         };

@@ -125,6 +125,11 @@ struct Place {
     is_free: bool,
 }
 
+/// The process's own address for a thread that is in ring3's code to make a system call.
+pub(crate) fn place_of_call(base: u64, rip: u64) -> Option<u64> {
+    place_of(base, rip).map(|place| place.address)
+}
+
 fn place_of(base: u64, rip: u64) -> Option<Place> {
     let offset = rip.wrapping_sub(base + TRAMPOLINES_OFFSET);
     let (behind, progress, is_free) = if offset < TRAMPOLINES_BYTES {

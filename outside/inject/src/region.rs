@@ -10,7 +10,8 @@ use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
     AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
     REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, TRAMPOLINES_BYTES,
-    TRAMPOLINES_OFFSET, WITNESS_BYTES, WITNESS_FILE_BYTES, WITNESS_FILE_OFFSET, WITNESS_OFFSET,
+    TRAMPOLINES_OFFSET, UNWIND_BYTES, UNWIND_OFFSET, WITNESS_BYTES, WITNESS_FILE_BYTES, WITNESS_FILE_OFFSET,
+    WITNESS_OFFSET,
 };
 
 use crate::Error;
@@ -35,6 +36,8 @@ pub struct RegionFiles<'a> {
     pub realm: BorrowedFd<'a>,
     /// Compiled programs.
     pub text: BorrowedFd<'a>,
+    /// Unwind tables.
+    pub unwind: BorrowedFd<'a>,
 }
 
 /// The files of a region that belong to one target, and to its forks until they are given their own.
@@ -80,7 +83,7 @@ pub fn map_region(
     maps: &[MapSource<'_>],
     announce: impl FnOnce(&Region),
 ) -> Result<Region, Error> {
-    let mut sent = vec![files.agent, files.own.control, files.own.witness, files.realm, files.text];
+    let mut sent = vec![files.agent, files.own.control, files.own.witness, files.realm, files.text, files.unwind];
     sent.extend(maps.iter().map(|(file, _, _)| *file));
     let remote = stopped.send_files(&sent)?;
     let result = map_received(stopped, files, &remote, maps, announce);
@@ -104,7 +107,7 @@ fn map_received(
     let rest = [(raw, head), (base + bytes, tail)].into_iter().filter(|(_, bytes)| *bytes > 0);
     let mut calls: Vec<Call> = rest.map(|(address, bytes)| Call::munmap(address, bytes)).collect();
     calls.extend(region_calls(base, files, remote));
-    calls.extend(map_calls(&remote[5..], maps, &region.maps));
+    calls.extend(map_calls(&remote[6..], maps, &region.maps));
     let mapped = stopped.syscalls(&calls).map(drop).map_err(|unfinished| unfinished.error);
     match mapped.and_then(|()| renew_witness(stopped, base)) {
         Ok(()) => Ok(region),
@@ -146,6 +149,7 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
         Call::mmap(base + AGENT_OFFSET, files.agent_bytes, READ_EXEC, SHARED_FIXED, Some(remote[0])),
         Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, SHARED_FIXED, Some(remote[3])),
         Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, SHARED_FIXED, Some(remote[4])),
+        Call::mmap(base + UNWIND_OFFSET, UNWIND_BYTES, READ, SHARED_FIXED, Some(remote[5])),
         Call::mmap(base + TRAMPOLINES_OFFSET, TRAMPOLINES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),

@@ -12,7 +12,7 @@ use ring3_inject::{
     Stopped, inspect, map_files, map_region, map_stub_area, mappings, unmap_region, while_stopped,
     while_stopped_at_exec,
 };
-use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES};
+use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES, UNWIND_BYTES};
 use rustix::process::Signal;
 
 const WITHIN: Duration = Duration::from_secs(5);
@@ -147,16 +147,24 @@ fn calls_made_inside_a_busy_process_are_invisible_to_it() {
 fn regions_come_and_go_without_a_trace() {
     let victim = Victim::start(&build_victim());
     let before = counts(victim.pid());
-    let files =
-        [memfd(0x1000), memfd(CONTROL_BYTES), memfd(REALM_BYTES), memfd(TEXT_BYTES), memfd(0x3000), memfd(0x1000)];
+    let files = [
+        memfd(0x1000),
+        memfd(CONTROL_BYTES),
+        memfd(REALM_BYTES),
+        memfd(TEXT_BYTES),
+        memfd(0x3000),
+        memfd(UNWIND_BYTES),
+        memfd(0x1000),
+    ];
     for _ in 0..100 {
         let work = |stopped: &mut Stopped| {
             let region = RegionFiles {
                 agent: files[0].as_fd(),
                 agent_bytes: 0x1000,
-                own: OwnFiles { control: files[1].as_fd(), witness: files[5].as_fd() },
+                own: OwnFiles { control: files[1].as_fd(), witness: files[6].as_fd() },
                 realm: files[2].as_fd(),
                 text: files[3].as_fd(),
+                unwind: files[5].as_fd(),
             };
             let map = (files[4].as_fd(), 0x3000, true);
             let mut announced = vec![];

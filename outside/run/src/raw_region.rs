@@ -185,6 +185,7 @@ impl Region {
             maps: 0.into(),
             awaits_counters: 0.into(),
             reserved: 0,
+            unwind: 0.into(),
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =

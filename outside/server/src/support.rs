@@ -155,11 +155,11 @@ const HELPER_NOTES: &[(u32, &str)] = &[
     ),
     (
         helper::GET_STACKID,
-        "user stacks, by frame pointers; the kernel's part is empty (-EFAULT), as at the kernel's uprobes, but not at perf events",
+        "user stacks, by the files' unwind tables, else by frame pointers; the kernel's part is empty (-EFAULT), as at the kernel's uprobes, but not at perf events",
     ),
     (
         helper::GET_STACK,
-        "user stacks, by frame pointers; addresses instead of build ids; the kernel's part is empty, but not at perf events",
+        "user stacks, by the files' unwind tables, else by frame pointers; addresses instead of build ids; the kernel's part is empty, but not at perf events",
     ),
     (helper::MAP_SUM_ELEM_COUNT, "a kernel function: libbpf finds it where the kernel has BTF"),
     (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),

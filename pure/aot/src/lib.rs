@@ -138,6 +138,8 @@ pub struct Facts {
     pub reads: bool,
     /// It asks for the name or the user of the thread, or goes on with a program that may.
     pub identity: bool,
+    /// It asks for the thread's stack, or goes on with a program that may.
+    pub stacks: bool,
 }
 
 /// Helpers that read or write memory of the process.
@@ -161,17 +163,17 @@ impl Facts {
     pub fn of(verified: &Verified) -> Facts {
         let calls =
             |helpers: &[u32]| verified.tail_calls() || verified.helpers().iter().any(|id| helpers.contains(id));
-        let walks = calls(&[helper::GET_STACK, helper::GET_STACKID]);
+        let stacks = calls(&[helper::GET_STACK, helper::GET_STACKID]);
         let looks_at = |part: &dyn Fn(&Range<u32>) -> bool| {
             verified.context_parts().is_none_or(|mut parts| parts.any(|bytes| part(&bytes)))
         };
-        let all_registers = walks || looks_at(&|bytes| !frame::has(bytes));
-        let call_registers = walks || looks_at(&|bytes| bytes.start < 8);
+        let all_registers = stacks || looks_at(&|bytes| !frame::has(bytes));
+        let call_registers = stacks || looks_at(&|bytes| bytes.start < 8);
         let reads = calls(&READERS);
         let identity = calls(&[helper::GET_CURRENT_COMM, helper::GET_CURRENT_UID_GID]);
         let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
         let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
-        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads, identity }
+        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads, identity, stacks }
     }
 }
 

@@ -6,6 +6,7 @@
 //! Start reading at: `File`.
 #![forbid(unsafe_code)]
 
+mod rules;
 mod unwind;
 mod usdt;
 
@@ -17,6 +18,7 @@ use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, PF_X, PT_INTERP, PT_LOAD, STT_FUNC
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind};
 
+pub use rules::{CODE_BYTES_MAX, NoTable, ROWS_MAX, UnwindTable};
 pub use unwind::LANDING_PADS_MAX;
 pub use usdt::UsdtNote;
 
@@ -257,6 +259,11 @@ impl<'a> File<'a> {
         let frames = self.frames();
         let end = frames.partition_point(|frame| frame.start <= address);
         frames[..end].last().filter(|frame| frame.contains(&address)).cloned()
+    }
+
+    /// From each instruction to its caller's frame, as `.eh_frame` says.
+    pub fn unwind_table(&self) -> Result<UnwindTable, NoTable> {
+        rules::table(self)
     }
 
     /// Bytes and address of a section.

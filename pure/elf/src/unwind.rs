@@ -9,15 +9,23 @@ use gimli::{
 
 use crate::File;
 
-type Description<'a> = FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>;
+pub(crate) type Description<'a> = FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>;
 
 /// Call sites of all functions' tables that are read at most: a file's descriptions may all name one long table.
 pub const LANDING_PADS_MAX: usize = 1 << 22;
+/// Bytes of descriptions that are read, each with what it has in common with others ([`descriptions`]).
+const DESCRIPTION_BYTES_MAX: u64 = 1 << 26;
+
+/// A file's descriptions, and what their encoded addresses are relative to.
+pub(crate) struct Entries<'a> {
+    pub(crate) table: EhFrame<EndianSlice<'a, LittleEndian>>,
+    pub(crate) bases: BaseAddresses,
+}
 
 /// Address ranges of all frame descriptions, by address. A corrupt table yields what precedes the damage.
 pub(crate) fn frames(file: &File<'_>) -> Vec<Range<u64>> {
     let mut found = vec![];
-    descriptions(file, |fde| {
+    descriptions(file, |_, fde| {
         if let Some(end) = fde.initial_address().checked_add(fde.len()) {
             // Whoever looks a return address up subtracts 1: so the description of what signal handlers return to, which
             // nobody called, begins 1 too early.
@@ -30,12 +38,12 @@ pub(crate) fn frames(file: &File<'_>) -> Vec<Range<u64>> {
 }
 
 /// The landing pads of all functions, each with the address of its table (`.gcc_except_table`); `None` if a table cannot be
-/// read, or the tables have more than [`LANDING_PADS_MAX`] call sites.
+/// read, or the file has more than [`LANDING_PADS_MAX`] call sites or [`DESCRIPTION_BYTES_MAX`] bytes of descriptions.
 pub(crate) fn landing_pads(file: &File<'_>) -> Option<Vec<(u64, u64)>> {
     let mut found = vec![];
     let mut all_read = true;
     let mut sites_left = LANDING_PADS_MAX;
-    descriptions(file, |fde| {
+    let is_whole = descriptions(file, |_, fde| {
         if let Some(table) = fde.lsda().filter(|_| all_read) {
             let read = match table {
                 Pointer::Direct(address) => pads_of(file, address, fde.initial_address(), &mut sites_left),
@@ -45,20 +53,28 @@ pub(crate) fn landing_pads(file: &File<'_>) -> Option<Vec<(u64, u64)>> {
             found.extend(read.into_iter().flatten());
         }
     });
-    all_read.then_some(found)
+    (all_read && is_whole).then_some(found)
 }
 
-fn descriptions<'a>(file: &File<'a>, mut with: impl FnMut(&Description<'a>)) {
-    let Some((bytes, address)) = file.section(".eh_frame") else { return };
+/// Gives all descriptions to `with`. Many may have one common entry, whose instructions are read anew for each: so it ends after
+/// [`DESCRIPTION_BYTES_MAX`], and the answer is false then.
+pub(crate) fn descriptions<'a>(file: &File<'a>, mut with: impl FnMut(&Entries<'a>, &Description<'a>)) -> bool {
+    let Some((bytes, address)) = file.section(".eh_frame") else { return true };
     let text = file.section(".text").map_or(0, |(_, address)| address);
     let bases = BaseAddresses::default().set_eh_frame(address).set_text(text);
-    let table = EhFrame::new(bytes, LittleEndian);
-    let mut entries = table.entries(&bases);
+    let all = Entries { table: EhFrame::new(bytes, LittleEndian), bases };
+    let mut entries = all.table.entries(&all.bases);
+    let mut left = DESCRIPTION_BYTES_MAX;
     while let Ok(Some(entry)) = entries.next() {
         let CieOrFde::Fde(partial) = entry else { continue };
         let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
-        with(&fde);
+        let Some(rest) = left.checked_sub(fde.entry_len() as u64 + fde.cie().entry_len() as u64) else {
+            return false;
+        };
+        left = rest;
+        with(&all, &fde);
     }
+    true
 }
 
 /// The landing pads of the function at `function`, from its table (the "language-specific data area" of the Itanium C++ ABI's

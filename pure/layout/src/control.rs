@@ -58,8 +58,19 @@ pub const TRAPS_OFFSET: u64 = RECOVERY_OFFSET + HOOKS_MAX as u64 * 64;
 pub const TRAPS_MAX: usize = 1 << 16;
 /// Places that are looked at for an address.
 pub const TRAP_PROBES_MAX: usize = 64;
+/// Offset of the two lists of code with unwind tables ([`UnwindCode`]), of which one is published ([`ControlHeader::unwind`]).
+pub const UNWIND_LISTS_OFFSET: u64 = TRAPS_OFFSET + (TRAPS_MAX * size_of::<Trap>()) as u64;
+/// Entries of one list.
+pub const UNWIND_CODE_MAX: usize = 4096;
 /// Bytes of all of it.
-pub const BYTES: u64 = TRAPS_OFFSET + (TRAPS_MAX * size_of::<Trap>()) as u64;
+pub const BYTES: u64 = UNWIND_LISTS_OFFSET + 2 * UNWIND_LIST_BYTES;
+/// Bytes of one list.
+const UNWIND_LIST_BYTES: u64 = (UNWIND_CODE_MAX * size_of::<UnwindCode>()) as u64;
+
+/// Offset in the control page of the list that this version of [`ControlHeader::unwind`] publishes.
+pub const fn unwind_list_offset(version: u32) -> u64 {
+    UNWIND_LISTS_OFFSET + (version % 2) as u64 * UNWIND_LIST_BYTES
+}
 
 /// A site that is an `int3`: where its thread goes on. It stays while its stub does: a thread may be on its way to the handler.
 #[repr(C)]
@@ -188,6 +199,8 @@ shared! {
         pub awaits_counters: AtomicU32,
         /// Zero.
         pub reserved: u32,
+        /// Version and length of the list of code with unwind tables ([`range_pack`]); 0: no program here asks for stacks.
+        pub unwind: AtomicU64,
     }
 }
 
@@ -199,6 +212,27 @@ pub struct GotEntry {
     pub view: AtomicU64,
     /// Address of the map's element data (array types) or of its first byte.
     pub data: AtomicU64,
+}
+
+shared! {
+    /// Code that is mapped in the target, and where the unwind table of its file is. 48 bytes. Entries are ordered by `start`.
+    ///
+    /// The server writes one list while the other one is published. So what was read of a list holds if the same
+    /// version of it is published afterwards. Tables stay where they are as long as the server lives.
+    pub struct UnwindCode, as numbers UnwindCodeValue {
+        /// First address.
+        pub start: AtomicU64,
+        /// The end.
+        pub end: AtomicU64,
+        /// Address of the first byte that the table tells of.
+        pub origin: AtomicU64,
+        /// Address of a word of the file.
+        pub witness_at: AtomicU64,
+        /// That word: another one shows that something else has been mapped since.
+        pub witness: AtomicU64,
+        /// Where the table is, from [`crate::region::UNWIND_OFFSET`] on, and its bytes ([`range_pack`]).
+        pub table: AtomicU64,
+    }
 }
 
 /// What a site does when a thread comes by.
@@ -335,6 +369,7 @@ const _: () = {
     assert!(size_of::<Hook>() == 64);
     assert!(size_of::<Attachment>() == 48);
     assert!(size_of::<Recovery>() == 64);
+    assert!(size_of::<UnwindCode>() == 48);
     assert!(SYSCALLS_OFFSET.is_multiple_of(crate::PAGE_BYTES));
     assert!(VIEWS_OFFSET.is_multiple_of(crate::PAGE_BYTES));
     assert!(BYTES.is_multiple_of(crate::PAGE_BYTES));

@@ -9,6 +9,7 @@
 //!      + CONTROL      header, GOT, hooks           r--  one memfd per target, written by the server
 //!      + REALM        doorbells, CPU slots, trace  rw-  one memfd per domain, shared by its targets
 //!      + TEXT         SUD trampolines, programs    r-x  one memfd per server, written by the server
+//!      + UNWIND       unwind tables                r--  one memfd per server, written by the server
 //!      + TRAMPOLINES  syscall trampolines          r-x  private
 //!      + WITNESS      says whether forks exist     r-x  private, copied at fork
 //!      + WITNESS_FILE the same after the end       ---  one memfd per target, mapped by its forks, too
@@ -39,8 +40,13 @@ pub const TEXT_OFFSET: u64 = REALM_OFFSET + REALM_BYTES;
 /// Bytes of the text memfd (sparse).
 pub const TEXT_BYTES: u64 = 0x100_0000;
 
+/// Offset of the unwind tables of files (`ring3_unwind`), which [`crate::control::UnwindCode`] names.
+pub const UNWIND_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
+/// Bytes of the unwind memfd (sparse).
+pub const UNWIND_BYTES: u64 = 0x400_0000;
+
 /// Offset of the syscall trampolines, through which traced system calls are made ([`crate::syscall`]).
-pub const TRAMPOLINES_OFFSET: u64 = TEXT_OFFSET + TEXT_BYTES;
+pub const TRAMPOLINES_OFFSET: u64 = UNWIND_OFFSET + UNWIND_BYTES;
 /// Bytes of the trampolines; private anonymous memory, written by the server.
 pub const TRAMPOLINES_BYTES: u64 =
     ((crate::syscall::SITES_MAX as u64 + 1) * crate::syscall::TRAMPOLINE_BYTES).next_multiple_of(crate::PAGE_BYTES);

@@ -56,6 +56,7 @@ mod test_run;
 mod text;
 mod tracer;
 mod traps;
+mod unwind;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -281,6 +282,8 @@ pub struct LinkSpec {
     pub reads: bool,
     /// The program asks for the name or the user of the thread.
     pub identity: bool,
+    /// The program asks for stacks.
+    pub stacks: bool,
     /// The processes in which the program does anything. It is not attached in others.
     pub filter: ProcessFilter,
     /// Where its loader's user reads what could not be applied.
@@ -337,6 +340,7 @@ struct Shared {
     agent: raw_mapping::SharedFile,
     domains: domains::Domains,
     text: text::TextStore,
+    unwind: unwind::UnwindStore,
     doorbells: doorbell::Doorbells,
     namespaces: owners::Namespaces,
     deaths: owners::Deaths,
@@ -401,6 +405,7 @@ impl Realm {
             agent,
             domains: domains::Domains::new()?,
             text: text::TextStore::new(perf)?,
+            unwind: unwind::UnwindStore::new()?,
             doorbells: doorbell::Doorbells::new(),
             namespaces: owners::Namespaces::new(),
             deaths: owners::Deaths::new()?,

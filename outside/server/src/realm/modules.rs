@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use ring3_elf::File as Elf;
+use ring3_elf::{File as Elf, NoTable};
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::syscall::SYSCALL_BYTES;
@@ -23,6 +23,7 @@ use ring3_uapi::Errno;
 use super::Refusal;
 use super::code_file::{CodeFile, between, called_in, is_reached};
 use super::raw_mapping::read_process;
+use super::unwind::Unwinding;
 
 /// No process has memory from here on (`TASK_SIZE_MAX`, arch/x86/include/asm/page_64_types.h).
 const USER_ADDRESSES_END: u64 = 0x7fff_ffff_f000;
@@ -270,6 +271,10 @@ pub(super) struct Modules {
     specials: HashMap<FileKey, Arc<Specials>>,
     syscalls: HashMap<FileKey, Arc<SyscallPlans>>,
     rseq_offsets: HashMap<FileKey, Option<u64>>,
+    /// Somebody asks for stacks: large files are analysed for that, too.
+    wants_unwinding: bool,
+    /// Of large files, until somebody fetches it.
+    unwinding: HashMap<FileKey, Result<Unwinding, NoTable>>,
     /// Files of which something is remembered, oldest first, with how many entries that is.
     kept: VecDeque<(FileKey, usize)>,
     kept_entries: usize,
@@ -289,11 +294,12 @@ struct Analysis {
     syscalls: SyscallPlans,
     specials: Specials,
     rseq_offset: Option<u64>,
+    unwinding: Option<Result<Unwinding, NoTable>>,
 }
 
 impl Analysis {
     /// Nothing if the path does not lead to the file any more. (It may be that of a process that has ended.)
-    fn of(key: FileKey, path: &Path) -> Option<Analysis> {
+    fn of(key: FileKey, path: &Path, wants_unwinding: bool) -> Option<Analysis> {
         let (_, file) = open(path).ok().filter(|(now, _)| *now == key)?;
         let file = parse(file, path);
         let of = |file: &CodeFile| (syscall_plans(file), unwind_sites(file.elf()), rseq_offset(file));
@@ -301,7 +307,12 @@ impl Analysis {
             Ok(file) => of(file),
             Err(refusal) => (SyscallPlans::unknown(&refusal.message), vec![], None),
         };
-        Some(Analysis { file, syscalls, specials, rseq_offset })
+        let unwinding_of = |file: &Result<CodeFile, Refusal>| match file {
+            Ok(file) => Unwinding::of(file.elf()),
+            Err(_) => Err(NoTable::NoInformation),
+        };
+        let unwinding = wants_unwinding.then(|| unwinding_of(&file));
+        Some(Analysis { file, syscalls, specials, rseq_offset, unwinding })
     }
 }
 
@@ -311,11 +322,16 @@ impl Analysis {
 pub(super) fn analyse_awaited(modules: &Mutex<Modules>) {
     let lock = || modules.lock().expect("no panic under this lock");
     loop {
-        let Some((key, path)) = lock().next_awaited() else { return };
-        let analysis = std::panic::catch_unwind(|| Analysis::of(key, &path)).unwrap_or_else(|_| {
+        let (next, wants_unwinding) = {
+            let mut modules = lock();
+            (modules.next_awaited(), modules.wants_unwinding)
+        };
+        let Some((key, path)) = next else { return };
+        let analysis = std::panic::catch_unwind(|| Analysis::of(key, &path, wants_unwinding)).unwrap_or_else(|_| {
             let refusal = Refusal::new(Errno::EINVAL, format!("{}: it cannot be analysed", path.display()));
             let syscalls = SyscallPlans::unknown(&refusal.message);
-            Some(Analysis { file: Err(refusal), syscalls, specials: vec![], rseq_offset: None })
+            let unwinding = Some(Err(NoTable::NoInformation));
+            Some(Analysis { file: Err(refusal), syscalls, specials: vec![], rseq_offset: None, unwinding })
         });
         lock().learn(key, analysis);
     }
@@ -363,7 +379,7 @@ impl Modules {
 
     fn learn(&mut self, key: FileKey, analysis: Option<Analysis>) {
         self.awaited.remove(&key);
-        let Some(Analysis { file, syscalls, specials, rseq_offset }) = analysis else { return };
+        let Some(Analysis { file, syscalls, specials, rseq_offset, unwinding }) = analysis else { return };
         if let Ok(file) = file {
             self.keep(key, file);
         }
@@ -371,6 +387,9 @@ impl Modules {
         self.syscalls.insert(key, Arc::new(syscalls));
         self.specials.insert(key, Arc::new(specials));
         self.rseq_offsets.insert(key, rseq_offset);
+        if let Some(unwinding) = unwinding {
+            self.unwinding.insert(key, unwinding);
+        }
     }
 
     /// Whether a file is passed over now: the turn is over before it is analysed, or it is a large one.
@@ -456,6 +475,20 @@ impl Modules {
         found
     }
 
+    /// What it takes to walk stacks in the file's code; `None`: it is not analysed yet. Whoever asks remembers it.
+    pub(super) fn unwinding(&mut self, key: FileKey, path: &Path) -> Option<Result<Unwinding, NoTable>> {
+        self.wants_unwinding = true;
+        if let Some(found) = self.unwinding.remove(&key) {
+            return Some(found);
+        }
+        let (now, file) = open(path).ok().filter(|(now, _)| *now == key)?;
+        if self.passes(&now, path) {
+            return None;
+        }
+        let unreadable = |_| Err(NoTable::NoInformation);
+        Some(self.parsed(now, file, path).map_or_else(unreadable, |file| Unwinding::of(file.elf())))
+    }
+
     /// From now on files that are not known yet are analysed for so long, for one process: it can map as many as it likes, while
     /// others wait.
     pub(super) fn begin_turn(&mut self, within: Duration) {
@@ -491,6 +524,7 @@ impl Modules {
             self.syscalls.remove(&oldest);
             self.specials.remove(&oldest);
             self.rseq_offsets.remove(&oldest);
+            self.unwinding.remove(&oldest);
         }
     }
 
@@ -693,11 +727,16 @@ pub fn plan_file(bytes: Vec<u8>, offsets: &[u64]) -> Result<usize, String> {
 
 /// The `syscall` instructions of the vDSO, as this process has it.
 pub(super) fn vdso_calls() -> Option<SyscallPlans> {
+    Some(syscall_plans(&CodeFile::parse(vdso_image()?).ok()?))
+}
+
+/// The vDSO as this process has it: the same as all others.
+pub(super) fn vdso_image() -> Option<Vec<u8>> {
     let own = inject::Pid(std::process::id());
     let mapping = inject::mappings(own).ok()?.into_iter().find(|mapping| mapping.path == "[vdso]")?;
     let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
     read_process(own.0, mapping.range.start, &mut image).ok()?;
-    Some(syscall_plans(&CodeFile::parse(image).ok()?))
+    Some(image)
 }
 
 impl CodeFile {

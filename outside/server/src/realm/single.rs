@@ -88,6 +88,9 @@ impl Target {
         if !self.is_meant(spec) {
             return Some(Addition::Nothing);
         }
+        if self.lacks_unwind_tables(spec) {
+            return None;
+        }
         if self.lacks_faults(links) || spec.identity && !self.syscalls.identity {
             return None;
         }

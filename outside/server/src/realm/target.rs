@@ -251,6 +251,7 @@ impl Target {
         links: &mut BTreeMap<AttachmentId, Link>,
     ) -> PatchPlan {
         self.keep_out(shared, links);
+        self.publish_unwind_tables(shared, links, mappings);
         let places = self.wanted(&mut shared.modules(), links, mappings);
         let calls = self.wanted_calls(shared, links, mappings);
         PatchPlan { code: code_of(mappings).cloned().collect(), places, calls }
@@ -276,6 +277,7 @@ impl Target {
             own: self.own_files(),
             realm: domain.block().file.file(),
             text: shared.text.file(),
+            unwind: shared.unwind.file(),
         };
         let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
         let map_files = shared.map_files(&slots, &domain)?;
@@ -322,6 +324,7 @@ impl Target {
 
     pub(super) fn write_header(&self, shared: &Shared, region_base: u64) {
         // A fork's are its parent's.
+        let unwind = self.control.word(offset_of!(ControlHeader, unwind) as u64).load(Ordering::SeqCst);
         let [all_registers, hooks, maps, awaits_counters] = [
             offset_of!(ControlHeader, all_registers),
             offset_of!(ControlHeader, hooks),
@@ -352,6 +355,7 @@ impl Target {
                 maps,
                 awaits_counters,
                 reserved: 0,
+                unwind,
             },
         );
     }
@@ -448,6 +452,7 @@ impl Target {
         self.judge_for(shared, links.values())?;
         self.keep_out(shared, links);
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        self.publish_unwind_tables(shared, links, &mappings);
         let mut wanted = self.wanted(&mut shared.modules(), links, &mappings);
         self.set_blocked_aside(&mut wanted, links);
         let missing: Vec<MapSlot> =

@@ -66,6 +66,7 @@ impl Attached {
             per_cpu: facts.uses_per_cpu,
             reads: facts.reads,
             identity: facts.identity,
+            stacks: facts.stacks,
             filter: program.filter.clone(),
             terminal: program.terminal,
             budget: program.budget,
