@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The programs whose cost is measured: one that does nothing, one that counts by process, one that counts by CPU, and one
-// that is not about this process.
+// The programs whose cost is measured: one that does nothing, one that counts by process, one that counts by CPU, one that takes
+// a stack of ten frames, and one that is not about this process.
 #include <linux/bpf.h>
 #include <linux/ptrace.h>
 #include <bpf/bpf_helpers.h>
@@ -53,6 +53,22 @@ int per_cpu(struct pt_regs *ctx)
 	__u32 zero = 0;
 	__u64 *cell = bpf_map_lookup_elem(&cells, &zero);
 
+	if (cell)
+		*cell += 1;
+	return 0;
+}
+
+// Counts by CPU the stacks that are whole.
+SEC("uprobe")
+int stack(struct pt_regs *ctx)
+{
+	__u64 frames[10];
+	__u32 zero = 0;
+	__u64 *cell;
+
+	if (bpf_get_stack(ctx, frames, sizeof(frames), BPF_F_USER_STACK) != sizeof(frames))
+		return 0;
+	cell = bpf_map_lookup_elem(&cells, &zero);
 	if (cell)
 		*cell += 1;
 	return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // One probe on one function of one process: an ordinary libbpf tool, for ring3 and for the kernel.
 //
-//   probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting|per_cpu|filtered
+//   probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting|per_cpu|stack|filtered
 //
 // Prints "attached". On the line "stats" it makes the kernel count runs of programs from now on and prints "stats".
 // On any other line (and at the end of input) it prints "COUNT RUNS", detaches and ends: the maps' counts (for PID,
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 	char line[16];
 
 	if (argc != 6) {
-		fprintf(stderr, "usage: probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting|per_cpu|filtered\n");
+		fprintf(stderr, "usage: probe_tool PID BINARY SYMBOL uprobe|uretprobe empty|counting|per_cpu|stack|filtered\n");
 		return 2;
 	}
 	pid = atoi(argv[1]);

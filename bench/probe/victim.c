@@ -3,7 +3,7 @@
 //
 //   victim [THREADS wait|spin]
 //
-// Prints "ready". For each line "SHAPE N" of input it calls the function victim_SHAPE N times and prints
+// Prints "ready". For each line "SHAPE N" of input it calls the function victim_SHAPE N times, for some shapes through others, and prints
 // "NANOSECONDS TOTAL": the time of these calls, and how often this function was called since the start.
 // Further threads wait or spin until the end of input.
 #define _GNU_SOURCE
@@ -25,13 +25,38 @@ FUNCTION("nop5", ".byte 0x0f, 0x1f, 0x44, 0, 0\n mov %rdi, %rax\n add $1, %rax\n
 FUNCTION("push", "push %rbp\n mov %rsp, %rbp\n lea 1(%rdi), %rax\n pop %rbp\n ret\n");
 FUNCTION("sub", "sub $0x18, %rsp\n lea 1(%rdi), %rax\n add $0x18, %rsp\n ret\n");
 
-extern long victim_nop5(long), victim_push(long), victim_sub(long);
+// Ten frames, the last of which is probed: "nested" without frame pointers, but with unwind information, and "framed" the other way
+// round.
+#define CFI(directive) "	.cfi_" directive "\n"
+#define NESTED(name, to)                                                                                              \
+	FUNCTION(name, CFI("startproc") "push %rbx\n" CFI("def_cfa_offset 16") CFI("offset %rbx, -16")                 \
+		 "sub $32, %rsp\n" CFI("def_cfa_offset 48") "call " to "\n add $32, %rsp\n" CFI("def_cfa_offset 16") \
+		 "pop %rbx\n" CFI("def_cfa_offset 8") "ret\n" CFI("endproc"))
+#define FRAMED(name, to) FUNCTION(name, "push %rbp\n mov %rsp, %rbp\n sub $32, %rsp\n call " to "\n leave\n ret\n")
+#define CHAIN(KIND, kind)                                                                                             \
+	KIND(kind "_1", "victim_" kind);                                                                              \
+	KIND(kind "_2", "victim_" kind "_1");                                                                         \
+	KIND(kind "_3", "victim_" kind "_2");                                                                         \
+	KIND(kind "_4", "victim_" kind "_3");                                                                         \
+	KIND(kind "_5", "victim_" kind "_4");                                                                         \
+	KIND(kind "_6", "victim_" kind "_5");                                                                         \
+	KIND(kind "_7", "victim_" kind "_6");                                                                         \
+	KIND(kind "_8", "victim_" kind "_7");                                                                         \
+	KIND(kind "_9", "victim_" kind "_8")
+
+FUNCTION("nested", CFI("startproc") ".byte 0x0f, 0x1f, 0x44, 0, 0\n lea 1(%rdi), %rax\n ret\n" CFI("endproc"));
+FUNCTION("framed", "push %rbp\n mov %rsp, %rbp\n lea 1(%rdi), %rax\n pop %rbp\n ret\n");
+CHAIN(NESTED, "nested");
+CHAIN(FRAMED, "framed");
+
+extern long victim_nop5(long), victim_push(long), victim_sub(long), victim_nested_9(long), victim_framed_9(long);
 
 static struct {
 	const char *name;
 	long (*function)(long);
 	long total;
-} shapes[] = { { "nop5", victim_nop5 }, { "push", victim_push }, { "sub", victim_sub } };
+} shapes[] = { { "nop5", victim_nop5 }, { "push", victim_push }, { "sub", victim_sub },
+	     { "nested", victim_nested_9 }, { "framed", victim_framed_9 } };
 
 static long nanoseconds(void)
 {
