@@ -18,6 +18,7 @@ use crate::Error;
 use crate::process::Pid;
 use crate::raw_ptrace::{self as ptrace, Dispatch, Pause, Registers, Tid, Wait};
 use crate::raw_rescue_frame::{CALL_BYTES, page};
+use crate::region::rescue_place;
 use crate::rescue_frame;
 use crate::stopped::{CALL_WITHIN, Stopped};
 
@@ -441,16 +442,18 @@ impl Stopped {
         }
     }
 
-    /// In the vDSO if there is room, else in a page that the first remote call maps; some policies forbid that, and
-    /// then it goes without.
+    /// In the vDSO if there is room, or in ring3's region, else in a page that the first remote call maps; some policies forbid that,
+    /// and then it goes without.
     fn lay_rescue_frame(&mut self) -> Result<(), Error> {
         let mappings = self.mappings()?;
-        if let Some(vdso) = mappings.iter().find(|mapping| mapping.path == "[vdso]") {
-            let (bytes, mapped) = (rescue_frame::VDSO_BYTES, false);
-            let place = RescueFrame { address: vdso.range.end - bytes as u64, bytes, mapped };
+        let vdso = mappings.iter().find(|mapping| mapping.path == "[vdso]");
+        let vdso = vdso.map(|vdso| vdso.range.end - rescue_frame::VDSO_BYTES as u64..vdso.range.end);
+        for range in vdso.into_iter().chain(rescue_place(&mappings)) {
+            let bytes = (range.end - range.start) as usize;
             let mut there = vec![0u8; bytes];
-            let deserted = self.resume_stranded_threads(place.address..vdso.range.end)?;
-            let readable = self.read(place.address, &mut there).is_ok();
+            let deserted = self.resume_stranded_threads(range.clone())?;
+            let readable = self.read(range.start, &mut there).is_ok();
+            let place = RescueFrame { address: range.start, bytes, mapped: false };
             if deserted && readable && rescue_frame::is_free(&there) && self.fill(place)? {
                 return Ok(());
             }

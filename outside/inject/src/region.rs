@@ -8,9 +8,9 @@ use std::os::fd::BorrowedFd;
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::region::{
-    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
-    REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, TRAMPOLINES_BYTES,
-    TRAMPOLINES_OFFSET, UNWIND_BYTES, UNWIND_OFFSET, WITNESS_BYTES, WITNESS_FILE_BYTES, WITNESS_FILE_OFFSET,
+    AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, CONTROL_PATH, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES,
+    REALM_OFFSET, REGION_ALIGN, REGION_BYTES, RESCUE_BYTES, RESCUE_OFFSET, STATE_BYTES, STATE_OFFSET, TEXT_BYTES,
+    TEXT_OFFSET, TRAMPOLINES_OFFSET, UNWIND_BYTES, UNWIND_OFFSET, WITNESS_FILE_BYTES, WITNESS_FILE_OFFSET,
     WITNESS_OFFSET,
 };
 
@@ -124,6 +124,17 @@ fn renew_witness(stopped: &mut Stopped, base: u64) -> Result<(), Error> {
     stopped.write(base + WITNESS_OFFSET, &WORD.to_le_bytes())
 }
 
+/// The place for a rescue frame in the region that is mapped in a process, if there is one.
+pub(crate) fn rescue_place(mappings: &[crate::process::Mapping]) -> Option<Range<u64>> {
+    let control = mappings.iter().find(|mapping| mapping.path.starts_with(CONTROL_PATH))?;
+    let start = control.range.start.checked_sub(CONTROL_OFFSET)? + RESCUE_OFFSET;
+    let place = start..start + RESCUE_BYTES;
+    let holds =
+        |mapping: &&crate::process::Mapping| mapping.range.start <= place.start && place.end <= mapping.range.end;
+    let is_private_code = |mapping: &crate::process::Mapping| mapping.inode == 0 && mapping.is_executable();
+    mappings.iter().find(holds).filter(|mapping| is_private_code(mapping)).map(|_| place)
+}
+
 /// Takes addresses that nothing is mapped at yet.
 fn reserve(bytes: u64) -> Call {
     Call::mmap(0, bytes, NOTHING, PRIVATE_ANONYMOUS, None)
@@ -150,7 +161,7 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
         Call::mmap(base + REALM_OFFSET, REALM_BYTES, READ_WRITE, SHARED_FIXED, Some(remote[3])),
         Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, SHARED_FIXED, Some(remote[4])),
         Call::mmap(base + UNWIND_OFFSET, UNWIND_BYTES, READ, SHARED_FIXED, Some(remote[5])),
-        Call::mmap(base + TRAMPOLINES_OFFSET, TRAMPOLINES_BYTES + WITNESS_BYTES, READ_EXEC, private, None),
+        Call::mmap(base + TRAMPOLINES_OFFSET, WITNESS_FILE_OFFSET - TRAMPOLINES_OFFSET, READ_EXEC, private, None),
         Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
         Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
         Call::madvise(base + PROCESS_OFFSET, PROCESS_BYTES, libc::MADV_WIPEONFORK),

@@ -7,8 +7,9 @@
 //! end of its socket is closed.
 //!
 //! The place is the unused end of the vDSO, which is executable, readable and in every process. If the vector registers do not
-//! fit there (AVX-512 in use, and not in a system call), or if there is no vDSO, it is a page that the first remote call maps;
-//! then a death within that call, or within the last one, which unmaps the page, is fatal to the process.
+//! fit there (AVX-512 in use, and not in a system call), or if there is no vDSO, it is in ring3's region, if the process has one;
+//! else it is a page that the first remote call maps: then a death within that call, or within the last one, which unmaps the
+//! page, is fatal to the process.
 
 use std::arch::x86_64::__cpuid_count;
 use std::sync::LazyLock;
@@ -41,7 +42,7 @@ const XSAVE_BYTES_MIN: usize = 576;
 /// Bytes at the end of the vDSO: enough for x87, SSE and AVX.
 pub(crate) const VDSO_BYTES: usize = 1472;
 /// Bytes of pages of our own.
-pub(crate) const PAGE_BYTES: usize = 0x4000;
+pub(crate) const PAGE_BYTES: usize = ring3_layout::region::RESCUE_BYTES as usize;
 
 /// Whether what lies at the end of a vDSO is free, or was left by a server that died.
 pub(crate) fn is_free(there: &[u8]) -> bool {

@@ -12,6 +12,7 @@
 //!      + UNWIND       unwind tables                r--  one memfd per server, written by the server
 //!      + TRAMPOLINES  syscall trampolines          r-x  private
 //!      + WITNESS      says whether forks exist     r-x  private, copied at fork
+//!      + RESCUE       rescue frame, if it is large    r-x  private
 //!      + WITNESS_FILE the same after the end       ---  one memfd per target, mapped by its forks, too
 //!      + PROCESS      process word                 rw-  private, wiped at fork (MADV_WIPEONFORK)
 //!      + STATE        state header, thread blocks  rw-  private, copied at fork
@@ -27,6 +28,10 @@ pub const AGENT_BYTES_MAX: u64 = 0x8_0000;
 
 /// Offset of the control page ([`crate::control`]).
 pub const CONTROL_OFFSET: u64 = AGENT_OFFSET + AGENT_BYTES_MAX;
+/// The name of its memfd, and how `/proc/PID/maps` shows that.
+pub const CONTROL_NAME: &str = "ring3-control";
+/// See [`CONTROL_NAME`].
+pub const CONTROL_PATH: &str = "/memfd:ring3-control";
 /// Bytes of the control page.
 pub const CONTROL_BYTES: u64 = crate::control::BYTES;
 
@@ -57,9 +62,14 @@ pub const WITNESS_OFFSET: u64 = TRAMPOLINES_OFFSET + TRAMPOLINES_BYTES;
 /// Bytes of the witness page.
 pub const WITNESS_BYTES: u64 = crate::PAGE_BYTES;
 
+/// Offset of the place of a rescue frame that does not fit at the end of the vDSO (`ring3_inject`, `rescue_frame`).
+pub const RESCUE_OFFSET: u64 = WITNESS_OFFSET + WITNESS_BYTES;
+/// Bytes of it.
+pub const RESCUE_BYTES: u64 = 0x4000;
+
 /// Offset of the mapping of the target's witness file, of which nothing is used but that it is mapped: as long as it is, by a fork,
 /// say, the kernel refuses to seal the file (`F_SEAL_WRITE`).
-pub const WITNESS_FILE_OFFSET: u64 = WITNESS_OFFSET + WITNESS_BYTES;
+pub const WITNESS_FILE_OFFSET: u64 = RESCUE_OFFSET + RESCUE_BYTES;
 /// Bytes of the witness file.
 pub const WITNESS_FILE_BYTES: u64 = crate::PAGE_BYTES;
 

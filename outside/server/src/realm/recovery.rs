@@ -15,7 +15,7 @@ use ring3_layout::control::{
     MOVED_MAX, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
     stub_tail_offset,
 };
-use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{
     SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNKS_MAX, SHADOW_FRAMES, SHADOW_POOL_CHUNKS,
@@ -29,8 +29,6 @@ use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
 use super::{actions, faults, restore_calls, sud, traps};
 
-/// Name of the control page's memfd, as `/proc/PID/maps` shows it.
-const CONTROL_NAME: &str = "/memfd:ring3-control";
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
 
@@ -528,7 +526,7 @@ pub(crate) fn leader(tid: u32) -> Option<u32> {
 /// The region of a process and the server that made it, if there is one.
 pub(super) fn region_in(pid: u32) -> Option<(u64, ControlHeaderValue)> {
     let maps = inject::proc_file(pid, "maps").ok()?;
-    let line = maps.lines().find(|line| line.contains(CONTROL_NAME))?;
+    let line = maps.lines().find(|line| line.contains(CONTROL_PATH))?;
     let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
     let region = start.checked_sub(CONTROL_OFFSET)?;
     let header = read_value::<ControlHeaderValue>(pid, start).ok()?;

@@ -16,7 +16,7 @@ use ring3_layout::control::{
     ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, ControlHeaderValue, HOOK_MANY, HOOKS_MAX,
     HOOKS_OFFSET, Hook, HookKind, HookValue, TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_NAME, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -166,7 +166,7 @@ impl Target {
         let info = inject::inspect(inject::Pid(pid))?;
         // (Before all that is read of its memory.)
         let mappings = inject::mappings(inject::Pid(pid))?;
-        let control = SharedFile::new("ring3-control", CONTROL_BYTES, true)
+        let control = SharedFile::new(CONTROL_NAME, CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
         control.write(TASK_TABLE_OFFSET, crate::kernel::known().tasks);
         let witness = WitnessFile::new().map_err(|error| inject::Error::io("memfd_create", error.into()))?;
