@@ -137,6 +137,33 @@ fn a_program_that_cannot_be_executed_fails_as_it_would() {
     assert_eq!(error.raw_os_error(), Some(8), "ENOEXEC: {error}");
 }
 
+/// Its execution waits for nobody: that the server does not become its tracer is known at once.
+#[test]
+fn what_a_debugger_executes_is_named_as_the_debuggers() {
+    let bench = bench();
+    if !is_root() {
+        println!("SKIPPED: only root is told of executions");
+        return;
+    }
+    let program = bench.copy(&brief());
+    let mut load = bench.load(example("malloc"));
+    let mut tool = Process::start(load.arg(of(&program, "wanted")).stdin(Stdio::piped()));
+    assert!(tool.line().starts_with("attached"));
+    let mut strace = bench.command("strace");
+    assert!(
+        strace
+            .args(["-f", "-o", "/dev/null"])
+            .arg(&program)
+            .stdout(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    );
+    tool.say("");
+    let (_, _, errors) = tool.finish();
+    let told = errors.join("\n");
+    assert!(told.contains("already traced") && !told.contains("too many programs"), "{told}");
+}
+
 #[test]
 fn what_a_loader_executes_is_seen_from_its_first_instruction() {
     for bench in benches() {

@@ -227,7 +227,7 @@ impl Actor {
         match announcer {
             Announcer::User(reply) => drop(reply.send(Err(refusal))),
             // (A link may want what it runs now all the same.)
-            Announcer::Kernel => self.takes.add([pid].into()),
+            Announcer::Kernel => self.note_not_followed(pid, &refusal),
             Announcer::Family(_) => report_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}")),
         }
     }

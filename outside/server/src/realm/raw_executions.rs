@@ -53,6 +53,15 @@ impl Drop for Waiting {
 /// One that the server has been told of, as long as it waits.
 type Shared = Arc<Mutex<Option<Waiting>>>;
 
+/// Lets an execution go on when this is dropped.
+struct GoesOnWithout(Shared);
+
+impl Drop for GoesOnWithout {
+    fn drop(&mut self) {
+        drop(self.0.lock().expect("no panic under this lock").take());
+    }
+}
+
 /// What is to be done with an execution.
 pub(super) enum Told {
     /// The thread waits until this is called or dropped.
@@ -145,9 +154,8 @@ fn listen(group: &Arc<OwnedFd>, tell: &Tell) {
             let is_traced_first = can_be_traced && one.is_of(tid);
             let within = if is_traced_first { ANSWER_WITHIN } else { LOCKED_FOR };
             let shared = Arc::new(Mutex::new(Some(one)));
-            let theirs = shared.clone();
-            let go_on = move || drop(theirs.lock().expect("no panic under this lock").take());
-            tell(tid, Told::Waits(Box::new(go_on)));
+            let waits = GoesOnWithout(shared.clone());
+            tell(tid, Told::Waits(Box::new(move || drop(waits))));
             waiting.push((Instant::now() + within, is_traced_first.then_some(tid), shared));
         }
     }

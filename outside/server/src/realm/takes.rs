@@ -96,6 +96,8 @@ pub(super) struct Takes {
     told: BTreeSet<Terminal>,
     /// Who has been told that programs ran before they could be traced.
     told_late: BTreeSet<Terminal>,
+    /// Who has been told of programs that somebody else traces.
+    told_held: BTreeSet<Terminal>,
 }
 
 impl Takes {
@@ -153,11 +155,20 @@ impl Actor {
             let now = Instant::now();
             let is_over =
                 |candidate: &mut Candidate| candidate.awaited.as_ref().is_some_and(|(until, _)| *until < now);
-            self.takes
-                .queue
-                .iter_mut()
-                .filter_map(|one| is_over(one).then_some(one))
-                .for_each(|one| one.awaited = None);
+            let late: Vec<&mut Candidate> =
+                self.takes.queue.iter_mut().filter_map(|one| is_over(one).then_some(one)).collect();
+            let mut waited: BTreeMap<Terminal, usize> = BTreeMap::new();
+            for (_, answer) in late.into_iter().filter_map(|one| one.awaited.take()) {
+                if let Some(terminal) = answer.ids.first().and_then(|id| self.links.get(id)?.spec.terminal) {
+                    *waited.entry(terminal).or_default() += 1;
+                }
+            }
+            for (terminal, count) in waited {
+                terminal.say(&format!(
+                    "{count} processes are not traced yet: it takes them longer than {} s; `ring3 status` shows who is",
+                    TAKEN_WITHIN.as_secs()
+                ));
+            }
         }
     }
 
@@ -238,13 +249,32 @@ impl Actor {
     pub(super) fn note_ran_on(&mut self, pid: u32) {
         tracing::warn!(pid, "it runs before it could be traced: too many programs begin at once");
         self.takes.add([pid].into());
+        self.tell_of_execution(
+            |takes| &mut takes.told_late,
+            &format!(
+                "process {pid} ran before it could be traced: too many programs begin at once; there may be more"
+            ),
+        );
+    }
+
+    /// A program could not be followed from its first instruction. It is looked at later, if it runs still.
+    pub(super) fn note_not_followed(&mut self, pid: u32, refusal: &Refusal) {
+        self.takes.add([pid].into());
+        if refusal.errno == Errno::EBUSY {
+            self.tell_of_execution(
+                |takes| &mut takes.told_held,
+                &format!("not traced from its first instruction: {refusal}; there may be more"),
+            );
+        }
+    }
+
+    /// Says something once to all whose links want programs that begin.
+    fn tell_of_execution(&mut self, told: impl Fn(&mut Takes) -> &mut BTreeSet<Terminal>, what: &str) {
         let wanting = self.links.values().filter(|link| link.spec.wanted().is_some());
         let terminals: BTreeSet<Terminal> = wanting.filter_map(|link| link.spec.terminal).collect();
         for terminal in terminals {
-            if self.takes.told_late.insert(terminal) {
-                terminal.say(&format!(
-                    "process {pid} ran before it could be traced: too many programs begin at once; there may be more"
-                ));
+            if told(&mut self.takes).insert(terminal) {
+                terminal.say(what);
             }
         }
     }

@@ -654,7 +654,7 @@ impl Actor {
     pub(super) fn forget_vanished(&mut self) {
         let gone: Vec<u32> = self.targets.values().filter(|t| !t.is_present()).map(|t| t.pid).collect();
         for pid in gone {
-            tracing::info!(pid, "target runs another program now (execve); no longer a target");
+            tracing::info!(pid, "no longer a target: it ended, or executed another program");
             self.forget_exited(pid);
         }
     }
