@@ -142,6 +142,8 @@ fn no_stack_harms_the_process() {
     // (The other thread has called before this one was told to begin.)
     assert_eq!(taken, called);
     let pid = victim.pid();
+    let (code, out, errors) = bench.run(&["detach", &pid.to_string(), "--verify"]);
+    assert_eq!(code, Some(0), "{out} {errors}");
     let (code, _, errors) = tool.finish();
     assert_eq!((code, errors.len()), (Some(0), 0), "{errors:?}");
     assert_text_is_as_in_its_files(pid);

@@ -295,5 +295,7 @@ int main(int, char **argv)
 	}
 	printf("%d\n", marked);
 	fflush(stdout);
-	return fgets(line, sizeof(line), stdin) ? 0 : 1;
+	while (fgets(line, sizeof(line), stdin))
+		;
+	return 0;
 }
