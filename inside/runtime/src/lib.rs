@@ -33,6 +33,7 @@ pub mod raw_sud;
 pub mod raw_syscalls;
 pub mod raw_system;
 pub mod raw_task;
+mod raw_task_events;
 pub mod raw_thread;
 pub mod raw_trace;
 pub mod raw_trap;

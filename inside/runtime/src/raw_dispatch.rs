@@ -20,6 +20,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_helpers::monotonic_ns;
 use crate::raw_request::control;
+use crate::raw_sampled::stand_for;
 use crate::raw_system::{cpu_number, gs_base, syscall};
 use crate::raw_thread::{current, find, known};
 use crate::{raw_shadow, raw_slot};
@@ -240,10 +241,19 @@ struct Outer {
     fuel: i64,
     tail_target: u64,
     tail_calls: u64,
+    sampled: u64,
+    exit_code: u64,
+}
+
+/// No sample stands for the thread any more; which one did.
+fn stand_aside(tb: &mut ThreadBlock) -> u64 {
+    let sampled = tb.sampled;
+    stand_for(tb, 0);
+    sampled
 }
 
 impl Outer {
-    fn of(tb: &ThreadBlock) -> Outer {
+    fn take(tb: &mut ThreadBlock) -> Outer {
         Outer {
             interrupted: tb.interrupted,
             cpu_slot: tb.cpu_slot,
@@ -253,6 +263,8 @@ impl Outer {
             fuel: tb.fuel,
             tail_target: tb.tail_target,
             tail_calls: tb.tail_calls,
+            sampled: stand_aside(tb),
+            exit_code: core::mem::take(&mut tb.exit_code),
         }
     }
 
@@ -267,6 +279,8 @@ impl Outer {
         tb.fuel = self.fuel;
         tb.tail_target = self.tail_target;
         tb.tail_calls = self.tail_calls;
+        stand_for(tb, self.sampled);
+        tb.exit_code = self.exit_code;
         tb.interrupted = self.interrupted;
     }
 }
@@ -284,7 +298,7 @@ pub(crate) fn run_guarded<R>(
         return None;
     }
     // (Programs that seem to be abandoned may go on, on another stack.)
-    let outer = (before != 0).then(|| Outer::of(tb));
+    let outer = (before != 0).then(|| Outer::take(tb));
     tb.interrupted += u32::from(interrupts);
     compiler_fence(Release);
     let result = run(tb);
@@ -496,7 +510,7 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
         return false;
     }
     tb.guard.store(&raw const here as u64, Relaxed);
-    tb.sampled = test.sampled;
+    stand_for(tb, test.sampled);
     compiler_fence(Acquire);
     let started = monotonic_ns(tb);
     for _ in 0..test.repeat {
@@ -505,7 +519,7 @@ pub unsafe fn test_run(base: u64, test: *mut TestRun) -> bool {
     }
     test.duration_ns = monotonic_ns(tb).wrapping_sub(started);
     compiler_fence(Release);
-    tb.sampled = 0;
+    stand_for(tb, 0);
     tb.guard.store(0, Relaxed);
     true
 }

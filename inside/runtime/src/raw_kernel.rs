@@ -9,15 +9,16 @@ use core::ptr::copy_nonoverlapping;
 use ring3_layout::control::TASK_TABLE_OFFSET;
 use ring3_layout::owner;
 use ring3_layout::region::CONTROL_OFFSET;
+use ring3_layout::sampled::Sampled;
 use ring3_layout::task::{Source, TASKS_START, TaskAddress, TaskField, TaskTable, UTS_BYTES};
-use ring3_layout::thread::ThreadBlock;
+use ring3_layout::thread::{EXIT_CODE_SET, ThreadBlock};
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
 use crate::raw_helpers::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns, comm};
 use crate::raw_memory::{USER_END, is_program_memory, read, read_string, read_user_string};
 use crate::raw_proc::Task;
-use crate::raw_sampled::{of_any, shown_ids};
+use crate::raw_sampled::{of_any, sampled, shown_ids};
 use crate::raw_slot::name;
 use crate::raw_system::{cpu_number, syscall, syscall0};
 use crate::raw_task::task_of;
@@ -176,6 +177,16 @@ fn fill(tb: &ThreadBlock, at: TaskAddress, field: &TaskField, value: &mut [u8; U
     if !at.may_be_near(own_task(tb)) {
         return None;
     }
+    if let Some(ended) = sampled(tb).filter(|sampled| sampled.has_ended != 0) {
+        if at.tid == ended.pid_tgid as u32 {
+            return of_ended(at, field, ended, value);
+        }
+        // (The parent, which is named by its first thread, may have ended, too.)
+        if u64::from(at.tid) == ended.parent && field.source == Source::Tgid as u16 {
+            put(value, at.tid.to_le_bytes());
+            return Some(());
+        }
+    }
     let task = Task::new(tb, at.tid);
     match Source::of(field.source)? {
         Source::Comm if task.is_running() => put(value, comm().iter().flat_map(|word| word.to_le_bytes())),
@@ -183,6 +194,27 @@ fn fill(tb: &ThreadBlock, at: TaskAddress, field: &TaskField, value: &mut [u8; U
         Source::Uts => task.is_running().then(|| uname(value))??,
         source => put(value, number(tb, at, task, source, field.which)?.to_le_bytes()),
     }
+    Some(())
+}
+
+/// The same of a thread that has ended.
+fn of_ended(at: TaskAddress, field: &TaskField, ended: &Sampled, value: &mut [u8; UTS_BYTES]) -> Option<()> {
+    let another = |tid: u64| TaskAddress { tid: tid as u32, place: 0, ..at }.address();
+    let number = match Source::of(field.source)? {
+        Source::Comm => {
+            put(value, ended.comm.iter().flat_map(|word| word.to_le_bytes()));
+            return Some(());
+        }
+        Source::Object => TaskAddress { place: u32::from(field.which), ..at }.address(),
+        Source::Tid => u64::from(at.tid),
+        Source::Tgid => ended.pid_tgid >> 32,
+        Source::Leader => another(ended.pid_tgid >> 32),
+        Source::Parent | Source::Tracer => another(ended.parent),
+        Source::ExitCode if ended.exit_code & EXIT_CODE_SET != 0 => u64::from(ended.exit_code as u32),
+        Source::StartBoottime | Source::StartMonotonic if ended.started_ns != 0 => ended.started_ns,
+        _ => return None,
+    };
+    put(value, number.to_le_bytes());
     Some(())
 }
 
@@ -208,6 +240,7 @@ fn number(tb: &ThreadBlock, at: TaskAddress, task: Task, source: Source, which: 
             tracer => another(tracer as u32),
         },
         Source::Stat => task.stat(which)?,
+        Source::ExitCode => exit_code(tb, at, task)?,
         Source::StartBoottime => started(task)?,
         Source::StartMonotonic => started(task).filter(|_| !was_suspended(tb))?,
         Source::NumberFile => task.number_in(which)?,
@@ -217,6 +250,13 @@ fn number(tb: &ThreadBlock, at: TaskAddress, task: Task, source: Source, which: 
         Source::Cpu => own.then(|| u64::from(cpu_number(tb.region_base)))?,
         Source::Comm | Source::Uts => return None,
     })
+}
+
+/// The code with which a thread ends that programs see ending; of others what the kernel tells.
+fn exit_code(tb: &ThreadBlock, at: TaskAddress, task: Task) -> Option<u64> {
+    const EXIT_CODE: u16 = 52;
+    let ends = tb.exit_code & EXIT_CODE_SET != 0 && at.tid == shown_ids(tb) as u32;
+    if ends { Some(u64::from(tb.exit_code as u32)) } else { task.stat(EXIT_CODE) }
 }
 
 /// The parent's process id; 0: it is in another pid namespace.

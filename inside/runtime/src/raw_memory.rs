@@ -12,6 +12,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
 use crate::raw_guarded::{copy, may_fault};
+use crate::raw_sampled::sampled;
 use crate::raw_system::{image_base, syscall, syscall0};
 
 const PAGE: u64 = 4096;
@@ -262,6 +263,12 @@ pub(crate) fn is_program_memory(tb: &ThreadBlock, address: u64, bytes: u64) -> b
         guard => guard,
     };
     if address >= here && address < end {
+        return true;
+    }
+    if let Some(sampled) = sampled(tb)
+        && address.wrapping_sub(sampled.context) < sampled.context_bytes
+        && bytes <= sampled.context_bytes - (address - sampled.context)
+    {
         return true;
     }
     use ring3_layout::control::{ControlHeader, GotEntry, MAPS_MAX};

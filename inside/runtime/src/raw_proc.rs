@@ -6,6 +6,7 @@
 use core::iter::from_fn;
 
 use ring3_layout::task::{NAMESPACES, NUMBER_FILES, VALUE_BYTES_MAX};
+use ring3_layout::task_event::Receiver;
 use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::nr;
 
@@ -130,6 +131,47 @@ impl Task {
         (result == 0).then_some(inode)
     }
 
+    /// What `/proc/TID/status` tells of who gets a signal.
+    pub(crate) fn receiver(self) -> Option<Receiver> {
+        let mut receiver = Receiver { is_init: self.tid == 1, ..Receiver::default() };
+        self.comm(&mut receiver.comm)?;
+        let mut file = File::open(&self.path(b"status")?)?;
+        // A line's key, and its value: the first letter, and as a hexadecimal number.
+        let (mut key, mut used, mut letter, mut value) = ([0u8; 10], 0, 0, 0u64);
+        let mut is_key = true;
+        for byte in file.bytes() {
+            match byte {
+                b':' if is_key => is_key = false,
+                b'\n' => {
+                    match &key {
+                        b"State\0\0\0\0\0" => receiver.is_dead = matches!(letter, b'Z' | b'X'),
+                        b"TracerPid\0" => receiver.is_traced = value != 0,
+                        b"SigPnd\0\0\0\0" => receiver.pending = value,
+                        b"ShdPnd\0\0\0\0" => receiver.shared_pending = value,
+                        b"SigBlk\0\0\0\0" => receiver.blocked = value,
+                        b"SigIgn\0\0\0\0" => receiver.ignored = value,
+                        b"SigCgt\0\0\0\0" => receiver.caught = value,
+                        _ => {}
+                    }
+                    (key, used, letter, value, is_key) = ([0; 10], 0, 0, 0, true);
+                }
+                byte if is_key => {
+                    if let Some(place) = key.get_mut(used) {
+                        *place = byte;
+                    }
+                    used += 1;
+                }
+                b'\t' | b' ' => {}
+                byte => {
+                    letter = if letter == 0 { byte } else { letter };
+                    let digit = char::from(byte).to_digit(16).unwrap_or(0);
+                    value = value << 4 | u64::from(digit);
+                }
+            }
+        }
+        Some(receiver)
+    }
+
     /// `/proc/thread-self/NAME`, or `/proc/TID/NAME` if that means the same pid namespace.
     fn path(self, name: &[u8]) -> Option<Path> {
         let mut path = Path { bytes: [0; PATH_BYTES], used: 0 };
@@ -145,6 +187,57 @@ impl Task {
         path.push(b"/")?;
         path.push(name)?;
         Some(path)
+    }
+}
+
+/// The process of a pidfd of the running one.
+pub(crate) fn process_of(pidfd: u32) -> Option<u32> {
+    let mut path = Path { bytes: [0; PATH_BYTES], used: 0 };
+    path.push(b"/proc/self/fdinfo/")?;
+    path.push_number(pidfd)?;
+    let mut file = File::open(&path)?;
+    let mut bytes = file.bytes();
+    while !begins_with(&mut bytes, b"Pid:")? {}
+    let mut number = Number::default();
+    bytes.skip_while(|byte| *byte == b'\t').take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
+    number.value().map(|pid| pid as u32)
+}
+
+/// Calls `see` with each number that is a name in `/proc`, or in `/proc/self/task`: processes, or threads of this one, as long as
+/// it says so. False: they cannot be listed.
+pub(crate) fn each(threads: bool, mut see: impl FnMut(u32) -> bool) -> bool {
+    /// Bytes of names that are read at a time, and where in an entry (`struct linux_dirent64`) its size and its name are.
+    const LIST_BYTES: usize = 512;
+    const BYTES_AT: usize = 16;
+    const NAME_AT: usize = 19;
+    let path = Path { bytes: [0; PATH_BYTES], used: 0 };
+    let name = |mut path: Path| path.push(if threads { b"/proc/self/task" } else { b"/proc" }).map(|()| path);
+    let Some(path) = name(path) else { return false };
+    if !proc_is_near() {
+        return false;
+    }
+    let Some(directory) = File::open(&path) else { return false };
+    loop {
+        let mut list = [0u8; LIST_BYTES];
+        let to = list.as_mut_ptr() as u64;
+        // SAFETY: the kernel writes at most LIST_BYTES bytes.
+        let filled = unsafe { syscall(nr::GETDENTS64, [directory.0, to, LIST_BYTES as u64, 0, 0, 0]) };
+        let Some(mut rest) = usize::try_from(filled).ok().and_then(|filled| list.get(..filled)) else { return false };
+        if rest.is_empty() {
+            return true;
+        }
+        while let Some(&[low, high]) = rest.get(BYTES_AT..BYTES_AT + 2) {
+            let mut number = Number::default();
+            let name = rest.iter().skip(NAME_AT).take_while(|byte| **byte != 0);
+            name.for_each(|byte| number.take(*byte));
+            let is_number = rest.get(NAME_AT).is_some_and(u8::is_ascii_digit);
+            if let Some(number) = number.value().filter(|_| is_number)
+                && !see(number as u32)
+            {
+                return true;
+            }
+            rest = rest.get(usize::from(u16::from_le_bytes([low, high])).max(NAME_AT)..).unwrap_or(&[]);
+        }
     }
 }
 

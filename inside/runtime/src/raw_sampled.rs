@@ -11,13 +11,20 @@ const SOME: u64 = 1 << 32;
 /// The sample that this run is for; `None`: the run is for the running thread, as all runs in targets are.
 #[inline(always)]
 pub(crate) fn sampled(tb: &ThreadBlock) -> Option<&Sampled> {
-    // SAFETY: `raw_dispatch::test_run` sets it for one run, to a sample that lives as long.
+    // SAFETY: `stand_for` is given a sample that lives as long as it is there.
     unsafe { (tb.sampled as *const Sampled).as_ref() }
 }
 
 /// The ids that programs see: `pid << 32 | tid`.
 pub(crate) fn shown_ids(tb: &ThreadBlock) -> u64 {
-    sampled(tb).map_or(tb.pid_tgid, |sampled| sampled.pid_tgid)
+    tb.shown_ids
+}
+
+/// From now on a sample at this address stands for the running thread; 0: none does.
+#[inline(always)]
+pub(crate) fn stand_for(tb: &mut ThreadBlock, at: u64) {
+    tb.sampled = at;
+    tb.shown_ids = sampled(tb).map_or(tb.pid_tgid, |sampled| sampled.pid_tgid);
 }
 
 /// Reads memory of the process that the run is for: a sampled one's, while `read` runs, is not this process's.

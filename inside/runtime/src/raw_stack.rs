@@ -5,7 +5,8 @@
 //! kernel's answer is an empty one, too. The program of a perf event gets the stacks of the sample, which the kernel has unwound.
 
 use ring3_layout::control::{
-    ATTACHMENT_ALONE, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT, Attachment, HOOK_AT_ENTRY, Hook,
+    ATTACHMENT_ALONE, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TASK_EVENT, ATTACHMENT_TRACEPOINT, Attachment,
+    HOOK_AT_ENTRY, Hook,
 };
 use ring3_layout::sampled::Sampled;
 use ring3_layout::thread::ThreadBlock;
@@ -151,8 +152,9 @@ fn registers(tb: &ThreadBlock, context: u64) -> Result<PtRegs, Errno> {
     if !is_of_call(attachment) {
         return at(context);
     }
-    // The context of a system call's program begins with their address.
-    at(read_word(tb, context)?)
+    // The context of a system call's program begins with their address; that of a task event's raw tracepoint lies behind it.
+    let is_behind = attachment.flags & ATTACHMENT_TASK_EVENT != 0;
+    at(read_word(tb, if is_behind { context - size_of::<u64>() as u64 } else { context })?)
 }
 
 /// `bpf_get_stackid`

@@ -32,11 +32,13 @@ use crate::raw_dispatch::{TAKEN_BYTES, abandoned_by_longjmp, attachments, hit, i
 use crate::raw_identity;
 use crate::raw_memory::read_own;
 use crate::raw_request::{control, file};
+use crate::raw_sampled::stand_for;
 use crate::raw_shown;
 use crate::raw_sud;
 use crate::raw_system::{gs_base, syscall, syscall0};
+use crate::raw_task_events;
 use crate::raw_thread::{
-    begin_without_tcb, current, find_by_fs_base, is_tcb, state, stop_using_tcbs, update_fs_base,
+    begin_without_tcb, current, find_by_fs_base, is_tcb, set_ids, state, stop_using_tcbs, update_fs_base,
 };
 
 const ARCH_SET_FS: u64 = 0x1002;
@@ -301,6 +303,19 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             nr::EXECVE | nr::EXECVEAT if tables(base).follow.load(Relaxed) != 0 => {
                 file(base, request::KIND_EXEC, own_ids(), 0, true);
             }
+            // SAFETY: the caller's promise.
+            nr::EXIT | nr::EXIT_GROUP => unsafe {
+                raw_task_events::ending(base, regs, regs.rdi, number == nr::EXIT_GROUP);
+            },
+            nr::KILL
+            | nr::TKILL
+            | nr::TGKILL
+            | nr::RT_SIGQUEUEINFO
+            | nr::RT_TGSIGQUEUEINFO
+            | nr::PIDFD_SEND_SIGNAL => {
+                // SAFETY: the caller's promise.
+                unsafe { raw_task_events::sending(base, regs, number) };
+            }
             _ => {}
         }
     }
@@ -338,6 +353,10 @@ pub unsafe fn exit_slow(base: u64, regs: *mut PtRegs, passed: u32) -> u64 {
     let regs = unsafe { &mut *regs };
     let site = place_at(base, regs, passed);
     let copy = (passed & COPIES) >> COPY_SHIFT;
+    if u32::from(passed as u16) == SITES_MAX && control(base).retired.load(Relaxed) == 0 {
+        // SAFETY: the caller's promise.
+        unsafe { raw_task_events::executed(base, regs) };
+    }
     // SAFETY: the caller's promise.
     unsafe { end(base, regs, Some(i64::from(site.number)).filter(|number| *number >= 0), copy as usize) };
     done_address(base, passed)
@@ -354,19 +373,27 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
     }
     let clone_of_copy = copy.checked_sub(1).and_then(|copy| CLONE_SYSCALLS.get(copy));
     let known = clone_of_copy.copied().or(number);
-    let borrows = match known {
+    let created = match known {
         // SAFETY: the registers of the call.
         Some(number) if clone_syscall(number).is_some() => unsafe { after_clone(base, number, regs) },
         Some(nr::ARCH_PRCTL) | None if regs.rdi == ARCH_SET_FS && regs.rax == 0 => {
             update_fs_base(base);
-            false
+            Created::Nothing
         }
-        _ => false,
+        _ => Created::Nothing,
     };
     let Some(tb) = block_of(base, regs) else { return };
     raw_sud::after(base, tb, regs);
     if !runs {
         return;
+    }
+    let borrows = matches!(created, Created::Borrower);
+    match created {
+        Created::Nothing => {}
+        // SAFETY: the caller's promise.
+        Created::Borrower => unsafe { raw_task_events::created(base, tb, regs, None) },
+        // SAFETY: the caller's promise.
+        Created::Thread(tid) => unsafe { raw_task_events::created(base, tb, regs, Some(tid)) },
     }
     let begun = pop(tb, regs.rsp, known, borrows);
     let Some(number) = known.or(begun.map(|call| i64::from(call.number))) else { return };
@@ -551,9 +578,48 @@ fn has_end(base: u64, number: i64) -> bool {
 /// # Safety
 /// `regs` are valid registers, and lie on the stack on which the thread is, or on an agent stack.
 pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, number: i64, result: Option<u64>) {
-    if range_unpack(range_of(base, number, result.is_some())).1 == 0 {
+    let range = || range_of(base, number, result.is_some());
+    if range_unpack(range()).1 == 0 {
         return;
     }
+    let address = &raw const *regs as u64;
+    let raw = [address, result.unwrap_or(number as u64)];
+    let trace = match result {
+        None => [address, number as u64, regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9],
+        Some(result) => [address, number as u64, result, 0, 0, 0, 0, 0],
+    };
+    let contexts = Contexts { raw, trace };
+    let (raw, trace) = (&raw const contexts.raw as u64, &raw const contexts.trace as u64);
+    let programs = Programs { range, raw, trace, result, sampled: 0, exit_code: 0 };
+    // SAFETY: the caller's promise; contexts of this call.
+    unsafe { run_programs(base, tb, regs, programs) };
+}
+
+/// What is to run, and what it finds.
+pub(crate) struct Programs<R> {
+    /// The packed range of the attachments.
+    pub(crate) range: R,
+    /// Address of the context of raw tracepoints, of tracepoints.
+    pub(crate) raw: u64,
+    pub(crate) trace: u64,
+    /// The result of a call that has ended.
+    pub(crate) result: Option<u64>,
+    /// For [`ThreadBlock::sampled`] and `exit_code` meanwhile.
+    pub(crate) sampled: u64,
+    pub(crate) exit_code: u64,
+}
+
+/// Runs the programs of a range.
+///
+/// # Safety
+/// As for `run`; the contexts are such as the programs may have, and lie on the stack on which the thread is, below `regs`.
+#[inline(never)]
+pub(crate) unsafe fn run_programs<R: Fn() -> u64>(
+    base: u64,
+    tb: &mut ThreadBlock,
+    regs: &mut PtRegs,
+    programs: Programs<R>,
+) {
     let hook = tables(base).hook.load(Relaxed);
     if hook == 0 {
         return;
@@ -567,7 +633,7 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
     let sp = if is_here { regs.rsp } else { 0 }.max(address + FRAME_BYTES);
     let left = |tb: &mut ThreadBlock| !on_agent_stack && abandoned_by_longjmp(base, tb, sp);
     // SAFETY: as for this function.
-    let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, regs, number, result, sp, hook) };
+    let run = |tb: &mut ThreadBlock| unsafe { run_at(base, tb, &programs, sp, hook) };
     if run_guarded(tb, left, run).is_none() {
         miss(tb, hook);
     }
@@ -578,34 +644,23 @@ pub(crate) unsafe fn run(base: u64, tb: &mut ThreadBlock, regs: &mut PtRegs, num
 /// # Safety
 /// As for `run`.
 #[inline(always)]
-unsafe fn run_at(
-    base: u64,
-    tb: &mut ThreadBlock,
-    regs: &mut PtRegs,
-    number: i64,
-    result: Option<u64>,
-    guard: u64,
-    hook: &Hook,
-) {
-    let address = &raw mut *regs as u64;
+unsafe fn run_at<R: Fn() -> u64>(base: u64, tb: &mut ThreadBlock, programs: &Programs<R>, guard: u64, hook: &Hook) {
     tb.guard.store(guard, Relaxed);
     compiler_fence(Acquire);
     tb.hook = &raw const *hook as u64;
-    let raw = [address, result.unwrap_or(number as u64)];
-    let trace = match result {
-        None => [address, number as u64, regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9],
-        Some(result) => [address, number as u64, result, 0, 0, 0, 0, 0],
-    };
-    let contexts = Contexts { raw, trace };
+    stand_for(tb, programs.sampled);
+    tb.exit_code = programs.exit_code;
     let mut ran = false;
     // Looked up behind the guard, which keeps what is found there.
-    for attachment in attachments(base, range_of(base, number, result.is_some())) {
+    for attachment in attachments(base, (programs.range)()) {
         if is_for(tb, attachment) {
             // SAFETY: as for this function; the server wrote the address of a compiled, verified program for the context.
-            unsafe { run_program(tb, attachment, &contexts, result) };
+            unsafe { run_program(tb, attachment, programs) };
             ran = true;
         }
     }
+    stand_for(tb, 0);
+    tb.exit_code = 0;
     if ran {
         hit(tb, hook);
     }
@@ -617,15 +672,16 @@ unsafe fn run_at(
 /// # Safety
 /// The attachment names a compiled, verified program for it.
 #[inline(always)]
-unsafe fn run_program(tb: &mut ThreadBlock, attachment: &Attachment, contexts: &Contexts, result: Option<u64>) {
+unsafe fn run_program<R>(tb: &mut ThreadBlock, attachment: &Attachment, programs: &Programs<R>) {
     if attachment.flags & ATTACHMENT_KPROBE != 0 {
+        // SAFETY: a call's context begins with the address of the registers.
+        let regs = unsafe { (programs.raw as *const u64).read() };
         // SAFETY: the caller's promise.
-        return unsafe { run_in_function(tb, attachment, contexts.raw[0], result) };
+        return unsafe { run_in_function(tb, attachment, regs, programs.result) };
     }
     let is_raw = attachment.flags & ATTACHMENT_RAW != 0;
-    let context = if is_raw { &raw const contexts.raw as u64 } else { &raw const contexts.trace as u64 };
     // SAFETY: the caller's promise.
-    unsafe { run_one(tb, attachment, context) };
+    unsafe { run_one(tb, attachment, if is_raw { programs.raw } else { programs.trace }) };
 }
 
 /// Runs a program as if it were at the kernel's function of the call, whose only argument are the thread's registers.
@@ -664,6 +720,11 @@ impl CloneArguments {
         }
     }
 
+    /// Whether it runs in its creator's memory, which waits meanwhile.
+    fn lends(&self) -> bool {
+        self.flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM | CLONE_VFORK
+    }
+
     /// Whether it runs in its creator's memory, beside it, without a TCB of its own.
     fn lacks_tcb(&self) -> bool {
         let beside = self.flags & CLONE_VM != 0 && self.flags & CLONE_VFORK == 0;
@@ -671,12 +732,21 @@ impl CloneArguments {
     }
 }
 
-/// Settles who goes on behind a call that begins a thread or a process; whether it is a child that runs on its creator's
-/// stack, with its block.
+/// What a call that begins a thread or a process has done, for the thread that goes on behind it.
+enum Created {
+    /// Nothing, or somebody else shows it.
+    Nothing,
+    /// This one is a child that runs on its creator's stack, with its block. The creator waits: what it would show comes too late.
+    Borrower,
+    /// This one is the creator of the thread with this id.
+    Thread(u32),
+}
+
+/// Settles who goes on behind a call that begins a thread or a process.
 ///
 /// # Safety
 /// `regs` are those of a call with this number.
-unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> bool {
+unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> Created {
     // SAFETY: the caller's promise.
     let arguments = unsafe { CloneArguments::of(number, regs) };
     let is_child = regs.rax == 0;
@@ -684,27 +754,27 @@ unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> bool {
         begin_without_tcb(base);
         // SAFETY: the running thread's own block, or null.
         if let Some(tb) = unsafe { current(base).as_mut() } {
-            tb.pid_tgid = own_ids();
+            set_ids(tb, own_ids());
         }
     }
-    if arguments.flags & (CLONE_VM | CLONE_VFORK) != CLONE_VM | CLONE_VFORK {
+    if !arguments.lends() {
         if is_child {
             raw_sud::begin_thread(base, arguments.flags);
         }
-        return false;
+        return if regs.rax as i64 > 0 { Created::Thread(regs.rax as u32) } else { Created::Nothing };
     }
     // The creator waits, and lends the child its block.
     // SAFETY: the running thread's own block, or null.
     if let Some(tb) = unsafe { current(base).as_mut() } {
         if is_child {
-            tb.pid_tgid = own_ids();
+            set_ids(tb, own_ids());
             tb.first_call = tb.next_call;
         } else {
-            tb.pid_tgid = tb.generation << 32 | u64::from(tb.tcb_tid);
+            set_ids(tb, tb.generation << 32 | u64::from(tb.tcb_tid));
         }
         raw_sud::begin_thread(base, arguments.flags);
     }
-    is_child
+    if is_child { Created::Borrower } else { Created::Nothing }
 }
 
 pub(crate) fn own_ids() -> u64 {

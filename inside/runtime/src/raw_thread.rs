@@ -340,9 +340,14 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     }
     tb.this = block as u64;
     tb.fs_base = fs;
-    tb.pid_tgid = generation << 32 | tid;
+    set_ids(tb, generation << 32 | tid);
     tb.tcb_tid = tid as u32;
     tb.region_base = base;
     tb.random = ticks() ^ (block as u64) << 20 | 1;
     tb.generation = generation;
+}
+
+/// The ids of the thread that uses a block from now on.
+pub(crate) fn set_ids(tb: &mut ThreadBlock, ids: u64) {
+    (tb.pid_tgid, tb.shown_ids) = (ids, ids);
 }

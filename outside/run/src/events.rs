@@ -1,5 +1,5 @@
 //! A process that runs a program of a server's whenever a perf event occurs: like [`crate::child`], for as long as the event is
-//! there.
+//! there. Or whenever the server says that a thread has ended ([`Order::Ended`]).
 //!
 //! The server sends [`Order`]s, each with the files that it names; the answer to each is a `Result`. Each event is a descriptor,
 //! a timer or a perf event of the kernel's, that the server has too: it says by that when the event occurs, and nothing else goes
@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ring3_layout::sampled::Sampled;
+use ring3_layout::task_event::COMM_BYTES;
+use ring3_layout::thread::EXIT_CODE_SET;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
@@ -57,6 +59,39 @@ pub enum EventSource {
     },
 }
 
+/// A thread that has ended: the first one of its process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct EndedThread {
+    /// Its id, and its process's.
+    pub pid: u32,
+    /// Its name, zero-padded.
+    pub comm: [u8; COMM_BYTES],
+    /// As wait(2) tells it; `None`: nobody knows.
+    pub exit_code: Option<u32>,
+    /// When it began, ns since boot; 0: not known.
+    pub started_ns: u64,
+    /// The process id of its parent.
+    pub parent: u32,
+}
+
+impl EndedThread {
+    /// What stands for the running thread, for a program with this context.
+    fn sampled(&self, context: &[u8]) -> Sampled {
+        Sampled {
+            context: context.as_ptr() as u64,
+            context_bytes: context.len() as u64,
+            pid_tgid: u64::from(self.pid) << 32 | u64::from(self.pid),
+            uid_gid: user_of(self.pid),
+            comm: padded(&self.comm),
+            has_ended: 1,
+            exit_code: self.exit_code.map_or(0, |code| EXIT_CODE_SET | u64::from(code)),
+            started_ns: self.started_ns,
+            parent: self.parent.into(),
+            ..Sampled::default()
+        }
+    }
+}
+
 /// What the server wants.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
@@ -70,6 +105,8 @@ pub enum Order {
         per_cpu: bool,
         /// What it asks.
         asked: Asked,
+        /// Fields of tasks that it can read, as [`ring3_layout::task::TaskField`] has them.
+        tasks: Vec<[u16; 4]>,
     },
     /// Maps that it may come to from now on, with their files.
     Maps(Vec<SharedMap>),
@@ -83,6 +120,15 @@ pub enum Order {
         cpu: Option<u32>,
         /// `bpf_get_attach_cookie`.
         cookie: u64,
+    },
+    /// A thread has ended that nobody can ask any more: the program runs once.
+    Ended {
+        /// What r1 leads to.
+        context: Vec<u8>,
+        /// `bpf_get_attach_cookie`.
+        cookie: u64,
+        /// The thread.
+        thread: EndedThread,
     },
     /// An event has another period.
     Period {
@@ -136,10 +182,11 @@ fn damaged() -> Error {
 
 fn obey(host: &mut Option<Arc<Host>>, order: Order, files: Vec<OwnedFd>) -> Result<(), Error> {
     match order {
-        Order::Begin { cpus, entry, per_cpu, asked } => {
+        Order::Begin { cpus, entry, per_cpu, asked, tasks } => {
             let [realm, text] = files.as_slice() else { return Err(damaged()) };
             let mut runner = Runner::new(cpus)?;
             runner.share(realm.as_fd(), text.as_fd())?;
+            runner.know_tasks(&tasks);
             *host = Some(Arc::new(Host { runner, entry, per_cpu, asked, periods: Mutex::default() }));
         }
         Order::Maps(maps) => {
@@ -160,6 +207,12 @@ fn obey(host: &mut Option<Arc<Host>>, order: Order, files: Vec<OwnedFd>) -> Resu
                 periods[number] = period.clone();
             }
             host.begin(source, (file, period), cpu, cookie)?;
+        }
+        Order::Ended { mut context, cookie, thread } => {
+            let host = host.as_ref().ok_or_else(damaged)?;
+            let program = Loaded { cookie, ..host.runner.at(host.entry, host.per_cpu) };
+            let sampled = thread.sampled(&context);
+            host.runner.run_on(program, &mut context, 1, Some(&sampled))?;
         }
         Order::Period { number, period } => {
             let host = host.as_ref().ok_or_else(damaged)?;
@@ -266,6 +319,7 @@ impl Host {
             kernel_count: sample.kernel.len() as u64,
             user_frames: sample.user.as_ptr() as u64,
             user_count: sample.user.len() as u64,
+            ..Sampled::default()
         };
         let mut context = [0; CONTEXT_BYTES];
         debug_assert_eq!(size_of_val(&sample.context), CONTEXT_BYTES);

@@ -156,6 +156,11 @@ impl Runner {
         self.region.share(realm, text).map_err(Error::Mapping)
     }
 
+    /// Lets programs read these fields of tasks ([`ring3_layout::task::TaskField`]).
+    fn know_tasks(&self, fields: &[[u16; 4]]) {
+        self.region.write_tasks(fields);
+    }
+
     /// Makes a server's map known by its slot there, for as long as this process lives: programs may be using it.
     fn show_file(&self, slot: u32, geometry: &Geometry, file: BorrowedFd<'_>, write: bool) -> Result<(), Error> {
         let memory = Memory::of_file(file, geometry.file_bytes(), write).map_err(Error::Mapping)?;

@@ -6,12 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ring3_layout::control::{CONTROL_MAGIC, ControlHeader, TestRun};
+use ring3_layout::control::{CONTROL_MAGIC, ControlHeader, TASK_TABLE_OFFSET, TestRun};
 use ring3_layout::owner::NAMESPACE_SERVER;
 use ring3_layout::region::{
     AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
     REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, got_offset, view_offset,
 };
+use ring3_layout::task::TASK_FIELDS_MAX;
 use ring3_layout::{LAYOUT_VERSION, PAGE_BYTES};
 use ring3_maps::{Geometry, Map, View};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
@@ -157,6 +158,14 @@ impl Region {
         let executable = ProtFlags::READ | ProtFlags::EXEC;
         self.memory.place(self.start + REALM_OFFSET, REALM_BYTES, ProtFlags::READ | ProtFlags::WRITE, realm)?;
         self.memory.place(self.start + TEXT_OFFSET, TEXT_BYTES, executable, text)
+    }
+
+    /// Writes the table of the task fields that programs can read ([`ring3_layout::task::TaskTable`]).
+    pub(crate) fn write_tasks(&self, fields: &[[u16; 4]]) {
+        let fields = &fields[..fields.len().min(TASK_FIELDS_MAX)];
+        let head = [fields.len() as u32, 0].into_iter().flat_map(u32::to_le_bytes);
+        let bytes: Vec<u8> = head.chain(fields.iter().flatten().flat_map(|word| word.to_le_bytes())).collect();
+        self.memory.write(self.start + CONTROL_OFFSET + TASK_TABLE_OFFSET, &bytes);
     }
 
     pub(crate) fn base(&self) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use ring3_btf::Btf;
+use ring3_btf::{Btf, kind};
 use ring3_layout::task::TaskTable;
 use ring3_verifier::KernelFunctions;
 
@@ -16,6 +16,10 @@ pub(crate) struct Kernel {
     pub(crate) functions: KernelFunctions,
     /// What programs can read of tasks.
     pub(crate) tasks: TaskTable,
+    /// `sched_process_fork` has names in fixed places, as before Linux 6.17.
+    pub(crate) forks_are_fixed: bool,
+    /// `sched_process_exit` tells whether the process has ended, as since Linux 6.16.
+    pub(crate) exits_tell_group: bool,
 }
 
 /// Of the running kernel; nothing without its types.
@@ -24,7 +28,17 @@ pub(crate) fn known() -> &'static Kernel {
     KNOWN.get_or_init(|| {
         let types = std::fs::read(KERNEL_BTF).ok().and_then(|bytes| Btf::parse_any(bytes).ok());
         let functions = types.as_ref().map(KernelFunctions::new).unwrap_or_default();
-        Kernel { functions, tasks: task_table(types.as_ref()) }
+        let has = |structure: &[u8], member: &[u8]| {
+            let types = types.as_ref()?;
+            let structure = types.find(structure, kind::STRUCT);
+            Some(structure.is_some_and(|structure| types.members(structure).any(|known| known.name == member)))
+        };
+        Kernel {
+            functions,
+            tasks: task_table(types.as_ref()),
+            forks_are_fixed: has(b"trace_event_raw_sched_process_fork", b"parent_comm").unwrap_or(false),
+            exits_tell_group: has(b"trace_event_raw_sched_process_exit", b"group_dead").unwrap_or(true),
+        }
     })
 }
 

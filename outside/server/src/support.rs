@@ -67,7 +67,7 @@ const COMMANDS: &[Row] = &[
         ),
     ),
     (cmd::PROG_QUERY, Refused(Errno::EINVAL, "nothing here to attach to in this way")),
-    (cmd::RAW_TRACEPOINT_OPEN, Partial("sys_enter and sys_exit")),
+    (cmd::RAW_TRACEPOINT_OPEN, Partial("sys_enter, sys_exit, sched_process_{exec,fork,exit}, signal_generate")),
     (cmd::TASK_FD_QUERY, Partial("of descriptors of ring3's")),
     (cmd::MAP_UPDATE_BATCH, Full),
     (cmd::MAP_DELETE_BATCH, Full),
@@ -126,9 +126,16 @@ const PROG_TYPES: &[Row] = &[
     (prog_type::SOCKET_FILTER, Partial("BPF_PROG_TEST_RUN; not attached, no legacy loads from packets")),
     (
         prog_type::TRACEPOINT,
-        Partial("on syscalls:* and raw_syscalls:*; a perf event's pid limits its program to that process"),
+        Partial(
+            "on syscalls:*, raw_syscalls:*, sched:sched_process_{exec,fork,exit} and signal:signal_generate; a perf event's pid limits its program to that process",
+        ),
     ),
-    (prog_type::RAW_TRACEPOINT, Partial("on sys_enter and sys_exit; BPF_PROG_TEST_RUN")),
+    (
+        prog_type::RAW_TRACEPOINT,
+        Partial(
+            "on sys_enter, sys_exit, and, as far as their arguments are here, sched_process_{exec,fork,exit} and signal_generate; BPF_PROG_TEST_RUN",
+        ),
+    ),
     (
         prog_type::PERF_EVENT,
         Partial("on clocks, and where the kernel lets the server sample them, on all software and hardware events"),

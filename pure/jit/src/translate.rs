@@ -594,9 +594,8 @@ impl<E: Emitter> Translator<'_, E> {
         let env = self.emitter.get(ENV);
         match (id, self.program.helper_map(at)) {
             (helper::TAIL_CALL, _) => self.tail_call(),
-            // (What a perf event's program sees is not the thread that runs it.)
-            (helper::GET_CURRENT_PID_TGID, _) if self.program.prog_type() != prog_type::PERF_EVENT => {
-                self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, pid_tgid) as i32)
+            (helper::GET_CURRENT_PID_TGID, _) => {
+                self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, shown_ids) as i32)
             }
             // What a program is told is the CPU whose part of maps it has.
             (helper::GET_SMP_PROCESSOR_ID, _) if self.program.uses_per_cpu() => self.cpu(),

@@ -349,6 +349,9 @@ pub const ATTACHMENT_RAW: u32 = 1 << 2;
 pub const ATTACHMENT_TRACEPOINT: u32 = 1 << 3;
 /// The program's context is what a kprobe at the kernel's function of a system call has.
 pub const ATTACHMENT_KPROBE: u32 = 1 << 4;
+/// With [`ATTACHMENT_RAW`]: the context is the arguments of the raw tracepoint of a [`crate::task_event::TaskEvent`], which lie
+/// behind the address of the registers.
+pub const ATTACHMENT_TASK_EVENT: u32 = 1 << 6;
 /// The program is run by itself: its context leads to no registers.
 pub const ATTACHMENT_ALONE: u32 = 1 << 5;
 

@@ -23,6 +23,7 @@ pub mod shared;
 pub mod sud;
 pub mod syscall;
 pub mod task;
+pub mod task_event;
 pub mod thread;
 
 /// Says that the bytes follow this version of this crate; both sides compare it before anything else.

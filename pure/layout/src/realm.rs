@@ -140,6 +140,8 @@ pub struct Realm {
     pub trace_head: AtomicU64,
     /// Ring of lines; old ones are overwritten.
     pub trace: [TraceEntry; TRACE_ENTRIES as usize],
+    /// Processes whose ends programs have seen ([`crate::task_event::seen_exit`]), by process id.
+    pub seen_exits: [AtomicU64; crate::task_event::SEEN_EXITS],
 }
 
 const _: () = assert!(size_of::<Realm>() as u64 <= crate::region::REALM_BYTES);

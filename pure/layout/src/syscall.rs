@@ -12,6 +12,7 @@ use ring3_uapi::nr;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::control::Attachment;
+use crate::task_event::TaskEvent;
 
 /// System calls after which a thread may be of another user or group. The agent remembers whose it is until then.
 pub const IDENTITY_CHANGERS: [i64; 8] =
@@ -48,7 +49,7 @@ pub const TRACED_DONE_AT: u64 = TRACED_AT + COPY_BYTES * (CLONE_SYSCALLS.len() a
 /// call's number cannot be looked up any more; so each has a copy of its own.
 pub const CLONE_SYSCALLS: [i64; 4] = [nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3];
 /// Other calls at whose beginning or end the agent has more to do than to run programs.
-pub const SLOW_PATH_SYSCALLS: [i64; 17] = [
+pub const SLOW_PATH_SYSCALLS: [i64; 18] = [
     nr::MMAP,
     nr::MPROTECT,
     nr::RT_SIGACTION,
@@ -66,6 +67,7 @@ pub const SLOW_PATH_SYSCALLS: [i64; 17] = [
     nr::SECCOMP,
     nr::EXECVEAT,
     nr::PKEY_MPROTECT,
+    nr::PIDFD_SEND_SIGNAL,
 ];
 /// Calls that may set a signal mask for as long as they take.
 pub const MASK_SETTERS: [i64; 7] = [
@@ -139,6 +141,12 @@ pub struct SyscallTables {
     pub follow: AtomicU32,
     /// How often the sites were restored that show the ends of calls of routines in which threads are cancelled.
     pub returns_restored: AtomicU32,
+    /// 1: `sched_process_fork` has names in fixed places ([`crate::task_event::FixedForkContext`]).
+    pub fork_is_fixed: AtomicU32,
+    /// The id that the thread had which has executed the program; 0: the one that it has.
+    pub executed_by: AtomicU32,
+    /// By [`TaskEvent`]: packed range of the attachments that see it; 0: nobody.
+    pub task_events: [AtomicU64; TaskEvent::ALL.len()],
 }
 
 /// A `syscall` instruction that was replaced; or a call of a routine with one ([`crate::cancellation`]), or its return address.

@@ -106,6 +106,8 @@ sources! {
     Uts = 15,
     /// The CPU that it runs on.
     Cpu = 16,
+    /// The exit code, as wait(2) tells it.
+    ExitCode = 17,
 }
 
 /// Files of `/proc/PID` that hold a number. (One text: an array of texts would need relocations in the agent.)

@@ -195,8 +195,10 @@ pub struct ThreadBlock {
     pub fs_base: u64,
     /// Equals `ProcessPage::generation`, or the ids below are stale.
     pub generation: u64,
-    /// `pid << 32 | tid` as `bpf_get_current_pid_tgid` returns it (tgid in the high half).
+    /// `pid << 32 | tid` of the thread (tgid in the high half).
     pub pid_tgid: u64,
+    /// The same as programs see it: of the thread for which [`ThreadBlock::sampled`] stands, if it does.
+    pub shown_ids: u64,
     /// The guard. While the thread runs programs: the stack pointer below which they run; a hit at a higher stack pointer shows
     /// that a `longjmp` has abandoned them. Otherwise 0.
     pub guard: AtomicU64,
@@ -282,6 +284,8 @@ pub struct ThreadBlock {
     pub sampled: u64,
     /// While memory of a sampled process is read: its id, and bit 32. Otherwise 0.
     pub memory_of: u64,
+    /// While programs see a thread end: its `task_struct::exit_code`, and [`EXIT_CODE_SET`]. Otherwise 0.
+    pub exit_code: u64,
     /// System calls under way, the youngest just before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// The number of shadow frames at which dead ones are looked for.
@@ -311,6 +315,9 @@ pub struct Remembered<T> {
     /// Until when that holds, ns of `CLOCK_MONOTONIC_COARSE`; 0: nothing is remembered.
     pub until: u64,
 }
+
+/// See [`ThreadBlock::exit_code`].
+pub const EXIT_CODE_SET: u64 = 1 << 32;
 
 /// Handlers in handlers whose frames are known.
 pub const PASSED_FRAMES_MAX: usize = 8;

@@ -76,6 +76,10 @@ pub(crate) fn tracepoints_have_files() {
         "syscalls/sys_exit_umount",
         "raw_syscalls/sys_enter",
         "raw_syscalls/sys_exit",
+        "sched/sched_process_exec",
+        "sched/sched_process_exit",
+        "sched/sched_process_fork",
+        "signal/signal_generate",
         "syscalls/sys_enter_nothing",
         "nothing/sys_enter",
     ] {
@@ -89,7 +93,13 @@ pub(crate) fn tracepoints_have_files() {
         }
     }
     let all = std::fs::read_to_string(format!("{ROOT}/available_events")).unwrap_or_default();
-    for event in ["syscalls:sys_enter_openat", "raw_syscalls:sys_exit", "syscalls:sys_enter_nothing"] {
+    for event in [
+        "syscalls:sys_enter_openat",
+        "raw_syscalls:sys_exit",
+        "syscalls:sys_enter_nothing",
+        "sched:sched_process_exit",
+        "signal:signal_generate",
+    ] {
         println!("{MARK}{event} is available: {}", all.lines().any(|line| line == event));
     }
     relative_paths_lead_there_too();
@@ -251,6 +261,11 @@ fn raw_tracepoints_are_checked() {
         ("an empty name", good, address(c"".to_bytes_with_nul())),
         ("an unknown name", good, address(c"sys_enter_openat".to_bytes_with_nul())),
         ("a long name", good, address(much.to_bytes_with_nul())),
+        ("a program of executions", good, address(c"sched_process_exec".to_bytes_with_nul())),
+        ("a program of forks", good, address(c"sched_process_fork".to_bytes_with_nul())),
+        ("a program of forks that reads too much", long, address(c"sched_process_fork".to_bytes_with_nul())),
+        ("a program of ends", good, address(c"sched_process_exit".to_bytes_with_nul())),
+        ("a program of signals", good, address(c"signal_generate".to_bytes_with_nul())),
     ] {
         show_fd(&format!("raw tracepoint with {what}"), open_raw(program, name, 0));
     }

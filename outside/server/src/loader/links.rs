@@ -81,17 +81,19 @@ pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
         Err(Errno::EINVAL | Errno::ENAMETOOLONG) => return Err(Errno::ENOENT),
         name => name?,
     };
-    let Some(tracepoint) = Tracepoint::named("raw_syscalls", &name) else {
+    let Some(tracepoint) = Tracepoint::raw(&name) else {
         return Err(if kernel::has_tracepoint(&name) {
-            let what = "in user space there are the raw tracepoints sys_enter and sys_exit";
+            let what = "in user space there are sys_enter, sys_exit, sched_process_exec, _exit and _fork, and signal_generate";
             refuse(Errno::EOPNOTSUPP, format_args!("raw tracepoint {name} is the kernel's own; {what}"))
         } else {
             Errno::ENOENT
         });
     };
     let id = caller.subsystem().new_id(IdKind::Link);
-    let link = Link::raw_tracepoint(id, program, tracepoint, attr.u64(raw_tracepoint::COOKIE.at))
-        .map_err(|refusal| refuse(refusal.errno, format_args!("raw tracepoint {name}: {refusal}")))?;
+    let link =
+        Link::raw_tracepoint(id, program, tracepoint, attr.u64(raw_tracepoint::COOKIE.at)).map_err(|refusal| {
+            sampled::refuse_aloud(caller, refusal.errno, &format!("raw tracepoint {name}: {refusal}"))
+        })?;
     open(caller, link)
 }
 

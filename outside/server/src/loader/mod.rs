@@ -21,6 +21,7 @@ mod program;
 mod raw_seccomp;
 mod sampled;
 mod source;
+mod task_event;
 mod test_run;
 mod tracepoint;
 mod uprobe_multi;

@@ -1,4 +1,4 @@
-//! perf_event_open(2) for uprobes, tracepoints of system calls and the output of programs, and their ioctls. Other events
+//! perf_event_open(2) for uprobes, tracepoints and the output of programs, and their ioctls. Other events
 //! are the kernel's own: their calls go on to it.
 
 use std::collections::BTreeMap;

@@ -1,12 +1,18 @@
-//! The tracepoints of system calls: names, ids and `format` files as the kernel's (kernel/trace/trace_syscalls.c,
-//! include/trace/events/syscalls.h, v6.18), but for the ids, which are none of the kernel's.
+//! The tracepoints that there are here, of system calls and of a task's life: names, ids and `format` files as the kernel's
+//! (kernel/trace/trace_syscalls.c, include/trace/events/syscalls.h, v6.18; `task_event.rs`), but for the ids, which are none of the
+//! kernel's.
 
 use std::fmt::Write as _;
 
+use ring3_layout::task_event::TaskEvent;
 use ring3_uapi::syscalls::{self, Syscall, TABLE};
+
+use super::task_event;
 
 /// Ids of events are 16 bits wide in the kernel (`struct trace_entry::type`): ours begin where they end.
 const ID_BASE: u64 = 0x1_0000;
+/// Those of [`TaskEvent`]s.
+const TASK_ID_BASE: u64 = 0x2_0000;
 
 /// The fields that every event begins with.
 const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
@@ -17,73 +23,112 @@ const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\ts
 /// The number's field of `syscalls:*`.
 const NUMBER: &str = "\tfield:int __syscall_nr;\toffset:8;\tsize:4;\tsigned:1;\n";
 
-/// `syscalls:sys_enter_*` and `sys_exit_*`, or with all system calls `raw_syscalls:sys_enter` and `sys_exit`.
+/// A tracepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tracepoint {
-    /// The system call's number; `None`: all.
-    pub number: Option<u32>,
-    /// When it ends instead of begins.
-    pub exit: bool,
+pub enum Tracepoint {
+    /// `syscalls:sys_enter_*` and `sys_exit_*`, or with all system calls `raw_syscalls:sys_enter` and `sys_exit`.
+    Call {
+        /// The system call's number; `None`: all.
+        number: Option<u32>,
+        /// When it ends instead of begins.
+        exit: bool,
+    },
+    /// Of a task's life.
+    Task(TaskEvent),
 }
+
+use Tracepoint::{Call, Task};
 
 impl Tracepoint {
     /// The parent directories of their directories.
-    pub const CATEGORIES: [&str; 2] = ["raw_syscalls", "syscalls"];
+    pub const CATEGORIES: [&str; 4] = ["raw_syscalls", "syscalls", "sched", "signal"];
 
     /// All that there are.
     pub fn all() -> impl Iterator<Item = Tracepoint> {
         let numbers = std::iter::once(None).chain(TABLE.iter().map(|call| Some(call.number)));
-        numbers.flat_map(|number| [false, true].map(|exit| Tracepoint { number, exit }))
+        let calls = numbers.flat_map(|number| [false, true].map(|exit| Call { number, exit }));
+        calls.chain(TaskEvent::ALL.map(Task))
     }
 
     /// The event of a category with a name.
     pub fn named(category: &str, name: &str) -> Option<Tracepoint> {
+        let mut of_tasks = TaskEvent::ALL.map(Task).into_iter();
+        if let Some(event) = of_tasks.find(|event| event.category() == category && event.name() == name) {
+            return Some(event);
+        }
         let (exit, rest) = match (name.strip_prefix("sys_enter"), name.strip_prefix("sys_exit")) {
             (Some(rest), _) => (false, rest),
             (_, Some(rest)) => (true, rest),
             _ => return None,
         };
         match (category, rest.strip_prefix('_')) {
-            ("raw_syscalls", None) if rest.is_empty() => Some(Tracepoint { number: None, exit }),
-            ("syscalls", Some(call)) => {
-                syscalls::by_name(call).map(|call| Tracepoint { number: Some(call.number), exit })
-            }
+            ("raw_syscalls", None) if rest.is_empty() => Some(Call { number: None, exit }),
+            ("syscalls", Some(call)) => syscalls::by_name(call).map(|call| Call { number: Some(call.number), exit }),
             _ => None,
         }
     }
 
+    /// The one whose raw tracepoint has this name.
+    pub fn raw(name: &str) -> Option<Tracepoint> {
+        ["raw_syscalls", "sched", "signal"].into_iter().find_map(|category| Tracepoint::named(category, name))
+    }
+
     /// The one with this id.
     pub fn of_id(id: u64) -> Option<Tracepoint> {
+        if let Some(index) = id.checked_sub(TASK_ID_BASE) {
+            return TaskEvent::ALL.get(usize::try_from(index).ok()?).copied().map(Task);
+        }
         let index = id.checked_sub(ID_BASE)?;
         let number = (index / 2).checked_sub(1).map(u32::try_from).transpose().ok()?;
         let known = number.is_none_or(|number| syscalls::by_number(number).is_some());
-        known.then_some(Tracepoint { number, exit: index % 2 == 1 })
+        known.then_some(Call { number, exit: index % 2 == 1 })
     }
 
     /// What stands in its file `id`.
     pub fn id(self) -> u64 {
-        ID_BASE + self.number.map_or(0, |number| 2 * (u64::from(number) + 1)) + u64::from(self.exit)
+        match self {
+            Call { number, exit } => {
+                ID_BASE + number.map_or(0, |number| 2 * (u64::from(number) + 1)) + u64::from(exit)
+            }
+            Task(event) => TASK_ID_BASE + event as u64,
+        }
     }
 
     fn call(self) -> Option<&'static Syscall> {
-        self.number.and_then(syscalls::by_number)
+        match self {
+            Call { number, .. } => number.and_then(syscalls::by_number),
+            Task(_) => None,
+        }
     }
 
     /// The parent directory of its directory.
     pub fn category(self) -> &'static str {
-        Tracepoint::CATEGORIES[usize::from(self.number.is_some())]
+        match self {
+            Call { number: None, .. } => "raw_syscalls",
+            Call { .. } => "syscalls",
+            Task(TaskEvent::SignalGenerate) => "signal",
+            Task(_) => "sched",
+        }
     }
 
     /// Its name without the category.
     pub fn name(self) -> String {
-        let when = if self.exit { "sys_exit" } else { "sys_enter" };
+        let when = match self {
+            Task(event) => return task_event::name(event).to_owned(),
+            Call { exit: true, .. } => "sys_exit",
+            Call { exit: false, .. } => "sys_enter",
+        };
         self.call().map_or(when.to_owned(), |call| format!("{when}_{}", call.name))
     }
 
     /// Bytes of its context that programs may read. Mirrors kernel/trace/trace_event_perf.c:trace_event_get_offsets: to
     /// the end of the last field.
     pub fn context_bytes(self) -> u32 {
-        match (self.call().map(|call| call.parameters().count()), self.exit) {
+        let exit = match self {
+            Task(event) => return task_event::context_bytes(event),
+            Call { exit, .. } => exit,
+        };
+        match (self.call().map(|call| call.parameters().count()), exit) {
             (_, true) => 24,
             (None, false) => 64,
             (Some(0), false) => 12,
@@ -91,9 +136,19 @@ impl Tracepoint {
         }
     }
 
+    /// Bytes of the arguments of its raw tracepoint that are here, and what a program reads that reads more.
+    pub fn raw_arguments(self) -> (u32, &'static str) {
+        match self {
+            Call { .. } => (16, "more arguments than it has"),
+            Task(event) => task_event::raw_arguments(event),
+        }
+    }
+
     /// Its file `format`.
     pub fn format(self) -> String {
-        let fields = match (self.call(), self.exit) {
+        let exit = matches!(self, Call { exit: true, .. });
+        let fields = match (self.call(), exit) {
+            _ if let Task(event) = self => task_event::fields(event),
             (None, false) => format!(
                 "{}{}\nprint fmt: \"NR %ld (%lx, %lx, %lx, %lx, %lx, %lx)\", REC->id{}",
                 field("long id", 8, 8, true),
@@ -133,7 +188,7 @@ impl std::fmt::Display for Tracepoint {
     }
 }
 
-fn field(what: &str, offset: usize, bytes: usize, signed: bool) -> String {
+pub(super) fn field(what: &str, offset: usize, bytes: usize, signed: bool) -> String {
     format!("\tfield:{what};\toffset:{offset};\tsize:{bytes};\tsigned:{};\n", u32::from(signed))
 }
 
@@ -160,11 +215,15 @@ mod tests {
             assert_eq!(Tracepoint::of_id(tracepoint.id()), Some(tracepoint));
             assert_eq!(Tracepoint::named(tracepoint.category(), &tracepoint.name()), Some(tracepoint));
         }
-        let nothing = [0, 443, 0xffff, ID_BASE + 2 * (134 + 1), ID_BASE + 2000, u64::MAX];
+        let nothing = [0, 443, 0xffff, ID_BASE + 2 * (134 + 1), ID_BASE + 2000, TASK_ID_BASE + 4, u64::MAX];
         assert!(nothing.iter().all(|id| Tracepoint::of_id(*id).is_none()));
-        for (category, name) in
-            [("syscalls", "sys_enter"), ("raw_syscalls", "sys_enter_open"), ("sched", "sys_exit"), ("syscalls", "")]
-        {
+        for (category, name) in [
+            ("syscalls", "sys_enter"),
+            ("raw_syscalls", "sys_enter_open"),
+            ("sched", "sys_exit"),
+            ("sched", "signal_generate"),
+            ("syscalls", ""),
+        ] {
             assert_eq!(Tracepoint::named(category, name), None, "{category}:{name}");
         }
     }
@@ -181,8 +240,9 @@ mod tests {
 
     /// The kernel's file, if it may be read here: in a mount namespace of its own, so that nothing stays.
     fn kernels() -> Option<String> {
-        let list = "mount -t tracefs none /mnt && cd /mnt/events && head -n 1000 syscalls/sys_*/format raw_syscalls/*/format";
-        let output = std::process::Command::new("unshare").args(["-m", "sh", "-c", list]).output().ok()?;
+        let list = "mount -t tracefs none /mnt && cd /mnt/events && head -n 1000 syscalls/sys_*/format raw_syscalls/*/format \
+                    sched/sched_process_{exec,exit,fork}/format signal/signal_generate/format";
+        let output = std::process::Command::new("unshare").args(["-m", "bash", "-c", list]).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 

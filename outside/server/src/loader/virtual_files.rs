@@ -1,4 +1,4 @@
-//! The files by which loaders find tracepoints and functions of system calls: `id` and `format` of each tracepoint,
+//! The files by which loaders find tracepoints, and functions of system calls: `id` and `format` of each tracepoint,
 //! `available_events`, `available_filter_functions`, and the directories that contain these.
 //!
 //! (What `/proc` has on descriptors is opened here, too, and made in [`descriptors`].)
@@ -266,7 +266,9 @@ mod tests {
             assert_eq!(at(&format!("{event}/format")), Some(Entry::Format(enter)));
             assert_eq!(at(&event), Some(Entry::Directory));
             assert_eq!(at(&format!("{root}/available_events")), Some(Entry::Events));
-            for other in ["sched", "sched/sched_switch/id", "syscalls/enable", "syscalls/sys_enter_stat/id"] {
+            for other in
+                ["sched/sched_switch/id", "sched/enable", "timer", "syscalls/enable", "syscalls/sys_enter_stat/id"]
+            {
                 assert_eq!(at(&format!("{root}/events/{other}")), None, "{other}");
             }
             assert_eq!(at(&format!("{event}/id/x")), None);

@@ -196,7 +196,7 @@ impl Target {
         mappings: &[inject::Mapping],
     ) -> Vec<(AttachmentId, Refusal)> {
         let has_place = |spec: &LinkSpec| match &spec.point {
-            Point::Syscall(_) => true,
+            Point::Syscall(_) | Point::Task(_) => true,
             Point::Probe(probe) => {
                 let inode = (probe.dev, probe.inode);
                 !places(mappings, self.pid, inode, probe.offset, HookKind::Probe).is_empty()

@@ -68,6 +68,8 @@ pub(super) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32) -> bool {
 pub(super) struct Execution {
     /// Distinguishes it from earlier ones of the process.
     number: u64,
+    /// The thread that announced it.
+    tid: u32,
     kept: InheritedState,
     announcer: Announcer,
     gains: Arc<AtomicBool>,
@@ -120,7 +122,7 @@ impl Actor {
         match builder.spawn(move || thread.run(ready)) {
             Ok(thread) => {
                 let number = self.executions_begun;
-                let execution = Execution { number, kept, announcer, gains, cancelled, thread };
+                let execution = Execution { number, tid, kept, announcer, gains, cancelled, thread };
                 self.executions.insert(pid, execution);
             }
             Err(error) => {
@@ -169,11 +171,11 @@ impl Actor {
             self.rung = true;
             return;
         }
-        let kept = execution.kept;
+        let (kept, tid) = (execution.kept, execution.tid);
         let (shared, mut links) = (self.shared.clone(), std::mem::take(&mut self.links));
         let (tell, told) = channel();
         let work = move |stopped: &mut inject::Stopped| {
-            let entered = enter(&shared, &mut links, stopped, kept);
+            let entered = enter(&shared, &mut links, stopped, (kept, tid));
             let _ = tell.send((links, entered));
         };
         // (It gives up only if this thread has said so.)
@@ -267,13 +269,15 @@ fn enter(
     shared: &Shared,
     links: &mut BTreeMap<AttachmentId, Link>,
     stopped: &mut inject::Stopped,
-    kept: InheritedState,
+    (kept, tid): (InheritedState, u32),
 ) -> Result<(Target, Instant), Refusal> {
     let started = Instant::now();
     let mut target = Target::prepare(shared, stopped.pid(), kept.explicit).map_err(refusal_of)?;
     target.set_following(kept.following);
     target.terminal = kept.terminal;
     target.executed = true;
+    let is_near = recovery::own_pid(stopped.pid()) == Some(stopped.pid());
+    target.executed_by = if is_near && tid != stopped.pid() { tid } else { 0 };
     target.find_rseq(&mut shared.modules());
     target.enter(shared, links, stopped, None)?;
     Ok((target, started))

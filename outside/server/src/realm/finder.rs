@@ -165,7 +165,7 @@ impl Finder {
             Entry::Occupied(mut known) => known.get_mut().links += 1,
             Entry::Vacant(new) => {
                 let watched = match point {
-                    Point::Syscall(_) => Watched { links: 1, file: None, _mark: None },
+                    Point::Syscall(_) | Point::Task(_) => Watched { links: 1, file: None, _mark: None },
                     Point::Probe(probe) => {
                         let file = inotify::add_watch(&self.inotify, &probe.file, WatchFlags::OPEN);
                         let file = Some(file.map_err(|error| Errno(error.raw_os_error()))?);

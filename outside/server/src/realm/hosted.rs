@@ -6,6 +6,8 @@
 //! ([`ring3_run::events`]). A program that does not ask what the CPU was doing needs no sample: for the clocks, a timer says when it
 //! runs, which the kernel lets everybody have. Start and stop are requests on the timer or the event: a run needs no server.
 //!
+//! Ends of targets that no program in them has seen are shown by such processes, too (`ends.rs`).
+//!
 //! All events of a program share a process: `profile` has one for each CPU.
 
 use std::any::Any;
@@ -25,7 +27,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use super::program_process::ProgramProcess;
-use super::{ProgramText, Realm, Refusal, Terminal, possible_cpus};
+use super::{ProgramText, Realm, Refusal, Shared, Terminal, possible_cpus};
+use crate::kernel::known;
 use crate::raw_perf::{self, AttrBytes};
 
 /// Its processes have to answer within this time.
@@ -135,7 +138,7 @@ pub struct HostedProgram {
 }
 
 /// The process of a program.
-struct Host {
+pub(super) struct Host {
     process: Mutex<ProgramProcess>,
     /// How many events it has had.
     events: AtomicUsize,
@@ -149,7 +152,7 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    fn order(&self, what: &Order, files: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
+    pub(super) fn order(&self, what: &Order, files: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
         give_order(&self.process.lock().expect("no panic under this lock"), what, files)
     }
 
@@ -267,6 +270,35 @@ fn set_timer(timer: &OwnedFd, first_ns: u64, period_ns: u64) -> std::io::Result<
     Ok(before.it_value.tv_sec as u64 * SECOND_NS + before.it_value.tv_nsec as u64)
 }
 
+impl Host {
+    /// The process of a program, started if there is none.
+    pub(super) fn of(shared: &Arc<Shared>, program: HostedProgram, asked: Asked) -> Result<Arc<Host>, Refusal> {
+        let mut hosts = shared.hosts.0.lock().expect("no panic under this lock");
+        if let Some(host) = hosts.get(&program.id).and_then(Weak::upgrade) {
+            return Ok(host);
+        }
+        let process = ProgramProcess::start(shared, "run-events")?;
+        let _ = process.stream.set_read_timeout(Some(ANSWER_WITHIN));
+        let _ = process.stream.set_write_timeout(Some(ANSWER_WITHIN));
+        let watched = process.stream.try_clone().map_err(|error| failed(&error))?;
+        let host = Arc::new(Host { process: Mutex::new(process), events: AtomicUsize::new(0), program });
+        let files = [shared.domains.own().block().file.file(), shared.text.file()];
+        let (entry, per_cpu) = (host.program.text.entry, host.program.per_cpu);
+        let table = &known().tasks;
+        let fields = table.fields.iter().take(table.count as usize);
+        let tasks = fields.map(|field| [field.place, field.bytes, field.source, field.which]).collect();
+        host.order(&Order::Begin { cpus: possible_cpus(), entry, per_cpu, asked, tasks }, &files)?;
+        hosts.insert(host.program.id, Arc::downgrade(&host));
+        drop(hosts);
+        // (It is known before: what is reached meanwhile is given by whoever notes that.)
+        host.give_maps()?;
+        let weak = Arc::downgrade(&host);
+        let watcher = std::thread::Builder::new().name("ring3-host".into());
+        watcher.spawn(move || report_end(&watched, &weak)).map_err(|error| failed(&error))?;
+        Ok(host)
+    }
+}
+
 impl Realm {
     /// Has a program run whenever an event occurs, from the first [`HostedEvent::set_enabled`] on. `asked`: what the program asks of
     /// what it interrupts, if anything.
@@ -289,7 +321,7 @@ impl Realm {
             }
             _ => Source::Kernel(spec.open_sampling(form)?),
         };
-        let host = self.host_of(program, asked.unwrap_or_default())?;
+        let host = Host::of(&self.shared, program, asked.unwrap_or_default())?;
         let (kind, file) = match &source {
             Source::Timer { fd, .. } => (EventSource::Timer, fd),
             Source::Kernel(fd) => (EventSource::Samples { form, period: spec.field(p::SAMPLE_PERIOD) }, fd),
@@ -298,30 +330,6 @@ impl Realm {
         let order = Order::Event { number, source: kind, cpu: spec.cpu, cookie: spec.cookie };
         host.order(&order, &[file.as_fd()])?;
         Ok(HostedEvent { source: Mutex::new((source, false)), number, host })
-    }
-
-    /// The process of a program, started if there is none.
-    fn host_of(&self, program: HostedProgram, asked: Asked) -> Result<Arc<Host>, Refusal> {
-        let mut hosts = self.shared.hosts.0.lock().expect("no panic under this lock");
-        if let Some(host) = hosts.get(&program.id).and_then(Weak::upgrade) {
-            return Ok(host);
-        }
-        let process = ProgramProcess::start(&self.shared, "run-events")?;
-        let _ = process.stream.set_read_timeout(Some(ANSWER_WITHIN));
-        let _ = process.stream.set_write_timeout(Some(ANSWER_WITHIN));
-        let watched = process.stream.try_clone().map_err(|error| failed(&error))?;
-        let host = Arc::new(Host { process: Mutex::new(process), events: AtomicUsize::new(0), program });
-        let files = [self.shared.domains.own().block().file.file(), self.shared.text.file()];
-        let (entry, per_cpu) = (host.program.text.entry, host.program.per_cpu);
-        host.order(&Order::Begin { cpus: possible_cpus(), entry, per_cpu, asked }, &files)?;
-        hosts.insert(host.program.id, Arc::downgrade(&host));
-        drop(hosts);
-        // (It is known before: what is reached meanwhile is given by whoever notes that.)
-        host.give_maps()?;
-        let weak = Arc::downgrade(&host);
-        let watcher = std::thread::Builder::new().name("ring3-host".into());
-        watcher.spawn(move || report_end(&watched, &weak)).map_err(|error| failed(&error))?;
-        Ok(host)
     }
 }
 

@@ -1,12 +1,19 @@
-//! The files of maps as they are sent to targets.
+//! The maps of a target: their files as they are sent to it, and where it has them.
 
+use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ring3_inject as inject;
+use ring3_layout::control::ControlHeader;
+use ring3_layout::region::{CONTROL_OFFSET, got_offset, view_offset};
+use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 
-use super::{MapFile, MapSlot, Refusal};
+use super::target::{STOP_WITHIN, Target};
+use super::tracer::refusal_of;
+use super::{MapFile, MapSlot, Refusal, Shared};
 
 /// What is sent to a target for files that it may only read: descriptors that cannot write, or it could make its mappings writable.
 pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Vec<Option<OwnedFd>>, Refusal> {
@@ -33,4 +40,66 @@ pub(super) fn sources<'f>(
         (fd, file.geometry.file_bytes(), file.writable)
     };
     files.iter().zip(opened).map(source).collect()
+}
+
+impl Target {
+    /// Says where maps will be mapped. Whoever cleans up after this server goes by it ([`recovery`]), even if the server is gone
+    /// before they are in use.
+    pub(super) fn announce_maps(&self, slots: impl Iterator<Item = MapSlot>, addresses: &[u64]) {
+        for (slot, address) in slots.zip(addresses) {
+            self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
+            self.control.word(got_offset(slot.0) - CONTROL_OFFSET + 8).store(*address, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
+        self.maps.insert(slot, (address, geometry.file_bytes()));
+        let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
+        self.control.write(view - CONTROL_OFFSET, View { base: address, geometry: *geometry });
+        self.control.word(got).store(self.region + view, Ordering::SeqCst);
+    }
+
+    pub(super) fn map_missing(
+        &mut self,
+        shared: &Shared,
+        stopped: &mut inject::Stopped,
+        slots: &[MapSlot],
+    ) -> Result<(), Refusal> {
+        let files = shared.map_files(slots, &self.domain)?;
+        if files.is_empty() {
+            return Ok(());
+        }
+        let opened = opened_for_targets(&files)?;
+        let sent = sources(&files, &opened);
+        let announce = |addresses: &[u64]| self.announce_maps(files.iter().map(|(slot, _)| *slot), addresses);
+        let addresses = inject::map_files(stopped, &sent, announce).map_err(refusal_of)?;
+        for ((slot, file), address) in files.iter().zip(addresses) {
+            self.note_map(*slot, address, &file.geometry);
+        }
+        Ok(())
+    }
+
+    /// Unmaps maps that no program here uses any more.
+    pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
+        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| match self.is_present() {
+            true => self.forget_maps(stopped, slots),
+            false => Ok(()),
+        })?
+    }
+
+    /// Unmaps them from the stopped process.
+    pub(super) fn forget_maps(
+        &mut self,
+        stopped: &mut inject::Stopped,
+        slots: &[MapSlot],
+    ) -> Result<(), inject::Error> {
+        for slot in slots {
+            let Some((address, bytes)) = self.maps.remove(slot) else { continue };
+            let got = got_offset(slot.0) - CONTROL_OFFSET;
+            self.control.word(got).store(0, Ordering::SeqCst);
+            stopped.unmap(address, bytes)?;
+            self.control.word(got + 8).store(0, Ordering::SeqCst);
+        }
+        Ok(())
+    }
 }

@@ -15,6 +15,7 @@ mod code_file;
 mod counters;
 mod domains;
 mod doorbell;
+mod ends;
 mod executions;
 mod explain;
 mod faults;
@@ -68,6 +69,7 @@ use std::time::Duration;
 use ring3_jit::{Code, Target as Symbol};
 use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{TEXT_OFFSET, got_offset};
+use ring3_layout::task_event::TaskEvent;
 use ring3_llvm::Engine;
 use ring3_maps::Geometry;
 use ring3_names::Names;
@@ -179,6 +181,8 @@ pub enum Point {
     Probe(ProbePoint),
     /// When system calls begin or end.
     Syscall(SyscallPoint),
+    /// At an event of a task's life.
+    Task(TaskPoint),
 }
 
 /// A uprobe or uretprobe.
@@ -208,6 +212,15 @@ pub struct SyscallPoint {
     pub exit: bool,
     /// What the program's context is.
     pub context: SyscallContext,
+}
+
+/// A tracepoint of a task's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskPoint {
+    /// Which one.
+    pub event: TaskEvent,
+    /// The program's context is the raw tracepoint's arguments, as far as they are here.
+    pub raw: bool,
 }
 
 /// What a program of a system call's tracepoint finds behind r1.

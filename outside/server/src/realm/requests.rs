@@ -263,6 +263,7 @@ impl Actor {
                     tracing::warn!(pid = requester, "new mappings: {refusal}");
                 }
             }
+            request::KIND_FORKED => self.show_end_of_fork(owner, pid),
             _ => {}
         }
         Served::Done

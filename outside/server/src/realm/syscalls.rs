@@ -18,6 +18,7 @@ use ring3_layout::syscall::{
     SITES_OFFSET, SLOW_PATH_SYSCALLS, SYSCALL_BYTES, Subscribers, SyscallSite, SyscallTables, TABLES_OFFSET,
     TRAMPOLINE_BYTES,
 };
+use ring3_layout::task_event::TaskEvent;
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, STATE_HEADER_BYTES, ThreadBlock};
 use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineLinks};
 use ring3_uapi::Errno;
@@ -36,6 +37,7 @@ use super::tables::in_agent;
 use super::target::{Link, Target};
 use super::tracer::refusal_of;
 use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
+use crate::kernel::known;
 
 /// Where in the control page the attachment of nobody is.
 const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
@@ -66,7 +68,15 @@ impl SyscallInterest {
         let mut interest = SyscallInterest { follow: following.follows(), traps, ..SyscallInterest::default() };
         for spec in specs {
             interest.identity |= spec.identity;
-            let Point::Syscall(point) = &spec.point else { continue };
+            let point = match &spec.point {
+                Point::Probe(_) => continue,
+                Point::Syscall(point) => point,
+                Point::Task(point) => {
+                    interest.any = true;
+                    interest.numbers.extend(point.event.calls().iter().map(|number| *number as u32));
+                    continue;
+                }
+            };
             interest.any = true;
             match point.number {
                 Some(number) => drop(interest.numbers.insert(number)),
@@ -626,7 +636,7 @@ impl Target {
 
     /// Publishes who sees which call.
     pub(super) fn publish_calls(&mut self, links: &BTreeMap<AttachmentId, Link>) {
-        let subscribers = self.links_for(links).filter(|(_, spec)| matches!(spec.point, Point::Syscall(_)));
+        let subscribers = self.links_for(links).filter(|(_, spec)| !matches!(spec.point, Point::Probe(_)));
         let subscribers = subscribers.map(|(id, _)| id).collect();
         self.publish_calls_of(&subscribers, links);
         self.syscalls.subscribers = subscribers;
@@ -647,8 +657,16 @@ impl Target {
             return;
         }
         let mut wanted: BTreeMap<(bool, usize), Vec<AttachmentId>> = BTreeMap::new();
+        let mut events: BTreeMap<TaskEvent, Vec<AttachmentId>> = BTreeMap::new();
         for id in &published.subscribers {
-            let Point::Syscall(point) = &links[id].spec.point else { continue };
+            let point = match &links[id].spec.point {
+                Point::Probe(_) => continue,
+                Point::Syscall(point) => point,
+                Point::Task(point) => {
+                    events.entry(point.event).or_default().push(*id);
+                    continue;
+                }
+            };
             let numbers = match point.number {
                 Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
                 None => 0..=OTHER_NUMBERS,
@@ -657,7 +675,7 @@ impl Target {
                 wanted.entry((point.exit, number)).or_default().push(*id);
             }
         }
-        let any = !wanted.is_empty();
+        let any = !wanted.is_empty() || !events.is_empty();
         if any && self.syscalls.hook.is_none() {
             self.syscalls.hook = self.add_counting_hook();
             let (index, address) = self.syscalls.hook.unwrap_or_default();
@@ -669,16 +687,26 @@ impl Target {
         self.control.word32(at).store(uses_sud.into(), SeqCst);
         let ranges: BTreeMap<Vec<AttachmentId>, u64> = wanted
             .values()
+            .chain(events.values())
             .collect::<BTreeSet<_>>()
             .into_iter()
             .map(|ids| (ids.clone(), self.range_of_calls(ids, links)))
             .collect();
         let old: BTreeSet<u64> = self.syscalls.ranges.values().copied().collect();
+        for event in TaskEvent::ALL {
+            let at = offset_of!(SyscallTables, task_events) + event as usize * size_of::<u64>();
+            let range = events.get(&event).map_or(0, |ids| ranges[ids]);
+            self.control.word(TABLES_OFFSET + at as u64).store(range, SeqCst);
+        }
+        let at = TABLES_OFFSET + offset_of!(SyscallTables, fork_is_fixed) as u64;
+        self.control.word32(at).store(known().forks_are_fixed.into(), SeqCst);
         for number in 0..=OTHER_NUMBERS {
             let mut words = [false, true].map(|exit| {
                 let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
                 let changes = traps && !exit && concerns_traps(number as i64);
-                let always = is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes;
+                let of_event = events.keys().any(|event| is_of_event(*event, number as i64, exit));
+                let always =
+                    is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes || of_event;
                 range | if always { ALWAYS } else { 0 }
             });
             if number == OTHER_NUMBERS && any {
@@ -744,6 +772,8 @@ impl Target {
         let Ok(code) = plan.trampoline(trampoline, &self.trampoline_links(&plan, index, entry, false)) else {
             return Ok(());
         };
+        let at = TABLES_OFFSET + offset_of!(SyscallTables, executed_by) as u64;
+        self.control.word32(at).store(self.executed_by, SeqCst);
         let record = SyscallSite { call: plan.call, number: nr::EXECVE as i32, ..SyscallSite::default() };
         self.control.write(site_offset(index), record);
         stopped.write(trampoline, &code)?;
@@ -835,6 +865,12 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
         nr::EXECVE | nr::EXECVEAT => follow && !exit,
         _ => false,
     }
+}
+
+/// Whether the agent looks at the beginning or the end of a call for an event.
+fn is_of_event(event: TaskEvent, number: i64, exit: bool) -> bool {
+    let at_end = matches!(event, TaskEvent::Exec | TaskEvent::Fork);
+    exit == at_end && event.calls().contains(&number)
 }
 
 /// Whether a call may be one that blocks SIGTRAP, or takes its handler away.

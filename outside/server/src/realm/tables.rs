@@ -3,8 +3,8 @@
 use std::mem::offset_of;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TRACEPOINT,
-    HOOK_AT_ENTRY,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TASK_EVENT,
+    ATTACHMENT_TRACEPOINT, HOOK_AT_ENTRY,
 };
 use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::{ProcessPage, StateHeader};
@@ -44,9 +44,11 @@ pub(super) fn entries(region: u64) -> Entries {
 pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
     let when = |holds: bool, flag: u32| if holds { flag } else { 0 };
     let of_call = |context: SyscallContext| matches!(&spec.point, Point::Syscall(point) if point.context == context);
+    let of_task = |raw: bool| matches!(&spec.point, Point::Task(point) if point.raw == raw);
     when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
         | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
         | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
-        | when(of_call(SyscallContext::Tracepoint), ATTACHMENT_TRACEPOINT)
+        | when(of_call(SyscallContext::Tracepoint) || of_task(false), ATTACHMENT_TRACEPOINT)
+        | when(of_task(true), ATTACHMENT_RAW | ATTACHMENT_TASK_EVENT)
         | when(of_call(SyscallContext::Kprobe), ATTACHMENT_KPROBE)
 }

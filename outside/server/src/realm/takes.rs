@@ -44,8 +44,8 @@ impl LinkSpec {
         match (&self.point, self.scope, self.pid) {
             (_, Scope::Targets, _) | (_, _, Some(_)) => None,
             (Point::Probe(probe), ..) => Some(Wanted::File((probe.dev, probe.inode))),
-            (Point::Syscall(_), Scope::All, _) => Some(Wanted::Everybody),
-            (Point::Syscall(_), Scope::Mapped, _) => Some(Wanted::OfLoader(self.loader)),
+            (Point::Syscall(_) | Point::Task(_), Scope::All, _) => Some(Wanted::Everybody),
+            (Point::Syscall(_) | Point::Task(_), Scope::Mapped, _) => Some(Wanted::OfLoader(self.loader)),
         }
     }
 }
@@ -206,7 +206,7 @@ impl Actor {
     fn tell_if_nothing_is_seen(&mut self, id: AttachmentId) {
         let spec = &self.links[&id].spec;
         let sees_targets_only =
-            matches!(spec.point, Point::Syscall(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
+            !matches!(spec.point, Point::Probe(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
         if sees_targets_only
             && self.targets.is_empty()
             // (What it has begun may be about to execute what is to be traced: `bpftrace -c`.)
@@ -326,7 +326,7 @@ impl Actor {
     pub(super) fn may_map_a_wanted_library(&self, pid: u32) -> bool {
         let is_library = |link: &Link| match &link.spec.point {
             Point::Probe(probe) => probe.file.file_name().is_some_and(|name| name.to_string_lossy().contains(".so")),
-            Point::Syscall(_) => false,
+            Point::Syscall(_) | Point::Task(_) => false,
         };
         self.links.values().any(|link| link.spec.wanted().is_some() && is_library(link)) && is_dynamic(pid)
     }

@@ -16,14 +16,15 @@ use ring3_layout::control::{
     ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, ControlHeaderValue, HOOK_MANY, HOOKS_MAX,
     HOOKS_OFFSET, Hook, HookKind, HookValue, TASK_TABLE_OFFSET, range_pack, range_unpack,
 };
-use ring3_layout::region::{CONTROL_BYTES, CONTROL_NAME, CONTROL_OFFSET, TEXT_OFFSET, got_offset, view_offset};
-use ring3_maps::{Geometry, View};
+use ring3_layout::region::{CONTROL_BYTES, CONTROL_NAME, CONTROL_OFFSET, TEXT_OFFSET};
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::ahead::Ahead;
+use super::ends::Life;
 use super::faults::FaultState;
 use super::forks::WitnessFile;
+use super::hosted::Host;
 use super::libraries::{Program, vdso_clock_gettime};
 use super::map_sources::{opened_for_targets, sources};
 use super::modules::{Modules, likely_file_of};
@@ -61,6 +62,8 @@ pub(super) struct Link {
     pub(super) spec: LinkSpec,
     /// By pid.
     pub(super) refused: BTreeMap<u32, Refusal>,
+    /// The process in which its program sees ends of targets that no program in them has seen, once there was one.
+    pub(super) host: Option<Arc<Host>>,
 }
 
 /// A process that is instrumented.
@@ -70,6 +73,8 @@ pub(super) struct Target {
     /// Process id in its own namespace.
     pub(super) own_pid: u32,
     pub(super) comm: String,
+    /// What the kernel has told of it when it became a target.
+    pub(super) life: Life,
     pub(super) explicit: bool,
     /// Whose it is, when that was read last.
     subject: Subject,
@@ -87,6 +92,8 @@ pub(super) struct Target {
     pub(super) following: Following,
     /// It stands at the first instruction of its program: the end of `execve` is still to be seen.
     pub(super) executed: bool,
+    /// The id that the thread had which executed it, if that was another than it has now, in its own pid namespace; else 0.
+    pub(super) executed_by: u32,
     pub(super) nonce: u64,
     /// Where whoever began it reads what could not be done.
     pub(super) terminal: Option<Terminal>,
@@ -188,9 +195,11 @@ impl Target {
             faulted: BTreeMap::new(),
             own_pid: info.own_pid,
             comm: info.comm,
+            life: Life::of(pid).unwrap_or_default(),
             explicit,
             following: Following::All,
             executed: false,
+            executed_by: 0,
             terminal: None,
             told: BTreeSet::new(),
             budget: Budget::default(),
@@ -759,68 +768,6 @@ impl Target {
             );
         }
         Some(first)
-    }
-
-    // ---- maps ----
-
-    /// Says where maps will be mapped. Whoever cleans up after this server goes by it ([`recovery`]), even if the server is gone
-    /// before they are in use.
-    fn announce_maps(&self, slots: impl Iterator<Item = MapSlot>, addresses: &[u64]) {
-        for (slot, address) in slots.zip(addresses) {
-            self.control.word32(offset_of!(ControlHeader, maps) as u64).fetch_max(slot.0 + 1, Ordering::SeqCst);
-            self.control.word(got_offset(slot.0) - CONTROL_OFFSET + 8).store(*address, Ordering::SeqCst);
-        }
-    }
-
-    pub(super) fn note_map(&mut self, slot: MapSlot, address: u64, geometry: &Geometry) {
-        self.maps.insert(slot, (address, geometry.file_bytes()));
-        let (got, view) = (got_offset(slot.0) - CONTROL_OFFSET, view_offset(slot.0));
-        self.control.write(view - CONTROL_OFFSET, View { base: address, geometry: *geometry });
-        self.control.word(got).store(self.region + view, Ordering::SeqCst);
-    }
-
-    fn map_missing(
-        &mut self,
-        shared: &Shared,
-        stopped: &mut inject::Stopped,
-        slots: &[MapSlot],
-    ) -> Result<(), Refusal> {
-        let files = shared.map_files(slots, &self.domain)?;
-        if files.is_empty() {
-            return Ok(());
-        }
-        let opened = opened_for_targets(&files)?;
-        let sent = sources(&files, &opened);
-        let announce = |addresses: &[u64]| self.announce_maps(files.iter().map(|(slot, _)| *slot), addresses);
-        let addresses = inject::map_files(stopped, &sent, announce).map_err(refusal_of)?;
-        for ((slot, file), address) in files.iter().zip(addresses) {
-            self.note_map(*slot, address, &file.geometry);
-        }
-        Ok(())
-    }
-
-    /// Unmaps maps that no program here uses any more.
-    pub(super) fn unmap(&mut self, slots: &[MapSlot]) -> Result<(), inject::Error> {
-        inject::while_stopped(inject::Pid(self.pid), STOP_WITHIN, |stopped| match self.is_present() {
-            true => self.forget_maps(stopped, slots),
-            false => Ok(()),
-        })?
-    }
-
-    /// Unmaps them from the stopped process.
-    pub(super) fn forget_maps(
-        &mut self,
-        stopped: &mut inject::Stopped,
-        slots: &[MapSlot],
-    ) -> Result<(), inject::Error> {
-        for slot in slots {
-            let Some((address, bytes)) = self.maps.remove(slot) else { continue };
-            let got = got_offset(slot.0) - CONTROL_OFFSET;
-            self.control.word(got).store(0, Ordering::SeqCst);
-            stopped.unmap(address, bytes)?;
-            self.control.word(got + 8).store(0, Ordering::SeqCst);
-        }
-        Ok(())
     }
 
     // ---- threads ----

@@ -89,7 +89,7 @@ const FIELDS: &[(Object, &str, Holds)] = &[
     (Task, "exit_signal", stat(38)),
     (Task, "rt_priority", stat(40)),
     (Task, "policy", stat(41)),
-    (Task, "exit_code", stat(52)),
+    (Task, "exit_code", Value(Source::ExitCode)),
     (Task, "cred", To(Cred)),
     (Task, "real_cred", To(Cred)),
     (Task, "mm", To(Memory)),

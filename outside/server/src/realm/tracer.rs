@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::TargetStatus;
 use super::doorbell::EventFd;
+use super::ends::RecentEnds;
 use super::executions::{self, Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
 use super::garbage::Garbage;
 use super::leftovers::leftovers;
@@ -153,6 +154,7 @@ impl Tracer {
                 forks_only: vec![],
                 executions: BTreeMap::new(),
                 executions_begun: 0,
+                ends: RecentEnds::default(),
                 waiting_in_call: vec![],
                 rung: false,
                 requests_wait: false,
@@ -243,6 +245,7 @@ pub(super) struct Actor {
     /// By process id: executions that are followed. Such a process is stopped by nobody else.
     pub(super) executions: BTreeMap<u32, Execution>,
     pub(super) executions_begun: u64,
+    pub(super) ends: RecentEnds,
     /// Threads in their `execve` for which there is no room among these.
     pub(super) waiting_in_call: Vec<(u32, u32, Ready)>,
     /// Agents may have asked for something.
@@ -635,6 +638,7 @@ impl Actor {
     /// A target exited (its pidfd says so): its unadopted children are adopted, the rest is dropped.
     fn forget_exited(&mut self, pid: u32) {
         self.adopt_children_of(pid);
+        self.show_end(pid);
         if let Some(target) = self.targets.get(&pid) {
             tracing::info!(pid, comm = target.comm, "target exited");
             let death = target.death();
@@ -704,7 +708,8 @@ impl Actor {
         }
         let first = self.next_attachment;
         for spec in specs {
-            self.links.insert(AttachmentId(self.next_attachment), Link { spec, refused: BTreeMap::new() });
+            self.links
+                .insert(AttachmentId(self.next_attachment), Link { spec, refused: BTreeMap::new(), host: None });
             self.next_attachment += 1;
         }
         let ids: Vec<AttachmentId> = (first..self.next_attachment).map(AttachmentId).collect();

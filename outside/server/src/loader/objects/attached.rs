@@ -56,6 +56,7 @@ impl Attached {
             text: program.text.clone(),
             all_registers: match &point {
                 Point::Probe(_) => facts.all_registers,
+                Point::Task(_) => true,
                 Point::Syscall(point) => facts.call_registers || point.context == SyscallContext::Kprobe,
             },
             point,

@@ -214,7 +214,7 @@ impl Drop for Program {
 pub enum EventKind {
     /// A probe, with the program that `PERF_EVENT_IOC_SET_BPF` put on it.
     Uprobe(UprobeSite, Mutex<Option<Attached>>),
-    /// A tracepoint of system calls, likewise.
+    /// A tracepoint, likewise.
     Tracepoint(TracepointSite, Mutex<Option<Attached>>),
     /// A kprobe at a system call's function, likewise.
     Kprobe(KprobeSite, Mutex<Option<Attached>>),
@@ -406,7 +406,7 @@ impl Event {
 pub enum LinkTarget {
     /// A perf event.
     Event(Arc<Event>),
-    /// A raw tracepoint: `sys_enter` or `sys_exit`.
+    /// A raw tracepoint.
     RawTracepoint(Tracepoint),
     /// Many uprobes of a file.
     Uprobes(MultiSite),
@@ -431,10 +431,9 @@ impl Link {
         tracepoint: Tracepoint,
         cookie: u64,
     ) -> Result<Link, Refusal> {
-        /// Arguments of `sys_enter` and of `sys_exit`.
-        const ARGUMENT_BYTES: u32 = 2 * 8;
-        if program.facts.context_bytes > ARGUMENT_BYTES {
-            let words = format!("program {:?} reads more arguments than {} has", program.name, tracepoint.name());
+        let (bytes, behind) = tracepoint.raw_arguments();
+        if program.facts.context_bytes > bytes {
+            let words = format!("program {:?} reads {behind}", program.name);
             return Err(Refusal::new(Errno::EINVAL, words));
         }
         let (realm, rights) = (program.realm.clone(), program.rights.clone());
