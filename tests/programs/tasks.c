@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Attaches the programs of tasks.bpf.c to a function of a binary.
+// Attaches the programs of tasks.bpf.c, or of what NAME says, to a function of a binary.
 //
 //   tasks BINARY
 //
@@ -10,18 +10,26 @@
 #include <stdlib.h>
 #include <string.h>
 #include "helpers.h"
-#include "tasks.skel.h"
+
+#ifndef NAME
+#define NAME tasks
+#endif
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+#define JOINED(name, end) name##_bpf##end
+#define OF(name, end) JOINED(name, end)
+#include TEXT(NAME.skel.h)
 
 int main(int argc, char **argv)
 {
 	LIBBPF_OPTS(bpf_uprobe_opts, opts, .func_name = "tell");
 	struct bpf_program *program;
-	struct tasks_bpf *skel;
+	struct OF(NAME, ) *skel;
 	char line[16];
 
 	if (argc < 2)
 		return 2;
-	skel = tasks_bpf__open_and_load();
+	skel = OF(NAME, __open_and_load)();
 	if (!skel) {
 		fprintf(stderr, "tasks: cannot load: %s\n", strerror(errno));
 		return 1;
@@ -50,6 +58,6 @@ int main(int argc, char **argv)
 		printf("end\n");
 		fflush(stdout);
 	}
-	tasks_bpf__destroy(skel);
+	OF(NAME, __destroy)(skel);
 	return 0;
 }

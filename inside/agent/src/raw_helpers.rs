@@ -1,6 +1,6 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
-use ring3_runtime::{raw_buffers, raw_callbacks, raw_dynptr, raw_helpers, raw_stack, raw_task};
+use ring3_runtime::{raw_buffers, raw_callbacks, raw_cgroup, raw_dynptr, raw_helpers, raw_stack, raw_task};
 
 macro_rules! exports {
     ($($symbol:ident = $function:path;)*) => {
@@ -47,6 +47,8 @@ exports! {
     ring3_helper_get_smp_processor_id = raw_helpers::get_smp_processor_id;
     ring3_helper_get_numa_node_id = raw_helpers::get_numa_node_id;
     ring3_helper_get_prandom_u32 = raw_helpers::get_prandom_u32;
+    ring3_helper_get_current_cgroup_id = raw_cgroup::get_current_cgroup_id;
+    ring3_helper_get_current_ancestor_cgroup_id = raw_cgroup::get_current_ancestor_cgroup_id;
     ring3_helper_get_current_task = raw_task::get_current_task;
     ring3_helper_get_attach_cookie = raw_helpers::get_attach_cookie;
     ring3_helper_get_func_ip = raw_helpers::get_func_ip;

@@ -13,6 +13,7 @@ pub mod raw_budget;
 pub mod raw_buffers;
 pub mod raw_callbacks;
 pub mod raw_cancellation;
+pub mod raw_cgroup;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
 pub mod raw_fast_path;

@@ -1,13 +1,15 @@
-//! The name and the user of the running thread, which programs ask for often and which seldom change.
+//! The name, the user and the cgroup of the running thread, which programs ask for often and which seldom change.
 //!
-//! The kernel is asked once in [`KEPT_NS`], since another process may write a thread's name (`/proc/PID/comm`). What the thread
-//! itself does counts at once: the calls that change its name or its user are seen ([`changes`]).
+//! The kernel is asked once in [`KEPT_NS`], since another process may write a thread's name (`/proc/PID/comm`) or move it into
+//! another cgroup. What the thread itself does counts at once: the calls that change its name or its user are seen ([`changes`]).
+//! Its cgroup it changes by writing a file, as others do.
 
 use ring3_layout::syscall::IDENTITY_CHANGERS;
 use ring3_layout::thread::{Remembered, ThreadBlock};
 use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
+use crate::raw_cgroup::{ancestor_id, cgroup_id};
 use crate::raw_helpers::{coarse_ns, comm};
 use crate::raw_sampled::sampled;
 use crate::raw_sud::is_borrower;
@@ -19,7 +21,11 @@ const KEPT_NS: u64 = 10_000_000;
 const PR_SET_NAME: u64 = 15;
 
 /// What the kernel says of the running thread: remembered at `place`, or asked.
-fn remembered<T: Copy>(tb: &mut ThreadBlock, place: fn(&mut ThreadBlock) -> &mut Remembered<T>, ask: fn() -> T) -> T {
+fn remembered<T: Copy>(
+    tb: &mut ThreadBlock,
+    place: fn(&mut ThreadBlock) -> &mut Remembered<T>,
+    ask: impl FnOnce() -> T,
+) -> T {
     // (What a `vfork` child becomes is not remembered of the thread whose block it uses.)
     let Some(now) = coarse_ns(tb).filter(|_| !is_borrower(tb)) else { return ask() };
     let until = if now < tb.changes_until { 0 } else { now + KEPT_NS };
@@ -54,6 +60,20 @@ pub(crate) fn uid_gid_of(tb: &mut ThreadBlock) -> u64 {
             (gid as u64) << 32 | u64::from(uid as u32)
         },
     )
+}
+
+/// The id of its cgroup, as `bpf_get_current_cgroup_id` returns it.
+pub(crate) fn cgroup_of(tb: &mut ThreadBlock) -> u64 {
+    remembered(tb, |tb| &mut tb.cgroup, cgroup_id)
+}
+
+/// The id of its cgroup's ancestor at a level, as `bpf_get_current_ancestor_cgroup_id` returns it.
+pub(crate) fn ancestor_of(tb: &mut ThreadBlock, level: u32) -> u64 {
+    let level = u64::from(level);
+    if tb.ancestor.value[0] != level {
+        tb.ancestor.until = 0;
+    }
+    remembered(tb, |tb| &mut tb.ancestor, || [level, ancestor_id(level as u32)])[1]
 }
 
 /// A call begins. If it is one that changes the thread's name or user, nothing of that is remembered until it has been made.

@@ -41,6 +41,11 @@ impl Task {
         Task { tid, own_tid: tb.pid_tgid as u32, own_tgid: (tb.pid_tgid >> 32) as u32 }
     }
 
+    /// The running thread, for what is told of it whatever its ids are.
+    pub(crate) fn running() -> Task {
+        Task { tid: 0, own_tid: 0, own_tgid: 0 }
+    }
+
     /// Whether it is the running thread.
     pub(crate) fn is_running(self) -> bool {
         self.tid == self.own_tid
@@ -60,7 +65,7 @@ impl Task {
 
     /// Its name.
     pub(crate) fn comm(self, value: &mut [u8]) -> Option<()> {
-        let mut file = File::open(&self.path(b"comm")?)?;
+        let file = self.file(b"comm")?;
         // The kernel writes a newline behind it.
         let name = file.bytes();
         let room = value.iter_mut().take(VALUE_BYTES_MAX);
@@ -79,7 +84,7 @@ impl Task {
         if is_guarded && !self.is_running() && self.tid != self.own_tgid {
             return None;
         }
-        let mut file = File::open(&self.path(b"stat")?)?;
+        let file = self.file(b"stat")?;
         let (mut at, mut number, mut found) = (1, Number::default(), None);
         for byte in file.bytes() {
             match byte {
@@ -99,7 +104,7 @@ impl Task {
 
     /// The number in the line of `/proc/PID/status` that begins so.
     pub(crate) fn status(self, key: &[u8]) -> Option<u64> {
-        let mut file = File::open(&self.path(b"status")?)?;
+        let file = self.file(b"status")?;
         let mut bytes = file.bytes();
         while !begins_with(&mut bytes, key)? {}
         let mut number = Number::default();
@@ -109,7 +114,7 @@ impl Task {
 
     /// The number in one of [`NUMBER_FILES`].
     pub(crate) fn number_in(self, which: u16) -> Option<u64> {
-        let mut file = File::open(&self.path(word(NUMBER_FILES, which)?)?)?;
+        let file = self.file(word(NUMBER_FILES, which)?)?;
         let mut number = Number::default();
         file.bytes().take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
         number.value()
@@ -117,6 +122,11 @@ impl Task {
 
     /// The number of one of [`NAMESPACES`].
     pub(crate) fn namespace(self, which: u16) -> Option<u64> {
+        self.namespace_file(which).map(|[_, inode]| inode)
+    }
+
+    /// Device and inode of the file of one of [`NAMESPACES`].
+    pub(crate) fn namespace_file(self, which: u16) -> Option<[u64; 2]> {
         let mut path = self.path(b"ns/")?;
         path.push(word(NAMESPACES, which)?)?;
         let (mut system, mut status) = ([0u64; STATFS_WORDS], [0u64; STAT_WORDS]);
@@ -127,8 +137,13 @@ impl Task {
         }
         // SAFETY: the kernel reads a string, and writes a `struct stat`.
         let result = unsafe { syscall(nr::STAT, [path.address(), &raw mut status as u64, 0, 0, 0, 0]) };
-        let [_, inode, ..] = status;
-        (result == 0).then_some(inode)
+        let [device, inode, ..] = status;
+        (result == 0).then_some([device, inode])
+    }
+
+    /// One of its files in `/proc`.
+    pub(crate) fn file(self, name: &[u8]) -> Option<File> {
+        File::open(&self.path(name)?)
     }
 
     /// What `/proc/TID/status` tells of who gets a signal.
@@ -332,7 +347,7 @@ impl Path {
 }
 
 /// An open file.
-struct File(u64);
+pub(crate) struct File(u64);
 
 impl File {
     /// Opens a file that really is one of `/proc`.
@@ -340,16 +355,44 @@ impl File {
         const O_CLOEXEC: u64 = 0o2_000_000;
         // SAFETY: the kernel reads a string.
         let fd = unsafe { syscall(nr::OPEN, [path.address(), O_CLOEXEC, 0, 0, 0, 0]) };
-        let file = File(u64::try_from(fd).ok()?);
+        File::of(fd).filter(|file| file.is_of(PROC_MAGIC))
+    }
+
+    /// What a call returned that opens a file.
+    pub(crate) fn of(fd: i64) -> Option<File> {
+        u64::try_from(fd).ok().map(File)
+    }
+
+    /// Its descriptor.
+    pub(crate) fn descriptor(&self) -> u64 {
+        self.0
+    }
+
+    /// Whether its file system has this `f_type`.
+    pub(crate) fn is_of(&self, magic: u64) -> bool {
         let mut system = [0u64; STATFS_WORDS];
         // SAFETY: the kernel writes a `struct statfs`.
-        let result = unsafe { syscall(nr::FSTATFS, [file.0, &raw mut system as u64, 0, 0, 0, 0]) };
-        (result == 0 && system.first() == Some(&PROC_MAGIC)).then_some(file)
+        let result = unsafe { syscall(nr::FSTATFS, [self.0, &raw mut system as u64, 0, 0, 0, 0]) };
+        result == 0 && system.first() == Some(&magic)
+    }
+
+    /// Its inode's number.
+    pub(crate) fn inode(&self) -> Option<u64> {
+        let mut status = [0u64; STAT_WORDS];
+        // SAFETY: the kernel writes a `struct stat`.
+        let result = unsafe { syscall(nr::FSTAT, [self.0, &raw mut status as u64, 0, 0, 0, 0]) };
+        let [_, inode, ..] = status;
+        (result == 0).then_some(inode)
     }
 
     /// All its bytes.
-    fn bytes(&mut self) -> impl Iterator<Item = u8> + '_ {
-        let (mut chunk, mut filled, mut at, mut offset) = ([0u8; CHUNK], 0, 0, 0u64);
+    pub(crate) fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
+        self.bytes_from(0)
+    }
+
+    /// Its bytes from an offset on.
+    pub(crate) fn bytes_from(&self, start: u64) -> impl Iterator<Item = u8> + '_ {
+        let (mut chunk, mut filled, mut at, mut offset) = ([0u8; CHUNK], 0, 0, start);
         from_fn(move || {
             if at == filled {
                 let to = chunk.as_mut_ptr() as u64;

@@ -328,6 +328,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
         (tb.sud_off_until, tb.sud_suspended) = (0, 0);
         tb.rseq = 0;
         (tb.comm.until, tb.uid_gid.until, tb.changes_until) = (0, 0, 0);
+        (tb.cgroup.until, tb.ancestor.until) = (0, 0);
         tb.serial = raw_request::realm(base).threads.fetch_add(1, Relaxed).wrapping_add(1);
     }
     if tb.this != 0 && fresh_process {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use ring3_layout::filter::AGENT_CALLS_MAX;
+use ring3_uapi::pidfd::PIDFD_GET_INFO;
 use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
 
 use crate::Error;
@@ -97,9 +98,11 @@ fn needed_calls() -> impl Iterator<Item = (&'static str, FilteredCall)> {
 fn agent_calls() -> impl Iterator<Item = FilteredCall> {
     const PR_GET_NAME: u64 = 16;
     const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
-    let prctl = FilteredCall::any(libc::SYS_prctl as u32);
-    let any = (0..AGENT_CALLS_MAX as u32).filter(move |number| *number != prctl.number).map(FilteredCall::any);
-    any.chain([PR_GET_NAME, PR_SET_SYSCALL_USER_DISPATCH].map(|option| prctl.with(0, option)))
+    let [prctl, ioctl] = [libc::SYS_prctl, libc::SYS_ioctl].map(|number| FilteredCall::any(number as u32));
+    let is_one_of = move |number: &u32| [prctl.number, ioctl.number].contains(number);
+    let any = (0..AGENT_CALLS_MAX as u32).filter(move |number| !is_one_of(number)).map(FilteredCall::any);
+    let options = [PR_GET_NAME, PR_SET_SYSCALL_USER_DISPATCH].map(|option| prctl.with(0, option));
+    any.chain(options).chain([ioctl.with(1, PIDFD_GET_INFO)])
 }
 
 /// A bit of the flags of mmap(2) that the kernel ignores, and that everything shared is mapped with: the filter of ring3's loaders

@@ -170,6 +170,14 @@ const HELPER_NOTES: &[(u32, &str)] = &[
     ),
     (helper::MAP_SUM_ELEM_COUNT, "a kernel function: libbpf finds it where the kernel has BTF"),
     (helper::CURRENT_TASK_UNDER_CGROUP, "every index is unset (-EAGAIN)"),
+    (
+        helper::GET_CURRENT_CGROUP_ID,
+        "asked once in 10 ms; 0 if neither a pidfd (Linux 6.13) tells it nor the cgroups of version 2 are mounted in the process",
+    ),
+    (
+        helper::GET_CURRENT_ANCESTOR_CGROUP_ID,
+        "asked once in 10 ms; 0 if the root of the cgroups of version 2 is not mounted in the process",
+    ),
     (helper::GET_CURRENT_PID_TGID, "ids of the process's own pid namespace"),
     (helper::GET_SMP_PROCESSOR_ID, "the CPU whose part of per-CPU maps the run uses"),
 ];

@@ -6,7 +6,7 @@
 use core::sync::atomic::AtomicU64;
 
 /// Numbers of system calls that the agent makes lie below.
-pub const AGENT_CALLS_MAX: usize = 320;
+pub const AGENT_CALLS_MAX: usize = 448;
 /// Offset of [`Denied`] in the control page, behind its header.
 pub const DENIED_OFFSET: u64 = 0x800;
 

@@ -280,6 +280,10 @@ pub struct ThreadBlock {
     pub uid_gid: Remembered<u64>,
     /// Until then nothing is remembered: a call is under way that changes it.
     pub changes_until: u64,
+    /// Its cgroup's id, as `bpf_get_current_cgroup_id` returns it.
+    pub cgroup: Remembered<u64>,
+    /// A level, and the id of the cgroup's ancestor there, as `bpf_get_current_ancestor_cgroup_id` returns it.
+    pub ancestor: Remembered<[u64; 2]>,
     /// Address of the [`crate::sampled::Sampled`] that stands for the running thread; 0, as in all targets: none.
     pub sampled: u64,
     /// While memory of a sampled process is read: its id, and bit 32. Otherwise 0.

@@ -14,6 +14,7 @@ pub mod flags;
 pub mod helper;
 pub mod nr;
 pub mod perf;
+pub mod pidfd;
 pub mod ptrace;
 pub mod seccomp;
 pub mod syscalls;

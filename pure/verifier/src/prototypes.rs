@@ -196,7 +196,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(SKB_LOAD_BYTES_RELATIVE).given(&[CONTEXT, Anything, MEMORY_OUT, Size, Anything]).from(PACKETS),
     row(FIB_LOOKUP).given(&[CONTEXT, MEMORY_OUT, Size, Anything]).gpl().from(TC_XDP),
     row(SKB_CGROUP_ID).given(&[CONTEXT]).from(TC),
-    row(GET_CURRENT_CGROUP_ID),
+    row(GET_CURRENT_CGROUP_ID).runs(),
     row(GET_LOCAL_STORAGE)
         .given(&[Map, Anything])
         .gives(Return::MapValue)
@@ -251,7 +251,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(GET_NS_CURRENT_PID_TGID).given(&[Anything, Anything, MEMORY_OUT, Size]),
     row(XDP_OUTPUT).given(&[object("xdp_buff"), Map, Anything, MEMORY, SizeOrZero]).gpl().maps(EVENTS).from(TYPED),
     row(GET_NETNS_COOKIE).given(&[Context { nullable: true }]).from(PACKETS),
-    row(GET_CURRENT_ANCESTOR_CGROUP_ID).given(&[Anything]),
+    row(GET_CURRENT_ANCESTOR_CGROUP_ID).given(&[Anything]).runs(),
     row(SK_ASSIGN).given(&[CONTEXT, SOCKET, Anything]).from(TC),
     row(KTIME_GET_BOOT_NS).runs(),
     row(SEQ_PRINTF).given(&[SEQ_FILE, MEMORY, Size, Memory { nullable: true }, SizeOrZero]).gpl().from(TRACING),
