@@ -20,4 +20,25 @@ int cgroups(void *ctx)
 	return 0;
 }
 
+SEC("uprobe")
+int BPF_KPROBE(ids, unsigned long device, unsigned long inode)
+{
+	struct bpf_pidns_info info;
+
+#define IDS(text, device, inode, bytes)                                              \
+	do {                                                                         \
+		__builtin_memset(&info, 0xaa, sizeof(info));                         \
+		long result = bpf_get_ns_current_pid_tgid(device, inode, &info, bytes); \
+		TELL_BYTES(text, result, &info, sizeof(info));                       \
+	} while (0)
+	IDS("ids", device, inode, 8);
+	IDS("ids again", device, inode, 8);
+	IDS("ids of another device", device + 1, inode, 8);
+	IDS("ids of a long device", device + (1UL << 32), inode, 8);
+	IDS("ids of another inode", device, inode + 1, 8);
+	IDS("ids of no inode", 0, 0, 8);
+	IDS("ids, 7 bytes", device, inode, 7);
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "GPL";

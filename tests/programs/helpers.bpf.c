@@ -81,6 +81,17 @@ int BPF_KPROBE(copies, char *text, char *edge, char *hidden)
 	return 0;
 }
 
+#define copy_from_task(to, bytes, from) bpf_copy_from_user_task(to, bytes, from, bpf_get_current_task_btf(), 0)
+
+SEC("uprobe.s")
+int BPF_KPROBE(copies_of_task, char *text, char *edge, char *hidden)
+{
+	READS(copy_from_task);
+	WRITES("copy_from_task: flags", bpf_copy_from_user_task(to, 16, text, bpf_get_current_task_btf(), 1));
+	WRITES("copy_from_task: 0, flags", bpf_copy_from_user_task(to, 0, text, bpf_get_current_task_btf(), 1));
+	return 0;
+}
+
 SEC("uprobe")
 int BPF_KPROBE(strings_user, char *text, char *edge, char *hidden, char *empty, char *open)
 {

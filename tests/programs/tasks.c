@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Attaches the programs of tasks.bpf.c, or of what NAME says, to a function of a binary.
+// Attaches the programs of tasks.bpf.c, or of what NAME says, to a function of a binary, or to the tracepoints that they name.
 //
 //   tasks BINARY
 //
 // Prints "attached"; on each line of input, what the programs told since, one line each, and "end".
 #include <bpf/libbpf.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,12 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	bpf_object__for_each_program(program, skel->obj) {
-		if (!bpf_program__attach_uprobe_opts(program, -1, argv[1], 0, &opts)) {
+		const char *section = bpf_program__section_name(program);
+		bool is_uprobe = section[0] == 'u';
+
+		opts.retprobe = strcmp(section, "uretprobe") == 0;
+		if (!(is_uprobe ? bpf_program__attach_uprobe_opts(program, -1, argv[1], 0, &opts)
+				: bpf_program__attach(program))) {
 			fprintf(stderr, "tasks: %s: %s\n", bpf_program__name(program), strerror(errno));
 			return 1;
 		}

@@ -1,10 +1,13 @@
-//! What helpers say of the running thread: the same on the kernel and under ring3.
+//! What helpers say of the running thread, and send to it: the same on the kernel and under ring3.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ring3_tests::{Bench, Process, is_root, programs, ready, wait_until};
+
+/// A user without any privilege.
+const ORDINARY: u32 = 65534;
 
 /// A victim, and what programs tell of its calls.
 struct Told {
@@ -15,23 +18,57 @@ struct Told {
 impl Told {
     /// Of a victim that a command starts.
     fn by(bench: &Bench, command: &[&str]) -> Told {
+        Told::of("current", bench, command)
+    }
+
+    /// Of one whose calls these programs see.
+    fn of(tool: &str, bench: &Bench, command: &[&str]) -> Told {
         // The kernel's probes are in all processes that run a file: nobody else runs this copy.
         let binary = bench.victim(programs().join("tasked"));
         let mut start = bench.target(command.first().map_or(binary.as_path(), Path::new));
         let victim = ready(start.args(command.iter().skip(1)).args((!command.is_empty()).then_some(&binary)));
-        let mut tool = Process::start(bench.load(programs().join("current")).arg(&binary));
+        let mut tool = Process::start(bench.load(programs().join(tool)).arg(&binary));
         assert_eq!(tool.line(), "attached");
         Told { victim, tool }
     }
 
-    /// Of a call where the word says; the call's thread.
-    fn call(&mut self, word: &str) -> (u32, Vec<String>) {
+    /// Of a call where the word says; the ids of its process, thread and parent.
+    fn call(&mut self, word: &str) -> (Vec<u32>, Vec<String>) {
         self.victim.say(word);
-        let ids = self.victim.line();
+        let ids = self.victim.line().split(' ').map(|id| id.parse().expect("an id")).collect();
         self.tool.say("");
         let told = std::iter::from_fn(|| Some(self.tool.line()).filter(|line| line != "end")).collect();
-        (ids.split(' ').nth(1).and_then(|id| id.parse().ok()).expect("a thread id"), told)
+        (ids, told)
     }
+}
+
+/// What a victim prints that gets signals from programs, and what the programs tell.
+fn signals(bench: &Bench) -> [Vec<String>; 2] {
+    let binary = bench.victim(programs().join("signalled"));
+    let mut victim = ready(&mut bench.target(&binary));
+    let mut tool = Process::start(bench.load(programs().join("signals")).arg(&binary));
+    assert_eq!(tool.line(), "attached");
+    victim.say("go");
+    let printed = std::iter::from_fn(|| Some(victim.line()).filter(|line| line != "end")).collect();
+    tool.say("");
+    let told = std::iter::from_fn(|| Some(tool.line()).filter(|line| line != "end")).collect();
+    assert_eq!(tool.finish().0, Some(0));
+    victim.say("");
+    assert_eq!(victim.wait(), Some(0));
+    [printed, told]
+}
+
+#[test]
+fn signals_of_programs_come_behind_their_run_as_the_kernels() {
+    let [printed, told] = signals(&Bench::ring3());
+    assert!(printed.len() > 80 && told.len() > 80, "{printed:#?} {told:#?}");
+    if !is_root() {
+        return println!("SKIPPED IN PART: comparing with the kernel needs root");
+    }
+    let kernel = signals(&Bench::native());
+    assert_eq!(printed.join("\n"), kernel[0].join("\n"));
+    assert_eq!(told, kernel[1]);
+    assert_eq!(signals(&Bench::ring3_as(ORDINARY)), [printed, told]);
 }
 
 /// The value that was told under a name.
@@ -123,4 +160,70 @@ fn programs_see_the_cgroup_of_the_thread_and_its_ancestors() {
     inner.take(told.victim.pid());
     wait_until("the pidfd tells", || value(&told.call("main").1, "cgroup") == inner.id());
     assert_eq!(LEVELS.map(|name| value(&told.call("main").1, name)), [0; 6]);
+}
+
+/// What is told of the thread's ids; those of the thread itself stand for others'.
+fn told_of_ids(bench: &Bench, command: &[&str]) -> Vec<String> {
+    let mut told = Told::by(bench, command);
+    let mut lines = vec![];
+    for word in ["main", "thread", "fork"] {
+        let (ids, all) = told.call(word);
+        let bytes: String =
+            [ids[1], ids[0]].iter().flat_map(|id| id.to_le_bytes()).map(|byte| format!("{byte:02x}")).collect();
+        let of_ids = all.iter().filter(|line| line.starts_with("ids"));
+        lines.extend(of_ids.map(|line| line.replace(&bytes, "its own")));
+    }
+    lines
+}
+
+#[test]
+fn programs_ask_for_the_ids_in_the_namespace_of_the_process() {
+    let expected: Vec<String> = ["main", "thread", "fork"]
+        .iter()
+        .flat_map(|_| {
+            let none = |name: &str, bytes: &str| format!("ids{name}: -22 {bytes}");
+            let zeros = "0".repeat(16);
+            let names = [" of another device", " of a long device", " of another inode", " of no inode"];
+            let good = ["ids: 0 its own", "ids again: 0 its own"].map(str::to_owned);
+            let short = none(", 7 bytes", &format!("{}aa", "0".repeat(14)));
+            good.into_iter().chain(names.map(|name| none(name, &zeros))).chain([short]).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(told_of_ids(&Bench::ring3(), &[]), expected);
+    if !is_root() {
+        return println!("SKIPPED IN PART: comparing with the kernel, and namespaces, need root");
+    }
+    let inside = ["unshare", "--pid", "--fork", "--mount-proc"];
+    assert_eq!(told_of_ids(&Bench::ring3(), &inside), expected);
+    assert_eq!(told_of_ids(&Bench::native(), &[]), expected);
+    assert_eq!(told_of_ids(&Bench::native(), &inside), expected);
+    // Without /proc nobody knows which namespace it is.
+    let hidden = ["unshare", "--mount", "sh", "-c", "umount -l /proc && exec \"$0\""];
+    assert!(told_of_ids(&Bench::ring3(), &hidden).iter().all(|line| line.contains(": -22 ")));
+}
+
+#[test]
+fn the_kernels_string_functions_find_what_they_find_there() {
+    // (Of several programs at one place, the kernel runs the last one first.)
+    let told = |bench: &Bench| {
+        let mut lines = Told::of("strings", bench, &[]).call("main").1;
+        lines.sort();
+        lines
+    };
+    let has_functions = fs::read("/sys/kernel/btf/vmlinux")
+        .is_ok_and(|types| types.windows(b"bpf_strcasecmp".len()).any(|name| name == b"bpf_strcasecmp"));
+    if !has_functions {
+        return println!("SKIPPED: this kernel has no such functions, so no loader finds them");
+    }
+    let ours = told(&Bench::ring3());
+    let known =
+        [("strcmp: high", 1), ("strspn", 4), ("strlen: endless", -7), ("strlen: user", -34), ("strstr: none", -2)];
+    for (name, expected) in known {
+        assert_eq!(value(&ours, name) as i64, expected, "{name}");
+    }
+    assert!(ours.len() > 95, "{}", ours.len());
+    if !is_root() {
+        return println!("SKIPPED IN PART: comparing with the kernel needs root");
+    }
+    assert_eq!(ours.join("\n"), told(&Bench::native()).join("\n"));
 }

@@ -24,6 +24,7 @@ static volatile long sink;
 PROBED(reads_user)
 PROBED(reads_any)
 PROBED(copies)
+PROBED(copies_of_task)
 PROBED(strings_user)
 PROBED(strings_any)
 PROBED(reads_kernel)
@@ -201,6 +202,7 @@ int main(void)
 	reads_user(AT(text), AT(edge), AT(hidden), 0, 0, 0);
 	reads_any(AT(text), AT(edge), AT(hidden), 0, 0, 0);
 	copies(AT(text), AT(edge), AT(hidden), 0, 0, 0);
+	copies_of_task(AT(text), AT(edge), AT(hidden), 0, 0, 0);
 	strings_user(AT(text), AT(edge), AT(hidden), AT(text + 13), AT(open), 0);
 	strings_any(AT(text), AT(edge), AT(hidden), AT(text + 13), AT(open), 0);
 	reads_kernel(AT(text), 0, 0, 0, 0, 0);

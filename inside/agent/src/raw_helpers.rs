@@ -1,6 +1,8 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
-use ring3_runtime::{raw_buffers, raw_callbacks, raw_cgroup, raw_dynptr, raw_helpers, raw_stack, raw_task};
+use ring3_runtime::{
+    raw_buffers, raw_callbacks, raw_cgroup, raw_dynptr, raw_helpers, raw_signals, raw_stack, raw_strings, raw_task,
+};
 
 macro_rules! exports {
     ($($symbol:ident = $function:path;)*) => {
@@ -49,12 +51,29 @@ exports! {
     ring3_helper_get_prandom_u32 = raw_helpers::get_prandom_u32;
     ring3_helper_get_current_cgroup_id = raw_cgroup::get_current_cgroup_id;
     ring3_helper_get_current_ancestor_cgroup_id = raw_cgroup::get_current_ancestor_cgroup_id;
+    ring3_helper_get_ns_current_pid_tgid = raw_task::get_ns_current_pid_tgid;
+    ring3_helper_send_signal = raw_signals::send_signal;
+    ring3_helper_send_signal_thread = raw_signals::send_signal_thread;
     ring3_helper_get_current_task = raw_task::get_current_task;
     ring3_helper_get_attach_cookie = raw_helpers::get_attach_cookie;
     ring3_helper_get_func_ip = raw_helpers::get_func_ip;
     ring3_helper_strncmp = raw_helpers::strncmp;
     ring3_helper_strtol = raw_helpers::strtol;
     ring3_helper_strtoul = raw_helpers::strtoul;
+    ring3_helper_strcmp = raw_strings::strcmp;
+    ring3_helper_strcasecmp = raw_strings::strcasecmp;
+    ring3_helper_strchr = raw_strings::strchr;
+    ring3_helper_strchrnul = raw_strings::strchrnul;
+    ring3_helper_strnchr = raw_strings::strnchr;
+    ring3_helper_strrchr = raw_strings::strrchr;
+    ring3_helper_strlen = raw_strings::strlen;
+    ring3_helper_strnlen = raw_strings::strnlen;
+    ring3_helper_strspn = raw_strings::strspn;
+    ring3_helper_strcspn = raw_strings::strcspn;
+    ring3_helper_strstr = raw_strings::strstr;
+    ring3_helper_strnstr = raw_strings::strnstr;
+    ring3_helper_copy_from_user_task = raw_task::copy_from_user_task;
+    ring3_helper_read_branch_records = raw_helpers::read_branch_records;
     ring3_helper_trace_printk = raw_helpers::trace_printk;
     ring3_helper_trace_vprintk = raw_helpers::trace_vprintk;
     ring3_helper_snprintf = raw_helpers::snprintf;

@@ -59,6 +59,11 @@ fn own_action(base: u64, signal: u64) -> Option<&'static OwnAction> {
     sud(base).own.get(at).filter(|own| own.installed.load(Acquire) != 0)
 }
 
+/// Whether the handler that the kernel knows for a signal is the agent's.
+pub(crate) fn is_taken(base: u64, signal: u64) -> bool {
+    own_action(base, signal).is_some()
+}
+
 pub(crate) fn mask_of_thread() -> u64 {
     let mut mask = 0u64;
     // SAFETY: asks only; room for the answer.
@@ -238,6 +243,7 @@ pub(crate) unsafe fn pass_on(base: u64, info: &Info, context: &mut Context, fram
             if all & SIGSYS_BIT != 0 && is_armed(base) {
                 switch(base, false);
             }
+            info.hide_sender();
             // SAFETY: the handler returns by this word: as it would without us.
             unsafe { frame.write(restorer) };
             set_mask(all);

@@ -23,7 +23,7 @@ use crate::raw_request::control;
 use crate::raw_sampled::stand_for;
 use crate::raw_system::{cpu_number, gs_base, syscall};
 use crate::raw_thread::{current, find, known};
-use crate::{raw_shadow, raw_slot};
+use crate::{raw_shadow, raw_signals, raw_slot};
 
 /// A compiled program: its context, and the thread block for its environment.
 pub(crate) type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
@@ -86,6 +86,10 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     // SAFETY: as for this function.
     let calls = unsafe { enter_free(tb, base, frame, hook, sp) };
     tb.guard.store(0, Relaxed);
+    if tb.signals != 0 {
+        // SAFETY: as for this function.
+        unsafe { raw_signals::send_wanted(block) };
+    }
     calls
 }
 
@@ -307,6 +311,10 @@ pub(crate) fn run_guarded<R>(
     }
     compiler_fence(Release);
     tb.guard.store(if interrupts { before } else { 0 }, Relaxed);
+    if tb.signals != 0 {
+        // SAFETY: blocks are their threads' own, whose programs have just run.
+        unsafe { raw_signals::send_wanted(tb) };
+    }
     Some(result)
 }
 
@@ -572,6 +580,10 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) ->
         unsafe { finish_here(base, tb, frame, hook) };
         compiler_fence(Release);
         tb.guard.store(0, Relaxed);
+        if tb.signals != 0 {
+            // SAFETY: as for this function.
+            unsafe { raw_signals::send_wanted(block) };
+        }
         return return_address;
     }
     // SAFETY: as for this function.

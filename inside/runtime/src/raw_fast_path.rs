@@ -15,15 +15,17 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
-use ring3_layout::control::{ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, Attachment};
+use ring3_layout::control::{
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_RAW, ATTACHMENT_SIGNALS, Attachment,
+};
 use ring3_layout::syscall::{CALLS_MAX, Subscribers};
 use ring3_layout::thread::ThreadBlock;
 
 use crate::raw_dispatch::{is_for, run_here};
 use crate::raw_request::control;
-use crate::raw_slot;
 use crate::raw_syscalls::{CallFrame, address_of_unawaited, enter_slow, exit_slow, push, tables};
 use crate::raw_thread::known;
+use crate::{raw_signals, raw_slot};
 
 /// What is to be done next.
 #[derive(Debug)]
@@ -163,6 +165,10 @@ pub unsafe fn run(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, cont
     unsafe { run_here(tb, attachment, context) };
     // SAFETY: the caller's promise.
     unsafe { ran(base, tb) };
+    if tb.signals != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { raw_signals::send_wanted(tb) };
+    }
 }
 
 /// A system call begins for which the slow path may be needed.
@@ -267,7 +273,9 @@ fn next(base: u64, tb: &mut ThreadBlock, attachment: &Attachment, complete: impl
     if attachment.flags & ATTACHMENT_ALL_REGISTERS != 0 {
         complete();
     }
-    if attachment.flags & ATTACHMENT_CPU_SLOT != 0 && !raw_slot::take_at_once(base, tb) {
+    if attachment.flags & (ATTACHMENT_CPU_SLOT | ATTACHMENT_SIGNALS) != 0
+        && (attachment.flags & ATTACHMENT_SIGNALS != 0 || !raw_slot::take_at_once(base, tb))
+    {
         cold_path();
         return Next::RunOtherwise { attachment: &raw const *attachment as u64, block };
     }

@@ -11,6 +11,7 @@ use ring3_layout::region::got_offset;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Context, Map};
 use ring3_uapi::Errno;
+use ring3_uapi::flags::BPF_F_GET_BRANCH_RECORDS_SIZE;
 use ring3_uapi::nr;
 
 use crate::numbers;
@@ -495,6 +496,12 @@ helpers! {
             })
         };
         answer(result)
+    }
+
+    /// `bpf_read_branch_records`: no event here asks for branches. Mirrors kernel/trace/bpf_trace.c:bpf_read_branch_records.
+    fn read_branch_records(_context, _to, _bytes, flags; tb) {
+        let is_known = flags & !BPF_F_GET_BRANCH_RECORDS_SIZE == 0;
+        done(Err(if is_known { Errno::ENOENT } else { Errno::EINVAL }))
     }
 
     /// `bpf_current_task_under_cgroup`: no cgroup can be set in such an array yet, which the kernel answers so.

@@ -11,6 +11,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_cgroup::{ancestor_id, cgroup_id};
 use crate::raw_helpers::{coarse_ns, comm};
+use crate::raw_proc::Task;
 use crate::raw_sampled::sampled;
 use crate::raw_sud::is_borrower;
 use crate::raw_system::syscall0;
@@ -74,6 +75,18 @@ pub(crate) fn ancestor_of(tb: &mut ThreadBlock, level: u32) -> u64 {
         tb.ancestor.until = 0;
     }
     remembered(tb, |tb| &mut tb.ancestor, || [level, ancestor_id(level as u32)])[1]
+}
+
+/// Device and inode of its pid namespace; zeros if they are not known. A thread has the same one all its life.
+pub(crate) fn pid_namespace_of(tb: &mut ThreadBlock) -> [u64; 2] {
+    if tb.pid_namespace == [0; 2] || is_borrower(tb) {
+        let found = Task::running().pid_namespace().unwrap_or_default();
+        if is_borrower(tb) {
+            return found;
+        }
+        tb.pid_namespace = found;
+    }
+    tb.pid_namespace
 }
 
 /// A call begins. If it is one that changes the thread's name or user, nothing of that is remembered until it has been made.

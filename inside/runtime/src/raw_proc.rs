@@ -141,6 +141,11 @@ impl Task {
         (result == 0).then_some([device, inode])
     }
 
+    /// Device and inode of the file of its pid namespace.
+    pub(crate) fn pid_namespace(self) -> Option<[u64; 2]> {
+        self.namespace_file(NAMESPACES.split(' ').position(|name| name == "pid")? as u16)
+    }
+
     /// One of its files in `/proc`.
     pub(crate) fn file(self, name: &[u8]) -> Option<File> {
         File::open(&self.path(name)?)

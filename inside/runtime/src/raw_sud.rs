@@ -14,6 +14,7 @@
 //! Calls of a thread that is not dispatched are seen only if they go through a trampoline. The action of SIGSYS itself
 //! is ours (`raw_actions.rs`); a SIGSYS that SUD did not raise is passed on.
 
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
@@ -320,6 +321,8 @@ fn on_rt_sigprocmask(
             set_mask(mask);
             before
         }
+        // (One that was held back is really blocked until now.)
+        None if regs.rdi == SIG_UNBLOCK => change_mask(SIG_UNBLOCK, set),
         None => change_mask(regs.rdi, set & !never),
     };
     Some(tell_old(regs, before | wants))
@@ -424,11 +427,15 @@ pub(crate) fn is_new_mapping(base: u64, number: i64, regs: &PtRegs) -> bool {
 /// In the word after registers that lie on an agent stack: the SUD handler uses the stack, and GS says nothing.
 const STACK_OF_SUD: u64 = 3;
 
+/// `si_errno` of a signal that a program has sent as if it were the kernel's, and whose handler is the agent's: the kernel has not
+/// forced it on the thread.
+pub(crate) const SENT_BY_PROGRAM: u32 = 0x7269_6e67;
+
 /// What the kernel tells of a SIGSYS (`siginfo_t`, include/uapi/asm-generic/siginfo.h).
 #[repr(C)]
 pub struct Info {
     signal: u32,
-    errno: u32,
+    errno: AtomicU32,
     code: u32,
     pad: u32,
     address: u64,
@@ -478,7 +485,14 @@ impl Info {
 
     /// The kernel has forced it on the thread: nobody has sent it.
     pub(crate) fn is_forced(&self) -> bool {
-        self.code as i32 > 0
+        self.code as i32 > 0 && self.errno.load(Relaxed) != SENT_BY_PROGRAM
+    }
+
+    /// The process is about to see it, and not [`SENT_BY_PROGRAM`].
+    pub(crate) fn hide_sender(&self) {
+        if self.errno.load(Relaxed) == SENT_BY_PROGRAM {
+            self.errno.store(0, Relaxed);
+        }
     }
 }
 

@@ -2,13 +2,15 @@
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
+use core::sync::atomic::Ordering::Relaxed;
 
-use ring3_layout::filter::DENIED_OFFSET;
+use ring3_layout::filter::{DENIED_OFFSET, Denied};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::StateHeader;
 use ring3_uapi::nr;
 
 use crate::raw_request::control;
+use crate::raw_thread::state;
 
 pub(crate) const EPERM: i64 = 1;
 pub(crate) const ESRCH: i64 = 3;
@@ -67,6 +69,14 @@ pub(crate) unsafe fn syscall(number: i64, arguments: [u64; 6]) -> i64 {
         );
     }
     result
+}
+
+/// Whether the process may make a call, as far as its filters are known ([`ring3_layout::filter::Denied`]).
+pub(crate) fn may_call(base: u64, number: i64) -> bool {
+    // SAFETY: the control page is mapped with the region; the words are atomics.
+    let denied = unsafe { &*((base + CONTROL_OFFSET + DENIED_OFFSET) as *const Denied) };
+    let word = denied.words.get(number as usize / 64).map_or(u64::MAX, |word| word.load(Relaxed));
+    word & 1 << (number % 64) == 0 && state(base).no_syscalls.load(Relaxed) == 0
 }
 
 /// A system call without pointers.

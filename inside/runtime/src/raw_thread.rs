@@ -14,6 +14,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::request;
 use ring3_layout::region::{PROCESS_OFFSET, STATE_BYTES, STATE_OFFSET};
+use ring3_layout::sud::SIGNALS;
 use ring3_layout::syscall::{AGENT_STACK_BYTES, AGENT_STACKS};
 use ring3_layout::thread::{
     PASSED_FRAMES_MAX, ProcessPage, SHOWN_MAX, STATE_HEADER_BYTES, ShownFrame, StateHeader, THREAD_BLOCK_BYTES,
@@ -328,7 +329,8 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
         (tb.sud_off_until, tb.sud_suspended) = (0, 0);
         tb.rseq = 0;
         (tb.comm.until, tb.uid_gid.until, tb.changes_until) = (0, 0, 0);
-        (tb.cgroup.until, tb.ancestor.until) = (0, 0);
+        (tb.cgroup.until, tb.ancestor.until, tb.pid_namespace) = (0, 0, [0; 2]);
+        (tb.signals, tb.wanted_signals) = (0, [[0; SIGNALS]; 2]);
         tb.serial = raw_request::realm(base).threads.fetch_add(1, Relaxed).wrapping_add(1);
     }
     if tb.this != 0 && fresh_process {

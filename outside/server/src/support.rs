@@ -148,6 +148,10 @@ const PROG_TYPES: &[Row] = &[
 const KERNEL_MEMORY: &str =
     "the program's stack and maps, and what processes may know of tasks; nothing else of the kernel";
 
+const SIGNALS: &str =
+    "sent behind the run; at the beginning of a system call, before that is made; -EPERM in BPF_PROG_TEST_RUN";
+const STRINGS: &str = "a kernel function, of Linux 6.18; of strings in what bpf_probe_read_kernel can read";
+
 const HELPER_NOTES: &[(u32, &str)] = &[
     (helper::PROBE_READ_KERNEL, KERNEL_MEMORY),
     (helper::PROBE_READ_KERNEL_STR, KERNEL_MEMORY),
@@ -178,6 +182,11 @@ const HELPER_NOTES: &[(u32, &str)] = &[
         helper::GET_CURRENT_ANCESTOR_CGROUP_ID,
         "asked once in 10 ms; 0 if the root of the cgroups of version 2 is not mounted in the process",
     ),
+    (helper::SEND_SIGNAL, SIGNALS),
+    (helper::SEND_SIGNAL_THREAD, SIGNALS),
+    (helper::COPY_FROM_USER_TASK, "of the running thread's process, the only task that programs hold"),
+    (helper::READ_BRANCH_RECORDS, "there are none (-ENOENT), as in the kernel on CPUs that do not record branches"),
+    (helper::GET_NS_CURRENT_PID_TGID, "without /proc in the process, no namespace is known to be its own (-EINVAL)"),
     (helper::GET_CURRENT_PID_TGID, "ids of the process's own pid namespace"),
     (helper::GET_SMP_PROCESSOR_ID, "the CPU whose part of per-CPU maps the run uses"),
 ];
@@ -235,6 +244,7 @@ fn sections() -> Vec<(&'static str, Vec<Line>)> {
         .into_iter()
         .map(|id| {
             let note = HELPER_NOTES.iter().find(|(of, _)| *of == id).map(|(_, note)| *note);
+            let note = note.or((helper::STRCMP..=helper::STRNSTR).contains(&id).then_some(STRINGS));
             let name = format!("bpf_{}", helper::name(id).unwrap_or("?"));
             (name, if note.is_some() { "partial" } else { "full" }, note.unwrap_or_default().to_owned())
         })

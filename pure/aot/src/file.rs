@@ -19,7 +19,7 @@ use crate::{Hash, Identity, Reference, Store, StoredProgram};
 
 const MAGIC: [u8; 8] = *b"RING3AOT";
 /// Counts up with each change of the format.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const DIGEST_AT: usize = 24;
 const BODY_AT: usize = 56;
 /// Bytes of a file at most.

@@ -140,10 +140,12 @@ pub struct Facts {
     pub identity: bool,
     /// It asks for the thread's stack, or goes on with a program that may.
     pub stacks: bool,
+    /// It sends signals, or goes on with a program that may.
+    pub signals: bool,
 }
 
-/// Helpers that read or write memory of the process.
-const READERS: [u32; 12] = [
+/// Helpers that read or write memory of the process, or might if the program gave such an address.
+const READERS: [u32; 24] = [
     helper::PROBE_READ,
     helper::PROBE_READ_STR,
     helper::PROBE_READ_USER,
@@ -156,6 +158,18 @@ const READERS: [u32; 12] = [
     helper::GET_STACK,
     helper::GET_STACKID,
     helper::GET_TASK_STACK,
+    helper::STRCMP,
+    helper::STRCASECMP,
+    helper::STRCHR,
+    helper::STRCHRNUL,
+    helper::STRNCHR,
+    helper::STRRCHR,
+    helper::STRLEN,
+    helper::STRNLEN,
+    helper::STRSPN,
+    helper::STRCSPN,
+    helper::STRSTR,
+    helper::STRNSTR,
 ];
 
 impl Facts {
@@ -171,9 +185,20 @@ impl Facts {
         let call_registers = stacks || looks_at(&|bytes| bytes.start < 8);
         let reads = calls(&READERS);
         let identity = calls(&[helper::GET_CURRENT_COMM, helper::GET_CURRENT_UID_GID]);
+        let signals = calls(&[helper::SEND_SIGNAL, helper::SEND_SIGNAL_THREAD]);
         let overrides = verified.helpers().contains(&helper::OVERRIDE_RETURN);
         let (uses_per_cpu, context_bytes) = (verified.uses_per_cpu(), verified.context_bytes());
-        Facts { uses_per_cpu, context_bytes, all_registers, call_registers, overrides, reads, identity, stacks }
+        Facts {
+            uses_per_cpu,
+            context_bytes,
+            all_registers,
+            call_registers,
+            overrides,
+            reads,
+            identity,
+            stacks,
+            signals,
+        }
     }
 }
 

@@ -355,6 +355,9 @@ pub const ATTACHMENT_TASK_EVENT: u32 = 1 << 6;
 /// The program is run by itself: its context leads to no registers.
 pub const ATTACHMENT_ALONE: u32 = 1 << 5;
 
+/// The program may send signals, which are sent behind its run ([`crate::thread::ThreadBlock::wanted_signals`]).
+pub const ATTACHMENT_SIGNALS: u32 = 1 << 7;
+
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {
     (first as u64) << 32 | count as u64

@@ -211,6 +211,10 @@ pub struct ThreadBlock {
     pub attachment: u64,
     /// Address of the hook that runs. (Not valid for tracepoints of system calls.)
     pub hook: u64,
+    /// How many signals of `wanted_signals` are to be sent.
+    pub signals: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Region base.
     pub region_base: u64,
     /// Serial number of the thread in the realm; the key of its values in task storage.
@@ -282,6 +286,8 @@ pub struct ThreadBlock {
     pub changes_until: u64,
     /// Its cgroup's id, as `bpf_get_current_cgroup_id` returns it.
     pub cgroup: Remembered<u64>,
+    /// Device and inode of its pid namespace; zeros: not asked for yet.
+    pub pid_namespace: [u64; 2],
     /// A level, and the id of the cgroup's ancestor there, as `bpf_get_current_ancestor_cgroup_id` returns it.
     pub ancestor: Remembered<[u64; 2]>,
     /// Address of the [`crate::sampled::Sampled`] that stands for the running thread; 0, as in all targets: none.
@@ -290,6 +296,8 @@ pub struct ThreadBlock {
     pub memory_of: u64,
     /// While programs see a thread end: its `task_struct::exit_code`, and [`EXIT_CODE_SET`]. Otherwise 0.
     pub exit_code: u64,
+    /// How often programs that have run want each signal, from 1 on, to be sent: to the process, and to the thread.
+    pub wanted_signals: [[u16; crate::sud::SIGNALS]; 2],
     /// System calls under way, the youngest just before `next_call`.
     pub calls: [crate::syscall::Call; crate::syscall::CALLS_MAX],
     /// The number of shadow frames at which dead ones are looked for.

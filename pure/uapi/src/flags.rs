@@ -89,3 +89,6 @@ pub const BPF_RINGBUF_BUSY_BIT: u32 = 1 << 31;
 pub const BPF_RINGBUF_DISCARD_BIT: u32 = 1 << 30;
 /// Bytes of a ring buffer record header.
 pub const BPF_RINGBUF_HDR_SZ: u32 = 8;
+
+/// `bpf_read_branch_records`: tell only how many bytes there are.
+pub const BPF_F_GET_BRANCH_RECORDS_SIZE: u64 = 1;

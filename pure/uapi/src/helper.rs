@@ -651,8 +651,49 @@ pub const ITER_NUM_NEW: u32 = KFUNC_FIRST + 1;
 pub const ITER_NUM_NEXT: u32 = KFUNC_FIRST + 2;
 /// `bpf_iter_num_destroy`
 pub const ITER_NUM_DESTROY: u32 = KFUNC_FIRST + 3;
+/// `bpf_strcmp`
+pub const STRCMP: u32 = KFUNC_FIRST + 4;
+/// `bpf_strcasecmp`
+pub const STRCASECMP: u32 = KFUNC_FIRST + 5;
+/// `bpf_strchr`
+pub const STRCHR: u32 = KFUNC_FIRST + 6;
+/// `bpf_strchrnul`
+pub const STRCHRNUL: u32 = KFUNC_FIRST + 7;
+/// `bpf_strnchr`
+pub const STRNCHR: u32 = KFUNC_FIRST + 8;
+/// `bpf_strrchr`
+pub const STRRCHR: u32 = KFUNC_FIRST + 9;
+/// `bpf_strlen`
+pub const STRLEN: u32 = KFUNC_FIRST + 10;
+/// `bpf_strnlen`
+pub const STRNLEN: u32 = KFUNC_FIRST + 11;
+/// `bpf_strspn`
+pub const STRSPN: u32 = KFUNC_FIRST + 12;
+/// `bpf_strcspn`
+pub const STRCSPN: u32 = KFUNC_FIRST + 13;
+/// `bpf_strstr`
+pub const STRSTR: u32 = KFUNC_FIRST + 14;
+/// `bpf_strnstr`
+pub const STRNSTR: u32 = KFUNC_FIRST + 15;
 /// Names of kernel functions without the prefix `bpf_`, from [`KFUNC_FIRST`] on.
-pub const KFUNC_NAMES: &[&str] = &["map_sum_elem_count", "iter_num_new", "iter_num_next", "iter_num_destroy"];
+pub const KFUNC_NAMES: &[&str] = &[
+    "map_sum_elem_count",
+    "iter_num_new",
+    "iter_num_next",
+    "iter_num_destroy",
+    "strcmp",
+    "strcasecmp",
+    "strchr",
+    "strchrnul",
+    "strnchr",
+    "strrchr",
+    "strlen",
+    "strnlen",
+    "strspn",
+    "strcspn",
+    "strstr",
+    "strnstr",
+];
 
 /// The name of a helper or a kernel function without its prefix `bpf_`.
 pub fn name(helper: u32) -> Option<&'static str> {

@@ -235,20 +235,21 @@ static PROTOTYPES: &[Prototype] = &[
         .from(ATTACHED_TYPED),
     row(SK_STORAGE_DELETE).given(&[Map, SOCKET]).maps(SOCKET_STORAGE).from(TC),
     row(SK_STORAGE_DELETE).given(&[Map, object_or_null("sock_common")]).maps(SOCKET_STORAGE).from(ATTACHED_TYPED),
-    row(SEND_SIGNAL).given(&[Anything]),
+    row(SEND_SIGNAL).given(&[Anything]).runs(),
     row(TCP_GEN_SYNCOOKIE).given(&[SOCKET, MEMORY, Size, MEMORY, Size]).gpl().from(TC_XDP),
     row(SKB_OUTPUT).given(&[object("sk_buff"), Map, Anything, MEMORY, SizeOrZero]).gpl().maps(EVENTS).from(TYPED),
     row(PROBE_READ_USER).given(&[MEMORY_OUT, SizeOrZero, Anything]).gpl().runs(),
     row(PROBE_READ_KERNEL).given(&[MEMORY_OUT, SizeOrZero, Anything]).gpl().runs(),
     row(PROBE_READ_USER_STR).given(&[MEMORY_OUT, SizeOrZero, Anything]).gpl().runs(),
     row(PROBE_READ_KERNEL_STR).given(&[MEMORY_OUT, SizeOrZero, Anything]).gpl().runs(),
-    row(SEND_SIGNAL_THREAD).given(&[Anything]),
+    row(SEND_SIGNAL_THREAD).given(&[Anything]).runs(),
     row(JIFFIES64),
     row(READ_BRANCH_RECORDS)
         .given(&[CONTEXT, MemoryOut { nullable: true }, SizeOrZero, Anything])
         .gpl()
-        .from(PERF_EVENT),
-    row(GET_NS_CURRENT_PID_TGID).given(&[Anything, Anything, MEMORY_OUT, Size]),
+        .from(PERF_EVENT)
+        .runs(),
+    row(GET_NS_CURRENT_PID_TGID).given(&[Anything, Anything, MEMORY_OUT, Size]).runs(),
     row(XDP_OUTPUT).given(&[object("xdp_buff"), Map, Anything, MEMORY, SizeOrZero]).gpl().maps(EVENTS).from(TYPED),
     row(GET_NETNS_COOKIE).given(&[Context { nullable: true }]).from(PACKETS),
     row(GET_CURRENT_ANCESTOR_CGROUP_ID).given(&[Anything]).runs(),
@@ -335,7 +336,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(XDP_GET_BUFF_LEN).given(&[object("xdp_buff")]).from(TYPED),
     row(XDP_LOAD_BYTES).given(&[CONTEXT, Anything, MEMORY_OUT, Size]).from(XDP),
     row(XDP_STORE_BYTES).given(&[CONTEXT, Anything, MEMORY, Size]).from(XDP),
-    row(COPY_FROM_USER_TASK).given(&[MEMORY_OUT, SizeOrZero, Anything, TASK, Anything]).gpl().sleeping(),
+    row(COPY_FROM_USER_TASK).given(&[MEMORY_OUT, SizeOrZero, Anything, TASK, Anything]).gpl().sleeping().runs(),
     row(SKB_SET_TSTAMP).given(&[CONTEXT, Anything, Anything]).from(TC),
     row(IMA_FILE_HASH).given(&[object("file"), MEMORY_OUT, Size]).sleeping().from(LSM),
     // Of the type that the place in the map's value has.
@@ -368,6 +369,19 @@ static PROTOTYPES: &[Prototype] = &[
     row(ITER_NUM_NEW).given(&[Iterator(IteratorUse::New), Anything, Anything]).gpl().runs(),
     row(ITER_NUM_NEXT).given(&[Iterator(IteratorUse::Next)]).gpl().runs(),
     row(ITER_NUM_DESTROY).given(&[Iterator(IteratorUse::Destroy)]).gives(Void).gpl().runs(),
+    // Strings at any addresses: the functions read them as `bpf_probe_read_kernel` does.
+    row(STRCMP).given(&[Anything, Anything]).gpl().runs(),
+    row(STRCASECMP).given(&[Anything, Anything]).gpl().runs(),
+    row(STRCHR).given(&[Anything, Anything]).gpl().runs(),
+    row(STRCHRNUL).given(&[Anything, Anything]).gpl().runs(),
+    row(STRNCHR).given(&[Anything, Anything, Anything]).gpl().runs(),
+    row(STRRCHR).given(&[Anything, Anything]).gpl().runs(),
+    row(STRLEN).given(&[Anything]).gpl().runs(),
+    row(STRNLEN).given(&[Anything, Anything]).gpl().runs(),
+    row(STRSPN).given(&[Anything, Anything]).gpl().runs(),
+    row(STRCSPN).given(&[Anything, Anything]).gpl().runs(),
+    row(STRSTR).given(&[Anything, Anything]).gpl().runs(),
+    row(STRNSTR).given(&[Anything, Anything, Anything]).gpl().runs(),
 ];
 
 /// All helpers, those that run and those that do not.

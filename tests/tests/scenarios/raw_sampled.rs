@@ -181,7 +181,7 @@ fn links_run_programs(taken: i64, map: i64, program: i64) {
 pub(crate) fn sampled_events_run_programs() {
     const ME: i32 = 0;
     let (map, program) = counter();
-    let seen = show_fd("words", bpf(cmd::MAP_CREATE, &mut create(map_type::ARRAY, 4, 56, 1, 0)));
+    let seen = show_fd("words", bpf(cmd::MAP_CREATE, &mut create(map_type::ARRAY, 4, 72, 1, 0)));
     let asks = load(
         "asks",
         prog_type::PERF_EVENT,
@@ -209,6 +209,18 @@ pub(crate) fn sampled_events_run_programs() {
         r2 = 8
         call bpf_probe_read_user
         *(u64 *)(r7 +48) = r0
+        r1 = r6
+        r2 = 0
+        r3 = 0
+        r4 = 1
+        call bpf_read_branch_records
+        *(u64 *)(r7 +56) = r0
+        r1 = r6
+        r2 = 0
+        r3 = 0
+        r4 = 2
+        call bpf_read_branch_records
+        *(u64 *)(r7 +64) = r0
         r1 = *(u64 *)(r6 +168)
         *(u64 *)(r7 +32) = r1
     out:
@@ -231,7 +243,7 @@ pub(crate) fn sampled_events_run_programs() {
     wait_until("every tenth fault has been seen", || counted(map).1 >= 100);
     let few = counted(map).1 < 500;
     println!("{MARK}faults: {few}");
-    let mut value = [0u8; 56];
+    let mut value = [0u8; 72];
     wait_until("something was seen", || {
         std::hint::black_box((0..100_000u64).sum::<u64>());
         element(seen, cmd::MAP_LOOKUP_ELEM, Some(&[0; 4]), &mut value, 0).expect("there is one");
@@ -247,6 +259,7 @@ pub(crate) fn sampled_events_run_programs() {
     let name = std::fs::read_to_string("/proc/thread-self/comm").expect("it has one");
     println!("{MARK}name: {}", value[16..32].starts_with(name.trim_end().as_bytes()));
     println!("{MARK}my stack was read: {}", word(48) as i64);
+    println!("{MARK}branches: {} {}", word(56) as i64, word(64) as i64);
     for fd in [own, time] {
         close(fd);
     }

@@ -152,6 +152,11 @@ pub(super) const ROWS: &[Row] = &[
     shape("uprobe:{P}:outer { @x = arg0; print(@x); }"),
     script("uprobe:{P}:outer { print((arg0, \"text\", comm)); }"),
     script("uprobe:{P}:add { if (arg0 == 50) { exit(); } @ = count(); } END { clear(@); printf(\"ended\\n\"); }"),
+    tool(
+        "bpftrace",
+        &["--unsafe", "-e", "uprobe:{P}:add { @ = count(); if (arg0 == 40) { signal(\"KILL\"); } }"],
+        Rule::Lines,
+    ),
     script("BEGIN { @[ntop(0x0100007f)] = 1; @[ntop(2, 0x0100007f)] = 1; }"),
     script("BEGIN { cat(\"/etc/hostname\"); }"),
     script("BEGIN { printf(\"%s\\n\", str($1)); }"),

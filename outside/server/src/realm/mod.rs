@@ -297,6 +297,8 @@ pub struct LinkSpec {
     pub identity: bool,
     /// The program asks for stacks.
     pub stacks: bool,
+    /// The program may send signals.
+    pub signals: bool,
     /// The processes in which the program does anything. It is not attached in others.
     pub filter: ProcessFilter,
     /// Where its loader's user reads what could not be applied.

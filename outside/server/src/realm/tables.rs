@@ -3,8 +3,8 @@
 use std::mem::offset_of;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_TASK_EVENT,
-    ATTACHMENT_TRACEPOINT, HOOK_AT_ENTRY,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_KPROBE, ATTACHMENT_RAW, ATTACHMENT_SIGNALS,
+    ATTACHMENT_TASK_EVENT, ATTACHMENT_TRACEPOINT, HOOK_AT_ENTRY,
 };
 use ring3_layout::region::{AGENT_OFFSET, PROCESS_OFFSET, STATE_OFFSET};
 use ring3_layout::thread::{ProcessPage, StateHeader};
@@ -47,6 +47,7 @@ pub(super) fn attachment_flags(spec: &LinkSpec) -> u32 {
     let of_task = |raw: bool| matches!(&spec.point, Point::Task(point) if point.raw == raw);
     when(spec.per_cpu, ATTACHMENT_CPU_SLOT)
         | when(spec.all_registers, ATTACHMENT_ALL_REGISTERS)
+        | when(spec.signals, ATTACHMENT_SIGNALS)
         | when(of_call(SyscallContext::Raw), ATTACHMENT_RAW)
         | when(of_call(SyscallContext::Tracepoint) || of_task(false), ATTACHMENT_TRACEPOINT)
         | when(of_task(true), ATTACHMENT_RAW | ATTACHMENT_TASK_EVENT)

@@ -68,6 +68,7 @@ impl Attached {
             reads: facts.reads,
             identity: facts.identity,
             stacks: facts.stacks,
+            signals: facts.signals,
             filter: program.filter.clone(),
             terminal: program.terminal,
             budget: program.budget,

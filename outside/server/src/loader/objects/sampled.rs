@@ -16,7 +16,7 @@ use super::kinds::Program;
 use crate::realm::{EventSpec, HostedEvent, HostedProgram, Realm, Refusal, put};
 
 /// Helpers for which it does not matter what the event interrupts.
-const NEUTRAL: [u32; 40] = [
+const NEUTRAL: [u32; 41] = [
     helper::MAP_LOOKUP_ELEM,
     helper::MAP_UPDATE_ELEM,
     helper::MAP_DELETE_ELEM,
@@ -57,6 +57,8 @@ const NEUTRAL: [u32; 40] = [
     helper::DYNPTR_DATA,
     // Every place of an array of cgroups is empty.
     helper::CURRENT_TASK_UNDER_CGROUP,
+    // No event has branches in its samples.
+    helper::READ_BRANCH_RECORDS,
     // In an interrupt, nothing may be written.
     helper::PROBE_WRITE_USER,
 ];
