@@ -154,7 +154,7 @@ pub(super) const ROWS: &[Row] = &[
     script("uprobe:{P}:add { if (arg0 == 50) { exit(); } @ = count(); } END { clear(@); printf(\"ended\\n\"); }"),
     tool(
         "bpftrace",
-        &["--unsafe", "-e", "uprobe:{P}:add { @ = count(); if (arg0 == 40) { signal(\"KILL\"); } }"],
+        &["--unsafe", "-e", "uprobe:{P}:add { @ = count(); if (arg0 == 40) { signal(\"URG\"); } }"],
         Rule::Lines,
     ),
     script("BEGIN { @[ntop(0x0100007f)] = 1; @[ntop(2, 0x0100007f)] = 1; }"),
