@@ -90,7 +90,7 @@ fn look(file: &File<'_>) {
     addresses.extend(file.symbols().iter().take(64).flat_map(|s| [s.address, s.address.wrapping_add(s.size)]));
     if let Ok(made) = file.unwind_table() {
         let table = Table::of(&made.bytes).expect("it was just made");
-        addresses.iter().for_each(|address| drop(table.find(address.wrapping_sub(made.start))));
+        addresses.iter().for_each(|address| _ = table.find(address.wrapping_sub(made.start)));
     }
     for address in addresses {
         if let Some(bounds) = file.function_bounds(address) {
