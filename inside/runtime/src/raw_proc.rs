@@ -155,7 +155,7 @@ impl Task {
     pub(crate) fn receiver(self) -> Option<Receiver> {
         let mut receiver = Receiver { is_init: self.tid == 1, ..Receiver::default() };
         self.comm(&mut receiver.comm)?;
-        let mut file = File::open(&self.path(b"status")?)?;
+        let file = self.file(b"status")?;
         // A line's key, and its value: the first letter, and as a hexadecimal number.
         let (mut key, mut used, mut letter, mut value) = ([0u8; 10], 0, 0, 0u64);
         let mut is_key = true;
@@ -215,7 +215,7 @@ pub(crate) fn process_of(pidfd: u32) -> Option<u32> {
     let mut path = Path { bytes: [0; PATH_BYTES], used: 0 };
     path.push(b"/proc/self/fdinfo/")?;
     path.push_number(pidfd)?;
-    let mut file = File::open(&path)?;
+    let file = File::open(&path)?;
     let mut bytes = file.bytes();
     while !begins_with(&mut bytes, b"Pid:")? {}
     let mut number = Number::default();

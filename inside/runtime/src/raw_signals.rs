@@ -1,7 +1,7 @@
 //! Signals that programs send to the thread or process that they run in (`bpf_send_signal`, `bpf_send_signal_thread`).
 //!
 //! The kernel makes the signal pending, and the thread gets it when it returns from the probe, behind all programs. Here the helper
-//! only notes it, and the thread sends it to itself once the guard is clear ([`send_wanted`]): a handler never runs in the middle of
+//! only notes it, and the thread sends it to itself once the guard is clear (`send_wanted`): a handler never runs in the middle of
 //! a program, and may do what it likes. To itself a thread may send what looks like the kernel's (`SI_KERNEL`).
 
 use ring3_layout::control::{ATTACHMENT_ALONE, Attachment};
