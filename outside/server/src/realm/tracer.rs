@@ -689,8 +689,9 @@ impl Actor {
         self.targets.values().chain(&self.forks_only)
     }
 
+    /// Nonces of all tables: forks that have not been adopted have those of what their creator was before.
     pub(super) fn known_nonces(&self) -> Vec<u64> {
-        self.targets.values().map(|t| t.nonce).collect()
+        self.all_tables().map(|tables| tables.nonce).collect()
     }
 
     // ---- links ----
