@@ -104,12 +104,7 @@ impl Task {
 
     /// The number in the line of `/proc/PID/status` that begins so.
     pub(crate) fn status(self, key: &[u8]) -> Option<u64> {
-        let file = self.file(b"status")?;
-        let mut bytes = file.bytes();
-        while !begins_with(&mut bytes, key)? {}
-        let mut number = Number::default();
-        bytes.skip_while(|byte| *byte == b'\t').take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
-        number.value()
+        self.file(b"status")?.number_behind(key)
     }
 
     /// The number in one of [`NUMBER_FILES`].
@@ -215,12 +210,7 @@ pub(crate) fn process_of(pidfd: u32) -> Option<u32> {
     let mut path = Path { bytes: [0; PATH_BYTES], used: 0 };
     path.push(b"/proc/self/fdinfo/")?;
     path.push_number(pidfd)?;
-    let file = File::open(&path)?;
-    let mut bytes = file.bytes();
-    while !begins_with(&mut bytes, b"Pid:")? {}
-    let mut number = Number::default();
-    bytes.skip_while(|byte| *byte == b'\t').take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
-    number.value().map(|pid| pid as u32)
+    File::open(&path)?.number_behind(b"Pid:").map(|pid| pid as u32)
 }
 
 /// Calls `see` with each number that is a name in `/proc`, or in `/proc/self/task`: processes, or threads of this one, as long as
@@ -366,6 +356,15 @@ impl File {
     /// What a call returned that opens a file.
     pub(crate) fn of(fd: i64) -> Option<File> {
         u64::try_from(fd).ok().map(File)
+    }
+
+    /// The decimal number in its line that begins with `key` and a tab.
+    fn number_behind(&self, key: &[u8]) -> Option<u64> {
+        let mut bytes = self.bytes();
+        while !begins_with(&mut bytes, key)? {}
+        let mut number = Number::default();
+        bytes.skip_while(|byte| *byte == b'\t').take_while(u8::is_ascii_digit).for_each(|byte| number.take(byte));
+        number.value()
     }
 
     /// Its descriptor.

@@ -12,7 +12,7 @@ use super::attr::Attr;
 use super::bpf::{Info, program_of};
 use super::perf::refuse_attach;
 use super::tracepoint::{Tracepoint, function_of};
-use super::{Caller, Outcome, Reply, raw_seccomp, refuse, sampled, uprobe_multi};
+use super::{Caller, Outcome, Reply, raw_seccomp, refuse, refuse_aloud, uprobe_multi};
 use crate::kernel;
 use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
 use crate::realm::process_named;
@@ -24,9 +24,7 @@ pub(super) const NOT_OURS: &str = "a program cannot run at this perf event, whic
 fn event_of(caller: &Caller<'_>, fd: i32) -> Result<Arc<Event>, Errno> {
     match caller.object(fd)? {
         Some(Object::Event(event)) => Ok(event),
-        None if is_kernel_event(caller.fd(fd)?.as_fd()) => {
-            Err(sampled::refuse_aloud(caller, Errno::EINVAL, NOT_OURS))
-        }
+        None if is_kernel_event(caller.fd(fd)?.as_fd()) => Err(refuse_aloud(caller, Errno::EINVAL, NOT_OURS)),
         _ => Err(Errno::EBADF),
     }
 }
@@ -90,10 +88,8 @@ pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
         });
     };
     let id = caller.subsystem().new_id(IdKind::Link);
-    let link =
-        Link::raw_tracepoint(id, program, tracepoint, attr.u64(raw_tracepoint::COOKIE.at)).map_err(|refusal| {
-            sampled::refuse_aloud(caller, refusal.errno, &format!("raw tracepoint {name}: {refusal}"))
-        })?;
+    let link = Link::raw_tracepoint(id, program, tracepoint, attr.u64(raw_tracepoint::COOKIE.at))
+        .map_err(|refusal| refuse_aloud(caller, refusal.errno, &format!("raw tracepoint {name}: {refusal}")))?;
     open(caller, link)
 }
 

@@ -370,3 +370,11 @@ fn refuse(errno: Errno, what: impl std::fmt::Display) -> Errno {
     tracing::warn!("refused with {errno:?}: {what}");
     errno
 }
+
+/// As [`refuse`], and says it on the caller's terminal.
+fn refuse_aloud(caller: &Caller<'_>, errno: Errno, what: &str) -> Errno {
+    if let Some(terminal) = Terminal::of_loader(raw_seccomp::leader(caller.call.tid), caller.session.terminal) {
+        terminal.say(what);
+    }
+    refuse(errno, what)
+}

@@ -12,7 +12,7 @@ use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPL
 
 use super::raw_seccomp::leader;
 use super::tracepoint::{Tracepoint, of_function};
-use super::{Caller, Outcome, Reply, links, refuse, sampled, virtual_files};
+use super::{Caller, Outcome, Reply, links, refuse, refuse_aloud, sampled, virtual_files};
 use crate::loader::objects::{
     Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, ProbedFile, TracepointSite, UprobeSite,
 };
@@ -312,7 +312,7 @@ pub(super) fn ioctl(caller: &Caller<'_>) -> Reply {
 pub(super) fn refuse_attach(caller: &Caller<'_>, kind: &EventKind, by: &str, refusal: &Refusal) -> Errno {
     match kind {
         EventKind::Sampled(..) if refusal.errno != Errno::EEXIST => {
-            sampled::refuse_aloud(caller, refusal.errno, &format!("perf event {refusal}"))
+            refuse_aloud(caller, refusal.errno, &format!("perf event {refusal}"))
         }
         _ => refuse(refusal.errno, format_args!("{by}: {refusal}")),
     }
@@ -331,7 +331,7 @@ fn set_bpf(caller: &Caller<'_>, event: &Arc<Event>) -> Reply {
 /// A program of ours on an event that is not.
 fn set_on_kernel_event(caller: &Caller<'_>) -> Reply {
     match caller.object(caller.arg(2) as i32) {
-        Ok(Some(_)) => Err(sampled::refuse_aloud(caller, Errno::EINVAL, links::NOT_OURS)),
+        Ok(Some(_)) => Err(refuse_aloud(caller, Errno::EINVAL, links::NOT_OURS)),
         _ => Ok(Outcome::Continue),
     }
 }

@@ -8,11 +8,10 @@ use ring3_uapi::Errno;
 use ring3_uapi::perf as p;
 
 use super::perf::{open_event, opener, process_of};
-use super::raw_seccomp::leader;
-use super::{Caller, Outcome, Reply, refuse};
+use super::{Caller, Outcome, Reply, refuse, refuse_aloud};
 use crate::loader::objects::{Event, EventKind, SampledEvent, check_period, event_name};
 use crate::raw_perf::{self, AttrBytes};
-use crate::realm::{EventSpec, Terminal, field_of, process_named, put};
+use crate::realm::{EventSpec, field_of, process_named, put};
 
 /// Flags of the call with which it can be made here. (`PERF_FLAG_FD_NO_GROUP` says nothing where there is no group.)
 const FLAGS: u64 = p::FLAG_FD_CLOEXEC | p::FLAG_FD_NO_GROUP;
@@ -69,14 +68,6 @@ fn refuse_event(caller: &Caller<'_>, spec: &EventSpec, errno: Errno) -> Errno {
         errno => return errno,
     };
     refuse_aloud(caller, errno, &format!("perf event {name}: {why}"))
-}
-
-/// As [`refuse`], and says it on the caller's terminal.
-pub(super) fn refuse_aloud(caller: &Caller<'_>, errno: Errno, what: &str) -> Errno {
-    if let Some(terminal) = Terminal::of_loader(leader(caller.call.tid), caller.session.terminal) {
-        terminal.say(what);
-    }
-    refuse(errno, what)
 }
 
 /// A request on such an event.

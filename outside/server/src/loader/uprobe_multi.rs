@@ -11,7 +11,7 @@ use super::attr::Attr;
 use super::bpf::Info;
 use super::perf::{BAD_COUNTER, PATH_BYTES_MAX, probed_file};
 use super::raw_seccomp::leader;
-use super::{Caller, Reply, links, refuse};
+use super::{Caller, Reply, links, refuse, refuse_aloud};
 use crate::loader::objects::{IdKind, Link, MultiProbe, MultiSite, ProbedFile, Program};
 use crate::realm::{number_of_process, process_named};
 
@@ -35,7 +35,7 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr, program: Arc<Program>, ki
     }
     if kind == attach_type::TRACE_UPROBE_SESSION {
         let what = "uprobe sessions are not supported yet; use two programs, one with BPF_F_UPROBE_MULTI_RETURN";
-        return Err(refuse(Errno::EOPNOTSUPP, what));
+        return Err(refuse_aloud(caller, Errno::EOPNOTSUPP, what));
     }
     let (count, pid) = (attr.u32(c::UPROBE_MULTI_CNT.at), attr.i32(c::UPROBE_MULTI_PID.at));
     let offsets_at = attr.u64(c::UPROBE_MULTI_OFFSETS.at);
@@ -63,8 +63,9 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr, program: Arc<Program>, ki
         return Err(Errno::EINVAL);
     }
     let ret = flags & UPROBE_MULTI_RETURN != 0;
-    let told =
-        |what: &dyn std::fmt::Display, errno| refuse(errno, format_args!("uprobe_multi {}: {what}", file.shown));
+    let told = |what: &dyn std::fmt::Display, errno| {
+        refuse_aloud(caller, errno, &format!("uprobe_multi {}: {what}", file.shown))
+    };
     let subsystem = caller.subsystem();
     subsystem.realm.check_sites(&file.path, &offsets, ret).map_err(|refusal| told(&refusal, refusal.errno))?;
     let probe = |((offset, counter), cookie): ((u64, u64), u64)| {
@@ -77,7 +78,10 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr, program: Arc<Program>, ki
     let file = ProbedFile { shown: shown(&file), ..file };
     let id = subsystem.new_id(IdKind::Link);
     let link = Link::uprobes(id, program, MultiSite { file, probes, ret, pid });
-    links::open(caller, link.map_err(|refusal| refuse(refusal.errno, format_args!("uprobe_multi: {refusal}")))?)
+    links::open(
+        caller,
+        link.map_err(|refusal| refuse_aloud(caller, refusal.errno, &format!("uprobe_multi: {refusal}")))?,
+    )
 }
 
 /// The process that a loader names, which is no other thread.
