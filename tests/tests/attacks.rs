@@ -55,7 +55,8 @@ fn a_target_cannot_write_resize_or_seal_what_it_shares_with_others() {
     let (target, _counter) = traced(&bench);
     let mut seen = 0;
     for (range, permissions, path) in mappings(target.pid()) {
-        if !path.starts_with("/memfd:ring3") {
+        // (The witness file is the target's own, and has nothing in it: by sealing it, it hides its forks from the server's search.)
+        if !path.starts_with("/memfd:ring3") || path.contains("witness") {
             continue;
         }
         let file = format!("/proc/{}/map_files/{range}", target.pid());

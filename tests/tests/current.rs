@@ -46,7 +46,7 @@ impl Told {
 fn signals(bench: &Bench) -> [Vec<String>; 2] {
     let binary = bench.victim(programs().join("signalled"));
     let mut victim = ready(&mut bench.target(&binary));
-    let mut tool = Process::start(bench.load(programs().join("signals")).arg(&binary));
+    let mut tool = Process::start(bench.load_with_tracefs(programs().join("signals")).arg(&binary));
     assert_eq!(tool.line(), "attached");
     victim.say("go");
     let printed = std::iter::from_fn(|| Some(victim.line()).filter(|line| line != "end")).collect();
