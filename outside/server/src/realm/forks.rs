@@ -71,11 +71,13 @@ impl Target {
         inject::OwnFiles { control: self.control.file(), witness: self.witness.0.as_fd() }
     }
 
-    /// Whether a fork that has not been adopted may be there. The witness page says so while the process runs in this memory, and
+    /// Whether a fork that has not been adopted may be there. The witness page says so while the process runs with these tables, and
     /// the witness file when it does no more.
     fn may_have_forks(&self) -> bool {
         // (A target that nothing is mapped into yet has none, and its file is not to be sealed.)
-        self.region != 0 && !has_page_alone(self.pid, self.region + WITNESS_OFFSET) && !self.witness.is_unmapped()
+        self.region != 0
+            && (self.forks_only || !has_page_alone(self.pid, self.region + WITNESS_OFFSET))
+            && !self.witness.is_unmapped()
     }
 
     /// Whether a process runs in this one's memory: a `vfork` child. (Where the kernel does not say, a thread that cannot be stopped
