@@ -181,7 +181,7 @@ impl<'g> PerfBuffer<'g> {
         let padding = raw - 4 - sample.data.len() as u64;
         self.put(&mut head, &[0u8; 8][..padding as usize & 7]);
         self.memory.word64(HEAD_AT).store(head, Release);
-        let due = self.word(4).fetch_add(1, Relaxed) + 1 >= self.word(3).load(Relaxed).max(1);
+        let due = self.word(4).fetch_add(1, Relaxed).wrapping_add(1) >= self.word(3).load(Relaxed).max(1);
         if due {
             self.word(4).store(0, Relaxed);
         }

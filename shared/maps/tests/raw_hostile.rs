@@ -194,8 +194,9 @@ fn scribbled_maps_of_every_type_lead_no_operation_astray() {
 
 #[test]
 fn scribbled_perf_buffers_lead_no_operation_astray() {
-    let mut random = Random::seeded();
-    for pages in [1, 8] {
+    /// With this one, the count of events between wake-ups overflows.
+    const OVERFLOWS: u64 = 1_795_712_453_438_669_629;
+    for (mut random, pages) in [(Random(OVERFLOWS), 1), (Random::seeded(), 1), (Random::seeded(), 8)] {
         let geometry = Geometry::perf_buffer(pages).expect("valid");
         let memory = Fenced::new(geometry.file_bytes() as usize);
         let kinds = PERF_SAMPLE_RAW | PERF_SAMPLE_TIME;
