@@ -215,6 +215,16 @@ fn libraries_that_are_opened_later_are_seen() {
     }
 }
 
+/// Has a target fork, and waits until the fork executes `sleep` and is no target any more: its id.
+fn fork_that_sleeps(bench: &Bench, parent: &mut Process) -> u32 {
+    parent.say("");
+    let child: u32 = parent.line().parse().expect("a process id");
+    let runs = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+    wait_until("it executes a program", || runs() == "sleep\n");
+    wait_until("the program is no target", || targets(bench) == [u64::from(parent.pid())]);
+    child
+}
+
 #[test]
 fn forks_of_a_seen_process_are_targets_and_what_they_execute_is_not() {
     for bench in benches() {
@@ -223,11 +233,7 @@ fn forks_of_a_seen_process_are_targets_and_what_they_execute_is_not() {
         let mut parent = ready(bench.command(&program).args(["/bin/sleep", "1000"]));
         let mut tool = bench.counting(&[&probe]);
         assert_eq!(targets(&bench), [u64::from(parent.pid())]);
-        parent.say("");
-        let child: u32 = parent.line().parse().expect("a process id");
-        let runs = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
-        wait_until("it executes a program", || runs() == "sleep\n");
-        wait_until("the program is no target", || targets(&bench) == [u64::from(parent.pid())]);
+        let child = fork_that_sleeps(&bench, &mut parent);
         assert_eq!(tool.report().get(&(child, probe.clone())), Some(&1), "the fork was one");
         ring3_tests::kill(child);
     }
@@ -244,11 +250,7 @@ fn programs_that_map_no_probed_library_are_let_go() {
         let mut parent = ready(&mut command);
         let _tool = bench.counting(&[&of(&library, "in_library")]);
         assert_eq!(targets(&bench), [u64::from(parent.pid())]);
-        parent.say("");
-        let child: u32 = parent.line().parse().expect("a process id");
-        let runs = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
-        wait_until("it executes a program", || runs() == "sleep\n");
-        wait_until("the program is no target", || targets(&bench) == [u64::from(parent.pid())]);
+        let child = fork_that_sleeps(&bench, &mut parent);
         ring3_tests::kill(child);
     }
 }

@@ -86,10 +86,8 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
     // SAFETY: as for this function.
     let calls = unsafe { enter_free(tb, base, frame, hook, sp) };
     tb.guard.store(0, Relaxed);
-    if tb.signals != 0 {
-        // SAFETY: as for this function.
-        unsafe { raw_signals::send_wanted(block) };
-    }
+    // SAFETY: as for this function.
+    unsafe { raw_signals::send_wanted(block) };
     calls
 }
 
@@ -311,10 +309,8 @@ pub(crate) fn run_guarded<R>(
     }
     compiler_fence(Release);
     tb.guard.store(if interrupts { before } else { 0 }, Relaxed);
-    if tb.signals != 0 {
-        // SAFETY: blocks are their threads' own, whose programs have just run.
-        unsafe { raw_signals::send_wanted(tb) };
-    }
+    // SAFETY: blocks are their threads' own, whose programs have just run.
+    unsafe { raw_signals::send_wanted(tb) };
     Some(result)
 }
 
@@ -580,10 +576,8 @@ pub unsafe fn leave(base: u64, trampoline: u64, regs: *mut PtRegs, all: bool) ->
         unsafe { finish_here(base, tb, frame, hook) };
         compiler_fence(Release);
         tb.guard.store(0, Relaxed);
-        if tb.signals != 0 {
-            // SAFETY: as for this function.
-            unsafe { raw_signals::send_wanted(block) };
-        }
+        // SAFETY: as for this function.
+        unsafe { raw_signals::send_wanted(block) };
         return return_address;
     }
     // SAFETY: as for this function.

@@ -74,9 +74,20 @@ fn is_first_process(tb: &mut ThreadBlock) -> bool {
 ///
 /// # Safety
 /// `tb` is the running thread's own block. (A handler that runs here may use it, too.)
+#[inline(always)]
+pub(crate) unsafe fn send_wanted(tb: *mut ThreadBlock) {
+    // SAFETY: the caller's promise.
+    if unsafe { (*tb).signals } != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { send_all(tb) }
+    }
+}
+
+/// # Safety
+/// As for [`send_wanted`].
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn send_wanted(tb: *mut ThreadBlock) {
+unsafe fn send_all(tb: *mut ThreadBlock) {
     // SAFETY: the caller's promise.
     while let Some((signal, whom)) = next(unsafe { &mut *tb }) {
         // SAFETY: the caller's promise.

@@ -11,7 +11,7 @@ use ring3_uapi::pidfd::PIDFD_GET_INFO;
 use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
 
 use crate::Error;
-use crate::process::{Statuses, proc_file, started, status_field, threads};
+use crate::process::{Statuses, ancestors, proc_file, started, status_field, threads};
 use crate::raw_ptrace::{self as ptrace, Tid};
 use crate::stopped::Stopped;
 
@@ -126,21 +126,14 @@ pub fn note_loader(pid: u32) {
 
 /// Whether a process is a loader or descends from one. It stays so when its parents end.
 pub(crate) fn is_of_loader(pid: u32) -> bool {
-    const GENERATIONS_MAX: usize = 64;
     let mut known = OF_LOADERS.lock().expect("no panic under this lock");
-    let (mut at, mut descendants) = (pid, vec![]);
-    while descendants.len() < GENERATIONS_MAX {
-        let Some(began) = started(at) else { return false };
+    let mut descendants = vec![];
+    for (at, began) in ancestors(pid) {
         if known.get(&at) == Some(&began) {
             known.extend(descendants);
             return true;
         }
         descendants.push((at, began));
-        let parent = proc_file(at, "status").ok().and_then(|status| status_field(&status, "PPid")?.parse().ok());
-        match parent {
-            Some(parent @ 1..) => at = parent,
-            _ => return false,
-        }
     }
     false
 }

@@ -22,7 +22,9 @@ pub use calls::{RemoteFd, duplicate};
 pub use error::Error;
 pub use filters::{Filters, UNCAUGHT_MAPPING, note_loader};
 pub use memory::Memory;
-pub use process::{Mapping, Pid, ProcessInfo, inspect, mappings, mappings_in, proc_file, started, status_field};
+pub use process::{
+    Mapping, Pid, ProcessInfo, Stat, ancestors, inspect, mappings, mappings_in, proc_file, started, status_field,
+};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, OwnFiles, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in,

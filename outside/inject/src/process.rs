@@ -125,19 +125,61 @@ fn may_suspend_filters() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// When a process began (field 22 of `/proc/PID/stat`): with its number, it is this one and no other.
-pub fn started(pid: u32) -> Option<u64> {
-    let stat = proc_file(pid, "stat").ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(19)?.parse().ok()
+/// What `/proc/PID/stat` tells of a process, or `/proc/PID/task/TID/stat` of a thread.
+#[derive(Debug)]
+pub struct Stat(String);
+
+impl Stat {
+    /// Of a process that there is, be it as a zombie.
+    pub fn of(pid: u32) -> Option<Stat> {
+        proc_file(pid, "stat").ok().map(Stat)
+    }
+
+    /// Of a thread.
+    pub fn of_thread(pid: u32, tid: u32) -> Option<Stat> {
+        proc_file(pid, &format!("task/{tid}/stat")).ok().map(Stat)
+    }
+
+    /// The letter of its state.
+    pub fn state(&self) -> Option<char> {
+        self.field(3)?.chars().next()
+    }
+
+    /// A number, by its place (proc_pid_stat(5)); from 4 on.
+    pub fn number(&self, place: usize) -> Option<i64> {
+        self.field(place)?.parse().ok()
+    }
+
+    /// When it began, clock ticks since boot: with its number, it is this one and no other.
+    pub fn started(&self) -> Option<u64> {
+        self.field(22)?.parse().ok()
+    }
+
+    /// (The second field is the name, in parentheses; it may hold any bytes.)
+    fn field(&self, place: usize) -> Option<&str> {
+        self.0.rsplit_once(')')?.1.split_whitespace().nth(place.checked_sub(3)?)
+    }
 }
 
-/// `PF_KTHREAD` among the flags of `/proc/PID/stat`.
+/// [`Stat::started`] of a process.
+pub fn started(pid: u32) -> Option<u64> {
+    Stat::of(pid)?.started()
+}
+
+/// A process, its parent and so on, 64 of them at most: their ids, and when they began.
+pub fn ancestors(pid: u32) -> impl Iterator<Item = (u32, u64)> {
+    const GENERATIONS_MAX: usize = 64;
+    let of = |pid: u32| Some((pid, Stat::of(pid)?));
+    let parent =
+        move |(_, stat): &(u32, Stat)| of(u32::try_from(stat.number(4)?).ok().filter(|parent| *parent != 0)?);
+    let generations = std::iter::successors(of(pid), parent).take(GENERATIONS_MAX);
+    generations.map_while(|(pid, stat)| Some((pid, stat.started()?)))
+}
+
+/// `PF_KTHREAD` among the flags.
 fn is_kernel_thread(pid: u32) -> bool {
-    const PF_KTHREAD: u64 = 0x0020_0000;
-    let stat = proc_file(pid, "stat").unwrap_or_default();
-    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
-    flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
+    const PF_KTHREAD: i64 = 0x0020_0000;
+    Stat::of(pid).and_then(|stat| stat.number(9)).is_some_and(|flags| flags & PF_KTHREAD != 0)
 }
 
 /// Valgrind's tools run a program's code in translation, after having looked whether it is mapped: as far as they know.
@@ -280,8 +322,7 @@ pub(crate) fn is_live(pid: u32, tid: u32) -> bool {
 
 /// State letter of a thread.
 pub(crate) fn thread_state(pid: u32, tid: u32) -> Option<char> {
-    let stat = proc_file(pid, &format!("task/{tid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    Stat::of_thread(pid, tid)?.state()
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use ring3_uapi::pidfd::{PIDFD_GET_INFO, PIDFD_INFO_EXIT, PidfdInfo};
+
 /// Blocks SIGTERM, SIGINT and SIGHUP for this thread and those it starts, and returns an fd that is
 /// readable when one is pending. SIGPIPE stays ignored (the standard library's choice).
 pub(crate) fn signals() -> std::io::Result<OwnedFd> {
@@ -130,24 +132,10 @@ pub(crate) fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     (done == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `PIDFD_GET_INFO`, `PIDFD_INFO_EXIT` (linux/pidfd.h).
-const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
-const PIDFD_INFO_EXIT: u64 = 1 << 3;
-
 /// The exit code, as wait(2) tells it, of a process that has been waited for; `None` where the kernel does not tell (before 6.15).
 pub(crate) fn exit_code_of(pidfd: BorrowedFd<'_>) -> Option<u32> {
-    /// `struct pidfd_info`, its first version: a mask, a cgroup, three ids, eight ids of users and groups, the exit code.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Info {
-        mask: u64,
-        cgroup: u64,
-        ids: [u32; 11],
-        exit_code: u32,
-    }
-    const _: () = assert!(size_of::<Info>() == 64);
-    let mut info = Info { mask: PIDFD_INFO_EXIT, ..Info::default() };
-    // SAFETY: this request reads and writes 64 bytes: the pointer is to a structure of that size.
+    let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
+    // SAFETY: this request reads and writes the structure that its number has the size of.
     let done = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
     (done == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
 }

@@ -4,7 +4,6 @@
 //! This is for a loader that looks at itself. To others the descriptors are what they are: memfds and pipes.
 
 use std::fmt::Write as _;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -32,6 +31,7 @@ fn descriptor(caller: &Caller<'_>, path: &Path, directory: &str) -> Option<i32> 
     is_it.then_some(number)
 }
 
+/// The same, with the object behind it.
 fn object(caller: &Caller<'_>, path: &Path, directory: &str) -> Option<(i32, Object)> {
     let fd = descriptor(caller, path, directory)?;
     Some((fd, caller.object(fd).ok()??))
@@ -83,21 +83,17 @@ fn tell(text: &mut String, name: &str, value: impl std::fmt::Display) {
 /// What the kernel tells of any descriptor; the flags as its own objects have them.
 /// Mirrors fs/proc/fd.c:seq_show and kernel/bpf/syscall.c:bpf_map_new_fd, bpf_prog_new_fd, bpf_link_settle.
 fn common(caller: &Caller<'_>, fd: i32, object: &Object) -> Option<String> {
-    let access = match object {
-        Object::Map(_) => {
-            let copy = caller.fd(fd).ok()?;
-            let flags = rustix::fs::fcntl_getfl(copy.as_fd()).ok()?;
-            flags.bits() & libc::O_ACCMODE as u32
-        }
-        Object::Link(_) | Object::Btf(_) | Object::KernelTypes(_) => libc::O_RDONLY as u32,
-        _ => libc::O_RDWR as u32,
-    };
     let theirs = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", caller.call.tid)).ok()?;
-    let field = |name: &str| ring3_inject::status_field(&theirs, name).map(|value| value.trim().to_owned());
-    let closes = u32::from_str_radix(&field("flags")?, 8).ok()? & libc::O_CLOEXEC as u32;
+    let field = |name: &str| ring3_inject::status_field(&theirs, name);
+    let flags = i32::from_str_radix(field("flags")?, 8).ok()?;
+    let access = match object {
+        Object::Map(_) => flags & libc::O_ACCMODE,
+        Object::Link(_) | Object::Btf(_) | Object::KernelTypes(_) => libc::O_RDONLY,
+        _ => libc::O_RDWR,
+    };
     let mut text = String::new();
     tell(&mut text, "pos", 0);
-    tell(&mut text, "flags", format_args!("{:#o}", access | closes).to_string().replacen("0o", "0", 1));
+    tell(&mut text, "flags", format_args!("0{:o}", access | flags & libc::O_CLOEXEC));
     for name in ["mnt_id", "ino"] {
         tell(&mut text, name, field(name)?);
     }

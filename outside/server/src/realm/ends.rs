@@ -44,20 +44,14 @@ pub(super) struct Life {
 impl Life {
     /// Of a process that there is, be it as a zombie.
     pub(super) fn of(pid: u32) -> Option<Life> {
-        let stat = inject::proc_file(pid, "stat").ok()?;
-        let (_, rest) = stat.rsplit_once(')')?;
-        let fields: Vec<&str> = rest.split_whitespace().collect();
-        // (The first two fields are before.)
-        let number = |field: usize| fields.get(field - 3)?.parse::<i64>().ok();
+        let stat = inject::Stat::of(pid)?;
+        let is_over = matches!(stat.state(), Some('Z' | 'X'));
         Some(Life {
-            parent: number(4)? as u32,
-            prio: number(18)? as i32 + MAX_RT_PRIO,
-            started_ns: number(22)? as u64 * TICK_NS,
-            exit_signal: number(38)? as i32,
-            exit_code: fields
-                .first()
-                .filter(|state| ["Z", "X"].contains(state))
-                .and_then(|_| Some(number(52)? as u32)),
+            parent: stat.number(4)? as u32,
+            prio: stat.number(18)? as i32 + MAX_RT_PRIO,
+            started_ns: stat.started()? * TICK_NS,
+            exit_signal: stat.number(38)? as i32,
+            exit_code: stat.number(52).filter(|_| is_over).map(|code| code as u32),
         })
     }
 }
@@ -196,7 +190,8 @@ impl Actor {
     /// A target has ended: what programs have not seen of that, they see now.
     pub(super) fn show_end(&mut self, pid: u32) {
         let Some(target) = self.targets.get(&pid) else { return };
-        if !self.sees_ends(target) || target.check_identity().is_ok() {
+        let links = self.links_that_see_ends(target);
+        if links.is_empty() || target.check_identity().is_ok() {
             return;
         }
         self.ends.note(pid);
@@ -206,7 +201,6 @@ impl Actor {
             return;
         }
         let ended = Ended::new(pid, (&target.comm, target.life), Some(target.pidfd()));
-        let links = self.links_that_see_ends(target);
         self.run_on_end(&ended, &links);
     }
 
@@ -215,7 +209,8 @@ impl Actor {
         let Some(target) = self.targets.get(&creator) else { return };
         let is_near = target.own_pid == target.pid && !self.targets.contains_key(&pid);
         let is_over = || Life::of(pid).is_none_or(|life| life.exit_code.is_some());
-        if !is_near || !self.sees_ends(target) || !is_over() {
+        let links = self.links_that_see_ends(target);
+        if !is_near || links.is_empty() || !is_over() {
             return;
         }
         if !self.ends.note(pid) || was_seen(target, target.nonce, pid) {
@@ -227,12 +222,7 @@ impl Actor {
         let life = target.life;
         let before = Life { parent: creator, prio: life.prio, started_ns, exit_signal: SIGCHLD, exit_code: None };
         let ended = Ended::new(pid, (&target.comm, before), None);
-        let links = self.links_that_see_ends(target);
         self.run_on_end(&ended, &links);
-    }
-
-    fn sees_ends(&self, target: &Target) -> bool {
-        !self.links_that_see_ends(target).is_empty()
     }
 
     /// The links of a target whose programs see ends, or the signal that comes with one.

@@ -54,9 +54,9 @@ impl Drop for Waiting {
 type Shared = Arc<Mutex<Option<Waiting>>>;
 
 /// Lets an execution go on when this is dropped.
-struct GoesOnWithout(Shared);
+struct GoesOnWhenDropped(Shared);
 
-impl Drop for GoesOnWithout {
+impl Drop for GoesOnWhenDropped {
     fn drop(&mut self) {
         drop(self.0.lock().expect("no panic under this lock").take());
     }
@@ -154,7 +154,7 @@ fn listen(group: &Arc<OwnedFd>, tell: &Tell) {
             let is_traced_first = can_be_traced && one.is_of(tid);
             let within = if is_traced_first { ANSWER_WITHIN } else { LOCKED_FOR };
             let shared = Arc::new(Mutex::new(Some(one)));
-            let waits = GoesOnWithout(shared.clone());
+            let waits = GoesOnWhenDropped(shared.clone());
             tell(tid, Told::Waits(Box::new(move || drop(waits))));
             waiting.push((Instant::now() + within, is_traced_first.then_some(tid), shared));
         }

@@ -500,10 +500,8 @@ fn own_id(pid: u32, status: &str) -> Option<u32> {
 /// Whether a thread of a process cannot be stopped at present: it waits for a `vfork` child, say.
 pub(super) fn is_held(pid: u32) -> bool {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    entries.flatten().any(|entry| {
-        let stat = inject::proc_file(pid, &format!("task/{}/stat", entry.file_name().display())).unwrap_or_default();
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
-    })
+    let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    tids.filter_map(|tid| inject::Stat::of_thread(pid, tid)?.state()).any(|state| state == 'D')
 }
 
 /// The thread of a process that has this id in its own pid namespace.

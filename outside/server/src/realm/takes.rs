@@ -153,12 +153,9 @@ impl Actor {
         } else {
             // Who does not wait any more goes on.
             let now = Instant::now();
-            let is_over =
-                |candidate: &mut Candidate| candidate.awaited.as_ref().is_some_and(|(until, _)| *until < now);
-            let late: Vec<&mut Candidate> =
-                self.takes.queue.iter_mut().filter_map(|one| is_over(one).then_some(one)).collect();
+            let over = |candidate: &mut Candidate| candidate.awaited.take_if(|(until, _)| *until < now);
             let mut waited: BTreeMap<Terminal, usize> = BTreeMap::new();
-            for (_, answer) in late.into_iter().filter_map(|one| one.awaited.take()) {
+            for (_, answer) in self.takes.queue.iter_mut().filter_map(over) {
                 if let Some(terminal) = answer.ids.first().and_then(|id| self.links.get(id)?.spec.terminal) {
                     *waited.entry(terminal).or_default() += 1;
                 }
@@ -346,17 +343,8 @@ fn is_dynamic(pid: u32) -> bool {
 }
 
 /// Whether a process was begun by another, or by one that this has begun.
-fn descends(mut pid: u32, from: u32) -> bool {
-    const GENERATIONS_MAX: usize = 64;
-    for _ in 0..GENERATIONS_MAX {
-        let parent = inject::proc_file(pid, "status").ok();
-        match parent.and_then(|status| inject::status_field(&status, "PPid")?.parse().ok()) {
-            Some(parent) if parent == from => return true,
-            Some(parent @ 2..) => pid = parent,
-            _ => return false,
-        }
-    }
-    false
+fn descends(pid: u32, from: u32) -> bool {
+    inject::ancestors(pid).skip(1).any(|(ancestor, _)| ancestor == from)
 }
 
 fn has_children(pid: u32) -> bool {
