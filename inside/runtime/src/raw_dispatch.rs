@@ -548,7 +548,7 @@ unsafe fn serve(tb: &mut ThreadBlock, regs: *mut PtRegs, hook: &Hook) {
     if hook.kind == HookKind::UnwindStart as u32 {
         raw_shadow::unwinder_begins(tb, regs.rsp, hook.trampoline);
     } else if hook.kind == HookKind::StackWalk as u32 {
-        raw_shadow::restore_all(tb, hook.trampoline);
+        raw_shadow::restore_all(tb, regs.rsp, hook.trampoline);
     } else if hook.kind == HookKind::UnwindEnd as u32 {
         raw_shadow::unwinder_ends(tb, regs.rsp, hook.trampoline);
     }

@@ -23,7 +23,7 @@ use ring3_layout::thread::{
     SHADOW_POOL_CHUNKS, ShadowFrame, THREADS_MAX, ThreadBlock,
 };
 
-use crate::raw_dispatch::is_on_alternate_stack;
+use crate::raw_dispatch::{TAKEN_BYTES, is_on_alternate_stack};
 use crate::raw_memory::{read_word, write};
 use crate::raw_thread::{block_address, state};
 
@@ -392,7 +392,7 @@ pub(crate) fn unwinder_begins(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
         // SAFETY: as above.
         unsafe { place.write_volatile(sp) };
     }
-    restore_all(tb, trampoline);
+    restore_all(tb, sp, trampoline);
 }
 
 /// Forgets the unwinders that began below `sp` on its stack: the thread has left them.
@@ -410,16 +410,22 @@ fn innermost_unwinder(tb: &ThreadBlock) -> Option<u64> {
     tb.unwinder_starts.get((tb.unwinders as usize).checked_sub(1)?).copied()
 }
 
-/// The stack is about to be walked: writes the real return addresses back into the slots.
-pub(crate) fn restore_all(tb: &mut ThreadBlock, trampoline: u64) {
-    changing(tb, tb.shadow_change.max(CHANGE_PUSH), |tb| restore_each(tb, trampoline));
+/// The stack is about to be walked from the stack pointer `sp` on: writes the real return addresses back into the slots.
+pub(crate) fn restore_all(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
+    changing(tb, tb.shadow_change.max(CHANGE_PUSH), |tb| restore_each(tb, sp, trampoline));
 }
 
-fn restore_each(tb: &mut ThreadBlock, trampoline: u64) {
+fn restore_each(tb: &mut ThreadBlock, sp: u64, trampoline: u64) {
+    // (Slots of functions that have ended may be anything now: below `sp`, words of the agent's own that hold the trampoline's
+    // address.)
+    let is_agents = |slot: u64| slot < sp && sp - slot <= TAKEN_BYTES;
     for place in places(tb) {
         let frame = frame_at(place);
         // (Whatever was restored before: who was about to call the function has written the trampoline's again.)
-        if frame.return_address != trampoline && slot_content(tb, frame.slot) == Some(trampoline) {
+        if frame.return_address != trampoline
+            && !is_agents(frame.slot)
+            && slot_content(tb, frame.slot) == Some(trampoline)
+        {
             set_slot(tb, frame.slot, frame.return_address);
         }
         // SAFETY: a place of the running thread's own block.
