@@ -339,19 +339,13 @@ impl Plan {
         Some(Plan { tactic: Tactic::Trap, kept: 0, original, resume: only.next_ip(), ..self.clone() })
     }
 
-    /// Instead of a plain jump, one that writes one byte and displaces one instruction.
+    /// Instead of a plain jump, one that writes one byte and displaces the same instructions.
     ///
     /// Somebody else's breakpoint there, the kernel's uprobe mostly, can come and go: the kernel runs the file's instruction and goes
     /// on behind it, and writes the file's byte in the end. Both are right only if the bytes behind ours are the file's.
     pub fn one_byte(&self) -> Option<Plan> {
-        let first = self.displaced.first().filter(|_| self.tactic == Tactic::Jump && self.agent_stack.is_none())?;
-        Some(Plan {
-            tactic: Tactic::OneByte,
-            kept: JUMP_BYTES - 1,
-            resume: first.0.next_ip(),
-            displaced: vec![first.clone()],
-            ..self.clone()
-        })
+        let is_plain = self.tactic == Tactic::Jump && self.agent_stack.is_none();
+        is_plain.then(|| Plan { tactic: Tactic::OneByte, kept: JUMP_BYTES - 1, ..self.clone() })
     }
 
     /// Behind the last byte that decides what a thread at the site does.

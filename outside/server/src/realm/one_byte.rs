@@ -6,35 +6,24 @@
 //! the file's, and so decide where its stub lies. That costs a thread nothing, but the process a page or two, and the time to
 //! map them: a process has a limited number of such jumps. The other sites, and those whose stub's address is not free, have
 //! plain ones.
+//!
+//! The stub runs copies of all instructions that a plain jump would displace. If it went back into the jump's bytes, the CPU would
+//! predict there the jump that it has seen end a few bytes on, and begin again at each hit: 10 ns.
 
 use std::ops::Range;
 
 use ring3_inject as inject;
 use ring3_layout::PAGE_BYTES;
-use ring3_patch::{JUMP_BYTES, RELAY_BYTES, Tactic};
-use ring3_uapi::Errno;
+use ring3_patch::{JUMP_BYTES, Tactic};
 
-use super::Refusal;
 use super::site::{Site, WantedSite};
 use super::sites::{Unplaced, WITHIN_JUMP};
 use super::target::Target;
-use super::tracer::refusal_of;
 
 /// One-byte jumps in a process: each maps a page.
 const ONE_BYTE_MAX: usize = 64;
 /// Room that is mapped for the stub of one.
 const STUB_BYTES: u64 = 512;
-
-/// A stub that is to lead to the next one of its site.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Earlier {
-    /// Where it goes on.
-    resume: u64,
-    /// By this jump.
-    jump: u64,
-    /// Room for a relay near it.
-    relay: u64,
-}
 
 impl Target {
     /// Maps memory for the stubs of new sites at once. Where that fails, sites do without.
@@ -102,20 +91,10 @@ impl Target {
             self.become_plain(address);
             return Ok(());
         }
-        // A thread in its stub goes on in the middle of the plain jump, if it is not led elsewhere.
-        let (name, resume) = (site.name.clone(), site.plan.resume);
-        let end = site.moved.last().copied().filter(|(original, _)| *original == resume);
-        let relay = end.and_then(|(_, at)| self.take_room_in(stopped, &page_of(at), RELAY_BYTES as u64).ok());
-        if end.is_some() && relay.is_none() && !self.is_nobody_inside(stopped) {
-            let why = "a thread is in the code of a probe nearby; it is tried again";
-            return Err(Refusal::new(Errno::EBUSY, format!("{name}: {why}")).into());
-        }
+        // (A thread in the old stub goes on behind the plain jump, too: both displace the same instructions.)
         let before = self.sites[&address].copy();
         self.restore_bytes(stopped, address)?;
         self.become_plain(address);
-        if let (Some((_, jump)), Some(relay), Some(site)) = (end, relay, self.sites.get_mut(&address)) {
-            (site.resumed_before, site.earlier) = (0, Some(Earlier { resume, jump, relay }));
-        }
         let patched = self.patch(stopped, address, vec![]);
         if patched.is_err() {
             self.sites.insert(address, Site { patched: false, ..before });
@@ -126,34 +105,13 @@ impl Target {
         patched
     }
 
-    /// An earlier stub of a site, which ends with a jump to what was not displaced then, goes on at the copy in the new stub. The
-    /// relay is near the earlier stub; the new one need not be.
-    pub(super) fn lead_on(
-        &mut self,
-        stopped: &mut inject::Stopped,
-        address: u64,
-        earlier: Earlier,
-    ) -> Result<(), Refusal> {
-        let mut moved = self.sites[&address].moved.iter();
-        let Some((_, copy)) = moved.find(|(original, _)| *original == earlier.resume) else { return Ok(()) };
-        stopped.write(earlier.relay, &ring3_patch::relay(*copy)).map_err(refusal_of)?;
-        let distance = earlier.relay.wrapping_sub(earlier.jump + JUMP_BYTES as u64) as u32;
-        stopped.write(earlier.jump + 1, &distance.to_le_bytes()).map_err(refusal_of)
-    }
-
     /// From now on, the plan of a site that is not patched is the plain one. It has no stub.
     pub(super) fn become_plain(&mut self, address: u64) {
         let Some(site) = self.sites.get_mut(&address) else { return };
         let Some(plain) = site.plain.take() else { return };
-        site.resumed_before = if site.stub == 0 { 0 } else { site.plan.resume };
         site.plan = plain;
         (site.stub, site.stub_bytes) = (0, 0);
         site.jump.clear();
         site.moved.clear();
     }
-}
-
-fn page_of(address: u64) -> Range<u64> {
-    let start = address / PAGE_BYTES * PAGE_BYTES;
-    start..start + PAGE_BYTES
 }

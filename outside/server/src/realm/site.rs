@@ -8,7 +8,6 @@ use ring3_patch::Plan;
 use ring3_uapi::Errno;
 
 use super::modules::{StaticSite, file_of};
-use super::one_byte::Earlier;
 use super::target::code_of;
 use super::{AttachmentId, Refusal};
 
@@ -82,10 +81,6 @@ pub(super) struct Site {
     pub(super) plan: Plan,
     /// The plan that replaces that of a one-byte jump, if its stub finds no room or another site comes too near.
     pub(super) plain: Option<Plan>,
-    /// Where an earlier stub with another plan goes on; 0: there was none.
-    pub(super) resumed_before: u64,
-    /// The earlier stub, until it leads to the present one.
-    pub(super) earlier: Option<Earlier>,
     pub(super) stub: u64,
     pub(super) stub_bytes: u32,
     /// Original address and stub address of each displaced instruction.
@@ -116,8 +111,6 @@ impl Site {
             name: self.name.clone(),
             plan: self.plan.clone(),
             plain: self.plain.clone(),
-            resumed_before: self.resumed_before,
-            earlier: self.earlier,
             stub: self.stub,
             stub_bytes: self.stub_bytes,
             moved: self.moved.clone(),

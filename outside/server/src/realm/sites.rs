@@ -218,8 +218,6 @@ impl Target {
             name,
             plain: one_byte.is_some().then(|| plan.clone()),
             plan: one_byte.unwrap_or(plan),
-            resumed_before: 0,
-            earlier: None,
             stub: 0,
             stub_bytes: 0,
             moved: vec![],
@@ -281,9 +279,6 @@ impl Target {
         if let Some(written) = fresh {
             site.take_stub(written, members);
         }
-        if let Some(earlier) = site.earlier.take() {
-            self.lead_on(stopped, address, earlier)?;
-        }
         self.note_patched(address, true);
         self.write_jumps(stopped, &[address]).pop().unwrap_or(Ok(()))
     }
@@ -333,7 +328,7 @@ impl Target {
         let Some(site) = self.sites.get(&address).filter(|site| site.place == want.place && !site.patched) else {
             return false;
         };
-        let has_code = site.stub != 0 && site.members.is_empty() && site.earlier.is_none();
+        let has_code = site.stub != 0 && site.members.is_empty();
         has_code
             && matches!(site.plan.tactic, Tactic::Jump | Tactic::OneByte)
             && (!site.plan.needs_faults || self.faults.is_ready())
@@ -366,9 +361,7 @@ impl Target {
         const DISPLACED_BYTES_MAX: u64 = 256;
         let mut before = self.sites.range(address.saturating_sub(DISPLACED_BYTES_MAX)..address + JUMP_BYTES as u64);
         let inside = address + 1..=address + WITHIN_JUMP;
-        before.any(|(_, site)| {
-            site.stub != 0 && inside.contains(&site.plan.resume) || inside.contains(&site.resumed_before)
-        })
+        before.any(|(_, site)| site.stub != 0 && inside.contains(&site.plan.resume))
     }
 
     /// No thread runs our code, or goes back to it from a signal handler.
