@@ -147,7 +147,7 @@ fn faults(arg: &Arg, at: u8, map: Option<&Map>) -> Vec<(Value, Says)> {
     let sockets = "sock_common, sock, tcp_sock, xdp_sock";
     match arg {
         // Only kernel functions take those.
-        Arg::Iterator(_) => vec![],
+        Arg::Iterator(_) | Arg::HostSlice => vec![],
         Arg::Anything => vec![(Context, Nothing), (Unknown, Nothing), (Edge, Nothing)],
         Arg::Map => vec![(Number(0), wants("map_ptr", "scalar")), (Context, wants("map_ptr", "ctx"))],
         Arg::MapKey => vec![(Number(0), wants(MEMORY, "scalar")), (Edge, read(key)), (Constant, Nothing)],

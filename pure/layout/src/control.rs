@@ -63,8 +63,13 @@ pub const UNWIND_LISTS_OFFSET: u64 = TRAPS_OFFSET + (TRAPS_MAX * size_of::<Trap>
 /// Entries of one list.
 pub const UNWIND_CODE_MAX: usize = 4096;
 /// Bytes of all of it.
-pub const BYTES: u64 = UNWIND_LISTS_OFFSET + 2 * UNWIND_LIST_BYTES;
+pub const BYTES: u64 = EXTENSIONS_OFFSET + (EXTENSIONS_MAX * size_of::<Extension>()) as u64;
 /// Bytes of one list.
+/// What extensions may call, and what their results mean: [`Extension`]s.
+pub const EXTENSIONS_OFFSET: u64 = UNWIND_LISTS_OFFSET + 2 * UNWIND_LIST_BYTES;
+/// Extensions of a process at most.
+pub const EXTENSIONS_MAX: usize = 64;
+
 const UNWIND_LIST_BYTES: u64 = (UNWIND_CODE_MAX * size_of::<UnwindCode>()) as u64;
 
 /// Offset in the control page of the list that this version of [`ControlHeader::unwind`] publishes.
@@ -357,6 +362,64 @@ pub const ATTACHMENT_ALONE: u32 = 1 << 5;
 
 /// The program may send signals, which are sent behind its run ([`crate::thread::ThreadBlock::wanted_signals`]).
 pub const ATTACHMENT_SIGNALS: u32 = 1 << 7;
+
+/// The program is an extension: its result decides what is done, and it may call functions of its host. The bits from
+/// [`ATTACHMENT_EXTENSION_SHIFT`] on are the index of its [`Extension`].
+pub const ATTACHMENT_EXTENSION: u32 = 1 << 8;
+/// See [`ATTACHMENT_EXTENSION`].
+pub const ATTACHMENT_EXTENSION_SHIFT: u32 = 16;
+
+/// Verdicts of an extension at most.
+pub const VERDICTS_MAX: usize = 8;
+/// Functions and variables of its host that an extension may name, at most.
+pub const HOST_SYMBOLS_MAX: usize = 64;
+
+/// What an extension's attachment needs besides its program.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Extension {
+    /// What results mean; the first that matches counts.
+    pub verdicts: [VerdictEntry; VERDICTS_MAX],
+    /// The functions that it may call, then the variables that it may touch.
+    pub symbols: [HostSymbol; HOST_SYMBOLS_MAX],
+}
+
+/// What some results of an extension mean.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VerdictEntry {
+    /// The least result.
+    pub least: i64,
+    /// The greatest.
+    pub greatest: i64,
+    /// `VERDICT_*`.
+    pub action: u64,
+    /// With [`VERDICT_RETURN`]: what the function returns.
+    pub value: i64,
+}
+
+/// The function runs, or its result stays. (Also what results mean that no verdict has.)
+pub const VERDICT_CONTINUE: u64 = 0;
+/// The function does not run, or its result is replaced: it returns the program's result.
+pub const VERDICT_RETURN_RESULT: u64 = 1;
+/// The same with the verdict's value.
+pub const VERDICT_RETURN: u64 = 2;
+
+/// A function or variable of the host.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostSymbol {
+    /// Its address in this process.
+    pub address: u64,
+    /// The least result of a function that is allowed.
+    pub least: i64,
+    /// The greatest.
+    pub greatest: i64,
+    /// Bits of the register that are not the result's, which the result is extended into.
+    pub unused_bits: u32,
+    /// 1: by its sign.
+    pub signed: u32,
+}
 
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {

@@ -16,6 +16,13 @@ pub const STUB_FRAME_BYTES: u64 = size_of::<PtRegs>() as u64 + RED_ZONE_BYTES;
 /// From the registers to the slot that held the return address, bytes.
 pub const TRAMPOLINE_FRAME_BYTES: u64 = size_of::<PtRegs>() as u64;
 
+/// What the agent says to a stub: the thread goes on with the displaced instructions.
+pub const ENTER_CONTINUE: u8 = 0;
+/// The function is to be called, because its return is awaited.
+pub const ENTER_CALL: u8 = 1;
+/// The thread returns to the function's caller, with the registers of the frame.
+pub const ENTER_RETURN: u8 = 2;
+
 /// Registers, by their numbers in instructions, that every frame has, and where: those that functions need not keep, and
 /// `rbx`, which holds the frame meanwhile.
 pub const RESTORED: [(u8, usize); 10] = [

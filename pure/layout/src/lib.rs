@@ -20,6 +20,7 @@ pub mod realm;
 pub mod region;
 pub mod sampled;
 pub mod shared;
+pub mod slice;
 pub mod sud;
 pub mod syscall;
 pub mod task;
@@ -27,7 +28,7 @@ pub mod task_event;
 pub mod thread;
 
 /// Says that the bytes follow this version of this crate; both sides compare it before anything else.
-pub const LAYOUT_VERSION: u32 = 28;
+pub const LAYOUT_VERSION: u32 = 29;
 
 /// Size of a page, bytes. x86-64 only for now.
 pub const PAGE_BYTES: u64 = 4096;

@@ -296,6 +296,11 @@ pub struct ThreadBlock {
     pub memory_of: u64,
     /// While programs see a thread end: its `task_struct::exit_code`, and [`EXIT_CODE_SET`]. Otherwise 0.
     pub exit_code: u64,
+    /// What the called routine has to know and is no argument: of a host's function or variable its index in
+    /// [`crate::control::Extension::symbols`], of a slice its [`crate::slice::pack`].
+    pub call_word: u64,
+    /// Calls of the host's functions by extensions under way.
+    pub host_calls: u32,
     /// How often programs that have run want each signal, from 1 on, to be sent: to the process, and to the thread.
     pub wanted_signals: [[u16; crate::sud::SIGNALS]; 2],
     /// System calls under way, the youngest just before `next_call`.

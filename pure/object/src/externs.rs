@@ -4,12 +4,13 @@
 
 use object::elf::STB_WEAK;
 use ring3_btf::{Btf, encoding, kind, linkage};
+use ring3_uapi::helper;
 
 use crate::error::Error;
 use crate::file::File;
 use crate::kernel::essential;
 use crate::relocate::types_are_compatible;
-use crate::{Kernel, Settings};
+use crate::{HostSymbols, Kernel, Settings};
 
 pub(crate) const CONFIGURATION: &str = ".kconfig";
 pub(crate) const SYMBOLS: &str = ".ksyms";
@@ -57,6 +58,8 @@ pub(crate) enum Resolved {
     Variable(u32),
     /// A function, by type.
     Function(u32),
+    /// A function of an extension's host, or of the agent, by number.
+    HostFunction(u32),
     /// No such function. The number is libbpf's of the extern.
     NoFunction(u32),
 }
@@ -181,6 +184,9 @@ impl Extern<'_> {
         number: u32,
     ) -> Result<Option<Resolved>, Error> {
         let function = types.kind(self.of) == Some(kind::FUNC);
+        if let Some(host) = &settings.host {
+            return Ok(self.resolve_in_host(host, function));
+        }
         let of = types.size_or_type(self.of);
         if !function && types.plain(of) == 0 {
             let address = settings.symbols.get(self.name).copied();
@@ -199,6 +205,25 @@ impl Extern<'_> {
                 .ok_or_else(|| Error::Missing(format!("symbol {} of that type", self.name)));
         }
         Ok(Some(if function { Resolved::Function(there) } else { Resolved::Variable(there) }))
+    }
+}
+
+impl Extern<'_> {
+    fn resolve_in_host(&self, host: &HostSymbols, function: bool) -> Option<Resolved> {
+        let index = |names: &[String]| names.iter().position(|name| name == self.name).map(|index| index as u32);
+        if !function {
+            return index(&host.variables).map(Resolved::Variable);
+        }
+        let number = |prefix: &str, first: u32, names: &[&str]| {
+            let name = self.name.strip_prefix(prefix)?;
+            names.iter().position(|known| *known == name).map(|index| first + index as u32)
+        };
+        let of_agent = || {
+            number("ring3_", helper::OWN_FIRST, helper::OWN_NAMES)
+                .or_else(|| number("bpf_", helper::KFUNC_FIRST, helper::KFUNC_NAMES))
+        };
+        let of_host = index(&host.functions).map(|index| helper::HOST_FUNCTION_FIRST + index);
+        of_host.or_else(of_agent).map(Resolved::HostFunction)
     }
 }
 

@@ -43,6 +43,18 @@ pub struct Settings {
     pub config: BTreeMap<String, String>,
     /// Addresses of the kernel's symbols, for untyped `.ksyms`.
     pub symbols: BTreeMap<String, u64>,
+    /// The program extends another one, whose symbols `.ksyms` names.
+    pub host: Option<HostSymbols>,
+}
+
+/// The symbols of the host of an extension. Instructions name them by their index: calls have
+/// [`ring3_uapi::helper::HOST_MARK`] as their offset, and [`ring3_uapi::helper::HOST_FUNCTION_FIRST`] plus the index, or the number of a function of the agent.
+#[derive(Clone, Debug, Default)]
+pub struct HostSymbols {
+    /// Functions.
+    pub functions: Vec<String>,
+    /// Variables.
+    pub variables: Vec<String>,
 }
 
 /// An object file that was made ready.

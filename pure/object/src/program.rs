@@ -10,6 +10,7 @@ use ring3_isa::code::{
     BPF_CALL, BPF_PSEUDO_BTF_ID, BPF_PSEUDO_CALL, BPF_PSEUDO_FUNC, BPF_PSEUDO_KFUNC_CALL, BPF_PSEUDO_MAP_IDX,
     BPF_PSEUDO_MAP_IDX_VALUE,
 };
+use ring3_uapi::helper::HOST_MARK;
 
 use crate::attach::Attachment;
 use crate::extended::{Extended, within};
@@ -290,6 +291,10 @@ fn refer_extern(code: &mut [Insn], resolved: Resolved, maps: &Maps) -> Option<()
     }
     match resolved {
         Resolved::Function(of) if call => write(code, BPF_PSEUDO_KFUNC_CALL, of, None),
+        Resolved::HostFunction(number) if call => {
+            write(code, BPF_PSEUDO_KFUNC_CALL, number, None);
+            code[0].off = HOST_MARK;
+        }
         Resolved::NoFunction(number) if call => {
             code[0] = Insn::new(BPF_CALL, 0, 0, 0, (POISONED_EXTERN + number) as i32);
         }
@@ -297,6 +302,7 @@ fn refer_extern(code: &mut [Insn], resolved: Resolved, maps: &Maps) -> Option<()
         Resolved::Value(at) => write(code, BPF_PSEUDO_MAP_IDX_VALUE, maps.configuration()? as u32, Some(at)),
         Resolved::Address(address) => write(code, 0, address as u32, Some((address >> 32) as u32)),
         Resolved::Variable(of) | Resolved::Function(of) => write(code, BPF_PSEUDO_BTF_ID, of, Some(0)),
+        Resolved::HostFunction(_) => return None,
         Resolved::NoFunction(_) => write(code, 0, 0, Some(0)),
     }
     Some(())

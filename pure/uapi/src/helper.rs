@@ -675,6 +675,17 @@ pub const STRCSPN: u32 = KFUNC_FIRST + 13;
 pub const STRSTR: u32 = KFUNC_FIRST + 14;
 /// `bpf_strnstr`
 pub const STRNSTR: u32 = KFUNC_FIRST + 15;
+/// Numbers from here on are of functions that only extensions have: no kernel does.
+pub const OWN_FIRST: u32 = KFUNC_FIRST + (1 << 16);
+/// `ring3_dynptr_from_slice`
+pub const DYNPTR_FROM_SLICE: u32 = OWN_FIRST;
+/// Names of functions of ring3's without the prefix `ring3_`, from [`OWN_FIRST`] on.
+pub const OWN_NAMES: &[&str] = &["dynptr_from_slice"];
+/// Numbers from here on stand for functions of the host of an extension, in the order of its grant.
+pub const HOST_FUNCTION_FIRST: u32 = 3 << 30;
+/// What marks a call as one of the host, or of the agent, where an extension is loaded: no kernel function has such an offset, since
+/// there are no modules here.
+pub const HOST_MARK: i16 = 1;
 /// Names of kernel functions without the prefix `bpf_`, from [`KFUNC_FIRST`] on.
 pub const KFUNC_NAMES: &[&str] = &[
     "map_sum_elem_count",
@@ -695,8 +706,11 @@ pub const KFUNC_NAMES: &[&str] = &[
     "strnstr",
 ];
 
-/// The name of a helper or a kernel function without its prefix `bpf_`.
+/// The name of a helper, a kernel function or a function of ring3's, without its prefix.
 pub fn name(helper: u32) -> Option<&'static str> {
+    if let Some(own) = helper.checked_sub(OWN_FIRST) {
+        return OWN_NAMES.get(own as usize).copied();
+    }
     match helper.checked_sub(KFUNC_FIRST) {
         Some(kfunc) => KFUNC_NAMES.get(kfunc as usize).copied(),
         None => NAMES.get(helper as usize).copied(),

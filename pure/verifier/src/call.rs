@@ -240,6 +240,7 @@ impl Explorer<'_> {
                 "BPF_EXIT instruction in main prog cannot be used inside bpf_spin_lock-ed region",
             );
         }
+        self.check_verdict(&result)?;
         if let Some(allowed) = self.input.policy.result.clone() {
             if !result.is_scalar() {
                 return refuse(

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use ring3_isa::{Call, Immediate, Op, Operand};
 use ring3_uapi::Errno;
-use ring3_uapi::helper::{KFUNC_FIRST, KFUNC_NAMES};
+use ring3_uapi::helper::{HOST_FUNCTION_FIRST, KFUNC_FIRST, KFUNC_NAMES};
 
 use crate::added::ValueAt;
 use crate::compare::{self, Match, Terms};
@@ -34,6 +34,8 @@ pub(crate) struct WalkFacts {
     pub(crate) context_at: BTreeMap<usize, bool>,
     /// Loads, stores and atomic operations in values of maps: the map's slot, and the first and the last offset.
     pub(crate) values_at: BTreeMap<usize, Option<ValueAt>>,
+    /// [`ring3_layout::thread::ThreadBlock::call_word`], by instruction.
+    pub(crate) call_words: BTreeMap<usize, u64>,
     /// Bytes of the context up to the last that is touched.
     pub(crate) context_bytes: u32,
     /// The context's address went where not every use of it is seen.
@@ -248,6 +250,7 @@ impl<'a> Explorer<'a> {
                     Call::Helper(id) if id >= KFUNC_FIRST => {
                         refuse(Errno::EINVAL, format!("invalid func unknown#{}", id as i32))
                     }
+                    Call::Kfunc(id) if id >= HOST_FUNCTION_FIRST => self.call_host(id - HOST_FUNCTION_FIRST),
                     Call::Helper(id) | Call::Kfunc(id) => self.call_helper(id),
                     Call::Register(register) => self.call_register(register),
                 };
@@ -273,6 +276,7 @@ impl<'a> Explorer<'a> {
             (None, Immediate::Func(target)) => {
                 Register::pointer(Kind::Function(self.flow.subprogram_at(target) as u32))
             }
+            (None, Immediate::BtfId(id)) if self.input.policy.host.is_some() => self.host_variable(id)?,
             (None, Immediate::BtfId(id)) => {
                 match self.input.policy.objects.as_ref().and_then(|known| known.variable(id)) {
                     Some(Variable::Object(id)) => Register::pointer(Kind::Object { id, trusted: false }),

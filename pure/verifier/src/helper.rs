@@ -220,6 +220,7 @@ impl Explorer<'_> {
                 found.old_dynptr = dynptr.takes;
             }
             Arg::Iterator(used) => found.iterator = Some((self.iterator_argument(register, &value, used)?, used)),
+            Arg::HostSlice => self.slice_argument(register, &value)?,
             Arg::SpinLock => found.lock = Some(self.lock_argument(register, &value)?),
             Arg::Timer | Arg::Kptr | Arg::PerCpuVariable => return expected(expected_kinds(arg)),
             Arg::Object { name, release, .. } => {
@@ -650,6 +651,7 @@ fn expected_kinds(arg: Arg) -> &'static str {
         Arg::Dynptr(_) => "fp, dynptr_ptr",
         Arg::Iterator(_) => "fp",
         Arg::Object { .. } => "trusted_ptr_, rcu_ptr_",
+        Arg::HostSlice => "host_ptr",
         Arg::PerCpuVariable => "percpu_ptr_",
         _ => "fp, pkt, pkt_meta, map_key, map_value, mem, ringbuf_mem, buf, trusted_ptr_",
     }

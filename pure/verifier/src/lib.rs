@@ -19,9 +19,11 @@ mod call;
 mod compare;
 mod dynptr;
 mod explore;
+mod extension;
 mod filter;
 mod flow;
 mod helper;
+pub mod host;
 mod iterator;
 pub mod liveness;
 mod log;
@@ -238,6 +240,7 @@ pub struct Verified {
     zero_divisors: BTreeSet<usize>,
     context_at: BTreeMap<usize, bool>,
     values_at: BTreeMap<usize, Option<ValueAt>>,
+    call_words: BTreeMap<usize, u64>,
     context_bytes: u32,
     context_leaves: bool,
     needs_fuel: bool,
@@ -388,6 +391,11 @@ impl Verified {
         self.needs_fuel
     }
 
+    /// What has to be in [`ring3_layout::thread::ThreadBlock::call_word`] at an instruction, which needs something of the host.
+    pub fn call_word(&self, insn: usize) -> Option<u64> {
+        self.call_words.get(&insn).copied()
+    }
+
     /// Whether the load or store at an instruction is of the context.
     pub fn is_of_context(&self, insn: usize) -> bool {
         self.context_at.get(&insn).copied().unwrap_or(false)
@@ -493,6 +501,8 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
     let mut helpers = found.helpers;
     helpers.sort_unstable();
     helpers.dedup();
+    let needs_fuel =
+        found.came_round || !found.call_words.is_empty() || flow::counts_rounds(&flow.stops, &found.live);
     let of = |index: u32| named.maps.get(index as usize).copied();
     let text = log.finish(false);
     let mut insns = input.insns.to_vec();
@@ -506,11 +516,12 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         maps: named.loads.iter().filter_map(|(at, (index, offset))| Some((*at, (of(*index)?, *offset)))).collect(),
         helper_maps: found.helper_maps.iter().filter_map(|(at, index)| Some((*at, of((*index)?)?))).collect(),
         helpers,
-        needs_fuel: found.came_round || flow::counts_rounds(&flow.stops, &found.live),
         live: found.live,
         zero_divisors: found.zero_divisors,
         context_at: found.context_at,
         values_at: found.values_at,
+        needs_fuel,
+        call_words: found.call_words,
         context_bytes: found.context_bytes,
         context_leaves: found.context_leaves,
         statistics,
@@ -651,6 +662,8 @@ fn resolve_map(input: &Input<'_>, at: usize, value: Immediate) -> Result<Option<
         Immediate::MapValue(fd, offset) => ((input.map_by_fd)(fd).ok_or(fd), Some(offset)),
         Immediate::MapIdx(index) => ((input.map_by_index)(index).ok_or(index as i32), None),
         Immediate::MapIdxValue(index, offset) => ((input.map_by_index)(index).ok_or(index as i32), Some(offset)),
+        // (Of the host: `load_immediate` looks for it.)
+        Immediate::BtfId(_) if input.policy.host.is_some() => return Ok(None),
         Immediate::BtfId(id) => {
             let known = input.policy.objects.as_ref().and_then(|objects| objects.variable(id));
             return match known {

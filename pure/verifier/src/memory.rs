@@ -106,6 +106,9 @@ impl Explorer<'_> {
         if let Kind::Object { id, .. } = pointer.kind {
             return Ok((self.object_load(access, id, pointer)?, None));
         }
+        if let Kind::Host(object) = pointer.kind {
+            return Ok((self.host_access(access, object, pointer)?, None));
+        }
         if let Kind::Untrusted = pointer.kind {
             return Ok((Register::scalar(Scalar::loaded(access.bytes)), None));
         }
@@ -169,6 +172,9 @@ impl Explorer<'_> {
         }
         if let Kind::Context = pointer.kind {
             return self.context_access(access, &pointer).map(drop);
+        }
+        if let Kind::Host(object) = pointer.kind {
+            return self.host_access(access, object, &pointer).map(drop);
         }
         self.check_region(access, &pointer)
     }
@@ -323,6 +329,7 @@ impl Explorer<'_> {
             Content::Packet => Register::pointer(Kind::Packet),
             Content::PacketEnd => Register::pointer(Kind::PacketEnd),
             Content::PacketMeta => Register::pointer(Kind::PacketMeta),
+            Content::HostObject { object, nullable } => self.host_pointer(object, nullable),
             Content::Buffer { bytes } => Register::pointer(Kind::Memory { bytes, write: true, record: false }),
             Content::Object { id, nullable, trusted } => {
                 let object = Register::pointer(Kind::Object { id, trusted });
@@ -362,7 +369,12 @@ impl Explorer<'_> {
         let Access { register, write, .. } = access;
         let pointer = self.read(register)?;
         match pointer.kind {
-            Kind::Context | Kind::Packet | Kind::PacketMeta | Kind::Object { .. } | Kind::Untrusted => {
+            Kind::Context
+            | Kind::Packet
+            | Kind::PacketMeta
+            | Kind::Object { .. }
+            | Kind::Host(_)
+            | Kind::Untrusted => {
                 let verb = if write { "stores into" } else { "loads from" };
                 deny(format!("BPF_ATOMIC {verb} R{register} {} is not allowed", pointer.kind_name()))
             }

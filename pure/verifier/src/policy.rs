@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use ring3_uapi::bpf::{attach_type, prog_type};
 
+use crate::host::{Grant, HostValue};
 use crate::objects::KernelTypes;
 use crate::prototypes;
 
@@ -30,6 +31,13 @@ pub enum Content {
     Buffer {
         /// Its size.
         bytes: u32,
+    },
+    /// A pointer to an object of the host that is extended ([`crate::host::Grant::objects`]).
+    HostObject {
+        /// Its index.
+        object: u32,
+        /// It may be null.
+        nullable: bool,
     },
     /// A kernel object, by its type in the kernel's BTF.
     Object {
@@ -107,6 +115,8 @@ pub struct Policy {
     pub result: Option<Range<i64>>,
     /// Kernel objects may be read.
     pub objects: Option<Rc<KernelTypes>>,
+    /// The program is an extension, and is granted this.
+    pub host: Option<Rc<Grant>>,
     /// Instructions that may be processed.
     pub processed_max: u64,
     /// No path ends because what is known was known before: what the verifier itself is judged by. Of rounds that are merely
@@ -143,12 +153,34 @@ impl Policy {
             legacy_packet_loads: false,
             result: None,
             objects: None,
+            host: None,
             processed_max: PROCESSED_MAX,
             walks_all: false,
             addresses_as_numbers: true,
             memory: None,
             rfc9669: false,
         }
+    }
+
+    /// For an extension at the entry of a host's function, or at its end. It runs as a probe does, and finds its arguments in the
+    /// registers of the calling convention; at the function's end there is the result only.
+    pub fn extension(grant: Rc<Grant>, at_end: bool) -> Policy {
+        /// `rdi`, `rsi`, `rdx`, `rcx`, `r8`, `r9`
+        const ARGUMENTS: [u32; 6] = [112, 104, 96, 88, 72, 64];
+        const RESULT: [u32; 1] = [80];
+        let places: &[u32] = if at_end { &RESULT } else { &ARGUMENTS };
+        let fields = places.iter().zip(&grant.arguments).map(|(at, value)| {
+            let content = match value {
+                HostValue::Object { object, nullable } => {
+                    Content::HostObject { object: *object as u32, nullable: *nullable }
+                }
+                HostValue::Number | HostValue::Slice { .. } => Content::Number,
+            };
+            let sizes = if content == Content::Number { Sizes::Any } else { Sizes::Only(8) };
+            Field { at: *at..*at + 8, sizes, write: false, content }
+        });
+        let context = Context::new(fields.collect());
+        Policy { context, host: Some(grant), ..Policy::targets(prog_type::KPROBE) }
     }
 
     /// For programs that are attached so: what r0 may be. Mirrors kernel/bpf/verifier.c:check_return_code.

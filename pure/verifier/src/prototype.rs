@@ -80,6 +80,8 @@ pub enum Arg {
         /// The reference is given back (`OBJ_RELEASE`).
         release: bool,
     },
+    /// The field of a host's object that has a pointer to elements, and another field their number ([`crate::host::HostValue::Slice`]).
+    HostSlice,
     /// A per-CPU variable of the kernel (`ARG_PTR_TO_PERCPU_BTF_ID`).
     PerCpuVariable,
 }

@@ -382,6 +382,7 @@ static PROTOTYPES: &[Prototype] = &[
     row(STRCSPN).given(&[Anything, Anything]).gpl().runs(),
     row(STRSTR).given(&[Anything, Anything]).gpl().runs(),
     row(STRNSTR).given(&[Anything, Anything, Anything]).gpl().runs(),
+    row(DYNPTR_FROM_SLICE).given(&[HostSlice, Anything, Dynptr(DynptrUse::NewLocal)]).runs(),
 ];
 
 /// All helpers, those that run and those that do not.

@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     PacketEnd,
     /// A kernel object, by its type's id in the kernel's BTF; trusted ones are alive.
     Object { id: u32, trusted: bool },
+    /// An object of the host that is extended, by its index in the grant.
+    Host(u32),
     /// Kernel memory of which nothing is known; loads from it are guarded.
     Untrusted,
     /// A subprogram, by index.
@@ -141,6 +143,7 @@ impl Register {
             Kind::PacketEnd => "pkt_end",
             Kind::Object { trusted: true, .. } => "trusted_ptr_",
             Kind::Object { .. } => "ptr_",
+            Kind::Host(_) => "host_ptr",
             Kind::Untrusted => "rdonly_untrusted_mem",
             Kind::Function(_) => "func",
             Kind::Dynptr => "dynptr_ptr",

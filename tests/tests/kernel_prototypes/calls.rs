@@ -272,7 +272,7 @@ impl Bench {
             Arg::Dynptr(_) | Arg::Iterator(_) => code.extend(stack(register, DYNPTR)),
             Arg::Timer => code.extend(wide(register, MAP_VALUE, self.timed.fd.as_raw_fd())),
             Arg::Object { nullable: true, .. } => code.push(insn(SET, register, 0, 0, 0)),
-            Arg::Record | Arg::Object { .. } | Arg::SpinLock | Arg::Kptr | Arg::PerCpuVariable => {
+            Arg::Record | Arg::Object { .. } | Arg::SpinLock | Arg::Kptr | Arg::PerCpuVariable | Arg::HostSlice => {
                 code.push(insn(MOVE, register, MADE, 0, 0));
             }
         }
