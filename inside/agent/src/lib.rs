@@ -9,6 +9,7 @@
 mod raw_cancellation_entry;
 mod raw_entry;
 mod raw_helpers;
+mod raw_host_call;
 mod raw_intrinsics;
 mod raw_registers;
 mod raw_sud_entry;

@@ -29,12 +29,12 @@ fn trampoline() -> u64 {
     address
 }
 
-/// Called by stubs: whether they are to go on by `ring3_call_probed`.
+/// Called by stubs: what they are to do (`ENTER_*`).
 ///
 /// # Safety
 /// As `raw_dispatch::enter`.
 #[unsafe(no_mangle)]
-unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> bool {
+unsafe extern "sysv64" fn ring3_enter(regs: *mut PtRegs, hook: *const Hook, all: u32) -> u8 {
     // SAFETY: the stub's promise.
     unsafe { raw_dispatch::enter(image_base(), regs, hook, all != 0) }
 }

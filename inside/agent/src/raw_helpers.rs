@@ -1,7 +1,8 @@
 //! The symbols by which compiled programs call helpers: `ring3_helper_` and the kernel's name.
 
 use ring3_runtime::{
-    raw_buffers, raw_callbacks, raw_cgroup, raw_dynptr, raw_helpers, raw_signals, raw_stack, raw_strings, raw_task,
+    raw_buffers, raw_callbacks, raw_cgroup, raw_dynptr, raw_extension, raw_helpers, raw_signals, raw_stack,
+    raw_strings, raw_task,
 };
 
 macro_rules! exports {
@@ -99,6 +100,7 @@ exports! {
     ring3_helper_get_current_task_btf = raw_task::get_current_task_btf;
     ring3_helper_task_storage_get = raw_task::task_storage_get;
     ring3_helper_task_storage_delete = raw_task::task_storage_delete;
+    ring3_helper_dynptr_from_slice = raw_extension::dynptr_from_slice;
     ring3_helper_tail_call = raw_callbacks::tail_call;
 }
 

@@ -16,6 +16,7 @@ pub mod raw_cancellation;
 pub mod raw_cgroup;
 pub mod raw_dispatch;
 pub mod raw_dynptr;
+pub mod raw_extension;
 pub mod raw_fast_path;
 pub mod raw_fault;
 pub mod raw_guarded;

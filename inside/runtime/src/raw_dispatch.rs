@@ -9,10 +9,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::compiler_fence;
 
 use ring3_layout::control::{
-    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET, Attachment, HOOK_MANY, Hook,
-    HookKind, TestRun, range_unpack,
+    ATTACHMENT_ALL_REGISTERS, ATTACHMENT_CPU_SLOT, ATTACHMENT_EXTENSION, ATTACHMENTS_MAX, ATTACHMENTS_OFFSET,
+    Attachment, HOOK_MANY, Hook, HookKind, TestRun, range_unpack,
 };
-use ring3_layout::frame::{self, ADDRESS_BITS, AgentStackFrame};
+use ring3_layout::frame::{self, ADDRESS_BITS, AgentStackFrame, ENTER_CALL, ENTER_CONTINUE, ENTER_RETURN};
 use ring3_layout::region::{CONTROL_OFFSET, STATE_BYTES, STATE_OFFSET};
 use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_RECORDS_MAX, ThreadBlock};
 use ring3_uapi::nr;
@@ -23,7 +23,7 @@ use crate::raw_request::control;
 use crate::raw_sampled::stand_for;
 use crate::raw_system::{cpu_number, gs_base, syscall};
 use crate::raw_thread::{current, find, known};
-use crate::{raw_shadow, raw_signals, raw_slot};
+use crate::{raw_extension, raw_shadow, raw_signals, raw_slot};
 
 /// A compiled program: its context, and the thread block for its environment.
 pub(crate) type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
@@ -44,13 +44,13 @@ impl Frame {
     }
 }
 
-/// A thread has hit a site. `regs` are its registers there (all of them if `all`), which the stub restores. True: the function's
-/// return is awaited from now on, so the stub must call the function itself.
+/// A thread has hit a site. `regs` are its registers there (all of them if `all`), which the stub restores. The result is what the
+/// stub has to do (`ENTER_*`).
 ///
 /// # Safety
 /// Called by a stub of the region at `base`: `regs` and `hook` are valid, the stack is aligned.
 #[inline(always)]
-pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook, all: bool) -> bool {
+pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook, all: bool) -> u8 {
     let block = known(base);
     let frame = Frame { regs, all };
     if block.is_null() {
@@ -64,16 +64,16 @@ pub unsafe fn enter(base: u64, regs: *mut PtRegs, hook: *const Hook, all: bool) 
 
 /// A thread whose block the hints do not give has hit a site.
 #[cold]
-unsafe fn enter_unknown(base: u64, frame: Frame, hook: *const Hook) -> bool {
+unsafe fn enter_unknown(base: u64, frame: Frame, hook: *const Hook) -> u8 {
     let block = find(base);
     // SAFETY: as for `enter`; the block is the running thread's own.
-    !block.is_null() && unsafe { enter_with(block, base, frame, hook) }
+    if block.is_null() { ENTER_CONTINUE } else { unsafe { enter_with(block, base, frame, hook) } }
 }
 
 /// # Safety
 /// As for `enter`; `block` is the running thread's own.
 #[inline(always)]
-unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> bool {
+unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> u8 {
     // SAFETY: the running thread's own block; a signal handler that uses it too finds the guard set.
     let tb = unsafe { &mut *block };
     // SAFETY: the stub passes a hook of the control page.
@@ -84,11 +84,11 @@ unsafe fn enter_with(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *co
         return unsafe { enter_guarded(block, base, frame, hook) };
     }
     // SAFETY: as for this function.
-    let calls = unsafe { enter_free(tb, base, frame, hook, sp) };
+    let next = unsafe { enter_free(tb, base, frame, hook, sp) };
     tb.guard.store(0, Relaxed);
     // SAFETY: as for this function.
     unsafe { raw_signals::send_wanted(block) };
-    calls
+    next
 }
 
 /// A thread has hit a site whose stub does not use the thread's stack (Go).
@@ -147,7 +147,7 @@ fn complete(frame: &mut AgentStackFrame, hook: &Hook, returns: bool, eflags: u64
 /// # Safety
 /// As for `enter_with`.
 #[cold]
-unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> bool {
+unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: *const Hook) -> u8 {
     // SAFETY: as for `enter_with`.
     let tb = unsafe { &mut *block };
     // SAFETY: the stub passes a hook of the control page.
@@ -164,7 +164,7 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
             unsafe { serve(tb, frame.regs, hook) };
         }
     }
-    entered.unwrap_or(false)
+    entered.unwrap_or(ENTER_CONTINUE)
 }
 
 /// Runs the hook's programs. Sets the guard; the caller restores it.
@@ -172,15 +172,15 @@ unsafe fn enter_guarded(block: *mut ThreadBlock, base: u64, frame: Frame, hook: 
 /// # Safety
 /// As for `enter_with`.
 #[inline(always)]
-unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> bool {
+unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> u8 {
     tb.guard.store(sp, Relaxed);
     compiler_fence(Acquire);
     let only = hook.only.load(Acquire);
-    let mut calls = false;
+    let mut next = ENTER_CONTINUE;
     if only == HOOK_MANY {
         cold_path();
         // SAFETY: as for this function.
-        calls = unsafe { arrive_at_many(base, tb, frame, hook) };
+        next = unsafe { arrive_at_many(base, tb, frame, hook) };
     } else if control(base).retired.load(Relaxed) != 0 {
         cold_path();
     } else {
@@ -191,13 +191,13 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
         let only_return = hook.only_return.load(Acquire);
         if only_return != 0 {
             // SAFETY: the thread is at a function's entry; the server wrote the address of an attachment.
-            calls = unsafe { await_only(tb, only_return, hook, ran) };
+            next = u8::from(unsafe { await_only(tb, only_return, hook, ran) });
         } else if ran {
             hit(tb, hook);
         }
     }
     compiler_fence(Release);
-    calls
+    next
 }
 
 /// As `enter_free`, but not inlined: for rare paths.
@@ -205,7 +205,7 @@ unsafe fn enter_free(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook,
 /// # Safety
 /// As for `enter_with`.
 #[inline(never)]
-unsafe fn enter_elsewhere(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> bool {
+unsafe fn enter_elsewhere(tb: &mut ThreadBlock, base: u64, frame: Frame, hook: &Hook, sp: u64) -> u8 {
     // SAFETY: as for this function.
     unsafe { enter_free(tb, base, frame, hook, sp) }
 }
@@ -376,23 +376,27 @@ unsafe fn await_only(tb: &mut ThreadBlock, attachment: u64, hook: &Hook, ran: bo
     awaited == Some(true)
 }
 
-/// A hit of a hook with several attachments on entry or return, or of one of ring3's own hooks. True: the stub must call the
-/// function.
+/// A hit of a hook with several attachments on entry or return, with an extension, or of one of ring3's own hooks. The result is
+/// what the stub has to do.
 ///
 /// # Safety
 /// As for `enter`.
 #[inline(never)]
-unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook) -> bool {
+unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook) -> u8 {
     if hook.kind != HookKind::Probe as u32 {
         // SAFETY: the caller's promise; the server's own hooks always have all registers.
         unsafe { serve(tb, frame.regs, hook) };
-        return false;
+        return ENTER_CONTINUE;
     }
     if control(base).retired.load(Relaxed) != 0 {
-        return false;
+        return ENTER_CONTINUE;
     }
     // SAFETY: the hook's ranges are the server's.
-    let mut ran = unsafe { run(base, tb, frame, hook, hook.entry.load(Acquire)) };
+    let Ran { any: mut ran, decided } = unsafe { run(base, tb, frame, hook, hook.entry.load(Acquire)) };
+    if decided {
+        hit(tb, hook);
+        return ENTER_RETURN;
+    }
     let returns = hook.ret.load(Acquire);
     let mut awaited = None;
     if range_unpack(returns).1 != 0 && wanted(base, tb, returns) {
@@ -402,7 +406,7 @@ unsafe fn arrive_at_many(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &H
     if ran {
         hit(tb, hook);
     }
-    awaited == Some(true)
+    if awaited == Some(true) { ENTER_CALL } else { ENTER_CONTINUE }
 }
 
 /// The most stack that the agent and the stub use, bytes.
@@ -443,21 +447,37 @@ fn wanted(base: u64, tb: &ThreadBlock, range: u64) -> bool {
     attachments(base, range).iter().any(|attachment| is_for(tb, attachment))
 }
 
-/// Runs the programs of a range; true if any ran.
+/// What came of the programs of a range.
+#[derive(Default)]
+struct Ran {
+    /// Some ran.
+    any: bool,
+    /// An extension has decided what the function returns.
+    decided: bool,
+}
+
+/// Runs the programs of a range. What an extension has the function return is put into the registers.
 ///
 /// # Safety
 /// `frame` are valid registers, and the range is a published one.
 #[inline(never)]
-unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range: u64) -> bool {
-    let mut ran = false;
+unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range: u64) -> Ran {
+    let mut ran = Ran::default();
     tb.hook = &raw const *hook as u64;
     for attachment in attachments(base, range) {
         if !is_for(tb, attachment) || !frame.suits(attachment) {
             continue;
         }
         // SAFETY: the server wrote the address of a compiled, verified program for probes, whose context registers are.
-        unsafe { run_one(tb, attachment, frame.regs as u64) };
-        ran = true;
+        let result = unsafe { run_one(tb, attachment, frame.regs as u64) };
+        ran.any = true;
+        if attachment.flags & ATTACHMENT_EXTENSION != 0
+            && let Some(returned) = raw_extension::judge(base, attachment, result)
+        {
+            ran.decided = true;
+            // SAFETY: the caller's promise.
+            unsafe { (*frame.regs).rax = returned };
+        }
     }
     ran
 }
@@ -688,7 +708,7 @@ unsafe fn finish_here(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: u64) 
     }
     if hook.only.load(Acquire) == HOOK_MANY {
         // SAFETY: the registers are the caller's, and the range is the server's.
-        return unsafe { run(base, tb, frame, hook, hook.ret.load(Acquire)) };
+        return unsafe { run(base, tb, frame, hook, hook.ret.load(Acquire)) }.any;
     }
     let only = hook.only_return.load(Acquire);
     // SAFETY: the server wrote the address of an attachment of a probe, whose context registers are.

@@ -14,22 +14,29 @@ const DYNPTR_BYTES_MAX: u64 = (1 << 24) - 1;
 /// `BPF_MAX_USER_RINGBUF_SAMPLES`.
 const SAMPLES_MAX: u32 = 128 << 10;
 
-/// A dynamic pointer in a program's stack (`struct bpf_dynptr_kern`). Its memory may be written.
+/// Set in `bytes` if the memory must not be written (kernel/bpf/helpers.c).
+const DYNPTR_RDONLY_BIT: u32 = 1 << 31;
+
+/// A dynamic pointer in a program's stack (`struct bpf_dynptr_kern`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Dynptr {
     /// Address; 0: none.
     data: u64,
-    /// Bytes.
+    /// Bytes, and [`DYNPTR_RDONLY_BIT`].
     bytes: u32,
     /// Of the view in the memory, bytes; views are not made here.
     offset: u32,
 }
 
 impl Dynptr {
+    fn may_be_written(&self) -> bool {
+        self.data != 0 && self.bytes & DYNPTR_RDONLY_BIT == 0
+    }
+
     /// The address of `bytes` bytes at `offset`, if they are in it. Mirrors kernel/bpf/helpers.c:bpf_dynptr_check_off_len.
     fn at(&self, offset: u64, bytes: u64) -> Result<u64, Errno> {
-        let size = u64::from(self.bytes);
+        let size = u64::from(self.bytes & !DYNPTR_RDONLY_BIT);
         if bytes > size || offset > size - bytes { Err(Errno::E2BIG) } else { Ok(self.data + offset) }
     }
 }
@@ -67,16 +74,26 @@ unsafe fn copy(from: u64, to: u64, bytes: u64) {
 /// Called by a verified program with memory of that size and room for a dynamic pointer.
 pub unsafe extern "sysv64" fn dynptr_from_mem(data: u64, bytes: u64, flags: u64, to: u64, _: u64, _: u64) -> u64 {
     let bytes = u64::from(bytes as u32);
-    let result = if bytes > DYNPTR_BYTES_MAX {
-        Err(Errno::E2BIG)
-    } else if flags != 0 {
-        Err(Errno::EINVAL)
-    } else {
-        Ok(Dynptr { data, bytes: bytes as u32, offset: 0 })
-    };
+    let bytes = if flags != 0 && bytes <= DYNPTR_BYTES_MAX { Err(Errno::EINVAL) } else { Ok(bytes) };
     // SAFETY: this function's contract.
-    unsafe { store(to, result.unwrap_or_default()) };
-    answer(result.map(|_| 0))
+    answer(unsafe { make_dynptr(to, data, bytes, true) })
+}
+
+/// Makes a dynamic pointer at `to`: none, if that fails. Its memory may be written, or not.
+///
+/// # Safety
+/// The verifier proved room for one at `to`; `data` leads to so many bytes.
+pub(crate) unsafe fn make_dynptr(to: u64, data: u64, bytes: Result<u64, Errno>, write: bool) -> Result<u64, Errno> {
+    let dynptr = bytes.and_then(|bytes| match u32::try_from(bytes) {
+        Ok(bytes) if u64::from(bytes) <= DYNPTR_BYTES_MAX => {
+            let flag = if write { 0 } else { DYNPTR_RDONLY_BIT };
+            Ok(Dynptr { data, bytes: bytes | flag, offset: 0 })
+        }
+        _ => Err(Errno::E2BIG),
+    });
+    // SAFETY: this function's contract.
+    unsafe { store(to, dynptr.unwrap_or_default()) };
+    dynptr.map(|_| 0)
 }
 
 /// `bpf_dynptr_read`
@@ -105,7 +122,7 @@ pub unsafe extern "sysv64" fn dynptr_write(to: u64, offset: u64, from: u64, byte
     let (bytes, offset) = (u64::from(bytes as u32), u64::from(offset as u32));
     // SAFETY: this function's contract.
     let dynptr = unsafe { load(to) };
-    if dynptr.data == 0 {
+    if !dynptr.may_be_written() {
         return Errno::EINVAL.negated() as u64;
     }
     let place = dynptr.at(offset, bytes).and_then(|at| if flags != 0 { Err(Errno::EINVAL) } else { Ok(at) });
@@ -123,7 +140,7 @@ pub unsafe extern "sysv64" fn dynptr_write(to: u64, offset: u64, from: u64, byte
 pub unsafe extern "sysv64" fn dynptr_data(of: u64, offset: u64, bytes: u64, _: u64, _: u64, _: u64) -> u64 {
     // SAFETY: this function's contract.
     let dynptr = unsafe { load(of) };
-    if dynptr.data == 0 {
+    if !dynptr.may_be_written() {
         return 0;
     }
     dynptr.at(u64::from(offset as u32), u64::from(bytes as u32)).unwrap_or(0)

@@ -1,6 +1,7 @@
 //! The server process: accepts requests, runs sessions, ends when idle.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
@@ -13,14 +14,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 
-use ring3_aot::Store;
 use ring3_uapi::Errno;
 
 use crate::control::{Connection, Request, runtime_dir};
 use crate::loader::keeper::Keeper;
 use crate::loader::objects::Subsystem;
-use crate::loader::{LoadOptions, Session};
-use crate::realm::{EventFd, Following, PerfFiles, Realm, Terminal};
+use crate::loader::{Brought, LoadOptions, Session};
+use crate::realm::{EventFd, ExtensionClass, Following, PerfFiles, Realm, Terminal};
 
 /// Without loaders, targets, names of objects and requests for this long, the server ends; `RING3_IDLE_SECONDS` overrides it.
 const IDLE_SECONDS: u64 = 10;
@@ -156,7 +156,7 @@ impl Server {
             connection.answer(Err(format!("this server serves user {} only", rustix::process::geteuid().as_raw())));
             return;
         }
-        let mut store = None;
+        let mut brought = Brought::default();
         loop {
             let (request, fd) = match connection.receive() {
                 Ok(Some(received)) => received,
@@ -172,7 +172,7 @@ impl Server {
                 return;
             }
             let stop = matches!(request, Request::Stop);
-            let result = self.serve(connection, request, fd, &mut store);
+            let result = self.serve(connection, request, fd, &mut brought);
             let is_told = connection.answer(result);
             if stop {
                 self.stopping.store(true, Ordering::Release);
@@ -184,25 +184,32 @@ impl Server {
         }
     }
 
-    /// `store`: what the connection's loader may take its code from.
+    /// `brought`: what came for the connection's loader before.
     fn serve(
         self: &Arc<Server>,
         connection: &Connection,
         request: Request,
         fd: Option<OwnedFd>,
-        store: &mut Option<Arc<Store>>,
+        brought: &mut Brought,
     ) -> Result<Value, String> {
         let reaches = |pid: u32| {
             let checked = self.realm.check_reach(&*connection.rights()?, pid);
             checked.map_err(|refusal| refusal.message)
         };
         match request {
-            Request::Load { command, options } => self.load(fd, connection.peer()?.0, command, options, store.take()),
+            Request::Load { command, options } => {
+                self.load(fd, connection.peer()?.0, command, options, std::mem::take(brought))
+            }
             Request::Aot => {
                 let read = crate::aot::read(fd.ok_or("the request has no file")?)?;
                 let programs = read.programs.len();
-                *store = Some(Arc::new(read));
+                brought.store = Some(Arc::new(read));
                 Ok(json!({ "programs": programs }))
+            }
+            Request::Extend => {
+                let class = read_class(fd.ok_or("the request has no class")?)?;
+                brought.extension = Some(Arc::new(class));
+                Ok(Value::Null)
             }
             Request::Start { .. } => unreachable!("handled by converse"),
             Request::Attach { pid, follow } => {
@@ -241,7 +248,7 @@ impl Server {
         pid: u32,
         command: String,
         options: LoadOptions,
-        store: Option<Arc<Store>>,
+        brought: Brought,
     ) -> Result<Value, String> {
         let listener = fd.ok_or("the request has no seccomp listener")?;
         let kept = self.keeper.keep(listener).map_err(|error| error.to_string())?;
@@ -251,7 +258,7 @@ impl Server {
         self.sessions.fetch_add(1, Ordering::AcqRel);
         let spawned = std::thread::Builder::new().name(format!("ring3-load-{pid}")).spawn(move || {
             tracing::info!(pid, command, "loader begins");
-            if !Session::run(&kept, server.subsystem.clone(), whose, command, options, store) {
+            if !Session::run(&kept, server.subsystem.clone(), whose, command, options, brought) {
                 server.keeper.leave(&kept);
             }
             tracing::info!(pid, "loader ended");
@@ -307,4 +314,17 @@ impl Server {
         }
         status
     }
+}
+
+/// The class of extensions that comes as a file of JSON text.
+fn read_class(file: OwnedFd) -> Result<ExtensionClass, String> {
+    /// Bytes at most.
+    const CLASS_BYTES_MAX: u64 = 16 << 20;
+    let mut text = vec![];
+    let read = std::fs::File::from(file).take(CLASS_BYTES_MAX).read_to_end(&mut text);
+    read.map_err(|error| format!("cannot read the class: {error}"))?;
+    let class: ExtensionClass =
+        serde_json::from_slice(&text).map_err(|error| format!("the server does not know the class: {error}"))?;
+    class.check()?;
+    Ok(class)
 }

@@ -48,7 +48,7 @@ pub use raw_seccomp::install_filter;
 pub(crate) use virtual_files::LISTED_DIRECTORY;
 
 use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
-use crate::realm::{Scope, Terminal};
+use crate::realm::{ExtensionClass, Scope, Terminal};
 use crate::rights::Rights;
 
 /// How long it takes until waiting for a call is tried again that failed.
@@ -125,6 +125,17 @@ pub struct Session {
     options: LoadOptions,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
+    /// Its programs are extensions of this class.
+    extension: Option<Arc<ExtensionClass>>,
+}
+
+/// What comes along with a loader.
+#[derive(Default)]
+pub struct Brought {
+    /// Programs that were compiled ahead of time.
+    pub store: Option<Arc<Store>>,
+    /// Its programs are extensions of this class.
+    pub extension: Option<Arc<ExtensionClass>>,
 }
 
 impl Session {
@@ -136,13 +147,14 @@ impl Session {
         (pid, terminal): (u32, Option<Terminal>),
         command: String,
         options: LoadOptions,
-        store: Option<Arc<Store>>,
+        Brought { store, extension }: Brought,
     ) -> bool {
         subsystem.loader_begins(pid, command);
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
         raw_seccomp::wake_synchronously(listener.as_fd());
         let listening = Some(listener.clone());
-        let session = Session { listener: listening, ledger, subsystem, pid, terminal, told, options, store };
+        let session =
+            Session { listener: listening, ledger, subsystem, pid, terminal, told, options, store, extension };
         let mut result = Ok(());
         while result.is_ok() && wait(&listener) {
             result = session.ledger.receive(listener.as_fd()).map(|call| {
@@ -215,6 +227,7 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
         told: AtomicBool::new(true),
         options: LoadOptions::default(),
         store: None,
+        extension: None,
     };
     let caller = Caller { session: &session, call: Notification::of_own(pid, number as i32, args) };
     match caller.serve()? {

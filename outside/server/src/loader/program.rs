@@ -1,9 +1,11 @@
 //! `BPF_PROG_LOAD`, and what is told of programs afterwards.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use ring3_aot::{Facts, Kind, Subject};
+use ring3_isa::code::{BPF_CALL, BPF_PSEUDO_KFUNC_CALL};
 use ring3_isa::{Immediate, Insn, Op};
 use ring3_jit::{Code, Options};
 use ring3_llvm::Engine;
@@ -23,7 +25,7 @@ use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
 use super::{Caller, Outcome, Reply, refuse};
 use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
-use crate::realm::{MapSlot, Terminal, fresh_nonce, possible_cpus};
+use crate::realm::{ExtensionClass, MapSlot, Terminal, fresh_nonce, possible_cpus};
 use crate::rights::Rights;
 use crate::support;
 
@@ -41,6 +43,7 @@ struct NewProgram<'c> {
     maps: HashMap<Reference, Arc<MapObject>>,
     source: Source,
     rights: Arc<Rights>,
+    extension: Option<Arc<ExtensionClass>>,
 }
 
 /// What is made of it.
@@ -79,7 +82,10 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
     let tag = ring3_names::tag(&insns);
+    let extension = caller.session.extension.clone();
+    let of_host = if extension.is_some() { host_calls(&insns) } else { vec![] };
     kernel::known().functions.renumber(&mut insns);
+    of_host.into_iter().for_each(|(at, call)| insns[at] = call);
     let btf = source::types(caller, attr)?;
     let maps = maps_of(caller, attr, &insns).map_err(|fd| {
         let text = format!("fd {fd} is not pointing to valid bpf_map\n");
@@ -93,7 +99,11 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         gpl_compatible: is_gpl_compatible(&license),
         sleepable: attr.u32(p::PROG_FLAGS.at) & BPF_F_SLEEPABLE != 0,
     };
-    let brought = NewProgram { log, name, kind, insns, maps, source, rights };
+    if extension.is_some() && kind.prog_type != prog_type::KPROBE {
+        let why = "an extension is of type kprobe: its section is named uprobe";
+        return Err(refuse(Errno::EINVAL, format_args!("program {name:?}: {why}")));
+    }
+    let brought = NewProgram { log, name, kind, insns, maps, source, rights, extension };
     let made = brought.make(caller)?;
     let program = Arc::new(brought.publish(caller, made, bytes, tag)?);
     let fd = caller.open_pipe(Object::Program(program))?;
@@ -134,7 +144,8 @@ impl NewProgram<'_> {
     /// Takes code from the loader's file of compiled programs, or verifies and compiles.
     fn make(&self, caller: &Caller<'_>) -> Result<BuiltProgram, Errno> {
         let hardens = caller.session.options.compiling.hardens();
-        let stored = caller.session.store.as_ref().map(|store| match hardens {
+        let store = caller.session.store.as_ref().filter(|_| self.extension.is_none());
+        let stored = store.map(|store| match hardens {
             true => Err("constants are not to stand in its code".into()),
             false => self.stored(store),
         });
@@ -177,6 +188,12 @@ impl NewProgram<'_> {
 
     /// What the program may do. Mirrors kernel/trace/bpf_trace.c:bpf_tracing_func_proto.
     fn policy(&self) -> Policy {
+        if let Some(class) = &self.extension {
+            let mut policy = Policy::extension(Rc::new(class.grant.clone()), class.at_end);
+            policy.helpers.retain(|id| class.may_call(*id));
+            policy.processed_max = policy.processed_max.min(class.insns_max);
+            return policy;
+        }
         let mut policy = Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type);
         if !self.rights.may_administer() {
             policy.helpers.remove(&helper::PROBE_WRITE_USER);
@@ -284,6 +301,7 @@ impl NewProgram<'_> {
             budget: caller.session.options.budget,
             scope: caller.session.options.scope,
             loader: leader(caller.call.tid),
+            extension: self.extension,
             rights: self.rights,
             realm,
         })
@@ -292,6 +310,15 @@ impl NewProgram<'_> {
     fn refuse(&self, errno: Errno, log: &str, why: &dyn std::fmt::Display) -> Errno {
         refuse_logged(&self.log, errno, log, format_args!("program {:?}: {why}", self.name))
     }
+}
+
+/// Calls that the loader of an extension has marked as those of the host, or of the agent, by their numbers (ring3-object says how),
+/// and where they are.
+fn host_calls(insns: &[Insn]) -> Vec<(usize, Insn)> {
+    let is_marked =
+        |insn: &Insn| insn.opcode == BPF_CALL && insn.src() == BPF_PSEUDO_KFUNC_CALL && insn.off == helper::HOST_MARK;
+    let marked = insns.iter().enumerate().filter(|(_, insn)| is_marked(insn));
+    marked.map(|(at, insn)| (at, Insn { off: 0, ..*insn })).collect()
 }
 
 /// How an instruction names a map.

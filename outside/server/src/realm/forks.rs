@@ -176,6 +176,7 @@ impl Target {
         self.faults = other.faults.clone();
         self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         self.ranges = other.ranges.copy();
+        self.extensions = other.extensions.clone();
         self.syscalls = other.syscalls.clone();
         self.sud = other.sud.clone();
         self.counts = other.counts;

@@ -18,6 +18,7 @@ mod doorbell;
 mod ends;
 mod executions;
 mod explain;
+mod extension;
 mod faults;
 mod filters;
 mod finder;
@@ -82,6 +83,7 @@ use serde::{Deserialize, Serialize};
 pub use domains::Domain;
 pub use doorbell::EventFd;
 pub use explain::{Explained, explain, survey};
+pub use extension::ExtensionClass;
 pub use finder::Watch;
 pub use hosted::{EventSpec, HostedEvent, HostedProgram};
 pub(crate) use hosted::{field_of, put};
@@ -307,6 +309,8 @@ pub struct LinkSpec {
     pub budget: Option<Duration>,
     /// Of whoever made what the link leads to. It is not attached in processes that these do not reach.
     pub rights: Arc<Rights>,
+    /// The program is an extension of this class.
+    pub extension: Option<Arc<ExtensionClass>>,
     /// Kept while processes become targets for it.
     pub watch: Option<Arc<Watch>>,
 }

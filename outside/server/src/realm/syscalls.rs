@@ -846,7 +846,7 @@ impl Target {
             return *range;
         }
         let specs: Vec<&LinkSpec> = ids.iter().filter_map(|id| Some(&links.get(id)?.spec)).collect();
-        let Some(first) = self.write_attachments(&specs) else { return 0 };
+        let Some(first) = self.write_attachments(&specs, 0) else { return 0 };
         range_pack(first, specs.len() as u32)
     }
 }

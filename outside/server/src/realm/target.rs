@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader, ControlHeaderValue, HOOK_MANY, HOOKS_MAX,
-    HOOKS_OFFSET, Hook, HookKind, HookValue, TASK_TABLE_OFFSET, range_pack, range_unpack,
+    ATTACHMENT_EXTENSION, ATTACHMENT_EXTENSION_SHIFT, ATTACHMENTS_OFFSET, Attachment, CONTROL_MAGIC, ControlHeader,
+    ControlHeaderValue, HOOK_MANY, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, HookValue, TASK_TABLE_OFFSET, range_pack,
+    range_unpack,
 };
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_NAME, CONTROL_OFFSET, TEXT_OFFSET};
 use ring3_uapi::Errno;
@@ -22,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::ahead::Ahead;
 use super::ends::Life;
+use super::extension::Extensions;
 use super::faults::FaultState;
 use super::forks::WitnessFile;
 use super::hosted::Host;
@@ -114,6 +116,8 @@ pub(super) struct Target {
     pub(super) sites: BTreeMap<u64, Site>,
     pub(super) hooks_used: u32,
     pub(super) ranges: RangeAllocator,
+    /// Extensions' places in its table.
+    pub(super) extensions: Extensions,
     /// Where system calls are seen.
     pub(super) syscalls: Syscalls,
     /// What catches the others.
@@ -214,6 +218,7 @@ impl Target {
             sites: BTreeMap::new(),
             hooks_used: 0,
             ranges: RangeAllocator::default(),
+            extensions: Extensions::default(),
             syscalls: Syscalls::default(),
             sud: SudFallback::default(),
             areas: vec![],
@@ -705,6 +710,9 @@ impl Target {
         }
         site.uses = uses.to_vec();
         let hook = HOOKS_OFFSET + u64::from(site.hook) * size_of::<Hook>() as u64;
+        let specs = uses.iter().filter_map(|used| Some(&links.get(&used.attachment)?.spec));
+        let left = specs.map(|spec| (spec.link_id, spec.prog_id)).collect();
+        self.retire_extensions(address, &left);
         let needs = |ret: bool| {
             let mut specs =
                 uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec));
@@ -720,11 +728,11 @@ impl Target {
         for ret in [false, true] {
             let specs: Vec<&LinkSpec> =
                 uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec)).collect();
-            let Some(first) = self.write_attachments(&specs) else { continue };
+            let Some(first) = self.write_attachments(&specs, address) else { continue };
             let entry = ATTACHMENTS_OFFSET + u64::from(first) * size_of::<Attachment>() as u64;
             only[usize::from(ret)] = match &specs[..] {
                 [] => 0,
-                [_] => self.region + CONTROL_OFFSET + entry,
+                [spec] if spec.extension.is_none() => self.region + CONTROL_OFFSET + entry,
                 _ => HOOK_MANY,
             };
             let at = hook + if ret { offset_of!(Hook, ret) } else { offset_of!(Hook, entry) } as u64;
@@ -742,8 +750,9 @@ impl Target {
         only_at.store(entry, Ordering::SeqCst);
     }
 
-    /// Writes a range of the attachment table that nobody reads yet; where it begins.
-    pub(super) fn write_attachments(&mut self, specs: &[&LinkSpec]) -> Option<u32> {
+    /// Writes a range of the attachment table that nobody reads yet, of a hook at `address`, or of one at no address (0); where it
+    /// begins.
+    pub(super) fn write_attachments(&mut self, specs: &[&LinkSpec], address: u64) -> Option<u32> {
         let Some(first) = self.ranges.reserve(specs.len() as u32) else {
             tracing::warn!(pid = self.pid, "the attachment table is full; {} programs are not run", specs.len());
             return None;
@@ -751,6 +760,16 @@ impl Target {
         for (index, spec) in specs.iter().enumerate() {
             let entry = ATTACHMENTS_OFFSET + (u64::from(first) + index as u64) * size_of::<Attachment>() as u64;
             let code = self.region + TEXT_OFFSET + u64::from(spec.text.entry);
+            let extends = match &spec.extension {
+                Some(class) => match self.place_extension(class, (spec.link_id, spec.prog_id), address) {
+                    Ok(index) => ATTACHMENT_EXTENSION | index << ATTACHMENT_EXTENSION_SHIFT,
+                    Err(refusal) => {
+                        tracing::warn!(pid = self.pid, "extension {:?} is not run: {refusal}", spec.prog_name);
+                        return None;
+                    }
+                },
+                None => 0,
+            };
             let timed = spec.budget.map(|budget| (code, u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX)));
             let (timed_code, budget_ns) = timed.unwrap_or_default();
             self.control.write(
@@ -759,7 +778,7 @@ impl Target {
                     code: if timed.is_some() { in_agent(self.region, "ring3_run_timed") } else { code },
                     cookie: spec.cookie,
                     pid: if spec.pid.is_some() { self.own_pid } else { 0 },
-                    flags: attachment_flags(spec),
+                    flags: attachment_flags(spec) | extends,
                     link_id: spec.link_id,
                     prog_id: spec.prog_id,
                     timed_code,

@@ -47,6 +47,9 @@ impl Attached {
         (pid, rights): (Option<u32>, &Arc<Rights>),
         seat: Option<EventSlot>,
     ) -> Result<Attached, Refusal> {
+        if let Some(class) = &program.extension {
+            points.iter().try_for_each(|(point, _)| class.check_point(point))?;
+        }
         let facts = &program.facts;
         let first_cookie = points.first().map_or(0, |(_, cookie)| *cookie);
         let spec = |(point, cookie): (Point, u64)| LinkSpec {
@@ -65,7 +68,8 @@ impl Attached {
             scope: program.scope,
             loader: program.loader,
             per_cpu: facts.uses_per_cpu,
-            reads: facts.reads,
+            // (A fault in what the host's own pointers lead to ends that run.)
+            reads: facts.reads || program.extension.is_some(),
             identity: facts.identity,
             stacks: facts.stacks,
             signals: facts.signals,
@@ -73,6 +77,7 @@ impl Attached {
             terminal: program.terminal,
             budget: program.budget,
             rights: rights.clone(),
+            extension: program.extension.clone(),
             watch: None,
         };
         let ids = realm.attach(points.into_iter().map(spec).collect())?;

@@ -20,7 +20,9 @@ use super::sampled::SampledEvent;
 use super::tracepoints::{self, KprobeSite, TracepointSite};
 use super::uprobes::{MultiSite, UprobeSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
-use crate::realm::{Death, EventFd, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal};
+use crate::realm::{
+    Death, EventFd, ExtensionClass, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
+};
 use crate::rights::Rights;
 
 /// What a descriptor can stand for.
@@ -177,6 +179,8 @@ pub struct Program {
     pub scope: Scope,
     /// The process that loaded it.
     pub loader: u32,
+    /// It is an extension of this class.
+    pub extension: Option<Arc<ExtensionClass>>,
     /// Of its loader.
     pub rights: Arc<Rights>,
     /// The target side.
@@ -186,7 +190,10 @@ pub struct Program {
 impl Program {
     /// What arrays of programs it may be in.
     pub fn owner(&self) -> Owner {
-        (self.prog_type, self.expected_attach_type)
+        /// No type of attaching: an extension's context is another than that of programs that might call it.
+        const EXTENSION: u32 = u32::MAX;
+        let attach_type = if self.extension.is_some() { EXTENSION } else { self.expected_attach_type };
+        (self.prog_type, attach_type)
     }
 
     pub(super) fn describe(&self) -> Value {
