@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ring3_server::realm::Scope;
 
-use crate::{aot, assembly, exec, explain, verify};
+use crate::{aot, assembly, exec, explain, extend, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
@@ -163,6 +163,16 @@ directory says which call was refused, and why.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "TOOL")]
         command: Vec<String>,
     },
+    /// Extend a program: run code of yours at a function of it, as far as a class of a policy allows
+    ///
+    /// The class says at which function the extension runs, which fields, variables and functions of the program it may use, and
+    /// what its result means. The extension is verified against that before it is loaded.
+    #[command(after_long_help = "\
+Examples:
+  ring3 extend --class nginx.eim:firewall firewall.bpf.o -- nginx -g 'daemon off;'
+  ring3 extend --class nginx.eim:firewall firewall.bpf.o --pid 4711
+")]
+    Extend(extend::Extend),
     /// Run a program as a target, from its first instruction
     ///
     /// The program keeps its terminal, its signals and its exit status, and runs on if the server ends.

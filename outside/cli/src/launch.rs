@@ -86,7 +86,7 @@ fn log_path() -> Result<String, String> {
     Ok(runtime_dir()?.join("server.log").display().to_string())
 }
 
-fn own_path() -> Result<PathBuf, String> {
+pub(crate) fn own_path() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("cannot find the ring3 binary: {error}"))
 }
 

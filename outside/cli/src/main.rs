@@ -9,8 +9,10 @@
 mod aot;
 mod arguments;
 mod assembly;
+mod class;
 mod exec;
 mod explain;
+mod extend;
 mod input;
 mod launch;
 mod share_files;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Action::Load { engine, harden, scope, trust, budget, aot, command } => {
             load((engine, harden), (scope.scope(), trust, budget), &command, aot.as_deref())
         }
+        Action::Extend(wanted) => extend::run(&wanted),
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { verify, pid } => detach(pid, verify).map_err(Failure::from),

@@ -259,6 +259,9 @@ impl Plan {
         a.put(&[0x84, 0xc0]); // test al, al
         a.put(&[0x0f, 0x84]); // jz goes_on
         let goes_on = a.hole();
+        a.put(&[0x3c, frame::ENTER_CALL]); // cmp al, ENTER_CALL
+        a.put(&[0x0f, 0x85]); // jne returns
+        let returns = a.hole();
         self.emit_restore(a);
         a.put(&[0xc7, 0x44, 0x24, 0xf8]); // mov dword [rsp - 8], displaced
         let low = a.hole();
@@ -266,6 +269,9 @@ impl Plan {
         let high = a.hole();
         a.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
         a.put(&entries.call.to_le_bytes());
+        a.land(returns);
+        self.emit_restore(a);
+        a.put(&[0xc3]); // ret
         if let Some((rest, all)) = rest {
             a.land(rest);
             self.emit_rest(a)?;

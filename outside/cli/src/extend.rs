@@ -1,0 +1,179 @@
+//! `ring3 extend`: programs that extend a host, as far as a class of a policy allows it.
+//!
+//! The process that loads them keeps them: it waits until its host has ended, or until it is ended itself. With a program to
+//! run there are two processes: this one becomes the program, its child is the loader.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Args;
+use ring3_bpf::Loaded;
+use ring3_llvm::Engine;
+use ring3_object::{HostSymbols, Object, Settings};
+use ring3_server::control::{Connection, Request};
+use ring3_server::loader::{Compiling, LoadOptions};
+use ring3_server::realm::{ExtensionClass, Scope};
+use ring3_uapi::bpf::attach_type;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::{Failure, class, input, launch};
+
+/// What the loader says when the program may begin.
+const READY: &str = "ready";
+
+/// `ring3 extend`
+#[derive(Debug, Args)]
+pub(crate) struct Extend {
+    #[command(flatten)]
+    pub(crate) class: class::Choice,
+    /// The BPF object file with the extension
+    #[arg(value_name = "FILE.bpf.o")]
+    pub(crate) file: PathBuf,
+    /// Which program of the file, by the name of its function; all that it loads by default
+    #[arg(long, value_name = "NAME")]
+    pub(crate) program: Option<String>,
+    /// Extend this process, its children and the programs that they execute
+    #[arg(long, value_name = "PID", conflicts_with_all = ["command", "until"])]
+    pub(crate) pid: Option<u32>,
+    /// Keep the extension until this process ends
+    #[arg(long, value_name = "PID", hide = true)]
+    pub(crate) until: Option<u32>,
+    /// The program to run and extend, and its arguments; without it and --pid all processes that map the file of the entry
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub(crate) command: Vec<String>,
+}
+
+pub(crate) fn run(wanted: &Extend) -> Result<(), Failure> {
+    if wanted.command.is_empty() {
+        return keep(wanted).map_err(Failure::from);
+    }
+    let mut child = Command::new(launch::own_path()?);
+    let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
+    child.args(kept).arg("--until").arg(std::process::id().to_string());
+    // (What interrupts the program is not for the loader.)
+    let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
+    let mut child = child.map_err(|error| format!("cannot start the loader: {error}"))?;
+    let mut line = String::new();
+    let out = child.stdout.take().expect("piped");
+    BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
+    if line.trim() != READY {
+        let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(1);
+        // (It has said why.)
+        std::process::exit(code);
+    }
+    crate::start(true, &wanted.command)
+}
+
+/// Loads and attaches the extension, and keeps it until its host ends.
+fn keep(wanted: &Extend) -> Result<(), String> {
+    let chosen = class::choose(&wanted.class)?;
+    let object = read_object(wanted, &chosen.class)?;
+    chosen.check_maps(&object)?;
+    let connection = launch::server()?;
+    let (server, _) = connection.peer()?;
+    launch::allow_tracer(server);
+    let watched = wanted.pid.or(wanted.until).map(process).transpose()?;
+    if let Some(pid) = wanted.pid {
+        connection.ask(&Request::Attach { pid, follow: true }, None)?;
+    }
+    become_loader(wanted, &chosen.class, chosen.time, connection)?;
+    let loaded = Loaded::load(&object).map_err(|error| format!("{}: {error}", wanted.file.display()))?;
+    let mut links = vec![];
+    for (index, program) in &loaded.programs {
+        let link = ring3_bpf::link_uprobe(program, &chosen.class.file, chosen.class.offset, chosen.class.at_end, 0);
+        let link = link.map_err(|error| {
+            format!("cannot attach {}: {error}; server.log says why", object.programs[*index].name)
+        })?;
+        links.push(link);
+    }
+    announce(wanted, &chosen);
+    match watched {
+        Some(process) => {
+            let mut fds = [PollFd::new(&process, PollFlags::IN)];
+            while rustix::event::poll(&mut fds, None).is_err() {}
+        }
+        None => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
+    }
+    drop(links);
+    Ok(())
+}
+
+fn announce(wanted: &Extend, chosen: &class::Chosen) {
+    if wanted.until.is_some() {
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+        return;
+    }
+    let whom = match wanted.pid {
+        Some(pid) => format!("process {pid}"),
+        None => format!("all processes with {}", chosen.class.file.display()),
+    };
+    eprintln!("ring3: class {} extends {} in {whom}; end it with Ctrl-C", chosen.class.name, chosen.function);
+}
+
+fn process(pid: u32) -> Result<std::os::fd::OwnedFd, String> {
+    let named = Pid::from_raw(pid as i32).ok_or("a process id is at least 1")?;
+    rustix::process::pidfd_open(named, PidfdFlags::empty()).map_err(|error| format!("process {pid}: {error}"))
+}
+
+fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String> {
+    let bytes = input::read(&wanted.file)?;
+    let complain = |why: String| format!("{}: {why}", wanted.file.display());
+    let names = |symbols: Vec<&String>| symbols.into_iter().cloned().collect();
+    let host = HostSymbols {
+        functions: names(class.grant.functions.iter().map(|function| &function.symbol).collect()),
+        variables: names(class.grant.globals.iter().map(|variable| &variable.symbol).collect()),
+    };
+    let settings = Settings { host: Some(host), ..input::settings() };
+    let kernel =
+        input::kernel(Path::new(input::KERNEL_BTF)).unwrap_or_else(|_| ring3_object::Kernel::without_types());
+    let mut object = Object::load(&bytes, &kernel, &settings).map_err(|error| {
+        let why = error.to_string();
+        let advice = if why.contains("symbol") { "; the class has to grant it" } else { "" };
+        complain(format!("{why}{advice}"))
+    })?;
+    if let Some(name) = &wanted.program {
+        if !object.programs.iter().any(|program| program.name == *name) {
+            return Err(input::no_program(&wanted.file, &object, name));
+        }
+        object.programs.iter_mut().for_each(|program| program.autoload = program.name == *name);
+    }
+    for program in &mut object.programs {
+        program.expected_attach_type = attach_type::TRACE_UPROBE_MULTI;
+    }
+    if !object.programs.iter().any(|program| program.autoload) {
+        return Err(complain("it has no program to load".into()));
+    }
+    Ok(object)
+}
+
+/// From now on this process's bpf(2) calls are answered by the server, and its programs are extensions of the class.
+fn become_loader(
+    wanted: &Extend,
+    class: &ExtensionClass,
+    budget: Option<Duration>,
+    connection: Connection,
+) -> Result<(), String> {
+    let text = serde_json::to_vec(class).expect("classes are serialisable");
+    let file = rustix::fs::memfd_create("ring3-class", MemfdFlags::CLOEXEC).map_err(|error| error.to_string())?;
+    let mut file = std::fs::File::from(file);
+    let written = file.write_all(&text).and_then(|()| std::io::Seek::rewind(&mut file));
+    written.map_err(|error| format!("cannot hand the class over: {error}"))?;
+    connection.ask(&Request::Extend, Some(file.as_fd()))?;
+    let listener = ring3_server::loader::install_filter()?;
+    let command = format!("ring3 extend --class {} {}", class.name, wanted.file.display());
+    // (Other processes than the one that is named, or run, are no concern of the extension.)
+    let scope = if wanted.pid.or(wanted.until).is_some() { Scope::Targets } else { Scope::Mapped };
+    let compiling = Compiling { engine: Engine::Jit, harden: false };
+    let options = LoadOptions { compiling, scope, trust: false, budget };
+    connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;
+    Ok(())
+}
