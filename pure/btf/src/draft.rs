@@ -12,6 +12,11 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// No types.
+    pub fn empty() -> Draft {
+        Draft { types: vec![], starts: vec![], strings: vec![0] }
+    }
+
     /// The types of a `Btf`, with their ids.
     pub fn new(of: &Btf) -> Draft {
         let first = of.types.first().map_or(0, |first| first.extra.start - 12);

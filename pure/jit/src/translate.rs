@@ -395,7 +395,11 @@ impl<E: Emitter> Translator<'_, E> {
     /// The offset of a load or store.
     fn offset(&self, at: usize, off: i16) -> i32 {
         let of_packet = self.program.is_of_context(at) && has_packet_context(self.program.prog_type());
-        if of_packet { packet_context_offset(off) } else { i32::from(off) }
+        match self.program.is_of_context(at) {
+            true if of_packet => packet_context_offset(off),
+            true => self.program.context_offset(off),
+            false => i32::from(off),
+        }
     }
 
     fn address(&mut self, register: u8, off: i16) -> E::Value {

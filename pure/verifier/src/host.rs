@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 pub struct Grant {
     /// What pointers lead to. Other parts name them by their index.
     pub objects: Vec<HostObject>,
-    /// What lies behind r1, 8 bytes each: the arguments of the entry's function, or at its end first its result, then its arguments.
+    /// What lies behind r1, 8 bytes each: the arguments of the entry's function, or at its end its result. (What follows that, the
+    /// arguments, is gone then, and cannot be read.)
     pub arguments: Vec<HostValue>,
     /// Variables.
     pub globals: Vec<HostGlobal>,

@@ -241,6 +241,7 @@ pub struct Verified {
     context_at: BTreeMap<usize, bool>,
     values_at: BTreeMap<usize, Option<ValueAt>>,
     call_words: BTreeMap<usize, u64>,
+    registers: Option<&'static [u32]>,
     context_bytes: u32,
     context_leaves: bool,
     needs_fuel: bool,
@@ -391,6 +392,12 @@ impl Verified {
         self.needs_fuel
     }
 
+    /// Where what programs know at `off` in their context lies in truth, bytes: of an extension in `struct pt_regs`.
+    pub fn context_offset(&self, off: i16) -> i32 {
+        let place = self.registers.and_then(|places| places.get(usize::try_from(off / 8).ok()?));
+        place.map_or(i32::from(off), |place| *place as i32 + i32::from(off % 8))
+    }
+
     /// What has to be in [`ring3_layout::thread::ThreadBlock::call_word`] at an instruction, which needs something of the host.
     pub fn call_word(&self, insn: usize) -> Option<u64> {
         self.call_words.get(&insn).copied()
@@ -420,7 +427,7 @@ impl Verified {
                 Ok(Op::Load { size, .. } | Op::Store { size, .. }) => u32::from(size.bytes()),
                 _ => return None,
             };
-            let start = u32::try_from(self.insns[*at].off).ok()?;
+            let start = u32::try_from(self.context_offset(self.insns[*at].off)).ok()?;
             Some(start..start + bytes)
         });
         (!self.context_leaves).then_some(parts)
@@ -522,6 +529,7 @@ fn check(input: &Input<'_>) -> Result<Verified, Report> {
         values_at: found.values_at,
         needs_fuel,
         call_words: found.call_words,
+        registers: input.policy.registers,
         context_bytes: found.context_bytes,
         context_leaves: found.context_leaves,
         statistics,

@@ -320,6 +320,10 @@ impl Explorer<'_> {
         }
         let at = u32::try_from(off).ok();
         let content = at.and_then(|at| self.input.policy.context.content(at, bytes, write));
+        if content.is_none() && self.input.policy.host.is_some() {
+            let what = "only arguments that the entry's function has; at its return there is its result, at 0";
+            return deny(format!("invalid bpf_context access off={off} size={bytes}: an extension reads {what}"));
+        }
         let (Some(content), Some(at)) = (content, at) else {
             return deny(format!("invalid bpf_context access off={off} size={bytes}"));
         };

@@ -117,6 +117,8 @@ pub struct Policy {
     pub objects: Option<Rc<KernelTypes>>,
     /// The program is an extension, and is granted this.
     pub host: Option<Rc<Grant>>,
+    /// The context has words of 8 bytes that are registers in truth: where these lie in `struct pt_regs`.
+    pub registers: Option<&'static [u32]>,
     /// Instructions that may be processed.
     pub processed_max: u64,
     /// No path ends because what is known was known before: what the verifier itself is judged by. Of rounds that are merely
@@ -154,6 +156,7 @@ impl Policy {
             result: None,
             objects: None,
             host: None,
+            registers: None,
             processed_max: PROCESSED_MAX,
             walks_all: false,
             addresses_as_numbers: true,
@@ -162,14 +165,12 @@ impl Policy {
         }
     }
 
-    /// For an extension at the entry of a host's function, or at its end. It runs as a probe does, and finds its arguments in the
-    /// registers of the calling convention; at the function's end there is the result only.
+    /// For an extension at the entry of a host's function, or at its end. It runs as a probe does; its context are the function's
+    /// arguments, 8 bytes each, which code finds in the registers of the calling convention. At the function's end there is the
+    /// result only.
     pub fn extension(grant: Rc<Grant>, at_end: bool) -> Policy {
-        /// `rdi`, `rsi`, `rdx`, `rcx`, `r8`, `r9`
-        const ARGUMENTS: [u32; 6] = [112, 104, 96, 88, 72, 64];
-        const RESULT: [u32; 1] = [80];
-        let places: &[u32] = if at_end { &RESULT } else { &ARGUMENTS };
-        let fields = places.iter().zip(&grant.arguments).map(|(at, value)| {
+        let registers: &[u32] = if at_end { &RESULT_REGISTER } else { &ARGUMENT_REGISTERS };
+        let fields = (0..).step_by(8).zip(&grant.arguments).take(registers.len()).map(|(at, value)| {
             let content = match value {
                 HostValue::Object { object, nullable } => {
                     Content::HostObject { object: *object as u32, nullable: *nullable }
@@ -177,10 +178,10 @@ impl Policy {
                 HostValue::Number | HostValue::Slice { .. } => Content::Number,
             };
             let sizes = if content == Content::Number { Sizes::Any } else { Sizes::Only(8) };
-            Field { at: *at..*at + 8, sizes, write: false, content }
+            Field { at: at..at + 8, sizes, write: false, content }
         });
         let context = Context::new(fields.collect());
-        Policy { context, host: Some(grant), ..Policy::targets(prog_type::KPROBE) }
+        Policy { context, host: Some(grant), registers: Some(registers), ..Policy::targets(prog_type::KPROBE) }
     }
 
     /// For programs that are attached so: what r0 may be. Mirrors kernel/bpf/verifier.c:check_return_code.
@@ -208,6 +209,10 @@ impl Policy {
     }
 }
 
+/// Where arguments lie in `struct pt_regs`: `rdi`, `rsi`, `rdx`, `rcx`, `r8`, `r9` (System V ABI, AMD64).
+const ARGUMENT_REGISTERS: [u32; 6] = [112, 104, 96, 88, 72, 64];
+/// And a result: `rax`.
+const RESULT_REGISTER: [u32; 1] = [80];
 /// Bytes of `struct pt_regs` (x86-64).
 const PT_REGS_BYTES: u32 = 168;
 /// `PERF_MAX_TRACE_SIZE`

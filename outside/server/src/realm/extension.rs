@@ -123,7 +123,7 @@ impl ExtensionClass {
 fn limits(function: Option<&HostFunction>) -> HostSymbol {
     let all = HostSymbol { least: i64::MIN, greatest: i64::MAX, ..HostSymbol::default() };
     let Some(function) = function else { return all };
-    if function.result != Some(HostValue::Number) {
+    if function.result.is_none() {
         return all;
     }
     let values = function.ensures.clone().unwrap_or(i64::MIN..=i64::MAX);

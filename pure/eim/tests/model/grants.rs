@@ -1,0 +1,419 @@
+//! Classes to grants: the same whatever compiler wrote the types.
+
+use ring3_eim::model::{At, Specification};
+use ring3_eim::{Limits, parse, resolve};
+use ring3_verifier::host::*;
+
+use crate::build::{binary, btf, specification, with};
+use crate::first_lines;
+
+/// Compilers and formats of types.
+const VARIANTS: [&[&str]; 6] = [
+    &["gcc", "-g", "-O2"],
+    &["gcc", "-gdwarf-4", "-O0"],
+    &["gcc", "-gdwarf-2", "-O1", "-gstrict-dwarf"],
+    &["clang", "-g", "-O2"],
+    &["clang", "-gdwarf-4", "-O0"],
+    &["gcc", "-g", "-O2", "-gz=zlib"],
+];
+
+fn grant_of(specification: &Specification, class: &str, types: &ring3_btf::Btf) -> (Grant, Limits) {
+    let class = specification.class(class).expect("the class");
+    match resolve(specification, class, types) {
+        Ok((grant, limits, _)) => (grant, limits),
+        Err(errors) => panic!("{}", errors[0]),
+    }
+}
+
+/// Fields as text: name, place, rights, value.
+fn fields(object: &HostObject) -> Vec<String> {
+    let rights = |field: &HostField| match (field.read, field.write) {
+        (true, true) => "rw",
+        (true, false) => "r",
+        _ => "w",
+    };
+    let value = |field: &HostField| match field.value {
+        HostValue::Number => "number".to_owned(),
+        HostValue::Object { nullable, .. } => format!("object{}", if nullable { "?" } else { "" }),
+        HostValue::Slice { length_at, length_bytes, element_bytes, write } => {
+            format!("slice {length_at}/{length_bytes}*{element_bytes}{}", if write { " w" } else { "" })
+        }
+    };
+    let shown = |field: &HostField| format!("{} {:?} {} {}", field.name, field.at, rights(field), value(field));
+    object.fields.iter().map(shown).collect()
+}
+
+fn behind<'g>(grant: &'g Grant, value: &HostValue) -> &'g HostObject {
+    let HostValue::Object { object, .. } = value else { panic!("{value:?}") };
+    &grant.objects[*object]
+}
+
+fn field<'g>(object: &'g HostObject, name: &str) -> &'g HostField {
+    object.fields.iter().find(|field| field.name == name).unwrap_or_else(|| panic!("{name} in {object:?}"))
+}
+
+/// The firewall's grant: what the specification says, by hand.
+fn check_firewall(grant: &Grant, limits: &Limits) {
+    let [HostValue::Object { nullable: false, .. }, HostValue::Number, HostValue::Object { nullable: true, .. }] =
+        grant.arguments[..]
+    else {
+        panic!("{:?}", grant.arguments)
+    };
+    let request = behind(grant, &grant.arguments[0]);
+    assert_eq!(request.name, "struct request_s");
+    assert_eq!(
+        fields(request),
+        ["headers_in.host 16..24 r object?", "uri.length 40..48 r number", "uri.data 48..56 r slice 40/8*1"]
+    );
+    let host = behind(grant, &field(request, "headers_in.host").value);
+    assert_eq!((host.name.as_str(), host.size), ("struct header_s", 40));
+    assert_eq!(fields(host), ["value.length 16..24 r number", "value.data 24..32 r slice 16/8*1"]);
+    assert_eq!(behind(grant, &grant.arguments[2]).fields, []);
+    let [refuse] = &grant.functions[..] else { panic!("{:?}", grant.functions) };
+    let parameters =
+        [HostParameter::Object { type_id: request.type_id, nullable: false }, HostParameter::Number(400..=599)];
+    assert_eq!(
+        (refuse.symbol.as_str(), &refuse.parameters[..], refuse.result),
+        ("request_refuse", &parameters[..], None)
+    );
+    assert_eq!(
+        grant.verdicts,
+        [
+            Verdict { values: 0..=0, action: Action::Continue },
+            Verdict { values: 1..=1, action: Action::Return(0) },
+            Verdict { values: 400..=599, action: Action::ReturnVerdict },
+        ]
+    );
+    assert_eq!(
+        (limits.instructions, limits.memory_bytes, limits.time_ns, limits.maps),
+        (100_000, 1 << 20, 50_000, 4)
+    );
+    use ring3_uapi::helper::{KTIME_GET_NS, MAP_LOOKUP_ELEM, PROBE_READ_USER, STRNCMP, TRACE_PRINTK};
+    let has = |id| limits.helpers.contains(&id);
+    assert!(has(KTIME_GET_NS) && has(MAP_LOOKUP_ELEM) && has(STRNCMP));
+    assert!(!has(PROBE_READ_USER) && !has(TRACE_PRINTK));
+}
+
+#[test]
+fn a_class_is_the_same_grant_by_btf_and_by_dwarf() {
+    let specification = specification();
+    let (grant, limits) = grant_of(&specification, "firewall", &btf());
+    check_firewall(&grant, &limits);
+    for flags in VARIANTS {
+        let binary = binary(flags, &specification);
+        let (grant, limits) = grant_of(&specification, "firewall", &binary.types);
+        check_firewall(&grant, &limits);
+    }
+}
+
+#[test]
+fn object_files_of_gcc_have_types_too() {
+    let specification = specification();
+    let binary = binary(&["gcc", "-g", "-c"], &specification);
+    let (grant, limits) = grant_of(&specification, "firewall", &binary.types);
+    check_firewall(&grant, &limits);
+}
+
+#[test]
+fn all_states_and_functions_resolve() {
+    let all = with(
+        "class all { entry request; allow uri, args, host, method, status, digest, port, load, current, listener, name, \
+         inline_headers, refuse, alloc, find; helpers none }",
+    );
+    let mut seen = vec![];
+    let mut types = vec![btf()];
+    types.extend(VARIANTS.map(|flags| binary(flags, &all).types));
+    for types in &types {
+        let (grant, limits) = grant_of(&all, "all", types);
+        assert!(limits.helpers.is_empty());
+        let request = behind(&grant, &grant.arguments[0]);
+        assert_eq!(
+            fields(request),
+            [
+                "connection 8..16 r object",
+                "headers_in.host 16..24 r object?",
+                "uri.length 40..48 r number",
+                "uri.data 48..56 r slice 40/8*1",
+                "args.length 56..64 r number",
+                "args.data 64..72 r slice 56/8*1",
+                "method 72..76 r number",
+                // `keepalive` and `chunked` are in the first byte, `version` is in both.
+                "keepalive 76..78 r number",
+                "status 80..88 rw number",
+                "digest 100..120 rw number",
+                "inline_headers[0].key.length 120..128 r number",
+                "inline_headers[1].key.length 160..168 r number",
+                "inline_headers[2].key.length 200..208 r number",
+                "ports 240..256 r number",
+                "name 264..272 r object?",
+            ]
+        );
+        assert_eq!(fields(behind(&grant, &field(request, "connection").value)), ["port 4..6 r number"]);
+        assert_eq!(fields(behind(&grant, &field(request, "name").value)), ["elements 0..16 rw number"]);
+        let globals: Vec<(&str, Vec<String>)> = grant
+            .globals
+            .iter()
+            .map(|global| (global.symbol.as_str(), fields(&grant.objects[global.object])))
+            .collect();
+        assert_eq!(globals[0], ("current", vec!["current 0..8 r object?".to_owned()]));
+        assert_eq!(globals[1], ("listener", vec!["fd 0..4 r number".to_owned()]));
+        assert_eq!(globals[2], ("load", vec!["load 0..8 rw number".to_owned()]));
+        // What is behind `current` has more than what is granted of all requests.
+        let HostValue::Object { object, .. } = grant.objects[grant.globals[0].object].fields[0].value else {
+            panic!()
+        };
+        let current = &grant.objects[object];
+        assert_eq!(fields(current)[0], "signature 0..4 r number");
+        assert!(!fields(current).iter().any(|field| field.starts_with("headers_in")), "{:?}", fields(current));
+        let [refuse, alloc, find] = &grant.functions[..] else { panic!("{:?}", grant.functions) };
+        assert_eq!((refuse.ensures.clone(), refuse.result), (None, None));
+        assert_eq!(alloc.parameters[1], HostParameter::Number(1..=64));
+        assert_eq!(alloc.ensures, Some(1..=i64::MAX));
+        assert!(matches!(alloc.result, Some(HostValue::Object { nullable: false, .. })));
+        assert_eq!(find.parameters[0], HostParameter::Number(0..=0xffff_ffff));
+        let found = behind(&grant, &find.result.expect("a result"));
+        assert_eq!(found.type_id, request.type_id);
+        assert!(!fields(found).iter().any(|field| field.starts_with("headers_in")));
+        seen.push(grant.arguments.len());
+    }
+    assert_eq!(seen, [3; 7]);
+}
+
+#[test]
+fn a_result_is_the_first_argument_at_a_return() {
+    let specification = specification();
+    let class = specification.class("watcher").expect("the class");
+    let (grant, limits, entry) =
+        resolve(&specification, class, &btf()).unwrap_or_else(|errors| panic!("{}", errors[0]));
+    assert_eq!((entry.function.as_str(), entry.at), ("request_begin", At::Return));
+    let names: Vec<&str> = entry.arguments.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["return", "r", "flags", "why"]);
+    assert_eq!(grant.arguments[0], HostValue::Number);
+    assert!(matches!(grant.arguments[1], HostValue::Object { nullable: true, .. }));
+    assert_eq!(
+        grant.verdicts,
+        [
+            Verdict { values: i64::MIN..=-1, action: Action::ReturnVerdict },
+            Verdict { values: 0..=0, action: Action::Continue },
+            Verdict { values: 1..=i64::MAX, action: Action::ReturnVerdict },
+        ]
+    );
+    assert!(limits.helpers.contains(&ring3_uapi::helper::TRACE_PRINTK));
+    assert!(!limits.helpers.contains(&ring3_uapi::helper::PROBE_READ_USER));
+}
+
+#[test]
+fn paths_and_types_grant_different_parts() {
+    let all = with(
+        "state a { read r->headers_in.host->key.length of entry request }
+         state b { read header_t.next }
+         state c { read r->headers_in.cookie of entry request }
+         class paths { entry request; allow a, b, c }",
+    );
+    let (grant, _) = grant_of(&all, "paths", &btf());
+    let request = behind(&grant, &grant.arguments[0]);
+    let host = behind(&grant, &field(request, "headers_in.host").value);
+    let cookie = behind(&grant, &field(request, "headers_in.cookie").value);
+    assert_eq!(fields(host), ["key.length 0..8 r number", "next 32..40 r object?"]);
+    assert_eq!(fields(cookie), ["next 32..40 r object?"]);
+    // A list ends in itself.
+    let next = behind(&grant, &field(host, "next").value);
+    assert!(std::ptr::eq(next, cookie) && std::ptr::eq(behind(&grant, &field(next, "next").value), next));
+}
+
+/// What is wrong, for a class that allows a state and a function, by the place of the error.
+fn refused(more: &str) -> Vec<String> {
+    let all = with(more);
+    let class = all.class("x").expect("the class");
+    match resolve(&all, class, &binary(&["gcc", "-g", "-O1"], &all).types) {
+        Ok(_) => panic!("accepted: {more}"),
+        Err(errors) => first_lines(&errors),
+    }
+}
+
+#[test]
+fn what_cannot_be_granted_is_refused_with_its_place() {
+    let state = |text: &str| refused(&format!("state s {{ {text} }}\nclass x {{ entry request; allow s }}"));
+    let cases = [
+        ("read request_t.urj", "1:26: `struct request_s` has no field `urj`; did you mean `uri`?"),
+        ("read reqest_t.uri", "1:16: no type `reqest_t` in the program's types; did you mean `request_t`?"),
+        (
+            "read struct request.uri",
+            "1:16: no type `struct request` in the program's types; did you mean `request_s`?",
+        ),
+        ("read request_t.uri->length", "1:31: `request_t.uri` is a structure, no pointer; write `.`"),
+        ("read request_t.connection.fd", "1:37: `request_t.connection` is a pointer; write `->fd`"),
+        ("read request_t.kind.x", "1:31: `request_t.kind` is `const int`, which has no fields"),
+        ("read request_t.digest[20]", "1:32: `request_t.digest` has 20 elements, the first is 0; correct the number"),
+        ("read request_t.kind[0]", "1:30: `request_t.kind` is `const int`, no array; remove `[...]`"),
+        (
+            "read request_t.headers_in.host[*]",
+            "1:41: how many elements are behind `request_t.headers_in.host` is not known; add `length \
+             request_t.headers_in.host = ...`",
+        ),
+        ("read request_t.tagged", "1:16: `request_t.tagged` is a union; name one of its members"),
+        (
+            "read request_t.tagged.pointer",
+            "1:16: `request_t.tagged.pointer` is a pointer in a union: whether it is one at run time cannot be known; grant a \
+             number of the union, or a function of the program that returns the pointer",
+        ),
+        (
+            "write request_t.tagged.number",
+            "1:17: `request_t.tagged.number` shares its bytes with a pointer (a union), so it cannot be written; it can only \
+             be read",
+        ),
+        ("write request_t.connection", "1:17: `request_t.connection` is a pointer, and only numbers can be written"),
+        ("write request_t.kind", "1:17: `request_t.kind` is const in the program; it can only be read"),
+        (
+            "write request_t.chunked",
+            "1:17: `request_t.chunked` is a bit field, which cannot be written: a store would change its neighbours, too",
+        ),
+        (
+            "write request_t.uri.length",
+            "1:17: `request_t.uri.length` is the length of what a pointer leads to (`length`), so it can only be read",
+        ),
+        ("write request_t.uri", "1:17: `request_t.uri` holds pointers, which cannot be written; name its numbers"),
+        ("read global lod", "1:23: no variable `lod` in the program's types; did you mean `load`?"),
+        ("write global version", "1:17: `global version` is const in the program; it can only be read"),
+        ("write flags of entry request", "1:17: `flags` is an argument, and those cannot be written; grant a field"),
+        ("read q->uri of entry request", "1:16: `request` has no parameter `q`; did you mean `r`?"),
+        ("read return->uri of entry request", "1:16: there is a result only at the function's return: `at return`"),
+        (
+            "nonnull request_t.kind",
+            "1:19: `request_t.kind` is no pointer, but `const int`; only of pointers such a thing can be said",
+        ),
+        (
+            "length request_t.name = header_t.key.length",
+            "1:35: the length has to be in the structure that holds the pointer; name a field of that one",
+        ),
+        (
+            "length request_t.name = request_t.digest",
+            "1:35: a length is an integer of 4 or 8 bytes, and `request_t.digest` is `char[20]`; name another field, or a \
+             number of elements",
+        ),
+    ];
+    for (text, message) in cases {
+        assert_eq!(state(text), [format!("more.eim:{message}")], "{text}");
+    }
+}
+
+#[test]
+fn functions_and_entries_that_cannot_be_had_are_refused_with_their_place() {
+    let function = |text: &str| refused(&format!("function f {{ {text} }}\nclass x {{ entry request; allow f }}"));
+    let cases = [
+        (
+            "symbol request_refus",
+            "1:21: no function `request_refus` in the program's types; did you mean `request_refuse`?",
+        ),
+        (
+            "prototype \"int request_refuse(request_t *r, long status)\"",
+            "1:25: wrong prototype: the result's type differs; the program has `void request_refuse(request_t *r, long \
+             int status)`: correct the prototype, or take the program that it is of",
+        ),
+        (
+            "prototype \"void request_refuse(request_t *r, int status)\"",
+            "1:59: wrong prototype: the type of `status` differs; the program has `void request_refuse(request_t *r, long \
+             int status)`: correct the prototype, or take the program that it is of",
+        ),
+        (
+            "prototype \"void request_refuse(request_t *r)\"",
+            "1:30: wrong prototype: 1 parameters instead of 2; the program has `void request_refuse(request_t *r, long \
+             int status)`: correct the prototype, or take the program that it is of",
+        ),
+        (
+            "prototype \"void request_refuse(reqest_t *r, long s)\"",
+            "1:45: no type `reqest_t` in the program's types; did you mean `request_t`?",
+        ),
+        ("symbol request_refuse; require s in 1..2", "1:45: `f` has no parameter `s`; did you mean `r`?"),
+        (
+            "symbol request_refuse; require r in 1..2",
+            "1:50: a range is of a number, and this is none; for a pointer write `nonnull`",
+        ),
+        (
+            "symbol request_refuse; nonnull status",
+            "1:45: `status` of `request_refuse` is no pointer; write `require` for it",
+        ),
+        ("symbol request_refuse; ensure return > 0", "1:51: the function returns nothing; remove `ensure`"),
+        (
+            "symbol request_alloc; ensure return = 0",
+            "1:50: the result is a pointer, of which only `> 0` can be said: that it is not null",
+        ),
+        (
+            "symbol request_find; require id > 4294967295",
+            "1:46: 4294967296 is no value of its type, whose values are 0..4294967295; correct it",
+        ),
+        (
+            "symbol request_log",
+            "1:21: `request_log` takes a variable number of arguments, so programs cannot call it; grant a function that \
+             wraps it",
+        ),
+    ];
+    for (text, message) in cases {
+        assert_eq!(function(text), [format!("more.eim:{message}")], "{text}");
+    }
+    let entry = |text: &str| refused(&format!("entry e {{ function {text} }}\nclass x {{ entry e }}"));
+    let cases = [
+        ("request_begn", "1:20: no function `request_begn` in the program's types; did you mean `request_begin`?"),
+        (
+            "request_begin; return 0 = keep",
+            "1:46: `keep` is nothing that happens at an entry; write continue or skip",
+        ),
+        (
+            "request_begin; at return; return 0 = skip",
+            "1:57: `skip` is nothing that happens at a return; write keep or replace",
+        ),
+        (
+            "request_begin; return 0 = skip; return 0..3 = continue",
+            "1:59: one of these results has a meaning already; write each once",
+        ),
+        (
+            "request_find; return 1 = skip",
+            "1:34: the function returns a pointer, which a program cannot make up; name 0 (null) as the result",
+        ),
+        ("request_find; return 1 = skip 5", "1:34: the function returns a pointer; only 0 (null) can be its result"),
+        ("request_refuse; return 1 = skip 5", "1:36: the function returns nothing; leave the number out"),
+        ("request_begin; nonnull q", "1:43: `e` has no parameter `q`; did you mean `r`?"),
+    ];
+    for (text, message) in cases {
+        assert_eq!(entry(text), [format!("more.eim:{message}")], "{text}");
+    }
+}
+
+#[test]
+fn classes_can_only_name_what_is_declared() {
+    let class = |text: &str| refused(&format!("class x {{ {text} }}"));
+    assert_eq!(
+        class("entry request; allow urj"),
+        ["more.eim:1:32: no state and no function `urj` in the specification; did you mean `uri`?"]
+    );
+    assert_eq!(
+        class("entry reqest; allow uri"),
+        ["more.eim:1:17: no entry `reqest` in the specification; did you mean `request`?"]
+    );
+    assert_eq!(
+        class("entry result; allow host"),
+        [
+            "more.eim:1:31: state `host` is of entry `request`, but the class is of entry `result`; leave it out, or change the entry"
+        ]
+    );
+    assert_eq!(
+        class("entry request; helpers map, tme"),
+        ["more.eim:1:39: no group of helpers and no helper `tme`; did you mean `time`?"]
+    );
+    // Helpers that no group has can be named.
+    let all = with("class x { entry request; helpers map, bpf_probe_read_user }");
+    let (_, limits) = grant_of(&all, "x", &btf());
+    assert!(limits.helpers.contains(&ring3_uapi::helper::PROBE_READ_USER));
+}
+
+#[test]
+fn a_name_that_is_declared_twice_is_refused() {
+    let mut all = specification();
+    all.add(parse("more.eim", "state uri { read request_t.uri }").expect("the text alone is right"));
+    let class = all.class("logger").expect("the class");
+    let errors = resolve(&all, class, &btf()).expect_err("two states of one name");
+    assert_eq!(
+        first_lines(&errors),
+        ["more.eim:1:7: `uri` is declared already at host.eim:4; give one of them another name"]
+    );
+}
