@@ -6,6 +6,10 @@
 #include <bpf/bpf_tracing.h>
 #include "tell.bpf.h"
 
+extern __u64 bpf_dynptr_size(const struct bpf_dynptr *ptr) __ksym;
+extern int bpf_dynptr_is_null(const struct bpf_dynptr *ptr) __ksym;
+extern int bpf_dynptr_is_rdonly(const struct bpf_dynptr *ptr) __ksym;
+
 // ---- tail calls ----
 
 int goes_on(struct pt_regs *ctx);
@@ -441,7 +445,13 @@ int dynptrs(struct pt_regs *ctx)
 		return 0;
 	TELL("dynptr: flags", bpf_dynptr_from_mem(memory, bytes, 1, &none));
 	TELL("dynptr: read none", bpf_dynptr_read(read, 4, &none, 0, 0));
+	TELL("dynptr: none has no size", (int)bpf_dynptr_size(&none));
+	TELL("dynptr: none", bpf_dynptr_is_null(&none) & 0xff);
+	TELL("dynptr: none may not be written", bpf_dynptr_is_rdonly(&none) & 0xff);
 	TELL("dynptr: of memory", bpf_dynptr_from_mem(memory, bytes, 0, &of_memory));
+	TELL("dynptr: size", bpf_dynptr_size(&of_memory));
+	TELL("dynptr: one", bpf_dynptr_is_null(&of_memory) & 0xff);
+	TELL("dynptr: may not be written", bpf_dynptr_is_rdonly(&of_memory) & 0xff);
 	TELL_BYTES("dynptr: read", bpf_dynptr_read(read, 8, &of_memory, 3, 0), read, 8);
 	TELL("dynptr: read the end", bpf_dynptr_read(read, 8, &of_memory, 13, 0));
 	TELL("dynptr: read over the end", bpf_dynptr_read(read, 8, &of_memory, 14, 0));

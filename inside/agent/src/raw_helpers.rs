@@ -92,6 +92,9 @@ exports! {
     ring3_helper_dynptr_from_mem = raw_dynptr::dynptr_from_mem;
     ring3_helper_dynptr_read = raw_dynptr::dynptr_read;
     ring3_helper_dynptr_write = raw_dynptr::dynptr_write;
+    ring3_helper_dynptr_size = raw_dynptr::dynptr_size;
+    ring3_helper_dynptr_is_null = raw_dynptr::dynptr_is_null;
+    ring3_helper_dynptr_is_rdonly = raw_dynptr::dynptr_is_rdonly;
     ring3_helper_dynptr_data = raw_dynptr::dynptr_data;
     ring3_helper_ringbuf_reserve_dynptr = raw_dynptr::ringbuf_reserve_dynptr;
     ring3_helper_ringbuf_submit_dynptr = raw_dynptr::ringbuf_submit_dynptr;

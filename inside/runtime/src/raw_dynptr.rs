@@ -146,6 +146,35 @@ pub unsafe extern "sysv64" fn dynptr_data(of: u64, offset: u64, bytes: u64, _: u
     dynptr.at(u64::from(offset as u32), u64::from(bytes as u32)).unwrap_or(0)
 }
 
+/// `bpf_dynptr_size`: bytes; `-EINVAL` if there is no memory.
+///
+/// # Safety
+/// Called by a verified program with a dynamic pointer.
+pub unsafe extern "sysv64" fn dynptr_size(of: u64, _: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let dynptr = unsafe { load(of) };
+    if dynptr.data == 0 { Errno::EINVAL.negated() as u64 } else { u64::from(dynptr.bytes & !DYNPTR_RDONLY_BIT) }
+}
+
+/// `bpf_dynptr_is_null`
+///
+/// # Safety
+/// Called by a verified program with a dynamic pointer.
+pub unsafe extern "sysv64" fn dynptr_is_null(of: u64, _: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
+    // SAFETY: this function's contract.
+    u64::from(unsafe { load(of) }.data == 0)
+}
+
+/// `bpf_dynptr_is_rdonly`: false if there is no memory.
+///
+/// # Safety
+/// Called by a verified program with a dynamic pointer.
+pub unsafe extern "sysv64" fn dynptr_is_rdonly(of: u64, _: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let dynptr = unsafe { load(of) };
+    u64::from(dynptr.data != 0 && !dynptr.may_be_written())
+}
+
 /// `bpf_ringbuf_reserve_dynptr`. Mirrors kernel/bpf/ringbuf.c.
 ///
 /// # Safety

@@ -237,8 +237,11 @@ fn sections() -> Vec<(&'static str, Vec<Line>)> {
             })
             .collect::<Vec<_>>()
     };
-    let mut helpers: Vec<u32> =
-        ring3_verifier::prototypes().iter().filter(|row| row.runs).map(|row| row.id).collect();
+    let mut helpers: Vec<u32> = ring3_verifier::prototypes()
+        .iter()
+        .filter(|row| row.runs && row.id < helper::OWN_FIRST)
+        .map(|row| row.id)
+        .collect();
     helpers.dedup();
     let helpers = helpers
         .into_iter()

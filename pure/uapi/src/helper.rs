@@ -675,6 +675,12 @@ pub const STRCSPN: u32 = KFUNC_FIRST + 13;
 pub const STRSTR: u32 = KFUNC_FIRST + 14;
 /// `bpf_strnstr`
 pub const STRNSTR: u32 = KFUNC_FIRST + 15;
+/// `bpf_dynptr_size`
+pub const DYNPTR_SIZE: u32 = KFUNC_FIRST + 16;
+/// `bpf_dynptr_is_null`
+pub const DYNPTR_IS_NULL: u32 = KFUNC_FIRST + 17;
+/// `bpf_dynptr_is_rdonly`
+pub const DYNPTR_IS_RDONLY: u32 = KFUNC_FIRST + 18;
 /// Numbers from here on are of functions that only extensions have: no kernel does.
 pub const OWN_FIRST: u32 = KFUNC_FIRST + (1 << 16);
 /// `ring3_dynptr_from_slice`
@@ -704,6 +710,9 @@ pub const KFUNC_NAMES: &[&str] = &[
     "strcspn",
     "strstr",
     "strnstr",
+    "dynptr_size",
+    "dynptr_is_null",
+    "dynptr_is_rdonly",
 ];
 
 /// The name of a helper, a kernel function or a function of ring3's, without its prefix.

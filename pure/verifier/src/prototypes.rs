@@ -382,6 +382,9 @@ static PROTOTYPES: &[Prototype] = &[
     row(STRCSPN).given(&[Anything, Anything]).gpl().runs(),
     row(STRSTR).given(&[Anything, Anything]).gpl().runs(),
     row(STRNSTR).given(&[Anything, Anything, Anything]).gpl().runs(),
+    row(DYNPTR_SIZE).given(&[Dynptr(DynptrUse::Any)]).runs(),
+    row(DYNPTR_IS_NULL).given(&[Dynptr(DynptrUse::Any)]).runs(),
+    row(DYNPTR_IS_RDONLY).given(&[Dynptr(DynptrUse::Any)]).runs(),
     row(DYNPTR_FROM_SLICE).given(&[HostSlice, Anything, Dynptr(DynptrUse::NewLocal)]).runs(),
 ];
 

@@ -71,8 +71,13 @@ impl ExtensionClass {
     /// Whether the class lets programs call a helper. (What touches nothing but the program's own stack and what its class grants,
     /// all may call. A tail call would lead to a program with another context.)
     pub(crate) fn may_call(&self, id: u32) -> bool {
-        use helper::{DYNPTR_FROM_SLICE, ITER_NUM_DESTROY, ITER_NUM_NEW, ITER_NUM_NEXT, TAIL_CALL};
-        let always = [DYNPTR_FROM_SLICE, ITER_NUM_NEW, ITER_NUM_NEXT, ITER_NUM_DESTROY];
+        use helper::{
+            DYNPTR_FROM_SLICE, DYNPTR_IS_NULL, DYNPTR_IS_RDONLY, DYNPTR_SIZE, ITER_NUM_DESTROY, ITER_NUM_NEW,
+            ITER_NUM_NEXT, TAIL_CALL,
+        };
+        let on_dynptrs = [DYNPTR_FROM_SLICE, DYNPTR_IS_NULL, DYNPTR_IS_RDONLY, DYNPTR_SIZE];
+        let on_numbers = [ITER_NUM_NEW, ITER_NUM_NEXT, ITER_NUM_DESTROY];
+        let always = [&on_dynptrs[..], &on_numbers].concat();
         id != TAIL_CALL && (always.contains(&id) || self.helpers.contains(&id))
     }
 
