@@ -6,7 +6,8 @@ use std::io::Read;
 
 use object::read::elf::ElfFile64;
 use object::{
-    CompressionFormat, Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, SymbolKind,
+    Architecture, CompressionFormat, Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind,
+    SymbolKind,
 };
 use ring3_btf::Btf;
 
@@ -130,7 +131,12 @@ impl Binary {
         let other = debug.map(|(name, bytes)| Elf::parse(name, bytes)).transpose()?;
         let files: Vec<&Elf<'_>> = other.iter().chain([&own]).collect();
         let (mut types, mut facts) = (None, BTreeMap::new());
-        if let Some(file) = files.iter().find(|file| file.has(".debug_info") || file.has(".zdebug_info")) {
+        // (Objects that were compiled for BPF have both, and their BTF has all.)
+        let has_dwarf = |file: &&&Elf<'_>| {
+            let has = file.has(".debug_info") || file.has(".zdebug_info");
+            has && !(file.file.architecture() == Architecture::Bpf && file.has(".BTF"))
+        };
+        if let Some(file) = files.iter().find(has_dwarf) {
             let wanted = dwarf::Wanted::of(specification);
             let found = dwarf::convert(file, &wanted)?;
             (types, facts) = (Some(found.types), found.functions);

@@ -14,9 +14,12 @@
 mod binary;
 mod describe;
 mod dwarf;
+mod header;
 mod lexer;
 pub mod limits;
+mod load;
 pub mod model;
+mod notes;
 mod parse;
 mod places;
 pub mod prototype;
@@ -27,7 +30,10 @@ mod types;
 
 pub use binary::{Binary, build_id};
 pub use describe::{describe, difference};
+pub use header::header;
 pub use limits::Limits;
+pub use load::load;
+pub use notes::{SECTION, extract};
 pub use parse::parse;
 pub use places::Permission;
 pub use resolve::{EntryPoint, Resolved, resolve, resolve_all};

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::model::{Known, Path, Root, Specification, Step};
 use crate::signature::Signature;
 use crate::source::{Error, Span, suggest};
-use crate::types::{Declared, Shape, Types};
+use crate::types::{BYTES_MAX, Declared, Shape, Types};
 
 /// A part of an object.
 #[derive(Clone, Debug)]
@@ -250,7 +250,10 @@ impl<'a, 't> Places<'a, 't> {
                 place.of = self.types.named(name)?;
                 place.in_union = false;
                 place.shown.clone_from(&name.text);
-                place.object = self.types.name(place.of);
+                place.object = self.types.object_name(place.of);
+                if self.types.btf.name_of(place.of).is_empty() {
+                    place.object.clone_from(&name.text);
+                }
                 if grants {
                     let fresh = self.node();
                     place.node = *self.by_type.entry(place.of).or_insert(fresh);
@@ -266,6 +269,9 @@ impl<'a, 't> Places<'a, 't> {
                     );
                     Error::at(&name.span, format!("no variable `{}` in the program's types; {advice}", name.text))
                 })?;
+                if self.types.bytes(of) > BYTES_MAX {
+                    return Err(Error::at(&name.span, format!("`{}` is too large to be granted", name.text)));
+                }
                 place.of = of;
                 place.is_const = self.types.is_const(of);
                 place.shown = format!("global {}", name.text);
@@ -398,6 +404,12 @@ impl<'a, 't> Places<'a, 't> {
             Error::at(&name.span, format!("`{of}` has no field `{}`; {advice}", name.text))
         })?;
         let member = found.member;
+        let end = member.at_bits / 8 + if member.bits == 0 { self.types.bytes(member.of).min(BYTES_MAX) } else { 0 };
+        if end > self.types.bytes(place.of) {
+            let message =
+                format!("the field `{}` is outside of its structure; the program's types are damaged", name.text);
+            return Err(Error::at(&name.span, message));
+        }
         if member.bits == 0 {
             let by = member.at_bits / 8;
             place.at += by;
@@ -435,7 +447,7 @@ impl<'a, 't> Places<'a, 't> {
         let node = if grants { self.add_pointer(&place, to, span)? } else { 0 };
         Ok(Place {
             node,
-            object: self.types.name(to),
+            object: self.types.object_name(to),
             keys,
             at: 0,
             of: to,
@@ -602,9 +614,8 @@ impl<'a, 't> Places<'a, 't> {
     fn add_number(&mut self, place: &Place, bytes: u32, write: bool, span: &Span) -> Result<(), Error> {
         let at = match place.bits {
             None => place.at..place.at + bytes,
-            Some((at, bits)) => container(at, bits).ok_or_else(|| {
-                Error::at(span, format!("the bit field `{}` is in no 8 bytes that belong together", place.shown))
-            })?,
+            // (The header of a class lets compilers read no more than the bytes that hold it.)
+            Some((at, bits)) => at / 8..(at + bits).div_ceil(8),
         };
         if write {
             self.check_write(place, &at, span)?;
@@ -644,12 +655,4 @@ impl<'a, 't> Places<'a, 't> {
         };
         Err(Error::at(span, message))
     }
-}
-
-/// The least 1, 2, 4 or 8 bytes at a multiple of that number that hold some bits.
-fn container(at_bits: u32, bits: u32) -> Option<Range<u32>> {
-    [1, 2, 4, 8].into_iter().find_map(|bytes| {
-        let start = at_bits / 8 / bytes * bytes;
-        (at_bits + bits <= (start + bytes) * 8).then_some(start..start + bytes)
-    })
 }

@@ -39,10 +39,8 @@ pub struct Resolved {
     /// The same for people.
     pub permissions: Vec<Permission>,
     /// Signatures of the granted functions, by symbol.
-    #[expect(dead_code, reason = "for the header")]
     pub(crate) signatures: Vec<(String, Signature)>,
     /// Types of what lies behind r1.
-    #[expect(dead_code, reason = "for the header")]
     pub(crate) slots: Vec<(String, u32, Declared)>,
 }
 
@@ -266,7 +264,7 @@ impl Builder<'_, '_> {
         let index = self.objects.len();
         self.known.insert(key, index);
         let size = self.types.bytes(of);
-        let name = self.types.name(if of == type_id || self.types.bytes(of) == 0 { of } else { type_id });
+        let name = self.types.object_name(of);
         self.objects.push(HostObject { name, type_id, size, fields: vec![] });
         let leaves: Vec<(u32, Leaf)> = nodes
             .iter()

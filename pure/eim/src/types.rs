@@ -11,6 +11,9 @@ use crate::source::{Error, suggest};
 /// Structures in structures that are followed at most.
 pub(crate) const DEPTH_MAX: u32 = 32;
 
+/// Bytes of an object at most: offsets in bits have 32 bits.
+pub(crate) const BYTES_MAX: u32 = 1 << 28;
+
 /// Types with an index of their names.
 pub(crate) struct Types<'t> {
     pub(crate) btf: &'t Btf,
@@ -103,6 +106,7 @@ impl<'t> Types<'t> {
             Some(kind::ENUM | kind::ENUM64) => number(self.btf.flag_of(id), false, false),
             Some(kind::FLOAT) => number(true, true, false),
             Some(kind::PTR) => Shape::Pointer(size),
+            Some(kind::STRUCT | kind::UNION) if size > BYTES_MAX => Shape::Opaque,
             Some(kind::STRUCT) => Shape::Structure { bytes: size, is_union: false },
             Some(kind::UNION) => Shape::Structure { bytes: size, is_union: true },
             Some(kind::ARRAY) => {
@@ -245,7 +249,7 @@ impl<'t> Types<'t> {
         let found = self.btf.members(of).find_map(|member| match member.name {
             [] => {
                 let inner = self.member_within(member.of, name, depth)?;
-                let at_bits = inner.member.at_bits + member.at_bits;
+                let at_bits = inner.member.at_bits.saturating_add(member.at_bits);
                 Some(Found { member: Member { at_bits, ..inner.member }, ..inner })
             }
             known if known == name.as_bytes() => Some(Found { member, in_union: false, shares_pointer: false }),
@@ -303,6 +307,15 @@ impl<'t> Types<'t> {
                 array.map_or(own, |array| format!("{}[{}]", self.name_within(array.of, depth), array.count))
             }
             _ => own,
+        }
+    }
+
+    /// What an object of a type is called: by its tag, if it has one.
+    pub(crate) fn object_name(&self, id: u32) -> String {
+        let plain = self.plain(id);
+        match self.btf.name_of(plain) {
+            [] => self.name(id),
+            _ => self.name(plain),
         }
     }
 

@@ -4,6 +4,15 @@ typedef __SIZE_TYPE__ size_t;
 typedef unsigned int uint32_t;
 #define NULL ((void *)0)
 
+#ifdef WITH_NOTES
+#include <ring3/eim.h>
+Extension_Application(host);
+State_Capability(uri, read request_t.uri; length text_t.data = text_t.length);
+State_Capability(load, read global load; write global load);
+Function_Capability(refuse, void request_refuse(request_t *r, long status), require status in 400..599; nonnull r);
+Extension_Entry(request, request_begin, at entry; nonnull r; return 0 = continue; return 400..599 = skip);
+#endif
+
 
 typedef struct {
     size_t length;

@@ -2,6 +2,9 @@
 
 mod build;
 mod grants;
+mod header;
+mod notes;
+mod programs;
 mod text;
 
 use ring3_eim::Error;

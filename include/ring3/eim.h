@@ -1,0 +1,65 @@
+/* What extensions may touch of this program: macros that leave a specification in the ELF file.
+ *
+ * They make no code and no data: only the section .note.ring3.eim, which is not loaded. `ring3 eim extract PROGRAM` prints
+ * it. Everything behind a name is the text format of ring3's docs/EXTENSIONS.md; types, fields, functions and parameters
+ * mean what they mean in C.
+ *
+ *   Extension_Application(nginx);
+ *   State_Capability(request_line, read ngx_http_request_t.uri; length ngx_str_t.data = ngx_str_t.len);
+ *   State_Capability(host, read r->headers_in.host->value of entry request);
+ *   Function_Capability(finalize, void ngx_http_finalize_request(ngx_http_request_t *r, ngx_int_t rc),
+ *                       require rc in 400..599; nonnull r);
+ *   Extension_Entry(request, ngx_http_core_access_phase, at entry; return 0 = continue; return 400..599 = skip);
+ *
+ * The macros stand where declarations do, in one C or C++ file. Without rules a function is declared by
+ * Function_Capability(NAME, PROTOTYPE, ) and an entry by Extension_Entry(NAME, FUNCTION, ).
+ *
+ * SPDX-License-Identifier: MIT OR Apache-2.0
+ */
+#ifndef RING3_EIM_H
+#define RING3_EIM_H
+
+/* Text as the assembler wants it: in quotation marks, with escapes. */
+#define RING3_EIM_QUOTE(text) #text
+#define RING3_EIM_STRING(text) RING3_EIM_QUOTE(text)
+
+/* One note (elf(5)): sizes of name and text, type 1, name, text. */
+#define RING3_EIM_NOTE(...) \
+    __asm__(".pushsection .note.ring3.eim,\"\",%note\n" \
+            ".balign 4\n" \
+            ".long 6, 8902f-8901f, 1\n" \
+            ".asciz \"ring3\"\n" \
+            ".balign 4\n" \
+            "8901:\n" \
+            ".ascii \"# " __FILE__ ":" RING3_EIM_STRING(__LINE__) "\\n\"\n" \
+            __VA_ARGS__ \
+            "8902:\n" \
+            ".balign 4\n" \
+            ".popsection\n")
+#define RING3_EIM_WORDS(text) ".ascii " text "\n"
+
+/* The program that is extended. */
+#define Extension_Application(name) \
+    RING3_EIM_NOTE(RING3_EIM_WORDS("\"application \\\"" #name "\\\"\""))
+
+/* Variables and fields: State_Capability(NAME, read PATH, ...; write PATH, ...; length POINTER = FIELD; nonnull POINTER) */
+#define State_Capability(name, ...) \
+    RING3_EIM_NOTE(RING3_EIM_WORDS("\"state " #name " { \"") \
+                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#__VA_ARGS__)) \
+                   RING3_EIM_WORDS("\" }\""))
+
+/* A function: Function_Capability(NAME, PROTOTYPE, require PARAMETER in A..B; nonnull PARAMETER; ensure return > 0) */
+#define Function_Capability(name, prototype, ...) \
+    RING3_EIM_NOTE(RING3_EIM_WORDS("\"function " #name " { prototype \\\"\"") \
+                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#prototype)) \
+                   RING3_EIM_WORDS("\"\\\"; \"") \
+                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#__VA_ARGS__)) \
+                   RING3_EIM_WORDS("\" }\""))
+
+/* A function at which extensions run: Extension_Entry(NAME, FUNCTION, at entry; nonnull PARAMETER; return 0 = continue) */
+#define Extension_Entry(name, symbol, ...) \
+    RING3_EIM_NOTE(RING3_EIM_WORDS("\"entry " #name " { function " #symbol "; \"") \
+                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#__VA_ARGS__)) \
+                   RING3_EIM_WORDS("\" }\""))
+
+#endif
