@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ring3_server::realm::Scope;
 
-use crate::{aot, assembly, exec, explain, extend, verify};
+use crate::{aot, assembly, eim, exec, explain, extend, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
@@ -162,6 +162,11 @@ directory says which call was refused, and why.
         /// The tool and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "TOOL")]
         command: Vec<String>,
+    },
+    /// Say what extensions of a program may touch: specifications, policies, headers
+    Eim {
+        #[command(subcommand)]
+        command: eim::Eim,
     },
     /// Extend a program: run code of yours at a function of it, as far as a class of a policy allows
     ///

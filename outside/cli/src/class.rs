@@ -1,35 +1,125 @@
-//! The class of a policy that an extension is loaded by.
+//! The class of a policy that an extension is loaded by, and where in the host's file its parts are.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use ring3_eim::Limits;
+use ring3_eim::model::At;
 use ring3_object::Object;
 use ring3_server::realm::ExtensionClass;
 
-/// Which class.
+use crate::eim::{Failed, Loaded, Program, class_of};
+use crate::{input, launch};
+
+/// Which class, and of which program.
 #[derive(Debug, Args)]
 pub(crate) struct Choice {
-    /// The class: a policy file and a name in it
-    #[arg(long = "class", value_name = "POLICY:NAME")]
-    class: PathBuf,
+    /// The policy's file and the class in it, which says what the extension may do
+    #[arg(long = "class", value_name = "POLICY:CLASS")]
+    class: String,
+    #[command(flatten)]
+    of: Program,
 }
 
-/// A class, resolved.
+/// A class, resolved for a program's file.
 pub(crate) struct Chosen {
     pub(crate) class: ExtensionClass,
+    /// The function that is extended.
     pub(crate) function: String,
-    pub(crate) time: Option<Duration>,
+    limits: Limits,
 }
 
 impl Chosen {
-    pub(crate) fn check_maps(&self, _object: &Object) -> Result<(), String> {
+    /// What one run may take.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_nanos(self.limits.time_ns)
+    }
+
+    /// Whether the object's maps are within the class's limits.
+    ///
+    /// # Errors
+    /// The limit, and what the object wants.
+    pub(crate) fn check_maps(&self, object: &Object) -> Result<(), String> {
+        let Limits { maps, memory_bytes, .. } = self.limits;
+        let (name, count) = (&self.class.name, object.maps.len());
+        if count > maps as usize {
+            let names: Vec<&str> = object.maps.iter().map(|map| map.name.as_str()).collect();
+            let names = names.join(", ");
+            return Err(format!("class {name} allows {maps} maps, and the extension has {count}: {names}"));
+        }
+        let bytes: u64 = object.maps.iter().map(bytes_of).sum();
+        if bytes > memory_bytes {
+            return Err(format!(
+                "class {name} allows maps of {memory_bytes} bytes, and those of the extension have {bytes}; make them smaller, or \
+                 give the class more `memory`"
+            ));
+        }
         Ok(())
     }
 }
 
-pub(crate) fn choose(wanted: &Choice) -> Result<Chosen, String> {
-    let text = std::fs::read(&wanted.class).map_err(|error| error.to_string())?;
-    let class = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    Ok(Chosen { class, function: "f".into(), time: None })
+/// Bytes of a map's keys and values.
+fn bytes_of(map: &ring3_object::MapDef) -> u64 {
+    use ring3_uapi::bpf::map_type::{LRU_PERCPU_HASH, PERCPU_ARRAY, PERCPU_HASH, RINGBUF};
+    let cpus = match map.map_type {
+        PERCPU_ARRAY | PERCPU_HASH | LRU_PERCPU_HASH => u64::from(ring3_server::realm::possible_cpus()),
+        _ => 1,
+    };
+    let each = if map.map_type == RINGBUF { 1 } else { u64::from(map.key_size) + u64::from(map.value_size) * cpus };
+    each * u64::from(map.max_entries.max(1))
+}
+
+/// Reads the policy. The program is the one that `--binary` names, else the one that is run, or that the process runs.
+///
+/// # Errors
+/// What is wrong with the policy or the program, and what to do.
+pub(crate) fn choose(wanted: &Choice, command: Option<&str>, pid: Option<u32>) -> Result<Chosen, Failed> {
+    let binary = match (&wanted.of.binary, command, pid) {
+        (Some(path), ..) => path.clone(),
+        (None, Some(name), _) => launch::find_program(name).map_err(|failure| failure.why)?,
+        (None, None, Some(pid)) => program_of(pid)?,
+        (None, None, None) => return Err("say which program is extended: --binary PATH".to_owned().into()),
+    };
+    let of = Program { binary: Some(binary.clone()), ..wanted.of.clone() };
+    let (policy, name) = class_of(&wanted.class)?;
+    let loaded = Loaded::new(&policy, &of)?;
+    let resolved = loaded.resolve(loaded.class(&policy, name)?)?;
+    let bytes = input::read(&binary)?;
+    let complain = |why: String| Failed { why: format!("{}: {why}", binary.display()), code: 1 };
+    let elf = ring3_elf::File::parse(&bytes).map_err(|error| complain(error.to_string()))?;
+    if elf.go_text().is_some() {
+        return Err(complain("it is a Go program, whose functions cannot be extended".into()));
+    }
+    let function = &resolved.entry.function;
+    let missing = |symbol: &str| {
+        complain(format!("`{symbol}` is not in this file, in which an extension's symbols have to be"))
+    };
+    let entry = elf.find(function).ok_or_else(|| missing(function))?;
+    let functions = resolved.grant.functions.iter().map(|granted| (&granted.symbol, elf.find(&granted.symbol)));
+    let globals = resolved.grant.globals.iter().map(|granted| (&granted.symbol, elf.find_variable(&granted.symbol)));
+    let distance = |(symbol, address): (&String, Option<u64>)| {
+        Ok(address.ok_or_else(|| missing(symbol))?.wrapping_sub(entry) as i64)
+    };
+    let symbols = functions.chain(globals).map(distance).collect::<Result<Vec<i64>, Failed>>()?;
+    let class = ExtensionClass {
+        name: format!("{}:{name}", policy.display()),
+        grant: resolved.grant,
+        file: absolute(&binary)?,
+        offset: elf.vaddr_to_offset(entry).ok_or_else(|| missing(function))?,
+        at_end: resolved.entry.at == At::Return,
+        symbols,
+        helpers: resolved.limits.helpers.iter().copied().collect(),
+        insns_max: resolved.limits.instructions,
+    };
+    Ok(Chosen { class, function: function.clone(), limits: resolved.limits })
+}
+
+fn program_of(pid: u32) -> Result<PathBuf, String> {
+    let link = format!("/proc/{pid}/exe");
+    std::fs::canonicalize(&link).map_err(|error| format!("process {pid}: {error}"))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    std::fs::canonicalize(path).map_err(|error| format!("cannot find {}: {error}", path.display()))
 }

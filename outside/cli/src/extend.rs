@@ -44,6 +44,9 @@ pub(crate) struct Extend {
     /// Keep the extension until this process ends
     #[arg(long, value_name = "PID", hide = true)]
     pub(crate) until: Option<u32>,
+    /// The program that is run by that process.
+    #[arg(long = "run", value_name = "PROGRAM", hide = true)]
+    pub(crate) program_to_run: Option<String>,
     /// The program to run and extend, and its arguments; without it and --pid all processes that map the file of the entry
     #[arg(last = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<String>,
@@ -51,11 +54,12 @@ pub(crate) struct Extend {
 
 pub(crate) fn run(wanted: &Extend) -> Result<(), Failure> {
     if wanted.command.is_empty() {
-        return keep(wanted).map_err(Failure::from);
+        return keep(wanted);
     }
     let mut child = Command::new(launch::own_path()?);
     let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
     child.args(kept).arg("--until").arg(std::process::id().to_string());
+    child.arg("--run").arg(&wanted.command[0]);
     // (What interrupts the program is not for the loader.)
     let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
     let mut child = child.map_err(|error| format!("cannot start the loader: {error}"))?;
@@ -71,8 +75,10 @@ pub(crate) fn run(wanted: &Extend) -> Result<(), Failure> {
 }
 
 /// Loads and attaches the extension, and keeps it until its host ends.
-fn keep(wanted: &Extend) -> Result<(), String> {
-    let chosen = class::choose(&wanted.class)?;
+fn keep(wanted: &Extend) -> Result<(), Failure> {
+    let command = wanted.program_to_run.as_deref();
+    let chosen = class::choose(&wanted.class, command, wanted.pid)
+        .map_err(|failed| Failure { why: failed.why, code: failed.code })?;
     let object = read_object(wanted, &chosen.class)?;
     chosen.check_maps(&object)?;
     let connection = launch::server()?;
@@ -82,7 +88,7 @@ fn keep(wanted: &Extend) -> Result<(), String> {
     if let Some(pid) = wanted.pid {
         connection.ask(&Request::Attach { pid, follow: true }, None)?;
     }
-    become_loader(wanted, &chosen.class, chosen.time, connection)?;
+    become_loader(wanted, &chosen.class, chosen.time(), connection)?;
     let loaded = Loaded::load(&object).map_err(|error| format!("{}: {error}", wanted.file.display()))?;
     let mut links = vec![];
     for (index, program) in &loaded.programs {
@@ -159,7 +165,7 @@ fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String
 fn become_loader(
     wanted: &Extend,
     class: &ExtensionClass,
-    budget: Option<Duration>,
+    budget: Duration,
     connection: Connection,
 ) -> Result<(), String> {
     let text = serde_json::to_vec(class).expect("classes are serialisable");
@@ -173,7 +179,7 @@ fn become_loader(
     // (Other processes than the one that is named, or run, are no concern of the extension.)
     let scope = if wanted.pid.or(wanted.until).is_some() { Scope::Targets } else { Scope::Mapped };
     let compiling = Compiling { engine: Engine::Jit, harden: false };
-    let options = LoadOptions { compiling, scope, trust: false, budget };
+    let options = LoadOptions { compiling, scope, trust: false, budget: Some(budget) };
     connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;
     Ok(())
 }

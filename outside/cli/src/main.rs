@@ -10,6 +10,7 @@ mod aot;
 mod arguments;
 mod assembly;
 mod class;
+mod eim;
 mod exec;
 mod explain;
 mod extend;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Action::Load { engine, harden, scope, trust, budget, aot, command } => {
             load((engine, harden), (scope.scope(), trust, budget), &command, aot.as_deref())
         }
+        Action::Eim { command } => eim::run(&command).map_err(|eim::Failed { why, code }| Failure { why, code }),
         Action::Extend(wanted) => extend::run(&wanted),
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),

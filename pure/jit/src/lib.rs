@@ -39,6 +39,8 @@ pub struct Options {
     /// A secret number if the program's constants are not to stand in the code as they are: nobody is to choose, by writing a
     /// program, what bytes can be executed. As kernel/bpf/core.c:bpf_jit_blind_constants has it, offsets stay.
     pub blinding: Option<u64>,
+    /// Jumps back that a run may make, if they are counted (`Verified::needs_fuel`); `None`: [`FUEL`].
+    pub fuel: Option<i64>,
 }
 
 /// What code refers to.

@@ -83,8 +83,9 @@ impl<'a> Translation<'a> {
         let frame = if has_stack { emitter.stack(bytes) } else { emitter.constant(Size::Dw, 0) };
         let (is_main, blocks) = (index == 0, BTreeMap::new());
         let masks = self.options.blinding.map(|seed| Masks(seed.wrapping_add(index as u64)));
+        let (fuel, ended) = (self.options.fuel.unwrap_or(FUEL), false);
         let mut translator =
-            Translator { program, takes, emitter, frame, has_stack, is_main, blocks, masks, known, ended: false };
+            Translator { program, takes, emitter, frame, has_stack, is_main, blocks, masks, fuel, known, ended };
         translator.make_blocks(subprogram.start, subprogram.end);
         translator.enter(index, subprogram, &arguments);
         let mut at = subprogram.start;
@@ -114,6 +115,8 @@ struct Translator<'a, E: Emitter> {
     blocks: BTreeMap<usize, E::Block>,
     /// What constants of the program are hidden by.
     masks: Option<Masks>,
+    /// Jumps back that a run may make.
+    fuel: i64,
     /// Which registers have been given which number, in the current block.
     known: [Option<i32>; VARIABLES],
     /// The current block has its jump or return.
@@ -245,7 +248,7 @@ impl<E: Emitter> Translator<'_, E> {
             self.set(2, length);
         }
         if index == 0 && self.program.needs_fuel() {
-            let fuel = self.constant(FUEL);
+            let fuel = self.constant(self.fuel);
             self.emitter.store(Size::Dw, fuel, env, FUEL_OFFSET);
         }
         let first = self.blocks[&subprogram.start];
@@ -511,7 +514,7 @@ impl<E: Emitter> Translator<'_, E> {
     fn may_goto(&mut self, at: usize, target: usize) {
         let env = self.emitter.get(ENV);
         let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
-        let little = self.compare_with(Cond::Slt, fuel, Size::Dw, FUEL / 2);
+        let little = self.compare_with(Cond::Slt, fuel, Size::Dw, self.fuel / 2);
         let (out, on) = (self.blocks[&target], self.blocks[&(at + 1)]);
         self.emitter.branch(little, out, on);
         self.ended = true;

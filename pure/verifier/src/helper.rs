@@ -99,7 +99,11 @@ impl Explorer<'_> {
             return refuse(format!("program of this type cannot use helper bpf_{name}#{id} ({kind})"));
         };
         if !self.input.policy.helpers.contains(&id) {
-            let why = if any.runs { "it is not allowed here" } else { "the agent does not have it" };
+            let why = match (any.runs, self.input.policy.host.is_some()) {
+                (false, _) => "the agent does not have it",
+                (true, false) => "it is not allowed here",
+                (true, true) => "the class does not allow it (`helpers`)",
+            };
             return refuse(format!("unknown func bpf_{name}#{id}: {why}"));
         }
         if prototype.gpl_only && !self.input.gpl_compatible {

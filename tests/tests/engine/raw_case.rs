@@ -48,7 +48,8 @@ pub(crate) fn compilers() -> Vec<Compile> {
 }
 
 /// With the program's constants as they are, and hidden.
-pub(crate) const BLINDING: [Options; 2] = [Options { blinding: None }, Options { blinding: Some(0x72_696e_6733) }];
+pub(crate) const BLINDING: [Options; 2] =
+    [Options { blinding: None, fuel: None }, Options { blinding: Some(0x72_696e_6733), fuel: None }];
 
 /// The only helper that the interpreter's programs call.
 struct Clock;

@@ -191,7 +191,6 @@ impl NewProgram<'_> {
         if let Some(class) = &self.extension {
             let mut policy = Policy::extension(Rc::new(class.grant.clone()), class.at_end);
             policy.helpers.retain(|id| class.may_call(*id));
-            policy.processed_max = policy.processed_max.min(class.insns_max);
             return policy;
         }
         let mut policy = Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type);
@@ -218,7 +217,9 @@ impl NewProgram<'_> {
         .map_err(|report| self.refuse(report.errno, &report.log, &report))?;
         self.log.write(verified.log())?;
         let engine = engine.chosen(&verified);
-        let options = Options { blinding: hardens.then(fresh_nonce) };
+        let fuel = self.extension.as_ref().map(|class| class.fuel(&verified)).transpose();
+        let fuel = fuel.map_err(|why| self.refuse(Errno::E2BIG, &format!("{why}\n"), &why))?;
+        let options = Options { blinding: hardens.then(fresh_nonce), fuel };
         let code = engine.compile(&verified, &options).map_err(|error| {
             let text = format!("compiling failed: {error}\n");
             self.refuse(Errno::EINVAL, &text, &text)

@@ -8,6 +8,7 @@ use ring3_layout::control::{
     VERDICT_RETURN_RESULT, VERDICTS_MAX, VerdictEntry,
 };
 use ring3_uapi::{Errno, helper};
+use ring3_verifier::Verified;
 use ring3_verifier::host::{Action, Grant, HostFunction, HostValue};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +32,7 @@ pub struct ExtensionClass {
     pub symbols: Vec<i64>,
     /// Helpers that may be called.
     pub helpers: Vec<u32>,
-    /// Instructions that the verifier may go through.
+    /// Instructions that one run may take.
     pub insns_max: u64,
 }
 
@@ -71,14 +72,28 @@ impl ExtensionClass {
     /// Whether the class lets programs call a helper. (What touches nothing but the program's own stack and what its class grants,
     /// all may call. A tail call would lead to a program with another context.)
     pub(crate) fn may_call(&self, id: u32) -> bool {
-        use helper::{
-            DYNPTR_FROM_SLICE, DYNPTR_IS_NULL, DYNPTR_IS_RDONLY, DYNPTR_SIZE, ITER_NUM_DESTROY, ITER_NUM_NEW,
-            ITER_NUM_NEXT, TAIL_CALL,
-        };
+        use helper::*;
         let on_dynptrs = [DYNPTR_FROM_SLICE, DYNPTR_IS_NULL, DYNPTR_IS_RDONLY, DYNPTR_SIZE];
+        let through_dynptrs = [DYNPTR_FROM_MEM, DYNPTR_READ, DYNPTR_WRITE, DYNPTR_DATA];
         let on_numbers = [ITER_NUM_NEW, ITER_NUM_NEXT, ITER_NUM_DESTROY];
-        let always = [&on_dynptrs[..], &on_numbers].concat();
+        let always = [&on_dynptrs[..], &through_dynptrs, &on_numbers].concat();
         id != TAIL_CALL && (always.contains(&id) || self.helpers.contains(&id))
+    }
+
+    /// How often a run may jump back, so that it takes no more instructions than the class allows. A program that need not be
+    /// counted takes at most as many as the verifier went through.
+    pub(crate) fn fuel(&self, verified: &Verified) -> Result<i64, String> {
+        let (all, processed) = (verified.insns().len() as u64, verified.statistics().processed);
+        if verified.needs_fuel() {
+            return Ok(i64::try_from(self.insns_max / all.max(1)).unwrap_or(i64::MAX).max(1));
+        }
+        if processed > self.insns_max {
+            return Err(format!(
+                "a run may take {processed} instructions, and class {} allows {}",
+                self.name, self.insns_max
+            ));
+        }
+        Ok(i64::MAX)
     }
 
     /// Whether a program of the class may be attached there.
