@@ -163,11 +163,12 @@ directory says which call was refused, and why.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "TOOL")]
         command: Vec<String>,
     },
-    /// Say what extensions of a program may touch: specifications, policies, headers
-    Eim {
-        #[command(subcommand)]
-        command: eim::Eim,
-    },
+    /// Check what extensions of a program may touch, and write headers for them
+    ///
+    /// A specification says what exists: fields, variables and functions of a program, and where extensions run. A policy says
+    /// in classes what one extension gets. docs/EXTENSIONS.md has the format of both.
+    #[command(subcommand, subcommand_value_name = "COMMAND", subcommand_help_heading = "Commands")]
+    Eim(eim::Eim),
     /// Extend a program: run code of yours at a function of it, as far as a class of a policy allows
     ///
     /// The class says at which function the extension runs, which fields, variables and functions of the program it may use, and

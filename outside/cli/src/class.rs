@@ -86,7 +86,7 @@ pub(crate) fn choose(wanted: &Choice, command: Option<&str>, pid: Option<u32>) -
     let loaded = Loaded::new(&policy, &of)?;
     let resolved = loaded.resolve(loaded.class(&policy, name)?)?;
     let bytes = input::read(&binary)?;
-    let complain = |why: String| Failed { why: format!("{}: {why}", binary.display()), code: 1 };
+    let complain = |why: String| Failed::Refused(format!("{}: {why}", binary.display()));
     let elf = ring3_elf::File::parse(&bytes).map_err(|error| complain(error.to_string()))?;
     if elf.go_text().is_some() {
         return Err(complain("it is a Go program, whose functions cannot be extended".into()));

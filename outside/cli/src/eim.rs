@@ -1,6 +1,7 @@
 //! `ring3 eim`: what extensions of a program may touch.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use ring3_eim::model::{Class, Specification};
@@ -11,6 +12,7 @@ use crate::show::write_out;
 
 /// `ring3 eim`
 #[derive(Debug, Subcommand)]
+#[command(disable_help_subcommand = true)]
 pub(crate) enum Eim {
     /// Print the specification that macros of ring3/eim.h have left in a program
     #[command(after_long_help = "\
@@ -73,20 +75,44 @@ pub(crate) struct Check {
     of: Program,
 }
 
-/// Why a command failed: 1 if a policy is wrong, 2 if a file cannot be read.
-pub(crate) struct Failed {
-    pub(crate) why: String,
-    pub(crate) code: u8,
+/// Why a command failed.
+pub(crate) enum Failed {
+    /// Places in texts are wrong. Editors find these lines: nothing stands before them.
+    Wrong(Vec<String>),
+    /// Something else is wrong with a policy or a program.
+    Refused(String),
+    /// A file cannot be read, or the command line is wrong.
+    Unreadable(String),
 }
 
 impl From<String> for Failed {
     fn from(why: String) -> Failed {
-        Failed { why, code: 2 }
+        Failed::Unreadable(why)
+    }
+}
+
+impl Failed {
+    /// Says why on standard error.
+    pub(crate) fn tell(self) -> ExitCode {
+        let (code, why) = match self {
+            Failed::Wrong(lines) => {
+                lines.iter().for_each(|line| eprintln!("{line}"));
+                return ExitCode::from(1);
+            }
+            Failed::Refused(why) => (1, why),
+            Failed::Unreadable(why) => (2, why),
+        };
+        eprintln!("ring3: {why}");
+        ExitCode::from(code)
     }
 }
 
 /// Runs a command.
-pub(crate) fn run(wanted: &Eim) -> Result<(), Failed> {
+pub(crate) fn run(wanted: &Eim) -> ExitCode {
+    act(wanted).map_or_else(Failed::tell, |()| ExitCode::SUCCESS)
+}
+
+fn act(wanted: &Eim) -> Result<(), Failed> {
     match wanted {
         Eim::Extract { binary } => {
             let bytes = input::read(binary)?;
@@ -116,20 +142,21 @@ fn check(wanted: &Check) -> Result<(), Failed> {
             "{}: no class in this policy; add `class NAME {{ entry ...; allow ... }}`",
             wanted.policy.display()
         );
-        return Err(Failed { why, code: 1 });
+        return Err(Failed::Refused(why));
     }
     let (mut out, mut errors) = (String::new(), vec![]);
     for class in classes {
         match loaded.resolve(class) {
             Ok(resolved) => out += &explain(&loaded, class, &resolved, wanted)?,
-            Err(failed) => errors.push(failed.why),
+            Err(Failed::Wrong(lines)) => errors.extend(lines),
+            Err(failed) => return Err(failed),
         }
     }
     write_out(&out)?;
     // (What is wrong with a specification is wrong with each class.)
     let mut seen = std::collections::BTreeSet::new();
     errors.retain(|error| seen.insert(error.clone()));
-    if errors.is_empty() { Ok(()) } else { Err(Failed { why: errors.join("\n"), code: 1 }) }
+    if errors.is_empty() { Ok(()) } else { Err(Failed::Wrong(errors)) }
 }
 
 fn explain(loaded: &Loaded, class: &Class, resolved: &Resolved, wanted: &Check) -> Result<String, Failed> {
@@ -158,8 +185,10 @@ pub(crate) fn class_of(text: &str) -> Result<(PathBuf, &str), Failed> {
 
 /// Errors, each with its line.
 fn wrong(errors: &[Error]) -> Failed {
-    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    Failed { why: texts.join("\n"), code: 1 }
+    match errors {
+        [error @ Error { span: None, .. }] => Failed::Refused(error.to_string()),
+        errors => Failed::Wrong(errors.iter().map(ToString::to_string).collect()),
+    }
 }
 
 /// A policy with its specification and the program's types.
@@ -202,8 +231,7 @@ impl Loaded {
         self.specification.class(name).ok_or_else(|| {
             let names: Vec<&str> = self.specification.classes.iter().map(|class| class.name.text.as_str()).collect();
             let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            let why = format!("{} has no class {name}; it has: {known}", policy.display());
-            Failed { why, code: 1 }
+            Failed::Refused(format!("{} has no class {name}; it has: {known}", policy.display()))
         })
     }
 

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Args;
@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::{Failure, class, input, launch};
+use crate::{Failure, class, eim, input, launch};
 
 /// What the loader says when the program may begin.
 const READY: &str = "ready";
@@ -52,9 +52,9 @@ pub(crate) struct Extend {
     pub(crate) command: Vec<String>,
 }
 
-pub(crate) fn run(wanted: &Extend) -> Result<(), Failure> {
+pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
     if wanted.command.is_empty() {
-        return keep(wanted);
+        return Ok(keep(wanted).map_or_else(eim::Failed::tell, |()| ExitCode::SUCCESS));
     }
     let mut child = Command::new(launch::own_path()?);
     let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
@@ -71,16 +71,15 @@ pub(crate) fn run(wanted: &Extend) -> Result<(), Failure> {
         // (It has said why.)
         std::process::exit(code);
     }
-    crate::start(true, &wanted.command)
+    crate::start(true, &wanted.command).map(|()| ExitCode::SUCCESS)
 }
 
 /// Loads and attaches the extension, and keeps it until its host ends.
-fn keep(wanted: &Extend) -> Result<(), Failure> {
+fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let command = wanted.program_to_run.as_deref();
-    let chosen = class::choose(&wanted.class, command, wanted.pid)
-        .map_err(|failed| Failure { why: failed.why, code: failed.code })?;
-    let object = read_object(wanted, &chosen.class)?;
-    chosen.check_maps(&object)?;
+    let chosen = class::choose(&wanted.class, command, wanted.pid)?;
+    let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
+    chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
@@ -89,12 +88,14 @@ fn keep(wanted: &Extend) -> Result<(), Failure> {
         connection.ask(&Request::Attach { pid, follow: true }, None)?;
     }
     become_loader(wanted, &chosen.class, chosen.time(), connection)?;
-    let loaded = Loaded::load(&object).map_err(|error| format!("{}: {error}", wanted.file.display()))?;
+    let loaded =
+        Loaded::load(&object).map_err(|error| eim::Failed::Refused(format!("{}: {error}", wanted.file.display())))?;
     let mut links = vec![];
     for (index, program) in &loaded.programs {
         let link = ring3_bpf::link_uprobe(program, &chosen.class.file, chosen.class.offset, chosen.class.at_end, 0);
         let link = link.map_err(|error| {
-            format!("cannot attach {}: {error}; server.log says why", object.programs[*index].name)
+            let name = &object.programs[*index].name;
+            eim::Failed::Refused(format!("cannot attach {name}: {error}; server.log says why"))
         })?;
         links.push(link);
     }

@@ -41,8 +41,11 @@ fn main() -> ExitCode {
         Action::Load { engine, harden, scope, trust, budget, aot, command } => {
             load((engine, harden), (scope.scope(), trust, budget), &command, aot.as_deref())
         }
-        Action::Eim { command } => eim::run(&command).map_err(|eim::Failed { why, code }| Failure { why, code }),
-        Action::Extend(wanted) => extend::run(&wanted),
+        Action::Eim(wanted) => return eim::run(&wanted),
+        Action::Extend(wanted) => match extend::run(&wanted) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
         Action::Start { following, command } => start(!following.no_follow, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { verify, pid } => detach(pid, verify).map_err(Failure::from),

@@ -31,7 +31,8 @@ pub(crate) fn write(directory: &Path) -> Result<(), String> {
     ring3 = ring3.disable_help_subcommand(true);
     ring3.build();
     let commands = ring3.get_subcommands().filter(|command| !command.is_hide_set());
-    for command in std::iter::once(&ring3).chain(commands) {
+    let all = commands.flat_map(|command| std::iter::once(command).chain(command.get_subcommands()));
+    for command in std::iter::once(&ring3).chain(all) {
         let name = command.get_display_name().unwrap_or_else(|| command.get_name());
         write_file(&directory.join(format!("man/man1/{name}.1")), &page(command))?;
     }

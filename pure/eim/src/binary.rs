@@ -118,7 +118,8 @@ pub fn build_id(bytes: &[u8]) -> Option<String> {
 
 impl Binary {
     /// Reads a program's types and symbols. DWARF is preferred: it has variables, and says how functions were compiled.
-    /// `debug` is a file that holds the types, if the program itself does not.
+    /// `debug` is a file that holds the types, if the program itself does not: its debug file, or any file that was compiled
+    /// with the same declarations.
     ///
     /// # Errors
     /// Neither file has types, or they are damaged; the message says what to do.
@@ -130,6 +131,10 @@ impl Binary {
         let own = Elf::parse(name, bytes)?;
         let other = debug.map(|(name, bytes)| Elf::parse(name, bytes)).transpose()?;
         let files: Vec<&Elf<'_>> = other.iter().chain([&own]).collect();
+        // Other files than the debug file of this very build have types only: their symbols and code are not the program's.
+        let of_build = |file: &Elf<'_>| file.file.build_id().ok().flatten().map(<[u8]>::to_vec);
+        let is_of_build =
+            |file: &Elf<'_>| std::ptr::eq(file, &own) || of_build(file).is_some_and(|id| Some(id) == of_build(&own));
         let (mut types, mut facts) = (None, BTreeMap::new());
         // (Objects that were compiled for BPF have both, and their BTF has all.)
         let has_dwarf = |file: &&&Elf<'_>| {
@@ -139,7 +144,10 @@ impl Binary {
         if let Some(file) = files.iter().find(has_dwarf) {
             let wanted = dwarf::Wanted::of(specification);
             let found = dwarf::convert(file, &wanted)?;
-            (types, facts) = (Some(found.types), found.functions);
+            types = Some(found.types);
+            if is_of_build(file) {
+                facts = found.functions;
+            }
         } else if let Some(file) = files.iter().find(|file| file.has(".BTF")) {
             let bytes = file.section(".BTF")?.unwrap_or_default().into_owned();
             let parsed = Btf::parse_any(bytes);
@@ -156,7 +164,7 @@ impl Binary {
             per_thread: BTreeSet::new(),
             facts,
         };
-        files.iter().for_each(|file| binary.add_symbols(file));
+        files.iter().filter(|file| is_of_build(file)).for_each(|file| binary.add_symbols(file));
         Ok(binary)
     }
 

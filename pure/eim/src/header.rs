@@ -319,6 +319,9 @@ impl<'a, 't> Writer<'a, 't> {
                 self.define(plain);
                 self.name(plain)
             }
+            Shape::Number { bytes: 1, boolean: false, .. } if self.types.btf.name_of(plain) == b"char" => {
+                Some("char".to_owned())
+            }
             Shape::Number { bytes, signed, float: false, boolean: false } => Some(integer(bytes, signed).to_owned()),
             _ => None,
         };

@@ -70,14 +70,17 @@ pub fn resolve_all(specification: &Specification, class: &Class, types: &Btf) ->
     let types = Types::new(types);
     let mut errors = crate::parse::repeated(specification);
     let limits = limits::of(class, &mut errors);
-    let entry = specification.entry(&class.entry.text).ok_or_else(|| {
-        let known = specification.entries.iter().map(|entry| entry.name.text.as_str());
-        let advice = suggest(&class.entry.text, known, "declare it: `entry NAME { function SYMBOL }`");
-        let message = format!("no entry `{}` in the specification; {advice}", class.entry.text);
-        vec![Error::at(&class.entry.span, message)]
-    })?;
-    let signature = Signature::of(&types, &entry.function, entry.prototype.as_ref()).map_err(|error| vec![error])?;
-    let slots = slots(&types, entry, &signature).map_err(|error| vec![error])?;
+    errors.extend(undeclared(specification, class));
+    let Some(entry) = specification.entry(&class.entry.text) else { return Err(errors) };
+    let signature = Signature::of(&types, &entry.function, entry.prototype.as_ref());
+    let slotted = signature.and_then(|signature| Ok((slots(&types, entry, &signature)?, signature)));
+    let (slots, signature) = match slotted {
+        Ok(found) => found,
+        Err(error) => {
+            errors.push(error);
+            return Err(errors);
+        }
+    };
     let arguments = Arguments { entry: &entry.name.text, signature: &signature, slots };
     let mut places = Places::new(&types, Some(&arguments));
     places.learn(specification, &mut errors);
@@ -145,15 +148,29 @@ fn allow<'s>(
             errors.extend(places.grant(&access.path, access.write).err());
         }
         functions.extend(function);
-        if state.is_none() && function.is_none() {
-            let states = specification.states.iter().map(|state| state.name.text.as_str());
-            let known = states.chain(specification.functions.iter().map(|function| function.name.text.as_str()));
-            let advice = suggest(&name.text, known, "a class can only allow what a specification declares");
-            let message = format!("no state and no function `{}` in the specification; {advice}", name.text);
-            errors.push(Error::at(&name.span, message));
-        }
     }
     functions
+}
+
+/// Names in a class that no specification declares.
+fn undeclared(specification: &Specification, class: &Class) -> Vec<Error> {
+    let mut errors = vec![];
+    if specification.entry(&class.entry.text).is_none() {
+        let known = specification.entries.iter().map(|entry| entry.name.text.as_str());
+        let advice = suggest(&class.entry.text, known, "declare it: `entry NAME { function SYMBOL }`");
+        let message = format!("no entry `{}` in the specification; {advice}", class.entry.text);
+        errors.push(Error::at(&class.entry.span, message));
+    }
+    let states = specification.states.iter().map(|state| state.name.text.as_str());
+    let known = states.chain(specification.functions.iter().map(|function| function.name.text.as_str()));
+    let known: Vec<&str> = known.collect();
+    for name in class.allow.iter().filter(|name| !known.contains(&name.text.as_str())) {
+        let advice =
+            suggest(&name.text, known.iter().copied(), "a class can only allow what a specification declares");
+        let message = format!("no state and no function `{}` in the specification; {advice}", name.text);
+        errors.push(Error::at(&name.span, message));
+    }
+    errors
 }
 
 /// What lies behind r1.

@@ -57,6 +57,19 @@ fn types_may_be_in_another_file() {
     let class = specification.class("firewall").expect("the class");
     assert!(resolve_all(&specification, class, &binary.types).is_ok());
     assert_eq!(binary.check(&specification, class), []);
+    // A file with the same types says nothing of the program's code.
+    let other = host(&["gcc", "-O2", "-Drequest_refuse=other"]);
+    let types = host(&["gcc", "-g", "-O2", "-c"]);
+    let beside = Binary::read(("host", &other), Some(("types.o", &types)), &specification);
+    let beside = beside.unwrap_or_else(|error| panic!("{error}"));
+    assert!(resolve_all(&specification, class, &beside.types).is_ok());
+    assert_eq!(
+        first_lines(&beside.check(&specification, class)),
+        [
+            "host.eim:20:21: host has no function `request_refuse`; correct the name; a function that is always inlined, or never \
+          called, has none"
+        ]
+    );
     // With types alone the stripped program's functions are not found.
     let types = host(&["gcc", "-g", "-c"]);
     let with_types = Binary::read(("host", &types), None, &specification).unwrap_or_else(|error| panic!("{error}"));
@@ -252,4 +265,26 @@ fn files_are_used_relative_to_one_another() {
         first_lines(&errors),
         ["a/sub/host.eim:3:7: `e` is declared already at p.eim:2; give one of them another name"]
     );
+}
+
+#[test]
+fn the_example_in_the_documentation_works() {
+    let text = std::fs::read_to_string(crate::build::file("../../docs/EXTENSIONS.md")).expect("the documentation");
+    let blocks: Vec<&str> = text.split("```").skip(1).step_by(2).collect();
+    let of = |begin: &str| *blocks.iter().find(|block| block.starts_with(begin)).expect("an example");
+    let (specification, policy) = (of("\napplication"), of("\nuse"));
+    let mut read = |path: &str| if path == "host.eim" { Ok(specification.to_owned()) } else { Err(path.to_owned()) };
+    let all = load("server.policy", policy, &mut read).unwrap_or_else(|errors| panic!("{}", errors[0]));
+    let binary = binary(&["gcc", "-g", "-O2"], &all);
+    for class in &all.classes {
+        let resolved = resolve_all(&all, class, &binary.types).unwrap_or_else(|errors| panic!("{}", errors[0]));
+        assert_eq!(resolved.grant.functions.len(), 1);
+        assert_eq!(binary.check(&all, class), []);
+    }
+    // The C example is the macros of the tests' program.
+    let program = std::fs::read_to_string(crate::build::file("tests/host.c")).expect("the tests' program");
+    let macros =
+        of("c\n#include").lines().filter(|line| line.starts_with("State_") || line.starts_with("Extension_E"));
+    let macros: Vec<&str> = macros.collect();
+    assert!(macros.len() == 2 && macros.iter().all(|line| program.contains(line)), "{macros:?}");
 }
