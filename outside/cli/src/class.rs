@@ -10,7 +10,7 @@ use ring3_object::Object;
 use ring3_server::realm::ExtensionClass;
 
 use crate::eim::{Failed, Loaded, Program, class_of};
-use crate::{input, launch};
+use crate::input;
 
 /// Which class, and of which program.
 #[derive(Debug, Args)]
@@ -20,6 +20,13 @@ pub(crate) struct Choice {
     class: String,
     #[command(flatten)]
     of: Program,
+}
+
+impl Choice {
+    /// Whether the program is named, so that it need not be found.
+    pub(crate) fn names_program(&self) -> bool {
+        self.of.binary.is_some()
+    }
 }
 
 /// A class, resolved for a program's file.
@@ -70,16 +77,15 @@ fn bytes_of(map: &ring3_object::MapDef) -> u64 {
     each * u64::from(map.max_entries.max(1))
 }
 
-/// Reads the policy. The program is the one that `--binary` names, else the one that is run, or that the process runs.
+/// Reads the policy. The program is the one that `--binary` names, else the one that the process runs.
 ///
 /// # Errors
 /// What is wrong with the policy or the program, and what to do.
-pub(crate) fn choose(wanted: &Choice, command: Option<&str>, pid: Option<u32>) -> Result<Chosen, Failed> {
-    let binary = match (&wanted.of.binary, command, pid) {
-        (Some(path), ..) => path.clone(),
-        (None, Some(name), _) => launch::find_program(name).map_err(|failure| failure.why)?,
-        (None, None, Some(pid)) => program_of(pid)?,
-        (None, None, None) => return Err("say which program is extended: --binary PATH".to_owned().into()),
+pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed> {
+    let binary = match (&wanted.of.binary, pid) {
+        (Some(path), _) => path.clone(),
+        (None, Some(pid)) => program_of(pid)?,
+        (None, None) => return Err("say which program is extended: --binary PATH".to_owned().into()),
     };
     let of = Program { binary: Some(binary.clone()), ..wanted.of.clone() };
     let (policy, name) = class_of(&wanted.class)?;

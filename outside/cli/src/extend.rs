@@ -44,9 +44,6 @@ pub(crate) struct Extend {
     /// Keep the extension until this process ends
     #[arg(long, value_name = "PID", hide = true)]
     pub(crate) until: Option<u32>,
-    /// The program that is run by that process.
-    #[arg(long = "run", value_name = "PROGRAM", hide = true)]
-    pub(crate) program_to_run: Option<String>,
     /// The program to run and extend, and its arguments; without it and --pid all processes that map the file of the entry
     #[arg(last = true, value_name = "PROGRAM")]
     pub(crate) command: Vec<String>,
@@ -59,7 +56,9 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
     let mut child = Command::new(launch::own_path()?);
     let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
     child.args(kept).arg("--until").arg(std::process::id().to_string());
-    child.arg("--run").arg(&wanted.command[0]);
+    if !wanted.class.names_program() {
+        child.arg("--binary").arg(launch::find_program(&wanted.command[0])?);
+    }
     // (What interrupts the program is not for the loader.)
     let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
     let mut child = child.map_err(|error| format!("cannot start the loader: {error}"))?;
@@ -76,8 +75,7 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
 
 /// Loads and attaches the extension, and keeps it until its host ends.
 fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
-    let command = wanted.program_to_run.as_deref();
-    let chosen = class::choose(&wanted.class, command, wanted.pid)?;
+    let chosen = class::choose(&wanted.class, wanted.pid)?;
     let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let connection = launch::server()?;
