@@ -93,7 +93,8 @@ fn disassembled_programs_are_the_same_again() {
     let object = object.to_str().expect("a plain name");
     let programs: Vec<String> = {
         let (_, all, _) = run(&["disasm", object], "");
-        let titles = all.lines().filter(|line| !line.starts_with(' '));
+        let is_title = |line: &&str| !line.trim_start().starts_with(|letter: char| letter.is_ascii_digit());
+        let titles = all.lines().filter(is_title);
         titles.filter_map(|line| Some(line.rsplit_once(": ")?.1.to_owned())).collect()
     };
     assert!(programs.len() > 3, "{programs:?}");
