@@ -25,15 +25,41 @@ pub struct Binary {
     pub name: String,
     /// Its types; those from DWARF are the ones that a specification reaches.
     pub types: Btf,
-    /// Functions that it has.
-    functions: BTreeSet<String>,
+    functions: BTreeMap<String, Places>,
     /// Functions and variables of other files that it names.
     imported: BTreeSet<String>,
-    variables: BTreeSet<String>,
+    variables: BTreeMap<String, Places>,
     /// Variables of which each thread has its own.
     per_thread: BTreeSet<String>,
     /// What DWARF says of how functions were compiled.
     facts: BTreeMap<String, Facts>,
+}
+
+/// Where the functions or variables of one name are.
+#[derive(Clone, Debug, Default)]
+struct Places {
+    /// Addresses of those that only their own source file knows.
+    local: BTreeSet<u64>,
+    /// One is known to all.
+    is_global: bool,
+}
+
+impl Places {
+    fn add(&mut self, local: Option<u64>) {
+        self.is_global |= local.is_none();
+        self.local.extend(local);
+    }
+
+    /// Why the name does not say which one is meant.
+    fn ambiguous(&self, file: &str, what: &str, symbol: &str) -> Option<String> {
+        (!self.is_global && self.local.len() > 1).then(|| {
+            format!(
+                "{file} has {} {what} `{symbol}`, and none is known outside of its source file; give the one that is meant \
+                 another name, or make it global",
+                self.local.len()
+            )
+        })
+    }
 }
 
 /// A parsed ELF file.
@@ -158,9 +184,9 @@ impl Binary {
         let mut binary = Binary {
             name: name.to_owned(),
             types: types.ok_or_else(|| without_types(&own))?,
-            functions: BTreeSet::new(),
+            functions: BTreeMap::new(),
             imported: BTreeSet::new(),
-            variables: BTreeSet::new(),
+            variables: BTreeMap::new(),
             per_thread: BTreeSet::new(),
             facts,
         };
@@ -173,21 +199,27 @@ impl Binary {
             let Ok(name) = symbol.name() else { continue };
             // (`name@VERSION`)
             let name = name.split('@').next().unwrap_or_default().to_owned();
-            let names = match symbol.kind() {
-                _ if name.is_empty() => continue,
-                _ if symbol.is_undefined() => &mut self.imported,
-                SymbolKind::Text => &mut self.functions,
-                SymbolKind::Data => &mut self.variables,
-                SymbolKind::Tls => &mut self.per_thread,
+            let in_text =
+                |at| matches!(file.file.section_by_index(at), Ok(section) if section.kind() == SectionKind::Text);
+            let local = symbol.is_local().then(|| symbol.address());
+            let kind = match symbol.kind() {
                 // Indirect functions, and symbols of assembler files.
-                SymbolKind::Unknown => match symbol.section_index().map(|at| file.file.section_by_index(at)) {
-                    Some(Ok(section)) if section.kind() == SectionKind::Text => &mut self.functions,
-                    Some(Ok(_)) => &mut self.variables,
-                    _ => continue,
-                },
-                _ => continue,
+                SymbolKind::Unknown if symbol.section_index().is_some_and(in_text) => SymbolKind::Text,
+                SymbolKind::Unknown if symbol.section_index().is_some() => SymbolKind::Data,
+                kind => kind,
             };
-            names.insert(name);
+            match kind {
+                _ if name.is_empty() => {}
+                _ if symbol.is_undefined() => {
+                    self.imported.insert(name);
+                }
+                SymbolKind::Text => self.functions.entry(name).or_default().add(local),
+                SymbolKind::Data => self.variables.entry(name).or_default().add(local),
+                SymbolKind::Tls => {
+                    self.per_thread.insert(name);
+                }
+                _ => {}
+            }
         }
     }
 
@@ -200,10 +232,10 @@ impl Binary {
         for name in &class.allow {
             let function = specification.functions.iter().find(|function| function.name.text == name.text);
             if let Some(symbol) = function.map(|function| function.symbol())
-                && !self.functions.contains(&symbol.text)
                 && !self.imported.contains(&symbol.text)
+                && let Some(why) = self.why_not_callable(&symbol.text)
             {
-                errors.push(Error::at(&symbol.span, self.no_function(&symbol.text)));
+                errors.push(Error::at(&symbol.span, why));
             }
             let state = specification.states.iter().find(|state| state.name.text == name.text);
             for access in state.map(|state| state.accesses.as_slice()).unwrap_or_default() {
@@ -217,34 +249,40 @@ impl Binary {
     }
 
     fn check_entry(&self, entry: &Entry) -> Option<Error> {
-        let symbol = &entry.function;
-        let message = match self.facts.get(&symbol.text) {
-            Some(facts) if facts.calls_inlined > 0 && !facts.has_code => format!(
-                "`{}` is inlined wherever it is called, so no extension can run at it; compile it with \
-                 `__attribute__((noinline))`, or choose the function that calls it",
-                symbol.text
+        let symbol = &entry.function.text;
+        let facts = self.facts.get(symbol);
+        let message = match facts.map_or(0, |facts| facts.calls_inlined) {
+            1.. if facts.is_some_and(|facts| !facts.has_code) => format!(
+                "`{symbol}` is inlined wherever it is called, so no extension can run at it; compile it with \
+                 `__attribute__((noinline))`, or choose the function that calls it"
             ),
-            _ if self.imported.contains(&symbol.text) && !self.functions.contains(&symbol.text) => format!(
-                "`{}` is a function of a library that {} uses; name that library's file as the program",
-                symbol.text, self.name
-            ),
-            _ if !self.functions.contains(&symbol.text) => self.no_function(&symbol.text),
-            Some(facts) if facts.calls_inlined > 0 => format!(
-                "{} calls of `{}` are inlined, and would not pass the extension; compile it with \
-                 `__attribute__((noinline))`, or choose another function",
-                facts.calls_inlined, symbol.text
-            ),
-            Some(facts) => facts.changed.as_ref().map(|what| {
+            _ if self.imported.contains(symbol) && !self.functions.contains_key(symbol) => {
+                let name = &self.name;
                 format!(
-                    "{what} of `{}` was optimised out or moved by the compiler, so its value is not where the calling \
-                     convention says; compile the function with `__attribute__((noipa))` (clang: without `static`), or \
-                     choose another one",
-                    symbol.text
+                    "`{symbol}` is a function of a library that {name} uses; name that library's file as the program"
                 )
-            })?,
-            None => return None,
+            }
+            calls @ 1.. if self.functions.contains_key(symbol) => format!(
+                "{calls} calls of `{symbol}` are inlined, and would not pass the extension; compile it with \
+                 `__attribute__((noinline))`, or choose another function"
+            ),
+            _ => self.why_not_callable(symbol)?,
         };
-        Some(Error::at(&symbol.span, message))
+        Some(Error::at(&entry.function.span, message))
+    }
+
+    /// Why a function has no place, or not the parameters that C gives it.
+    fn why_not_callable(&self, symbol: &str) -> Option<String> {
+        let Some(places) = self.functions.get(symbol) else { return Some(self.no_function(symbol)) };
+        if let Some(why) = places.ambiguous(&self.name, "functions", symbol) {
+            return Some(why);
+        }
+        let what = self.facts.get(symbol)?.changed.as_ref()?;
+        Some(format!(
+            "{what} of `{symbol}` was optimised out or moved by the compiler, so its value is not where the calling \
+             convention says; compile the function with `__attribute__((noipa))` (clang: without `static`), or choose \
+             another one"
+        ))
     }
 
     fn no_function(&self, symbol: &str) -> String {
@@ -255,22 +293,22 @@ impl Binary {
                 self.name
             );
         }
-        let is_copy = |known: &&String| {
+        let is_copy = |known: &&String| -> bool {
             let rest = known.strip_prefix(symbol);
             rest.is_some_and(|rest| {
                 [".isra.", ".constprop.", ".part.", ".llvm."].iter().any(|part| rest.contains(part))
             })
         };
-        if let Some(copy) = self.functions.iter().find(is_copy) {
+        if let Some(copy) = self.functions.keys().find(is_copy) {
             return format!(
                 "the compiler has made another function of `{symbol}`: `{copy}`, whose parameters may differ; compile it with \
                  `__attribute__((noipa))` or `-fno-ipa-sra -fno-ipa-cp -fno-partial-inlining`, or choose another function"
             );
         }
-        if self.variables.contains(symbol) {
+        if self.variables.contains_key(symbol) {
             return format!("`{symbol}` of {} is a variable, no function", self.name);
         }
-        let advice = match nearest(symbol, self.functions.iter().map(String::as_str)) {
+        let advice = match nearest(symbol, self.functions.keys().map(String::as_str)) {
             Some(known) => format!("did you mean `{known}`?"),
             None => "correct the name; a function that is always inlined, or never called, has none".to_owned(),
         };
@@ -278,7 +316,10 @@ impl Binary {
     }
 
     fn no_variable(&self, symbol: &str) -> Option<String> {
-        if self.variables.contains(symbol) || self.imported.contains(symbol) {
+        if let Some(places) = self.variables.get(symbol) {
+            return places.ambiguous(&self.name, "variables", symbol);
+        }
+        if self.imported.contains(symbol) {
             return None;
         }
         if self.per_thread.contains(symbol) {
@@ -290,7 +331,7 @@ impl Binary {
         if self.variables.is_empty() && self.functions.is_empty() {
             return Some(self.no_function(symbol));
         }
-        let advice = match nearest(symbol, self.variables.iter().map(String::as_str)) {
+        let advice = match nearest(symbol, self.variables.keys().map(String::as_str)) {
             Some(known) => format!("did you mean `{known}`?"),
             None => "correct the name; a variable that is never used, or constant, has none".to_owned(),
         };

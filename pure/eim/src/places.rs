@@ -176,8 +176,9 @@ impl<'a, 't> Places<'a, 't> {
         }
         match self.shape(&place) {
             Shape::Number { bytes: bytes @ (4 | 8), float: false, .. } if place.bits.is_none() => {
-                self.counted.push((around.clone(), *at..at + bytes));
                 let from_pointer = i64::from(*at) - i64::from(key.1);
+                // By whatever way the field is reached.
+                self.counted.extend(place.keys.iter().map(|(around, at)| (around.clone(), *at..at + bytes)));
                 self.lengths.insert(key.clone(), Length::Field { from_pointer, bytes });
                 Ok(())
             }

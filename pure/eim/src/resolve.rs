@@ -389,6 +389,10 @@ impl Builder<'_, '_> {
                 format!("`{}` {why}, so programs cannot call it; grant a function that wraps it", symbol.text);
             return Err(Error::at(&symbol.span, message));
         }
+        let named = function.nonnull.iter().filter(|name| name.text != "return");
+        for name in named.chain(function.requires.iter().map(|(name, _)| name)) {
+            signature.parameter(name, &function.name.text)?;
+        }
         let (mut parameters, mut shown) = (vec![], vec![]);
         for index in 0..signature.parameters.len() {
             let (parameter, condition) = self.parameter(function, &signature, index)?;
@@ -421,19 +425,20 @@ impl Builder<'_, '_> {
         let (name, of) = &signature.parameters[index];
         let symbol = function.symbol();
         check_register(self.types, *of, &format!("parameter `{name}`"), symbol)?;
-        let wanted = |name: &Name| signature.parameter(name, &function.name.text).map(|at| at == index);
-        let mut nonnull = None;
-        for name in function.nonnull.iter().filter(|name| name.text != "return") {
-            if wanted(name)? {
-                nonnull = Some(name);
-            }
-        }
+        let nonnull = function.nonnull.iter().find(|wanted| wanted.text == *name);
         let shape = self.types.declared_shape(*of);
-        let mut range = None;
-        for (name, required) in &function.requires {
-            if wanted(name)? {
-                range = Some(within(required, shape)?);
+        let mut range: Option<RangeInclusive<i64>> = None;
+        for (_, required) in function.requires.iter().filter(|(wanted, _)| wanted.text == *name) {
+            let more = within(required, shape)?;
+            let all = match range {
+                Some(known) => *known.start().max(more.start())..=*known.end().min(more.end()),
+                None => more,
+            };
+            if all.is_empty() {
+                let message = format!("no value of `{name}` has all that is required; correct one of the conditions");
+                return Err(Error::at(&required.span, message));
             }
+            range = Some(all);
         }
         match (shape, nonnull) {
             (Shape::Pointer(to), _) => {
@@ -522,7 +527,7 @@ pub(crate) fn range_text(range: &RangeInclusive<i64>) -> String {
         (first, last) if first == last => first.to_string(),
         (i64::MIN, i64::MAX) => "any value".to_owned(),
         (i64::MIN, last) => format!("at most {last}"),
-        (first, i64::MAX | 0x7fff_ffff) => format!("at least {first}"),
+        (first, i64::MAX) => format!("at least {first}"),
         (first, last) => format!("{first}..{last}"),
     }
 }

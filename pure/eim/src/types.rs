@@ -386,29 +386,42 @@ impl<'t> Types<'t> {
                 Error::at(&wanted.span, format!("no type `{text}` in the program's types; {advice}"))
             })
         };
+        let unknown = || {
+            let message = "the program's types have no such type, so a prototype cannot name it; take types from a file that \
+                           declares the function";
+            Error::at(&wanted.span, message)
+        };
         let id = match &wanted.base {
-            CBase::Void | CBase::Function => 0,
+            CBase::Void => 0,
             CBase::Integer { bytes, signed } if wanted.pointers == 0 => {
                 return Ok(Declared::Integer { bytes: *bytes, signed: *signed });
             }
             CBase::Integer { bytes, signed } => {
-                let ints = self.btf.of_kind(kind::INT).map(|(id, _)| id);
-                let like = |id: &u32| matches!(self.shape(*id), Shape::Number { bytes: own, signed: sign, boolean: false, .. } if own == *bytes && sign == *signed);
-                ints.into_iter().find(like).unwrap_or(0)
+                let mut ints = self.btf.of_kind(kind::INT).map(|(id, _)| id);
+                let is_it = |id: &u32| match self.shape(*id) {
+                    Shape::Number { bytes: own, signed: sign, boolean, .. } => {
+                        own == *bytes && sign == *signed && !boolean
+                    }
+                    _ => false,
+                };
+                ints.find(is_it).ok_or_else(unknown)?
             }
-            CBase::Float(_) => 0,
+            CBase::Function => return Err(unknown()),
+            CBase::Float(_) if wanted.pointers == 0 => {
+                let message =
+                    "floating-point numbers are in registers that programs have not; choose another function";
+                return Err(Error::at(&wanted.span, message));
+            }
+            CBase::Float(_) => return Err(unknown()),
             CBase::Struct(text) => find(&[kind::STRUCT], text)?,
             CBase::Union(text) => find(&[kind::UNION], text)?,
             CBase::Enum(text) => find(&[kind::ENUM, kind::ENUM64], text)?,
             CBase::Named(text) => self.typedef(text, wanted)?,
         };
-        match (wanted.pointers, &wanted.base) {
-            (0, CBase::Float(_)) => {
-                Err(Error::at(&wanted.span, "floating-point numbers are in registers that programs have not"))
-            }
-            (0, _) => Ok(Declared::Type(id)),
-            (1, _) => Ok(Declared::Pointer(id)),
-            (_, _) => Ok(Declared::Pointer(0)),
+        match wanted.pointers {
+            0 => Ok(Declared::Type(id)),
+            1 => Ok(Declared::Pointer(id)),
+            _ => Err(unknown()),
         }
     }
 }

@@ -13,8 +13,8 @@ struct Type {
     words: Vec<u32>,
 }
 
-/// By tag, name, bytes and line: types of several units that are one.
-type Key<'d> = (DwTag, &'d [u8], u64, u64);
+/// By tag, name, bytes, file and line: types of several units that are one.
+type Key<'d> = (DwTag, &'d [u8], u64, Vec<u8>, u64);
 
 struct Converter<'u, 'd> {
     units: &'u Units<'d>,
@@ -111,7 +111,8 @@ impl<'d> Converter<'_, 'd> {
             }
         }
         let number = |of| die.attr_value(of).map(|value| value.and_then(|value| value.udata_value()).unwrap_or(0));
-        let key = (tag, name, number(DW_AT_byte_size)?, number(DW_AT_decl_line)?);
+        let file = self.units.file(unit, &die)?;
+        let key = (tag, name, number(DW_AT_byte_size)?, file, number(DW_AT_decl_line)?);
         if let Some(known) = self.same.get(&key).filter(|_| is_named) {
             self.known.insert(at, *known);
             return Ok(*known);

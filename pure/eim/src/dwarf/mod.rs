@@ -197,6 +197,19 @@ impl<'d> Units<'d> {
         self.dwarf.attr_string(unit, value).ok().map(|text| text.slice())
     }
 
+    /// The name of the file that declares something, without directories: units write those in several ways.
+    pub(crate) fn file(&self, unit: &Unit<Slice<'d>>, die: &Die<'_, 'd>) -> Result<Vec<u8>, gimli::Error> {
+        let number = match die.attr_value(DW_AT_decl_file)? {
+            Some(AttributeValue::FileIndex(number)) => Some(number),
+            other => other.and_then(|value| value.udata_value()),
+        };
+        let header = unit.line_program.as_ref().map(|program| program.header());
+        let entry = number.and_then(|number| header.and_then(|header| header.file(number)));
+        let Some(entry) = entry else { return Ok(vec![]) };
+        let path = self.dwarf.attr_string(unit, entry.path_name())?;
+        Ok(path.slice().rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec())
+    }
+
     pub(crate) fn dwarf(&self) -> &Dwarf<Slice<'d>> {
         &self.dwarf
     }

@@ -262,6 +262,10 @@ fn what_cannot_be_granted_is_refused_with_its_place() {
             "1:17: `request_t.tagged.number` shares its bytes with a pointer (a union), so it cannot be written; it can only \
              be read",
         ),
+        (
+            "length request_t.connection = 2; read request_t.connection",
+            "1:49: the elements behind `request_t.connection` hold pointers, which cannot be read as bytes",
+        ),
         ("write request_t.connection", "1:17: `request_t.connection` is a pointer, and only numbers can be written"),
         ("write request_t.kind", "1:17: `request_t.kind` is const in the program; it can only be read"),
         (
@@ -343,6 +347,28 @@ fn functions_and_entries_that_cannot_be_had_are_refused_with_their_place() {
             "1:46: 4294967296 is no value of its type, whose values are 0..4294967295; correct it",
         ),
         (
+            "prototype \"int main(int argc, char **argv)\"; require x in 1..2",
+            "1:67: `f` has no parameter `x`; it has argc, argv",
+        ),
+        (
+            "symbol request_find; require id > 5; require id < 3",
+            "1:62: no value of `id` has all that is required; correct one of the conditions",
+        ),
+        (
+            "prototype \"int strange(char **list)\"",
+            "1:37: the program's types have no such type, so a prototype cannot name it; take types from a file that declares \
+             the function",
+        ),
+        (
+            "prototype \"int six(int a, int b, int c, int d, int e, int f)\"",
+            "1:29: `six` has more than 5 parameters, so programs cannot call it; grant a function that wraps it",
+        ),
+        (
+            "symbol request_weight",
+            "1:21: parameter `by` of `request_weight` is a floating-point number, which is in no register that programs have; \
+             choose another function",
+        ),
+        (
             "symbol request_log",
             "1:21: `request_log` takes a variable number of arguments, so programs cannot call it; grant a function that \
              wraps it",
@@ -372,6 +398,19 @@ fn functions_and_entries_that_cannot_be_had_are_refused_with_their_place() {
         ),
         ("request_find; return 1 = skip 5", "1:34: the function returns a pointer; only 0 (null) can be its result"),
         ("request_refuse; return 1 = skip 5", "1:36: the function returns nothing; leave the number out"),
+        (
+            "request_weight",
+            "1:20: parameter `by` of `request_weight` is a floating-point number, which is in no register that programs have; \
+             choose another function",
+        ),
+        (
+            "request_log; return 2147483648 = skip",
+            "1:33: 2147483648 is not within the function's result, whose values are -2147483648..2147483647; correct it",
+        ),
+        (
+            "request_log; return 1 = skip 2147483648",
+            "1:33: 2147483648 is no value of the function's result, whose values are -2147483648..2147483647; correct it",
+        ),
         ("request_begin; nonnull q", "1:43: `e` has no parameter `q`; did you mean `r`?"),
     ];
     for (text, message) in cases {
@@ -404,6 +443,53 @@ fn classes_can_only_name_what_is_declared() {
     let all = with("class x { entry request; helpers map, bpf_probe_read_user }");
     let (_, limits) = grant_of(&all, "x", &btf());
     assert!(limits.helpers.contains(&ring3_uapi::helper::PROBE_READ_USER));
+}
+
+#[test]
+fn what_is_behind_an_argument_is_granted_by_name_only() {
+    let all = with(
+        "state why { length why = flags of entry request; read why of entry request }
+         class without { entry request }
+         class has { entry request; allow why }",
+    );
+    let (without, _) = grant_of(&all, "without", &btf());
+    let opaque = behind(&without, &without.arguments[2]);
+    assert_eq!((opaque.name.as_str(), &opaque.fields[..]), ("char", &[][..]));
+    assert_eq!(behind(&without, &without.arguments[0]).fields, []);
+    let (has, _) = grant_of(&all, "has", &btf());
+    let slice = HostValue::Slice { length_at: 8, length_bytes: 4, element_bytes: 1, write: false };
+    assert_eq!(has.arguments[2], slice);
+}
+
+#[test]
+fn conditions_of_one_parameter_hold_together() {
+    let all = with(
+        "function f { symbol request_find; require id >= 3; require id <= 9 }
+         class x { entry request; allow f }",
+    );
+    let (grant, _) = grant_of(&all, "x", &btf());
+    assert_eq!(grant.functions[0].parameters, [HostParameter::Number(3..=9)]);
+}
+
+#[test]
+fn lengths_cannot_be_written_by_another_way() {
+    let policy = |write: &str| {
+        let text = format!(
+            "state s {{ read header_t.value; length header_t.value.data = header_t.value.length }}
+             state w {{ write {write} }}
+             entry request {{ function request_begin }}
+             class x {{ entry request; allow s, w }}"
+        );
+        parse("x.eim", &text).expect("the text is right")
+    };
+    for write in
+        ["text_t.length", "header_t.value.length", "request_t.inline_headers[1].value.length", "request_t.uri.length"]
+    {
+        let policy = policy(write);
+        let class = policy.class("x").expect("the class");
+        let errors = resolve(&policy, class, &btf()).map(|_| ()).expect_err(write);
+        assert!(errors[0].message.contains("is the length of what a pointer leads to"), "{write}: {errors:?}");
+    }
 }
 
 #[test]

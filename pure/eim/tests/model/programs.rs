@@ -129,6 +129,58 @@ fn functions_that_the_compiler_has_changed_are_refused() {
 }
 
 #[test]
+fn functions_that_are_called_have_their_parameters_in_place() {
+    let call = with("function f { symbol request_narrow }\nclass x { entry request; allow f }");
+    assert_eq!(check(&["gcc", "-g", "-O0"], &call, "x"), Vec::<String>::new());
+    let moved = check(&["clang", "-g", "-O2"], &call, "x");
+    assert!(
+        moved[0].starts_with("more.eim:1:21: parameter `unused` of `request_narrow` was optimised out"),
+        "{moved:?}"
+    );
+    let copied = check(&["gcc", "-g", "-O2"], &call, "x");
+    assert!(copied[0].starts_with("more.eim:1:21: the compiler has made another function"), "{copied:?}");
+}
+
+#[test]
+fn names_that_mean_several_things_are_refused() {
+    let scratch = Scratch::new();
+    let text = |path: &std::path::PathBuf| path.to_str().expect("text").to_owned();
+    let (one, other, program) = (scratch.path("one.c"), scratch.path("other.c"), scratch.path("program"));
+    // The structures have the same name, size and line.
+    let rest = "static volatile long value;
+        __attribute__((noinline, noipa)) static long act(struct work *w) { return w->a + value; }";
+    let first = format!("struct work {{ long a, b; }};\n{rest}\nlong use(struct work *w) {{ return act(w); }}");
+    let second = format!(
+        "struct work {{ long b, a; }};\n{rest}\nlong use(void *);\n
+         int main(void) {{ struct work w = {{ 0 }}; return act(&w) + use(&w); }}"
+    );
+    std::fs::write(&one, first).expect("the directory takes files");
+    std::fs::write(&other, second).expect("the directory takes files");
+    run(&["gcc", "-g", "-O1", &text(&one), &text(&other), "-o", &text(&program)]);
+    let bytes = std::fs::read(program).expect("the program");
+    let policy =
+        "state a { read work.a }\nstate b { read global value }\nfunction f { symbol act }\nentry e { function act }
+entry u { function use }\nclass x { entry u; allow a }\nclass y { entry u; allow b, f }\nclass z { entry e }";
+    let policy = ring3_eim::parse("x.eim", policy).unwrap_or_else(|errors| panic!("{}", errors[0]));
+    let binary = Binary::read(("program", &bytes), None, &policy).unwrap_or_else(|error| panic!("{error}"));
+    let errors = resolve_all(&policy, policy.class("x").expect("the class"), &binary.types).expect_err("two types");
+    assert_eq!(
+        first_lines(&errors),
+        ["x.eim:1:16: the program has 2 different types `work`; take the types from a file that has one of them"]
+    );
+    let several = |class: &str| first_lines(&binary.check(&policy, policy.class(class).expect("the class")));
+    let message = |what: &str| {
+        format!(
+            "program has 2 {what}, and none is known outside of its source file; give the one that is meant another name, or \
+             make it global"
+        )
+    };
+    let (of_functions, of_variables) = (message("functions `act`"), message("variables `value`"));
+    assert_eq!(several("y"), [format!("x.eim:2:23: {of_variables}"), format!("x.eim:3:21: {of_functions}")]);
+    assert_eq!(several("z"), [format!("x.eim:4:20: {of_functions}")]);
+}
+
+#[test]
 fn symbols_that_cannot_be_used_are_refused() {
     let variable =
         |name: &str| with(&format!("state s {{ read global {name} }}\nclass x {{ entry request; allow s }}"));
