@@ -109,6 +109,15 @@ __attribute__((noinline)) double request_weight(request_t *r, double by)
 }
 #endif
 
+#ifndef __bpf__
+/* Its parameters are in other registers than those of all others. */
+__attribute__((noinline, ms_abi)) long request_foreign(request_t *r, long by)
+{
+    load += by;
+    return r->status + by;
+}
+#endif
+
 /* Inlined in every call. */
 static inline __attribute__((always_inline)) long request_quick(request_t *r)
 {
@@ -144,6 +153,6 @@ int main(int argc, char **argv)
     request_log(&r, "%d", argc);
     sum += request_find(argc) != NULL;
     sum += request_narrow(&r, 5, sum) + request_narrow(&r, 6, argc) + (long)request_weight(&r, sum);
-    return sum + version + listener.fd == 7;
+    return sum + request_foreign(&r, argc) + version + listener.fd == 7;
 }
 #endif

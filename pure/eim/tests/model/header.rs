@@ -81,6 +81,15 @@ fn a_header_has_nothing_that_a_class_has_not() {
 }
 
 #[test]
+fn bits_in_bytes_that_are_not_granted_are_hidden() {
+    let all = with("state k { read request_t.keepalive }\nclass k { entry request; allow k }");
+    let text =
+        header(&all, all.class("k").expect("the class"), &btf()).unwrap_or_else(|errors| panic!("{}", errors[0]));
+    types_of(&text, "struct request_s request;");
+    assert!(text.contains("unsigned int keepalive : 1;") && !text.contains("version"), "{text}");
+}
+
+#[test]
 fn structures_without_alignment_keep_their_places() {
     let scratch = Scratch::new();
     let source = scratch.path("packed.c");

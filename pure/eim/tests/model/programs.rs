@@ -129,6 +129,18 @@ fn functions_that_the_compiler_has_changed_are_refused() {
 }
 
 #[test]
+fn parameters_in_other_registers_are_refused() {
+    let all = with("entry e { function request_foreign }\nclass x { entry e }");
+    for compiler in ["gcc", "clang"] {
+        let found = check(&[compiler, "-g", "-O2"], &all, "x");
+        assert!(
+            found[0].starts_with("more.eim:1:20: parameter `r` of `request_foreign` was optimised out or moved"),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
 fn functions_that_are_called_have_their_parameters_in_place() {
     let call = with("function f { symbol request_narrow }\nclass x { entry request; allow f }");
     assert_eq!(check(&["gcc", "-g", "-O0"], &call, "x"), Vec::<String>::new());
