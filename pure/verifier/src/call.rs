@@ -48,7 +48,8 @@ impl Explorer<'_> {
         let read = self.read(register)?;
         let number = read.number.value().filter(|_| read.is_scalar()).and_then(|number| u32::try_from(number).ok());
         self.decides(&[register]);
-        let Some(id) = number.filter(|id| *id < helper::KFUNC_FIRST && !calls_back(*id)) else {
+        let function = number.and_then(|number| self.function_numbered(number));
+        let Some(id) = function.or(number.filter(|id| *id < helper::KFUNC_FIRST && !calls_back(*id))) else {
             return refuse(Errno::EINVAL, format!("R{register} is not the number of one helper without callbacks"));
         };
         if *self.found.called.entry(self.at).or_insert(id) != id {

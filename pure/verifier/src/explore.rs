@@ -133,7 +133,7 @@ impl<'a> Explorer<'a> {
             loads: &named.loads,
             constants: HashMap::new(),
             names: vec![],
-            state: State::at_entry(input.policy.memory),
+            state: State::at_entry(input.policy.memory, input.policy.memory_writes),
             path: Path::new(&work),
             at: 0,
             found,

@@ -44,6 +44,10 @@ struct Arguments {
 
 impl Explorer<'_> {
     pub(crate) fn call_helper(&mut self, id: u32) -> Result<Next, Refusal> {
+        if let Some(function) = self.function(id) {
+            self.found.helpers.push(id);
+            return self.call_function(function);
+        }
         let prototype = self.callable(id)?;
         self.found.helpers.push(id);
         let mut arguments = Arguments::default();

@@ -34,6 +34,7 @@ mod policy;
 mod prototype;
 mod prototypes;
 mod scalar;
+mod signature;
 mod stack;
 mod state;
 mod tnum;
@@ -59,6 +60,7 @@ pub use objects::{KernelFunctions, KernelTypes};
 pub use policy::{Content, Context, Field, PROCESSED_MAX, Policy, Sizes, context};
 pub use prototype::{Arg, DynptrUse, IteratorUse, Prototype, Return};
 pub use prototypes::{prototype, prototype_for, prototypes};
+pub use signature::{FUNCTION_FIRST, PARAMETERS_MAX, Parameter, Returned, Signature, Use};
 
 /// Instructions of a program at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const INSNS_MAX: usize = 1_000_000;

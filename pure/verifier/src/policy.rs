@@ -12,6 +12,7 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 use crate::host::{Grant, HostValue};
 use crate::objects::KernelTypes;
 use crate::prototypes;
+use crate::signature::Signature;
 
 /// Instructions that may be processed at most (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const PROCESSED_MAX: u64 = 1_000_000;
@@ -127,8 +128,12 @@ pub struct Policy {
     /// A path may also end where an address was spilled into what was seen to hold any bytes: read there it is a number, and
     /// whatever number it is, it was seen. The kernel does so for those who may learn addresses (`allow_uninit_stack`).
     pub addresses_as_numbers: bool,
-    /// r1 leads to this many bytes of memory that may be written, instead of a context, and r2 is their number.
+    /// r1 leads to this many bytes of memory instead of a context, and r2 is their number.
     pub memory: Option<u32>,
+    /// The memory of `memory` may be written.
+    pub memory_writes: bool,
+    /// Functions of the application that runs the program; calls name them by their place ([`crate::FUNCTION_FIRST`]).
+    pub functions: Vec<Signature>,
     /// What RFC 9669 defines and the kernel refuses is allowed: division by a constant 0, shifts by constants that are too
     /// large, `callx`.
     pub rfc9669: bool,
@@ -161,6 +166,8 @@ impl Policy {
             walks_all: false,
             addresses_as_numbers: true,
             memory: None,
+            memory_writes: true,
+            functions: vec![],
             rfc9669: false,
         }
     }

@@ -332,12 +332,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn at_entry(memory: Option<u32>) -> State {
+    pub(crate) fn at_entry(memory: Option<u32>, write: bool) -> State {
         let mut frame = Frame::new(0, 0, 0, &Rc::default());
         frame.registers[1] = match memory {
             None => Register::pointer(Kind::Context),
             Some(0) => Register::constant(0),
-            Some(bytes) => Register::pointer(Kind::Memory { bytes, write: true, record: false }),
+            Some(bytes) => Register::pointer(Kind::Memory { bytes, write, record: false }),
         };
         if let Some(bytes) = memory {
             frame.registers[2] = Register::constant(u64::from(bytes));
