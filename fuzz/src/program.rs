@@ -98,7 +98,7 @@ pub(crate) fn run(input: &[u8]) {
         }
     }
     for blinding in [None, Some(seed)] {
-        let Ok(code) = compile(&verified, &Options { blinding, fuel: None }) else { continue };
+        let Ok(code) = compile(&verified, &Options { blinding, rounds: None }) else { continue };
         check_code(&code.bytes, &code.functions);
     }
 }

@@ -211,7 +211,7 @@ fn constants_that_are_hidden_are_not_in_the_code() {
     let (program, mut runner) = (titled.verified(), Runner::new(1).expect("this machine runs programs"));
     for compile in raw_case::compilers() {
         let mut codes = vec![];
-        for options in raw_case::BLINDING.into_iter().chain([Options { blinding: Some(1), fuel: None }]) {
+        for options in raw_case::BLINDING.into_iter().chain([Options { blinding: Some(1), rounds: None }]) {
             let code = compile(&program, &options).expect("compiles").bytes;
             let has = |chosen: &u32| code.windows(4).any(|bytes| bytes == chosen.to_le_bytes());
             // (What a compiler reckons out is not there either.)

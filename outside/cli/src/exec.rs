@@ -157,7 +157,7 @@ fn execute(subject: &Subject, wanted: &Execute, memory: &mut [u8], repeat: u32) 
             let maps = subject.object.as_ref().map_or(&[][..], |object| &object.maps);
             maps.iter().try_for_each(|map| add_map(&mut runner, map))?;
             let program = subject.verify(bytes, |shape| runner.maps()[shape.slot as usize].shape(shape))?;
-            let options = Options { blinding: wanted.harden.then(fresh_nonce), fuel: None };
+            let options = Options { blinding: wanted.harden.then(fresh_nonce), ..Options::default() };
             let code = match wanted.engine {
                 Engine::Llvm => ring3_llvm::compile(&program, &options),
                 _ => ring3_jit::compile(&program, &options),

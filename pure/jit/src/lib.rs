@@ -39,8 +39,9 @@ pub struct Options {
     /// A secret number if the program's constants are not to stand in the code as they are: nobody is to choose, by writing a
     /// program, what bytes can be executed. As kernel/bpf/core.c:bpf_jit_blind_constants has it, offsets stay.
     pub blinding: Option<u64>,
-    /// Jumps back that a run may make, if they are counted (`Verified::needs_fuel`); `None`: [`FUEL`].
-    pub fuel: Option<i64>,
+    /// Rounds through all loops of one run, at most [`FUEL`]: then the run ends with 0. Also those are counted of which the
+    /// verifier knows that they end. `None`: [`FUEL`] rounds, counted only where the verifier has not seen all of them.
+    pub rounds: Option<u32>,
 }
 
 /// What code refers to.

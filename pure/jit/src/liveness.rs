@@ -26,8 +26,8 @@ impl Takes {
     }
 }
 
-/// What each subprogram takes.
-pub(crate) fn takes(program: &Verified) -> Vec<Takes> {
+/// What each subprogram takes; all that count rounds need the environment.
+pub(crate) fn takes(program: &Verified, counts_rounds: bool) -> Vec<Takes> {
     let ops: Vec<Option<Op>> = (0..program.insns().len())
         .map(|at| if program.is_live(at) { op(program.insns(), at).ok() } else { None })
         .collect();
@@ -48,7 +48,7 @@ pub(crate) fn takes(program: &Verified) -> Vec<Takes> {
             let callee = |target: usize| index_of(target).map_or(ARGUMENTS, |index| before[index].mask());
             let live = live_before(&ops, subprogram.start..subprogram.end, callee);
             all[index].arguments = live[0] & ARGUMENTS;
-            all[index].env |= program.needs_fuel()
+            all[index].env |= counts_rounds
                 || (subprogram.start..subprogram.end).any(|at| match ops[at] {
                     Some(Op::Call(Call::Local(target))) => {
                         index_of(target).is_none_or(|callee| before[callee].takes_env())

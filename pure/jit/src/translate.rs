@@ -39,6 +39,12 @@ pub enum Part {
     Entry,
 }
 
+/// Rounds that a run has; `None`: nobody counts them.
+fn rounds(program: &Verified, options: &Options) -> Option<i64> {
+    let rounds = options.rounds.map(|rounds| i64::from(rounds).min(FUEL));
+    rounds.or(program.needs_fuel().then_some(FUEL))
+}
+
 /// A program on its way to code.
 pub struct Translation<'a> {
     program: &'a Verified,
@@ -49,7 +55,7 @@ pub struct Translation<'a> {
 impl<'a> Translation<'a> {
     /// Of this program.
     pub fn new(program: &'a Verified, options: &Options) -> Translation<'a> {
-        Translation { program, takes: takes(program), options: *options }
+        Translation { program, takes: takes(program, rounds(program, options).is_some()), options: *options }
     }
 
     /// The functions that there are to be, in the order in which they are to lie.
@@ -83,9 +89,20 @@ impl<'a> Translation<'a> {
         let frame = if has_stack { emitter.stack(bytes) } else { emitter.constant(Size::Dw, 0) };
         let (is_main, blocks) = (index == 0, BTreeMap::new());
         let masks = self.options.blinding.map(|seed| Masks(seed.wrapping_add(index as u64)));
-        let (fuel, ended) = (self.options.fuel.unwrap_or(FUEL), false);
-        let mut translator =
-            Translator { program, takes, emitter, frame, has_stack, is_main, blocks, masks, fuel, known, ended };
+        let rounds = rounds(program, &self.options);
+        let mut translator = Translator {
+            program,
+            takes,
+            emitter,
+            frame,
+            has_stack,
+            is_main,
+            blocks,
+            masks,
+            rounds,
+            known,
+            ended: false,
+        };
         translator.make_blocks(subprogram.start, subprogram.end);
         translator.enter(index, subprogram, &arguments);
         let mut at = subprogram.start;
@@ -115,8 +132,8 @@ struct Translator<'a, E: Emitter> {
     blocks: BTreeMap<usize, E::Block>,
     /// What constants of the program are hidden by.
     masks: Option<Masks>,
-    /// Jumps back that a run may make.
-    fuel: i64,
+    /// What the run's fuel is, if it has any.
+    rounds: Option<i64>,
     /// Which registers have been given which number, in the current block.
     known: [Option<i32>; VARIABLES],
     /// The current block has its jump or return.
@@ -247,8 +264,8 @@ impl<E: Emitter> Translator<'_, E> {
             let length = self.constant(i64::from(bytes));
             self.set(2, length);
         }
-        if index == 0 && self.program.needs_fuel() {
-            let fuel = self.constant(self.fuel);
+        if let Some(rounds) = self.rounds.filter(|_| index == 0) {
+            let fuel = self.constant(rounds);
             self.emitter.store(Size::Dw, fuel, env, FUEL_OFFSET);
         }
         let first = self.blocks[&subprogram.start];
@@ -514,7 +531,7 @@ impl<E: Emitter> Translator<'_, E> {
     fn may_goto(&mut self, at: usize, target: usize) {
         let env = self.emitter.get(ENV);
         let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
-        let little = self.compare_with(Cond::Slt, fuel, Size::Dw, self.fuel / 2);
+        let little = self.compare_with(Cond::Slt, fuel, Size::Dw, self.rounds.unwrap_or(FUEL) / 2);
         let (out, on) = (self.blocks[&target], self.blocks[&(at + 1)]);
         self.emitter.branch(little, out, on);
         self.ended = true;
@@ -522,7 +539,7 @@ impl<E: Emitter> Translator<'_, E> {
 
     /// Before a jump back: one unit of fuel, or the end.
     fn burn(&mut self) {
-        if !self.program.needs_fuel() {
+        if self.rounds.is_none() {
             return;
         }
         let env = self.emitter.get(ENV);
@@ -587,7 +604,7 @@ impl<E: Emitter> Translator<'_, E> {
                     arguments.push(self.emitter.get(ENV));
                 }
                 let result = self.emitter.call(External::Subprogram(index), &arguments);
-                if self.program.needs_fuel() {
+                if self.rounds.is_some() {
                     // What ran dry did not return what the verifier knows it returns.
                     let env = self.emitter.get(ENV);
                     let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);

@@ -49,7 +49,7 @@ pub(crate) fn compilers() -> Vec<Compile> {
 
 /// With the program's constants as they are, and hidden.
 pub(crate) const BLINDING: [Options; 2] =
-    [Options { blinding: None, fuel: None }, Options { blinding: Some(0x72_696e_6733), fuel: None }];
+    [Options { blinding: None, rounds: None }, Options { blinding: Some(0x72_696e_6733), rounds: None }];
 
 /// The only helper that the interpreter's programs call.
 struct Clock;

@@ -80,20 +80,13 @@ impl ExtensionClass {
         id != TAIL_CALL && (always.contains(&id) || self.helpers.contains(&id))
     }
 
-    /// How often a run may jump back, so that it takes no more instructions than the class allows. A program that need not be
-    /// counted takes at most as many as the verifier went through.
-    pub(crate) fn fuel(&self, verified: &Verified) -> Result<i64, String> {
+    /// How many rounds through loops a run may make, so that it takes no more instructions than the class allows; `None`: it takes
+    /// no more anyway, because the verifier has followed all of them.
+    pub(crate) fn rounds(&self, verified: &Verified) -> Option<u32> {
         let (all, processed) = (verified.insns().len() as u64, verified.statistics().processed);
-        if verified.needs_fuel() {
-            return Ok(i64::try_from(self.insns_max / all.max(1)).unwrap_or(i64::MAX).max(1));
-        }
-        if processed > self.insns_max {
-            return Err(format!(
-                "a run may take {processed} instructions, and class {} allows {}",
-                self.name, self.insns_max
-            ));
-        }
-        Ok(i64::MAX)
+        let is_proved = !verified.needs_fuel() && processed <= self.insns_max;
+        let rounds = u32::try_from(self.insns_max / all.max(1)).unwrap_or(u32::MAX).max(1);
+        (!is_proved).then_some(rounds)
     }
 
     /// Whether a program of the class may be attached there.
