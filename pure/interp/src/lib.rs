@@ -1,7 +1,7 @@
 //! The reference interpreter: small, obviously right, the oracle for the compiler.
 //!
-//! Runs: in tests.
-//! May touch: the memory that it is given, through checks.
+//! Runs: in tests, and in applications that want no code to be made.
+//! May touch: the memory that it is given, through checks ([`Space`]).
 //! Never: shares code with the compiler.
 //! Start reading at: `run`; `shadow` runs what no verifier has seen and says what is wrong with it.
 #![forbid(unsafe_code)]
@@ -12,6 +12,7 @@ pub mod shadow;
 use std::fmt;
 
 use ring3_isa::{AtomicOp, Call, Immediate, Op, Operand, Size, Width, op};
+use ring3_uapi::{Errno, helper};
 use ring3_verifier::Verified;
 
 use arithmetic::{alu, atomic, cut, extend, holds, swap};
@@ -20,6 +21,8 @@ use arithmetic::{alu, atomic, cut, extend, holds, swap};
 pub const STACK_TOP: u64 = 0x7000_0000_0000;
 /// Bytes of a frame.
 pub const FRAME_BYTES: u64 = 512;
+/// Frames of a run at most (`MAX_CALL_FRAMES`).
+pub const FRAMES_MAX: u64 = 8;
 
 /// Rounds of one run that `may_goto` allows (`BPF_MAX_LOOPS`).
 const ROUNDS_MAX: u64 = 8 << 20;
@@ -46,12 +49,28 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What programs live in: helpers and maps.
-pub trait Host {
+/// What programs live in: helpers and maps, and memory of this kind.
+pub trait Host<M = Memory> {
     /// Calls a helper.
-    fn call(&mut self, helper: u32, arguments: [u64; 5], memory: &mut Memory) -> Result<u64, Fault>;
+    fn call(&mut self, helper: u32, arguments: [u64; 5], memory: &mut M) -> Result<u64, Fault>;
     /// Address of a map (`None`) or of its value at an offset.
     fn map(&self, slot: u32, offset: Option<u32>) -> u64;
+}
+
+/// What programs read and write. Addresses that it does not know are `None`.
+pub trait Space {
+    /// Room for a run's stack, of so many bytes: the address behind it.
+    fn stack(&mut self, bytes: u64) -> u64;
+    /// Reads a little-endian number of 1, 2, 4 or 8 bytes.
+    fn load(&mut self, address: u64, bytes: u8) -> Option<u64>;
+    /// Writes a little-endian number.
+    fn store(&mut self, address: u64, bytes: u8, value: u64) -> Option<()>;
+    /// Replaces a number by what `change` makes of it, in one step for other threads; what was there.
+    fn change(&mut self, address: u64, bytes: u8, change: &dyn Fn(u64) -> u64) -> Option<u64> {
+        let old = self.load(address, bytes)?;
+        self.store(address, bytes, change(old))?;
+        Some(old)
+    }
 }
 
 /// Named regions; anything else faults.
@@ -77,46 +96,75 @@ impl Memory {
             region.get_mut(offset..offset.checked_add(bytes)?)
         })
     }
+}
 
-    /// Reads a little-endian number.
-    pub fn load(&mut self, address: u64, bytes: u8) -> Option<u64> {
+impl Space for Memory {
+    fn stack(&mut self, bytes: u64) -> u64 {
+        self.add(STACK_TOP - bytes, vec![0; bytes as usize]);
+        STACK_TOP
+    }
+
+    fn load(&mut self, address: u64, bytes: u8) -> Option<u64> {
         let mut word = [0; 8];
         word[..usize::from(bytes)].copy_from_slice(self.at(address, usize::from(bytes))?);
         Some(u64::from_le_bytes(word))
     }
 
-    /// Writes a little-endian number.
-    pub fn store(&mut self, address: u64, bytes: u8, value: u64) -> Option<()> {
+    fn store(&mut self, address: u64, bytes: u8, value: u64) -> Option<()> {
         self.at(address, usize::from(bytes))?.copy_from_slice(&value.to_le_bytes()[..usize::from(bytes)]);
         Some(())
     }
 }
 
-struct Machine<'a, H> {
+struct Machine<'a, M, H> {
     program: &'a Verified,
-    memory: &'a mut Memory,
+    ops: &'a [Option<Op>],
+    memory: &'a mut M,
     host: &'a mut H,
     fuel: u64,
     /// How often `may_goto` went on.
     rounds: u64,
 }
 
+/// The operations of a program by instruction, `None` for second halves: what [`run_decoded`] wants.
+pub fn decoded(program: &Verified) -> Vec<Option<Op>> {
+    let insns = program.insns();
+    let mut ops = vec![None; insns.len()];
+    let mut at = 0;
+    while at < insns.len() {
+        ops[at] = op(insns, at).ok();
+        at += if insns[at].is_wide() { 2 } else { 1 };
+    }
+    ops
+}
+
 /// Runs a program with `r1 = context`; the result is r0. The stack is added to `memory`.
-pub fn run<H: Host>(
+pub fn run<M: Space, H: Host<M>>(
     program: &Verified,
     context: u64,
-    memory: &mut Memory,
+    memory: &mut M,
     host: &mut H,
     fuel: u64,
 ) -> Result<u64, Fault> {
-    const FRAMES: u64 = 8;
-    memory.add(STACK_TOP - FRAMES * FRAME_BYTES, vec![0; (FRAMES * FRAME_BYTES) as usize]);
-    let mut machine = Machine { program, memory, host, fuel, rounds: 0 };
-    let length = program.memory_bytes().unwrap_or(0);
-    machine.call(0, [context, u64::from(length), 0, 0, 0], STACK_TOP)
+    run_decoded(program, &decoded(program), context, memory, host, fuel)
 }
 
-impl<H: Host> Machine<'_, H> {
+/// The same with the program's [`decoded`] operations: for programs that run often.
+pub fn run_decoded<M: Space, H: Host<M>>(
+    program: &Verified,
+    ops: &[Option<Op>],
+    context: u64,
+    memory: &mut M,
+    host: &mut H,
+    fuel: u64,
+) -> Result<u64, Fault> {
+    let stack = memory.stack(FRAMES_MAX * FRAME_BYTES);
+    let mut machine = Machine { program, ops, memory, host, fuel, rounds: 0 };
+    let length = program.memory_bytes().unwrap_or(0);
+    machine.call(0, [context, u64::from(length), 0, 0, 0], stack)
+}
+
+impl<M: Space, H: Host<M>> Machine<'_, M, H> {
     fn call(&mut self, start: usize, arguments: [u64; 5], stack: u64) -> Result<u64, Fault> {
         let mut r = [0u64; 11];
         r[1..6].copy_from_slice(&arguments);
@@ -124,8 +172,7 @@ impl<H: Host> Machine<'_, H> {
         let mut at = start;
         loop {
             self.fuel = self.fuel.checked_sub(1).ok_or(Fault::OutOfFuel)?;
-            let decoded = op(self.program.insns(), at).expect("verified");
-            let wide = self.program.insns()[at].is_wide();
+            let decoded = self.ops[at].expect("verified");
             match decoded {
                 Op::Exit => return Ok(r[0]),
                 Op::Ja(target) => {
@@ -147,22 +194,45 @@ impl<H: Host> Machine<'_, H> {
                 Op::Call(call) => {
                     let arguments = [r[1], r[2], r[3], r[4], r[5]];
                     r[0] = match call {
+                        Call::Helper(helper::LOOP) => self.rounds_of(arguments, stack - FRAME_BYTES)?,
                         Call::Helper(id) | Call::Kfunc(id) => self.host.call(id, arguments, self.memory)?,
                         Call::Local(target) => self.call(target, arguments, stack - FRAME_BYTES)?,
                         Call::Register(_) => unreachable!("the verifier has put the helper's number there"),
                     };
                 }
-                Op::LoadImm64 { dst, value } => r[dst as usize] = self.immediate(at, value),
+                Op::LoadImm64 { dst, value } => {
+                    r[dst as usize] = self.immediate(at, value);
+                    at += 1;
+                }
                 other => self.simple(at, other, &mut r)?,
             }
-            at += if wide { 2 } else { 1 };
+            at += 1;
         }
+    }
+
+    /// `bpf_loop`: the callback is the index of its first instruction.
+    /// Mirrors kernel/bpf/bpf_iter.c:bpf_loop.
+    fn rounds_of(&mut self, [rounds, callback, data, flags, _]: [u64; 5], stack: u64) -> Result<u64, Fault> {
+        let rounds = u64::from(rounds as u32);
+        if flags != 0 {
+            return Ok(Errno::EINVAL.negated() as u64);
+        }
+        if rounds > ROUNDS_MAX {
+            return Ok(u64::from(Errno::E2BIG.negated() as u32));
+        }
+        for round in 0..rounds {
+            if self.call(callback as usize, [round, data, 0, 0, 0], stack)? != 0 {
+                return Ok(round + 1);
+            }
+        }
+        Ok(rounds)
     }
 
     fn immediate(&self, at: usize, value: Immediate) -> u64 {
         match (self.program.map_at(at), value) {
             (Some((map, offset)), _) => self.host.map(map.slot, offset),
             (None, Immediate::Value(value)) => value,
+            (None, Immediate::Func(target)) => target as u64,
             (None, _) => 0,
         }
     }
@@ -211,10 +281,9 @@ impl<H: Host> Machine<'_, H> {
         r: &mut [u64; 11],
     ) -> Result<(), Fault> {
         let width = if size == Size::Dw { Width::W64 } else { Width::W32 };
-        let old = self.load(insn, address, size)?;
-        let operand = cut(width, r[src as usize]);
-        let new = atomic(op, old, operand, cut(width, r[0]));
-        self.store(insn, address, size, new)?;
+        let (operand, expected) = (cut(width, r[src as usize]), cut(width, r[0]));
+        let change = |old| atomic(op, old, operand, expected);
+        let old = self.memory.change(address, size.bytes(), &change).ok_or(Fault::Memory { insn, address })?;
         if op == AtomicOp::Cmpxchg {
             r[0] = old;
         } else if fetch {

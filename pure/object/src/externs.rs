@@ -60,6 +60,8 @@ pub(crate) enum Resolved {
     Function(u32),
     /// A function of an extension's host, or of the agent, by number.
     HostFunction(u32),
+    /// A function that calls name by this number.
+    Number(u32),
     /// No such function. The number is libbpf's of the extern.
     NoFunction(u32),
 }
@@ -191,6 +193,9 @@ impl Extern<'_> {
         if !function && types.plain(of) == 0 {
             let address = settings.symbols.get(self.name).copied();
             return Ok(address.or(self.weak.then_some(0)).map(Resolved::Address));
+        }
+        if let Some(number) = settings.functions.get(self.name).filter(|_| function) {
+            return Ok(Some(Resolved::Number(*number)));
         }
         let there = kernel.symbol(essential(self.name.as_bytes()), function);
         let Some(there) = there else {

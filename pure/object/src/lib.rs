@@ -45,6 +45,11 @@ pub struct Settings {
     pub symbols: BTreeMap<String, u64>,
     /// The program extends another one, whose symbols `.ksyms` names.
     pub host: Option<HostSymbols>,
+    /// Functions that are no kernel's, for typed `.ksyms`: the number that calls name them by, as if they were helpers.
+    pub functions: BTreeMap<String, u32>,
+    /// If there are only functions in `.text`, those that are global are programs, as in objects for other virtual machines than the
+    /// kernel's.
+    pub text_programs: bool,
 }
 
 /// The symbols of the host of an extension. Instructions name them by their index: calls have
@@ -188,7 +193,7 @@ impl Object {
             relocate::apply(&mut functions, &file, &extended, types, kernel)?;
         }
         functions.refer(&file, &maps, &resolved)?;
-        let programs = functions.programs(&file, &extended, kernel)?;
+        let programs = functions.programs(&file, &extended, kernel, settings.text_programs)?;
         Ok(Object { license, maps: maps.defs, programs, btf: fixed })
     }
 }

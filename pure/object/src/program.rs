@@ -36,6 +36,8 @@ pub(crate) struct Function<'d> {
     /// The section, and its first instruction there.
     pub(crate) section: usize,
     pub(crate) start: usize,
+    /// Other files may call it.
+    global: bool,
     pub(crate) insns: Vec<Insn>,
     /// What calls and addresses of functions go to: section and instruction there.
     targets: BTreeMap<usize, (usize, usize)>,
@@ -88,7 +90,8 @@ impl<'d> Functions<'d> {
                 }
                 let insns = ring3_isa::decode(bytes).filter(|insns| insns.len() <= INSNS_MAX).ok_or_else(damaged)?;
                 let start = (symbol.value / INSN_BYTES) as usize;
-                all.push(Function { name: symbol.name, section: index, start, insns, targets: BTreeMap::new() });
+                let (name, global) = (symbol.name, symbol.binding != STB_LOCAL);
+                all.push(Function { name, section: index, start, global, insns, targets: BTreeMap::new() });
             }
         }
         // Symbols of functions cannot be other functions' parts, or all could be one another's many times.
@@ -138,12 +141,14 @@ impl<'d> Functions<'d> {
         file: &File<'_>,
         extended: &Extended,
         kernel: &Kernel,
+        text_programs: bool,
     ) -> Result<Vec<Program>, Error> {
         let only_subprograms = self.all.iter().all(|function| Some(function.section) == self.subprograms);
         let (mut programs, mut all_records) = (vec![], 0);
         for (index, function) in self.all.iter().enumerate() {
             // A lone function of `.text` is a program (libbpf: prog_is_subprog).
-            if Some(function.section) == self.subprograms && !(only_subprograms && self.all.len() == 1) {
+            let is_program = self.all.len() == 1 || text_programs && function.global;
+            if Some(function.section) == self.subprograms && !(only_subprograms && is_program) {
                 continue;
             }
             let section = file.sections.get(function.section).map_or("", |section| section.name);
@@ -295,6 +300,9 @@ fn refer_extern(code: &mut [Insn], resolved: Resolved, maps: &Maps) -> Option<()
             write(code, BPF_PSEUDO_KFUNC_CALL, number, None);
             code[0].off = HOST_MARK;
         }
+        Resolved::Number(number) if call => code[0] = Insn::new(BPF_CALL, 0, 0, 0, number as i32),
+        // (Programs ask whether it is there.)
+        Resolved::Number(_) => write(code, 0, 1, Some(0)),
         Resolved::NoFunction(number) if call => {
             code[0] = Insn::new(BPF_CALL, 0, 0, 0, (POISONED_EXTERN + number) as i32);
         }
