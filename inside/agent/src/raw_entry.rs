@@ -2,14 +2,15 @@
 
 use core::arch::{asm, naked_asm};
 use core::mem::offset_of;
+use core::sync::atomic::AtomicU64;
 
-use ring3_layout::control::{ControlHeader, Hook, TestRun};
+use ring3_layout::control::{Called, ControlHeader, Hook, TestRun};
 use ring3_layout::frame::{self, AgentStackFrame};
 use ring3_layout::region::{CONTROL_OFFSET, LAST_STACK_OFFSET, STATE_OFFSET};
 use ring3_layout::syscall::AGENT_STACK_BYTES;
 use ring3_layout::thread::StateHeader;
 use ring3_runtime::raw_system::image_base;
-use ring3_runtime::{raw_budget, raw_dispatch, raw_thread};
+use ring3_runtime::{raw_budget, raw_call, raw_dispatch, raw_thread};
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_registers::{asm_on_registers, load_arguments, store_arguments, store_kept};
@@ -156,6 +157,14 @@ unsafe extern "C" fn ring3_find_agent_stack() {
 unsafe extern "sysv64" fn ring3_test_run(test: *mut TestRun) -> u64 {
     // SAFETY: the caller's promise.
     u64::from(unsafe { raw_dispatch::test_run(image_base(), test) })
+}
+
+/// # Safety
+/// As `raw_call::call`.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_call(context: u64, slot: &AtomicU64) -> Called {
+    // SAFETY: the caller's promise.
+    unsafe { raw_call::call(image_base(), context, slot) }
 }
 
 /// Called by the trampoline: the address to return to.

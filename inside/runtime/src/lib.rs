@@ -11,6 +11,7 @@ mod numbers;
 mod raw_actions;
 pub mod raw_budget;
 pub mod raw_buffers;
+pub mod raw_call;
 pub mod raw_callbacks;
 pub mod raw_cancellation;
 pub mod raw_cgroup;

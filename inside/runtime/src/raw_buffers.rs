@@ -72,6 +72,16 @@ fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 
     0
 }
 
+/// Discards what a run has reserved that has ended early.
+#[cold]
+pub(crate) fn discard_open(tb: &mut ThreadBlock) {
+    for [address, _] in tb.open_records {
+        if address != 0 {
+            commit(tb, address, 0, true);
+        }
+    }
+}
+
 /// `bpf_ringbuf_submit`
 ///
 /// # Safety

@@ -8,26 +8,43 @@
 pub mod child;
 pub mod events;
 mod packet;
+mod raw_function;
+mod raw_interpreted;
+mod raw_program;
 mod raw_region;
 mod raw_ring;
 pub mod samples;
+mod text;
+mod wait;
 
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ring3_jit::{Code, LinkError, Target};
-use ring3_layout::control::{ATTACHMENT_ALONE, ATTACHMENT_CPU_SLOT, Attachment, TestRun};
+use ring3_layout::control::{ATTACHMENT_ALONE, ATTACHMENT_CPU_SLOT, ATTACHMENT_FUEL, Attachment, MAPS_MAX, TestRun};
 use ring3_layout::region::{TEXT_BYTES, TEXT_OFFSET, got_offset};
 use ring3_layout::sampled::Sampled;
 use ring3_maps::{Attributes, Geometry, Map};
 use ring3_uapi::Errno;
-use ring3_verifier::{HashShape, MapShape, Verified};
+use ring3_uapi::bpf::map_type;
+use ring3_verifier::{FUNCTION_FIRST, HashShape, MapShape, Returned, Signature, Verified};
 
+use raw_function::{Function, Run};
+use raw_interpreted::Interpreted;
+use raw_program::Parts;
 use raw_region::{Memory, Region};
+use text::Text;
 
-/// Programs begin at multiples of this.
-const PROGRAM_ALIGN: u64 = 64;
+pub use raw_function::FunctionBody;
+pub use raw_interpreted::{POINTERS_MAX, Pointer};
+pub use raw_program::{CallError, Program};
+pub use wait::{map_context, possible_cpus};
+
+/// The doorbell of ring buffers whose consumers are in this process.
+const DOORBELL: u32 = 1;
 
 /// Why a program cannot be run.
 #[derive(Debug)]
@@ -44,6 +61,12 @@ pub enum Error {
     NoFsGsBase,
     /// The thread is in a program already.
     Busy,
+    /// There are as many maps as there can be.
+    TooManyMaps,
+    /// A file is too small for the map that it is to be.
+    WrongFile,
+    /// The interpreter does not do what this helper does.
+    NotInterpreted(&'static str),
 }
 
 impl fmt::Display for Error {
@@ -55,6 +78,9 @@ impl fmt::Display for Error {
             Error::Full => write!(f, "more than {TEXT_BYTES} bytes of code"),
             Error::NoFsGsBase => f.write_str("the processor or the kernel does not allow rdfsbase"),
             Error::Busy => f.write_str("this thread runs a program already"),
+            Error::TooManyMaps => write!(f, "more than {MAPS_MAX} maps"),
+            Error::WrongFile => f.write_str("the file is no map of this type and size, or may shrink"),
+            Error::NotInterpreted(helper) => write!(f, "bpf_{helper} is only for compiled programs"),
         }
     }
 }
@@ -80,9 +106,27 @@ pub fn placed(geometry: &Geometry, told: MapShape) -> MapShape {
 pub struct OwnMap {
     geometry: Box<Geometry>,
     memory: Memory,
+    /// Its memory, if others can have it too.
+    file: Option<OwnedFd>,
 }
 
 impl OwnMap {
+    fn new(geometry: Geometry) -> Result<OwnMap, Error> {
+        let memory = Memory::new(geometry.file_bytes()).map_err(Error::Mapping)?;
+        Ok(OwnMap { geometry: Box::new(geometry), memory, file: None })
+    }
+
+    /// In a file, a fresh one if none is given.
+    fn shared(geometry: Geometry, file: Option<OwnedFd>) -> Result<OwnMap, Error> {
+        let bytes = geometry.file_bytes();
+        let file = file.map_or_else(|| wait::map_file(bytes).map_err(Error::Mapping), Ok)?;
+        if !wait::holds(file.as_fd(), bytes) {
+            return Err(Error::WrongFile);
+        }
+        let memory = Memory::of_file(file.as_fd(), bytes, true).map_err(Error::Mapping)?;
+        Ok(OwnMap { geometry: Box::new(geometry), memory, file: Some(file) })
+    }
+
     /// What is told of a map, with where its parts lie.
     pub fn shape(&self, told: MapShape) -> MapShape {
         placed(&self.geometry, told)
@@ -91,6 +135,76 @@ impl OwnMap {
     /// The map's operations.
     pub fn map(&self) -> Map<'_> {
         self.memory.map(&self.geometry)
+    }
+
+    /// Its file, if it has one.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// What programs, maps and functions of one region share; it lives as long as any of them.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    region: Region,
+    text: Mutex<Text>,
+    kept: Mutex<Kept>,
+}
+
+/// What programs may come to.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    maps: Vec<Arc<OwnMap>>,
+    /// Functions, and how many bytes they return the address of.
+    functions: Vec<(Arc<Function>, u32)>,
+    /// Offsets of the functions' stubs in the text.
+    stubs: Vec<u64>,
+}
+
+/// (What is behind a lock is changed in one step: who panics leaves it whole.)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn text(&self) -> MutexGuard<'_, Text> {
+        lock(&self.text)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        lock(&self.kept)
+    }
+
+    /// Writes code to pages of its own: where they are in the text.
+    fn place(&self, bytes: usize, code: impl FnOnce(u64) -> Result<Vec<u8>, LinkError>) -> Result<Range<u64>, Error> {
+        let mut text = self.text();
+        let span = text.take(bytes as u64).ok_or(Error::Full)?;
+        let written = code(span.start).map_err(Error::Link);
+        let written = written.and_then(|code| self.region.write_text(span.start, &code).map_err(Error::Mapping));
+        if let Err(error) = written {
+            text.give(span);
+            return Err(error);
+        }
+        Ok(span)
+    }
+
+    fn place_code(&self, code: &Code) -> Result<Range<u64>, Error> {
+        let stubs = self.kept().stubs.clone();
+        let resolve = |target: Target| match target {
+            Target::Helper(id) if (FUNCTION_FIRST..FUNCTION_FIRST + stubs.len() as u32).contains(&id) => {
+                Some(TEXT_OFFSET + stubs[(id - FUNCTION_FIRST) as usize])
+            }
+            Target::Helper(id) => ring3_image::helper(id),
+            Target::Symbol(symbol) => ring3_image::symbol(symbol),
+            Target::GotHeader(slot) => Some(got_offset(slot)),
+            Target::GotData(slot) => Some(got_offset(slot) + size_of::<u64>() as u64),
+        };
+        self.place(code.bytes.len(), |at| code.link(TEXT_OFFSET + at, &resolve))
+    }
+
+    /// Address of a place in the text.
+    fn text_address(&self, at: u64) -> u64 {
+        self.region.base() + TEXT_OFFSET + at
     }
 }
 
@@ -112,12 +226,23 @@ pub struct Outcome {
     pub duration_ns: u64,
 }
 
+/// What a program that is to be called needs besides its code.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Bytes of its contexts.
+    pub context_bytes: usize,
+    /// Pointers in its contexts, at most [`POINTERS_MAX`].
+    pub pointers: Vec<Pointer>,
+    /// `bpf_get_attach_cookie`.
+    pub cookie: u64,
+}
+
 /// Where programs run.
 #[derive(Debug)]
 pub struct Runner {
-    region: Region,
-    maps: Vec<OwnMap>,
-    text_used: u64,
+    shared: Arc<Shared>,
+    maps: Vec<Arc<OwnMap>>,
+    loaded: Vec<Range<u64>>,
     cpus: u32,
 }
 
@@ -131,7 +256,24 @@ impl Runner {
             return Err(Error::NoFsGsBase);
         }
         let region = Region::new(ring3_image::bytes(), cpus).map_err(Error::Mapping)?;
-        Ok(Runner { region, maps: vec![], text_used: 0, cpus })
+        let shared = Shared { region, text: Mutex::new(Text::new()), kept: Mutex::default() };
+        Ok(Runner { shared: Arc::new(shared), maps: vec![], loaded: vec![], cpus })
+    }
+
+    fn geometry(&self, attributes: &Attributes) -> Result<Geometry, Error> {
+        Geometry::new(&Attributes { cpus: self.cpus, ..*attributes }).map_err(Error::Map)
+    }
+
+    fn show(&mut self, map: OwnMap) -> Result<u32, Error> {
+        let slot = self.maps.len() as u32;
+        if slot >= MAPS_MAX {
+            return Err(Error::TooManyMaps);
+        }
+        self.shared.region.show_map(slot, map.memory.address(), &map.geometry);
+        let map = Arc::new(map);
+        self.shared.kept().maps.push(map.clone());
+        self.maps.push(map);
+        Ok(slot)
     }
 
     /// Makes a map, of which programs know by the slot that is returned: the first is 0.
@@ -139,13 +281,38 @@ impl Runner {
     /// # Errors
     /// Those of `BPF_MAP_CREATE`.
     pub fn add_map(&mut self, attributes: &Attributes) -> Result<u32, Error> {
-        let geometry = Geometry::new(&Attributes { cpus: self.cpus, ..*attributes }).map_err(Error::Map)?;
-        let geometry = Box::new(geometry);
-        let memory = Memory::new(geometry.file_bytes()).map_err(Error::Mapping)?;
-        let slot = self.maps.len() as u32;
-        self.region.show_map(slot, memory.address(), &geometry);
-        self.maps.push(OwnMap { geometry, memory });
-        Ok(slot)
+        let map = OwnMap::new(self.geometry(attributes)?)?;
+        self.show(map)
+    }
+
+    /// The same, in memory that other processes can share by its file: a fresh one, or one that was made for such a map.
+    /// Ring buffers ring [`Runner::wait`].
+    ///
+    /// # Errors
+    /// Those of `BPF_MAP_CREATE`; the file is another one.
+    pub fn add_shared_map(&mut self, attributes: &Attributes, file: Option<OwnedFd>) -> Result<u32, Error> {
+        let mut geometry = self.geometry(attributes)?;
+        if attributes.map_type == map_type::RINGBUF {
+            geometry.header.doorbell = DOORBELL;
+        }
+        let map = OwnMap::shared(geometry, file)?;
+        self.show(map)
+    }
+
+    /// Lets programs call a function of this process, by the number that is returned (`FUNCTION_FIRST` is the first): programs must
+    /// have been verified with the same functions in the same order.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn add_function(&mut self, signature: &Signature, body: Box<FunctionBody>) -> Result<u32, Error> {
+        let returned = if let Returned::Memory { bytes, .. } = signature.result { bytes } else { 0 };
+        let function = Arc::new(Function::new(signature, body));
+        let stub = function.stub();
+        let span = self.shared.place(stub.len(), |_| Ok(stub))?;
+        let mut kept = self.shared.kept();
+        kept.functions.push((function, returned));
+        kept.stubs.push(span.start);
+        Ok(FUNCTION_FIRST + kept.stubs.len() as u32 - 1)
     }
 
     /// Shares programs, maps and what targets share with a server.
@@ -153,25 +320,25 @@ impl Runner {
     /// # Errors
     /// The memory cannot be had.
     fn share(&mut self, realm: BorrowedFd<'_>, text: BorrowedFd<'_>) -> Result<(), Error> {
-        self.region.share(realm, text).map_err(Error::Mapping)
+        self.shared.region.share(realm, text).map_err(Error::Mapping)
     }
 
     /// Lets programs read these fields of tasks ([`ring3_layout::task::TaskField`]).
     fn know_tasks(&self, fields: &[[u16; 4]]) {
-        self.region.write_tasks(fields);
+        self.shared.region.write_tasks(fields);
     }
 
     /// Makes a server's map known by its slot there, for as long as this process lives: programs may be using it.
     fn show_file(&self, slot: u32, geometry: &Geometry, file: BorrowedFd<'_>, write: bool) -> Result<(), Error> {
         let memory = Memory::of_file(file, geometry.file_bytes(), write).map_err(Error::Mapping)?;
-        self.region.show_map(slot, memory.address(), geometry);
+        self.shared.region.show_map(slot, memory.address(), geometry);
         std::mem::forget(memory);
         Ok(())
     }
 
     /// A program that lies in the text already, by the offset of its entry.
     fn at(&self, entry: u32, uses_per_cpu: bool) -> Loaded {
-        Loaded { entry: self.region.base() + TEXT_OFFSET + u64::from(entry), uses_per_cpu, cookie: 0 }
+        Loaded { entry: self.shared.text_address(u64::from(entry)), uses_per_cpu, cookie: 0 }
     }
 
     /// Gives a map of variables its value. Panics if it is larger than the map's.
@@ -180,13 +347,20 @@ impl Runner {
     }
 
     /// The maps, by slot.
-    pub fn maps(&self) -> &[OwnMap] {
+    pub fn maps(&self) -> &[Arc<OwnMap>] {
         &self.maps
     }
 
-    /// Takes all programs away; those that are loaded later lie where they lay.
+    /// What wakes who waits for records of ring buffers of this runner.
+    pub fn bell(&self) -> Bell {
+        Bell(self.shared.clone())
+    }
+
+    /// Takes all programs away that [`Runner::load`] has placed.
     pub fn unload(&mut self) {
-        self.text_used = 0;
+        for span in self.loaded.drain(..) {
+            self.shared.text().give(span);
+        }
     }
 
     /// Places a program's code.
@@ -194,21 +368,66 @@ impl Runner {
     /// # Errors
     /// There is no room, or the code wants something that is not there.
     pub fn load(&mut self, program: &Verified, code: &Code) -> Result<Loaded, Error> {
-        let at = self.text_used.next_multiple_of(PROGRAM_ALIGN);
-        if at + code.bytes.len() as u64 > TEXT_BYTES {
-            return Err(Error::Full);
-        }
-        let resolve = |target: Target| match target {
-            Target::Helper(id) => ring3_image::helper(id),
-            Target::Symbol(symbol) => ring3_image::symbol(symbol),
-            Target::GotHeader(slot) => Some(got_offset(slot)),
-            Target::GotData(slot) => Some(got_offset(slot) + size_of::<u64>() as u64),
-        };
-        let bytes = code.link(TEXT_OFFSET + at, &resolve).map_err(Error::Link)?;
-        self.region.write_text(at, &bytes).map_err(Error::Mapping)?;
-        self.text_used = at + bytes.len() as u64;
-        let entry = self.region.base() + TEXT_OFFSET + at + u64::from(code.entry);
+        let span = self.shared.place_code(code)?;
+        let entry = self.shared.text_address(span.start + u64::from(code.entry));
+        self.loaded.push(span);
         Ok(Loaded { entry, uses_per_cpu: program.uses_per_cpu(), cookie: 0 })
+    }
+
+    /// Places a program's code for calls from any thread. `has_budget`: it counts the rounds of its loops.
+    ///
+    /// # Errors
+    /// There is no room, or the code wants something that is not there.
+    pub fn place(
+        &self,
+        program: &Verified,
+        code: &Code,
+        wanted: &Wanted,
+        has_budget: bool,
+    ) -> Result<Program, Error> {
+        let span = self.shared.place_code(code)?;
+        let entry = self.shared.text_address(span.start + u64::from(code.entry));
+        let fuel = if has_budget || program.needs_fuel() { ATTACHMENT_FUEL } else { 0 };
+        let calls_functions = program.helpers().iter().any(|id| self.is_function(*id));
+        Ok(self.program(
+            program,
+            wanted,
+            Placed { span, entry, flags: fuel, run: None, has_trouble: calls_functions },
+        ))
+    }
+
+    /// The same for the interpreter. `budget`: instructions of a run at most.
+    ///
+    /// # Errors
+    /// There is no room, or the program calls what only compiled code can.
+    pub fn interpret(&self, program: &Verified, wanted: &Wanted, budget: Option<u64>) -> Result<Program, Error> {
+        let interpreted = Interpreted::new(program, &self.shared, wanted.context_bytes, &wanted.pointers, budget)?;
+        let run = Box::new(Run(Box::new(move |context, env| interpreted.run(context, env))));
+        let stub = run.stub();
+        let span = self.shared.place(stub.len(), |_| Ok(stub))?;
+        let entry = self.shared.text_address(span.start);
+        Ok(self.program(program, wanted, Placed { span, entry, flags: 0, run: Some(run), has_trouble: true }))
+    }
+
+    fn is_function(&self, id: u32) -> bool {
+        (id.wrapping_sub(FUNCTION_FIRST) as usize) < self.shared.kept().functions.len()
+    }
+
+    fn program(&self, program: &Verified, wanted: &Wanted, placed: Placed) -> Program {
+        let Placed { span, entry, flags, run, has_trouble } = placed;
+        let slot = if program.uses_per_cpu() { ATTACHMENT_CPU_SLOT } else { 0 };
+        let attachment = Attachment {
+            code: entry,
+            cookie: wanted.cookie,
+            pid: 0,
+            flags: ATTACHMENT_ALONE | flags | slot,
+            link_id: 0,
+            prog_id: 0,
+            timed_code: 0,
+            budget_ns: 0,
+        };
+        let (context_bytes, has_pointers) = (wanted.context_bytes, !wanted.pointers.is_empty());
+        Program::new(Parts { attachment, span, run, has_trouble, context_bytes, has_pointers }, self.shared.clone())
     }
 
     /// Runs a program `repeat` times on a context that it may change.
@@ -245,9 +464,22 @@ impl Runner {
             result: 0,
             duration_ns: 0,
         };
-        if !self.region.test_run(&mut test) {
+        if !self.shared.region.test_run(&mut test) {
             return Err(Error::Busy);
         }
         Ok(Outcome { result: test.result, duration_ns: test.duration_ns })
     }
 }
+
+/// A program's place.
+struct Placed {
+    span: Range<u64>,
+    entry: u64,
+    flags: u32,
+    run: Option<Box<Run>>,
+    has_trouble: bool,
+}
+
+/// Wakes who waits for records of a runner's ring buffers.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<Shared>);

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ring3_layout::control::{CONTROL_MAGIC, ControlHeader, TASK_TABLE_OFFSET, TestRun};
 use ring3_layout::owner::NAMESPACE_SERVER;
+use ring3_layout::realm::{Doorbell, Realm};
 use ring3_layout::region::{
     AGENT_OFFSET, CONTROL_BYTES, CONTROL_OFFSET, PROCESS_BYTES, PROCESS_OFFSET, REALM_BYTES, REALM_OFFSET,
     REGION_ALIGN, REGION_BYTES, STATE_BYTES, STATE_OFFSET, TEXT_BYTES, TEXT_OFFSET, got_offset, view_offset,
 };
 use ring3_layout::task::TASK_FIELDS_MAX;
+use ring3_layout::thread::{STATE_HEADER_BYTES, StateHeader, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock};
 use ring3_layout::{LAYOUT_VERSION, PAGE_BYTES};
 use ring3_maps::{Geometry, Map, View};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
@@ -85,6 +87,19 @@ impl Memory {
         Ok(memory)
     }
 
+    fn wipe_on_fork(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        assert!(offset + bytes <= self.bytes as u64, "offsets are the layout's");
+        let at = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: pages of this memory; nothing changes in this process.
+        unsafe { rustix::mm::madvise(at.cast(), bytes as usize, rustix::mm::Advice::LinuxWipeOnFork) }?;
+        Ok(())
+    }
+
+    /// Where it lies, and how much there is.
+    pub(crate) fn span(&self) -> (u64, u64) {
+        (self.address(), self.bytes as u64)
+    }
+
     fn protect(&self, offset: u64, bytes: u64, protection: MprotectFlags) -> io::Result<()> {
         assert!(offset + bytes <= self.bytes as u64, "offsets are the layout's");
         let at = self.base.as_ptr().wrapping_add(offset as usize);
@@ -148,6 +163,8 @@ impl Region {
         ] {
             region.memory.protect(start + offset, bytes, WRITABLE)?;
         }
+        // (After a fork the child's threads are others.)
+        region.memory.wipe_on_fork(start + PROCESS_OFFSET, PROCESS_BYTES)?;
         region.write_code(AGENT_OFFSET, agent)?;
         region.write_header(cpus);
         Ok(region)
@@ -225,6 +242,34 @@ impl Region {
         self.memory.protect(first, bytes, WRITABLE)?;
         self.memory.write(self.start + offset, code);
         self.memory.protect(first, bytes, EXECUTABLE)
+    }
+
+    /// Address of a routine of the agent.
+    pub(crate) fn routine(&self, symbol: &str) -> Option<u64> {
+        Some(self.base() + AGENT_OFFSET + ring3_image::symbol(symbol)?)
+    }
+
+    /// The address by which programs know the map in a slot, and that of its values.
+    pub(crate) fn map_addresses(&self, slot: u32) -> (u64, u64) {
+        let view = self.start + view_offset(slot);
+        // SAFETY: a word of the control page, where `show_map` has written it.
+        let data = unsafe { self.memory.base.as_ptr().wrapping_add(view as usize).cast::<u64>().read_unaligned() };
+        (self.memory.address() + view, data)
+    }
+
+    /// The blocks of the threads that have run programs here.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = *const ThreadBlock> + '_ {
+        let state = (self.base() + STATE_OFFSET) as *const StateHeader;
+        // SAFETY: the state block is mapped with the region, and its header is made of atomics.
+        let used = unsafe { &*state }.used.load(Ordering::Acquire).min(THREADS_MAX);
+        let first = self.base() + STATE_OFFSET + STATE_HEADER_BYTES;
+        (0..u64::from(used)).map(move |index| (first + index * THREAD_BLOCK_BYTES) as *const ThreadBlock)
+    }
+
+    /// Where targets tell a server that there is something to do for it: here nobody but this process listens.
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        // SAFETY: the realm block is mapped with the region, and its beginning is made of atomics.
+        unsafe { &(*((self.base() + REALM_OFFSET) as *const Realm)).doorbell }
     }
 
     /// Runs a program of this region on this thread.

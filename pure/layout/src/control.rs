@@ -421,6 +421,33 @@ pub struct HostSymbol {
     pub signed: u32,
 }
 
+/// The program counts the rounds of its loops: whether it had enough is to be seen behind its run.
+pub const ATTACHMENT_FUEL: u32 = 1 << 9;
+
+/// How a call of a program by the process itself went. Returned in two registers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Called {
+    /// r0.
+    pub result: u64,
+    /// One of [`called`].
+    pub status: u64,
+}
+
+/// What [`Called::status`] says.
+pub mod called {
+    /// The program has run.
+    pub const RAN: u64 = 0;
+    /// There is no block left for this thread.
+    pub const NO_BLOCK: u64 = 1;
+    /// This thread is in too many runs already, each within another one.
+    pub const TOO_DEEP: u64 = 2;
+    /// The program was taken away.
+    pub const UNLOADED: u64 = 3;
+    /// The program has run as many rounds of loops as it may, and was ended.
+    pub const OUT_OF_FUEL: u64 = 4;
+}
+
 /// Packs `first..first + count` into the word that publishes it.
 pub const fn range_pack(first: u32, count: u32) -> u64 {
     (first as u64) << 32 | count as u64

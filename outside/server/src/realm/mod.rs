@@ -91,6 +91,7 @@ pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
 pub(crate) use recovery::leader;
+pub use ring3_run::possible_cpus;
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
 pub(crate) use task::task_table;
@@ -803,13 +804,4 @@ impl Shared {
             *entry = None;
         }
     }
-}
-
-/// `num_possible_cpus()`: the highest number in `/sys/devices/system/cpu/possible`, plus one.
-pub fn possible_cpus() -> u32 {
-    std::fs::read_to_string("/sys/devices/system/cpu/possible")
-        .ok()
-        .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse::<u32>().ok())
-        .map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32), |last| last + 1)
-        .min(ring3_layout::realm::CPUS_MAX)
 }

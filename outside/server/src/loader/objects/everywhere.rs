@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ring3_maps::Map;
+use ring3_run::map_context;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_EXIST, BPF_NOEXIST};
@@ -12,7 +13,7 @@ use ring3_verifier::AddedWords;
 use super::MapObject;
 use super::merge::merged;
 use super::raw_instances::Instance;
-use super::raw_map::{context, keys_in};
+use super::raw_map::keys_in;
 use crate::realm::Looked;
 
 /// Bits of an update's flags that say what must be there.
@@ -78,7 +79,7 @@ impl MapObject {
 
     /// Stores a value for all domains.
     pub(super) fn store(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        let Some(others) = &self.others else { return self.map().user_update(&context(), key, value, flags) };
+        let Some(others) = &self.others else { return self.map().user_update(&map_context(), key, value, flags) };
         let mut stored = others.stored();
         let list = others.list();
         let is_hash = self.geometry().is_hash();
@@ -90,10 +91,10 @@ impl MapObject {
             }
             own_flags &= !PRESENCE;
         }
-        self.map().user_update(&context(), key, value, own_flags)?;
+        self.map().user_update(&map_context(), key, value, own_flags)?;
         for other in &list {
             // (One that is full is so by its own targets' doing.)
-            let _ = other.map().user_update(&context(), key, value, flags & !PRESENCE);
+            let _ = other.map().user_update(&map_context(), key, value, flags & !PRESENCE);
         }
         if others.is_mappable_array()
             && let Ok(index) = key.try_into().map(u32::from_le_bytes)
@@ -105,10 +106,11 @@ impl MapObject {
     }
 
     pub(super) fn delete_everywhere(&self, key: &[u8]) -> Result<(), Errno> {
-        let Some(others) = &self.others else { return self.map().user_delete(&context(), key) };
+        let Some(others) = &self.others else { return self.map().user_delete(&map_context(), key) };
         let mut stored = others.stored();
-        let own = self.map().user_delete(&context(), key);
-        let elsewhere = others.list().iter().filter(|other| other.map().user_delete(&context(), key).is_ok()).count();
+        let own = self.map().user_delete(&map_context(), key);
+        let elsewhere =
+            others.list().iter().filter(|other| other.map().user_delete(&map_context(), key).is_ok()).count();
         if own.is_ok() || elsewhere > 0 {
             stored.delete(key);
             return Ok(());
@@ -119,7 +121,7 @@ impl MapObject {
     pub(super) fn take_everywhere(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
         let take = |map: &Map<'_>| {
             let mut value = vec![0; self.geometry().user_value_bytes()];
-            map.user_lookup_and_delete(&context(), key, &mut value).map(|()| value)
+            map.user_lookup_and_delete(&map_context(), key, &mut value).map(|()| value)
         };
         let own = take(&self.map());
         let others = self.spread();

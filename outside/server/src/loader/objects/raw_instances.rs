@@ -10,13 +10,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 
 use ring3_maps::{Geometry, Map, PerfBuffer, RecordContent, Taken};
+use ring3_run::map_context;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::BPF_F_MMAPABLE;
 use rustix::fs::SeekFrom;
 
 use super::merge::Sums;
-use super::raw_map::{Mapped, context, memfd, seal};
+use super::raw_map::{Mapped, memfd, seal};
 use crate::realm::{Domain, Elsewhere, Instances, MapFile};
 
 /// Records that are fetched at a time.
@@ -223,10 +224,10 @@ impl Others {
             made.map().write_data(0, &made.seen());
         }
         for (key, value) in &stored.values {
-            let _ = made.map().user_update(&context(), key, value, 0);
+            let _ = made.map().user_update(&map_context(), key, value, 0);
         }
         stored.pushed.iter().for_each(|value| {
-            let _ = made.map().user_push(&context(), value, 0);
+            let _ = made.map().user_push(&map_context(), value, 0);
         });
         Ok(made)
     }
@@ -256,7 +257,7 @@ impl Others {
             let mut room = instance.seen();
             let Some(from) = instance.map().ring() else { continue };
             let mut accept = |data: &[u8]| {
-                let written = to.output(&context(), data, 0);
+                let written = to.output(&map_context(), data, 0);
                 wakes |= written == Ok(true);
                 written.is_ok()
             };
@@ -276,7 +277,7 @@ impl Others {
             let mut room = instance.seen();
             room.resize(PERF_RECORD_BYTES_MAX, 0);
             let mut see = |told: RecordContent<'_>| match told {
-                RecordContent::Sample(sample) => wakes |= own.output(&context(), &sample) == Ok(true),
+                RecordContent::Sample(sample) => wakes |= own.output(&map_context(), &sample) == Ok(true),
                 RecordContent::Lost(records) => own.lose(records.min(LOST_MAX)),
             };
             for _ in 0..RECORDS_MAX {

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Duration;
 
-use ring3_maps::{Attributes, Context, Geometry, Map, PerfBuffer, is_changed_by_reads, is_of_objects};
+use ring3_maps::{Attributes, Geometry, Map, PerfBuffer, is_changed_by_reads, is_of_objects};
+use ring3_run::map_context;
 use ring3_run::placed;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
@@ -76,24 +76,6 @@ pub(super) fn seal(file: &OwnedFd) -> Result<(), Errno> {
 
 fn index_of(key: &[u8]) -> Result<u32, Errno> {
     key.try_into().map(u32::from_le_bytes).map_err(|_| Errno::EINVAL)
-}
-
-/// Whether a thread of the server's own pid namespace has ended, or is a zombie, which has no executable any more.
-fn is_dead(tid: u32) -> bool {
-    std::fs::read_link(format!("/proc/{tid}/exe")).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
-}
-
-/// Who operates on maps in this thread.
-pub(super) fn context() -> Context {
-    Context {
-        owner: rustix::thread::gettid().as_raw_nonzero().get() as u32,
-        cpu: 0,
-        owner_is_dead: is_dead,
-        relax: |sleeps| match sleeps {
-            true => std::thread::sleep(Duration::from_nanos(ring3_maps::NAP_NS)),
-            false => std::thread::yield_now(),
-        },
-    }
 }
 
 /// An element that is an object.
@@ -373,7 +355,7 @@ impl MapObject {
         }
         let mut members = self.members();
         if self.file.geometry.header.map_type == map_type::HASH_OF_MAPS {
-            self.map().user_delete(&context(), key)?;
+            self.map().user_delete(&map_context(), key)?;
         } else {
             self.map().set_object(index_of(key)?, 0)?;
         }
@@ -404,11 +386,11 @@ impl MapObject {
 
     /// Pushes a value.
     pub fn push(&self, value: &[u8], flags: u64) -> Result<(), Errno> {
-        self.map().user_push(&context(), value, flags)?;
+        self.map().user_push(&map_context(), value, flags)?;
         if let Some(others) = &self.others {
             others.stored().push(value);
             others.list().iter().for_each(|other| {
-                let _ = other.map().user_push(&context(), value, flags);
+                let _ = other.map().user_push(&map_context(), value, flags);
             });
         }
         Ok(())
@@ -416,14 +398,14 @@ impl MapObject {
 
     /// Pops a value; an empty map gives zeros with its error.
     pub fn pop(&self, value: &mut [u8]) -> Result<(), Errno> {
-        self.map().user_pop(&context(), value)
+        self.map().user_pop(&map_context(), value)
     }
 
     /// Peeks at a value, or asks for it.
     pub fn peek(&self, value: &mut [u8]) -> Result<(), Errno> {
-        let own = self.map().user_peek(&context(), value);
+        let own = self.map().user_peek(&map_context(), value);
         let mut others = self.others().into_iter();
-        if own.is_err() && others.any(|other| other.map().user_peek(&context(), value).is_ok()) {
+        if own.is_err() && others.any(|other| other.map().user_peek(&map_context(), value).is_ok()) {
             Ok(())
         } else {
             own
@@ -515,7 +497,7 @@ impl MapObject {
         self.reach(&[map.slot])?;
         let mut members = self.members();
         if self.file.geometry.header.map_type == map_type::HASH_OF_MAPS {
-            self.map().user_update(&context(), key, &(map.slot.0 + 1).to_le_bytes(), flags)?;
+            self.map().user_update(&map_context(), key, &(map.slot.0 + 1).to_le_bytes(), flags)?;
         } else {
             self.map().set_object(index_of(key)?, map.slot.0 + 1)?;
         }
@@ -565,7 +547,7 @@ impl MapObject {
         let memory = others.iter().map(|other| (other.map(), other.memfd()));
         for (map, memfd) in [(self.map(), &self.file.memfd)].into_iter().chain(memory) {
             let next_data = |at| rustix::fs::seek(memfd, rustix::fs::SeekFrom::Data(at)).unwrap_or(u64::MAX);
-            let reclaim = |is_dead: &dyn Fn(u32) -> bool| map.reclaim_dead_owner(&context(), is_dead, next_data);
+            let reclaim = |is_dead: &dyn Fn(u32) -> bool| map.reclaim_dead_owner(&map_context(), is_dead, next_data);
             if reclaim_dead_owners(&self.realm, leaders, reclaim)
                 && let Some((_, bell)) = &self.doorbell
             {

@@ -1,0 +1,142 @@
+//! Functions of this process that programs call, and programs that are run by a function instead of code.
+//!
+//! Compiled code reaches what lies within 2 GiB. So there is a stub in the program memory for each function: it puts the address of a
+//! [`Function`] into the last argument register, where helpers get the thread block, and jumps.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use ring3_interp::Fault;
+use ring3_verifier::{Returned, Signature};
+
+/// What a function does with r1 to r5.
+pub type FunctionBody = dyn Fn([u64; 5]) -> u64 + Send + Sync;
+
+/// A function of this process that programs can call.
+pub(crate) struct Function {
+    name: String,
+    parameters: usize,
+    /// Results that the verifier lets programs rely on.
+    range: RangeInclusive<i64>,
+    /// What stands for another one, or for none.
+    instead: i64,
+    /// Zeros, to which a program is led that relies on memory.
+    _memory: Box<[u64]>,
+    body: Box<FunctionBody>,
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// What went wrong in the midst of a run, to be told at its end.
+pub(crate) enum Trouble {
+    /// A function returned a number that it said it would not.
+    Result { function: String, result: i64 },
+    /// A function panicked.
+    Panic(Box<dyn Any + Send>),
+    /// The interpreter stopped.
+    Fault(Fault),
+}
+
+thread_local! {
+    /// The first trouble of the run that this thread is in.
+    static TROUBLE: RefCell<Option<Trouble>> = const { RefCell::new(None) };
+}
+
+/// Notes trouble, if there is none yet.
+pub(crate) fn note(trouble: Trouble) {
+    TROUBLE.with_borrow_mut(|noted| {
+        noted.get_or_insert(trouble);
+    });
+}
+
+/// The trouble of the run that has ended. A panic goes on from here.
+pub(crate) fn take_trouble() -> Option<Trouble> {
+    match TROUBLE.take() {
+        Some(Trouble::Panic(payload)) => resume_unwind(payload),
+        other => other,
+    }
+}
+
+impl Function {
+    /// What the signature says. A result outside of its range, which is the run's error, is replaced by one that is inside.
+    pub(crate) fn new(signature: &Signature, body: Box<FunctionBody>) -> Function {
+        let zeros = |bytes: u32| vec![0u64; bytes.div_ceil(8) as usize].into_boxed_slice();
+        let (range, memory) = match signature.result {
+            Returned::Nothing => (i64::MIN..=i64::MAX, zeros(0)),
+            Returned::Number(ref range) => (range.clone(), zeros(0)),
+            // (Addresses of this process are positive.)
+            Returned::Memory { nullable: true, .. } => (0..=i64::MAX, zeros(0)),
+            Returned::Memory { bytes, nullable: false, .. } => (1..=i64::MAX, zeros(bytes)),
+        };
+        let instead = if memory.is_empty() { *range.start() } else { memory.as_ptr() as i64 };
+        let (name, parameters) = (signature.name.clone(), signature.parameters.len());
+        Function { name, parameters, range, instead, _memory: memory, body }
+    }
+
+    /// Calls it.
+    pub(crate) fn call(&self, mut arguments: [u64; 5]) -> u64 {
+        arguments[self.parameters.min(5)..].fill(0);
+        // (Other programs that it calls have troubles of their own.)
+        let outer = TROUBLE.take();
+        // (Code that was compiled cannot be unwound.)
+        let result = catch_unwind(AssertUnwindSafe(|| (self.body)(arguments)));
+        if outer.is_some() {
+            TROUBLE.set(outer);
+        }
+        match result {
+            Ok(result) if self.range.contains(&(result as i64)) => return result,
+            Ok(result) => note(Trouble::Result { function: self.name.clone(), result: result as i64 }),
+            Err(payload) => note(Trouble::Panic(payload)),
+        }
+        self.instead as u64
+    }
+
+    /// The code of a stub for a function at this address, which stays there.
+    pub(crate) fn stub(&self) -> Vec<u8> {
+        const MOV_R9: [u8; 2] = [0x49, 0xb9];
+        stub(MOV_R9, std::ptr::from_ref(self) as u64, enter_function as *const () as u64)
+    }
+}
+
+/// # Safety
+/// Called by a stub of [`Function::stub`].
+unsafe extern "sysv64" fn enter_function(a1: u64, a2: u64, a3: u64, a4: u64, a5: u64, function: &Function) -> u64 {
+    function.call([a1, a2, a3, a4, a5])
+}
+
+/// What runs instead of code: from context and thread block to r0.
+pub(crate) type RunBody = dyn Fn(u64, u64) -> u64 + Send + Sync;
+
+/// A program that is run by a function.
+pub(crate) struct Run(pub(crate) Box<RunBody>);
+
+impl Run {
+    /// Code of a program that has this function run.
+    pub(crate) fn stub(&self) -> Vec<u8> {
+        const MOV_RDX: [u8; 2] = [0x48, 0xba];
+        stub(MOV_RDX, std::ptr::from_ref(self) as u64, enter_run as *const () as u64)
+    }
+}
+
+/// # Safety
+/// Called by a stub of [`Run::stub`], as a program.
+unsafe extern "sysv64" fn enter_run(context: u64, env: u64, run: &Run) -> u64 {
+    catch_unwind(AssertUnwindSafe(|| (run.0)(context, env))).unwrap_or_else(|payload| {
+        note(Trouble::Panic(payload));
+        0
+    })
+}
+
+/// `mov REGISTER, value; mov rax, routine; jmp rax`
+fn stub(load: [u8; 2], value: u64, routine: u64) -> Vec<u8> {
+    const MOV_RAX: [u8; 2] = [0x48, 0xb8];
+    const JMP_RAX: [u8; 2] = [0xff, 0xe0];
+    [&load[..], &value.to_le_bytes(), &MOV_RAX, &routine.to_le_bytes(), &JMP_RAX].concat()
+}
