@@ -4,7 +4,7 @@
 //! [`Function`] into the last argument register, where helpers get the thread block, and jumps.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -47,6 +47,8 @@ pub(crate) enum Trouble {
 thread_local! {
     /// The first trouble of the run that this thread is in.
     static TROUBLE: RefCell<Option<Trouble>> = const { RefCell::new(None) };
+    /// Whether there is any.
+    static IS_THERE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Notes trouble, if there is none yet.
@@ -54,14 +56,29 @@ pub(crate) fn note(trouble: Trouble) {
     TROUBLE.with_borrow_mut(|noted| {
         noted.get_or_insert(trouble);
     });
+    IS_THERE.set(true);
+}
+
+/// Whether the run that this thread is in has had trouble.
+#[inline(always)]
+pub(crate) fn has_trouble() -> bool {
+    IS_THERE.get()
 }
 
 /// The trouble of the run that has ended. A panic goes on from here.
+#[cold]
 pub(crate) fn take_trouble() -> Option<Trouble> {
+    IS_THERE.set(false);
     match TROUBLE.take() {
         Some(Trouble::Panic(payload)) => resume_unwind(payload),
         other => other,
     }
+}
+
+#[cold]
+fn set_aside() -> Option<Trouble> {
+    IS_THERE.set(false);
+    TROUBLE.take()
 }
 
 impl Function {
@@ -82,12 +99,15 @@ impl Function {
 
     /// Calls it.
     pub(crate) fn call(&self, mut arguments: [u64; 5]) -> u64 {
-        arguments[self.parameters.min(5)..].fill(0);
+        for (index, argument) in arguments.iter_mut().enumerate() {
+            *argument = if index < self.parameters { *argument } else { 0 };
+        }
         // (Other programs that it calls have troubles of their own.)
-        let outer = TROUBLE.take();
+        let outer = if has_trouble() { set_aside() } else { None };
         // (Code that was compiled cannot be unwound.)
         let result = catch_unwind(AssertUnwindSafe(|| (self.body)(arguments)));
         if outer.is_some() {
+            IS_THERE.set(true);
             TROUBLE.set(outer);
         }
         match result {

@@ -1,5 +1,6 @@
 //! The interpreter on this process's memory: the same helpers and maps as for compiled code, and every access is checked.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -56,6 +57,8 @@ pub(crate) struct Interpreted {
     program: Verified,
     ops: Vec<Option<Op>>,
     shared: Arc<Shared>,
+    /// The helpers that it calls, and where they are.
+    helpers: Vec<(u32, u64)>,
     functions: Vec<Arc<Function>>,
     /// Bytes that the functions return the address of.
     returned: Vec<u32>,
@@ -168,8 +171,8 @@ impl Host<Reach<'_>> for Helpers<'_> {
             }
             return Ok(result);
         }
-        let offset = ring3_image::helper(id).ok_or(Fault::UnknownHelper(id))?;
-        let at = self.program.shared.region.base() + AGENT_OFFSET + offset;
+        let known = self.program.helpers.iter().find(|(known, _)| *known == id);
+        let (_, at) = *known.ok_or(Fault::UnknownHelper(id))?;
         // SAFETY: the agent's symbols of helpers are functions of this type.
         let function: unsafe extern "sysv64" fn(u64, u64, u64, u64, u64, u64) -> u64 =
             unsafe { std::mem::transmute(at) };
@@ -210,7 +213,10 @@ impl Interpreted {
             let (start, bytes) = map.memory.span();
             Span { start, bytes }
         };
+        let code = shared.region.base() + AGENT_OFFSET;
+        let called = program.helpers().iter();
         Ok(Interpreted {
+            helpers: called.filter_map(|id| Some((*id, code + ring3_image::helper(*id)?))).collect(),
             program: program.clone(),
             ops: decoded(program),
             shared: shared.clone(),
@@ -225,7 +231,12 @@ impl Interpreted {
 
     /// Runs it.
     pub(crate) fn run(&self, context: u64, env: u64) -> u64 {
-        let mut stack = [0u64; STACK_WORDS];
+        // (A program without functions has one frame: others are not cleared for it.)
+        let frames = if self.program.subprograms().len() == 1 { 1 } else { ring3_interp::FRAMES_MAX };
+        let mut stack = [const { MaybeUninit::<u64>::uninit() }; STACK_WORDS];
+        let unused = STACK_WORDS - (frames * ring3_interp::FRAME_BYTES / 8) as usize;
+        stack[unused..].fill(MaybeUninit::new(0));
+        let stack = &mut stack[unused..];
         let own = Span { start: context, bytes: self.context_bytes };
         let mut spans = [own; 1 + POINTERS_MAX];
         for (span, pointer) in spans[1..].iter_mut().zip(&self.pointers) {
@@ -241,7 +252,7 @@ impl Interpreted {
         let mut reach = Reach {
             maps: &self.maps,
             context: &spans[..1 + self.pointers.len().min(POINTERS_MAX)],
-            stack: Span { start: stack.as_mut_ptr() as u64, bytes: (STACK_WORDS * 8) as u64 },
+            stack: Span { start: stack.as_mut_ptr() as u64, bytes: size_of_val(stack) as u64 },
             returned: vec![],
         };
         let mut helpers = Helpers { program: self, env };

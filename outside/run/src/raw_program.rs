@@ -3,8 +3,8 @@
 use std::fmt;
 use std::mem::offset_of;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ring3_interp::Fault;
@@ -12,7 +12,7 @@ use ring3_layout::control::{Attachment, Called, called};
 use ring3_layout::thread::ThreadBlock;
 
 use crate::Shared;
-use crate::raw_function::{Run, Trouble, take_trouble};
+use crate::raw_function::{Run, Trouble, has_trouble, take_trouble};
 
 /// How long [`Program::unload`] waits for runs.
 const UNLOAD_WAIT: Duration = Duration::from_secs(10);
@@ -83,7 +83,8 @@ pub struct Program {
     has_trouble: bool,
     context_bytes: usize,
     attachment: Box<Attachment>,
-    span: Range<u64>,
+    /// Its code, until it is given back.
+    span: Mutex<Option<Range<u64>>>,
     run: Option<Box<Run>>,
     shared: Arc<Shared>,
 }
@@ -117,7 +118,7 @@ impl Program {
             has_trouble,
             context_bytes,
             attachment,
-            span,
+            span: Mutex::new(Some(span)),
             run,
             shared,
         }
@@ -164,7 +165,7 @@ impl Program {
     pub unsafe fn call_at(&self, context: *mut u8) -> Result<u64, CallError> {
         // SAFETY: the slot holds 0 or the address of the attachment, which names a verified program; the caller has a context.
         let called = unsafe { (self.enter)(context as u64, &self.slot) };
-        if called.status == called::RAN && !self.has_trouble {
+        if called.status == called::RAN && !(self.has_trouble && has_trouble()) {
             return Ok(called.result);
         }
         self.outcome(called)
@@ -175,7 +176,7 @@ impl Program {
         CallError::ContextTooShort { given, wanted: self.context_bytes }
     }
 
-    #[inline(never)]
+    #[cold]
     fn outcome(&self, called: Called) -> Result<u64, CallError> {
         match called.status {
             called::RAN if self.has_trouble => match take_trouble() {
@@ -216,7 +217,15 @@ impl Program {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
+        self.give_back();
         Ok(())
+    }
+
+    /// Its code is not needed any more.
+    fn give_back(&self) {
+        if let Some(span) = crate::lock(&self.span).take() {
+            self.shared.text().give(span);
+        }
     }
 
     /// The thread whose block this is, if it may be running the program.
@@ -244,7 +253,7 @@ impl Drop for Program {
         // (Nobody is in `call`, which borrows. A run that a `longjmp` has left may look as if it went on: what it uses stays.)
         self.slot.store(0, Ordering::SeqCst);
         if self.shared.region.blocks().all(|block| self.runs_in(block).is_none()) {
-            self.shared.text().give(self.span.clone());
+            self.give_back();
         } else if let Some(run) = self.run.take() {
             std::mem::forget(run);
         }
