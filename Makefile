@@ -45,7 +45,13 @@ lint:
 deny:
 	cargo xtask deny
 
-install: build install-files
+# The libraries by which C programs host extensions (outside/embed).
+EMBED = $(or $(CARGO_TARGET_DIR),target)/embed
+
+embed: deps
+	cargo build --profile embed --package ring3-embed
+
+install: build embed install-files install-embed-files
 
 # (What was built is installed as it is: `make && sudo make install-files` needs no cargo for root.)
 install-files:
@@ -53,7 +59,21 @@ install-files:
 	umask 022 && install -D -m 644 include/ring3/eim.h $(DESTDIR)$(PREFIX)/include/ring3/eim.h
 	umask 022 && $(BINARY) share-files $(DESTDIR)$(PREFIX)/share
 
+install-embed: embed install-embed-files
+
+# (VERSION is the crate's; programs look for libring3.so.0, which the crate's build.rs has put into the library.)
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+install-embed-files:
+	umask 022 && install -D -m 644 outside/embed/include/ring3.h $(DESTDIR)$(PREFIX)/include/ring3.h
+	umask 022 && install -D -m 755 $(EMBED)/libring3_embed.so $(DESTDIR)$(PREFIX)/lib/libring3.so.$(VERSION)
+	umask 022 && install -D -m 644 $(EMBED)/libring3_embed.a $(DESTDIR)$(PREFIX)/lib/libring3.a
+	ln -sf libring3.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libring3.so.0
+	ln -sf libring3.so.0 $(DESTDIR)$(PREFIX)/lib/libring3.so
+	umask 022 && mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig && sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' \
+		outside/embed/ring3.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ring3.pc
+
 uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/include/ring3.h $(DESTDIR)$(PREFIX)/lib/libring3.* $(DESTDIR)$(PREFIX)/lib/pkgconfig/ring3.pc
 	rm -f $(DESTDIR)$(PREFIX)/bin/ring3 $(DESTDIR)$(PREFIX)/include/ring3/eim.h $(DESTDIR)$(PREFIX)/share/man/man1/ring3.1 $(DESTDIR)$(PREFIX)/share/man/man1/ring3-*.1 \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/ring3 $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ring3 \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ring3.fish
@@ -66,4 +86,4 @@ clean:
 	cargo clean
 	$(MAKE) -C examples/malloc clean
 
-.PHONY: all deps build demo test bench lint deny install install-files uninstall deb clean
+.PHONY: all deps build demo test bench lint deny embed install install-files install-embed install-embed-files uninstall deb clean

@@ -723,9 +723,14 @@ impl Bench {
 
 /// Builds what a benchmark of `tests/benches` asks; where it is.
 pub(crate) fn bench_binary(name: &str) -> Result<PathBuf, String> {
+    bench_binary_of("ring3-tests", name, crate::llvm_features())
+}
+
+/// The binary of a crate's benchmark, built with these arguments of cargo.
+pub(crate) fn bench_binary_of(package: &str, name: &str, features: &[&str]) -> Result<PathBuf, String> {
     let output = Command::new("cargo")
-        .args(["build", "--release", "--quiet", "--package", "ring3-tests", "--bench", name])
-        .args(crate::llvm_features())
+        .args(["build", "--release", "--quiet", "--package", package, "--bench", name])
+        .args(features)
         .arg("--message-format=json-render-diagnostics")
         .current_dir(root())
         .stderr(Stdio::inherit())

@@ -8,6 +8,7 @@
 
 mod bench;
 mod bench_attach;
+mod bench_embed;
 mod bench_engine;
 mod bench_events;
 mod bench_maps;
@@ -100,6 +101,8 @@ enum Benchmark {
     Maps(bench_maps::Options),
     /// Computing programs, beside the kernel's compiler, rbpf and native code
     Engine(bench_engine::Options),
+    /// Calls of programs that an application hosts, beside rbpf and calls of C functions
+    Embed(bench_embed::Options),
     /// Traced system calls, beside the kernel's tracepoints, strace and syscall user dispatch
     Syscall(bench_syscall::Options),
     /// Events to a reader: how late, lost, and their CPU time, beside the kernel's
@@ -128,6 +131,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Probe(options)) => bench::probe(&options),
         Task::Bench(Benchmark::Maps(options)) => bench_maps::maps(options),
         Task::Bench(Benchmark::Engine(options)) => bench_engine::engine(&options),
+        Task::Bench(Benchmark::Embed(options)) => bench_embed::embed(&options),
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
@@ -359,6 +363,7 @@ mod tests {
             "bench maps --quick --rounds 3 --only HASH",
             "bench probe --json FILE",
             "bench engine --ubpf DIR --only x",
+            "bench embed --rounds 3 --json FILE",
             "conformance DIR --engine llvm",
             "mutate --only a --only b --programs 9",
             "suites git redis",

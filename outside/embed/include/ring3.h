@@ -88,6 +88,9 @@ int ring3_set_fields(ring3_vm *vm, const struct ring3_field *fields, size_t coun
 int ring3_set_budget(ring3_vm *vm, uint64_t instructions);
 /* Programs whose result may be another one are refused. */
 int ring3_set_results(ring3_vm *vm, int64_t least, int64_t greatest);
+/* Hides the programs' constants in their code with this secret number, so that who writes a program does not choose what bytes can be
+ * executed; 0, the default: they are not hidden. */
+int ring3_set_blinding(ring3_vm *vm, uint64_t secret);
 /* The application's types (BTF), by which objects are relocated (CO-RE). */
 int ring3_set_types(ring3_vm *vm, const void *btf, size_t length);
 /* What ring3_program_log() has: 0 nothing, 1 and 2 as for BPF_PROG_LOAD. */

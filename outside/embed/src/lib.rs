@@ -27,7 +27,7 @@ mod vm;
 pub use budget::Bound;
 pub use context::{Context, Field, FieldKind};
 pub use error::Error;
-pub use map::Map;
+pub use map::{Entry, Map};
 pub use program::Program;
 pub use raw::Arguments;
 pub use ring3_object::Kernel;

@@ -11,6 +11,9 @@ use ring3_uapi::Errno;
 
 use crate::Error;
 
+/// A key and its value.
+pub type Entry = (Vec<u8>, Vec<u8>);
+
 /// How often a bucket is looked at that others change meanwhile.
 const BUCKET_TRIES: u32 = 1000;
 
@@ -140,7 +143,7 @@ impl Map {
     ///
     /// # Errors
     /// The map has no keys.
-    pub fn entries(&self) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Error> {
+    pub fn entries(&self) -> Result<Vec<Entry>, Error> {
         let map = self.inner.own.map();
         let mut keys = std::collections::BTreeSet::new();
         if map.geometry().is_hash() {

@@ -75,6 +75,7 @@ pub struct Settings {
     pub(crate) engine: Engine,
     pub(crate) budget: Option<u64>,
     pub(crate) helpers: BTreeSet<u32>,
+    pub(crate) blinding: Option<u64>,
     pub(crate) cookie: u64,
     pub(crate) results: Option<(i64, i64)>,
     pub(crate) only: BTreeSet<String>,
@@ -90,6 +91,7 @@ impl Settings {
             engine: Engine::Jit,
             budget: None,
             helpers,
+            blinding: None,
             cookie: 0,
             results: None,
             only: BTreeSet::new(),
@@ -106,6 +108,12 @@ impl Settings {
     /// ended ([`crate::CallError::OutOfBudget`]). What helpers and functions do is not counted.
     pub fn budget(self, instructions: u64) -> Settings {
         Settings { budget: Some(instructions), ..self }
+    }
+
+    /// Hides the constants of programs in their code, with this secret number, as the kernel does with `net.core.bpf_jit_harden`:
+    /// who writes a program does not choose what bytes can be executed. It costs time at each constant.
+    pub fn blinding(self, secret: u64) -> Settings {
+        Settings { blinding: Some(secret), ..self }
     }
 
     /// What `bpf_get_attach_cookie` returns.

@@ -185,7 +185,7 @@ impl Vm {
     /// A map that is there already.
     fn same(&self, definition: &MapDef, map: Map) -> Result<Map, Error> {
         let is_ours = lock(&self.runner).maps().iter().any(|own| std::sync::Arc::ptr_eq(own, map.own()));
-        let header = map.own().map().header().clone();
+        let header = *map.own().map().header();
         let is_alike = header.map_type == definition.map_type
             && header.key_size == definition.key_size
             && header.value_size == definition.value_size
@@ -368,7 +368,7 @@ impl Vm {
             Engine::Jit => {
                 let plan = plan(program, settings.budget)
                     .map_err(|why| Error::Budget(format!("the program {name}: {why}")))?;
-                let options = Options { rounds: plan.rounds, ..Options::default() };
+                let options = Options { blinding: settings.blinding, rounds: plan.rounds };
                 let code = ring3_jit::compile(program, &options).map_err(Error::Compiler)?;
                 let placed = lock(&self.runner).place(program, &code, &wanted, plan.rounds.is_some())?;
                 (placed, code.bytes, plan.bound)

@@ -243,6 +243,18 @@ fn only_allowed_helpers_are_called() {
 }
 
 #[test]
+fn constants_are_hidden_on_demand() {
+    let (vm, text) = (vm(), "r0 = 0x12345678\nexit");
+    let holds = |settings: &Settings| {
+        let program = vm.load_text(text, settings).expect("valid");
+        assert_eq!(program.call(&mut []), Ok(0x1234_5678));
+        program.code().windows(4).any(|bytes| bytes == 0x1234_5678u32.to_le_bytes())
+    };
+    assert!(holds(&memory(0)));
+    assert!(!holds(&memory(0).blinding(0x1234_5678_9abc)));
+}
+
+#[test]
 fn results_can_be_restricted() {
     let (vm, settings) = (vm(), memory(0).results(0, 1));
     assert!(vm.load_text("r0 = 1\nexit", &settings).is_ok());

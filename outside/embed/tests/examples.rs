@@ -32,11 +32,10 @@ fn has(tool: &str) -> bool {
     has
 }
 
-/// The directory that cargo has put the libraries into: that of this test, or the one above.
+/// The directory that cargo has put the libraries into: that of this test.
 fn libraries() -> PathBuf {
     let own = std::env::current_exe().expect("a path");
-    let deps = own.parent().expect("a directory").to_owned();
-    deps
+    own.parent().expect("a directory").to_owned()
 }
 
 impl Place {

@@ -286,7 +286,7 @@ impl Runner {
     }
 
     /// The same, in memory that other processes can share by its file: a fresh one, or one that was made for such a map.
-    /// Ring buffers ring [`Runner::wait`].
+    /// Ring buffers wake [`Bell::wait`].
     ///
     /// # Errors
     /// Those of `BPF_MAP_CREATE`; the file is another one.

@@ -156,7 +156,9 @@ pub(super) struct Machine {
 /// What a machine has for C. Handles are boxes that stay.
 pub(super) struct State {
     settings: Settings,
+    #[expect(clippy::vec_box, reason = "C has their addresses")]
     pub(super) programs: Vec<Box<Program>>,
+    #[expect(clippy::vec_box, reason = "C has their addresses")]
     pub(super) maps: Vec<Box<Map>>,
     pub(super) reused: Maps,
 }
@@ -303,6 +305,11 @@ settings! {
             return Err(Failure::invalid("no number is between these"));
         }
         machine.set(|settings| Ok(settings.results(least, greatest)))
+    }
+
+    /// `ring3_set_blinding`
+    fn ring3_set_blinding(machine, secret: u64) {
+        machine.set(|settings| Ok(Settings { blinding: (secret != 0).then_some(secret), ..settings }))
     }
 
     /// `ring3_set_types`
