@@ -33,13 +33,10 @@ static void count(__u32 port)
 SEC("request")
 int filter(struct request *request)
 {
-	static const char admin[] = "/admin";
-
 	seen++;
 	count(request->port);
-	for (int i = 0; i < sizeof(admin) - 1; i++)
-		if (request->path[i] != admin[i])
-			return VERDICT_PASS;
+	if (bpf_strncmp(request->path, sizeof("/admin") - 1, "/admin") != 0)
+		return VERDICT_PASS;
 	if (is_known(request->user, sizeof(request->user)))
 		return VERDICT_PASS;
 	bpf_ringbuf_output(&refused, request, sizeof(*request), 0);

@@ -69,13 +69,17 @@ fn a_child_calls_programs_and_shares_the_maps() {
     let vm = with_function();
     let (map, program) = counting(&vm, Engine::Jit);
     assert_eq!(program.call(&mut 5u64.to_le_bytes()), Ok(0));
+    let settings = Settings::new(Context::none());
+    let ids = vm.load_text("call bpf_get_current_pid_tgid\nr0 >>= 32\nexit", &settings).expect("valid");
+    assert_eq!(ids.call(&mut []), Ok(u64::from(std::process::id())));
     for _ in 0..3 {
         // SAFETY: the child only calls a program and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let called = program.call(&mut 5u64.to_le_bytes());
+            let is_child = ids.call(&mut []) == Ok(u64::from(std::process::id()));
             // SAFETY: ends the child without what the test runner does at an end.
-            unsafe { libc::_exit(if called == Ok(6) { 0 } else { 1 }) };
+            unsafe { libc::_exit(if called == Ok(6) && is_child { 0 } else { 1 }) };
         }
         let mut status = 0;
         // SAFETY: waits for the child that was made above.

@@ -238,7 +238,7 @@ impl<'a> Explorer<'a> {
                 | Kind::MapValue(_)
                 | Kind::Memory { .. }
         );
-        if !is_memory || pointer.nullable {
+        if !is_memory {
             let kind = pointer.kind_name();
             return refuse(Errno::EACCES, format!("R{register} type={kind}: {name} wants a pointer to memory"));
         }

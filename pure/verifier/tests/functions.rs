@@ -122,6 +122,18 @@ fn memory_that_a_function_returns_is_compared_with_null_first() {
 }
 
 #[test]
+fn memory_that_may_be_null_is_given_to_nobody() {
+    let find = function(vec![], Returned::Memory { bytes: 8, write: true, nullable: true });
+    let parameters = vec![Parameter::Memory { bytes: 8, how: Use::Reads }];
+    let read = Signature { number: Some(8), name: "read".into(), ..function(parameters, Returned::Number(0..=0)) };
+    let policy = Policy { functions: vec![find, read], ..Policy::memory(0) };
+    let text = format!("call visit\nr1 = r0\nCHECK\ncall {}\nout:\nr0 = 0\nexit", FIRST + 1);
+    let unchecked = said_with(policy.clone(), &text.replace("CHECK", ""));
+    assert_eq!(unchecked, "R1 invalid mem access 'mem_or_null'");
+    assert_eq!(said_with(policy, &text.replace("CHECK", "if r1 == 0 goto out")), "");
+}
+
+#[test]
 fn callx_names_a_function_by_its_number() {
     assert_eq!(said(number(), "r6 = 7\nr1 = 1\ncallx r6\nexit"), "");
     assert!(said(number(), "r6 = 7\nr1 = 99\ncallx r6\nexit").contains("visit wants"));
