@@ -12,7 +12,7 @@ use crate::bench::{Goal, Limit, bench_binary_of, machine, machine_text};
 use crate::bench_options::{Output, count};
 
 const ROUNDS: usize = 15;
-const COLUMNS: [&str; 5] = ["ring3", "rbpf", "native", "ring3-interpreter", "rbpf-interpreter"];
+const COLUMNS: [&str; 6] = ["ring3", "ring3 by C", "rbpf", "native", "ring3-interpreter", "rbpf-interpreter"];
 /// The row that is not of calls but of instructions.
 const LOOP: &str = "loop";
 
@@ -57,6 +57,11 @@ impl Figures {
             Goal {
                 text: "a call of an empty program, ns".into(),
                 figure: self.ns("empty", "ring3"),
+                limit: Limit::AtMost(5.0),
+            },
+            Goal {
+                text: "the same by ring3_call, ns".into(),
+                figure: self.ns("empty", "ring3 by C"),
                 limit: Limit::AtMost(5.0),
             },
             Goal { text: "the loop's time by rbpf's".into(), figure: ratio(LOOP), limit: Limit::AtMost(1.1) },

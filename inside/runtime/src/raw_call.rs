@@ -7,7 +7,7 @@ use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, compiler_fence};
 
-use ring3_layout::control::{ATTACHMENT_FUEL, Attachment, Called, called};
+use ring3_layout::control::{ATTACHMENT_CPU_SLOT, ATTACHMENT_FUEL, Attachment, Called, called};
 use ring3_layout::thread::ThreadBlock;
 
 use crate::raw_buffers::discard_open;
@@ -30,7 +30,8 @@ pub unsafe fn call(base: u64, context: u64, slot: &AtomicU64) -> Called {
     // SAFETY: the running thread's own block, or null.
     let Some(tb) = (unsafe { block.as_mut() }) else { return Called { result: 0, status: called::NO_BLOCK } };
     // (What programs lie on is below.)
-    let here = &raw const block as u64;
+    let here = 0u8;
+    let here = &raw const here as u64;
     if tb.guard.load(Relaxed) != 0 {
         // SAFETY: as for this function.
         return unsafe { call_within(base, tb, here, context, slot) };
@@ -70,14 +71,28 @@ unsafe fn run(tb: &mut ThreadBlock, context: u64, slot: &AtomicU64) -> Called {
     let Some(attachment) = (unsafe { attachment.as_ref() }) else {
         return Called { result: 0, status: called::UNLOADED };
     };
+    let called = if attachment.flags & (ATTACHMENT_CPU_SLOT | ATTACHMENT_FUEL) == 0 {
+        // SAFETY: the caller's promise.
+        Called { result: unsafe { run_here(tb, attachment, context) }, status: called::RAN }
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { run_more(tb, attachment, context) }
+    };
+    compiler_fence(Release);
+    called
+}
+
+/// Runs a program that needs a CPU's slot, or counts rounds. (Apart: what others do needs fewer registers.)
+///
+/// # Safety
+/// As for `run_here`.
+#[inline(never)]
+unsafe fn run_more(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) -> Called {
     // SAFETY: the caller's promise.
     let result = unsafe { run_here(tb, attachment, context) };
-    let mut status = called::RAN;
-    if attachment.flags & ATTACHMENT_FUEL != 0 && tb.fuel < 0 {
-        cold_path();
-        status = called::OUT_OF_FUEL;
+    let is_dry = attachment.flags & ATTACHMENT_FUEL != 0 && tb.fuel < 0;
+    if is_dry {
         discard_open(tb);
     }
-    compiler_fence(Release);
-    Called { result, status }
+    Called { result, status: if is_dry { called::OUT_OF_FUEL } else { called::RAN } }
 }

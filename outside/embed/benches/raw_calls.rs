@@ -3,6 +3,7 @@
 //! Engines take turns over a row, and a time is that of the fastest round (interference only ever adds). rbpf has no maps.
 
 use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_void};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -42,6 +43,7 @@ const LOOKUP: &str = "
 out:
     exit";
 const FUNCTION: &str = "r1 = 5\ncall 7\nexit";
+const PLAIN: &str = "r1 = 5\ncall 8\nexit";
 
 fn looping() -> String {
     format!("r0 = 0\nr2 = {LOOP_ROUNDS}\nagain:\nr0 += r2\nr0 ^= 3\nr3 = r0\nr2 += -1\nif r2 != 0 goto again\nexit")
@@ -57,6 +59,78 @@ fn ours<'a>(program: Program) -> Call<'a> {
             let _ = black_box(program.call(black_box(&mut memory)));
         }
     })
+}
+
+type Plainly = unsafe extern "C" fn(u64, u64, u64, u64, u64, *mut c_void) -> u64;
+
+// Of the library's C API, as C calls it.
+unsafe extern "C" {
+    fn ring3_vm_new() -> *mut c_void;
+    fn ring3_set_memory(vm: *mut c_void, bytes: u32, writable: i32) -> i32;
+    #[rustfmt::skip]
+    fn ring3_register(
+        vm: *mut c_void,
+        name: *const c_char,
+        number: i64,
+        function: Plainly,
+        data: *mut c_void,
+        parameters: *const c_void,
+        count: usize,
+        result: *const c_void,
+    ) -> i32;
+    #[rustfmt::skip]
+    fn ring3_map_create(
+        vm: *mut c_void,
+        name: *const c_char,
+        map_type: u32,
+        key: u32,
+        value: u32,
+        entries: u32,
+        flags: u32,
+    ) -> *const c_void;
+    fn ring3_map_update(map: *const c_void, key: *const c_void, value: *const c_void, flags: u64) -> i32;
+    fn ring3_load_text(vm: *mut c_void, name: *const c_char, text: *const c_char) -> i32;
+    fn ring3_program_find(vm: *mut c_void, name: *const c_char) -> *const c_void;
+    fn ring3_call(program: *const c_void, context: *mut u8, bytes: usize, result: *mut u64) -> i32;
+}
+
+/// A program of a machine of the C API, with the same maps. (It lives as long as the process.)
+fn by_c<'a>(text: &str) -> Call<'a> {
+    let (text, none) = (CString::new(text).expect("text"), std::ptr::null_mut::<c_void>());
+    // (The register r1 goes to the function, whatever it is.)
+    let anything = [0u64; 4];
+    // SAFETY: makes a machine.
+    let vm = unsafe { ring3_vm_new() };
+    // SAFETY: the machine that was made.
+    let set = unsafe { ring3_set_memory(vm, MEMORY_BYTES as u32, 1) };
+    // SAFETY: as above, with a function and one `struct ring3_parameter` of zeros.
+    let registered =
+        unsafe { ring3_register(vm, c"same".as_ptr(), 8, same, none, anything.as_ptr().cast(), 1, none) };
+    // SAFETY: as above.
+    let array = unsafe { ring3_map_create(vm, c"array".as_ptr(), 2, 4, 8, 16, 0) };
+    // SAFETY: as above.
+    let hash = unsafe { ring3_map_create(vm, c"hash".as_ptr(), 1, 8, 8, 1024, 0) };
+    for key in 0..512u64 {
+        // SAFETY: a map of words that was made.
+        unsafe { ring3_map_update(hash, (&raw const key).cast(), (&raw const key).cast(), 0) };
+    }
+    // SAFETY: as above.
+    let loaded = unsafe { ring3_load_text(vm, c"text".as_ptr(), text.as_ptr()) };
+    assert!(set == 0 && registered == 0 && !array.is_null() && loaded == 0, "{text:?}");
+    // SAFETY: as above.
+    let program = unsafe { ring3_program_find(vm, c"text".as_ptr()) };
+    let mut memory = [0u8; MEMORY_BYTES];
+    Box::new(move |count| {
+        let mut result = 0;
+        for _ in 0..count {
+            // SAFETY: a program for contexts of so many bytes.
+            black_box(unsafe { ring3_call(black_box(program), memory.as_mut_ptr(), MEMORY_BYTES, &raw mut result) });
+        }
+    })
+}
+
+unsafe extern "C" fn same(number: u64, _: u64, _: u64, _: u64, _: u64, _: *mut c_void) -> u64 {
+    number
 }
 
 extern "C" fn nothing(_: *mut u8, _: u64) -> u64 {
@@ -122,6 +196,9 @@ fn main() {
     for (row, text, for_rbpf) in rows {
         let mut columns: BTreeMap<&str, Call<'_>> = BTreeMap::new();
         columns.insert("ring3", load(text, Engine::Jit));
+        // (What the C API is for: a function of C, called without anything between.)
+        let plain = if row == "function" { PLAIN } else { text };
+        columns.insert("ring3 by C", by_c(plain));
         columns.insert("ring3-interpreter", load(text, Engine::Interpreter));
         if for_rbpf {
             columns.insert("rbpf", rbpf(text, true));

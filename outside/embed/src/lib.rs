@@ -31,7 +31,7 @@ pub use map::{Entry, Map};
 pub use program::Program;
 pub use raw::Arguments;
 pub use ring3_object::Kernel;
-pub use ring3_run::CallError;
+pub use ring3_run::{CallError, Plain};
 pub use ring3_verifier::{Parameter, Returned, Use};
 pub use settings::{Engine, Function, Maps, Settings};
 pub use vm::{Object, Vm};

@@ -14,6 +14,7 @@ pub struct Program {
     inner: Arc<Inner>,
 }
 
+/// What a program is.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) name: String,
@@ -29,6 +30,11 @@ pub(crate) struct Inner {
 impl Program {
     pub(crate) fn new(inner: Inner) -> Program {
         Program { inner: Arc::new(inner) }
+    }
+
+    /// What C has the address of, which stays as long as there is a clone.
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
     }
 
     /// Its name.
@@ -99,7 +105,7 @@ impl Program {
 
     /// Its instructions in the kernel's notation, a line each.
     pub fn listing(&self) -> String {
-        ring3_isa::listing(&self.inner.insns)
+        self.inner.listing()
     }
 
     /// Its machine code, if it was compiled: before it was placed, so distances to helpers are 0.
@@ -118,6 +124,12 @@ impl Program {
     /// [`CallError::StillRunning`]: it still runs after 10 s, or this is called by a function that it has called; [`CallError::Unloaded`].
     pub fn unload(&self) -> Result<(), CallError> {
         self.inner.placed.unload()
+    }
+}
+
+impl Inner {
+    pub(crate) fn listing(&self) -> String {
+        ring3_isa::listing(&self.insns)
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 
 use ring3_object::Kernel;
-use ring3_run::FunctionBody;
+use ring3_run::{FunctionBody, Plain};
 use ring3_uapi::helper;
 use ring3_verifier::{Parameter, Returned, Signature};
 
@@ -180,7 +180,13 @@ fn helper_named(name: &str) -> Option<u32> {
 /// (`extern int name(...) __ksym;`).
 pub struct Function {
     pub(crate) signature: Signature,
-    pub(crate) body: Box<FunctionBody>,
+    pub(crate) body: Body,
+}
+
+/// What a function does.
+pub(crate) enum Body {
+    Closure(Box<FunctionBody>),
+    Plain(Plain),
 }
 
 impl fmt::Debug for Function {
@@ -201,18 +207,13 @@ impl Function {
         let signature = Signature { name: name.to_owned(), number: None, parameters, result };
         let told = signature.clone();
         let body = move |words: [u64; 5]| body(&Arguments::new(words, &told));
-        Function { signature, body: Box::new(body) }
+        Function { signature, body: Body::Closure(Box::new(body)) }
     }
 
-    /// The same for a body that gets the registers as they are.
-    pub(crate) fn bare(
-        name: &str,
-        parameters: Vec<Parameter>,
-        result: Returned,
-        body: impl Fn([u64; 5]) -> u64 + Send + Sync + 'static,
-    ) -> Function {
+    /// The same for a function of C, which gets the registers as they are. If any number is its result, programs call it directly.
+    pub fn plain(name: &str, parameters: Vec<Parameter>, result: Returned, function: Plain) -> Function {
         let signature = Signature { name: name.to_owned(), number: None, parameters, result };
-        Function { signature, body: Box::new(body) }
+        Function { signature, body: Body::Plain(function) }
     }
 
     /// Gives it a number, by which instructions call it: it hides the helper with this number.

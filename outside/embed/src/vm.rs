@@ -16,7 +16,7 @@ use ring3_verifier::{FUNCTION_FIRST, Input, MapShape, Policy, Report, Signature,
 
 use crate::budget::plan;
 use crate::program::{Inner, refused};
-use crate::settings::{Maps, Source};
+use crate::settings::{Body, Maps, Source};
 use crate::{Bound, Engine, Error, Function, Map, Program, Settings};
 
 /// Where an application's programs, maps and functions are. Programs and maps that it has made stay when it is dropped.
@@ -119,7 +119,10 @@ impl Vm {
         if let Some(other) = same {
             return Err(Error::Settings(format!("{} has the name or number of {}", signature.name, other.name)));
         }
-        let number = lock(&self.runner).add_function(&signature, body)?;
+        let number = match body {
+            Body::Closure(body) => lock(&self.runner).add_function(&signature, body)?,
+            Body::Plain(function) => lock(&self.runner).add_plain_function(&signature, function)?,
+        };
         known.functions.push(signature);
         debug_assert_eq!(number, FUNCTION_FIRST + known.functions.len() as u32 - 1);
         Ok(())

@@ -122,6 +122,28 @@ fn a_result_outside_of_its_range_is_an_error_and_harms_nobody() {
 }
 
 #[test]
+fn a_wrong_result_is_the_error_of_its_own_run_only() {
+    let vm = vm();
+    let wrong = Function::new("wrong", vec![], Returned::Number(0..=0), |_| 1);
+    vm.register(wrong.numbered(7)).expect("free");
+    vm.register(Function::new("right", vec![], Returned::Number(0..=0), |_| 0).numbered(8)).expect("free");
+    let inner = vm.load_text("call 8\nexit", &memory(0, Engine::Jit)).expect("valid");
+    let calls = Function::new("inner", vec![], any(), move |_| u64::from(inner.call(&mut []) == Ok(0)));
+    vm.register(calls.numbered(9)).expect("free");
+    for engine in ENGINES {
+        let text = "call 7\ncall 9\n*(u64 *)(r6 +0) = r0\nexit".replace("call 7", "r6 = r1\ncall 7");
+        let outer = vm.load_text(&text, &memory(8, engine)).expect("valid");
+        let mut bytes = [0; 8];
+        assert_eq!(
+            outer.call(&mut bytes),
+            Err(CallError::Result { function: "wrong".into(), result: 1 }),
+            "{engine:?}"
+        );
+        assert_eq!(u64::from_le_bytes(bytes), 1, "{engine:?}: the inner run went well");
+    }
+}
+
+#[test]
 fn memory_that_a_function_returns_is_read_and_null_is_no_crash() {
     static TABLE: [AtomicU64; 2] = [AtomicU64::new(11), AtomicU64::new(22)];
     let vm = vm();

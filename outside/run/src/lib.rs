@@ -38,9 +38,9 @@ use raw_program::Parts;
 use raw_region::{Memory, Region};
 use text::Text;
 
-pub use raw_function::FunctionBody;
+pub use raw_function::{FunctionBody, Plain, PlainFunction};
 pub use raw_interpreted::{POINTERS_MAX, Pointer};
-pub use raw_program::{CallError, Program};
+pub use raw_program::{CallError, Ended, Program};
 pub use wait::{map_context, possible_cpus};
 
 /// The doorbell of ring buffers whose consumers are in this process.
@@ -305,8 +305,20 @@ impl Runner {
     /// # Errors
     /// There is no room.
     pub fn add_function(&mut self, signature: &Signature, body: Box<FunctionBody>) -> Result<u32, Error> {
+        self.add(signature, body, None)
+    }
+
+    /// The same for a function of C.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn add_plain_function(&mut self, signature: &Signature, function: Plain) -> Result<u32, Error> {
+        self.add(signature, Box::new(move |words| function.call(words)), Some(function))
+    }
+
+    fn add(&mut self, signature: &Signature, body: Box<FunctionBody>, plain: Option<Plain>) -> Result<u32, Error> {
         let returned = if let Returned::Memory { bytes, .. } = signature.result { bytes } else { 0 };
-        let function = Arc::new(Function::new(signature, body));
+        let function = Arc::new(Function::new(signature, body, plain));
         let stub = function.stub();
         let span = self.shared.place(stub.len(), |_| Ok(stub))?;
         let mut kept = self.shared.kept();
@@ -388,7 +400,7 @@ impl Runner {
         let span = self.shared.place_code(code)?;
         let entry = self.shared.text_address(span.start + u64::from(code.entry));
         let fuel = if has_budget || program.needs_fuel() { ATTACHMENT_FUEL } else { 0 };
-        let calls_functions = program.helpers().iter().any(|id| self.is_function(*id));
+        let calls_functions = program.helpers().iter().any(|id| self.is_checked(*id));
         Ok(self.program(
             program,
             wanted,
@@ -409,8 +421,10 @@ impl Runner {
         Ok(self.program(program, wanted, Placed { span, entry, flags: 0, run: Some(run), has_trouble: true }))
     }
 
-    fn is_function(&self, id: u32) -> bool {
-        (id.wrapping_sub(FUNCTION_FIRST) as usize) < self.shared.kept().functions.len()
+    /// Whether it is a function with which runs can have trouble.
+    fn is_checked(&self, id: u32) -> bool {
+        let index = id.wrapping_sub(FUNCTION_FIRST) as usize;
+        self.shared.kept().functions.get(index).is_some_and(|(function, _)| function.is_checked())
     }
 
     fn program(&self, program: &Verified, wanted: &Wanted, placed: Placed) -> Program {

@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,8 +16,41 @@ use ring3_verifier::{Returned, Signature};
 /// What a function does with r1 to r5.
 pub type FunctionBody = dyn Fn([u64; 5]) -> u64 + Send + Sync;
 
+/// A function of C: r1 to r5, and what it was registered with.
+pub type PlainFunction = unsafe extern "C" fn(u64, u64, u64, u64, u64, *mut c_void) -> u64;
+
+/// A function of C with what it was registered with. Where nobody relies on its result, programs call it without anything between.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain {
+    function: PlainFunction,
+    data: *mut c_void,
+}
+
+// SAFETY: who made it has promised that it can be called from any thread.
+unsafe impl Send for Plain {}
+// SAFETY: as above.
+unsafe impl Sync for Plain {}
+
+impl Plain {
+    /// A function that gets `data` with each call.
+    ///
+    /// # Safety
+    /// It can be called with `data` from any thread, as long as there are programs that can, and does not unwind.
+    pub unsafe fn new(function: PlainFunction, data: *mut c_void) -> Plain {
+        Plain { function, data }
+    }
+
+    /// Calls it.
+    pub fn call(&self, [r1, r2, r3, r4, r5]: [u64; 5]) -> u64 {
+        // SAFETY: the promise of `new`.
+        unsafe { (self.function)(r1, r2, r3, r4, r5, self.data) }
+    }
+}
+
 /// A function of this process that programs can call.
 pub(crate) struct Function {
+    /// It is called without anything between.
+    direct: Option<Plain>,
     name: String,
     parameters: usize,
     /// Results that the verifier lets programs rely on.
@@ -59,8 +93,9 @@ pub(crate) fn note(trouble: Trouble) {
     IS_THERE.set(true);
 }
 
-/// Whether the run that this thread is in has had trouble.
-#[inline(always)]
+/// Whether the run that this thread is in has had trouble. (Not inlined: where the word is may take a call to find out, which others
+/// than those who ask are not to make.)
+#[inline(never)]
 pub(crate) fn has_trouble() -> bool {
     IS_THERE.get()
 }
@@ -83,7 +118,7 @@ fn set_aside() -> Option<Trouble> {
 
 impl Function {
     /// What the signature says. A result outside of its range, which is the run's error, is replaced by one that is inside.
-    pub(crate) fn new(signature: &Signature, body: Box<FunctionBody>) -> Function {
+    pub(crate) fn new(signature: &Signature, body: Box<FunctionBody>, plain: Option<Plain>) -> Function {
         let zeros = |bytes: u32| vec![0u64; bytes.div_ceil(8) as usize].into_boxed_slice();
         let (range, memory) = match signature.result {
             Returned::Nothing => (i64::MIN..=i64::MAX, zeros(0)),
@@ -94,7 +129,8 @@ impl Function {
         };
         let instead = if memory.is_empty() { *range.start() } else { memory.as_ptr() as i64 };
         let (name, parameters) = (signature.name.clone(), signature.parameters.len());
-        Function { name, parameters, range, instead, _memory: memory, body }
+        let direct = plain.filter(|_| range == (i64::MIN..=i64::MAX));
+        Function { direct, name, parameters, range, instead, _memory: memory, body }
     }
 
     /// Calls it.
@@ -118,9 +154,17 @@ impl Function {
         self.instead as u64
     }
 
+    /// Whether a run can have trouble with it.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.direct.is_none()
+    }
+
     /// The code of a stub for a function at this address, which stays there.
     pub(crate) fn stub(&self) -> Vec<u8> {
         const MOV_R9: [u8; 2] = [0x49, 0xb9];
+        if let Some(Plain { function, data }) = self.direct {
+            return stub(MOV_R9, data as u64, function as *const () as u64);
+        }
         stub(MOV_R9, std::ptr::from_ref(self) as u64, enter_function as *const () as u64)
     }
 }

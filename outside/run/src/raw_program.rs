@@ -95,6 +95,11 @@ impl fmt::Debug for Program {
     }
 }
 
+/// A run that has ended.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Ended(Called);
+
 /// What a [`Program`] is made of.
 pub(crate) struct Parts {
     pub(crate) attachment: Attachment,
@@ -163,12 +168,27 @@ impl Program {
     /// in it lead to what the program was verified for.
     #[inline]
     pub unsafe fn call_at(&self, context: *mut u8) -> Result<u64, CallError> {
+        // SAFETY: the caller's promise.
+        let ended = unsafe { self.run_at(context) };
+        self.result(ended).map_or_else(|| self.outcome(ended), Ok)
+    }
+
+    /// Runs the program on a context at an address, and leaves what came of it to [`Program::result`] and [`Program::outcome`]. Never
+    /// panics.
+    ///
+    /// # Safety
+    /// As for [`Program::call_at`].
+    #[inline]
+    pub unsafe fn run_at(&self, context: *mut u8) -> Ended {
         // SAFETY: the slot holds 0 or the address of the attachment, which names a verified program; the caller has a context.
-        let called = unsafe { (self.enter)(context as u64, &self.slot) };
-        if called.status == called::RAN && !(self.has_trouble && has_trouble()) {
-            return Ok(called.result);
-        }
-        self.outcome(called)
+        Ended(unsafe { (self.enter)(context as u64, &self.slot) })
+    }
+
+    /// The result of a run that this thread has just had; `None`: ask [`Program::outcome`]. Never panics.
+    #[inline]
+    pub fn result(&self, ended: Ended) -> Option<u64> {
+        let Ended(called) = ended;
+        (called.status == called::RAN && !(self.has_trouble && has_trouble())).then_some(called.result)
     }
 
     #[cold]
@@ -176,8 +196,16 @@ impl Program {
         CallError::ContextTooShort { given, wanted: self.context_bytes }
     }
 
+    /// What came of a run that this thread has just had.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    ///
+    /// # Panics
+    /// With the panic of a function that the program has called.
     #[cold]
-    fn outcome(&self, called: Called) -> Result<u64, CallError> {
+    pub fn outcome(&self, ended: Ended) -> Result<u64, CallError> {
+        let Ended(called) = ended;
         match called.status {
             called::RAN if self.has_trouble => match take_trouble() {
                 None => Ok(called.result),

@@ -8,8 +8,12 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ring3_run::PlainFunction;
+
 use crate::settings::Source;
-use crate::{CallError, Context, Engine, Error, Field, FieldKind, Function, Map, Maps, Parameter, Program, Returned};
+use crate::{
+    CallError, Context, Engine, Error, Field, FieldKind, Function, Map, Maps, Parameter, Plain, Program, Returned,
+};
 use crate::{Settings, Use, Vm};
 
 /// Numbers of failures (`RING3_E...`).
@@ -153,11 +157,10 @@ pub(super) struct Machine {
     pub(super) state: Mutex<State>,
 }
 
-/// What a machine has for C. Handles are boxes that stay.
+/// What a machine has for C, which has addresses of programs' inside and of maps.
 pub(super) struct State {
     settings: Settings,
-    #[expect(clippy::vec_box, reason = "C has their addresses")]
-    pub(super) programs: Vec<Box<Program>>,
+    pub(super) programs: Vec<Program>,
     #[expect(clippy::vec_box, reason = "C has their addresses")]
     pub(super) maps: Vec<Box<Map>>,
     pub(super) reused: Maps,
@@ -397,27 +400,6 @@ struct CResult {
     greatest: i64,
 }
 
-/// `ring3_function`
-type CFunction = unsafe extern "C" fn(u64, u64, u64, u64, u64, *mut c_void) -> u64;
-
-/// A function of C with what it is given.
-struct Callee {
-    function: CFunction,
-    data: *mut c_void,
-}
-
-// SAFETY: the application calls programs from any thread, and so has its functions called; `ring3.h` says so.
-unsafe impl Send for Callee {}
-// SAFETY: as above.
-unsafe impl Sync for Callee {}
-
-impl Callee {
-    fn call(&self, [r1, r2, r3, r4, r5]: [u64; 5]) -> u64 {
-        // SAFETY: the application has registered a function of this type, for these arguments.
-        unsafe { (self.function)(r1, r2, r3, r4, r5, self.data) }
-    }
-}
-
 fn parameter(told: &CParameter) -> Result<Parameter, Failure> {
     let how = match told.how {
         0 => Use::Reads,
@@ -458,7 +440,7 @@ unsafe extern "C" fn ring3_register(
     vm: *const Machine,
     name: *const c_char,
     number: i64,
-    function: Option<CFunction>,
+    function: Option<PlainFunction>,
     data: *mut c_void,
     parameters: *const CParameter,
     count: usize,
@@ -475,8 +457,9 @@ unsafe extern "C" fn ring3_register(
         let result = returned(unsafe { result.as_ref() })?;
         let function = function.ok_or_else(|| Failure::invalid("the function is NULL"))?;
         let parameters = parameters.iter().map(parameter).collect::<Result<Vec<Parameter>, Failure>>()?;
-        let callee = Callee { function, data };
-        let mut made = Function::bare(name, parameters, result, move |words| callee.call(words));
+        // SAFETY: this function's contract; functions of C do not unwind.
+        let function = unsafe { Plain::new(function, data) };
+        let mut made = Function::plain(name, parameters, result, function);
         match u32::try_from(number) {
             Ok(number) => made = made.numbered(number),
             Err(_) if number == -1 => {}

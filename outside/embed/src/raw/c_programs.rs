@@ -3,13 +3,15 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::c_api::{Failure, Machine, answered, guarded, listed, seen, text};
+use super::calls::call_packet;
+use crate::program::Inner;
 use crate::{Bound, CallError, Maps, Object, Program};
 
 impl Machine {
     /// Keeps what an object became; handles of the same names stay, and are found no more.
     fn keep(&self, object: &Object) {
         let mut state = self.state();
-        state.programs.extend(object.programs().iter().cloned().map(Box::new));
+        state.programs.extend(object.programs().iter().cloned());
         state.maps.extend(object.maps().iter().cloned().map(Box::new));
     }
 
@@ -21,7 +23,7 @@ impl Machine {
     }
 
     fn keep_program(&self, program: Program) -> c_int {
-        self.state().programs.push(Box::new(program));
+        self.state().programs.push(program);
         0
     }
 }
@@ -100,7 +102,7 @@ unsafe extern "C" fn ring3_load_text(vm: *const Machine, name: *const c_char, as
 /// # Safety
 /// `vm` is null or of `ring3_vm_new`, `name` is null or a string.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ring3_program_find(vm: *const Machine, name: *const c_char) -> *const Program {
+unsafe extern "C" fn ring3_program_find(vm: *const Machine, name: *const c_char) -> *const Inner {
     let found = guarded(|| {
         // SAFETY: this function's contract.
         let machine = unsafe { seen(vm, "the machine") }?;
@@ -109,7 +111,7 @@ unsafe extern "C" fn ring3_program_find(vm: *const Machine, name: *const c_char)
         let state = machine.state();
         let found = state.programs.iter().rev().find(|program| program.name() == name);
         let absent = || crate::Error::NotFound(format!("program {name}"));
-        Ok(std::ptr::from_ref::<Program>(found.ok_or_else(absent)?))
+        Ok(std::ptr::from_ref(found.ok_or_else(absent)?.inner()))
     });
     found.unwrap_or(std::ptr::null())
 }
@@ -122,29 +124,29 @@ unsafe extern "C" fn ring3_program_find(vm: *const Machine, name: *const c_char)
 /// is null or leads to a word.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ring3_call(
-    program: *const Program,
+    program: *const Inner,
     context: *mut c_void,
     bytes: usize,
     result: *mut u64,
 ) -> c_int {
-    let run = || {
-        // SAFETY: this function's contract.
-        let program = unsafe { seen(program, "the program") }?;
-        let wanted = program.context_bytes();
-        if bytes < wanted || context.is_null() && wanted > 0 {
-            return Err(
-                CallError::ContextTooShort { given: if context.is_null() { 0 } else { bytes }, wanted }.into()
-            );
-        }
-        // SAFETY: this function's contract.
-        let called = unsafe { program.placed().call_at(context.cast()) };
-        // SAFETY: this function's contract.
-        if let Some(result) = unsafe { result.as_mut() } {
-            *result = *called.as_ref().unwrap_or(&0);
-        }
-        called.map(|_| 0).map_err(Failure::from)
+    // SAFETY: this function's contract.
+    let Some(placed) = (unsafe { program.as_ref() }).map(|program| &program.placed) else {
+        return answered(|| Err(Failure::invalid("the program is NULL")));
     };
-    answered(run)
+    let wanted = placed.context_bytes();
+    let given = if context.is_null() { 0 } else { bytes };
+    if given < wanted {
+        return answered(|| Err(CallError::ContextTooShort { given, wanted }.into()));
+    }
+    // SAFETY: this function's contract.
+    let ended = unsafe { placed.run_at(context.cast()) };
+    // (What never panics needs no guard.)
+    let r0 = placed.result(ended);
+    // SAFETY: this function's contract.
+    if let Some(result) = unsafe { result.as_mut() } {
+        *result = r0.unwrap_or(0);
+    }
+    if r0.is_some() { 0 } else { answered(|| placed.outcome(ended).map(|_| 0).map_err(Failure::from)) }
 }
 
 /// `ring3_call_packet`
@@ -153,7 +155,7 @@ unsafe extern "C" fn ring3_call(
 /// As `ring3_call`; `packet` is null or leads to `packet_bytes` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ring3_call_packet(
-    program: *const Program,
+    program: *const Inner,
     context: *mut u8,
     context_bytes: usize,
     packet: *mut u8,
@@ -167,7 +169,7 @@ unsafe extern "C" fn ring3_call_packet(
         let context = unsafe { changed(context, context_bytes) }?;
         // SAFETY: as above.
         let packet = unsafe { changed(packet, packet_bytes) }?;
-        let called = program.call_packet(context, packet);
+        let called = call_packet(&program.placed, &program.context, context, packet);
         // SAFETY: this function's contract.
         if let Some(result) = unsafe { result.as_mut() } {
             *result = *called.as_ref().unwrap_or(&0);
@@ -191,11 +193,11 @@ unsafe fn changed<'a>(pointer: *mut u8, bytes: usize) -> Result<&'a mut [u8], Fa
 /// # Safety
 /// `program` is null or of `ring3_program_find`, and its machine is there.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ring3_program_unload(program: *const Program) -> c_int {
+unsafe extern "C" fn ring3_program_unload(program: *const Inner) -> c_int {
     answered(|| {
         // SAFETY: this function's contract.
         let program = unsafe { seen(program, "the program") }?;
-        program.unload()?;
+        program.placed.unload()?;
         Ok(0)
     })
 }
@@ -205,10 +207,10 @@ unsafe extern "C" fn ring3_program_unload(program: *const Program) -> c_int {
 /// # Safety
 /// `program` is null or of `ring3_program_find`, and its machine is there; `proved` is null or leads to an `int`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ring3_program_bound(program: *const Program, proved: *mut c_int) -> u64 {
+unsafe extern "C" fn ring3_program_bound(program: *const Inner, proved: *mut c_int) -> u64 {
     let bound = guarded(|| {
         // SAFETY: this function's contract.
-        let bound = unsafe { seen(program, "the program") }?.bound();
+        let bound = unsafe { seen(program, "the program") }?.bound;
         // SAFETY: this function's contract.
         if let Some(proved) = unsafe { proved.as_mut() } {
             *proved = c_int::from(matches!(bound, Bound::Proved(_)));
@@ -244,7 +246,7 @@ macro_rules! told {
             /// # Safety
             /// `program` is null or of `ring3_program_find`, and its machine is there; `to` is null or leads to `room` bytes.
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name(program: *const Program, to: *mut $to, room: usize) -> usize {
+            unsafe extern "C" fn $name(program: *const Inner, to: *mut $to, room: usize) -> usize {
                 let length = guarded(|| {
                     // SAFETY: this function's contract.
                     let $program = unsafe { seen(program, "the program") }?;
@@ -263,8 +265,8 @@ told! {
     fn ring3_program_listing(program, c_char, true) { program.listing().into_bytes() }
 
     /// `ring3_program_log`
-    fn ring3_program_log(program, c_char, true) { program.log().as_bytes().to_vec() }
+    fn ring3_program_log(program, c_char, true) { program.log.as_bytes().to_vec() }
 
     /// `ring3_program_code`
-    fn ring3_program_code(program, c_void, false) { program.code().to_vec() }
+    fn ring3_program_code(program, c_void, false) { program.code.clone() }
 }
