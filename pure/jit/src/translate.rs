@@ -4,6 +4,8 @@
 //! memory of the frame. Semantics are RFC 9669's: division by zero gives 0, remainder by zero the dividend, shifts use the
 //! low bits of their count, 32-bit results are zero-extended.
 
+mod host;
+
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
@@ -158,9 +160,6 @@ impl Masks {
 const ZERO: &str = "ring3_zero";
 /// The agent's routine that goes on with the program of a tail call, and with what that one goes on with.
 const TAIL_RUN: &str = "ring3_tail_run";
-/// The agent's routines that call a function of an extension's host, and find a variable of it.
-const HOST_CALL: &str = "ring3_host_call";
-const HOST_VARIABLE: &str = "ring3_host_variable";
 
 fn entry<E: Emitter>(emitter: &mut E) {
     let arguments = emitter.enter();
@@ -577,11 +576,7 @@ impl<E: Emitter> Translator<'_, E> {
                 let index = self.subprogram_at(target);
                 self.emitter.address_of(index, parameters(self.takes[index]))
             }
-            (None, Immediate::BtfId(_)) if self.program.call_word(at).is_some() => {
-                self.store_call_word(at);
-                let env = self.emitter.get(ENV);
-                self.emitter.call(External::Outside(Target::Symbol(HOST_VARIABLE)), &[env])
-            }
+            (None, Immediate::BtfId(_)) if self.program.call_word(at).is_some() => self.host_variable(at),
             // The verifier let no other reference through.
             (None, _) => self.constant(0),
         };
@@ -614,26 +609,6 @@ impl<E: Emitter> Translator<'_, E> {
             }
         };
         self.set(0, result);
-    }
-
-    /// The routine that is called next looks there.
-    fn store_call_word(&mut self, at: usize) {
-        if let Some(word) = self.program.call_word(at) {
-            let word = self.constant(word as i64);
-            let env = self.emitter.get(ENV);
-            self.emitter.store(Size::Dw, word, env, offset_of!(ThreadBlock, call_word) as i32);
-        }
-    }
-
-    /// A function of the host's. If it breaks its contract, no fuel is left.
-    fn call_host(&mut self, at: usize, id: u32) -> E::Value {
-        self.store_call_word(at);
-        let arguments = self.arguments(id);
-        let result = self.emitter.call(External::Outside(Target::Symbol(HOST_CALL)), &arguments);
-        let env = self.emitter.get(ENV);
-        let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
-        self.end_if_dry(fuel);
-        result
     }
 
     /// What a helper gets: those of r1 to r5 that it looks at, and the environment.
