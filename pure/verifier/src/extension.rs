@@ -17,6 +17,8 @@ use crate::{Refusal, deny, refuse};
 
 /// Distances above this are no bound (`BPF_MAX_VAR_OFF`).
 const DISTANCE_MAX: i64 = 1 << 29;
+/// Bytes of a pointer.
+const POINTER_BYTES: u32 = 8;
 
 impl Explorer<'_> {
     fn grant(&self) -> Result<Rc<Grant>, Refusal> {
@@ -53,8 +55,11 @@ impl Explorer<'_> {
             ));
         }
         let touched = bounds.0 as u32..bounds.1 as u32 + bytes;
+        // (All of a pointer: at a known offset. Some of its bytes are no pointer.)
+        let is_whole = bounds.0 == bounds.1 && bytes == POINTER_BYTES;
         let is_word = |field: &&HostField| field.at.start == touched.start && field.at.end == touched.end;
         if let Some(field) = object.fields.iter().find(is_word)
+            && is_whole
             && let HostValue::Object { object: to, nullable } = field.value
             && field.read
             && !write
@@ -113,6 +118,11 @@ impl Explorer<'_> {
         };
         if self.state.lock.is_some() {
             return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock");
+        }
+        if !self.state.references.is_empty() {
+            // (The function may never return: by longjmp(3), or as its thread's last.)
+            let message = format!("give back what is reserved before {} is called", function.symbol);
+            return refuse(Errno::EINVAL, message);
         }
         for (register, parameter) in (1..).zip(&function.parameters) {
             self.host_argument(&grant, function, register, parameter)?;
@@ -210,6 +220,10 @@ impl Explorer<'_> {
         let mut text = String::new();
         for verdict in &grant.verdicts {
             let _ = write!(text, " {}..={}", verdict.values.start(), verdict.values.end());
+        }
+        let is_unsigned = smin >= 0 && smax > i64::from(i32::MAX) && u32::try_from(smax).is_ok();
+        if is_unsigned && grant.verdicts.iter().any(|verdict| *verdict.values.start() < 0) {
+            text.push_str(". (A program with negative results returns `long`: of an `int` the upper 32 bits are 0)");
         }
         refuse(
             Errno::EINVAL,
