@@ -245,6 +245,7 @@ struct Outer {
     tail_calls: u64,
     sampled: u64,
     exit_code: u64,
+    call_word: u64,
 }
 
 /// No sample stands for the thread any more; which one did.
@@ -267,6 +268,7 @@ impl Outer {
             tail_calls: tb.tail_calls,
             sampled: stand_aside(tb),
             exit_code: core::mem::take(&mut tb.exit_code),
+            call_word: tb.call_word,
         }
     }
 
@@ -283,6 +285,7 @@ impl Outer {
         tb.tail_calls = self.tail_calls;
         stand_for(tb, self.sampled);
         tb.exit_code = self.exit_code;
+        tb.call_word = self.call_word;
         tb.interrupted = self.interrupted;
     }
 }
@@ -468,10 +471,17 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
         if !is_for(tb, attachment) || !frame.suits(attachment) {
             continue;
         }
+        let extends = attachment.flags & ATTACHMENT_EXTENSION != 0;
+        if extends {
+            // (Programs without loops leave it as it is.)
+            tb.fuel = 0;
+        }
         // SAFETY: the server wrote the address of a compiled, verified program for probes, whose context registers are.
         let result = unsafe { run_one(tb, attachment, frame.regs as u64) };
         ran.any = true;
-        if attachment.flags & ATTACHMENT_EXTENSION != 0
+        // (A run that was ended has no fuel, and no say.)
+        if extends
+            && tb.fuel >= 0
             && let Some(returned) = raw_extension::judge(base, attachment, result)
         {
             ran.decided = true;

@@ -5,6 +5,7 @@
 //! most.
 
 use core::hint::cold_path;
+use core::sync::atomic::Ordering::Relaxed;
 
 use ring3_layout::control::{
     ATTACHMENT_EXTENSION, ATTACHMENT_EXTENSION_SHIFT, Attachment, EXTENSIONS_MAX, EXTENSIONS_OFFSET, Extension, Hook,
@@ -12,7 +13,7 @@ use ring3_layout::control::{
 };
 use ring3_layout::region::CONTROL_OFFSET;
 use ring3_layout::slice::{self, Slice};
-use ring3_layout::thread::ThreadBlock;
+use ring3_layout::thread::{ENDED, ThreadBlock};
 use ring3_uapi::Errno;
 
 use crate::raw_dispatch::miss;
@@ -27,6 +28,13 @@ fn extension(base: u64, attachment: &Attachment) -> Option<&'static Extension> {
     let table = (base + CONTROL_OFFSET + EXTENSIONS_OFFSET) as *const Extension;
     // SAFETY: the table is mapped with the control page, and the index lies in it; published entries do not change.
     Some(unsafe { &*table.wrapping_add(index) })
+}
+
+/// Whether an extension is running.
+pub(crate) fn extends(tb: &ThreadBlock) -> bool {
+    // SAFETY: the address of the attachment that runs, or 0.
+    let attachment = unsafe { (tb.attachment as *const Attachment).as_ref() };
+    tb.guard.load(Relaxed) != 0 && attachment.is_some_and(|attachment| attachment.flags & ATTACHMENT_EXTENSION != 0)
 }
 
 /// What the function returns because an extension has returned `result`; `None`: what it returns by itself.
@@ -74,7 +82,7 @@ pub unsafe extern "sysv64" fn end_host_call(env: u64, result: u64, attachment: u
     let is_kept = |symbol: &HostSymbol| (symbol.least..=symbol.greatest).contains(&(result as i64));
     if !symbol.is_some_and(is_kept) {
         cold_path();
-        tb.fuel = i64::MIN / 2;
+        tb.fuel = ENDED;
         // SAFETY: the hook whose programs run.
         miss(tb, unsafe { &*(tb.hook as *const Hook) });
     }

@@ -10,7 +10,7 @@ use ring3_layout::control::Attachment;
 use ring3_layout::fault::{FAULT_MAGIC, Fault, register};
 use ring3_layout::realm::request;
 use ring3_layout::region::{CONTROL_BYTES, CONTROL_OFFSET, TEXT_BYTES, TEXT_OFFSET};
-use ring3_layout::thread::OPEN_RECORDS_MAX;
+use ring3_layout::thread::{ENDED, OPEN_RECORDS_MAX};
 
 use crate::raw_request::file;
 use crate::raw_sud::{Context, Info};
@@ -61,6 +61,7 @@ pub(crate) fn end_run(base: u64, info: &Info, context: &mut Context) -> bool {
     }
     tb.open_records = [[0; 2]; OPEN_RECORDS_MAX];
     tb.tail_target = 0;
+    tb.fuel = ENDED;
     context.go_on_with(answer.registers, DIRECTION);
     true
 }

@@ -8,7 +8,9 @@ use ring3_uapi::Errno;
 
 use crate::format::{Strings, format};
 use crate::raw_dispatch::cpu_of;
+use crate::raw_extension::extends;
 use crate::raw_helpers::{comm, monotonic_ns};
+use crate::raw_kernel::{read_kernel, read_kernel_string};
 use crate::raw_memory::{read, read_string};
 use crate::raw_request::realm;
 use crate::raw_sampled::{sampled, shown_ids};
@@ -16,18 +18,29 @@ use crate::raw_sampled::{sampled, shown_ids};
 /// Arguments of one call at most (the kernel: `MAX_BPRINTF_VARARGS`, 12).
 const ARGUMENTS_MAX: usize = 12;
 
+/// Where strings are. Of its host an extension has nothing but what its class grants: its own stack and maps it may print.
 struct Memory<'t>(&'t ThreadBlock);
 
 impl Strings for Memory<'_> {
     fn string(&self, address: u64, out: &mut [u8]) -> Option<usize> {
-        // SAFETY: `out` is writable for its length.
-        let read = unsafe { read_string(self.0, out.as_mut_ptr() as u64, address, out.len() as u64) };
+        let (to, bytes) = (out.as_mut_ptr() as u64, out.len() as u64);
+        let read = match extends(self.0) {
+            // SAFETY: `out` is writable for its length.
+            true => unsafe { read_kernel_string(self.0, to, address, bytes) },
+            // SAFETY: as above.
+            false => unsafe { read_string(self.0, to, address, bytes) },
+        };
         read.ok().map(|length| length.saturating_sub(1) as usize)
     }
 
     fn bytes(&self, address: u64, out: &mut [u8]) -> bool {
-        // SAFETY: `out` is writable for its length.
-        unsafe { read(self.0, out.as_mut_ptr() as u64, address, out.len() as u64) }.is_ok()
+        let (to, bytes) = (out.as_mut_ptr() as u64, out.len() as u64);
+        match extends(self.0) {
+            // SAFETY: `out` is writable for its length.
+            true => unsafe { read_kernel(self.0, to, address, bytes) }.is_ok(),
+            // SAFETY: as above.
+            false => unsafe { read(self.0, to, address, bytes) }.is_ok(),
+        }
     }
 }
 

@@ -18,6 +18,8 @@ pub const THREAD_BLOCK_BYTES: u64 = 0x2_0000;
 pub const STATE_HEADER_BYTES: u64 = 0x4000;
 /// Ring buffer records that one run can have reserved at a time.
 pub const OPEN_RECORDS_MAX: usize = 8;
+/// [`ThreadBlock::fuel`] of a run that was ended: by a fault, or because a function of the host broke its contract.
+pub const ENDED: i64 = i64::MIN / 2;
 /// Tail calls of one run at most (`MAX_TAIL_CALL_CNT`).
 pub const TAIL_CALLS_MAX: u64 = 33;
 /// In `ThreadBlock::cpu_slot`: the low bits are a CPU.
