@@ -588,7 +588,11 @@ impl<E: Emitter> Translator<'_, E> {
             Call::Kfunc(id) if id >= helper::HOST_FUNCTION_FIRST => self.call_host(at, id),
             Call::Helper(id) | Call::Kfunc(id) => {
                 self.store_call_word(at);
-                self.helper(at, id)
+                let result = self.helper(at, id);
+                if helper::CALLING_BACK.contains(&id) {
+                    self.end_if_ran_dry();
+                }
+                result
             }
             Call::Register(_) => unreachable!("the verifier has put the helper's number there"),
             Call::Local(target) => {
@@ -599,16 +603,21 @@ impl<E: Emitter> Translator<'_, E> {
                     arguments.push(self.emitter.get(ENV));
                 }
                 let result = self.emitter.call(External::Subprogram(index), &arguments);
-                if self.rounds.is_some() {
-                    // What ran dry did not return what the verifier knows it returns.
-                    let env = self.emitter.get(ENV);
-                    let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
-                    self.end_if_dry(fuel);
-                }
+                self.end_if_ran_dry();
                 result
             }
         };
         self.set(0, result);
+    }
+
+    /// Behind a call of a subprogram, or of a helper that calls one back: what ran dry did not return what the verifier knows it
+    /// returns, and has left in memory what it was about to change.
+    fn end_if_ran_dry(&mut self) {
+        if self.rounds.is_some() {
+            let env = self.emitter.get(ENV);
+            let fuel = self.emitter.load(Size::Dw, false, env, FUEL_OFFSET);
+            self.end_if_dry(fuel);
+        }
     }
 
     /// What a helper gets: those of r1 to r5 that it looks at, and the environment.

@@ -420,6 +420,8 @@ pub const TCP_RAW_CHECK_SYNCOOKIE_IPV6: u32 = 207;
 pub const KTIME_GET_TAI_NS: u32 = 208;
 /// `bpf_user_ringbuf_drain`
 pub const USER_RINGBUF_DRAIN: u32 = 209;
+/// Those that call subprograms of their caller, of which the agent has any.
+pub const CALLING_BACK: [u32; 3] = [FOR_EACH_MAP_ELEM, LOOP, USER_RINGBUF_DRAIN];
 /// `bpf_cgrp_storage_get`
 pub const CGRP_STORAGE_GET: u32 = 210;
 /// `bpf_cgrp_storage_delete`
