@@ -69,10 +69,8 @@ pub const GROUPS: &[Group] = &[
     Group {
         name: "string",
         is_default: true,
-        helpers: &[
-            STRNCMP, STRTOL, STRTOUL, SNPRINTF, STRCMP, STRCASECMP, STRCHR, STRCHRNUL, STRNCHR, STRRCHR, STRLEN,
-            STRNLEN, STRSPN, STRCSPN, STRSTR, STRNSTR,
-        ],
+        // (The kernel's functions, `bpf_strcmp` and so on, read strings at any address: of other programs' maps, too.)
+        helpers: &[STRNCMP, STRTOL, STRTOUL, SNPRINTF],
     },
     Group { name: "dynptr", is_default: true, helpers: &[DYNPTR_FROM_MEM, DYNPTR_READ, DYNPTR_WRITE, DYNPTR_DATA] },
     Group {

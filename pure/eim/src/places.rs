@@ -512,7 +512,8 @@ impl<'a, 't> Places<'a, 't> {
     }
 
     fn shown_place(&self, place: &Place, bytes: u32) -> String {
-        format!("{bytes} bytes at offset {} of {}", place.at, place.object)
+        let at = place.bits.map_or(place.at, |(at, _)| at / 8);
+        format!("{bytes} bytes at offset {at} of {}", place.object)
     }
 
     fn add(&mut self, place: Place, write: bool, span: &Span, depth: u32) -> Result<(), Error> {
