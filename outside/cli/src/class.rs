@@ -55,7 +55,7 @@ impl Chosen {
             let names = names.join(", ");
             return Err(format!("class {name} allows {maps} maps, and the extension has {count}: {names}"));
         }
-        let bytes: u64 = object.maps.iter().map(bytes_of).sum();
+        let bytes: u64 = object.maps.iter().map(bytes_of).fold(0, u64::saturating_add);
         if bytes > memory_bytes {
             return Err(format!(
                 "class {name} allows maps of {memory_bytes} bytes, and those of the extension have {bytes}; make them smaller, or \
@@ -68,13 +68,18 @@ impl Chosen {
 
 /// Bytes of a map's keys and values.
 fn bytes_of(map: &ring3_object::MapDef) -> u64 {
-    use ring3_uapi::bpf::map_type::{LRU_PERCPU_HASH, PERCPU_ARRAY, PERCPU_HASH, RINGBUF};
+    use ring3_uapi::bpf::map_type::{ARENA, LRU_PERCPU_HASH, PERCPU_ARRAY, PERCPU_HASH, RINGBUF, USER_RINGBUF};
+    const PAGE: u64 = 4096;
     let cpus = match map.map_type {
         PERCPU_ARRAY | PERCPU_HASH | LRU_PERCPU_HASH => u64::from(ring3_server::realm::possible_cpus()),
         _ => 1,
     };
-    let each = if map.map_type == RINGBUF { 1 } else { u64::from(map.key_size) + u64::from(map.value_size) * cpus };
-    each * u64::from(map.max_entries.max(1))
+    let each = match map.map_type {
+        RINGBUF | USER_RINGBUF => 1,
+        ARENA => PAGE,
+        _ => u64::from(map.key_size).saturating_add(u64::from(map.value_size).saturating_mul(cpus)),
+    };
+    each.saturating_mul(u64::from(map.max_entries.max(1)))
 }
 
 /// Reads the policy. The program is the one that `--binary` names, else the one that the process runs.
@@ -123,7 +128,30 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
 
 fn program_of(pid: u32) -> Result<PathBuf, String> {
     let link = format!("/proc/{pid}/exe");
-    std::fs::canonicalize(&link).map_err(|error| format!("process {pid}: {error}"))
+    std::fs::canonicalize(&link).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound if !Path::new(&format!("/proc/{pid}")).exists() => no_process(pid),
+        _ => format!("cannot find the program of process {pid}: {error}; name it with --binary"),
+    })
+}
+
+/// What is said of a process that is not there.
+pub(crate) fn no_process(pid: u32) -> String {
+    format!("there is no process {pid}")
+}
+
+/// Whether a process has a file mapped, which is to be extended.
+///
+/// # Errors
+/// It has not.
+pub(crate) fn check_process(pid: u32, file: &Path) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.ino().to_string();
+    // (Of a process that may not be looked at nothing is known.)
+    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else { return Ok(()) };
+    if maps.is_empty() || maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode)) {
+        return Ok(());
+    }
+    Err(format!("process {pid} does not run {}, whose function the class extends", file.display()))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, String> {

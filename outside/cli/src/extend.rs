@@ -83,6 +83,9 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     launch::allow_tracer(server);
     let watched = wanted.pid.or(wanted.until).map(process).transpose()?;
     if let Some(pid) = wanted.pid {
+        class::check_process(pid, &chosen.class.file)?;
+    }
+    if let Some(pid) = wanted.pid {
         connection.ask(&Request::Attach { pid, follow: true }, None)?;
     }
     become_loader(wanted, &chosen.class, chosen.time(), connection)?;
@@ -125,8 +128,11 @@ fn announce(wanted: &Extend, chosen: &class::Chosen) {
 }
 
 fn process(pid: u32) -> Result<std::os::fd::OwnedFd, String> {
-    let named = Pid::from_raw(pid as i32).ok_or("a process id is at least 1")?;
-    rustix::process::pidfd_open(named, PidfdFlags::empty()).map_err(|error| format!("process {pid}: {error}"))
+    let named = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| class::no_process(pid))?;
+    rustix::process::pidfd_open(named, PidfdFlags::empty()).map_err(|error| match error {
+        rustix::io::Errno::SRCH => class::no_process(pid),
+        error => format!("process {pid}: {error}"),
+    })
 }
 
 fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String> {
@@ -142,14 +148,21 @@ fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String
         input::kernel(Path::new(input::KERNEL_BTF)).unwrap_or_else(|_| ring3_object::Kernel::without_types());
     let mut object = Object::load(&bytes, &kernel, &settings).map_err(|error| {
         let why = error.to_string();
-        let advice = if why.contains("symbol") { "; the class has to grant it" } else { "" };
-        complain(format!("{why}{advice}"))
+        match why.split_once("the kernel has no symbol ") {
+            Some((_, name)) => complain(format!("class {} does not grant {name}", class.name)),
+            None => complain(why),
+        }
     })?;
     if let Some(name) = &wanted.program {
         if !object.programs.iter().any(|program| program.name == *name) {
             return Err(input::no_program(&wanted.file, &object, name));
         }
         object.programs.iter_mut().for_each(|program| program.autoload = program.name == *name);
+    }
+    for program in object.programs.iter().filter(|program| program.autoload) {
+        check_section(&program.section, class.at_end).map_err(|why| {
+            complain(format!("program {} is in section `{}`; {why}", program.name, program.section))
+        })?;
     }
     for program in &mut object.programs {
         program.expected_attach_type = attach_type::TRACE_UPROBE_MULTI;
@@ -158,6 +171,19 @@ fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String
         return Err(complain("it has no program to load".into()));
     }
     Ok(object)
+}
+
+/// Whether a program's section is one of an extension's: where that runs its class says.
+fn check_section(section: &str, at_end: bool) -> Result<(), String> {
+    let kind = section.split(['/', '.']).next().unwrap_or_default();
+    match kind {
+        "uprobe" | "uretprobe" if section.contains('/') => {
+            Err(format!("the class says where an extension runs: write SEC(\"{kind}\")"))
+        }
+        "uretprobe" if !at_end => Err("the class's entry is `at entry`: write SEC(\"uprobe\")".into()),
+        "uprobe" | "uretprobe" => Ok(()),
+        _ => Err("an extension is in SEC(\"uprobe\")".into()),
+    }
 }
 
 /// From now on this process's bpf(2) calls are answered by the server, and its programs are extensions of the class.
