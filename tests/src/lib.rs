@@ -209,6 +209,11 @@ impl Process {
         })
     }
 
+    /// The lines of output that have come.
+    pub fn lines_so_far(&mut self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
     /// The next line of output; `None` if it ends without one.
     pub fn line_or_end(&mut self) -> Option<String> {
         match self.lines.recv_timeout(WITHIN) {
