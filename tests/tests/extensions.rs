@@ -83,7 +83,8 @@ fn running() -> &'static BTreeMap<String, String> {
 }
 
 fn host() -> PathBuf {
-    victim("extended", "gcc", "extended.c", &["-g"])
+    let twin = root().join("tests/victims/extended_twin.c");
+    victim("extended", "gcc", "extended.c", &["-g", twin.to_str().expect("a plain name")])
 }
 
 /// `ring3 extend` with a class and a case.
@@ -311,8 +312,14 @@ fn children_are_extended_too() {
     ask(&mut host, "tell 1");
     assert_eq!(ask(&mut host, "fork"), "2");
     assert_eq!(ask(&mut host, "serve 1"), "500");
+    // Another host of this user's has an extension of its own, and only that.
+    let mut other = extended(&bench, "verdicts");
+    assert_eq!(ask(&mut other, "serve 1"), "7");
+    assert_eq!((ask(&mut other, "serve 2"), shown(&mut other, CALLS)), ("1002".into(), "0".into()));
+    assert_eq!(ask(&mut other, "fork"), "2");
+    assert_eq!(ask(&mut other, "executes"), "2");
+    assert_eq!(ask(&mut host, "serve 1"), "500");
     // A function that an extension calls forks: both go on.
-    let bench = Bench::ring3();
     let mut host = extended(&bench, "forks");
     assert_eq!(ask(&mut host, "forks"), "500");
     assert_eq!(shown(&mut host, CALLS), "401");
@@ -323,6 +330,8 @@ fn signal_handlers_come_between_an_extension_and_what_it_calls() {
     let bench = Bench::ring3();
     let mut host = extended(&bench, "asks_all");
     assert_eq!(ask(&mut host, "storm 2"), "0", "a function or a slice was another one's");
+    assert_eq!(ask(&mut host, "leaps 1"), "0");
+    assert_eq!(ask(&mut host, "serve 1"), "1001");
     assert_eq!(host.finish().0, Some(0));
 }
 
@@ -446,6 +455,7 @@ fn bad_input_gets_one_clear_message() {
     running();
     let path = |path: PathBuf| path.display().to_string();
     let policy = path(sources().join("host.policy"));
+    let twins = format!("{policy}:twins");
     let (class, missing) = (format!("{policy}:plain"), format!("{policy}:plane"));
     let object = path(objects().join("verdicts.bpf.o"));
     let others =
@@ -465,6 +475,7 @@ fn bad_input_gets_one_clear_message() {
         (&["--class", &class, &binary, "--", &binary], "not a BPF object file"),
         (&["--class", &class, &object, "--program", "other", "--", &binary], "other"),
         (&["--class", &class, &object, "--", "/bin/true"], "/bin/true"),
+        (&["--class", &twins, &object, "--", &binary], "`twin` is the name of 2 functions"),
         (&["--class", &class, &others[0], "--", &binary], "uprobe"),
         (&["--class", &class, &others[1], "--", &binary], "no program"),
         (&["--class", &class, &others[2], "--", &binary], "the class says where"),

@@ -1,5 +1,6 @@
 //! The class of a policy that an extension is loaded by, and where in the host's file its parts are.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -106,12 +107,28 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
     let missing = |symbol: &str| {
         complain(format!("`{symbol}` is not in this file, in which an extension's symbols have to be"))
     };
-    let entry = elf.find(function).ok_or_else(|| missing(function))?;
-    let functions = resolved.grant.functions.iter().map(|granted| (&granted.symbol, elf.find(&granted.symbol)));
-    let globals = resolved.grant.globals.iter().map(|granted| (&granted.symbol, elf.find_variable(&granted.symbol)));
-    let distance = |(symbol, address): (&String, Option<u64>)| {
-        Ok(address.ok_or_else(|| missing(symbol))?.wrapping_sub(entry) as i64)
+    // (Which of several has the types that the class was resolved by is not known.)
+    let only = |symbol: &String, found: BTreeSet<u64>| match found.len() {
+        0 => Err(missing(symbol)),
+        1 => Ok(found.into_iter().next().unwrap_or_default()),
+        count => Err(complain(format!(
+            "`{symbol}` is the name of {count} functions or variables in this file; give the one that is meant a name of its own"
+        ))),
     };
+    let function_at = |symbol: &String| {
+        let found = elf.symbols().iter().filter(|known| known.name == symbol);
+        if found.clone().any(|known| known.indirect) {
+            return Err(complain(format!(
+                "which function `{symbol}` is is decided when the program starts (an IFUNC); choose another one"
+            )));
+        }
+        only(symbol, found.map(|known| known.address).collect())
+    };
+    let entry = function_at(function)?;
+    let functions = resolved.grant.functions.iter().map(|granted| function_at(&granted.symbol));
+    let globals =
+        resolved.grant.globals.iter().map(|granted| only(&granted.symbol, elf.find_variables(&granted.symbol)));
+    let distance = |address: Result<u64, Failed>| Ok(address?.wrapping_sub(entry) as i64);
     let symbols = functions.chain(globals).map(distance).collect::<Result<Vec<i64>, Failed>>()?;
     let class = ExtensionClass {
         name: format!("{}:{name}", policy.display()),
@@ -120,6 +137,7 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
         offset: elf.vaddr_to_offset(entry).ok_or_else(|| missing(function))?,
         at_end: resolved.entry.at == At::Return,
         symbols,
+        host: None,
         helpers: resolved.limits.helpers.iter().copied().collect(),
         insns_max: resolved.limits.instructions,
     };

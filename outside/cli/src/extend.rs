@@ -75,7 +75,8 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
 
 /// Loads and attaches the extension, and keeps it until its host ends.
 fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
-    let chosen = class::choose(&wanted.class, wanted.pid)?;
+    let mut chosen = class::choose(&wanted.class, wanted.pid)?;
+    chosen.class.host = wanted.pid.or(wanted.until);
     let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let connection = launch::server()?;

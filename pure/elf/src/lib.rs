@@ -11,6 +11,7 @@ mod unwind;
 mod usdt;
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -202,11 +203,19 @@ impl<'a> File<'a> {
 
     /// Address of a variable by its exact name.
     pub fn find_variable(&self, name: &str) -> Option<u64> {
-        let mut all = self.elf.dynamic_symbols().chain(self.elf.symbols());
-        let is_wanted = |symbol: &object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
+        self.variables(name).next()
+    }
+
+    /// Addresses of the variables with this name. (Those of one source file only may have the same one.)
+    pub fn find_variables(&self, name: &str) -> BTreeSet<u64> {
+        self.variables(name).collect()
+    }
+
+    fn variables(&self, name: &str) -> impl Iterator<Item = u64> {
+        let is_wanted = move |symbol: &object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
             symbol.kind() == SymbolKind::Data && !symbol.is_undefined() && symbol.name() == Ok(name)
         };
-        all.find(is_wanted).map(|symbol| symbol.address())
+        self.elf.dynamic_symbols().chain(self.elf.symbols()).filter(is_wanted).map(|symbol| symbol.address())
     }
 
     /// The symbols whose first byte is at an address.

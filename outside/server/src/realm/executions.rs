@@ -3,7 +3,7 @@
 //! That thread is the tracer of the one that announced. At the first instruction of the new program it asks the acting thread
 //! what to do there ([`Command::AtNewProgram`]), and does it while that waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,12 +33,14 @@ const LIES_MAX: u32 = 8;
 const ASK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a process keeps of the target that it was when it executes a program.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct InheritedState {
     /// The user asked for it.
     pub(super) explicit: bool,
     pub(super) following: Following,
     pub(super) terminal: Option<Terminal>,
+    /// See [`Target::forebears`]; with the target itself.
+    pub(super) forebears: BTreeSet<u32>,
 }
 
 /// Whose execution is followed, and for whom.
@@ -141,7 +143,12 @@ impl Actor {
         if self.executions.len() >= EXECUTIONS_MAX {
             return self.waiting_in_call.push((pid, tid, ready));
         }
-        let kept = InheritedState { explicit: false, following: Following::Wanted, terminal: None };
+        let kept = InheritedState {
+            explicit: false,
+            following: Following::Wanted,
+            terminal: None,
+            forebears: BTreeSet::new(),
+        };
         self.follow((pid, tid), kept, Announcer::Kernel, ready);
     }
 
@@ -171,11 +178,12 @@ impl Actor {
             self.rung = true;
             return;
         }
-        let (kept, tid) = (execution.kept, execution.tid);
+        let (kept, tid) = (execution.kept.clone(), execution.tid);
+        let entering = kept.clone();
         let (shared, mut links) = (self.shared.clone(), std::mem::take(&mut self.links));
         let (tell, told) = channel();
         let work = move |stopped: &mut inject::Stopped| {
-            let entered = enter(&shared, &mut links, stopped, (kept, tid));
+            let entered = enter(&shared, &mut links, stopped, (entering, tid));
             let _ = tell.send((links, entered));
         };
         // (It gives up only if this thread has said so.)
@@ -275,6 +283,7 @@ fn enter(
     let mut target = Target::prepare(shared, stopped.pid(), kept.explicit).map_err(refusal_of)?;
     target.set_following(kept.following);
     target.terminal = kept.terminal;
+    target.forebears = kept.forebears;
     target.executed = true;
     let is_near = recovery::own_pid(stopped.pid()) == Some(stopped.pid());
     target.executed_by = if is_near && tid != stopped.pid() { tid } else { 0 };

@@ -158,6 +158,7 @@ impl Target {
     /// Becomes a copy of another target, for another process, or for the same one.
     fn take_after(&mut self, other: &Target, shared: &Shared) {
         self.following = other.following;
+        self.forebears = other.with_forebears();
         self.is_expected = other.is_expected;
         self.inherit_domain(other);
         self.terminal = other.terminal;

@@ -289,8 +289,12 @@ impl Actor {
         if parent.is_detaching() {
             return Served::Done;
         }
-        let kept =
-            InheritedState { explicit: parent.explicit, following: parent.following, terminal: parent.terminal };
+        let kept = InheritedState {
+            explicit: parent.explicit,
+            following: parent.following,
+            terminal: parent.terminal,
+            forebears: parent.with_forebears(),
+        };
         // An agent that waits for an answer gets it as soon as its thread is held, or cannot be.
         let unanswered = Unanswered { claim, shared: self.shared.clone() };
         self.follow((process, thread), kept, Announcer::Family(claim.nonce), Box::new(move || drop(unanswered)));

@@ -90,6 +90,8 @@ pub(super) struct Target {
     pub(super) switched_off: BTreeMap<AttachmentId, Refusal>,
     /// Programs that have faulted, by link and program.
     pub(super) faulted: BTreeMap<(u32, u32), FaultCount>,
+    /// The targets that it comes from, by `fork` or `execve`.
+    pub(super) forebears: BTreeSet<u32>,
     /// What becomes of its children and of what it executes.
     pub(super) following: Following,
     /// It stands at the first instruction of its program: the end of `execve` is still to be seen.
@@ -201,6 +203,7 @@ impl Target {
             comm: info.comm,
             life: Life::of(pid).unwrap_or_default(),
             explicit,
+            forebears: BTreeSet::new(),
             following: Following::All,
             executed: false,
             executed_by: 0,
@@ -581,12 +584,18 @@ impl Target {
         let kept_out: BTreeSet<AttachmentId> =
             self.kept_out.keys().chain(self.switched_off.keys()).copied().collect();
         let specs = links.iter().map(|(id, link)| (*id, &link.spec));
-        specs.filter(move |(id, spec)| holds(spec, &whose) && !kept_out.contains(id))
+        let family = self.with_forebears();
+        specs.filter(move |(id, spec)| holds(spec, &whose) && is_of_host(spec, &family) && !kept_out.contains(id))
+    }
+
+    /// The targets that it comes from, and itself.
+    pub(super) fn with_forebears(&self) -> BTreeSet<u32> {
+        self.forebears.iter().copied().chain([self.pid]).collect()
     }
 
     /// Whether a link is for this process, wherever its memory is.
     pub(super) fn is_meant(&self, spec: &LinkSpec) -> bool {
-        holds(spec, &(self.pid, self.own_pid, self.subject.clone()))
+        holds(spec, &(self.pid, self.own_pid, self.subject.clone())) && is_of_host(spec, &self.with_forebears())
     }
 
     pub(super) fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
@@ -836,6 +845,12 @@ impl Target {
 /// Whether a link is for a process, given by its id, its id in its own namespace, and whose it is.
 pub(super) fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
     spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
+}
+
+/// Whether a link is no extension of another host.
+fn is_of_host(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
+    let host = spec.extension.as_ref().and_then(|class| class.host);
+    host.is_none_or(|pid| family.contains(&pid))
 }
 
 /// Mappings with code.

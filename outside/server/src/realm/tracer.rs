@@ -424,7 +424,8 @@ impl Actor {
                 let _ = reply.send(status);
             }
             Command::AddTargetAtExec(pid, following, ready, reply) => {
-                let kept = InheritedState { explicit: true, following, terminal: Terminal::of(pid) };
+                let forebears = BTreeSet::new();
+                let kept = InheritedState { explicit: true, following, terminal: Terminal::of(pid), forebears };
                 self.cancel_execution(pid);
                 self.follow((pid, pid), kept, Announcer::User(reply), ready);
             }
