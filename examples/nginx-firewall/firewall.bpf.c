@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Refuses requests whose path, arguments or user agent have a forbidden pattern, and clients that ask too often.
 //
-// Rules are in maps, and can be changed while nginx runs (README.md):
-//   patterns  the first four bytes of a pattern, in lower case -> the pattern
-//   starts    at the index of a byte: 1 if a pattern starts with it
+// Rules are in maps, and can be changed while nginx runs: `rules` does that (README.md).
+//   patterns  a window (match.h) -> its pattern
+//   pairs     which pairs of bytes windows have
 //   settings  at 0: requests that a client may make in a second; 0: as many as it likes
-// and what was done: `seen`, at 0 requests, at 1 refused by a pattern, at 2 refused as too many.
+// and what was done: `seen`, at 0 requests, at 1 refused by a pattern, at 2 refused as too many, at 3 refused as too long.
 #include <linux/bpf.h>
 #include "nginx.h"
 #include <bpf/bpf_helpers.h>
 
 extern __u64 bpf_dynptr_size(const struct bpf_dynptr *ptr) __ksym;
 
-#define TEXT_MAX 512
-#define PATTERN_MAX 32
-#define WINDOW 4
 // A jump out of a loop that is taken when the loop has run too often (`may_goto`, kernel 6.9): so the verifier need not follow
 // each round.
 #define BOUNDED                                                                                                   \
@@ -28,15 +25,16 @@ extern __u64 bpf_dynptr_size(const struct bpf_dynptr *ptr) __ksym;
 	on:                                                                                                       \
 		more;                                                                                             \
 	})
+// nginx lowers it each time that it changes a request's path (NGX_HTTP_MAX_URI_CHANGES + 1 at first).
+#define URI_CHANGES_AT_FIRST 11
 #define SECOND_NS 1000000000ull
 #define FORBIDDEN 403
+#define URI_TOO_LONG 414
 #define TOO_MANY_REQUESTS 429
 
-// A pattern of at most 32 bytes: those of the mask's bits have to be equal.
-struct pattern {
-	__u64 text[PATTERN_MAX / 8];
-	__u64 mask[PATTERN_MAX / 8];
-};
+static const struct pattern *find_pattern(__u32 window);
+
+#include "match.h"
 
 struct client {
 	char address[48];
@@ -45,12 +43,6 @@ struct client {
 struct bucket {
 	__u64 since;
 	__u64 count;
-};
-
-// A text, and a place in it: in memory, because the verifier follows a loop once if it knows nothing of its counters.
-struct text {
-	char bytes[TEXT_MAX + PATTERN_MAX];
-	__u64 at;
 };
 
 struct {
@@ -62,10 +54,10 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 256);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u8);
-} starts SEC(".maps");
+	__type(value, struct pairs);
+} pairs SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -83,14 +75,14 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 3);
+	__uint(max_entries, 4);
 	__type(key, __u32);
 	__type(value, __u64);
 } seen SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2);
+	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct text);
 } scratch SEC(".maps");
@@ -103,92 +95,31 @@ static void count(__u32 what)
 		__sync_fetch_and_add(counter, 1);
 }
 
-static int digit(char letter)
+static inline const struct pattern *find_pattern(__u32 window)
 {
-	if (letter >= '0' && letter <= '9')
-		return letter - '0';
-	letter |= 0x20;
-	if (letter >= 'a' && letter <= 'f')
-		return letter - 'a' + 10;
-	return -1;
+	return bpf_map_lookup_elem(&patterns, &window);
 }
 
-// Whether a pattern is at a place of the text.
-static int matches(const struct text *text, __u32 at)
-{
-	const char *here = &text->bytes[at & (TEXT_MAX - 1)];
-	__u32 key, index = (__u8)*here;
-	const __u64 *words;
-	__u64 differs = 0;
-	__u8 *start = bpf_map_lookup_elem(&starts, &index);
-	const struct pattern *pattern;
+enum verdict { FINE, FORBIDDEN_TEXT, TOO_LONG };
 
-	if (!start || !*start)
-		return 0;
-	key = *(const __u32 *)here;
-	pattern = bpf_map_lookup_elem(&patterns, &key);
-	if (!pattern)
-		return 0;
-	words = (const __u64 *)here;
-	for (int i = 0; i < PATTERN_MAX / 8; i++)
-		differs |= (words[i] & pattern->mask[i]) ^ pattern->text[i];
-	return !differs;
-}
-
-// Whether a text of the request has a pattern: escapes (%41) decoded, `+` as a space, in lower case. What is longer than TEXT_MAX is
-// looked at up to there.
-static int is_forbidden(const void *slice)
+static __noinline int judge(const void *slice)
 {
 	struct bpf_dynptr from;
-	__u32 raw_at = 0, text_at = 1;
-	__u64 bytes, length;
-	struct text *raw = bpf_map_lookup_elem(&scratch, &raw_at);
-	struct text *text = bpf_map_lookup_elem(&scratch, &text_at);
+	__u32 zero = 0;
+	__u64 bytes;
+	struct text *text = bpf_map_lookup_elem(&scratch, &zero);
+	const struct pairs *table = bpf_map_lookup_elem(&pairs, &zero);
 
-	if (!raw || !text || ring3_dynptr_from_slice(slice, 0, &from))
-		return 0;
+	if (!text || !table || ring3_dynptr_from_slice(slice, 0, &from))
+		return FINE;
 	bytes = bpf_dynptr_size(&from);
 	if (bytes > TEXT_MAX)
-		bytes = TEXT_MAX;
-	if (bytes < WINDOW || bpf_dynptr_read(raw->bytes, bytes, &from, 0, 0))
-		return 0;
-	raw->at = text->at = 0;
-	while (BOUNDED) {
-		__u64 i = raw->at;
-		char letter;
-
-		if (i >= bytes || i >= TEXT_MAX)
-			break;
-		raw->at = i + 1;
-		letter = raw->bytes[i];
-		if (letter == '%') {
-			int high = digit(raw->bytes[i + 1]), low = digit(raw->bytes[i + 2]);
-
-			if (high >= 0 && low >= 0) {
-				letter = high << 4 | low;
-				raw->at = i + 3;
-			}
-		} else if (letter == '+') {
-			letter = ' ';
-		}
-		if (letter >= 'A' && letter <= 'Z')
-			letter |= 0x20;
-		text->bytes[text->at & (TEXT_MAX - 1)] = letter;
-		text->at++;
-	}
-	length = text->at;
-	__builtin_memset(&text->bytes[length & (TEXT_MAX - 1)], 0, PATTERN_MAX);
-	text->at = 0;
-	while (BOUNDED) {
-		__u64 at = text->at;
-
-		if (at >= length || at >= TEXT_MAX)
-			return 0;
-		text->at = at + 1;
-		if (matches(text, at))
-			return 1;
-	}
-	return 0;
+		return TOO_LONG;
+	if (bytes < WINDOW || bpf_dynptr_read(text->bytes, bytes, &from, 0, 0))
+		return FINE;
+	__builtin_memset(&text->bytes[bytes], PADDING, PATTERN_MAX + 8);
+	text->length = bytes;
+	return is_forbidden(text, table) ? FORBIDDEN_TEXT : FINE;
 }
 
 // Whether a client may make one more request in this second.
@@ -220,24 +151,45 @@ static int answer(ngx_http_request_t *r, int status, __u32 why)
 	return 1;
 }
 
+// What the client wrote; and the path as nginx reads it, if that is not the same (`//`, `/./`, `/../`).
+static int judge_line(ngx_http_request_t *r)
+{
+	__u64 plain_length = r->uri.len + r->args.len + (r->args.len != 0);
+	int verdict = judge(&r->unparsed_uri.data);
+
+	if (verdict == FINE && r->unparsed_uri.len != plain_length)
+		verdict = judge(&r->uri.data);
+	return verdict;
+}
+
+static int judge_agent(ngx_http_request_t *r)
+{
+	ngx_table_elt_t *agent = r->headers_in.user_agent;
+
+	return agent ? judge(&agent->value.data) : FINE;
+}
+
 SEC("uprobe")
 int firewall(struct ring3_request *ctx)
 {
 	ngx_http_request_t *r = ctx->r;
 	ngx_connection_t *connection;
-	ngx_table_elt_t *agent;
+	int verdict;
 
-	if (r->internal)
+	// Once for each request of a client, not for what nginx makes of it: sub-requests, redirects.
+	if (r->main != r || r->uri_changes != URI_CHANGES_AT_FIRST)
 		return 0;
 	count(0);
 	connection = r->connection;
 	if (connection && is_too_fast(&connection->addr_text.data))
 		return answer(r, TOO_MANY_REQUESTS, 2);
-	if (is_forbidden(&r->uri.data) || is_forbidden(&r->args.data))
+	verdict = judge_line(r);
+	if (verdict == FINE)
+		verdict = judge_agent(r);
+	if (verdict == FORBIDDEN_TEXT)
 		return answer(r, FORBIDDEN, 1);
-	agent = r->headers_in.user_agent;
-	if (agent && is_forbidden(&agent->value.data))
-		return answer(r, FORBIDDEN, 1);
+	if (verdict == TOO_LONG)
+		return answer(r, URI_TOO_LONG, 3);
 	return 0;
 }
 
