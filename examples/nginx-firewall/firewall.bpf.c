@@ -3,7 +3,7 @@
 //
 // Rules are in maps, and can be changed while nginx runs: `rules` does that (README.md).
 //   patterns  a window (match.h) -> its pattern
-//   pairs     which pairs of bytes windows have
+//   triples   which three bytes windows have
 //   settings  at 0: requests that a client may make in a second; 0: as many as it likes
 // and what was done: `seen`, at 0 requests, at 1 refused by a pattern, at 2 refused as too many, at 3 refused as too long.
 #include <linux/bpf.h>
@@ -56,8 +56,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct pairs);
-} pairs SEC(".maps");
+	__type(value, struct triples);
+} triples SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -84,7 +84,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct text);
+	__type(value, struct text[2]);
 } scratch SEC(".maps");
 
 static void count(__u32 what)
@@ -107,11 +107,12 @@ static __noinline int judge(const void *slice)
 	struct bpf_dynptr from;
 	__u32 zero = 0;
 	__u64 bytes;
-	struct text *text = bpf_map_lookup_elem(&scratch, &zero);
-	const struct pairs *table = bpf_map_lookup_elem(&pairs, &zero);
+	struct text *text, *texts = bpf_map_lookup_elem(&scratch, &zero);
+	const struct triples *table = bpf_map_lookup_elem(&triples, &zero);
 
-	if (!text || !table || ring3_dynptr_from_slice(slice, 0, &from))
+	if (!texts || !table || ring3_dynptr_from_slice(slice, 0, &from))
 		return FINE;
+	text = &texts[0];
 	bytes = bpf_dynptr_size(&from);
 	if (bytes > TEXT_MAX)
 		return TOO_LONG;
@@ -119,7 +120,7 @@ static __noinline int judge(const void *slice)
 		return FINE;
 	__builtin_memset(&text->bytes[bytes], PADDING, PATTERN_MAX + 8);
 	text->length = bytes;
-	return is_forbidden(text, table) ? FORBIDDEN_TEXT : FINE;
+	return is_forbidden(text, &texts[1], table) ? FORBIDDEN_TEXT : FINE;
 }
 
 // Whether a client may make one more request in this second.
@@ -128,14 +129,15 @@ static int is_too_fast(const void *address)
 	struct client client = {};
 	struct bpf_dynptr from;
 	__u32 zero = 0;
-	__u64 bytes, now = bpf_ktime_get_ns(), *limit = bpf_map_lookup_elem(&settings, &zero);
-	struct bucket *bucket, fresh = { .since = now, .count = 1 };
+	__u64 bytes, now, *limit = bpf_map_lookup_elem(&settings, &zero);
+	struct bucket *bucket, fresh = { .count = 1 };
 
 	if (!limit || !*limit || ring3_dynptr_from_slice(address, 0, &from))
 		return 0;
 	bytes = bpf_dynptr_size(&from);
 	if (!bytes || bytes > sizeof(client.address) || bpf_dynptr_read(client.address, bytes, &from, 0, 0))
 		return 0;
+	now = fresh.since = bpf_ktime_get_ns();
 	bucket = bpf_map_lookup_elem(&clients, &client);
 	if (!bucket || now - bucket->since >= SECOND_NS) {
 		bpf_map_update_elem(&clients, &client, &fresh, BPF_ANY);

@@ -3,9 +3,9 @@
 //
 // A pattern is named by its window: four of its bytes that innocent texts seldom have. `rules` chooses them. A text is searched in two
 // steps:
-//   1. The table of pairs says for a pair of bytes whether it is the first, second or third pair of a window. Of each four bytes of
-//      a text at least one of these pairs begins at byte 0, 3 or 6 of an aligned word of eight bytes: others are not looked at.
-//   2. Where such a pair is, the whole window is looked up, and its pattern compared.
+//   1. The table of triples says for three bytes whether they are the first or the last of a window. One of them begins at an even
+//      place of the text: others are not looked at. An innocent text has few of them, so this step decides what a request costs.
+//   2. Where such a triple is, the whole window is looked up, and its pattern compared.
 // Case does not matter, and `+` is a space.
 //
 // The file that includes this one says how a pattern is found (find_pattern), and what ends a loop (BOUNDED).
@@ -13,13 +13,14 @@
 #define TEXT_MAX 8192
 #define PATTERN_MAX 32
 #define WINDOW 4
-#define PAIRS 4096
+#define TRIPLES 32768
 #define EACH_BYTE(byte) (0x0101010101010101ull * (byte))
-// Letters become lower case, and some other bytes other ones: for the tables of pairs and windows.
+// Letters become lower case, and some other bytes other ones: for the tables of triples and windows.
 #define FOLD 0x20
 #define PADDING 0xff
+// So much is searched at once.
+#define STEP 16
 #define NOINLINE __attribute__((noinline))
-#define ROUNDS_MAX 2
 
 // A pattern of at most 32 bytes in lower case, the bits that count, and where its window is.
 struct pattern {
@@ -28,9 +29,9 @@ struct pattern {
 	__u64 window_at;
 };
 
-// Bit 0, 1 or 2: the first, second or third pair of a window.
-struct pairs {
-	__u8 of[PAIRS];
+// Bit 0: the first three bytes of a window; bit 1: its last three.
+struct triples {
+	__u8 of[TRIPLES];
 };
 
 // A text, and places in it: in memory, because the verifier follows a loop once if it knows nothing of its counters. What follows the
@@ -44,9 +45,33 @@ struct text {
 
 enum found { INNOCENT, FORBIDDEN_FOUND, ESCAPED };
 
-static inline __u64 pair_index(__u64 pair)
+// An index that is computed before it is added to an address: else the verifier would think that it may be below 0.
+static inline __u64 known(__u64 index)
 {
-	return (pair * 40503 >> 4) & (PAIRS - 1);
+	asm volatile("" : "+r"(index));
+	return index;
+}
+
+// (By a pointer: for an array of bytes the compiler would load each byte.)
+static inline __u64 word_at(const void *place)
+{
+	return *(const __u64 *)place;
+}
+
+static inline __u32 half_at(const void *place)
+{
+	return *(const __u32 *)place;
+}
+
+static inline void put_word(void *place, __u64 word)
+{
+	*(__u64 *)place = word;
+}
+
+// Of the first three bytes of four.
+static inline __u64 triple_index(__u32 bytes)
+{
+	return (bytes << 8) * 10368889u >> 17;
 }
 
 static inline __u64 zero_bytes(__u64 word)
@@ -84,13 +109,11 @@ static inline int is_at(const struct text *text, __u64 at)
 
 	if (at >= TEXT_MAX)
 		return 0;
-	window = (__u32)plain(*(const __u32 *)&text->bytes[at]) | (__u32)EACH_BYTE(FOLD);
+	window = (__u32)plain(half_at(&text->bytes[at])) | (__u32)EACH_BYTE(FOLD);
 	pattern = find_pattern(window);
 	if (!pattern || pattern->window_at > at)
 		return 0;
-	at -= pattern->window_at;
-	// (Else the compiler subtracts from the address, of which the verifier thinks that it may be below the text.)
-	asm volatile("" : "+r"(at));
+	at = known(at - pattern->window_at);
 	if (at >= TEXT_MAX)
 		return 0;
 	words = (const __u64 *)&text->bytes[at];
@@ -99,56 +122,94 @@ static inline int is_at(const struct text *text, __u64 at)
 	return !differs;
 }
 
-// Whether a pair at this place, which is one of these pairs of a window, belongs to a forbidden pattern.
-static NOINLINE int is_near(const struct text *text, __u64 at, __u64 which)
+// The bytes that decoding changes: `%`, and what is below the space. (The lowest is right; those above it may be more.)
+static inline __u64 escapes_in(__u64 word)
 {
-	for (int i = 0; i < 3; i++)
-		if ((which >> i & 1) && is_at(text, at - i))
+	__u64 escape = word ^ EACH_BYTE('%');
+
+	return (((escape - EACH_BYTE(1)) & ~escape) | ((word - EACH_BYTE(' ')) & ~word)) & EACH_BYTE(0x80);
+}
+
+static inline __u8 triple(const struct triples *triples, __u64 bytes)
+{
+	return triples->of[triple_index(bytes | EACH_BYTE(FOLD))];
+}
+
+// What the triples at the four even places of a word are.
+static inline __u8 triples_of(const struct triples *triples, __u64 word, __u32 last)
+{
+	word |= EACH_BYTE(FOLD);
+	return triples->of[triple_index(word)] | triples->of[triple_index(word >> 16)] |
+	       triples->of[triple_index(word >> 32)] | triple(triples, last);
+}
+
+// Whether one of the windows that have a triple at an even place of STEP bytes belongs to a forbidden pattern that is there.
+static NOINLINE int is_near(const struct text *text, const struct triples *triples, __u64 at)
+{
+	for (int i = -1; i < STEP - 1; i++) {
+		__u64 window_at = known(at + i);
+
+		if (window_at >= TEXT_MAX || !(triple(triples, half_at(&text->bytes[window_at])) & 1) ||
+		    !(triple(triples, half_at(&text->bytes[window_at + 1])) & 2))
+			continue;
+		if (is_at(text, window_at))
 			return 1;
+	}
 	return 0;
 }
 
-// Looks for patterns in a text; ESCAPED: none, but it has a `%`, or bytes below the space.
-static NOINLINE int search(struct text *text, const struct pairs *pairs)
+// Looks for patterns in a text. ESCAPED: there is something to decode first, if that is wanted.
+static NOINLINE int search(struct text *text, const struct triples *triples, __u64 escapes_wanted)
 {
-	__u64 escapes = 0;
-
 	text->from = 0;
 	while (BOUNDED) {
-		__u64 word, first, second, third, at = text->from;
+		__u64 one, two, at = text->from;
+		const char *here;
 
 		if (at >= text->length || at >= TEXT_MAX)
 			break;
-		text->from = at + 8;
-		word = *(const __u64 *)&text->bytes[at];
-		escapes |= zero_bytes(word ^ EACH_BYTE('%')) | ((word - EACH_BYTE(' ')) & ~word & EACH_BYTE(0x80));
-		word |= EACH_BYTE(FOLD);
-		first = pairs->of[pair_index(word & 0xffff)];
-		second = pairs->of[pair_index(word >> 24 & 0xffff)];
-		third = pairs->of[pair_index(word >> 48)];
-		if (!(first | second | third))
-			continue;
-		if ((first && is_near(text, at, first)) || (second && is_near(text, at + 3, second)) ||
-		    (third && is_near(text, at + 6, third)))
+		text->from = at + STEP;
+		here = &text->bytes[at];
+		one = word_at(here);
+		two = word_at(here + 8);
+		if ((escapes_in(one) | escapes_in(two)) & escapes_wanted)
+			return ESCAPED;
+		if ((triples_of(triples, one, half_at(here + 6)) | triples_of(triples, two, half_at(here + 14))) &&
+		    is_near(text, triples, at))
 			return FORBIDDEN_FOUND;
 	}
-	return escapes ? ESCAPED : INNOCENT;
+	return INNOCENT;
 }
 
-// Decodes the escapes (%41) of a text. What is below a space becomes one.
-static NOINLINE void decode(struct text *text)
+// Writes the text without its escapes (%41). What is below a space becomes one.
+static NOINLINE void decode(struct text *text, struct text *into)
 {
 	__u64 length;
 
 	text->from = text->to = 0;
 	while (BOUNDED) {
-		__u64 at = text->from, to = text->to;
+		__u64 at = text->from, to = text->to, word, escapes, before = 8;
 		char letter;
 
 		if (at >= text->length || at >= TEXT_MAX || to >= TEXT_MAX)
 			break;
-		text->from = at + 1;
+		word = word_at(&text->bytes[at]);
+		put_word(&into->bytes[to], word);
+		escapes = escapes_in(word);
+		if (!escapes) {
+			text->from = at + 8;
+			text->to = to + 8;
+			continue;
+		}
+		// How many bytes are below the lowest.
+		before = ((((escapes & -escapes) - 1) & EACH_BYTE(1)) * EACH_BYTE(1) >> 56) - 1;
+		at += before & 7;
+		to += before & 7;
+		if (at >= TEXT_MAX || to >= TEXT_MAX)
+			break;
 		letter = text->bytes[at];
+		text->from = at + 1;
+		text->to = to + 1;
 		if (letter == '%') {
 			int high = digit(text->bytes[at + 1]), low = digit(text->bytes[at + 2]);
 
@@ -159,24 +220,28 @@ static NOINLINE void decode(struct text *text)
 		}
 		if ((unsigned char)letter < ' ')
 			letter = ' ';
-		text->bytes[to] = letter;
-		text->to = to + 1;
+		into->bytes[to] = letter;
 	}
-	length = text->to;
+	// (Words may reach beyond the end.)
+	length = text->to - (text->from - text->length);
 	if (length > TEXT_MAX)
-		return;
-	text->length = length;
-	__builtin_memset(&text->bytes[length], PADDING, PATTERN_MAX + 8);
+		length = TEXT_MAX;
+	into->length = length;
+	__builtin_memset(&into->bytes[length], PADDING, PATTERN_MAX + 8);
 }
 
-// Whether a text has a forbidden pattern, also behind escapes of escapes.
-static inline int is_forbidden(struct text *text, const struct pairs *pairs)
+// Whether a text has a forbidden pattern, also behind escapes of escapes. `other` is room for another text.
+static inline int is_forbidden(struct text *text, struct text *other, const struct triples *triples)
 {
-	int found = search(text, pairs);
+	int found = search(text, triples, ~0ull);
 
-	for (int round = 0; round < ROUNDS_MAX && found == ESCAPED; round++) {
-		decode(text);
-		found = search(text, pairs);
+	if (found == ESCAPED) {
+		decode(text, other);
+		found = search(other, triples, ~0ull);
+	}
+	if (found == ESCAPED) {
+		decode(other, text);
+		found = search(text, triples, 0);
 	}
 	return found == FORBIDDEN_FOUND;
 }
