@@ -8,20 +8,18 @@
 //! With `--tls`: nginx with TLS, while a tool as sslsniff copies what `SSL_read` and `SSL_write` pass into a perf buffer, and reads it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Signal, geteuid};
 use serde_json::{Value, json};
 
 use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine, machine_text, output};
 use crate::bench_options::{Output, count};
 use crate::bench_syscall::with_tracefs;
 use crate::root;
+use crate::web_server::{self, Measured, Nginx, Packages, running, signal};
 
 const ROUNDS: usize = 9;
 const SECONDS_WARM: u32 = 1;
@@ -30,8 +28,6 @@ const SECONDS: u32 = 2;
 const NOISE_MAX: f64 = 5.0;
 /// The file that is asked for.
 const FILE: &str = "file.txt";
-/// Something must have come about within this time.
-const WITHIN: Duration = Duration::from_secs(30);
 const SYSCOUNT: &str = "/usr/sbin/syscount";
 
 /// Who counts whose calls.
@@ -69,13 +65,6 @@ impl Variant {
     }
 }
 
-/// What wrk found out, and what it took.
-struct Measured {
-    requests_per_second: f64,
-    requests: f64,
-    worker_us: f64,
-}
-
 /// A figure per round.
 #[derive(Default)]
 struct Series {
@@ -87,16 +76,10 @@ struct Series {
     lost: Vec<f64>,
 }
 
-/// The server, its worker and their port.
-struct Nginx {
-    master: Child,
-    worker: u32,
-    port: u16,
-}
-
 struct Bench {
     tls: bool,
     build: PathBuf,
+    packages: Packages,
     ring3: Ring3,
     /// Configuration and file.
     directory: PathBuf,
@@ -126,84 +109,25 @@ pub(crate) fn nginx(options: &Options) -> Result<(), String> {
     }
     let ring3 = Ring3::new()?;
     let directory = ring3.directory().join("nginx");
-    let mut bench =
-        Bench { tls: options.tls, build, ring3, directory, figures: BTreeMap::new(), skipped: BTreeMap::new() };
+    let mut bench = Bench {
+        tls: options.tls,
+        packages: Packages::in_directory(&build),
+        build,
+        ring3,
+        directory,
+        figures: BTreeMap::new(),
+        skipped: BTreeMap::new(),
+    };
     bench.run(options.rounds).map_err(|why| format!("{why}\nThe end of ring3's server.log:{}", bench.ring3.log()))?;
     let goals = bench.goals();
     bench.print(options.rounds, &goals);
     options.output.save(|| bench.json(options.rounds, &goals))
 }
 
-/// Waits until there is something.
-fn await_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> Result<T, String> {
-    let deadline = Instant::now() + WITHIN;
-    loop {
-        match find() {
-            Some(found) => return Ok(found),
-            None if Instant::now() > deadline => return Err(format!("waited in vain for {what}")),
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    }
-}
-
-fn signal(pid: u32, signal: Signal) {
-    let _ = Pid::from_raw(pid as i32).map(|pid| kill_process(pid, signal));
-}
-
-/// The first of a process's children.
-fn child_of(pid: u32) -> Option<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    children.split_whitespace().next()?.parse().ok()
-}
-
-/// The process with this program among one and its children.
-fn running(pid: u32, program: &str) -> Option<u32> {
-    let is =
-        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == program);
-    Some(pid).filter(is).or_else(|| child_of(pid).and_then(|child| running(child, program)))
-}
-
-/// How long a process has run, in microseconds.
-fn run_us(pid: u32) -> Result<f64, String> {
-    let path = format!("/proc/{pid}/schedstat");
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    let ns: Option<f64> = text.split(' ').next().and_then(|word| word.parse().ok());
-    ns.map(|ns| ns / 1000.0).ok_or_else(|| format!("{path}: {text:?}"))
-}
-
-/// A command for one CPU, if there are two (the worker has the last one for itself), before others that want it, if that
-/// can be.
-fn favoured(command: &Command, last: bool) -> Command {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let cpu = if last { cpus - 1 } else { 0 };
-    let mut pinned = Command::new("taskset");
-    pinned.args(["-c", &cpu.to_string()]);
-    if geteuid().is_root() {
-        pinned.args(["nice", "-n", "-10"]);
-    }
-    pinned.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        value.map(|value| pinned.env(name, value));
-    }
-    pinned
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        signal(self.master.id(), Signal::TERM);
-        let ended = await_some("nginx's end", || self.master.try_wait().ok().flatten());
-        if ended.is_err() {
-            signal(self.worker, Signal::KILL);
-            let _ = self.master.kill();
-            let _ = self.master.wait();
-        }
-    }
-}
-
 impl Bench {
     /// Rounds in which each variant begins once.
     fn run(&mut self, rounds: usize) -> Result<(), String> {
-        self.unpack()?;
+        self.packages.unpack()?;
         self.write_configuration().map_err(|error| format!("{}: {error}", self.directory.display()))?;
         if !geteuid().is_root() {
             for variant in self.variants().iter().copied().filter(|variant| variant.is_kernel()) {
@@ -236,34 +160,6 @@ impl Bench {
         if self.tls { 1400 } else { 512 }
     }
 
-    /// Where packages of Debian are unpacked that are not installed: to install nginx would start one.
-    fn unpacked(&self) -> PathBuf {
-        self.build.join("debian")
-    }
-
-    /// The installed program, or the unpacked one.
-    fn program(&self, path: &str) -> Option<PathBuf> {
-        [PathBuf::from("/").join(path), self.unpacked().join(path)].into_iter().find(|path| path.exists())
-    }
-
-    fn unpack(&self) -> Result<(), String> {
-        let directory = self.unpacked();
-        for (path, packages) in [("usr/sbin/nginx", &["nginx"][..]), ("usr/bin/wrk", &["wrk", "libluajit-5.1-2"][..])]
-        {
-            if self.program(path).is_some() {
-                continue;
-            }
-            eprintln!("unpacking {} in {}", packages.join(" and "), directory.display());
-            std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-            let mut download = Command::new("apt-get");
-            download.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages).current_dir(&directory);
-            output(&mut download).map_err(|why| format!("{why}: install {}", packages.join(" ")))?;
-            let each = "for package in *.deb; do dpkg -x $package . && rm $package || exit; done";
-            output(Command::new("sh").args(["-c", each]).current_dir(&directory))?;
-        }
-        Ok(())
-    }
-
     fn write_configuration(&self) -> std::io::Result<()> {
         std::fs::create_dir(&self.directory)?;
         std::fs::set_permissions(&self.directory, std::fs::Permissions::from_mode(0o700))?;
@@ -278,19 +174,7 @@ impl Bench {
     }
 
     fn configuration(&self, port: u16) -> String {
-        let mut text = String::new();
-        if geteuid().is_root() {
-            text += "user root;\n";
-        }
         let directory = self.directory.display();
-        let _ = write!(
-            text,
-            "daemon off;\nworker_processes 1;\npid {directory}/pid;\nerror_log stderr;\nevents {{ worker_connections 256; }}\n\
-             http {{\n  access_log off;\n  sendfile on;\n  keepalive_requests 1000000000;\n"
-        );
-        for what in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
-            let _ = writeln!(text, "  {what}_temp_path {directory}/{what};");
-        }
         let (ssl, certificate) = match self.tls {
             true => (
                 " ssl",
@@ -298,29 +182,16 @@ impl Bench {
             ),
             false => ("", String::new()),
         };
-        text + &format!("  server {{ listen 127.0.0.1:{port}{ssl};{certificate} root {directory}; }}\n}}\n")
+        let server = format!("  server {{ listen 127.0.0.1:{port}{ssl};{certificate} root {directory}; }}\n");
+        web_server::configuration(&self.directory, "", &server)
     }
 
     /// An nginx that answers.
     fn start(&self, traced: bool) -> Result<Nginx, String> {
-        let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = listener.map_err(|error| format!("no port: {error}"))?.port();
-        let configuration = self.directory.join("nginx.conf");
-        std::fs::write(&configuration, self.configuration(port)).map_err(|error| error.to_string())?;
-        let binary = self.program("usr/sbin/nginx").ok_or("there is no nginx")?;
-        let mut command = if traced { self.ring3.command(&["start", "--"]) } else { Command::new(&binary) };
-        if traced {
-            command.arg(&binary);
-        }
-        command.arg("-p").arg(&self.directory).args(["-e", "stderr", "-c"]).arg(&configuration);
-        let mut command = favoured(&command, true);
-        let spawned = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-        let master = spawned.map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-        let mut nginx = Nginx { master, worker: 0, port };
-        let id = nginx.master.id();
-        nginx.worker = await_some("nginx's worker", || running(id, "nginx").and_then(child_of))?;
-        await_some("nginx's answer", || TcpStream::connect(("127.0.0.1", port)).ok())?;
-        Ok(nginx)
+        let port = web_server::free_port()?;
+        let text = self.configuration(port);
+        let before = traced.then(|| self.ring3.command(&["start", "--"]));
+        Nginx::start(&self.packages, before, &self.directory, &text, port)
     }
 
     /// Syscount at work: of the calls of this process, or of all that there are to it.
@@ -424,37 +295,19 @@ impl Bench {
 
     /// Asks for the file as often as can be.
     fn load(&self, nginx: &Nginx, seconds: u32) -> Result<Measured, String> {
-        let mut wrk = Command::new(self.program("usr/bin/wrk").ok_or("there is no wrk")?);
-        let libraries = self.unpacked().join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
-        wrk.env("LD_LIBRARY_PATH", libraries).args([
-            "-t1",
-            &format!("-c{}", self.connections()),
-            &format!("-d{seconds}s"),
-        ]);
         let scheme = if self.tls { "https" } else { "http" };
-        wrk.arg(format!("{scheme}://127.0.0.1:{}/{FILE}", nginx.port));
-        let before = run_us(nginx.worker)?;
-        let told = output(&mut favoured(&wrk, false))?;
-        let worker_us = run_us(nginx.worker)? - before;
-        let after = |what: &str| {
-            let (_, rest) = told.split_once(what)?;
-            rest.split_whitespace().next()?.parse::<f64>().ok()
-        };
-        let requests = told.lines().find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok());
-        let (Some(requests), Some(requests_per_second)) = (requests, after("Requests/sec:")) else {
-            return Err(format!("wrk: {told}"));
-        };
-        if told.contains("Socket errors") || told.contains("Non-2xx") {
-            return Err(format!("nginx does not answer as it should: {told}"));
-        }
-        Ok(Measured { requests_per_second, requests, worker_us: worker_us / requests })
+        nginx.load(
+            &self.packages,
+            self.connections(),
+            seconds,
+            &[&format!("{scheme}://127.0.0.1:{}/{FILE}", nginx.port)],
+        )
     }
 
     /// What of the untraced figures of the same rounds is missing or added, in percent.
     fn changed(&self, variant: Variant, figures: impl Fn(&Series) -> &Vec<f64>) -> Option<Spread> {
         let (plain, ours) = (self.figures.get(&Untraced)?, self.figures.get(&variant)?);
-        let pairs = figures(plain).iter().zip(figures(ours));
-        Spread::of(&pairs.map(|(plain, ours)| 100.0 * (ours - plain) / plain).collect::<Vec<_>>())
+        web_server::changed(figures(plain), figures(ours))
     }
 
     fn lost(&self, variant: Variant) -> Option<f64> {

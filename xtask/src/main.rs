@@ -11,6 +11,7 @@ mod bench_attach;
 mod bench_embed;
 mod bench_engine;
 mod bench_events;
+mod bench_firewall;
 mod bench_maps;
 mod bench_nginx;
 mod bench_options;
@@ -28,6 +29,7 @@ mod suites;
 mod sweep;
 mod syscalls;
 mod tidy;
+mod web_server;
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -111,6 +113,8 @@ enum Benchmark {
     Stops(bench_stops::Options),
     /// nginx under wrk while its system calls are counted
     Nginx(bench_nginx::Options),
+    /// nginx under wrk with a firewall: an extension, beside Lua and a module in C
+    Firewall(bench_firewall::Options),
     /// Verification of Debian's libbpf-tools, beside the kernel's verifier and prevail
     Verify(bench_verify::Options),
 }
@@ -135,6 +139,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
+        Task::Bench(Benchmark::Firewall(options)) => bench_firewall::firewall(&options),
         Task::Bench(Benchmark::Nginx(options)) => bench_nginx::nginx(&options),
         Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
         Task::Compat(options) => compat::run(&options),
@@ -377,6 +382,7 @@ mod tests {
             "bench",
             "bench probe --quick",
             "bench nginx --rounds 0",
+            "bench firewall --rounds 0",
             "bench maps --rounds many",
             "bench verify --json",
             "conformance",
