@@ -95,7 +95,7 @@ static ngx_int_t is_refused(const ngx_str_t *slice)
 	memcpy(text->bytes, slice->data, slice->len);
 	memset(&text->bytes[slice->len], PADDING, PATTERN_MAX + 8);
 	text->length = slice->len;
-	return is_forbidden(text, &texts[1], &triples);
+	return search_all(text, &texts[1], &triples) == FORBIDDEN_FOUND;
 }
 
 static ngx_int_t check(ngx_http_request_t *r)
