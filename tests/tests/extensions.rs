@@ -475,7 +475,7 @@ fn bad_input_gets_one_clear_message() {
         (&["--class", &class, &binary, "--", &binary], "not a BPF object file"),
         (&["--class", &class, &object, "--program", "other", "--", &binary], "other"),
         (&["--class", &class, &object, "--", "/bin/true"], "/bin/true"),
-        (&["--class", &twins, &object, "--", &binary], "`twin` is the name of 2 functions"),
+        (&["--class", &twins, &object, "--", &binary], "has 2 functions `twin`"),
         (&["--class", &class, &others[0], "--", &binary], "uprobe"),
         (&["--class", &class, &others[1], "--", &binary], "no program"),
         (&["--class", &class, &others[2], "--", &binary], "the class says where"),

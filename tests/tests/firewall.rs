@@ -115,7 +115,7 @@ impl Firewall {
         let master = master.trim();
         let children = std::fs::read_to_string(format!("/proc/{master}/task/{master}/children")).expect("it runs");
         let workers = children.split_whitespace().filter(|child| name_of(child) == "nginx");
-        workers.last().and_then(|pid| pid.parse().ok()).expect("a worker")
+        workers.next_back().and_then(|pid| pid.parse().ok()).expect("a worker")
     }
 
     /// The process that keeps the extension.

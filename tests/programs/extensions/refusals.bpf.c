@@ -460,7 +460,7 @@ EXTENSION { __u32 k = 0; return bpf_map_lookup_elem(&huge, &k) == 0; }
 
 // CASE takes_too_many_instructions small: instructions, and class
 // ALSO big
-EXTENSION { long n = 0; for (int i = 0; i < 900; i++) asm volatile("%0 += 1" : "+r"(n)); return n == 5; }
+EXTENSION { long n = 0; asm volatile(".rept 1100; %0 += 1; .endr" : "+r"(n)); return n == 5; }
 
 // CASE never_ends plain: infinite loop detected
 EXTENSION { asm volatile goto("if r1 == 0 goto %l[out]; 1: goto 1b" ::::out); out: return 0; }

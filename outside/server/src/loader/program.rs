@@ -217,7 +217,8 @@ impl NewProgram<'_> {
         .map_err(|report| self.refuse(report.errno, &report.log, &report))?;
         self.log.write(verified.log())?;
         let engine = engine.chosen(&verified);
-        let rounds = self.extension.as_ref().and_then(|class| class.rounds(&verified));
+        let rounds = self.extension.as_ref().map_or(Ok(None), |class| class.rounds(&verified));
+        let rounds = rounds.map_err(|why| self.refuse(Errno::E2BIG, &format!("{why}\n"), &why))?;
         let options = Options { blinding: hardens.then(fresh_nonce), rounds };
         let code = engine.compile(&verified, &options).map_err(|error| {
             let text = format!("compiling failed: {error}\n");

@@ -84,11 +84,20 @@ impl ExtensionClass {
 
     /// How many rounds through loops a run may make, so that it takes no more instructions than the class allows; `None`: it takes
     /// no more anyway, because the verifier has followed all of them.
-    pub(crate) fn rounds(&self, verified: &Verified) -> Option<u32> {
+    ///
+    /// # Errors
+    /// One round may take more.
+    pub(crate) fn rounds(&self, verified: &Verified) -> Result<Option<u32>, String> {
         let (all, processed) = (verified.insns().len() as u64, verified.statistics().processed);
-        let is_proved = !verified.needs_fuel() && processed <= self.insns_max;
-        let rounds = u32::try_from(self.insns_max / all.max(1)).unwrap_or(u32::MAX).max(1);
-        (!is_proved).then_some(rounds)
+        if !verified.needs_fuel() && processed <= self.insns_max {
+            return Ok(None);
+        }
+        let rounds = self.insns_max / all.max(1);
+        if rounds == 0 {
+            let (name, allowed) = (&self.name, self.insns_max);
+            return Err(format!("the program has {all} instructions, and class {name} allows a run {allowed}"));
+        }
+        Ok(Some(u32::try_from(rounds).unwrap_or(u32::MAX)))
     }
 
     /// Whether a program of the class may be attached there.
