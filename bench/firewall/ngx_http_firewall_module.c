@@ -45,12 +45,12 @@ static int common(char letter)
 	return (letter >= 'a' && letter <= 'z') || strchr("_ ,:;?%", letter);
 }
 
-static void mark(__u32 bytes, __u8 bit)
+static void mark(__u32 bytes)
 {
-	triples.of[triple_index(bytes)] |= bit;
+	triples.bits[triple_hash(bytes) >> 23] |= 1ull << (triple_hash(bytes) >> 17 & 63);
 	for (int i = 0; i < 24; i += 8)
 		if ((bytes >> i & 0xff) == ' ')
-			mark(bytes ^ (__u32)(' ' ^ '+') << i, bit);
+			mark(bytes ^ (__u32)(' ' ^ '+') << i);
 }
 
 static void add(const char *text)
@@ -80,8 +80,8 @@ static void add(const char *text)
 	memcpy(pattern->text, text, length);
 	memset(pattern->mask, 0xff, length);
 	pattern->window_at = best;
-	mark(window & 0xffffff, 1);
-	mark(window >> 8, 2);
+	mark(window & 0xffffff);
+	mark(window >> 8);
 }
 
 static ngx_int_t is_refused(const ngx_str_t *slice)

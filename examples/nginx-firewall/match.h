@@ -3,7 +3,7 @@
 //
 // A pattern is named by its window: four of its bytes that innocent texts seldom have. `rules` chooses them. A text is searched in two
 // steps:
-//   1. The table of triples says for three bytes whether they are the first or the last of a window. One of them begins at an even
+//   1. The table of triples says for three bytes whether they may be the first or the last of a window. One of them begins at an even
 //      place of the text: others are not looked at. An innocent text has few of them, so this step decides what a request costs.
 //   2. Where such a triple is, the whole window is looked up, and its pattern compared.
 // Case does not matter, and `+` is a space.
@@ -29,9 +29,10 @@ struct pattern {
 	__u64 window_at;
 };
 
-// Bit 0: the first three bytes of a window; bit 1: its last three.
+// A bit for each hash of three bytes: 1 if they are the first or the last of a window. (Bits, because the table shares the CPU's
+// first cache with all that the server does.)
 struct triples {
-	__u8 of[TRIPLES];
+	__u64 bits[TRIPLES / 64];
 };
 
 // A text, and places in it: in memory, because the verifier follows a loop once if it knows nothing of its counters. What follows the
@@ -69,10 +70,18 @@ static inline void put_word(void *place, __u64 word)
 	*(__u64 *)place = word;
 }
 
-// Of the first three bytes of four.
-static inline __u64 triple_index(__u32 bytes)
+// Of the first three bytes of four. (Their product's high bits depend on all of them.)
+static inline __u32 triple_hash(__u32 bytes)
 {
-	return (bytes << 8) * 10368889u >> 17;
+	return (bytes << 8) * 10368889u;
+}
+
+// Bit 0: that of the table. (What is above is of no use.)
+static inline __u64 triple(const struct triples *triples, __u32 folded)
+{
+	__u32 hash = triple_hash(folded);
+
+	return triples->bits[hash >> 23] >> (hash >> 17 & 63);
 }
 
 static inline __u64 zero_bytes(__u64 word)
@@ -131,17 +140,12 @@ static inline __u64 escapes_in(__u64 word)
 	return (((escape - EACH_BYTE(1)) & ~escape) | ((word - EACH_BYTE(' ')) & ~word)) & EACH_BYTE(0x80);
 }
 
-static inline __u8 triple(const struct triples *triples, __u64 bytes)
-{
-	return triples->of[triple_index(bytes | EACH_BYTE(FOLD))];
-}
-
-// What the triples at the four even places of a word are.
-static inline __u8 triples_of(const struct triples *triples, __u64 word, __u32 last)
+// Bit 0: whether the table has a triple at one of the four even places of a word.
+static inline __u64 triples_of(const struct triples *triples, __u64 word, __u32 last)
 {
 	word |= EACH_BYTE(FOLD);
-	return triples->of[triple_index(word)] | triples->of[triple_index(word >> 16)] |
-	       triples->of[triple_index(word >> 32)] | triple(triples, last);
+	return triple(triples, word) | triple(triples, word >> 16) | triple(triples, word >> 32) |
+	       triple(triples, last | (__u32)EACH_BYTE(FOLD));
 }
 
 // Whether one of the windows that have a triple at an even place of STEP bytes belongs to a forbidden pattern that is there.
@@ -150,8 +154,12 @@ static NOINLINE int is_near(const struct text *text, const struct triples *tripl
 	for (int i = -1; i < STEP - 1; i++) {
 		__u64 window_at = known(at + i);
 
-		if (window_at >= TEXT_MAX || !(triple(triples, half_at(&text->bytes[window_at])) & 1) ||
-		    !(triple(triples, half_at(&text->bytes[window_at + 1])) & 2))
+		__u32 window;
+
+		if (window_at >= TEXT_MAX)
+			continue;
+		window = half_at(&text->bytes[window_at]) | (__u32)EACH_BYTE(FOLD);
+		if (!(triple(triples, window) & triple(triples, window >> 8) & 1))
 			continue;
 		if (is_at(text, window_at))
 			return 1;
@@ -175,7 +183,7 @@ static NOINLINE int search(struct text *text, const struct triples *triples, __u
 		two = word_at(here + 8);
 		if ((escapes_in(one) | escapes_in(two)) & escapes_wanted)
 			return ESCAPED;
-		if ((triples_of(triples, one, half_at(here + 6)) | triples_of(triples, two, half_at(here + 14))) &&
+		if (((triples_of(triples, one, half_at(here + 6)) | triples_of(triples, two, half_at(here + 14))) & 1) &&
 		    is_near(text, triples, at))
 			return FORBIDDEN_FOUND;
 	}

@@ -114,7 +114,7 @@ impl Firewall {
         let master = std::fs::read_to_string(self.directory.join("nginx.pid")).expect("nginx runs");
         let master = master.trim();
         let children = std::fs::read_to_string(format!("/proc/{master}/task/{master}/children")).expect("it runs");
-        let workers = children.split_whitespace().filter(|child| name_of(child) == "nginx");
+        let mut workers = children.split_whitespace().filter(|child| name_of(child) == "nginx");
         workers.next_back().and_then(|pid| pid.parse().ok()).expect("a worker")
     }
 

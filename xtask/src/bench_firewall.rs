@@ -242,7 +242,8 @@ impl Bench {
             figure: spread.map(|spread| spread.median).filter(|_| !self.is_noisy()),
             limit: Limit::AtMost(limit),
         };
-        let noise = self.added(Again).map_or(0.0, |spread| spread.reach());
+        // (A tenth of a percent is as much as is shown.)
+        let noise = self.added(Again).map_or(0.0, |spread| (spread.reach() * 10.0).round() / 10.0);
         vec![goal("lost", self.lost(Extension), 1.0), goal("CPU per request added", self.added(Extension), noise)]
     }
 
