@@ -37,11 +37,12 @@ struct triples {
 
 // A text, and places in it: in memory, because the verifier follows a loop once if it knows nothing of its counters. What follows the
 // text's end is PADDING, which is in no pattern.
+// (They are before the text, in the same page of memory as most of it.)
 struct text {
-	char bytes[TEXT_MAX + PATTERN_MAX + 8];
 	__u64 length;
 	__u64 from;
 	__u64 to;
+	char bytes[TEXT_MAX + PATTERN_MAX + 8];
 };
 
 // (UNFINISHED: a loop was left because it has run too often.)
