@@ -23,7 +23,7 @@ use crate::flow::{direct_target, ends_flow};
 use crate::plan::{JUMP_BYTES, Plan, Refusal, Tactic};
 
 /// Bytes of a stub at most.
-pub const STUB_BYTES_MAX: usize = 512;
+pub const STUB_BYTES_MAX: usize = 640;
 /// Bytes of a relay.
 pub const RELAY_BYTES: usize = 14;
 /// Flags of a program whose flags nobody reads: interrupts on, and the bit that is always one.

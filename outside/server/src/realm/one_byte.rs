@@ -23,7 +23,7 @@ use super::target::Target;
 /// One-byte jumps in a process: each maps a page.
 const ONE_BYTE_MAX: usize = 64;
 /// Room that is mapped for the stub of one.
-const STUB_BYTES: u64 = 512;
+const STUB_BYTES: u64 = ring3_patch::STUB_BYTES_MAX as u64;
 
 impl Target {
     /// Maps memory for the stubs of new sites at once. Where that fails, sites do without.
