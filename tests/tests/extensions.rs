@@ -404,6 +404,19 @@ fn an_extension_goes_while_a_function_that_it_calls_sleeps() {
 }
 
 #[test]
+fn what_the_host_takes_for_an_extension_is_not_the_extensions_time() {
+    const CALLS: usize = 300;
+    let bench = Bench::ring3();
+    let mut host = extended(&bench, "naps");
+    for _ in 0..CALLS {
+        assert_eq!(ask(&mut host, "serve 1"), "500");
+    }
+    let (_, status, _) = bench.run(&["status", "-v"]);
+    assert!(!status.contains("over its budget"), "{status}");
+    assert_eq!(host.finish().0, Some(0));
+}
+
+#[test]
 fn tools_look_at_a_function_that_is_extended() {
     if Command::new("bpftrace").arg("--version").output().is_err() {
         return println!("SKIPPED: bpftrace is not installed");

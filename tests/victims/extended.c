@@ -183,6 +183,12 @@ ENTRY void doze(struct request *r)
 	calls++;
 	sleep(2);
 }
+ENTRY void nap(struct request *r)
+{
+	__asm__ volatile("" : : "r"(r) : "memory");
+	calls++;
+	usleep(2000);
+}
 ENTRY void forks(struct request *r)
 {
 	__asm__ volatile("" : : "r"(r) : "memory");

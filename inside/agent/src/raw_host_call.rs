@@ -4,7 +4,7 @@ use core::arch::naked_asm;
 use core::mem::offset_of;
 
 use ring3_layout::thread::ThreadBlock;
-use ring3_runtime::raw_extension;
+use ring3_runtime::raw_extension::{self, HostTimes};
 
 /// Room for the state of the vector registers as XSAVE writes it without AMX: 2688 bytes on all CPUs with AVX-512 so far.
 const XSAVE_BYTES: usize = 2752;
@@ -12,14 +12,14 @@ const XSAVE_BYTES: usize = 2752;
 /// saved.)
 const XSAVE_COMPONENTS: u32 = 0xe7;
 
-unsafe extern "sysv64" fn begin(env: u64) -> u64 {
+unsafe extern "sysv64" fn begin(env: u64, times: &mut HostTimes) -> u64 {
     // SAFETY: the routine below passes what the program gave it.
-    unsafe { raw_extension::begin_host_call(env) }
+    unsafe { raw_extension::begin_host_call(env, times) }
 }
 
-unsafe extern "sysv64" fn end(env: u64, result: u64, attachment: u64, word: u64) -> u64 {
+unsafe extern "sysv64" fn end(env: u64, result: u64, attachment: u64, word: u64, times: &HostTimes) -> u64 {
     // SAFETY: the routine below passes what the program gave it.
-    unsafe { raw_extension::end_host_call(env, result, attachment, word) }
+    unsafe { raw_extension::end_host_call(env, result, attachment, word, times) }
 }
 
 /// Calls the function that `ThreadBlock::call_word` names, and returns its result.
@@ -46,6 +46,7 @@ unsafe extern "C" fn ring3_host_call() {
         "push rdx",
         "push rcx",
         "push r8",
+        "sub rsp, {times}",
         "mov rbx, r9",
         "mov r12, [rbx + {attachment}]",
         "mov r13, [rbx + {call_word}]",
@@ -61,6 +62,7 @@ unsafe extern "C" fn ring3_host_call() {
         "xor edx, edx",
         "xsave64 [r14]",
         "mov rdi, rbx",
+        "lea rsi, [rbp - 72 - {times}]",
         "call {begin}",
         "mov r11, rax",
         "mov rdi, [rbp - 40]",
@@ -78,6 +80,7 @@ unsafe extern "C" fn ring3_host_call() {
         "mov rsi, [rbp - 40]",
         "mov rdx, r12",
         "mov rcx, r13",
+        "lea r8, [rbp - 72 - {times}]",
         "call {end}",
         "lea rsp, [rbp - 32]",
         "pop r14",
@@ -88,6 +91,7 @@ unsafe extern "C" fn ring3_host_call() {
         "ret",
         attachment = const offset_of!(ThreadBlock, attachment),
         call_word = const offset_of!(ThreadBlock, call_word),
+        times = const size_of::<HostTimes>(),
         room = const XSAVE_BYTES + 64,
         components = const XSAVE_COMPONENTS,
         begin = sym begin,

@@ -18,7 +18,7 @@ use ring3_uapi::Errno;
 
 use crate::raw_dispatch::miss;
 use crate::raw_dynptr::make_dynptr;
-use crate::raw_helpers::{answer, block};
+use crate::raw_helpers::{answer, block, monotonic_ns};
 
 fn extension(base: u64, attachment: &Attachment) -> Option<&'static Extension> {
     let index = (attachment.flags >> ATTACHMENT_EXTENSION_SHIFT) as usize;
@@ -56,14 +56,25 @@ fn symbol(tb: &ThreadBlock) -> Option<&'static HostSymbol> {
     extension(tb.region_base, attachment)?.symbols.get(tb.call_word as usize)
 }
 
+/// When a call of the host's began, and what earlier ones had taken. (The stack keeps it: a call can lead to others.)
+#[repr(C)]
+#[derive(Default)]
+pub struct HostTimes {
+    began_ns: u64,
+    before_ns: u64,
+}
+
 /// Where the function is that the running extension is about to call. (0 ends its run as a fault: no server publishes such.)
 ///
 /// # Safety
 /// Called by an extension's program, with the thread block that it was given.
-pub unsafe extern "sysv64" fn begin_host_call(env: u64) -> u64 {
+pub unsafe extern "sysv64" fn begin_host_call(env: u64, times: &mut HostTimes) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    tb.host_calls += 1;
+    *times = HostTimes::default();
+    if has_budget(tb) {
+        *times = HostTimes { began_ns: monotonic_ns(tb), before_ns: tb.host_ns };
+    }
     symbol(tb).map_or(0, |symbol| symbol.address)
 }
 
@@ -72,11 +83,19 @@ pub unsafe extern "sysv64" fn begin_host_call(env: u64) -> u64 {
 ///
 /// # Safety
 /// As for [`begin_host_call`].
-pub unsafe extern "sysv64" fn end_host_call(env: u64, result: u64, attachment: u64, word: u64) -> u64 {
+pub unsafe extern "sysv64" fn end_host_call(
+    env: u64,
+    result: u64,
+    attachment: u64,
+    word: u64,
+    times: &HostTimes,
+) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    tb.host_calls -= 1;
     (tb.attachment, tb.call_word) = (attachment, word);
+    if has_budget(tb) {
+        tb.host_ns = times.before_ns + monotonic_ns(tb).wrapping_sub(times.began_ns);
+    }
     let symbol = symbol(tb);
     let result = symbol.map_or(0, |symbol| extended(result, symbol));
     let is_kept = |symbol: &HostSymbol| (symbol.least..=symbol.greatest).contains(&(result as i64));
@@ -87,6 +106,12 @@ pub unsafe extern "sysv64" fn end_host_call(env: u64, result: u64, attachment: u
         miss(tb, unsafe { &*(tb.hook as *const Hook) });
     }
     result
+}
+
+/// Whether the extension that runs has a budget of time.
+fn has_budget(tb: &ThreadBlock) -> bool {
+    // SAFETY: the address of the attachment that runs.
+    unsafe { (*(tb.attachment as *const Attachment)).budget_ns != 0 }
 }
 
 fn extended(result: u64, symbol: &HostSymbol) -> u64 {

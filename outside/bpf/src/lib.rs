@@ -197,7 +197,11 @@ fn load_program(
     };
     build(None)
         .or_else(|error| match error.raw_os_error() {
-            Some(libc::EINVAL | libc::EACCES | libc::E2BIG) => build(Some(&mut log)),
+            // (A log that is longer than its buffer is an error of its own.)
+            Some(libc::EINVAL | libc::EACCES | libc::E2BIG) => match build(Some(&mut log)) {
+                Err(of_log) if of_log.raw_os_error() == Some(libc::ENOSPC) => Err(error),
+                other => other,
+            },
             _ => Err(error),
         })
         .map_err(|error| {

@@ -301,8 +301,8 @@ pub struct ThreadBlock {
     /// What the called routine has to know and is no argument: of a host's function or variable its index in
     /// [`crate::control::Extension::symbols`], of a slice its [`crate::slice::pack`].
     pub call_word: u64,
-    /// Calls of the host's functions by extensions under way.
-    pub host_calls: u32,
+    /// What calls of the host's functions by extensions that have a budget have taken, ns.
+    pub host_ns: u64,
     /// How often programs that have run want each signal, from 1 on, to be sent: to the process, and to the thread.
     pub wanted_signals: [[u16; crate::sud::SIGNALS]; 2],
     /// System calls under way, the youngest just before `next_call`.

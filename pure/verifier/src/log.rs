@@ -3,6 +3,9 @@
 
 use std::fmt::{self, Write as _};
 
+use ring3_isa::{Call, Op};
+use ring3_uapi::helper;
+
 use crate::Input;
 use crate::scalar::Scalar;
 use crate::state::{Byte, Frame, Kind, Register, State};
@@ -138,7 +141,21 @@ impl<'a> Log<'a> {
 
 /// An instruction's text.
 pub(crate) fn text(input: &Input<'_>, at: usize) -> String {
-    ring3_isa::text(input.insns, at).to_string()
+    match named_call(input, at) {
+        Some(name) => format!("call {name}"),
+        None => ring3_isa::text(input.insns, at).to_string(),
+    }
+}
+
+/// The name of a function that only extensions can call.
+fn named_call(input: &Input<'_>, at: usize) -> Option<String> {
+    let Ok(Op::Call(Call::Kfunc(id))) = ring3_isa::op(input.insns, at) else { return None };
+    let grant = input.policy.host.as_ref()?;
+    match id.checked_sub(helper::HOST_FUNCTION_FIRST) {
+        Some(index) => Some(grant.functions.get(index as usize)?.symbol.clone()),
+        None if id >= helper::OWN_FIRST => Some(format!("ring3_{}", helper::name(id)?)),
+        None => Some(format!("bpf_{}", helper::name(id)?)),
+    }
 }
 
 /// The registers and the stack of the innermost frame.

@@ -81,6 +81,10 @@ EXTENSION { __u32 k = 0; __u64 *v = bpf_map_lookup_elem(&words, &k); if (v) ++*v
 extern void doze(struct request *r) __ksym;
 EXTENSION { doze(R); return 500; }
 
+// CASE naps naps
+extern void nap(struct request *r) __ksym;
+EXTENSION { nap(R); return 500; }
+
 // CASE forks forks
 extern void forks(struct request *r) __ksym;
 EXTENSION { forks(R); return 500; }
