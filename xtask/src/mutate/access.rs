@@ -127,8 +127,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "memory.rs",
         "contexts and packets are changed atomically",
-        "Kind::Context | Kind::Packet | Kind::PacketMeta | Kind::Object { .. } | Kind::Untrusted => {",
-        "Kind::Object { .. } | Kind::Untrusted => {",
+        "            Kind::Context\n            | Kind::Packet\n            | Kind::PacketMeta\n            | Kind::Object { .. }",
+        "            Kind::Object { .. }",
     ),
     mutation(
         "memory.rs",
