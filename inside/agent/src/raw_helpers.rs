@@ -115,6 +115,14 @@ unsafe extern "sysv64" fn ring3_tail_run(context: u64, env: u64) -> u64 {
     unsafe { raw_callbacks::tail_run(context, env) }
 }
 
+/// # Safety
+/// Called by a compiled program with the thread block that it was given.
+#[unsafe(no_mangle)]
+unsafe extern "sysv64" fn ring3_run_dry(env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    unsafe { raw_buffers::run_dry(env) }
+}
+
 macro_rules! lookups {
     ($($symbol:ident($($argument:ident),*) = $function:path;)*) => {
         $(

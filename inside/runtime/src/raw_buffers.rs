@@ -72,14 +72,20 @@ fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 
     0
 }
 
-/// Discards what a run has reserved that has ended early.
+/// Discards what a run has reserved that ends because it has no fuel left. (The result means nothing.)
+///
+/// # Safety
+/// Called by a compiled program with the thread block that it was given.
 #[cold]
-pub(crate) fn discard_open(tb: &mut ThreadBlock) {
+pub unsafe fn run_dry(env: u64) -> u64 {
+    // SAFETY: this function's contract.
+    let tb = unsafe { block(env) };
     for [address, _] in tb.open_records {
         if address != 0 {
             commit(tb, address, 0, true);
         }
     }
+    0
 }
 
 /// `bpf_ringbuf_submit`

@@ -10,7 +10,6 @@ use core::sync::atomic::{AtomicU64, compiler_fence};
 use ring3_layout::control::{ATTACHMENT_CPU_SLOT, ATTACHMENT_FUEL, Attachment, Called, called};
 use ring3_layout::thread::ThreadBlock;
 
-use crate::raw_buffers::discard_open;
 use crate::raw_dispatch::{abandoned_by_longjmp, run_guarded, run_here};
 use crate::raw_signals::send_wanted;
 use crate::raw_thread::{find, known};
@@ -91,8 +90,5 @@ unsafe fn run_more(tb: &mut ThreadBlock, attachment: &Attachment, context: u64) 
     // SAFETY: the caller's promise.
     let result = unsafe { run_here(tb, attachment, context) };
     let is_dry = attachment.flags & ATTACHMENT_FUEL != 0 && tb.fuel < 0;
-    if is_dry {
-        discard_open(tb);
-    }
     Called { result, status: if is_dry { called::OUT_OF_FUEL } else { called::RAN } }
 }

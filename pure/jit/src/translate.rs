@@ -160,6 +160,8 @@ impl Masks {
 const ZERO: &str = "ring3_zero";
 /// The agent's routine that goes on with the program of a tail call, and with what that one goes on with.
 const TAIL_RUN: &str = "ring3_tail_run";
+/// The agent's routine for runs that end because they have no fuel left.
+const RUN_DRY: &str = "ring3_run_dry";
 
 fn entry<E: Emitter>(emitter: &mut E) {
     let arguments = emitter.enter();
@@ -548,12 +550,17 @@ impl<E: Emitter> Translator<'_, E> {
         self.end_if_dry(fuel);
     }
 
-    /// Ends this function with 0 if no fuel is left.
+    /// Ends this function with 0 if no fuel is left. What the run has reserved is given back: the program itself will not do it.
     fn end_if_dry(&mut self, fuel: E::Value) {
         let empty = self.compare_with(Cond::Slt, fuel, Size::Dw, 0);
         let (end, on) = (self.emitter.block(), self.emitter.block());
         self.emitter.branch(empty, end, on);
         self.emitter.begin(end);
+        let reserves = |id: &u32| [helper::RINGBUF_RESERVE, helper::RINGBUF_RESERVE_DYNPTR].contains(id);
+        if self.program.helpers().iter().any(reserves) {
+            let env = self.emitter.get(ENV);
+            self.emitter.call(External::Outside(Target::Symbol(RUN_DRY)), &[env]);
+        }
         let zero = self.constant(0);
         self.emitter.leave(zero);
         self.emitter.begin(on);

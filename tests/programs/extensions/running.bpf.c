@@ -143,6 +143,11 @@ static long each(__u64 i, void *given) { return 0; }
 static long most(__u64 i, void *given) { bpf_loop(1 << 23, each, 0, 0); return 0; }
 EXTENSION { bpf_loop(1 << 23, most, 0, 0); return 1; }
 
+// CASE loops_with_a_record plain
+static long each(__u64 i, void *given) { return 0; }
+static long most(__u64 i, void *given) { bpf_loop(1 << 23, each, 0, 0); return 0; }
+EXTENSION { void *e = bpf_ringbuf_reserve(&ring, 8, 0); if (!e) return 501; bpf_loop(1 << 23, most, 0, 0); bpf_ringbuf_discard(e, 0); return 500; }
+
 // CASE loops_thrice plain
 static long each(__u64 i, void *given) { ++*(long *)given; return 0; }
 EXTENSION { long n = 0; bpf_loop(3, each, &n, 0); return n == 3 ? 500 : 501; }
