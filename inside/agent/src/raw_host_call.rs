@@ -4,23 +4,13 @@ use core::arch::naked_asm;
 use core::mem::offset_of;
 
 use ring3_layout::thread::ThreadBlock;
-use ring3_runtime::raw_extension::{self, HostTimes};
+use ring3_runtime::raw_extension::{HostTimes, begin_host_call, end_host_call, host_variable};
 
 /// Room for the state of the vector registers as XSAVE writes it without AMX: 2688 bytes on all CPUs with AVX-512 so far.
 const XSAVE_BYTES: usize = 2752;
 /// x87, SSE, AVX and AVX-512: all that functions' arguments and results may be in. (What the CPU or the kernel does not have is not
 /// saved.)
 const XSAVE_COMPONENTS: u32 = 0xe7;
-
-unsafe extern "sysv64" fn begin(env: u64, times: &mut HostTimes) -> u64 {
-    // SAFETY: the routine below passes what the program gave it.
-    unsafe { raw_extension::begin_host_call(env, times) }
-}
-
-unsafe extern "sysv64" fn end(env: u64, result: u64, attachment: u64, word: u64, times: &HostTimes) -> u64 {
-    // SAFETY: the routine below passes what the program gave it.
-    unsafe { raw_extension::end_host_call(env, result, attachment, word, times) }
-}
 
 /// Calls the function that `ThreadBlock::call_word` names, and returns its result.
 ///
@@ -94,8 +84,8 @@ unsafe extern "C" fn ring3_host_call() {
         times = const size_of::<HostTimes>(),
         room = const XSAVE_BYTES + 64,
         components = const XSAVE_COMPONENTS,
-        begin = sym begin,
-        end = sym end,
+        begin = sym begin_host_call,
+        end = sym end_host_call,
     )
 }
 
@@ -106,5 +96,5 @@ unsafe extern "C" fn ring3_host_call() {
 #[unsafe(no_mangle)]
 unsafe extern "sysv64" fn ring3_host_variable(env: u64) -> u64 {
     // SAFETY: this function's contract.
-    unsafe { raw_extension::host_variable(env) }
+    unsafe { host_variable(env) }
 }

@@ -58,28 +58,25 @@ fn symbol(tb: &ThreadBlock) -> Option<&'static HostSymbol> {
 
 /// When a call of the host's began, and what earlier ones had taken. (The stack keeps it: a call can lead to others.)
 #[repr(C)]
-#[derive(Default)]
 pub struct HostTimes {
     began_ns: u64,
     before_ns: u64,
 }
 
-/// Where the function is that the running extension is about to call. (0 ends its run as a fault: no server publishes such.)
+/// Where the function is that the running extension is about to call. (Never 0: the verifier knows how many there are.)
 ///
 /// # Safety
 /// Called by an extension's program, with the thread block that it was given.
 pub unsafe extern "sysv64" fn begin_host_call(env: u64, times: &mut HostTimes) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    *times = HostTimes::default();
-    if has_budget(tb) {
-        *times = HostTimes { began_ns: monotonic_ns(tb), before_ns: tb.host_ns };
-    }
+    let began_ns = if has_budget(tb) { monotonic_ns(tb) } else { 0 };
+    *times = HostTimes { began_ns, before_ns: tb.host_ns };
     symbol(tb).map_or(0, |symbol| symbol.address)
 }
 
-/// The called function has returned `result`, which programs see in 64 bits. If its contract does not allow that, the run ends where the call is: as one that has
-/// no fuel left. `attachment` and `word` are those of the call.
+/// The called function has returned `result`; returns the same as programs see it, in 64 bits. If the function's contract does not
+/// allow the result, the run ends behind the call, as one that has no fuel left. `attachment` and `word` are those of the call.
 ///
 /// # Safety
 /// As for [`begin_host_call`].

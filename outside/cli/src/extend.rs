@@ -76,17 +76,16 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
 /// Loads and attaches the extension, and keeps it until its host ends.
 fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let mut chosen = class::choose(&wanted.class, wanted.pid)?;
-    chosen.class.host = wanted.pid.or(wanted.until);
+    let host = wanted.pid.or(wanted.until);
+    chosen.class.host = host;
     let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
-    let watched = wanted.pid.or(wanted.until).map(process).transpose()?;
+    let watched = host.map(process).transpose()?;
     if let Some(pid) = wanted.pid {
         class::check_process(pid, &chosen.class.file)?;
-    }
-    if let Some(pid) = wanted.pid {
         connection.ask(&Request::Attach { pid, follow: true }, None)?;
     }
     become_loader(wanted, &chosen.class, chosen.time(), connection)?;
@@ -203,7 +202,7 @@ fn become_loader(
     let listener = ring3_server::loader::install_filter()?;
     let command = format!("ring3 extend --class {} {}", class.name, wanted.file.display());
     // (Other processes than the one that is named, or run, are no concern of the extension.)
-    let scope = if wanted.pid.or(wanted.until).is_some() { Scope::Targets } else { Scope::Mapped };
+    let scope = if class.host.is_some() { Scope::Targets } else { Scope::Mapped };
     let compiling = Compiling { engine: Engine::Jit, harden: false };
     let options = LoadOptions { compiling, scope, trust: false, budget: Some(budget) };
     connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;

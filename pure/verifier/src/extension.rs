@@ -116,9 +116,7 @@ impl Explorer<'_> {
         let Some(function) = grant.functions.get(index as usize) else {
             return refuse(Errno::EINVAL, format!("function {index} of the host is not granted"));
         };
-        if self.state.lock.is_some() {
-            return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock");
-        }
+        self.check_unlocked()?;
         if !self.state.references.is_empty() {
             // (The function may never return: by longjmp(3), or as its thread's last.)
             let message = format!("give back what is reserved before {} is called", function.symbol);

@@ -117,8 +117,8 @@ impl Explorer<'_> {
             return refuse(format!("helper bpf_{name}#{id} might sleep in a program that must not"));
         }
         let unlocks = id == helper::SPIN_UNLOCK || id == helper::KPTR_XCHG;
-        if self.state.lock.is_some() && !unlocks {
-            return refuse("function calls are not allowed while holding a lock".into());
+        if !unlocks {
+            self.check_unlocked()?;
         }
         Ok(prototype)
     }
@@ -357,6 +357,15 @@ impl Explorer<'_> {
         write: bool,
         all: bool,
     ) -> Result<(), Refusal> {
+        if pointer.is_packet() && !reads_packet(id) {
+            return refuse(Errno::EACCES, "helper access to the packet is not allowed");
+        }
+        self.callee_access(Access { register, off: 0, bytes, write }, pointer, all)
+    }
+
+    /// What is called reads or writes memory; if it writes, then all of it or perhaps a part.
+    pub(crate) fn callee_access(&mut self, access: Access, pointer: &Register, all: bool) -> Result<(), Refusal> {
+        let Access { register, bytes, write, .. } = access;
         if let Kind::Stack(frame) = pointer.kind
             && !pointer.nullable
         {
@@ -367,10 +376,15 @@ impl Explorer<'_> {
             }
             return if write { self.stack_is_written(stretch, all) } else { self.stack_is_read(stretch) };
         }
-        if pointer.is_packet() && !reads_packet(id) {
-            return refuse(Errno::EACCES, "helper access to the packet is not allowed");
+        self.check_region(access, pointer)
+    }
+
+    /// Nothing is called while a lock is held.
+    pub(crate) fn check_unlocked(&self) -> Result<(), Refusal> {
+        if self.state.lock.is_some() {
+            return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock");
         }
-        self.check_region(Access { register, off: 0, bytes, write }, pointer)
+        Ok(())
     }
 
     fn constant_string(&mut self, register: u8, value: &Register) -> Result<(), Refusal> {
@@ -639,7 +653,7 @@ fn changes_packet(id: u32) -> bool {
 }
 
 /// Memory that a helper may be pointed to.
-fn is_memory(value: &Register) -> bool {
+pub(crate) fn is_memory(value: &Register) -> bool {
     matches!(
         value.kind,
         Kind::Stack(_) | Kind::Packet | Kind::PacketMeta | Kind::MapKey(_) | Kind::MapValue(_) | Kind::Memory { .. }

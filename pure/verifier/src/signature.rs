@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use ring3_uapi::Errno;
 
 use crate::explore::{Explorer, Next};
+use crate::helper::is_memory;
 use crate::memory::Access;
 use crate::scalar::Scalar;
 use crate::state::{Kind, Register};
@@ -142,9 +143,7 @@ impl<'a> Explorer<'a> {
     }
 
     pub(crate) fn call_function(&mut self, function: &Signature) -> Result<Next, Refusal> {
-        if self.state.lock.is_some() {
-            return refuse(Errno::EINVAL, "function calls are not allowed while holding a lock");
-        }
+        self.check_unlocked()?;
         for (register, parameter) in (1u8..).zip(&function.parameters) {
             self.parameter(function, register, parameter)?;
         }
@@ -229,16 +228,7 @@ impl<'a> Explorer<'a> {
         is_exact: bool,
         name: &str,
     ) -> Result<(), Refusal> {
-        let is_memory = matches!(
-            pointer.kind,
-            Kind::Stack(_)
-                | Kind::Packet
-                | Kind::PacketMeta
-                | Kind::MapKey(_)
-                | Kind::MapValue(_)
-                | Kind::Memory { .. }
-        );
-        if !is_memory {
+        if !is_memory(pointer) {
             let kind = pointer.kind_name();
             return refuse(Errno::EACCES, format!("R{register} type={kind}: {name} wants a pointer to memory"));
         }
@@ -248,17 +238,7 @@ impl<'a> Explorer<'a> {
             Use::Changes => &[false, true],
         };
         for write in writes.iter().copied() {
-            let Kind::Stack(frame) = pointer.kind else {
-                self.check_region(Access { register, off: 0, bytes, write }, pointer)?;
-                continue;
-            };
-            let what = if write { "write to" } else { "read from" };
-            let stretch = self.stretch(register, pointer, frame, 0, bytes, what)?;
-            match (bytes, write) {
-                (0, _) => {}
-                (_, true) => self.stack_is_written(stretch, is_exact)?,
-                (_, false) => self.stack_is_read(stretch)?,
-            }
+            self.callee_access(Access { register, off: 0, bytes, write }, pointer, is_exact)?;
         }
         Ok(())
     }

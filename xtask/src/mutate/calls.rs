@@ -242,7 +242,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "helper.rs",
         "helpers are called with a lock held",
-        "if self.state.lock.is_some() && !unlocks {",
+        "if !unlocks {",
         "if false {",
     ),
     mutation(

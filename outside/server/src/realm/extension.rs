@@ -198,12 +198,15 @@ impl Target {
     }
 
     /// Of the extensions of the function at `address` only those of these links and programs are left.
-    pub(super) fn retire_extensions(&mut self, address: u64, left: &BTreeSet<(u32, u32)>) {
+    pub(super) fn retire_extensions(&mut self, address: u64, left: impl Iterator<Item = (u32, u32)>) {
         let known = &mut self.extensions;
-        let is_gone = |(at, link, program): &(u64, u32, u32)| *at == address && !left.contains(&(*link, *program));
-        let gone: Vec<_> = known.places.keys().filter(|key| is_gone(key)).copied().collect();
-        for key in gone {
-            known.retired.extend(known.places.remove(&key));
+        if known.places.is_empty() {
+            return;
         }
+        let left: BTreeSet<(u32, u32)> = left.collect();
+        let gone = known
+            .places
+            .extract_if(.., |(at, link, program), _| *at == address && !left.contains(&(*link, *program)));
+        known.retired.extend(gone.map(|(_, index)| index));
     }
 }

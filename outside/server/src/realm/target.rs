@@ -720,8 +720,7 @@ impl Target {
         site.uses = uses.to_vec();
         let hook = HOOKS_OFFSET + u64::from(site.hook) * size_of::<Hook>() as u64;
         let specs = uses.iter().filter_map(|used| Some(&links.get(&used.attachment)?.spec));
-        let left = specs.map(|spec| (spec.link_id, spec.prog_id)).collect();
-        self.retire_extensions(address, &left);
+        self.retire_extensions(address, specs.map(|spec| (spec.link_id, spec.prog_id)));
         let needs = |ret: bool| {
             let mut specs =
                 uses.iter().filter(|u| u.ret == ret).filter_map(|u| Some(&links.get(&u.attachment)?.spec));
