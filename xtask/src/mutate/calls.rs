@@ -239,12 +239,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         "if !matches!(memory.kind, Kind::MapValue(_)) {",
         "if false {",
     ),
-    mutation(
-        "helper.rs",
-        "helpers are called with a lock held",
-        "if !unlocks {",
-        "if false {",
-    ),
+    mutation("helper.rs", "helpers are called with a lock held", "if !unlocks {", "if false {"),
     mutation(
         "helper.rs",
         "any place of a value is a lock",
