@@ -1,0 +1,220 @@
+//! Types of events, and the layout of their records.
+//!
+//! Runs: anywhere: it computes and does no I/O.
+//! May touch: what it is given.
+//! Never: trusts a record: damaged bytes give `None`, not a panic.
+//! Start reading at: `EventType`, then `Record`.
+//!
+//! A record is what a program writes into a ring buffer, and byte for byte an event of a trace in the Common Trace Format (CTF
+//! 1.8): nothing is rearranged on the way to a file. It has no padding, and is little-endian:
+//!
+//! 1. the header, [`HEADER_BYTES`] long: what every record begins with;
+//! 2. the fixed part: the numbers, in the order of the fields; a text or byte string has one byte here, its [`State`];
+//! 3. the variable part: the contents of texts and byte strings, in the order of the fields. A text ends with a zero byte, and
+//!    contains no other; a byte string begins with its length (16 bits).
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+mod record;
+
+pub use record::{Header, Record, Value};
+
+/// Bytes of the header: event (u32), thread id (u32), process id (u32), CPU (u32), time (u64), name of the thread (16 bytes).
+pub const HEADER_BYTES: usize = 40;
+/// Where the header's parts are, in bytes.
+pub mod header {
+    /// The event's number, [`EventType::id`](super::EventType::id) (u32).
+    pub const EVENT: usize = 0;
+    /// The thread (u32).
+    pub const TID: usize = 4;
+    /// Its process (u32).
+    pub const PID: usize = 8;
+    /// The CPU (u32).
+    pub const CPU: usize = 12;
+    /// When: nanoseconds of `CLOCK_MONOTONIC` (u64).
+    pub const TIME: usize = 16;
+    /// The thread's name, with zero bytes at its end (`TASK_COMM_LEN`).
+    pub const COMM: usize = 24;
+    /// Bytes of the name.
+    pub const COMM_BYTES: usize = 16;
+}
+
+/// The bytes of a text at most, with the zero byte at its end (`PATH_MAX`).
+pub const TEXT_BYTES_MAX: u32 = 4096;
+
+/// A kind of event: a system call, a probe, a tracepoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventType {
+    /// Its number, unique in a session.
+    pub id: u32,
+    /// Who provides it: `syscalls`, a file's name, a USDT provider.
+    pub provider: String,
+    /// Its name within the provider: `openat`.
+    pub name: String,
+    /// Its fields.
+    pub fields: Vec<Field>,
+}
+
+/// A field of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name: letters, digits, `_`; a member of a structure has a dot (`req.tv_sec`).
+    pub name: String,
+    /// What it holds.
+    pub kind: Kind,
+    /// When it is known.
+    pub phase: Phase,
+}
+
+/// When a field of an event with a duration is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// At its begin.
+    Entry,
+    /// At its end.
+    Exit,
+}
+
+/// What a field holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number.
+    Int {
+        /// 1, 2, 4 or 8.
+        bytes: u32,
+        /// Two's complement.
+        signed: bool,
+        /// How people read it.
+        show: Show,
+    },
+    /// A floating point number (IEEE 754).
+    Float {
+        /// 4 or 8.
+        bytes: u32,
+    },
+    /// Text.
+    Text {
+        /// At most this many bytes, with the zero byte at its end.
+        bytes_max: u32,
+        /// The text is the path of a file.
+        path: bool,
+    },
+    /// Bytes of any kind.
+    Bytes {
+        /// At most so many.
+        bytes_max: u32,
+    },
+}
+
+/// How people read a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// In base 10.
+    Decimal,
+    /// In base 16.
+    Hex,
+    /// In base 8: modes of files.
+    Octal,
+    /// As an address.
+    Pointer,
+    /// A file descriptor; `AT_FDCWD` has its name.
+    Descriptor,
+    /// The result of a system call: from -4095 to -1 an error's number.
+    Result,
+    /// A duration in nanoseconds.
+    Nanoseconds,
+    /// One of some values that have names.
+    Enumeration(Arc<Names>),
+    /// A set of bits that have names.
+    Flags(Arc<Names>),
+}
+
+/// Values with names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names(pub Vec<(u64, String)>);
+
+/// What became of a text or byte string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// It is all there.
+    Whole = 0,
+    /// Its first bytes are there.
+    Truncated = 1,
+    /// The pointer was null.
+    Null = 2,
+    /// The memory could not be read.
+    Unreadable = 3,
+}
+
+impl State {
+    /// All, by their numbers.
+    pub const ALL: [State; 4] = [State::Whole, State::Truncated, State::Null, State::Unreadable];
+
+    /// Its name in traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            State::Whole => "whole",
+            State::Truncated => "truncated",
+            State::Null => "null",
+            State::Unreadable => "unreadable",
+        }
+    }
+}
+
+impl Kind {
+    /// A number in base 10.
+    pub const fn int(bytes: u32, signed: bool) -> Kind {
+        Kind::Int { bytes, signed, show: Show::Decimal }
+    }
+
+    /// Bytes in the fixed part.
+    pub const fn fixed_bytes(&self) -> u32 {
+        match self {
+            Kind::Int { bytes, .. } | Kind::Float { bytes } => *bytes,
+            Kind::Text { .. } | Kind::Bytes { .. } => 1,
+        }
+    }
+
+    /// Bytes in the variable part at most.
+    pub const fn variable_bytes_max(&self) -> u32 {
+        match self {
+            Kind::Int { .. } | Kind::Float { .. } => 0,
+            Kind::Text { bytes_max, .. } => *bytes_max,
+            Kind::Bytes { bytes_max } => 2 + *bytes_max,
+        }
+    }
+}
+
+impl EventType {
+    /// Provider and name: `syscalls:openat`.
+    pub fn full_name(&self) -> String {
+        format!("{}:{}", self.provider, self.name)
+    }
+
+    /// Where each field's fixed part begins, in bytes from the record's begin.
+    pub fn offsets(&self) -> Vec<u32> {
+        let mut at = HEADER_BYTES as u32;
+        let place = |field: &Field| {
+            let offset = at;
+            at += field.kind.fixed_bytes();
+            offset
+        };
+        self.fields.iter().map(place).collect()
+    }
+
+    /// Bytes of header and fixed part.
+    pub fn fixed_bytes(&self) -> u32 {
+        HEADER_BYTES as u32 + self.fields.iter().map(|field| field.kind.fixed_bytes()).sum::<u32>()
+    }
+
+    /// Bytes of a record at most.
+    pub fn bytes_max(&self) -> u32 {
+        self.fixed_bytes() + self.fields.iter().map(|field| field.kind.variable_bytes_max()).sum::<u32>()
+    }
+
+    /// The field with a name.
+    pub fn field(&self, name: &str) -> Option<usize> {
+        self.fields.iter().position(|field| field.name == name)
+    }
+}
