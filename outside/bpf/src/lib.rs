@@ -6,6 +6,7 @@
 //! Start reading at: `Loaded::load`.
 
 mod raw_calls;
+mod raw_ring;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,10 +19,15 @@ use ring3_uapi::attr::{Field, UPROBE_MULTI_RETURN, btf_load, link_create, map_cr
 use ring3_uapi::bpf::{attach_type, cmd, map_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
+pub use raw_ring::RingBuffer;
+
 use raw_calls::Attr;
 
 /// Bytes of the verifier's log that are shown at most.
 const LOG_BYTES: usize = 1 << 20;
+
+/// Where the kernel's tracepoints are described.
+const TRACEFS: &str = "/sys/kernel/tracing";
 
 /// Why something could not be loaded.
 #[derive(Debug)]
@@ -233,6 +239,29 @@ fn refer_to_map(insn: &mut Insn, maps: &[OwnedFd]) {
         insn.regs = insn.regs & 0xf | kind << 4;
         insn.imm = map.as_raw_fd();
     }
+}
+
+/// An element of a map, as long as `value`.
+///
+/// # Errors
+/// As `BPF_MAP_LOOKUP_ELEM`.
+pub fn look_up(map: &impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
+    let mut attr = Attr::new(cmd::MAP_LOOKUP_ELEM);
+    attr.word(map_elem::MAP_FD, map.as_fd().as_raw_fd() as u32);
+    attr.buffer(map_elem::KEY, key).room(map_elem::VALUE, value);
+    attr.call()
+}
+
+/// Attaches a program to a tracepoint, in all processes or in one. What is returned keeps it.
+///
+/// # Errors
+/// There is no such tracepoint, or as perf_event_open(2) and `PERF_EVENT_IOC_SET_BPF`.
+pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Option<u32>) -> io::Result<OwnedFd> {
+    let id = std::fs::read_to_string(format!("{TRACEFS}/events/{category}/{name}/id"))?;
+    let id = id.trim().parse().map_err(|_| io::Error::other(format!("the id of {category}:{name} is {id:?}")))?;
+    let event = raw_calls::open_tracepoint(id, pid)?;
+    raw_calls::set_program(&event, program.as_fd())?;
+    Ok(event)
 }
 
 /// Attaches a program to a place of a file, in all processes or in one.

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use ring3_uapi::attr::{ATTR_BYTES, Field};
+use ring3_uapi::perf;
 
 /// `union bpf_attr` of one call. The memory that it leads to lives as long.
 pub(crate) struct Attr<'m> {
@@ -72,4 +73,33 @@ impl<'m> Attr<'m> {
         // SAFETY: the call has just made the descriptor.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
+}
+
+/// Opens the event of a tracepoint, off, in all processes or in one.
+pub(crate) fn open_tracepoint(id: u64, pid: Option<u32>) -> io::Result<OwnedFd> {
+    let mut attr = [0_u8; perf::ATTR_BYTES];
+    let mut put = |field: Field, bytes: &[u8]| attr[field.at..field.at + field.bytes].copy_from_slice(bytes);
+    put(perf::TYPE, &perf::TYPE_TRACEPOINT.to_ne_bytes());
+    put(perf::SIZE, &(perf::ATTR_BYTES as u32).to_ne_bytes());
+    put(perf::CONFIG, &id.to_ne_bytes());
+    // (All processes are those of a CPU; a program that is attached to the event of one CPU runs on all.)
+    let (pid, cpu) = pid.map_or((-1, 0), |pid| (pid as i32, -1));
+    // SAFETY: the attribute is of the size that it says; the other arguments are numbers.
+    let result =
+        unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), pid, cpu, -1, perf::FLAG_FD_CLOEXEC) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has just made the descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+}
+
+/// Lets a program run at an event, and switches the event on.
+pub(crate) fn set_program(event: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> {
+    let calls = [(perf::IOC_SET_BPF, program.as_raw_fd()), (perf::IOC_ENABLE, 0)];
+    calls.into_iter().try_for_each(|(request, argument)| {
+        // SAFETY: both requests take a number.
+        let result = unsafe { libc::ioctl(event.as_raw_fd(), request.into(), argument) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    })
 }

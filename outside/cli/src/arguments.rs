@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ring3_server::realm::Scope;
 
-use crate::{aot, assembly, eim, exec, explain, extend, verify};
+use crate::{aot, assembly, eim, exec, explain, extend, trace, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
@@ -190,10 +190,23 @@ Examples:
     Start {
         #[command(flatten)]
         following: Following,
+        /// Stop before the program begins; its parent continues it
+        #[arg(long, hide = true)]
+        held: bool,
         /// The program and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
         command: Vec<String>,
     },
+    /// Show the system calls of a program
+    ///
+    /// The calls are recorded inside the process, which does not stop for them. Each call is a line when it has returned.
+    #[command(after_long_help = "\
+Examples:
+  ring3 trace -- ls -l                       Every system call of a program and its children
+  ring3 trace -e %file,close -o out -- make  Calls with paths, and close, into a file
+  ring3 trace -c --histogram -p 4711         Count the calls of a running process until Ctrl-C
+")]
+    Trace(trace::Trace),
     /// Make a running process a target
     ///
     /// You must be permitted to ptrace(2) the process. Probes that cannot be applied in it are named on standard error.

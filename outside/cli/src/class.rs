@@ -137,7 +137,6 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
         offset: elf.vaddr_to_offset(entry).ok_or_else(|| missing(function))?,
         at_end: resolved.entry.at == At::Return,
         symbols,
-        host: None,
         helpers: resolved.limits.helpers.iter().copied().collect(),
         insns_max: resolved.limits.instructions,
     };

@@ -20,9 +20,8 @@ use ring3_server::realm::{ExtensionClass, Scope};
 use ring3_uapi::bpf::attach_type;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::MemfdFlags;
-use rustix::process::{Pid, PidfdFlags};
 
-use crate::{Failure, class, eim, input, launch};
+use crate::{Failure, class, eim, input, launch, process};
 
 /// What the loader says when the program may begin.
 const READY: &str = "ready";
@@ -70,25 +69,24 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
         // (It has said why.)
         std::process::exit(code);
     }
-    crate::start(true, &wanted.command).map(|()| ExitCode::SUCCESS)
+    crate::start(true, false, &wanted.command).map(|()| ExitCode::SUCCESS)
 }
 
 /// Loads and attaches the extension, and keeps it until its host ends.
 fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
-    let mut chosen = class::choose(&wanted.class, wanted.pid)?;
+    let chosen = class::choose(&wanted.class, wanted.pid)?;
     let host = wanted.pid.or(wanted.until);
-    chosen.class.host = host;
     let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
-    let watched = host.map(process).transpose()?;
+    let watched = host.map(process::open).transpose()?;
     if let Some(pid) = wanted.pid {
         class::check_process(pid, &chosen.class.file)?;
         connection.ask(&Request::Attach { pid, follow: true }, None)?;
     }
-    become_loader(wanted, &chosen.class, chosen.time(), connection)?;
+    become_loader(wanted, &chosen.class, (host, chosen.time()), connection)?;
     let loaded =
         Loaded::load(&object).map_err(|error| eim::Failed::Refused(format!("{}: {error}", wanted.file.display())))?;
     let mut links = vec![];
@@ -125,14 +123,6 @@ fn announce(wanted: &Extend, chosen: &class::Chosen) {
         None => format!("all processes with {}", chosen.class.file.display()),
     };
     eprintln!("ring3: class {} extends {} in {whom}; end it with Ctrl-C", chosen.class.name, chosen.function);
-}
-
-fn process(pid: u32) -> Result<std::os::fd::OwnedFd, String> {
-    let named = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| class::no_process(pid))?;
-    rustix::process::pidfd_open(named, PidfdFlags::empty()).map_err(|error| match error {
-        rustix::io::Errno::SRCH => class::no_process(pid),
-        error => format!("process {pid}: {error}"),
-    })
 }
 
 fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String> {
@@ -190,7 +180,7 @@ fn check_section(section: &str, at_end: bool) -> Result<(), String> {
 fn become_loader(
     wanted: &Extend,
     class: &ExtensionClass,
-    budget: Duration,
+    (host, budget): (Option<u32>, Duration),
     connection: Connection,
 ) -> Result<(), String> {
     let text = serde_json::to_vec(class).expect("classes are serialisable");
@@ -202,7 +192,7 @@ fn become_loader(
     let listener = ring3_server::loader::install_filter()?;
     let command = format!("ring3 extend --class {} {}", class.name, wanted.file.display());
     // (Other processes than the one that is named, or run, are no concern of the extension.)
-    let scope = if class.host.is_some() { Scope::Targets } else { Scope::Mapped };
+    let scope = host.map_or(Scope::Mapped, Scope::Family);
     let compiling = Compiling { engine: Engine::Jit, harden: false };
     let options = LoadOptions { compiling, scope, trust: false, budget: Some(budget) };
     connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;

@@ -14,10 +14,13 @@ mod eim;
 mod exec;
 mod explain;
 mod extend;
+mod held;
 mod input;
 mod launch;
+mod process;
 mod share_files;
 mod show;
+mod trace;
 mod verify;
 
 use std::os::fd::AsFd;
@@ -46,7 +49,11 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(failure) => Err(failure),
         },
-        Action::Start { following, command } => start(!following.no_follow, &command),
+        Action::Trace(wanted) => match trace::run(&wanted) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
+        Action::Start { following, held, command } => start(!following.no_follow, held, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { verify, pid } => detach(pid, verify).map_err(Failure::from),
         Action::Status { verbose, json, trace } => status(verbose, json, trace).map_err(Failure::from),
@@ -136,8 +143,11 @@ fn give_compiled(connection: &Connection, path: &Path) -> Result<(), String> {
     connection.ask(&Request::Aot, Some(file.as_fd())).map(drop)
 }
 
-fn start(follow: bool, command: &[String]) -> Result<(), Failure> {
+fn start(follow: bool, held: bool, command: &[String]) -> Result<(), Failure> {
     let program = launch::find_program(&command[0])?;
+    if held {
+        held::wait()?;
+    }
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);

@@ -30,8 +30,6 @@ pub struct ExtensionClass {
     pub at_end: bool,
     /// For each function and then each variable of the grant: how far behind the extended function it lies in memory, bytes.
     pub symbols: Vec<i64>,
-    /// Its host: this process, its children, and what they execute. None: all that have the file.
-    pub host: Option<u32>,
     /// Helpers that may be called.
     pub helpers: Vec<u32>,
     /// Instructions that one run may take.

@@ -266,6 +266,8 @@ pub enum Scope {
     All,
     /// None: a link sees the targets that there are.
     Targets,
+    /// None, and a link sees of the targets only this process and those that descend from it.
+    Family(u32),
 }
 
 /// What a link asks for.

@@ -42,7 +42,7 @@ impl LinkSpec {
     /// Which processes become targets for it.
     pub(super) fn wanted(&self) -> Option<Wanted> {
         match (&self.point, self.scope, self.pid) {
-            (_, Scope::Targets, _) | (_, _, Some(_)) => None,
+            (_, Scope::Targets | Scope::Family(_), _) | (_, _, Some(_)) => None,
             (Point::Probe(probe), ..) => Some(Wanted::File((probe.dev, probe.inode))),
             (Point::Syscall(_) | Point::Task(_), Scope::All, _) => Some(Wanted::Everybody),
             (Point::Syscall(_) | Point::Task(_), Scope::Mapped, _) => Some(Wanted::OfLoader(self.loader)),

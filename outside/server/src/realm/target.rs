@@ -46,7 +46,7 @@ use super::tables::{attachment_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
-use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
+use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Scope, Shared};
 use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
@@ -585,7 +585,7 @@ impl Target {
             self.kept_out.keys().chain(self.switched_off.keys()).copied().collect();
         let specs = links.iter().map(|(id, link)| (*id, &link.spec));
         let family = self.with_forebears();
-        specs.filter(move |(id, spec)| holds(spec, &whose) && is_of_host(spec, &family) && !kept_out.contains(id))
+        specs.filter(move |(id, spec)| holds(spec, &whose) && is_of_family(spec, &family) && !kept_out.contains(id))
     }
 
     /// The targets that it comes from, and itself.
@@ -595,7 +595,7 @@ impl Target {
 
     /// Whether a link is for this process, wherever its memory is.
     pub(super) fn is_meant(&self, spec: &LinkSpec) -> bool {
-        holds(spec, &(self.pid, self.own_pid, self.subject.clone())) && is_of_host(spec, &self.with_forebears())
+        holds(spec, &(self.pid, self.own_pid, self.subject.clone())) && is_of_family(spec, &self.with_forebears())
     }
 
     pub(super) fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
@@ -846,10 +846,9 @@ pub(super) fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subjec
     spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
 }
 
-/// Whether a link is no extension of another host.
-fn is_of_host(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
-    let host = spec.extension.as_ref().and_then(|class| class.host);
-    host.is_none_or(|pid| family.contains(&pid))
+/// Whether a link is not for another family's processes.
+fn is_of_family(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
+    !matches!(spec.scope, Scope::Family(pid) if !family.contains(&pid))
 }
 
 /// Mappings with code.

@@ -1,0 +1,74 @@
+//! A program that is started as a target, and waits at its start until it is told to begin.
+//!
+//! Children of a loader are loaders, so the program's process begins before its parent becomes one. It stops itself, and is
+//! continued when everything is attached. If its parent ends before, it ends too.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+use crate::{Failure, launch};
+
+/// The argument that makes `ring3 start` stop before it becomes the program.
+const HELD: &str = "--held";
+
+/// The parent's side.
+pub(crate) struct Held {
+    child: Child,
+}
+
+impl Held {
+    /// Begins a program. If that was not possible the child has said why; this is its exit code.
+    pub(crate) fn spawn(command: &[String]) -> Result<Result<Held, ExitCode>, Failure> {
+        let child = Command::new(launch::own_path()?).args(["start", HELD, "--"]).args(command).spawn();
+        let mut child = child.map_err(|error| format!("cannot start {}: {error}", command[0]))?;
+        let pid = pid_of(&child);
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let status = loop {
+            match rustix::process::waitid(WaitId::Pid(pid), options) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other.map_err(|error| error.to_string())?,
+            }
+        };
+        if status.is_some_and(|status| status.stopped()) {
+            return Ok(Ok(Held { child }));
+        }
+        let status = child.wait().map_err(|error| error.to_string())?;
+        Ok(Err(exit_code(status)))
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it begin.
+    pub(crate) fn resume(&self) -> Result<(), String> {
+        rustix::process::kill_process(pid_of(&self.child), Signal::CONT)
+            .map_err(|error| format!("cannot continue process {}: {error}", self.id()))
+    }
+
+    /// Its exit code, if it has ended; of a signal's death 128 and the signal's number.
+    pub(crate) fn status(&mut self) -> Option<ExitCode> {
+        self.child.try_wait().ok().flatten().map(exit_code)
+    }
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+fn exit_code(status: std::process::ExitStatus) -> ExitCode {
+    const BY_SIGNAL: i32 = 128;
+    let code = status.code().or(status.signal().map(|signal| BY_SIGNAL + signal)).unwrap_or(1);
+    ExitCode::from(code as u8)
+}
+
+/// The child's side: waits until the parent lets it go on.
+pub(crate) fn wait() -> Result<(), String> {
+    let set = |signal| rustix::process::set_parent_process_death_signal(signal).map_err(|error| error.to_string());
+    set(Some(Signal::KILL))?;
+    rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).map_err(|error| error.to_string())?;
+    set(None)
+}

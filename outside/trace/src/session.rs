@@ -1,0 +1,181 @@
+//! A session: programs for each kind of event, and the buffer that they write into.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use ring3_bpf::{Loaded, RingBuffer};
+use ring3_event::{EventType, Header, Phase};
+use ring3_isa::Insn;
+use ring3_object::{MapDef, Object, Program};
+use ring3_recorder::{Recipe, program, syscalls};
+use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_uapi::flags::BPF_F_NO_PREALLOC;
+use ring3_uapi::syscalls::Syscall;
+
+/// Threads that can be in a system call at the same time.
+const THREADS_MAX: u32 = 32_768;
+
+/// What a session records.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// System calls.
+    pub calls: Vec<&'static Syscall>,
+    /// Bytes of a buffer, such as that of `write`, which are recorded at most.
+    pub bytes_max: u32,
+    /// Bytes of the ring buffer: a power of two, and at least a page.
+    pub buffer_bytes: u32,
+}
+
+/// Events that were not recorded, by the reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// The buffer was full.
+    pub buffer_full: u64,
+    /// More threads made calls than there are slots for.
+    pub no_slot: u64,
+}
+
+impl Lost {
+    /// All of them.
+    pub fn count(self) -> u64 {
+        self.buffer_full + self.no_slot
+    }
+}
+
+/// A session. The programs are detached when it is dropped.
+#[derive(Debug)]
+pub struct Session {
+    types: BTreeMap<u32, EventType>,
+    ring: RingBuffer,
+    loaded: Loaded,
+    _links: Vec<OwnedFd>,
+}
+
+/// A tracepoint, and the program that runs there by its index.
+struct Attachment {
+    category: &'static str,
+    event: String,
+    program: usize,
+}
+
+/// The programs of a session. Equal ones are loaded once: a program takes the system call's number from its context.
+#[derive(Default)]
+struct Programs {
+    made: Vec<Program>,
+    known: BTreeMap<Vec<u8>, usize>,
+}
+
+impl Programs {
+    fn add(&mut self, name: &str, text: &str) -> Result<usize, String> {
+        let insns = ring3_isa::assemble(text).map_err(|error| format!("the program of {name}: {error}\n{text}"))?;
+        let key: Vec<u8> = insns.iter().flat_map(|insn: &Insn| insn.to_bytes()).collect();
+        if let Some(index) = self.known.get(&key) {
+            return Ok(*index);
+        }
+        self.made.push(Program {
+            name: name.to_owned(),
+            section: "tracepoint".to_owned(),
+            autoload: true,
+            prog_type: prog_type::TRACEPOINT,
+            expected_attach_type: 0,
+            attach_to: None,
+            attach_btf_id: 0,
+            flags: 0,
+            insns,
+            func_info: vec![],
+            line_info: vec![],
+        });
+        self.known.insert(key, self.made.len() - 1);
+        Ok(self.made.len() - 1)
+    }
+}
+
+impl Session {
+    /// Loads the programs and attaches them. Events are recorded from now on.
+    ///
+    /// # Errors
+    /// What could not be loaded or attached, and why. Nothing is attached then.
+    pub fn open(options: &Options) -> Result<Session, String> {
+        let recipes: Vec<Recipe> =
+            options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max)).collect();
+        let mut programs = Programs::default();
+        let mut attachments = vec![];
+        for (call, recipe) in options.calls.iter().zip(&recipes) {
+            let name = &recipe.of.name;
+            let enter = programs.add(&format!("enter_{name}"), &program::entry(recipe))?;
+            let event = format!("sys_enter_{}", call.name);
+            attachments.push(Attachment { category: "syscalls", event, program: enter });
+            if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
+                let exit = programs.add(&format!("exit_{name}"), &program::exit(recipe))?;
+                let event = format!("sys_exit_{}", call.name);
+                attachments.push(Attachment { category: "syscalls", event, program: exit });
+            }
+        }
+        let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
+        let object = Object {
+            license: "GPL".to_owned(),
+            maps: maps(slot_bytes, options.buffer_bytes),
+            programs: programs.made,
+            btf: None,
+        };
+        let loaded = Loaded::load(&object).map_err(|error| error.to_string())?;
+        let ring = RingBuffer::map(&loaded.maps[program::map::RECORDS], options.buffer_bytes as usize)
+            .map_err(|error| format!("cannot map the ring buffer: {error}"))?;
+        let link = |of: &Attachment| {
+            let (_, program) = &loaded.programs[of.program];
+            ring3_bpf::link_tracepoint(program, of.category, &of.event, None)
+                .map_err(|error| format!("cannot attach to {}:{}: {error}", of.category, of.event))
+        };
+        let links = attachments.iter().map(link).collect::<Result<_, _>>()?;
+        let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
+        Ok(Session { types, ring, loaded, _links: links })
+    }
+
+    /// The types of its events, by their numbers.
+    pub fn types(&self) -> &BTreeMap<u32, EventType> {
+        &self.types
+    }
+
+    /// Hands over each record that has been written since, with its type. The result is how many there were.
+    pub fn read(&mut self, mut each: impl FnMut(&EventType, &[u8])) -> usize {
+        let types = &self.types;
+        self.ring.take(|bytes| {
+            let of = Header::parse(bytes).and_then(|header| types.get(&header.event));
+            if let Some(of) = of {
+                each(of, bytes);
+            }
+        })
+    }
+
+    /// What was lost until now.
+    pub fn lost(&self) -> Lost {
+        let mut bytes = [0; program::lost::BYTES as usize];
+        if ring3_bpf::look_up(&self.loaded.maps[program::map::LOST], &0_u32.to_ne_bytes(), &mut bytes).is_err() {
+            return Lost::default();
+        }
+        let number = |at: u32| {
+            let at = at as usize;
+            u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+        };
+        Lost { buffer_full: number(program::lost::BUFFER_FULL), no_slot: number(program::lost::NO_SLOT) }
+    }
+}
+
+/// The maps of a session, in the order of [`program::map`].
+fn maps(slot_bytes: u32, buffer_bytes: u32) -> Vec<MapDef> {
+    let map = |name: &str, map_type: u32, (key_size, value_size): (u32, u32), max_entries: u32| MapDef {
+        name: name.to_owned(),
+        map_type,
+        key_size,
+        value_size,
+        max_entries,
+        ..MapDef::default()
+    };
+    let slots = map("slots", map_type::HASH, (4, slot_bytes), THREADS_MAX);
+    vec![
+        MapDef { map_flags: BPF_F_NO_PREALLOC, ..slots },
+        map("records", map_type::RINGBUF, (0, 0), buffer_bytes),
+        map("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
+        map("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),
+    ]
+}

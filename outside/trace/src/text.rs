@@ -1,0 +1,193 @@
+//! Events as lines of text, as strace writes them.
+
+use std::fmt::Write as _;
+
+use ring3_event::{Kind, Names, Record, Show, State, Value};
+use ring3_recorder::syscalls::{DURATION, PROVIDER, RESULT};
+use ring3_uapi::errno::Errno;
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Text {
+    /// Each line begins with the thread's id.
+    pub thread: bool,
+    /// And with its name.
+    pub comm: bool,
+    /// And with the time, in seconds of `CLOCK_MONOTONIC` with nanoseconds.
+    pub time: bool,
+    /// Each call ends with its duration in seconds.
+    pub duration: bool,
+}
+
+impl Text {
+    /// The line of a record, without a line break.
+    pub fn line(self, record: &Record<'_>) -> String {
+        let mut line = String::new();
+        let header = &record.header;
+        if self.thread {
+            let _ = write!(line, "[pid {:>5}] ", header.tid);
+        }
+        if self.comm {
+            let _ = write!(line, "{} ", header.comm());
+        }
+        if self.time {
+            let _ = write!(line, "{}.{:09} ", header.time_ns / 1_000_000_000, header.time_ns % 1_000_000_000);
+        }
+        let is_call = record.of.provider == PROVIDER;
+        line.push_str(if is_call { &record.of.name } else { "" });
+        if !is_call {
+            line.push_str(&record.of.full_name());
+        }
+        line.push('(');
+        let arguments = record.of.fields.iter().zip(&record.values);
+        let arguments = arguments.filter(|(field, _)| ![RESULT, DURATION].contains(&&*field.name));
+        let arguments = arguments.filter(|(field, _)| field.name != "mode" || !is_without_mode(record));
+        for (index, (field, value)) in arguments.enumerate() {
+            if index > 0 {
+                line.push_str(", ");
+            }
+            if !is_call {
+                let _ = write!(line, "{}=", field.name);
+            }
+            self::value(&mut line, &field.kind, *value);
+        }
+        line.push(')');
+        if is_call {
+            line.push_str(" = ");
+            match record.value(RESULT) {
+                Some(Value::Int(result)) => self::result(&mut line, result as i64, is_address(&record.of.name)),
+                _ => line.push('?'),
+            }
+        }
+        if let (true, Some(Value::Int(ns))) = (self.duration, record.value(DURATION)) {
+            let _ = write!(line, " <{}.{:09}>", ns / 1_000_000_000, ns % 1_000_000_000);
+        }
+        line
+    }
+}
+
+/// Whether a call opens a file and makes none, so that what it has for a mode means nothing.
+fn is_without_mode(record: &Record<'_>) -> bool {
+    const MAKES_FILE: i128 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as i128;
+    matches!(&*record.of.name, "open" | "openat")
+        && matches!(record.value("flags"), Some(Value::Int(flags)) if flags & MAKES_FILE == 0)
+}
+
+/// Whether a call's result is an address.
+fn is_address(call: &str) -> bool {
+    matches!(call, "brk" | "mmap" | "mremap" | "shmat")
+}
+
+/// A system call's result.
+fn result(line: &mut String, result: i64, is_address: bool) {
+    const ERRNO_MAX: i64 = 4095;
+    if !(-ERRNO_MAX..0).contains(&result) {
+        let _ = if is_address { write!(line, "{result:#x}") } else { write!(line, "{result}") };
+        return;
+    }
+    let number = -result as i32;
+    let error = std::io::Error::from_raw_os_error(number).to_string();
+    let meaning = error.split(" (os error").next().unwrap_or_default();
+    match Errno(number).name() {
+        "E?" => {
+            let _ = write!(line, "-1 (error {number})");
+        }
+        name => {
+            let _ = write!(line, "-1 {name} ({meaning})");
+        }
+    }
+}
+
+/// A field's value.
+fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
+    match (kind, value) {
+        (Kind::Int { bytes, show, .. }, Value::Int(number)) => int(line, *bytes, show, number),
+        (_, Value::Float(number)) => {
+            let _ = write!(line, "{number}");
+        }
+        (_, Value::Text(state, text) | Value::Bytes(state, text)) => quoted(line, state, text),
+        (_, Value::Int(number)) => {
+            let _ = write!(line, "{number}");
+        }
+    }
+}
+
+fn int(line: &mut String, bytes: u32, show: &Show, number: i128) {
+    const AT_FDCWD: i128 = -100;
+    let unsigned = (number as u64) & (u64::MAX >> (64 - 8 * bytes.clamp(1, 8)));
+    let _ = match show {
+        Show::Descriptor if number == AT_FDCWD => write!(line, "AT_FDCWD"),
+        Show::Decimal | Show::Descriptor | Show::Nanoseconds => write!(line, "{number}"),
+        Show::Octal => write!(line, "0{unsigned:o}"),
+        Show::Hex => write!(line, "{unsigned:#x}"),
+        Show::Pointer if unsigned == 0 => write!(line, "NULL"),
+        Show::Pointer => write!(line, "{unsigned:#x}"),
+        Show::Result => {
+            result(line, number as i64, false);
+            Ok(())
+        }
+        Show::Enumeration(names) => match names.0.iter().find(|(value, _)| *value == unsigned) {
+            Some((_, name)) => write!(line, "{name}"),
+            None => write!(line, "{number}"),
+        },
+        Show::Flags(names) => {
+            flags(line, names, unsigned);
+            Ok(())
+        }
+    };
+}
+
+/// The names of the bits that are set. In the table a name of several bits stands before those of fewer; a name of 0 is shown if
+/// none before it is.
+fn flags(line: &mut String, names: &Names, value: u64) {
+    let mut rest = value;
+    let mut first = true;
+    for (bits, name) in &names.0 {
+        if rest & bits == *bits && (*bits != 0 || first) {
+            let _ = write!(line, "{}{name}", if first { "" } else { "|" });
+            first = false;
+            rest &= !bits;
+        }
+    }
+    if rest != 0 || first {
+        let _ = if first && rest == 0 {
+            write!(line, "0")
+        } else if first {
+            write!(line, "{rest:#x}")
+        } else {
+            write!(line, "|{rest:#x}")
+        };
+    }
+}
+
+/// Text or bytes in quotation marks, with C's escapes.
+fn quoted(line: &mut String, state: State, text: &[u8]) {
+    match state {
+        State::Null => return line.push_str("NULL"),
+        State::Unreadable => return line.push_str("<unreadable>"),
+        State::Whole | State::Truncated => {}
+    }
+    line.push('"');
+    for (at, byte) in text.iter().enumerate() {
+        let _ = match byte {
+            b'"' => write!(line, "\\\""),
+            b'\\' => write!(line, "\\\\"),
+            b'\n' => write!(line, "\\n"),
+            b'\t' => write!(line, "\\t"),
+            b'\r' => write!(line, "\\r"),
+            0x0b => write!(line, "\\v"),
+            0x0c => write!(line, "\\f"),
+            b' '..=b'~' => {
+                line.push(char::from(*byte));
+                Ok(())
+            }
+            // (A digit behind an escape would be read as part of it.)
+            _ if text.get(at + 1).is_some_and(|next| next.is_ascii_digit()) => write!(line, "\\{byte:03o}"),
+            _ => write!(line, "\\{byte:o}"),
+        };
+    }
+    line.push('"');
+    if state == State::Truncated {
+        line.push_str("...");
+    }
+}

@@ -1,0 +1,71 @@
+//! Programs that write events into ring buffers: what they read, and their instructions.
+//!
+//! Runs: in `ring3 trace` and `ring3 record`, before they load anything. It computes and does no I/O.
+//! May touch: what it is given.
+//! Never: runs a program.
+//! Start reading at: `Recipe`, then `program::once`.
+#![forbid(unsafe_code)]
+
+use ring3_event::EventType;
+
+mod names;
+pub mod program;
+pub mod syscalls;
+
+/// How events of a type are recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// The type.
+    pub of: EventType,
+    /// Where its fields come from, in their order.
+    pub sources: Vec<Source>,
+}
+
+/// Where a field comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A number.
+    Number(Operand),
+    /// Text in the target's memory, with a zero byte at its end.
+    Text(Operand),
+    /// Bytes in the target's memory.
+    Bytes {
+        /// Their address.
+        address: Operand,
+        /// How many. A negative number counts as 0.
+        length: Operand,
+    },
+    /// The nanoseconds between begin and end of the call.
+    Duration,
+}
+
+/// A number of 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// A word of the program's context, by its offset in bytes.
+    Context(i16),
+    /// An argument of a system call that has begun, from 0 to 5: the context at its end has no arguments.
+    Argument(u8),
+    /// Always the same.
+    Constant(i64),
+    /// In the target's memory.
+    Memory {
+        /// Where.
+        address: Address,
+        /// 1, 2, 4 or 8 bytes.
+        bytes: u8,
+        /// Whether its sign is extended.
+        signed: bool,
+    },
+}
+
+/// An address in the target: base + index * scale + displacement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// A word of the context.
+    pub base: Option<i16>,
+    /// Another one, and what it is multiplied with (1, 2, 4 or 8).
+    pub index: Option<(i16, u8)>,
+    /// Bytes.
+    pub displacement: i64,
+}

@@ -1,0 +1,124 @@
+//! Names of the values that system calls take (include/uapi/, v6.18, x86-64).
+
+use std::sync::{Arc, LazyLock};
+
+use ring3_event::{Names, Show};
+
+type Values = &'static [(u64, &'static str)];
+
+macro_rules! sets { ($($of:ident $($kind:ident)+ [$($name:ident = $value:expr,)*])*) => {
+    /// How the parameters of system calls are shown.
+    pub(crate) struct Shows { $(pub(crate) $of: Show,)* }
+
+    /// All of them.
+    pub(crate) static SHOWS: LazyLock<Shows> = LazyLock::new(|| Shows {
+        $($of: show_of!($($kind)+)(names(&[$(($value, stringify!($name)),)*])),)*
+    });
+} }
+macro_rules! show_of {
+    (flags) => {
+        Show::Flags
+    };
+    (one of) => {
+        Show::Enumeration
+    };
+}
+
+fn names(values: Values) -> Arc<Names> {
+    Arc::new(Names(values.iter().map(|(value, name)| (*value, (*name).to_owned())).collect()))
+}
+
+sets! {
+    open flags [
+        O_WRONLY = 0o1, O_RDWR = 0o2, O_RDONLY = 0, O_CREAT = 0o100, O_EXCL = 0o200, O_NOCTTY = 0o400, O_TRUNC = 0o1000,
+        O_APPEND = 0o2000, O_NONBLOCK = 0o4000, O_SYNC = 0o4010000, O_DSYNC = 0o10000, O_DIRECT = 0o40000,
+        O_LARGEFILE = 0o100000, O_TMPFILE = 0o20200000, O_DIRECTORY = 0o200000, O_NOFOLLOW = 0o400000,
+        O_NOATIME = 0o1000000, O_CLOEXEC = 0o2000000, O_PATH = 0o10000000, FASYNC = 0o20000,
+    ]
+    at flags [
+        AT_SYMLINK_NOFOLLOW = 0x100, AT_REMOVEDIR = 0x200, AT_SYMLINK_FOLLOW = 0x400, AT_NO_AUTOMOUNT = 0x800,
+        AT_EMPTY_PATH = 0x1000, AT_STATX_FORCE_SYNC = 0x2000, AT_STATX_DONT_SYNC = 0x4000, AT_RECURSIVE = 0x8000,
+    ]
+    access flags [R_OK = 4, W_OK = 2, X_OK = 1, F_OK = 0,]
+    protection flags [PROT_READ = 1, PROT_WRITE = 2, PROT_EXEC = 4, PROT_SEM = 8, PROT_GROWSDOWN = 0x0100_0000, PROT_GROWSUP = 0x0200_0000, PROT_NONE = 0,]
+    map flags [
+        MAP_SHARED_VALIDATE = 3, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_DROPPABLE = 8, MAP_FIXED = 0x10, MAP_ANONYMOUS = 0x20, MAP_32BIT = 0x40,
+        MAP_GROWSDOWN = 0x100, MAP_DENYWRITE = 0x800, MAP_EXECUTABLE = 0x1000, MAP_LOCKED = 0x2000,
+        MAP_NORESERVE = 0x4000, MAP_POPULATE = 0x8000, MAP_NONBLOCK = 0x1_0000, MAP_STACK = 0x2_0000,
+        MAP_HUGETLB = 0x4_0000, MAP_SYNC = 0x8_0000, MAP_FIXED_NOREPLACE = 0x10_0000,
+    ]
+    mremap flags [MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2, MREMAP_DONTUNMAP = 4,]
+    clone flags [
+        CLONE_VM = 0x100, CLONE_FS = 0x200, CLONE_FILES = 0x400, CLONE_SIGHAND = 0x800, CLONE_PIDFD = 0x1000,
+        CLONE_PTRACE = 0x2000, CLONE_VFORK = 0x4000, CLONE_PARENT = 0x8000, CLONE_THREAD = 0x1_0000,
+        CLONE_NEWNS = 0x2_0000, CLONE_SYSVSEM = 0x4_0000, CLONE_SETTLS = 0x8_0000, CLONE_PARENT_SETTID = 0x10_0000,
+        CLONE_CHILD_CLEARTID = 0x20_0000, CLONE_DETACHED = 0x40_0000, CLONE_UNTRACED = 0x80_0000,
+        CLONE_CHILD_SETTID = 0x100_0000, CLONE_NEWCGROUP = 0x200_0000, CLONE_NEWUTS = 0x400_0000,
+        CLONE_NEWIPC = 0x800_0000, CLONE_NEWUSER = 0x1000_0000, CLONE_NEWPID = 0x2000_0000,
+        CLONE_NEWNET = 0x4000_0000, CLONE_IO = 0x8000_0000,
+    ]
+    whence one of [SEEK_SET = 0, SEEK_CUR = 1, SEEK_END = 2, SEEK_DATA = 3, SEEK_HOLE = 4,]
+    signal one of [
+        SIGHUP = 1, SIGINT = 2, SIGQUIT = 3, SIGILL = 4, SIGTRAP = 5, SIGABRT = 6, SIGBUS = 7, SIGFPE = 8, SIGKILL = 9,
+        SIGUSR1 = 10, SIGSEGV = 11, SIGUSR2 = 12, SIGPIPE = 13, SIGALRM = 14, SIGTERM = 15, SIGSTKFLT = 16,
+        SIGCHLD = 17, SIGCONT = 18, SIGSTOP = 19, SIGTSTP = 20, SIGTTIN = 21, SIGTTOU = 22, SIGURG = 23, SIGXCPU = 24,
+        SIGXFSZ = 25, SIGVTALRM = 26, SIGPROF = 27, SIGWINCH = 28, SIGIO = 29, SIGPWR = 30, SIGSYS = 31,
+    ]
+    mask_how one of [SIG_BLOCK = 0, SIG_UNBLOCK = 1, SIG_SETMASK = 2,]
+    family one of [
+        AF_UNSPEC = 0, AF_UNIX = 1, AF_INET = 2, AF_INET6 = 10, AF_NETLINK = 16, AF_PACKET = 17, AF_ALG = 38,
+        AF_VSOCK = 40, AF_QIPCRTR = 42, AF_XDP = 44,
+    ]
+    socket_type flags [SOCK_SEQPACKET = 5, SOCK_RAW = 3, SOCK_DGRAM = 2, SOCK_STREAM = 1, SOCK_CLOEXEC = 0o2000000, SOCK_NONBLOCK = 0o4000,]
+    nonblocking flags [SOCK_CLOEXEC = 0o2000000, SOCK_NONBLOCK = 0o4000,]
+    shutdown one of [SHUT_RD = 0, SHUT_WR = 1, SHUT_RDWR = 2,]
+    message flags [
+        MSG_OOB = 1, MSG_PEEK = 2, MSG_DONTROUTE = 4, MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_DONTWAIT = 0x40,
+        MSG_EOR = 0x80, MSG_WAITALL = 0x100, MSG_CONFIRM = 0x800, MSG_ERRQUEUE = 0x2000, MSG_NOSIGNAL = 0x4000,
+        MSG_MORE = 0x8000, MSG_WAITFORONE = 0x1_0000, MSG_ZEROCOPY = 0x400_0000, MSG_FASTOPEN = 0x2000_0000,
+        MSG_CMSG_CLOEXEC = 0x4000_0000,
+    ]
+    level one of [SOL_IP = 0, SOL_SOCKET = 1, SOL_TCP = 6, SOL_UDP = 17, SOL_IPV6 = 41, SOL_PACKET = 263, SOL_NETLINK = 270,]
+    fcntl one of [
+        F_DUPFD = 0, F_GETFD = 1, F_SETFD = 2, F_GETFL = 3, F_SETFL = 4, F_GETLK = 5, F_SETLK = 6, F_SETLKW = 7,
+        F_SETOWN = 8, F_GETOWN = 9, F_SETSIG = 10, F_GETSIG = 11, F_SETOWN_EX = 15, F_GETOWN_EX = 16,
+        F_OFD_GETLK = 36, F_OFD_SETLK = 37, F_OFD_SETLKW = 38, F_SETLEASE = 1024, F_GETLEASE = 1025, F_NOTIFY = 1026,
+        F_DUPFD_CLOEXEC = 1030, F_SETPIPE_SZ = 1031, F_GETPIPE_SZ = 1032, F_ADD_SEALS = 1033, F_GET_SEALS = 1034,
+    ]
+    lock flags [LOCK_SH = 1, LOCK_EX = 2, LOCK_NB = 4, LOCK_UN = 8,]
+    wait flags [
+        WNOHANG = 1, WSTOPPED = 2, WEXITED = 4, WCONTINUED = 8, WNOWAIT = 0x100_0000, __WNOTHREAD = 0x2000_0000,
+        __WALL = 0x4000_0000, __WCLONE = 0x8000_0000,
+    ]
+    wait_which one of [P_ALL = 0, P_PID = 1, P_PGID = 2, P_PIDFD = 3,]
+    futex_op one of [
+        FUTEX_WAIT = 0, FUTEX_WAKE = 1, FUTEX_REQUEUE = 3, FUTEX_CMP_REQUEUE = 4, FUTEX_WAKE_OP = 5, FUTEX_LOCK_PI = 6,
+        FUTEX_UNLOCK_PI = 7, FUTEX_TRYLOCK_PI = 8, FUTEX_WAIT_BITSET = 9, FUTEX_WAKE_BITSET = 10,
+        FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129, FUTEX_REQUEUE_PRIVATE = 131,
+        FUTEX_CMP_REQUEUE_PRIVATE = 132, FUTEX_WAKE_OP_PRIVATE = 133, FUTEX_LOCK_PI_PRIVATE = 134,
+        FUTEX_UNLOCK_PI_PRIVATE = 135, FUTEX_TRYLOCK_PI_PRIVATE = 136, FUTEX_WAIT_BITSET_PRIVATE = 137,
+        FUTEX_WAKE_BITSET_PRIVATE = 138, FUTEX_WAIT_BITSET_REALTIME = 393,
+    ]
+    epoll_op one of [EPOLL_CTL_ADD = 1, EPOLL_CTL_DEL = 2, EPOLL_CTL_MOD = 3,]
+    madvise one of [
+        MADV_NORMAL = 0, MADV_RANDOM = 1, MADV_SEQUENTIAL = 2, MADV_WILLNEED = 3, MADV_DONTNEED = 4, MADV_FREE = 8,
+        MADV_REMOVE = 9, MADV_DONTFORK = 10, MADV_DOFORK = 11, MADV_MERGEABLE = 12, MADV_UNMERGEABLE = 13,
+        MADV_HUGEPAGE = 14, MADV_NOHUGEPAGE = 15, MADV_DONTDUMP = 16, MADV_DODUMP = 17, MADV_WIPEONFORK = 18,
+        MADV_KEEPONFORK = 19, MADV_COLD = 20, MADV_PAGEOUT = 21, MADV_POPULATE_READ = 22, MADV_POPULATE_WRITE = 23,
+        MADV_DONTNEED_LOCKED = 24, MADV_COLLAPSE = 25, MADV_GUARD_INSTALL = 102, MADV_GUARD_REMOVE = 103,
+    ]
+    resource one of [
+        RLIMIT_CPU = 0, RLIMIT_FSIZE = 1, RLIMIT_DATA = 2, RLIMIT_STACK = 3, RLIMIT_CORE = 4, RLIMIT_RSS = 5,
+        RLIMIT_NPROC = 6, RLIMIT_NOFILE = 7, RLIMIT_MEMLOCK = 8, RLIMIT_AS = 9, RLIMIT_LOCKS = 10,
+        RLIMIT_SIGPENDING = 11, RLIMIT_MSGQUEUE = 12, RLIMIT_NICE = 13, RLIMIT_RTPRIO = 14, RLIMIT_RTTIME = 15,
+    ]
+    clock one of [
+        CLOCK_REALTIME = 0, CLOCK_MONOTONIC = 1, CLOCK_PROCESS_CPUTIME_ID = 2, CLOCK_THREAD_CPUTIME_ID = 3,
+        CLOCK_MONOTONIC_RAW = 4, CLOCK_REALTIME_COARSE = 5, CLOCK_MONOTONIC_COARSE = 6, CLOCK_BOOTTIME = 7,
+        CLOCK_REALTIME_ALARM = 8, CLOCK_BOOTTIME_ALARM = 9, CLOCK_TAI = 11,
+    ]
+    arch_prctl one of [ARCH_SET_GS = 0x1001, ARCH_SET_FS = 0x1002, ARCH_GET_FS = 0x1003, ARCH_GET_GS = 0x1004, ARCH_GET_CPUID = 0x1011, ARCH_SET_CPUID = 0x1012,]
+    random flags [GRND_NONBLOCK = 1, GRND_RANDOM = 2, GRND_INSECURE = 4,]
+    rename flags [RENAME_NOREPLACE = 1, RENAME_EXCHANGE = 2, RENAME_WHITEOUT = 4,]
+    rusage one of [RUSAGE_SELF = 0, RUSAGE_CHILDREN = 0xffff_ffff, RUSAGE_THREAD = 1,]
+}

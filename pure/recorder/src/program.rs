@@ -1,0 +1,479 @@
+//! The instructions of programs that record events, as assembly text ([`ring3_isa::assemble`]).
+//!
+//! An event of a probe is written at once, by [`once`]. An event of a system call has a begin and an end: [`entry`] begins the
+//! record in the thread's slot, [`exit`] completes and writes it. Both keep the record in map memory, not on the program's stack,
+//! which has 512 bytes. The buffer is asked to wake nobody: its reader looks at it on a timer, which costs the target nothing.
+//!
+//! Registers: r6 is the slot, r7 the context, r8 the bytes of the variable part so far, r9 process and thread.
+
+use std::fmt::Write as _;
+
+use ring3_event::{EventType, HEADER_BYTES, Kind, Phase, State, header};
+
+use crate::{Address, Operand, Recipe, Source};
+
+/// Maps of the programs, by their index.
+pub mod map {
+    /// Hash, from thread ids to slots of the calls that have begun.
+    pub const SLOTS: usize = 0;
+    /// The ring buffer.
+    pub const RECORDS: usize = 1;
+    /// Array of one value: [`super::Lost`].
+    pub const LOST: usize = 2;
+    /// Per-CPU array of one slot: where records of one moment are built. Its value is also what a thread's slot begins with.
+    pub const SCRATCH: usize = 3;
+}
+
+/// What could not be written: counters of 64 bits, by their offset in bytes.
+pub mod lost {
+    /// The ring buffer was full.
+    pub const BUFFER_FULL: u32 = 0;
+    /// There was no slot for another thread.
+    pub const NO_SLOT: u32 = 8;
+    /// Bytes of them all.
+    pub const BYTES: u32 = 16;
+}
+
+/// Where a slot has the bytes of the variable part (u32).
+const LENGTH_AT: usize = 0;
+/// Where it has the event that has begun, plus 1 (u32); 0: none.
+const PENDING_AT: usize = 4;
+/// Where it has the time of the begin (u64).
+const BEGIN_AT: usize = 8;
+/// Where it has the arguments that are wanted at the end (six u64).
+const ARGUMENTS_AT: usize = 16;
+/// Where it has the record.
+const RECORD_AT: usize = 64;
+
+/// Where the programs' stack has the thread id.
+const KEY_AT: i32 = -8;
+/// Where it has a number from the target's memory.
+const WORD_AT: i32 = -16;
+/// `BPF_RB_NO_WAKEUP`
+const NO_WAKEUP: u32 = 1;
+/// Where the context of `sys_enter_*` has the first argument (`struct syscall_trace_enter`).
+const CONTEXT_ARGUMENTS_AT: i16 = 16;
+/// Where the context of `sys_enter_*` and `sys_exit_*` has the call's number (u32).
+const NUMBER_AT: i16 = 8;
+
+/// Bytes of a slot that holds records of this type.
+pub fn slot_bytes(of: &EventType) -> u32 {
+    (RECORD_AT as u32 + of.bytes_max()).next_multiple_of(8)
+}
+
+/// The program of an event that has no duration.
+pub fn once(recipe: &Recipe) -> String {
+    let mut text = Text::new(recipe);
+    text.begin();
+    text.scratch();
+    text.head(Id::Constant(recipe.of.id));
+    text.line("r8 = 0");
+    text.fields(Phase::Entry);
+    text.time();
+    text.write();
+    text.end()
+}
+
+/// The program at the begin of a system call. One whose end is not seen is written at once, by the same program.
+pub fn entry(recipe: &Recipe) -> String {
+    let has_end = recipe.of.fields.iter().any(|field| field.phase == Phase::Exit);
+    let mut text = Text::new(recipe);
+    text.begin();
+    if has_end {
+        text.slot(true)
+    } else {
+        text.scratch()
+    }
+    text.head(Id::SyscallNumber);
+    text.line("r8 = 0");
+    text.fields(Phase::Entry);
+    if has_end {
+        text.save_arguments();
+        text.line(&format!("*(u32 *)(r6 + {LENGTH_AT}) = r8"));
+        text.line("call bpf_ktime_get_ns");
+        text.line(&format!("*(u64 *)(r6 + {BEGIN_AT}) = r0"));
+        text.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
+        text.line("r1 += 1");
+        text.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
+    } else {
+        text.time();
+        text.write();
+    }
+    text.end()
+}
+
+/// The program at the end of a system call.
+pub fn exit(recipe: &Recipe) -> String {
+    let of_entry = |(field, _): &(&ring3_event::Field, &Source)| field.phase == Phase::Entry;
+    let fields = || recipe.of.fields.iter().zip(&recipe.sources);
+    let begun_bytes_max: u32 = fields().filter(of_entry).map(|(field, _)| field.kind.variable_bytes_max()).sum();
+    let mut text = Text::new(recipe);
+    text.at_end = true;
+    text.begin();
+    text.slot(false);
+    text.line(&format!("r1 = *(u32 *)(r6 + {PENDING_AT})"));
+    text.line(&format!("r2 = *(u32 *)(r7 + {NUMBER_AT})"));
+    text.line("r2 += 1");
+    text.line("if r1 != r2 goto out");
+    text.line("r1 = 0");
+    text.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
+    text.line(&format!("r8 = *(u32 *)(r6 + {LENGTH_AT})"));
+    text.line(&format!("if r8 > {begun_bytes_max} goto out"));
+    text.time();
+    text.fields(Phase::Exit);
+    text.write();
+    text.end()
+}
+
+/// Where an event's number comes from.
+enum Id {
+    Constant(u32),
+    /// It is the system call's number: one program serves many calls.
+    SyscallNumber,
+}
+
+/// A program in the making.
+struct Text<'a> {
+    recipe: &'a Recipe,
+    offsets: Vec<u32>,
+    text: String,
+    labels: usize,
+    /// Whether something is counted as lost for want of a slot.
+    may_lack_slot: bool,
+    may_be_full: bool,
+    /// Whether it is the program at the end of a call.
+    at_end: bool,
+}
+
+impl<'a> Text<'a> {
+    fn new(recipe: &'a Recipe) -> Text<'a> {
+        let offsets = recipe.of.offsets();
+        Text {
+            recipe,
+            offsets,
+            text: String::new(),
+            labels: 0,
+            may_lack_slot: false,
+            may_be_full: false,
+            at_end: false,
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.text, "    {line}");
+    }
+
+    fn label(&mut self, label: &str) {
+        let _ = writeln!(self.text, "{label}:");
+    }
+
+    fn new_label(&mut self, what: &str) -> String {
+        self.labels += 1;
+        format!("{what}_{}", self.labels)
+    }
+
+    fn begin(&mut self) {
+        self.line("r7 = r1");
+        self.line("call bpf_get_current_pid_tgid");
+        self.line("r9 = r0");
+        self.line(&format!("*(u32 *)(r10 {KEY_AT}) = r0"));
+    }
+
+    fn look_up(&mut self, map: usize, key_at: i32) {
+        self.line(&format!("r1 = map[{map}]"));
+        self.line("r2 = r10");
+        self.line(&format!("r2 += {key_at}"));
+        self.line("call bpf_map_lookup_elem");
+    }
+
+    /// Takes the CPU's scratch slot.
+    fn scratch(&mut self) {
+        self.line("r1 = 0");
+        self.line(&format!("*(u32 *)(r10 {WORD_AT}) = r1"));
+        self.look_up(map::SCRATCH, WORD_AT);
+        self.line("if r0 == 0 goto out");
+        self.line("r6 = r0");
+    }
+
+    /// Takes the thread's slot, and makes it if there is none.
+    fn slot(&mut self, make: bool) {
+        self.look_up(map::SLOTS, KEY_AT);
+        if make {
+            self.line("if r0 != 0 goto found");
+            self.line("r1 = 0");
+            self.line(&format!("*(u32 *)(r10 {WORD_AT}) = r1"));
+            self.look_up(map::SCRATCH, WORD_AT);
+            self.line("if r0 == 0 goto out");
+            self.line("r3 = r0");
+            self.line(&format!("r1 = map[{}]", map::SLOTS));
+            self.line("r2 = r10");
+            self.line(&format!("r2 += {KEY_AT}"));
+            self.line("r4 = 0");
+            self.line("call bpf_map_update_elem");
+            self.look_up(map::SLOTS, KEY_AT);
+            self.line("if r0 == 0 goto no_slot");
+            self.label("found");
+            self.may_lack_slot = true;
+        } else {
+            self.line("if r0 == 0 goto out");
+        }
+        self.line("r6 = r0");
+    }
+
+    /// Writes the record's header but for time and CPU.
+    fn head(&mut self, id: Id) {
+        match id {
+            Id::Constant(id) => self.line(&format!("r1 = {id}")),
+            Id::SyscallNumber => self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})")),
+        }
+        self.line(&format!("*(u32 *)(r6 + {}) = r1", RECORD_AT + header::EVENT));
+        self.line(&format!("*(u32 *)(r6 + {}) = r9", RECORD_AT + header::TID));
+        self.line("r9 >>= 32");
+        self.line(&format!("*(u32 *)(r6 + {}) = r9", RECORD_AT + header::PID));
+        self.line("r1 = r6");
+        self.line(&format!("r1 += {}", RECORD_AT + header::COMM));
+        self.line(&format!("r2 = {}", header::COMM_BYTES));
+        self.line("call bpf_get_current_comm");
+    }
+
+    /// Writes the header's time.
+    fn time(&mut self) {
+        self.line("call bpf_ktime_get_ns");
+        self.line(&format!("*(u64 *)(r6 + {}) = r0", RECORD_AT + header::TIME));
+    }
+
+    /// Writes the fields of a phase: numbers first, then texts and bytes.
+    fn fields(&mut self, phase: Phase) {
+        let recipe = self.recipe;
+        let of_phase = |index: &usize| recipe.of.fields[*index].phase == phase;
+        for index in (0..recipe.sources.len()).filter(of_phase) {
+            let at = RECORD_AT as u32 + self.offsets[index];
+            match &recipe.sources[index] {
+                Source::Number(operand) => {
+                    self.load(*operand, "r1");
+                    let bits = 8 * recipe.of.fields[index].kind.fixed_bytes();
+                    self.line(&format!("*(u{bits} *)(r6 + {at}) = r1"));
+                }
+                Source::Duration => {
+                    self.line(&format!("r1 = *(u64 *)(r6 + {})", RECORD_AT + header::TIME));
+                    self.line(&format!("r2 = *(u64 *)(r6 + {BEGIN_AT})"));
+                    self.line("r1 -= r2");
+                    self.line(&format!("*(u64 *)(r6 + {at}) = r1"));
+                }
+                Source::Text(_) | Source::Bytes { .. } => {}
+            }
+        }
+        for index in (0..recipe.sources.len()).filter(of_phase) {
+            let at = RECORD_AT as u32 + self.offsets[index];
+            match (&recipe.sources[index], &recipe.of.fields[index].kind) {
+                (Source::Text(address), Kind::Text { bytes_max, .. }) => self.text(*address, *bytes_max, at),
+                (Source::Bytes { address, length }, Kind::Bytes { bytes_max }) => {
+                    self.bytes((*address, *length), *bytes_max, at);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps the arguments that fields of the end come from.
+    fn save_arguments(&mut self) {
+        let recipe = self.recipe;
+        let of_end = recipe.of.fields.iter().zip(&recipe.sources).filter(|(field, _)| field.phase == Phase::Exit);
+        let operands = of_end.flat_map(|(_, source)| match source {
+            Source::Number(operand) | Source::Text(operand) => vec![*operand],
+            Source::Bytes { address, length } => vec![*address, *length],
+            Source::Duration => vec![],
+        });
+        for index in operands.filter_map(|of| if let Operand::Argument(index) = of { Some(index) } else { None }) {
+            self.load(Operand::Argument(index), "r1");
+            self.line(&format!("*(u64 *)(r6 + {}) = r1", ARGUMENTS_AT + 8 * usize::from(index)));
+        }
+    }
+
+    /// Loads a number into a register; clobbers r0 to r5 if it is in the target's memory.
+    fn load(&mut self, operand: Operand, into: &str) {
+        match operand {
+            Operand::Context(at) => self.line(&format!("{into} = *(u64 *)(r7 + {at})")),
+            Operand::Argument(index) if self.at_end => {
+                self.line(&format!("{into} = *(u64 *)(r6 + {})", ARGUMENTS_AT + 8 * usize::from(index)));
+            }
+            Operand::Argument(index) => {
+                self.line(&format!("{into} = *(u64 *)(r7 + {})", CONTEXT_ARGUMENTS_AT + 8 * i16::from(index)));
+            }
+            Operand::Constant(value) => self.line(&format!("{into} = {value} ll")),
+            Operand::Memory { address, bytes, signed } => {
+                self.address(address);
+                self.line("r1 = 0");
+                self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r1"));
+                self.line("r1 = r10");
+                self.line(&format!("r1 += {WORD_AT}"));
+                self.line(&format!("r2 = {bytes}"));
+                self.line("call bpf_probe_read_user");
+                let of = if signed { 's' } else { 'u' };
+                self.line(&format!("{into} = *({of}{} *)(r10 {WORD_AT})", 8 * u32::from(bytes)));
+            }
+        }
+    }
+
+    /// Computes an address into r3.
+    fn address(&mut self, address: Address) {
+        match address.base {
+            Some(at) => self.line(&format!("r3 = *(u64 *)(r7 + {at})")),
+            None => self.line("r3 = 0"),
+        }
+        if let Some((at, scale)) = address.index {
+            self.line(&format!("r1 = *(u64 *)(r7 + {at})"));
+            self.line(&format!("r1 *= {scale}"));
+            self.line("r3 += r1");
+        }
+        if address.displacement != 0 {
+            self.line(&format!("r1 = {} ll", address.displacement));
+            self.line("r3 += r1");
+        }
+    }
+
+    /// Sets r1 to where the variable part goes on.
+    fn room(&mut self) {
+        let at = RECORD_AT as u32 + self.recipe.of.fixed_bytes();
+        self.line("r1 = r6");
+        self.line("r1 += r8");
+        self.line(&format!("r1 += {at}"));
+    }
+
+    fn set_state(&mut self, at: u32, state: State) {
+        self.line(&format!("*(u8 *)(r6 + {at}) = {}", state as u8));
+    }
+
+    /// Appends text.
+    fn text(&mut self, address: Operand, bytes_max: u32, state_at: u32) {
+        let (failed, done) = (self.new_label("unreadable"), self.new_label("done"));
+        self.load(address, "r9");
+        self.room();
+        self.line(&format!("r2 = {bytes_max}"));
+        self.line("r3 = r9");
+        self.line("call bpf_probe_read_user_str");
+        self.line(&format!("if r0 s<= 0 goto {failed}"));
+        self.line(&format!("if r0 > {bytes_max} goto {failed}"));
+        self.set_state(state_at, State::Whole);
+        self.line(&format!("if r0 != {bytes_max} goto {done}"));
+        self.set_state(state_at, State::Truncated);
+        self.line(&format!("goto {done}"));
+        self.label(&failed);
+        self.no_memory(state_at);
+        self.room();
+        self.line("*(u8 *)(r1 + 0) = 0");
+        self.line("r0 = 1");
+        self.label(&done);
+        self.line("r8 += r0");
+    }
+
+    /// Says why there is nothing at the address in r9.
+    fn no_memory(&mut self, state_at: u32) {
+        let null = self.new_label("null");
+        self.set_state(state_at, State::Null);
+        self.line(&format!("if r9 == 0 goto {null}"));
+        self.set_state(state_at, State::Unreadable);
+        self.label(&null);
+    }
+
+    /// Appends bytes.
+    fn bytes(&mut self, (address, length): (Operand, Operand), bytes_max: u32, state_at: u32) {
+        let (failed, done) = (self.new_label("unreadable"), self.new_label("done"));
+        let (none, whole) = (self.new_label("none"), self.new_label("whole"));
+        self.load(address, "r9");
+        self.load(length, "r2");
+        self.set_state(state_at, State::Whole);
+        self.line(&format!("if r2 s> {bytes_max} goto {none}"));
+        self.line(&format!("if r2 s>= 0 goto {whole}"));
+        self.line("r2 = 0");
+        self.line(&format!("goto {whole}"));
+        self.label(&none);
+        self.set_state(state_at, State::Truncated);
+        self.line(&format!("r2 = {bytes_max}"));
+        self.label(&whole);
+        self.room();
+        self.line("*(u16 *)(r1 + 0) = r2");
+        self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r2"));
+        self.line("r1 += 2");
+        self.line("r3 = r9");
+        self.line("call bpf_probe_read_user");
+        self.line(&format!("if r0 != 0 goto {failed}"));
+        self.line(&format!("r2 = *(u64 *)(r10 {WORD_AT})"));
+        self.line("r8 += r2");
+        self.line(&format!("goto {done}"));
+        self.label(&failed);
+        self.no_memory(state_at);
+        self.room();
+        self.line("*(u16 *)(r1 + 0) = 0");
+        self.label(&done);
+        self.line("r8 += 2");
+    }
+
+    /// Writes the record.
+    fn write(&mut self) {
+        self.line("call bpf_get_smp_processor_id");
+        self.line(&format!("*(u32 *)(r6 + {}) = r0", RECORD_AT + header::CPU));
+        self.line(&format!("r1 = map[{}]", map::RECORDS));
+        self.line("r2 = r6");
+        self.line(&format!("r2 += {RECORD_AT}"));
+        self.line("r3 = r8");
+        self.line(&format!("r3 += {}", self.recipe.of.fixed_bytes()));
+        self.line(&format!("r4 = {NO_WAKEUP}"));
+        self.line("call bpf_ringbuf_output");
+        self.line("if r0 != 0 goto full");
+        self.may_be_full = true;
+    }
+
+    fn count(&mut self, at: u32) {
+        self.line(&format!("r1 = map[{}][0]+{at}", map::LOST));
+        self.line("r2 = 1");
+        self.line("lock *(u64 *)(r1 + 0) += r2");
+    }
+
+    fn end(mut self) -> String {
+        self.label("out");
+        self.line("r0 = 0");
+        self.line("exit");
+        if self.may_be_full {
+            self.label("full");
+            self.count(lost::BUFFER_FULL);
+            self.line("goto out");
+        }
+        if self.may_lack_slot {
+            self.label("no_slot");
+            self.count(lost::NO_SLOT);
+            self.line("goto out");
+        }
+        self.text
+    }
+}
+
+const _: () = assert!(HEADER_BYTES == 40 && RECORD_AT.is_multiple_of(8));
+
+#[cfg(test)]
+mod tests {
+    use ring3_isa::assemble;
+    use ring3_uapi::syscalls::TABLE;
+
+    use super::*;
+    use crate::syscalls;
+
+    #[test]
+    fn programs_of_all_system_calls_are_assembled() {
+        for call in TABLE {
+            let recipe = syscalls::recipe(call, syscalls::BYTES_MAX_DEFAULT);
+            for text in [entry(&recipe), exit(&recipe), once(&recipe)] {
+                assemble(&text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", call.name));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_at_the_begin_is_recorded_before_the_rest() {
+        for call in TABLE {
+            let recipe = syscalls::recipe(call, 32);
+            let variable = recipe.of.fields.iter().filter(|field| field.kind.variable_bytes_max() > 0);
+            assert!(variable.is_sorted_by_key(|field| field.phase), "{}", call.name);
+        }
+    }
+}
