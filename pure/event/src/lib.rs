@@ -18,22 +18,25 @@ use std::sync::Arc;
 
 mod record;
 
-pub use record::{Header, Record, Value};
+pub use record::{Header, Record, Value, encode};
 
-/// Bytes of the header: event (u32), thread id (u32), process id (u32), CPU (u32), time (u64), name of the thread (16 bytes).
+/// Bytes of the header: time (u64), event (u32), CPU (u32), thread id (u32), process id (u32), name of the thread (16 bytes).
+///
+/// Time and event are first, and beside each other: they are the event header of the trace; the rest is the events' context
+/// (CTF 1.8, section 6.1), which viewers show.
 pub const HEADER_BYTES: usize = 40;
 /// Where the header's parts are, in bytes.
 pub mod header {
+    /// When: nanoseconds of `CLOCK_MONOTONIC` (u64).
+    pub const TIME: usize = 0;
     /// The event's number, [`EventType::id`](super::EventType::id) (u32).
-    pub const EVENT: usize = 0;
-    /// The thread (u32).
-    pub const TID: usize = 4;
-    /// Its process (u32).
-    pub const PID: usize = 8;
+    pub const EVENT: usize = 8;
     /// The CPU (u32).
     pub const CPU: usize = 12;
-    /// When: nanoseconds of `CLOCK_MONOTONIC` (u64).
-    pub const TIME: usize = 16;
+    /// The thread (u32). Thread and process are what `bpf_get_current_pid_tgid` gives, in one aligned store.
+    pub const TID: usize = 16;
+    /// Its process (u32).
+    pub const PID: usize = 20;
     /// The thread's name, with zero bytes at its end (`TASK_COMM_LEN`).
     pub const COMM: usize = 24;
     /// Bytes of the name.

@@ -1,20 +1,20 @@
-//! Reading records.
+//! Reading records, and writing them (which programs do, else: tests).
 
 use crate::{EventType, HEADER_BYTES, Kind, State, header};
 
 /// What every record begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
     /// The event's number.
     pub event: u32,
+    /// The CPU.
+    pub cpu: u32,
     /// The thread.
     pub tid: u32,
     /// Its process.
     pub pid: u32,
-    /// The CPU.
-    pub cpu: u32,
-    /// Nanoseconds of `CLOCK_MONOTONIC`.
-    pub time_ns: u64,
     /// The thread's name, with zero bytes at its end.
     pub comm: [u8; header::COMM_BYTES],
 }
@@ -68,10 +68,18 @@ impl Header {
     /// The header of a record; `None` if the bytes are too few.
     pub fn parse(bytes: &[u8]) -> Option<Header> {
         let mut bytes = Bytes(bytes);
-        let (event, tid, pid, cpu) = (bytes.word()?, bytes.word()?, bytes.word()?, bytes.word()?);
         let time_ns = bytes.number(8)?;
+        let (event, cpu, tid, pid) = (bytes.word()?, bytes.word()?, bytes.word()?, bytes.word()?);
         let comm = bytes.take(header::COMM_BYTES)?.try_into().ok()?;
-        Some(Header { event, tid, pid, cpu, time_ns, comm })
+        Some(Header { time_ns, event, cpu, tid, pid, comm })
+    }
+
+    fn append_to(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.time_ns.to_le_bytes());
+        for word in [self.event, self.cpu, self.tid, self.pid] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(self.comm);
     }
 
     /// The thread's name.
@@ -95,6 +103,39 @@ impl<'a> Record<'a> {
     pub fn value(&self, name: &str) -> Option<Value<'a>> {
         self.of.field(name).map(|at| self.values[at])
     }
+}
+
+/// A record's bytes; `None` if the values are not of the type's fields, one each. A number is cut to the bytes of its field, a
+/// text ends at its first zero byte.
+pub fn encode(of: &EventType, header: &Header, values: &[Value<'_>]) -> Option<Vec<u8>> {
+    let mut bytes = vec![];
+    header.append_to(&mut bytes);
+    let mut variable = vec![];
+    if values.len() != of.fields.len() {
+        return None;
+    }
+    for (field, value) in of.fields.iter().zip(values) {
+        match (&field.kind, value) {
+            (Kind::Int { bytes: size, .. }, Value::Int(number)) => {
+                bytes.extend(number.to_le_bytes().get(..*size as usize)?);
+            }
+            (Kind::Float { bytes: 4 }, Value::Float(number)) => bytes.extend((*number as f32).to_le_bytes()),
+            (Kind::Float { .. }, Value::Float(number)) => bytes.extend(number.to_le_bytes()),
+            (Kind::Text { .. }, Value::Text(state, text)) => {
+                bytes.push(*state as u8);
+                variable.extend(text.iter().take_while(|byte| **byte != 0));
+                variable.push(0);
+            }
+            (Kind::Bytes { .. }, Value::Bytes(state, content)) => {
+                bytes.push(*state as u8);
+                variable.extend(u16::try_from(content.len()).ok()?.to_le_bytes());
+                variable.extend(*content);
+            }
+            _ => return None,
+        }
+    }
+    bytes.extend(variable);
+    Some(bytes)
 }
 
 fn value<'a>(kind: &Kind, fixed: &mut Bytes<'a>, variable: &mut Bytes<'a>) -> Option<Value<'a>> {
@@ -148,10 +189,10 @@ mod tests {
 
     fn bytes() -> Vec<u8> {
         let mut bytes = vec![];
-        for word in [257_u32, 12, 11, 1] {
+        bytes.extend(99_u64.to_le_bytes());
+        for word in [257_u32, 1, 12, 11] {
             bytes.extend(word.to_le_bytes());
         }
-        bytes.extend(99_u64.to_le_bytes());
         bytes.extend(*b"cat\0\0\0\0\0\0\0\0\0\0\0\0\0");
         bytes.extend((-100_i32).to_le_bytes());
         bytes.extend([State::Truncated as u8, State::Whole as u8]);
@@ -172,6 +213,17 @@ mod tests {
         assert_eq!(record.value("data"), Some(Value::Bytes(State::Whole, b"abc")));
         assert_eq!(record.value("ratio"), Some(Value::Float(0.5)));
         assert_eq!(record.value("flags"), Some(Value::Int(u64::MAX.into())));
+    }
+
+    #[test]
+    fn a_record_is_written_as_it_is_read() {
+        let (of, bytes) = (opened(), bytes());
+        let record = Record::parse(&of, &bytes).expect("it is whole");
+        assert_eq!(encode(&of, &record.header, &record.values), Some(bytes.clone()));
+        assert_eq!(encode(&of, &record.header, &record.values[1..]), None, "a value is missing");
+        let mut wrong = record.values.clone();
+        wrong.swap(0, 1);
+        assert_eq!(encode(&of, &record.header, &wrong), None, "values of other fields");
     }
 
     #[test]
