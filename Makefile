@@ -6,7 +6,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin:/sbin
 all: build
 
 # Debian packages that building, the demo and the tests need; installed only if missing.
-PACKAGES = gcc g++ libc6-dev make clang libbpf-dev libelf-dev zlib1g-dev bpftool libbpf-tools bpftrace musl-tools strace \
+PACKAGES = gcc g++ libc6-dev make clang libbpf-dev libelf-dev zlib1g-dev bpftool libbpf-tools bpftrace babeltrace2 musl-tools strace \
 	valgrind bsdutils util-linux procps
 
 deps:

@@ -6,6 +6,10 @@
 //! Start reading at: `Sink`.
 #![forbid(unsafe_code)]
 
+pub mod ctf;
+mod origin;
 mod sink;
+mod types;
 
+pub use origin::Origin;
 pub use sink::Sink;

@@ -16,9 +16,11 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 mod record;
 
-pub use record::{Header, Record, Value, encode};
+pub use record::{Extent, Header, Record, Value, encode};
 
 /// Bytes of the header: time (u64), event (u32), CPU (u32), thread id (u32), process id (u32), name of the thread (16 bytes).
 ///
@@ -47,7 +49,7 @@ pub mod header {
 pub const TEXT_BYTES_MAX: u32 = 4096;
 
 /// A kind of event: a system call, a probe, a tracepoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventType {
     /// Its number, unique in a session.
     pub id: u32,
@@ -60,7 +62,7 @@ pub struct EventType {
 }
 
 /// A field of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
     /// Its name: letters, digits, `_`; a member of a structure has a dot (`req.tv_sec`).
     pub name: String,
@@ -71,7 +73,7 @@ pub struct Field {
 }
 
 /// When a field of an event with a duration is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
     /// At its begin.
     Entry,
@@ -80,7 +82,7 @@ pub enum Phase {
 }
 
 /// What a field holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// A whole number.
     Int {
@@ -111,7 +113,7 @@ pub enum Kind {
 }
 
 /// How people read a number.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Show {
     /// In base 10.
     Decimal,
@@ -134,7 +136,7 @@ pub enum Show {
 }
 
 /// Values with names.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Names(pub Vec<(u64, String)>);
 
 /// What became of a text or byte string.

@@ -1,6 +1,6 @@
 //! Reading records, and writing them (which programs do, else: tests).
 
-use crate::{EventType, HEADER_BYTES, Kind, State, header};
+use crate::{EventType, Field, HEADER_BYTES, Kind, State, header};
 
 /// What every record begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +138,43 @@ pub fn encode(of: &EventType, header: &Header, values: &[Value<'_>]) -> Option<V
     Some(bytes)
 }
 
+/// How many bytes the records of a type have: computed once from the type, then asked for each record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    fixed: usize,
+    /// Where the states of texts and byte strings are, in order; and whether it is a text.
+    strings: Vec<(usize, bool)>,
+}
+
+impl Extent {
+    /// Of the records of a type.
+    pub fn new(of: &EventType) -> Extent {
+        let string = |(field, offset): (&Field, u32)| match field.kind {
+            Kind::Text { .. } => Some((offset as usize, true)),
+            Kind::Bytes { .. } => Some((offset as usize, false)),
+            Kind::Int { .. } | Kind::Float { .. } => None,
+        };
+        let strings = of.fields.iter().zip(of.offsets()).filter_map(string).collect();
+        Extent { fixed: of.fixed_bytes() as usize, strings }
+    }
+
+    /// The bytes of the record with which these bytes begin; `None` if they do not begin with a whole record.
+    pub fn measure(&self, bytes: &[u8]) -> Option<usize> {
+        let mut variable = Bytes(bytes.get(self.fixed..)?);
+        for (state, text) in &self.strings {
+            State::ALL.get(usize::from(bytes[*state]))?;
+            if *text {
+                let end = variable.0.iter().position(|byte| *byte == 0)?;
+                variable.take(end + 1)?;
+            } else {
+                let length = variable.number(2)? as usize;
+                variable.take(length)?;
+            }
+        }
+        Some(bytes.len() - variable.0.len())
+    }
+}
+
 fn value<'a>(kind: &Kind, fixed: &mut Bytes<'a>, variable: &mut Bytes<'a>) -> Option<Value<'a>> {
     let state = |fixed: &mut Bytes<'a>| State::ALL.get(fixed.number(1)? as usize).copied();
     Some(match kind {
@@ -169,7 +206,7 @@ fn value<'a>(kind: &Kind, fixed: &mut Bytes<'a>, variable: &mut Bytes<'a>) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Field, Phase};
+    use crate::Phase;
 
     fn opened() -> EventType {
         let field = |name: &str, kind| Field { name: name.into(), kind, phase: Phase::Entry };
@@ -231,9 +268,13 @@ mod tests {
         let (of, bytes) = (opened(), bytes());
         for end in 0..bytes.len() {
             assert_eq!(Record::parse(&of, &bytes[..end]), None, "{end} bytes");
+            assert_eq!(Extent::new(&of).measure(&bytes[..end]), None, "{end} bytes");
         }
+        let longer = [&bytes[..], b"more"].concat();
+        assert_eq!(Extent::new(&of).measure(&longer), Some(bytes.len()));
         let mut wrong_state = bytes.clone();
         wrong_state[HEADER_BYTES + 4] = 9;
         assert_eq!(Record::parse(&of, &wrong_state), None);
+        assert_eq!(Extent::new(&of).measure(&wrong_state), None);
     }
 }
