@@ -7,9 +7,23 @@
 #![forbid(unsafe_code)]
 
 pub mod ctf;
+mod flame;
+mod heat;
+mod json;
 mod origin;
+mod perfetto;
+mod script;
+mod show;
 mod sink;
+mod svg;
+mod symbols;
 mod types;
 
+pub use flame::{FlameGraph, Weight};
+pub use heat::HeatMap;
+pub use json::JsonLines;
 pub use origin::Origin;
+pub use perfetto::Perfetto;
+pub use script::Script;
 pub use sink::Sink;
+pub use symbols::{NoSymbols, Symbols};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use ring3_event::{EventType, Extent, Header};
+use ring3_event::{EventType, Extent, Header, Record};
 
 /// The types that a sink was told of.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +28,14 @@ impl Types {
         let (of, extent) = self.0.get(&header.event).ok_or_else(|| unknown(&header))?;
         let damaged = || bad(format!("a record of the event {} is damaged", of.full_name()));
         Ok((header, &bytes[..extent.measure(bytes).ok_or_else(damaged)?]))
+    }
+
+    /// The record with which these bytes begin.
+    pub(crate) fn parse<'a>(&'a self, bytes: &'a [u8]) -> io::Result<Record<'a>> {
+        let header =
+            Header::parse(bytes).ok_or_else(|| bad(format!("a record of {} bytes is too short", bytes.len())))?;
+        let (of, _) = self.0.get(&header.event).ok_or_else(|| unknown(&header))?;
+        Record::parse(of, bytes).ok_or_else(|| bad(format!("a record of the event {} is damaged", of.full_name())))
     }
 }
 

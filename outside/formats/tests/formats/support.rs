@@ -58,6 +58,19 @@ pub(crate) fn probe() -> EventType {
     }
 }
 
+/// A probe with a stack.
+pub(crate) fn stacked() -> EventType {
+    let fields = vec![field("stack", Kind::Bytes { bytes_max: 1016 }, Phase::Entry)];
+    EventType { id: 1001, provider: "a.out".into(), name: "hit".into(), fields }
+}
+
+/// A hit of [`stacked`].
+pub(crate) fn stack_record(time_ns: u64, stack: &[u64]) -> Vec<u8> {
+    let bytes: Vec<_> = stack.iter().flat_map(|address| address.to_le_bytes()).collect();
+    let values = [Value::Bytes(State::Whole, &bytes)];
+    encode(&stacked(), &header(1001, time_ns), &values).expect("they are its values")
+}
+
 pub(crate) fn header(event: u32, time_ns: u64) -> Header {
     let mut comm = [0; 16];
     comm[..3].copy_from_slice(b"cat");

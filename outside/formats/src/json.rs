@@ -1,0 +1,95 @@
+//! JSON, an object a line.
+
+use std::io::{self, Write};
+
+use ring3_event::{EventType, Record, State, Value};
+use serde_json::{Map, Value as Json, json};
+
+use crate::types::Types;
+use crate::{Sink, Symbols, show};
+
+/// Writes an object for each event: `time` (nanoseconds of `CLOCK_MONOTONIC`), `event`, `pid`, `tid`, `comm`, `cpu`, and `fields`.
+///
+/// Enumerations and flags have their names; a value without name is a number. Text is a string, in which what is not UTF-8 is
+/// `\xNN`; so is everything but ASCII in bytes. What is not whole has a second member, `NAME_state`; a null pointer, and what
+/// could not be read, is `null`. A stack is an array of addresses, or of names where they are known. Lost events are objects
+/// with the member `lost`.
+pub struct JsonLines<W: Write> {
+    to: W,
+    types: Types,
+    symbols: Box<dyn Symbols>,
+}
+
+impl<W: Write> JsonLines<W> {
+    /// To a writer, which should have a buffer.
+    pub fn new(to: W, symbols: Box<dyn Symbols>) -> JsonLines<W> {
+        JsonLines { to, types: Types::default(), symbols }
+    }
+}
+
+impl<W: Write> Sink for JsonLines<W> {
+    fn event_type(&mut self, of: &EventType) -> io::Result<()> {
+        self.types.add(of);
+        Ok(())
+    }
+
+    fn record(&mut self, _: u32, bytes: &[u8]) -> io::Result<()> {
+        let object = object(&self.types.parse(bytes)?, &mut *self.symbols);
+        serde_json::to_writer(&mut self.to, &object)?;
+        self.to.write_all(b"\n")
+    }
+
+    fn lost(&mut self, stream: u32, count: u64) -> io::Result<()> {
+        writeln!(self.to, "{}", json!({ "lost": count, "stream": stream }))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Json {
+    let header = &record.header;
+    let stack = show::stack(&record.of.fields, &record.values);
+    let mut fields = Map::new();
+    for (field, value) in record.of.fields.iter().zip(&record.values) {
+        let (name, is_bytes) = (field.name.clone(), matches!(value, Value::Bytes(..)));
+        let json = match value {
+            Value::Int(number) => match show::name_of(&field.kind, *number) {
+                Some(text) => text.into(),
+                None => number_of(*number),
+            },
+            Value::Float(number) => Json::from(*number),
+            Value::Text(state, bytes) | Value::Bytes(state, bytes) => {
+                if *state != State::Whole {
+                    fields.insert(format!("{name}_state"), state.name().into());
+                }
+                match (state, &stack) {
+                    (State::Null | State::Unreadable, _) => Json::Null,
+                    (_, Some(stack)) if name == "stack" => frames(stack, header.pid, symbols),
+                    _ => show::escape(bytes, is_bytes).into(),
+                }
+            }
+        };
+        fields.insert(name, json);
+    }
+    let (event, comm) = (record.of.full_name(), show::escape(header.comm().as_bytes(), false));
+    json!({
+        "time": header.time_ns, "event": event, "pid": header.pid, "tid": header.tid, "comm": comm, "cpu": header.cpu,
+        "fields": fields,
+    })
+}
+
+/// (A number of at most 64 bits.)
+fn number_of(number: i128) -> Json {
+    if number < 0 { Json::from(number as i64) } else { Json::from(number as u64) }
+}
+
+fn frames(stack: &[u64], pid: u32, symbols: &mut dyn Symbols) -> Json {
+    let frame = |address: &u64| symbols.name(pid, *address).map_or_else(|| Json::from(*address), Json::from);
+    stack.iter().map(frame).collect()
+}
