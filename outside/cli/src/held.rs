@@ -1,7 +1,7 @@
-//! A program that is started as a target, and waits at its start until it is told to begin.
+//! A program whose process waits before it begins.
 //!
-//! Children of a loader are loaders, so the program's process begins before its parent becomes one. It stops itself, and is
-//! continued when everything is attached. If its parent ends before, it ends too.
+//! Children of a loader are loaders, so the program's process begins before its parent becomes one. It stops itself; the parent
+//! makes it a target and continues it, and it executes the program. If its parent ends before, it ends too.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode};
@@ -12,6 +12,9 @@ use crate::{Failure, launch};
 
 /// The argument that makes `ring3 start` stop before it becomes the program.
 const HELD: &str = "--held";
+
+/// The name of the process until it executes the program: what it does with this name is not the program's.
+pub(crate) const NAME: &std::ffi::CStr = c"ring3-held";
 
 /// The parent's side.
 pub(crate) struct Held {
@@ -68,6 +71,7 @@ fn exit_code(status: std::process::ExitStatus) -> ExitCode {
 /// The child's side: waits until the parent lets it go on.
 pub(crate) fn wait() -> Result<(), String> {
     let set = |signal| rustix::process::set_parent_process_death_signal(signal).map_err(|error| error.to_string());
+    rustix::thread::set_name(NAME).map_err(|error| error.to_string())?;
     set(Some(Signal::KILL))?;
     rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).map_err(|error| error.to_string())?;
     set(None)

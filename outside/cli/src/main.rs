@@ -145,12 +145,14 @@ fn give_compiled(connection: &Connection, path: &Path) -> Result<(), String> {
 
 fn start(follow: bool, held: bool, command: &[String]) -> Result<(), Failure> {
     let program = launch::find_program(&command[0])?;
-    if held {
-        held::wait()?;
-    }
     let connection = launch::server()?;
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
+    if held {
+        drop(connection);
+        held::wait()?;
+        return exec(&program, command);
+    }
     connection.ask(&Request::Start { follow }, Some(std::io::stderr().as_fd()))?;
     drop(connection);
     exec(&program, command)

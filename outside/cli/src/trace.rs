@@ -104,8 +104,8 @@ pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
     let family = child.as_ref().map(Held::id).or(wanted.pid);
     become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
     let options = Options { calls, bytes_max: wanted.bytes_max, buffer_bytes: wanted.buffer << 20 };
-    let session = Session::open(&options)?;
-    if let Some(pid) = wanted.pid {
+    let mut session = Session::open(&options)?;
+    if let Some(pid) = family {
         connection.ask(&Request::Attach { pid, follow: true }, None)?;
     }
     let (stop, ignored) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -115,6 +115,7 @@ pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
         signal_hook::flag::register(signal, flag).map_err(|error| error.to_string())?;
     }
     if let Some(child) = &child {
+        session.skip_before_exec(child.id(), crate::held::NAME);
         child.resume()?;
     }
     let mut tracing = Tracing::new(wanted, session, out);

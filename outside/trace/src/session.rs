@@ -1,13 +1,14 @@
 //! A session: programs for each kind of event, and the buffer that they write into.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
 use ring3_bpf::{Loaded, RingBuffer};
-use ring3_event::{EventType, Header, Phase};
+use ring3_event::{EventType, Header, Phase, Record, Value, header};
 use ring3_isa::Insn;
 use ring3_object::{MapDef, Object, Program};
-use ring3_recorder::{Recipe, program, syscalls};
+use ring3_recorder::{Recipe, program, syscalls, syscalls::RESULT};
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_uapi::flags::BPF_F_NO_PREALLOC;
 use ring3_uapi::syscalls::Syscall;
@@ -48,6 +49,8 @@ pub struct Session {
     types: BTreeMap<u32, EventType>,
     ring: RingBuffer,
     loaded: Loaded,
+    /// A thread whose events are not wanted while it has this name.
+    skipped: Option<(u32, [u8; header::COMM_BYTES])>,
     _links: Vec<OwnedFd>,
 }
 
@@ -128,7 +131,14 @@ impl Session {
         };
         let links = attachments.iter().map(link).collect::<Result<_, _>>()?;
         let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
-        Ok(Session { types, ring, loaded, _links: links })
+        Ok(Session { types, ring, loaded, skipped: None, _links: links })
+    }
+
+    /// Leaves out what a process does before it executes a program, which is while it has this name.
+    pub fn skip_before_exec(&mut self, pid: u32, name: &CStr) {
+        let mut comm = [0; header::COMM_BYTES];
+        comm.iter_mut().zip(name.to_bytes()).for_each(|(to, from)| *to = *from);
+        self.skipped = Some((pid, comm));
     }
 
     /// The types of its events, by their numbers.
@@ -138,12 +148,21 @@ impl Session {
 
     /// Hands over each record that has been written since, with its type. The result is how many there were.
     pub fn read(&mut self, mut each: impl FnMut(&EventType, &[u8])) -> usize {
-        let types = &self.types;
-        self.ring.take(|bytes| {
-            let of = Header::parse(bytes).and_then(|header| types.get(&header.event));
-            if let Some(of) = of {
-                each(of, bytes);
+        let Session { types, ring, skipped, .. } = self;
+        ring.take(|bytes| {
+            let Some(header) = Header::parse(bytes) else { return };
+            let Some(of) = types.get(&header.event) else { return };
+            if *skipped == Some((header.tid, header.comm)) {
+                // (A call that executes a program begins with the old name.)
+                let is_exec = matches!(&*of.name, "execve" | "execveat");
+                if !is_exec
+                    || Record::parse(of, bytes).is_none_or(|record| record.value(RESULT) != Some(Value::Int(0)))
+                {
+                    return;
+                }
+                *skipped = None;
             }
+            each(of, bytes);
         })
     }
 

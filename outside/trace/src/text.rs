@@ -19,6 +19,9 @@ pub struct Text {
     pub duration: bool,
 }
 
+/// The column of results, as strace has it.
+const RESULT_COLUMN: usize = 39;
+
 impl Text {
     /// The line of a record, without a line break.
     pub fn line(self, record: &Record<'_>) -> String {
@@ -34,6 +37,7 @@ impl Text {
             let _ = write!(line, "{}.{:09} ", header.time_ns / 1_000_000_000, header.time_ns % 1_000_000_000);
         }
         let is_call = record.of.provider == PROVIDER;
+        let begin = line.len();
         line.push_str(if is_call { &record.of.name } else { "" });
         if !is_call {
             line.push_str(&record.of.full_name());
@@ -53,7 +57,7 @@ impl Text {
         }
         line.push(')');
         if is_call {
-            line.push_str(" = ");
+            let _ = write!(line, "{:width$} = ", "", width = RESULT_COLUMN.saturating_sub(line.len() - begin));
             match record.value(RESULT) {
                 Some(Value::Int(result)) => self::result(&mut line, result as i64, is_address(&record.of.name)),
                 _ => line.push('?'),
