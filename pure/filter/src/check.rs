@@ -1,0 +1,306 @@
+//! Checks a filter against types of events.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use ring3_event::EventType;
+
+use crate::arithmetic::Number;
+use crate::float;
+use crate::glob::Glob;
+use crate::lex::{Letter, Span};
+use crate::names;
+use crate::parse::{Ast, Expression, Node, Relation, SyntaxError};
+use crate::resolve::{Problem, Resolver, Value};
+use crate::scope::{Scope, context_names};
+use crate::text::{Question, Subject};
+use crate::typed::{Condition, Typed};
+
+/// Why a filter does not fit the types of events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeError {
+    /// Where, in characters, counted from 1.
+    pub column: usize,
+    /// How many characters the comparison has that does not fit.
+    pub width: usize,
+    /// What is wrong, and what to do.
+    pub message: String,
+    /// The line of the text, and below it a line that points at the column.
+    pub excerpt: String,
+}
+
+impl TypeError {
+    fn new(text: &str, span: Span, message: String) -> TypeError {
+        let SyntaxError { column, width, message, excerpt } = SyntaxError::new(text, span, message);
+        TypeError { column, width, message, excerpt }
+    }
+}
+
+impl fmt::Display for TypeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "filter, column {}: {}\n{}", self.column, self.message, self.excerpt)
+    }
+}
+
+impl std::error::Error for TypeError {}
+
+impl Expression {
+    /// The filter for events of one type. A comparison with something that the type lacks is false.
+    ///
+    /// # Errors
+    /// The operands of a comparison do not fit.
+    pub fn check(&self, scope: &dyn Scope) -> Result<Typed, TypeError> {
+        let (typed, problems) = self.typed(scope);
+        let wrong = problems.into_iter().find_map(|(span, problem)| match problem {
+            Some(Problem::Wrong(message)) => Some(TypeError::new(&self.text, span, message)),
+            _ => None,
+        });
+        wrong.map_or(Ok(typed), Err)
+    }
+
+    /// The filter, with what is wrong with each comparison; comparisons with which something is wrong are false.
+    fn typed(&self, scope: &dyn Scope) -> (Typed, Vec<(Span, Option<Problem>)>) {
+        let mut checker = Checker { scope, comparisons: vec![] };
+        let condition = checker.condition(&self.ast);
+        let phases = scope.event().fields.iter().map(|field| field.phase).collect();
+        (Typed { condition, phases }, checker.comparisons)
+    }
+}
+
+/// The filter for each of several types of events. In a type with which a comparison does not fit, the comparison is false.
+///
+/// # Errors
+/// A comparison fits with none of the types: its operands are of different kinds, or no type has a field of that name.
+pub fn check_all(expression: &Expression, scopes: &[&dyn Scope]) -> Result<Vec<Typed>, TypeError> {
+    let mut all = vec![];
+    let mut by_comparison: BTreeMap<Span, Vec<Option<Problem>>> = BTreeMap::new();
+    for scope in scopes {
+        let (typed, comparisons) = expression.typed(*scope);
+        for (span, problem) in comparisons {
+            by_comparison.entry(span).or_default().push(problem);
+        }
+        all.push(typed);
+    }
+    for (span, problems) in by_comparison {
+        let Some(problems) = problems.into_iter().collect::<Option<Vec<Problem>>>() else { continue };
+        let rank = |problem: &Problem| match problem {
+            Problem::Wrong(_) => 0,
+            Problem::Missing(_) => 1,
+            Problem::Undefined => 2,
+        };
+        let message = match problems.into_iter().min_by_key(rank) {
+            Some(Problem::Wrong(message)) => message,
+            Some(Problem::Missing(name)) => missing(&name, scopes),
+            // Constant divisions by zero are false, as others are.
+            Some(Problem::Undefined) | None => continue,
+        };
+        return Err(TypeError::new(&expression.text, span, message));
+    }
+    Ok(all)
+}
+
+/// What to say of a name that no type has.
+fn missing(name: &str, scopes: &[&dyn Scope]) -> String {
+    if scopes.iter().any(|scope| scope.lookup(name).is_some()) {
+        return format!("none of these events has `{name}` together with the rest of the comparison");
+    }
+    let events: Vec<&EventType> = scopes.iter().map(|scope| scope.event()).collect();
+    let fields = events.iter().flat_map(|event| event.fields.iter().map(|field| field.name.as_str()));
+    let values = events.iter().flat_map(|event| names::all_of(event));
+    let near = names::nearest(name, fields.chain(values).chain(context_names()));
+    let advice = match near.as_slice() {
+        [] => match events.as_slice() {
+            [only] => {
+                let fields: Vec<&str> = only.fields.iter().map(|field| field.name.as_str()).collect();
+                format!("its fields: {}", fields.join(", "))
+            }
+            _ => "list the events to see their fields".into(),
+        },
+        near => {
+            format!("did you mean {}?", near.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or "))
+        }
+    };
+    let what = if events.len() == 1 { "the event has no field" } else { "none of these events has a field" };
+    format!("{what} `{name}`, and it is no known constant; {advice}")
+}
+
+struct Checker<'a> {
+    scope: &'a dyn Scope,
+    /// All comparisons, and what is wrong with them.
+    comparisons: Vec<(Span, Option<Problem>)>,
+}
+
+impl Checker<'_> {
+    fn condition(&mut self, ast: &Ast) -> Condition {
+        match &ast.node {
+            Node::Not(inner) => self.condition(inner).negate(),
+            Node::And(list) => Condition::join(true, list.iter().map(|inner| self.condition(inner)).collect()),
+            Node::Or(list) => Condition::join(false, list.iter().map(|inner| self.condition(inner)).collect()),
+            _ => {
+                let resolver = Resolver::new(self.scope, ast);
+                let (condition, problem) = match comparison(&resolver, ast) {
+                    Ok(condition) => (condition, None),
+                    Err(problem) => (Condition::Constant(false), Some(problem)),
+                };
+                self.comparisons.push((ast.span, problem));
+                condition
+            }
+        }
+    }
+}
+
+fn comparison(resolver: &Resolver, ast: &Ast) -> Result<Condition, Problem> {
+    match &ast.node {
+        Node::Compare(relation, left, right) => {
+            let values = (resolver.operand(left, right)?, resolver.operand(right, left)?);
+            compare(resolver, *relation, values.0, values.1)
+        }
+        Node::Match(negated, subject, pattern) => {
+            let Value::Literal(letters) = resolver.value(pattern)? else {
+                return Err(Problem::Wrong(
+                    "a pattern in quotes must stand on the right of `~`: `path ~ \"/etc/*\"`".into(),
+                ));
+            };
+            let glob = Glob::new(letters).map_err(Problem::Wrong)?;
+            match resolver.value(subject)? {
+                Value::Text(subject) => Ok(text(subject, Question::glob(glob), *negated)),
+                Value::Event => Ok(Condition::Constant(is_named(resolver, |name| glob.matches(name)) != *negated)),
+                other => Err(Problem::Wrong(format!("`~` is for text, and the left side is {}", other.kind()))),
+            }
+        }
+        Node::In(subject, list) => set(resolver, subject, list),
+        _ => match resolver.value(ast)? {
+            Value::Number(number) => Ok(numbers(Relation::Unequal, number, Number::Constant(0))),
+            Value::Text(_) | Value::Bytes(_) => {
+                Err(Problem::Wrong("text alone is no condition; write `... != null` or `... != \"\"`".into()))
+            }
+            other => Err(Problem::Wrong(format!("{} is no condition; compare it with something", other.kind()))),
+        },
+    }
+}
+
+fn compare(resolver: &Resolver, relation: Relation, left: Value, right: Value) -> Result<Condition, Problem> {
+    // Constants go to the right.
+    let is_constant = |value: &Value| {
+        matches!(value, Value::Number(Number::Constant(_)) | Value::Fraction(_) | Value::Literal(_) | Value::Null)
+    };
+    let (relation, left, right) =
+        if is_constant(&left) { (relation.swapped(), right, left) } else { (relation, left, right) };
+    let negated = relation == Relation::Unequal;
+    let equality = negated || relation == Relation::Equal;
+    let no_order = || Problem::Wrong("texts have no order; write `==`, `!=`, `~` or `!~`".into());
+    match (left, right) {
+        (Value::Number(left), Value::Number(right)) => Ok(numbers(relation, left, right)),
+        (Value::FloatField { index, bytes }, Value::Fraction(value)) => {
+            Ok(floats(relation, index, bytes, float::Constant::Fraction(value)))
+        }
+        (Value::FloatField { index, bytes }, Value::Number(Number::Constant(value))) => {
+            Ok(floats(relation, index, bytes, float::Constant::Whole(value)))
+        }
+        (Value::FloatField { index: left, bytes }, Value::FloatField { index: right, bytes: other }) => {
+            let same = (bytes == other).then_some(Condition::Floats { relation, left, right, bytes });
+            same.ok_or_else(|| Problem::Wrong("floating point numbers of different widths cannot be compared".into()))
+        }
+        (Value::Text(_), Value::Literal(_) | Value::Text(_)) | (Value::Event, Value::Literal(_)) if !equality => {
+            Err(no_order())
+        }
+        (Value::Text(subject), Value::Literal(letters)) => {
+            Ok(text(subject, Question::literal(plain(letters)), negated))
+        }
+        (Value::Text(left), Value::Text(right)) => Ok(text(left, Question::Is(right), negated)),
+        (Value::Event, Value::Literal(letters)) => {
+            Ok(Condition::Constant(is_named(resolver, |name| name == plain(letters)) != negated))
+        }
+        (_, Value::Null) if !equality => {
+            Err(Problem::Wrong("null has no order; write `== null` or `!= null`".into()))
+        }
+        (Value::Number(number), Value::Null) => Ok(numbers(relation, number, Number::Constant(0))),
+        (Value::Text(Subject::Field(index)) | Value::Bytes(index), Value::Null) => {
+            Ok(Condition::Null { index, negated })
+        }
+        (Value::Text(Subject::Comm), Value::Null) => Ok(Condition::Constant(negated)),
+        (Value::Bytes(_), _) | (_, Value::Bytes(_)) => {
+            Err(Problem::Wrong("a string of bytes can be compared with null only".into()))
+        }
+        (left, right) => Err(Problem::Wrong(format!("{} cannot be compared with {}", left.kind(), right.kind()))),
+    }
+}
+
+fn set(resolver: &Resolver, subject: &Ast, list: &[Ast]) -> Result<Condition, Problem> {
+    let members = list.iter().map(|member| resolver.operand(member, subject));
+    let members: Vec<Value> = members.collect::<Result<_, _>>()?;
+    let literals = || -> Option<Vec<Vec<u8>>> {
+        let literal = |member: &Value| if let Value::Literal(letters) = member { Some(plain(letters)) } else { None };
+        members.iter().map(literal).collect()
+    };
+    match resolver.value(subject)? {
+        Value::Number(number) => {
+            let (mut constants, mut others) = (vec![], vec![]);
+            for member in members.iter().cloned() {
+                match member {
+                    Value::Number(Number::Constant(value)) => constants.push(value),
+                    member => others.push(compare(resolver, Relation::Equal, Value::Number(number.clone()), member)?),
+                }
+            }
+            others.push(one_of(number, constants));
+            Ok(Condition::join(false, others))
+        }
+        Value::Text(subject) => match literals() {
+            Some(literals) => Ok(text(subject, Question::OneOf(literals), false)),
+            None => {
+                Err(Problem::Wrong("the members of the set must be text in quotes, as the left side is text".into()))
+            }
+        },
+        Value::Event => match literals() {
+            Some(literals) => Ok(Condition::Constant(is_named(resolver, |name| literals.iter().any(|l| l == name)))),
+            None => {
+                Err(Problem::Wrong("the members of the set must be text in quotes, as the left side is text".into()))
+            }
+        },
+        other => {
+            Err(Problem::Wrong(format!("`in` is for whole numbers and text, and the left side is {}", other.kind())))
+        }
+    }
+}
+
+/// Whether the type of events has this name, in full or without its provider.
+fn is_named(resolver: &Resolver, is: impl Fn(&[u8]) -> bool) -> bool {
+    let event = resolver.scope.event();
+    is(event.name.as_bytes()) || is(event.full_name().as_bytes())
+}
+
+fn plain(letters: &[Letter]) -> Vec<u8> {
+    letters.iter().map(|letter| letter.byte).collect()
+}
+
+fn text(subject: Subject, question: Question, negated: bool) -> Condition {
+    Condition::Text { subject, question, negated }
+}
+
+fn numbers(relation: Relation, left: Number, right: Number) -> Condition {
+    match left.range().decide(relation, right.range()) {
+        Some(false) => Condition::Constant(false),
+        Some(true) if left.is_total() && right.is_total() => Condition::Constant(true),
+        _ => Condition::Compare(relation, left, right),
+    }
+}
+
+fn one_of(number: Number, mut constants: Vec<i128>) -> Condition {
+    let range = number.range();
+    constants.retain(|value| range.min <= *value && *value <= range.max);
+    constants.sort_unstable();
+    constants.dedup();
+    match constants.as_slice() {
+        [] => Condition::Constant(false),
+        [only] => numbers(Relation::Equal, number, Number::Constant(*only)),
+        _ if matches!(number, Number::Constant(_)) => Condition::Constant(true),
+        _ => Condition::OneOf(number, constants),
+    }
+}
+
+fn floats(relation: Relation, index: usize, bytes: u32, constant: float::Constant) -> Condition {
+    match float::bound(relation, constant, bytes) {
+        Ok((relation, bound)) => Condition::Float { relation, index, bytes, bound },
+        Err(always) => Condition::Constant(always),
+    }
+}
