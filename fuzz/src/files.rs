@@ -112,6 +112,9 @@ fn look(file: &File<'_>) {
     for (address, bytes, _) in file.parts() {
         assert!(address.checked_add(bytes.len() as u64).is_some());
     }
+    for tracepoint in file.tracepoints() {
+        assert!(file.executable_segments().iter().any(|range| range.contains(&tracepoint.address)));
+    }
     if let Some(pads) = file.landing_pads() {
         assert!(pads.len() <= ring3_elf::LANDING_PADS_MAX);
     }
@@ -124,6 +127,76 @@ pub(crate) fn elf(input: &[u8]) {
     }
 }
 
+/// The address of the code, the base, and 0 for the rest.
+fn addresses(count: usize) -> Vec<u8> {
+    [BASE, BASE, 0].iter().take(count).flat_map(|word: &u64| word.to_le_bytes()).collect()
+}
+
+fn make_note(owner: &[u8], kind: u32, parts: &[&[u8]]) -> Vec<u8> {
+    let description = parts.concat();
+    let mut note: Vec<u8> =
+        [owner.len() as u32, description.len() as u32, kind].iter().flat_map(|word| word.to_le_bytes()).collect();
+    for part in [owner, &description] {
+        note.extend(part);
+        note.resize(note.len().next_multiple_of(4), 0);
+    }
+    note
+}
+
+/// Argument specifications, right ones and others.
+fn make_arguments(random: &mut Random) -> Vec<u8> {
+    const PIECES: [&str; 24] = [
+        "-4@",
+        "8@",
+        "1@",
+        "-2@",
+        "8f@",
+        "@",
+        "%eax",
+        "%ah",
+        "%r9d",
+        "%xmm1",
+        "$-5",
+        "$0x",
+        "-8(%rbp)",
+        "(%rax,%rcx,4)",
+        "(,%rdx,8)",
+        "main(%rip)",
+        "4+main(%rip)",
+        "main-1",
+        "%fs:8",
+        "(",
+        ")",
+        ",",
+        " ",
+        "18446744073709551616",
+    ];
+    let mut text = vec![];
+    for _ in 0..random.below(8) {
+        text.extend(random.of(&["-4@%eax ", "8@-8(%rbp) ", "8@$7 ", ""]).as_bytes());
+        text.extend(random.of(&PIECES).as_bytes());
+    }
+    text
+}
+
+fn make_names(random: &mut Random) -> Vec<u8> {
+    const PIECES: [&str; 12] = [
+        "RING3_FIELD(",
+        "RING3_TYPED(a, b, c)",
+        "RING3_LENGTH(",
+        "o->id",
+        ",",
+        ")",
+        "\"",
+        "'",
+        "\\",
+        "[",
+        " ",
+        "\u{e9}",
+    ];
+    (0..random.below(12)).flat_map(|_| random.of(&PIECES).bytes()).collect()
+}
+
 /// A file with symbols; some of its headers are wrong.
 pub(crate) fn make_elf(random: &mut Random) -> Vec<u8> {
     let code: Vec<u8> = (0..random.below(64)).map(|_| random.next() as u8).collect();
@@ -134,11 +207,10 @@ pub(crate) fn make_elf(random: &mut Random) -> Vec<u8> {
         symbols.extend((BASE + random.below(70)).to_le_bytes());
         symbols.extend(if random.one_in(3) { random.edge() } else { random.below(40) }.to_le_bytes());
     }
-    let mut note = vec![];
-    note.extend([8u32, 24, 3].iter().flat_map(|word| word.to_le_bytes()));
-    note.extend(b"stapsdt\0");
-    note.extend([BASE, BASE, 0].iter().flat_map(|word| word.to_le_bytes()));
-    note.extend(b"a\0b\0-4@%eax\0");
+    let note = make_note(b"stapsdt\0", 3, &[&addresses(3), b"a\0b\0", &make_arguments(random), b"\0"]);
+    let kinds: Vec<u8> = (0..16).map(|_| random.below(9) as u8).collect();
+    let mut own = make_note(b"ring3\0", 2, &[&addresses(2), &kinds]);
+    own.extend(make_note(b"ring3\0", 3, &[&addresses(2), b"a, b, ", &make_names(random), b"\0"]));
     let mut file = library(
         SMALL_BYTES,
         &[
@@ -146,6 +218,7 @@ pub(crate) fn make_elf(random: &mut Random) -> Vec<u8> {
             Section { name: ".symtab", kind: 2, bytes: &symbols },
             Section { name: ".strtab", kind: 3, bytes: b"\0main\0other\0longer\0" },
             Section { name: ".note.stapsdt", kind: 7, bytes: &note },
+            Section { name: ".note.ring3.trace", kind: 7, bytes: &own },
         ],
     );
     if random.one_in(3) {

@@ -6,7 +6,9 @@
 //! Start reading at: `File`.
 #![forbid(unsafe_code)]
 
+mod place;
 mod rules;
+mod tracepoint;
 mod unwind;
 mod usdt;
 
@@ -19,7 +21,9 @@ use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, PF_X, PT_INTERP, PT_LOAD, STT_FUNC
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind};
 
+pub use place::{ArgumentPlace, At, Register};
 pub use rules::{CODE_BYTES_MAX, NoTable, ROWS_MAX, UnwindTable};
+pub use tracepoint::{Argument, Kind, Tracepoint};
 pub use unwind::LANDING_PADS_MAX;
 pub use usdt::UsdtNote;
 
@@ -298,6 +302,32 @@ impl<'a> File<'a> {
     pub fn usdt_notes(&self) -> Vec<UsdtNote> {
         let base = self.section(".stapsdt.base").map(|(_, address)| address);
         self.section(".note.stapsdt").map(|(bytes, _)| usdt::parse(bytes, base)).unwrap_or_default()
+    }
+
+    /// Static tracepoints with their arguments: all of `.note.stapsdt` that are in the file's code, with names and types where
+    /// ring3's macros have made them. Those of one provider and name need not be neighbours.
+    pub fn tracepoints(&self) -> Vec<Tracepoint> {
+        let base = self.section(".stapsdt.base").map(|(_, address)| address);
+        let own = self.section(tracepoint::SECTION);
+        let own = own.map(|(bytes, _)| tracepoint::OwnNotes::parse(bytes, base)).unwrap_or_default();
+        let executable = self.executable_segments();
+        let notes = self.usdt_notes().into_iter();
+        // (A linker that removes an unused function keeps its notes.)
+        let present = notes.filter(|note| executable.iter().any(|range| range.contains(&note.address)));
+        let described = present.map(|note| {
+            let places = place::parse(&note.arguments, &|name| self.only_variable(name));
+            own.describe(note, places)
+        });
+        described.collect()
+    }
+
+    fn only_variable(&self, name: &str) -> Result<u64, String> {
+        let mut found = self.find_variables(name).into_iter();
+        match (found.next(), found.next()) {
+            (Some(address), None) => Ok(address),
+            (None, _) => Err(format!("the file has no symbol for variable {name}")),
+            (Some(_), Some(_)) => Err(format!("the file has several variables {name}")),
+        }
     }
 }
 

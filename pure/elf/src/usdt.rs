@@ -15,28 +15,38 @@ pub struct UsdtNote {
     pub semaphore: u64,
 }
 
-/// Parses the section; `base` is where `.stapsdt.base` is now (prelink moves it). Damage ends the list.
-pub(crate) fn parse(mut bytes: &[u8], base: Option<u64>) -> Vec<UsdtNote> {
-    let mut notes = vec![];
-    while let Some((note, rest)) = take_note(bytes, base) {
-        notes.extend(note);
-        bytes = rest;
-    }
-    notes
+/// A note of an ELF file (elf(5)).
+pub(crate) struct Note<'a> {
+    /// With its end, a 0.
+    pub(crate) owner: &'a [u8],
+    pub(crate) kind: u32,
+    pub(crate) description: &'a [u8],
 }
 
-fn take_note(bytes: &[u8], base: Option<u64>) -> Option<(Option<UsdtNote>, &[u8])> {
-    const STAPSDT: u32 = 3;
+/// The notes of a section. Damage ends the list.
+pub(crate) fn notes(mut bytes: &[u8]) -> impl Iterator<Item = Note<'_>> {
+    std::iter::from_fn(move || {
+        let (note, rest) = take_note(bytes)?;
+        bytes = rest;
+        Some(note)
+    })
+}
+
+fn take_note(bytes: &[u8]) -> Option<(Note<'_>, &[u8])> {
     let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let (owner_bytes, description_bytes, kind) = (word(0)? as usize, word(4)? as usize, word(8)?);
     let owner = bytes.get(12..12usize.checked_add(owner_bytes)?)?;
     let start = 12 + owner_bytes.checked_next_multiple_of(4)?;
     let description = bytes.get(start..start.checked_add(description_bytes)?)?;
     let rest = bytes.get(start + description_bytes.checked_next_multiple_of(4)?..).unwrap_or_default();
-    if kind != STAPSDT || owner != b"stapsdt\0" {
-        return Some((None, rest));
-    }
-    Some((parse_description(description, base), rest))
+    Some((Note { owner, kind, description }, rest))
+}
+
+/// Parses the section; `base` is where `.stapsdt.base` is now (prelink moves it).
+pub(crate) fn parse(bytes: &[u8], base: Option<u64>) -> Vec<UsdtNote> {
+    const STAPSDT: u32 = 3;
+    let ours = notes(bytes).filter(|note| note.kind == STAPSDT && note.owner == b"stapsdt\0");
+    ours.filter_map(|note| parse_description(note.description, base)).collect()
 }
 
 fn parse_description(bytes: &[u8], base: Option<u64>) -> Option<UsdtNote> {
