@@ -204,6 +204,8 @@ Examples:
 Examples:
   ring3 trace -- ls -l                       Every system call of a program and its children
   ring3 trace -e %file,close -o out -- make  Calls with paths, and close, into a file
+  ring3 trace --filter 'ret < 0 && path ~ \"/etc/*\"' -- ./server
+                                             Calls that failed for files below /etc
   ring3 trace -c --histogram -p 4711         Count the calls of a running process until Ctrl-C
 ")]
     Trace(trace::Trace),

@@ -38,6 +38,9 @@ pub(crate) struct Trace {
     /// commas; behind a `!` all others
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     events: Vec<String>,
+    /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'; docs/TRACING.md explains the language
+    #[arg(long, value_name = "EXPRESSION")]
+    filter: Option<String>,
     /// Trace this process, its children and the programs that they execute
     #[arg(short, long, value_name = "PID", conflicts_with_all = ["command", "all"])]
     pid: Option<u32>,
@@ -90,6 +93,8 @@ pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
         return Err(wrong(format!("--buffer {}: the size must be a power of two, such as 32", wanted.buffer)));
     }
     let calls = chosen_calls(&wanted.events).map_err(wrong)?;
+    let filter = wanted.filter.as_deref().map(ring3_filter::parse).transpose();
+    let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
     let out = open_output(wanted)?;
     let connection = launch::server()?;
     launch::allow_tracer(connection.peer()?.0);
@@ -103,7 +108,7 @@ pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
     };
     let family = child.as_ref().map(Held::id).or(wanted.pid);
     become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
-    let options = Options { calls, bytes_max: wanted.bytes_max, buffer_bytes: wanted.buffer << 20 };
+    let options = Options { calls, bytes_max: wanted.bytes_max, buffer_bytes: wanted.buffer << 20, filter };
     let mut session = Session::open(&options)?;
     if let Some(pid) = family {
         connection.ask(&Request::Attach { pid, follow: true }, None)?;

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 
 use ring3_bpf::{Loaded, RingBuffer};
 use ring3_event::{EventType, Header, Phase, Record, Value, header};
+use ring3_filter::{EventScope, Expression, Scope, Typed};
 use ring3_isa::Insn;
 use ring3_object::{MapDef, Object, Program};
 use ring3_recorder::{Recipe, program, syscalls, syscalls::RESULT};
@@ -25,6 +26,8 @@ pub struct Options {
     pub bytes_max: u32,
     /// Bytes of the ring buffer: a power of two, and at least a page.
     pub buffer_bytes: u32,
+    /// Which of the events are recorded; all if there is none.
+    pub filter: Option<Expression>,
 }
 
 /// Events that were not recorded, by the reason.
@@ -101,15 +104,21 @@ impl Session {
     pub fn open(options: &Options) -> Result<Session, String> {
         let recipes: Vec<Recipe> =
             options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max)).collect();
+        let filters = filters(&recipes, options.filter.as_ref())?;
         let mut programs = Programs::default();
         let mut attachments = vec![];
-        for (call, recipe) in options.calls.iter().zip(&recipes) {
+        for ((call, recipe), filter) in options.calls.iter().zip(&recipes).zip(&filters) {
             let name = &recipe.of.name;
-            let enter = programs.add(&format!("enter_{name}"), &program::entry(recipe))?;
+            // (What is never recorded is not probed.)
+            if filter.as_ref().and_then(Typed::constant) == Some(false) {
+                continue;
+            }
+            let filter = filter.as_ref();
+            let enter = programs.add(&format!("enter_{name}"), &program::entry(recipe, filter))?;
             let event = format!("sys_enter_{}", call.name);
             attachments.push(Attachment { category: "syscalls", event, program: enter });
             if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
-                let exit = programs.add(&format!("exit_{name}"), &program::exit(recipe))?;
+                let exit = programs.add(&format!("exit_{name}"), &program::exit(recipe, filter))?;
                 let event = format!("sys_exit_{}", call.name);
                 attachments.push(Attachment { category: "syscalls", event, program: exit });
             }
@@ -178,6 +187,15 @@ impl Session {
         };
         Lost { buffer_full: number(program::lost::BUFFER_FULL), no_slot: number(program::lost::NO_SLOT) }
     }
+}
+
+/// The filter for each of the types.
+fn filters(recipes: &[Recipe], filter: Option<&Expression>) -> Result<Vec<Option<Typed>>, String> {
+    let Some(filter) = filter else { return Ok(vec![None; recipes.len()]) };
+    let scopes: Vec<EventScope<'_>> = recipes.iter().map(|recipe| EventScope::new(&recipe.of)).collect();
+    let scopes: Vec<&dyn Scope> = scopes.iter().map(|scope| scope as &dyn Scope).collect();
+    let typed = ring3_filter::check_all(filter, &scopes).map_err(|error| error.to_string())?;
+    Ok(typed.into_iter().map(Some).collect())
 }
 
 /// The maps of a session, in the order of [`program::map`].

@@ -4,11 +4,15 @@
 //! record in the thread's slot, [`exit`] completes and writes it. Both keep the record in map memory, not on the program's stack,
 //! which has 512 bytes. The buffer is asked to wake nobody: its reader looks at it on a timer, which costs the target nothing.
 //!
+//! A filter is split where `&&` joins its parts. What needs arguments only runs before anything else; what the begin knows runs
+//! there; the rest runs at the end, before buffers are copied.
+//!
 //! Registers: r6 is the slot, r7 the context, r8 the bytes of the variable part so far, r9 process and thread.
 
 use std::fmt::Write as _;
 
 use ring3_event::{EventType, HEADER_BYTES, Kind, Phase, State, header};
+use ring3_filter::{Context, LabelCounter, Place, Places, StatePlace, Typed};
 
 use crate::{Address, Operand, Recipe, Source};
 
@@ -42,13 +46,17 @@ const PENDING_AT: usize = 4;
 const BEGIN_AT: usize = 8;
 /// Where it has the arguments that are wanted at the end (six u64).
 const ARGUMENTS_AT: usize = 16;
+/// Where it has the offsets of texts in the variable part, for a filter at the end (u32 each, as many as arguments).
+const TEXTS_AT: usize = 64;
 /// Where it has the record.
-const RECORD_AT: usize = 64;
+const RECORD_AT: usize = 88;
 
 /// Where the programs' stack has the thread id.
 const KEY_AT: i32 = -8;
 /// Where it has a number from the target's memory.
 const WORD_AT: i32 = -16;
+/// Where it has the addresses of texts, for the filter.
+const POINTERS_AT: i16 = -24;
 /// `BPF_RB_NO_WAKEUP`
 const NO_WAKEUP: u32 = 1;
 /// Where the context of `sys_enter_*` has the first argument (`struct syscall_trace_enter`).
@@ -62,31 +70,29 @@ pub fn slot_bytes(of: &EventType) -> u32 {
 }
 
 /// The program of an event that has no duration.
-pub fn once(recipe: &Recipe) -> String {
-    let mut text = Text::new(recipe);
+pub fn once(recipe: &Recipe, filter: Option<&Typed>) -> String {
+    let mut text = Text::new(recipe, filter);
     text.begin();
     text.scratch();
-    text.head(Id::Constant(recipe.of.id));
-    text.line("r8 = 0");
-    text.fields(Phase::Entry);
+    text.number(Id::Constant(recipe.of.id));
+    text.record_begin();
     text.time();
     text.write();
     text.end()
 }
 
 /// The program at the begin of a system call. One whose end is not seen is written at once, by the same program.
-pub fn entry(recipe: &Recipe) -> String {
+pub fn entry(recipe: &Recipe, filter: Option<&Typed>) -> String {
     let has_end = recipe.of.fields.iter().any(|field| field.phase == Phase::Exit);
-    let mut text = Text::new(recipe);
+    let mut text = Text::new(recipe, filter);
     text.begin();
     if has_end {
-        text.slot(true)
+        text.slot(true);
     } else {
-        text.scratch()
+        text.scratch();
     }
-    text.head(Id::SyscallNumber);
-    text.line("r8 = 0");
-    text.fields(Phase::Entry);
+    text.number(Id::SyscallNumber);
+    text.record_begin();
     if has_end {
         text.save_arguments();
         text.line(&format!("*(u32 *)(r6 + {LENGTH_AT}) = r8"));
@@ -103,11 +109,11 @@ pub fn entry(recipe: &Recipe) -> String {
 }
 
 /// The program at the end of a system call.
-pub fn exit(recipe: &Recipe) -> String {
+pub fn exit(recipe: &Recipe, filter: Option<&Typed>) -> String {
     let of_entry = |(field, _): &(&ring3_event::Field, &Source)| field.phase == Phase::Entry;
     let fields = || recipe.of.fields.iter().zip(&recipe.sources);
     let begun_bytes_max: u32 = fields().filter(of_entry).map(|(field, _)| field.kind.variable_bytes_max()).sum();
-    let mut text = Text::new(recipe);
+    let mut text = Text::new(recipe, filter);
     text.at_end = true;
     text.begin();
     text.slot(false);
@@ -120,9 +126,29 @@ pub fn exit(recipe: &Recipe) -> String {
     text.line(&format!("r8 = *(u32 *)(r6 + {LENGTH_AT})"));
     text.line(&format!("if r8 > {begun_bytes_max} goto out"));
     text.time();
-    text.fields(Phase::Exit);
+    text.numbers(Phase::Exit);
+    text.cpu();
+    text.load_texts();
+    text.conditions(|part| part.phase() == Phase::Exit && !part.needs_bytes);
+    text.variables(Phase::Exit);
+    text.conditions(|part| part.phase() == Phase::Exit && part.needs_bytes);
     text.write();
     text.end()
+}
+
+/// A part of a filter.
+struct Part {
+    of: Typed,
+    /// It needs nothing but words of the context.
+    is_early: bool,
+    /// It needs bytes that are copied at the end.
+    needs_bytes: bool,
+}
+
+impl Part {
+    fn phase(&self) -> Phase {
+        self.of.phase()
+    }
 }
 
 /// Where an event's number comes from.
@@ -143,20 +169,101 @@ struct Text<'a> {
     may_be_full: bool,
     /// Whether it is the program at the end of a call.
     at_end: bool,
+    filter: Vec<Part>,
+    filter_labels: LabelCounter,
+}
+
+/// Where values are when a filter runs.
+struct Where<'a> {
+    recipe: &'a Recipe,
+    offsets: &'a [u32],
+    /// Only the context is there.
+    is_early: bool,
+}
+
+impl Places for Where<'_> {
+    fn place(&self, field: usize) -> Place {
+        let at = (RECORD_AT as u32 + self.offsets[field]) as i16;
+        let number = |base, at, bytes: u32, signed| Place::Memory { base, at, bytes: bytes as u8, signed };
+        match (&self.recipe.of.fields[field].kind, &self.recipe.sources[field]) {
+            (Kind::Int { bytes, signed, .. }, Source::Number(Operand::Argument(index))) if self.is_early => {
+                number(7, CONTEXT_ARGUMENTS_AT + 8 * i16::from(*index), *bytes, *signed)
+            }
+            (Kind::Int { bytes, signed, .. }, Source::Number(Operand::Context(at))) if self.is_early => {
+                number(7, *at, *bytes, *signed)
+            }
+            (Kind::Int { bytes, signed, .. }, _) => number(6, at, *bytes, *signed),
+            (Kind::Float { bytes }, _) => number(6, at, *bytes, false),
+            (Kind::Text { bytes_max, .. } | Kind::Bytes { bytes_max }, _) => {
+                Place::TextPointer { slot: pointer_at(self.recipe, field), bytes_max: *bytes_max }
+            }
+        }
+    }
+
+    fn state(&self, field: usize) -> Option<StatePlace> {
+        Some(StatePlace { base: 6, at: (RECORD_AT as u32 + self.offsets[field]) as i16 })
+    }
+
+    fn context(&self, context: Context) -> Place {
+        let word = |at: usize, bytes| Place::Memory { base: 6, at: (RECORD_AT + at) as i16, bytes, signed: false };
+        match context {
+            Context::Pid => word(header::PID, 4),
+            Context::Tid => word(header::TID, 4),
+            Context::Cpu => word(header::CPU, 4),
+            Context::Time => word(header::TIME, 8),
+            Context::Comm => {
+                Place::Text { base: 6, at: (RECORD_AT + header::COMM) as i16, bytes_max: header::COMM_BYTES as u32 }
+            }
+        }
+    }
+}
+
+/// The texts of a recipe, by their fields.
+fn texts(recipe: &Recipe) -> impl Iterator<Item = usize> + '_ {
+    (0..recipe.sources.len()).filter(|index| matches!(recipe.sources[*index], Source::Text(_)))
+}
+
+/// Where the stack has the address of a text.
+fn pointer_at(recipe: &Recipe, field: usize) -> i16 {
+    POINTERS_AT - 8 * texts(recipe).take_while(|index| *index != field).count() as i16
 }
 
 impl<'a> Text<'a> {
-    fn new(recipe: &'a Recipe) -> Text<'a> {
-        let offsets = recipe.of.offsets();
+    fn new(recipe: &'a Recipe, filter: Option<&Typed>) -> Text<'a> {
+        let is_word = |field: usize| {
+            matches!(recipe.sources[field], Source::Number(Operand::Argument(_) | Operand::Context(_)))
+                && recipe.of.fields[field].phase == Phase::Entry
+        };
+        let is_bytes = |field: usize| matches!(recipe.sources[field], Source::Bytes { .. });
+        let part = |of: Typed| Part {
+            is_early: of.contexts().is_empty() && of.fields().into_iter().all(is_word),
+            needs_bytes: of.fields().into_iter().any(is_bytes),
+            of,
+        };
         Text {
             recipe,
-            offsets,
+            offsets: recipe.of.offsets(),
             text: String::new(),
             labels: 0,
             may_lack_slot: false,
             may_be_full: false,
             at_end: false,
+            filter: filter.map(Typed::conjuncts).unwrap_or_default().into_iter().map(part).collect(),
+            filter_labels: LabelCounter::default(),
         }
+    }
+
+    /// Ends the program unless these parts of the filter are true.
+    fn conditions(&mut self, wanted: impl Fn(&Part) -> bool) {
+        for part in self.filter.iter().filter(|part| wanted(part)) {
+            let is_early = part.is_early && !self.at_end;
+            let places = Where { recipe: self.recipe, offsets: &self.offsets, is_early };
+            self.text.push_str(&part.of.assemble(&places, &mut self.filter_labels, "out"));
+        }
+    }
+
+    fn filter_needs(&self, context: Context) -> bool {
+        self.filter.iter().any(|part| part.phase() == Phase::Entry && part.of.contexts().contains(&context))
     }
 
     fn line(&mut self, line: &str) {
@@ -174,6 +281,9 @@ impl<'a> Text<'a> {
 
     fn begin(&mut self) {
         self.line("r7 = r1");
+        if !self.at_end {
+            self.conditions(|part| part.is_early);
+        }
         self.line("call bpf_get_current_pid_tgid");
         self.line("r9 = r0");
         self.line(&format!("*(u32 *)(r10 {KEY_AT}) = r0"));
@@ -220,16 +330,42 @@ impl<'a> Text<'a> {
         self.line("r6 = r0");
     }
 
-    /// Writes the record's header but for time and CPU.
-    fn head(&mut self, id: Id) {
+    /// Writes the event's number.
+    fn number(&mut self, id: Id) {
         match id {
             Id::Constant(id) => self.line(&format!("r1 = {id}")),
             Id::SyscallNumber => self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})")),
         }
         self.line(&format!("*(u32 *)(r6 + {}) = r1", RECORD_AT + header::EVENT));
+    }
+
+    /// Writes what is known at the begin, unless the filter says no.
+    fn record_begin(&mut self) {
         self.line(&format!("*(u32 *)(r6 + {}) = r9", RECORD_AT + header::TID));
         self.line("r9 >>= 32");
         self.line(&format!("*(u32 *)(r6 + {}) = r9", RECORD_AT + header::PID));
+        let comm_first = self.filter_needs(Context::Comm);
+        if comm_first {
+            self.comm();
+        }
+        if self.filter_needs(Context::Time) {
+            self.time();
+        }
+        let has_end = self.recipe.of.fields.iter().any(|field| field.phase == Phase::Exit);
+        if !has_end || self.filter_needs(Context::Cpu) {
+            self.cpu();
+        }
+        self.line("r8 = 0");
+        self.numbers(Phase::Entry);
+        self.variables(Phase::Entry);
+        self.conditions(|part| !part.is_early && part.phase() == Phase::Entry);
+        if !comm_first {
+            self.comm();
+        }
+    }
+
+    /// Writes the thread's name.
+    fn comm(&mut self) {
         self.line("r1 = r6");
         self.line(&format!("r1 += {}", RECORD_AT + header::COMM));
         self.line(&format!("r2 = {}", header::COMM_BYTES));
@@ -242,11 +378,20 @@ impl<'a> Text<'a> {
         self.line(&format!("*(u64 *)(r6 + {}) = r0", RECORD_AT + header::TIME));
     }
 
-    /// Writes the fields of a phase: numbers first, then texts and bytes.
-    fn fields(&mut self, phase: Phase) {
+    /// Writes the header's CPU.
+    fn cpu(&mut self) {
+        self.line("call bpf_get_smp_processor_id");
+        self.line(&format!("*(u32 *)(r6 + {}) = r0", RECORD_AT + header::CPU));
+    }
+
+    fn fields_of(&self, phase: Phase) -> Vec<usize> {
+        (0..self.recipe.sources.len()).filter(|index| self.recipe.of.fields[*index].phase == phase).collect()
+    }
+
+    /// Writes the numbers of a phase.
+    fn numbers(&mut self, phase: Phase) {
         let recipe = self.recipe;
-        let of_phase = |index: &usize| recipe.of.fields[*index].phase == phase;
-        for index in (0..recipe.sources.len()).filter(of_phase) {
+        for index in self.fields_of(phase) {
             let at = RECORD_AT as u32 + self.offsets[index];
             match &recipe.sources[index] {
                 Source::Number(operand) => {
@@ -263,15 +408,52 @@ impl<'a> Text<'a> {
                 Source::Text(_) | Source::Bytes { .. } => {}
             }
         }
-        for index in (0..recipe.sources.len()).filter(of_phase) {
+    }
+
+    /// Appends the texts and bytes of a phase.
+    fn variables(&mut self, phase: Phase) {
+        let recipe = self.recipe;
+        for index in self.fields_of(phase) {
             let at = RECORD_AT as u32 + self.offsets[index];
             match (&recipe.sources[index], &recipe.of.fields[index].kind) {
-                (Source::Text(address), Kind::Text { bytes_max, .. }) => self.text(*address, *bytes_max, at),
+                (Source::Text(address), Kind::Text { bytes_max, .. }) => {
+                    if self.filter.iter().any(|part| part.of.fields().contains(&index)) {
+                        self.room();
+                        self.line(&format!("*(u64 *)(r10 {}) = r1", pointer_at(recipe, index)));
+                    }
+                    if let Some(kept) = self.texts_of_end().into_iter().position(|text| text == index) {
+                        self.line(&format!("*(u32 *)(r6 + {}) = r8", TEXTS_AT + 4 * kept));
+                    }
+                    self.text(*address, *bytes_max, at);
+                }
                 (Source::Bytes { address, length }, Kind::Bytes { bytes_max }) => {
                     self.bytes((*address, *length), *bytes_max, at);
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// The texts that the filter needs at the end.
+    fn texts_of_end(&self) -> Vec<usize> {
+        let needed = |index: &usize| {
+            self.filter.iter().any(|part| part.phase() == Phase::Exit && part.of.fields().contains(index))
+        };
+        texts(self.recipe).filter(needed).collect()
+    }
+
+    /// Finds the texts that a filter needs at the end.
+    fn load_texts(&mut self) {
+        let recipe = self.recipe;
+        let begin = RECORD_AT as u32 + recipe.of.fixed_bytes();
+        for (kept, index) in self.texts_of_end().into_iter().enumerate() {
+            let before_max: u32 = recipe.of.fields[..index].iter().map(|field| field.kind.variable_bytes_max()).sum();
+            self.line(&format!("r1 = *(u32 *)(r6 + {})", TEXTS_AT + 4 * kept));
+            self.line(&format!("if r1 > {before_max} goto out"));
+            self.line("r2 = r6");
+            self.line("r2 += r1");
+            self.line(&format!("r2 += {begin}"));
+            self.line(&format!("*(u64 *)(r10 {}) = r2", pointer_at(recipe, index)));
         }
     }
 
@@ -411,8 +593,6 @@ impl<'a> Text<'a> {
 
     /// Writes the record.
     fn write(&mut self) {
-        self.line("call bpf_get_smp_processor_id");
-        self.line(&format!("*(u32 *)(r6 + {}) = r0", RECORD_AT + header::CPU));
         self.line(&format!("r1 = map[{}]", map::RECORDS));
         self.line("r2 = r6");
         self.line(&format!("r2 += {RECORD_AT}"));
@@ -462,7 +642,7 @@ mod tests {
     fn programs_of_all_system_calls_are_assembled() {
         for call in TABLE {
             let recipe = syscalls::recipe(call, syscalls::BYTES_MAX_DEFAULT);
-            for text in [entry(&recipe), exit(&recipe), once(&recipe)] {
+            for text in [entry(&recipe, None), exit(&recipe, None), once(&recipe, None)] {
                 assemble(&text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", call.name));
             }
         }

@@ -32,19 +32,15 @@ pub fn recipe(call: &Syscall, bytes_max: u32) -> Recipe {
     };
     for (index, parameter) in parameters.iter().enumerate() {
         let word = argument(index);
-        let name = match parameter.name {
-            // (A field with this name there is already, of each event.)
-            "pid" | "tid" | "cpu" | "comm" | "time" | "event" => format!("arg_{}", parameter.name),
-            name => name.to_owned(),
-        };
+        let name = parameter.name;
         if parameter.is_text() {
             let kind = Kind::Text { bytes_max: TEXT_BYTES_MAX, path: parameter.is_path() };
-            add(&name, kind, Phase::Entry, Source::Text(word));
+            add(name, kind, Phase::Entry, Source::Text(word));
         } else if let Some((phase, length)) = buffer(call, &parameters, index) {
             let length = Source::Bytes { address: word, length };
-            add(&name, Kind::Bytes { bytes_max }, phase, length);
+            add(name, Kind::Bytes { bytes_max }, phase, length);
         } else {
-            add(&name, parameter.number(call.name), Phase::Entry, Source::Number(word));
+            add(name, parameter.number(call.name), Phase::Entry, Source::Number(word));
         }
     }
     if !never_returns(call) {
@@ -332,10 +328,8 @@ impl<'a> Parameter<'a> {
     fn plain_show(&self) -> Show {
         match (self.of, self.name) {
             ("umode_t", _) | (_, "mask") => Show::Octal,
-            (
-                _,
-                "addr" | "start" | "brk" | "new_addr" | "newsp" | "tls" | "arg" | "arg2" | "arg3" | "arg4" | "arg5",
-            ) => Show::Hex,
+            (_, "addr" | "start" | "brk" | "new_addr" | "newsp" | "tls") => Show::Pointer,
+            (_, "arg" | "arg2" | "arg3" | "arg4" | "arg5") => Show::Hex,
             (_, "flags" | "flag" | "cmd") => Show::Hex,
             _ => Show::Decimal,
         }
@@ -362,7 +356,6 @@ mod tests {
         let length = Operand::Context(RESULT_AT);
         assert_eq!(read.sources[1], Source::Bytes { address: Operand::Argument(1), length });
         assert_eq!(of("exit_group").of.fields.len(), 1);
-        assert_eq!(of("kill").of.fields[0].name, "arg_pid");
     }
 
     #[test]
