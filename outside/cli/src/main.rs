@@ -21,6 +21,7 @@ mod process;
 mod share_files;
 mod show;
 mod trace;
+mod traced;
 mod verify;
 
 use std::os::fd::AsFd;

@@ -1,0 +1,187 @@
+//! What `ring3 trace` and `ring3 record` trace.
+//!
+//! This process becomes the loader of the programs that record. The traced program is its child (`held.rs`).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use ring3_llvm::Engine;
+use ring3_recorder::syscalls;
+use ring3_server::control::{Connection, Request};
+use ring3_server::loader::{Compiling, LoadOptions};
+use ring3_server::realm::Scope;
+use ring3_trace::{Options, Session};
+use ring3_uapi::syscalls::{Syscall, TABLE};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::held::Held;
+use crate::{Failure, launch, process};
+
+/// Which events, and whose.
+#[derive(Debug, Args)]
+pub(crate) struct What {
+    /// Which events: system calls by name, groups (%file, %desc, %network, %process, %memory, %signal), `all`, separated by
+    /// commas; behind a `!` all others
+    #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
+    pub(crate) events: Vec<String>,
+    /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'; docs/TRACING.md explains the language
+    #[arg(long, value_name = "EXPRESSION")]
+    pub(crate) filter: Option<String>,
+    /// Trace this process, its children and the programs that they execute
+    #[arg(short, long, value_name = "PID", conflicts_with_all = ["command", "all"])]
+    pub(crate) pid: Option<u32>,
+    /// Trace all processes that you may trace
+    #[arg(long, conflicts_with = "command")]
+    pub(crate) all: bool,
+    /// Show at most this many bytes of a buffer
+    #[arg(short = 's', long = "string-limit", value_name = "BYTES", default_value_t = syscalls::BYTES_MAX_DEFAULT)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=4096))]
+    pub(crate) bytes_max: u32,
+    /// Size of the buffer between the program and ring3, in MiB: a power of two
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) buffer: u32,
+    /// The program to run and trace, and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub(crate) command: Vec<String>,
+}
+
+impl What {
+    /// Whether it is of processes that run already.
+    pub(crate) fn is_of_running(&self) -> bool {
+        self.all || self.pid.is_some()
+    }
+}
+
+/// The command line is wrong.
+fn wrong(why: impl Into<String>) -> Failure {
+    Failure { why: why.into(), code: 2 }
+}
+
+/// A session that has begun.
+pub(crate) struct Begun {
+    pub(crate) session: Session,
+    child: Option<Held>,
+    /// The process that `-p` names.
+    watched: Option<OwnedFd>,
+    /// A signal asks for the end.
+    stop: Arc<AtomicBool>,
+    status: Option<ExitCode>,
+}
+
+impl Begun {
+    /// Begins to trace. If the program could not be run it has said why, and this is its exit code.
+    pub(crate) fn new(what: &What) -> Result<Result<Begun, ExitCode>, Failure> {
+        if what.command.is_empty() && !what.is_of_running() {
+            return Err(wrong("what is to be traced? Name a program, or give -p PID or --all"));
+        }
+        if !what.buffer.is_power_of_two() {
+            return Err(wrong(format!("--buffer {}: the size must be a power of two, such as 32", what.buffer)));
+        }
+        let calls = chosen_calls(&what.events).map_err(wrong)?;
+        let filter = what.filter.as_deref().map(ring3_filter::parse).transpose();
+        let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
+        let connection = launch::server()?;
+        launch::allow_tracer(connection.peer()?.0);
+        let watched = what.pid.map(process::open).transpose()?;
+        let child = match &what.command[..] {
+            [] => None,
+            command => match Held::spawn(command)? {
+                Ok(child) => Some(child),
+                Err(code) => return Ok(Err(code)),
+            },
+        };
+        let family = child.as_ref().map(Held::id).or(what.pid);
+        become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
+        let options = Options { calls, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
+        let mut session = Session::open(&options)?;
+        if let Some(pid) = family {
+            connection.ask(&Request::Attach { pid, follow: true }, None)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        // (Ctrl-C is for the program that runs in the foreground, and what it does then is traced.)
+        let interrupted = if child.is_some() { Arc::default() } else { stop.clone() };
+        for (signal, flag) in [(SIGTERM, stop.clone()), (SIGINT, interrupted)] {
+            signal_hook::flag::register(signal, flag).map_err(|error| error.to_string())?;
+        }
+        if let Some(child) = &child {
+            session.skip_before_exec(child.id(), crate::held::NAME);
+            child.resume()?;
+        }
+        Ok(Ok(Begun { session, child, watched, stop, status: None }))
+    }
+
+    /// Whether nothing more is to be traced. What was recorded before that is in the session's buffer.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.status = self.status.or_else(|| self.child.as_mut().and_then(Held::status));
+        self.status.is_some()
+            || self.stop.load(Ordering::Relaxed)
+            || self.watched.as_ref().is_some_and(process::has_ended)
+    }
+
+    /// The exit code of the traced program, if it has ended.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        self.status.unwrap_or(ExitCode::SUCCESS)
+    }
+
+    /// Says on the terminal what was lost.
+    pub(crate) fn tell_lost(&self) {
+        let lost = self.session.lost();
+        if lost.buffer_full > 0 {
+            eprintln!("ring3: {} events were lost: the buffer was full; a larger --buffer helps", lost.buffer_full);
+        }
+        if lost.no_slot > 0 {
+            eprintln!("ring3: {} events were lost: too many threads were in system calls", lost.no_slot);
+        }
+    }
+}
+
+/// The system calls that `-e` names.
+fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, String> {
+    let mut chosen = vec![false; TABLE.len()];
+    for list in events {
+        // (`trace=` is how strace writes it.)
+        let list = list.strip_prefix("trace=").unwrap_or(list);
+        let (others, list) = list.strip_prefix('!').map_or((false, list), |list| (true, list));
+        let mut named = vec![false; TABLE.len()];
+        for name in list.split(',') {
+            if matches!(name, "all" | "syscalls") {
+                named.fill(true);
+                continue;
+            }
+            let calls = syscalls::named(name).ok_or_else(|| no_such_call(name))?;
+            for call in calls {
+                named[TABLE.iter().position(|row| row.number == call.number).expect("it is a row")] = true;
+            }
+        }
+        chosen.iter_mut().zip(named).for_each(|(chosen, named)| *chosen |= named != others);
+    }
+    let calls: Vec<&Syscall> = TABLE.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(call, _)| call).collect();
+    if calls.is_empty() { Err("-e leaves no system call to trace".to_owned()) } else { Ok(calls) }
+}
+
+fn no_such_call(name: &str) -> String {
+    if name.starts_with('%') {
+        let groups = syscalls::GROUPS.map(|group| format!("%{group}")).join(", ");
+        return format!("-e {name}: there is no such group; groups are {groups}");
+    }
+    let is_near = |call: &&Syscall| {
+        let shown = syscalls::shown_name(call);
+        name.len() > 2 && (shown.contains(name) || name.contains(shown))
+    };
+    let near: Vec<&str> = TABLE.iter().filter(is_near).map(syscalls::shown_name).take(5).collect();
+    let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
+    format!("-e {name}: there is no such system call{hint}")
+}
+
+/// From now on this process's bpf(2) calls are answered by the server.
+fn become_loader(scope: Scope, connection: &Connection) -> Result<(), String> {
+    let listener = ring3_server::loader::install_filter()?;
+    let compiling = Compiling { engine: Engine::Jit, harden: false };
+    let options = LoadOptions { compiling, scope, trust: false, budget: None };
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;
+    Ok(())
+}
