@@ -5,29 +5,27 @@
 //! Never: reads object files; decides what may be loaded.
 //! Start reading at: `Loaded::load`.
 
+mod attach;
 mod raw_calls;
 mod raw_ring;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
 
 use ring3_isa::code::{BPF_PSEUDO_MAP_IDX, BPF_PSEUDO_MAP_IDX_VALUE};
 use ring3_isa::{Insn, encode};
 use ring3_object::{MapDef, Object, Program, Slot};
-use ring3_uapi::attr::{Field, UPROBE_MULTI_RETURN, btf_load, link_create, map_create, map_elem, prog_load};
-use ring3_uapi::bpf::{attach_type, cmd, map_type};
+use ring3_uapi::attr::{Field, btf_load, map_create, map_elem, prog_load};
+use ring3_uapi::bpf::{cmd, map_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
+pub use attach::{Place, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint};
 pub use raw_ring::RingBuffer;
 
 use raw_calls::Attr;
 
 /// Bytes of the verifier's log that are shown at most.
 const LOG_BYTES: usize = 1 << 20;
-
-/// Where the kernel's tracepoints are described.
-const TRACEFS: &str = "/sys/kernel/tracing";
 
 /// Why something could not be loaded.
 #[derive(Debug)]
@@ -250,33 +248,4 @@ pub fn look_up(map: &impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> 
     attr.word(map_elem::MAP_FD, map.as_fd().as_raw_fd() as u32);
     attr.buffer(map_elem::KEY, key).room(map_elem::VALUE, value);
     attr.call()
-}
-
-/// Attaches a program to a tracepoint, in all processes or in one. What is returned keeps it.
-///
-/// # Errors
-/// There is no such tracepoint, or as perf_event_open(2) and `PERF_EVENT_IOC_SET_BPF`.
-pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Option<u32>) -> io::Result<OwnedFd> {
-    let id = std::fs::read_to_string(format!("{TRACEFS}/events/{category}/{name}/id"))?;
-    let id = id.trim().parse().map_err(|_| io::Error::other(format!("the id of {category}:{name} is {id:?}")))?;
-    let event = raw_calls::open_tracepoint(id, pid)?;
-    raw_calls::set_program(&event, program.as_fd())?;
-    Ok(event)
-}
-
-/// Attaches a program to a place of a file, in all processes or in one.
-///
-/// # Errors
-/// As `BPF_LINK_CREATE`.
-pub fn link_uprobe(program: &impl AsFd, path: &Path, offset: u64, ret: bool, pid: u32) -> io::Result<OwnedFd> {
-    use std::os::unix::ffi::OsStrExt;
-    let path: Vec<u8> = path.as_os_str().as_bytes().iter().copied().chain([0]).collect();
-    let offsets = offset.to_ne_bytes();
-    let mut attr = Attr::new(cmd::LINK_CREATE);
-    attr.word(link_create::PROG_FD, program.as_fd().as_raw_fd() as u32);
-    attr.word(link_create::ATTACH_TYPE, attach_type::TRACE_UPROBE_MULTI);
-    attr.buffer(link_create::UPROBE_MULTI_PATH, &path).buffer(link_create::UPROBE_MULTI_OFFSETS, &offsets);
-    attr.word(link_create::UPROBE_MULTI_CNT, 1).word(link_create::UPROBE_MULTI_PID, pid);
-    attr.word(link_create::UPROBE_MULTI_FLAGS, if ret { UPROBE_MULTI_RETURN } else { 0 });
-    attr.open()
 }

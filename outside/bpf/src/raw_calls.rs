@@ -2,7 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use ring3_uapi::attr::{ATTR_BYTES, Field};
 use ring3_uapi::perf;
@@ -75,18 +75,12 @@ impl<'m> Attr<'m> {
     }
 }
 
-/// Opens the event of a tracepoint, off, in all processes or in one.
-pub(crate) fn open_tracepoint(id: u64, pid: Option<u32>) -> io::Result<OwnedFd> {
-    let mut attr = [0_u8; perf::ATTR_BYTES];
-    let mut put = |field: Field, bytes: &[u8]| attr[field.at..field.at + field.bytes].copy_from_slice(bytes);
-    put(perf::TYPE, &perf::TYPE_TRACEPOINT.to_ne_bytes());
-    put(perf::SIZE, &(perf::ATTR_BYTES as u32).to_ne_bytes());
-    put(perf::CONFIG, &id.to_ne_bytes());
-    // (All processes are those of a CPU; a program that is attached to the event of one CPU runs on all.)
-    let (pid, cpu) = pid.map_or((-1, 0), |pid| (pid as i32, -1));
-    // SAFETY: the attribute is of the size that it says; the other arguments are numbers.
+/// perf_event_open(2) for an event in no group. `pid` and `cpu`: -1 for any.
+pub(crate) fn open_event(attr: &[u8; perf::ATTR_BYTES], pid: i32, cpu: i32) -> io::Result<OwnedFd> {
+    let no_group = -1;
+    // SAFETY: the attribute is of the size that it says in itself, and leads to no other memory.
     let result =
-        unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), pid, cpu, -1, perf::FLAG_FD_CLOEXEC) };
+        unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), pid, cpu, no_group, perf::FLAG_FD_CLOEXEC) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -94,12 +88,10 @@ pub(crate) fn open_tracepoint(id: u64, pid: Option<u32>) -> io::Result<OwnedFd> 
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// Lets a program run at an event, and switches the event on.
-pub(crate) fn set_program(event: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> {
-    let calls = [(perf::IOC_SET_BPF, program.as_raw_fd()), (perf::IOC_ENABLE, 0)];
-    calls.into_iter().try_for_each(|(request, argument)| {
-        // SAFETY: both requests take a number.
-        let result = unsafe { libc::ioctl(event.as_raw_fd(), request.into(), argument) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-    })
+/// `PERF_EVENT_IOC_ENABLE`.
+pub(crate) fn enable(event: &impl AsFd) -> io::Result<()> {
+    let fd = event.as_fd().as_raw_fd();
+    // SAFETY: the request takes no memory.
+    let result = unsafe { libc::ioctl(fd, perf::IOC_ENABLE.into(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

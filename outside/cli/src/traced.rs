@@ -13,6 +13,7 @@ use ring3_recorder::syscalls;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
+use ring3_trace::probe::{self, Probe};
 use ring3_trace::{Options, Session};
 use ring3_uapi::syscalls::{Syscall, TABLE};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -23,8 +24,8 @@ use crate::{Failure, launch, process};
 /// Which events, and whose.
 #[derive(Debug, Args)]
 pub(crate) struct What {
-    /// Which events: system calls by name, groups (%file, %desc, %network, %process, %memory, %signal), `all`, separated by
-    /// commas; behind a `!` all others
+    /// Which events, separated by commas: system calls by name, groups of them (%file, %desc, %network, %process, %memory,
+    /// %signal), `all`; behind a `!` all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,
     /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'; docs/TRACING.md explains the language
@@ -80,7 +81,7 @@ impl Begun {
         if !what.buffer.is_power_of_two() {
             return Err(wrong(format!("--buffer {}: the size must be a power of two, such as 32", what.buffer)));
         }
-        let calls = chosen_calls(&what.events).map_err(wrong)?;
+        let (calls, probes) = chosen(&what.events, what.bytes_max).map_err(wrong)?;
         let filter = what.filter.as_deref().map(ring3_filter::parse).transpose();
         let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
         let connection = launch::server()?;
@@ -95,7 +96,7 @@ impl Begun {
         };
         let family = child.as_ref().map(Held::id).or(what.pid);
         become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
-        let options = Options { calls, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
+        let options = Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
         let mut session = Session::open(&options)?;
         if let Some(pid) = family {
             connection.ask(&Request::Attach { pid, follow: true }, None)?;
@@ -138,7 +139,29 @@ impl Begun {
     }
 }
 
-/// The system calls that `-e` names.
+/// Numbers of events that are no system calls begin here.
+const FIRST_PROBE_ID: u32 = 1 << 16;
+
+/// The system calls and probes that `-e` names.
+fn chosen(events: &[String], bytes_max: u32) -> Result<(Vec<&'static Syscall>, Vec<Probe>), String> {
+    let is_probe = |name: &&str| name.split_once(':').is_some_and(|(kind, _)| probe::KINDS.contains(&kind));
+    let mut probes: Vec<Probe> = vec![];
+    let mut others = vec![];
+    for list in events {
+        let (of_files, calls): (Vec<&str>, Vec<&str>) = list.split(',').partition(is_probe);
+        for name in of_files {
+            let next = probes.last().map_or(FIRST_PROBE_ID, |last| last.recipe.of.id + 1);
+            probes.extend(probe::find(name, next, bytes_max).map_err(|why| format!("-e {why}"))?);
+        }
+        if !calls.is_empty() {
+            others.push(calls.join(","));
+        }
+    }
+    let calls = if others.is_empty() { vec![] } else { chosen_calls(&others)? };
+    Ok((calls, probes))
+}
+
+/// The system calls of lists.
 fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, String> {
     let mut chosen = vec![false; TABLE.len()];
     for list in events {

@@ -6,6 +6,7 @@
 //! Start reading at: `Session::open`.
 #![forbid(unsafe_code)]
 
+pub mod probe;
 mod session;
 mod summary;
 mod text;

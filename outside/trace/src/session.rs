@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use ring3_bpf::{Loaded, RingBuffer};
 use ring3_event::{EventType, Header, Phase, Record, Value, header};
@@ -10,18 +11,26 @@ use ring3_filter::{EventScope, Expression, Scope, Typed};
 use ring3_isa::Insn;
 use ring3_object::{MapDef, Object, Program};
 use ring3_recorder::{Recipe, program, syscalls, syscalls::RESULT};
-use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_uapi::bpf::{attach_type, map_type, prog_type};
 use ring3_uapi::flags::BPF_F_NO_PREALLOC;
 use ring3_uapi::syscalls::Syscall;
 
+use crate::probe::Probe;
+
 /// Threads that can be in a system call at the same time.
 const THREADS_MAX: u32 = 32_768;
+
+/// Type and attach type of programs of tracepoints, and of probes.
+const TRACEPOINT: (u32, u32) = (prog_type::TRACEPOINT, 0);
+const PROBE: (u32, u32) = (prog_type::KPROBE, attach_type::TRACE_UPROBE_MULTI);
 
 /// What a session records.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// System calls.
     pub calls: Vec<&'static Syscall>,
+    /// Functions and static tracepoints.
+    pub probes: Vec<Probe>,
     /// Bytes of a buffer, such as that of `write`, which are recorded at most.
     pub bytes_max: u32,
     /// Bytes of the ring buffer: a power of two, and at least a page.
@@ -57,11 +66,30 @@ pub struct Session {
     _links: Vec<OwnedFd>,
 }
 
-/// A tracepoint, and the program that runs there by its index.
+/// Where a program runs, by its index.
 struct Attachment {
-    category: &'static str,
-    event: String,
     program: usize,
+    at: Point,
+}
+
+enum Point {
+    /// `syscalls:sys_enter_*` or `sys_exit_*`.
+    Tracepoint(String),
+    /// A place of a file.
+    Probe { path: PathBuf, place: ring3_bpf::Place, at_end: bool },
+}
+
+impl Attachment {
+    fn attach(&self, program: &OwnedFd) -> Result<OwnedFd, String> {
+        match &self.at {
+            Point::Tracepoint(event) => ring3_bpf::link_tracepoint(program, "syscalls", event, None)
+                .map_err(|error| format!("cannot attach to syscalls:{event}: {error}; server.log says why")),
+            Point::Probe { path, place, at_end } => ring3_bpf::link_uprobes(program, path, &[*place], *at_end, 0)
+                .map_err(|error| {
+                    format!("cannot attach to {}+{:#x}: {error}; server.log says why", path.display(), place.offset)
+                }),
+        }
+    }
 }
 
 /// The programs of a session. Equal ones are loaded once: a program takes the system call's number from its context.
@@ -72,18 +100,20 @@ struct Programs {
 }
 
 impl Programs {
-    fn add(&mut self, name: &str, text: &str) -> Result<usize, String> {
+    fn add(&mut self, name: &str, kind: (u32, u32), text: &str) -> Result<usize, String> {
+        let (prog_type, expected_attach_type) = kind;
         let insns = ring3_isa::assemble(text).map_err(|error| format!("the program of {name}: {error}\n{text}"))?;
-        let key: Vec<u8> = insns.iter().flat_map(|insn: &Insn| insn.to_bytes()).collect();
+        let key: Vec<u8> =
+            [prog_type as u8].into_iter().chain(insns.iter().flat_map(|insn: &Insn| insn.to_bytes())).collect();
         if let Some(index) = self.known.get(&key) {
             return Ok(*index);
         }
         self.made.push(Program {
             name: name.to_owned(),
-            section: "tracepoint".to_owned(),
+            section: String::new(),
             autoload: true,
-            prog_type: prog_type::TRACEPOINT,
-            expected_attach_type: 0,
+            prog_type,
+            expected_attach_type,
             attach_to: None,
             attach_btf_id: 0,
             flags: 0,
@@ -102,8 +132,9 @@ impl Session {
     /// # Errors
     /// What could not be loaded or attached, and why. Nothing is attached then.
     pub fn open(options: &Options) -> Result<Session, String> {
-        let recipes: Vec<Recipe> =
+        let mut recipes: Vec<Recipe> =
             options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max)).collect();
+        recipes.extend(options.probes.iter().map(|probe| probe.recipe.clone()));
         let filters = filters(&recipes, options.filter.as_ref())?;
         let mut programs = Programs::default();
         let mut attachments = vec![];
@@ -114,14 +145,24 @@ impl Session {
                 continue;
             }
             let filter = filter.as_ref();
-            let enter = programs.add(&format!("enter_{name}"), &program::entry(recipe, filter))?;
-            let event = format!("sys_enter_{}", call.name);
-            attachments.push(Attachment { category: "syscalls", event, program: enter });
+            let enter = programs.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter))?;
+            let at = Point::Tracepoint(format!("sys_enter_{}", call.name));
+            attachments.push(Attachment { program: enter, at });
             if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
-                let exit = programs.add(&format!("exit_{name}"), &program::exit(recipe, filter))?;
-                let event = format!("sys_exit_{}", call.name);
-                attachments.push(Attachment { category: "syscalls", event, program: exit });
+                let exit = programs.add(&format!("exit_{name}"), TRACEPOINT, &program::exit(recipe, filter))?;
+                let at = Point::Tracepoint(format!("sys_exit_{}", call.name));
+                attachments.push(Attachment { program: exit, at });
             }
+        }
+        for (probe, filter) in options.probes.iter().zip(&filters[options.calls.len()..]) {
+            if filter.as_ref().and_then(Typed::constant) == Some(false) {
+                continue;
+            }
+            let text = program::once(&probe.recipe, filter.as_ref());
+            let program = programs.add(&probe.recipe.of.name, PROBE, &text)?;
+            let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
+            let at = Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end };
+            attachments.push(Attachment { program, at });
         }
         let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
         let object = Object {
@@ -133,11 +174,7 @@ impl Session {
         let loaded = Loaded::load(&object).map_err(|error| error.to_string())?;
         let ring = RingBuffer::map(&loaded.maps[program::map::RECORDS], options.buffer_bytes as usize)
             .map_err(|error| format!("cannot map the ring buffer: {error}"))?;
-        let link = |of: &Attachment| {
-            let (_, program) = &loaded.programs[of.program];
-            ring3_bpf::link_tracepoint(program, of.category, &of.event, None)
-                .map_err(|error| format!("cannot attach to {}:{}: {error}", of.category, of.event))
-        };
+        let link = |of: &Attachment| of.attach(&loaded.programs[of.program].1);
         let links = attachments.iter().map(link).collect::<Result<_, _>>()?;
         let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
         Ok(Session { types, ring, loaded, skipped: None, _links: links })

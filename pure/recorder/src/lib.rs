@@ -9,6 +9,7 @@
 use ring3_event::EventType;
 
 mod names;
+pub mod probes;
 pub mod program;
 pub mod syscalls;
 
@@ -44,6 +45,15 @@ pub enum Source {
 pub enum Operand {
     /// A word of the program's context, by its offset in bytes.
     Context(i16),
+    /// A part of one, 1, 2, 4 or 8 bytes at an offset that is a multiple of its size.
+    Part {
+        /// Its offset in bytes.
+        at: i16,
+        /// Its size.
+        bytes: u8,
+        /// Whether its sign is extended.
+        signed: bool,
+    },
     /// An argument of a system call that has begun, from 0 to 5: the context at its end has no arguments.
     Argument(u8),
     /// Always the same.

@@ -476,6 +476,10 @@ impl<'a> Text<'a> {
     fn load(&mut self, operand: Operand, into: &str) {
         match operand {
             Operand::Context(at) => self.line(&format!("{into} = *(u64 *)(r7 + {at})")),
+            Operand::Part { at, bytes, signed } => {
+                self.line(&format!("{into} = *(u{} *)(r7 + {at})", 8 * u32::from(bytes)));
+                self.extend(into, bytes, signed);
+            }
             Operand::Argument(index) if self.at_end => {
                 self.line(&format!("{into} = *(u64 *)(r6 + {})", ARGUMENTS_AT + 8 * usize::from(index)));
             }
@@ -491,9 +495,18 @@ impl<'a> Text<'a> {
                 self.line(&format!("r1 += {WORD_AT}"));
                 self.line(&format!("r2 = {bytes}"));
                 self.line("call bpf_probe_read_user");
-                let of = if signed { 's' } else { 'u' };
-                self.line(&format!("{into} = *({of}{} *)(r10 {WORD_AT})", 8 * u32::from(bytes)));
+                self.line(&format!("{into} = *(u{} *)(r10 {WORD_AT})", 8 * u32::from(bytes)));
+                self.extend(into, bytes, signed);
             }
+        }
+    }
+
+    /// Extends the sign of a number of so many bytes.
+    fn extend(&mut self, register: &str, bytes: u8, signed: bool) {
+        let unused = 64 - 8 * u32::from(bytes);
+        if signed && unused > 0 {
+            self.line(&format!("{register} <<= {unused}"));
+            self.line(&format!("{register} s>>= {unused}"));
         }
     }
 

@@ -1,0 +1,131 @@
+//! Links: of probes, tracepoints and samples.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use ring3_uapi::attr::{Field, UPROBE_MULTI_RETURN, link_create, raw_tracepoint};
+use ring3_uapi::bpf::{attach_type, cmd};
+use ring3_uapi::perf;
+
+use crate::raw_calls::{Attr, enable, open_event};
+
+/// Where events are described.
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+
+/// A place of a file, for a probe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Offset of the instruction in the file.
+    pub offset: u64,
+    /// Offset of a counter of those who watch the place (a USDT semaphore); 0: none.
+    pub counter: u64,
+    /// What `bpf_get_attach_cookie` says there.
+    pub cookie: u64,
+}
+
+/// Attaches a program to a place of a file, in all processes or in one.
+///
+/// # Errors
+/// As `BPF_LINK_CREATE`.
+pub fn link_uprobe(program: &impl AsFd, path: &Path, offset: u64, ret: bool, pid: u32) -> io::Result<OwnedFd> {
+    link_uprobes(program, path, &[Place { offset, ..Place::default() }], ret, pid)
+}
+
+/// Attaches a program to places of a file, in all processes or in one (`pid` is not 0).
+///
+/// # Errors
+/// As `BPF_LINK_CREATE`.
+pub fn link_uprobes(program: &impl AsFd, path: &Path, places: &[Place], ret: bool, pid: u32) -> io::Result<OwnedFd> {
+    let path: Vec<u8> = path.as_os_str().as_bytes().iter().copied().chain([0]).collect();
+    let column = |of: fn(&Place) -> u64| places.iter().flat_map(|place| of(place).to_ne_bytes()).collect::<Vec<u8>>();
+    let offsets = column(|place| place.offset);
+    let (counters, cookies) = (column(|place| place.counter), column(|place| place.cookie));
+    let mut attr = Attr::new(cmd::LINK_CREATE);
+    attr.word(link_create::PROG_FD, program.as_fd().as_raw_fd() as u32);
+    attr.word(link_create::ATTACH_TYPE, attach_type::TRACE_UPROBE_MULTI);
+    attr.buffer(link_create::UPROBE_MULTI_PATH, &path).buffer(link_create::UPROBE_MULTI_OFFSETS, &offsets);
+    if places.iter().any(|place| place.counter != 0) {
+        attr.buffer(link_create::UPROBE_MULTI_REF_CTR_OFFSETS, &counters);
+    }
+    if places.iter().any(|place| place.cookie != 0) {
+        attr.buffer(link_create::UPROBE_MULTI_COOKIES, &cookies);
+    }
+    attr.word(link_create::UPROBE_MULTI_CNT, places.len() as u32).word(link_create::UPROBE_MULTI_PID, pid);
+    attr.word(link_create::UPROBE_MULTI_FLAGS, if ret { UPROBE_MULTI_RETURN } else { 0 });
+    attr.open()
+}
+
+/// Attaches a program to a tracepoint, for all processes or for one.
+///
+/// # Errors
+/// No such event, or as perf_event_open(2) and `BPF_LINK_CREATE`.
+pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Option<u32>) -> io::Result<OwnedFd> {
+    let id = tracepoint_id(category, name)?;
+    let mut attr = event(perf::TYPE_TRACEPOINT, id);
+    set(&mut attr, perf::SAMPLE_PERIOD, &1u64.to_ne_bytes());
+    // (For all processes the kernel takes one CPU's event for the events of all, as src/libbpf.c:perf_event_open_tracepoint.)
+    let (pid, cpu) = pid.map_or((-1, 0), |pid| (pid as i32, -1));
+    link_event(program, &open_event(&attr, pid, cpu)?)
+}
+
+/// Attaches a program to a raw tracepoint.
+///
+/// # Errors
+/// As `BPF_RAW_TRACEPOINT_OPEN`.
+pub fn open_raw_tracepoint(program: &impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let name: Vec<u8> = name.bytes().chain([0]).collect();
+    let mut attr = Attr::new(cmd::RAW_TRACEPOINT_OPEN);
+    attr.word(raw_tracepoint::PROG_FD, program.as_fd().as_raw_fd() as u32).buffer(raw_tracepoint::NAME, &name);
+    attr.open()
+}
+
+/// Runs a program on samples of a CPU: `frequency` a second of an event of `kind` (`PERF_TYPE_*`) and `config`.
+///
+/// # Errors
+/// As perf_event_open(2) and `BPF_LINK_CREATE`.
+pub fn link_sampling(program: &impl AsFd, kind: u32, config: u64, frequency: u64, cpu: u32) -> io::Result<OwnedFd> {
+    let mut attr = event(kind, config);
+    set(&mut attr, perf::SAMPLE_PERIOD, &frequency.to_ne_bytes());
+    set(&mut attr, perf::FLAGS, &perf::FLAG_FREQ.to_ne_bytes());
+    link_event(program, &open_event(&attr, -1, cpu as i32)?)
+}
+
+/// `struct perf_event_attr` of an event.
+pub(crate) fn event(kind: u32, config: u64) -> [u8; perf::ATTR_BYTES] {
+    let mut attr = [0; perf::ATTR_BYTES];
+    set(&mut attr, perf::TYPE, &kind.to_ne_bytes());
+    set(&mut attr, perf::SIZE, &(perf::ATTR_BYTES as u32).to_ne_bytes());
+    set(&mut attr, perf::CONFIG, &config.to_ne_bytes());
+    attr
+}
+
+/// Sets a member.
+pub(crate) fn set(attr: &mut [u8; perf::ATTR_BYTES], field: Field, bytes: &[u8]) {
+    attr[field.at..field.end()].copy_from_slice(bytes);
+}
+
+fn link_event(program: &impl AsFd, event: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut attr = Attr::new(cmd::LINK_CREATE);
+    attr.word(link_create::PROG_FD, program.as_fd().as_raw_fd() as u32);
+    attr.word(link_create::TARGET_FD, event.as_raw_fd() as u32);
+    attr.word(link_create::ATTACH_TYPE, attach_type::PERF_EVENT);
+    // (The link keeps the event.)
+    let link = attr.open()?;
+    enable(event)?;
+    Ok(link)
+}
+
+fn tracepoint_id(category: &str, name: &str) -> io::Result<u64> {
+    let mut why = None;
+    for root in TRACEFS {
+        match std::fs::read_to_string(format!("{root}/events/{category}/{name}/id")) {
+            Ok(text) => {
+                return text.trim().parse().map_err(|_| io::Error::other(format!("{root} has no id: {text}")));
+            }
+            Err(error) => why = why.or(Some(error)),
+        }
+    }
+    Err(why.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
