@@ -9,10 +9,10 @@ use ring3_uapi::attr::{Field, UPROBE_MULTI_RETURN, link_create, raw_tracepoint};
 use ring3_uapi::bpf::{attach_type, cmd};
 use ring3_uapi::perf;
 
-use crate::raw_calls::{Attr, enable, open_event};
+use crate::raw_calls::{Attr, enable, open_event, set_program};
 
-/// Where events are described.
-const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// Where the kernel's tracepoints are described.
+const TRACEFS: &str = "/sys/kernel/tracing";
 
 /// A place of a file, for a probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,17 +57,18 @@ pub fn link_uprobes(program: &impl AsFd, path: &Path, places: &[Place], ret: boo
     attr.open()
 }
 
-/// Attaches a program to a tracepoint, for all processes or for one.
+/// Attaches a program to a tracepoint, in all processes or in one. What is returned keeps it.
 ///
 /// # Errors
-/// No such event, or as perf_event_open(2) and `BPF_LINK_CREATE`.
+/// There is no such tracepoint, or as perf_event_open(2) and `PERF_EVENT_IOC_SET_BPF`.
 pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Option<u32>) -> io::Result<OwnedFd> {
-    let id = tracepoint_id(category, name)?;
-    let mut attr = event(perf::TYPE_TRACEPOINT, id);
-    set(&mut attr, perf::SAMPLE_PERIOD, &1u64.to_ne_bytes());
-    // (For all processes the kernel takes one CPU's event for the events of all, as src/libbpf.c:perf_event_open_tracepoint.)
+    let id = std::fs::read_to_string(format!("{TRACEFS}/events/{category}/{name}/id"))?;
+    let id = id.trim().parse().map_err(|_| io::Error::other(format!("the id of {category}:{name} is {id:?}")))?;
+    // (All processes are those of a CPU; a program that is attached to the event of one CPU runs on all.)
     let (pid, cpu) = pid.map_or((-1, 0), |pid| (pid as i32, -1));
-    link_event(program, &open_event(&attr, pid, cpu)?)
+    let event = open_event(&event(perf::TYPE_TRACEPOINT, id), pid, cpu)?;
+    set_program(&event, program.as_fd())?;
+    Ok(event)
 }
 
 /// Attaches a program to a raw tracepoint.
@@ -115,17 +116,4 @@ fn link_event(program: &impl AsFd, event: &OwnedFd) -> io::Result<OwnedFd> {
     let link = attr.open()?;
     enable(event)?;
     Ok(link)
-}
-
-fn tracepoint_id(category: &str, name: &str) -> io::Result<u64> {
-    let mut why = None;
-    for root in TRACEFS {
-        match std::fs::read_to_string(format!("{root}/events/{category}/{name}/id")) {
-            Ok(text) => {
-                return text.trim().parse().map_err(|_| io::Error::other(format!("{root} has no id: {text}")));
-            }
-            Err(error) => why = why.or(Some(error)),
-        }
-    }
-    Err(why.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }

@@ -7,7 +7,9 @@
 
 mod attach;
 mod raw_calls;
+mod raw_output;
 mod raw_ring;
+mod read;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -20,7 +22,9 @@ use ring3_uapi::bpf::{cmd, map_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
 pub use attach::{Place, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint};
+pub use raw_output::{Output, OutputRing};
 pub use raw_ring::RingBuffer;
+pub use read::{ProgramInfo, entries, look_up, online_cpus, open_output, possible_cpus, program_info};
 
 use raw_calls::Attr;
 
@@ -237,15 +241,4 @@ fn refer_to_map(insn: &mut Insn, maps: &[OwnedFd]) {
         insn.regs = insn.regs & 0xf | kind << 4;
         insn.imm = map.as_raw_fd();
     }
-}
-
-/// An element of a map, as long as `value`.
-///
-/// # Errors
-/// As `BPF_MAP_LOOKUP_ELEM`.
-pub fn look_up(map: &impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
-    let mut attr = Attr::new(cmd::MAP_LOOKUP_ELEM);
-    attr.word(map_elem::MAP_FD, map.as_fd().as_raw_fd() as u32);
-    attr.buffer(map_elem::KEY, key).room(map_elem::VALUE, value);
-    attr.call()
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use ring3_uapi::attr::{ATTR_BYTES, Field};
 use ring3_uapi::perf;
@@ -73,12 +73,18 @@ impl<'m> Attr<'m> {
         // SAFETY: the call has just made the descriptor.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
+
+    /// A member of 4 bytes, as a call has left it.
+    pub(crate) fn left(&self, field: Field) -> u32 {
+        let bytes = self.bytes[field.at..field.at + 4].try_into().expect("4 bytes");
+        u32::from_ne_bytes(bytes)
+    }
 }
 
 /// perf_event_open(2) for an event in no group. `pid` and `cpu`: -1 for any.
 pub(crate) fn open_event(attr: &[u8; perf::ATTR_BYTES], pid: i32, cpu: i32) -> io::Result<OwnedFd> {
     let no_group = -1;
-    // SAFETY: the attribute is of the size that it says in itself, and leads to no other memory.
+    // SAFETY: the attribute is of the size that it says, and leads to no other memory; the other arguments are numbers.
     let result =
         unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), pid, cpu, no_group, perf::FLAG_FD_CLOEXEC) };
     if result < 0 {
@@ -88,10 +94,19 @@ pub(crate) fn open_event(attr: &[u8; perf::ATTR_BYTES], pid: i32, cpu: i32) -> i
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
+/// Lets a program run at an event, and switches the event on.
+pub(crate) fn set_program(event: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> {
+    request(event, perf::IOC_SET_BPF, program.as_raw_fd())?;
+    enable(event)
+}
+
 /// `PERF_EVENT_IOC_ENABLE`.
 pub(crate) fn enable(event: &impl AsFd) -> io::Result<()> {
-    let fd = event.as_fd().as_raw_fd();
-    // SAFETY: the request takes no memory.
-    let result = unsafe { libc::ioctl(fd, perf::IOC_ENABLE.into(), 0) };
+    request(event, perf::IOC_ENABLE, 0)
+}
+
+fn request(event: &impl AsFd, request: u32, argument: i32) -> io::Result<()> {
+    // SAFETY: both requests take a number.
+    let result = unsafe { libc::ioctl(event.as_fd().as_raw_fd(), request.into(), argument) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
