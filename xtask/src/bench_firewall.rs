@@ -13,14 +13,17 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Goal, Limit, Ring3, Spread, machine, machine_text, output};
+use crate::bench::{Goal, Limit, Process, Ring3, Spread, machine, machine_text, output};
 use crate::bench_options::{Output, count};
 use crate::root;
-use crate::web_server::{self, Nginx, Packages};
+use crate::web_server::{self, Packages};
+use crate::workloads::load::{parse_wrk, wrk};
+use crate::workloads::measures::{self, Measured, Series};
+use crate::workloads::victim::{Server, free_port};
 
 const ROUNDS: usize = 15;
-const SECONDS_WARM: u32 = 1;
-const SECONDS: u32 = 2;
+const SECONDS_WARM: usize = 1;
+const SECONDS: usize = 2;
 const CONNECTIONS: u32 = 30;
 const FILE_BYTES: usize = 1400;
 /// What is asked for: arguments as a shop has them, one of them with an escape.
@@ -59,13 +62,6 @@ impl Variant {
             Lua => "Lua module",
         }
     }
-}
-
-/// A figure per round.
-#[derive(Default)]
-struct Series {
-    requests_per_second: Vec<f64>,
-    worker_us: Vec<f64>,
 }
 
 struct Bench {
@@ -118,10 +114,6 @@ pub(crate) fn firewall(options: &Options) -> Result<(), String> {
     options.output.save(|| bench.json(options.rounds, &goals))
 }
 
-fn load_average() -> Option<f64> {
-    fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
-}
-
 impl Bench {
     /// Rounds in which each variant begins once.
     fn run(&mut self, rounds: usize) -> Result<(), String> {
@@ -135,7 +127,7 @@ impl Bench {
         }
         for round in 1..=rounds {
             eprintln!("round {round} of {rounds}");
-            self.loads.extend(load_average());
+            self.loads.extend(measures::load_average());
             for turn in 0..VARIANTS.len() {
                 let variant = VARIANTS[(round + turn) % VARIANTS.len()];
                 if !self.skipped.contains_key(&variant) {
@@ -163,21 +155,28 @@ impl Bench {
             ),
         };
         let server = format!("  server {{ listen 127.0.0.1:{port}; root {directory};{server} }}\n");
-        web_server::configuration(&self.directory, &before, &(http + &server))
+        web_server::configuration(&directory.to_string(), 1, &before, &(http + &server))
     }
 
-    fn start(&self, variant: Variant) -> Result<Nginx, String> {
-        let port = web_server::free_port()?;
-        let before = match variant {
-            Extension => {
-                let class = format!("{}:firewall", self.example.join("nginx.eim").display());
-                let object = self.example.join("firewall.bpf.o");
-                Some(self.ring3.command(&["extend", "--class", &class, &object.display().to_string(), "--"]))
-            }
-            Target => Some(self.ring3.command(&["start", "--"])),
-            _ => None,
+    /// A server in its control group. ring3's server must be there before it, or would be in that group.
+    fn server(&self, variant: Variant) -> Result<Server, String> {
+        let port = free_port()?;
+        let file = self.directory.join("nginx.conf");
+        fs::write(&file, self.configuration(variant, port)).map_err(|error| error.to_string())?;
+        let binary = self.packages.program("usr/sbin/nginx").ok_or("there is no nginx")?;
+        let class = format!("{}:firewall", self.example.join("nginx.eim").display());
+        let object = self.example.join("firewall.bpf.o").display().to_string();
+        let mut command = match variant {
+            Extension => self.ring3.command(&["extend", "--class", &class, &object, "--"]),
+            Target => self.ring3.command(&["start", "--"]),
+            _ => Command::new("env"),
         };
-        let nginx = Nginx::start(&self.packages, before, &self.directory, &self.configuration(variant, port), port)?;
+        command.arg(binary).arg("-p").arg(&self.directory).args(["-e", "stderr", "-c"]).arg(&file);
+        Server::start(&command, port, &self.directory.join("nginx.log"), true)
+    }
+
+    fn start(&self, variant: Variant) -> Result<Server, String> {
+        let server = self.server(variant)?;
         if variant == Extension {
             let mut rules = Command::new(self.example.join("rules"));
             for (name, value) in self.ring3.command(&[]).get_envs() {
@@ -186,49 +185,48 @@ impl Bench {
             rules.env("RING3", self.ring3.command(&[]).get_program());
             output(rules.arg("load").arg(self.example.join("default.rules")))?;
         }
-        let refuses = self.refuses(&nginx)?;
+        let refuses = refuses(&server)?;
         let shall = matches!(variant, Extension | C | Lua);
         if refuses == shall {
-            Ok(nginx)
+            Ok(server)
         } else {
             Err(format!("it {} an attack", if shall { "lets in" } else { "refuses" }))
         }
     }
 
-    fn refuses(&self, nginx: &Nginx) -> Result<bool, String> {
-        use std::io::{Read, Write};
-        let text = |error: std::io::Error| format!("nginx: {error}");
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", nginx.port)).map_err(text)?;
-        write!(stream, "GET /{ATTACK} HTTP/1.0\r\n\r\n").map_err(text)?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).map_err(text)?;
-        Ok(answer.starts_with("HTTP/1.1 403"))
+    fn load(&self, server: &mut Server, seconds: usize) -> Result<Measured, String> {
+        let address = format!("http://127.0.0.1:{}/{TARGET}", server.port);
+        let command = wrk(&self.packages, CONNECTIONS, seconds, &["-H", AGENT, &address])?;
+        server.load(&command, None, parse_wrk)
     }
 
     fn measure(&mut self, variant: Variant) -> Result<(), String> {
-        let nginx = self.start(variant)?;
-        let address = format!("http://127.0.0.1:{}/{TARGET}", nginx.port);
-        let arguments = ["-H", AGENT, &address];
-        nginx.load(&self.packages, CONNECTIONS, SECONDS_WARM, &arguments)?;
-        let measured = nginx.load(&self.packages, CONNECTIONS, SECONDS, &arguments)?;
-        let series = self.figures.entry(variant).or_default();
-        series.requests_per_second.push(measured.requests_per_second);
-        series.worker_us.push(measured.worker_us);
+        // (It waits for its input to end, and keeps ring3's server.)
+        let waiting = match variant {
+            Target | Extension => Some(Process::start(&mut self.ring3.command(&["start", "--", "cat"]))?),
+            _ => None,
+        };
+        if waiting.is_some() {
+            self.ring3.server_pid()?;
+        }
+        let mut server = self.start(variant)?;
+        self.load(&mut server, SECONDS_WARM)?;
+        let measured = self.load(&mut server, SECONDS)?;
+        self.figures.entry(variant).or_default().push(&measured);
         Ok(())
     }
 
-    /// What of the figures without a plugin is missing or added, in percent.
-    fn changed(&self, variant: Variant, figures: impl Fn(&Series) -> &Vec<f64>) -> Option<Spread> {
-        let (plain, ours) = (self.figures.get(&Plain)?, self.figures.get(&variant)?);
-        web_server::changed(figures(plain), figures(ours))
+    /// What the figures of a variant are compared with.
+    fn compared(&self, variant: Variant, of: fn(&Series, &Series) -> Option<Spread>) -> Option<Spread> {
+        of(self.figures.get(&variant)?, self.figures.get(&Plain)?)
     }
 
     fn lost(&self, variant: Variant) -> Option<Spread> {
-        self.changed(variant, |series| &series.requests_per_second).map(Spread::negative)
+        self.compared(variant, Series::lost)
     }
 
     fn added(&self, variant: Variant) -> Option<Spread> {
-        self.changed(variant, |series| &series.worker_us)
+        self.compared(variant, Series::cpu_added)
     }
 
     /// Whether the server without a plugin differs from itself by so much that losses mean nothing.
@@ -254,20 +252,11 @@ impl Bench {
             "nginx, one worker, {CONNECTIONS} connections, {FILE_BYTES} bytes, load {}: medians of {rounds} rounds (middle half)\n",
             show(Spread::of(&self.loads)).trim()
         );
-        println!(
-            "{:<34}{:>7} {:<16}{:>7} {:<16}{:>7} {:<16}{:>7}",
-            "", "req/s", "", "lost, %", "", "us/req", "", "added,%"
-        );
+        println!("{:<34}{}", "", measures::head());
+        let plain = self.figures.get(&Plain);
         for (variant, series) in &self.figures {
-            let is_plain = *variant == Plain;
-            let cells = [
-                show(Spread::of(&series.requests_per_second)),
-                show(self.lost(*variant).filter(|_| !is_plain)),
-                show(Spread::of(&series.worker_us)),
-                show(self.added(*variant).filter(|_| !is_plain)),
-            ];
-            let cells: String = cells.iter().map(|cell| format!("{cell:<24}")).collect();
-            println!("{}", format!("{:<34}{cells}", variant.name()).trim_end());
+            let line = series.line(plain.filter(|_| *variant != Plain));
+            println!("{:<34}{line}", variant.name());
         }
         for (variant, why) in &self.skipped {
             println!("\nskipped: {}: {why}", variant.name());
@@ -284,14 +273,10 @@ impl Bench {
     }
 
     fn json(&self, rounds: usize, goals: &[Goal]) -> Value {
-        let variants = self.figures.iter().map(|(variant, series)| {
-            json!({
-                "what": variant.name(), "requests_per_second": series.requests_per_second,
-                "worker_us_per_request": series.worker_us,
-                "lost_percent": self.lost(*variant).map(|spread| spread.median),
-                "added_percent": self.added(*variant).map(|spread| spread.median),
-            })
-        });
+        let plain = self.figures.get(&Plain);
+        let variants = self.figures.iter();
+        let variants =
+            variants.map(|(variant, series)| json!({"what": variant.name(), "figures": series.json(plain)}));
         json!({
             "machine": machine(), "rounds": rounds, "loads": self.loads,
             "skipped": self.skipped.iter().map(|(v, why)| (v.name(), why)).collect::<BTreeMap<_, _>>(),
@@ -299,4 +284,15 @@ impl Bench {
             "goals": goals.iter().map(Goal::json).collect::<Vec<_>>(),
         })
     }
+}
+
+/// Whether an attack is refused.
+fn refuses(server: &Server) -> Result<bool, String> {
+    use std::io::{Read, Write};
+    let text = |error: std::io::Error| format!("nginx: {error}");
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).map_err(text)?;
+    write!(stream, "GET /{ATTACK} HTTP/1.0\r\n\r\n").map_err(text)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).map_err(text)?;
+    Ok(answer.starts_with("HTTP/1.1 403"))
 }

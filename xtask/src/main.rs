@@ -13,7 +13,6 @@ mod bench_engine;
 mod bench_events;
 mod bench_firewall;
 mod bench_maps;
-mod bench_nginx;
 mod bench_options;
 mod bench_stops;
 mod bench_syscall;
@@ -30,6 +29,7 @@ mod sweep;
 mod syscalls;
 mod tidy;
 mod web_server;
+mod workloads;
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -111,8 +111,8 @@ enum Benchmark {
     Events(bench_events::Options),
     /// How long a process is stopped while it becomes a target and while it is left, beside gdb
     Stops(bench_stops::Options),
-    /// nginx under wrk while its system calls are counted
-    Nginx(bench_nginx::Options),
+    /// Servers and other programs at their work, under tools that trace them: untraced, on the kernel, under ring3
+    Workloads(workloads::Options),
     /// nginx under wrk with a firewall: an extension, beside Lua and a module in C
     Firewall(bench_firewall::Options),
     /// Verification of Debian's libbpf-tools, beside the kernel's verifier and prevail
@@ -140,7 +140,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Firewall(options)) => bench_firewall::firewall(&options),
-        Task::Bench(Benchmark::Nginx(options)) => bench_nginx::nginx(&options),
+        Task::Bench(Benchmark::Workloads(options)) => workloads::workloads(&options),
         Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
         Task::Compat(options) => compat::run(&options),
         Task::Conformance(options) => conformance::run(&options),
@@ -369,6 +369,7 @@ mod tests {
             "bench probe --json FILE",
             "bench engine --ubpf DIR --only x",
             "bench embed --rounds 3 --json FILE",
+            "bench workloads --only nginx --only redis --rounds 3 --seconds 1",
             "conformance DIR --engine llvm",
             "mutate --only a --only b --programs 9",
             "suites git redis",
@@ -381,7 +382,8 @@ mod tests {
             "ci more",
             "bench",
             "bench probe --quick",
-            "bench nginx --rounds 0",
+            "bench workloads --rounds 0",
+            "bench workloads --seconds none",
             "bench firewall --rounds 0",
             "bench maps --rounds many",
             "bench verify --json",
