@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Reads what a process sends and receives by TLS: an ordinary libbpf tool, as sslsniff is one, for ring3 and for the kernel.
 //
-//   tls_tool PID LIBRARY
+//   tls_tool PID LIBRARY      (PID -1: every process)
 //
-// Prints "attached"; at the end of input "EVENTS LOST WRONG": events that were read, lost, and damaged.
+// Prints "attached"; when it is interrupted "EVENTS LOST WRONG": events that were read, lost, and damaged.
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <errno.h>
-#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,13 @@
 #define PAGES 64
 
 static unsigned long long read_events, lost_events, wrong_events;
+
+static volatile sig_atomic_t is_interrupted;
+
+static void on_interrupt(int signal)
+{
+	is_interrupted = signal;
+}
 
 static void on_event(void *context, int cpu, void *data, __u32 bytes)
 {
@@ -45,7 +52,6 @@ int main(int argc, char **argv)
 {
 	struct perf_buffer *events;
 	struct tls_tool_bpf *skel;
-	struct pollfd input = { .fd = 0, .events = POLLIN };
 	int pid;
 
 	if (argc != 3)
@@ -62,9 +68,10 @@ int main(int argc, char **argv)
 		fprintf(stderr, "tls_tool: no buffers: %s\n", strerror(errno));
 		return 1;
 	}
+	signal(SIGINT, on_interrupt);
 	puts("attached");
 	fflush(stdout);
-	while (poll(&input, 1, 0) == 0)
+	while (!is_interrupted)
 		perf_buffer__poll(events, 100);
 	perf_buffer__consume(events);
 	printf("%llu %llu %llu\n", read_events, lost_events, wrong_events);

@@ -84,7 +84,7 @@ fn tls(size: usize, workers: u32) -> Workload {
         seen: Seen::ByFile,
         is_pinned: workers == 1,
         load: Load::Wrk { address: format!("https://127.0.0.1:{{PORT}}/{size}k"), connections: 50 },
-        tool: Tool::built("{BUILD}/tls_tool -1 {DIR}/lib/libssl.so.3"),
+        tool: Tool::built("tls_tool", "-1 {DIR}/lib/libssl.so.3"),
         events: 2.0..=most,
         goals: Goals { lost: Some(15.0), cpu_added: Some(7.0) },
     }

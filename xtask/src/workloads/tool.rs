@@ -1,7 +1,7 @@
 //! The tools that trace: how one begins, when it is attached, how it ends, and which events it has read and lost.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
 use rustix::process::Signal;
 
@@ -15,8 +15,8 @@ const LOOKS_ASKED: u32 = 500;
 pub(crate) struct Tool {
     /// The program and its arguments, with places to be filled in.
     pub(crate) words: Vec<String>,
-    /// The program's name as the kernel shows it: it is interrupted to end it. Without one its input is closed.
-    name: Option<&'static str>,
+    /// The program's name as the kernel shows it.
+    name: &'static str,
     /// What the line begins with that it prints when it is attached.
     ready: &'static str,
     events: Events,
@@ -48,18 +48,18 @@ impl Tool {
     pub(crate) fn bpftrace(script: &str, events: Events) -> Tool {
         let script = format!("BEGIN {{ printf(\"up\\n\"); }} {script}");
         let words = ["bpftrace", "-q", "-e", &script].map(str::to_owned).into();
-        Tool { words, name: Some("bpftrace"), ready: "up", events }
+        Tool { words, name: "bpftrace", ready: "up", events }
     }
 
     /// One of Debian's libbpf-tools: options, and the beginning of the line that it prints when it is attached.
     pub(crate) fn listing(name: &'static str, options: &str, ready: &'static str, events: Events) -> Tool {
         let words = words(&format!("stdbuf -oL /usr/sbin/{name} {options}"));
-        Tool { words, name: Some(name), ready, events }
+        Tool { words, name, ready, events }
     }
 
     /// One that `bench` has.
-    pub(crate) fn built(line: &str) -> Tool {
-        Tool { words: words(line), name: None, ready: "attached", events: Events::Totals }
+    pub(crate) fn built(name: &'static str, options: &str) -> Tool {
+        Tool { words: words(&format!("{{BUILD}}/{name} {options}")), name, ready: "attached", events: Events::Totals }
     }
 
     /// What the tool's output says.
@@ -110,14 +110,14 @@ fn lost(text: &str) -> f64 {
 pub(crate) struct Attached {
     child: Child,
     log: PathBuf,
-    name: Option<&'static str>,
+    name: &'static str,
 }
 
 impl Attached {
     /// Begins the tool's command, and waits until it is attached. Its output goes to `log`.
     pub(crate) fn start(tool: &Tool, mut command: Command, log: &Path) -> Result<Attached, String> {
         redirect(&mut command, log)?;
-        let child = command.stdin(Stdio::piped()).spawn().map_err(|error| format!("{command:?}: {error}"))?;
+        let child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
         let mut attached = Attached { child, log: log.to_owned(), name: tool.name };
         let is_ready = || {
             let text = std::fs::read_to_string(log).unwrap_or_default();
@@ -132,14 +132,13 @@ impl Attached {
         }
     }
 
-    /// Ends the tool: all that it has printed.
+    /// Interrupts the tool: all that it has printed.
     pub(crate) fn finish(mut self) -> Result<String, String> {
-        drop(self.child.stdin.take());
         let mut looks = 0u32;
         let status = await_some("the tool's end", || {
             // (bpftrace forgets a signal that comes while it does not wait for events.)
-            if let (Some(name), true) = (self.name, looks.is_multiple_of(LOOKS_ASKED)) {
-                running(self.child.id(), name).inspect(|pid| signal(*pid, Signal::INT));
+            if looks.is_multiple_of(LOOKS_ASKED) {
+                running(self.child.id(), self.name).inspect(|pid| signal(*pid, Signal::INT));
             }
             looks += 1;
             self.child.try_wait().ok().flatten()
