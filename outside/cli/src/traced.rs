@@ -14,7 +14,7 @@ use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
 use ring3_trace::probe::{self, Probe};
-use ring3_trace::{Options, Session};
+use ring3_trace::{Options, Plan, Session};
 use ring3_uapi::syscalls::{Syscall, TABLE};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -84,6 +84,8 @@ impl Begun {
         let (calls, probes) = chosen(&what.events, what.bytes_max).map_err(wrong)?;
         let filter = what.filter.as_deref().map(ring3_filter::parse).transpose();
         let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
+        let options = Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
+        let plan = Plan::new(&options).map_err(|why| wrong(format!("--filter: {why}")))?;
         let connection = launch::server()?;
         launch::allow_tracer(connection.peer()?.0);
         let watched = what.pid.map(process::open).transpose()?;
@@ -96,8 +98,8 @@ impl Begun {
         };
         let family = child.as_ref().map(Held::id).or(what.pid);
         become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
-        let options = Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
-        let mut session = Session::open(&options)?;
+        let mut session = Session::open(plan)?;
+        session.refused().iter().for_each(|why| eprintln!("ring3: {why}"));
         if let Some(pid) = family {
             connection.ask(&Request::Attach { pid, follow: true }, None)?;
         }

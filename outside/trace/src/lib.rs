@@ -3,7 +3,7 @@
 //! Runs: in `ring3 trace` and `ring3 record`, which are loaders: a server answers their bpf(2) calls.
 //! May touch: descriptors that bpf(2) and perf_event_open(2) give, and the ring buffer's memory.
 //! Never: decides which processes are traced; that is the server's.
-//! Start reading at: `Session::open`.
+//! Start reading at: `Plan::new`, then `Session::open`.
 #![forbid(unsafe_code)]
 
 pub mod probe;
@@ -11,6 +11,6 @@ mod session;
 mod summary;
 mod text;
 
-pub use session::{Lost, Options, Session};
+pub use session::{Lost, Options, Plan, Session};
 pub use summary::Summary;
 pub use text::Text;

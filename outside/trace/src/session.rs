@@ -63,15 +63,18 @@ pub struct Session {
     loaded: Loaded,
     /// A thread whose events are not wanted while it has this name.
     skipped: Option<(u32, [u8; header::COMM_BYTES])>,
+    refused: Vec<String>,
     _links: Vec<OwnedFd>,
 }
 
 /// Where a program runs, by its index.
+#[derive(Debug)]
 struct Attachment {
     program: usize,
     at: Point,
 }
 
+#[derive(Debug)]
 enum Point {
     /// `syscalls:sys_enter_*` or `sys_exit_*`.
     Tracepoint(String),
@@ -124,60 +127,93 @@ impl Programs {
         self.known.insert(key, self.made.len() - 1);
         Ok(self.made.len() - 1)
     }
+
+    /// The programs of a system call's begin and end.
+    fn of_call(
+        &mut self,
+        call: &Syscall,
+        recipe: &Recipe,
+        filter: Option<&Typed>,
+    ) -> Result<Vec<Attachment>, String> {
+        let name = &recipe.of.name;
+        let mut attachments = vec![];
+        let mut attach = |program, when: &str| {
+            attachments.push(Attachment { program, at: Point::Tracepoint(format!("sys_{when}_{}", call.name)) });
+        };
+        attach(self.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter))?, "enter");
+        if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
+            attach(self.add(&format!("exit_{name}"), TRACEPOINT, &program::exit(recipe, filter))?, "exit");
+        }
+        Ok(attachments)
+    }
+}
+
+/// What a session will load and attach.
+#[derive(Debug)]
+pub struct Plan {
+    types: BTreeMap<u32, EventType>,
+    object: Object,
+    attachments: Vec<Attachment>,
+    buffer_bytes: u32,
+}
+
+impl Plan {
+    /// Makes the programs.
+    ///
+    /// # Errors
+    /// The filter does not fit the events.
+    pub fn new(options: &Options) -> Result<Plan, String> {
+        let of_calls = options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max));
+        let recipes: Vec<Recipe> = of_calls.chain(options.probes.iter().map(|probe| probe.recipe.clone())).collect();
+        let filters = filters(&recipes, options.filter.as_ref())?;
+        let (mut programs, mut attachments) = (Programs::default(), vec![]);
+        for (index, (recipe, filter)) in recipes.iter().zip(&filters).enumerate() {
+            // (What is never recorded is not probed.)
+            if filter.as_ref().and_then(Typed::constant) == Some(false) {
+                continue;
+            }
+            let filter = filter.as_ref();
+            match options.calls.get(index) {
+                Some(call) => attachments.extend(programs.of_call(call, recipe, filter)?),
+                None => {
+                    let probe = &options.probes[index - options.calls.len()];
+                    let program = programs.add(&recipe.of.name, PROBE, &program::once(recipe, filter))?;
+                    let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
+                    let at = Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end };
+                    attachments.push(Attachment { program, at });
+                }
+            }
+        }
+        let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
+        let maps = maps(slot_bytes, options.buffer_bytes);
+        let object = Object { license: "GPL".to_owned(), maps, programs: programs.made, btf: None };
+        let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
+        Ok(Plan { types, object, attachments, buffer_bytes: options.buffer_bytes })
+    }
 }
 
 impl Session {
     /// Loads the programs and attaches them. Events are recorded from now on.
     ///
     /// # Errors
-    /// What could not be loaded or attached, and why. Nothing is attached then.
-    pub fn open(options: &Options) -> Result<Session, String> {
-        let mut recipes: Vec<Recipe> =
-            options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max)).collect();
-        recipes.extend(options.probes.iter().map(|probe| probe.recipe.clone()));
-        let filters = filters(&recipes, options.filter.as_ref())?;
-        let mut programs = Programs::default();
-        let mut attachments = vec![];
-        for ((call, recipe), filter) in options.calls.iter().zip(&recipes).zip(&filters) {
-            let name = &recipe.of.name;
-            // (What is never recorded is not probed.)
-            if filter.as_ref().and_then(Typed::constant) == Some(false) {
-                continue;
-            }
-            let filter = filter.as_ref();
-            let enter = programs.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter))?;
-            let at = Point::Tracepoint(format!("sys_enter_{}", call.name));
-            attachments.push(Attachment { program: enter, at });
-            if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
-                let exit = programs.add(&format!("exit_{name}"), TRACEPOINT, &program::exit(recipe, filter))?;
-                let at = Point::Tracepoint(format!("sys_exit_{}", call.name));
-                attachments.push(Attachment { program: exit, at });
-            }
-        }
-        for (probe, filter) in options.probes.iter().zip(&filters[options.calls.len()..]) {
-            if filter.as_ref().and_then(Typed::constant) == Some(false) {
-                continue;
-            }
-            let text = program::once(&probe.recipe, filter.as_ref());
-            let program = programs.add(&probe.recipe.of.name, PROBE, &text)?;
-            let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
-            let at = Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end };
-            attachments.push(Attachment { program, at });
-        }
-        let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
-        let object = Object {
-            license: "GPL".to_owned(),
-            maps: maps(slot_bytes, options.buffer_bytes),
-            programs: programs.made,
-            btf: None,
-        };
-        let loaded = Loaded::load(&object).map_err(|error| error.to_string())?;
-        let ring = RingBuffer::map(&loaded.maps[program::map::RECORDS], options.buffer_bytes as usize)
+    /// What could not be loaded or attached, and why. Nothing is attached then. If only some places of files cannot be probed
+    /// this is no error: [`Session::refused`] has them.
+    pub fn open(plan: Plan) -> Result<Session, String> {
+        let loaded = Loaded::load(&plan.object).map_err(|error| error.to_string())?;
+        let ring = RingBuffer::map(&loaded.maps[program::map::RECORDS], plan.buffer_bytes as usize)
             .map_err(|error| format!("cannot map the ring buffer: {error}"))?;
-        let link = |of: &Attachment| of.attach(&loaded.programs[of.program].1);
-        let links = attachments.iter().map(link).collect::<Result<_, _>>()?;
-        let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
-        Ok(Session { types, ring, loaded, skipped: None, _links: links })
+        let (mut links, mut refused) = (vec![], vec![]);
+        for of in &plan.attachments {
+            match (of.attach(&loaded.programs[of.program].1), &of.at) {
+                (Ok(link), _) => links.push(link),
+                (Err(why), Point::Probe { .. }) => refused.push(why),
+                (Err(why), Point::Tracepoint(_)) => return Err(why),
+            }
+        }
+        if links.is_empty() && !refused.is_empty() {
+            return Err(refused.join("\n"));
+        }
+        Ok(Session { types: plan.types, ring, loaded, skipped: None, refused, _links: links })
     }
 
     /// Leaves out what a process does before it executes a program, which is while it has this name.
@@ -185,6 +221,11 @@ impl Session {
         let mut comm = [0; header::COMM_BYTES];
         comm.iter_mut().zip(name.to_bytes()).for_each(|(to, from)| *to = *from);
         self.skipped = Some((pid, comm));
+    }
+
+    /// The places that could not be probed, and why.
+    pub fn refused(&self) -> &[String] {
+        &self.refused
     }
 
     /// The types of its events, by their numbers.

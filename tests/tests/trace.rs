@@ -1,0 +1,277 @@
+//! `ring3 trace`: what it shows is what strace shows, what filters leave, and what it says of mistakes.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use ring3_tests::{Bench, Process, ready, victim};
+
+fn asks() -> PathBuf {
+    victim("asks", "gcc", "asks.c", &[])
+}
+
+/// What a line of a call tells that is the same in two runs: its name, what is quoted in it, and its result, if that is no address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Call {
+    name: String,
+    quoted: Vec<String>,
+    result: String,
+}
+
+/// The calls of a trace; lines of signals and ends of processes are none.
+fn calls(lines: &str) -> Vec<Call> {
+    lines.lines().filter_map(call).collect()
+}
+
+fn call(line: &str) -> Option<Call> {
+    let line = match line.strip_prefix("[pid") {
+        Some(rest) => rest.split_once("] ")?.1,
+        None => line,
+    };
+    let (name, rest) = line.split_once('(')?;
+    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        return None;
+    }
+    let (arguments, result) = rest.rsplit_once(" = ")?;
+    let result = result.split(" (").next().unwrap_or_default().trim();
+    let result = if result.starts_with("0x") || is_id(name) { "varies" } else { result };
+    // (What a failed call has not read is an address in strace, and empty in ring3.)
+    let quoted = if name == "read" && result.starts_with("-1 ") { vec![] } else { quoted(arguments) };
+    Some(Call { name: name.to_owned(), quoted, result: result.to_owned() })
+}
+
+/// Whether a call's result differs in each run.
+fn is_id(name: &str) -> bool {
+    matches!(
+        name,
+        "getpid" | "getppid" | "gettid" | "set_tid_address" | "clone" | "clone3" | "vfork" | "wait4" | "getrandom"
+    )
+}
+
+/// The texts in quotation marks, with what follows directly (`...` where it is cut).
+fn quoted(text: &str) -> Vec<String> {
+    let mut found = vec![];
+    let mut rest = text;
+    while let Some(begin) = rest.find('"') {
+        let mut end = begin + 1;
+        let bytes = rest.as_bytes();
+        while end < bytes.len() && bytes[end] != b'"' {
+            end += if bytes[end] == b'\\' { 2 } else { 1 };
+        }
+        let end = (end + 1).min(rest.len());
+        let cut = rest[end..].starts_with("...");
+        found.push(format!("{}{}", &rest[begin..end], if cut { "..." } else { "" }));
+        rest = &rest[end..];
+    }
+    found
+}
+
+/// What strace shows of a program, natively; `None` without strace.
+fn strace(options: &[&str], command: &[&str]) -> Option<Vec<Call>> {
+    let mut strace = Command::new("strace");
+    // (Cargo's directories of libraries are not for programs that are traced.)
+    strace.env_remove("LD_LIBRARY_PATH").args(options).args(command).stdin(Stdio::null()).stdout(Stdio::null());
+    match strace.output() {
+        Ok(output) => Some(calls(&String::from_utf8_lossy(&output.stderr))),
+        Err(error) => {
+            println!("SKIPPED: strace does not run: {error}");
+            None
+        }
+    }
+}
+
+/// What `ring3 trace` shows of it.
+fn trace(bench: &Bench, options: &[&str], command: &[&str]) -> (Option<i32>, String) {
+    let mut trace = bench.ring3_command(&["trace"]);
+    trace.args(options).arg("--").args(command).stdin(Stdio::null()).stdout(Stdio::null());
+    let output = trace.output().expect("ring3 runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn assert_equal(ours: &[Call], theirs: &[Call], what: &str) {
+    for (at, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        assert_eq!(ours, theirs, "call {at} of {what}");
+    }
+    assert_eq!(ours.len(), theirs.len(), "{what}: {:?} {:?}", ours.last(), theirs.last());
+}
+
+/// What both decode: `execve` shows its arrays in strace, and structures are addresses in ring3.
+const COMPARED: &str = "open,openat,read,write,close,access,rename,pipe,pipe2,mkdir,kill,lseek,getppid,readlink,getcwd,chdir,unlink,\
+                        dup,dup2,fcntl,exit_group,pread64,munmap,mprotect,brk,mmap";
+
+#[test]
+fn calls_of_programs_are_those_that_strace_shows() {
+    let bench = Bench::ring3();
+    let long = ["sort", "/etc/services"];
+    for command in
+        [&["cat", "/etc/hostname"][..], &["ls", "/etc"], &long, &["pwd"], &["sh", "-c", "cd /tmp; echo hello"]]
+    {
+        let trace_option = format!("trace={COMPARED}");
+        let Some(theirs) = strace(&["-e", &trace_option], command) else { return };
+        let (_, ours) = trace(&bench, &["-e", COMPARED], command);
+        assert!(theirs.len() > 5, "{theirs:?}");
+        assert_equal(&calls(&ours), &theirs, &command.join(" "));
+    }
+}
+
+#[test]
+fn arguments_of_every_kind_are_shown_as_strace_shows_them() {
+    let bench = Bench::ring3();
+    let asks = asks();
+    let command = [asks.to_str().expect("UTF-8"), "arguments"];
+    let Some(theirs) = strace(&["-e", &format!("trace={COMPARED}")], &command) else { return };
+    let (_, ours) = trace(&bench, &["-e", COMPARED], &command);
+    assert_equal(&calls(&ours), &theirs, "asks");
+    let lines: Vec<&str> = ours.lines().collect();
+    let opened = |arguments: &str| lines.iter().any(|line| line.starts_with("open") && line.contains(arguments));
+    assert!(
+        opened("NULL, O_RDONLY) ") && opened("<unreadable>, O_RDONLY) ") && opened("O_WRONLY|O_CREAT|O_EXCL, 0640) "),
+        "{ours}"
+    );
+    for line in ["access(\"/\", F_OK)                       = 0", "exit_group(0)                           = ?"] {
+        assert!(lines.contains(&line), "{line}\n{ours}");
+    }
+}
+
+#[test]
+fn every_call_is_counted_of_threads_children_and_after_exec() {
+    let bench = Bench::ring3();
+    let asks = asks();
+    let asks = asks.to_str().expect("UTF-8");
+    let shell = format!("{asks} calls 100; {asks} threads 50; exec {asks} children 7");
+    for (command, count) in [
+        (&[asks, "calls", "1234"][..], 1234),
+        (&[asks, "threads", "500"], 4000),
+        (&[asks, "children", "30"], 30),
+        (&["sh", "-c", &shell], 100 + 400 + 7),
+    ] {
+        let (code, lines) = trace(&bench, &["-e", "getppid"], command);
+        let of_shell = if command[0] == "sh" { 1 } else { 0 };
+        let seen = calls(&lines).iter().filter(|call| call.name == "getppid").count();
+        assert!((count..=count + of_shell).contains(&seen), "{command:?}: {seen} of {count}");
+        assert_eq!(code, Some(0));
+        let (_, table) = trace(&bench, &["-c", "-e", "getppid"], command);
+        let row = table.lines().find(|line| line.ends_with(" getppid")).unwrap_or_else(|| panic!("{table}"));
+        let counted: usize = row.split_whitespace().nth(6).expect("a column").parse().expect("a number");
+        assert_eq!(counted, seen, "{table}");
+    }
+}
+
+#[test]
+fn a_filter_leaves_what_it_says() {
+    let bench = Bench::ring3();
+    let asks = asks();
+    let command = [asks.to_str().expect("UTF-8"), "arguments"];
+    let left = |filter: &str| {
+        let (code, lines) = trace(&bench, &["--filter", filter], &command);
+        assert_eq!(code, Some(0), "{filter}: {lines}");
+        calls(&lines)
+    };
+    let all = calls(&trace(&bench, &[], &command).1);
+    let check = |filter: &str, wanted: &dyn Fn(&Call) -> bool| {
+        let wanted: Vec<Call> = all.iter().filter(|call| wanted(call)).cloned().collect();
+        assert!(!wanted.is_empty(), "{filter}");
+        assert_equal(&left(filter), &wanted, filter);
+    };
+    let failed = |call: &Call| call.result.starts_with("-1 ");
+    let below = |call: &Call, prefix: &str| call.quoted.first().is_some_and(|text| text.starts_with(prefix));
+    check("ret < 0", &failed);
+    check("ret == -ENOENT", &|call| call.result == "-1 ENOENT");
+    check(r#"ret < 0 && path ~ "/nonexistent/*""#, &|call| failed(call) && below(call, "\"/nonexistent/"));
+    check(r#"path ~ "*.so*" || event ~ "pipe*""#, &|call| {
+        call.name.starts_with("pipe")
+            || call.quoted.first().is_some_and(|text| text.contains(".so")) && call.name != "read"
+    });
+    check("count == 40", &|call| call.name == "write" && call.result == "40");
+    check("fd == -1 && ret < 0", &|call| call.name != "mmap" && call.result == "-1 EBADF");
+    assert_eq!(left(r#"comm == "another""#), []);
+    // What is never true is not even probed.
+    assert_eq!(left(r#"event == "nothing""#), []);
+}
+
+#[test]
+fn the_exit_code_is_the_programs_and_mistakes_are_explained() {
+    let bench = Bench::ring3();
+    let asks = asks();
+    let asks = asks.to_str().expect("UTF-8");
+    for (command, code) in [(&[asks, "exit", "3"][..], 3), (&[asks, "die", "9"], 137), (&[asks, "die", "15"], 143)] {
+        assert_eq!(trace(&bench, &["-e", "exit_group,kill"], command).0, Some(code), "{command:?}");
+    }
+    let said = |options: &[&str], command: &[&str]| {
+        let mut arguments = vec!["trace"];
+        arguments.extend(options.iter().chain(command));
+        let (code, out, error) = bench.run(&arguments);
+        assert_eq!(out, "");
+        (code.expect("it exits"), error)
+    };
+    for (options, command, code, wanted) in [
+        (&["-e", "opne"][..], &["true"][..], 2, "there is no such system call"),
+        (&["-e", "%fil"], &["true"], 2, "groups are %file, %desc"),
+        (&["-e", "uprobe:/nonexistent:f"], &["true"], 2, "cannot open /nonexistent"),
+        (&["-e", "usdt:/bin/true:a:b"], &["true"], 2, "no static tracepoints"),
+        (&["--filter", "ret = 3"], &["true"], 2, "write `==`"),
+        (&["--filter", "pth == \"x\""], &["true"], 2, "did you mean `path`"),
+        (&["--buffer", "3"], &["true"], 2, "power of two"),
+        (&["-o", "/nonexistent/file"], &["true"], 1, "cannot write /nonexistent/file"),
+        (&[], &["/nonexistent/program"], 127, "/nonexistent/program"),
+        (&[], &[], 2, "what is to be traced?"),
+        (&["-p", "4194305"], &[], 1, "there is no process 4194305"),
+    ] {
+        let (exit, error) = said(options, command);
+        assert!(exit == code && error.contains(wanted), "{options:?} {command:?}: {exit} {error}");
+    }
+}
+
+#[test]
+fn a_running_process_is_traced_until_ctrl_c_and_goes_on() {
+    let bench = Bench::ring3();
+    let mut victim = ready(Command::new(asks()).arg("loop").stdin(Stdio::piped()));
+    let pid = victim.pid().to_string();
+    let mut trace = bench.ring3_command(&["trace", "-e", "getppid", "-o", "/dev/stdout", "-p", &pid]);
+    let mut trace = Process::start(&mut trace);
+    // (The first calls may be made before it is attached.)
+    let line = std::iter::repeat_with(|| {
+        victim.say("abc");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        trace.lines_so_far()
+    })
+    .take(200)
+    .find(|lines| !lines.is_empty())
+    .expect("calls are seen");
+    assert!(line[0].contains("getppid()"), "{line:?}");
+    trace.signal(rustix::process::Signal::INT);
+    assert_eq!(trace.wait(), Some(0));
+    victim.say("more");
+    drop(victim);
+}
+
+#[test]
+fn an_ordinary_user_traces_his_own_programs() {
+    if !ring3_tests::is_root() {
+        println!("SKIPPED: needs root, to become another user");
+        return;
+    }
+    let bench = Bench::ring3_as(65534);
+    let file = bench.copy(&asks());
+    let (code, lines) = trace(&bench, &["-e", "getppid"], &[file.to_str().expect("UTF-8"), "calls", "25"]);
+    assert_eq!((code, calls(&lines).len()), (Some(0), 25), "{lines}");
+}
+
+#[test]
+fn probes_of_functions_and_tracepoints_are_events() {
+    let bench = Bench::ring3();
+    let file = bench.victim(victim("marked", "gcc", "marked.c", &[]));
+    let path = file.to_str().expect("UTF-8");
+    let mut trace = bench.ring3_command(&["trace", "-o", "/dev/stderr", "-e"]);
+    trace.arg(format!("usdt:{path}:*,exit_group")).arg("--").arg(&file);
+    let mut process = ready(&mut trace);
+    for line in ["guarded 5", "shared 4", "open 3"] {
+        process.say(line);
+        process.line();
+    }
+    let (code, _, lines) = process.finish();
+    assert_eq!(code, Some(0));
+    let wanted = [":guarded(arg0=4, ", ":shared(arg0=3", ":open(arg0=1"];
+    for wanted in wanted {
+        assert!(lines.iter().any(|line| line.contains(wanted)), "{wanted}: {lines:?}");
+    }
+}
