@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use super::victim::{await_some, log_end, redirect, running, signal};
 use super::workload::words;
 
-/// A tool that is interrupted and does not end is interrupted again after so many looks.
+/// A tool that is interrupted and prints nothing is interrupted again after so many looks.
 const LOOKS_ASKED: u32 = 500;
 
 /// A tool, its options, and what its output means.
@@ -134,10 +134,11 @@ impl Attached {
 
     /// Interrupts the tool: all that it has printed.
     pub(crate) fn finish(mut self) -> Result<String, String> {
-        let mut looks = 0u32;
+        let printed = || std::fs::metadata(&self.log).map_or(0, |log| log.len());
+        let (before, mut looks) = (printed(), 0u32);
         let status = await_some("the tool's end", || {
-            // (bpftrace forgets a signal that comes while it does not wait for events.)
-            if looks.is_multiple_of(LOOKS_ASKED) {
+            // (bpftrace forgets a signal that comes while it does not wait for events, and a second one kills it.)
+            if looks == 0 || looks.is_multiple_of(LOOKS_ASKED) && printed() == before {
                 running(self.child.id(), self.name).inspect(|pid| signal(*pid, Signal::INT));
             }
             looks += 1;
