@@ -19,7 +19,7 @@ use crate::root;
 use crate::web_server::{self, Packages};
 use crate::workloads::load::{parse_wrk, wrk};
 use crate::workloads::measures::{self, Measured, Series};
-use crate::workloads::victim::{Server, free_port};
+use crate::workloads::victim::{Server, await_some, free_port};
 
 const ROUNDS: usize = 15;
 const SECONDS_WARM: usize = 1;
@@ -206,8 +206,8 @@ impl Bench {
             Target | Extension => Some(Process::start(&mut self.ring3.command(&["start", "--", "cat"]))?),
             _ => None,
         };
-        if waiting.is_some() {
-            self.ring3.server_pid()?;
+        if let Some(waiting) = &waiting {
+            await_some("ring3's server", || self.ring3.target(waiting.child.id()).ok().flatten())?;
         }
         let mut server = self.start(variant)?;
         self.load(&mut server, SECONDS_WARM)?;
