@@ -4,7 +4,7 @@
 //! comparison, however long it may be. Where a pattern has an inner star, the code goes through the text in a loop.
 //!
 //! The loops are made for verifiers. `may_goto` makes them end, and lets a verifier take a second round for the first if all that it
-//! knows of the first is true of the second. So the position must not be a constant to begin with: it is a byte less itself.
+//! knows of the first is true of the second. So the position must not be a constant to begin with: it is a word less itself.
 
 use crate::assemble::{Outcome, Place, Writer, line};
 use crate::glob::{Element, Glob};
@@ -183,7 +183,7 @@ impl Writer<'_> {
         self.elements(pointer, first, rest.is_empty(), fail);
         let Some((last, middle)) = rest.split_last().filter(|_| glob.loops()) else { return Outcome::Branches };
         self.address(4, subject);
-        self.position();
+        self.position(bytes_max);
         if !first.is_empty() {
             line!(self, "r2 += {}", first.len());
         }
@@ -197,8 +197,9 @@ impl Writer<'_> {
     }
 
     /// The first position, in r2, of the text at r4.
-    fn position(&mut self) {
-        line!(self, "r2 = *(u8 *)(r4 +0)");
+    fn position(&mut self, bytes_max: usize) {
+        // (Of 8 bytes a verifier knows nothing, so that all positions are among what may be the first.)
+        line!(self, "r2 = *(u{} *)(r4 +0)", if bytes_max >= 8 { 64 } else { 8 });
         line!(self, "r0 = r2");
         line!(self, "r2 -= r0");
     }
@@ -249,7 +250,7 @@ impl Writer<'_> {
         let next = self.labels.label();
         self.address(4, left);
         self.address(3, right);
-        self.position();
+        self.position(bytes_max);
         self.round(&next, bytes_max - 1, fail);
         line!(self, "r0 = *(u8 *)(r1 +0)");
         line!(self, "r1 = r3");
