@@ -202,6 +202,10 @@ impl<'a> Lexer<'a> {
         if letter == (Letter { byte: b'\'', quoted: false }) {
             return Err(self.error(begin, "a character is missing between the quotes"));
         }
+        if !letter.byte.is_ascii() && !letter.quoted {
+            self.at = self.text.ceil_char_boundary(self.at);
+            return Err(self.error(begin, "single quotes hold one byte, and this character has several"));
+        }
         if !self.rest().starts_with('\'') {
             return Err(self.error(begin, "single quotes hold one character; text goes into double quotes: \"...\""));
         }
@@ -228,7 +232,8 @@ impl<'a> Lexer<'a> {
             b'e' => 27,
             b'0'..=b'7' => return self.coded(at, at + 1, 3, 8),
             b'x' => return self.coded(at, at + 2, 2, 16),
-            other => other,
+            other if other.is_ascii() => other,
+            _ => return Err(self.error(at, "a backslash stands before a character that needs none")),
         };
         Ok((Letter { byte: plain, quoted: true }, at))
     }

@@ -20,6 +20,8 @@ pub struct SyntaxError {
 
 impl SyntaxError {
     pub(crate) fn new(text: &str, span: Span, message: String) -> SyntaxError {
+        // (A backslash may stand before a character of several bytes.)
+        let span = Span { begin: text.floor_char_boundary(span.begin), end: text.ceil_char_boundary(span.end) };
         let line_begin = text[..span.begin].rfind('\n').map_or(0, |at| at + 1);
         let line = text[line_begin..].lines().next().unwrap_or_default();
         let indent = text[line_begin..span.begin].chars().count();

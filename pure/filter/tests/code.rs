@@ -4,6 +4,7 @@
 mod random;
 
 use random::{Layout, sample};
+use ring3_filter::STACK_BEGIN;
 use ring3_generate::Random;
 use ring3_interp::{Fault, Host, Memory};
 use ring3_uapi::bpf::prog_type;
@@ -45,13 +46,14 @@ fn verified(text: &str, bytes: usize) -> Result<Verified, String> {
 
 #[test]
 fn code_says_what_the_evaluator_says() {
-    let (mut answers, mut constant) = ([0; 2], 0);
+    let (mut answers, mut constant, mut spilling) = ([0; 2], 0, 0);
     for number in 0..FILTERS {
         let mut random = Random::new(7, number);
         let sample = sample(&mut random);
         constant += u64::from(sample.typed.constant().is_some());
         let layout = Layout::new(&sample.of);
         let text = layout.program(&sample.typed);
+        spilling += u64::from(text.contains(&format!("(r10 {STACK_BEGIN:+})")));
         let program =
             verified(&text, layout.bytes()).unwrap_or_else(|log| panic!("{number}: {}\n{text}\n{log}", sample.text));
         for _ in 0..RECORDS {
@@ -65,6 +67,7 @@ fn code_says_what_the_evaluator_says() {
             assert_eq!(given, u64::from(expected), "{number}: {}\n{record:?}\n{text}", sample.text);
         }
     }
-    println!("{answers:?} answers, {constant} filters are constant");
+    println!("{answers:?} answers, {constant} filters are constant, {spilling} need the stack");
+    assert!(spilling * 20 > FILTERS, "{spilling}");
     assert!(answers.iter().all(|count| count * 5 > FILTERS * RECORDS), "{answers:?}");
 }

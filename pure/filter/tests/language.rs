@@ -143,6 +143,8 @@ fn a_syntax_error_points_at_the_column_and_says_what_to_write() {
         ("", 1, "the filter is empty"),
         ("ä == 1", 1, "`ä` has no meaning here"),
         (r#"path == "\xq""#, 10, "the escape is no byte: write `\\x41` or `\\101`"),
+        (r#"path == "\é""#, 10, "a backslash stands before a character that needs none"),
+        ("a == 'é'", 6, "single quotes hold one byte, and this character has several"),
         (r#"path == "\0""#, 10, "a text contains no zero byte"),
     ];
     for (text, column, message) in cases {

@@ -66,6 +66,15 @@ fn number(random: &mut Random, depth: u32) -> String {
     }
 }
 
+/// A number of which all operands are computed: it takes more registers than there are.
+fn balanced(random: &mut Random, depth: u32) -> String {
+    if depth == 0 {
+        return random.of(&INTEGERS).0.to_owned();
+    }
+    let operator = random.of(&["*", "+", "-", "&", "^", "|", "/"]);
+    format!("({} {operator} {})", balanced(random, depth - 1), balanced(random, depth - 1))
+}
+
 fn fraction(random: &mut Random) -> String {
     random.of(&["0", "1", "-1", "0.5", "-0.5", "0.1", "1e300", "-1e300", "3e38", "16777217", "1e-320"]).to_owned()
 }
@@ -98,7 +107,7 @@ fn comparison(random: &mut Random) -> String {
     match random.below(14) {
         0 | 1 => format!("{} {relation} {}", number(random, 3), number(random, 2)),
         2 | 3 => format!("{} {relation} {}", random.of(&INTEGERS).0, constant(random)),
-        4 => number(random, 2),
+        4 => balanced(random, 5),
         5 => {
             let members: Vec<String> = (0..1 + random.below(9))
                 .map(|_| if random.one_in(9) { number(random, 1) } else { constant(random) })
