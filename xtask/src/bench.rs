@@ -192,6 +192,12 @@ impl Process {
             .ok_or_else(|| format!("{}: {line}: {answer:?}", self.name))
     }
 
+    /// Says a line; the answer.
+    pub(crate) fn ask_word(&mut self, line: &str) -> Result<String, String> {
+        self.say(line)?;
+        self.line()
+    }
+
     pub(crate) fn say(&mut self, line: &str) -> Result<(), String> {
         let input = self.child.stdin.as_mut().ok_or("no input")?;
         writeln!(input, "{line}").map_err(|_| self.ended())

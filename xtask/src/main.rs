@@ -11,6 +11,7 @@ mod bench_attach;
 mod bench_embed;
 mod bench_engine;
 mod bench_events;
+mod bench_filter;
 mod bench_firewall;
 mod bench_maps;
 mod bench_options;
@@ -103,6 +104,8 @@ enum Benchmark {
     Maps(bench_maps::Options),
     /// Computing programs, beside the kernel's compiler, rbpf and native code
     Engine(bench_engine::Options),
+    /// Filters of events, beside LTTng-UST's, hard-coded C and the kernel's compiler
+    Filter(bench_filter::Options),
     /// Calls of programs that an application hosts, beside rbpf and calls of C functions
     Embed(bench_embed::Options),
     /// Traced system calls, beside the kernel's tracepoints, strace and syscall user dispatch
@@ -135,6 +138,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Probe(options)) => bench::probe(&options),
         Task::Bench(Benchmark::Maps(options)) => bench_maps::maps(options),
         Task::Bench(Benchmark::Engine(options)) => bench_engine::engine(&options),
+        Task::Bench(Benchmark::Filter(options)) => bench_filter::filter(&options),
         Task::Bench(Benchmark::Embed(options)) => bench_embed::embed(&options),
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
