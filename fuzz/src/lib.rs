@@ -13,6 +13,7 @@ mod aot;
 mod bytes;
 mod calls;
 mod code;
+mod expressions;
 mod files;
 mod filters;
 mod program;
@@ -50,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     target("proc", text::proc, text::make_proc),
     target("control", text::control, text::make_control),
     target("filters", filters::run, filters::make),
+    target("expressions", expressions::run, expressions::make),
     target("program", program::run, program::make),
     target("aot", aot::run, aot::make),
     target("maps", raw_maps::run, raw_maps::make),

@@ -101,6 +101,7 @@ tests! {
     text_of_proc_is_read_whatever_processes_call_themselves "proc",
     requests_of_any_bytes_are_read_or_refused "control",
     what_is_said_of_filters_holds_for_each_call "filters",
+    filters_of_events_of_any_text_are_read_or_refused "expressions",
     accepted_programs_do_no_wrong "program",
     compiled_files_of_any_bytes_are_read_or_refused "aot",
     scribbled_maps_lead_no_operation_astray "maps",
