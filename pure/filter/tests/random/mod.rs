@@ -1,6 +1,6 @@
 //! Random filters and records, and where a program finds a record's values.
 
-use ring3_event::{EventType, Field, HEADER_BYTES, Kind, Phase, Record, State, Value, header};
+use ring3_event::{EventType, Field, HEADER_BYTES, Header, Kind, Phase, Record, State, Value, encode, header};
 use ring3_filter::{Context, EventScope, LabelCounter, Place, Places, StatePlace, Typed, parse};
 use ring3_generate::Random;
 
@@ -171,34 +171,35 @@ fn float(random: &mut Random) -> f64 {
 
 /// A random record of the type.
 pub(crate) fn record(random: &mut Random, of: &EventType) -> Vec<u8> {
-    let mut bytes = vec![];
-    for _ in 0..4 {
-        bytes.extend((random.edge() as u32).to_le_bytes());
-    }
-    bytes.extend(random.edge().to_le_bytes());
-    let mut comm = letters(random, header::COMM_BYTES as u64 - 1);
-    comm.resize(header::COMM_BYTES, 0);
-    bytes.extend(comm);
-    let mut variable = vec![];
-    for field in &of.fields {
-        match field.kind {
-            Kind::Int { bytes: count, .. } => bytes.extend(&random.edge().to_le_bytes()[..count as usize]),
-            Kind::Float { bytes: 4 } => bytes.extend((float(random) as f32).to_le_bytes()),
-            Kind::Float { .. } => bytes.extend(float(random).to_le_bytes()),
-            Kind::Text { bytes_max, .. } => {
-                let state = if random.below(4) > 0 { State::Whole } else { random.of(&State::ALL) };
-                bytes.push(state as u8);
-                if matches!(state, State::Whole | State::Truncated) {
-                    let count = if random.one_in(8) { bytes_max - 1 } else { (bytes_max - 1).min(10) };
-                    variable.extend(letters(random, count.into()));
-                }
-                variable.push(0);
-            }
-            Kind::Bytes { .. } => unreachable!("the type has none"),
-        }
-    }
-    bytes.extend(variable);
-    bytes
+    let mut comm = [0; header::COMM_BYTES];
+    let name = letters(random, header::COMM_BYTES as u64 - 1);
+    comm[..name.len()].copy_from_slice(&name);
+    let mut word = || random.edge() as u32;
+    let (event, cpu, tid, pid) = (word(), word(), word(), word());
+    let header = Header { time_ns: random.edge(), event, cpu, tid, pid, comm };
+    // (Texts are borrowed by the values.)
+    let texts: Vec<Vec<u8>> = of.fields.iter().map(|field| text(random, &field.kind)).collect();
+    let values = of.fields.iter().zip(&texts).map(|(field, text)| match field.kind {
+        Kind::Int { .. } => Value::Int(random.edge().into()),
+        Kind::Float { .. } => Value::Float(float(random)),
+        Kind::Text { .. } => match random.below(4) {
+            0 => match random.of(&State::ALL) {
+                state @ (State::Whole | State::Truncated) => Value::Text(state, text),
+                state => Value::Text(state, b""),
+            },
+            _ => Value::Text(State::Whole, text),
+        },
+        Kind::Bytes { .. } => unreachable!("the type has none"),
+    });
+    let values: Vec<Value> = values.collect();
+    encode(of, &header, &values).expect("the values are of the type")
+}
+
+/// What a text may hold.
+fn text(random: &mut Random, kind: &Kind) -> Vec<u8> {
+    let Kind::Text { bytes_max, .. } = kind else { return vec![] };
+    let count = if random.one_in(8) { bytes_max - 1 } else { (bytes_max - 1).min(10) };
+    letters(random, count.into())
 }
 
 /// A program's memory: header and fixed part of a record, then a place for each text.
