@@ -115,6 +115,7 @@ fn look(file: &File<'_>) {
     for tracepoint in file.tracepoints() {
         assert!(file.executable_segments().iter().any(|range| range.contains(&tracepoint.address)));
     }
+    let _ = file.lttng_tracepoints();
     if let Some(pads) = file.landing_pads() {
         assert!(pads.len() <= ring3_elf::LANDING_PADS_MAX);
     }

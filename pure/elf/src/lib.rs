@@ -6,6 +6,7 @@
 //! Start reading at: `File`.
 #![forbid(unsafe_code)]
 
+mod lttng;
 mod place;
 mod rules;
 mod tracepoint;
@@ -21,11 +22,15 @@ use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, PF_X, PT_INTERP, PT_LOAD, STT_FUNC
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind};
 
+pub use lttng::{LttngField, LttngTracepoint};
 pub use place::{ArgumentPlace, At, Register};
 pub use rules::{CODE_BYTES_MAX, NoTable, ROWS_MAX, UnwindTable};
 pub use tracepoint::{Argument, Kind, Tracepoint};
 pub use unwind::LANDING_PADS_MAX;
 pub use usdt::UsdtNote;
+
+/// Entries of each table of LTTng-UST that are read at most.
+const FIELDS_MAX: u32 = 4096;
 
 /// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -319,6 +324,11 @@ impl<'a> File<'a> {
             own.describe(note, places)
         });
         described.collect()
+    }
+
+    /// Tracepoints of LTTng-UST that the file uses or records.
+    pub fn lttng_tracepoints(&self) -> Vec<LttngTracepoint> {
+        lttng::tracepoints(self)
     }
 
     fn only_variable(&self, name: &str) -> Result<u64, String> {

@@ -225,7 +225,7 @@ fn register(text: &str) -> Result<(Register, u8), String> {
 /// `NAME`, `NAME+N`, `NAME-N` or `N+NAME`.
 fn symbol(text: &str, address_of: &dyn Fn(&str) -> Result<u64, String>) -> Result<u64, String> {
     if text.contains('@') {
-        return Err("the address goes through a table of the dynamic linker".to_owned());
+        return Err("the entry of the dynamic linker's table that it names need not exist".to_owned());
     }
     let (name, distance) = match text.rfind(['+', '-']).filter(|at| *at > 0) {
         Some(at) => match (number(&text[..at]), number(text[at..].strip_prefix('+').unwrap_or(&text[at..]))) {
