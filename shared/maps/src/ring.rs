@@ -92,12 +92,18 @@ impl Ring<'_> {
     fn commit_at(&self, position: u64, flags: u64, discard: bool) -> bool {
         let [header, _] = self.0.header(position);
         let length = header.load(Relaxed) & !BPF_RINGBUF_BUSY_BIT;
-        header.swap(length | if discard { BPF_RINGBUF_DISCARD_BIT } else { 0 }, AcqRel);
+        let ended = length | if discard { BPF_RINGBUF_DISCARD_BIT } else { 0 };
+        if flags & (BPF_RB_FORCE_WAKEUP | BPF_RB_NO_WAKEUP) == BPF_RB_NO_WAKEUP {
+            // Where the consumer is does not matter: what would order looking at that costs half of the rest.
+            header.store(ended, Release);
+            return false;
+        }
+        header.swap(ended, AcqRel);
         if flags & BPF_RB_FORCE_WAKEUP != 0 {
             return true;
         }
         let ahead = self.0.consumer.load(Acquire) ^ position;
-        ahead & (self.0.size() - 1) == 0 && flags & BPF_RB_NO_WAKEUP == 0
+        ahead & (self.0.size() - 1) == 0
     }
 
     /// `bpf_ringbuf_output`: `Ok(true)` if the consumer must be woken.
