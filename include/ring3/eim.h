@@ -19,23 +19,14 @@
 #ifndef RING3_EIM_H
 #define RING3_EIM_H
 
-/* Text as the assembler wants it: in quotation marks, with escapes. */
-#define RING3_EIM_QUOTE(text) #text
-#define RING3_EIM_STRING(text) RING3_EIM_QUOTE(text)
+#include "note.h"
 
-/* One note (elf(5)): sizes of name and text, type 1, name, text. */
+/* One note of type 1: text. */
 #define RING3_EIM_NOTE(...) \
-    __asm__(".pushsection .note.ring3.eim,\"\",%note\n" \
-            ".balign 4\n" \
-            ".long 6, 8902f-8901f, 1\n" \
-            ".asciz \"ring3\"\n" \
-            ".balign 4\n" \
-            "8901:\n" \
-            ".ascii \"# " __FILE__ ":" RING3_EIM_STRING(__LINE__) "\\n\"\n" \
+    __asm__(RING3_NOTE_OPEN(".note.ring3.eim", "", "ring3", 1) \
+            ".ascii \"# " __FILE__ ":" RING3_NOTE_STRING(__LINE__) "\\n\"\n" \
             __VA_ARGS__ \
-            "8902:\n" \
-            ".balign 4\n" \
-            ".popsection\n")
+            RING3_NOTE_CLOSE)
 #define RING3_EIM_WORDS(text) ".ascii " text "\n"
 
 /* The program that is extended. */
@@ -45,21 +36,21 @@
 /* Variables and fields: State_Capability(NAME, read PATH, ...; write PATH, ...; length POINTER = FIELD; nonnull POINTER) */
 #define State_Capability(name, ...) \
     RING3_EIM_NOTE(RING3_EIM_WORDS("\"state " #name " { \"") \
-                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#__VA_ARGS__)) \
+                   RING3_EIM_WORDS(RING3_NOTE_QUOTE(#__VA_ARGS__)) \
                    RING3_EIM_WORDS("\" }\""))
 
 /* A function: Function_Capability(NAME, PROTOTYPE, require PARAMETER in A..B; nonnull PARAMETER; ensure return > 0) */
 #define Function_Capability(name, prototype, ...) \
     RING3_EIM_NOTE(RING3_EIM_WORDS("\"function " #name " { prototype \\\"\"") \
-                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#prototype)) \
+                   RING3_EIM_WORDS(RING3_NOTE_QUOTE(#prototype)) \
                    RING3_EIM_WORDS("\"\\\"; \"") \
-                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#__VA_ARGS__)) \
+                   RING3_EIM_WORDS(RING3_NOTE_QUOTE(#__VA_ARGS__)) \
                    RING3_EIM_WORDS("\" }\""))
 
 /* A function at which extensions run: Extension_Entry(NAME, FUNCTION, at entry; nonnull PARAMETER; return 0 = continue) */
 #define Extension_Entry(name, symbol, ...) \
     RING3_EIM_NOTE(RING3_EIM_WORDS("\"entry " #name " { function " #symbol "; \"") \
-                   RING3_EIM_WORDS(RING3_EIM_QUOTE(#__VA_ARGS__)) \
+                   RING3_EIM_WORDS(RING3_NOTE_QUOTE(#__VA_ARGS__)) \
                    RING3_EIM_WORDS("\" }\""))
 
 #endif
