@@ -17,6 +17,7 @@ mod bench_maps;
 mod bench_options;
 mod bench_stops;
 mod bench_syscall;
+mod bench_tracepoint;
 mod bench_verify;
 mod compat;
 mod conformance;
@@ -112,6 +113,8 @@ enum Benchmark {
     Syscall(bench_syscall::Options),
     /// Events to a reader: how late, lost, and their CPU time, beside the kernel's
     Events(bench_events::Options),
+    /// A static tracepoint, off and recorded, beside the kernel's USDT and LTTng-UST
+    Tracepoint(bench_tracepoint::Options),
     /// How long a process is stopped while it becomes a target and while it is left, beside gdb
     Stops(bench_stops::Options),
     /// Servers and other programs at their work, under tools that trace them: untraced, on the kernel, under ring3
@@ -142,6 +145,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Embed(options)) => bench_embed::embed(&options),
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
+        Task::Bench(Benchmark::Tracepoint(options)) => bench_tracepoint::tracepoint(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Firewall(options)) => bench_firewall::firewall(&options),
         Task::Bench(Benchmark::Workloads(options)) => workloads::workloads(&options),
