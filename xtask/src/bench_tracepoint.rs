@@ -158,14 +158,17 @@ impl Bench {
         command.arg(self.build.join("tracepoint_tool")).arg(pid.to_string()).arg(file).arg(program).arg(&out);
         let mut tool = Process::start(&mut command)?;
         tool.expect("attached")?;
-        // (Unmeasured calls are part of the total.)
-        let (_, before) = victim.run("traced", 0)?;
+        // What comes while the probe is new is not counted.
+        let (_, before) = victim.run("traced", EVENTS)?;
+        std::thread::sleep(PAUSE);
+        let (written_before, lost_before) = tool.ask("report")?;
         let (mut written, mut lost) = (0, 0);
         let (took, calls) = timed(victim, || {
             (written, lost) = tool.ask("report")?;
             Ok(())
         })?;
         let recorded = calls - before;
+        (written, lost) = (written - written_before, lost - lost_before);
         if program == "record" && written + lost != recorded {
             return Err(format!("{written} events in the file and {lost} lost, but there were {recorded}"));
         }
