@@ -246,11 +246,13 @@ inline __attribute__((__always_inline__)) constexpr int bits(unusable) { return 
     ".popsection\n" \
     ".endif\n"
 
-/* The nop has room for a jump, and not 5 bytes: Linux 6.18 replaces a nop of 5 bytes by a call when a uprobe hits it, and the call
- * overwrites what a function keeps below its stack pointer (the red zone). If only the first byte becomes that of a jump, the next four
- * say 0x7000801f bytes on, where there is room for ring3's stub as a rule. The notes belong to the group of their function ("?"). */
+/* The nop is the one-byte nop with five address-size prefixes, which change nothing. It has room for a jump. The kernel's uprobes emulate
+ * it: they single-step the long nops (0f 1f), which takes a second exception. It has not 5 bytes: Linux 6.18 replaces a nop of 5 bytes by
+ * a call when a uprobe hits it, and the call overwrites what a function keeps below its stack pointer (the red zone). If only the
+ * first byte becomes that of a jump, the next four say 0x67676767 bytes on, where there is room for ring3's stub as a rule. The notes
+ * belong to the group of their function ("?"). */
 #define RING3_TRACE_PLACED(provider, name, places) \
-    "8990: .byte 0x0f, 0x1f, 0x80, 0x00, 0x70, 0x00, 0x00\n" \
+    "8990: .byte 0x67, 0x67, 0x67, 0x67, 0x67, 0x90\n" \
     RING3_NOTE_OPEN(".note.stapsdt", "?", "stapsdt", 3) \
     ".8byte 8990b, _.stapsdt.base, " RING3_TRACE_SEMAPHORE_NAME(provider, name) "\n" \
     ".asciz \"" #provider "\"\n" \

@@ -171,7 +171,7 @@ macro_rules! ring3_trace {
             unsafe {
                 ::core::arch::asm!(
                     // (Why these bytes: include/ring3/trace.h.)
-                    "8990: .byte 0x0f, 0x1f, 0x80, 0x00, 0x70, 0x00, 0x00",
+                    "8990: .byte 0x67, 0x67, 0x67, 0x67, 0x67, 0x90",
                     ".pushsection .note.stapsdt,\"?\",@note",
                     ".balign 4",
                     ".4byte 8992f-8991f, 8994f-8993f, 3",
