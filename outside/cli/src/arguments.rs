@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ring3_server::realm::Scope;
 
-use crate::{aot, assembly, eim, exec, explain, extend, trace, verify};
+use crate::{aot, assembly, eim, exec, explain, export, extend, trace, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
@@ -179,6 +179,21 @@ Examples:
   ring3 extend --class nginx.eim:firewall firewall.bpf.o --pid 4711
 ")]
     Extend(extend::Extend),
+    /// Export metrics and spans from the maps of BPF programs, by configurations of ebpf_exporter
+    ///
+    /// A configuration NAME.yaml says what the maps of NAME.bpf.o count; both are as for ebpf_exporter. Scrapers of Prometheus ask
+    /// for the metrics by HTTP, and with --otlp they go to a collector, too. docs/TRACING.md says what is supported.
+    #[command(after_long_help = "\
+Examples:
+  ring3 export --config.dir /etc/ebpf_exporter --config.names mallocs
+                                         Every process that maps the probed file
+  ring3 export --config.dir . --config.names calls --all
+                                         System calls of all processes
+  ring3 export --config.dir . --config.names calls --web.listen-address 127.0.0.1:9435 -- ./server
+                                         Of a program and its children
+  curl http://127.0.0.1:9435/metrics
+")]
+    Export(export::Export),
     /// Run a program as a target, from its first instruction
     ///
     /// The program keeps its terminal, its signals and its exit status, and runs on if the server ends.

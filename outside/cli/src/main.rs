@@ -13,6 +13,7 @@ mod class;
 mod eim;
 mod exec;
 mod explain;
+mod export;
 mod extend;
 mod held;
 mod input;
@@ -47,6 +48,10 @@ fn main() -> ExitCode {
         }
         Action::Eim(wanted) => return eim::run(&wanted),
         Action::Extend(wanted) => match extend::run(&wanted) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
+        Action::Export(wanted) => match export::run(&wanted) {
             Ok(code) => return code,
             Err(failure) => Err(failure),
         },
