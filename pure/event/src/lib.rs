@@ -19,6 +19,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 mod record;
+mod shared;
 
 pub use record::{Extent, Header, Record, Value, encode};
 
@@ -130,9 +131,9 @@ pub enum Show {
     /// A duration in nanoseconds.
     Nanoseconds,
     /// One of some values that have names.
-    Enumeration(Arc<Names>),
+    Enumeration(#[serde(with = "shared")] Arc<Names>),
     /// A set of bits that have names.
-    Flags(Arc<Names>),
+    Flags(#[serde(with = "shared")] Arc<Names>),
 }
 
 /// Values with names.
