@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ring3_server::realm::Scope;
 
-use crate::{aot, assembly, eim, exec, explain, export, extend, trace, verify};
+use crate::{aot, assembly, eim, exec, explain, export, extend, record, trace, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
 ///
@@ -224,6 +224,26 @@ Examples:
   ring3 trace -c --histogram -p 4711         Count the calls of a running process until Ctrl-C
 ")]
     Trace(trace::Trace),
+    /// Record the events of a program in a file
+    ///
+    /// The events are those of `ring3 trace`. A trace in the Common Trace Format can be read at any moment, also after a
+    /// `kill -9` of ring3 or the program; what is lost because the disk is too slow is counted.
+    #[command(after_long_help = "\
+Examples:
+  ring3 record -o out -- make                     A directory for babeltrace2 and Trace Compass
+  ring3 record -o out.pftrace -p 4711             A file for ui.perfetto.dev, until Ctrl-C
+  ring3 record -e %file -o out.json -- ls -l      An object for each call
+  ring3 convert out --to heatmap -o latency.svg   Make other files of a recorded directory
+")]
+    Record(record::Record),
+    /// Convert a recorded trace to another format
+    #[command(after_long_help = "\
+Examples:
+  ring3 convert out -o out.pftrace                For ui.perfetto.dev
+  ring3 convert out --to script -o - | less       As `perf script` prints it
+  ring3 convert out --to flamegraph --weight time -o calls.svg
+")]
+    Convert(record::Convert),
     /// Make a running process a target
     ///
     /// You must be permitted to ptrace(2) the process. Probes that cannot be applied in it are named on standard error.

@@ -56,6 +56,11 @@ impl Held {
     pub(crate) fn status(&mut self) -> Option<ExitCode> {
         self.child.try_wait().ok().flatten().map(exit_code)
     }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self) {
+        let _ = self.child.wait();
+    }
 }
 
 fn pid_of(child: &Child) -> Pid {

@@ -19,6 +19,7 @@ mod held;
 mod input;
 mod launch;
 mod process;
+mod record;
 mod share_files;
 mod show;
 mod trace;
@@ -59,6 +60,11 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(failure) => Err(failure),
         },
+        Action::Record(wanted) => match record::record(&wanted) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
+        Action::Convert(wanted) => record::convert(&wanted),
         Action::Start { following, held, command } => start(!following.no_follow, held, &command),
         Action::Attach { following, pid } => attach(!following.no_follow, pid).map_err(Failure::from),
         Action::Detach { verify, pid } => detach(pid, verify).map_err(Failure::from),

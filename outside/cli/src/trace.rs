@@ -14,8 +14,8 @@ use crate::Failure;
 use crate::traced::{Begun, What};
 
 /// How long the reader sleeps when the buffer is empty: at first, and at most.
-const SLEEP: Duration = Duration::from_micros(500);
-const SLEEP_MAX: Duration = Duration::from_millis(20);
+pub(crate) const SLEEP: Duration = Duration::from_micros(500);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(20);
 /// How often `--top` shows the table.
 const REFRESH: Duration = Duration::from_secs(1);
 

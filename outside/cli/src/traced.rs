@@ -57,7 +57,7 @@ impl What {
 }
 
 /// The command line is wrong.
-fn wrong(why: impl Into<String>) -> Failure {
+pub(crate) fn wrong(why: impl Into<String>) -> Failure {
     Failure { why: why.into(), code: 2 }
 }
 
@@ -127,6 +127,15 @@ impl Begun {
     /// The exit code of the traced program, if it has ended.
     pub(crate) fn exit_code(&self) -> ExitCode {
         self.status.unwrap_or(ExitCode::SUCCESS)
+    }
+
+    /// Records no more, and waits for the traced program's end.
+    pub(crate) fn give_up(self) {
+        let Begun { session, child, .. } = self;
+        drop(session);
+        if let Some(child) = child {
+            child.wait();
+        }
     }
 
     /// Says on the terminal what was lost.

@@ -28,9 +28,9 @@ pub struct HeatMap<W: Write> {
 type Counts = BTreeMap<(u32, u32), u64>;
 
 /// Columns at most: when time needs more, each gets twice as long.
-const COLUMNS_MAX: u64 = 240;
+const COLUMNS_MAX: u64 = 120;
 const MAPS_MAX: usize = 20;
-const COLUMN: f64 = 4.0;
+const COLUMN: f64 = 8.0;
 const ROW: f64 = 9.0;
 const LEFT: f64 = 80.0;
 const HEADING: f64 = 24.0;
@@ -113,7 +113,7 @@ impl<W: Write> HeatMap<W> {
 fn shade(count: u64, most: u64) -> String {
     let part = ((count + 1) as f64).ln() / ((most + 1) as f64).ln();
     let (red, green, blue) = (255.0 - 140.0 * part, 235.0 * (1.0 - part), 150.0 * (1.0 - part));
-    format!("rgb({red:.0},{green:.0},{blue:.0})")
+    format!("#{:02x}{:02x}{:02x}", red as u8, green as u8, blue as u8)
 }
 
 fn range(row: u32) -> String {

@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 
-use ring3_event::{EventType, Record, State, Value};
-use serde_json::{Map, Value as Json, json};
+use ring3_event::{EventType, Header, Record, State, Value};
+use serde::{Serialize, Serializer};
+use serde_json::{Value as Json, json};
 
 use crate::types::Types;
 use crate::{Sink, Symbols, show};
@@ -52,10 +53,31 @@ impl<W: Write> Sink for JsonLines<W> {
     }
 }
 
-fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Json {
+/// An event's object, with its members in this order.
+#[derive(Serialize)]
+struct Line {
+    time: u64,
+    event: String,
+    pid: u32,
+    tid: u32,
+    comm: String,
+    cpu: u32,
+    fields: Fields,
+}
+
+/// An object with its members in the order of the event's fields.
+struct Fields(Vec<(String, Json)>);
+
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Line {
     let header = &record.header;
     let stack = show::stack(&record.of.fields, &record.values);
-    let mut fields = Map::new();
+    let mut fields = vec![];
     for (field, value) in record.of.fields.iter().zip(&record.values) {
         let (name, is_bytes) = (field.name.clone(), matches!(value, Value::Bytes(..)));
         let json = match value {
@@ -64,24 +86,23 @@ fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Json {
                 None => number_of(*number),
             },
             Value::Float(number) => Json::from(*number),
-            Value::Text(state, bytes) | Value::Bytes(state, bytes) => {
-                if *state != State::Whole {
-                    fields.insert(format!("{name}_state"), state.name().into());
-                }
-                match (state, &stack) {
-                    (State::Null | State::Unreadable, _) => Json::Null,
-                    (_, Some(stack)) if name == "stack" => frames(stack, header.pid, symbols),
-                    _ => show::escape(bytes, is_bytes).into(),
-                }
-            }
+            Value::Text(state, bytes) | Value::Bytes(state, bytes) => match (state, &stack) {
+                (State::Null | State::Unreadable, _) => Json::Null,
+                (_, Some(stack)) if name == "stack" => frames(stack, header.pid, symbols),
+                _ => show::escape(bytes, is_bytes).into(),
+            },
         };
-        fields.insert(name, json);
+        let state = match value {
+            Value::Text(state, _) | Value::Bytes(state, _) if *state != State::Whole => Some(state.name()),
+            _ => None,
+        };
+        let state = state.map(|state| (format!("{name}_state"), state.into()));
+        fields.push((name, json));
+        fields.extend(state);
     }
     let (event, comm) = (record.of.full_name(), show::escape(header.comm().as_bytes(), false));
-    json!({
-        "time": header.time_ns, "event": event, "pid": header.pid, "tid": header.tid, "comm": comm, "cpu": header.cpu,
-        "fields": fields,
-    })
+    let Header { time_ns: time, pid, tid, cpu, .. } = *header;
+    Line { time, event, pid, tid, comm, cpu, fields: Fields(fields) }
 }
 
 /// (A number of at most 64 bits.)

@@ -18,8 +18,11 @@ impl Svg {
         let title = escape(title);
         _ = writeln!(
             self.body,
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{fill}\">\
-             <title>{title}</title></rect>"
+            "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{fill}\"><title>{title}</title></rect>",
+            tenths(x),
+            tenths(y),
+            tenths(width),
+            tenths(height)
         );
     }
 
@@ -37,6 +40,11 @@ impl Svg {
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{body}</svg>\n"
         )
     }
+}
+
+/// To a tenth, and as short as it can be.
+fn tenths(number: f64) -> f64 {
+    (10.0 * number).round() / 10.0
 }
 
 /// XML has no way to write most control characters.

@@ -48,6 +48,8 @@ pub struct Ctf {
     /// The file `metadata` has all types.
     metadata_is_written: bool,
     streams: Vec<Option<Stream>>,
+    /// The last record.
+    copy: Vec<u8>,
 }
 
 impl Ctf {
@@ -59,9 +61,9 @@ impl Ctf {
             let text = format!("{} is not empty: name a new directory for the trace", directory.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
-        let (types, streams) = (Types::default(), vec![]);
+        let (types, streams, copy) = (Types::default(), vec![], vec![]);
         let mut trace =
-            Ctf { directory: directory.to_owned(), origin, sizes, types, metadata_is_written: false, streams };
+            Ctf { directory: directory.to_owned(), origin, sizes, types, metadata_is_written: false, streams, copy };
         trace.write_metadata()?;
         Ok(trace)
     }
@@ -90,6 +92,12 @@ impl Ctf {
         written
     }
 
+    fn write(&mut self, stream: u32, bytes: &[u8]) -> io::Result<()> {
+        let (header, bytes) = self.types.cut(bytes)?;
+        self.write_metadata()?;
+        self.stream(stream)?.record(header.time_ns, bytes)
+    }
+
     fn stream(&mut self, number: u32) -> io::Result<&mut Stream> {
         let at = number as usize;
         if at >= STREAMS_MAX {
@@ -115,9 +123,13 @@ impl Sink for Ctf {
     }
 
     fn record(&mut self, stream: u32, bytes: &[u8]) -> io::Result<()> {
-        let (header, bytes) = self.types.cut(bytes)?;
-        self.write_metadata()?;
-        self.stream(stream)?.record(header.time_ns, bytes)
+        // (Copied before it is judged: a ring buffer is memory of targets, too.)
+        let mut copy = std::mem::take(&mut self.copy);
+        copy.clear();
+        copy.extend_from_slice(bytes);
+        let result = self.write(stream, &copy);
+        self.copy = copy;
+        result
     }
 
     fn lost(&mut self, stream: u32, count: u64) -> io::Result<()> {
