@@ -15,6 +15,7 @@ mod bench_filter;
 mod bench_firewall;
 mod bench_maps;
 mod bench_options;
+mod bench_record;
 mod bench_stops;
 mod bench_syscall;
 mod bench_tracepoint;
@@ -115,6 +116,8 @@ enum Benchmark {
     Events(bench_events::Options),
     /// A static tracepoint, off and recorded, beside the kernel's USDT and LTTng-UST
     Tracepoint(bench_tracepoint::Options),
+    /// Events into files: what a record costs in each format, and how many are lost
+    Record(bench_record::Options),
     /// How long a process is stopped while it becomes a target and while it is left, beside gdb
     Stops(bench_stops::Options),
     /// Servers and other programs at their work, under tools that trace them: untraced, on the kernel, under ring3
@@ -146,6 +149,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Syscall(options)) => bench_syscall::syscall(&options),
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
         Task::Bench(Benchmark::Tracepoint(options)) => bench_tracepoint::tracepoint(&options),
+        Task::Bench(Benchmark::Record(options)) => bench_record::record(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Firewall(options)) => bench_firewall::firewall(&options),
         Task::Bench(Benchmark::Workloads(options)) => workloads::workloads(&options),
