@@ -22,7 +22,7 @@ fn check(what: &str, got: Option<i32>, out: &str, error: &str, code: i32, words:
 #[test]
 fn wrong_command_lines_are_explained() {
     let bench = Bench::ring3();
-    says(&bench, &["trace"], 2, &["unrecognized subcommand 'trace'", "--help"]);
+    says(&bench, &["trase"], 2, &["unrecognized subcommand 'trase'", "--help"]);
     says(&bench, &["load"], 2, &["<TOOL>", "Usage: ring3 load", "--help"]);
     says(&bench, &["load", "--"], 2, &["<TOOL>", "Usage: ring3 load"]);
     says(&bench, &["start"], 2, &["<PROGRAM>", "Usage: ring3 start"]);

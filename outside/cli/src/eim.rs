@@ -96,13 +96,13 @@ impl Failed {
     pub(crate) fn tell(self) -> ExitCode {
         let (code, why) = match self {
             Failed::Wrong(lines) => {
-                lines.iter().for_each(|line| eprintln!("{line}"));
+                lines.iter().for_each(|line| say!("{line}"));
                 return ExitCode::from(1);
             }
             Failed::Refused(why) => (1, why),
             Failed::Unreadable(why) => (2, why),
         };
-        eprintln!("ring3: {why}");
+        say!("ring3: {why}");
         ExitCode::from(code)
     }
 }

@@ -109,10 +109,10 @@ fn export(wanted: &Export) -> Result<(), String> {
     become_loader(wanted)?;
     let exporter = Arc::new(Exporter::load(prepared, wanted.strict)?);
     for line in exporter.unattached() {
-        eprintln!("ring3: {line}");
+        say!("ring3: {line}");
     }
     if wanted.check {
-        eprintln!("ring3: {} program(s) attached", exporter.attached());
+        say!("ring3: {} program(s) attached", exporter.attached());
         return Ok(());
     }
     let goes_on = Arc::new(AtomicBool::new(true));
@@ -120,7 +120,7 @@ fn export(wanted: &Export) -> Result<(), String> {
     if let Some(listener) = listener {
         let address = listener.local_addr().map_err(|error| error.to_string())?;
         let paths = Paths { metrics: wanted.telemetry_path.clone() };
-        eprintln!("ring3: {} program(s) attached; metrics at http://{address}{}", exporter.attached(), paths.metrics);
+        say!("ring3: {} program(s) attached; metrics at http://{address}{}", exporter.attached(), paths.metrics);
         let exporter = Arc::clone(&exporter);
         // (It ends with the process.)
         std::thread::spawn(move || ring3_export::serve(&listener, &exporter, &paths));
@@ -137,7 +137,7 @@ fn export(wanted: &Export) -> Result<(), String> {
         let (exporter, goes_on) = (Arc::clone(&exporter), Arc::clone(&goes_on));
         workers.push(std::thread::spawn(move || collector.run(&exporter, || goes_on.load(Ordering::Relaxed))));
     } else if exporter.has_spans() {
-        eprintln!("ring3: spans are configured, and --otlp names no collector to send them to");
+        say!("ring3: spans are configured, and --otlp names no collector to send them to");
     }
     if wanted.until.is_some() {
         let mut out = std::io::stdout();
@@ -195,7 +195,7 @@ fn become_loader(wanted: &Export) -> Result<(), String> {
     let (server, _) = connection.peer()?;
     launch::allow_tracer(server);
     if let Some(pid) = wanted.pid {
-        connection.ask(&Request::Attach { pid, follow: true }, None)?;
+        connection.ask(&Request::Attach { pid, follow: true, for_links: false }, None)?;
     }
     let listener = ring3_server::loader::install_filter()?;
     let command = format!("ring3 export --config.names {}", wanted.config_names.join(","));

@@ -84,7 +84,7 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let watched = host.map(process::open).transpose()?;
     if let Some(pid) = wanted.pid {
         class::check_process(pid, &chosen.class.file)?;
-        connection.ask(&Request::Attach { pid, follow: true }, None)?;
+        connection.ask(&Request::Attach { pid, follow: true, for_links: false }, None)?;
     }
     become_loader(wanted, &chosen.class, (host, chosen.time()), connection)?;
     let loaded =
@@ -122,7 +122,7 @@ fn announce(wanted: &Extend, chosen: &class::Chosen) {
         Some(pid) => format!("process {pid}"),
         None => format!("all processes with {}", chosen.class.file.display()),
     };
-    eprintln!("ring3: class {} extends {} in {whom}; end it with Ctrl-C", chosen.class.name, chosen.function);
+    say!("ring3: class {} extends {} in {whom}; end it with Ctrl-C", chosen.class.name, chosen.function);
 }
 
 fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String> {

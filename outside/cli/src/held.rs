@@ -24,6 +24,8 @@ pub(crate) struct Held {
 impl Held {
     /// Begins a program. If that was not possible the child has said why; this is its exit code.
     pub(crate) fn spawn(command: &[String]) -> Result<Result<Held, ExitCode>, Failure> {
+        // (Descendants whose parents have ended become this process's children, so that their end is seen, too.)
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| error.to_string())?;
         let child = Command::new(launch::own_path()?).args(["start", HELD, "--"]).args(command).spawn();
         let mut child = child.map_err(|error| format!("cannot start {}: {error}", command[0]))?;
         let pid = pid_of(&child);
@@ -52,6 +54,11 @@ impl Held {
             .map_err(|error| format!("cannot continue process {}: {error}", self.id()))
     }
 
+    /// Asks it to end.
+    pub(crate) fn terminate(&self) {
+        let _ = rustix::process::kill_process(pid_of(&self.child), Signal::TERM);
+    }
+
     /// Its exit code, if it has ended; of a signal's death 128 and the signal's number.
     pub(crate) fn status(&mut self) -> Option<ExitCode> {
         self.child.try_wait().ok().flatten().map(exit_code)
@@ -60,6 +67,17 @@ impl Held {
     /// Waits for its end.
     pub(crate) fn wait(mut self) {
         let _ = self.child.wait();
+    }
+}
+
+/// Whether descendants of the program are left when itself has ended.
+pub(crate) fn has_orphans() -> bool {
+    loop {
+        match rustix::process::waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
     }
 }
 

@@ -6,6 +6,14 @@
 //! Start reading at: `main`.
 #![forbid(unsafe_code)]
 
+/// Writes a line to standard error, if there is one: that it is closed or full is no reason to end.
+macro_rules! say {
+    ($($argument:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($argument)*);
+    }};
+}
+
 mod aot;
 mod arguments;
 mod assembly;
@@ -92,7 +100,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("ring3: {}", failure.why);
+            say!("ring3: {}", failure.why);
             ExitCode::from(failure.code)
         }
     }
@@ -176,7 +184,7 @@ fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
 }
 
 fn attach(follow: bool, pid: u32) -> Result<(), String> {
-    let target = launch::server()?.ask(&Request::Attach { pid, follow }, None)?;
+    let target = launch::server()?.ask(&Request::Attach { pid, follow, for_links: false }, None)?;
     show::attached(&target)
 }
 
@@ -247,7 +255,7 @@ fn stop() -> Result<(), String> {
     };
     let answer = connection.ask(&Request::Stop, None)?;
     if let Some(loaders @ 1..) = answer["loaders"].as_u64() {
-        eprintln!("ring3: {loaders} tool(s) were still loaded; their bpf(2) calls fail with ENOSYS from now on");
+        say!("ring3: {loaders} tool(s) were still loaded; their bpf(2) calls fail with ENOSYS from now on");
     }
     launch::wait_until_gone()
 }

@@ -139,7 +139,7 @@ pub(crate) fn record(wanted: &Record) -> Result<ExitCode, Failure> {
     let result = recording.run(&mut begun).map_err(|error| cannot(&error));
     begun.tell_lost();
     if let Err(why) = result {
-        eprintln!("ring3: {why}: recording has ended; what was written until then can be read");
+        say!("ring3: {why}: recording has ended; what was written until then can be read");
         begun.give_up();
         return Ok(ExitCode::FAILURE);
     }
@@ -221,7 +221,7 @@ impl Recording {
     fn say_result(&self, output: &Path) {
         let line = if io::stderr().is_terminal() { "\r" } else { "" };
         let Recording { events, bytes, lost, .. } = self;
-        eprintln!("{line}ring3: {events} events ({} KiB) in {}, {lost} lost", bytes >> 10, output.display());
+        say!("{line}ring3: {events} events ({} KiB) in {}, {lost} lost", bytes >> 10, output.display());
     }
 }
 
@@ -247,7 +247,7 @@ pub(crate) fn convert(wanted: &Convert) -> Result<(), Failure> {
         other => other.map_err(cannot)?,
     };
     for damage in &damage.0 {
-        eprintln!("ring3: {damage}");
+        say!("ring3: {damage}");
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ pub(crate) fn attached(target: &Value) -> Result<(), String> {
     let found = if sites == 0 { "ready, no probe yet".to_owned() } else { format!("{sites} probe site(s)") };
     write_out(&format!("attached to {} ({}): {found}\n", target["pid"], text(&target["comm"])))?;
     for line in refusals(target) {
-        eprintln!("ring3: {line}");
+        say!("ring3: {line}");
     }
     Ok(())
 }

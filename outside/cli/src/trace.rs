@@ -83,7 +83,8 @@ struct Tracing<'a> {
 
 impl<'a> Tracing<'a> {
     fn new(wanted: &'a Trace, begun: Begun, out: Box<dyn Write>) -> Tracing<'a> {
-        let several = wanted.what.is_of_running();
+        // (Lines of a file can be told apart by their threads, as those of `strace -f -o`.)
+        let several = wanted.what.is_of_running() || wanted.output.is_some();
         Tracing {
             wanted,
             begun,

@@ -19,7 +19,7 @@ use ring3_uapi::syscalls::{Syscall, TABLE};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::held::Held;
-use crate::{Failure, launch, process};
+use crate::{Failure, held, launch, process};
 
 /// Which events, and whose.
 #[derive(Debug, Args)]
@@ -67,8 +67,10 @@ pub(crate) struct Begun {
     child: Option<Held>,
     /// The process that `-p` names.
     watched: Option<OwnedFd>,
-    /// A signal asks for the end.
+    /// SIGTERM asks for the end.
     stop: Arc<AtomicBool>,
+    /// Ctrl-C was pressed.
+    interrupted: Arc<AtomicBool>,
     status: Option<ExitCode>,
 }
 
@@ -99,29 +101,40 @@ impl Begun {
         let family = child.as_ref().map(Held::id).or(what.pid);
         become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
         let mut session = Session::open(plan)?;
-        session.refused().iter().for_each(|why| eprintln!("ring3: {why}"));
+        session.refused().iter().for_each(|why| say!("ring3: {why}"));
         if let Some(pid) = family {
-            connection.ask(&Request::Attach { pid, follow: true }, None)?;
+            connection.ask(&Request::Attach { pid, follow: true, for_links: true }, None)?;
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        // (Ctrl-C is for the program that runs in the foreground, and what it does then is traced.)
-        let interrupted = if child.is_some() { Arc::default() } else { stop.clone() };
-        for (signal, flag) in [(SIGTERM, stop.clone()), (SIGINT, interrupted)] {
+        let (stop, interrupted) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        for (signal, flag) in [(SIGTERM, stop.clone()), (SIGINT, interrupted.clone())] {
             signal_hook::flag::register(signal, flag).map_err(|error| error.to_string())?;
         }
         if let Some(child) = &child {
-            session.skip_before_exec(child.id(), crate::held::NAME);
+            session.skip_before_exec(child.id(), held::NAME);
             child.resume()?;
         }
-        Ok(Ok(Begun { session, child, watched, stop, status: None }))
+        Ok(Ok(Begun { session, child, watched, stop, interrupted, status: None }))
     }
 
     /// Whether nothing more is to be traced. What was recorded before that is in the session's buffer.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.status = self.status.or_else(|| self.child.as_mut().and_then(Held::status));
-        self.status.is_some()
-            || self.stop.load(Ordering::Relaxed)
-            || self.watched.as_ref().is_some_and(process::has_ended)
+        let is_watched_gone = self.watched.as_ref().is_some_and(process::has_ended);
+        let is_stopped = self.stop.swap(false, Ordering::Relaxed);
+        let Some(child) = &mut self.child else {
+            return is_watched_gone || is_stopped || self.interrupted.load(Ordering::Relaxed);
+        };
+        if self.status.is_none() {
+            self.status = child.status();
+            if is_stopped {
+                child.terminate();
+            }
+            // (Until here Ctrl-C was for the program, and what it did then was traced.)
+            self.interrupted.store(false, Ordering::Relaxed);
+            if self.status.is_none() {
+                return false;
+            }
+        }
+        is_stopped || self.interrupted.load(Ordering::Relaxed) || !held::has_orphans()
     }
 
     /// The exit code of the traced program, if it has ended.
@@ -142,10 +155,10 @@ impl Begun {
     pub(crate) fn tell_lost(&self) {
         let lost = self.session.lost();
         if lost.buffer_full > 0 {
-            eprintln!("ring3: {} events were lost: the buffer was full; a larger --buffer helps", lost.buffer_full);
+            say!("ring3: {} events were lost: the buffer was full; a larger --buffer helps", lost.buffer_full);
         }
         if lost.no_slot > 0 {
-            eprintln!("ring3: {} events were lost: too many threads were in system calls", lost.no_slot);
+            say!("ring3: {} events were lost: too many threads were in system calls", lost.no_slot);
         }
     }
 }
@@ -159,7 +172,7 @@ fn chosen(events: &[String], bytes_max: u32) -> Result<(Vec<&'static Syscall>, V
     let mut probes: Vec<Probe> = vec![];
     let mut others = vec![];
     for list in events {
-        let (of_files, calls): (Vec<&str>, Vec<&str>) = list.split(',').partition(is_probe);
+        let (of_files, calls): (Vec<&str>, Vec<&str>) = list.split(',').map(str::trim).partition(is_probe);
         for name in of_files {
             let next = probes.last().map_or(FIRST_PROBE_ID, |last| last.recipe.of.id + 1);
             probes.extend(probe::find(name, next, bytes_max).map_err(|why| format!("-e {why}"))?);
@@ -180,7 +193,7 @@ fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, String> {
         let list = list.strip_prefix("trace=").unwrap_or(list);
         let (others, list) = list.strip_prefix('!').map_or((false, list), |list| (true, list));
         let mut named = vec![false; TABLE.len()];
-        for name in list.split(',') {
+        for name in list.split(',').map(str::trim) {
             if matches!(name, "all" | "syscalls") {
                 named.fill(true);
                 continue;

@@ -51,6 +51,9 @@ pub enum Request {
         pid: u32,
         /// Its children and what they execute are targets, too.
         follow: bool,
+        /// It is one as long as a link is for it or its family.
+        #[serde(default)]
+        for_links: bool,
     },
     /// Take everything out of a target.
     Detach {

@@ -212,9 +212,12 @@ impl Server {
                 Ok(Value::Null)
             }
             Request::Start { .. } => unreachable!("handled by converse"),
-            Request::Attach { pid, follow } => {
+            Request::Attach { pid, follow, for_links } => {
                 reaches(pid)?;
-                let target = self.realm.add_target(pid, following(follow)).map_err(|refusal| refusal.message)?;
+                let target = self
+                    .realm
+                    .add_target(pid, (!for_links).then_some(following(follow)))
+                    .map_err(|refusal| refusal.message)?;
                 Ok(json!(target))
             }
             Request::Detach { pid, verify } => {

@@ -12,13 +12,12 @@ use ring3_isa::Insn;
 use ring3_object::{MapDef, Object, Program};
 use ring3_recorder::{Recipe, program, syscalls, syscalls::RESULT};
 use ring3_uapi::bpf::{attach_type, map_type, prog_type};
-use ring3_uapi::flags::BPF_F_NO_PREALLOC;
 use ring3_uapi::syscalls::Syscall;
 
 use crate::probe::Probe;
 
-/// Threads that can be in a system call at the same time.
-const THREADS_MAX: u32 = 32_768;
+/// Threads whose calls are remembered: of more, the call that began first is forgotten.
+const THREADS_MAX: u32 = 8192;
 
 /// Type and attach type of programs of tracepoints, and of probes.
 const TRACEPOINT: (u32, u32) = (prog_type::TRACEPOINT, 0);
@@ -286,9 +285,8 @@ fn maps(slot_bytes: u32, buffer_bytes: u32) -> Vec<MapDef> {
         max_entries,
         ..MapDef::default()
     };
-    let slots = map("slots", map_type::HASH, (4, slot_bytes), THREADS_MAX);
     vec![
-        MapDef { map_flags: BPF_F_NO_PREALLOC, ..slots },
+        map("slots", map_type::LRU_HASH, (4, slot_bytes), THREADS_MAX),
         map("records", map_type::RINGBUF, (0, 0), buffer_bytes),
         map("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
         map("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),

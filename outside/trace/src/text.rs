@@ -59,6 +59,9 @@ impl Text {
         if is_call {
             let _ = write!(line, "{:width$} = ", "", width = RESULT_COLUMN.saturating_sub(line.len() - begin));
             match record.value(RESULT) {
+                Some(Value::Int(mask)) if record.of.name == "umask" => {
+                    let _ = write!(line, "0{mask:o}");
+                }
                 Some(Value::Int(result)) => self::result(&mut line, result as i64, is_address(&record.of.name)),
                 _ => line.push('?'),
             }
@@ -92,6 +95,10 @@ fn result(line: &mut String, result: i64, is_address: bool) {
     let number = -result as i32;
     let error = std::io::Error::from_raw_os_error(number).to_string();
     let meaning = error.split(" (os error").next().unwrap_or_default();
+    if let Some((name, meaning)) = restarted(number) {
+        let _ = write!(line, "? {name} ({meaning})");
+        return;
+    }
     match Errno(number).name() {
         "E?" => {
             let _ = write!(line, "-1 (error {number})");
@@ -100,6 +107,17 @@ fn result(line: &mut String, result: i64, is_address: bool) {
             let _ = write!(line, "-1 {name} ({meaning})");
         }
     }
+}
+
+/// What a call returns to the kernel that a signal has interrupted (include/linux/errno.h), as strace explains it.
+fn restarted(number: i32) -> Option<(&'static str, &'static str)> {
+    Some(match number {
+        512 => ("ERESTARTSYS", "To be restarted if SA_RESTART is set"),
+        513 => ("ERESTARTNOINTR", "To be restarted"),
+        514 => ("ERESTARTNOHAND", "To be restarted if no handler"),
+        516 => ("ERESTART_RESTARTBLOCK", "Interrupted by signal"),
+        _ => return None,
+    })
 }
 
 /// A field's value.

@@ -18,7 +18,8 @@ use crate::{Address, Operand, Recipe, Source};
 
 /// Maps of the programs, by their index.
 pub mod map {
-    /// Hash, from thread ids to slots of the calls that have begun.
+    /// Hash, from thread ids to slots of the calls that have begun. The call of a signal handler that interrupts another one has
+    /// the key of the thread with [`super::NESTED`].
     pub const SLOTS: usize = 0;
     /// The ring buffer.
     pub const RECORDS: usize = 1;
@@ -38,6 +39,10 @@ pub mod lost {
     pub const BYTES: u32 = 16;
 }
 
+/// What is added to the key of a call that a signal handler makes while another is interrupted: the end of that one comes after
+/// the handler. (Thread ids have 22 bits, include/linux/threads.h.)
+pub const NESTED: u32 = 1 << 31;
+
 /// Where a slot has the bytes of the variable part (u32).
 const LENGTH_AT: usize = 0;
 /// Where it has the event that has begun, plus 1 (u32); 0: none.
@@ -48,8 +53,10 @@ const BEGIN_AT: usize = 8;
 const ARGUMENTS_AT: usize = 16;
 /// Where it has the offsets of texts in the variable part, for a filter at the end (u32 each, as many as arguments).
 const TEXTS_AT: usize = 64;
+/// Where it says that a nested call has begun (u8).
+const HAS_NESTED_AT: usize = 88;
 /// Where it has the record.
-const RECORD_AT: usize = 88;
+const RECORD_AT: usize = 96;
 
 /// Where the programs' stack has the thread id.
 const KEY_AT: i32 = -8;
@@ -309,7 +316,14 @@ impl<'a> Text<'a> {
     fn slot(&mut self, make: bool) {
         self.look_up(map::SLOTS, KEY_AT);
         if make {
+            self.line("if r0 == 0 goto make");
+            self.line(&format!("r1 = *(u32 *)(r0 + {PENDING_AT})"));
+            self.line("if r1 == 0 goto found");
+            self.line("r1 = 1");
+            self.line(&format!("*(u8 *)(r0 + {HAS_NESTED_AT}) = r1"));
+            self.nested();
             self.line("if r0 != 0 goto found");
+            self.label("make");
             self.line("r1 = 0");
             self.line(&format!("*(u32 *)(r10 {WORD_AT}) = r1"));
             self.look_up(map::SCRATCH, WORD_AT);
@@ -326,8 +340,31 @@ impl<'a> Text<'a> {
             self.may_lack_slot = true;
         } else {
             self.line("if r0 == 0 goto out");
+            self.line("r6 = r0");
+            self.line(&format!("r1 = *(u8 *)(r6 + {HAS_NESTED_AT})"));
+            self.line("if r1 == 0 goto found");
+            // The inner one of two calls ends first.
+            self.line("r1 = 0");
+            self.line(&format!("*(u8 *)(r6 + {HAS_NESTED_AT}) = r1"));
+            self.nested();
+            self.line("if r0 == 0 goto outer");
+            self.line(&format!("r1 = *(u32 *)(r0 + {PENDING_AT})"));
+            self.line(&format!("r2 = *(u32 *)(r7 + {NUMBER_AT})"));
+            self.line("r2 += 1");
+            self.line("if r1 == r2 goto found");
+            self.label("outer");
+            self.line("r0 = r6");
+            self.label("found");
         }
         self.line("r6 = r0");
+    }
+
+    /// Looks the slot of a nested call up.
+    fn nested(&mut self) {
+        self.line(&format!("r1 = *(u32 *)(r10 {KEY_AT})"));
+        self.line(&format!("r1 |= {}", NESTED as i32));
+        self.line(&format!("*(u32 *)(r10 {KEY_AT}) = r1"));
+        self.look_up(map::SLOTS, KEY_AT);
     }
 
     /// Writes the event's number.

@@ -265,10 +265,10 @@ impl<'a> Parameter<'a> {
             return Kind::Int { bytes: 8, signed: false, show: Show::Pointer };
         }
         let (bytes, signed) = match self.of {
-            "int" | "pid_t" | "clockid_t" | "key_serial_t" | "mqd_t" | "__s32" | "key_t" | "timer_t" | "rwf_t" => {
-                (4, true)
-            }
-            "unsigned int" | "unsigned" | "uid_t" | "gid_t" | "u32" | "__u32" | "qid_t" => (4, false),
+            // (-1 means "leave it" to chown and its kin.)
+            "uid_t" | "gid_t" | "int" | "pid_t" | "clockid_t" | "key_serial_t" | "mqd_t" | "__s32" | "key_t"
+            | "timer_t" | "rwf_t" => (4, true),
+            "unsigned int" | "unsigned" | "u32" | "__u32" | "qid_t" => (4, false),
             "umode_t" => (2, false),
             "long" | "off_t" | "loff_t" => (8, true),
             _ if self.of.starts_with("enum ") => (4, false),
@@ -288,7 +288,7 @@ impl<'a> Parameter<'a> {
             (
                 "pipe2" | "dup3" | "epoll_create1" | "eventfd2" | "inotify_init1" | "timerfd_create" | "signalfd4",
                 "flags",
-            ) => &of.open,
+            ) => &of.descriptor,
             ("mmap" | "mprotect" | "pkey_mprotect", "prot") => &of.protection,
             ("mmap", "flags") => &of.map,
             ("mremap", "flags") => &of.mremap,

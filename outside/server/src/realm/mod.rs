@@ -638,8 +638,9 @@ impl Realm {
         offsets.iter().try_for_each(|offset| modules::check_site(&mut self.shared.modules(), file, *offset, ret))
     }
 
-    /// Makes a running process a target.
-    pub fn add_target(&self, pid: u32, following: Following) -> Result<TargetStatus, Refusal> {
+    /// Makes a running process a target. With no `following` it is one as long as a link is for it or its family, and so are its
+    /// children.
+    pub fn add_target(&self, pid: u32, following: Option<Following>) -> Result<TargetStatus, Refusal> {
         self.tracer.ask(|reply| Command::AddTarget(pid, following, reply))?
     }
 

@@ -846,6 +846,13 @@ pub(super) fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subjec
     spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
 }
 
+impl LinkSpec {
+    /// Whether it names a process, or the family that it is of (with its own id).
+    pub(super) fn names(&self, pid: u32, family: &BTreeSet<u32>) -> bool {
+        self.pid == Some(pid) || matches!(self.scope, Scope::Family(root) if family.contains(&root))
+    }
+}
+
 /// Whether a link is not for another family's processes.
 fn is_of_family(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
     !matches!(spec.scope, Scope::Family(pid) if !family.contains(&pid))

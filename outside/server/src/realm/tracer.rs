@@ -60,7 +60,7 @@ pub(super) enum Command {
     /// Links of the same process, or of any, and processes that may have to become targets for them.
     Attach(Vec<LinkSpec>, BTreeSet<u32>, Sender<Result<Vec<AttachmentId>, Refusal>>),
     Detach(AttachmentId),
-    AddTarget(u32, Following, Sender<Result<TargetStatus, Refusal>>),
+    AddTarget(u32, Option<Following>, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Ready, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, bool, Sender<Result<Vec<String>, Refusal>>),
     /// Processes that links may want.
@@ -419,7 +419,7 @@ impl Actor {
             Command::RanOn(pid) => self.note_ran_on(pid),
             Command::TakeOne(candidate) => self.take(&candidate),
             Command::AddTarget(pid, following, reply) => {
-                let added = self.add_target(pid, Asked::User(following), ReportTo::Requester);
+                let added = self.add_target(pid, following.map_or(Asked::Name, Asked::User), ReportTo::Requester);
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
             }
@@ -781,7 +781,8 @@ impl Actor {
                 tracing::warn!(pid, "{refusal}");
             }
             let Some(target) = self.targets.get(&pid) else { continue };
-            let is_named = || self.links.values().any(|link| link.spec.pid == Some(pid));
+            let family = target.with_forebears();
+            let is_named = || self.links.values().any(|link| link.spec.names(pid, &family));
             let stays = target.explicit || target.is_detaching() || is_named() || self.is_wanted(pid);
             if !stays && let Some(target) = self.targets.get_mut(&pid) {
                 target.begin_detach();
