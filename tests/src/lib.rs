@@ -419,17 +419,24 @@ impl Bench {
     pub fn alias(&self, program: &Path) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("r{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.directory).expect("made");
-        if self.user.is_some() {
-            std::os::unix::fs::chown(&self.directory, self.user, self.user).expect("given away");
-        }
-        let link = self.directory.join(name);
+        let link = self.made_directory().join(name);
         std::os::unix::fs::symlink(program, &link).expect("linked");
         link
     }
 
     /// The server's run-time directory.
     pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The same, which is there from now on.
+    pub fn made_directory(&self) -> &Path {
+        // (A server's run-time directory is its user's alone.)
+        let mode = if self.native { 0o755 } else { 0o700 };
+        std::fs::DirBuilder::new().mode(mode).recursive(true).create(&self.directory).expect("made");
+        if self.user.is_some() {
+            std::os::unix::fs::chown(&self.directory, self.user, self.user).expect("given away");
+        }
         &self.directory
     }
 
@@ -441,13 +448,7 @@ impl Bench {
 
     /// A copy of a file that no other bench has.
     pub fn copy(&self, path: &Path) -> PathBuf {
-        // (A server's run-time directory is its user's alone.)
-        let mode = if self.native { 0o755 } else { 0o700 };
-        std::fs::DirBuilder::new().mode(mode).recursive(true).create(&self.directory).expect("made");
-        if self.user.is_some() {
-            std::os::unix::fs::chown(&self.directory, self.user, self.user).expect("given away");
-        }
-        let copy = self.directory.join(path.file_name().expect("a file"));
+        let copy = self.made_directory().join(path.file_name().expect("a file"));
         // By another process: a child that is forked meanwhile would have the copy open for writing, and it could not be executed.
         let copied = Command::new("cp").arg(path).arg(&copy).status().expect("cp runs");
         assert!(copied.success(), "{}", copy.display());

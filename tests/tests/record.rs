@@ -47,7 +47,7 @@ fn objects(bench: &Bench, trace: &Path) -> Vec<Value> {
 #[test]
 fn babeltrace2_reads_the_calls_that_the_program_made() {
     let bench = Bench::ring3();
-    let trace = bench.directory().join("trace");
+    let trace = bench.made_directory().join("trace");
     let (code, _, errors) = bench.run(&["record", "-e", "openat", "-o", text(&trace), "--", &recorded(), "5000"]);
     assert_eq!(code, Some(7), "the program's exit code: {errors}");
     assert!(errors.contains(" events (") && errors.contains(", 0 lost"), "{errors}");
@@ -82,7 +82,7 @@ fn babeltrace2_reads_the_calls_that_the_program_made() {
 #[test]
 fn what_a_slow_recorder_loses_is_counted() {
     let bench = Bench::ring3();
-    let trace = bench.directory().join("trace");
+    let trace = bench.made_directory().join("trace");
     let program = recorded();
     let options = ["record", "-e", "openat", "--buffer", "1", "-o", text(&trace), "--", &program, "100000"];
     let recorder = Process::start(&mut bench.ring3_command(&options));
@@ -108,7 +108,7 @@ fn what_a_slow_recorder_loses_is_counted() {
 #[test]
 fn each_format_has_a_file() {
     let bench = Bench::ring3();
-    let path = |name: &str| bench.directory().join(name);
+    let path = |name: &str| bench.made_directory().join(name);
     let record = |name: &str, format: &[&str]| {
         let path = path(name);
         let program = recorded();
@@ -127,7 +127,7 @@ fn each_format_has_a_file() {
     assert!(String::from_utf8_lossy(&heat).contains("syscalls:openat: "));
     let (code, _, errors) = bench.run(&["record", "-o", text(&path("a.txt")), "--", "/no/such/program"]);
     assert_eq!(code, Some(127), "{errors}");
-    let (code, _, errors) = bench.run(&["convert", text(bench.directory()), "-o", text(&path("b.json"))]);
+    let (code, _, errors) = bench.run(&["convert", text(bench.made_directory()), "-o", text(&path("b.json"))]);
     assert!(code == Some(1) && errors.contains("metadata"), "{errors}");
 }
 
@@ -135,11 +135,13 @@ fn each_format_has_a_file() {
 fn a_trace_is_whole_after_the_recorder_was_killed() {
     let bench = Bench::ring3();
     for round in 0..3 {
-        let trace = bench.directory().join(format!("trace-{round}"));
+        let trace = bench.made_directory().join(format!("trace-{round}"));
         let mut command = bench.ring3_command(&["record", "-e", "openat", "-o", text(&trace), "--", &recorded()]);
         let mut recorder = Process::start(&mut command);
         assert_eq!(recorder.line(), "ready");
-        wait_until("records are in the file", || fs::exists(trace.join("stream_0_0000")).expect("it can be asked"));
+        let written =
+            || fs::exists(trace.join("stream_0_0000")).expect("it can be asked") && lines(&bench, &trace).len() > 500;
+        wait_until("records are in the file", written);
         let child = child_of(recorder.pid());
         recorder.signal(Signal::KILL);
         recorder.wait();
@@ -153,7 +155,7 @@ fn a_trace_is_whole_after_the_recorder_was_killed() {
 #[test]
 fn all_is_recorded_until_the_program_is_killed() {
     let bench = Bench::ring3();
-    let trace = bench.directory().join("trace");
+    let trace = bench.made_directory().join("trace");
     let mut command = bench.ring3_command(&["record", "-e", "openat", "-o", text(&trace), "--", &recorded()]);
     let mut recorder = Process::start(&mut command);
     assert_eq!(recorder.line(), "ready");
@@ -172,7 +174,7 @@ fn a_full_disk_ends_the_recording_and_not_the_program() {
         return;
     }
     let bench = Bench::ring3();
-    let small = Small::mount(bench.directory().join("small"));
+    let small = Small::mount(bench.made_directory().join("small"));
     let trace = small.0.join("trace");
     let (code, _, errors) = bench.run(&["record", "-e", "openat", "-o", text(&trace), "--", &recorded(), "30000"]);
     assert_eq!(code, Some(1), "{errors}");

@@ -53,7 +53,12 @@ impl Text {
             if !is_call {
                 let _ = write!(line, "{}=", field.name);
             }
-            self::value(&mut line, &field.kind, *value);
+            let value = match value {
+                // (The zero byte at the end of the path is part of what `getcwd` returns.)
+                Value::Bytes(state, [path @ .., 0]) if record.of.name == "getcwd" => Value::Bytes(*state, path),
+                value => *value,
+            };
+            self::value(&mut line, &field.kind, value);
         }
         line.push(')');
         if is_call {

@@ -1,4 +1,4 @@
-//! The notes of this very program. (How tools see others': tests/tests/tracepoints.rs.)
+//! The notes of this very program. (How tools see others': tests/tests/static_tracepoints.rs.)
 #![deny(unsafe_code)]
 
 use ring3_elf::{File, Kind};
