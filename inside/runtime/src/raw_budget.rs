@@ -8,8 +8,9 @@ use ring3_layout::control::Attachment;
 use ring3_layout::realm::request;
 use ring3_layout::thread::{OVERRUN_SPAN_NS, OVERRUNS_MAX, Overruns, ThreadBlock};
 
+use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::Program;
-use crate::raw_helpers::{block, monotonic_ns};
+use crate::raw_helpers::block;
 use crate::raw_request::file;
 
 /// Runs the program of the attachment that the thread is at, and compares the time it takes with its budget. (The time in which

@@ -6,8 +6,9 @@ use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_F_CURRENT_CPU, BPF_F_INDEX_MASK};
 
+use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::cpu_of;
-use crate::raw_helpers::{answer, block, context, map_at, monotonic_ns, view_named};
+use crate::raw_helpers::{answer, block, context, map_at, view_named};
 use crate::raw_request::ring as ring_doorbell;
 
 /// The ring buffer that a program passes by the address of its view.

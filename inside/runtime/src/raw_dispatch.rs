@@ -18,7 +18,7 @@ use ring3_layout::thread::{COUNTED_HOOKS_MAX, CPU_SLOT_HELD, CPU_SLOT_SET, OPEN_
 use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
-use crate::raw_helpers::monotonic_ns;
+use crate::raw_clock::monotonic_ns;
 use crate::raw_request::control;
 use crate::raw_sampled::stand_for;
 use crate::raw_system::{cpu_number, gs_base, syscall};

@@ -16,9 +16,10 @@ use ring3_layout::slice::{self, Slice};
 use ring3_layout::thread::{ENDED, ThreadBlock};
 use ring3_uapi::Errno;
 
+use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::miss;
 use crate::raw_dynptr::make_dynptr;
-use crate::raw_helpers::{answer, block, monotonic_ns};
+use crate::raw_helpers::{answer, block};
 
 fn extension(base: u64, attachment: &Attachment) -> Option<&'static Extension> {
     let index = (attachment.flags >> ATTACHMENT_EXTENSION_SHIFT) as usize;

@@ -16,20 +16,16 @@ use ring3_uapi::nr;
 
 use crate::numbers;
 use crate::raw_callbacks::LOOPS_MAX;
+use crate::raw_clock::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_TAI, clock_ns};
 use crate::raw_dispatch::{cpu_of, map_cpu};
 use crate::raw_identity::{comm_of, uid_gid_of};
 use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
 use crate::raw_memory::{clear, read, read_string, read_user_string, write};
-use crate::raw_request::control;
 use crate::raw_sampled::{of_process, sampled, shown_ids};
 use crate::raw_slot::name;
 use crate::raw_system::{is_dead, relax, syscall};
 use crate::raw_trace::{formatted, print, with_arguments};
 
-pub(crate) const CLOCK_MONOTONIC: u64 = 1;
-const CLOCK_MONOTONIC_COARSE: u64 = 6;
-pub(crate) const CLOCK_BOOTTIME: u64 = 7;
-const CLOCK_TAI: u64 = 11;
 const PR_GET_NAME: u64 = 16;
 
 /// What a helper returns for a result.
@@ -58,34 +54,6 @@ pub(crate) unsafe fn block<'t>(env: u64) -> &'t mut ThreadBlock {
 #[inline(always)]
 pub(crate) fn context(tb: &ThreadBlock) -> Context {
     Context { owner: name(tb.region_base, tb), cpu: map_cpu(tb), owner_is_dead: is_dead, relax }
-}
-
-/// Time of a clock, ns, by the vDSO where there is one.
-pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
-    let mut time = [0u64; 2];
-    let function = control(tb.region_base).vdso_clock_gettime;
-    let at = &raw mut time as u64;
-    if function == 0 {
-        // SAFETY: the kernel writes a timespec, which `time` has room for.
-        unsafe { syscall(nr::CLOCK_GETTIME, [clock, at, 0, 0, 0, 0]) };
-    } else {
-        // SAFETY: the server found the address of the vDSO's clock_gettime in this process.
-        let call: extern "sysv64" fn(u64, u64) -> i32 = unsafe { core::mem::transmute(function) };
-        call(clock, at);
-    }
-    let [seconds, nanoseconds] = time;
-    seconds.wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
-}
-
-/// `CLOCK_MONOTONIC_COARSE`, ns; `None`: the kernel would have to be asked.
-#[inline(always)]
-pub(crate) fn coarse_ns(tb: &ThreadBlock) -> Option<u64> {
-    (control(tb.region_base).vdso_clock_gettime != 0).then(|| clock_ns(tb, CLOCK_MONOTONIC_COARSE))
-}
-
-/// `CLOCK_MONOTONIC`, ns.
-pub(crate) fn monotonic_ns(tb: &ThreadBlock) -> u64 {
-    clock_ns(tb, CLOCK_MONOTONIC)
 }
 
 /// The thread's name, zero-padded, as the kernel has it.

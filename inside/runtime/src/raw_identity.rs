@@ -10,7 +10,8 @@ use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_cgroup::{ancestor_id, cgroup_id};
-use crate::raw_helpers::{coarse_ns, comm};
+use crate::raw_clock::coarse_ns;
+use crate::raw_helpers::comm;
 use crate::raw_proc::Task;
 use crate::raw_sampled::sampled;
 use crate::raw_sud::is_borrower;

@@ -15,7 +15,8 @@ use ring3_layout::thread::{EXIT_CODE_SET, ThreadBlock};
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
-use crate::raw_helpers::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns, comm};
+use crate::raw_clock::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns};
+use crate::raw_helpers::comm;
 use crate::raw_memory::{USER_END, is_program_memory, read, read_string, read_user_string};
 use crate::raw_proc::Task;
 use crate::raw_sampled::{of_any, sampled, shown_ids};

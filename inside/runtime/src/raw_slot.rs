@@ -21,8 +21,9 @@ use ring3_layout::owner::{self, NAMESPACE_UNKNOWN, is_near, tid};
 use ring3_layout::realm::{CPUS_MAX, CpuSlot};
 use ring3_layout::thread::{CPU_SLOT_HELD, CPU_SLOT_SET, ThreadBlock};
 
+use crate::raw_clock::ticks;
 use crate::raw_request::{control, realm};
-use crate::raw_system::{cpu_number, is_dead, relax, ticks};
+use crate::raw_system::{cpu_number, is_dead, relax};
 use crate::raw_thread::{is_tcb, process};
 
 /// Rounds of waiting for a CPU slot, in which others are let run, and then asleep: a holder that lost its CPU gets it
@@ -171,7 +172,7 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
         find_rseq(base, tb);
     }
     let own = name(base, tb);
-    let began = ticks();
+    let began = ticks(tb);
     let may_wait = tb.slot_waits <= began.saturating_add(WAITS_AHEAD);
     // It waits for this CPU's to be handed over.
     let mut awaited = None;
@@ -210,7 +211,7 @@ fn take_otherwise(base: u64, tb: &mut ThreadBlock) {
                 slot.outlasted.store(owner, Relaxed);
             }
             if sleeps {
-                let spent = ticks().wrapping_sub(began).min(WAITS_AHEAD / WAITS_PRICE);
+                let spent = ticks(tb).wrapping_sub(began).min(WAITS_AHEAD / WAITS_PRICE);
                 tb.slot_waits = tb.slot_waits.max(began).saturating_add(spent * WAITS_PRICE);
             }
             return;

@@ -214,7 +214,8 @@ pub(crate) fn filter_given(regs: &PtRegs, number: i64) -> Option<u64> {
     const SET_STRICT: u64 = 0;
     const SET_FILTER: u64 = 1;
     // (Without a filter such a call fails: programs ask in this way whether there are any.)
-    match (number, regs.rdi, regs.rsi) {
+    // (The kernel takes 32 bits of the first argument.)
+    match (number, u64::from(regs.rdi as u32), regs.rsi) {
         (nr::PRCTL, PR_SET_SECCOMP, MODE_STRICT) | (nr::SECCOMP, SET_STRICT, _) => Some(0),
         (nr::PRCTL, PR_SET_SECCOMP, MODE_FILTER) | (nr::SECCOMP, SET_FILTER, _) => {
             Some(regs.rdx).filter(|at| *at != 0)

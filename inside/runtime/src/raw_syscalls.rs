@@ -28,6 +28,7 @@ use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_actions;
 use crate::raw_cancellation;
+use crate::raw_clock;
 use crate::raw_dispatch::{TAKEN_BYTES, abandoned_by_longjmp, attachments, hit, is_for, miss, run_guarded, run_one};
 use crate::raw_identity;
 use crate::raw_memory::read_own;
@@ -290,7 +291,8 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             }
         }
     }
-    if let Some(result) = raw_sud::before(base, regs, number, mask) {
+    if let Some(result) = raw_sud::before(base, regs, number, mask).or_else(|| raw_clock::before(base, regs, number))
+    {
         // SAFETY: the caller's promise.
         unsafe { end_at_once(base, shown, regs, number, result as u64) };
         return true;
@@ -771,6 +773,10 @@ unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> Created {
             tb.first_call = tb.next_call;
         } else {
             set_ids(tb, tb.generation << 32 | u64::from(tb.tcb_tid));
+            // (The child may have disabled its own.)
+            if tb.tsc_disabled != 0 {
+                raw_clock::ask(base, tb);
+            }
         }
         raw_sud::begin_thread(base, arguments.flags);
     }

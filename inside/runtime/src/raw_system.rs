@@ -191,8 +191,8 @@ pub(crate) fn cpu_number(base: u64) -> u32 {
     (number & CPU_MASK) as u32
 }
 
-/// Time stamp counter, as a seed.
-pub(crate) fn ticks() -> u64 {
+/// The time stamp counter, which is not disabled in the running thread (`raw_clock.rs`).
+pub(crate) fn time_stamp() -> u64 {
     // SAFETY: reads a counter.
     unsafe { core::arch::x86_64::_rdtsc() }
 }

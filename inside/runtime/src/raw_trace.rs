@@ -7,9 +7,10 @@ use ring3_layout::thread::ThreadBlock;
 use ring3_uapi::Errno;
 
 use crate::format::{Strings, format};
+use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::cpu_of;
 use crate::raw_extension::extends;
-use crate::raw_helpers::{comm, monotonic_ns};
+use crate::raw_helpers::comm;
 use crate::raw_kernel::{read_kernel, read_kernel_string};
 use crate::raw_memory::{read, read_string};
 use crate::raw_request::realm;

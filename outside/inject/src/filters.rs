@@ -97,11 +97,12 @@ fn needed_calls() -> impl Iterator<Item = (&'static str, FilteredCall)> {
 /// What the agent may call (`inside/runtime`).
 fn agent_calls() -> impl Iterator<Item = FilteredCall> {
     const PR_GET_NAME: u64 = 16;
+    const PR_GET_TSC: u64 = 25;
     const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
     let [prctl, ioctl] = [libc::SYS_prctl, libc::SYS_ioctl].map(|number| FilteredCall::any(number as u32));
     let is_one_of = move |number: &u32| [prctl.number, ioctl.number].contains(number);
     let any = (0..AGENT_CALLS_MAX as u32).filter(move |number| !is_one_of(number)).map(FilteredCall::any);
-    let options = [PR_GET_NAME, PR_SET_SYSCALL_USER_DISPATCH].map(|option| prctl.with(0, option));
+    let options = [PR_GET_NAME, PR_GET_TSC, PR_SET_SYSCALL_USER_DISPATCH].map(|option| prctl.with(0, option));
     any.chain(options).chain([ioctl.with(1, PIDFD_GET_INFO)])
 }
 

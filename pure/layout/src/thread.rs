@@ -81,8 +81,9 @@ pub const fn block_hint(fs_base: u64) -> usize {
 pub struct StateHeader {
     /// Blocks `0..used` have belonged to a thread at some time.
     pub used: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// Of the time stamp counter in threads that must not ask: [`TSC_DISABLED`] if it is or was disabled in some thread,
+    /// [`TSC_ENABLED`] if it was enabled in all that were asked; 0: none was asked.
+    pub tsc: AtomicU32,
     /// Hits of threads for which there was no block. Counted as misses of the process.
     pub missed_no_block: AtomicU64,
     /// 1: a thread whose block is not known yet uses the last stack, behind all blocks.
@@ -96,8 +97,12 @@ pub struct StateHeader {
     pub shadow_chunks: AtomicU32,
     /// Zero.
     pub reserved4: AtomicU32,
+    /// By how much `CLOCK_BOOTTIME` was ahead of `CLOCK_MONOTONIC` when a thread's time stamp counter was last found disabled, ns.
+    pub boottime_ahead_ns: AtomicU64,
+    /// The same of `CLOCK_TAI`.
+    pub tai_ahead_ns: AtomicU64,
     /// Zero.
-    pub reserved2: [u64; 3],
+    pub reserved2: u64,
     /// FS base of the thread that owns block i; 0: free. Searched when GS does not point to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
     /// Upper bounds, by [`crate::cancellation::slot`], of the calls under way of routines in which threads are cancelled, and
@@ -215,8 +220,8 @@ pub struct ThreadBlock {
     pub hook: u64,
     /// How many signals of `wanted_signals` are to be sent.
     pub signals: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: the thread's time stamp counter is disabled, or may be (`inside/runtime/src/raw_clock.rs`).
+    pub tsc_disabled: u32,
     /// Region base.
     pub region_base: u64,
     /// Serial number of the thread in the realm; the key of its values in task storage.
@@ -243,7 +248,7 @@ pub struct ThreadBlock {
     pub tail_calls: u64,
     /// Address of the thread's `struct rseq` ([`RestartableSequence`]); 0: it is not known.
     pub rseq: u64,
-    /// Ticks of the time stamp counter at which what this thread has slept for CPU slots is paid for.
+    /// Ticks of the time stamp counter (ns if it is disabled) at which what this thread has slept for CPU slots is paid for.
     pub slot_waits: u64,
     /// The sequence that takes a CPU's slot.
     pub sequence: RestartableSequence,
@@ -334,6 +339,11 @@ pub struct Remembered<T> {
     /// Until when that holds, ns of `CLOCK_MONOTONIC_COARSE`; 0: nothing is remembered.
     pub until: u64,
 }
+
+/// `PR_TSC_ENABLE` (include/uapi/linux/prctl.h): a thread may read the time stamp counter.
+pub const TSC_ENABLED: u32 = 1;
+/// `PR_TSC_SIGSEGV`: reading it raises SIGSEGV.
+pub const TSC_DISABLED: u32 = 2;
 
 /// See [`ThreadBlock::exit_code`].
 pub const EXIT_CODE_SET: u64 = 1 << 32;

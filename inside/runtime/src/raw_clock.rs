@@ -1,0 +1,178 @@
+//! Clocks, also in threads that may not read the time stamp counter (TSC).
+//!
+//! `prctl(PR_SET_TSC, PR_TSC_SIGSEGV)` and `SECCOMP_MODE_STRICT` disable `rdtsc` in a thread and in what it creates, also across
+//! `execve`; the instruction then raises SIGSEGV (arch/x86/kernel/process.c:disable_TSC, v6.18). The vDSO's `clock_gettime` executes
+//! it for all but coarse clocks. So each block says whether its thread's TSC is disabled ([`ThreadBlock::tsc_disabled`]):
+//!
+//! - A thread that gets a block asks the kernel (`PR_GET_TSC`). That covers attached processes, new threads and children.
+//! - A call that disables the TSC is noted before it is made, one that enables it after it was made.
+//!
+//! Such a thread asks the kernel for the time. If a filter forbids that, it uses `CLOCK_MONOTONIC_COARSE` of the vDSO, which reads
+//! no counter. The clocks that have no coarse form are then at the distance from it that they had before.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use ring3_layout::thread::{TSC_DISABLED, TSC_ENABLED, ThreadBlock};
+use ring3_uapi::nr;
+use ring3_uapi::ptrace::PtRegs;
+
+use crate::raw_request::control;
+use crate::raw_sud::{borrows_memory, filter_given};
+use crate::raw_syscalls::block_of;
+use crate::raw_system::{may_call, syscall, time_stamp};
+use crate::raw_thread::state;
+
+pub(crate) const CLOCK_MONOTONIC: u64 = 1;
+pub(crate) const CLOCK_MONOTONIC_COARSE: u64 = 6;
+pub(crate) const CLOCK_BOOTTIME: u64 = 7;
+pub(crate) const CLOCK_TAI: u64 = 11;
+const PR_GET_TSC: u64 = 25;
+const PR_SET_TSC: u32 = 26;
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn in_ns([seconds, nanoseconds]: [u64; 2]) -> u64 {
+    seconds.wrapping_mul(SECOND_NS).wrapping_add(nanoseconds)
+}
+
+/// Time of a clock, ns, by the vDSO where there is one.
+pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
+    if tb.tsc_disabled != 0 {
+        return clock_without_tsc(tb, clock);
+    }
+    match control(tb.region_base).vdso_clock_gettime {
+        0 => kernel_clock_ns(clock).unwrap_or(0),
+        function => vdso_clock_ns(function, clock),
+    }
+}
+
+fn vdso_clock_ns(function: u64, clock: u64) -> u64 {
+    let mut time = [0u64; 2];
+    // SAFETY: the server found the address of the vDSO's clock_gettime in this process.
+    let call: extern "sysv64" fn(u64, u64) -> i32 = unsafe { core::mem::transmute(function) };
+    call(clock, &raw mut time as u64);
+    in_ns(time)
+}
+
+/// The same by the system call; `None`: it must not be made.
+fn kernel_clock_ns(clock: u64) -> Option<u64> {
+    let mut time = [0u64; 2];
+    // SAFETY: the kernel writes a timespec, which `time` has room for.
+    let result = unsafe { syscall(nr::CLOCK_GETTIME, [clock, &raw mut time as u64, 0, 0, 0, 0]) };
+    (result == 0).then(|| in_ns(time))
+}
+
+#[cold]
+#[inline(never)]
+fn clock_without_tsc(tb: &ThreadBlock, clock: u64) -> u64 {
+    let function = control(tb.region_base).vdso_clock_gettime;
+    if clock != CLOCK_MONOTONIC_COARSE || function == 0 {
+        if let Some(time) = kernel_clock_ns(clock) {
+            return time;
+        }
+        if function == 0 {
+            return 0;
+        }
+    }
+    let state = state(tb.region_base);
+    let ahead = match clock {
+        CLOCK_BOOTTIME => state.boottime_ahead_ns.load(Relaxed),
+        CLOCK_TAI => state.tai_ahead_ns.load(Relaxed),
+        _ => 0,
+    };
+    vdso_clock_ns(function, CLOCK_MONOTONIC_COARSE).wrapping_add(ahead)
+}
+
+/// `CLOCK_MONOTONIC_COARSE`, ns; `None`: the kernel would have to be asked.
+#[inline(always)]
+pub(crate) fn coarse_ns(tb: &ThreadBlock) -> Option<u64> {
+    match control(tb.region_base).vdso_clock_gettime {
+        0 => None,
+        function => Some(vdso_clock_ns(function, CLOCK_MONOTONIC_COARSE)),
+    }
+}
+
+/// `CLOCK_MONOTONIC`, ns.
+pub(crate) fn monotonic_ns(tb: &ThreadBlock) -> u64 {
+    clock_ns(tb, CLOCK_MONOTONIC)
+}
+
+/// The time stamp counter, or ns where it is disabled: goes on, and differs each time, mostly.
+pub(crate) fn ticks(tb: &ThreadBlock) -> u64 {
+    if tb.tsc_disabled != 0 { monotonic_ns(tb) } else { time_stamp() }
+}
+
+/// A thread gets a block, or its child has a copy of it: finds out whether its TSC is disabled. If a filter forbids to ask, it is
+/// taken to be unless it is known to be enabled in the process.
+pub(crate) fn ask(base: u64, tb: &mut ThreadBlock) {
+    let mut mode = 0u32;
+    // SAFETY: the kernel writes four bytes.
+    let result = unsafe { syscall(nr::PRCTL, [PR_GET_TSC, &raw mut mode as u64, 0, 0, 0, 0]) };
+    let of_process = &state(base).tsc;
+    if result != 0 {
+        mode = of_process.load(Relaxed);
+    } else if mode == TSC_ENABLED {
+        // (One in which it is disabled may create others.)
+        let _ = of_process.compare_exchange(0, TSC_ENABLED, Relaxed, Relaxed);
+    }
+    if mode == TSC_ENABLED {
+        set(tb, 0);
+    } else {
+        note_disabled(base, tb);
+    }
+}
+
+fn set(tb: &mut ThreadBlock, disabled: u32) {
+    if tb.tsc_disabled != disabled {
+        tb.tsc_disabled = disabled;
+        // (It was in the other unit.)
+        tb.slot_waits = 0;
+    }
+}
+
+fn note_disabled(base: u64, tb: &mut ThreadBlock) {
+    let state = state(base);
+    let times = (kernel_clock_ns(CLOCK_MONOTONIC), kernel_clock_ns(CLOCK_BOOTTIME), kernel_clock_ns(CLOCK_TAI));
+    if let (Some(monotonic), Some(boottime), Some(tai)) = times {
+        state.boottime_ahead_ns.store(boottime.wrapping_sub(monotonic), Relaxed);
+        state.tai_ahead_ns.store(tai.wrapping_sub(monotonic), Relaxed);
+    }
+    state.tsc.store(TSC_DISABLED, Relaxed);
+    set(tb, 1);
+}
+
+/// A call begins. If it disables the TSC, that is noted; if it enables it, it is made here, and this is the result.
+/// (The kernel takes 32 bits of both arguments.)
+#[inline(always)]
+pub(crate) fn before(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
+    if number != nr::PRCTL && number != nr::SECCOMP { None } else { before_change(base, regs, number) }
+}
+
+#[cold]
+#[inline(never)]
+fn before_change(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
+    let sets = number == nr::PRCTL && regs.rdi as u32 == PR_SET_TSC;
+    match regs.rsi as u32 {
+        TSC_DISABLED if sets => {}
+        TSC_ENABLED if sets => return enable(base, regs),
+        _ if filter_given(regs, number) == Some(0) => {}
+        _ => return None,
+    }
+    if let Some(tb) = block_of(base, regs) {
+        note_disabled(base, tb);
+    }
+    None
+}
+
+fn enable(base: u64, regs: &PtRegs) -> Option<i64> {
+    let tb = block_of(base, regs)?;
+    // (A `vfork` child does not enable its creator's.)
+    if tb.tsc_disabled == 0 || borrows_memory(base, Some(tb)) || !may_call(base, nr::PRCTL) {
+        return None;
+    }
+    // SAFETY: the call that the thread is about to make; it takes no address.
+    let result = unsafe { syscall(nr::PRCTL, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]) };
+    if result == 0 {
+        set(tb, 0);
+    }
+    Some(result)
+}
