@@ -1,7 +1,7 @@
 //! The Common Trace Format, version 1.8 (<https://diamon.org/ctf/v1.8.3>): a directory with a file `metadata` and files of
 //! packets. babeltrace2 and Trace Compass read it.
 //!
-//! A trace has one stream for each ring buffer. Records are copied as they are (`ring3_event`), into packets of [`packet`]'s
+//! A trace has one stream for each ring buffer. Records are copied as they are (`ring3_event`), into packets of `packet`'s
 //! layout. The problem is to have a directory that can be read at any moment, since this process may be killed at any moment:
 //! readers refuse a file of which the last packet is incomplete, and `kill -9` may cut every write of more than a page. So a
 //! file of packets is made under a hidden name with all its packets, which are empty, and then gets its name (`stream.rs`).
