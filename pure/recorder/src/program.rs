@@ -23,7 +23,7 @@ pub mod map {
     pub const SLOTS: usize = 0;
     /// The ring buffer.
     pub const RECORDS: usize = 1;
-    /// Array of one value: [`super::Lost`].
+    /// Array of one value, with the counters of [`super::lost`].
     pub const LOST: usize = 2;
     /// Per-CPU array of one slot: where records of one moment are built. Its value is also what a thread's slot begins with.
     pub const SCRATCH: usize = 3;
