@@ -19,6 +19,9 @@ use crate::probe::Probe;
 /// Threads whose calls are remembered: of more, the call that began first is forgotten.
 const THREADS_MAX: u32 = 8192;
 
+/// Lines of the verifier's log that are shown at most.
+const LOG_LINES_MAX: usize = 4;
+
 /// Type and attach type of programs of tracepoints, and of probes.
 const TRACEPOINT: (u32, u32) = (prog_type::TRACEPOINT, 0);
 const PROBE: (u32, u32) = (prog_type::KPROBE, attach_type::TRACE_UPROBE_MULTI);
@@ -198,7 +201,7 @@ impl Session {
     /// What could not be loaded or attached, and why. Nothing is attached then. If only some places of files cannot be probed
     /// this is no error: [`Session::refused`] has them.
     pub fn open(plan: Plan) -> Result<Session, String> {
-        let loaded = Loaded::load(&plan.object).map_err(|error| error.to_string())?;
+        let loaded = Loaded::load(&plan.object).map_err(|error| why_not_loaded(&error))?;
         let ring = RingBuffer::map(&loaded.maps[program::map::RECORDS], plan.buffer_bytes as usize)
             .map_err(|error| format!("cannot map the ring buffer: {error}"))?;
         let (mut links, mut refused) = (vec![], vec![]);
@@ -266,6 +269,21 @@ impl Session {
     }
 }
 
+/// Why the programs are not loaded: the verifier's last lines say it, and the whole log may have thousands.
+fn why_not_loaded(error: &ring3_bpf::Error) -> String {
+    let mut text = format!("{}: {}", error.what, error.error);
+    if error.log.is_empty() {
+        return text;
+    }
+    let lines: Vec<&str> = error.log.trim_end().lines().collect();
+    for line in &lines[lines.len().saturating_sub(LOG_LINES_MAX)..] {
+        text.push_str("\n  ");
+        text.push_str(line);
+    }
+    text.push_str("\nthe verifier refuses the program; if there is a filter, try a simpler one, or fewer events");
+    text
+}
+
 /// The filter for each of the types.
 fn filters(recipes: &[Recipe], filter: Option<&Expression>) -> Result<Vec<Option<Typed>>, String> {
     let Some(filter) = filter else { return Ok(vec![None; recipes.len()]) };
@@ -291,4 +309,26 @@ fn maps(slot_bytes: u32, buffer_bytes: u32) -> Vec<MapDef> {
         map("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
         map("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_log_only_the_end_is_shown() {
+        let log: String = (0..10_000).map(|line| format!("line {line}\n")).collect();
+        let error = std::io::Error::from_raw_os_error(libc::E2BIG);
+        let text = why_not_loaded(&ring3_bpf::Error { what: "program enter_open".to_owned(), error, log });
+        assert_eq!(text.lines().count(), 1 + LOG_LINES_MAX + 1, "{text}");
+        assert!(text.starts_with("program enter_open: Argument list too long"), "{text}");
+        assert!(text.contains("line 9999") && text.contains("simpler"), "{text}");
+    }
+
+    #[test]
+    fn an_error_without_a_log_is_one_line() {
+        let error = std::io::Error::from_raw_os_error(libc::EPERM);
+        let text = why_not_loaded(&ring3_bpf::Error { what: "map slots".to_owned(), error, log: String::new() });
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
 }
