@@ -192,6 +192,11 @@ impl Plan {
         let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
         Ok(Plan { types, object, attachments, buffer_bytes: options.buffer_bytes })
     }
+
+    /// Its maps and programs.
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
 }
 
 impl Session {
