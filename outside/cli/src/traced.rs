@@ -67,6 +67,8 @@ pub(crate) struct Begun {
     child: Option<Held>,
     /// The process that `-p` names.
     watched: Option<OwnedFd>,
+    /// The server; none when its end has been told.
+    server: Option<OwnedFd>,
     /// SIGTERM asks for the end.
     stop: Arc<AtomicBool>,
     /// Ctrl-C was pressed.
@@ -89,7 +91,9 @@ impl Begun {
         let options = Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
         let plan = Plan::new(&options).map_err(|why| wrong(format!("--filter: {why}")))?;
         let connection = launch::server()?;
-        launch::allow_tracer(connection.peer()?.0);
+        let (server, _) = connection.peer()?;
+        launch::allow_tracer(server);
+        let server = Some(process::open(server)?);
         let watched = what.pid.map(process::open).transpose()?;
         let child = match &what.command[..] {
             [] => None,
@@ -113,11 +117,14 @@ impl Begun {
             session.skip_before_exec(child.id(), held::NAME);
             child.resume()?;
         }
-        Ok(Ok(Begun { session, child, watched, stop, interrupted, status: None }))
+        Ok(Ok(Begun { session, child, watched, server, stop, interrupted, status: None }))
     }
 
     /// Whether nothing more is to be traced. What was recorded before that is in the session's buffer.
     pub(crate) fn has_ended(&mut self) -> bool {
+        if self.server.take_if(|server| process::has_ended(server)).is_some() {
+            say!("ring3: the server has ended: processes that execute a program are not traced any more");
+        }
         let is_watched_gone = self.watched.as_ref().is_some_and(process::has_ended);
         let is_stopped = self.stop.swap(false, Ordering::Relaxed);
         let Some(child) = &mut self.child else {
