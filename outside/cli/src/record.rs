@@ -120,7 +120,7 @@ pub(crate) fn record(wanted: &Record) -> Result<ExitCode, Failure> {
     let cannot = |error: &io::Error| format!("cannot write {}: {error}", output.display());
     let origin = Origin::here(&command).map_err(|error| error.to_string())?;
     let sink = open(format, output, origin, wanted.weight).map_err(|error| cannot(&error))?;
-    let begun = match Begun::new(&wanted.what) {
+    let begun = match Begun::new(&wanted.what, false) {
         Ok(Ok(begun)) => Ok(begun),
         Ok(Err(code)) => Err(Ok(code)),
         Err(failure) => Err(Err(failure)),

@@ -47,9 +47,16 @@ pub(crate) struct Trace {
     top: bool,
 }
 
+impl Trace {
+    /// Whether only the table is shown: then events are counted where they happen, and none is lost.
+    fn counts_only(&self) -> bool {
+        self.summary_only || self.top
+    }
+}
+
 pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
     let out = open_output(wanted)?;
-    let begun = match Begun::new(&wanted.what)? {
+    let begun = match Begun::new(&wanted.what, wanted.counts_only())? {
         Ok(begun) => begun,
         Err(code) => return Ok(code),
     };
@@ -129,15 +136,14 @@ impl<'a> Tracing<'a> {
 
     fn read(&mut self) -> std::io::Result<usize> {
         let Tracing { wanted, begun, out, summary, thread, clock_offset_ns, .. } = self;
-        let lines = !(wanted.summary_only || wanted.top);
-        let counted = !lines || wanted.summary;
+        let counted = wanted.summary || wanted.histogram;
         let mut result = Ok(());
         let count = begun.session.read(|of, bytes| {
             let Some(mut record) = Record::parse(of, bytes) else { return };
             if counted {
                 summary.add(&record);
             }
-            if !lines || result.is_err() {
+            if result.is_err() {
                 return;
             }
             let tid = record.header.tid;
@@ -157,13 +163,24 @@ impl<'a> Tracing<'a> {
     }
 
     fn refresh(&mut self) {
+        self.look();
         const CLEAR: &str = "\x1b[H\x1b[J";
         let clear = if std::io::stderr().is_terminal() { CLEAR } else { "" };
         let _ = write!(self.out, "{clear}{}", self.summary.table()).and_then(|()| self.out.flush());
         self.shown = Instant::now();
     }
 
+    /// Takes the counts over, if it is the programs that count.
+    fn look(&mut self) {
+        if self.wanted.counts_only()
+            && let Ok(counts) = self.begun.session.counts()
+        {
+            self.summary = counts;
+        }
+    }
+
     fn finish(&mut self) -> std::io::Result<()> {
+        self.look();
         if self.wanted.summary_only || self.wanted.summary || self.wanted.top {
             write!(self.out, "{}", self.summary.table())?;
         }

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use ring3_llvm::Engine;
+use ring3_recorder::program::Output;
+use ring3_recorder::program::count::FIRST_PROBE_ID;
 use ring3_recorder::syscalls;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
@@ -78,7 +80,7 @@ pub(crate) struct Begun {
 
 impl Begun {
     /// Begins to trace. If the program could not be run it has said why, and this is its exit code.
-    pub(crate) fn new(what: &What) -> Result<Result<Begun, ExitCode>, Failure> {
+    pub(crate) fn new(what: &What, counts: bool) -> Result<Result<Begun, ExitCode>, Failure> {
         if what.command.is_empty() && !what.is_of_running() {
             return Err(wrong("what is to be traced? Name a program, or give -p PID or --all"));
         }
@@ -88,7 +90,11 @@ impl Begun {
         let (calls, probes) = chosen(&what.events, what.bytes_max).map_err(wrong)?;
         let filter = what.filter.as_deref().map(ring3_filter::parse).transpose();
         let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
-        let options = Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter };
+        let is_held = !what.command.is_empty();
+        let before_exec = held::NAME.to_bytes().first_chunk().copied().filter(|_| is_held);
+        let output = if counts { Output::Counts { before_exec } } else { Output::Records };
+        let options =
+            Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter, output };
         let plan = Plan::new(&options).map_err(|why| wrong(format!("--filter: {why}")))?;
         let connection = launch::server()?;
         let (server, _) = connection.peer()?;
@@ -169,9 +175,6 @@ impl Begun {
         }
     }
 }
-
-/// Numbers of events that are no system calls begin here.
-const FIRST_PROBE_ID: u32 = 1 << 16;
 
 /// The system calls and probes that `-e` names.
 fn chosen(events: &[String], bytes_max: u32) -> Result<(Vec<&'static Syscall>, Vec<Probe>), String> {

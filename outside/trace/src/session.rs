@@ -10,11 +10,14 @@ use ring3_event::{EventType, Header, Phase, Record, Value, header};
 use ring3_filter::{EventScope, Expression, Scope, Typed};
 use ring3_isa::Insn;
 use ring3_object::{MapDef, Object, Program};
-use ring3_recorder::{Recipe, program, syscalls, syscalls::RESULT};
+use ring3_recorder::Recipe;
+use ring3_recorder::program::{self, Output, count};
+use ring3_recorder::syscalls::{self, DURATION, RESULT};
 use ring3_uapi::bpf::{attach_type, map_type, prog_type};
 use ring3_uapi::syscalls::Syscall;
 
 use crate::probe::Probe;
+use crate::summary::Summary;
 
 /// Threads whose calls are remembered: of more, the call that began first is forgotten.
 const THREADS_MAX: u32 = 8192;
@@ -39,6 +42,8 @@ pub struct Options {
     pub buffer_bytes: u32,
     /// Which of the events are recorded; all if there is none.
     pub filter: Option<Expression>,
+    /// Whether they are recorded or counted.
+    pub output: Output,
 }
 
 /// Events that were not recorded, by the reason.
@@ -136,15 +141,16 @@ impl Programs {
         call: &Syscall,
         recipe: &Recipe,
         filter: Option<&Typed>,
+        output: &Output,
     ) -> Result<Vec<Attachment>, String> {
         let name = &recipe.of.name;
         let mut attachments = vec![];
         let mut attach = |program, when: &str| {
             attachments.push(Attachment { program, at: Point::Tracepoint(format!("sys_{when}_{}", call.name)) });
         };
-        attach(self.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter))?, "enter");
+        attach(self.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter, output))?, "enter");
         if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
-            attach(self.add(&format!("exit_{name}"), TRACEPOINT, &program::exit(recipe, filter))?, "exit");
+            attach(self.add(&format!("exit_{name}"), TRACEPOINT, &program::exit(recipe, filter, output))?, "exit");
         }
         Ok(attachments)
     }
@@ -167,7 +173,11 @@ impl Plan {
     pub fn new(options: &Options) -> Result<Plan, String> {
         let of_calls = options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max));
         let recipes: Vec<Recipe> = of_calls.chain(options.probes.iter().map(|probe| probe.recipe.clone())).collect();
-        let filters = filters(&recipes, options.filter.as_ref())?;
+        let mut filters = filters(&recipes, options.filter.as_ref())?;
+        let mut recipes = recipes;
+        if options.output != Output::Records {
+            (recipes, filters) = what_counts(&recipes, &filters, options.filter.as_ref())?;
+        }
         let (mut programs, mut attachments) = (Programs::default(), vec![]);
         for (index, (recipe, filter)) in recipes.iter().zip(&filters).enumerate() {
             // (What is never recorded is not probed.)
@@ -176,10 +186,11 @@ impl Plan {
             }
             let filter = filter.as_ref();
             match options.calls.get(index) {
-                Some(call) => attachments.extend(programs.of_call(call, recipe, filter)?),
+                Some(call) => attachments.extend(programs.of_call(call, recipe, filter, &options.output)?),
                 None => {
                     let probe = &options.probes[index - options.calls.len()];
-                    let program = programs.add(&recipe.of.name, PROBE, &program::once(recipe, filter))?;
+                    let program =
+                        programs.add(&recipe.of.name, PROBE, &program::once(recipe, filter, &options.output))?;
                     let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
                     let at = Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end };
                     attachments.push(Attachment { program, at });
@@ -187,7 +198,9 @@ impl Plan {
             }
         }
         let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
-        let maps = maps(slot_bytes, options.buffer_bytes);
+        let counts = recipes.iter().map(|recipe| count::index(recipe.of.id) + 1).max().unwrap_or(1);
+        let counts = if options.output == Output::Records { 1 } else { counts };
+        let maps = maps(slot_bytes, options.buffer_bytes, counts);
         let object = Object { license: "GPL".to_owned(), maps, programs: programs.made, btf: None };
         let types = recipes.into_iter().map(|recipe| (recipe.of.id, recipe.of)).collect();
         Ok(Plan { types, object, attachments, buffer_bytes: options.buffer_bytes })
@@ -260,6 +273,22 @@ impl Session {
         })
     }
 
+    /// What was counted until now.
+    ///
+    /// # Errors
+    /// As `BPF_MAP_LOOKUP_ELEM`.
+    pub fn counts(&self) -> std::io::Result<Summary> {
+        let mut summary = Summary::default();
+        let mut values = vec![0; count::VALUE_BYTES as usize * ring3_bpf::possible_cpus()?];
+        for of in self.types.values() {
+            let key = count::index(of.id).to_ne_bytes();
+            ring3_bpf::look_up(&self.loaded.maps[program::map::COUNTS], &key, &mut values)?;
+            let timed = of.field(DURATION).is_some();
+            values.chunks(count::VALUE_BYTES as usize).for_each(|value| summary.add_counts(&of.name, timed, value));
+        }
+        Ok(summary)
+    }
+
     /// What was lost until now.
     pub fn lost(&self) -> Lost {
         let mut bytes = [0; program::lost::BYTES as usize];
@@ -289,6 +318,21 @@ fn why_not_loaded(error: &ring3_bpf::Error) -> String {
     text
 }
 
+/// What programs that count need: results, durations, and the fields of the filter.
+fn what_counts(
+    recipes: &[Recipe],
+    of_all: &[Option<Typed>],
+    filter: Option<&Expression>,
+) -> Result<(Vec<Recipe>, Vec<Option<Typed>>), String> {
+    let needed = |(recipe, filter): (&Recipe, &Option<Typed>)| {
+        let of_filter = filter.as_ref().map(Typed::fields).unwrap_or_default();
+        recipe.with_fields(|index, name| of_filter.contains(&index) || matches!(name, RESULT | DURATION))
+    };
+    let recipes: Vec<Recipe> = recipes.iter().zip(of_all).map(needed).collect();
+    let filters = filters(&recipes, filter)?;
+    Ok((recipes, filters))
+}
+
 /// The filter for each of the types.
 fn filters(recipes: &[Recipe], filter: Option<&Expression>) -> Result<Vec<Option<Typed>>, String> {
     let Some(filter) = filter else { return Ok(vec![None; recipes.len()]) };
@@ -299,7 +343,7 @@ fn filters(recipes: &[Recipe], filter: Option<&Expression>) -> Result<Vec<Option
 }
 
 /// The maps of a session, in the order of [`program::map`].
-fn maps(slot_bytes: u32, buffer_bytes: u32) -> Vec<MapDef> {
+fn maps(slot_bytes: u32, buffer_bytes: u32, counts: u32) -> Vec<MapDef> {
     let map = |name: &str, map_type: u32, (key_size, value_size): (u32, u32), max_entries: u32| MapDef {
         name: name.to_owned(),
         map_type,
@@ -313,6 +357,7 @@ fn maps(slot_bytes: u32, buffer_bytes: u32) -> Vec<MapDef> {
         map("records", map_type::RINGBUF, (0, 0), buffer_bytes),
         map("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
         map("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),
+        map("counts", map_type::PERCPU_ARRAY, (4, count::VALUE_BYTES), counts),
     ]
 }
 

@@ -4,14 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use ring3_event::{Record, Value};
+use ring3_recorder::program::count::{BUCKETS, at, bucket, bucket_end};
 use ring3_recorder::syscalls::{DURATION, RESULT};
-
-/// Buckets of a histogram: each power of two of nanoseconds has [`STEPS`].
-const BUCKETS: usize = 64 * STEPS;
-/// So a quantile is at most 1/8 too large.
-const STEPS: usize = 8;
-/// Bits that tell the steps of a power of two apart.
-const STEP_BITS: u32 = 3;
 
 /// Counts of the events of a session.
 #[derive(Clone, Debug, Default)]
@@ -35,24 +29,6 @@ impl Default for Row {
     fn default() -> Row {
         Row { calls: 0, errors: 0, total_ns: 0, max_ns: 0, timed: false, latencies: vec![0; BUCKETS] }
     }
-}
-
-/// The bucket of a latency.
-fn bucket(ns: u64) -> usize {
-    if ns < STEPS as u64 {
-        return ns as usize;
-    }
-    let power = ns.ilog2() - STEP_BITS;
-    (power as usize + 1) * STEPS + ((ns >> power) as usize & (STEPS - 1))
-}
-
-/// The largest latency of a bucket.
-fn bucket_end(index: usize) -> u64 {
-    if index < STEPS {
-        return index as u64;
-    }
-    let (power, step) = (index / STEPS - 1, index % STEPS);
-    (((STEPS + step + 1) as u128) << power).saturating_sub(1).min(u64::MAX.into()) as u64
 }
 
 impl Row {
@@ -83,6 +59,23 @@ impl Summary {
             row.max_ns = row.max_ns.max(ns);
             row.latencies[bucket(ns)] += 1;
         }
+    }
+
+    /// Adds what a CPU has counted of a kind of event: a value of [`ring3_recorder::program::count`].
+    pub(crate) fn add_counts(&mut self, name: &str, timed: bool, value: &[u8]) {
+        let number = |at: usize| {
+            value.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")))
+        };
+        if number(at::CALLS) == 0 {
+            return;
+        }
+        let row = self.rows.entry(name.to_owned()).or_default();
+        row.timed |= timed;
+        row.calls += number(at::CALLS);
+        row.errors += number(at::ERRORS);
+        row.total_ns += number(at::TOTAL);
+        row.max_ns = row.max_ns.max(number(at::MAX));
+        row.latencies.iter_mut().enumerate().for_each(|(index, count)| *count += number(at::BUCKETS + 8 * index));
     }
 
     /// Whether nothing was counted.
@@ -161,19 +154,5 @@ fn human(ns: u64) -> String {
         1_000..1_000_000 => format!("{:.1}us", ns as f64 / 1e3),
         1_000_000..1_000_000_000 => format!("{:.1}ms", ns as f64 / 1e6),
         _ => format!("{:.1}s", ns as f64 / 1e9),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_latency_is_in_its_bucket() {
-        for ns in (0..5000).chain([u64::MAX / 3, u64::MAX - 1, u64::MAX]) {
-            let index = bucket(ns);
-            assert!(ns <= bucket_end(index), "{ns}");
-            assert!(index == 0 || ns > bucket_end(index - 1), "{ns}");
-        }
     }
 }

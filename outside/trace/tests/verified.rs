@@ -2,14 +2,16 @@
 
 use ring3_judge::{Judge, PolicySet};
 use ring3_object::Kernel;
+use ring3_recorder::program::Output;
 use ring3_trace::{Options, Plan};
 use ring3_uapi::syscalls::TABLE;
 
 /// The most instructions that the verifier looks at for one program of the session, and its name.
-fn most_steps(filter: &str) -> (u64, String) {
+fn most_steps(filter: &str, output: Output) -> (u64, String) {
     let filter = ring3_filter::parse(filter).expect("a filter");
     let calls = TABLE.iter().collect();
-    let options = Options { calls, probes: vec![], bytes_max: 32, buffer_bytes: 1 << 20, filter: Some(filter) };
+    let options =
+        Options { calls, probes: vec![], bytes_max: 32, buffer_bytes: 1 << 20, filter: Some(filter), output };
     let plan = Plan::new(&options).expect("a plan");
     let policies = PolicySet::new(&Kernel::without_types(), 2);
     let judge = Judge::new(&policies, plan.object());
@@ -34,7 +36,9 @@ fn programs_with_filters_of_texts_are_verified_fast() {
         "path ~ \"*[0-9]*.[a-z]*\" && ret < 0",
         "comm ~ \"*s*\" && path ~ \"*e*t*c*\"",
     ] {
-        let (steps, name) = most_steps(filter);
-        assert!(steps < 2000, "{filter}: {name} takes {steps} steps");
+        for output in [Output::Records, Output::Counts { before_exec: Some(*b"abcdefgh") }] {
+            let (steps, name) = most_steps(filter, output);
+            assert!(steps < 2000, "{filter}: {name} takes {steps} steps");
+        }
     }
 }

@@ -22,6 +22,17 @@ pub struct Recipe {
     pub sources: Vec<Source>,
 }
 
+impl Recipe {
+    /// The same without the fields that are not wanted, by their indexes and names.
+    pub fn with_fields(&self, wanted: impl Fn(usize, &str) -> bool) -> Recipe {
+        let kept = |index: &usize| wanted(*index, &self.of.fields[*index].name);
+        let kept: Vec<usize> = (0..self.sources.len()).filter(kept).collect();
+        let fields = kept.iter().map(|index| self.of.fields[*index].clone()).collect();
+        let sources = kept.iter().map(|index| self.sources[*index].clone()).collect();
+        Recipe { of: EventType { fields, ..self.of.clone() }, sources }
+    }
+}
+
 /// Where a field comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {

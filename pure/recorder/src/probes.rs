@@ -168,7 +168,7 @@ mod tests {
         let at = Address { base: Some(IP_AT), index: None, displacement: 0x3000 };
         assert_eq!(recipes[0].sources[1], Source::Text(Operand::Memory { address: at, bytes: 8, signed: false }));
         for recipe in &recipes {
-            ring3_isa::assemble(&program::once(recipe, None)).expect("it is a program");
+            ring3_isa::assemble(&program::once(recipe, None, &program::Output::Records)).expect("it is a program");
         }
     }
 

@@ -16,6 +16,8 @@ use ring3_filter::{Context, LabelCounter, Place, Places, StatePlace, Typed};
 
 use crate::{Address, Operand, Recipe, Source};
 
+pub mod count;
+
 /// Maps of the programs, by their index.
 pub mod map {
     /// Hash, from thread ids to slots of the calls that have begun. The call of a signal handler that interrupts another one has
@@ -27,6 +29,20 @@ pub mod map {
     pub const LOST: usize = 2;
     /// Per-CPU array of one slot: where records of one moment are built. Its value is also what a thread's slot begins with.
     pub const SCRATCH: usize = 3;
+    /// Per-CPU array of [`super::count`]'s values, by [`super::count::index`].
+    pub const COUNTS: usize = 4;
+}
+
+/// What becomes of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Its record is written into the ring buffer.
+    Records,
+    /// It is counted.
+    Counts {
+        /// Begin of the name of threads whose events do not count until they have executed a program.
+        before_exec: Option<[u8; 8]>,
+    },
 }
 
 /// What could not be written: counters of 64 bits, by their offset in bytes.
@@ -77,21 +93,21 @@ pub fn slot_bytes(of: &EventType) -> u32 {
 }
 
 /// The program of an event that has no duration.
-pub fn once(recipe: &Recipe, filter: Option<&Typed>) -> String {
-    let mut text = Text::new(recipe, filter);
+pub fn once(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String {
+    let mut text = Text::new(recipe, filter, output);
     text.begin();
     text.scratch();
     text.number(Id::Constant(recipe.of.id));
     text.record_begin();
     text.time();
-    text.write();
+    text.put();
     text.end()
 }
 
 /// The program at the begin of a system call. One whose end is not seen is written at once, by the same program.
-pub fn entry(recipe: &Recipe, filter: Option<&Typed>) -> String {
+pub fn entry(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String {
     let has_end = recipe.of.fields.iter().any(|field| field.phase == Phase::Exit);
-    let mut text = Text::new(recipe, filter);
+    let mut text = Text::new(recipe, filter, output);
     text.begin();
     if has_end {
         text.slot(true);
@@ -110,17 +126,17 @@ pub fn entry(recipe: &Recipe, filter: Option<&Typed>) -> String {
         text.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
     } else {
         text.time();
-        text.write();
+        text.put();
     }
     text.end()
 }
 
 /// The program at the end of a system call.
-pub fn exit(recipe: &Recipe, filter: Option<&Typed>) -> String {
+pub fn exit(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String {
     let of_entry = |(field, _): &(&ring3_event::Field, &Source)| field.phase == Phase::Entry;
     let fields = || recipe.of.fields.iter().zip(&recipe.sources);
     let begun_bytes_max: u32 = fields().filter(of_entry).map(|(field, _)| field.kind.variable_bytes_max()).sum();
-    let mut text = Text::new(recipe, filter);
+    let mut text = Text::new(recipe, filter, output);
     text.at_end = true;
     text.begin();
     text.slot(false);
@@ -139,7 +155,7 @@ pub fn exit(recipe: &Recipe, filter: Option<&Typed>) -> String {
     text.conditions(|part| part.phase() == Phase::Exit && !part.needs_bytes);
     text.variables(Phase::Exit);
     text.conditions(|part| part.phase() == Phase::Exit && part.needs_bytes);
-    text.write();
+    text.put();
     text.end()
 }
 
@@ -168,6 +184,7 @@ enum Id {
 /// A program in the making.
 struct Text<'a> {
     recipe: &'a Recipe,
+    output: &'a Output,
     offsets: Vec<u32>,
     text: String,
     labels: usize,
@@ -236,7 +253,7 @@ fn pointer_at(recipe: &Recipe, field: usize) -> i16 {
 }
 
 impl<'a> Text<'a> {
-    fn new(recipe: &'a Recipe, filter: Option<&Typed>) -> Text<'a> {
+    fn new(recipe: &'a Recipe, filter: Option<&Typed>, output: &'a Output) -> Text<'a> {
         let is_word = |field: usize| {
             matches!(recipe.sources[field], Source::Number(Operand::Argument(_) | Operand::Context(_)))
                 && recipe.of.fields[field].phase == Phase::Entry
@@ -249,6 +266,7 @@ impl<'a> Text<'a> {
         };
         Text {
             recipe,
+            output,
             offsets: recipe.of.offsets(),
             text: String::new(),
             labels: 0,
@@ -641,6 +659,14 @@ impl<'a> Text<'a> {
         self.line("r8 += 2");
     }
 
+    /// Does with the record what is asked.
+    fn put(&mut self) {
+        match self.output {
+            Output::Records => self.write(),
+            Output::Counts { before_exec } => count::count(self, *before_exec),
+        }
+    }
+
     /// Writes the record.
     fn write(&mut self) {
         self.line(&format!("r1 = map[{}]", map::RECORDS));
@@ -692,7 +718,11 @@ mod tests {
     fn programs_of_all_system_calls_are_assembled() {
         for call in TABLE {
             let recipe = syscalls::recipe(call, syscalls::BYTES_MAX_DEFAULT);
-            for text in [entry(&recipe, None), exit(&recipe, None), once(&recipe, None)] {
+            for text in
+                [Output::Records, Output::Counts { before_exec: Some(*b"abcdefgh") }].iter().flat_map(|output| {
+                    [entry(&recipe, None, output), exit(&recipe, None, output), once(&recipe, None, output)]
+                })
+            {
                 assemble(&text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", call.name));
             }
         }
