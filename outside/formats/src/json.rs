@@ -81,7 +81,7 @@ fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Line {
     for (field, value) in record.of.fields.iter().zip(&record.values) {
         let (name, is_bytes) = (field.name.clone(), matches!(value, Value::Bytes(..)));
         let json = match value {
-            Value::Int(number) => match show::name_of(&field.kind, *number) {
+            Value::Int(number) => match field.kind.name_of(*number) {
                 Some(text) => text.into(),
                 None => number_of(*number),
             },

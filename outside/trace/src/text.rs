@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ring3_event::{Kind, Names, Record, Show, State, Value};
+use ring3_event::{Kind, Record, Show, State, Value};
 use ring3_recorder::syscalls::{DURATION, PROVIDER, RESULT};
 use ring3_uapi::errno::Errno;
 
@@ -128,7 +128,7 @@ fn restarted(number: i32) -> Option<(&'static str, &'static str)> {
 /// A field's value.
 fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
     match (kind, value) {
-        (Kind::Int { bytes, show, .. }, Value::Int(number)) => int(line, *bytes, show, number),
+        (Kind::Int { .. }, Value::Int(number)) => int(line, kind, number),
         (_, Value::Float(number)) => {
             let _ = write!(line, "{number}");
         }
@@ -139,52 +139,20 @@ fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
     }
 }
 
-fn int(line: &mut String, bytes: u32, show: &Show, number: i128) {
-    const AT_FDCWD: i128 = -100;
-    let unsigned = (number as u64) & (u64::MAX >> (64 - 8 * bytes.clamp(1, 8)));
-    let _ = match show {
-        Show::Descriptor if number == AT_FDCWD => write!(line, "AT_FDCWD"),
-        Show::Decimal | Show::Descriptor | Show::Nanoseconds => write!(line, "{number}"),
-        Show::Octal => write!(line, "0{unsigned:o}"),
-        Show::Hex => write!(line, "{unsigned:#x}"),
-        Show::Pointer if unsigned == 0 => write!(line, "NULL"),
-        Show::Pointer => write!(line, "{unsigned:#x}"),
-        Show::Result => {
+fn int(line: &mut String, kind: &Kind, number: i128) {
+    let Kind::Int { bytes, show, .. } = kind else { return };
+    let unsigned = (number as u64) & (u64::MAX >> (64 - 8 * (*bytes).clamp(1, 8)));
+    let _ = match (kind.name_of(number), show) {
+        (Some(name), _) => write!(line, "{name}"),
+        (None, Show::Octal) => write!(line, "0{unsigned:o}"),
+        (None, Show::Pointer) if unsigned == 0 => write!(line, "NULL"),
+        (None, Show::Hex | Show::Pointer) => write!(line, "{unsigned:#x}"),
+        (None, Show::Result) => {
             result(line, number as i64, false);
             Ok(())
         }
-        Show::Enumeration(names) => match names.0.iter().find(|(value, _)| *value == unsigned) {
-            Some((_, name)) => write!(line, "{name}"),
-            None => write!(line, "{number}"),
-        },
-        Show::Flags(names) => {
-            flags(line, names, unsigned);
-            Ok(())
-        }
+        (None, _) => write!(line, "{number}"),
     };
-}
-
-/// The names of the bits that are set. In the table a name of several bits stands before those of fewer; a name of 0 is shown if
-/// none before it is.
-fn flags(line: &mut String, names: &Names, value: u64) {
-    let mut rest = value;
-    let mut first = true;
-    for (bits, name) in &names.0 {
-        if rest & bits == *bits && (*bits != 0 || first) {
-            let _ = write!(line, "{}{name}", if first { "" } else { "|" });
-            first = false;
-            rest &= !bits;
-        }
-    }
-    if rest != 0 || first {
-        let _ = if first && rest == 0 {
-            write!(line, "0")
-        } else if first {
-            write!(line, "{rest:#x}")
-        } else {
-            write!(line, "|{rest:#x}")
-        };
-    }
 }
 
 /// Text or bytes in quotation marks, with C's escapes.

@@ -14,6 +14,7 @@
 //!    contains no other; a byte string begins with its length (16 bits).
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -168,7 +169,46 @@ impl State {
     }
 }
 
+impl Names {
+    /// The names of the bits that are set, with `|` between; bits without a name as a number. In the list a name of several bits
+    /// stands before those of fewer; a name of 0 is said if none before it is.
+    fn of_bits(&self, value: u64) -> String {
+        let mut text = String::new();
+        let mut rest = value;
+        for (bits, name) in &self.0 {
+            if rest & bits == *bits && (*bits != 0 || text.is_empty()) {
+                text += if text.is_empty() { "" } else { "|" };
+                text += name;
+                rest &= !bits;
+            }
+        }
+        match (rest, text.is_empty()) {
+            (0, false) => text,
+            (0, true) => "0".to_owned(),
+            (_, true) => format!("{rest:#x}"),
+            (_, false) => format!("{text}|{rest:#x}"),
+        }
+    }
+}
+
 impl Kind {
+    /// The name of a number, if it has one: of an enumeration's value, of a set of flags, of `AT_FDCWD`.
+    pub fn name_of(&self, number: i128) -> Option<Cow<'_, str>> {
+        const AT_FDCWD: i128 = -100;
+        let Kind::Int { bytes, show, .. } = self else { return None };
+        let cut = |value: u64| value & (u64::MAX >> (64 - 8 * (*bytes).clamp(1, 8)));
+        let value = cut(number as u64);
+        match show {
+            Show::Enumeration(names) => {
+                let (_, name) = names.0.iter().find(|(known, _)| cut(*known) == value)?;
+                Some(name.into())
+            }
+            Show::Flags(names) => Some(names.of_bits(value).into()),
+            Show::Descriptor if number == AT_FDCWD => Some("AT_FDCWD".into()),
+            _ => None,
+        }
+    }
+
     /// A number in base 10.
     pub const fn int(bytes: u32, signed: bool) -> Kind {
         Kind::Int { bytes, signed, show: Show::Decimal }

@@ -184,7 +184,7 @@ impl Annotations<'_> {
 
     fn value(&mut self, kind: &Kind, value: Value<'_>) -> DebugAnnotation {
         match (value, kind) {
-            (Value::Int(number), Kind::Int { signed, show, .. }) => match show::name_of(kind, number) {
+            (Value::Int(number), Kind::Int { signed, show, .. }) => match kind.name_of(number) {
                 Some(name) => self.text(&name),
                 None if *show == Show::Pointer => DebugAnnotation { pointer_value: Some(number as u64), ..none() },
                 None if *signed => DebugAnnotation { int_value: Some(number as i64), ..none() },

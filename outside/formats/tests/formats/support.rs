@@ -22,7 +22,7 @@ fn names(names: &[(u64, &str)]) -> Arc<Names> {
 
 /// A system call with fields of most kinds, and a duration.
 pub(crate) fn openat() -> EventType {
-    let flags = names(&[(0, "O_RDONLY"), (1, "O_WRONLY"), (0o100, "O_CREAT"), (0o2000000, "O_CLOEXEC")]);
+    let flags = names(&[(1, "O_WRONLY"), (0, "O_RDONLY"), (0o100, "O_CREAT"), (0o2000000, "O_CLOEXEC")]);
     EventType {
         id: 257,
         provider: "syscalls".into(),
