@@ -2,9 +2,10 @@
 //!
 //! `prctl(PR_SET_TSC, PR_TSC_SIGSEGV)` and `SECCOMP_MODE_STRICT` disable `rdtsc` in a thread and in what it creates, also across
 //! `execve`; the instruction then raises SIGSEGV (arch/x86/kernel/process.c:disable_TSC, v6.18). The vDSO's `clock_gettime` executes
-//! it for all but coarse clocks. So each block says whether its thread's TSC is disabled ([`ThreadBlock::tsc_disabled`]):
+//! it for all but coarse clocks. So each block says whether its thread's TSC is disabled ([`ThreadBlock::tsc`]):
 //!
-//! - A thread that gets a block asks the kernel (`PR_GET_TSC`). That covers attached processes, new threads and children.
+//! - Before a thread first reads the counter it asks the kernel (`PR_GET_TSC`); also before it installs a filter, which may forbid
+//!   to ask. That covers attached processes, new threads and children.
 //! - A call that disables the TSC is noted before it is made, one that enables it after it was made.
 //!
 //! Such a thread asks the kernel for the time. If a filter forbids that, it uses `CLOCK_MONOTONIC_COARSE` of the vDSO, which reads
@@ -17,7 +18,7 @@ use ring3_uapi::nr;
 use ring3_uapi::ptrace::PtRegs;
 
 use crate::raw_request::control;
-use crate::raw_sud::{borrows_memory, filter_given};
+use crate::raw_sud::{borrows_memory, filter_given, is_borrower};
 use crate::raw_syscalls::block_of;
 use crate::raw_system::{may_call, syscall, time_stamp};
 use crate::raw_thread::state;
@@ -36,13 +37,20 @@ fn in_ns([seconds, nanoseconds]: [u64; 2]) -> u64 {
 
 /// Time of a clock, ns, by the vDSO where there is one.
 pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
-    if tb.tsc_disabled != 0 {
+    if tb.tsc.load(Relaxed) != TSC_ENABLED && !ask_if_unknown(tb) {
         return clock_without_tsc(tb, clock);
     }
     match control(tb.region_base).vdso_clock_gettime {
         0 => kernel_clock_ns(clock).unwrap_or(0),
         function => vdso_clock_ns(function, clock),
     }
+}
+
+/// Whether the running thread may read its TSC, whose state is not known to be enabled.
+#[cold]
+#[inline(never)]
+fn ask_if_unknown(tb: &ThreadBlock) -> bool {
+    tb.tsc.load(Relaxed) == 0 && ask(tb)
 }
 
 fn vdso_clock_ns(function: u64, clock: u64) -> u64 {
@@ -98,12 +106,14 @@ pub(crate) fn monotonic_ns(tb: &ThreadBlock) -> u64 {
 
 /// The time stamp counter, or ns where it is disabled: goes on, and differs each time, mostly.
 pub(crate) fn ticks(tb: &ThreadBlock) -> u64 {
-    if tb.tsc_disabled != 0 { monotonic_ns(tb) } else { time_stamp() }
+    let is_readable = tb.tsc.load(Relaxed) == TSC_ENABLED || ask_if_unknown(tb);
+    if is_readable { time_stamp() } else { monotonic_ns(tb) }
 }
 
-/// A thread gets a block, or its child has a copy of it: finds out whether its TSC is disabled. If a filter forbids to ask, it is
-/// taken to be unless it is known to be enabled in the process.
-pub(crate) fn ask(base: u64, tb: &mut ThreadBlock) {
+/// Finds out whether the running thread's TSC is enabled. If a filter forbids to ask, it is taken to be disabled, unless it is
+/// known to be enabled in the process.
+fn ask(tb: &ThreadBlock) -> bool {
+    let base = tb.region_base;
     let mut mode = 0u32;
     // SAFETY: the kernel writes four bytes.
     let result = unsafe { syscall(nr::PRCTL, [PR_GET_TSC, &raw mut mode as u64, 0, 0, 0, 0]) };
@@ -114,30 +124,24 @@ pub(crate) fn ask(base: u64, tb: &mut ThreadBlock) {
         // (One in which it is disabled may create others.)
         let _ = of_process.compare_exchange(0, TSC_ENABLED, Relaxed, Relaxed);
     }
-    if mode == TSC_ENABLED {
-        set(tb, 0);
-    } else {
-        note_disabled(base, tb);
+    if mode != TSC_ENABLED {
+        note_disabled(tb);
+    } else if !is_borrower(tb) {
+        // (The creator of a `vfork` child does not take the child's word for its own counter.)
+        tb.tsc.store(TSC_ENABLED, Relaxed);
     }
+    mode == TSC_ENABLED
 }
 
-fn set(tb: &mut ThreadBlock, disabled: u32) {
-    if tb.tsc_disabled != disabled {
-        tb.tsc_disabled = disabled;
-        // (It was in the other unit.)
-        tb.slot_waits = 0;
-    }
-}
-
-fn note_disabled(base: u64, tb: &mut ThreadBlock) {
-    let state = state(base);
+fn note_disabled(tb: &ThreadBlock) {
+    let state = state(tb.region_base);
     let times = (kernel_clock_ns(CLOCK_MONOTONIC), kernel_clock_ns(CLOCK_BOOTTIME), kernel_clock_ns(CLOCK_TAI));
     if let (Some(monotonic), Some(boottime), Some(tai)) = times {
         state.boottime_ahead_ns.store(boottime.wrapping_sub(monotonic), Relaxed);
         state.tai_ahead_ns.store(tai.wrapping_sub(monotonic), Relaxed);
     }
     state.tsc.store(TSC_DISABLED, Relaxed);
-    set(tb, 1);
+    tb.tsc.store(TSC_DISABLED, Relaxed);
 }
 
 /// A call begins. If it disables the TSC, that is noted; if it enables it, it is made here, and this is the result.
@@ -151,14 +155,18 @@ pub(crate) fn before(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
 #[inline(never)]
 fn before_change(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
     let sets = number == nr::PRCTL && regs.rdi as u32 == PR_SET_TSC;
-    match regs.rsi as u32 {
-        TSC_DISABLED if sets => {}
+    let disables = match regs.rsi as u32 {
+        TSC_DISABLED if sets => true,
         TSC_ENABLED if sets => return enable(base, regs),
-        _ if filter_given(regs, number) == Some(0) => {}
-        _ => return None,
-    }
-    if let Some(tb) = block_of(base, regs) {
-        note_disabled(base, tb);
+        _ => filter_given(regs, number)? == 0,
+    };
+    let tb = block_of(base, regs)?;
+    if !disables {
+        ask_if_unknown(tb);
+    } else if tb.tsc.load(Relaxed) != TSC_DISABLED {
+        note_disabled(tb);
+        // (It was in the other unit.)
+        tb.slot_waits = 0;
     }
     None
 }
@@ -166,13 +174,14 @@ fn before_change(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
 fn enable(base: u64, regs: &PtRegs) -> Option<i64> {
     let tb = block_of(base, regs)?;
     // (A `vfork` child does not enable its creator's.)
-    if tb.tsc_disabled == 0 || borrows_memory(base, Some(tb)) || !may_call(base, nr::PRCTL) {
+    if tb.tsc.load(Relaxed) == TSC_ENABLED || borrows_memory(base, Some(tb)) || !may_call(base, nr::PRCTL) {
         return None;
     }
     // SAFETY: the call that the thread is about to make; it takes no address.
     let result = unsafe { syscall(nr::PRCTL, [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9]) };
     if result == 0 {
-        set(tb, 0);
+        tb.tsc.store(TSC_ENABLED, Relaxed);
+        tb.slot_waits = 0;
     }
     Some(result)
 }

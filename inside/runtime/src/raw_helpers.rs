@@ -16,7 +16,7 @@ use ring3_uapi::nr;
 
 use crate::numbers;
 use crate::raw_callbacks::LOOPS_MAX;
-use crate::raw_clock::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_TAI, clock_ns};
+use crate::raw_clock::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_TAI, clock_ns, ticks};
 use crate::raw_dispatch::{cpu_of, map_cpu};
 use crate::raw_identity::{comm_of, uid_gid_of};
 use crate::raw_kernel::{read_any, read_any_string, read_kernel, read_kernel_string};
@@ -364,7 +364,10 @@ helpers! {
 
     /// `bpf_get_prandom_u32` (xorshift64*, Vigna 2016)
     fn get_prandom_u32(; tb) {
-        let mut state = tb.random;
+        let mut state = match tb.random {
+            0 => ticks(tb) ^ tb.this << 20 | 1,
+            state => state,
+        };
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;

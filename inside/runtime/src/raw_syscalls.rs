@@ -773,10 +773,8 @@ unsafe fn after_clone(base: u64, number: i64, regs: &PtRegs) -> Created {
             tb.first_call = tb.next_call;
         } else {
             set_ids(tb, tb.generation << 32 | u64::from(tb.tcb_tid));
-            // (The child may have disabled its own.)
-            if tb.tsc_disabled != 0 {
-                raw_clock::ask(base, tb);
-            }
+            // (What the child has found out is true of the child.)
+            tb.tsc.store(0, Relaxed);
         }
         raw_sud::begin_thread(base, arguments.flags);
     }

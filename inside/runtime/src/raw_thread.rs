@@ -22,7 +22,6 @@ use ring3_layout::thread::{
 };
 use ring3_uapi::nr;
 
-use crate::raw_clock::{self, ticks};
 use crate::raw_memory::read_own_word;
 use crate::raw_system::{fs_base, gs_base, half_at_fs, is_dead, relax, set_gs_base, syscall0, tcb_at_fs, word_at_fs};
 use crate::{raw_request, raw_shadow};
@@ -332,7 +331,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
         (tb.cgroup.until, tb.ancestor.until, tb.pid_namespace) = (0, 0, [0; 2]);
         (tb.signals, tb.wanted_signals) = (0, [[0; SIGNALS]; 2]);
         tb.serial = raw_request::realm(base).threads.fetch_add(1, Relaxed).wrapping_add(1);
-        raw_clock::ask(base, tb);
+        tb.tsc.store(0, Relaxed);
     }
     if tb.this != 0 && fresh_process {
         for hits in &tb.hits {
@@ -346,7 +345,7 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     tb.fs_base = fs;
     set_ids(tb, generation << 32 | tid);
     tb.tcb_tid = tid as u32;
-    tb.random = ticks(tb) ^ (block as u64) << 20 | 1;
+    tb.random = 0;
     tb.generation = generation;
 }
 

@@ -220,15 +220,16 @@ pub struct ThreadBlock {
     pub hook: u64,
     /// How many signals of `wanted_signals` are to be sent.
     pub signals: u32,
-    /// 1: the thread's time stamp counter is disabled, or may be (`inside/runtime/src/raw_clock.rs`).
-    pub tsc_disabled: u32,
+    /// Of the thread's time stamp counter: [`TSC_ENABLED`], [`TSC_DISABLED`] (or it may be), 0: not asked yet
+    /// (`inside/runtime/src/raw_clock.rs`).
+    pub tsc: AtomicU32,
     /// Region base.
     pub region_base: u64,
     /// Serial number of the thread in the realm; the key of its values in task storage.
     pub serial: u32,
     /// What is being done to the shadow frames: 0 (nothing), [`CHANGE_PUSH`] or [`CHANGE_MOVE`].
     pub shadow_change: u32,
-    /// State of `bpf_get_prandom_u32`.
+    /// State of `bpf_get_prandom_u32`; 0: it has no seed yet.
     pub random: u64,
     /// How many of `unwinder_starts` are valid: unwinders of this thread that have not ended. While one has not, the real return
     /// addresses of the frames that it may pass are in place. More than one: signal handlers or clean-up routines, each of which
