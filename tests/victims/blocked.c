@@ -327,9 +327,13 @@ static int parent_of_vfork(void)
 
 static int hold(pid_t pid)
 {
-	int status;
+	int status, tries = 1000;
 
-	if (ptrace(PTRACE_SEIZE, pid, 0, 0) || ptrace(PTRACE_INTERRUPT, pid, 0, 0) || waitpid(pid, &status, __WALL) != pid)
+	// (While another tracer has it stopped, the kernel says EPERM.)
+	while (ptrace(PTRACE_SEIZE, pid, 0, 0))
+		if (errno != EPERM || !tries-- || usleep(1000))
+			return 1;
+	if (ptrace(PTRACE_INTERRUPT, pid, 0, 0) || waitpid(pid, &status, __WALL) != pid)
 		return 1;
 	puts("ready");
 	await_line();
