@@ -3,12 +3,10 @@
 //! The process is the loader of the programs and keeps them. With a program to run there are two processes: this one becomes the
 //! program, its child is the exporter.
 
-use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,10 +20,8 @@ use ring3_server::realm::Scope;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::{Failure, input, launch, process};
+use crate::{Failure, companion, input, launch, process};
 
-/// What the exporter says when the program may begin.
-const READY: &str = "ready";
 /// Between two looks at signals and at the program.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -78,20 +74,7 @@ pub(crate) fn run(wanted: &Export) -> Result<ExitCode, Failure> {
         return Ok(export(wanted).map(|()| ExitCode::SUCCESS)?);
     }
     launch::find_program(&wanted.command[0])?;
-    let mut child = Command::new(launch::own_path()?);
-    let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
-    child.args(kept).arg("--until").arg(std::process::id().to_string());
-    // (What interrupts the program is not for the exporter, which ends after it.)
-    let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
-    let mut child = child.map_err(|error| format!("cannot start the exporter: {error}"))?;
-    let mut line = String::new();
-    let out = child.stdout.take().expect("piped");
-    BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
-    if line.trim() != READY {
-        let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(1);
-        // (It has said why.)
-        std::process::exit(code);
-    }
+    companion::start("exporter", [])?;
     crate::start(true, false, &wanted.command).map(|()| ExitCode::SUCCESS)
 }
 
@@ -140,8 +123,7 @@ fn export(wanted: &Export) -> Result<(), String> {
         say!("ring3: spans are configured, and --otlp names no collector to send them to");
     }
     if wanted.until.is_some() {
-        let mut out = std::io::stdout();
-        let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+        companion::tell_ready();
     }
     wait(&signalled, watched.as_ref());
     goes_on.store(false, Ordering::Relaxed);
@@ -191,13 +173,10 @@ fn listen(address: &str) -> Result<TcpListener, String> {
 
 /// From now on this process's bpf(2) calls are answered by the server.
 fn become_loader(wanted: &Export) -> Result<(), String> {
-    let connection = launch::server()?;
-    let (server, _) = connection.peer()?;
-    launch::allow_tracer(server);
+    let (connection, _) = launch::tracing_server()?;
     if let Some(pid) = wanted.pid {
         connection.ask(&Request::Attach { pid, follow: true, for_links: false }, None)?;
     }
-    let listener = ring3_server::loader::install_filter()?;
     let command = format!("ring3 export --config.names {}", wanted.config_names.join(","));
     let scope = match (wanted.pid.or(wanted.until), wanted.all) {
         (Some(_), _) => Scope::Targets,
@@ -206,5 +185,5 @@ fn become_loader(wanted: &Export) -> Result<(), String> {
     };
     let compiling = Compiling { engine: Engine::Auto, harden: false };
     let options = LoadOptions { compiling, scope, trust: false, budget: None };
-    connection.ask(&Request::Load { command, options }, Some(listener.as_fd())).map(drop)
+    launch::become_loader(&connection, &command, options)
 }

@@ -3,11 +3,10 @@
 //! The process that loads them keeps them: it waits until its host has ended, or until it is ended itself. With a program to
 //! run there are two processes: this one becomes the program, its child is the loader.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
@@ -21,10 +20,7 @@ use ring3_uapi::bpf::attach_type;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::MemfdFlags;
 
-use crate::{Failure, class, eim, input, launch, process};
-
-/// What the loader says when the program may begin.
-const READY: &str = "ready";
+use crate::{Failure, class, companion, eim, input, launch, process};
 
 /// `ring3 extend`
 #[derive(Debug, Args)]
@@ -52,23 +48,11 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
     if wanted.command.is_empty() {
         return Ok(keep(wanted).map_or_else(eim::Failed::tell, |()| ExitCode::SUCCESS));
     }
-    let mut child = Command::new(launch::own_path()?);
-    let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
-    child.args(kept).arg("--until").arg(std::process::id().to_string());
+    let mut more = vec![];
     if !wanted.class.names_program() {
-        child.arg("--binary").arg(launch::find_program(&wanted.command[0])?);
+        more.extend(["--binary".into(), launch::find_program(&wanted.command[0])?.into()]);
     }
-    // (What interrupts the program is not for the loader.)
-    let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
-    let mut child = child.map_err(|error| format!("cannot start the loader: {error}"))?;
-    let mut line = String::new();
-    let out = child.stdout.take().expect("piped");
-    BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
-    if line.trim() != READY {
-        let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(1);
-        // (It has said why.)
-        std::process::exit(code);
-    }
+    companion::start("loader", more)?;
     crate::start(true, false, &wanted.command).map(|()| ExitCode::SUCCESS)
 }
 
@@ -78,9 +62,7 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let host = wanted.pid.or(wanted.until);
     let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
-    let connection = launch::server()?;
-    let (server, _) = connection.peer()?;
-    launch::allow_tracer(server);
+    let (connection, _) = launch::tracing_server()?;
     let watched = host.map(process::open).transpose()?;
     if let Some(pid) = wanted.pid {
         class::check_process(pid, &chosen.class.file)?;
@@ -114,9 +96,7 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
 
 fn announce(wanted: &Extend, chosen: &class::Chosen) {
     if wanted.until.is_some() {
-        let mut out = std::io::stdout();
-        let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
-        return;
+        return companion::tell_ready();
     }
     let whom = match wanted.pid {
         Some(pid) => format!("process {pid}"),
@@ -189,12 +169,10 @@ fn become_loader(
     let written = file.write_all(&text).and_then(|()| std::io::Seek::rewind(&mut file));
     written.map_err(|error| format!("cannot hand the class over: {error}"))?;
     connection.ask(&Request::Extend, Some(file.as_fd()))?;
-    let listener = ring3_server::loader::install_filter()?;
     let command = format!("ring3 extend --class {} {}", class.name, wanted.file.display());
     // (Other processes than the one that is named, or run, are no concern of the extension.)
     let scope = host.map_or(Scope::Mapped, Scope::Family);
     let compiling = Compiling { engine: Engine::Jit, harden: false };
     let options = LoadOptions { compiling, scope, trust: false, budget: Some(budget) };
-    connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;
-    Ok(())
+    launch::become_loader(&connection, &command, options)
 }

@@ -2,12 +2,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ring3_server::control::{Connection, runtime_dir};
+use ring3_server::control::{Connection, Request, runtime_dir};
+use ring3_server::loader::LoadOptions;
 use rustix::fs::FlockOperation;
 use tracing_subscriber::EnvFilter;
 
@@ -15,6 +17,8 @@ use crate::Failure;
 
 /// The server must be reachable, or gone, within this time.
 const SERVER_WITHIN: Duration = Duration::from_secs(20);
+/// This much of a tool's command line is kept for `ring3 status`.
+const COMMAND_CHARS_MAX: usize = 1000;
 /// What the server prints when it can be reached.
 const READY: &str = "ready";
 
@@ -79,6 +83,21 @@ pub(crate) fn server() -> Result<Connection, String> {
             return Err(format!("cannot start the server: {}", why.trim().trim_start_matches("ring3: ")));
         }
     }
+}
+
+/// The same, and the server's process id; the server may trace this process.
+pub(crate) fn tracing_server() -> Result<(Connection, u32), String> {
+    let connection = server()?;
+    let (server, _) = connection.peer()?;
+    allow_tracer(server);
+    Ok((connection, server))
+}
+
+/// From now on the server answers the bpf(2) calls of this process and of what it executes. `command` is for `ring3 status`.
+pub(crate) fn become_loader(connection: &Connection, command: &str, options: LoadOptions) -> Result<(), String> {
+    let listener = ring3_server::loader::install_filter()?;
+    let command = command.chars().take(COMMAND_CHARS_MAX).collect();
+    connection.ask(&Request::Load { command, options }, Some(listener.as_fd())).map(drop)
 }
 
 /// The server's log, for messages.
@@ -165,7 +184,7 @@ pub(crate) fn wait_until_gone() -> Result<(), String> {
 }
 
 /// Under Yama's `ptrace_scope=1` only a descendant may be traced, unless it allows its tracer.
-pub(crate) fn allow_tracer(server: u32) {
+fn allow_tracer(server: u32) {
     if let Some(pid) = rustix::process::Pid::from_raw(server as i32) {
         // Without Yama the call fails with EINVAL, and nothing needs allowing.
         let _ = rustix::process::set_ptracer(rustix::process::PTracer::ProcessID(pid));

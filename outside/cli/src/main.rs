@@ -18,6 +18,7 @@ mod aot;
 mod arguments;
 mod assembly;
 mod class;
+mod companion;
 mod eim;
 mod exec;
 mod explain;
@@ -46,9 +47,6 @@ use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
-
-/// This much of a tool's command line is kept for `ring3 status`.
-const COMMAND_CHARS_MAX: usize = 1000;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
@@ -140,17 +138,12 @@ fn load(
         Compiler::Llvm => Engine::Llvm,
     };
     let program = launch::find_program(&command[0])?;
-    let connection = launch::server()?;
+    let (connection, _) = launch::tracing_server()?;
     if let Some(path) = compiled {
         give_compiled(&connection, path).map_err(|why| format!("{}: {why}", path.display()))?;
     }
-    let (server, _) = connection.peer()?;
-    launch::allow_tracer(server);
-    let listener = ring3_server::loader::install_filter()?;
-    let shown = command.join(" ").chars().take(COMMAND_CHARS_MAX).collect();
     let options = LoadOptions { compiling: Compiling { engine, harden }, scope, trust, budget };
-    connection.ask(&Request::Load { command: shown, options }, Some(listener.as_fd()))?;
-    drop(listener);
+    launch::become_loader(&connection, &command.join(" "), options)?;
     drop(connection);
     exec(&program, command)
 }
@@ -165,9 +158,7 @@ fn give_compiled(connection: &Connection, path: &Path) -> Result<(), String> {
 
 fn start(follow: bool, held: bool, command: &[String]) -> Result<(), Failure> {
     let program = launch::find_program(&command[0])?;
-    let connection = launch::server()?;
-    let (server, _) = connection.peer()?;
-    launch::allow_tracer(server);
+    let (connection, _) = launch::tracing_server()?;
     if held {
         drop(connection);
         held::wait()?;

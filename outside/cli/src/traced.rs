@@ -2,7 +2,7 @@
 //!
 //! This process becomes the loader of the programs that record. The traced program is its child (`held.rs`).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use ring3_llvm::Engine;
 use ring3_recorder::program::Output;
 use ring3_recorder::program::count::FIRST_PROBE_ID;
 use ring3_recorder::syscalls;
-use ring3_server::control::{Connection, Request};
+use ring3_server::control::Request;
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
 use ring3_trace::probe::{self, Probe};
@@ -96,9 +96,7 @@ impl Begun {
         let options =
             Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter, output };
         let plan = Plan::new(&options).map_err(|why| wrong(format!("--filter: {why}")))?;
-        let connection = launch::server()?;
-        let (server, _) = connection.peer()?;
-        launch::allow_tracer(server);
+        let (connection, server) = launch::tracing_server()?;
         let server = Some(process::open(server)?);
         let watched = what.pid.map(process::open).transpose()?;
         let child = match &what.command[..] {
@@ -109,7 +107,10 @@ impl Begun {
             },
         };
         let family = child.as_ref().map(Held::id).or(what.pid);
-        become_loader(family.map_or(Scope::All, Scope::Family), &connection)?;
+        let scope = family.map_or(Scope::All, Scope::Family);
+        let compiling = Compiling { engine: Engine::Jit, harden: false };
+        let load = LoadOptions { compiling, scope, trust: false, budget: None };
+        launch::become_loader(&connection, &std::env::args().collect::<Vec<_>>().join(" "), load)?;
         let mut session = Session::open(plan)?;
         session.refused().iter().for_each(|why| say!("ring3: {why}"));
         if let Some(pid) = family {
@@ -231,14 +232,4 @@ fn no_such_call(name: &str) -> String {
     let near: Vec<&str> = TABLE.iter().filter(is_near).map(syscalls::shown_name).take(5).collect();
     let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
     format!("-e {name}: there is no such system call{hint}")
-}
-
-/// From now on this process's bpf(2) calls are answered by the server.
-fn become_loader(scope: Scope, connection: &Connection) -> Result<(), String> {
-    let listener = ring3_server::loader::install_filter()?;
-    let compiling = Compiling { engine: Engine::Jit, harden: false };
-    let options = LoadOptions { compiling, scope, trust: false, budget: None };
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
-    connection.ask(&Request::Load { command, options }, Some(listener.as_fd()))?;
-    Ok(())
 }
