@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 
 use ring3_bpf::Place;
+use ring3_elf::At;
 use ring3_object::{MapDef, Object};
 
 /// The map of specifications.
@@ -16,27 +17,6 @@ const ARGUMENT_BYTES: usize = 16;
 const SPEC_BYTES: usize = ARGUMENTS_MAX * ARGUMENT_BYTES + 16;
 /// `BPF_USDT_ARG_CONST`, `_REG`, `_REG_DEREF`.
 const KINDS: [u32; 3] = [0, 1, 2];
-
-/// Names of a register by size (8, 4, 2 and 1 bytes), and its offset in `struct pt_regs`.
-const REGISTERS: &[(&[&str], u16)] = &[
-    (&["r15", "r15d", "r15w", "r15b"], 0),
-    (&["r14", "r14d", "r14w", "r14b"], 8),
-    (&["r13", "r13d", "r13w", "r13b"], 16),
-    (&["r12", "r12d", "r12w", "r12b"], 24),
-    (&["rbp", "ebp", "bp", "bpl"], 32),
-    (&["rbx", "ebx", "bx", "bl"], 40),
-    (&["r11", "r11d", "r11w", "r11b"], 48),
-    (&["r10", "r10d", "r10w", "r10b"], 56),
-    (&["r9", "r9d", "r9w", "r9b"], 64),
-    (&["r8", "r8d", "r8w", "r8b"], 72),
-    (&["rax", "eax", "ax", "al"], 80),
-    (&["rcx", "ecx", "cx", "cl"], 88),
-    (&["rdx", "edx", "dx", "dl"], 96),
-    (&["rsi", "esi", "si", "sil"], 104),
-    (&["rdi", "edi", "di", "dil"], 112),
-    (&["rip", "eip"], 128),
-    (&["rsp", "esp", "sp", "spl"], 152),
-];
 
 /// Specifications of an object, which all its programs share.
 #[derive(Debug, Default)]
@@ -102,42 +82,24 @@ fn spec(arguments: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// An argument: its size, negative if it is signed, and its place: `-4@%eax`, `8@-16(%rbp)`, `4@$7`.
+/// An argument (`-4@%eax`, `8@-16(%rbp)`, `4@$7`); `None`: a program of libbpf cannot find it.
 fn argument(text: &str) -> Option<[u8; ARGUMENT_BYTES]> {
-    let (size, place) = text.split_once('@')?;
-    let size: i8 = size.parse().ok()?;
-    if ![1, 2, 4, 8].contains(&size.unsigned_abs()) {
-        return None;
-    }
-    let (kind, value, register) = if let Some(constant) = place.strip_prefix('$') {
-        (KINDS[0], signed(constant)?, 0)
-    } else if let Some(name) = place.strip_prefix('%') {
-        (KINDS[1], 0, register(name)?)
-    } else {
-        let (offset, name) = place.strip_suffix(')')?.split_once("(%")?;
-        let offset = if offset.is_empty() { 0 } else { signed(offset)? };
-        (KINDS[2], offset, register(name)?)
+    let unknown = |_: &str| Err("libbpf knows no variables".to_owned());
+    let place = ring3_elf::argument_place(text, &unknown);
+    let (kind, value, register) = match place.at {
+        _ if place.float => return None,
+        At::Constant(value) => (KINDS[0], value, 0),
+        At::Register { register, shift: 0 } => (KINDS[1], 0, register.context_offset()),
+        At::Memory { base: Some(base), index: None, displacement } => (KINDS[2], displacement, base.context_offset()),
+        _ => return None,
     };
     let mut bytes = [0; ARGUMENT_BYTES];
     bytes[..8].copy_from_slice(&value.to_ne_bytes());
     bytes[8..12].copy_from_slice(&kind.to_ne_bytes());
     bytes[12..14].copy_from_slice(&register.to_ne_bytes());
-    bytes[14] = u8::from(size < 0);
-    bytes[15] = 64 - 8 * size.unsigned_abs();
+    bytes[14] = u8::from(place.signed);
+    bytes[15] = 64 - 8 * place.bytes;
     Some(bytes)
-}
-
-fn signed(text: &str) -> Option<i64> {
-    let (negative, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
-    let value = match digits.strip_prefix("0x") {
-        Some(digits) => i64::from_str_radix(digits, 16).ok()?,
-        None => digits.parse().ok()?,
-    };
-    Some(if negative { -value } else { value })
-}
-
-fn register(name: &str) -> Option<u16> {
-    REGISTERS.iter().find(|(names, _)| names.contains(&name)).map(|(_, offset)| *offset)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolFlags, SymbolKind};
 
 pub use lttng::{LttngField, LttngTracepoint};
-pub use place::{ArgumentPlace, At, Register};
+pub use place::{ArgumentPlace, At, Register, argument_place};
 pub use rules::{CODE_BYTES_MAX, NoTable, ROWS_MAX, UnwindTable};
 pub use tracepoint::{Argument, Kind, Tracepoint};
 pub use unwind::LANDING_PADS_MAX;

@@ -137,10 +137,12 @@ pub struct ArgumentPlace {
 
 /// The arguments of a specification. `address_of` gives the address of a variable by name, in the file's address space.
 pub(crate) fn parse(specification: &str, address_of: &dyn Fn(&str) -> Result<u64, String>) -> Vec<ArgumentPlace> {
-    specification.split_whitespace().map(|text| argument(text, address_of)).collect()
+    specification.split_whitespace().map(|text| argument_place(text, address_of)).collect()
 }
 
-fn argument(text: &str, address_of: &dyn Fn(&str) -> Result<u64, String>) -> ArgumentPlace {
+/// The place that one argument of a specification names. `address_of` gives the address of a variable by name, in the file's address
+/// space.
+pub fn argument_place(text: &str, address_of: &dyn Fn(&str) -> Result<u64, String>) -> ArgumentPlace {
     let sized = text.split_once('@').and_then(|(size, operand)| Some((self::size(size)?, operand)));
     // (Without a size it is a word: what the first version of the format meant.)
     let ((bytes, signed, float), operand) = match sized {
