@@ -9,7 +9,7 @@ use ring3_uapi::attr::{Field, UPROBE_MULTI_RETURN, link_create, raw_tracepoint};
 use ring3_uapi::bpf::{attach_type, cmd};
 use ring3_uapi::perf;
 
-use crate::raw_calls::{Attr, enable, open_event, set_program};
+use crate::raw_calls::{Attr, enable, open_event};
 
 /// Where the kernel's tracepoints are described.
 const TRACEFS: &str = "/sys/kernel/tracing";
@@ -57,18 +57,16 @@ pub fn link_uprobes(program: &impl AsFd, path: &Path, places: &[Place], ret: boo
     attr.open()
 }
 
-/// Attaches a program to a tracepoint, in all processes or in one. What is returned keeps it.
+/// Attaches a program to a tracepoint, in all processes or in one.
 ///
 /// # Errors
-/// There is no such tracepoint, or as perf_event_open(2) and `PERF_EVENT_IOC_SET_BPF`.
+/// There is no such tracepoint, or as perf_event_open(2) and `BPF_LINK_CREATE`.
 pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Option<u32>) -> io::Result<OwnedFd> {
     let id = std::fs::read_to_string(format!("{TRACEFS}/events/{category}/{name}/id"))?;
     let id = id.trim().parse().map_err(|_| io::Error::other(format!("the id of {category}:{name} is {id:?}")))?;
     // (All processes are those of a CPU; a program that is attached to the event of one CPU runs on all.)
     let (pid, cpu) = pid.map_or((-1, 0), |pid| (pid as i32, -1));
-    let event = open_event(&event(perf::TYPE_TRACEPOINT, id), pid, cpu)?;
-    set_program(&event, program.as_fd())?;
-    Ok(event)
+    link_event(program, &open_event(&event(perf::TYPE_TRACEPOINT, id), pid, cpu)?)
 }
 
 /// Attaches a program to a raw tracepoint.

@@ -6,10 +6,11 @@
 //! Start reading at: `Loaded::load`.
 
 mod attach;
+mod output;
 mod raw_calls;
-mod raw_output;
-mod raw_ring;
+mod raw_mapped;
 mod read;
+mod ring;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -22,9 +23,9 @@ use ring3_uapi::bpf::{cmd, map_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
 pub use attach::{Place, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint};
-pub use raw_output::{Output, OutputRing};
-pub use raw_ring::RingBuffer;
+pub use output::{Output, OutputRing};
 pub use read::{ProgramInfo, entries, look_up, online_cpus, open_output, possible_cpus, program_info};
+pub use ring::RingBuffer;
 
 use raw_calls::Attr;
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use ring3_uapi::attr::{ATTR_BYTES, Field};
 use ring3_uapi::perf;
@@ -94,19 +94,9 @@ pub(crate) fn open_event(attr: &[u8; perf::ATTR_BYTES], pid: i32, cpu: i32) -> i
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// Lets a program run at an event, and switches the event on.
-pub(crate) fn set_program(event: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> {
-    request(event, perf::IOC_SET_BPF, program.as_raw_fd())?;
-    enable(event)
-}
-
 /// `PERF_EVENT_IOC_ENABLE`.
 pub(crate) fn enable(event: &impl AsFd) -> io::Result<()> {
-    request(event, perf::IOC_ENABLE, 0)
-}
-
-fn request(event: &impl AsFd, request: u32, argument: i32) -> io::Result<()> {
-    // SAFETY: both requests take a number.
-    let result = unsafe { libc::ioctl(event.as_fd().as_raw_fd(), request.into(), argument) };
+    // SAFETY: the request takes no memory.
+    let result = unsafe { libc::ioctl(event.as_fd().as_raw_fd(), perf::IOC_ENABLE.into(), 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,11 +1,13 @@
 //! The ring of a perf event into which `bpf_perf_event_output` writes (perf_event_open(2), "MMAP layout").
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use ring3_uapi::perf::{RECORD_SAMPLE, RING_DATA_HEAD, RING_DATA_TAIL};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::ProtFlags;
+
+use crate::raw_mapped::{Mapped, page_bytes};
 
 /// `sizeof(struct perf_event_header)`.
 const HEADER_BYTES: u64 = 8;
@@ -13,50 +15,6 @@ const HEADER_BYTES: u64 = 8;
 const RECORD_LOST: u32 = 2;
 /// Pages of data of a perf event's ring.
 const OUTPUT_PAGES: usize = 64;
-
-fn page_bytes() -> usize {
-    rustix::param::page_size()
-}
-
-/// Memory that is shared with whoever writes.
-#[derive(Debug)]
-struct Mapped {
-    base: *mut u8,
-    bytes: usize,
-}
-
-impl Mapped {
-    fn new(of: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapped> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: asks for memory that nobody has.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, of, 0) }?;
-        Ok(Mapped { base: base.cast(), bytes })
-    }
-
-    /// A word, at a multiple of 8.
-    fn long(&self, at: usize) -> &AtomicU64 {
-        assert!(at.is_multiple_of(8) && at + 8 <= self.bytes, "inside the mapping");
-        // SAFETY: an aligned word of the mapping, which lives as long as this value; others change it only atomically.
-        unsafe { &*self.base.wrapping_add(at).cast::<AtomicU64>() }
-    }
-
-    /// Copies bytes, which nobody writes until the reader says that it has read them.
-    fn copy(&self, at: usize, to: &mut [u8]) {
-        assert!(at.checked_add(to.len()).is_some_and(|end| end <= self.bytes), "inside the mapping");
-        // SAFETY: `at + to.len() <= self.bytes`, checked above; `to` is memory of this process's own.
-        unsafe { std::ptr::copy_nonoverlapping(self.base.wrapping_add(at), to.as_mut_ptr(), to.len()) };
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: mapped by this value, and nothing of it is in use any more. An error changes nothing.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
-    }
-}
-
-// SAFETY: the mapping belongs to this value alone, and any thread may use it.
-unsafe impl Send for Mapped {}
 
 /// The ring of a perf event into which `bpf_perf_event_output` writes.
 #[derive(Debug)]
@@ -71,7 +29,7 @@ impl OutputRing {
     /// As mmap(2).
     pub fn new(event: &impl AsFd) -> io::Result<OutputRing> {
         let bytes = page_bytes() * (1 + OUTPUT_PAGES);
-        Ok(OutputRing { mapped: Mapped::new(event.as_fd(), bytes)? })
+        Ok(OutputRing { mapped: Mapped::new(event.as_fd(), 0, bytes, ProtFlags::READ | ProtFlags::WRITE)? })
     }
 
     fn copy(&self, from: u64, to: &mut [u8]) {
