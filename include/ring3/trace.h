@@ -294,258 +294,156 @@ inline __attribute__((__always_inline__)) constexpr int bits(unusable) { return 
     })
 #endif
 
+/* What the first n arguments add to an asm: their places, their operands, and their kinds, a byte each in three words. */
+#define RING3_TRACE_PLACES_0 ""
+#define RING3_TRACE_PLACES_1 RING3_TRACE_PLACE(1)
+#define RING3_TRACE_PLACES_2 RING3_TRACE_PLACES_1 " " RING3_TRACE_PLACE(2)
+#define RING3_TRACE_PLACES_3 RING3_TRACE_PLACES_2 " " RING3_TRACE_PLACE(3)
+#define RING3_TRACE_PLACES_4 RING3_TRACE_PLACES_3 " " RING3_TRACE_PLACE(4)
+#define RING3_TRACE_PLACES_5 RING3_TRACE_PLACES_4 " " RING3_TRACE_PLACE(5)
+#define RING3_TRACE_PLACES_6 RING3_TRACE_PLACES_5 " " RING3_TRACE_PLACE(6)
+#define RING3_TRACE_PLACES_7 RING3_TRACE_PLACES_6 " " RING3_TRACE_PLACE(7)
+#define RING3_TRACE_PLACES_8 RING3_TRACE_PLACES_7 " " RING3_TRACE_PLACE(8)
+#define RING3_TRACE_PLACES_9 RING3_TRACE_PLACES_8 " " RING3_TRACE_PLACE(9)
+#define RING3_TRACE_PLACES_10 RING3_TRACE_PLACES_9 " " RING3_TRACE_PLACE(10)
+#define RING3_TRACE_PLACES_11 RING3_TRACE_PLACES_10 " " RING3_TRACE_PLACE(11)
+#define RING3_TRACE_PLACES_12 RING3_TRACE_PLACES_11 " " RING3_TRACE_PLACE(12)
+#define RING3_TRACE_OPERANDS_0
+#define RING3_TRACE_OPERANDS_1 RING3_TRACE_OPERANDS_0 RING3_TRACE_OPERAND(1),
+#define RING3_TRACE_OPERANDS_2 RING3_TRACE_OPERANDS_1 RING3_TRACE_OPERAND(2),
+#define RING3_TRACE_OPERANDS_3 RING3_TRACE_OPERANDS_2 RING3_TRACE_OPERAND(3),
+#define RING3_TRACE_OPERANDS_4 RING3_TRACE_OPERANDS_3 RING3_TRACE_OPERAND(4),
+#define RING3_TRACE_OPERANDS_5 RING3_TRACE_OPERANDS_4 RING3_TRACE_OPERAND(5),
+#define RING3_TRACE_OPERANDS_6 RING3_TRACE_OPERANDS_5 RING3_TRACE_OPERAND(6),
+#define RING3_TRACE_OPERANDS_7 RING3_TRACE_OPERANDS_6 RING3_TRACE_OPERAND(7),
+#define RING3_TRACE_OPERANDS_8 RING3_TRACE_OPERANDS_7 RING3_TRACE_OPERAND(8),
+#define RING3_TRACE_OPERANDS_9 RING3_TRACE_OPERANDS_8 RING3_TRACE_OPERAND(9),
+#define RING3_TRACE_OPERANDS_10 RING3_TRACE_OPERANDS_9 RING3_TRACE_OPERAND(10),
+#define RING3_TRACE_OPERANDS_11 RING3_TRACE_OPERANDS_10 RING3_TRACE_OPERAND(11),
+#define RING3_TRACE_OPERANDS_12 RING3_TRACE_OPERANDS_11 RING3_TRACE_OPERAND(12),
+#define RING3_TRACE_FIRST_0 0
+#define RING3_TRACE_FIRST_1 (RING3_TRACE_FIRST_0 | RING3_TRACE_KIND_BYTE(1, 0))
+#define RING3_TRACE_FIRST_2 (RING3_TRACE_FIRST_1 | RING3_TRACE_KIND_BYTE(2, 1))
+#define RING3_TRACE_FIRST_3 (RING3_TRACE_FIRST_2 | RING3_TRACE_KIND_BYTE(3, 2))
+#define RING3_TRACE_FIRST_4 (RING3_TRACE_FIRST_3 | RING3_TRACE_KIND_BYTE(4, 3))
+#define RING3_TRACE_FIRST_5 RING3_TRACE_FIRST_4
+#define RING3_TRACE_FIRST_6 RING3_TRACE_FIRST_5
+#define RING3_TRACE_FIRST_7 RING3_TRACE_FIRST_6
+#define RING3_TRACE_FIRST_8 RING3_TRACE_FIRST_7
+#define RING3_TRACE_FIRST_9 RING3_TRACE_FIRST_8
+#define RING3_TRACE_FIRST_10 RING3_TRACE_FIRST_9
+#define RING3_TRACE_FIRST_11 RING3_TRACE_FIRST_10
+#define RING3_TRACE_FIRST_12 RING3_TRACE_FIRST_11
+#define RING3_TRACE_SECOND_0 0
+#define RING3_TRACE_SECOND_1 RING3_TRACE_SECOND_0
+#define RING3_TRACE_SECOND_2 RING3_TRACE_SECOND_1
+#define RING3_TRACE_SECOND_3 RING3_TRACE_SECOND_2
+#define RING3_TRACE_SECOND_4 RING3_TRACE_SECOND_3
+#define RING3_TRACE_SECOND_5 (RING3_TRACE_SECOND_4 | RING3_TRACE_KIND_BYTE(5, 0))
+#define RING3_TRACE_SECOND_6 (RING3_TRACE_SECOND_5 | RING3_TRACE_KIND_BYTE(6, 1))
+#define RING3_TRACE_SECOND_7 (RING3_TRACE_SECOND_6 | RING3_TRACE_KIND_BYTE(7, 2))
+#define RING3_TRACE_SECOND_8 (RING3_TRACE_SECOND_7 | RING3_TRACE_KIND_BYTE(8, 3))
+#define RING3_TRACE_SECOND_9 RING3_TRACE_SECOND_8
+#define RING3_TRACE_SECOND_10 RING3_TRACE_SECOND_9
+#define RING3_TRACE_SECOND_11 RING3_TRACE_SECOND_10
+#define RING3_TRACE_SECOND_12 RING3_TRACE_SECOND_11
+#define RING3_TRACE_THIRD_0 0
+#define RING3_TRACE_THIRD_1 RING3_TRACE_THIRD_0
+#define RING3_TRACE_THIRD_2 RING3_TRACE_THIRD_1
+#define RING3_TRACE_THIRD_3 RING3_TRACE_THIRD_2
+#define RING3_TRACE_THIRD_4 RING3_TRACE_THIRD_3
+#define RING3_TRACE_THIRD_5 RING3_TRACE_THIRD_4
+#define RING3_TRACE_THIRD_6 RING3_TRACE_THIRD_5
+#define RING3_TRACE_THIRD_7 RING3_TRACE_THIRD_6
+#define RING3_TRACE_THIRD_8 RING3_TRACE_THIRD_7
+#define RING3_TRACE_THIRD_9 (RING3_TRACE_THIRD_8 | RING3_TRACE_KIND_BYTE(9, 0))
+#define RING3_TRACE_THIRD_10 (RING3_TRACE_THIRD_9 | RING3_TRACE_KIND_BYTE(10, 1))
+#define RING3_TRACE_THIRD_11 (RING3_TRACE_THIRD_10 | RING3_TRACE_KIND_BYTE(11, 2))
+#define RING3_TRACE_THIRD_12 (RING3_TRACE_THIRD_11 | RING3_TRACE_KIND_BYTE(12, 3))
+#define RING3_TRACE_REPORT(n, text, provider, name) \
+    RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACES_##n) \
+                    RING3_TRACE_KINDS \
+                    : : RING3_TRACE_OPERANDS_##n \
+                    [ring3_first] "n"(RING3_TRACE_FIRST_##n), \
+                    [ring3_second] "n"(RING3_TRACE_SECOND_##n), \
+                    [ring3_third] "n"(RING3_TRACE_THIRD_##n)); \
+    RING3_TRACE_NAMES(text)
+
 #define RING3_TRACE_0(text, provider, name) \
     do { \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, "") \
-                        RING3_TRACE_KINDS \
-                        : : \
-                        [ring3_first] "n"(0), \
-                        [ring3_second] "n"(0), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(0, text, provider, name) \
     } while (0)
 #define RING3_TRACE_1(text, provider, name, a1) \
     do { \
         RING3_TRACE_TAKE(1, a1) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0)), \
-                        [ring3_second] "n"(0), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(1, text, provider, name) \
     } while (0)
 #define RING3_TRACE_2(text, provider, name, a1, a2) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1)), \
-                        [ring3_second] "n"(0), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(2, text, provider, name) \
     } while (0)
 #define RING3_TRACE_3(text, provider, name, a1, a2, a3) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2)), \
-                        [ring3_second] "n"(0), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(3, text, provider, name) \
     } while (0)
 #define RING3_TRACE_4(text, provider, name, a1, a2, a3, a4) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(0), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(4, text, provider, name) \
     } while (0)
 #define RING3_TRACE_5(text, provider, name, a1, a2, a3, a4, a5) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0)), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(5, text, provider, name) \
     } while (0)
 #define RING3_TRACE_6(text, provider, name, a1, a2, a3, a4, a5, a6) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1)), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(6, text, provider, name) \
     } while (0)
 #define RING3_TRACE_7(text, provider, name, a1, a2, a3, a4, a5, a6, a7) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) RING3_TRACE_TAKE(7, a7) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6) \
-                                           " " RING3_TRACE_PLACE(7)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        RING3_TRACE_OPERAND(7), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1) | RING3_TRACE_KIND_BYTE(7, 2)), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(7, text, provider, name) \
     } while (0)
 #define RING3_TRACE_8(text, provider, name, a1, a2, a3, a4, a5, a6, a7, a8) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) RING3_TRACE_TAKE(7, a7) RING3_TRACE_TAKE(8, a8) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6) \
-                                           " " RING3_TRACE_PLACE(7) \
-                                           " " RING3_TRACE_PLACE(8)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        RING3_TRACE_OPERAND(7), RING3_TRACE_OPERAND(8), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1) | RING3_TRACE_KIND_BYTE(7, 2) | \
-                            RING3_TRACE_KIND_BYTE(8, 3)), \
-                        [ring3_third] "n"(0)); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(8, text, provider, name) \
     } while (0)
 #define RING3_TRACE_9(text, provider, name, a1, a2, a3, a4, a5, a6, a7, a8, a9) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) RING3_TRACE_TAKE(7, a7) RING3_TRACE_TAKE(8, a8) \
         RING3_TRACE_TAKE(9, a9) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6) \
-                                           " " RING3_TRACE_PLACE(7) \
-                                           " " RING3_TRACE_PLACE(8) \
-                                           " " RING3_TRACE_PLACE(9)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        RING3_TRACE_OPERAND(7), RING3_TRACE_OPERAND(8), RING3_TRACE_OPERAND(9), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1) | RING3_TRACE_KIND_BYTE(7, 2) | \
-                            RING3_TRACE_KIND_BYTE(8, 3)), \
-                        [ring3_third] "n"(RING3_TRACE_KIND_BYTE(9, 0))); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(9, text, provider, name) \
     } while (0)
 #define RING3_TRACE_10(text, provider, name, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) RING3_TRACE_TAKE(7, a7) RING3_TRACE_TAKE(8, a8) \
         RING3_TRACE_TAKE(9, a9) RING3_TRACE_TAKE(10, a10) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6) \
-                                           " " RING3_TRACE_PLACE(7) \
-                                           " " RING3_TRACE_PLACE(8) \
-                                           " " RING3_TRACE_PLACE(9) \
-                                           " " RING3_TRACE_PLACE(10)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        RING3_TRACE_OPERAND(7), RING3_TRACE_OPERAND(8), RING3_TRACE_OPERAND(9), \
-                        RING3_TRACE_OPERAND(10), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1) | RING3_TRACE_KIND_BYTE(7, 2) | \
-                            RING3_TRACE_KIND_BYTE(8, 3)), \
-                        [ring3_third] "n"(RING3_TRACE_KIND_BYTE(9, 0) | RING3_TRACE_KIND_BYTE(10, 1))); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(10, text, provider, name) \
     } while (0)
 #define RING3_TRACE_11(text, provider, name, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) RING3_TRACE_TAKE(7, a7) RING3_TRACE_TAKE(8, a8) \
         RING3_TRACE_TAKE(9, a9) RING3_TRACE_TAKE(10, a10) RING3_TRACE_TAKE(11, a11) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6) \
-                                           " " RING3_TRACE_PLACE(7) \
-                                           " " RING3_TRACE_PLACE(8) \
-                                           " " RING3_TRACE_PLACE(9) \
-                                           " " RING3_TRACE_PLACE(10) \
-                                           " " RING3_TRACE_PLACE(11)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        RING3_TRACE_OPERAND(7), RING3_TRACE_OPERAND(8), RING3_TRACE_OPERAND(9), \
-                        RING3_TRACE_OPERAND(10), RING3_TRACE_OPERAND(11), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1) | RING3_TRACE_KIND_BYTE(7, 2) | \
-                            RING3_TRACE_KIND_BYTE(8, 3)), \
-                        [ring3_third] "n"(RING3_TRACE_KIND_BYTE(9, 0) | RING3_TRACE_KIND_BYTE(10, 1) | RING3_TRACE_KIND_BYTE(11, 2))); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(11, text, provider, name) \
     } while (0)
 #define RING3_TRACE_12(text, provider, name, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12) \
     do { \
         RING3_TRACE_TAKE(1, a1) RING3_TRACE_TAKE(2, a2) RING3_TRACE_TAKE(3, a3) RING3_TRACE_TAKE(4, a4) \
         RING3_TRACE_TAKE(5, a5) RING3_TRACE_TAKE(6, a6) RING3_TRACE_TAKE(7, a7) RING3_TRACE_TAKE(8, a8) \
         RING3_TRACE_TAKE(9, a9) RING3_TRACE_TAKE(10, a10) RING3_TRACE_TAKE(11, a11) RING3_TRACE_TAKE(12, a12) \
-        RING3_TRACE_ASM(RING3_TRACE_PLACED(provider, name, RING3_TRACE_PLACE(1) \
-                                           " " RING3_TRACE_PLACE(2) \
-                                           " " RING3_TRACE_PLACE(3) \
-                                           " " RING3_TRACE_PLACE(4) \
-                                           " " RING3_TRACE_PLACE(5) \
-                                           " " RING3_TRACE_PLACE(6) \
-                                           " " RING3_TRACE_PLACE(7) \
-                                           " " RING3_TRACE_PLACE(8) \
-                                           " " RING3_TRACE_PLACE(9) \
-                                           " " RING3_TRACE_PLACE(10) \
-                                           " " RING3_TRACE_PLACE(11) \
-                                           " " RING3_TRACE_PLACE(12)) \
-                        RING3_TRACE_KINDS \
-                        : : RING3_TRACE_OPERAND(1), RING3_TRACE_OPERAND(2), RING3_TRACE_OPERAND(3), \
-                        RING3_TRACE_OPERAND(4), RING3_TRACE_OPERAND(5), RING3_TRACE_OPERAND(6), \
-                        RING3_TRACE_OPERAND(7), RING3_TRACE_OPERAND(8), RING3_TRACE_OPERAND(9), \
-                        RING3_TRACE_OPERAND(10), RING3_TRACE_OPERAND(11), RING3_TRACE_OPERAND(12), \
-                        [ring3_first] "n"(RING3_TRACE_KIND_BYTE(1, 0) | RING3_TRACE_KIND_BYTE(2, 1) | RING3_TRACE_KIND_BYTE(3, 2) | \
-                            RING3_TRACE_KIND_BYTE(4, 3)), \
-                        [ring3_second] "n"(RING3_TRACE_KIND_BYTE(5, 0) | RING3_TRACE_KIND_BYTE(6, 1) | RING3_TRACE_KIND_BYTE(7, 2) | \
-                            RING3_TRACE_KIND_BYTE(8, 3)), \
-                        [ring3_third] "n"(RING3_TRACE_KIND_BYTE(9, 0) | RING3_TRACE_KIND_BYTE(10, 1) | RING3_TRACE_KIND_BYTE(11, 2) | \
-                            RING3_TRACE_KIND_BYTE(12, 3))); \
-        RING3_TRACE_NAMES(text) \
+        RING3_TRACE_REPORT(12, text, provider, name) \
     } while (0)
 #define RING3_TRACE_MANY(...) \
     do { \
