@@ -24,10 +24,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 #include "maps_tool.h"
 #include "maps_tool.skel.h"
+#include "../measured.h"
 
 #define ATTACHED_MAX 16
 #define BATCH 4096
@@ -48,14 +48,6 @@ static void fail(const char *what)
 {
 	fprintf(stderr, "maps_tool: %s: %s\n", what, strerror(errno));
 	exit(1);
-}
-
-static long nanoseconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000l + now.tv_nsec;
 }
 
 static int by_size(const void *a, const void *b)

@@ -8,12 +8,12 @@
 // Further threads wait or spin until the end of input.
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "../measured.h"
 
 // Each returns its argument plus 1. The first instruction is the shape.
 #define FUNCTION(name, body)                                                                                          \
@@ -58,14 +58,6 @@ static struct {
 } shapes[] = { { "nop5", victim_nop5 }, { "push", victim_push }, { "sub", victim_sub },
 	     { "nested", victim_nested_9 }, { "framed", victim_framed_9 } };
 
-static long nanoseconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000l + now.tv_nsec;
-}
-
 // Nanoseconds, or -1 if the function's results are not what they must be.
 static long run(long (*function)(long), long calls)
 {
@@ -75,21 +67,6 @@ static long run(long (*function)(long), long calls)
 		sum += function(i);
 	took = nanoseconds() - begin;
 	return sum == calls * (calls + 1) / 2 ? took : -1;
-}
-
-// On the last CPU that we may use, for good.
-static void pin(void)
-{
-	cpu_set_t set, one;
-
-	CPU_ZERO(&one);
-	sched_getaffinity(0, sizeof(set), &set);
-	for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--)
-		if (CPU_ISSET(cpu, &set)) {
-			CPU_SET(cpu, &one);
-			break;
-		}
-	sched_setaffinity(0, sizeof(one), &one);
 }
 
 static void *work(void *spin)

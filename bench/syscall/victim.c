@@ -10,7 +10,6 @@
 // "written": by code that the process has written, which no file has.
 #define _GNU_SOURCE
 #include <linux/prctl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -18,9 +17,10 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
+
+#include "../measured.h"
 
 #ifndef PR_SET_SYSCALL_USER_DISPATCH
 #define PR_SET_SYSCALL_USER_DISPATCH 59
@@ -70,14 +70,6 @@ static bool dispatch(bool on)
 	return !syscall(SYS_rt_sigaction, SIGSYS, &action, NULL, 8) &&
 	       !prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, passing_begin, passing_end - passing_begin,
 		      &selector);
-}
-
-static long nanoseconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000l + now.tv_nsec;
 }
 
 // Nanoseconds, or -1 if a result is not what it must be.
@@ -133,21 +125,6 @@ static long dispatched(long calls, bool traps)
 	if (wrong || trapped - before != (traps ? calls : 0) || !dispatch(false))
 		return -1;
 	return took;
-}
-
-// On the last CPU that we may use, for good.
-static void pin(void)
-{
-	cpu_set_t set, one;
-
-	CPU_ZERO(&one);
-	sched_getaffinity(0, sizeof(set), &set);
-	for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--)
-		if (CPU_ISSET(cpu, &set)) {
-			CPU_SET(cpu, &one);
-			break;
-		}
-	sched_setaffinity(0, sizeof(one), &one);
 }
 
 int main(void)

@@ -5,10 +5,10 @@
 // Prints "ready". For each line "SHAPE N" of input it calls the function N times and prints "NANOSECONDS TOTAL": the time of these calls,
 // and how often this function was called since the start.
 #define _GNU_SOURCE
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
+
+#include "../measured.h"
 
 #ifdef LTTNG
 #include "lttng_probes.h"
@@ -35,14 +35,6 @@ static struct {
 	long total;
 } shapes[] = { { "traced", traced, 0 }, { "bare", bare, 0 } };
 
-static long nanoseconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000l + now.tv_nsec;
-}
-
 // Nanoseconds, or -1 if the function's results are not what they must be.
 static long run(long (*function)(int, unsigned long, const char *), long calls)
 {
@@ -53,21 +45,6 @@ static long run(long (*function)(int, unsigned long, const char *), long calls)
 		sum += function((int)i, (unsigned long)i << 20, names[i % 4]);
 	took = nanoseconds() - begin;
 	return sum == calls * (calls + 1) / 2 ? took : -1;
-}
-
-// On the last CPU that we may use, for good.
-static void pin(void)
-{
-	cpu_set_t set, one;
-
-	CPU_ZERO(&one);
-	sched_getaffinity(0, sizeof(set), &set);
-	for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--)
-		if (CPU_ISSET(cpu, &set)) {
-			CPU_SET(cpu, &one);
-			break;
-		}
-	sched_setaffinity(0, sizeof(one), &one);
 }
 
 int main(void)
