@@ -1,12 +1,14 @@
-//! A loader's system calls: the maps and programs of an object file, and links of them.
+//! A loader's system calls: the maps and programs of an object file, links of them, and rings that they write into.
 //!
-//! Runs: in processes of ours that load programs, be it into the kernel or, under `ring3 load`, into ring3.
-//! May touch: descriptors that bpf(2) gives.
+//! Runs: in processes of ours that load programs, be it into the kernel or, under `ring3 load`, into ring3; and where the kernel's
+//! samples are read.
+//! May touch: descriptors that bpf(2) and perf_event_open(2) give, and what they map.
 //! Never: reads object files; decides what may be loaded.
 //! Start reading at: `Loaded::load`.
 
 mod attach;
 mod output;
+mod perf_ring;
 mod raw_calls;
 mod raw_mapped;
 mod read;
@@ -24,6 +26,7 @@ use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
 pub use attach::{Place, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint};
 pub use output::{Output, OutputRing};
+pub use perf_ring::{PerfRing, Record};
 pub use read::{ProgramInfo, entries, look_up, online_cpus, open_output, possible_cpus, program_info};
 pub use ring::RingBuffer;
 

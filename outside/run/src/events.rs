@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ring3_bpf::PerfRing;
 use ring3_layout::sampled::Sampled;
 use ring3_layout::task_event::COMM_BYTES;
 use ring3_layout::thread::EXIT_CODE_SET;
@@ -23,12 +24,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::child::{SharedMap, receive, send};
 use crate::raw_region::geometry_of_bytes;
-use crate::raw_ring::PerfRing;
 use crate::samples::{CONTEXT_BYTES, Form, Sample};
 use crate::{Error, Loaded, Runner};
 
 /// Runs may take this part of a CPU's time: as the kernel's handlers of samples (`kernel.perf_cpu_time_max_percent`, 25).
 const REST: u32 = 3;
+/// Pages of samples. A sample with two whole stacks takes two kilobytes.
+const SAMPLE_PAGES: usize = 32;
 /// Of setpriority(2).
 const HIGHEST_PRIORITY: i32 = -20;
 /// What is so short is not weighed.
@@ -238,7 +240,9 @@ impl Host {
             EventSource::Timer => None,
             EventSource::Samples { form, period: first } => {
                 period.store(first, Ordering::Relaxed);
-                Some((PerfRing::new(file.as_fd()).map_err(Error::Mapping)?, form))
+                let mut ring = PerfRing::new(&file, SAMPLE_PAGES).map_err(Error::Mapping)?;
+                ring.skip();
+                Some((ring, form))
             }
         };
         let program = Loaded { cookie, ..self.runner.at(self.entry, self.per_cpu) };

@@ -12,7 +12,6 @@ mod raw_function;
 mod raw_interpreted;
 mod raw_program;
 mod raw_region;
-mod raw_ring;
 pub mod samples;
 mod text;
 mod wait;

@@ -78,11 +78,6 @@ impl Summary {
         row.latencies.iter_mut().enumerate().for_each(|(index, count)| *count += number(at::BUCKETS + 8 * index));
     }
 
-    /// Whether nothing was counted.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
     /// A table of `strace -c`'s columns and three of the latency, the most expensive call first.
     pub fn table(&self) -> String {
         let mut rows: Vec<(&String, &Row)> = self.rows.iter().collect();
