@@ -17,7 +17,7 @@ pub struct Origin {
     pub command: String,
     /// `CLOCK_REALTIME` less `CLOCK_MONOTONIC`, in nanoseconds: added to a record's time it gives the time since 1970.
     pub offset_ns: i64,
-    /// `CLOCK_MONOTONIC` at the begin, in nanoseconds.
+    /// `CLOCK_MONOTONIC` at the start, in nanoseconds.
     pub begin_ns: u64,
     /// A number that no other trace has.
     pub uuid: [u8; 16],

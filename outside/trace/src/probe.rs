@@ -11,7 +11,7 @@ use ring3_recorder::{Recipe, probes};
 pub struct Probe {
     /// The file.
     pub path: PathBuf,
-    /// Where in it the instruction is, in bytes from its begin.
+    /// Where in it the instruction is, in bytes from its start.
     pub offset: u64,
     /// Where a counter of those who watch is, likewise; 0: none.
     pub counter: u64,

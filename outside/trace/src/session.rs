@@ -135,7 +135,7 @@ impl Programs {
         Ok(self.made.len() - 1)
     }
 
-    /// The programs of a system call's begin and end.
+    /// The programs of a system call's start and end.
     fn of_call(
         &mut self,
         call: &Syscall,

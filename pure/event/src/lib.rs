@@ -77,7 +77,7 @@ pub struct Field {
 /// When a field of an event with a duration is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
-    /// At its begin.
+    /// At its start.
     Entry,
     /// At its end.
     Exit,
@@ -238,7 +238,7 @@ impl EventType {
         format!("{}:{}", self.provider, self.name)
     }
 
-    /// Where each field's fixed part begins, in bytes from the record's begin.
+    /// Where each field's fixed part begins, in bytes from the record's start.
     pub fn offsets(&self) -> Vec<u32> {
         let mut at = HEADER_BYTES as u32;
         let place = |field: &Field| {

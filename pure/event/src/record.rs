@@ -43,7 +43,7 @@ pub struct Record<'a> {
     pub values: Vec<Value<'a>>,
 }
 
-/// Takes little-endian numbers and strings off the begin of bytes.
+/// Takes little-endian numbers and strings off the front of bytes.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

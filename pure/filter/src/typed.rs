@@ -160,7 +160,7 @@ impl Typed {
         }
     }
 
-    /// Filters that must all be true: those that are known at a call's begin first, and of these the cheap ones.
+    /// Filters that must all be true: those that are known at a call's start first, and of these the cheap ones.
     pub fn conjuncts(&self) -> Vec<Typed> {
         let list = match &self.condition {
             Condition::And(list) => list.clone(),

@@ -47,7 +47,7 @@ pub enum Source {
         /// How many. A negative number counts as 0.
         length: Operand,
     },
-    /// The nanoseconds between begin and end of the call.
+    /// The nanoseconds between start and end of the call.
     Duration,
 }
 

@@ -17,7 +17,7 @@ const RESULT_AT: i16 = 80;
 const ARGUMENTS: [Register; 6] =
     [Register::Rdi, Register::Rsi, Register::Rdx, Register::Rcx, Register::R8, Register::R9];
 
-/// Events at the begin of a function: the registers of six arguments, `arg0` to `arg5`, whether it has them or not.
+/// Events at the start of a function: the registers of six arguments, `arg0` to `arg5`, whether it has them or not.
 pub fn function(id: u32, provider: &str, name: &str) -> Recipe {
     let fields = (0..ARGUMENTS.len()).map(|index| Field {
         name: format!("arg{index}"),

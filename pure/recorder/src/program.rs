@@ -4,7 +4,7 @@
 //! record in the thread's slot, [`exit`] completes and writes it. Both keep the record in map memory, not on the program's stack,
 //! which has 512 bytes. The buffer is asked to wake nobody: its reader looks at it on a timer, which costs the target nothing.
 //!
-//! A filter is split where `&&` joins its parts. What needs arguments only runs before anything else; what the begin knows runs
+//! A filter is split where `&&` joins its parts. What needs arguments only runs before anything else; what is known at the start runs
 //! there; the rest runs at the end, before buffers are copied.
 //!
 //! Registers: r6 is the slot, r7 the context, r8 the bytes of the variable part so far, r9 process and thread.
@@ -63,7 +63,7 @@ pub const NESTED: u32 = 1 << 31;
 const LENGTH_AT: usize = 0;
 /// Where it has the event that has begun, plus 1 (u32); 0: none.
 const PENDING_AT: usize = 4;
-/// Where it has the time of the begin (u64).
+/// Where it has the time of the start (u64).
 const BEGIN_AT: usize = 8;
 /// Where it has the arguments that are wanted at the end (six u64).
 const ARGUMENTS_AT: usize = 16;
@@ -104,7 +104,7 @@ pub fn once(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String 
     text.end()
 }
 
-/// The program at the begin of a system call. One whose end is not seen is written at once, by the same program.
+/// The program at the start of a system call. One whose end is not seen is written at once, by the same program.
 pub fn entry(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String {
     let has_end = recipe.of.fields.iter().any(|field| field.phase == Phase::Exit);
     let mut text = Text::new(recipe, filter, output);
@@ -394,7 +394,7 @@ impl<'a> Text<'a> {
         self.line(&format!("*(u32 *)(r6 + {}) = r1", RECORD_AT + header::EVENT));
     }
 
-    /// Writes what is known at the begin, unless the filter says no.
+    /// Writes what is known at the start, unless the filter says no.
     fn record_begin(&mut self) {
         self.line(&format!("*(u32 *)(r6 + {}) = r9", RECORD_AT + header::TID));
         self.line("r9 >>= 32");

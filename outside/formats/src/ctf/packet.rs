@@ -21,7 +21,7 @@ pub(super) struct Packet {
     pub(super) content_bytes: u64,
     /// With what follows the content.
     pub(super) packet_bytes: u64,
-    /// Since the stream's begin.
+    /// Since the stream's start.
     pub(super) lost: u64,
 }
 
