@@ -8,9 +8,11 @@
 
 pub mod probe;
 mod session;
+mod stops;
 mod summary;
 mod text;
 
 pub use session::{Lost, Options, Plan, Session};
+pub use stops::{StopsOptions, StopsPlan, StopsSession};
 pub use summary::Summary;
 pub use text::Text;

@@ -304,7 +304,7 @@ impl Session {
 }
 
 /// Why the programs are not loaded: the verifier's last lines say it, and the whole log may have thousands.
-fn why_not_loaded(error: &ring3_bpf::Error) -> String {
+pub(crate) fn why_not_loaded(error: &ring3_bpf::Error) -> String {
     let mut text = format!("{}: {}", error.what, error.error);
     if error.log.is_empty() {
         return text;

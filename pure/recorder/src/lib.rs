@@ -11,6 +11,7 @@ use ring3_event::EventType;
 mod names;
 pub mod probes;
 pub mod program;
+pub mod stops;
 pub mod syscalls;
 
 /// How events of a type are recorded.

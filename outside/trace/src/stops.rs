@@ -1,0 +1,142 @@
+//! A session of [`ring3_recorder::stops`]: the programs of system calls' starts and ends, and the ring buffer for a reader in
+//! another process.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ring3_bpf::Loaded;
+use ring3_isa::Insn;
+use ring3_object::{MapDef, Object, Program};
+use ring3_recorder::stops::{self, SLOT_BYTES, Wanted, map};
+use ring3_uapi::bpf::{map_type, prog_type};
+use ring3_uapi::syscalls;
+
+use crate::session::why_not_loaded;
+
+/// Threads whose arguments are remembered while they are in a call: of more, the oldest ones are forgotten, and their calls' ends
+/// WAIT.
+const THREADS_MAX: u32 = 8192;
+
+/// What a session records.
+#[derive(Clone, Debug)]
+pub struct StopsOptions {
+    /// Numbers of the calls. Those without a tracepoint are left out.
+    pub numbers: Vec<u32>,
+    /// Bytes of data that the reader shows at most (strace's `-s`).
+    pub bytes_max: u32,
+    /// All records WAIT.
+    pub exact: bool,
+    /// Bytes of the ring buffer: a power of two, and at least a page.
+    pub ring_bytes: u32,
+}
+
+/// A session. The programs are detached when it is dropped.
+#[derive(Debug)]
+pub struct StopsSession {
+    loaded: Loaded,
+    _links: Vec<OwnedFd>,
+}
+
+/// What a session loads, and where it attaches it: tracepoints, by the index of the program.
+#[derive(Debug)]
+pub struct StopsPlan {
+    object: Object,
+    attachments: Vec<(usize, String)>,
+}
+
+impl StopsPlan {
+    /// Makes the programs. Equal ones are loaded once.
+    ///
+    /// # Errors
+    /// There is no call to record.
+    pub fn new(options: &StopsOptions) -> Result<StopsPlan, String> {
+        let wanted = Wanted { bytes_max: options.bytes_max, exact: options.exact };
+        let mut numbers = options.numbers.clone();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let (mut programs, mut known, mut attachments) = (vec![], BTreeMap::new(), vec![]);
+        for call in numbers.iter().filter_map(|number| syscalls::by_number(*number)) {
+            let mut attach = |when: &str, text: String| {
+                let insns = ring3_isa::assemble(&text).map_err(|error| format!("{}: {error}\n{text}", call.name))?;
+                let index = *known.entry(text).or_insert_with(|| {
+                    programs.push(program(format!("{when}_{}", call.name), insns));
+                    programs.len() - 1
+                });
+                attachments.push((index, format!("sys_{when}_{}", call.name)));
+                Ok::<(), String>(())
+            };
+            attach("enter", stops::entry(call.name, wanted))?;
+            if stops::returns(call.name) {
+                attach("exit", stops::exit(call.name, wanted))?;
+            }
+        }
+        if attachments.is_empty() {
+            return Err("none of the system calls has a tracepoint".to_owned());
+        }
+        let object = Object { license: "GPL".to_owned(), maps: maps(options.ring_bytes), programs, btf: None };
+        Ok(StopsPlan { object, attachments })
+    }
+
+    /// Its maps and programs.
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
+}
+
+impl StopsSession {
+    /// Loads the programs and attaches them. Calls are recorded from now on.
+    ///
+    /// # Errors
+    /// What could not be loaded or attached, and why. Nothing is attached then.
+    pub fn open(options: &StopsOptions) -> Result<StopsSession, String> {
+        let plan = StopsPlan::new(options)?;
+        let loaded = Loaded::load(&plan.object).map_err(|error| why_not_loaded(&error))?;
+        let attach = |(index, event): &(usize, String)| {
+            let program: &OwnedFd = &loaded.programs[*index].1;
+            ring3_bpf::link_tracepoint(program, "syscalls", event, None)
+                .map_err(|error| format!("cannot attach to syscalls:{event}: {error}; server.log says why"))
+        };
+        let links = plan.attachments.iter().map(attach).collect::<Result<_, String>>()?;
+        Ok(StopsSession { loaded, _links: links })
+    }
+
+    /// The ring buffer's descriptor, for its reader.
+    pub fn ring_fd(&self) -> BorrowedFd<'_> {
+        self.loaded.maps[map::RECORDS].as_fd()
+    }
+}
+
+fn program(name: String, insns: Vec<Insn>) -> Program {
+    Program {
+        name,
+        section: String::new(),
+        autoload: true,
+        prog_type: prog_type::TRACEPOINT,
+        expected_attach_type: 0,
+        attach_to: None,
+        attach_btf_id: 0,
+        flags: 0,
+        insns,
+        func_info: vec![],
+        line_info: vec![],
+    }
+}
+
+/// The maps, in the order of [`map`].
+fn maps(ring_bytes: u32) -> Vec<MapDef> {
+    let map = |name: &str, map_type: u32, (key_size, value_size): (u32, u32), max_entries: u32| MapDef {
+        name: name.to_owned(),
+        map_type,
+        key_size,
+        value_size,
+        max_entries,
+        ..MapDef::default()
+    };
+    let mut records = map("records", map_type::RINGBUF, (0, 0), ring_bytes);
+    records.map_flags = stops::BLOCK;
+    vec![
+        records,
+        map("slots", map_type::LRU_HASH, (4, SLOT_BYTES), THREADS_MAX),
+        map("new_slot", map_type::ARRAY, (4, SLOT_BYTES), 1),
+    ]
+}

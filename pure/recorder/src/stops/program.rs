@@ -1,0 +1,419 @@
+//! The instructions of the programs, as assembly text.
+//!
+//! Registers: r6 is where the record is built, r7 the context, r8 the bytes of the record so far, r9 at the end of a call its
+//! arguments in the thread's slot.
+
+use std::fmt::Write as _;
+
+use super::record::{self, CHUNK_HEAD_BYTES, HEAD_BYTES};
+use super::table::{Chunk, Length, Phase, Piece, Test};
+use super::{CALL_BYTES, CALLS_AT, CALLS_MAX, WAIT_CONSUMED, map};
+
+/// Where the stack has the thread's id.
+const KEY_AT: i32 = -8;
+/// Where it has the address of the thread's slot.
+const SLOT_AT: i32 = -16;
+/// Where it has a word.
+const WORD_AT: i32 = -24;
+/// Where it has the record.
+const RECORD_AT: i32 = -512;
+/// Bytes of chunks that fit there.
+const STACK_CHUNKS_BYTES: u32 = (WORD_AT - RECORD_AT) as u32 - HEAD_BYTES as u32;
+/// Bytes of a text with its end, as PATH_MAX.
+const TEXT_BYTES_MAX: u32 = 4096;
+/// A text gets at least so many bytes of the stack, or none is read there.
+const TEXT_BYTES_MIN: u32 = 48;
+/// Where the context of a call's start has the arguments, and that of its end the result.
+const CONTEXT_VALUES_AT: i32 = 16;
+/// Where both have the number (u32).
+const NUMBER_AT: i32 = 8;
+
+/// Makes one program.
+pub(super) struct Writer {
+    text: String,
+    labels: usize,
+    at_end: bool,
+}
+
+/// A chunk's room, with what precedes it.
+fn room(bytes: u32) -> u32 {
+    CHUNK_HEAD_BYTES as u32 + bytes.next_multiple_of(8)
+}
+
+/// The room of all chunks, if texts have so many bytes.
+fn rooms(pieces: &[Piece], text_bytes: u32) -> u32 {
+    pieces.iter().map(|piece| room(piece.chunk.bytes_max().unwrap_or(text_bytes))).sum()
+}
+
+/// How many bytes a text may have on the stack, if all are to fit.
+fn text_bytes_on_stack(pieces: &[Piece]) -> Option<u32> {
+    if rooms(pieces, TEXT_BYTES_MAX) <= STACK_CHUNKS_BYTES {
+        return Some(TEXT_BYTES_MAX);
+    }
+    let texts = pieces.iter().filter(|piece| piece.chunk.bytes_max().is_none()).count() as u32;
+    let free = STACK_CHUNKS_BYTES.checked_sub(rooms(pieces, 0))?;
+    let each = free.checked_div(texts)? & !7;
+    (each >= TEXT_BYTES_MIN).then_some(each)
+}
+
+impl Writer {
+    pub(super) fn new(at_end: bool) -> Writer {
+        Writer { text: String::new(), labels: 0, at_end }
+    }
+
+    /// The program at the start. Such arguments are kept for the end.
+    pub(super) fn entry(mut self, phase: &Phase, kept: &[u8]) -> String {
+        self.head();
+        for index in 0..6 {
+            self.argument(index, "r1");
+            self.line(&format!("*(u64 *)(r6 + {}) = r1", record::VALUES as i32 + 8 * i32::from(index)));
+        }
+        if !kept.is_empty() {
+            self.push(kept);
+        }
+        self.body(phase, false);
+        self.text
+    }
+
+    /// The program at the end.
+    pub(super) fn exit(mut self, phase: &Phase) -> String {
+        self.head();
+        self.line(&format!("r1 = *(u64 *)(r7 + {CONTEXT_VALUES_AT})"));
+        self.line(&format!("*(u64 *)(r6 + {}) = r1", record::VALUES));
+        self.line("r1 = 0");
+        for index in 1..6 {
+            self.line(&format!("*(u64 *)(r6 + {}) = r1", record::VALUES + 8 * index));
+        }
+        let has_slot = phase.needs_arguments();
+        if has_slot {
+            self.find_call();
+        }
+        self.body(phase, has_slot);
+        self.text
+    }
+
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.text, "    {line}");
+    }
+
+    fn label(&mut self, label: &str) {
+        let _ = writeln!(self.text, "{label}:");
+    }
+
+    fn new_label(&mut self, what: &str) -> String {
+        self.labels += 1;
+        format!("{what}_{}", self.labels)
+    }
+
+    /// Writes what all records have.
+    fn head(&mut self) {
+        let kind = if self.at_end { record::END } else { record::START };
+        self.line("r7 = r1");
+        self.line("r6 = r10");
+        self.line(&format!("r6 += {RECORD_AT}"));
+        self.line(&format!("r8 = {HEAD_BYTES}"));
+        self.line("call bpf_get_current_pid_tgid");
+        self.line(&format!("*(u32 *)(r10 {KEY_AT}) = r0"));
+        self.line(&format!("*(u32 *)(r6 + {}) = r0", record::TID));
+        self.line("r0 >>= 32");
+        self.line(&format!("*(u32 *)(r6 + {}) = r0", record::PID));
+        self.line("call bpf_ktime_get_ns");
+        self.line(&format!("*(u64 *)(r6 + {}) = r0", record::TIME));
+        self.line(&format!("r1 = {kind}"));
+        self.line(&format!("*(u64 *)(r6 + {}) = r1", record::KIND));
+        self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
+        self.line(&format!("*(u64 *)(r6 + {}) = r1", record::NUMBER));
+        self.line("r1 = 0");
+        self.line(&format!("*(u64 *)(r6 + {}) = r1", record::CHUNKS_BYTES));
+    }
+
+    /// Loads an argument.
+    fn argument(&mut self, index: u8, into: &str) {
+        let index = 8 * i32::from(index);
+        match self.at_end {
+            false => self.line(&format!("{into} = *(u64 *)(r7 + {})", CONTEXT_VALUES_AT + index)),
+            true => self.line(&format!("{into} = *(u64 *)(r9 + {})", 8 + index)),
+        }
+    }
+
+    /// Looks the thread's slot up into r0, 0 if there is none.
+    fn look_up(&mut self) {
+        self.line(&format!("r1 = map[{}]", map::SLOTS));
+        self.line("r2 = r10");
+        self.line(&format!("r2 += {KEY_AT}"));
+        self.line("call bpf_map_lookup_elem");
+    }
+
+    /// Sets r9 to the call of the slot in r0 that r1 says.
+    fn call_of_slot(&mut self) {
+        self.line(&format!("r1 &= {}", CALLS_MAX - 1));
+        self.line("r9 = r1");
+        self.line(&format!("r9 *= {CALL_BYTES}"));
+        self.line("r9 += r0");
+        self.line(&format!("r9 += {CALLS_AT}"));
+    }
+
+    /// Keeps arguments in the slot, as the last call. (A handler that interrupts this does the same with the one behind it.)
+    fn push(&mut self, kept: &[u8]) {
+        self.look_up();
+        self.line("if r0 != 0 goto has_slot");
+        self.line(&format!("r1 = map[{}]", map::SLOTS));
+        self.line("r2 = r10");
+        self.line(&format!("r2 += {KEY_AT}"));
+        self.line(&format!("r3 = map[{}][0]+0", map::NEW_SLOT));
+        self.line("r4 = 0");
+        self.line("call bpf_map_update_elem");
+        self.look_up();
+        self.line("if r0 == 0 goto pushed");
+        self.label("has_slot");
+        self.line("r1 = *(u64 *)(r0 + 0)");
+        self.line("r1 += 1");
+        self.line("*(u64 *)(r0 + 0) = r1");
+        self.call_of_slot();
+        for index in kept {
+            self.argument(*index, "r1");
+            self.line(&format!("*(u64 *)(r9 + {}) = r1", 8 + 8 * i32::from(*index)));
+        }
+        self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
+        self.line("r1 += 1");
+        self.line("*(u64 *)(r9 + 0) = r1");
+        self.label("pushed");
+    }
+
+    /// Finds the call's arguments, or makes the record one that WAITS.
+    fn find_call(&mut self) {
+        self.look_up();
+        self.line("if r0 == 0 goto waits");
+        self.line("r1 = *(u64 *)(r0 + 0)");
+        self.call_of_slot();
+        self.line("r1 = *(u64 *)(r9 + 0)");
+        self.line(&format!("r2 = *(u32 *)(r7 + {NUMBER_AT})"));
+        self.line("r2 += 1");
+        self.line("if r1 != r2 goto waits");
+        self.line(&format!("*(u64 *)(r10 {SLOT_AT}) = r0"));
+        self.line("r1 = 0");
+        self.line("*(u64 *)(r9 + 0) = r1");
+    }
+
+    /// Forgets the call, behind which a handler may have put others until now.
+    fn pop(&mut self) {
+        self.line(&format!("r2 = *(u64 *)(r10 {SLOT_AT})"));
+        self.line("r1 = *(u64 *)(r2 + 0)");
+        self.line("r1 -= 1");
+        self.line("*(u64 *)(r2 + 0) = r1");
+    }
+
+    /// The chunks, and what becomes of the record.
+    fn body(&mut self, phase: &Phase, has_slot: bool) {
+        let Phase::Chunks { pieces, waits } = phase else {
+            self.put(WAIT_CONSUMED);
+            return;
+        };
+        let is_optional = waits.is_some() || has_slot;
+        if let Some(test) = waits {
+            let goes_on = self.new_label("streams");
+            self.unless(*test, &goes_on);
+            self.line(&format!("goto {}", if has_slot { "pop_waits" } else { "waits" }));
+            self.label(&goes_on);
+        }
+        match text_bytes_on_stack(pieces) {
+            Some(text_bytes) => {
+                self.pieces(pieces, text_bytes, (text_bytes < TEXT_BYTES_MAX).then_some("large"));
+                if has_slot {
+                    self.pop();
+                }
+                self.end_of_chunks(!pieces.is_empty());
+                self.put(0);
+                if text_bytes < TEXT_BYTES_MAX {
+                    self.label("large");
+                    self.large(pieces, has_slot);
+                }
+            }
+            None => self.large(pieces, has_slot),
+        }
+        if is_optional {
+            if has_slot && waits.is_some() {
+                self.label("pop_waits");
+                self.pop();
+            }
+            self.label("waits");
+            self.put(WAIT_CONSUMED);
+        }
+    }
+
+    /// Writes how long the chunks are.
+    fn end_of_chunks(&mut self, any: bool) {
+        if any {
+            self.line("r1 = r8");
+            self.line(&format!("r1 -= {HEAD_BYTES}"));
+            self.line(&format!("*(u64 *)(r6 + {}) = r1", record::CHUNKS_BYTES));
+        }
+    }
+
+    /// Writes the record on the stack, and ends the program.
+    fn put(&mut self, flags: u64) {
+        if flags != 0 {
+            self.line(&format!("r1 = {}", record::WAITS));
+            self.line(&format!("*(u32 *)(r6 + {}) = r1", record::FLAGS));
+        }
+        self.line(&format!("r1 = map[{}]", map::RECORDS));
+        self.line("r2 = r6");
+        self.line(&if flags == 0 { "r3 = r8".to_owned() } else { format!("r3 = {HEAD_BYTES}") });
+        self.line(&format!("r4 = {flags} ll"));
+        self.line("call bpf_ringbuf_output");
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        self.line("r0 = 0");
+        self.line("exit");
+    }
+
+    /// Builds the record in the ring buffer.
+    fn large(&mut self, pieces: &[Piece], has_slot: bool) {
+        let reserved = self.new_label("reserved");
+        self.line(&format!("r1 = map[{}]", map::RECORDS));
+        self.line(&format!("r2 = {}", HEAD_BYTES as u32 + rooms(pieces, TEXT_BYTES_MAX)));
+        self.line("r3 = 0");
+        self.line("call bpf_ringbuf_reserve");
+        self.line(&format!("if r0 != 0 goto {reserved}"));
+        if has_slot {
+            self.pop();
+        }
+        self.leave();
+        self.label(&reserved);
+        for at in (0..HEAD_BYTES).step_by(8) {
+            self.line(&format!("r1 = *(u64 *)(r6 + {at})"));
+            self.line(&format!("*(u64 *)(r0 + {at}) = r1"));
+        }
+        self.line("r6 = r0");
+        self.line(&format!("r8 = {HEAD_BYTES}"));
+        self.pieces(pieces, TEXT_BYTES_MAX, None);
+        if has_slot {
+            self.pop();
+        }
+        self.end_of_chunks(true);
+        self.line("r1 = r6");
+        self.line("r2 = 0");
+        self.line("call bpf_ringbuf_submit");
+        self.leave();
+    }
+
+    /// Appends the chunks. A text of as many bytes as it may have leads to `cut`.
+    fn pieces(&mut self, pieces: &[Piece], text_bytes: u32, cut: Option<&str>) {
+        for piece in pieces {
+            let next = self.new_label("next");
+            for test in &piece.only {
+                self.unless(*test, &next);
+            }
+            self.argument(piece.chunk.address(), "r3");
+            self.line(&format!("if r3 == 0 goto {next}"));
+            match piece.chunk {
+                Chunk::Text(_) => {
+                    self.chunk_begins();
+                    self.line(&format!("r2 = {text_bytes}"));
+                    self.line("call bpf_probe_read_user_str");
+                    self.line(&format!("if r0 s<= 0 goto {next}"));
+                    match cut {
+                        Some(cut) => self.line(&format!("if r0 s>= {text_bytes} goto {cut}")),
+                        None => self.line(&format!("if r0 s> {text_bytes} goto {next}")),
+                    }
+                    self.line("r2 = r0");
+                }
+                Chunk::Bytes(_, bytes) => {
+                    self.chunk_begins();
+                    self.line(&format!("r2 = {bytes}"));
+                    self.line("call bpf_probe_read_user");
+                    self.line(&format!("if r0 != 0 goto {next}"));
+                    self.line(&format!("r2 = {bytes}"));
+                }
+                Chunk::Counted { length, unit, bytes_max, .. } => {
+                    let fits = self.new_label("fits");
+                    match length {
+                        Length::Argument(index) => self.argument(index, "r2"),
+                        Length::Word(index) => {
+                            self.argument(index, "r2");
+                            self.line("w2 = w2");
+                        }
+                        Length::Result => self.line(&format!("r2 = *(u64 *)(r7 + {CONTEXT_VALUES_AT})")),
+                    }
+                    self.line(&format!("if r2 <= {} goto {fits}", bytes_max / unit));
+                    self.line(&format!("r2 = {}", bytes_max / unit));
+                    self.label(&fits);
+                    if unit > 1 {
+                        self.line(&format!("r2 *= {unit}"));
+                    }
+                    self.line(&format!("if r2 == 0 goto {next}"));
+                    self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r2"));
+                    self.chunk_begins();
+                    self.line("call bpf_probe_read_user");
+                    self.line(&format!("if r0 != 0 goto {next}"));
+                    self.line(&format!("r2 = *(u64 *)(r10 {WORD_AT})"));
+                }
+            }
+            self.line("r1 = r6");
+            self.line("r1 += r8");
+            self.line("*(u64 *)(r1 + 8) = r2");
+            self.line("r2 += 23");
+            self.line("r2 &= -8");
+            self.line("r8 += r2");
+            self.label(&next);
+        }
+    }
+
+    /// Writes a chunk's address, which is in r3, and sets r1 to where its memory goes.
+    fn chunk_begins(&mut self) {
+        self.line("r1 = r6");
+        self.line("r1 += r8");
+        self.line("*(u64 *)(r1 + 0) = r3");
+        self.line(&format!("r1 += {CHUNK_HEAD_BYTES}"));
+    }
+
+    /// Leads to the label unless the test is true.
+    fn unless(&mut self, test: Test, otherwise: &str) {
+        let result = format!("r1 = *(u64 *)(r7 + {CONTEXT_VALUES_AT})");
+        match test {
+            Test::Succeeds => {
+                self.line(&result);
+                self.line(&format!("if r1 s< 0 goto {otherwise}"));
+            }
+            Test::Fails => {
+                self.line(&result);
+                self.line(&format!("if r1 s>= 0 goto {otherwise}"));
+            }
+            Test::ResultAbove(limit) => {
+                self.line(&result);
+                self.line(&format!("if r1 s<= {limit} goto {otherwise}"));
+            }
+            Test::ArgumentAbove(index, limit) => {
+                self.argument(index, "r1");
+                self.line("w1 = w1");
+                self.line(&format!("if r1 <= {limit} goto {otherwise}"));
+            }
+            Test::Among { index, mask, values } => {
+                let found = self.new_label("among");
+                self.argument(index, "r1");
+                self.line("w1 = w1");
+                self.line(&format!("r1 &= {}", mask as i32));
+                self.line("w1 = w1");
+                for value in values {
+                    self.line(&format!("if r1 == {value} goto {found}"));
+                }
+                self.line(&format!("goto {otherwise}"));
+                self.label(&found);
+            }
+            Test::NotAmong { index, values } => {
+                self.argument(index, "r1");
+                self.line("w1 = w1");
+                for value in values {
+                    self.line(&format!("if r1 == {value} goto {otherwise}"));
+                }
+            }
+            Test::Any { index, bits } => {
+                self.argument(index, "r1");
+                self.line(&format!("r1 &= {bits}"));
+                self.line(&format!("if r1 == 0 goto {otherwise}"));
+            }
+        }
+    }
+}
