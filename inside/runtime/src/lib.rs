@@ -2,13 +2,14 @@
 //!
 //! Runs: on any thread of a process that is not ours, possibly in a signal handler.
 //! May touch: its thread block, the mapped tables (read), map data, the stack slots of awaited returns.
-//! Never: allocates, panics, calls libc, waits without a bound.
+//! Never: allocates, panics, calls libc, waits without a bound (`raw_blocking.rs` says what bounds its waits).
 //! Start reading at: `raw_dispatch.rs`.
 #![no_std]
 
 mod format;
 mod numbers;
 mod raw_actions;
+mod raw_blocking;
 pub mod raw_budget;
 pub mod raw_buffers;
 pub mod raw_call;

@@ -1,21 +1,25 @@
 //! Ring and perf buffers from programs.
 
 use ring3_layout::control::EVENT_WITHOUT_BUFFER;
+use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_layout::thread::ThreadBlock;
 use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_F_CURRENT_CPU, BPF_F_INDEX_MASK};
 
+use crate::raw_blocking;
 use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::cpu_of;
 use crate::raw_helpers::{answer, block, context, map_at, view_named};
 use crate::raw_request::ring as ring_doorbell;
 
-/// The ring buffer that a program passes by the address of its view.
-fn ring_of<'m>(map: u64) -> Option<(Ring<'m>, u32)> {
+/// The ring buffer that a program passes by the address of its view, its doorbell, and whether its writers wait for the reader.
+#[inline(always)]
+fn ring_of<'m>(map: u64) -> Option<(Ring<'m>, u32, bool)> {
     // SAFETY: the verifier proved that a program passes a map here.
     let map = unsafe { Map::from_view(map) }?;
-    Some((map.ring()?, map.header().doorbell))
+    let header = map.header();
+    Some((map.ring()?, header.doorbell, header.map_flags & RING3_F_BLOCK != 0))
 }
 
 /// Tells the server that there is something to read, or room to write.
@@ -32,9 +36,12 @@ pub(crate) fn wake(tb: &ThreadBlock, doorbell: u32) {
 pub unsafe extern "sysv64" fn ringbuf_output(map: u64, data: u64, bytes: u64, flags: u64, _: u64, env: u64) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    let Some((ring, doorbell)) = ring_of(map) else { return Errno::EINVAL.negated() as u64 };
+    let Some((ring, doorbell, blocks)) = ring_of(map) else { return Errno::EINVAL.negated() as u64 };
     // SAFETY: the verifier proved `data` readable for `bytes` bytes.
     let data = unsafe { core::slice::from_raw_parts(data as *const u8, bytes as usize) };
+    if blocks {
+        return answer(raw_blocking::output(tb, (ring, doorbell), data, flags));
+    }
     answer(ring.output(&context(tb), data, flags).map(|due| {
         if due {
             wake(tb, doorbell);
@@ -50,11 +57,14 @@ pub unsafe extern "sysv64" fn ringbuf_output(map: u64, data: u64, bytes: u64, fl
 pub unsafe extern "sysv64" fn ringbuf_reserve(map: u64, bytes: u64, flags: u64, _: u64, _: u64, env: u64) -> u64 {
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
-    let Some((ring, _)) = ring_of(map).filter(|_| flags == 0) else { return 0 };
+    let Some((ring, _, blocks)) = ring_of(map).filter(|_| flags == 0) else { return 0 };
     let cx = context(tb);
-    let Some(free) = tb.open_records.iter_mut().find(|[address, _]| *address == 0) else { return 0 };
-    let Some(record) = ring.reserve(&cx, bytes) else { return 0 };
-    *free = [record.address, map];
+    let Some(free) = tb.open_records.iter().position(|[address, _]| *address == 0) else { return 0 };
+    let record = if blocks { raw_blocking::reserve(tb, ring, bytes) } else { ring.reserve(&cx, bytes) };
+    let Some(record) = record else { return 0 };
+    if let Some(free) = tb.open_records.get_mut(free) {
+        *free = [record.address, map];
+    }
     record.address
 }
 
@@ -65,9 +75,10 @@ fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 
     let Some([open, map]) = open else { return 0 };
     *open = 0;
     let map = *map;
-    if let Some((ring, doorbell)) = ring_of(map)
-        && ring.commit(Record { address }, flags, discard)
-    {
+    let Some((ring, doorbell, blocks)) = ring_of(map) else { return 0 };
+    if blocks {
+        raw_blocking::commit(tb, (ring, doorbell), Record { address }, flags, discard);
+    } else if ring.commit(Record { address }, flags, discard) {
         wake(tb, doorbell);
     }
     0
@@ -112,7 +123,7 @@ pub unsafe extern "sysv64" fn ringbuf_discard(data: u64, flags: u64, _: u64, _: 
 /// # Safety
 /// Called by a verified program with the thread block that it was given.
 pub unsafe extern "sysv64" fn ringbuf_query(map: u64, what: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
-    ring_of(map).map_or(0, |(ring, _)| ring.query(what))
+    ring_of(map).map_or(0, |(ring, ..)| ring.query(what))
 }
 
 /// `bpf_perf_event_output`. Mirrors kernel/trace/bpf_trace.c:__bpf_perf_event_output: `E2BIG` beyond the array,

@@ -8,13 +8,11 @@ use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
 use ring3_uapi::nr;
 
-use crate::raw_system::{EPERM, is_dead, syscall};
+use crate::raw_system::{EINTR, EPERM, ETIMEDOUT, is_dead, syscall};
 use crate::raw_thread::state;
 
-const FUTEX_WAIT: u64 = 0;
-const FUTEX_WAKE: u64 = 1;
-const ETIMEDOUT: i64 = 110;
-const EINTR: i64 = 4;
+pub(crate) const FUTEX_WAIT: u64 = 0;
+pub(crate) const FUTEX_WAKE: u64 = 1;
 /// Waits that follow each other while the server lives.
 const WAITS_MAX: u32 = 10;
 /// Waits that signal handlers interrupt, beside these.

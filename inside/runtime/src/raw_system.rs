@@ -14,6 +14,8 @@ use crate::raw_thread::state;
 
 pub(crate) const EPERM: i64 = 1;
 pub(crate) const ESRCH: i64 = 3;
+pub(crate) const EINTR: i64 = 4;
+pub(crate) const ETIMEDOUT: i64 = 110;
 
 /// Address of the image's first byte, which is the region's base.
 #[inline(always)]

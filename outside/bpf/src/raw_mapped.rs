@@ -60,3 +60,5 @@ impl Drop for Mapped {
 
 // SAFETY: the mapping belongs to this value alone, and any thread may use it.
 unsafe impl Send for Mapped {}
+// SAFETY: the words are atomic; `copy` reads what other processes may write in any case.
+unsafe impl Sync for Mapped {}

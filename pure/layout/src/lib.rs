@@ -18,6 +18,7 @@ pub mod owner;
 pub mod packet;
 pub mod realm;
 pub mod region;
+pub mod ring;
 pub mod sampled;
 pub mod shared;
 pub mod slice;

@@ -5,6 +5,7 @@
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::map::{BUCKET_BYTES, ELEMENT_KEY_OFFSET, MAP_MAGIC, MapHeader, TABLES_OFFSET};
+use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{
@@ -430,7 +431,8 @@ fn check(a: &Attributes) -> Result<(), Errno> {
         }
         map_type::RINGBUF | map_type::USER_RINGBUF => {
             let pages = u64::from(a.max_entries).is_multiple_of(PAGE_BYTES);
-            invalid(a.map_flags & !BPF_F_NUMA_NODE != 0 || a.key_size != 0 || a.value_size != 0)?;
+            let known = BPF_F_NUMA_NODE | if a.map_type == map_type::RINGBUF { RING3_F_BLOCK } else { 0 };
+            invalid(a.map_flags & !known != 0 || a.key_size != 0 || a.value_size != 0)?;
             invalid(!a.max_entries.is_power_of_two() || !pages)
         }
         _ => Err(Errno::ENOTSUPP),

@@ -7,6 +7,7 @@
 #![no_std]
 
 mod array;
+mod blocking;
 mod bloom;
 mod check;
 mod geometry;
@@ -24,6 +25,7 @@ mod stacks;
 mod trie;
 mod user_ring;
 
+pub use blocking::Goal;
 pub use check::{Census, Damage};
 pub use geometry::{Attributes, Geometry, View, is_changed_by_reads, is_hash, is_of_objects};
 pub use raw_lookup::{hash_lookup_4, hash_lookup_8, hash_lookup_16, hash_lookup_64};
@@ -35,7 +37,7 @@ pub use raw_lookup::{percpu_hash_lookup_4, percpu_hash_lookup_8, percpu_hash_loo
 pub use raw_lookup::{trie_lookup_8, trie_lookup_20};
 pub use raw_map::Map;
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, RecordContent, Sample};
-pub use ring::{Record, Ring, Taken};
+pub use ring::{Record, Ring, Taken, Unreserved};
 pub use user_ring::{Sampled, UserRing};
 
 /// Length of a nap, ns.

@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use ring3_layout::map::MAP_MAGIC;
+use ring3_layout::ring::{READER_OFFSET, ReaderWords};
 use ring3_uapi::flags::BPF_RINGBUF_HDR_SZ;
 
 use crate::geometry::{Geometry, View, WORDS_OFFSET};
@@ -86,6 +87,14 @@ impl<'g> RingMemory<'g> {
     #[inline(always)]
     pub(crate) fn address(&self, position: u64) -> u64 {
         self.data.wrapping_add(self.place(position)) as u64 + u64::from(BPF_RINGBUF_HDR_SZ)
+    }
+
+    /// What reader and writers tell each other, in the consumer's page.
+    pub(crate) fn reader(&self) -> &'g ReaderWords {
+        let pointer: *const ReaderWords =
+            self.data.wrapping_sub((DATA_AT - CONSUMER_AT - READER_OFFSET) as usize).cast();
+        // SAFETY: in the first page of the file, aligned, and atomics are valid for any bytes.
+        unsafe { &*pointer }
     }
 
     /// The position in the buffer of the record whose data is at this address.

@@ -6,6 +6,8 @@
 //! page offset (consumers ignore it): what a dead owner never submitted is discarded by the server.
 //!
 //! Own word 0: the producers' lock.
+//!
+//! `blocking.rs` has what writers need that wait for the reader (`RING3_F_BLOCK`).
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
@@ -44,6 +46,15 @@ pub enum Taken {
     Passed,
 }
 
+/// Why nothing was reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreserved {
+    /// There is no room as long as the consumer stays where it is.
+    Full,
+    /// So much never fits, or the producers' lock was not had.
+    Refused,
+}
+
 /// A reserved record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -55,19 +66,19 @@ impl Ring<'_> {
     /// Reserves `bytes`; `None` if there is no room now. Mirrors kernel/bpf/ringbuf.c:__bpf_ringbuf_reserve.
     #[inline]
     pub fn reserve(&self, cx: &Context, bytes: u64) -> Option<Record> {
-        let address = self.0.address(self.reserve_at(cx, bytes)?);
+        let address = self.0.address(self.reserve_at(cx, bytes).ok()?);
         Some(Record { address })
     }
 
     /// The position of what was reserved.
     #[inline(always)]
-    fn reserve_at(&self, cx: &Context, bytes: u64) -> Option<u64> {
+    pub(crate) fn reserve_at(&self, cx: &Context, bytes: u64) -> Result<u64, Unreserved> {
         if bytes > RECORD_BYTES_MAX {
-            return None;
+            return Err(Unreserved::Refused);
         }
         let length = record_bytes(bytes);
         if length > self.0.size() || !lock(self.0.lock, cx) {
-            return None;
+            return Err(Unreserved::Refused);
         }
         let producer = self.0.producer.load(Acquire);
         let used = producer.wrapping_add(length).wrapping_sub(self.0.consumer.load(Acquire));
@@ -79,7 +90,7 @@ impl Ring<'_> {
             self.0.producer.store(producer.wrapping_add(length), Release);
         }
         unlock(self.0.lock);
-        has_room.then_some(producer)
+        if has_room { Ok(producer) } else { Err(Unreserved::Full) }
     }
 
     /// Ends a reservation. True if the consumer must be woken. Mirrors kernel/bpf/ringbuf.c:bpf_ringbuf_commit.
@@ -89,7 +100,7 @@ impl Ring<'_> {
     }
 
     #[inline(always)]
-    fn commit_at(&self, position: u64, flags: u64, discard: bool) -> bool {
+    pub(crate) fn commit_at(&self, position: u64, flags: u64, discard: bool) -> bool {
         let [header, _] = self.0.header(position);
         let length = header.load(Relaxed) & !BPF_RINGBUF_BUSY_BIT;
         let ended = length | if discard { BPF_RINGBUF_DISCARD_BIT } else { 0 };
@@ -114,7 +125,7 @@ impl Ring<'_> {
         if flags & !(BPF_RB_NO_WAKEUP | BPF_RB_FORCE_WAKEUP) != 0 {
             return Err(Errno::EINVAL);
         }
-        let position = self.reserve_at(cx, data.len() as u64).ok_or(Errno::EAGAIN)?;
+        let position = self.reserve_at(cx, data.len() as u64).map_err(|_| Errno::EAGAIN)?;
         self.0.write(position, data);
         Ok(self.commit_at(position, flags, false))
     }

@@ -90,6 +90,7 @@ pub(crate) use hosted::{field_of, put};
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
+pub(crate) use raw_mapping::futex_wake;
 pub(crate) use recovery::leader;
 pub use ring3_run::possible_cpus;
 pub use status::{SiteStatus, TargetStatus};

@@ -311,6 +311,7 @@ impl Subsystem {
                     if !of_map.is_empty() || map.is_held_up() {
                         map.reclaim_dead_owner(&of_map);
                     }
+                    map.release_waiting_writers(false);
                 }
                 Object::Event(event) if !deaths.is_empty() => event.reclaim_dead_owner(&deaths),
                 _ => {}

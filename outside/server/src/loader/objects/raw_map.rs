@@ -6,7 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use ring3_maps::{Attributes, Geometry, Map, PerfBuffer, is_changed_by_reads, is_of_objects};
+use ring3_inject::Stat;
+use ring3_layout::ring::RING3_F_BLOCK;
+use ring3_maps::{Attributes, Geometry, Map, PerfBuffer, Ring, is_changed_by_reads, is_of_objects};
 use ring3_run::map_context;
 use ring3_run::placed;
 use ring3_uapi::Errno;
@@ -19,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::raw_instances::{self as instances, Contents, Others};
 use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Share, Subsystem, errno};
-use crate::realm::{Death, Elsewhere, EventFd, MapFile, MapSlot, Realm, possible_cpus};
+use crate::realm::{Death, Elsewhere, EventFd, MapFile, MapSlot, Realm, futex_wake, possible_cpus};
 
 /// Walks through a bucket at most, if others change it all the time.
 const BUCKET_LOOKS_MAX: u32 = 4;
@@ -125,6 +127,20 @@ impl Inner {
             && wanted.value_size == given.value_size
             && wanted.map_flags == given.map_flags
             && (!sized || wanted.max_entries == given.max_entries)
+    }
+}
+
+/// Inode number of this process's pid namespace.
+fn own_namespace() -> Option<u32> {
+    std::fs::metadata("/proc/self/ns/pid").ok().map(|of| std::os::unix::fs::MetadataExt::ino(&of) as u32)
+}
+
+/// Whether a process has ended, even if its parent has not asked for it.
+fn is_ended(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return true };
+    match Stat::of(pid.as_raw_nonzero().get() as u32) {
+        Some(stat) => matches!(stat.state(), Some('Z' | 'X')),
+        None => rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH),
     }
 }
 
@@ -552,9 +568,29 @@ impl MapObject {
                 && let Some((_, bell)) = &self.doorbell
             {
                 bell.signal();
+                if let Some(ring) = self.blocking_ring().filter(|ring| ring.finds_sleeping_reader(0)) {
+                    futex_wake(&ring.reader().sleeping);
+                }
             }
         }
         self.fetch(None);
+    }
+
+    /// The ring buffer, if its writers wait for the reader.
+    fn blocking_ring(&self) -> Option<Ring<'_>> {
+        self.map().ring().filter(|_| self.geometry().header.map_flags & RING3_F_BLOCK != 0)
+    }
+
+    /// Nobody waits for a reader that has ended, or, if the map `ends`, for any. (Writers notice the former, too, if the reader's
+    /// id means something in their pid namespace, and no other process has it since.)
+    pub(super) fn release_waiting_writers(&self, ends: bool) {
+        let Some(ring) = self.blocking_ring() else { return };
+        let words = ring.reader();
+        let (reader, namespace) = (words.reader.load(Ordering::SeqCst), words.namespace.load(Ordering::SeqCst));
+        if reader != 0 && (ends || own_namespace().is_some_and(|own| own == namespace) && is_ended(reader)) {
+            ring.reader_is_gone();
+            futex_wake(&ring.reader().progress);
+        }
     }
 
     /// The only value, if neither the loader nor a program can change it any more.
@@ -622,6 +658,7 @@ impl MapObject {
 
 impl Drop for MapObject {
     fn drop(&mut self) {
+        self.release_waiting_writers(true);
         self.realm.drop_map(self.slot);
         if let Some((number, _)) = &self.doorbell {
             self.realm.drop_doorbell(*number);
