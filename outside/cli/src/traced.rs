@@ -26,7 +26,7 @@ use crate::{Failure, held, launch, process};
 /// Which events, and whose.
 #[derive(Debug, Args)]
 pub(crate) struct What {
-    /// Which events, separated by commas: system calls by name, groups of them (%file, %desc, %network, %process, %memory,
+    /// Which events, separated by commas: system calls by name, groups of them as strace has them (%file, %desc, %network, %process, %memory,
     /// %signal), `all`; behind a `!` all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,
@@ -222,7 +222,7 @@ fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, String> {
 
 fn no_such_call(name: &str) -> String {
     if name.starts_with('%') {
-        let groups = syscalls::GROUPS.map(|group| format!("%{group}")).join(", ");
+        let groups = ring3_recorder::groups::GROUPS.map(|group| format!("%{group}")).join(", ");
         return format!("-e {name}: there is no such group; groups are {groups}");
     }
     let is_near = |call: &&Syscall| {

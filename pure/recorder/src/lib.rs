@@ -8,6 +8,7 @@
 
 use ring3_event::EventType;
 
+pub mod groups;
 mod names;
 pub mod probes;
 pub mod program;

@@ -6,6 +6,7 @@
 use ring3_event::{EventType, Field, Kind, Phase, Show, TEXT_BYTES_MAX};
 use ring3_uapi::syscalls::{Syscall, TABLE};
 
+use crate::groups;
 use crate::names::SHOWS;
 use crate::{Operand, Recipe, Source};
 
@@ -57,7 +58,7 @@ pub fn recipe(call: &Syscall, bytes_max: u32) -> Recipe {
 /// `%desc`, `%network`, `%process`, `%memory`, `%signal`); `None`: there is no such name.
 pub fn named(name: &str) -> Option<Vec<&'static Syscall>> {
     let chosen: Vec<&Syscall> = match name.strip_prefix('%') {
-        Some(group) => TABLE.iter().filter(|call| is_of_group(call, group)).collect(),
+        Some(group) => TABLE.iter().filter(|call| groups::contains(group, call)).collect(),
         None => TABLE.iter().filter(|call| call.name == name || shown_name(call) == name).collect(),
     };
     (!chosen.is_empty()).then_some(chosen)
@@ -80,84 +81,6 @@ pub fn shown_name(call: &Syscall) -> &'static str {
 pub fn never_returns(call: &Syscall) -> bool {
     matches!(call.name, "exit" | "exit_group" | "rt_sigreturn")
 }
-
-fn is_of_group(call: &Syscall, group: &str) -> bool {
-    let mut parameters = call.parameters().map(Parameter::of);
-    match group {
-        "file" => parameters.any(|parameter| parameter.is_path()),
-        "desc" => parameters.any(|parameter| parameter.is_descriptor()),
-        "network" | "net" => {
-            let first = parameters.next().map(|parameter| parameter.name);
-            matches!(
-                call.name,
-                "socket"
-                    | "socketpair"
-                    | "connect"
-                    | "bind"
-                    | "listen"
-                    | "accept"
-                    | "accept4"
-                    | "shutdown"
-                    | "sendto"
-            ) || matches!(call.name, "recvfrom" | "sendmsg" | "recvmsg" | "sendmmsg" | "recvmmsg" | "getsockname")
-                || matches!(call.name, "getpeername" | "setsockopt" | "getsockopt") && first.is_some()
-        }
-        "process" => matches!(
-            call.name,
-            "fork"
-                | "vfork"
-                | "clone"
-                | "clone3"
-                | "execve"
-                | "execveat"
-                | "exit"
-                | "exit_group"
-                | "wait4"
-                | "waitid"
-                | "kill"
-                | "tkill"
-                | "tgkill"
-                | "pidfd_send_signal"
-                | "pidfd_open"
-                | "rt_sigqueueinfo"
-                | "rt_tgsigqueueinfo"
-        ),
-        "memory" => matches!(
-            call.name,
-            "brk"
-                | "mmap"
-                | "munmap"
-                | "mprotect"
-                | "pkey_mprotect"
-                | "mremap"
-                | "madvise"
-                | "msync"
-                | "mincore"
-                | "mlock"
-                | "mlock2"
-                | "munlock"
-                | "mlockall"
-                | "munlockall"
-                | "mbind"
-                | "move_pages"
-                | "migrate_pages"
-                | "get_mempolicy"
-                | "set_mempolicy"
-                | "remap_file_pages"
-                | "process_madvise"
-                | "mseal"
-        ),
-        "signal" => {
-            call.name.starts_with("rt_sig")
-                || call.name.starts_with("signalfd")
-                || matches!(call.name, "kill" | "tkill" | "tgkill" | "pause" | "sigaltstack" | "pidfd_send_signal")
-        }
-        _ => false,
-    }
-}
-
-/// Groups of system calls that [`named`] knows.
-pub const GROUPS: [&str; 7] = ["file", "desc", "network", "net", "process", "memory", "signal"];
 
 fn argument(index: usize) -> Operand {
     Operand::Argument(index as u8)
@@ -188,13 +111,13 @@ fn buffer(call: &Syscall, parameters: &[Parameter<'_>], index: usize) -> Option<
 }
 
 /// A parameter.
-struct Parameter<'a> {
+pub(crate) struct Parameter<'a> {
     of: &'a str,
     name: &'a str,
 }
 
 impl<'a> Parameter<'a> {
-    fn of(text: &'a str) -> Parameter<'a> {
+    pub(crate) fn of(text: &'a str) -> Parameter<'a> {
         let (of, name) = text.rsplit_once(' ').unwrap_or(("", text));
         Parameter { of: of.strip_prefix("const ").unwrap_or(of), name: name.trim_start_matches('*') }
     }
@@ -208,7 +131,7 @@ impl<'a> Parameter<'a> {
         self.of == "char *" && !others.contains(&self.name) && !self.name.is_empty()
     }
 
-    fn is_path(&self) -> bool {
+    pub(crate) fn is_path(&self) -> bool {
         let of_files = [
             "filename",
             "pathname",
@@ -227,7 +150,7 @@ impl<'a> Parameter<'a> {
         self.is_text() && of_files.contains(&self.name)
     }
 
-    fn is_descriptor(&self) -> bool {
+    pub(crate) fn is_descriptor(&self) -> bool {
         let names = [
             "fd",
             "dfd",
