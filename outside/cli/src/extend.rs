@@ -66,7 +66,7 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let watched = host.map(process::open).transpose()?;
     if let Some(pid) = wanted.pid {
         class::check_process(pid, &chosen.class.file)?;
-        connection.ask(&Request::Attach { pid, follow: true, for_links: false }, None)?;
+        connection.ask(&Request::Attach { pid, follow: true, for_links: false, of_family: None }, None)?;
     }
     become_loader(wanted, &chosen.class, (host, chosen.time()), connection)?;
     let loaded =

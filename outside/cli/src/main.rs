@@ -175,7 +175,7 @@ fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
 }
 
 fn attach(follow: bool, pid: u32) -> Result<(), String> {
-    let target = launch::server()?.ask(&Request::Attach { pid, follow, for_links: false }, None)?;
+    let target = launch::server()?.ask(&Request::Attach { pid, follow, for_links: false, of_family: None }, None)?;
     show::attached(&target)
 }
 

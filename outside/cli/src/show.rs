@@ -61,6 +61,9 @@ pub(crate) fn status(status: &Value, verbose: bool) -> Result<(), String> {
     for row in server["not_traced"].as_array().into_iter().flatten() {
         let _ = writeln!(out, "not traced: process {} ({}): {}", row[0], text(&row[1]), text(&row[2]));
     }
+    for tracer in server["traced_through"].as_array().into_iter().flatten().filter(|_| verbose) {
+        let _ = writeln!(out, "traced through: process {tracer}");
+    }
     section(&mut out, "loaders", &status["loaders"], &["pid", "command"]);
     section(&mut out, "maps", &status["maps"], &["id", "type", "name", "key_size", "value_size", "max_entries"]);
     let columns = ["id", "type", "name", "insns", "jited_bytes", "engine", "aot", "source"];

@@ -420,6 +420,7 @@ impl Stopped {
             return Ok(());
         }
         let (tid, registers) = self.thread_for_calls()?;
+        self.check_unsuspended(tid)?;
         let mask = ptrace::signal_mask(tid).map_err(|error| self.gone("signal mask", error))?;
         let vectors = ptrace::vectors(tid).map_err(|error| self.gone("vector registers", error))?;
         let (blocked, dispatch) = (self.signals_blocked(tid)?, ptrace::dispatch(tid).unwrap_or_default());

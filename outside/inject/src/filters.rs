@@ -12,6 +12,7 @@ use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
 
 use crate::Error;
 use crate::process::{Statuses, ancestors, proc_file, started, status_field, threads};
+use crate::proxy;
 use crate::raw_ptrace::{self as ptrace, Tid};
 use crate::stopped::Stopped;
 
@@ -168,6 +169,22 @@ impl Stopped {
             return Err(Error::Seccomp { pid: self.pid(), why });
         }
         Ok(())
+    }
+
+    /// By proxy no filter is suspended: calls that are made for us must be allowed.
+    pub(crate) fn check_unsuspended(&self, tid: Tid) -> Result<(), Error> {
+        if !self.suspends_filters() || !proxy::holds(tid) || self.statuses.has_loaders_filter_only(tid) {
+            return Ok(());
+        }
+        match self.filters_of(tid)?.in_the_way() {
+            None => Ok(()),
+            Some(call) => {
+                let why = format!(
+                    "it does not allow {call}, and another process traces it, so that it cannot be suspended"
+                );
+                Err(Error::Seccomp { pid: self.pid(), why })
+            }
+        }
     }
 
     /// Whether a thread's filters allow `restart_syscall`. (If not, it waits as long again as it was to from the beginning.)

@@ -11,6 +11,7 @@ mod error;
 mod filters;
 mod memory;
 mod process;
+mod proxy;
 mod raw_ptrace;
 mod raw_rescue_frame;
 mod region;
@@ -25,6 +26,7 @@ pub use memory::Memory;
 pub use process::{
     Mapping, Pid, ProcessInfo, Stat, ancestors, inspect, mappings, mappings_in, proc_file, started, status_field,
 };
+pub use proxy::{forget_proxy, trace_through, traced_through};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, OwnFiles, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in,

@@ -98,7 +98,7 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     let tracer = number(field("TracerPid")).unwrap_or(0);
     // Our own tracing is no obstacle: a process that is begun as a target is held when it is looked at.
     let is_us = std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists();
-    if tracer != 0 && !is_us {
+    if tracer != 0 && !is_us && !crate::proxy::is_proxy(tracer) {
         return Err(Error::AlreadyTraced { pid, tracer });
     }
     check_class(pid)?;
@@ -293,12 +293,13 @@ impl Statuses {
 
     /// Whether a thread's calls are filtered in a way that may be in ours.
     pub(crate) fn is_filtered(&self, tid: u32) -> bool {
-        let is_of_loader = || {
-            !may_suspend_filters()
-                && self.field(tid, "Seccomp_filters").is_some_and(|count| count == "1")
-                && crate::filters::is_of_loader(self.pid)
-        };
+        let is_of_loader = || !may_suspend_filters() && self.has_loaders_filter_only(tid);
         self.field(tid, "Seccomp").is_some_and(|mode| mode != "0") && !is_of_loader()
+    }
+
+    /// Whether a thread's only filter is that of ring3's loaders.
+    pub(crate) fn has_loaders_filter_only(&self, tid: u32) -> bool {
+        self.field(tid, "Seccomp_filters").is_some_and(|count| count == "1") && crate::filters::is_of_loader(self.pid)
     }
 
     /// A field of a thread's status; `None` if the thread is gone.

@@ -1,10 +1,12 @@
-//! ptrace(2) and its neighbours, typed. One function per request.
+//! ptrace(2) and its neighbours, typed. One function per request. Requests for a thread that a proxy holds go there.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
+
+use crate::proxy::{self, Op};
 
 /// A thread id.
 pub type Tid = u32;
@@ -33,6 +35,8 @@ pub(crate) enum Wait {
 const SPINS: u32 = 400;
 /// As often as that where others need our CPU.
 const SPINS_BRIEF: u32 = 20;
+/// A proxy that does not answer is asked again after this time.
+const BROKEN_PAUSE: Duration = Duration::from_millis(10);
 /// Sleep between polls.
 const POLL_SLEEP: Duration = Duration::from_micros(30);
 
@@ -46,22 +50,49 @@ fn request(kind: libc::c_uint, tid: Tid, address: usize, data: usize) -> io::Res
 }
 
 pub(crate) fn seize(tid: Tid, options: libc::c_int) -> io::Result<()> {
-    request(libc::PTRACE_SEIZE, tid, 0, options as usize).map(drop)
+    match request(libc::PTRACE_SEIZE, tid, 0, options as usize) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            proxy::seize(tid, options as u64).unwrap_or(Err(error))
+        }
+        done => done.map(drop),
+    }
+}
+
+/// Makes a request by proxy that has no payload and no answer but that it is done; `None`: no proxy holds the thread.
+fn by_proxy(tid: Tid, op: Op, a: u64, payload: &[u8]) -> Option<io::Result<()>> {
+    proxy::ask(tid, op, a, payload).map(|answer| answer.map(drop))
 }
 
 pub(crate) fn interrupt(tid: Tid) -> io::Result<()> {
+    if let Some(done) = by_proxy(tid, Op::Interrupt, 0, &[]) {
+        return done;
+    }
     request(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
 }
 
 pub(crate) fn resume(tid: Tid, signal: i32) -> io::Result<()> {
+    if let Some(done) = by_proxy(tid, Op::Resume, signal as u64, &[]) {
+        return done;
+    }
     request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)
 }
 
 pub(crate) fn resume_to_syscall(tid: Tid, signal: i32) -> io::Result<()> {
+    if let Some(done) = by_proxy(tid, Op::ResumeToSyscall, signal as u64, &[]) {
+        return done;
+    }
     request(libc::PTRACE_SYSCALL, tid, 0, signal as usize).map(drop)
 }
 
 pub(crate) fn registers(tid: Tid) -> io::Result<Registers> {
+    if let Some(answer) = proxy::ask(tid, Op::Registers, 0, &[]) {
+        let (_, bytes) = answer?;
+        if bytes.len() != size_of::<Registers>() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: as many bytes as the structure has, which is made of integers; their address need not be aligned.
+        return Ok(unsafe { bytes.as_ptr().cast::<Registers>().read_unaligned() });
+    }
     let mut registers = std::mem::MaybeUninit::<Registers>::zeroed();
     // SAFETY: GETREGS fills a user_regs_struct: the pointer is to one.
     check(unsafe { libc::ptrace(libc::PTRACE_GETREGS, tid as libc::pid_t, 0usize, registers.as_mut_ptr()) })?;
@@ -71,6 +102,11 @@ pub(crate) fn registers(tid: Tid) -> io::Result<Registers> {
 
 pub(crate) fn set_registers(tid: Tid, registers: &Registers) -> io::Result<()> {
     let pointer: *const Registers = registers;
+    if proxy::holds(tid) {
+        // SAFETY: the bytes of a structure of 64-bit integers, which has no padding.
+        let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size_of::<Registers>()) };
+        return by_proxy(tid, Op::SetRegisters, 0, bytes).unwrap_or(Ok(()));
+    }
     // SAFETY: SETREGS reads a user_regs_struct: the pointer is to one.
     check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, tid as libc::pid_t, 0usize, pointer) }).map(drop)
 }
@@ -79,6 +115,9 @@ pub(crate) fn set_registers(tid: Tid, registers: &Registers) -> io::Result<()> {
 pub(crate) fn vectors(tid: Tid) -> io::Result<Vec<u8>> {
     const NT_X86_XSTATE: usize = 0x202;
     const BYTES_MAX: usize = 0x4000;
+    if let Some(answer) = proxy::ask(tid, Op::RegisterSet, NT_X86_XSTATE as u64, &[]) {
+        return answer.map(|(_, image)| image);
+    }
     let mut image = vec![0u8; BYTES_MAX];
     let mut part = libc::iovec { iov_base: image.as_mut_ptr().cast(), iov_len: image.len() };
     let pointer: *mut libc::iovec = &mut part;
@@ -89,6 +128,9 @@ pub(crate) fn vectors(tid: Tid) -> io::Result<Vec<u8>> {
 }
 
 pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
+    if let Some(answer) = proxy::ask(tid, Op::SignalMask, 0, &[]) {
+        return answer.map(|(mask, _)| mask);
+    }
     let mut mask = 0u64;
     let pointer: *mut u64 = &mut mask;
     // SAFETY: GETSIGMASK with size 8 writes 8 bytes: the pointer is to a u64.
@@ -97,6 +139,9 @@ pub(crate) fn signal_mask(tid: Tid) -> io::Result<u64> {
 }
 
 pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
+    if let Some(done) = by_proxy(tid, Op::SetSignalMask, mask, &[]) {
+        return done;
+    }
     let pointer: *const u64 = &mask;
     // SAFETY: SETSIGMASK with size 8 reads 8 bytes: the pointer is to a u64.
     check(unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, tid as libc::pid_t, 8usize, pointer) }).map(drop)
@@ -106,17 +151,23 @@ pub(crate) fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
 pub(crate) const PENDING_MAX: usize = 8;
 
 /// Number and `si_code` of the first signals, at most [`PENDING_MAX`], that wait for a stopped thread alone.
-pub(crate) fn pending(tid: Tid) -> impl Iterator<Item = (i32, i32)> {
+pub(crate) fn pending(tid: Tid) -> Vec<(i32, i32)> {
+    if let Some(answer) = proxy::ask(tid, Op::Pending, 0, &[]) {
+        let word = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+        let (_, pending) = answer.unwrap_or_default();
+        return pending.chunks_exact(8).take(PENDING_MAX).map(|pair| (word(&pair[..4]), word(&pair[4..]))).collect();
+    }
     let which = libc::ptrace_peeksiginfo_args { off: 0, flags: 0, nr: PENDING_MAX as i32 };
     let mut infos = [const { std::mem::MaybeUninit::<libc::siginfo_t>::zeroed() }; PENDING_MAX];
     let (arguments, buffer) = (&raw const which, infos.as_mut_ptr());
     // SAFETY: PEEKSIGINFO reads the arguments, and writes at most `nr` structures: there is room for as many.
     let filled = unsafe { libc::ptrace(libc::PTRACE_PEEKSIGINFO, tid as libc::pid_t, arguments, buffer) };
-    infos.into_iter().take(usize::try_from(filled).unwrap_or(0)).map(|info| {
+    let filled = infos.into_iter().take(usize::try_from(filled).unwrap_or(0)).map(|info| {
         // SAFETY: made of integers, zeroed and then filled.
         let info = unsafe { info.assume_init() };
         (info.si_signo, info.si_code)
-    })
+    });
+    filled.collect()
 }
 
 /// Whether a signal waits for a stopped thread that one of its own instructions has caused (kernel/signal.c:SYNCHRONOUS_MASK), and
@@ -124,7 +175,7 @@ pub(crate) fn pending(tid: Tid) -> impl Iterator<Item = (i32, i32)> {
 pub(crate) fn has_exception_pending(tid: Tid) -> bool {
     const SYNCHRONOUS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGSYS];
-    pending(tid).any(|(signal, code)| {
+    pending(tid).into_iter().any(|(signal, code)| {
         // (What a process has sent has a code that is not positive.)
         let is_own = code > 0 && SYNCHRONOUS.contains(&signal);
         is_own && signal_mask(tid).is_ok_and(|mask| mask & (1 << (signal - 1)) == 0)
@@ -151,6 +202,12 @@ const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 
 /// Since Linux 6.4.
 pub(crate) fn dispatch(tid: Tid) -> io::Result<Dispatch> {
+    if let Some(answer) = proxy::ask(tid, Op::Dispatch, 0, &[]) {
+        let (_, bytes) = answer?;
+        let mut words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+        let mut next = || words.next().ok_or(io::Error::from(io::ErrorKind::InvalidData));
+        return Ok(Dispatch { mode: next()?, selector: next()?, offset: next()?, bytes: next()? });
+    }
     let mut config = Dispatch::default();
     let pointer: *mut Dispatch = &mut config;
     let kind = PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG;
@@ -160,6 +217,11 @@ pub(crate) fn dispatch(tid: Tid) -> io::Result<Dispatch> {
 }
 
 pub(crate) fn set_dispatch(tid: Tid, config: &Dispatch) -> io::Result<()> {
+    if proxy::holds(tid) {
+        let words = [config.mode, config.selector, config.offset, config.bytes];
+        let bytes = words.map(u64::to_le_bytes);
+        return by_proxy(tid, Op::SetDispatch, 0, bytes.as_flattened()).unwrap_or(Ok(()));
+    }
     let pointer: *const Dispatch = config;
     let kind = PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG;
     // SAFETY: reads the 32 bytes that it is told of: the pointer is to as many.
@@ -172,6 +234,13 @@ pub(crate) fn set_dispatch(tid: Tid, config: &Dispatch) -> io::Result<()> {
 /// `EINVAL`: its calls are not filtered by programs; `EACCES`: without `CAP_SYS_ADMIN`, or filtered ourselves.
 pub(crate) fn filter(tid: Tid, index: usize) -> io::Result<Option<Vec<FilterInsn>>> {
     const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
+    if let Some(answer) = proxy::ask(tid, Op::Filter, index as u64, &[]) {
+        return match answer {
+            Ok((_, bytes)) => Ok(Some(bytes.chunks_exact(8).map(filter_insn).collect())),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        };
+    }
     let mut filter = vec![FilterInsn::default(); FILTER_INSNS_MAX];
     // SAFETY: writes at most BPF_MAXINSNS instructions, for which there is room.
     let count =
@@ -186,15 +255,29 @@ pub(crate) fn filter(tid: Tid, index: usize) -> io::Result<Option<Vec<FilterInsn
     }
 }
 
+/// `struct sock_filter`.
+fn filter_insn(bytes: &[u8]) -> FilterInsn {
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("8 bytes"));
+    FilterInsn { code: word(0) as u16, jt: bytes[2], jf: bytes[3], k: word(4) }
+}
+
 /// What `tid`, a tracee of this thread, has done; never blocks and never touches other children.
 pub(crate) fn poll(tid: Tid) -> Wait {
+    if let Some(done) = wait_by_proxy(tid, 0) {
+        return done.unwrap_or(Wait::Nothing);
+    }
     let mut status = 0;
     // SAFETY: wants a valid pointer to a status word.
     let result = unsafe { libc::waitpid(tid as libc::pid_t, &mut status, libc::__WALL | libc::WNOHANG) };
     if result == 0 || (result < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted) {
         return Wait::Nothing;
     }
-    if result < 0 || !libc::WIFSTOPPED(status) {
+    if result < 0 { Wait::Gone } else { what_happened(status) }
+}
+
+/// What the status of a thread that was waited for means.
+fn what_happened(status: i32) -> Wait {
+    if !libc::WIFSTOPPED(status) {
         return Wait::Gone;
     }
     let signal = libc::WSTOPSIG(status);
@@ -206,8 +289,32 @@ pub(crate) fn poll(tid: Tid) -> Wait {
     }
 }
 
-/// Waits for the next thing that `tid` does; [`Wait::Nothing`] if the deadline passed.
+/// Waits for so many microseconds; `None`: no proxy holds the thread.
+fn wait_by_proxy(tid: Tid, microseconds: u64) -> Option<io::Result<Wait>> {
+    Some(match proxy::ask(tid, Op::Wait, microseconds, &[])? {
+        Ok((proxy::NOTHING_YET, _)) => Ok(Wait::Nothing),
+        Ok((proxy::GONE, _)) => Ok(Wait::Gone),
+        Ok((status, _)) => Ok(what_happened(status as i32)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Wait::Gone),
+        Err(error) => Err(error),
+    })
+}
+
+/// Waits for the next thing that `tid` does; [`Wait::Nothing`] if the deadline passed, or if its proxy does not answer.
 pub(crate) fn wait(tid: Tid, deadline: Instant, pause: &mut Pause) -> Wait {
+    while proxy::holds(tid) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let microseconds =
+            u64::try_from(left.as_micros()).map_or(proxy::WAIT_MAX_US, |left| left.min(proxy::WAIT_MAX_US));
+        match wait_by_proxy(tid, microseconds) {
+            Some(Ok(Wait::Nothing)) if microseconds != 0 => {}
+            Some(Ok(done)) => return done,
+            _ => {
+                std::thread::sleep(left.min(BROKEN_PAUSE));
+                return Wait::Nothing;
+            }
+        }
+    }
     loop {
         match poll(tid) {
             Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Wait::Nothing,

@@ -27,7 +27,7 @@ use crate::process::{
     Mapping, Pid, Statuses, is_live, mappings, not_permitted, proc_file, status_field, thread_state, threads,
 };
 use crate::raw_ptrace::{self as ptrace, Pause, Registers, Tid, Wait};
-use crate::rescue_frame;
+use crate::{proxy, rescue_frame};
 
 /// Rounds of looking for new threads before giving up on a process that creates them faster than we stop them.
 const ROUNDS_MAX: u32 = 1000;
@@ -172,6 +172,8 @@ fn in_a_thread<R: Send>(job: impl FnOnce() -> Result<R, Error> + Send) -> Result
         let thread = thread.spawn_scoped(scope, || {
             // Pauses are as short as they say: the kernel may add 50 us to each else.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            // (A proxy, which does not end with us, is told, however the job ends.)
+            let _leaving = proxy::Leaving;
             (rustix::thread::gettid().as_raw_nonzero().get() as Tid, job())
         });
         let thread = thread.map_err(|error| Error::io("a thread to stop a process", error))?;
@@ -297,6 +299,7 @@ impl Stopped {
                 }
                 // A thread that executes a program becomes the leader.
                 Wait::Gone if tid != pid.0 => {
+                    proxy::rename(tid, pid.0);
                     stopped.threads = vec![pid.0];
                     tid = pid.0;
                     continue;

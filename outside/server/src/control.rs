@@ -1,7 +1,7 @@
 //! The control socket: what the command line asks of the server.
 //!
 //! A stream socket in the user's private run-time directory. Each request is one line of JSON (with a file
-//! descriptor for `load` and `start`), each answer one line. Peers are checked by `SO_PEERCRED`.
+//! descriptor for `load`, `start` and some others), each answer one line. Peers are checked by `SO_PEERCRED`.
 
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -54,6 +54,14 @@ pub enum Request {
         /// It is one as long as a link is for it or its family.
         #[serde(default)]
         for_links: bool,
+        /// It belongs to the family of this process, too, though it need not descend from it.
+        #[serde(default)]
+        of_family: Option<u32>,
+    },
+    /// Make ptrace requests for the tracees of a process through the socket that comes along, until its other end is closed.
+    TraceThrough {
+        /// The process.
+        tracer: u32,
     },
     /// Take everything out of a target.
     Detach {

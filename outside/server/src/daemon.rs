@@ -212,11 +212,17 @@ impl Server {
                 Ok(Value::Null)
             }
             Request::Start { .. } => unreachable!("handled by converse"),
-            Request::Attach { pid, follow, for_links } => {
+            Request::TraceThrough { tracer } => {
+                // Whoever may trace a tracer may do to its tracees whatever it likes, by it.
+                reaches(tracer)?;
+                trace_through(tracer, fd.ok_or("the request has no socket")?)?;
+                Ok(Value::Null)
+            }
+            Request::Attach { pid, follow, for_links, of_family } => {
                 reaches(pid)?;
                 let target = self
                     .realm
-                    .add_target(pid, (!for_links).then_some(following(follow)))
+                    .add_target(pid, (!for_links).then_some(following(follow)), of_family)
                     .map_err(|refusal| refusal.message)?;
                 Ok(json!(target))
             }
@@ -308,6 +314,7 @@ impl Server {
                 "text_bytes": realm.text_bytes,
                 "let_go": realm.let_go,
                 "not_traced": realm.not_traced,
+                "traced_through": ring3_inject::traced_through(),
             },
             "targets": realm.targets,
         });
@@ -317,6 +324,18 @@ impl Server {
         }
         status
     }
+}
+
+/// Registers a proxy until its end of the socket is closed.
+fn trace_through(tracer: u32, socket: OwnedFd) -> Result<(), String> {
+    let kind = rustix::net::sockopt::socket_type(&socket).map_err(|error| format!("it is no socket: {error}"))?;
+    if kind != rustix::net::SocketType::SEQPACKET {
+        return Err("the socket is not of type SOCK_SEQPACKET".into());
+    }
+    ring3_inject::trace_through(tracer, socket);
+    let watch = std::thread::Builder::new().name("ring3-proxy".into());
+    let watch = watch.spawn(move || ring3_inject::forget_proxy(tracer));
+    watch.map(drop).map_err(|error| format!("no thread that waits for the socket's end: {error}"))
 }
 
 /// The class of extensions that comes as a file of JSON text.

@@ -640,9 +640,14 @@ impl Realm {
     }
 
     /// Makes a running process a target. With no `following` it is one as long as a link is for it or its family, and so are its
-    /// children.
-    pub fn add_target(&self, pid: u32, following: Option<Following>) -> Result<TargetStatus, Refusal> {
-        self.tracer.ask(|reply| Command::AddTarget(pid, following, reply))?
+    /// children. It belongs to the family of `of_family`, too.
+    pub fn add_target(
+        &self,
+        pid: u32,
+        following: Option<Following>,
+        of_family: Option<u32>,
+    ) -> Result<TargetStatus, Refusal> {
+        self.tracer.ask(|reply| Command::AddTarget(pid, following, of_family, reply))?
     }
 
     /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.

@@ -60,7 +60,7 @@ pub(super) enum Command {
     /// Links of the same process, or of any, and processes that may have to become targets for them.
     Attach(Vec<LinkSpec>, BTreeSet<u32>, Sender<Result<Vec<AttachmentId>, Refusal>>),
     Detach(AttachmentId),
-    AddTarget(u32, Option<Following>, Sender<Result<TargetStatus, Refusal>>),
+    AddTarget(u32, Option<Following>, Option<u32>, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Ready, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, bool, Sender<Result<Vec<String>, Refusal>>),
     /// Processes that links may want.
@@ -418,8 +418,9 @@ impl Actor {
             Command::FollowInCall(pid, tid, ready) => self.follow_in_call(pid, tid, ready),
             Command::RanOn(pid) => self.note_ran_on(pid),
             Command::TakeOne(candidate) => self.take(&candidate),
-            Command::AddTarget(pid, following, reply) => {
-                let added = self.add_target(pid, following.map_or(Asked::Name, Asked::User), ReportTo::Requester);
+            Command::AddTarget(pid, following, of_family, reply) => {
+                let asked = following.map_or(Asked::Name, Asked::User);
+                let added = self.add_target_of(pid, asked, of_family, ReportTo::Requester);
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
             }
@@ -467,9 +468,15 @@ impl Actor {
     // ---- targets ----
 
     /// Stops a process and enters it, with what holds for the program that it runs now. The flag: not all of its files were looked at.
-    fn enter(&mut self, pid: u32, asked: Asked) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
+    fn enter(
+        &mut self,
+        pid: u32,
+        asked: Asked,
+        of_family: Option<u32>,
+    ) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
         let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_explicit()))?;
         prepared.set_following(asked.following());
+        prepared.forebears.extend(of_family);
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut patch_plan = prepared.look(&self.shared, &mut self.links);
         prepared.series = Some(Series::default());
@@ -487,6 +494,17 @@ impl Actor {
 
     /// Makes a process a target with all links that hold for it.
     pub(super) fn add_target(&mut self, pid: u32, asked: Asked, report_to: ReportTo) -> Result<(), Refusal> {
+        self.add_target_of(pid, asked, None, report_to)
+    }
+
+    /// As [`Actor::add_target`], of a process that belongs to the family of another one, too.
+    fn add_target_of(
+        &mut self,
+        pid: u32,
+        asked: Asked,
+        of_family: Option<u32>,
+        report_to: ReportTo,
+    ) -> Result<(), Refusal> {
         self.forget_vanished();
         if let Some(target) = self.targets.get_mut(&pid) {
             if !target.is_detaching() {
@@ -494,7 +512,8 @@ impl Actor {
                 if asked != Asked::Links && (asked.is_explicit() || target.following == Following::Wanted) {
                     target.set_following(asked.following());
                 }
-                return Ok(());
+                let is_new = of_family.is_some_and(|family| target.forebears.insert(family));
+                return if is_new { self.apply(pid, report_to) } else { Ok(()) };
             }
             self.detach_within(pid, DETACH_AT_ONCE).map_err(|not| not.refusal)?;
         }
@@ -511,7 +530,7 @@ impl Actor {
         loop {
             let is_last = programs_left == 0;
             programs_left = programs_left.saturating_sub(1);
-            let (prepared, is_cut_short) = match self.enter(pid, asked) {
+            let (prepared, is_cut_short) = match self.enter(pid, asked, of_family) {
                 Err(inject::Error::Executed { .. }) if !is_last => continue,
                 entered => entered.map_err(refusal_of)??,
             };
