@@ -1,0 +1,746 @@
+//! The thread that traces, T. It makes the requests of its user (the rest of its process) and those of ring3's server, which cannot
+//! trace what T traces.
+//!
+//! The hard part is that a thread is stopped for two. What its user knows of a tracee (`told`: a stop that the user has been told
+//! of and has not resumed) is kept apart from what the server has (`Held`), and from what the kernel says. While the server has a
+//! tracee stopped, its user's resuming is put off until the server leaves; a tracee that waits for its user in a harmless stop can
+//! be lent to the server, and comes back stopped. So each of the two sees what it would see alone.
+//!
+//! Who is told of a stop:
+//! - `PTRACE_EVENT_STOP`: who has asked for an interrupt; the server also when it has been shown a stop and not left yet. A new
+//!   tracee's first stop, and a group stop, are the user's.
+//! - Signals: the server once it has been shown a stop, else the user; those that ring3's agent raises for itself, nobody.
+//! - System calls: the server if it has resumed the tracee so.
+//! - `PTRACE_EVENT_EXEC`: the server if it holds the tracee, then the user when the server leaves. Other events: the user.
+//!
+//! The server's requests come by a socket of type `SOCK_SEQPACKET`. Request: u32 id, u32 op, u32 tid, u32 zero, u64 a, u64 b,
+//! payload. Answer: u32 id, i32 errno, u64 value, payload. If the other end is closed, the server has left all tracees: they run on
+//! as the kernel lets those run whose tracer has died.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicU32};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_uint, pid_t};
+
+use crate::raw_agent_signals::is_of_agent;
+use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, wait_for_next, with};
+
+/// What T traces with in any case: the server needs it.
+const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
+/// Tracers of a process at a time.
+const TRACERS_MAX: usize = 64;
+/// The server waits for so long at most.
+const WAIT_MAX: Duration = Duration::from_millis(2);
+/// Requests of the server are made one after another before others have their turn.
+const REQUESTS_AT_ONCE: u32 = 64;
+const REQUEST_HEADER_BYTES: usize = 32;
+const REQUEST_BYTES_MAX: usize = 4096;
+/// Answers of the server's op `WAIT`.
+const NOTHING_YET: u64 = u64::MAX;
+const GONE: u64 = u64::MAX - 1;
+
+/// What a tracee did, as wait4(2) tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// The thread.
+    pub tid: pid_t,
+    /// The raw status.
+    pub status: c_int,
+    /// What the thread has used so far.
+    pub rusage: libc::rusage,
+}
+
+/// What the user's threads and T share.
+#[derive(Debug)]
+struct Shared {
+    /// Wakes T.
+    wake: OwnedFd,
+    events: Mutex<VecDeque<Event>>,
+    traced: Mutex<BTreeSet<pid_t>>,
+    wakeups: AtomicU32,
+}
+
+#[derive(Debug)]
+enum Command {
+    Request { request: c_uint, tid: pid_t, address: usize, data: usize, reply: Sender<Done> },
+    Serve(OwnedFd),
+    End,
+}
+
+/// A thread that traces. Its end lets its tracees go.
+#[derive(Debug)]
+pub struct Tracer {
+    shared: Arc<Shared>,
+    commands: Sender<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tracer {
+    /// Starts the thread; `server` is where ring3's server makes requests.
+    ///
+    /// # Errors
+    /// No descriptor, thread, or place.
+    pub fn start(server: Option<OwnedFd>) -> io::Result<Tracer> {
+        // SAFETY: takes numbers only.
+        let wake = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }));
+        // SAFETY: a new descriptor that nobody else owns.
+        let wake = unsafe { OwnedFd::from_raw_fd(wake.map_err(io::Error::from_raw_os_error)? as c_int) };
+        let shared =
+            Arc::new(Shared { wake, events: Mutex::default(), traced: Mutex::default(), wakeups: AtomicU32::new(0) });
+        let woken = Woken::new(shared.wake.as_raw_fd())?;
+        let (commands, given) = channel();
+        let of_thread = shared.clone();
+        let builder = std::thread::Builder::new().name("ring3-tracer".into());
+        let thread = builder.spawn(move || {
+            let _woken = woken;
+            Thread { shared: of_thread, server, tracees: BTreeMap::new(), waits: vec![] }.run(&given);
+        })?;
+        Ok(Tracer { shared, commands, thread: Some(thread) })
+    }
+
+    /// Has ring3's server make its requests here. What one served before has is let go.
+    pub fn serve(&self, server: OwnedFd) {
+        self.command(Command::Serve(server));
+    }
+
+    fn command(&self, command: Command) {
+        let _ = self.commands.send(command);
+        wake(self.shared.wake.as_raw_fd());
+    }
+
+    /// Makes a ptrace request as the system call does: `PTRACE_PEEK*` store the word where `data` points to.
+    ///
+    /// # Errors
+    /// The error's number.
+    pub fn request(&self, request: c_uint, tid: pid_t, address: usize, data: usize) -> Done {
+        let (reply, answer) = channel();
+        self.command(Command::Request { request, tid, address, data, reply });
+        answer.recv().unwrap_or(Err(libc::ESRCH))
+    }
+
+    /// The registers of a stopped tracee.
+    ///
+    /// # Errors
+    /// The error's number.
+    pub fn registers(&self, tid: pid_t) -> Result<libc::user_regs_struct, i32> {
+        let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
+        self.request(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr().addr())?;
+        // SAFETY: made of integers, zeroed and then filled.
+        Ok(unsafe { registers.assume_init() })
+    }
+
+    /// The next event.
+    pub fn try_event(&self) -> Option<Event> {
+        lock(&self.shared.events).pop_front()
+    }
+
+    /// A futex that is increased and woken when an event comes.
+    pub fn wakeups(&self) -> &AtomicU32 {
+        &self.shared.wakeups
+    }
+
+    /// Whether it traces anybody.
+    pub fn has_tracees(&self) -> bool {
+        !lock(&self.shared.traced).is_empty()
+    }
+
+    /// Whether it traces a thread.
+    pub fn traces(&self, tid: pid_t) -> bool {
+        lock(&self.shared.traced).contains(&tid)
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        self.command(Command::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- waking ----
+
+/// The descriptors that a SIGCHLD writes to, less 1 (0: none). The kernel sends it for each tracee to T if T can take it, else
+/// to any thread.
+static WOKEN: [AtomicI32; TRACERS_MAX] = [const { AtomicI32::new(0) }; TRACERS_MAX];
+
+/// A place in [`WOKEN`].
+#[derive(Debug)]
+struct Woken(usize);
+
+impl Woken {
+    fn new(descriptor: c_int) -> io::Result<Woken> {
+        let is_taken = |slot: &AtomicI32| slot.compare_exchange(0, descriptor + 1, AcqRel, Relaxed).is_ok();
+        let place = WOKEN.iter().position(is_taken).ok_or(io::ErrorKind::QuotaExceeded)?;
+        // SAFETY: integers and a set of signals, for which zero is a value.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = child_did_something as extern "C" fn(c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the action is a whole one, with a handler that may run in any thread at any time: it stores nothing but errno.
+        let done = unsafe { libc::sigaction(libc::SIGCHLD, &action, std::ptr::null_mut()) };
+        if done != 0 { Err(io::Error::last_os_error()) } else { Ok(Woken(place)) }
+    }
+}
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        WOKEN[self.0].store(0, Release);
+    }
+}
+
+fn wake(descriptor: c_int) {
+    let one = 1u64;
+    // SAFETY: writes the 8 bytes of `one`.
+    unsafe { libc::write(descriptor, (&raw const one).cast(), size_of::<u64>()) };
+}
+
+extern "C" fn child_did_something(_: c_int) {
+    // SAFETY: the address of this thread's errno, which every thread has.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    for slot in &WOKEN {
+        let descriptor = slot.load(Acquire) - 1;
+        if descriptor >= 0 {
+            wake(descriptor);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
+
+// ---- tracees ----
+
+/// What the server has of a tracee that it holds.
+#[derive(Debug, Default)]
+struct Held {
+    /// It has asked for an interrupt that has not come yet.
+    interrupting: bool,
+    /// It has resumed the tracee to its next system call.
+    by_syscall: bool,
+    /// It was told of a stop since it holds the tracee.
+    shown: bool,
+    /// The tracee is stopped for it.
+    has: bool,
+    /// What it is told next.
+    report: Option<c_int>,
+    /// The stop that it has had last.
+    last: c_int,
+}
+
+#[derive(Debug)]
+struct Tracee {
+    /// How its user has resumed it.
+    resumed_by: c_uint,
+    /// Its user has asked for an interrupt that has not come yet.
+    interrupting: bool,
+    /// It is a new one, whose first stop its user has not seen yet.
+    is_new: bool,
+    /// The stop that its user was told of last and has not resumed.
+    told: Option<c_int>,
+    /// What its user asked for while the server had it stopped.
+    put_off: Option<(c_uint, usize)>,
+    /// What its user is told when the server leaves.
+    later: Option<c_int>,
+    /// `PTRACE_GETEVENTMSG` of the stop that its user is told of.
+    message: u64,
+    /// The kernel has it stopped, or has it listen.
+    stopped: bool,
+    /// An interrupt will come that nobody wants any more.
+    stale_interrupt: bool,
+    server: Option<Held>,
+    /// Where the region of ring3 in its process lies, once known.
+    region: Option<u64>,
+}
+
+impl Tracee {
+    fn new(is_new: bool) -> Tracee {
+        Tracee {
+            resumed_by: libc::PTRACE_CONT,
+            interrupting: false,
+            is_new,
+            told: None,
+            put_off: None,
+            later: None,
+            message: 0,
+            stopped: false,
+            stale_interrupt: false,
+            server: None,
+            region: None,
+        }
+    }
+
+    fn is_listening(&self) -> bool {
+        self.resumed_by == libc::PTRACE_LISTEN
+    }
+
+    /// Resumes it as the kernel does, for its user.
+    fn resume(&mut self, tid: pid_t, request: c_uint, signal: usize) -> Done {
+        let by_syscall = self.server.as_ref().is_some_and(|held| held.by_syscall);
+        let kernel_request = if by_syscall && request == libc::PTRACE_CONT { libc::PTRACE_SYSCALL } else { request };
+        if self.interrupting {
+            // (The one that was asked for may have been the server's, too.)
+            plain(libc::PTRACE_INTERRUPT, tid, 0)?;
+        }
+        let done = plain(kernel_request, tid, signal)?;
+        self.stopped = false;
+        self.resumed_by = request;
+        Ok(done)
+    }
+}
+
+fn event_of(status: c_int) -> c_int {
+    status >> 16
+}
+
+/// A group stop, as `PTRACE_SEIZE` shows it.
+fn is_group_stop(status: c_int) -> bool {
+    event_of(status) == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) != libc::SIGTRAP
+}
+
+fn is_interrupt(status: c_int) -> bool {
+    event_of(status) == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) == libc::SIGTRAP
+}
+
+/// A wait of the server for a tracee that has done nothing yet.
+#[derive(Debug)]
+struct Waiting {
+    id: u32,
+    tid: pid_t,
+    until: Instant,
+}
+
+/// T.
+#[derive(Debug)]
+struct Thread {
+    shared: Arc<Shared>,
+    server: Option<OwnedFd>,
+    tracees: BTreeMap<pid_t, Tracee>,
+    waits: Vec<Waiting>,
+}
+
+impl Thread {
+    fn run(mut self, commands: &Receiver<Command>) {
+        loop {
+            self.sleep();
+            while let Ok(command) = commands.try_recv() {
+                match command {
+                    Command::Request { request, tid, address, data, reply } => {
+                        self.collect();
+                        let _ = reply.send(self.user_request(request, tid, address, data));
+                    }
+                    Command::Serve(server) => {
+                        self.lose_server();
+                        self.server = Some(server);
+                    }
+                    Command::End => return,
+                }
+            }
+            self.collect();
+            self.serve();
+            self.answer_waits();
+        }
+    }
+
+    /// Until there is something to do.
+    fn sleep(&self) {
+        let server = self.server.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let fds = [self.shared.wake.as_raw_fd(), server];
+        let mut fds = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        let left = self.waits.iter().map(|wait| wait.until.saturating_duration_since(Instant::now())).min();
+        let timeout = left.map(|left| libc::timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: two descriptors, and a time or none.
+        unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as u64, timeout, std::ptr::null()) };
+        if fds[0].revents != 0 {
+            let mut count = 0u64;
+            // SAFETY: reads 8 bytes into `count`.
+            unsafe { libc::read(fds[0].fd, (&raw mut count).cast(), size_of::<u64>()) };
+        }
+    }
+
+    fn tell_user(&mut self, event: Event) {
+        if libc::WIFSTOPPED(event.status)
+            && let Some(tracee) = self.tracees.get_mut(&event.tid)
+        {
+            tracee.told = Some(event.status);
+            tracee.message = 0;
+            if event_of(event.status) != 0 {
+                let _ = with(libc::PTRACE_GETEVENTMSG, event.tid, 0, &mut tracee.message);
+            }
+        }
+        lock(&self.shared.events).push_back(event);
+        self.shared.wakeups.fetch_add(1, Release);
+        let word = self.shared.wakeups.as_ptr();
+        // SAFETY: the address of a futex word.
+        unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
+    }
+
+    fn add(&mut self, tid: pid_t, tracee: Tracee) {
+        self.tracees.insert(tid, tracee);
+        lock(&self.shared.traced).insert(tid);
+    }
+
+    fn remove(&mut self, tid: pid_t) -> Option<Tracee> {
+        lock(&self.shared.traced).remove(&tid);
+        self.tracees.remove(&tid)
+    }
+
+    // ---- what tracees do ----
+
+    fn collect(&mut self) {
+        while let Some(event) = wait_for_next() {
+            if libc::WIFSTOPPED(event.status) {
+                self.stopped(event);
+            } else {
+                self.remove(event.tid);
+                self.tell_user(event);
+            }
+        }
+    }
+
+    fn stopped(&mut self, event: Event) {
+        let Event { tid, status, .. } = event;
+        if !self.tracees.contains_key(&tid) {
+            self.add(tid, Tracee::new(true));
+        }
+        if event_of(status) == libc::PTRACE_EVENT_EXEC {
+            self.executed(tid);
+        }
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
+        tracee.stopped = true;
+        let signal = libc::WSTOPSIG(status);
+        let (mut for_server, mut for_user) = (false, true);
+        match event_of(status) {
+            libc::PTRACE_EVENT_STOP => {
+                let wanted = tracee.interrupting || tracee.is_new;
+                let is_stale = std::mem::take(&mut tracee.stale_interrupt);
+                for_server = tracee.server.as_ref().is_some_and(|held| held.interrupting || held.shown);
+                if for_server {
+                    // (A group stop is told when the server leaves, if it lasts.)
+                    for_user = wanted && tracee.told.is_none();
+                } else {
+                    // (One that was brought here from the stop that its user knows is stopped as far as that knows.)
+                    let is_wanted = wanted || !is_interrupt(status) || tracee.is_listening() || !is_stale;
+                    for_user = tracee.told.is_none() && tracee.put_off.is_none() && is_wanted;
+                }
+                if for_user {
+                    (tracee.interrupting, tracee.is_new) = (false, false);
+                }
+            }
+            libc::PTRACE_EVENT_EXEC => {
+                for_server = tracee.server.is_some();
+                for_user = !for_server;
+                if for_server {
+                    tracee.later = Some(status);
+                    let _ = with(libc::PTRACE_GETEVENTMSG, tid, 0, &mut tracee.message);
+                }
+            }
+            0 if signal == libc::SIGTRAP | 0x80 => {
+                for_server = tracee.server.as_ref().is_some_and(|held| held.by_syscall);
+                for_user = !for_server;
+            }
+            0 => {
+                for_server = tracee.server.as_ref().is_some_and(|held| held.shown);
+                if !for_server && is_of_agent(tid, signal, &mut tracee.region) {
+                    let _ = tracee.resume(tid, tracee.resumed_by, signal as usize);
+                    return;
+                }
+                for_user = !for_server;
+            }
+            _ => {}
+        }
+        if for_server && let Some(held) = &mut tracee.server {
+            held.interrupting &= event_of(status) != libc::PTRACE_EVENT_STOP;
+            (held.has, held.shown, held.report, held.last) = (true, true, Some(status), status);
+        }
+        if for_user {
+            self.tell_user(event);
+        } else if !for_server && tracee.told.is_none() {
+            self.resume_as_asked(tid, status);
+        }
+    }
+
+    /// A thread that executes a program has its process's id from then on.
+    fn executed(&mut self, tid: pid_t) {
+        let mut former = 0u64;
+        let _ = with(libc::PTRACE_GETEVENTMSG, tid, 0, &mut former);
+        let former = former as pid_t;
+        if former != tid
+            && let Some(tracee) = self.remove(former)
+        {
+            self.add(tid, tracee);
+        }
+        if let Some(tracee) = self.tracees.get_mut(&tid) {
+            tracee.region = None;
+        }
+    }
+
+    // ---- the user ----
+
+    fn user_request(&mut self, request: c_uint, tid: pid_t, address: usize, data: usize) -> Done {
+        if request == libc::PTRACE_SEIZE {
+            let done = plain(request, tid, data | OPTIONS)?;
+            self.add(tid, Tracee::new(false));
+            return Ok(done);
+        }
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
+        let is_lent = tracee.server.as_ref().is_some_and(|held| held.has) || !tracee.stopped;
+        match request {
+            libc::PTRACE_CONT
+            | libc::PTRACE_SYSCALL
+            | libc::PTRACE_LISTEN
+            | libc::PTRACE_SINGLESTEP
+            | libc::PTRACE_DETACH => {
+                tracee.told.ok_or(libc::ESRCH)?;
+                if is_lent {
+                    tracee.put_off = Some((request, data));
+                } else {
+                    self.resume_for_user(tid, request, data)?;
+                }
+                if let Some(tracee) = self.tracees.get_mut(&tid) {
+                    tracee.told = None;
+                }
+                Ok(0)
+            }
+            libc::PTRACE_INTERRUPT => {
+                let is_servers = tracee.server.as_ref().is_some_and(|held| held.has);
+                let done = if is_servers { 0 } else { plain(request, tid, 0)? };
+                tracee.interrupting = true;
+                Ok(done)
+            }
+            libc::PTRACE_SETOPTIONS => plain(request, tid, data | OPTIONS),
+            libc::PTRACE_GETEVENTMSG if tracee.told.is_some() => {
+                // SAFETY: the user's promise: this request wants a pointer to such a word.
+                unsafe { (data as *mut u64).write_unaligned(tracee.message) };
+                Ok(0)
+            }
+            // SAFETY: the user's promise, as of the system call.
+            _ => unsafe { ptrace(request, tid, address, data) },
+        }
+    }
+
+    /// Resumes a tracee as its user has asked for meanwhile, or as before.
+    fn resume_as_asked(&mut self, tid: pid_t, status: c_int) {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
+        let (request, signal) = tracee.put_off.take().unwrap_or((tracee.resumed_by, 0));
+        let done = self.resume_for_user(tid, request, signal);
+        // What was a group stop is none any more: its user hears of that.
+        if done == Err(libc::EIO) {
+            self.tell_user(without_usage(tid, status));
+        }
+    }
+
+    fn resume_for_user(&mut self, tid: pid_t, request: c_uint, signal: usize) -> Done {
+        if request == libc::PTRACE_DETACH {
+            let done = plain(request, tid, signal);
+            if done.is_ok() {
+                self.remove(tid);
+            }
+            return done;
+        }
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
+        tracee.resume(tid, request, signal)
+    }
+
+    // ---- the server ----
+
+    fn serve(&mut self) {
+        let Some(server) = &self.server else { return };
+        let server = server.as_raw_fd();
+        for _ in 0..REQUESTS_AT_ONCE {
+            let mut request = [0u8; REQUEST_BYTES_MAX];
+            // SAFETY: receives at most as many bytes as `request` has.
+            let got = unsafe { libc::recv(server, request.as_mut_ptr().cast(), request.len(), libc::MSG_DONTWAIT) };
+            let bytes = match check(got as i64) {
+                Ok(bytes) if bytes as usize >= REQUEST_HEADER_BYTES => bytes as usize,
+                Err(libc::EAGAIN) => return,
+                Err(libc::EINTR) => continue,
+                _ => return self.lose_server(),
+            };
+            let word = |at: usize| u32::from_le_bytes(request[at..at + 4].try_into().expect("4 bytes"));
+            let number = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().expect("8 bytes"));
+            let (id, op, tid, a) = (word(0), word(4), word(8) as pid_t, number(16));
+            self.collect();
+            let payload = &request[REQUEST_HEADER_BYTES..bytes];
+            match self.server_request(op, tid, a, payload) {
+                Ok(Some((value, payload))) => self.answer(id, 0, value, &payload),
+                Ok(None) => {
+                    let until = Instant::now() + WAIT_MAX.min(Duration::from_micros(a));
+                    self.waits.push(Waiting { id, tid, until });
+                }
+                Err(errno) => self.answer(id, errno, 0, &[]),
+            }
+        }
+        // (There may be more.)
+        wake(self.shared.wake.as_raw_fd());
+    }
+
+    fn answer(&self, id: u32, errno: i32, value: u64, payload: &[u8]) {
+        let Some(server) = &self.server else { return };
+        let mut answer = Vec::with_capacity(16 + payload.len());
+        answer.extend(id.to_le_bytes());
+        answer.extend(errno.to_le_bytes());
+        answer.extend(value.to_le_bytes());
+        answer.extend(payload);
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: sends the bytes of `answer`. (A server that does not take its answers has to do without.)
+        unsafe { libc::send(server.as_raw_fd(), answer.as_ptr().cast(), answer.len(), flags) };
+    }
+
+    fn answer_waits(&mut self) {
+        for wait in std::mem::take(&mut self.waits) {
+            match self.report(wait.tid) {
+                Ok(NOTHING_YET) if Instant::now() < wait.until => self.waits.push(wait),
+                Ok(value) => self.answer(wait.id, 0, value, &[]),
+                Err(errno) => self.answer(wait.id, errno, 0, &[]),
+            }
+        }
+    }
+
+    /// What the server is to be told of a tracee.
+    fn report(&mut self, tid: pid_t) -> Result<u64, i32> {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return Ok(GONE) };
+        let held = tracee.server.as_mut().ok_or(libc::ESRCH)?;
+        Ok(held.report.take().map_or(NOTHING_YET, |status| status as u32 as u64))
+    }
+
+    /// A value and a payload; `None`: it waits.
+    fn server_request(&mut self, op: u32, tid: pid_t, a: u64, payload: &[u8]) -> Result<Option<(u64, Vec<u8>)>, i32> {
+        let nothing = |_: i64| Some((0, vec![]));
+        match op {
+            1 => return self.hold(tid).map(|()| Some((0, vec![]))),
+            14 => {
+                let report = self.report(tid)?;
+                return Ok((report != NOTHING_YET || a == 0).then(|| (report, vec![])));
+            }
+            15 => {
+                self.leave(tid);
+                return Ok(Some((0, vec![])));
+            }
+            _ => {}
+        }
+        let tracee = self.tracees.get_mut(&tid).ok_or(libc::ESRCH)?;
+        let has = tracee.server.as_ref().ok_or(libc::ESRCH)?.has;
+        if op == 2 {
+            return self.interrupt_for_server(tid).map(nothing);
+        }
+        if !has {
+            return Err(libc::ESRCH);
+        }
+        match op {
+            3 | 4 => {
+                let request = if op == 4 { libc::PTRACE_SYSCALL } else { libc::PTRACE_CONT };
+                plain(request, tid, a as usize)?;
+                tracee.stopped = false;
+                if let Some(held) = &mut tracee.server {
+                    (held.has, held.report, held.by_syscall) = (false, None, op == 4);
+                }
+                Ok(Some((0, vec![])))
+            }
+            op => read_or_write(op, tid, a, payload).map(Some),
+        }
+    }
+
+    fn hold(&mut self, tid: pid_t) -> Result<(), i32> {
+        if !self.tracees.contains_key(&tid) {
+            // A new one that has not stopped yet; the kernel knows whose it is.
+            plain(libc::PTRACE_INTERRUPT, tid, 0)?;
+            self.add(tid, Tracee::new(true));
+        }
+        let tracee = self.tracees.get_mut(&tid).ok_or(libc::ESRCH)?;
+        if tracee.server.is_some() {
+            return Err(libc::EBUSY);
+        }
+        tracee.server = Some(Held::default());
+        Ok(())
+    }
+
+    fn interrupt_for_server(&mut self, tid: pid_t) -> Done {
+        let tracee = self.tracees.get_mut(&tid).ok_or(libc::ESRCH)?;
+        let held = tracee.server.as_mut().ok_or(libc::ESRCH)?;
+        match tracee.told.filter(|_| tracee.stopped && !held.has) {
+            // It is in such a stop.
+            Some(status) if event_of(status) == libc::PTRACE_EVENT_STOP => {
+                (held.has, held.shown, held.report, held.last) = (true, true, Some(status), status);
+                return Ok(0);
+            }
+            // It can be brought into one before it does anything.
+            Some(status) => {
+                const MOVABLE: [c_int; 4] = [
+                    libc::PTRACE_EVENT_EXEC,
+                    libc::PTRACE_EVENT_FORK,
+                    libc::PTRACE_EVENT_CLONE,
+                    libc::PTRACE_EVENT_VFORK_DONE,
+                ];
+                plain(libc::PTRACE_INTERRUPT, tid, 0)?;
+                held.interrupting = true;
+                if MOVABLE.contains(&event_of(status)) {
+                    plain(libc::PTRACE_CONT, tid, 0)?;
+                    tracee.stopped = false;
+                }
+            }
+            None => {
+                plain(libc::PTRACE_INTERRUPT, tid, 0)?;
+                held.interrupting = true;
+            }
+        }
+        Ok(0)
+    }
+
+    /// The server lets go of a tracee.
+    fn leave(&mut self, tid: pid_t) {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
+        let Some(held) = tracee.server.take() else { return };
+        tracee.stale_interrupt |= held.interrupting;
+        if !held.has {
+            // (If it is on its way from one stop to another, its user has it when it is there.)
+            return;
+        }
+        let status = held.last;
+        let is_signal = event_of(status) == 0 && libc::WSTOPSIG(status) != libc::SIGTRAP | 0x80;
+        let stopped_anew = is_group_stop(status) && !tracee.is_listening();
+        let wanted = tracee.interrupting && event_of(status) == libc::PTRACE_EVENT_STOP;
+        if let Some(later) = tracee.later.take() {
+            let message = tracee.message;
+            self.tell_user(without_usage(tid, later));
+            if let Some(tracee) = self.tracees.get_mut(&tid) {
+                tracee.message = message;
+            }
+        } else if tracee.told.is_some() {
+            // It was lent, and is stopped as it was.
+        } else if tracee.put_off.is_none() && (is_signal || wanted || stopped_anew) {
+            tracee.interrupting &= !wanted;
+            self.tell_user(without_usage(tid, status));
+        } else {
+            self.resume_as_asked(tid, status);
+        }
+    }
+
+    /// The server is gone: its tracees run on.
+    fn lose_server(&mut self) {
+        self.server = None;
+        self.waits.clear();
+        for tid in self.tracees.keys().copied().collect::<Vec<_>>() {
+            self.leave(tid);
+        }
+    }
+}
+
+/// An event that was seen earlier.
+fn without_usage(tid: pid_t, status: c_int) -> Event {
+    // SAFETY: made of integers.
+    Event { tid, status, rusage: unsafe { std::mem::zeroed() } }
+}
