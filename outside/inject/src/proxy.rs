@@ -97,12 +97,7 @@ pub fn trace_through(tracer: u32, socket: OwnedFd) {
 /// Waits until the process, or the thread of it that traces, has closed its end; then its proxy is forgotten.
 pub fn forget_proxy(tracer: u32) {
     let Some(proxy) = proxies().get(&tracer).cloned() else { return };
-    loop {
-        match rustix::event::poll(&mut [PollFd::new(&proxy.socket, PollFlags::empty())], None) {
-            Err(Errno::INTR) => {}
-            _ => break,
-        }
-    }
+    while let Err(Errno::INTR) = rustix::event::poll(&mut [PollFd::new(&proxy.socket, PollFlags::empty())], None) {}
     let mut proxies = proxies();
     if proxies.get(&tracer).is_some_and(|known| Arc::ptr_eq(known, &proxy)) {
         proxies.remove(&tracer);
