@@ -355,3 +355,20 @@ fn a_stopped_tracer_holds_up_nobody_but_what_needs_it() {
     scene.order("call 10");
     assert_eq!(scene.count(GETPPID), before + 10);
 }
+
+#[test]
+fn a_stopped_process_is_attached_and_stays_stopped() {
+    let mut scene = Scene::new(Bench::ring3());
+    scene.victim.signal(Signal::STOP);
+    scene.await_event("stopped");
+    scene.attach(1);
+    assert_eq!(scene.told(), "attached");
+    scene.victim.say("call 10");
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(scene.count(GETPPID), 0);
+    let stops = scene.events.iter().filter(|event| event.starts_with("stopped")).count();
+    assert_eq!(stops, 1, "its tracer has seen that once: {:?}", scene.events);
+    scene.victim.signal(Signal::CONT);
+    assert_eq!(scene.victim.line(), "done");
+    assert_eq!(scene.count(GETPPID), 10);
+}
