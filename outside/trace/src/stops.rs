@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ring3_bpf::Loaded;
 use ring3_isa::Insn;
+use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_object::{MapDef, Object, Program};
 use ring3_recorder::stops::{self, SLOT_BYTES, Wanted, map};
 use ring3_uapi::bpf::{map_type, prog_type};
@@ -65,9 +66,9 @@ impl StopsPlan {
                 attachments.push((index, format!("sys_{when}_{}", call.name)));
                 Ok::<(), String>(())
             };
-            attach("enter", stops::entry(call.name, wanted))?;
+            attach("enter", stops::entry(call, wanted))?;
             if stops::returns(call.name) {
-                attach("exit", stops::exit(call.name, wanted))?;
+                attach("exit", stops::exit(call, wanted))?;
             }
         }
         if attachments.is_empty() {
@@ -133,7 +134,7 @@ fn maps(ring_bytes: u32) -> Vec<MapDef> {
         ..MapDef::default()
     };
     let mut records = map("records", map_type::RINGBUF, (0, 0), ring_bytes);
-    records.map_flags = stops::BLOCK;
+    records.map_flags = RING3_F_BLOCK;
     vec![
         records,
         map("slots", map_type::LRU_HASH, (4, SLOT_BYTES), THREADS_MAX),

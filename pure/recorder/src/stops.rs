@@ -12,6 +12,8 @@
 //! slot, a ring of [`CALLS_MAX`] calls: a signal handler may make calls while one waits. What is not found there (the start was
 //! not seen, or the handlers were too deep) makes the end WAIT.
 
+use ring3_uapi::syscalls::Syscall;
+
 use crate::stops::program::Writer;
 use crate::stops::table::Phase;
 
@@ -42,7 +44,7 @@ pub mod record {
     pub const NUMBER: usize = 16;
     /// u64: ns, as `bpf_ktime_get_ns`.
     pub const TIME: usize = 24;
-    /// At the start six u64 arguments; at the end the i64 result, then zeros.
+    /// At the start six u64 arguments, those that the call has and then zeros; at the end the i64 result, then zeros.
     pub const VALUES: usize = 32;
     /// u32: bytes of the chunks, then a u32 of 0.
     pub const CHUNKS_BYTES: usize = 80;
@@ -68,11 +70,6 @@ const CALLS_AT: u32 = 8;
 /// Bytes of a thread's slot.
 pub const SLOT_BYTES: u32 = CALLS_AT + CALLS_MAX * CALL_BYTES;
 
-/// Flag of `bpf_ringbuf_output`: the thread waits until the record is consumed.
-const WAIT_CONSUMED: u64 = 1 << 32;
-/// `map_flags` of the ring buffer: who finds it full waits.
-pub const BLOCK: u32 = 1 << 31;
-
 /// What records are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -82,15 +79,16 @@ pub struct Wanted {
     pub exact: bool,
 }
 
-/// The program at the start of a call, by its number and the name of its tracepoint.
-pub fn entry(name: &str, wanted: Wanted) -> String {
-    let of = table::call(name, wanted);
-    Writer::new(false).entry(&of.start, &of.end.arguments())
+/// The program at the start of a call. (The context has as many arguments as the call has parameters.)
+pub fn entry(of: &Syscall, wanted: Wanted) -> String {
+    let arguments = of.parameters().count() as u8;
+    let of = table::call(of.name, wanted);
+    Writer::new(false).entry(arguments, &of.start, &of.end)
 }
 
 /// The program at the end of a call. (Those of calls that do not return have none: [`returns`].)
-pub fn exit(name: &str, wanted: Wanted) -> String {
-    Writer::new(true).exit(&table::call(name, wanted).end)
+pub fn exit(of: &Syscall, wanted: Wanted) -> String {
+    Writer::new(true).exit(&table::call(of.name, wanted).end)
 }
 
 /// Whether a call may return.
@@ -107,7 +105,7 @@ pub fn is_streamed(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use ring3_isa::assemble;
-    use ring3_uapi::syscalls::TABLE;
+    use ring3_uapi::syscalls::{TABLE, by_name};
 
     use super::*;
 
@@ -116,7 +114,7 @@ mod tests {
         for call in TABLE {
             for (bytes_max, exact) in [(0, false), (32, false), (400, false), (1 << 20, false), (32, true)] {
                 let wanted = Wanted { bytes_max, exact };
-                for text in [entry(call.name, wanted), exit(call.name, wanted)] {
+                for text in [entry(call, wanted), exit(call, wanted)] {
                     assemble(&text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", call.name));
                 }
             }
@@ -124,9 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn calls_with_numbers_only_have_one_program_at_the_start_and_one_at_the_end() {
+    fn calls_with_numbers_only_share_their_programs() {
         let wanted = Wanted { bytes_max: 32, exact: false };
-        assert_eq!(entry("getpid", wanted), entry("lseek", wanted));
-        assert_eq!(exit("getpid", wanted), exit("openat", wanted));
+        let of = |name| by_name(name).expect("a call");
+        assert_eq!(entry(of("getuid"), wanted), entry(of("getpid"), wanted));
+        assert_eq!(exit(of("getpid"), wanted), exit(of("openat"), wanted));
+        assert_ne!(exit(of("getpid"), wanted), exit(of("read"), wanted));
     }
 }

@@ -5,9 +5,11 @@
 
 use std::fmt::Write as _;
 
+use ring3_layout::ring::RING3_RB_WAIT_CONSUMED;
+
 use super::record::{self, CHUNK_HEAD_BYTES, HEAD_BYTES};
-use super::table::{Chunk, Length, Phase, Piece, Test};
-use super::{CALL_BYTES, CALLS_AT, CALLS_MAX, WAIT_CONSUMED, map};
+use super::table::{Chunk, Length, Phase, Piece, SAVED, Test};
+use super::{CALL_BYTES, CALLS_AT, CALLS_MAX, map};
 
 /// Where the stack has the thread's id.
 const KEY_AT: i32 = -8;
@@ -15,12 +17,14 @@ const KEY_AT: i32 = -8;
 const SLOT_AT: i32 = -16;
 /// Where it has a word.
 const WORD_AT: i32 = -24;
+/// Where it has the address of a chunk while its length is found.
+const ADDRESS_AT: i32 = -32;
 /// Where it has the record.
 const RECORD_AT: i32 = -512;
 /// Bytes of chunks that fit there.
-const STACK_CHUNKS_BYTES: u32 = (WORD_AT - RECORD_AT) as u32 - HEAD_BYTES as u32;
-/// Bytes of a text with its end, as PATH_MAX.
-const TEXT_BYTES_MAX: u32 = 4096;
+const STACK_CHUNKS_BYTES: u32 = (ADDRESS_AT - RECORD_AT) as u32 - HEAD_BYTES as u32;
+/// strace looks at so many bytes of a text (PATH_MAX), and the helper puts a NUL behind them.
+const TEXT_BYTES_MAX: u32 = 4096 + 1;
 /// A text gets at least so many bytes of the stack, or none is read there.
 const TEXT_BYTES_MIN: u32 = 48;
 /// Where the context of a call's start has the arguments, and that of its end the result.
@@ -61,15 +65,20 @@ impl Writer {
         Writer { text: String::new(), labels: 0, at_end }
     }
 
-    /// The program at the start. Such arguments are kept for the end.
-    pub(super) fn entry(mut self, phase: &Phase, kept: &[u8]) -> String {
+    /// The program at the start of a call with so many arguments. What its end needs is kept.
+    pub(super) fn entry(mut self, arguments: u8, phase: &Phase, end: &Phase) -> String {
         self.head();
         for index in 0..6 {
-            self.argument(index, "r1");
+            if index < arguments {
+                self.argument(index, "r1");
+            } else if index == arguments {
+                self.line("r1 = 0");
+            }
             self.line(&format!("*(u64 *)(r6 + {}) = r1", record::VALUES as i32 + 8 * i32::from(index)));
         }
+        let kept = &end.arguments();
         if !kept.is_empty() {
-            self.push(kept);
+            self.push(kept, end.saved());
         }
         self.body(phase, false);
         self.text
@@ -154,7 +163,7 @@ impl Writer {
     }
 
     /// Keeps arguments in the slot, as the last call. (A handler that interrupts this does the same with the one behind it.)
-    fn push(&mut self, kept: &[u8]) {
+    fn push(&mut self, kept: &[u8], saved: Option<u8>) {
         self.look_up();
         self.line("if r0 != 0 goto has_slot");
         self.line(&format!("r1 = map[{}]", map::SLOTS));
@@ -174,10 +183,26 @@ impl Writer {
             self.argument(*index, "r1");
             self.line(&format!("*(u64 *)(r9 + {}) = r1", 8 + 8 * i32::from(*index)));
         }
+        if let Some(index) = saved {
+            self.argument(index, "r3");
+            self.read_number();
+            self.line(&format!("r1 = *(u32 *)(r10 {WORD_AT})"));
+            self.line(&format!("*(u64 *)(r9 + {}) = r1", 8 + 8 * i32::from(SAVED)));
+        }
         self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
         self.line("r1 += 1");
         self.line("*(u64 *)(r9 + 0) = r1");
         self.label("pushed");
+    }
+
+    /// Reads the u32 at r3 into the word; one that cannot be read is 0.
+    fn read_number(&mut self) {
+        self.line("r1 = 0");
+        self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r1"));
+        self.line("r1 = r10");
+        self.line(&format!("r1 += {WORD_AT}"));
+        self.line("r2 = 4");
+        self.line("call bpf_probe_read_user");
     }
 
     /// Finds the call's arguments, or makes the record one that WAITS.
@@ -206,19 +231,21 @@ impl Writer {
     /// The chunks, and what becomes of the record.
     fn body(&mut self, phase: &Phase, has_slot: bool) {
         let Phase::Chunks { pieces, waits } = phase else {
-            self.put(WAIT_CONSUMED);
+            self.put(RING3_RB_WAIT_CONSUMED);
             return;
         };
-        let is_optional = waits.is_some() || has_slot;
+        let has_array = pieces.iter().any(|piece| matches!(piece.chunk, Chunk::Counted { unit: 2.., .. }));
+        let may_wait = waits.is_some() || has_array;
+        let waiting = if has_slot { "pop_waits" } else { "waits" };
         if let Some(test) = waits {
             let goes_on = self.new_label("streams");
             self.unless(*test, &goes_on);
-            self.line(&format!("goto {}", if has_slot { "pop_waits" } else { "waits" }));
+            self.line(&format!("goto {waiting}"));
             self.label(&goes_on);
         }
         match text_bytes_on_stack(pieces) {
             Some(text_bytes) => {
-                self.pieces(pieces, text_bytes, (text_bytes < TEXT_BYTES_MAX).then_some("large"));
+                self.pieces(pieces, text_bytes, (text_bytes < TEXT_BYTES_MAX).then_some("large"), waiting);
                 if has_slot {
                     self.pop();
                 }
@@ -231,13 +258,13 @@ impl Writer {
             }
             None => self.large(pieces, has_slot),
         }
-        if is_optional {
-            if has_slot && waits.is_some() {
+        if may_wait || has_slot {
+            if has_slot && may_wait {
                 self.label("pop_waits");
                 self.pop();
             }
             self.label("waits");
-            self.put(WAIT_CONSUMED);
+            self.put(RING3_RB_WAIT_CONSUMED);
         }
     }
 
@@ -288,7 +315,9 @@ impl Writer {
         }
         self.line("r6 = r0");
         self.line(&format!("r8 = {HEAD_BYTES}"));
-        self.pieces(pieces, TEXT_BYTES_MAX, None);
+        // (Arrays are small, and never here: a record that is reserved could not be given up.)
+        assert!(!pieces.iter().any(|piece| matches!(piece.chunk, Chunk::Counted { unit: 2.., .. })));
+        self.pieces(pieces, TEXT_BYTES_MAX, None, "");
         if has_slot {
             self.pop();
         }
@@ -299,8 +328,8 @@ impl Writer {
         self.leave();
     }
 
-    /// Appends the chunks. A text of as many bytes as it may have leads to `cut`.
-    fn pieces(&mut self, pieces: &[Piece], text_bytes: u32, cut: Option<&str>) {
+    /// Appends the chunks. A text of as many bytes as it may have leads to `cut`, an array that cannot be read to `unreadable`.
+    fn pieces(&mut self, pieces: &[Piece], text_bytes: u32, cut: Option<&str>, unreadable: &str) {
         for piece in pieces {
             let next = self.new_label("next");
             for test in &piece.only {
@@ -319,6 +348,13 @@ impl Writer {
                         None => self.line(&format!("if r0 s> {text_bytes} goto {next}")),
                     }
                     self.line("r2 = r0");
+                    if cut.is_none() && text_bytes == TEXT_BYTES_MAX {
+                        // (This NUL is not the text's.)
+                        let whole = self.new_label("whole");
+                        self.line(&format!("if r2 != {TEXT_BYTES_MAX} goto {whole}"));
+                        self.line("r2 -= 1");
+                        self.label(&whole);
+                    }
                 }
                 Chunk::Bytes(_, bytes) => {
                     self.chunk_begins();
@@ -335,6 +371,18 @@ impl Writer {
                             self.argument(index, "r2");
                             self.line("w2 = w2");
                         }
+                        Length::Smaller(index) => {
+                            self.line(&format!("*(u64 *)(r10 {ADDRESS_AT}) = r3"));
+                            self.argument(index, "r3");
+                            self.read_number();
+                            self.line(&format!("r3 = *(u64 *)(r10 {ADDRESS_AT})"));
+                            self.line(&format!("r2 = *(u32 *)(r10 {WORD_AT})"));
+                            let smaller = self.new_label("smaller");
+                            self.argument(SAVED, "r1");
+                            self.line(&format!("if r2 <= r1 goto {smaller}"));
+                            self.line("r2 = r1");
+                            self.label(&smaller);
+                        }
                         Length::Result => self.line(&format!("r2 = *(u64 *)(r7 + {CONTEXT_VALUES_AT})")),
                     }
                     self.line(&format!("if r2 <= {} goto {fits}", bytes_max / unit));
@@ -347,7 +395,9 @@ impl Writer {
                     self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r2"));
                     self.chunk_begins();
                     self.line("call bpf_probe_read_user");
-                    self.line(&format!("if r0 != 0 goto {next}"));
+                    // (Of an array strace shows the elements before those that cannot be read.)
+                    let failed = if unit == 1 { next.as_str() } else { unreadable };
+                    self.line(&format!("if r0 != 0 goto {failed}"));
                     self.line(&format!("r2 = *(u64 *)(r10 {WORD_AT})"));
                 }
             }

@@ -64,7 +64,12 @@ pub enum Length {
     Word(u8),
     /// The result.
     Result,
+    /// The smaller one of the u32 that an argument's address had at the start ([`SAVED`]) and has now.
+    Smaller(u8),
 }
+
+/// Where the arguments of a call are kept, there is instead of the last one what [`Length::Smaller`] needs.
+pub(super) const SAVED: u8 = 5;
 
 /// A test of arguments (their low 32 bits) or the result.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +148,10 @@ impl Phase {
         let Phase::Chunks { pieces, waits } = self else { return vec![] };
         let of_piece = |piece: &Piece| {
             let length = match piece.chunk {
-                Chunk::Counted { length: Length::Argument(index) | Length::Word(index), .. } => Some(index),
+                Chunk::Counted {
+                    length: Length::Argument(index) | Length::Word(index) | Length::Smaller(index),
+                    ..
+                } => Some(index),
                 _ => None,
             };
             let of_tests: Vec<u8> = piece.only.iter().filter_map(Test::argument).collect();
@@ -154,6 +162,15 @@ impl Phase {
         all.sort_unstable();
         all.dedup();
         all
+    }
+
+    /// The argument with the address of a u32 that is needed as it was at the start.
+    pub(super) fn saved(&self) -> Option<u8> {
+        let Phase::Chunks { pieces, .. } = self else { return None };
+        pieces.iter().find_map(|piece| match piece.chunk {
+            Chunk::Counted { length: Length::Smaller(index), .. } => Some(index),
+            _ => None,
+        })
     }
 
     /// The same, but it WAITS if the test is true.
@@ -308,10 +325,14 @@ fn waiting(phase: Phase) -> Phase {
 fn of_paths(name: &str) -> Phases {
     let start = match name {
         "open" | "creat" | "newstat" | "newlstat" | "access" | "unlink" | "mkdir" | "rmdir" | "chmod" | "chown"
-        | "lchown" | "chdir" | "chroot" | "truncate" | "mknod" | "statfs" => chunks([text(0)]),
+        | "lchown" | "chdir" | "chroot" | "truncate" | "mknod" | "statfs" | "swapon" | "swapoff" | "acct"
+        | "umount" => chunks([text(0)]),
         "openat" | "newfstatat" | "statx" | "faccessat" | "faccessat2" | "unlinkat" | "mkdirat" | "fchownat"
         | "fchmodat" | "mknodat" | "inotify_add_watch" => chunks([text(1)]),
-        "rename" | "link" | "symlink" => chunks([text(0), text(1)]),
+        "utimes" => chunks([text(0), bytes(1, 2 * size::TIME)]),
+        "utime" => chunks([text(0), bytes(1, 16)]),
+        "futimesat" => chunks([text(1), bytes(2, 2 * size::TIME)]),
+        "rename" | "link" | "symlink" | "pivot_root" => chunks([text(0), text(1)]),
         "renameat" | "renameat2" | "linkat" => chunks([text(1), text(3)]),
         "symlinkat" => chunks([text(0), text(2)]),
         "utimensat" => chunks([text(1), bytes(2, 2 * size::TIME)]),
@@ -336,6 +357,7 @@ fn of_memory_and_signals(name: &str) -> Phases {
         "set_robust_list" | "set_tid_address" | "munmap" | "shmdt" => (chunks(NOTHING), chunks(NOTHING)),
         "rt_sigprocmask" => (chunks([sigset(1, 3)]), chunks([old_sigset(2, 3)])),
         "rt_sigpending" => (chunks(NOTHING), chunks([old_sigset(0, 1)])),
+        "signalfd" | "signalfd4" => (chunks([sigset(1, 2)]), chunks(NOTHING)),
         "rt_sigsuspend" => (chunks([sigset(0, 1)]), chunks(NOTHING)),
         "rt_sigaction" => (chunks([bytes(1, size::SIGACTION)]), chunks([output(2, size::SIGACTION)])),
         "sigaltstack" => (chunks([bytes(0, size::STACK)]), chunks([output(1, size::STACK)])),
@@ -345,14 +367,14 @@ fn of_memory_and_signals(name: &str) -> Phases {
 
 fn of_time(name: &str) -> Phases {
     let start = match name {
-        "clock_settime" | "futimesat" => return None,
+        "clock_settime" => chunks([bytes(1, size::TIME)]),
+        "timer_settime" => chunks([bytes(2, size::ITIMER)]),
         "nanosleep" => chunks([bytes(0, size::TIME)]),
         "clock_nanosleep" => chunks([bytes(2, size::TIME)]),
         "setitimer" => chunks([bytes(1, size::ITIMER)]),
         "timerfd_settime" => chunks([bytes(2, size::ITIMER)]),
-        "clock_gettime" | "clock_getres" | "gettimeofday" | "time" | "getitimer" | "timerfd_gettime" | "times" => {
-            chunks(NOTHING)
-        }
+        "clock_gettime" | "clock_getres" | "gettimeofday" | "time" | "getitimer" | "timerfd_gettime"
+        | "timer_gettime" | "times" => chunks(NOTHING),
         _ => return None,
     };
     let end = match name {
@@ -362,9 +384,9 @@ fn of_time(name: &str) -> Phases {
         "times" => chunks([output(0, size::TMS)]),
         "nanosleep" => chunks([bytes_if(1, size::TIME, Test::Fails)]),
         "clock_nanosleep" => chunks([bytes_if(3, size::TIME, Test::Fails)]),
-        "getitimer" | "timerfd_gettime" => chunks([output(1, size::ITIMER)]),
+        "getitimer" | "timerfd_gettime" | "timer_gettime" => chunks([output(1, size::ITIMER)]),
         "setitimer" => chunks([output(2, size::ITIMER)]),
-        "timerfd_settime" => chunks([output(3, size::ITIMER)]),
+        "timerfd_settime" | "timer_settime" => chunks([output(3, size::ITIMER)]),
         _ => chunks(NOTHING),
     };
     Some((start, end))
@@ -374,6 +396,9 @@ fn of_processes(name: &str) -> Phases {
     let start = match name {
         "setrlimit" => chunks([bytes(1, size::RLIMIT)]),
         "prlimit64" => chunks([bytes(2, size::RLIMIT)]),
+        "sched_setaffinity" => chunks([counted(2, Length::Word(1), 1, CPU_MASK_BYTES_MAX)])
+            .waits_if(Test::ArgumentAbove(1, CPU_MASK_BYTES_MAX)),
+        "execve" | "execveat" => Phase::Waits,
         "fcntl" => chunks(NOTHING).waits_if(Test::NotAmong { index: 1, values: FCNTL_NUMBERS }),
         "getrlimit" | "getrusage" | "newuname" | "sysinfo" | "wait4" | "waitid" | "arch_prctl" | "clone"
         | "sched_getaffinity" | "pipe" | "pipe2" | "socketpair" | "getresuid" | "getresgid" | "getcpu" => {
@@ -426,6 +451,21 @@ fn of_events(name: &str) -> Phases {
             let events = counted(1, Length::Result, EPOLL_EVENT_BYTES, EPOLL_COUNT_MAX * EPOLL_EVENT_BYTES);
             (chunks(NOTHING), chunks([events]).waits_if(Test::ResultAbove(EPOLL_COUNT_MAX)))
         }
+        "ppoll" => {
+            let (time, mask) = (bytes(2, size::TIME), counted(3, Length::Argument(4), 1, size::SIGSET));
+            let start = chunks([polled(), time.clone(), mask]).waits_if(many);
+            (start, chunks([polled(), time]).waits_if(many))
+        }
+        "accept" | "accept4" | "getsockname" | "getpeername" => {
+            let mut address = counted(1, Length::Smaller(2), 1, size::SOCKADDR);
+            address.only.push(Test::Succeeds);
+            (chunks([bytes(2, 4)]), chunks([output(2, 4), address]))
+        }
+        "sendfile64" => (chunks([bytes(2, 8)]), chunks([bytes(2, 8)])),
+        // These show memory that is not copied at the start or at the end only.
+        "getdents64" | "getdents" | "readv" | "preadv" | "preadv2" | "mincore" => (chunks(NOTHING), Phase::Waits),
+        "recvfrom" => (chunks([bytes(5, 4)]), Phase::Waits),
+        "writev" | "pwritev" | "pwritev2" | "sendto" | "sendmsg" | "setsockopt" => (Phase::Waits, chunks(NOTHING)),
         "bind" | "connect" => (chunks([counted(1, Length::Word(2), 1, size::SOCKADDR)]), chunks(NOTHING)),
         _ => return None,
     })
