@@ -1,28 +1,30 @@
-//! Builds the agent, which needs other flags than the rest: a nested cargo with a target directory of its own.
+//! Builds the agent, which needs other flags than the rest, and the library that strace preloads: by a nested cargo with a target
+//! directory of its own.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../..");
-    for watched in ["inside", "shared", "pure/layout", "pure/uapi", "Cargo.toml"] {
+    for watched in ["inside", "shared", "pure", "outside/bpf", "outside/strace", "Cargo.toml"] {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());
     }
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
-    let target = out.join("agent");
+    // The agent may not touch vector registers; a test decodes the image to prove that it does not.
+    let no_vectors = "-Ctarget-feature=-sse,-sse2,-sse3,-ssse3,-sse4.1,-sse4.2,-avx,-avx2";
+    build(&root, "ring3-agent", "agent", &[no_vectors, "-Crelocation-model=pic", "-Awarnings"]);
+    build(&root, "ring3-strace", "release", &["-Awarnings"]);
+}
+
+/// Builds the shared library of a package, and tells the crate where it is.
+fn build(root: &Path, package: &str, profile: &str, flags: &[&str]) {
+    let target = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo")).join(profile);
     // Named, so that a `build.target` in somebody's configuration does not move the result.
     let host = env::var("HOST").expect("set by cargo");
-    let flags = [
-        // The agent may not touch vector registers; a test decodes the image to prove that it does not.
-        "-Ctarget-feature=-sse,-sse2,-sse3,-ssse3,-sse4.1,-sse4.2,-avx,-avx2",
-        "-Crelocation-model=pic",
-        "-Awarnings",
-    ];
     let mut build = Command::new(env::var_os("CARGO").expect("set by cargo"));
     build
-        .current_dir(&root)
-        .args(["build", "--package", "ring3-agent", "--profile", "agent", "--quiet", "--target-dir"])
+        .current_dir(root)
+        .args(["build", "--lib", "--package", package, "--profile", profile, "--quiet", "--target-dir"])
         .arg(&target)
         .args(["--target", &host])
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
@@ -36,6 +38,8 @@ fn main() {
         build.env_remove(name);
     }
     let status = build.status().expect("cargo runs");
-    assert!(status.success(), "building the agent failed");
-    println!("cargo:rustc-env=RING3_AGENT={}", target.join(host).join("agent/libring3_agent.so").display());
+    assert!(status.success(), "building {package} failed");
+    let name = package.replace('-', "_");
+    let library = target.join(host).join(profile).join(format!("lib{name}.so"));
+    println!("cargo:rustc-env={}={}", name.to_uppercase(), library.display());
 }

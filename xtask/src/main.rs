@@ -17,6 +17,7 @@ mod bench_maps;
 mod bench_options;
 mod bench_record;
 mod bench_stops;
+mod bench_strace;
 mod bench_syscall;
 mod bench_tracepoint;
 mod bench_verify;
@@ -118,6 +119,8 @@ enum Benchmark {
     Tracepoint(bench_tracepoint::Options),
     /// Events into files: what a record costs in each format, and how many are lost
     Record(bench_record::Options),
+    /// What it costs to have system calls printed, beside strace, perf trace and bpftrace
+    Strace(bench_strace::Options),
     /// How long a process is stopped while it becomes a target and while it is left, beside gdb
     Stops(bench_stops::Options),
     /// Servers and other programs at their work, under tools that trace them: untraced, on the kernel, under ring3
@@ -150,6 +153,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Events(options)) => bench_events::events(&options),
         Task::Bench(Benchmark::Tracepoint(options)) => bench_tracepoint::tracepoint(&options),
         Task::Bench(Benchmark::Record(options)) => bench_record::record(&options),
+        Task::Bench(Benchmark::Strace(options)) => bench_strace::strace(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Firewall(options)) => bench_firewall::firewall(&options),
         Task::Bench(Benchmark::Workloads(options)) => workloads::workloads(&options),

@@ -102,6 +102,16 @@ impl RingBuffer {
         Ok(ring)
     }
 
+    /// The position of the record that is read next.
+    pub fn position(&self) -> u64 {
+        self.cursor
+    }
+
+    /// The position behind all records, complete or not.
+    pub fn end(&self) -> u64 {
+        aligned(self.produced().load(Ordering::Acquire))
+    }
+
     fn words(&self, offset: usize) -> &AtomicU32 {
         self.consumer.word(word_at(offset))
     }
@@ -199,26 +209,30 @@ impl RingBuffer {
     }
 
     /// Waits until there is a record that was not read yet, or `wants` says that there is something else to do: who brings that about
-    /// calls [`Waker::wake`] afterwards. Returns after `timeout` in any case, and may return earlier, for nothing.
+    /// calls [`Waker::wake`] afterwards. Returns after `timeout` in any case, and may return earlier, for nothing. The result is
+    /// whether a signal handler of this thread has ended the wait.
     ///
     /// The reader says that it sleeps, and the first writer then wakes it. Otherwise no writer makes a system call. So a reader of
     /// a map that is no `RING3_F_BLOCK` one of ring3's sleeps until the end.
-    pub fn wait(&self, timeout: Duration, mut wants: impl FnMut() -> bool) {
+    pub fn wait(&self, timeout: Duration, mut wants: impl FnMut() -> bool) -> bool {
         let mut is_due = || self.has_next() || wants();
         for _ in 0..SPINS {
             if is_due() {
-                return;
+                return false;
             }
             std::hint::spin_loop();
         }
         let sleeping = self.words(offset_of!(ReaderWords, sleeping));
+        let mut is_interrupted = false;
         sleeping.swap(1, Ordering::SeqCst);
         if !is_due() {
             let sleep = timeout.min(SLEEP_MAX);
             let sleep = futex::Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
-            let _ = futex::wait(sleeping, futex::Flags::empty(), 1, Some(&sleep));
+            let ended = futex::wait(sleeping, futex::Flags::empty(), 1, Some(&sleep));
+            is_interrupted = ended == Err(rustix::io::Errno::INTR);
         }
         sleeping.store(0, Ordering::SeqCst);
+        is_interrupted
     }
 }
 

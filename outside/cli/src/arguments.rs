@@ -383,6 +383,17 @@ Examples:
     /// Answer the calls of loaders whose server, which is at the other end of standard input, has ended
     #[command(hide = true)]
     Keep,
+    /// Load the programs that tell strace of system calls; the socket to it is standard input
+    #[command(hide = true)]
+    StraceLoader {
+        /// Begin a process that does it, and end: strace waits for its children, and must not have this one
+        #[arg(long)]
+        apart: bool,
+        /// The process that becomes strace
+        strace: u32,
+        /// What is recorded
+        wanted: String,
+    },
     /// Run the server (started on demand by the others)
     #[command(hide = true)]
     Serve {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::{Failure, launch};
 
@@ -15,18 +15,23 @@ const READY: &str = "ready";
 pub(crate) fn start(what: &str, more: impl IntoIterator<Item = OsString>) -> Result<(), Failure> {
     let mut child = Command::new(launch::own_path()?);
     let kept = std::env::args_os().skip(1).take_while(|argument| argument != "--");
-    child.args(kept).arg("--until").arg(std::process::id().to_string()).args(more);
+    child.args(kept).arg("--until").arg(std::process::id().to_string()).args(more).stdin(Stdio::null());
+    spawn(child, what).map(drop)
+}
+
+/// Starts a loader by this command, as [`start`] does. The result is the child.
+pub(crate) fn spawn(mut child: Command, what: &str) -> Result<Child, Failure> {
     // (What interrupts the program is not for the loader.)
-    let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
+    let child = child.stdout(Stdio::piped()).process_group(0).spawn();
     let mut child = child.map_err(|error| format!("cannot start the {what}: {error}"))?;
     let mut line = String::new();
     let out = child.stdout.take().expect("piped");
     BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
     if line.trim() == READY {
-        return Ok(());
+        return Ok(child);
     }
     let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(1);
-    std::process::exit(code);
+    std::process::exit(code.max(1));
 }
 
 /// The loader's side: the program may begin.

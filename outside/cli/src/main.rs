@@ -31,6 +31,7 @@ mod process;
 mod record;
 mod share_files;
 mod show;
+mod strace;
 mod trace;
 mod traced;
 mod verify;
@@ -93,6 +94,12 @@ fn main() -> ExitCode {
         Action::RunEvents => run_events().map_err(Failure::from),
         Action::Keep => ring3_server::loader::keeper::run(std::io::stdin().as_fd()).map_err(Failure::from),
         Action::ShareFiles { directory } => share_files::write(&directory).map_err(Failure::from),
+        Action::StraceLoader { apart: true, strace, wanted } => {
+            strace::serve_apart(strace, &wanted).map_err(Failure::from)
+        }
+        Action::StraceLoader { apart: false, strace, wanted } => {
+            strace::serve(strace, &wanted).map_err(Failure::from)
+        }
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
     match result {
@@ -138,6 +145,9 @@ fn load(
         Compiler::Llvm => Engine::Llvm,
     };
     let program = launch::find_program(&command[0])?;
+    if strace::is_strace(&program) {
+        return strace::run(&program, command);
+    }
     let (connection, _) = launch::tracing_server()?;
     if let Some(path) = compiled {
         give_compiled(&connection, path).map_err(|why| format!("{}: {why}", path.display()))?;

@@ -1,4 +1,4 @@
-//! The agent image as bytes, and where its symbols are.
+//! The agent image as bytes, and where its symbols are; the library that strace preloads.
 //!
 //! Runs: in the server.
 //! May touch: nothing; the image is part of the binary.
@@ -18,6 +18,9 @@ use object::{Endianness, Object, ObjectSymbol, SymbolKind};
 struct Aligned<T: ?Sized>(T);
 
 static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!(env!("RING3_AGENT")));
+
+/// The shared library of `outside/strace`.
+pub static STRACE_LIBRARY: &[u8] = include_bytes!(env!("RING3_STRACE"));
 
 struct Image {
     bytes: Vec<u8>,

@@ -1,10 +1,17 @@
-//! A thread that traces for two: for the program that it is part of, and for ring3's server.
+//! Unmodified strace, told of system calls by records instead of by stops; and a thread that traces for two: for strace, and for
+//! ring3's server.
 //!
-//! Runs: in a tracer's process, such as strace's.
+//! Runs: in strace, preloaded (`ring3 load -- strace ...`); `ring3` has the types of its messages.
 //! May touch: tracees of its own thread, by ptrace, and what the server asks for.
-//! Never: waits for children of other threads; leaves a thread stopped that the server has let go.
-//! Start reading at: `raw_tracer.rs`.
+//! Never: tells strace of what no tracee did; waits for children of other threads; leaves a thread stopped that the server has let go.
+//! Start reading at: `shim.rs`, then `raw_tracer.rs`; docs/design/strace.md.
 
+pub mod companion;
+mod process;
 mod raw_agent_signals;
 mod raw_calls;
+pub mod raw_preload;
 pub mod raw_tracer;
+mod record;
+mod ring;
+mod shim;

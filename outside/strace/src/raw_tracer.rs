@@ -83,11 +83,11 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Starts the thread; `server` is where ring3's server makes requests.
+    /// Starts the thread; `server` is where ring3's server makes requests. It calls `on_event` when an event has come.
     ///
     /// # Errors
     /// No descriptor, thread, or place.
-    pub fn start(server: Option<OwnedFd>) -> io::Result<Tracer> {
+    pub fn start(server: Option<OwnedFd>, on_event: impl Fn() + Send + 'static) -> io::Result<Tracer> {
         // SAFETY: takes numbers only.
         let wake = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }));
         // SAFETY: a new descriptor that nobody else owns.
@@ -100,7 +100,8 @@ impl Tracer {
         let builder = std::thread::Builder::new().name("ring3-tracer".into());
         let thread = builder.spawn(move || {
             let _woken = woken;
-            Thread { shared: of_thread, server, tracees: BTreeMap::new(), waits: vec![] }.run(&given);
+            let on_event = Box::new(on_event);
+            Thread { shared: of_thread, server, tracees: BTreeMap::new(), waits: vec![], on_event }.run(&given);
         })?;
         Ok(Tracer { shared, commands, thread: Some(thread) })
     }
@@ -141,7 +142,7 @@ impl Tracer {
         lock(&self.shared.events).pop_front()
     }
 
-    /// A futex that is increased and woken when an event comes.
+    /// Is increased when an event comes.
     pub fn wakeups(&self) -> &AtomicU32 {
         &self.shared.wakeups
     }
@@ -323,12 +324,13 @@ struct Waiting {
 }
 
 /// T.
-#[derive(Debug)]
 struct Thread {
     shared: Arc<Shared>,
     server: Option<OwnedFd>,
     tracees: BTreeMap<pid_t, Tracee>,
     waits: Vec<Waiting>,
+    /// Tells the user of an event.
+    on_event: Box<dyn Fn() + Send>,
 }
 
 impl Thread {
@@ -383,9 +385,7 @@ impl Thread {
         }
         lock(&self.shared.events).push_back(event);
         self.shared.wakeups.fetch_add(1, Release);
-        let word = self.shared.wakeups.as_ptr();
-        // SAFETY: the address of a futex word.
-        unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX) };
+        (self.on_event)();
     }
 
     fn add(&mut self, tid: pid_t, tracee: Tracee) {

@@ -1,0 +1,34 @@
+//! What `/proc` says of tracees.
+
+use std::fs::{read, read_to_string};
+
+fn field(id: i32, name: &str) -> Option<String> {
+    let status = read_to_string(format!("/proc/{id}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim().to_owned()))
+}
+
+/// The process of a thread.
+pub(crate) fn process_of(tid: i32) -> Option<i32> {
+    field(tid, "Tgid")?.parse().ok()
+}
+
+pub(crate) fn parent_of(pid: i32) -> Option<i32> {
+    field(pid, "PPid")?.parse().ok()
+}
+
+/// Whether the process has a handler of the signal.
+pub(crate) fn catches(pid: i32, signal: i32) -> bool {
+    let caught = field(pid, "SigCgt").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
+    caught >> (signal - 1) & 1 != 0
+}
+
+/// Whether the kernel has not stopped the thread.
+pub(crate) fn runs(tid: i32) -> bool {
+    field(tid, "State").is_some_and(|state| !state.starts_with(['t', 'T', 'Z', 'X']))
+}
+
+/// Whether ring3's memory is mapped into the process.
+pub(crate) fn is_target(pid: i32) -> bool {
+    const MEMORY: &[u8] = b"ring3-realm";
+    read(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.windows(MEMORY.len()).any(|part| part == MEMORY))
+}

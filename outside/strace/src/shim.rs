@@ -1,0 +1,521 @@
+//! What strace is told of its tracees, and in which order.
+//!
+//! There are two sources: real events ([`Tracer`]), and records in the ring buffer. A real event is told after all records that were there when
+//! it was seen; records are told in their order. Each tracee has at most one stop that strace has been told of and has not resumed; a record
+//! of such a tracee holds up those behind it, which costs little, because strace resumes it next.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::Ordering;
+
+use crate::companion::Companion;
+use crate::process;
+use crate::raw_tracer::{Event, Tracer};
+use crate::record::{Phase, Record};
+use crate::ring::Ring;
+
+/// What the kernel lets its own code see of a call that a signal has interrupted (include/linux/errno.h): `ERESTARTSYS`,
+/// `ERESTARTNOINTR`, `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK`.
+const RESTARTS: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
+/// It is made again as `restart_syscall`.
+const RESTART_BLOCK: i64 = -516;
+/// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
+const SYSCALL_STOP: i32 = (libc::SIGTRAP | 0x80) << 8 | 0x7f;
+
+/// What strace has been told of a tracee last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    /// It runs: strace has resumed it.
+    Running,
+    /// It is at the start or the end of a system call.
+    Call(Phase),
+    /// The kernel has stopped it.
+    Stopped,
+}
+
+/// A call whose end strace was told before a record says it.
+#[derive(Clone, Copy, Debug)]
+struct KnownEnd {
+    number: i64,
+    result: i64,
+    /// The kernel makes it again, and no record tells that either.
+    is_repeated: bool,
+}
+
+impl KnownEnd {
+    /// What the interrupted code finds in `rax` when a handler has returned to it: the number of a call that is made again, else the
+    /// call's result (arch/x86/kernel/signal.c:handle_signal). `told`: what a record says of its end.
+    fn result_after_handler(&self, told: Option<i64>) -> i64 {
+        match self.result {
+            -513 => self.number,
+            -512 => told.filter(|told| !RESTARTS.contains(told)).unwrap_or(self.number),
+            result if RESTARTS.contains(&result) => -i64::from(libc::EINTR),
+            result => result,
+        }
+    }
+}
+
+/// What became of a record.
+enum Step {
+    Told(Told),
+    Skipped,
+    /// As far as strace knows its thread is stopped.
+    Blocked,
+}
+
+/// A thread that strace traces.
+#[derive(Debug)]
+struct Tracee {
+    pid: i32,
+    shown: Shown,
+    /// strace wants stops at system calls.
+    wants_calls: bool,
+    start: Record,
+    end: Record,
+    /// The call that it is in, as far as strace knows.
+    call: Option<i64>,
+    known_ends: Vec<KnownEnd>,
+    /// The signal that comes next has interrupted the last of them.
+    is_interrupted: bool,
+    /// Time in calls, ns.
+    in_calls: u64,
+    /// Position of the record for which the thread waits.
+    held: Option<u64>,
+}
+
+impl Tracee {
+    fn new(pid: i32) -> Tracee {
+        Tracee {
+            pid,
+            shown: Shown::Running,
+            wants_calls: false,
+            start: Record::default(),
+            end: Record::default(),
+            call: None,
+            known_ends: vec![],
+            is_interrupted: false,
+            in_calls: 0,
+            held: None,
+        }
+    }
+
+    fn told_call(&self, tid: i32) -> Told {
+        Told { tid, status: SYSCALL_STOP, usage: None, in_calls: Some(self.in_calls) }
+    }
+
+    fn record(&self) -> Option<&Record> {
+        match self.shown {
+            Shown::Call(Phase::Start) => Some(&self.start),
+            Shown::Call(Phase::End) => Some(&self.end),
+            _ => None,
+        }
+    }
+}
+
+/// A system call at which strace believes a tracee to be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallStop {
+    Start { number: i64, arguments: [u64; 6] },
+    End { result: i64 },
+}
+
+/// What `wait4` returns.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) tid: i32,
+    pub(crate) status: i32,
+    /// None: of a stop that the kernel does not know of.
+    pub(crate) usage: Option<libc::rusage>,
+    /// Time that the thread has spent in calls (ns), for `ru_stime`: strace takes a call's time from it. None: that of `usage` holds.
+    pub(crate) in_calls: Option<u64>,
+}
+
+/// A real event that strace has not been told of.
+struct Waiting {
+    event: Event,
+    /// Position behind the records that come before it.
+    behind: u64,
+}
+
+/// See the module's documentation.
+pub(crate) struct Shim {
+    pub(crate) tracer: Tracer,
+    ring: Ring,
+    companion: Companion,
+    tracees: BTreeMap<i32, Tracee>,
+    /// Processes whose system calls the kernel stops: they are no targets.
+    native: BTreeSet<i32>,
+    waiting: VecDeque<Waiting>,
+    /// What [`Tracer::wakeups`] was when real events were fetched last.
+    seen: u32,
+    /// Positions of records for which threads wait.
+    held: BTreeSet<u64>,
+    /// Time of the stop that strace was told of last (`CLOCK_MONOTONIC`, ns).
+    pub(crate) time: Option<u64>,
+    record: Record,
+}
+
+impl Shim {
+    pub(crate) fn new(tracer: Tracer, ring: Ring, companion: Companion) -> Shim {
+        Shim {
+            tracer,
+            ring,
+            companion,
+            tracees: BTreeMap::new(),
+            native: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            seen: 0,
+            held: BTreeSet::new(),
+            time: None,
+            record: Record::default(),
+        }
+    }
+
+    /// Whether strace traces the thread.
+    pub(crate) fn traces(&self, tid: i32) -> bool {
+        self.tracees.contains_key(&tid)
+    }
+
+    pub(crate) fn has_tracees(&self) -> bool {
+        !self.tracees.is_empty()
+    }
+
+    /// `PTRACE_SEIZE`. The process becomes a target first, while nobody traces it.
+    pub(crate) fn seize(&mut self, tid: i32, address: usize, options: usize) -> Result<i64, i32> {
+        let pid = process::process_of(tid).unwrap_or(tid);
+        let is_known = self.tracees.values().any(|other| other.pid == pid);
+        if !is_known && let Err(why) = self.companion.attach(pid) {
+            self.note_native(pid, &why);
+        }
+        let done = self.tracer.request(libc::PTRACE_SEIZE, tid, address, options)?;
+        self.tracees.insert(tid, Tracee::new(pid));
+        Ok(done)
+    }
+
+    fn note_native(&mut self, pid: i32, why: &str) {
+        if self.native.insert(pid) {
+            eprintln!("ring3: process {pid} is traced by ptrace alone, which is slower: {why}");
+        }
+    }
+
+    /// `PTRACE_CONT`, `PTRACE_SYSCALL` and their kin.
+    pub(crate) fn resume(&mut self, request: libc::c_uint, tid: i32, signal: usize) -> Result<i64, i32> {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
+        let is_native = self.native.contains(&tracee.pid);
+        tracee.wants_calls = request == libc::PTRACE_SYSCALL;
+        if let Shown::Call(_) = tracee.shown {
+            tracee.shown = Shown::Running;
+            if let Some(held) = tracee.held.take() {
+                self.held.remove(&held);
+                self.release();
+            }
+            return Ok(0);
+        }
+        if std::mem::take(&mut tracee.is_interrupted)
+            && let Some(known) = tracee.known_ends.last_mut()
+        {
+            known.is_repeated = signal == 0 || !process::catches(tracee.pid, signal as i32);
+        }
+        let request = if request == libc::PTRACE_SYSCALL && !is_native { libc::PTRACE_CONT } else { request };
+        let done = self.tracer.request(request, tid, 0, signal)?;
+        tracee.shown = Shown::Running;
+        Ok(done)
+    }
+
+    /// `PTRACE_DETACH`.
+    pub(crate) fn detach(&mut self, tid: i32, signal: usize) -> Result<i64, i32> {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
+        if let Shown::Call(_) = tracee.shown {
+            // (The thread is not stopped, in fact. Its tracer interrupts it and detaches then.)
+            tracee.shown = Shown::Running;
+            tracee.wants_calls = false;
+            if let Some(held) = tracee.held.take() {
+                self.held.remove(&held);
+                self.release();
+            }
+            return Err(libc::ESRCH);
+        }
+        let done = self.tracer.request(libc::PTRACE_DETACH, tid, 0, signal)?;
+        self.forget(tid);
+        Ok(done)
+    }
+
+    fn forget(&mut self, tid: i32) {
+        let Some(tracee) = self.tracees.remove(&tid) else { return };
+        if let Some(held) = tracee.held {
+            self.held.remove(&held);
+        }
+        if !self.tracees.values().any(|other| other.pid == tracee.pid) {
+            self.native.remove(&tracee.pid);
+        }
+    }
+
+    /// The system call at which strace believes a tracee to be stopped, if we have made it believe that.
+    pub(crate) fn call_stop(&self, tid: i32) -> Option<CallStop> {
+        let tracee = self.tracees.get(&tid)?;
+        let record = tracee.record()?;
+        Some(match record.phase() {
+            Phase::Start => CallStop::Start { number: record.number(), arguments: record.arguments() },
+            Phase::End => CallStop::End { result: record.result() },
+        })
+    }
+
+    /// Copies memory of a tracee as it was at the stop that strace was told of; false: it is as it is now. (strace reads whole pages, and looks
+    /// at the part of them that was copied.)
+    pub(crate) fn copy_memory(&self, tid: i32, address: u64, into: &mut [u8]) -> bool {
+        let record = self.tracees.get(&tid).and_then(|tracee| Some((tracee, tracee.record()?)));
+        let Some((tracee, record)) = record.filter(|(_, record)| !record.waits()) else { return false };
+        into.fill(0);
+        let at_start = record.phase() == Phase::End && tracee.start.copy_memory(address, into);
+        record.copy_memory(address, into) || at_start
+    }
+
+    /// The next event: of one tracee, or of any.
+    pub(crate) fn next(&mut self, of: Option<i32>) -> Option<Told> {
+        loop {
+            self.collect();
+            if let Some(told) = self.tell_real(of) {
+                return Some(told);
+            }
+            if !self.read_record() {
+                return None;
+            }
+            match self.tell_record(of) {
+                Step::Told(told) => return Some(told),
+                Step::Skipped => {}
+                Step::Blocked => return None,
+            }
+        }
+    }
+
+    /// Waits until there may be something; strace has nothing to do.
+    ///
+    /// # Errors
+    /// `EINTR`: a signal has arrived.
+    pub(crate) fn wait(&mut self) -> Result<(), i32> {
+        self.release();
+        self.time = None;
+        let (wakeups, seen) = (self.tracer.wakeups(), self.seen);
+        self.ring.wait(|| wakeups.load(Ordering::Acquire) != seen)
+    }
+
+    /// What no record tells: ends of handlers, and new starts of calls that the kernel makes again. strace is told of them when there is
+    /// nothing else.
+    pub(crate) fn tell_untold(&mut self) -> Option<Told> {
+        let is_running = |tracee: &Tracee| tracee.shown == Shown::Running && tracee.wants_calls;
+        let has_returned = |tracee: &Tracee| is_running(tracee) && tracee.call == Some(libc::SYS_rt_sigreturn);
+        if let Some((tid, tracee)) = self.tracees.iter().find(|(_, tracee)| has_returned(tracee)) {
+            let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(None));
+            return self.end_of_return(*tid, result);
+        }
+        let is_repeated = |tracee: &Tracee| {
+            is_running(tracee)
+                && tracee.call.is_none()
+                && tracee.known_ends.last().is_some_and(|known| known.is_repeated)
+        };
+        let (tid, _) = self.tracees.iter().find(|(_, tracee)| is_repeated(tracee))?;
+        let tid = *tid;
+        // (It may have stopped again meanwhile, for a group stop say.)
+        if !process::runs(tid) {
+            return None;
+        }
+        self.repeat_start(tid)
+    }
+
+    fn repeat_start(&mut self, tid: i32) -> Option<Told> {
+        let tracee = self.tracees.get_mut(&tid)?;
+        let known = tracee.known_ends.pop()?;
+        let (number, arguments) = match known.result {
+            RESTART_BLOCK => (libc::SYS_restart_syscall, [0; 6]),
+            _ => (known.number, tracee.start.arguments()),
+        };
+        tracee.start.synthesize(Phase::Start, (tracee.pid, tid), number, arguments);
+        tracee.call = Some(number);
+        tracee.shown = Shown::Call(Phase::Start);
+        self.time = None;
+        Some(tracee.told_call(tid))
+    }
+
+    /// Fetches real events.
+    fn collect(&mut self) {
+        let wakeups = self.tracer.wakeups().load(Ordering::Acquire);
+        if wakeups == self.seen {
+            return;
+        }
+        self.seen = wakeups;
+        while let Some(event) = self.tracer.try_event() {
+            let behind = self.ring.produced();
+            if libc::WIFSTOPPED(event.status) && event.status >> 16 == libc::PTRACE_EVENT_EXEC {
+                self.note_exec(event.tid);
+            } else if libc::WIFSTOPPED(event.status) && !self.tracees.contains_key(&event.tid) {
+                self.note_new(event.tid);
+            }
+            self.waiting.push_back(Waiting { event, behind });
+        }
+    }
+
+    /// A thread that the kernel has attached for strace.
+    fn note_new(&mut self, tid: i32) {
+        let pid = process::process_of(tid).unwrap_or(tid);
+        let is_native = process::parent_of(pid).is_some_and(|parent| self.native.contains(&parent));
+        if tid == pid && is_native {
+            self.native.insert(pid);
+        }
+        self.tracees.insert(tid, Tracee::new(pid));
+    }
+
+    /// A process has executed a program: by its leader, or by another thread, which is the leader from now on.
+    fn note_exec(&mut self, pid: i32) {
+        let mut former = 0usize;
+        let asked = self.tracer.request(libc::PTRACE_GETEVENTMSG, pid, 0, (&raw mut former).addr());
+        if let (Ok(_), Some(mut tracee)) = (asked, self.tracees.remove(&(former as i32))) {
+            tracee.pid = pid;
+            self.tracees.insert(pid, tracee);
+        }
+        if process::is_target(pid) {
+            self.native.remove(&pid);
+        } else {
+            self.note_native(pid, "the program that it executes now cannot be instrumented");
+        }
+    }
+
+    /// Tells of the first real event whose time has come.
+    fn tell_real(&mut self, of: Option<i32>) -> Option<Told> {
+        let position = self.ring.position();
+        let is_next = |waiting: &Waiting| {
+            let Event { tid, status, .. } = waiting.event;
+            let is_wanted = of.is_none_or(|of| of == tid);
+            let is_running = self.tracees.get(&tid).is_none_or(|tracee| tracee.shown == Shown::Running);
+            let is_in_order = waiting.behind <= position || of.is_some();
+            is_wanted && is_in_order && (is_running || !libc::WIFSTOPPED(status))
+        };
+        let index = self.waiting.iter().position(is_next)?;
+        let tid = self.waiting[index].event.tid;
+        let status = self.waiting[index].event.status;
+        if libc::WIFSTOPPED(status) && status >> 16 == 0 && of.is_none() {
+            if let Some(told) = self.tell_end_before_signal(tid) {
+                return Some(told);
+            }
+        }
+        let Waiting { event, .. } = self.waiting.remove(index)?;
+        self.time = None;
+        let mut in_calls = None;
+        if !libc::WIFSTOPPED(status) {
+            self.forget(tid);
+        } else if let Some(tracee) = self.tracees.get_mut(&tid) {
+            tracee.shown = Shown::Stopped;
+            in_calls = (!self.native.contains(&tracee.pid)).then_some(tracee.in_calls);
+        }
+        Some(Told { tid, status, usage: Some(event.rusage), in_calls })
+    }
+
+    /// A signal is delivered where a system call returns, before the thread's own code, and so before a record of the call's end: its
+    /// registers have the result. (Natively the stop at the call's end comes first, too.)
+    fn tell_end_before_signal(&mut self, tid: i32) -> Option<Told> {
+        let tracee = self.tracees.get_mut(&tid)?;
+        let number = tracee.call?;
+        if self.native.contains(&tracee.pid) || !tracee.wants_calls {
+            return None;
+        }
+        let registers = self.tracer.registers(tid).ok()?;
+        let result = registers.rax as i64;
+        if number == libc::SYS_rt_sigreturn {
+            return self.end_of_return(tid, result);
+        }
+        if registers.orig_rax as i64 != number {
+            return None;
+        }
+        tracee.end.synthesize(Phase::End, (tracee.pid, tid), number, [result as u64, 0, 0, 0, 0, 0]);
+        tracee.shown = Shown::Call(Phase::End);
+        tracee.call = None;
+        tracee.known_ends.push(KnownEnd { number, result, is_repeated: false });
+        tracee.is_interrupted = RESTARTS.contains(&result);
+        self.time = None;
+        Some(tracee.told_call(tid))
+    }
+
+    /// A handler has returned: no record tells that. The result is what the interrupted code finds in `rax`.
+    fn end_of_return(&mut self, tid: i32, result: i64) -> Option<Told> {
+        let tracee = self.tracees.get_mut(&tid)?;
+        tracee.end.synthesize(Phase::End, (tracee.pid, tid), libc::SYS_rt_sigreturn, [result as u64, 0, 0, 0, 0, 0]);
+        tracee.shown = Shown::Call(Phase::End);
+        tracee.call = None;
+        self.time = None;
+        Some(tracee.told_call(tid))
+    }
+
+    /// Copies the record at the position; false: there is none.
+    fn read_record(&mut self) -> bool {
+        while let Some(bytes) = self.ring.peek() {
+            if self.record.copy_from(bytes) {
+                return true;
+            }
+            self.ring.advance();
+        }
+        false
+    }
+
+    /// Tells of the record that was read, or passes over it.
+    fn tell_record(&mut self, of: Option<i32>) -> Step {
+        let tid = self.record.tid();
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return self.skip() };
+        if tracee.shown != Shown::Running && of.is_none() {
+            return Step::Blocked;
+        }
+        let phase = self.record.phase();
+        if tracee.call == Some(libc::SYS_rt_sigreturn) && tracee.wants_calls && of.is_none() {
+            let told = (phase == Phase::End).then(|| self.record.result());
+            let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(told));
+            return self.end_of_return(tid, result).map_or(Step::Blocked, Step::Told);
+        }
+        if phase == Phase::End && tracee.call.is_none() {
+            let is_repeated = tracee.known_ends.last().is_some_and(|known| known.is_repeated);
+            if is_repeated && tracee.wants_calls && of.is_none() {
+                return self.repeat_start(tid).map_or(Step::Blocked, Step::Told);
+            }
+            // (Else it was under way when strace came, or is the return from the call that has made this thread.)
+            tracee.known_ends.pop();
+            return self.skip();
+        }
+        let (waits, time, number) = (self.record.waits(), self.record.time(), self.record.number());
+        // (The end of a call whose start is not told is not told, either.)
+        let is_told = tracee.wants_calls && of.is_none();
+        tracee.call = (is_told && phase == Phase::Start).then_some(number);
+        if !is_told {
+            return self.skip();
+        }
+        let kept = if phase == Phase::Start { &mut tracee.start } else { &mut tracee.end };
+        std::mem::swap(kept, &mut self.record);
+        tracee.shown = Shown::Call(phase);
+        // (Most of an execution's time is ours.)
+        if phase == Phase::End && !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
+            tracee.in_calls += time.saturating_sub(tracee.start.time().max(1));
+        }
+        let told = tracee.told_call(tid);
+        if waits {
+            let at = self.ring.position();
+            tracee.held = Some(at);
+            self.held.insert(at);
+        }
+        self.ring.advance();
+        if self.ring.is_worth_releasing() {
+            self.release();
+        }
+        self.time = (time != 0).then_some(time);
+        Step::Told(told)
+    }
+
+    /// Passes over a record. If its thread waits, it goes on.
+    fn skip(&mut self) -> Step {
+        self.ring.advance();
+        if self.record.waits() || self.ring.is_worth_releasing() {
+            self.release();
+        }
+        Step::Skipped
+    }
+
+    /// Gives memory back to the writers. Threads that wait for that go on.
+    fn release(&mut self) {
+        let until = self.held.first().copied().unwrap_or_else(|| self.ring.position());
+        self.ring.release_to(until);
+    }
+}

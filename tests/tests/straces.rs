@@ -1,0 +1,253 @@
+//! Unmodified strace under ring3 prints what it prints natively, line by line.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use ring3_tests::{Bench, Process, wait_until};
+
+/// A trace, without what differs in each run: addresses, process ids, times, random bytes.
+fn normalized(text: &str) -> Vec<String> {
+    let ids = ids(text);
+    text.lines().map(|line| line_without_what_varies(line, &ids)).collect()
+}
+
+/// Process and thread ids, by the order in which they appear.
+fn ids(text: &str) -> BTreeMap<u64, usize> {
+    let mut ids = BTreeMap::new();
+    let mut note = |id: Option<u64>| {
+        if let Some(id) = id.filter(|id| *id > 1) {
+            let next = ids.len();
+            ids.entry(id).or_insert(next);
+        }
+    };
+    for line in text.lines() {
+        let first = line.trim_start_matches("[pid").trim_start().split([' ', ']']).next().unwrap_or("");
+        if line.starts_with("[pid") || first.len() > 1 && first.bytes().all(|byte| byte.is_ascii_digit()) {
+            note(first.parse().ok());
+        }
+        for name in ["getpid(", "gettid(", "getppid(", "set_tid_address(", "fork(", "clone(", "clone3(", "resumed>"] {
+            if line.contains(name) {
+                note(line.rsplit(" = ").next().and_then(|result| result.trim().parse().ok()));
+            }
+        }
+        for name in ["strace: Process ", "si_pid="] {
+            if let Some((_, rest)) = line.split_once(name) {
+                note(rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|id| id.parse().ok()));
+            }
+        }
+    }
+    ids
+}
+
+fn line_without_what_varies(line: &str, ids: &BTreeMap<u64, usize>) -> String {
+    let mut shown = String::new();
+    let mut rest = line;
+    if ["getrandom(", "clock_gettime(", "gettimeofday(", "times(", "sysinfo(", "getrusage("]
+        .iter()
+        .any(|name| line.contains(name))
+    {
+        // (Only that it is there.)
+        rest = line.split_once('(').map_or(line, |(before, _)| before);
+    }
+    while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
+        let (before, number) = rest.split_at(at);
+        let is_hexadecimal = number.starts_with("0x");
+        let end = match is_hexadecimal {
+            true => 2 + number[2..].find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(number.len() - 2),
+            false => number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len()),
+        };
+        shown.push_str(before);
+        let digits = &number[..end];
+        let is_varying = ["tv_sec=", "tv_nsec=", "tv_usec=", "si_utime=", "si_stime=", "_time=", "_time_nsec="];
+        let is_time = is_varying.iter().any(|name| before.ends_with(name)) || before.ends_with("time=");
+        match digits.parse::<u64>().ok().and_then(|id| ids.get(&id)) {
+            _ if is_hexadecimal && digits.len() > 8 => shown.push_str("ADDRESS"),
+            _ if is_time => shown.push('T'),
+            Some(order) => shown.push_str(&format!("PID{order}")),
+            None => shown.push_str(digits),
+        }
+        rest = &number[end..];
+    }
+    shown.push_str(rest);
+    // (strace aligns by the widths of what was replaced.)
+    shown.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What strace prints, and its exit code.
+fn output(mut strace: Command, options: &[&str], command: &[&str]) -> (Option<i32>, String) {
+    strace.args(options).args(command).stdin(Stdio::null()).stdout(Stdio::null());
+    let output = strace.output().expect("it runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn has_strace() -> bool {
+    let has = Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !has {
+        println!("SKIPPED: strace does not run");
+    }
+    has
+}
+
+fn compare(bench: &Bench, options: &[&str], command: &[&str]) {
+    let (their_code, theirs) = output(bench.command("strace"), options, command);
+    let (our_code, ours) = output(bench.load("strace"), options, command);
+    let what = format!("strace {} {}", options.join(" "), command.join(" "));
+    let (ours, theirs) = (normalized(&ours), normalized(&theirs));
+    for (at, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+        assert_eq!(ours, theirs, "line {at} of {what}");
+    }
+    assert_eq!(ours.len(), theirs.len(), "{what}: {:?} {:?}", ours.last(), theirs.last());
+    assert_eq!(our_code, their_code, "{what}");
+    assert!(theirs.len() > 3, "{what}: {theirs:?}");
+}
+
+#[test]
+fn programs_are_shown_as_by_native_strace() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for command in [&["true"][..], &["cat", "/etc/hostname"], &["ls", "-l", "/etc"], &["sort", "/etc/services"]] {
+        compare(&bench, &[], command);
+    }
+}
+
+#[test]
+fn options_change_the_output_as_natively() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let shell = ["sh", "-c", "cd /etc; cat hostname | wc -c; ls nothing; exit 3"];
+    let options: [&[&str]; 12] = [
+        &["-f"],
+        &["-f", "-e", "trace=file"],
+        &["-f", "-e", "trace=!mmap,mprotect"],
+        &["-f", "-z"],
+        &["-f", "-Z"],
+        &["-f", "-s", "5", "-x"],
+        &["-f", "-v", "-e", "trace=%stat"],
+        &["-f", "-e", "signal=none"],
+        &["-f", "-y"],
+        &["-f", "-yy"],
+        &["-f", "-P", "/etc/hostname"],
+        &["-f", "-X", "raw", "-e", "trace=%desc"],
+    ];
+    for options in options {
+        // (Two processes run at a time, and their lines come in any order.)
+        let sorted = |text: &str| {
+            let mut lines = normalized(text);
+            lines.retain(|line| !line.contains("unfinished ...") && !line.contains("resumed>"));
+            lines.sort();
+            lines
+        };
+        let (their_code, theirs) = output(bench.command("strace"), options, &shell);
+        let (our_code, ours) = output(bench.load("strace"), options, &shell);
+        assert_eq!(our_code, their_code, "{options:?}: {ours}");
+        let (ours, theirs) = (sorted(&ours), sorted(&theirs));
+        let missing: Vec<&String> = theirs.iter().filter(|line| !ours.contains(line)).collect();
+        let added: Vec<&String> = ours.iter().filter(|line| !theirs.contains(line)).collect();
+        assert!(missing.len() + added.len() <= 4, "{options:?}: missing {missing:#?}\nadded {added:#?}");
+    }
+}
+
+#[test]
+fn signals_and_ends_are_shown_as_natively() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for script in [
+        "trap 'echo hello' USR1; kill -USR1 $$; exit 5",
+        "kill -TERM $$",
+        "kill -CHLD $$; kill -WINCH $$; exit 0",
+        "trap '' INT; kill -INT $$",
+    ] {
+        compare(&bench, &[], &["sh", "-c", script]);
+    }
+    compare(&bench, &[], &["timeout", "0.2", "sleep", "5"]);
+    compare(&bench, &[], &["sleep", "0.1"]);
+}
+
+#[test]
+fn counts_are_the_native_ones() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    // `% time, seconds, usecs/call, calls, errors, syscall`
+    let counts = |text: &str| -> Vec<String> {
+        let rows = text.lines().filter_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let calls = words.get(3).filter(|calls| calls.parse::<u64>().is_ok())?;
+            Some(format!("{} {calls} {}", words.last()?, if words.len() > 5 { words[4] } else { "" }))
+        });
+        let mut rows: Vec<String> = rows.collect();
+        rows.sort();
+        rows
+    };
+    let command = ["dd", "if=/dev/zero", "of=/dev/null", "bs=1", "count=20000"];
+    let (_, theirs) = output(bench.command("strace"), &["-c"], &command);
+    let (_, ours) = output(bench.load("strace"), &["-c"], &command);
+    assert!(theirs.contains("read"), "{theirs}");
+    assert_eq!(counts(&ours), counts(&theirs), "{ours}\n{theirs}");
+}
+
+#[test]
+fn a_process_is_traced_and_left() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let mut victim = Process::start(Command::new("sh").args(["-c", "while read line; do echo \"$line\"; done"]));
+    let out = bench.made_directory().join("trace");
+    let mut strace = bench.load("strace");
+    strace.args(["-o", &out.display().to_string(), "-p", &victim.pid().to_string()]);
+    let mut strace = Process::start(strace.stderr(Stdio::piped()));
+    wait_until("strace attaches", || {
+        std::fs::read_to_string(&out).is_ok_and(|text| !text.is_empty()) || {
+            victim.say("one");
+            victim.line() == "one" && std::fs::read_to_string(&out).is_ok_and(|text| text.contains("write(1, \"one"))
+        }
+    });
+    strace.signal(rustix::process::Signal::INT);
+    strace.wait();
+    victim.say("two");
+    assert_eq!(victim.line(), "two");
+    wait_until("ring3 leaves the process", || bench.status()["targets"].as_array().is_none_or(Vec::is_empty));
+}
+
+#[test]
+fn a_program_goes_on_when_strace_is_killed() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let mut victim = Process::start(Command::new("sh").args(["-c", "while read line; do echo \"$line\"; done"]));
+    for backend in ["streaming", "exact"] {
+        let mut strace = bench.load("strace");
+        strace.args(["-o", "/dev/null", "-p", &victim.pid().to_string()]).env("RING3_STRACE_BACKEND", backend);
+        let mut strace = Process::start(strace.stderr(Stdio::null()));
+        wait_until("it is attached", || {
+            victim.say("one");
+            victim.line() == "one" && bench.status()["targets"].as_array().is_some_and(|targets| !targets.is_empty())
+        });
+        strace.signal(rustix::process::Signal::KILL);
+        strace.wait();
+        for _ in 0..100 {
+            victim.say("two");
+            assert_eq!(victim.line(), "two");
+        }
+        wait_until("ring3 leaves it", || bench.status()["targets"].as_array().is_none_or(Vec::is_empty));
+    }
+}
+
+#[test]
+fn a_wrong_backend_is_named() {
+    let bench = Bench::ring3();
+    let mut wrong = bench.load("strace");
+    let output = wrong.arg("true").env("RING3_STRACE_BACKEND", "fast").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("it can be auto, ptrace, exact or streaming"), "{said}");
+}
