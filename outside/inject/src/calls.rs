@@ -161,6 +161,15 @@ impl Stopped {
         self.make(Call { name, number, args })
     }
 
+    /// Makes a system call inside the process once with each of these arguments, until it fails.
+    ///
+    /// # Errors
+    /// As [`Stopped::syscall`].
+    pub fn syscall_with_each(&mut self, name: &'static str, number: i64, args: &[[u64; 6]]) -> Result<(), Error> {
+        let calls: Vec<Call> = args.iter().map(|args| Call { name, number, args: *args }).collect();
+        self.syscalls(&calls).map(drop).map_err(|unfinished| unfinished.error)
+    }
+
     pub(crate) fn make(&mut self, call: Call) -> Result<u64, Error> {
         self.syscalls(&[call]).map(|done| done[0]).map_err(|unfinished| unfinished.error)
     }
@@ -266,28 +275,43 @@ impl Stopped {
 
     /// Gives the process duplicates of files of ours. [`Stopped::close_files`] closes them.
     pub fn send_files(&mut self, files: &[BorrowedFd<'_>]) -> Result<Vec<RemoteFd>, Error> {
+        self.send_files_and_call(files, None).map(|(received, _)| received)
+    }
+
+    /// As [`Stopped::send_files`]; the last message has a call with it. The result is what that returned, or 0.
+    pub(crate) fn send_files_and_call(
+        &mut self,
+        files: &[BorrowedFd<'_>],
+        call: Option<Call>,
+    ) -> Result<(Vec<RemoteFd>, u64), Error> {
         self.borrow_thread()?;
         if self.channel().is_none() {
             self.open_channel()?;
         }
-        let mut received = vec![];
+        let (mut received, mut returned) = (vec![], 0);
         let page = self.channel().ok_or(Error::Exited { pid: self.pid })?.page;
-        let sent = files.chunks(FDS_PER_MESSAGE).try_for_each(|chunk| {
+        let chunks = files.chunks(FDS_PER_MESSAGE);
+        let last = chunks.len().saturating_sub(1);
+        let sent = chunks.enumerate().try_for_each(|(index, chunk)| {
+            let calls = if index == last { call.as_slice() } else { &[] };
             // Where no descriptor has room, the kernel writes nothing.
             self.write(page + page::CONTROL, &[0; CMSG_HEADER_BYTES])?;
-            self.exchange(&[], chunk).map_err(|unfinished| unfinished.error)?;
-            self.take_files(chunk.len(), &mut received)
+            let done = self.exchange(calls, chunk);
+            // (Whether the call fails or not, the descriptors are there.)
+            self.take_files(chunk.len(), &mut received)?;
+            returned = done.map_err(|unfinished| unfinished.error)?.first().copied().unwrap_or(0);
+            Ok(())
         });
         if let Err(error) = sent {
             self.close_files(&received);
             return Err(error);
         }
-        Ok(received)
+        Ok((received, returned))
     }
 
     /// Closes descriptors inside the process.
     pub fn close_files(&mut self, files: &[RemoteFd]) {
-        let calls: Vec<Call> = files.iter().copied().map(Call::close).collect();
+        let calls: Vec<Call> = close_calls(files).collect();
         if let Err(Unfinished { done, error }) = self.syscalls(&calls) {
             tracing::warn!(pid = self.pid(), "{} descriptors left open: {error}", files.len() - done.len());
         }
@@ -587,6 +611,11 @@ impl Stopped {
         self.forget_registers_of(tid);
         Ok(())
     }
+}
+
+/// What closes descriptors inside a process.
+pub(crate) fn close_calls(files: &[RemoteFd]) -> impl Iterator<Item = Call> {
+    files.iter().copied().map(Call::close)
 }
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;

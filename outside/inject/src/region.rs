@@ -15,7 +15,7 @@ use ring3_layout::region::{
 };
 
 use crate::Error;
-use crate::calls::{Call, RemoteFd, Unfinished};
+use crate::calls::{Call, RemoteFd, Unfinished, close_calls};
 use crate::filters::UNCAUGHT_MAPPING;
 use crate::process::{Pid, mappings};
 use crate::stopped::Stopped;
@@ -59,6 +59,8 @@ pub struct Region {
     pub base: u64,
     /// Addresses of the maps, in order.
     pub maps: Vec<u64>,
+    /// Executable memory behind them, filled by [`Stopped::write`]: for stubs of code that is near.
+    pub stubs: Range<u64>,
 }
 
 const NOTHING: i32 = libc::PROT_NONE;
@@ -75,40 +77,39 @@ impl Stopped {
     }
 }
 
-/// Maps the region and `maps` into the process. On failure nothing stays mapped. `announce` is told what will be where, before
-/// anything but the reservation is there: whoever finds the control page, which comes first, finds all the rest by it.
+/// Maps the region, `maps`, and `stub_bytes` of memory for stubs into the process. On failure nothing stays mapped. `announce` is
+/// told what will be where, before anything but the reservation is there: whoever finds the control page, which comes first, finds
+/// all the rest by it.
 pub fn map_region(
     stopped: &mut Stopped,
     files: &RegionFiles<'_>,
     maps: &[MapSource<'_>],
+    stub_bytes: u64,
     announce: impl FnOnce(&Region),
 ) -> Result<Region, Error> {
     let mut sent = vec![files.agent, files.own.control, files.own.witness, files.realm, files.text, files.unwind];
     sent.extend(maps.iter().map(|(file, _, _)| *file));
-    let remote = stopped.send_files(&sent)?;
-    let result = map_received(stopped, files, &remote, maps, announce);
-    stopped.close_files(&remote);
-    result
-}
-
-fn map_received(
-    stopped: &mut Stopped,
-    files: &RegionFiles<'_>,
-    remote: &[RemoteFd],
-    maps: &[MapSource<'_>],
-    announce: impl FnOnce(&Region),
-) -> Result<Region, Error> {
-    let bytes = REGION_BYTES + bytes_of(maps);
-    let raw = stopped.make(reserve(bytes + REGION_ALIGN))?;
+    let maps_bytes = REGION_BYTES + bytes_of(maps);
+    let bytes = maps_bytes + stub_bytes;
+    // Few messages: to each the thread has to wake up, and we to its answer.
+    let (remote, raw) = stopped.send_files_and_call(&sent, Some(reserve(bytes + REGION_ALIGN)))?;
     let base = raw.next_multiple_of(REGION_ALIGN);
-    let region = Region { base, maps: addresses(base + REGION_BYTES, maps) };
+    let stubs = base + maps_bytes..base + bytes;
+    let region = Region { base, maps: addresses(base + REGION_BYTES, maps), stubs: stubs.clone() };
     announce(&region);
     let (head, tail) = (base - raw, raw + REGION_ALIGN - base);
     let rest = [(raw, head), (base + bytes, tail)].into_iter().filter(|(_, bytes)| *bytes > 0);
     let mut calls: Vec<Call> = rest.map(|(address, bytes)| Call::munmap(address, bytes)).collect();
-    calls.extend(region_calls(base, files, remote));
+    calls.extend(region_calls(base, files, &remote));
     calls.extend(map_calls(&remote[6..], maps, &region.maps));
+    if stub_bytes > 0 {
+        calls.push(Call::mmap(stubs.start, stub_bytes, READ_EXEC, PRIVATE_ANONYMOUS | libc::MAP_FIXED, None));
+    }
+    calls.extend(close_calls(&remote));
     let mapped = stopped.syscalls(&calls).map(drop).map_err(|unfinished| unfinished.error);
+    if mapped.is_err() {
+        stopped.close_files(&remote);
+    }
     match mapped.and_then(|()| renew_witness(stopped, base)) {
         Ok(()) => Ok(region),
         Err(error) => {

@@ -169,7 +169,7 @@ fn regions_come_and_go_without_a_trace() {
             let map = (files[4].as_fd(), 0x3000, true);
             let mut announced = vec![];
             let announce = |region: &Region| announced = vec![region.base, region.maps[0]];
-            let mapped = map_region(stopped, &region, &[map], announce).expect("maps");
+            let mapped = map_region(stopped, &region, &[map], 0, announce).expect("maps");
             assert_eq!(announced, [mapped.base, mapped.maps[0]]);
             let mut announced = vec![];
             let more = map_files(stopped, &[map, map], |addresses| announced = addresses.to_vec()).expect("maps");

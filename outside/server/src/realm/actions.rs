@@ -23,6 +23,9 @@ const SA_NODEFER: u64 = 0x4000_0000;
 /// `struct kernel_sigaction`: handler, flags, restorer, mask.
 pub(super) type Action = [u64; 4];
 
+/// Actions that have room in [`SudState::scratch`].
+const ACTIONS_AT_ONCE: usize = size_of::<[u64; 8]>() / size_of::<Action>();
+
 /// Address of a field of [`SudState`].
 pub(super) fn field(region: u64, offset: usize) -> u64 {
     region + SUD_OFFSET + offset as u64
@@ -57,11 +60,10 @@ pub(super) fn set_action(
 }
 
 fn read_action(stopped: &inject::Stopped, address: u64) -> Result<Action, inject::Error> {
-    let mut action = [0; 4];
-    for (index, word) in action.iter_mut().enumerate() {
-        *word = read_word(stopped, address + index as u64 * 8)?;
-    }
-    Ok(action)
+    let mut bytes = [0; size_of::<Action>()];
+    stopped.read(address, &mut bytes)?;
+    let word = |index: usize| u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("8 bytes"));
+    Ok(std::array::from_fn(word))
 }
 
 fn bytes_of(action: &Action) -> Vec<u8> {
@@ -87,25 +89,39 @@ pub(super) fn take(
     signal: u64,
     handler: &str,
 ) -> Result<(), inject::Error> {
-    let at = own_at(region, signal);
-    let own = action_of(stopped, region, signal)?;
-    stopped.write(at + offset_of!(OwnAction, action) as u64, &bytes_of(&own))?;
-    let flags = dependent_flags(signal, own[0], own[1]) | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
-    // Whatever goes wrong from here on, actions are given back.
-    write_flag(stopped, at + offset_of!(OwnAction, installed) as u64, true)?;
-    let action = [in_agent(region, handler), flags, in_agent(region, "ring3_signal_restorer"), 0];
-    set_action(stopped, region, signal, action)?;
-    let bit = 1 << (signal - 1);
+    take_all(stopped, region, &[signal], handler)
+}
+
+/// As [`take`], of at most [`ACTIONS_AT_ONCE`] signals.
+fn take_all(stopped: &mut inject::Stopped, region: u64, signals: &[u64], handler: &str) -> Result<(), inject::Error> {
+    let action_at = |signal: u64| own_at(region, signal) + offset_of!(OwnAction, action) as u64;
+    let ask: Vec<[u64; 6]> =
+        signals.iter().map(|signal| [*signal, 0, action_at(*signal), SIGNAL_SET_BYTES, 0, 0]).collect();
+    stopped.syscall_with_each("rt_sigaction", nr::RT_SIGACTION, &ask)?;
+    let scratch = field(region, offset_of!(SudState, scratch));
+    let (mut set, mut actions) = (vec![], vec![]);
+    for (index, signal) in signals.iter().enumerate() {
+        let own = read_action(stopped, action_at(*signal))?;
+        let flags = dependent_flags(*signal, own[0], own[1]) | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
+        // Whatever goes wrong from here on, actions are given back.
+        write_flag(stopped, own_at(region, *signal) + offset_of!(OwnAction, installed) as u64, true)?;
+        let new: Action = [in_agent(region, handler), flags, in_agent(region, "ring3_signal_restorer"), 0];
+        set.push([*signal, scratch + (index * size_of::<Action>()) as u64, 0, SIGNAL_SET_BYTES, 0, 0]);
+        actions.extend(bytes_of(&new));
+    }
+    stopped.write(scratch, &actions)?;
+    stopped.syscall_with_each("rt_sigaction", nr::RT_SIGACTION, &set)?;
+    let bits = bits_of(signals);
     let handled = stopped.signals_handled()?;
-    let others = (1..=SIGNALS as u64)
-        .filter(|other| !TAKEN_SIGNALS.contains(other) || !is_taken(stopped.pid(), region, *other));
-    for other in others.filter(|other| handled & 1 << (other - 1) != 0).collect::<Vec<_>>() {
+    let others = (1..=SIGNALS as u64).filter(|other| handled & 1 << (other - 1) != 0);
+    let others = others.filter(|other| !TAKEN_SIGNALS.contains(other) || !is_taken(stopped.pid(), region, *other));
+    for other in others.collect::<Vec<_>>() {
         let mut action = action_of(stopped, region, other)?;
-        if action[3] & bit != 0 {
+        if action[3] & bits != 0 {
             let kept_out = kept_out_at(region, other);
-            let kept = read_word(stopped, kept_out)? | bit;
+            let kept = read_word(stopped, kept_out)? | action[3] & bits;
             stopped.write(kept_out, &kept.to_le_bytes())?;
-            action[3] &= !bit;
+            action[3] &= !bits;
             set_action(stopped, region, other, action)?;
         }
     }
@@ -129,8 +145,8 @@ pub(super) fn take_for_good(
     if !masks_are_stable(stopped, region, bits)? {
         return Ok(false);
     }
-    for signal in signals {
-        take(stopped, region, *signal, handler)?;
+    for some in signals.chunks(ACTIONS_AT_ONCE) {
+        take_all(stopped, region, some, handler)?;
     }
     let never = field(region, offset_of!(SudState, never_blocked));
     let blocked = read_word(stopped, never)? | bits;

@@ -16,6 +16,8 @@ use super::tracer::refusal_of;
 /// Bytes of a stub area: the first one near some code is the smallest, and each further one as large as those before together, so
 /// that few areas have room for any number of stubs.
 const STUB_AREA_BYTES: std::ops::RangeInclusive<u64> = 0x1_0000..=0x100_0000;
+/// Bytes of the area behind the region, which costs no call of its own. (Libraries are near there, most programs are not.)
+pub(super) const FIRST_STUB_AREA_BYTES: u64 = *STUB_AREA_BYTES.start();
 /// Bytes of an area for stubs that have to lie at certain addresses.
 const PLACED_AREA_BYTES: u64 = 0x4000;
 /// Where the heap may grow, relays do not lie, bytes. (The kernel puts it up to 1 GiB behind the program. Allocators map
@@ -280,7 +282,7 @@ impl Target {
     }
 
     /// A stub area has been mapped; its index.
-    fn note_area(&mut self, base: u64, bytes: u64) -> usize {
+    pub(super) fn note_area(&mut self, base: u64, bytes: u64) -> usize {
         let index = self.areas.len();
         self.control.write(STUB_AREAS_OFFSET + index as u64 * size_of::<StubArea>() as u64, StubArea { base, bytes });
         self.areas.push(Area { base, bytes, used: 0 });

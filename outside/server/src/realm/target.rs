@@ -39,7 +39,7 @@ use super::recovery::{self, Cleaning, RetryDelay};
 use super::requests::Budget;
 use super::single::Settled;
 use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places, taken};
-use super::stubs::{Area, RelayPage};
+use super::stubs::{Area, FIRST_STUB_AREA_BYTES, RelayPage};
 use super::sud::SudFallback;
 use super::syscalls::{Syscalls, WantedCalls};
 use super::tables::{attachment_flags, in_agent};
@@ -306,8 +306,10 @@ impl Target {
             self.write_header(shared, region.base);
             self.announce_maps(map_files.iter().map(|(slot, _)| *slot), &region.maps);
         };
-        let region = inject::map_region(stopped, &files, &sent, announce).map_err(refusal_of)?;
+        let region =
+            inject::map_region(stopped, &files, &sent, FIRST_STUB_AREA_BYTES, announce).map_err(refusal_of)?;
         self.region = region.base;
+        self.note_area(region.stubs.start, FIRST_STUB_AREA_BYTES);
         self.publish_thread_blocks();
         self.publish_tcb_validity(stopped).map_err(refusal_of)?;
         for ((slot, file), address) in map_files.iter().zip(region.maps) {
