@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 
 use crate::Error;
@@ -143,12 +144,22 @@ impl Channel {
             }
             match ptrace::poll(tid) {
                 Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Err(Wait::Nothing),
+                Wait::Nothing if pause.is_long() => self.sleep_until_answered(),
                 Wait::Nothing => pause.go_by(),
                 Wait::Gone => return Err(Wait::Gone),
                 Wait::Signal(signal) => drop(ptrace::resume(tid, signal)),
                 Wait::Syscall | Wait::EventStop(_) | Wait::Event(_) => drop(ptrace::resume(tid, 0)),
             }
         }
+    }
+}
+
+impl Channel {
+    /// Sleeps until there is an answer, but no longer than a signal that comes first may wait.
+    fn sleep_until_answered(&self) {
+        const SIGNAL_WAITS: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let mut answered = [PollFd::new(&self.socket, PollFlags::IN)];
+        let _ = rustix::event::poll(&mut answered, Some(&SIGNAL_WAITS));
     }
 }
 

@@ -14,6 +14,7 @@ mod process;
 mod proxy;
 mod raw_ptrace;
 mod raw_rescue_frame;
+mod raw_wait;
 mod region;
 mod rescue_frame;
 mod sites;

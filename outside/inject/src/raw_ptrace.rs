@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
 
 use crate::proxy::{self, Op};
+use crate::raw_wait::sleep_until_something;
 
 /// A thread id.
 pub type Tid = u32;
@@ -32,9 +33,9 @@ pub(crate) enum Wait {
 }
 
 /// Polls a wait this often without sleeping before it sleeps between polls.
-const SPINS: u32 = 400;
+const SPINS: u32 = 100;
 /// As often as that where others need our CPU.
-const SPINS_BRIEF: u32 = 20;
+const SPINS_BRIEF: u32 = 5;
 /// A proxy that does not answer is asked again after this time.
 const BROKEN_PAUSE: Duration = Duration::from_millis(10);
 /// Sleep between polls.
@@ -318,6 +319,8 @@ pub(crate) fn wait(tid: Tid, deadline: Instant, pause: &mut Pause) -> Wait {
     loop {
         match poll(tid) {
             Wait::Nothing if pause.is_long() && Instant::now() >= deadline => return Wait::Nothing,
+            // (A wait that cannot be slept through is one of polls.)
+            Wait::Nothing if pause.is_long() && sleep_until_something(tid, deadline) => {}
             Wait::Nothing => pause.go_by(),
             other => return other,
         }
