@@ -34,4 +34,6 @@ pub use region::{
     map_stub_areas_at, replace_files, replace_own, unmap_region,
 };
 pub use sites::{INT3, SiteChange, SiteRestoration};
-pub use stopped::{Announced, Following, SavedContext, Stopped, made_again, while_stopped, while_stopped_at_exec};
+pub use stopped::{
+    Announced, Following, SavedContext, Stopped, await_release, made_again, while_stopped, while_stopped_at_exec,
+};

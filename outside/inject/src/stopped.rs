@@ -140,27 +140,44 @@ pub struct Following<'a> {
 }
 
 /// Stops a process for as long as `work` takes, at the first instruction of the program that its thread `tid`, which waits for
-/// `ready`, is about to execute.
+/// `ready`, is about to execute. The running thread, which must have been made for this, lets it go when it ends: whoever joins it
+/// waits for that by [`await_release`].
 ///
 /// # Errors
 /// As [`while_stopped`].
-pub fn while_stopped_at_exec<R: Send>(
+pub fn while_stopped_at_exec<R>(
     pid: Pid,
     tid: Tid,
     following: &Following<'_>,
-    ready: impl FnOnce() + Send,
-    work: impl FnOnce(&mut Stopped) -> R + Send,
+    ready: impl FnOnce(),
+    work: impl FnOnce(&mut Stopped) -> R,
 ) -> Result<Announced<R>, Error> {
-    in_a_thread(|| match Stopped::follow_exec(pid, tid, following, ready)? {
+    take_pauses_as_they_are();
+    // (A proxy, which does not end with this thread, is told in any case.)
+    let _leaving = proxy::Leaving;
+    Ok(match Stopped::follow_exec(pid, tid, following, ready)? {
         Announced::Executed(mut stopped) => {
             let result = work(&mut stopped);
             stopped.finish();
-            Ok(Announced::Executed(result))
+            Announced::Executed(result)
         }
-        Announced::NotFollowed => Ok(Announced::NotFollowed),
-        Announced::NotCalled => Ok(Announced::NotCalled),
-        Announced::Cancelled => Ok(Announced::Cancelled),
+        Announced::NotFollowed => Announced::NotFollowed,
+        Announced::NotCalled => Announced::NotCalled,
+        Announced::Cancelled => Announced::Cancelled,
     })
+}
+
+/// Pauses of the running thread are as short as they say: the kernel may add 50 us to each else.
+fn take_pauses_as_they_are() {
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+}
+
+/// Waits until a thread of ours that was joined has let go of all that it has traced. (It can be joined a little before.)
+pub fn await_release(tid: Tid) {
+    let deadline = Instant::now() + GONE_WITHIN;
+    while ptrace::is_own_thread(tid) && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
 }
 
 /// Does what stops a process in a thread of its own: when that ends the kernel lets go of all that it has traced, at once
@@ -170,8 +187,7 @@ fn in_a_thread<R: Send>(job: impl FnOnce() -> Result<R, Error> + Send) -> Result
     let (tid, result) = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("ring3-stop".into());
         let thread = thread.spawn_scoped(scope, || {
-            // Pauses are as short as they say: the kernel may add 50 us to each else.
-            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            take_pauses_as_they_are();
             // (A proxy, which does not end with us, is told, however the job ends.)
             let _leaving = proxy::Leaving;
             (rustix::thread::gettid().as_raw_nonzero().get() as Tid, job())
@@ -179,11 +195,7 @@ fn in_a_thread<R: Send>(job: impl FnOnce() -> Result<R, Error> + Send) -> Result
         let thread = thread.map_err(|error| Error::io("a thread to stop a process", error))?;
         Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })?;
-    // (It can be joined a little before it lets go.)
-    let deadline = Instant::now() + GONE_WITHIN;
-    while ptrace::is_own_thread(tid) && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
+    await_release(tid);
     result
 }
 

@@ -76,15 +76,15 @@ pub(super) struct Execution {
     announcer: Announcer,
     gains: Arc<AtomicBool>,
     cancelled: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    /// Ends with its own thread id.
+    thread: JoinHandle<u32>,
 }
 
 impl Execution {
     /// The thread has let the process go. It needs milliseconds.
     fn join(self) -> (InheritedState, Announcer, bool) {
-        if let Err(panic) = self.thread.join() {
-            std::panic::resume_unwind(panic);
-        }
+        let tid = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        inject::await_release(tid);
         (self.kept, self.announcer, self.gains.load(Relaxed))
     }
 }
@@ -305,7 +305,7 @@ struct Thread {
 }
 
 impl Thread {
-    fn run(self, ready: Ready) {
+    fn run(self, ready: Ready) -> u32 {
         let may_follow = |stopped: &inject::Stopped, registers: &inject::Registers| {
             self.gains.store(privileges::gained(stopped, registers), Relaxed);
             !self.gains.load(Relaxed)
@@ -320,6 +320,7 @@ impl Thread {
         let enter = |stopped: &mut inject::Stopped| self.do_what_is_given(stopped);
         let ended = inject::while_stopped_at_exec(inject::Pid(self.pid), self.tid, &following, ready, enter);
         self.sender.send(Command::ExecutionEnded(self.pid, self.number, ended));
+        rustix::thread::gettid().as_raw_nonzero().get() as u32
     }
 
     fn do_what_is_given(&self, stopped: &mut inject::Stopped) {
