@@ -28,6 +28,7 @@ mod hosted;
 mod leftovers;
 mod libraries;
 mod map_sources;
+mod meant;
 mod modules;
 mod named;
 mod one_byte;

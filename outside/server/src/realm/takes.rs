@@ -11,8 +11,9 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 
 use super::finder::Wanted;
+use super::meant::holds;
 use super::site::maps;
-use super::target::{Link, Target, code_of, holds};
+use super::target::{Link, Target, code_of};
 use super::terminal::{ReportTo, Terminal};
 use super::tracer::{Actor, Command};
 use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, recovery};

@@ -46,7 +46,7 @@ use super::tables::{attachment_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
-use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Scope, Shared};
+use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
 use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
@@ -79,7 +79,7 @@ pub(super) struct Target {
     pub(super) life: Life,
     pub(super) explicit: bool,
     /// Whose it is, when that was read last.
-    subject: Subject,
+    pub(super) subject: Subject,
     subject_read: Instant,
     /// Whose memory it has, and whose it is to have.
     pub(super) domain: Arc<Domain>,
@@ -577,29 +577,6 @@ impl Target {
         self.publish_calls_of(&self.syscalls.subscribers.clone(), links);
     }
 
-    /// The links that hold for this process.
-    pub(super) fn links_for<'a>(
-        &self,
-        links: &'a BTreeMap<AttachmentId, Link>,
-    ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
-        let whose = (self.pid, self.own_pid, self.subject.clone());
-        let kept_out: BTreeSet<AttachmentId> =
-            self.kept_out.keys().chain(self.switched_off.keys()).copied().collect();
-        let specs = links.iter().map(|(id, link)| (*id, &link.spec));
-        let family = self.with_forebears();
-        specs.filter(move |(id, spec)| holds(spec, &whose) && is_of_family(spec, &family) && !kept_out.contains(id))
-    }
-
-    /// The targets that it comes from, and itself.
-    pub(super) fn with_forebears(&self) -> BTreeSet<u32> {
-        self.forebears.iter().copied().chain([self.pid]).collect()
-    }
-
-    /// Whether a link is for this process, wherever its memory is.
-    pub(super) fn is_meant(&self, spec: &LinkSpec) -> bool {
-        holds(spec, &(self.pid, self.own_pid, self.subject.clone())) && is_of_family(spec, &self.with_forebears())
-    }
-
     pub(super) fn slots_wanted(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> BTreeSet<MapSlot> {
         shared.with_companions(self.links_for(links).flat_map(|(_, spec)| spec.text.maps.iter().copied()))
     }
@@ -841,23 +818,6 @@ impl Target {
             }
         })
     }
-}
-
-/// Whether a link is for a process, given by its id, its id in its own namespace, and whose it is.
-pub(super) fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
-    spec.pid.is_none_or(|wanted| wanted == *pid) && spec.filter.lets(*own_pid) && spec.rights.reaches(subject)
-}
-
-impl LinkSpec {
-    /// Whether it names a process, or the family that it is of (with its own id).
-    pub(super) fn names(&self, pid: u32, family: &BTreeSet<u32>) -> bool {
-        self.pid == Some(pid) || matches!(self.scope, Scope::Family(root) if family.contains(&root))
-    }
-}
-
-/// Whether a link is not for another family's processes.
-fn is_of_family(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
-    !matches!(spec.scope, Scope::Family(pid) if !family.contains(&pid))
 }
 
 /// Mappings with code.
