@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use ring3_uapi::Errno;
@@ -60,6 +60,29 @@ pub struct FileId(pub u64, pub u64);
 struct Loader {
     pid: u32,
     command: String,
+}
+
+/// An object that is memory, as long as somebody else keeps it alive.
+enum WeakMemory {
+    Map(Weak<MapObject>),
+    Event(Weak<Event>),
+}
+
+impl WeakMemory {
+    fn of(object: &Object) -> Option<WeakMemory> {
+        match object {
+            Object::Map(map) => Some(WeakMemory::Map(Arc::downgrade(map))),
+            Object::Event(event) => Some(WeakMemory::Event(Arc::downgrade(event))),
+            _ => None,
+        }
+    }
+
+    fn object(&self) -> Option<Object> {
+        match self {
+            WeakMemory::Map(map) => map.upgrade().map(Object::Map),
+            WeakMemory::Event(event) => event.upgrade().map(Object::Event),
+        }
+    }
 }
 
 struct OpenObject {
@@ -119,6 +142,8 @@ pub struct Subsystem {
     /// See `descriptors`.
     pub map_slots: Arc<Quota>,
     held: Mutex<HashMap<FileId, OpenObject>>,
+    /// All objects that are memory: targets may hold something in there.
+    memory: Mutex<BTreeMap<(IdKind, u32), WeakMemory>>,
     pins: Mutex<Pins>,
     loaders: Mutex<BTreeMap<u32, Loader>>,
     watch: Watch,
@@ -151,6 +176,7 @@ impl Subsystem {
             descriptors: Quota::of_descriptors(),
             map_slots: Quota::of_maps(),
             held: Mutex::default(),
+            memory: Mutex::default(),
             pins: Mutex::default(),
             loaders: Mutex::new(BTreeMap::new()),
             watch,
@@ -211,6 +237,9 @@ impl Subsystem {
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
         // Under the lock: a watch that is added here is not forgotten by a close of before.
         let mut held = self.held();
+        if let Some(weak) = WeakMemory::of(&object) {
+            self.memory.lock().expect("no panic under this lock").insert(object.name(), weak);
+        }
         self.watch.add_memfd(id, &path).map_err(errno)?;
         let opened =
             rustix::fs::open(path, access.mode() | OFlags::CLOEXEC, rustix::fs::Mode::empty()).map_err(errno)?;
@@ -300,7 +329,7 @@ impl Subsystem {
     /// Takes away what targets that have ended left in maps, and what anybody was seen to wait for in vain.
     fn tend(&self) {
         let deaths = self.realm.take_deaths();
-        for object in self.objects() {
+        for object in self.memory() {
             match object {
                 Object::Map(map) => {
                     let of_map: Vec<u32> = deaths
@@ -317,6 +346,19 @@ impl Subsystem {
                 _ => {}
             }
         }
+    }
+
+    /// All objects that are memory, and were ever opened.
+    fn memory(&self) -> Vec<Object> {
+        let mut alive = vec![];
+        let mut memory = self.memory.lock().expect("no panic under this lock");
+        memory.retain(|_, weak| {
+            let object = weak.object();
+            let is_alive = object.is_some();
+            alive.extend(object);
+            is_alive
+        });
+        alive
     }
 
     /// Looks at all memfds: of closes that melted together, one may have been looked at too early.
