@@ -304,3 +304,22 @@ fn system_calls_of_all_processes_are_seen_where_that_is_asked_for() {
     wait_until("it is a target", || is_target(&bench, later.pid()));
     assert!(!is_target(&bench, tool.pid()), "the tool itself is left as it is");
 }
+
+#[test]
+fn a_tool_of_system_calls_waits_for_processes_whose_large_files_have_to_be_analysed() {
+    if !is_root() {
+        println!("SKIPPED: it needs a user who runs nothing else, and so root");
+        return;
+    }
+    let bench = Bench::ring3_as(USER + 9).seeing(Some("--all"));
+    let program = bench.copy(&victim("large", "gcc", "large.c", &[]));
+    let mut victims: Vec<Process> = (0..3).map(|_| ready(&mut bench.command(&program))).collect();
+    let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
+    assert_eq!(tool.line(), "attached");
+    let targets = targets(&bench);
+    assert!(victims.iter().all(|victim| targets.contains(&victim.pid().into())), "{targets:?}");
+    for process in &mut victims {
+        process.say("go");
+        assert_eq!(process.line(), "2000");
+    }
+}

@@ -76,8 +76,8 @@ impl Needs {
                 needs.long(long, &mut arguments);
                 continue;
             }
-            let mut letters = argument[1..].char_indices();
-            while let Some((at, letter)) = letters.next() {
+            let letters = argument[1..].char_indices();
+            for (at, letter) in letters {
                 let takes_argument = HARMLESS_WITH_ARGUMENT.contains(letter) || "bePsu".contains(letter);
                 if !takes_argument {
                     needs.flag(letter);

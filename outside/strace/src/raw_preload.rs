@@ -50,38 +50,35 @@ const ENTRY_BYTES: usize = 80;
 const EXIT_BYTES: usize = 33;
 
 fn fail(errno: c_int) -> c_long {
+    // SAFETY: takes nothing.
+    let place = unsafe { libc::__errno_location() };
     // SAFETY: the C library's errno of this thread.
-    unsafe { *libc::__errno_location() = errno };
+    unsafe { *place = errno };
     -1
 }
 
 /// Runs when the library is loaded, before strace's `main`.
 extern "C" fn begin() {
-    let name = |name: &str| std::ffi::CString::new(name).expect("no NUL");
     let socket: Option<c_int> = std::env::var(SOCKET_VARIABLE).ok().and_then(|text| text.parse().ok());
-    let before = std::env::var_os(PRELOAD_VARIABLE);
-    // (The library has no file but this descriptor, and is mapped by now.)
+    let before = std::env::var_os(PRELOAD_VARIABLE).unwrap_or_default();
     let preloaded = std::env::var("LD_PRELOAD").unwrap_or_default();
-    let library =
-        preloaded.split(' ').next().and_then(|path| path.strip_prefix(LIBRARY_DIRECTORY)?.parse::<c_int>().ok());
-    // SAFETY: there is one thread yet. What strace executes must not have these.
-    unsafe {
-        if let (Some(library), true) = (library, socket.is_some()) {
-            libc::close(library);
-        }
-        libc::unsetenv(name(SOCKET_VARIABLE).as_ptr());
-        libc::unsetenv(name(PRELOAD_VARIABLE).as_ptr());
-        match before.and_then(|text| std::ffi::CString::new(std::os::unix::ffi::OsStringExt::into_vec(text)).ok()) {
-            Some(text) if !text.is_empty() => libc::setenv(c"LD_PRELOAD".as_ptr(), text.as_ptr(), 1),
-            _ => libc::unsetenv(c"LD_PRELOAD".as_ptr()),
-        };
+    let library = preloaded.split(' ').next().and_then(|path| path.strip_prefix(LIBRARY_DIRECTORY)?.parse().ok());
+    let (Some(socket), Some(library)) = (socket, library) else { return };
+    // (What strace executes must not have these.)
+    for name in [SOCKET_VARIABLE, PRELOAD_VARIABLE, "LD_PRELOAD"] {
+        // SAFETY: there is one thread yet.
+        unsafe { std::env::remove_var(name) };
     }
-    let Some(socket) = socket else { return };
-    // SAFETY: takes numbers; the descriptor is ours alone. The handler is one of the library's functions.
-    unsafe {
-        libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC);
-        libc::pthread_atfork(None, None, Some(end_in_child));
+    if !before.is_empty() {
+        // SAFETY: there is one thread yet.
+        unsafe { std::env::set_var("LD_PRELOAD", before) };
     }
+    // SAFETY: the library has no file but this descriptor, which nobody uses any more: it is mapped.
+    unsafe { libc::close(library) };
+    // SAFETY: takes numbers; the descriptor is ours alone.
+    unsafe { libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) };
+    // SAFETY: the handler is one of the library's functions, and the library stays.
+    unsafe { libc::pthread_atfork(None, None, Some(end_in_child)) };
     SOCKET.set(Some(socket));
 }
 
@@ -239,17 +236,17 @@ pub unsafe extern "C" fn wait4(pid: c_int, status: *mut c_int, options: c_int, u
         Some(Err(errno)) => fail(errno) as c_int,
         Some(Ok(Some(told))) => {
             // SAFETY: as the caller says.
-            unsafe {
-                if !status.is_null() {
-                    *status = told.status;
-                }
-                if !usage.is_null() {
-                    *usage = told.usage.unwrap_or_else(|| std::mem::zeroed());
-                    if let Some(in_calls) = told.in_calls {
-                        let time = Duration::from_nanos(in_calls);
-                        let (tv_sec, tv_usec) = (time.as_secs() as i64, i64::from(time.subsec_micros()));
-                        (*usage).ru_stime = libc::timeval { tv_sec, tv_usec };
-                    }
+            if let Some(status) = unsafe { status.as_mut() } {
+                *status = told.status;
+            }
+            // SAFETY: as the caller says.
+            if let Some(usage) = unsafe { usage.as_mut() } {
+                // SAFETY: made of integers.
+                *usage = told.usage.unwrap_or_else(|| unsafe { std::mem::zeroed() });
+                if let Some(in_calls) = told.in_calls {
+                    let time = Duration::from_nanos(in_calls);
+                    let (tv_sec, tv_usec) = (time.as_secs() as i64, i64::from(time.subsec_micros()));
+                    usage.ru_stime = libc::timeval { tv_sec, tv_usec };
                 }
             }
             told.tid
@@ -298,8 +295,10 @@ pub unsafe extern "C" fn process_vm_readv(
     flags: usize,
 ) -> isize {
     if ours_count == 1 && theirs_count == 1 && flags == 0 {
-        // SAFETY: one of each, says the caller.
-        let (ours, theirs) = unsafe { (*ours, *theirs) };
+        // SAFETY: there is one, says the caller.
+        let ours = unsafe { *ours };
+        // SAFETY: there is one, says the caller.
+        let theirs = unsafe { *theirs };
         let count = ours.iov_len.min(theirs.iov_len);
         // SAFETY: the caller has so many bytes there.
         let into = unsafe { std::slice::from_raw_parts_mut(ours.iov_base.cast::<u8>(), count) };
@@ -352,12 +351,11 @@ pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, at: *mut libc::ti
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gettimeofday(at: *mut libc::timeval, _: *mut c_void) -> c_int {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes the structure; then as the caller says.
-    unsafe {
-        let result = clock_gettime(libc::CLOCK_REALTIME, &raw mut now);
-        if result == 0 && !at.is_null() {
-            *at = libc::timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 };
-        }
-        result
+    // SAFETY: writes the structure.
+    let result = unsafe { clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    // SAFETY: as the caller says.
+    if let (0, Some(at)) = (result, unsafe { at.as_mut() }) {
+        *at = libc::timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 };
     }
+    result
 }

@@ -391,10 +391,12 @@ impl Shim {
         let index = self.waiting.iter().position(is_next)?;
         let tid = self.waiting[index].event.tid;
         let status = self.waiting[index].event.status;
-        if libc::WIFSTOPPED(status) && status >> 16 == 0 && of.is_none() {
-            if let Some(told) = self.tell_end_before_signal(tid) {
-                return Some(told);
-            }
+        let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
+        if is_signal
+            && of.is_none()
+            && let Some(told) = self.tell_end_before_signal(tid)
+        {
+            return Some(told);
         }
         let Waiting { event, .. } = self.waiting.remove(index)?;
         self.time = None;

@@ -151,22 +151,29 @@ impl Actor {
                 let named = untaken[..untaken.len().min(NAMED_MAX)].join("; ");
                 terminal.say(&format!("not traced: {named}{more}"));
             }
-        } else {
-            // Who does not wait any more goes on.
-            let now = Instant::now();
-            let over = |candidate: &mut Candidate| candidate.awaited.take_if(|(until, _)| *until < now);
-            let mut waited: BTreeMap<Terminal, usize> = BTreeMap::new();
-            for (_, answer) in self.takes.queue.iter_mut().filter_map(over) {
-                if let Some(terminal) = answer.ids.first().and_then(|id| self.links.get(id)?.spec.terminal) {
-                    *waited.entry(terminal).or_default() += 1;
-                }
+        }
+        self.answer_those_who_waited_enough();
+    }
+
+    /// Who makes a link does not wait any longer for processes that are not targets yet, and is told how many these are.
+    fn answer_those_who_waited_enough(&mut self) {
+        let now = Instant::now();
+        let deferred = self.deferred.iter_mut().filter_map(|(_, command)| match command {
+            Command::TakeOne(candidate) => Some(candidate),
+            _ => None,
+        });
+        let over = |candidate: &mut Candidate| candidate.awaited.take_if(|(until, _)| *until < now);
+        let mut waited: BTreeMap<Terminal, usize> = BTreeMap::new();
+        for (_, answer) in self.takes.queue.iter_mut().chain(deferred).filter_map(over) {
+            if let Some(terminal) = answer.ids.first().and_then(|id| self.links.get(id)?.spec.terminal) {
+                *waited.entry(terminal).or_default() += 1;
             }
-            for (terminal, count) in waited {
-                terminal.say(&format!(
-                    "{count} processes are not traced yet: it takes them longer than {} s; `ring3 status` shows who is",
-                    TAKEN_WITHIN.as_secs()
-                ));
-            }
+        }
+        for (terminal, count) in waited {
+            terminal.say(&format!(
+                "{count} processes are not traced yet: it takes them longer than {} s; `ring3 status` shows who is",
+                TAKEN_WITHIN.as_secs()
+            ));
         }
     }
 

@@ -253,7 +253,7 @@ pub(super) struct Actor {
     /// Requests wait for their time.
     pub(super) requests_wait: bool,
     /// What is for a process that cannot be stopped at present, or is being detached, and until when it may wait.
-    deferred: Vec<(Instant, Command)>,
+    pub(super) deferred: Vec<(Instant, Command)>,
     /// Large files of processes that are being analysed.
     pub(super) unanalysed: BTreeMap<u32, Vec<FileKey>>,
     /// Targets that users want to be none any more.
@@ -387,9 +387,11 @@ impl Actor {
         self.take_up_orphan(&command);
         match self.is_for_later(&command) {
             Some(within) => {
-                // (Whoever makes a link does not wait for what takes long in one of many processes.)
+                // (Whoever makes a link waits until files are analysed, but not for one of many processes that cannot be stopped.)
                 let command = match command {
-                    Command::TakeOne(candidate) => Command::TakeOne(candidate.unawaited()),
+                    Command::TakeOne(candidate) if !self.awaits_files(candidate.pid) => {
+                        Command::TakeOne(candidate.unawaited())
+                    }
                     command => command,
                 };
                 self.deferred.push((Instant::now() + within, command));
