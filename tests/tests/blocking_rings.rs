@@ -138,10 +138,12 @@ fn read(path: &str, is_slow: bool) {
             }
         }
         match asked.take().as_deref() {
-            None => ring.wait(Duration::from_secs(1), || {
-                asked = receiver.try_recv().ok();
-                asked.is_some()
-            }),
+            None => {
+                ring.wait(Duration::from_secs(1), || {
+                    asked = receiver.try_recv().ok();
+                    asked.is_some()
+                });
+            }
             Some("consume") => ring.consume_to(end),
             Some("leave") => break,
             Some(_) => println!("{MARK}{total} {is_in_order}"),
