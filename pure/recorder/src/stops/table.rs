@@ -64,7 +64,7 @@ pub enum Length {
     Word(u8),
     /// The result.
     Result,
-    /// The smaller one of the u32 that an argument's address had at the start ([`SAVED`]) and has now.
+    /// The smaller one of the u32 that an argument's address had at the start (where `SAVED` says) and has now.
     Smaller(u8),
 }
 
