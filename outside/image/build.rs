@@ -24,7 +24,8 @@ fn build(root: &Path, package: &str, profile: &str, flags: &[&str]) {
     let mut build = Command::new(env::var_os("CARGO").expect("set by cargo"));
     build
         .current_dir(root)
-        .args(["build", "--lib", "--package", package, "--profile", profile, "--quiet", "--target-dir"])
+        .args(["rustc", "--lib", "--crate-type", "cdylib", "--package", package, "--profile", profile])
+        .args(["--quiet", "--target-dir"])
         .arg(&target)
         .args(["--target", &host])
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));

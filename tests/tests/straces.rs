@@ -278,3 +278,84 @@ fn a_wrong_backend_is_named() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("it can be auto, ptrace, exact or streaming"), "{said}");
 }
+
+#[test]
+fn what_ring3_does_not_serve_is_said() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let run = |options: &[&str]| {
+        let output = bench.load("strace").args(options).output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = run(&["-e", "inject=getppid:retval=7", "sh", "-c", "exit $((PPID % 2 + 2))"]);
+    assert!(matches!(code, Some(2 | 3)), "{said}");
+    assert!(said.starts_with("ring3: -e inject needs strace's own ptrace"), "{said}");
+    let mut wrong = bench.load("strace");
+    let output = wrong.args(["-k", "true"]).env("RING3_STRACE_BACKEND", "streaming").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("-k needs strace's own ptrace; set it to auto or ptrace"), "{said}");
+}
+
+#[test]
+fn an_ordinary_user_s_strace_is_served() {
+    if !ring3_tests::is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let bench = Bench::ring3_as(65534);
+    if !has_strace() {
+        return;
+    }
+    compare_sorted(&bench, &["-f"], &["sh", "-c", "cat /etc/hostname; exit 4"]);
+}
+
+#[test]
+fn threads_and_a_full_buffer_lose_nothing() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    // Each thread makes calls as fast as it can; strace cannot keep up, so the ring buffer is full most of the time.
+    const CALLS: usize = 30_000;
+    let script = format!(
+        "import os, threading\n\
+         def work():\n for number in range({CALLS}): os.getpgid(0)\n\
+         threads = [threading.Thread(target=work) for _ in range(4)]\n\
+         [thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
+    );
+    let (code, ours) =
+        output(&bench, bench.load("strace"), &["-f", "-e", "trace=getpgid"], &["/usr/bin/python3", "-c", &script]);
+    assert_eq!(code, Some(0));
+    let calls = ours.lines().filter(|line| line.contains(" getpgid(0")).count();
+    assert_eq!(calls, 4 * CALLS);
+}
+
+#[test]
+fn a_storm_of_signals_is_shown() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    const CALLS: usize = 20_000;
+    let script = format!(
+        "import os, signal\n\
+         signal.signal(signal.SIGALRM, lambda *_: os.getpgid(0))\n\
+         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n\
+         for number in range({CALLS}): os.getppid()\n\
+         signal.setitimer(signal.ITIMER_REAL, 0, 0)\n"
+    );
+    let command = ["/usr/bin/python3", "-c", &script];
+    let (code, ours) = output(&bench, bench.load("strace"), &["-e", "trace=getppid,rt_sigreturn"], &command);
+    assert_eq!(code, Some(0), "{ours}");
+    let count = |text: &str| ours.lines().filter(|line| line.contains(text)).count();
+    // (A call that a signal hits between its record and the call itself is shown as one that is made again.)
+    let calls = count("getppid(");
+    assert!((CALLS..CALLS + CALLS / 10).contains(&calls), "{calls}");
+    // (docs/design/strace.md, "Known gaps": a handler's calls are not shown if it has interrupted the program that records.)
+    let (signals, returns) = (count("--- SIGALRM"), count("rt_sigreturn("));
+    assert!(signals > 5, "{ours}");
+    assert!(returns <= signals && returns > signals / 3, "{returns} of {signals}");
+}

@@ -148,6 +148,7 @@ fn load(
     if strace::is_strace(&program) {
         return strace::run(&program, command);
     }
+    strace::tell_of_ptrace(&program);
     let (connection, _) = launch::tracing_server()?;
     if let Some(path) = compiled {
         give_compiled(&connection, path).map_err(|why| format!("{}: {why}", path.display()))?;

@@ -188,6 +188,21 @@ pub(crate) fn is_strace(program: &Path) -> bool {
     program.file_name() == Some(OsStr::new("strace"))
 }
 
+/// Whether it preloads libraries.
+fn is_dynamic(program: &Path) -> bool {
+    let Ok(bytes) = std::fs::read(program) else { return true };
+    ring3_elf::File::parse(&bytes).is_ok_and(|file| file.interpreter().is_some())
+}
+
+/// Says that ring3 does nothing for a program that traces others by ptrace.
+pub(crate) fn tell_of_ptrace(program: &Path) {
+    const TRACERS: [&str; 5] = ["gdb", "lldb", "ltrace", "rr", "gdbserver"];
+    let name = program.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if TRACERS.contains(&name) {
+        say!("ring3: {name} traces by ptrace, which ring3 does not answer: it runs as without ring3");
+    }
+}
+
 fn backend(needs: &Needs) -> Result<Backend, Failure> {
     let wanted = std::env::var(BACKEND_VARIABLE).unwrap_or_else(|_| "auto".to_owned());
     let unserved = |option: &str| {
@@ -211,9 +226,15 @@ fn backend(needs: &Needs) -> Result<Backend, Failure> {
 
 /// Becomes strace.
 pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
-    let needs = Needs::of(&command[1..]);
+    let mut needs = Needs::of(&command[1..]);
+    if !is_dynamic(program) {
+        needs.needs_ptrace("a statically linked strace");
+    }
     let backend = backend(&needs)?;
     if backend == Backend::Ptrace {
+        if let Some(what) = &needs.ptrace {
+            say!("ring3: {what} needs strace's own ptrace: the traced program stops at each call, as without ring3");
+        }
         return crate::exec(program, command);
     }
     let wanted = Wanted {

@@ -15,7 +15,9 @@ use crate::ring::Ring;
 
 /// What the kernel lets its own code see of a call that a signal has interrupted (include/linux/errno.h): `ERESTARTSYS`,
 /// `ERESTARTNOINTR`, `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK`.
-const RESTARTS: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
+const RESTARTS: [i64; 4] = [-512, RESTART_NO_INTERRUPT, -514, RESTART_BLOCK];
+/// It is made again in any case.
+const RESTART_NO_INTERRUPT: i64 = -513;
 /// It is made again as `restart_syscall`.
 const RESTART_BLOCK: i64 = -516;
 /// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
@@ -36,9 +38,12 @@ enum Shown {
 #[derive(Clone, Copy, Debug)]
 struct KnownEnd {
     number: i64,
+    arguments: [u64; 6],
     result: i64,
-    /// The kernel makes it again, and no record tells that either.
+    /// It is made again, and no record tells that either.
     is_repeated: bool,
+    /// Handlers that had begun and not returned then.
+    handlers: u32,
 }
 
 impl KnownEnd {
@@ -46,7 +51,7 @@ impl KnownEnd {
     /// call's result (arch/x86/kernel/signal.c:handle_signal). `told`: what a record says of its end.
     fn result_after_handler(&self, told: Option<i64>) -> i64 {
         match self.result {
-            -513 => self.number,
+            RESTART_NO_INTERRUPT => self.number,
             -512 => told.filter(|told| !RESTARTS.contains(told)).unwrap_or(self.number),
             result if RESTARTS.contains(&result) => -i64::from(libc::EINTR),
             result => result,
@@ -76,6 +81,10 @@ struct Tracee {
     known_ends: Vec<KnownEnd>,
     /// The signal that comes next has interrupted the last of them.
     is_interrupted: bool,
+    /// The stop that was told is a signal's.
+    is_at_signal: bool,
+    /// Handlers that have begun and not returned.
+    handlers: u32,
     /// Time in calls, ns.
     in_calls: u64,
     /// Position of the record for which the thread waits.
@@ -93,6 +102,8 @@ impl Tracee {
             call: None,
             known_ends: vec![],
             is_interrupted: false,
+            is_at_signal: false,
+            handlers: 0,
             in_calls: 0,
             held: None,
         }
@@ -176,7 +187,12 @@ impl Shim {
     }
 
     pub(crate) fn has_tracees(&self) -> bool {
-        !self.tracees.is_empty()
+        !self.tracees.is_empty() || !self.waiting.is_empty() || self.tracer.has_tracees() || self.has_unseen()
+    }
+
+    /// Whether there are real events that were not fetched.
+    fn has_unseen(&self) -> bool {
+        self.tracer.wakeups().load(Ordering::Acquire) != self.seen
     }
 
     /// `PTRACE_SEIZE`. The process becomes a target first, while nobody traces it.
@@ -210,11 +226,14 @@ impl Shim {
             }
             return Ok(0);
         }
-        if std::mem::take(&mut tracee.is_interrupted)
+        if tracee.is_at_signal && signal != 0 && process::catches(tracee.pid, signal as i32) {
+            tracee.handlers += 1;
+        } else if tracee.is_interrupted
             && let Some(known) = tracee.known_ends.last_mut()
         {
-            known.is_repeated = signal == 0 || !process::catches(tracee.pid, signal as i32);
+            known.is_repeated = true;
         }
+        (tracee.is_at_signal, tracee.is_interrupted) = (false, false);
         let request = if request == libc::PTRACE_SYSCALL && !is_native { libc::PTRACE_CONT } else { request };
         let done = self.tracer.request(request, tid, 0, signal)?;
         tracee.shown = Shown::Running;
@@ -273,11 +292,12 @@ impl Shim {
     pub(crate) fn next(&mut self, of: Option<i32>) -> Option<Told> {
         loop {
             self.collect();
-            if let Some(told) = self.tell_real(of) {
+            if let Some(told) = self.tell_real(of, false) {
                 return Some(told);
             }
             if !self.read_record() {
-                return None;
+                // (The record that is next may be one whose writer a signal has interrupted.)
+                return self.tell_real(of, true);
             }
             match self.tell_record(of) {
                 Step::Told(told) => return Some(told),
@@ -308,9 +328,8 @@ impl Shim {
             return self.end_of_return(*tid, result);
         }
         let is_repeated = |tracee: &Tracee| {
-            is_running(tracee)
-                && tracee.call.is_none()
-                && tracee.known_ends.last().is_some_and(|known| known.is_repeated)
+            let is_due = |known: &KnownEnd| known.is_repeated && tracee.handlers <= known.handlers;
+            is_running(tracee) && tracee.call.is_none() && tracee.known_ends.last().is_some_and(is_due)
         };
         let (tid, _) = self.tracees.iter().find(|(_, tracee)| is_repeated(tracee))?;
         let tid = *tid;
@@ -326,7 +345,7 @@ impl Shim {
         let known = tracee.known_ends.pop()?;
         let (number, arguments) = match known.result {
             RESTART_BLOCK => (libc::SYS_restart_syscall, [0; 6]),
-            _ => (known.number, tracee.start.arguments()),
+            _ => (known.number, known.arguments),
         };
         tracee.start.synthesize(Phase::Start, (tracee.pid, tid), number, arguments);
         tracee.call = Some(number);
@@ -378,14 +397,14 @@ impl Shim {
         }
     }
 
-    /// Tells of the first real event whose time has come.
-    fn tell_real(&mut self, of: Option<i32>) -> Option<Told> {
+    /// Tells of the first real event whose time has come; `is_late`: no record that comes before it can be read.
+    fn tell_real(&mut self, of: Option<i32>, is_late: bool) -> Option<Told> {
         let position = self.ring.position();
         let is_next = |waiting: &Waiting| {
             let Event { tid, status, .. } = waiting.event;
             let is_wanted = of.is_none_or(|of| of == tid);
             let is_running = self.tracees.get(&tid).is_none_or(|tracee| tracee.shown == Shown::Running);
-            let is_in_order = waiting.behind <= position || of.is_some();
+            let is_in_order = waiting.behind <= position || of.is_some() || is_late;
             is_wanted && is_in_order && (is_running || !libc::WIFSTOPPED(status))
         };
         let index = self.waiting.iter().position(is_next)?;
@@ -405,6 +424,7 @@ impl Shim {
             self.forget(tid);
         } else if let Some(tracee) = self.tracees.get_mut(&tid) {
             tracee.shown = Shown::Stopped;
+            tracee.is_at_signal = is_signal;
             in_calls = (!self.native.contains(&tracee.pid)).then_some(tracee.in_calls);
         }
         Some(Told { tid, status, usage: Some(event.rusage), in_calls })
@@ -423,16 +443,24 @@ impl Shim {
         if number == libc::SYS_rt_sigreturn {
             return self.end_of_return(tid, result);
         }
-        if registers.orig_rax as i64 != number {
-            return None;
-        }
+        // (A thread that is not in the kernel is in the agent: its call is about to be made, or its result is known when it goes on. So
+        // strace is told that the call is made again.)
+        let is_made = registers.orig_rax as i64 == number;
+        Some(self.end_early(tid, if is_made { result } else { RESTART_NO_INTERRUPT }, is_made))
+    }
+
+    /// Tells of the end of the call that strace believes the thread to be in. `is_made`: by what the kernel says.
+    fn end_early(&mut self, tid: i32, result: i64, is_made: bool) -> Told {
+        let tracee = self.tracees.get_mut(&tid).expect("the caller has looked");
+        let number = tracee.call.take().expect("the caller has looked");
+        let arguments = tracee.start.arguments();
         tracee.end.synthesize(Phase::End, (tracee.pid, tid), number, [result as u64, 0, 0, 0, 0, 0]);
         tracee.shown = Shown::Call(Phase::End);
-        tracee.call = None;
-        tracee.known_ends.push(KnownEnd { number, result, is_repeated: false });
-        tracee.is_interrupted = RESTARTS.contains(&result);
+        tracee.is_interrupted = is_made && RESTARTS.contains(&result);
+        let handlers = tracee.handlers;
+        tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: !is_made, handlers });
         self.time = None;
-        Some(tracee.told_call(tid))
+        tracee.told_call(tid)
     }
 
     /// A handler has returned: no record tells that. The result is what the interrupted code finds in `rax`.
@@ -441,6 +469,7 @@ impl Shim {
         tracee.end.synthesize(Phase::End, (tracee.pid, tid), libc::SYS_rt_sigreturn, [result as u64, 0, 0, 0, 0, 0]);
         tracee.shown = Shown::Call(Phase::End);
         tracee.call = None;
+        tracee.handlers = tracee.handlers.saturating_sub(1);
         self.time = None;
         Some(tracee.told_call(tid))
     }
@@ -469,16 +498,28 @@ impl Shim {
             let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(told));
             return self.end_of_return(tid, result).map_or(Step::Blocked, Step::Told);
         }
+        let number = self.record.number();
+        if phase == Phase::Start && tracee.call.is_some() && tracee.wants_calls && of.is_none() {
+            // (The record of its end was lost: docs/design/maps.md.)
+            let told = self.end_early(tid, RESTART_NO_INTERRUPT, true);
+            self.tracees.get_mut(&tid).and_then(|tracee| tracee.known_ends.pop());
+            return Step::Told(told);
+        }
         if phase == Phase::End && tracee.call.is_none() {
-            let is_repeated = tracee.known_ends.last().is_some_and(|known| known.is_repeated);
-            if is_repeated && tracee.wants_calls && of.is_none() {
+            let known = tracee.known_ends.iter().rposition(|known| known.number == number);
+            let Some(known) = known else {
+                // (It was under way when strace came, or is the return from the call that has made this thread.)
+                return self.skip();
+            };
+            // (Handlers of later ones have been left by a jump.)
+            tracee.known_ends.truncate(known + 1);
+            if tracee.known_ends[known].is_repeated && tracee.wants_calls && of.is_none() {
                 return self.repeat_start(tid).map_or(Step::Blocked, Step::Told);
             }
-            // (Else it was under way when strace came, or is the return from the call that has made this thread.)
             tracee.known_ends.pop();
             return self.skip();
         }
-        let (waits, time, number) = (self.record.waits(), self.record.time(), self.record.number());
+        let (waits, time) = (self.record.waits(), self.record.time());
         // (The end of a call whose start is not told is not told, either.)
         let is_told = tracee.wants_calls && of.is_none();
         tracee.call = (is_told && phase == Phase::Start).then_some(number);
