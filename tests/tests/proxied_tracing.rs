@@ -43,7 +43,8 @@ fn the_tracer_of_the_other_tests() {
         tracer.request(libc::PTRACE_SEIZE, tid, 0, options as usize).expect("seized");
     }
     std::thread::spawn(|| obey(servers));
-    println!("traces {pid}");
+    // (The test harness writes the begin of a line at the same time.)
+    println!("\ntraces {pid}");
     while tracer.has_tracees() {
         match tracer.try_event() {
             Some(event) => pass_on(&tracer, event),

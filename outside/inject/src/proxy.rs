@@ -26,7 +26,7 @@ use crate::raw_ptrace::Tid;
 /// An answer must come within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// The tracer is asked to wait for a thread for so long at most, microseconds.
-pub(crate) const WAIT_MAX_US: u64 = 2000;
+pub(crate) const WAIT_MAX_US: u64 = 500;
 /// Bytes of a request or an answer before what belongs to it.
 const REQUEST_HEADER_BYTES: usize = 32;
 const ANSWER_HEADER_BYTES: usize = 16;
@@ -84,6 +84,10 @@ thread_local! {
     static HELD: RefCell<Vec<(Tid, Arc<Proxy>)>> = const { RefCell::new(vec![]) };
 }
 
+/// Another thread of the server holds a tracee so long at most before a second one that wants it gives up.
+const HELD_BY_OTHERS_MAX: Duration = Duration::from_millis(500);
+const HELD_BY_OTHERS_PAUSE: Duration = Duration::from_micros(200);
+
 fn proxies() -> std::sync::MutexGuard<'static, BTreeMap<u32, Arc<Proxy>>> {
     PROXIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -132,7 +136,19 @@ pub(crate) fn seize(tid: Tid, options: u64) -> Option<io::Result<()>> {
     }
     let status = proc_file(tid, "status").ok()?;
     let proxy = proxy_of(status_field(&status, "TracerPid")?.parse().ok()?)?;
-    let held = proxy.ask(Op::Seize, tid, options, 0, &[]);
+    // (Another thread of ours may hold it at present: the one that has followed an execution that failed, say.)
+    let deadline = Instant::now() + HELD_BY_OTHERS_MAX;
+    let held = loop {
+        match proxy.ask(Op::Seize, tid, options, 0, &[]) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                if Instant::now() >= deadline {
+                    return Some(Err(error));
+                }
+                std::thread::sleep(HELD_BY_OTHERS_PAUSE);
+            }
+            other => break other,
+        }
+    };
     // (If it has only come too late, it is let go, too.)
     HELD.with_borrow_mut(|all| all.push((tid, proxy)));
     Some(held.map(drop))

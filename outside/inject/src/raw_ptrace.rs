@@ -36,6 +36,8 @@ pub(crate) enum Wait {
 const SPINS: u32 = 100;
 /// As often as that where others need our CPU.
 const SPINS_BRIEF: u32 = 5;
+/// Between two waits by proxy.
+const PROXY_PAUSE: Duration = Duration::from_micros(200);
 /// A proxy that does not answer is asked again after this time.
 const BROKEN_PAUSE: Duration = Duration::from_millis(10);
 /// Sleep between polls.
@@ -308,7 +310,8 @@ pub(crate) fn wait(tid: Tid, deadline: Instant, pause: &mut Pause) -> Wait {
         let microseconds =
             u64::try_from(left.as_micros()).map_or(proxy::WAIT_MAX_US, |left| left.min(proxy::WAIT_MAX_US));
         match wait_by_proxy(tid, microseconds) {
-            Some(Ok(Wait::Nothing)) if microseconds != 0 => {}
+            // (Other threads of ours ask the same proxy, and get their turn now.)
+            Some(Ok(Wait::Nothing)) if microseconds != 0 => std::thread::sleep(PROXY_PAUSE),
             Some(Ok(done)) => return done,
             _ => {
                 std::thread::sleep(left.min(BROKEN_PAUSE));

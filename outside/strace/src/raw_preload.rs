@@ -50,11 +50,22 @@ const ENTRY_BYTES: usize = 80;
 const EXIT_BYTES: usize = 33;
 
 fn fail(errno: c_int) -> c_long {
+    set_errno(errno);
+    -1
+}
+
+fn set_errno(errno: c_int) {
     // SAFETY: takes nothing.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: the C library's errno of this thread.
     unsafe { *place = errno };
-    -1
+}
+
+fn errno() -> c_int {
+    // SAFETY: takes nothing.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *place }
 }
 
 /// Runs when the library is loaded, before strace's `main`.
@@ -134,6 +145,8 @@ fn real_ptrace(request: c_uint, tid: c_int, address: usize, data: usize) -> c_lo
 #[unsafe(no_mangle)]
 pub extern "C" fn ptrace(request: c_uint, tid: c_int, address: *mut c_void, data: *mut c_void) -> c_long {
     let (address, data) = (address.addr(), data.addr());
+    // (strace clears errno before a request, and looks at nothing else behind it. What is called here may change it.)
+    let before = errno();
     if request == libc::PTRACE_SEIZE && SOCKET.get().is_some() {
         match start() {
             Ok(shim) => SHIM.with(|slot| *slot.borrow_mut() = Some(shim)),
@@ -166,7 +179,10 @@ pub extern "C" fn ptrace(request: c_uint, tid: c_int, address: *mut c_void, data
         })
     });
     match answer {
-        Some(Ok(result)) => result,
+        Some(Ok(result)) => {
+            set_errno(before);
+            result
+        }
         Some(Err(errno)) => fail(errno),
         None if matches!(request, libc::PTRACE_PEEKTEXT | libc::PTRACE_PEEKDATA) => peek(request, tid, address),
         None => real_ptrace(request, tid, address, data),
