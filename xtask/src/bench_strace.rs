@@ -45,7 +45,7 @@ struct Row {
 
 fn rows(options: &Options, directory: &Path) -> Vec<Row> {
     let dd = |count: usize| {
-        let text = format!("dd if=/dev/zero of=/dev/null bs=1 count={}", count / 2);
+        let text = format!("/usr/bin/dd if=/dev/zero of=/dev/null bs=1 count={}", count / 2);
         text.split(' ').map(str::to_owned).collect::<Vec<_>>()
     };
     let row = |name, options, perf, bpftrace| Row {
