@@ -422,6 +422,8 @@ impl Shim {
         let mut in_calls = None;
         if !libc::WIFSTOPPED(status) {
             self.forget(tid);
+            // (A stop that it was still to be told of is over.)
+            self.waiting.retain(|waiting| waiting.event.tid != tid);
         } else if let Some(tracee) = self.tracees.get_mut(&tid) {
             tracee.shown = Shown::Stopped;
             tracee.is_at_signal = is_signal;
