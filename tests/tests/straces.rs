@@ -359,3 +359,20 @@ fn a_storm_of_signals_is_shown() {
     assert!(signals > 5, "{ours}");
     assert!(returns <= signals && returns > signals / 3, "{returns} of {signals}");
 }
+
+#[test]
+fn programs_that_execute_many_others_at_a_time_all_become_targets() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    // (What is traced by ptrace alone is said on standard error, and fails in `output`.)
+    let round = "for i in 1 2 3 4 5 6 7 8 9 10; do /bin/true & sh -c '/bin/true; exit 0' & /bin/true; done; wait";
+    let script = [round; 3].join(";");
+    for _ in 0..3 {
+        let (code, ours) =
+            output(&bench, bench.load("strace"), &["-f", "-e", "trace=execve"], &["sh", "-c", &script]);
+        assert_eq!(code, Some(0));
+        assert_eq!(ours.lines().filter(|line| line.contains(" execve(")).count(), 1 + 3 * 40);
+    }
+}

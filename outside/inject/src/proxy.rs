@@ -75,6 +75,8 @@ struct Exchange {
     last_id: u32,
     /// The request whose answer did not come in time.
     awaited: Option<u32>,
+    /// Where answers are received: [`ANSWER_BYTES_MAX`] bytes, from the first one on.
+    answer: Vec<u8>,
 }
 
 static PROXIES: Mutex<BTreeMap<u32, Arc<Proxy>>> = Mutex::new(BTreeMap::new());
@@ -177,14 +179,11 @@ pub(crate) struct Leaving;
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        let held = HELD.with_borrow_mut(std::mem::take);
-        let deadline = Instant::now() + ANSWER_WITHIN;
-        // All of them are told before any is waited for.
-        let told: Vec<_> = held.into_iter().map(|(tid, proxy)| (proxy.tell_to_leave(tid, deadline), proxy)).collect();
-        for (id, proxy) in told {
-            if let Some(id) = id {
-                let _ = proxy.exchange().receive(&proxy.socket, id, deadline);
-            }
+        let mut held = HELD.with_borrow_mut(std::mem::take);
+        while let Some((_, proxy)) = held.first().cloned() {
+            let (its, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(_, other)| Arc::ptr_eq(other, &proxy));
+            held = others;
+            proxy.let_go(its.into_iter().map(|(tid, _)| tid));
         }
     }
 }
@@ -197,32 +196,47 @@ impl Proxy {
     fn ask(&self, op: Op, tid: Tid, a: u64, b: u64, payload: &[u8]) -> io::Result<(u64, Vec<u8>)> {
         let mut exchange = self.exchange();
         if let Some(awaited) = exchange.awaited {
-            exchange.receive(&self.socket, awaited, Instant::now())?;
+            // (Whether that was done does not matter any more.)
+            let late = exchange.receive(&self.socket, awaited, Instant::now());
+            if exchange.awaited.is_some() {
+                return late;
+            }
         }
         let id = exchange.send(&self.socket, op, tid, (a, b), payload)?;
         exchange.receive(&self.socket, id, Instant::now() + ANSWER_WITHIN)
     }
 
-    /// The request's number; if it cannot be told, all that the proxy holds is let go: for good, since the socket is of no use any
-    /// more.
-    fn tell_to_leave(&self, tid: Tid, deadline: Instant) -> Option<u32> {
+    /// Has it let go of threads. All of them are told before any is waited for. If that cannot be told, all that the proxy holds is let
+    /// go: for good, since the socket is of no use any more.
+    ///
+    /// (Nobody else asks in between: who waits for an answer drops those that come before it.)
+    fn let_go(&self, tids: impl Iterator<Item = Tid>) {
+        let deadline = Instant::now() + ANSWER_WITHIN;
         let mut exchange = self.exchange();
-        loop {
-            match exchange.send(&self.socket, Op::Leave, tid, (0, 0), &[]) {
-                Ok(id) => return exchange.awaited.is_none().then_some(id),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
-                    poll_until(&self.socket, PollFlags::OUT, deadline);
-                }
-                Err(_) => {
-                    let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-                    return None;
-                }
-            }
+        let told: Vec<Option<u32>> = tids.map(|tid| exchange.tell_to_leave(&self.socket, tid, deadline)).collect();
+        for id in told.into_iter().flatten() {
+            let _ = exchange.receive(&self.socket, id, deadline);
         }
     }
 }
 
 impl Exchange {
+    /// The request's number. `None`: it could not be told, or an answer before it is not there yet.
+    fn tell_to_leave(&mut self, socket: &OwnedFd, tid: Tid, deadline: Instant) -> Option<u32> {
+        loop {
+            match self.send(socket, Op::Leave, tid, (0, 0), &[]) {
+                Ok(id) => return self.awaited.is_none().then_some(id),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    poll_until(socket, PollFlags::OUT, deadline);
+                }
+                Err(_) => {
+                    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+                    return None;
+                }
+            }
+        }
+    }
+
     fn send(&mut self, socket: &OwnedFd, op: Op, tid: Tid, (a, b): (u64, u64), payload: &[u8]) -> io::Result<u32> {
         let id = self.last_id.wrapping_add(1);
         let mut request = Vec::with_capacity(REQUEST_HEADER_BYTES + payload.len());
@@ -236,9 +250,10 @@ impl Exchange {
 
     /// The answer to a request. Answers to earlier ones, which came too late, are left out.
     fn receive(&mut self, socket: &OwnedFd, id: u32, deadline: Instant) -> io::Result<(u64, Vec<u8>)> {
-        let mut answer = vec![0u8; ANSWER_BYTES_MAX];
+        self.answer.resize(ANSWER_BYTES_MAX, 0);
+        let answer = self.answer.as_mut_slice();
         loop {
-            match rustix::net::recv(socket, answer.as_mut_slice(), RecvFlags::DONTWAIT) {
+            match rustix::net::recv(socket, &mut *answer, RecvFlags::DONTWAIT) {
                 Ok((bytes, _)) if bytes < ANSWER_HEADER_BYTES => return Err(io::ErrorKind::BrokenPipe.into()),
                 Ok((bytes, _)) => {
                     let word = |at: usize| u32::from_le_bytes(answer[at..at + 4].try_into().expect("4 bytes"));

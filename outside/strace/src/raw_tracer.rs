@@ -40,6 +40,8 @@ const TRACERS_MAX: usize = 64;
 const WAIT_MAX: Duration = Duration::from_millis(2);
 /// Requests of the server are made one after another before others have their turn.
 const REQUESTS_AT_ONCE: u32 = 64;
+/// So many events of tracees are looked at before requests have their turn.
+const EVENTS_AT_ONCE: u32 = 64;
 const REQUEST_HEADER_BYTES: usize = 32;
 const REQUEST_BYTES_MAX: usize = 4096;
 /// Answers of the server's op `WAIT`.
@@ -400,8 +402,10 @@ impl Thread {
 
     // ---- what tracees do ----
 
+    /// (A tracee whose calls all raise signals, say, has a next event at once: others have their turn in between.)
     fn collect(&mut self) {
-        while let Some(event) = wait_for_next() {
+        for _ in 0..EVENTS_AT_ONCE {
+            let Some(event) = wait_for_next() else { return };
             if libc::WIFSTOPPED(event.status) {
                 self.stopped(event);
             } else {
@@ -409,6 +413,7 @@ impl Thread {
                 self.tell_user(event);
             }
         }
+        wake(self.shared.wake.as_raw_fd());
     }
 
     fn stopped(&mut self, event: Event) {
