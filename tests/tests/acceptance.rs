@@ -97,18 +97,12 @@ const ENTRIES: [u32; 4] =
 /// Whether this host lets nobody attach programs to entries of the kernel's functions.
 fn forbids_entries(types: &Kernel) -> bool {
     let function = types.find(b"vfs_read", kind::FUNC).expect("every kernel has it");
+    let returns_zero = vec![Insn::new(0xb7, 0, 0, 0, 0), Insn::new(BPF_EXIT, 0, 0, 0, 0)];
     let program = Program {
-        name: "trivial".into(),
         section: "fentry/vfs_read".into(),
-        autoload: true,
-        prog_type: prog_type::TRACING,
         expected_attach_type: attach_type::TRACE_FENTRY,
-        attach_to: None,
         attach_btf_id: function,
-        flags: 0,
-        insns: vec![Insn::new(0xb7, 0, 0, 0, 0), Insn::new(BPF_EXIT, 0, 0, 0, 0)],
-        func_info: vec![],
-        line_info: vec![],
+        ..Program::new("trivial", prog_type::TRACING, returns_zero)
     };
     let object = Object { license: "GPL".into(), maps: vec![], programs: vec![], btf: None };
     let refusal = LoadedMaps::of(&object).expect("nothing to make").load(&object, &program).err();

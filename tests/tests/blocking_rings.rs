@@ -68,34 +68,9 @@ fn load(call: &str) {
          r0 = 0
          exit"
     );
-    let ring = MapDef {
-        name: "ring".into(),
-        map_type: map_type::RINGBUF,
-        max_entries: RING_BYTES,
-        map_flags: RING3_F_BLOCK,
-        ..MapDef::default()
-    };
-    let lost = MapDef {
-        name: "lost".into(),
-        map_type: map_type::ARRAY,
-        key_size: 4,
-        value_size: 8,
-        max_entries: 1,
-        ..MapDef::default()
-    };
-    let program = Program {
-        name: "tell".into(),
-        section: String::new(),
-        autoload: true,
-        prog_type: prog_type::TRACEPOINT,
-        expected_attach_type: 0,
-        attach_to: None,
-        attach_btf_id: 0,
-        flags: 0,
-        insns: ring3_isa::assemble(&text).expect("assembled"),
-        func_info: vec![],
-        line_info: vec![],
-    };
+    let ring = MapDef { map_flags: RING3_F_BLOCK, ..MapDef::new("ring", map_type::RINGBUF, (0, 0), RING_BYTES) };
+    let lost = MapDef::new("lost", map_type::ARRAY, (4, 8), 1);
+    let program = Program::new("tell", prog_type::TRACEPOINT, ring3_isa::assemble(&text).expect("assembled"));
     let object = Object { license: "GPL".into(), maps: vec![ring, lost], programs: vec![program], btf: None };
     let loaded = Loaded::load(&object).expect("loaded");
     let _link = ring3_bpf::link_tracepoint(&loaded.programs[0].1, "syscalls", call, None).expect("attached");

@@ -139,8 +139,7 @@ impl Vm {
         [key_size, value_size, max_entries]: [u32; 3],
         map_flags: u32,
     ) -> Result<Map, Error> {
-        let name = name.to_owned();
-        let definition = MapDef { name, map_type, key_size, value_size, max_entries, map_flags, ..MapDef::default() };
+        let definition = MapDef { map_flags, ..MapDef::new(name, map_type, (key_size, value_size), max_entries) };
         let map = self.make(&definition, None)?;
         let told = ring3_verifier::InnerShape { map_type, key_size, value_size, max_entries, map_flags, lock: None };
         let shape = map.own().shape(MapShape { slot: map.id(), ..told.shape() });

@@ -210,19 +210,7 @@ mod tests {
     use super::*;
 
     fn of(section: &str) -> Result<Attach, String> {
-        let program = Program {
-            name: "it".into(),
-            section: section.into(),
-            autoload: true,
-            prog_type: 0,
-            expected_attach_type: 0,
-            attach_to: None,
-            attach_btf_id: 0,
-            flags: 0,
-            insns: vec![],
-            func_info: vec![],
-            line_info: vec![],
-        };
+        let program = Program { section: section.into(), ..Program::new("it", 0, vec![]) };
         Attach::of(&program)
     }
 

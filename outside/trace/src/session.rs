@@ -118,19 +118,7 @@ impl Programs {
         if let Some(index) = self.known.get(&key) {
             return Ok(*index);
         }
-        self.made.push(Program {
-            name: name.to_owned(),
-            section: String::new(),
-            autoload: true,
-            prog_type,
-            expected_attach_type,
-            attach_to: None,
-            attach_btf_id: 0,
-            flags: 0,
-            insns,
-            func_info: vec![],
-            line_info: vec![],
-        });
+        self.made.push(Program { expected_attach_type, ..Program::new(name, prog_type, insns) });
         self.known.insert(key, self.made.len() - 1);
         Ok(self.made.len() - 1)
     }
@@ -344,20 +332,12 @@ fn filters(recipes: &[Recipe], filter: Option<&Expression>) -> Result<Vec<Option
 
 /// The maps of a session, in the order of [`program::map`].
 fn maps(slot_bytes: u32, buffer_bytes: u32, counts: u32) -> Vec<MapDef> {
-    let map = |name: &str, map_type: u32, (key_size, value_size): (u32, u32), max_entries: u32| MapDef {
-        name: name.to_owned(),
-        map_type,
-        key_size,
-        value_size,
-        max_entries,
-        ..MapDef::default()
-    };
     vec![
-        map("slots", map_type::LRU_HASH, (4, slot_bytes), THREADS_MAX),
-        map("records", map_type::RINGBUF, (0, 0), buffer_bytes),
-        map("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
-        map("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),
-        map("counts", map_type::PERCPU_ARRAY, (4, count::VALUE_BYTES), counts),
+        MapDef::new("slots", map_type::LRU_HASH, (4, slot_bytes), THREADS_MAX),
+        MapDef::new("records", map_type::RINGBUF, (0, 0), buffer_bytes),
+        MapDef::new("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
+        MapDef::new("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),
+        MapDef::new("counts", map_type::PERCPU_ARRAY, (4, count::VALUE_BYTES), counts),
     ]
 }
 

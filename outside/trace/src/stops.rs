@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ring3_bpf::Loaded;
-use ring3_isa::Insn;
 use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_object::{MapDef, Object, Program};
 use ring3_recorder::stops::{self, SLOT_BYTES, Wanted, map};
@@ -60,7 +59,7 @@ impl StopsPlan {
             let mut attach = |when: &str, text: String| {
                 let insns = ring3_isa::assemble(&text).map_err(|error| format!("{}: {error}\n{text}", call.name))?;
                 let index = *known.entry(text).or_insert_with(|| {
-                    programs.push(program(format!("{when}_{}", call.name), insns));
+                    programs.push(Program::new(format!("{when}_{}", call.name), prog_type::TRACEPOINT, insns));
                     programs.len() - 1
                 });
                 attachments.push((index, format!("sys_{when}_{}", call.name)));
@@ -107,37 +106,13 @@ impl StopsSession {
     }
 }
 
-fn program(name: String, insns: Vec<Insn>) -> Program {
-    Program {
-        name,
-        section: String::new(),
-        autoload: true,
-        prog_type: prog_type::TRACEPOINT,
-        expected_attach_type: 0,
-        attach_to: None,
-        attach_btf_id: 0,
-        flags: 0,
-        insns,
-        func_info: vec![],
-        line_info: vec![],
-    }
-}
-
 /// The maps, in the order of [`map`].
 fn maps(ring_bytes: u32) -> Vec<MapDef> {
-    let map = |name: &str, map_type: u32, (key_size, value_size): (u32, u32), max_entries: u32| MapDef {
-        name: name.to_owned(),
-        map_type,
-        key_size,
-        value_size,
-        max_entries,
-        ..MapDef::default()
-    };
-    let mut records = map("records", map_type::RINGBUF, (0, 0), ring_bytes);
-    records.map_flags = RING3_F_BLOCK;
+    let records =
+        MapDef { map_flags: RING3_F_BLOCK, ..MapDef::new("records", map_type::RINGBUF, (0, 0), ring_bytes) };
     vec![
         records,
-        map("slots", map_type::LRU_HASH, (4, SLOT_BYTES), THREADS_MAX),
-        map("new_slot", map_type::ARRAY, (4, SLOT_BYTES), 1),
+        MapDef::new("slots", map_type::LRU_HASH, (4, SLOT_BYTES), THREADS_MAX),
+        MapDef::new("new_slot", map_type::ARRAY, (4, SLOT_BYTES), 1),
     ]
 }

@@ -104,6 +104,18 @@ pub struct MapDef {
     pub value_type: u32,
 }
 
+impl MapDef {
+    /// A map of this type, with bytes of a key and of a value, and entries. All else is as for a map that asks for nothing.
+    pub fn new(
+        name: impl Into<String>,
+        map_type: u32,
+        (key_size, value_size): (u32, u32),
+        max_entries: u32,
+    ) -> MapDef {
+        MapDef { name: name.into(), map_type, key_size, value_size, max_entries, ..MapDef::default() }
+    }
+}
+
 /// What a map of objects holds from the beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slot {
@@ -138,6 +150,25 @@ pub struct Program {
     pub func_info: Vec<(u32, u32)>,
     /// `struct bpf_line_info`, with offsets in instructions.
     pub line_info: Vec<[u32; 4]>,
+}
+
+impl Program {
+    /// A program of this type that comes from no file: it has no section and no types, and is attached to nothing by itself.
+    pub fn new(name: impl Into<String>, prog_type: u32, insns: Vec<Insn>) -> Program {
+        Program {
+            name: name.into(),
+            section: String::new(),
+            autoload: true,
+            prog_type,
+            expected_attach_type: 0,
+            attach_to: None,
+            attach_btf_id: 0,
+            flags: 0,
+            insns,
+            func_info: vec![],
+            line_info: vec![],
+        }
+    }
 }
 
 impl Settings {

@@ -9,6 +9,7 @@
 use ring3_event::EventType;
 
 pub mod groups;
+mod lines;
 mod names;
 pub mod probes;
 pub mod program;

@@ -9,11 +9,10 @@
 //!
 //! Registers: r6 is the slot, r7 the context, r8 the bytes of the variable part so far, r9 process and thread.
 
-use std::fmt::Write as _;
-
 use ring3_event::{EventType, HEADER_BYTES, Kind, Phase, State, header};
 use ring3_filter::{Context, LabelCounter, Place, Places, StatePlace, Typed};
 
+use crate::lines::Lines;
 use crate::{Address, Operand, Recipe, Source};
 
 pub mod count;
@@ -252,6 +251,12 @@ fn pointer_at(recipe: &Recipe, field: usize) -> i16 {
     POINTERS_AT - 8 * texts(recipe).take_while(|index| *index != field).count() as i16
 }
 
+impl Lines for Text<'_> {
+    fn written(&mut self) -> (&mut String, &mut usize) {
+        (&mut self.text, &mut self.labels)
+    }
+}
+
 impl<'a> Text<'a> {
     fn new(recipe: &'a Recipe, filter: Option<&Typed>, output: &'a Output) -> Text<'a> {
         let is_word = |field: usize| {
@@ -291,19 +296,6 @@ impl<'a> Text<'a> {
         self.filter.iter().any(|part| part.phase() == Phase::Entry && part.of.contexts().contains(&context))
     }
 
-    fn line(&mut self, line: &str) {
-        let _ = writeln!(self.text, "    {line}");
-    }
-
-    fn label(&mut self, label: &str) {
-        let _ = writeln!(self.text, "{label}:");
-    }
-
-    fn new_label(&mut self, what: &str) -> String {
-        self.labels += 1;
-        format!("{what}_{}", self.labels)
-    }
-
     fn begin(&mut self) {
         self.line("r7 = r1");
         if !self.at_end {
@@ -312,13 +304,6 @@ impl<'a> Text<'a> {
         self.line("call bpf_get_current_pid_tgid");
         self.line("r9 = r0");
         self.line(&format!("*(u32 *)(r10 {KEY_AT}) = r0"));
-    }
-
-    fn look_up(&mut self, map: usize, key_at: i32) {
-        self.line(&format!("r1 = map[{map}]"));
-        self.line("r2 = r10");
-        self.line(&format!("r2 += {key_at}"));
-        self.line("call bpf_map_lookup_elem");
     }
 
     /// Takes the CPU's scratch slot.

@@ -6,6 +6,7 @@
 use ring3_event::header;
 
 use super::{RECORD_AT, Text, WORD_AT, map};
+use crate::lines::Lines;
 use crate::syscalls::{DURATION, PROVIDER, RESULT};
 
 /// Buckets of the histogram.

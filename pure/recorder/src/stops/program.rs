@@ -3,13 +3,12 @@
 //! Registers: r6 is where the record is built, r7 the context, r8 the bytes of the record so far, r9 at the end of a call its
 //! arguments in the thread's slot.
 
-use std::fmt::Write as _;
-
 use ring3_layout::ring::RING3_RB_WAIT_CONSUMED;
 
 use super::record::{self, CHUNK_HEAD_BYTES, HEAD_BYTES};
 use super::table::{Chunk, Length, Phase, Piece, SAVED, Test};
 use super::{CALL_BYTES, CALLS_AT, CALLS_MAX, map};
+use crate::lines::Lines;
 
 /// Where the stack has the thread's id.
 const KEY_AT: i32 = -8;
@@ -60,6 +59,12 @@ fn text_bytes_on_stack(pieces: &[Piece]) -> Option<u32> {
     (each >= TEXT_BYTES_MIN).then_some(each)
 }
 
+impl Lines for Writer {
+    fn written(&mut self) -> (&mut String, &mut usize) {
+        (&mut self.text, &mut self.labels)
+    }
+}
+
 impl Writer {
     pub(super) fn new(at_end: bool) -> Writer {
         Writer { text: String::new(), labels: 0, at_end }
@@ -101,19 +106,6 @@ impl Writer {
         self.text
     }
 
-    fn line(&mut self, line: &str) {
-        let _ = writeln!(self.text, "    {line}");
-    }
-
-    fn label(&mut self, label: &str) {
-        let _ = writeln!(self.text, "{label}:");
-    }
-
-    fn new_label(&mut self, what: &str) -> String {
-        self.labels += 1;
-        format!("{what}_{}", self.labels)
-    }
-
     /// Writes what all records have.
     fn head(&mut self) {
         let kind = if self.at_end { record::END } else { record::START };
@@ -145,14 +137,6 @@ impl Writer {
         }
     }
 
-    /// Looks the thread's slot up into r0, 0 if there is none.
-    fn look_up(&mut self) {
-        self.line(&format!("r1 = map[{}]", map::SLOTS));
-        self.line("r2 = r10");
-        self.line(&format!("r2 += {KEY_AT}"));
-        self.line("call bpf_map_lookup_elem");
-    }
-
     /// Sets r9 to the call of the slot in r0 that r1 says.
     fn call_of_slot(&mut self) {
         self.line(&format!("r1 &= {}", CALLS_MAX - 1));
@@ -164,7 +148,7 @@ impl Writer {
 
     /// Keeps arguments in the slot, as the last call. (A handler that interrupts this does the same with the one behind it.)
     fn push(&mut self, kept: &[u8], saved: Option<u8>) {
-        self.look_up();
+        self.look_up(map::SLOTS, KEY_AT);
         self.line("if r0 != 0 goto has_slot");
         self.line(&format!("r1 = map[{}]", map::SLOTS));
         self.line("r2 = r10");
@@ -172,7 +156,7 @@ impl Writer {
         self.line(&format!("r3 = map[{}][0]+0", map::NEW_SLOT));
         self.line("r4 = 0");
         self.line("call bpf_map_update_elem");
-        self.look_up();
+        self.look_up(map::SLOTS, KEY_AT);
         self.line("if r0 == 0 goto pushed");
         self.label("has_slot");
         self.line("r1 = *(u64 *)(r0 + 0)");
@@ -207,7 +191,7 @@ impl Writer {
 
     /// Finds the call's arguments, or makes the record one that WAITS.
     fn find_call(&mut self) {
-        self.look_up();
+        self.look_up(map::SLOTS, KEY_AT);
         self.line("if r0 == 0 goto waits");
         self.line("r1 = *(u64 *)(r0 + 0)");
         self.call_of_slot();
