@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ring3_server::realm::Scope;
 
+use crate::strace::LoaderOptions;
 use crate::{aot, assembly, eim, exec, explain, export, extend, record, trace, verify};
 
 /// Run eBPF tools in user space, without root and without the kernel's eBPF
@@ -385,15 +386,7 @@ Examples:
     Keep,
     /// Load the programs that tell strace of system calls; the socket to it is standard input
     #[command(hide = true)]
-    StraceLoader {
-        /// Begin a process that does it, and end: strace waits for its children, and must not have this one
-        #[arg(long)]
-        apart: bool,
-        /// The process that becomes strace
-        strace: u32,
-        /// What is recorded
-        wanted: String,
-    },
+    StraceLoader(LoaderOptions),
     /// Run the server (started on demand by the others)
     #[command(hide = true)]
     Serve {

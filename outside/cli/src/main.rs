@@ -94,12 +94,7 @@ fn main() -> ExitCode {
         Action::RunEvents => run_events().map_err(Failure::from),
         Action::Keep => ring3_server::loader::keeper::run(std::io::stdin().as_fd()).map_err(Failure::from),
         Action::ShareFiles { directory } => share_files::write(&directory).map_err(Failure::from),
-        Action::StraceLoader { apart: true, strace, wanted } => {
-            strace::serve_apart(strace, &wanted).map_err(Failure::from)
-        }
-        Action::StraceLoader { apart: false, strace, wanted } => {
-            strace::serve(strace, &wanted).map_err(Failure::from)
-        }
+        Action::StraceLoader(options) => strace::serve(options).map_err(Failure::from),
         Action::Serve { foreground } => launch::serve(foreground).map_err(Failure::from),
     };
     match result {

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ring3_llvm::Engine;
+use ring3_recorder::groups::GROUPS;
 use ring3_recorder::syscalls;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
@@ -22,6 +23,7 @@ use ring3_uapi::syscalls::TABLE;
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::traced::chosen_calls;
 use crate::{Failure, companion, launch};
 
 /// Bytes of the ring buffer.
@@ -52,16 +54,66 @@ struct Needs {
     exact: Option<String>,
     /// Bytes of a buffer that are shown at most.
     bytes_max: u32,
-    /// Values of `-e trace=`.
-    sets: Vec<String>,
-    /// Child processes are traced, too.
-    follows: bool,
+    /// The last value of `-e trace=`, which counts.
+    set: Option<String>,
 }
 
 /// strace's options without arguments that concern nobody but strace, by their short names (strace 6.1).
 const HARMLESS: &str = "AcCfFhnqrtTvVwxzZ";
 /// The same with an argument.
 const HARMLESS_WITH_ARGUMENT: &str = "aEIoOpSUX";
+/// The other options with an argument.
+const WITH_ARGUMENT: &str = "bePsu";
+/// As [`HARMLESS`], by their long names. (What may have an argument has it behind a `=`.)
+const HARMLESS_LONG: [&str; 20] = [
+    "quiet",
+    "silent",
+    "silence",
+    "summary",
+    "summary-only",
+    "summary-wall-clock",
+    "successful-only",
+    "failed-only",
+    "no-abbrev",
+    "strings-in-hex",
+    "syscall-times",
+    "relative-timestamps",
+    "absolute-timestamps",
+    "timestamps",
+    "output-append-mode",
+    "output-separately",
+    "follow-forks",
+    "syscall-number",
+    "help",
+    "version",
+];
+/// As [`HARMLESS_WITH_ARGUMENT`].
+const HARMLESS_LONG_WITH_ARGUMENT: [&str; 9] = [
+    "output",
+    "columns",
+    "attach",
+    "env",
+    "interruptible",
+    "summary-columns",
+    "summary-sort-by",
+    "summary-syscall-overhead",
+    "const-print-style",
+];
+/// Options that are the same as `-e NAME=VALUE`.
+const QUALIFIERS: [&str; 12] = [
+    "trace",
+    "signal",
+    "status",
+    "abbrev",
+    "verbose",
+    "raw",
+    "read",
+    "write",
+    "fault",
+    "inject",
+    "kvm",
+    "decode-fds",
+];
 
 impl Needs {
     /// Of strace's arguments. An option that is not known needs ptrace.
@@ -76,9 +128,8 @@ impl Needs {
                 needs.long(long, &mut arguments);
                 continue;
             }
-            let letters = argument[1..].char_indices();
-            for (at, letter) in letters {
-                let takes_argument = HARMLESS_WITH_ARGUMENT.contains(letter) || "bePsu".contains(letter);
+            for (at, letter) in argument[1..].char_indices() {
+                let takes_argument = HARMLESS_WITH_ARGUMENT.contains(letter) || WITH_ARGUMENT.contains(letter);
                 if !takes_argument {
                     needs.flag(letter);
                     continue;
@@ -102,7 +153,6 @@ impl Needs {
 
     fn flag(&mut self, letter: char) {
         match letter {
-            'f' | 'F' => self.follows = true,
             'y' | 'Y' => self.needs_exact(&format!("-{letter}")),
             _ if HARMLESS.contains(letter) => {}
             _ => self.needs_ptrace(&format!("-{letter}")),
@@ -123,47 +173,15 @@ impl Needs {
         let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         let mut value_of = || value.or_else(|| more.next().map(String::as_str)).unwrap_or("").to_owned();
         match name {
-            "trace" | "signal" | "status" | "abbrev" | "verbose" | "raw" | "read" | "write" | "quiet" | "silent"
-            | "silence" | "fault" | "inject" | "kvm" | "decode-fds"
-                if name != "quiet" && name != "silent" && name != "silence" || value.is_some() =>
-            {
+            "string-limit" => self.short('s', &value_of()),
+            "trace-path" => self.short('P', &value_of()),
+            "decode-pids" => self.needs_exact("--decode-pids"),
+            _ if QUALIFIERS.contains(&name) => {
                 let value = value_of();
                 self.qualify(&format!("{name}={value}"));
             }
-            "quiet"
-            | "silent"
-            | "silence"
-            | "summary"
-            | "summary-only"
-            | "summary-wall-clock"
-            | "successful-only"
-            | "failed-only"
-            | "no-abbrev"
-            | "strings-in-hex"
-            | "syscall-times"
-            | "relative-timestamps"
-            | "absolute-timestamps"
-            | "timestamps"
-            | "output-append-mode"
-            | "syscall-number"
-            | "help"
-            | "version" => {}
-            "follow-forks" | "output-separately" => self.follows |= name == "follow-forks",
-            "output"
-            | "columns"
-            | "attach"
-            | "env"
-            | "interruptible"
-            | "summary-columns"
-            | "summary-sort-by"
-            | "summary-syscall-overhead"
-            | "const-print-style" => drop(value_of()),
-            "string-limit" => self.short('s', &value_of()),
-            "trace-path" => {
-                value_of();
-                self.needs_exact("--trace-path");
-            }
-            "decode-pids" => self.needs_exact("--decode-pids"),
+            _ if HARMLESS_LONG.contains(&name) => {}
+            _ if HARMLESS_LONG_WITH_ARGUMENT.contains(&name) => drop(value_of()),
             _ => self.needs_ptrace(&format!("--{name}")),
         }
     }
@@ -172,7 +190,7 @@ impl Needs {
     fn qualify(&mut self, expression: &str) {
         let (name, value) = expression.split_once('=').unwrap_or(("trace", expression));
         match name {
-            "trace" | "t" => self.sets.push(value.to_owned()),
+            "trace" | "t" => self.set = Some(value.to_owned()),
             "abbrev" | "a" | "verbose" | "v" | "raw" | "x" | "signal" | "signals" | "s" | "quiet" | "silent"
             | "silence" | "q" | "status" => {}
             "read" | "reads" | "r" | "write" | "writes" | "w" | "decode-fds" | "decode-fd" => {
@@ -237,15 +255,13 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
         }
         return crate::exec(program, command);
     }
-    let wanted = Wanted {
-        numbers: numbers(&needs.sets),
-        bytes_max: needs.bytes_max.min(BYTES_MAX),
-        is_exact: backend == Backend::Exact,
-    };
     let (ours, its) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|error| format!("a socket: {error}"))?;
     let mut loader = Command::new(launch::own_path()?);
-    loader.args(["strace-loader", "--apart"]).arg(std::process::id().to_string()).arg(wanted.to_text()).stdin(its);
+    loader.args(["strace-loader", "--apart"]).args((backend == Backend::Exact).then_some("--exact"));
+    loader.args(["--bytes-max", &needs.bytes_max.min(BYTES_MAX).to_string()]);
+    loader.args(["--strace", &std::process::id().to_string()]);
+    loader.args(numbers(needs.set.as_deref()).iter().map(u32::to_string)).stdin(its);
     let _ = companion::spawn(loader, "loader of strace's programs")?.wait();
     let library = library().map_err(|error| format!("the library for strace: {error}"))?;
     for descriptor in [&ours, &library] {
@@ -271,89 +287,62 @@ fn library() -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The system calls that strace may show, by their numbers: at least those of its sets.
-fn numbers(sets: &[String]) -> Vec<u32> {
-    let all = || TABLE.iter().map(|call| call.number).collect::<Vec<u32>>();
-    // (The last one counts.)
-    let Some(set) = sets.last() else { return all() };
-    let (is_negated, names) = set.strip_prefix('!').map_or((false, set.as_str()), |names| (true, names));
-    let mut named: Vec<u32> = vec![];
-    for name in names.split(',') {
-        let name = name.strip_prefix('?').unwrap_or(name);
-        match name {
-            "none" => {}
-            "all" => return if is_negated { execs() } else { all() },
-            // (strace's older names of groups have no %.)
-            _ => match syscalls::named(name).or_else(|| syscalls::named(&format!("%{name}"))) {
-                Some(calls) => named.extend(calls.iter().map(|call| call.number)),
-                // (A pattern, a group that only strace has, or a mistake, of which strace tells.)
-                None => return all(),
-            },
+/// The system calls that strace may show, by their numbers: at least those of its set.
+fn numbers(set: Option<&str>) -> Vec<u32> {
+    let Some(set) = set else { return TABLE.iter().map(|call| call.number).collect() };
+    let (negation, names) = set.strip_prefix('!').map_or(("", set), |names| ("!", names));
+    let known = |name: &str| {
+        let name = name.trim_start_matches('?');
+        // (strace's older names of groups have no %.)
+        let is_group = GROUPS.contains(&name) && syscalls::named(name).is_none();
+        if is_group { format!("%{name}") } else { name.to_owned() }
+    };
+    let named = match (negation, names) {
+        ("", "none") | ("!", "all") => vec![],
+        _ => {
+            let names: Vec<String> = names.split(',').map(known).collect();
+            // (A pattern, a group that only strace has, or a mistake, of which strace tells: all.)
+            chosen_calls(&[format!("{negation}{}", names.join(","))]).unwrap_or_else(|_| TABLE.iter().collect())
         }
-    }
-    if is_negated {
-        // (Groups have more calls here than strace's may have.)
-        return if names.contains('%') {
-            all()
-        } else {
-            all().into_iter().filter(|number| !named.contains(number)).collect()
-        };
-    }
-    named.extend(execs());
-    named.sort_unstable();
-    named.dedup();
-    named
+    };
+    // (strace looks at these in any case: it shows nothing of a command before its first one.)
+    let executes = TABLE.iter().filter(|call| matches!(call.name, "execve" | "execveat"));
+    named.into_iter().chain(executes).map(|call| call.number).collect()
 }
 
-/// strace looks at these in any case: it shows nothing of a command before its first one.
-fn execs() -> Vec<u32> {
-    TABLE.iter().filter(|call| matches!(call.name, "execve" | "execveat")).map(|call| call.number).collect()
-}
-
-/// What the programs record.
-#[derive(Debug)]
-pub(crate) struct Wanted {
-    numbers: Vec<u32>,
+/// What the loader is told on its command line.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LoaderOptions {
+    /// Begin a process that does it, and end: strace waits for its children, and must not have this one
+    #[arg(long)]
+    apart: bool,
+    /// All threads wait until strace has looked
+    #[arg(long)]
+    exact: bool,
+    /// Bytes of data that strace shows at most
+    #[arg(long)]
     bytes_max: u32,
-    is_exact: bool,
+    /// The process that becomes strace
+    #[arg(long)]
+    strace: u32,
+    /// Numbers of the system calls that are recorded
+    numbers: Vec<u32>,
 }
 
-impl Wanted {
-    fn to_text(&self) -> String {
-        let numbers = self.numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        format!("{}:{}:{numbers}", u32::from(self.is_exact), self.bytes_max)
+/// The loader: serves strace's process by the socket at standard input, until that ends.
+pub(crate) fn serve(options: LoaderOptions) -> Result<(), String> {
+    if options.apart {
+        let mut loader = Command::new(launch::own_path()?);
+        let begun = loader.args(std::env::args_os().skip(1).filter(|argument| argument != "--apart")).spawn();
+        return begun.map(drop).map_err(|error| format!("cannot start the loader of strace's programs: {error}"));
     }
-
-    fn parse(text: &str) -> Option<Wanted> {
-        let mut parts = text.splitn(3, ':');
-        let is_exact = parts.next()? == "1";
-        let bytes_max = parts.next()?.parse().ok()?;
-        let numbers = parts.next()?.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>().ok()?;
-        Some(Wanted { numbers, bytes_max, is_exact })
-    }
-}
-
-/// Begins the loader as a process that is nobody's child.
-pub(crate) fn serve_apart(strace: u32, wanted: &str) -> Result<(), String> {
-    let mut loader = Command::new(launch::own_path()?);
-    let begun = loader.args(["strace-loader", &strace.to_string(), wanted]).spawn();
-    begun.map(drop).map_err(|error| format!("cannot start the loader of strace's programs: {error}"))
-}
-
-/// The loader: the process `strace` is served by the socket at standard input, until it ends.
-pub(crate) fn serve(strace: u32, wanted: &str) -> Result<(), String> {
-    let wanted = Wanted::parse(wanted).ok_or("this command is for `ring3 load -- strace`")?;
+    let LoaderOptions { exact, bytes_max, strace, numbers, .. } = options;
     let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     let (connection, _) = launch::tracing_server()?;
     let compiling = Compiling { engine: Engine::Jit, harden: false };
     let load = LoadOptions { compiling, scope: Scope::Family(strace), trust: false, budget: None };
     launch::become_loader(&connection, "strace", load)?;
-    let session = StopsSession::open(&StopsOptions {
-        numbers: wanted.numbers,
-        bytes_max: wanted.bytes_max,
-        exact: wanted.is_exact,
-        ring_bytes: RING_BYTES,
-    })?;
+    let session = StopsSession::open(&StopsOptions { numbers, bytes_max, exact, ring_bytes: RING_BYTES })?;
     companion::tell_ready();
     // (The pipe to whoever waited for that.)
     let _ = File::open("/dev/null").map(rustix::stdio::dup2_stdout);

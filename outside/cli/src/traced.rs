@@ -197,7 +197,7 @@ fn chosen(events: &[String], bytes_max: u32) -> Result<(Vec<&'static Syscall>, V
 }
 
 /// The system calls of lists.
-fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, String> {
+pub(crate) fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, String> {
     let mut chosen = vec![false; TABLE.len()];
     for list in events {
         // (`trace=` is how strace writes it.)

@@ -1,6 +1,6 @@
 //! What `/proc` says of tracees.
 
-use std::fs::{read, read_to_string};
+use std::fs::read_to_string;
 
 fn field(id: i32, name: &str) -> Option<String> {
     let status = read_to_string(format!("/proc/{id}/status")).ok()?;
@@ -25,10 +25,4 @@ pub(crate) fn catches(pid: i32, signal: i32) -> bool {
 /// Whether the kernel has not stopped the thread.
 pub(crate) fn runs(tid: i32) -> bool {
     field(tid, "State").is_some_and(|state| !state.starts_with(['t', 'T', 'Z', 'X']))
-}
-
-/// Whether ring3's memory is mapped into the process.
-pub(crate) fn is_target(pid: i32) -> bool {
-    const MEMORY: &[u8] = b"ring3-realm";
-    read(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.windows(MEMORY.len()).any(|part| part == MEMORY))
 }

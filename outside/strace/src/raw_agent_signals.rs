@@ -45,7 +45,7 @@ pub(crate) fn is_of_agent(tid: pid_t, signal: c_int, region: &mut Option<u64>) -
 }
 
 /// Where the region of ring3 in a process lies.
-fn region_of(tid: pid_t) -> Option<u64> {
+pub(crate) fn region_of(tid: pid_t) -> Option<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{tid}/maps")).ok()?;
     let line = maps.lines().find(|line| line.contains(CONTROL_PATH))?;
     u64::from_str_radix(line.split('-').next()?, 16).ok()?.checked_sub(CONTROL_OFFSET)

@@ -135,7 +135,7 @@ fn real_ptrace(request: c_uint, tid: c_int, address: usize, data: usize) -> c_lo
     // SAFETY: as the caller says, and for what peeks a word for the result.
     let result = unsafe { libc::syscall(libc::SYS_ptrace, request as usize, tid as usize, address, data) };
     if is_peek && result >= 0 {
-        fail(0);
+        set_errno(0);
         return peeked;
     }
     result
@@ -171,9 +171,7 @@ pub extern "C" fn ptrace(request: c_uint, tid: c_int, address: *mut c_void, data
             _ if call.is_some() => Err(libc::ESRCH),
             libc::PTRACE_PEEKTEXT | libc::PTRACE_PEEKDATA | libc::PTRACE_PEEKUSER => {
                 let mut word: c_long = 0;
-                let done = shim.tracer.request(request, tid, address, (&raw mut word).addr());
-                fail(0);
-                done.map(|_| word)
+                shim.tracer.request(request, tid, address, (&raw mut word).addr()).map(|_| word)
             }
             _ => shim.tracer.request(request, tid, address, data),
         })
@@ -202,7 +200,7 @@ fn peek(request: c_uint, tid: c_int, address: usize) -> c_long {
     if bytes != size_of::<c_long>() as isize {
         return fail(libc::EIO);
     }
-    fail(0);
+    set_errno(0);
     word
 }
 
@@ -344,15 +342,17 @@ pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, at: *mut libc::ti
         (result as c_int, now)
     };
     let since = |at: libc::timespec| Duration::new(at.tv_sec as u64, at.tv_nsec as u32);
-    let (result, mut now) = real(clock);
-    if result == 0 && matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_REALTIME) {
-        let told = SHIM.try_with(|shim| shim.try_borrow().ok().and_then(|shim| shim.as_ref()?.time)).ok().flatten();
-        if let Some(time) = told {
-            let (_, monotonic) = real(libc::CLOCK_MONOTONIC);
-            let then = since(now).saturating_sub(since(monotonic).saturating_sub(Duration::from_nanos(time)));
-            now = libc::timespec { tv_sec: then.as_secs() as i64, tv_nsec: i64::from(then.subsec_nanos()) };
+    let timespec =
+        |time: Duration| libc::timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    let told = SHIM.try_with(|shim| shim.try_borrow().ok().and_then(|shim| shim.as_ref()?.time)).ok().flatten();
+    let (result, now) = match (clock, told.map(Duration::from_nanos)) {
+        (libc::CLOCK_MONOTONIC, Some(time)) => (0, timespec(time)),
+        (libc::CLOCK_REALTIME, Some(time)) => {
+            let ((result, now), (_, monotonic)) = (real(clock), real(libc::CLOCK_MONOTONIC));
+            (result, timespec(since(now).saturating_sub(since(monotonic).saturating_sub(time))))
         }
-    }
+        _ => real(clock),
+    };
     if result == 0 {
         // SAFETY: as the caller says.
         unsafe { *at = now };

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use ring3_bpf::{RingBuffer, Waker};
 
+use crate::record::Record;
+
 /// Room is given back when so much has been read: a writer may wait for it.
 const RELEASED_AT_ONCE: u64 = 64 << 10;
 /// A wait ends after this time, for nothing.
@@ -14,8 +16,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// See the module's documentation.
 pub(crate) struct Ring {
     buffer: RingBuffer,
-    /// The record at the position, if it was read.
-    record: Vec<u8>,
+    /// The record that is next, if it was read.
+    pub(crate) record: Record,
     /// The position behind it.
     behind: Option<u64>,
     position: u64,
@@ -30,7 +32,7 @@ impl Ring {
     pub(crate) fn map(descriptor: OwnedFd) -> io::Result<Ring> {
         let buffer = RingBuffer::receive(descriptor)?;
         let position = buffer.position();
-        Ok(Ring { buffer, record: vec![], behind: None, position, released: position })
+        Ok(Ring { buffer, record: Record::default(), behind: None, position, released: position })
     }
 
     /// What wakes [`Ring::wait`].
@@ -48,15 +50,17 @@ impl Ring {
         self.buffer.end()
     }
 
-    /// The record that is next.
-    pub(crate) fn peek(&mut self) -> Option<&[u8]> {
-        if self.behind.is_none() {
-            let (record, behind) = self.buffer.read_next()?;
-            self.record.clear();
-            self.record.extend_from_slice(record);
-            self.behind = Some(behind);
+    /// Reads the record that is next; false: there is none.
+    pub(crate) fn read(&mut self) -> bool {
+        while self.behind.is_none() {
+            let Some((bytes, behind)) = self.buffer.read_next() else { return false };
+            if self.record.copy_from(bytes) {
+                self.behind = Some(behind);
+            } else {
+                self.position = behind;
+            }
         }
-        Some(&self.record)
+        true
     }
 
     /// Goes behind the record that is next.

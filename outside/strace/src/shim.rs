@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::companion::Companion;
 use crate::process;
+use crate::raw_agent_signals::region_of;
 use crate::raw_tracer::{Event, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
@@ -162,7 +163,6 @@ pub(crate) struct Shim {
     held: BTreeSet<u64>,
     /// Time of the stop that strace was told of last (`CLOCK_MONOTONIC`, ns).
     pub(crate) time: Option<u64>,
-    record: Record,
 }
 
 impl Shim {
@@ -177,7 +177,6 @@ impl Shim {
             seen: 0,
             held: BTreeSet::new(),
             time: None,
-            record: Record::default(),
         }
     }
 
@@ -219,11 +218,7 @@ impl Shim {
         let is_native = self.native.contains(&tracee.pid);
         tracee.wants_calls = request == libc::PTRACE_SYSCALL;
         if let Shown::Call(_) = tracee.shown {
-            tracee.shown = Shown::Running;
-            if let Some(held) = tracee.held.take() {
-                self.held.remove(&held);
-                self.release();
-            }
+            self.leave_call_stop(tid);
             return Ok(0);
         }
         if tracee.is_at_signal && signal != 0 && process::catches(tracee.pid, signal as i32) {
@@ -245,17 +240,23 @@ impl Shim {
         let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
         if let Shown::Call(_) = tracee.shown {
             // (The thread is not stopped, in fact. Its tracer interrupts it and detaches then.)
-            tracee.shown = Shown::Running;
             tracee.wants_calls = false;
-            if let Some(held) = tracee.held.take() {
-                self.held.remove(&held);
-                self.release();
-            }
+            self.leave_call_stop(tid);
             return Err(libc::ESRCH);
         }
         let done = self.tracer.request(libc::PTRACE_DETACH, tid, 0, signal)?;
         self.forget(tid);
         Ok(done)
+    }
+
+    /// strace has resumed a tracee that it believes to be at a system call. If the thread waits there, it goes on.
+    fn leave_call_stop(&mut self, tid: i32) {
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
+        tracee.shown = Shown::Running;
+        if let Some(held) = tracee.held.take() {
+            self.held.remove(&held);
+            self.release();
+        }
     }
 
     fn forget(&mut self, tid: i32) {
@@ -295,7 +296,7 @@ impl Shim {
             if let Some(told) = self.tell_real(of, false) {
                 return Some(told);
             }
-            if !self.read_record() {
+            if !self.ring.read() {
                 // (The record that is next may be one whose writer a signal has interrupted.)
                 return self.tell_real(of, true);
             }
@@ -375,8 +376,8 @@ impl Shim {
     /// A thread that the kernel has attached for strace.
     fn note_new(&mut self, tid: i32) {
         let pid = process::process_of(tid).unwrap_or(tid);
-        let is_native = process::parent_of(pid).is_some_and(|parent| self.native.contains(&parent));
-        if tid == pid && is_native {
+        let is_forked = tid == pid && !self.native.is_empty();
+        if is_forked && process::parent_of(pid).is_some_and(|parent| self.native.contains(&parent)) {
             self.native.insert(pid);
         }
         self.tracees.insert(tid, Tracee::new(pid));
@@ -390,7 +391,7 @@ impl Shim {
             tracee.pid = pid;
             self.tracees.insert(pid, tracee);
         }
-        if process::is_target(pid) {
+        if region_of(pid).is_some() {
             self.native.remove(&pid);
         } else {
             self.note_native(pid, "the program that it executes now cannot be instrumented");
@@ -448,64 +449,48 @@ impl Shim {
         // (A thread that is not in the kernel is in the agent: its call is about to be made, or its result is known when it goes on. So
         // strace is told that the call is made again.)
         let is_made = registers.orig_rax as i64 == number;
-        Some(self.end_early(tid, if is_made { result } else { RESTART_NO_INTERRUPT }, is_made))
+        let result = if is_made { result } else { RESTART_NO_INTERRUPT };
+        tracee.is_interrupted = is_made && RESTARTS.contains(&result);
+        let (arguments, handlers) = (tracee.start.arguments(), tracee.handlers);
+        tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: !is_made, handlers });
+        self.tell_end(tid, result)
     }
 
-    /// Tells of the end of the call that strace believes the thread to be in. `is_made`: by what the kernel says.
-    fn end_early(&mut self, tid: i32, result: i64, is_made: bool) -> Told {
-        let tracee = self.tracees.get_mut(&tid).expect("the caller has looked");
-        let number = tracee.call.take().expect("the caller has looked");
-        let arguments = tracee.start.arguments();
+    /// Tells of the end of the call that strace believes a tracee to be in, without a record.
+    fn tell_end(&mut self, tid: i32, result: i64) -> Option<Told> {
+        let tracee = self.tracees.get_mut(&tid)?;
+        let number = tracee.call.take()?;
         tracee.end.synthesize(Phase::End, (tracee.pid, tid), number, [result as u64, 0, 0, 0, 0, 0]);
         tracee.shown = Shown::Call(Phase::End);
-        tracee.is_interrupted = is_made && RESTARTS.contains(&result);
-        let handlers = tracee.handlers;
-        tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: !is_made, handlers });
         self.time = None;
-        tracee.told_call(tid)
+        Some(tracee.told_call(tid))
     }
 
     /// A handler has returned: no record tells that. The result is what the interrupted code finds in `rax`.
     fn end_of_return(&mut self, tid: i32, result: i64) -> Option<Told> {
         let tracee = self.tracees.get_mut(&tid)?;
-        tracee.end.synthesize(Phase::End, (tracee.pid, tid), libc::SYS_rt_sigreturn, [result as u64, 0, 0, 0, 0, 0]);
-        tracee.shown = Shown::Call(Phase::End);
-        tracee.call = None;
         tracee.handlers = tracee.handlers.saturating_sub(1);
-        self.time = None;
-        Some(tracee.told_call(tid))
-    }
-
-    /// Copies the record at the position; false: there is none.
-    fn read_record(&mut self) -> bool {
-        while let Some(bytes) = self.ring.peek() {
-            if self.record.copy_from(bytes) {
-                return true;
-            }
-            self.ring.advance();
-        }
-        false
+        self.tell_end(tid, result)
     }
 
     /// Tells of the record that was read, or passes over it.
     fn tell_record(&mut self, of: Option<i32>) -> Step {
-        let tid = self.record.tid();
+        let record = &mut self.ring.record;
+        let tid = record.tid();
         let Some(tracee) = self.tracees.get_mut(&tid) else { return self.skip() };
         if tracee.shown != Shown::Running && of.is_none() {
             return Step::Blocked;
         }
-        let phase = self.record.phase();
-        if tracee.call == Some(libc::SYS_rt_sigreturn) && tracee.wants_calls && of.is_none() {
-            let told = (phase == Phase::End).then(|| self.record.result());
+        let (phase, number) = (record.phase(), record.number());
+        let is_wanted = tracee.wants_calls && of.is_none();
+        if is_wanted && tracee.call == Some(libc::SYS_rt_sigreturn) {
+            let told = (phase == Phase::End).then(|| record.result());
             let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(told));
             return self.end_of_return(tid, result).map_or(Step::Blocked, Step::Told);
         }
-        let number = self.record.number();
-        if phase == Phase::Start && tracee.call.is_some() && tracee.wants_calls && of.is_none() {
+        if is_wanted && phase == Phase::Start && tracee.call.is_some() {
             // (The record of its end was lost: docs/design/maps.md.)
-            let told = self.end_early(tid, RESTART_NO_INTERRUPT, true);
-            self.tracees.get_mut(&tid).and_then(|tracee| tracee.known_ends.pop());
-            return Step::Told(told);
+            return self.tell_end(tid, RESTART_NO_INTERRUPT).map_or(Step::Blocked, Step::Told);
         }
         if phase == Phase::End && tracee.call.is_none() {
             let known = tracee.known_ends.iter().rposition(|known| known.number == number);
@@ -515,25 +500,25 @@ impl Shim {
             };
             // (Handlers of later ones have been left by a jump.)
             tracee.known_ends.truncate(known + 1);
-            if tracee.known_ends[known].is_repeated && tracee.wants_calls && of.is_none() {
+            if is_wanted && tracee.known_ends[known].is_repeated {
                 return self.repeat_start(tid).map_or(Step::Blocked, Step::Told);
             }
             tracee.known_ends.pop();
             return self.skip();
         }
-        let (waits, time) = (self.record.waits(), self.record.time());
         // (The end of a call whose start is not told is not told, either.)
-        let is_told = tracee.wants_calls && of.is_none();
-        tracee.call = (is_told && phase == Phase::Start).then_some(number);
-        if !is_told {
+        tracee.call = (is_wanted && phase == Phase::Start).then_some(number);
+        if !is_wanted {
             return self.skip();
         }
+        let (waits, time) = (record.waits(), record.time());
         let kept = if phase == Phase::Start { &mut tracee.start } else { &mut tracee.end };
-        std::mem::swap(kept, &mut self.record);
+        std::mem::swap(kept, record);
         tracee.shown = Shown::Call(phase);
-        // (Most of an execution's time is ours.)
-        if phase == Phase::End && !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
-            tracee.in_calls += time.saturating_sub(tracee.start.time().max(1));
+        // (Most of an execution's time is ours. A start that no record has told has no time.)
+        let begun = tracee.start.time();
+        if phase == Phase::End && begun != 0 && !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
+            tracee.in_calls += time.saturating_sub(begun);
         }
         let told = tracee.told_call(tid);
         if waits {
@@ -552,7 +537,7 @@ impl Shim {
     /// Passes over a record. If its thread waits, it goes on.
     fn skip(&mut self) -> Step {
         self.ring.advance();
-        if self.record.waits() || self.ring.is_worth_releasing() {
+        if self.ring.record.waits() || self.ring.is_worth_releasing() {
             self.release();
         }
         Step::Skipped
