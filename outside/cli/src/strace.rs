@@ -1,6 +1,6 @@
 //! `ring3 load -- strace ...`: strace is told of system calls by programs in its tracees, not by stops.
 //!
-//! This process becomes strace, with a library of ours preloaded. Its child is the loader of the programs.
+//! This process becomes strace, with a library of ours preloaded. Another one beside it is the loader of the programs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
