@@ -266,14 +266,18 @@ fn build_ring3() -> Result<PathBuf, String> {
 const SILENCE: Duration = Duration::from_secs(5 * 60);
 
 /// Says what the descendants of `cargo` wait for, and kills them: cargo goes on with the next test binary.
-fn kill_hung_tests(cargo: u32) {
-    println!("no test has said anything for {} s; these processes are killed:", SILENCE.as_secs());
+/// What was said is returned, too.
+fn kill_hung_tests(cargo: u32) -> Vec<String> {
+    let mut said =
+        vec![format!("no test has said anything for {} s; these processes are killed:", SILENCE.as_secs())];
     let mut hung = Vec::new();
-    children(cargo).into_iter().for_each(|binary| describe(binary, 1, &mut hung));
+    children(cargo).into_iter().for_each(|binary| describe(binary, 1, &mut hung, &mut said));
+    said.iter().for_each(|line| println!("{line}"));
     for pid in hung {
         let pid = rustix::process::Pid::from_raw(pid as i32).expect("no process has the number 0");
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
+    said
 }
 
 /// The children of all threads of a process.
@@ -283,23 +287,40 @@ fn children(pid: u32) -> Vec<u32> {
     lists.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-/// Prints a process, where its threads stand, and its descendants; all of them are added to `seen`.
-fn describe(pid: u32, depth: usize, seen: &mut Vec<u32>) {
+/// Says of a process and its descendants where their threads stand; all of them are added to `seen`.
+fn describe(pid: u32, depth: usize, seen: &mut Vec<u32>, said: &mut Vec<String>) {
     seen.push(pid);
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
-    println!("{:depth$}{pid} {}", "", read(format!("/proc/{pid}/cmdline")).replace('\0', " "));
+    said.push(format!("{:depth$}{pid} {}", "", read(format!("/proc/{pid}/cmdline")).replace('\0', " ")));
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let of = |what: &str| read(format!("{}/{what}", thread.path().display()));
         let (name, stat) = (of("comm"), of("stat"));
         let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
-        println!("{:depth$}  {} {state} {} {}", "", name.trim_end(), of("wchan"), of("syscall").trim_end());
+        said.push(format!("{:depth$}  {} {state} {} {}", "", name.trim_end(), of("wchan"), of("syscall").trim_end()));
     }
-    children(pid).into_iter().for_each(|child| describe(child, depth + 1, seen));
+    children(pid).into_iter().for_each(|child| describe(child, depth + 1, seen, said));
+}
+
+/// What one test binary has said since its line `running N tests`.
+#[derive(Default)]
+struct Binary {
+    lines: Vec<String>,
+    is_well: bool,
+}
+
+impl Binary {
+    /// The last lines, unless all its tests have passed (or there was no binary yet).
+    fn failure(self) -> Option<String> {
+        const LINES: usize = 60;
+        let is_binary = self.lines.iter().any(|line| line.starts_with("running "));
+        (is_binary && !self.is_well).then(|| self.lines[self.lines.len().saturating_sub(LINES)..].join("\n"))
+    }
 }
 
 /// All tests, with one closing line. A test that cannot run here prints `SKIPPED: why` and is counted so; one that can run
 /// in part only prints `SKIPPED IN PART: why` and has passed.
-/// A test binary that says nothing for [`SILENCE`] is killed and counted as failed.
+/// A test binary that says nothing for [`SILENCE`] is killed and counted as failed. What failed binaries have said is printed
+/// again at the end, where it is looked for.
 fn tests() -> Result<(), String> {
     let all = ["test", "--workspace", "--exclude", "ring3-agent"];
     // (Building says nothing for long, and that is no hang.)
@@ -314,6 +335,8 @@ fn tests() -> Result<(), String> {
         .spawn()
         .map_err(|error| format!("cargo test: {error}"))?;
     let (mut passed, mut failed, mut skipped, mut in_part) = (0u32, 0, 0, BTreeMap::<String, u32>::new());
+    let mut binary = Binary::default();
+    let mut failures = Vec::new();
     let (said, heard) = std::sync::mpsc::channel();
     let lines = std::io::BufReader::new(cargo.stdout.take().expect("it is piped")).split(b'\n');
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| said.send(line)));
@@ -326,12 +349,17 @@ fn tests() -> Result<(), String> {
                 if cargo.try_wait().is_ok_and(|ended| ended.is_some()) {
                     break;
                 }
-                kill_hung_tests(cargo.id());
+                binary.lines.extend(kill_hung_tests(cargo.id()));
                 continue;
             }
         };
         let line = String::from_utf8_lossy(&line);
         println!("{line}");
+        if line.starts_with("running ") {
+            failures.extend(std::mem::take(&mut binary).failure());
+        }
+        binary.lines.push(line.to_string());
+        binary.is_well |= line.contains("test result: ok");
         let count = |what: &str| -> u32 {
             let before = line.split(what).next().unwrap_or_default();
             before.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0)
@@ -346,6 +374,10 @@ fn tests() -> Result<(), String> {
         }
     }
     let status = cargo.wait().map_err(|error| format!("cargo test: {error}"))?;
+    failures.extend(binary.failure());
+    for failure in failures {
+        println!("\na test binary that failed said at its end:\n{failure}\n");
+    }
     for (why, times) in in_part {
         println!("skipped in part: {why} ({times} times)");
     }

@@ -264,11 +264,14 @@ fn a_process_is_caught_at_the_first_instruction_of_what_it_executes() {
         may_follow: &|_, _| true,
         in_call: false,
     };
-    let caught = while_stopped_at_exec(Pid(pid), pid, &following, go, |stopped| {
+    let look = |stopped: &mut Stopped| {
         let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("alive");
         assert!(exe.ends_with("echo"), "{exe:?}");
         assert_eq!(stopped.syscall("getpid", libc::SYS_getpid, [0; 6]).expect("getpid"), u64::from(pid));
-    });
+    };
+    // (The end of the thread lets the process go.)
+    let follow = || while_stopped_at_exec(Pid(pid), pid, &following, go, look);
+    let caught = std::thread::scope(|scope| scope.spawn(follow).join().expect("no panic"));
     assert_eq!(caught.expect("no error"), Announced::Executed(()));
     let output = child.wait_with_output().expect("waited");
     assert_eq!(output.stdout, b"done\n");
