@@ -77,7 +77,9 @@ pub(crate) fn the_kernels_types_are_objects_of_their_own() {
         words.iter().for_each(|(at, word)| told[*at..*at + 8].copy_from_slice(&word.to_ne_bytes()));
         let attr = Attr::new().with(i::BPF_FD, fd as u64).with(i::INFO_LEN, 32);
         show("told", bpf(cmd::OBJ_GET_INFO_BY_FD, &mut attr.with(i::INFO, told.as_mut_ptr() as u64)));
-        println!("{MARK}  {:?} {:?} {name:?} {}", &told[8..16], &told[24..32], bytes == file);
+        // (The size is that of the kernel at hand.)
+        let is_size = told[8..12] == (file.len() as u32).to_ne_bytes();
+        println!("{MARK}  {is_size} {:?} {:?} {name:?} {}", &told[12..16], &told[24..32], bytes == file);
         bytes.truncate(file.len());
     }
     // They are nobody's own.
