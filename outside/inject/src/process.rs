@@ -97,8 +97,8 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
     }
     let tracer = number(field("TracerPid")).unwrap_or(0);
     // Our own tracing is no obstacle: a process that is begun as a target is held when it is looked at.
-    let is_us = std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists();
-    if tracer != 0 && !is_us && !crate::proxy::is_proxy(tracer) {
+    let is_us = || std::path::Path::new(&format!("/proc/self/task/{tracer}")).exists();
+    if tracer != 0 && !is_us() && !crate::proxy::is_proxy(tracer) {
         return Err(Error::AlreadyTraced { pid, tracer });
     }
     check_class(pid)?;
@@ -108,7 +108,9 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
             what: format!("process {pid} uses shadow stacks (CET), where return addresses cannot be replaced"),
         });
     }
-    let seccomp = crate::filters::is_filtered(pid)?;
+    // (The only thread is the leader, whose status this is.)
+    let is_alone = field("Threads") == "1" && field("Seccomp") == "0";
+    let seccomp = !is_alone && crate::filters::is_filtered(pid)?;
     if seccomp && !may_suspend_filters() {
         return Err(Error::Seccomp { pid, why: "only root can read it".to_owned() });
     }

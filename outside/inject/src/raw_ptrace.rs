@@ -365,6 +365,23 @@ pub(crate) fn get_fd(pidfd: BorrowedFd<'_>, fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
 }
 
+/// Reads many pieces of a stopped process's memory, by address; false: not all of them can be read like this (what nobody may read,
+/// say, or too many at a time), and nothing is known of any.
+pub(crate) fn read_pieces<'a>(pid: u32, pieces: impl Iterator<Item = (u64, &'a mut [u8])>) -> bool {
+    let (mut local, mut remote, mut bytes) = (vec![], vec![], 0);
+    for (address, piece) in pieces {
+        bytes += piece.len();
+        remote.push(libc::iovec { iov_base: address as *mut libc::c_void, iov_len: piece.len() });
+        local.push(libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() });
+    }
+    let count = local.len() as libc::c_ulong;
+    // SAFETY: process_vm_readv wants valid iovecs; each of `local` covers a piece, which this call alone borrows, and `remote` is
+    // checked by the kernel.
+    let read =
+        unsafe { libc::process_vm_readv(pid as libc::pid_t, local.as_ptr(), count, remote.as_ptr(), count, 0) };
+    read == bytes as isize
+}
+
 /// Whether user code may use `rdfsbase` and its kin (`AT_HWCAP2` bit 1).
 pub fn fsgsbase_available() -> bool {
     // SAFETY: getauxval has no preconditions.

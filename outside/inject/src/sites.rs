@@ -1,9 +1,10 @@
 //! Changing the code of a stopped process: some bytes at each of many sites.
 //!
-//! The bytes of a page are read at once, and written at once: each request costs about as much as all else that is done for a site.
+//! All bytes are read at once, and those of a page written at once: each request costs about as much as all else that is done for a
+//! site.
 
 use crate::Error;
-use crate::raw_ptrace::{Registers, Tid};
+use crate::raw_ptrace::{self as ptrace, Registers, Tid};
 use crate::stopped::{SavedContext, Stopped, made_again};
 
 /// The one-byte breakpoint instruction.
@@ -44,6 +45,13 @@ struct Piece {
 }
 
 impl Piece {
+    /// The bytes of some sites, in order, that are still to be read.
+    fn of(changes: &[SiteChange<'_>]) -> Option<Piece> {
+        let end = changes.iter().map(|change| change.site + change.expected.len() as u64).max()?;
+        let start = changes.first()?.site;
+        Some(Piece { start, bytes: vec![0; (end - start) as usize], changed: vec![] })
+    }
+
     fn at(&mut self, site: u64, length: usize) -> &mut [u8] {
         let at = (site - self.start) as usize;
         &mut self.bytes[at..at + length]
@@ -79,20 +87,30 @@ impl Stopped {
     /// # Errors
     /// Of a site: [`Error::BytesDiffer`] or [`Error::ThreadInside`]; then nothing was written there.
     pub fn write_sites(&mut self, changes: &[SiteChange<'_>]) -> Vec<Result<(), Error>> {
+        let is_together = |a: &SiteChange<'_>, b: &SiteChange<'_>| {
+            a.site < b.site && b.site / TOGETHER_BYTES == a.site / TOGETHER_BYTES
+        };
+        let parts: Vec<&[SiteChange<'_>]> = changes.chunk_by(is_together).collect();
+        let mut pieces: Vec<Piece> = parts.iter().filter_map(|together| Piece::of(together)).collect();
+        // (Where they overlap, each is read when those before it are written.)
+        let are_apart = pieces.is_sorted_by(|a, b| a.start + a.bytes.len() as u64 <= b.start);
+        let are_read = are_apart
+            && ptrace::read_pieces(self.pid(), pieces.iter_mut().map(|piece| (piece.start, &mut piece.bytes[..])));
         let mut results = vec![];
-        for together in changes.chunk_by(|a, b| a.site < b.site && b.site / TOGETHER_BYTES == a.site / TOGETHER_BYTES)
-        {
-            let written = self.write_together(together);
+        for (together, piece) in parts.into_iter().zip(pieces) {
+            let written = self.write_piece(together, piece, are_read);
             results.extend(written);
         }
         results
     }
 
     fn write_together(&mut self, changes: &[SiteChange<'_>]) -> Vec<Result<(), Error>> {
-        let ends = changes.iter().map(|change| change.site + change.expected.len() as u64);
-        let (Some(first), Some(end)) = (changes.first(), ends.max()) else { return vec![] };
-        let mut piece = Piece { start: first.site, bytes: vec![0; (end - first.site) as usize], changed: vec![] };
-        let read = self.read(piece.start, &mut piece.bytes);
+        Piece::of(changes).map_or(vec![], |piece| self.write_piece(changes, piece, false))
+    }
+
+    /// `is_read`: the piece has what is there.
+    fn write_piece(&mut self, changes: &[SiteChange<'_>], mut piece: Piece, is_read: bool) -> Vec<Result<(), Error>> {
+        let read = if is_read { Ok(()) } else { self.read(piece.start, &mut piece.bytes) };
         match (read, changes) {
             (Ok(()), _) => {}
             (Err(error), [_]) => return vec![Err(error)],

@@ -269,6 +269,7 @@ impl Stopped {
                 }
             }
             ready();
+            stopped.end_futile_wait(tid);
             let _ = ptrace::resume_to_syscall(tid, 0);
         }
         loop {
@@ -325,6 +326,23 @@ impl Stopped {
             };
         }
         stopped.at_new_program().map(Announced::Executed)
+    }
+
+    /// A stopped thread that would wait by futex(2) again, for a word that has changed meanwhile, goes on with what the kernel would
+    /// tell it at once: two stops at system calls less.
+    fn end_futile_wait(&self, tid: Tid) {
+        let Ok(registers) = self.registers(tid) else { return };
+        let waits = registers.orig_rax as i64 == libc::SYS_futex
+            && matches!(registers.rsi as i32 & libc::FUTEX_CMD_MASK, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET);
+        let mut word = [0u8; 4];
+        let is_futile = waits
+            && made_again(&registers).is_some()
+            && self.read(registers.rdi, &mut word).is_ok()
+            && u32::from_le_bytes(word) != registers.rdx as u32;
+        if is_futile {
+            let rax = i64::from(-libc::EAGAIN) as u64;
+            let _ = ptrace::set_registers(tid, &Registers { rax, orig_rax: u64::MAX, ..registers });
+        }
     }
 
     /// A tracee has executed a program.

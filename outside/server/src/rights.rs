@@ -106,8 +106,8 @@ impl Credentials {
         })
     }
 
-    fn of(process: &str) -> Result<Credentials, Errno> {
-        let status = std::fs::read_to_string(format!("/proc/{process}/status")).map_err(|_| Errno::ESRCH)?;
+    fn of(tid: u32) -> Result<Credentials, Errno> {
+        let status = ring3_inject::proc_file(tid, "status").map_err(|_| Errno::ESRCH)?;
         Credentials::parse(&status).ok_or(Errno::ESRCH)
     }
 }
@@ -131,7 +131,7 @@ pub struct Rights {
 
 /// The server's own.
 static OWN: LazyLock<Rights> = LazyLock::new(|| Rights {
-    credentials: Credentials::of("self").expect("/proc shows this process"),
+    credentials: Credentials::of(std::process::id()).expect("/proc shows this process"),
     namespace: namespace_of("self"),
 });
 
@@ -139,7 +139,7 @@ impl Rights {
     /// Those of a thread at this moment. Whoever asks knows that it is still the same thread afterwards.
     pub(crate) fn of(tid: u32) -> Result<Arc<Rights>, Errno> {
         let process = tid.to_string();
-        let credentials = Credentials::of(&process)?;
+        let credentials = Credentials::of(tid)?;
         Ok(Arc::new(Rights { credentials, namespace: namespace_of(&process) }))
     }
 
@@ -280,7 +280,7 @@ pub(crate) struct Subject {
 impl Subject {
     /// A process at this moment.
     pub(crate) fn of(pid: u32) -> Result<Subject, Errno> {
-        let credentials = Credentials::of(&pid.to_string())?;
+        let credentials = Credentials::of(pid)?;
         // Files in /proc belong to root if their process may not be dumped (fs/proc/base.c:task_dump_owner). Of a
         // process of root's own they do not tell.
         let owner = std::fs::metadata(format!("/proc/{pid}/status")).map_err(|_| Errno::ESRCH)?.uid();

@@ -23,6 +23,9 @@ const SA_NODEFER: u64 = 0x4000_0000;
 /// `struct kernel_sigaction`: handler, flags, restorer, mask.
 pub(super) type Action = [u64; 4];
 
+/// A signal's after an `execve`.
+const NO_HANDLER: Action = [0; 4];
+
 /// Actions that have room in [`SudState::scratch`].
 const ACTIONS_AT_ONCE: usize = size_of::<[u64; 8]>() / size_of::<Action>();
 
@@ -92,25 +95,31 @@ pub(super) fn take(
     take_all(stopped, region, &[signal], handler)
 }
 
-/// As [`take`], of at most [`ACTIONS_AT_ONCE`] signals.
+/// As [`take`], of at most [`ACTIONS_AT_ONCE`] signals. The actions are asked for by the calls that replace them, which are made as if
+/// no handler were there: most often there is none.
 fn take_all(stopped: &mut inject::Stopped, region: u64, signals: &[u64], handler: &str) -> Result<(), inject::Error> {
     let action_at = |signal: u64| own_at(region, signal) + offset_of!(OwnAction, action) as u64;
-    let ask: Vec<[u64; 6]> =
-        signals.iter().map(|signal| [*signal, 0, action_at(*signal), SIGNAL_SET_BYTES, 0, 0]).collect();
-    stopped.syscall_with_each("rt_sigaction", nr::RT_SIGACTION, &ask)?;
     let scratch = field(region, offset_of!(SudState, scratch));
-    let (mut set, mut actions) = (vec![], vec![]);
+    let new = |signal: u64, own: &Action| -> Action {
+        let flags = dependent_flags(signal, own[0], own[1]) | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
+        [in_agent(region, handler), flags, in_agent(region, "ring3_signal_restorer"), 0]
+    };
+    let (mut calls, mut actions) = (vec![], vec![]);
     for (index, signal) in signals.iter().enumerate() {
-        let own = read_action(stopped, action_at(*signal))?;
-        let flags = dependent_flags(*signal, own[0], own[1]) | SA_SIGINFO | SA_RESTORER | SA_NODEFER;
         // Whatever goes wrong from here on, actions are given back.
         write_flag(stopped, own_at(region, *signal) + offset_of!(OwnAction, installed) as u64, true)?;
-        let new: Action = [in_agent(region, handler), flags, in_agent(region, "ring3_signal_restorer"), 0];
-        set.push([*signal, scratch + (index * size_of::<Action>()) as u64, 0, SIGNAL_SET_BYTES, 0, 0]);
-        actions.extend(bytes_of(&new));
+        let at = scratch + (index * size_of::<Action>()) as u64;
+        calls.push([*signal, at, action_at(*signal), SIGNAL_SET_BYTES, 0, 0]);
+        actions.push(new(*signal, &NO_HANDLER));
     }
-    stopped.write(scratch, &actions)?;
-    stopped.syscall_with_each("rt_sigaction", nr::RT_SIGACTION, &set)?;
+    stopped.write(scratch, &actions.iter().flat_map(bytes_of).collect::<Vec<u8>>())?;
+    stopped.syscall_with_each("rt_sigaction", nr::RT_SIGACTION, &calls)?;
+    for (signal, assumed) in signals.iter().zip(actions) {
+        let action = new(*signal, &read_action(stopped, action_at(*signal))?);
+        if action != assumed {
+            set_action(stopped, region, *signal, action)?;
+        }
+    }
     let bits = bits_of(signals);
     let handled = stopped.signals_handled()?;
     let others = (1..=SIGNALS as u64).filter(|other| handled & 1 << (other - 1) != 0);

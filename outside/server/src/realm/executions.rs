@@ -280,14 +280,15 @@ fn enter(
     (kept, tid): (InheritedState, u32),
 ) -> Result<(Target, Instant), Refusal> {
     let started = Instant::now();
-    let mut target = Target::prepare(shared, stopped.pid(), kept.explicit).map_err(refusal_of)?;
+    let mut target =
+        Target::prepare_with(shared, stopped.pid(), kept.explicit, &|| stopped.mappings()).map_err(refusal_of)?;
     target.set_following(kept.following);
     target.terminal = kept.terminal;
     target.forebears = kept.forebears;
     target.executed = true;
     let is_near = recovery::own_pid(stopped.pid()) == Some(stopped.pid());
     target.executed_by = if is_near && tid != stopped.pid() { tid } else { 0 };
-    target.find_rseq(&mut shared.modules());
+    target.find_rseq(&mut shared.modules(), &stopped.mappings().map_err(refusal_of)?);
     target.enter(shared, links, stopped, None)?;
     Ok((target, started))
 }

@@ -2,19 +2,20 @@
 
 use std::mem::offset_of;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use ring3_inject as inject;
 use ring3_layout::region::PROCESS_OFFSET;
 use ring3_layout::thread::ProcessPage;
 
-use super::modules::{Modules, likely_file_of};
+use super::modules::{Modules, likely_file_of, vdso_image};
 use super::raw_mapping::{read_process, read_value};
 use super::target::{Target, code_of};
 
 impl Target {
     /// Finds out where the C library says where its `struct rseq`s are.
-    pub(super) fn find_rseq(&mut self, modules: &mut Modules) {
-        self.rseq_offset = rseq_offset(self.pid, modules).unwrap_or(0);
+    pub(super) fn find_rseq(&mut self, modules: &mut Modules, mappings: &[inject::Mapping]) {
+        self.rseq_offset = rseq_offset(self.pid, modules, mappings).unwrap_or(0);
     }
 
     /// Tells the agent if threads have no TCB of their own: then it does not use TCBs (`raw_thread`). A thread that ends
@@ -65,26 +66,40 @@ pub(super) fn is_dynamic_loader(path: &str) -> bool {
     name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
 }
 
+/// The vDSO that this process has, like nearly all others, and where its `__vdso_clock_gettime` is in it.
+static OWN_VDSO: LazyLock<Option<(Vec<u8>, Option<u64>)>> = LazyLock::new(|| {
+    let image = vdso_image()?;
+    let offset = clock_gettime_in(&image);
+    Some((image, offset))
+});
+
 /// Address of `__vdso_clock_gettime` in a process.
 pub(super) fn vdso_clock_gettime(pid: u32, mappings: &[inject::Mapping]) -> Option<u64> {
-    const AT_SYSINFO_EHDR: u64 = 33;
-    let auxv = std::fs::read(format!("/proc/{pid}/auxv")).ok()?;
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let base = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]))?;
-    let mapping = mappings.iter().find(|m| m.range.start == base)?;
+    // (Nothing else has this name: fs/proc/task_mmu.c takes it from the kernel's own mappings.)
+    let mapping = mappings.iter().find(|mapping| mapping.path == "[vdso]")?;
     let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
-    read_process(pid, base, &mut image).ok()?;
-    let elf = ring3_elf::File::parse(&image).ok()?;
-    Some(base + elf.find("__vdso_clock_gettime")?)
+    read_process(pid, mapping.range.start, &mut image).ok()?;
+    let offset = match &*OWN_VDSO {
+        Some((own, offset)) if *own == image => *offset,
+        // (A process that was restored from an image may have brought its own.)
+        _ => clock_gettime_in(&image),
+    };
+    Some(mapping.range.start + offset?)
+}
+
+fn clock_gettime_in(image: &[u8]) -> Option<u64> {
+    ring3_elf::File::parse(image).ok()?.find("__vdso_clock_gettime")
 }
 
 /// Address of the C library's `__rseq_offset` in a process: it is in glibc's dynamic loader, or in a static executable. Without
 /// the symbol it is taken for a library that registers no `struct rseq`.
-fn rseq_offset(pid: u32, modules: &mut Modules) -> Option<u64> {
-    let mappings = inject::mappings(inject::Pid(pid)).ok()?;
-    let executable = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+fn rseq_offset(pid: u32, modules: &mut Modules, mappings: &[inject::Mapping]) -> Option<u64> {
     let loader = mappings.iter().find(|m| is_dynamic_loader(&m.path));
-    let module = loader.or_else(|| mappings.iter().find(|m| Path::new(&m.path) == executable))?;
+    let executable = || {
+        let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        mappings.iter().find(|m| Path::new(&m.path) == path)
+    };
+    let module = loader.or_else(executable)?;
     let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
     let distance = modules.rseq_offset(&likely_file_of(pid, module)?)?;
     Some(start.range.start + distance)

@@ -3,7 +3,7 @@
 //! Files are parsed outside any stop and remembered by device, inode, size and modification time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -262,6 +262,20 @@ pub(super) struct FileKey {
     modified: (i64, i64),
 }
 
+impl FileKey {
+    fn of(meta: &Metadata, path: &Path) -> Result<FileKey, Refusal> {
+        if !meta.is_file() {
+            return Err(Refusal::new(Errno::EINVAL, format!("{}: not a regular file", path.display())));
+        }
+        Ok(FileKey {
+            dev: meta.dev(),
+            inode: meta.ino(),
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+        })
+    }
+}
+
 /// The memory of parsed files.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
@@ -340,7 +354,7 @@ pub(super) fn analyse_awaited(modules: &Mutex<Modules>) {
 impl Modules {
     /// Whether a file at this path is large and not analysed yet. Then it will be.
     pub(super) fn awaits(&mut self, path: &Path) -> Option<FileKey> {
-        let (key, _) = open(path).ok()?;
+        let key = Modules::key(path).ok()?;
         let is_known = key.bytes <= AT_ONCE_BYTES_MAX || self.syscalls.contains_key(&key);
         (!is_known).then(|| {
             self.want(key, path);
@@ -406,7 +420,8 @@ impl Modules {
 impl Modules {
     /// Which file a path leads to at present.
     pub(super) fn key(path: &Path) -> Result<FileKey, Refusal> {
-        open(path).map(|(key, _)| key)
+        let meta = path.metadata().map_err(|error| failed(path, &error))?;
+        FileKey::of(&meta, path)
     }
 
     /// The site at `offset` of `path`.
@@ -431,10 +446,10 @@ impl Modules {
 
     /// The entries and ends of the file's unwinder. Files that cannot be read or parsed have none.
     pub(super) fn specials(&mut self, path: &Path) -> Arc<Specials> {
-        let Ok((key, file)) = open(path) else { return Arc::default() };
-        if let Some(known) = self.specials.get(&key) {
+        if let Some(known) = Modules::key(path).ok().and_then(|key| self.specials.get(&key)) {
             return known.clone();
         }
+        let Ok((key, file)) = open(path) else { return Arc::default() };
         if self.passes(&key, path) {
             return Arc::default();
         }
@@ -446,10 +461,10 @@ impl Modules {
 
     /// The file's `syscall` instructions. Files that cannot be read or parsed have none.
     pub(super) fn syscalls(&mut self, path: &Path) -> Arc<SyscallPlans> {
-        let Ok((key, file)) = open(path) else { return Arc::default() };
-        if let Some(known) = self.syscalls.get(&key) {
+        if let Some(known) = Modules::key(path).ok().and_then(|key| self.syscalls.get(&key)) {
             return known.clone();
         }
+        let Ok((key, file)) = open(path) else { return Arc::default() };
         if self.passes(&key, path) {
             return Arc::new(SyscallPlans::unknown("its file is not analysed yet"));
         }
@@ -462,10 +477,10 @@ impl Modules {
 
     /// How far behind the address of the file's first byte its variable `__rseq_offset` is (rseq(2), as glibc offers it).
     pub(super) fn rseq_offset(&mut self, path: &Path) -> Option<u64> {
-        let (key, file) = open(path).ok()?;
-        if let Some(known) = self.rseq_offsets.get(&key) {
+        if let Some(known) = Modules::key(path).ok().and_then(|key| self.rseq_offsets.get(&key)) {
             return *known;
         }
+        let (key, file) = open(path).ok()?;
         if self.passes(&key, path) {
             return None;
         }
@@ -575,22 +590,14 @@ pub(super) fn check_site(modules: &mut Modules, path: &Path, offset: u64, ret: b
 }
 
 fn open(path: &Path) -> Result<(FileKey, File), Refusal> {
-    let fail = |error: std::io::Error| {
-        let errno = Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
-        Refusal::new(errno, format!("{}: {error}", path.display()))
-    };
-    let file = File::open(path).map_err(fail)?;
-    let meta = file.metadata().map_err(fail)?;
-    if !meta.is_file() {
-        return Err(Refusal::new(Errno::EINVAL, format!("{}: not a regular file", path.display())));
-    }
-    let key = FileKey {
-        dev: meta.dev(),
-        inode: meta.ino(),
-        bytes: meta.len(),
-        modified: (meta.mtime(), meta.mtime_nsec()),
-    };
-    Ok((key, file))
+    let file = File::open(path).map_err(|error| failed(path, &error))?;
+    let meta = file.metadata().map_err(|error| failed(path, &error))?;
+    Ok((FileKey::of(&meta, path)?, file))
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> Refusal {
+    let errno = Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
+    Refusal::new(errno, format!("{}: {error}", path.display()))
 }
 
 fn read(mut file: File, path: &Path) -> Result<Vec<u8>, Refusal> {

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
@@ -57,6 +57,9 @@ pub(super) const DETACH_WITHIN: Duration = Duration::from_secs(5);
 const REQUEST_WAIT_US: u32 = 200_000;
 /// How often it is looked whose a target is, at most.
 const SUBJECT_EVERY: Duration = Duration::from_millis(50);
+
+/// When the server began, clock ticks since boot.
+static SERVER_STARTED: LazyLock<u64> = LazyLock::new(|| inject::started(std::process::id()).unwrap_or(0));
 
 /// A link and where it could not be applied.
 #[derive(Debug)]
@@ -173,12 +176,22 @@ pub(super) struct PatchPlan {
 impl Target {
     /// What can be done before the process is stopped: checks, and the control page.
     pub(super) fn prepare(shared: &Shared, pid: u32, explicit: bool) -> Result<Target, inject::Error> {
+        Target::prepare_with(shared, pid, explicit, &|| inject::mappings(inject::Pid(pid)).map(Arc::from))
+    }
+
+    /// As [`Target::prepare`]; `mappings` tells those of the process, or what they are while it is stopped.
+    pub(super) fn prepare_with(
+        shared: &Shared,
+        pid: u32,
+        explicit: bool,
+        mappings: &dyn Fn() -> Result<Arc<[inject::Mapping]>, inject::Error>,
+    ) -> Result<Target, inject::Error> {
         // First of all: what is read by number is of this process if that has not ended when it is stopped (`check_identity`).
         let raw = rustix::process::Pid::from_raw(pid as i32).ok_or(inject::Error::NoSuchProcess { pid })?;
         let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty());
         let info = inject::inspect(inject::Pid(pid))?;
         // (Before all that is read of its memory.)
-        let mappings = inject::mappings(inject::Pid(pid))?;
+        let mappings = mappings()?;
         let control = SharedFile::new(CONTROL_NAME, CONTROL_BYTES, true)
             .map_err(|error| inject::Error::io("memfd_create", error.into()))?;
         control.write(TASK_TABLE_OFFSET, crate::kernel::known().tasks);
@@ -252,8 +265,9 @@ impl Target {
 
     /// Looks at what there is to do, so that this need not happen while the process is stopped.
     pub(super) fn look(&mut self, shared: &Shared, links: &mut BTreeMap<AttachmentId, Link>) -> Option<PatchPlan> {
-        self.find_rseq(&mut shared.modules());
-        inject::mappings(inject::Pid(self.pid)).ok().map(|mappings| self.look_at(&mappings, shared, links))
+        let mappings = inject::mappings(inject::Pid(self.pid)).ok()?;
+        self.find_rseq(&mut shared.modules(), &mappings);
+        Some(self.look_at(&mappings, shared, links))
     }
 
     /// Whether the process, which is stopped, still runs the program that was looked at: addresses in it are remembered.
@@ -365,7 +379,7 @@ impl Target {
                 request_wait_us: REQUEST_WAIT_US,
                 retired: 0,
                 server_pid: std::process::id(),
-                server_started: inject::started(std::process::id()).unwrap_or(0),
+                server_started: *SERVER_STARTED,
                 namespace: shared.namespaces.number_of(self.pid),
                 directory: shared.directory,
                 rdpid: u32::from(ring3_image::cpu_has_rdpid()),
