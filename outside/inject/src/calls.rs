@@ -188,7 +188,12 @@ impl Stopped {
     /// Makes system calls inside the process, one after another until one fails. Returns what they return.
     pub(crate) fn syscalls(&mut self, calls: &[Call]) -> Result<Vec<u64>, Unfinished> {
         let mut done = vec![];
-        let result = match self.borrow_thread() {
+        let changes_handlers = calls.iter().any(|call| call.number == libc::SYS_rt_sigaction);
+        let borrowed = self.borrow_thread();
+        if changes_handlers {
+            self.handled.set(None);
+        }
+        let result = match borrowed {
             Err(error) => Err(error),
             Ok(()) if self.channel().is_none() => calls.iter().try_for_each(|call| {
                 done.push(self.borrowed_call(*call)?);

@@ -5,6 +5,9 @@ use crate::process::{proc_file, status_field};
 use crate::raw_ptrace::{self as ptrace, Dispatch, Tid};
 use crate::stopped::Stopped;
 
+/// The field of `/proc/PID/status` with the signals that have a handler.
+const HANDLED: &str = "SigCgt";
+
 impl Stopped {
     /// What is dispatched of a thread's calls.
     ///
@@ -78,9 +81,12 @@ impl Stopped {
         }
     }
 
-    /// The signals that the process handles.
+    /// The signals that the process handles. (They change by remote calls only.)
     pub fn signals_handled(&self) -> Result<u64, Error> {
-        self.signal_set(self.pid(), "SigCgt")
+        match self.handled.get() {
+            Some(handled) => Ok(handled),
+            None => self.signal_set(self.pid(), HANDLED),
+        }
     }
 
     /// Whether a thread's calls are filtered.
@@ -90,8 +96,10 @@ impl Stopped {
 
     fn signal_set(&self, tid: Tid, field: &str) -> Result<u64, Error> {
         let status = self.status(tid)?;
-        let set = status_field(&status, field).and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-        set.ok_or(Error::Exited { pid: self.pid() })
+        let set = |field| status_field(&status, field).and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+        // (All threads have the same.)
+        self.handled.set(set(HANDLED));
+        set(field).ok_or(Error::Exited { pid: self.pid() })
     }
 
     fn status(&self, tid: Tid) -> Result<String, Error> {

@@ -9,7 +9,7 @@
 //! thread goes on it is brought back into an interrupt stop: only on the way out of one does the kernel look
 //! at the restored registers and restart the system call that we interrupted.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -56,6 +56,8 @@ pub struct Stopped {
     contexts: RefCell<Option<Vec<SavedContext>>>,
     /// Where threads are, and where they go back to if they make a call again, in order, once it was asked for.
     pub(crate) places: RefCell<Option<Vec<u64>>>,
+    /// The signals that it handles, once it was asked for.
+    pub(crate) handled: Cell<Option<u64>>,
     /// Registers and signal mask of the thread that makes remote system calls, while it does.
     pub(crate) borrowed: Option<Borrowed>,
     pub(crate) syscall_instruction: Option<u64>,
@@ -351,6 +353,7 @@ impl Stopped {
         let pid = self.pid;
         self.memory = open_memory(pid)?;
         self.mappings = OnceCell::new();
+        self.handled.set(None);
         self.interrupt_again(pid)?;
         self.forget_registers();
         self.checked()
@@ -376,6 +379,7 @@ impl Stopped {
             known: RefCell::default(),
             contexts: RefCell::default(),
             places: RefCell::default(),
+            handled: Cell::default(),
             borrowed: None,
             syscall_instruction: None,
             options,

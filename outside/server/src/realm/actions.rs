@@ -98,6 +98,7 @@ pub(super) fn take(
 /// As [`take`], of at most [`ACTIONS_AT_ONCE`] signals. The actions are asked for by the calls that replace them, which are made as if
 /// no handler were there: most often there is none.
 fn take_all(stopped: &mut inject::Stopped, region: u64, signals: &[u64], handler: &str) -> Result<(), inject::Error> {
+    let handled = stopped.signals_handled()?;
     let action_at = |signal: u64| own_at(region, signal) + offset_of!(OwnAction, action) as u64;
     let scratch = field(region, offset_of!(SudState, scratch));
     let new = |signal: u64, own: &Action| -> Action {
@@ -121,7 +122,6 @@ fn take_all(stopped: &mut inject::Stopped, region: u64, signals: &[u64], handler
         }
     }
     let bits = bits_of(signals);
-    let handled = stopped.signals_handled()?;
     let others = (1..=SIGNALS as u64).filter(|other| handled & 1 << (other - 1) != 0);
     let others = others.filter(|other| !TAKEN_SIGNALS.contains(other) || !is_taken(stopped.pid(), region, *other));
     for other in others.collect::<Vec<_>>() {

@@ -1,6 +1,6 @@
 //! Doing in targets what their links want, at once or later.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::executions::is_held;
-use super::modules::{self, ANALYSIS_AT_ONCE, FileKey, likely_file_of};
+use super::modules::{self, ANALYSIS_AT_ONCE, FileKey, likely_key_of};
 use super::recovery::RetryDelay;
 use super::target::code_of;
 use super::terminal::ReportTo;
@@ -55,8 +55,10 @@ impl Actor {
             None => code_of(&mappings).collect(),
         };
         let with_files = code.into_iter().filter(|mapping| mapping.inode != 0);
-        let paths: BTreeSet<PathBuf> = with_files.filter_map(|mapping| likely_file_of(pid, mapping)).collect();
-        let awaited: Vec<FileKey> = paths.iter().filter_map(|path| self.shared.modules().awaits(path)).collect();
+        let files: BTreeMap<PathBuf, FileKey> =
+            with_files.filter_map(|mapping| likely_key_of(pid, mapping)).collect();
+        let awaits = |(path, key): (&PathBuf, &FileKey)| self.shared.modules().awaits(*key, path);
+        let awaited: Vec<FileKey> = files.iter().filter_map(awaits).collect();
         if !awaited.is_empty() {
             // (Processes that have ended are not asked for any more.)
             let modules = self.shared.modules();

@@ -8,7 +8,7 @@ use ring3_inject as inject;
 use ring3_layout::region::PROCESS_OFFSET;
 use ring3_layout::thread::ProcessPage;
 
-use super::modules::{Modules, likely_file_of, vdso_image};
+use super::modules::{Modules, likely_key_of, vdso_image};
 use super::raw_mapping::{read_process, read_value};
 use super::target::{Target, code_of};
 
@@ -101,6 +101,7 @@ fn rseq_offset(pid: u32, modules: &mut Modules, mappings: &[inject::Mapping]) ->
     };
     let module = loader.or_else(executable)?;
     let start = mappings.iter().find(|m| m.inode == module.inode && m.path == module.path && m.offset == 0)?;
-    let distance = modules.rseq_offset(&likely_file_of(pid, module)?)?;
+    let (file, key) = likely_key_of(pid, module)?;
+    let distance = modules.rseq_offset(key, &file)?;
     Some(start.range.start + distance)
 }

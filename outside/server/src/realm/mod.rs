@@ -630,7 +630,7 @@ impl Realm {
     /// Whether the instructions at `offsets` of `file` (or the returns from there, with `ret`) can be probed at all.
     pub fn check_sites(&self, file: &Path, offsets: &[u64], ret: bool) -> Result<(), Refusal> {
         // (Who asks waits; others do not.)
-        let awaited = self.shared.modules().awaits(file);
+        let awaited = modules::Modules::key(file).ok().and_then(|key| self.shared.modules().awaits(key, file));
         if let Some(key) = awaited {
             self.tracer.send(Command::AnalyseFiles);
             while self.shared.modules().is_awaited(&key) {

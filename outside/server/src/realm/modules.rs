@@ -68,14 +68,32 @@ const RETURNS_TWICE: [&str; 5] = ["setjmp", "sigsetjmp", "savectx", "vfork", "ge
 /// namespace, which is the process's own but for one that has called `chroot` there. (The device is not looked at: stacked
 /// file systems show another one in `maps`.)
 pub(super) fn file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
-    let is_it = |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.ino() == mapping.inode);
-    [inside(pid, mapping), PathBuf::from(&mapping.path)].into_iter().find(is_it)
+    located(pid, mapping).map(|(path, _)| path)
+}
+
+fn located(pid: u32, mapping: &inject::Mapping) -> Option<(PathBuf, Metadata)> {
+    let at = |path: PathBuf| path.metadata().ok().filter(|meta| meta.ino() == mapping.inode).map(|meta| (path, meta));
+    [inside(pid, mapping), PathBuf::from(&mapping.path)].into_iter().find_map(at)
 }
 
 /// As `file_of`, or what has the name now: stacked file systems may show another inode in `maps`, too. What is written to a
 /// process is compared with what is there.
 pub(super) fn likely_file_of(pid: u32, mapping: &inject::Mapping) -> Option<PathBuf> {
-    file_of(pid, mapping).or_else(|| Some(inside(pid, mapping)).filter(|path| path.exists()))
+    likely_located(pid, mapping).map(|(path, _)| path)
+}
+
+fn likely_located(pid: u32, mapping: &inject::Mapping) -> Option<(PathBuf, Metadata)> {
+    located(pid, mapping).or_else(|| {
+        let path = inside(pid, mapping);
+        path.metadata().ok().map(|meta| (path, meta))
+    })
+}
+
+/// The path of [`likely_file_of`], and what it leads to; `None` also if that is no regular file.
+pub(super) fn likely_key_of(pid: u32, mapping: &inject::Mapping) -> Option<(PathBuf, FileKey)> {
+    let (path, meta) = likely_located(pid, mapping)?;
+    let key = FileKey::of(&meta, &path).ok()?;
+    Some((path, key))
 }
 
 /// The mapping's name, below the process's root.
@@ -353,8 +371,7 @@ pub(super) fn analyse_awaited(modules: &Mutex<Modules>) {
 
 impl Modules {
     /// Whether a file at this path is large and not analysed yet. Then it will be.
-    pub(super) fn awaits(&mut self, path: &Path) -> Option<FileKey> {
-        let key = Modules::key(path).ok()?;
+    pub(super) fn awaits(&mut self, key: FileKey, path: &Path) -> Option<FileKey> {
         let is_known = key.bytes <= AT_ONCE_BYTES_MAX || self.syscalls.contains_key(&key);
         (!is_known).then(|| {
             self.want(key, path);
@@ -460,8 +477,8 @@ impl Modules {
     }
 
     /// The file's `syscall` instructions. Files that cannot be read or parsed have none.
-    pub(super) fn syscalls(&mut self, path: &Path) -> Arc<SyscallPlans> {
-        if let Some(known) = Modules::key(path).ok().and_then(|key| self.syscalls.get(&key)) {
+    pub(super) fn syscalls(&mut self, key: FileKey, path: &Path) -> Arc<SyscallPlans> {
+        if let Some(known) = self.syscalls.get(&key) {
             return known.clone();
         }
         let Ok((key, file)) = open(path) else { return Arc::default() };
@@ -476,8 +493,8 @@ impl Modules {
     }
 
     /// How far behind the address of the file's first byte its variable `__rseq_offset` is (rseq(2), as glibc offers it).
-    pub(super) fn rseq_offset(&mut self, path: &Path) -> Option<u64> {
-        if let Some(known) = Modules::key(path).ok().and_then(|key| self.rseq_offsets.get(&key)) {
+    pub(super) fn rseq_offset(&mut self, key: FileKey, path: &Path) -> Option<u64> {
+        if let Some(known) = self.rseq_offsets.get(&key) {
             return *known;
         }
         let (key, file) = open(path).ok()?;
@@ -816,11 +833,12 @@ mod tests {
     #[test]
     fn a_file_is_passed_over_when_the_turn_of_its_process_is_over_and_analysed_in_the_next_one() {
         let mut modules = Modules::default();
+        let key = Modules::key(LIBC.as_ref()).expect("it is there");
         modules.begin_turn(Duration::ZERO);
-        assert!(modules.syscalls(LIBC.as_ref()).plans.is_empty());
+        assert!(modules.syscalls(key, LIBC.as_ref()).plans.is_empty());
         assert!(modules.end_turn());
         modules.begin_turn(ANALYSIS_AT_ONCE);
-        assert!(!modules.syscalls(LIBC.as_ref()).plans.is_empty());
+        assert!(!modules.syscalls(key, LIBC.as_ref()).plans.is_empty());
         assert!(!modules.end_turn());
     }
 

@@ -28,7 +28,7 @@ use super::ahead::CodeMemory;
 use super::batch::Batch;
 use super::cancellation::number_of;
 use super::libraries::is_dynamic_loader;
-use super::modules::{Modules, SyscallPlans, likely_file_of};
+use super::modules::{Modules, SyscallPlans, likely_key_of};
 use super::raw_mapping::read_process;
 use super::recovery::put_back;
 use super::site::is_written;
@@ -160,8 +160,8 @@ pub(super) fn wanted(
                 None => continue,
             },
             path if mapping.inode != 0 && !mapping.is_shared() && !path.starts_with("/memfd:ring3-") => {
-                let Some(file) = likely_file_of(pid, mapping) else { continue };
-                let plans: Arc<SyscallPlans> = modules.syscalls(&file);
+                let Some((file, key)) = likely_key_of(pid, mapping) else { continue };
+                let plans: Arc<SyscallPlans> = modules.syscalls(key, &file);
                 // (A file's code may be mapped in parts.)
                 if interest.any && told.insert((mapping.dev, mapping.inode)) {
                     wanted.left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
