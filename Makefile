@@ -29,8 +29,8 @@ demo: build
 
 # (LLVM for the optimising tier, which a build has only with `--features llvm`.)
 test: PACKAGES += llvm-19-dev
-# (To install nginx starts one, except where a policy says no, as in containers.)
-test: PACKAGES += $(if $(wildcard /usr/sbin/policy-rc.d),nginx nginx-dev)
+# (To install nginx or redis-server starts one, except where a policy says no, as in containers.)
+test: PACKAGES += $(if $(wildcard /usr/sbin/policy-rc.d),nginx nginx-dev redis-server)
 test: deps
 	cargo xtask ci
 

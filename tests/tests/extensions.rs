@@ -249,6 +249,11 @@ fn calls_that_come_to_the_entry_again_have_an_end() {
 }
 
 #[test]
+fn programs_of_one_class_share_maps_at_its_entries() {
+    assert_eq!(answers(&Bench::ring3(), "at_two_entries", &["serve 0", "serve 0", "serve 0"]), ["411", "422", "433"]);
+}
+
+#[test]
 fn a_broken_contract_ends_the_run() {
     let bench = Bench::ring3();
     for name in ["positive", "positive_in_a_subprogram", "positive_in_a_callback", "ends_in_the_midst"] {
@@ -471,6 +476,7 @@ fn bad_input_gets_one_clear_message() {
     let path = |path: PathBuf| path.display().to_string();
     let policy = path(sources().join("host.policy"));
     let twins = format!("{policy}:twins");
+    let several = format!("{policy}:several");
     let (class, missing) = (format!("{policy}:plain"), format!("{policy}:plane"));
     let object = path(objects().join("verdicts.bpf.o"));
     let others =
@@ -490,6 +496,10 @@ fn bad_input_gets_one_clear_message() {
         (&["--class", &class, &binary, "--", &binary], "not a BPF object file"),
         (&["--class", &class, &object, "--program", "other", "--", &binary], "other"),
         (&["--class", &class, &object, "--", "/bin/true"], "/bin/true"),
+        (
+            &["--class", &several, &object, "--", &binary],
+            "write one of SEC(\"uprobe/serve\"), SEC(\"uprobe/sleeps\")",
+        ),
         (&["--class", &twins, &object, "--", &binary], "has 2 functions `twin`"),
         (&["--class", &class, &others[0], "--", &binary], "uprobe"),
         (&["--class", &class, &others[1], "--", &binary], "no program"),

@@ -8,6 +8,7 @@
 
 mod bench;
 mod bench_attach;
+mod bench_durability;
 mod bench_embed;
 mod bench_engine;
 mod bench_events;
@@ -127,6 +128,8 @@ enum Benchmark {
     Workloads(workloads::Options),
     /// nginx under wrk with a firewall: an extension, beside Lua and a module in C
     Firewall(bench_firewall::Options),
+    /// Redis: how fast it is and what a crash loses, by when its log is made durable: its own ways, and extensions
+    Durability(bench_durability::Options),
     /// Verification of Debian's libbpf-tools, beside the kernel's verifier and prevail
     Verify(bench_verify::Options),
 }
@@ -156,6 +159,7 @@ fn main() -> ExitCode {
         Task::Bench(Benchmark::Strace(options)) => bench_strace::strace(&options),
         Task::Bench(Benchmark::Stops(options)) => bench_stops::stops(&options),
         Task::Bench(Benchmark::Firewall(options)) => bench_firewall::firewall(&options),
+        Task::Bench(Benchmark::Durability(options)) => bench_durability::durability(&options),
         Task::Bench(Benchmark::Workloads(options)) => workloads::workloads(&options),
         Task::Bench(Benchmark::Verify(options)) => bench_verify::verify(options),
         Task::Compat(options) => compat::run(&options),
@@ -417,6 +421,7 @@ mod tests {
             "bench probe --json FILE",
             "bench engine --ubpf DIR --only x",
             "bench embed --rounds 3 --json FILE",
+            "bench durability --seconds 1 --crashes 0",
             "bench workloads --only nginx --only redis --rounds 3 --seconds 1",
             "conformance DIR --engine llvm",
             "mutate --only a --only b --programs 9",
@@ -433,6 +438,7 @@ mod tests {
             "bench workloads --rounds 0",
             "bench workloads --seconds none",
             "bench firewall --rounds 0",
+            "bench durability --seconds 0",
             "bench maps --rounds many",
             "bench verify --json",
             "conformance",

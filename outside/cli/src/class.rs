@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use ring3_eim::Limits;
 use ring3_eim::model::At;
+use ring3_eim::{Limits, Resolved};
 use ring3_object::Object;
 use ring3_server::realm::ExtensionClass;
 
@@ -32,10 +32,20 @@ impl Choice {
 
 /// A class, resolved for a program's file.
 pub(crate) struct Chosen {
-    pub(crate) class: ExtensionClass,
+    /// Its name, with the policy's.
+    pub(crate) name: String,
+    /// What is granted at each of its entries, at least one: fields of the host, and results, differ; functions and variables do not.
+    pub(crate) entries: Vec<ChosenEntry>,
+    limits: Limits,
+}
+
+/// One entry of a class.
+pub(crate) struct ChosenEntry {
+    /// Its name in the model.
+    pub(crate) name: String,
     /// The function that is extended.
     pub(crate) function: String,
-    limits: Limits,
+    pub(crate) class: ExtensionClass,
 }
 
 impl Chosen {
@@ -50,7 +60,7 @@ impl Chosen {
     /// The limit, and what the object wants.
     pub(crate) fn check_maps(&self, object: &Object) -> Result<(), String> {
         let Limits { maps, memory_bytes, .. } = self.limits;
-        let (name, count) = (&self.class.name, object.maps.len());
+        let (name, count) = (&self.name, object.maps.len());
         if count > maps as usize {
             let names: Vec<&str> = object.maps.iter().map(|map| map.name.as_str()).collect();
             let names = names.join(", ");
@@ -96,51 +106,67 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
     let of = Program { binary: Some(binary.clone()), ..wanted.of.clone() };
     let (policy, name) = class_of(&wanted.class)?;
     let loaded = Loaded::new(&policy, &of)?;
-    let resolved = loaded.resolve(loaded.class(&policy, name)?)?;
+    let resolved =
+        loaded.class(&policy, name)?.apart().map(|class| loaded.resolve(&class)).collect::<Result<Vec<_>, _>>()?;
     let bytes = input::read(&binary)?;
     let complain = |why: String| Failed::Refused(format!("{}: {why}", binary.display()));
     let elf = ring3_elf::File::parse(&bytes).map_err(|error| complain(error.to_string()))?;
     if elf.go_text().is_some() {
         return Err(complain("it is a Go program, whose functions cannot be extended".into()));
     }
-    let function = &resolved.entry.function;
+    // (A class has an entry, or it would have been refused.)
+    let limits = resolved[0].limits.clone();
+    let name = format!("{}:{name}", policy.display());
+    let file = absolute(&binary)?;
+    let entries = resolved.into_iter().map(|resolved| place(&elf, resolved, &name, &file).map_err(complain));
+    Ok(Chosen { entries: entries.collect::<Result<_, _>>()?, name, limits })
+}
+
+/// Where in the host's file an entry of a class is, and what it grants.
+fn place(elf: &ring3_elf::File<'_>, resolved: Resolved, class: &str, file: &Path) -> Result<ChosenEntry, String> {
     let missing = |symbol: &str| {
-        complain(format!("`{symbol}` is not in this file, in which an extension's symbols have to be"))
+        format!(
+            "`{symbol}` is not in this file, in which an extension's symbols have to be, nor does it call a function of that name \
+             by a stub (PLT)"
+        )
     };
     // (Which of several has the types that the class was resolved by is not known.)
     let only = |symbol: &String, found: BTreeSet<u64>| match found.len() {
         0 => Err(missing(symbol)),
         1 => Ok(found.into_iter().next().unwrap_or_default()),
-        count => Err(complain(format!(
+        count => Err(format!(
             "`{symbol}` is the name of {count} functions or variables in this file; give the one that is meant a name of its own"
-        ))),
+        )),
     };
     let function_at = |symbol: &String| {
         let found = elf.symbols().iter().filter(|known| known.name == symbol);
         if found.clone().any(|known| known.indirect) {
-            return Err(complain(format!(
+            return Err(format!(
                 "which function `{symbol}` is is decided when the program starts (an IFUNC); choose another one"
-            )));
+            ));
         }
-        only(symbol, found.map(|known| known.address).collect())
+        let found: BTreeSet<u64> = found.map(|known| known.address).collect();
+        only(symbol, if found.is_empty() { elf.stub(symbol).into_iter().collect() } else { found })
     };
-    let entry = function_at(function)?;
+    let function = resolved.entry.function;
+    let entry = function_at(&function)?;
     let functions = resolved.grant.functions.iter().map(|granted| function_at(&granted.symbol));
     let globals =
         resolved.grant.globals.iter().map(|granted| only(&granted.symbol, elf.find_variables(&granted.symbol)));
-    let distance = |address: Result<u64, Failed>| Ok(address?.wrapping_sub(entry) as i64);
-    let symbols = functions.chain(globals).map(distance).collect::<Result<Vec<i64>, Failed>>()?;
+    let distance = |address: Result<u64, String>| Ok(address?.wrapping_sub(entry) as i64);
+    let symbols = functions.chain(globals).map(distance).collect::<Result<Vec<i64>, String>>()?;
     let class = ExtensionClass {
-        name: format!("{}:{name}", policy.display()),
+        name: class.to_owned(),
+        programs: BTreeSet::new(),
         grant: resolved.grant,
-        file: absolute(&binary)?,
-        offset: elf.vaddr_to_offset(entry).ok_or_else(|| missing(function))?,
+        file: file.to_owned(),
+        offset: elf.vaddr_to_offset(entry).ok_or_else(|| missing(&function))?,
         at_end: resolved.entry.at == At::Return,
         symbols,
         helpers: resolved.limits.helpers.iter().copied().collect(),
         insns_max: resolved.limits.instructions,
     };
-    Ok(Chosen { class, function: function.clone(), limits: resolved.limits })
+    Ok(ChosenEntry { name: resolved.entry.name, function, class })
 }
 
 fn program_of(pid: u32) -> Result<PathBuf, String> {

@@ -124,7 +124,7 @@ fn act(wanted: &Eim) -> Result<(), Failed> {
             let (policy, name) = class_of(class)?;
             let loaded = Loaded::new(&policy, of)?;
             let class = loaded.class(&policy, name)?;
-            loaded.resolve(class)?;
+            class.apart().try_for_each(|class| loaded.resolve(&class).map(drop))?;
             let header = ring3_eim::header(&loaded.specification, class, &loaded.binary.types);
             Ok(write_out(&header.map_err(|errors| wrong(&errors))?)?)
         }
@@ -145,9 +145,9 @@ fn check(wanted: &Check) -> Result<(), Failed> {
         return Err(Failed::Refused(why));
     }
     let (mut out, mut errors) = (String::new(), vec![]);
-    for class in classes {
-        match loaded.resolve(class) {
-            Ok(resolved) => out += &explain(&loaded, class, &resolved, wanted)?,
+    for class in classes.into_iter().flat_map(Class::apart) {
+        match loaded.resolve(&class) {
+            Ok(resolved) => out += &explain(&loaded, &class, &resolved, wanted)?,
             Err(Failed::Wrong(lines)) => errors.extend(lines),
             Err(failed) => return Err(failed),
         }
@@ -167,7 +167,10 @@ fn explain(loaded: &Loaded, class: &Class, resolved: &Resolved, wanted: &Check) 
     let Some(against) = &wanted.against else { return Ok(out) };
     let (policy, name) = class_of(against)?;
     let other = Loaded::new(&policy, &wanted.of)?;
-    let difference = ring3_eim::difference(resolved, &other.resolve(other.class(&policy, name)?)?);
+    let other_class = other.class(&policy, name)?;
+    // (At the same entry, if it has that.)
+    let at = other_class.apart().find(|other| other.entry.text == class.entry.text);
+    let difference = ring3_eim::difference(resolved, &other.resolve(at.as_ref().unwrap_or(other_class))?);
     out += &match difference.as_str() {
         "" => format!("the same as {against}\n"),
         lines => format!("compared with {against}\n{lines}"),

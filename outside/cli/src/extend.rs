@@ -3,6 +3,7 @@
 //! The process that loads them keeps them: it waits until its host has ended, or until it is ended itself. With a program to
 //! run there are two processes: this one becomes the program, its child is the loader.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use ring3_llvm::Engine;
 use ring3_object::{HostSymbols, Object, Settings};
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
-use ring3_server::realm::{ExtensionClass, Scope};
+use ring3_server::realm::Scope;
 use ring3_uapi::bpf::attach_type;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::MemfdFlags;
@@ -58,22 +59,25 @@ pub(crate) fn run(wanted: &Extend) -> Result<ExitCode, Failure> {
 
 /// Loads and attaches the extension, and keeps it until its host ends.
 fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
-    let chosen = class::choose(&wanted.class, wanted.pid)?;
+    let mut chosen = class::choose(&wanted.class, wanted.pid)?;
     let host = wanted.pid.or(wanted.until);
-    let object = read_object(wanted, &chosen.class).map_err(eim::Failed::Refused)?;
+    let object = read_object(wanted, &chosen).map_err(eim::Failed::Refused)?;
+    let entries = share_out(&object, &mut chosen)
+        .map_err(|why| eim::Failed::Refused(format!("{}: {why}", wanted.file.display())))?;
     chosen.check_maps(&object).map_err(eim::Failed::Refused)?;
     let (connection, _) = launch::tracing_server()?;
     let watched = host.map(process::open).transpose()?;
     if let Some(pid) = wanted.pid {
-        class::check_process(pid, &chosen.class.file)?;
+        class::check_process(pid, &chosen.entries[0].class.file)?;
         connection.ask(&Request::Attach { pid, follow: true, for_links: false, of_family: None }, None)?;
     }
-    become_loader(wanted, &chosen.class, (host, chosen.time()), connection)?;
+    become_loader(wanted, &chosen, host, connection)?;
     let loaded =
         Loaded::load(&object).map_err(|error| eim::Failed::Refused(format!("{}: {error}", wanted.file.display())))?;
     let mut links = vec![];
     for (index, program) in &loaded.programs {
-        let link = ring3_bpf::link_uprobe(program, &chosen.class.file, chosen.class.offset, chosen.class.at_end, 0);
+        let class = &chosen.entries[entries[index]].class;
+        let link = ring3_bpf::link_uprobe(program, &class.file, class.offset, class.at_end, 0);
         let link = link.map_err(|error| {
             let name = &object.programs[*index].name;
             eim::Failed::Refused(format!("cannot attach {name}: {error}; server.log says why"))
@@ -100,15 +104,19 @@ fn announce(wanted: &Extend, chosen: &class::Chosen) {
     }
     let whom = match wanted.pid {
         Some(pid) => format!("process {pid}"),
-        None => format!("all processes with {}", chosen.class.file.display()),
+        None => format!("all processes with {}", chosen.entries[0].class.file.display()),
     };
-    say!("ring3: class {} extends {} in {whom}; end it with Ctrl-C", chosen.class.name, chosen.function);
+    let mut functions: Vec<&str> = chosen.entries.iter().map(|entry| entry.function.as_str()).collect();
+    functions.dedup();
+    say!("ring3: class {} extends {} in {whom}; end it with Ctrl-C", chosen.name, functions.join(", "));
 }
 
-fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String> {
+fn read_object(wanted: &Extend, chosen: &class::Chosen) -> Result<Object, String> {
     let bytes = input::read(&wanted.file)?;
     let complain = |why: String| format!("{}: {why}", wanted.file.display());
     let names = |symbols: Vec<&String>| symbols.into_iter().cloned().collect();
+    // (The same for all entries.)
+    let class = &chosen.entries[0].class;
     let host = HostSymbols {
         functions: names(class.grant.functions.iter().map(|function| &function.symbol).collect()),
         variables: names(class.grant.globals.iter().map(|variable| &variable.symbol).collect()),
@@ -129,11 +137,6 @@ fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String
         }
         object.programs.iter_mut().for_each(|program| program.autoload = program.name == *name);
     }
-    for program in object.programs.iter().filter(|program| program.autoload) {
-        check_section(&program.section, class.at_end).map_err(|why| {
-            complain(format!("program {} is in section `{}`; {why}", program.name, program.section))
-        })?;
-    }
     for program in &mut object.programs {
         program.expected_attach_type = attach_type::TRACE_UPROBE_MULTI;
     }
@@ -143,36 +146,70 @@ fn read_object(wanted: &Extend, class: &ExtensionClass) -> Result<Object, String
     Ok(object)
 }
 
-/// Whether a program's section is one of an extension's: where that runs its class says.
-fn check_section(section: &str, at_end: bool) -> Result<(), String> {
-    let kind = section.split(['/', '.']).next().unwrap_or_default();
-    match kind {
-        "uprobe" | "uretprobe" if section.contains('/') => {
-            Err(format!("the class says where an extension runs: write SEC(\"{kind}\")"))
+/// Which entry of the class each program that is loaded extends, by the indices of both. The entries learn their programs' names,
+/// by which the server tells them apart.
+fn share_out(object: &Object, chosen: &mut class::Chosen) -> Result<BTreeMap<usize, usize>, String> {
+    /// As much of a name as bpf(2) takes, bytes.
+    const NAME_BYTES: usize = 15;
+    let mut shared = BTreeMap::new();
+    for (index, program) in object.programs.iter().enumerate().filter(|(_, program)| program.autoload) {
+        let at = entry_of(&program.section, &chosen.entries)
+            .map_err(|why| format!("program {} is in section `{}`; {why}", program.name, program.section))?;
+        let name: String = program.name.chars().take(NAME_BYTES).collect();
+        if chosen.entries.iter().enumerate().any(|(other, entry)| other != at && entry.class.programs.contains(&name))
+        {
+            return Err(format!("two programs of different entries begin with `{name}`; rename one"));
         }
-        "uretprobe" if !at_end => Err("the class's entry is `at entry`: write SEC(\"uprobe\")".into()),
-        "uprobe" | "uretprobe" => Ok(()),
-        _ => Err("an extension is in SEC(\"uprobe\")".into()),
+        chosen.entries[at].class.programs.insert(name);
+        shared.insert(index, at);
     }
+    Ok(shared)
+}
+
+/// Which entry a program's section names: `uprobe/ENTRY`, or `uprobe` if there is one entry only.
+fn entry_of(section: &str, entries: &[class::ChosenEntry]) -> Result<usize, String> {
+    let (kind, named) = section.split_once('/').map_or((section, None), |(kind, name)| (kind, Some(name)));
+    let kind = kind.split('.').next().unwrap_or_default();
+    if !matches!(kind, "uprobe" | "uretprobe") {
+        return Err("an extension is in SEC(\"uprobe\")".into());
+    }
+    let names =
+        || entries.iter().map(|entry| format!("SEC(\"{kind}/{}\")", entry.name)).collect::<Vec<_>>().join(", ");
+    let at = match (named, entries) {
+        (None, [_]) => 0,
+        (None, _) => return Err(format!("the class has several entries: write one of {}", names())),
+        (Some(name), _) => entries.iter().position(|entry| entry.name == name).ok_or_else(|| {
+            format!(
+                "the class says where an extension runs: write SEC(\"{kind}\"), or with its entry's name, {}",
+                names()
+            )
+        })?,
+    };
+    if kind == "uretprobe" && !entries[at].class.at_end {
+        return Err("the class's entry is `at entry`: write SEC(\"uprobe\")".into());
+    }
+    Ok(at)
 }
 
 /// From now on this process's bpf(2) calls are answered by the server, and its programs are extensions of the class.
 fn become_loader(
     wanted: &Extend,
-    class: &ExtensionClass,
-    (host, budget): (Option<u32>, Duration),
+    chosen: &class::Chosen,
+    host: Option<u32>,
     connection: Connection,
 ) -> Result<(), String> {
-    let text = serde_json::to_vec(class).expect("classes are serialisable");
-    let file = rustix::fs::memfd_create("ring3-class", MemfdFlags::CLOEXEC).map_err(|error| error.to_string())?;
-    let mut file = std::fs::File::from(file);
-    let written = file.write_all(&text).and_then(|()| std::io::Seek::rewind(&mut file));
-    written.map_err(|error| format!("cannot hand the class over: {error}"))?;
-    connection.ask(&Request::Extend, Some(file.as_fd()))?;
-    let command = format!("ring3 extend --class {} {}", class.name, wanted.file.display());
+    for entry in &chosen.entries {
+        let text = serde_json::to_vec(&entry.class).expect("classes are serialisable");
+        let file = rustix::fs::memfd_create("ring3-class", MemfdFlags::CLOEXEC).map_err(|error| error.to_string())?;
+        let mut file = std::fs::File::from(file);
+        let written = file.write_all(&text).and_then(|()| std::io::Seek::rewind(&mut file));
+        written.map_err(|error| format!("cannot hand the class over: {error}"))?;
+        connection.ask(&Request::Extend, Some(file.as_fd()))?;
+    }
+    let command = format!("ring3 extend --class {} {}", chosen.name, wanted.file.display());
     // (Other processes than the one that is named, or run, are no concern of the extension.)
     let scope = host.map_or(Scope::Mapped, Scope::Family);
     let compiling = Compiling { engine: Engine::Jit, harden: false };
-    let options = LoadOptions { compiling, scope, trust: false, budget: Some(budget) };
+    let options = LoadOptions { compiling, scope, trust: false, budget: Some(chosen.time()) };
     launch::become_loader(&connection, &command, options)
 }

@@ -37,7 +37,8 @@ pub enum Request {
     },
     /// Programs of the loader that asks next by this connection may be taken from a file, which comes along.
     Aot,
-    /// The programs of the loader that asks next by this connection are extensions; their class, as JSON text, comes along as a file.
+    /// The programs of the loader that asks next by this connection are extensions; a class, as JSON text, comes along as a file. Once for
+    /// each entry.
     Extend,
     /// The asking process is about to `execve` a new target. Its standard error comes along, for what
     /// can only be found out when the new image is there.

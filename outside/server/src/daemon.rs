@@ -208,7 +208,7 @@ impl Server {
             }
             Request::Extend => {
                 let class = read_class(fd.ok_or("the request has no class")?)?;
-                brought.extension = Some(Arc::new(class));
+                brought.extensions.push(Arc::new(class));
                 Ok(Value::Null)
             }
             Request::Start { .. } => unreachable!("handled by converse"),

@@ -256,12 +256,8 @@ impl Binary {
                 "`{symbol}` is inlined wherever it is called, so no extension can run at it; compile it with \
                  `__attribute__((noinline))`, or choose the function that calls it"
             ),
-            _ if self.imported.contains(symbol) && !self.functions.contains_key(symbol) => {
-                let name = &self.name;
-                format!(
-                    "`{symbol}` is a function of a library that {name} uses; name that library's file as the program"
-                )
-            }
+            // A function of a library: the extension runs where the program calls it.
+            _ if self.imported.contains(symbol) && !self.functions.contains_key(symbol) => return None,
             calls @ 1.. if self.functions.contains_key(symbol) => format!(
                 "{calls} calls of `{symbol}` are inlined, and would not pass the extension; compile it with \
                  `__attribute__((noinline))`, or choose another function"

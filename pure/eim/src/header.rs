@@ -18,10 +18,11 @@ use crate::types::{DEPTH_MAX, Declared, Shape, Types};
 /// # Errors
 /// As [`crate::resolve()`].
 pub fn header(specification: &Specification, class: &Class, types: &Btf) -> Result<String, Vec<Error>> {
-    let resolved = resolve_all(specification, class, types)?;
+    let entries: Vec<Resolved> =
+        class.apart().map(|class| resolve_all(specification, &class, types)).collect::<Result<_, _>>()?;
     let types = Types::new(types);
     let mut writer = Writer::new(&types);
-    for object in &resolved.grant.objects {
+    for object in entries.iter().flat_map(|resolved| &resolved.grant.objects) {
         let of = writer.granted.entry(object.type_id).or_default();
         of.extend(object.fields.iter().map(|field| field.at.clone()));
     }
@@ -30,15 +31,20 @@ pub fn header(specification: &Specification, class: &Class, types: &Btf) -> Resu
     let structures: Vec<u32> = writer.granted.keys().copied().collect();
     structures.iter().for_each(|of| writer.define(*of));
     let mut tail = String::new();
-    writer.arguments(&resolved, &mut tail);
-    writer.externs(&resolved, &mut tail);
+    entries.iter().for_each(|resolved| writer.arguments(resolved, &mut tail));
+    // (Functions and variables are those of the class, at each entry.)
+    entries.iter().take(1).for_each(|resolved| writer.externs(resolved, &mut tail));
     let guard = format!("RING3_CLASS_{}_H", class.name.text.to_uppercase());
-    let when = if resolved.entry.at == At::Entry { "before" } else { "after" };
+    let place = |Resolved { entry, .. }: &Resolved| {
+        let when = if entry.at == At::Entry { "before" } else { "after" };
+        format!("{when} {}", entry.function)
+    };
+    let places = entries.iter().map(place).collect::<Vec<_>>().join(", ");
     let mut out = format!(
-        "/* What extensions of class {} may touch: they run {when} {}. Written by `ring3 eim header`. */\n\
+        "/* What extensions of class {} may touch: they run {places}. Written by `ring3 eim header`. */\n\
          #ifndef {guard}\n#define {guard}\n\n\
          #ifndef __ksym\n#define __ksym __attribute__((section(\".ksyms\")))\n#endif\n\n",
-        class.name.text, resolved.entry.function
+        class.name.text
     );
     let declared = writer.declarations();
     for part in [declared, writer.defined, tail] {

@@ -201,13 +201,15 @@ pub enum Meaning {
     Refused,
 }
 
-/// `class NAME { ... }`: what one kind of extension gets at one entry.
+/// `class NAME { ... }`: what one kind of extension gets at its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     /// Its name.
     pub name: Name,
-    /// Where it runs.
+    /// Where it runs: of several entries the one that is looked at, see [`Class::apart`].
     pub entry: Name,
+    /// All entries that the policy names.
+    pub entries: Vec<Name>,
     /// Names of states and functions.
     pub allow: Vec<Name>,
     /// Instructions that one run takes at most.
@@ -241,6 +243,13 @@ impl Specification {
     /// An entry by its name.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name.text == name)
+    }
+}
+
+impl Class {
+    /// The class once for each of its entries.
+    pub fn apart(&self) -> impl Iterator<Item = Class> {
+        self.entries.iter().map(|entry| Class { entry: entry.clone(), ..self.clone() })
     }
 }
 

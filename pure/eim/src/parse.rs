@@ -491,9 +491,9 @@ impl Parser {
 
     fn class(&mut self) -> Result<Class, Error> {
         let name = self.name("the class's name")?;
-        let mut entry = None;
         let mut class = Class {
             entry: name.clone(),
+            entries: vec![],
             name,
             allow: vec![],
             instructions: None,
@@ -504,7 +504,7 @@ impl Parser {
         };
         self.block(&["entry", "allow", "instructions", "memory", "time", "helpers", "maps"], |parser, keyword| {
             match keyword.text.as_str() {
-                "entry" => entry = Some(parser.name("the entry's name")?),
+                "entry" => class.entries.extend(parser.names("an entry's name")?),
                 "allow" => class.allow.extend(parser.names("a state's or function's name")?),
                 "instructions" => class.instructions = Some(parser.count("a number of instructions")?),
                 "memory" => {
@@ -524,9 +524,11 @@ impl Parser {
             }
             Ok(())
         })?;
-        class.entry = entry.ok_or_else(|| {
-            Error::at(&class.name.span, format!("class `{}` names no entry; add `entry NAME`", class.name.text))
-        })?;
+        let Some(first) = class.entries.first() else {
+            let message = format!("class `{}` names no entry; add `entry NAME`", class.name.text);
+            return Err(Error::at(&class.name.span, message));
+        };
+        class.entry = first.clone();
         Ok(class)
     }
 

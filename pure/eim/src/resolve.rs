@@ -49,7 +49,7 @@ const REGISTERS: usize = 6;
 /// Parameters of a function that is called.
 const PARAMETERS_MAX: usize = 5;
 
-/// Looks up the names of a class.
+/// Looks up the names of a class, for its [`Class::entry`].
 ///
 /// # Errors
 /// All that is wrong, with the places in specification and policy.
@@ -138,6 +138,10 @@ fn allow<'s>(
             if let Root::Parameter { entry, .. } = &access.path.root
                 && entry.text != class.entry.text
             {
+                // (Of a class with several entries a state is granted at its own.)
+                if class.entries.iter().any(|known| known.text == entry.text) {
+                    continue;
+                }
                 let message = format!(
                     "state `{}` is of entry `{}`, but the class is of entry `{}`; leave it out, or change the entry",
                     name.text, entry.text, class.entry.text

@@ -8,6 +8,7 @@
 
 mod lttng;
 mod place;
+mod plt;
 mod rules;
 mod tracepoint;
 mod unwind;
@@ -225,6 +226,12 @@ impl<'a> File<'a> {
             symbol.kind() == SymbolKind::Data && !symbol.is_undefined() && symbol.name() == Ok(name)
         };
         self.elf.dynamic_symbols().chain(self.elf.symbols()).filter(is_wanted).map(|symbol| symbol.address())
+    }
+
+    /// Where the file's own code calls a function of another file: the address of its stub in the procedure linkage table. `None`: it
+    /// calls no such function, or not by a stub (`-fno-plt`).
+    pub fn stub(&self, name: &str) -> Option<u64> {
+        plt::stub(self, name)
     }
 
     /// The symbols whose first byte is at an address.

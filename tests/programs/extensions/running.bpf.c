@@ -193,6 +193,30 @@ EXTENSION
 	return 0;
 }
 
+// CASE at_two_entries several
+// (The host calls usleep in `nap`, and the extension by itself: both come to the other entry, where it is counted and left out.)
+extern void nap(struct request *r) __ksym;
+extern int usleep(unsigned int microseconds) __ksym;
+SEC("uprobe/sleeps") long counts(unsigned long *ctx)
+{
+	__u32 key = 0;
+	__u64 *count = bpf_map_lookup_elem(&words, &key);
+
+	if (count)
+		*count += ctx[0] == 2000 ? 1 : ctx[0] == 3 ? 10 : 100;
+	return 1;
+}
+SEC("uprobe/serve") long extension(struct arguments *ctx)
+{
+	__u32 key = 0;
+	__u64 *count = bpf_map_lookup_elem(&words, &key);
+
+	nap(R);
+	if (!count || usleep(3))
+		return 500;
+	return *count < 100 ? 400 + *count : 501;
+}
+
 // (What follows is refused, by the tool.)
 
 // CASE other_section plain

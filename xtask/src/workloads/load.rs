@@ -118,7 +118,8 @@ fn milliseconds(text: &str) -> Option<f64> {
 }
 
 /// The lines of `redis-benchmark --csv`, each of which is about so many requests of one command.
-fn parse_redis(text: &str, requests: f64) -> Option<Told> {
+/// (Of `requests` for each command.)
+pub(crate) fn parse_redis(text: &str, requests: f64) -> Option<Told> {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("\"test\""));
     let names: Vec<&str> = lines.next()?.split(',').collect();
     let column = |name: &str| names.iter().position(|column| column.trim_matches('"') == name);

@@ -125,8 +125,8 @@ pub struct Session {
     options: LoadOptions,
     /// Programs that were compiled ahead of time.
     store: Option<Arc<Store>>,
-    /// Its programs are extensions of this class.
-    extension: Option<Arc<ExtensionClass>>,
+    /// If there are some, its programs are extensions of these classes.
+    extensions: Vec<Arc<ExtensionClass>>,
 }
 
 /// What comes along with a loader.
@@ -134,8 +134,8 @@ pub struct Session {
 pub struct Brought {
     /// Programs that were compiled ahead of time.
     pub store: Option<Arc<Store>>,
-    /// Its programs are extensions of this class.
-    pub extension: Option<Arc<ExtensionClass>>,
+    /// If there are some, its programs are extensions of these classes: each of the one that names it.
+    pub extensions: Vec<Arc<ExtensionClass>>,
 }
 
 impl Session {
@@ -147,14 +147,14 @@ impl Session {
         (pid, terminal): (u32, Option<Terminal>),
         command: String,
         options: LoadOptions,
-        Brought { store, extension }: Brought,
+        Brought { store, extensions }: Brought,
     ) -> bool {
         subsystem.loader_begins(pid, command);
         let (listener, ledger, told) = (kept.listener.clone(), kept.ledger.clone(), AtomicBool::new(false));
         raw_seccomp::wake_synchronously(listener.as_fd());
         let listening = Some(listener.clone());
         let session =
-            Session { listener: listening, ledger, subsystem, pid, terminal, told, options, store, extension };
+            Session { listener: listening, ledger, subsystem, pid, terminal, told, options, store, extensions };
         let mut result = Ok(());
         while result.is_ok() && wait(&listener) {
             result = session.ledger.receive(listener.as_fd()).map(|call| {
@@ -227,7 +227,7 @@ pub fn own_call(subsystem: &Arc<Subsystem>, number: i64, args: [u64; 6]) -> Resu
         told: AtomicBool::new(true),
         options: LoadOptions::default(),
         store: None,
-        extension: None,
+        extensions: vec![],
     };
     let caller = Caller { session: &session, call: Notification::of_own(pid, number as i32, args) };
     match caller.serve()? {

@@ -82,7 +82,11 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
     let tag = ring3_names::tag(&insns);
-    let extension = caller.session.extension.clone();
+    let classes = &caller.session.extensions;
+    let extension = classes.iter().find(|class| class.programs.contains(name.as_str())).cloned();
+    if extension.is_none() && !classes.is_empty() {
+        return Err(refuse(Errno::EACCES, format_args!("program {name:?}: no class of the extension names it")));
+    }
     let of_host = if extension.is_some() { host_calls(&insns) } else { vec![] };
     kernel::known().functions.renumber(&mut insns);
     of_host.into_iter().for_each(|(at, call)| insns[at] = call);

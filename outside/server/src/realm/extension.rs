@@ -15,11 +15,13 @@ use serde::{Deserialize, Serialize};
 use super::target::Target;
 use super::{Point, Refusal};
 
-/// All programs that a loader brings are extensions of this class (`ring3 extend`).
+/// What extensions may do at one entry of a class: programs that a loader brings (`ring3 extend`).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExtensionClass {
-    /// Its name, for messages.
+    /// The class's name, for messages.
     pub name: String,
+    /// Names of the programs, as bpf(2) takes them.
+    pub programs: BTreeSet<String>,
     /// What it grants.
     pub grant: Grant,
     /// The file of the function that is extended.
