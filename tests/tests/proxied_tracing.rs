@@ -30,7 +30,7 @@ fn the_tracer_of_the_other_tests() {
     let pid: i32 = pid.parse().expect("a pid");
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let (ours, servers) = socketpair(kind.0, kind.1, kind.2, None).expect("a pair");
-    let tracer = Tracer::start(Some(ours), || ()).expect("a thread");
+    let tracer = Tracer::start(Some(ours), || (), |_| false).expect("a thread");
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is there") {
         let name = thread.expect("read").file_name();
         let tid = name.to_str().and_then(|name| name.parse().ok()).expect("a number");

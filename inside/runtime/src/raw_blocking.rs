@@ -50,17 +50,43 @@ pub(crate) fn output(
 #[cold]
 #[inline(never)]
 pub(crate) fn reserve(tb: &ThreadBlock, ring: Ring<'_>, bytes: u64) -> Option<Record> {
+    let record = reserve_or_wait(tb, ring, bytes);
+    let words = ring.reader();
+    if record.is_none() && words.reader.load(Relaxed) != 0 {
+        words.lost.fetch_add(1, Relaxed);
+    }
+    record
+}
+
+fn reserve_or_wait(tb: &ThreadBlock, ring: Ring<'_>, bytes: u64) -> Option<Record> {
     let cx = context(tb);
+    let has_reader = ring.reader().reader.load(Relaxed) != 0;
+    let spare = if tb.interrupted == 0 && has_reader { ring.spare() } else { 0 };
     loop {
-        match ring.try_reserve(&cx, bytes) {
+        match ring.try_reserve(&cx, bytes, spare) {
             Ok(record) => return Some(record),
             Err(Unreserved::Refused) => return None,
-            Err(Unreserved::Full) => {}
-        }
-        if !wait(tb, ring, &cx, ring.room_goal(bytes)) {
-            return None;
+            // (Its owner may be stopped by a debugger, say.)
+            Err(Unreserved::Locked) => {
+                if ring.is_locked_by(cx.owner) || !goes_on(tb, ring) {
+                    return None;
+                }
+            }
+            Err(Unreserved::Full) => {
+                if !wait(tb, ring, &cx, ring.room_goal(bytes, spare)) {
+                    return None;
+                }
+            }
         }
     }
+}
+
+/// Whether a thread that has waited for the lock may wait longer: the reader lives, and wants what it waits with.
+fn goes_on(tb: &ThreadBlock, ring: Ring<'_>) -> bool {
+    let control = control(tb.region_base);
+    let reader = ring.reader().reader.load(SeqCst);
+    let is_near = control.namespace == NAMESPACE_SERVER;
+    reader != 0 && is_near && control.retired.load(Relaxed) == 0 && may_wait(tb) && !is_dead(reader)
 }
 
 /// As `bpf_ringbuf_submit` and `bpf_ringbuf_discard`.

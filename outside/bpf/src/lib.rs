@@ -28,7 +28,7 @@ pub use attach::{Place, link_sampling, link_tracepoint, link_uprobe, link_uprobe
 pub use output::{Output, OutputRing};
 pub use perf_ring::{PerfRing, Record};
 pub use read::{ProgramInfo, entries, look_up, online_cpus, open_output, possible_cpus, program_info};
-pub use ring::{RingBuffer, Waker};
+pub use ring::{RingBuffer, Waker, Writers};
 
 use raw_calls::Attr;
 

@@ -7,12 +7,14 @@
 
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use ring3_layout::map::WORDS_OFFSET;
+use ring3_layout::owner;
 use ring3_layout::ring::{READER_OFFSET, ReaderWords};
 use rustix::mm::ProtFlags;
 use rustix::thread::futex;
@@ -60,6 +62,68 @@ impl Waker {
     }
 }
 
+/// The writers of a `RING3_F_BLOCK` buffer of ring3's, as a tracer of their threads looks at them.
+#[derive(Debug)]
+pub struct Writers {
+    consumer: Mapped,
+    producer: Mapped,
+    /// The page with the writers' lock.
+    own: Mapped,
+    bytes: usize,
+}
+
+impl Writers {
+    /// Records of at most so many bytes are written at once: their writers make no system call and touch no memory of their process's
+    /// meanwhile.
+    pub const AT_ONCE_BYTES_MAX: u32 = 512;
+
+    /// By the map's descriptor.
+    ///
+    /// # Errors
+    /// As [`RingBuffer::receive`].
+    pub fn map(map: &impl AsFd) -> io::Result<Writers> {
+        let (map, page, bytes) = (map.as_fd(), page_bytes(), data_bytes(map.as_fd())?);
+        let consumer = Mapped::new(map, 0, page, ProtFlags::READ)?;
+        let producer = Mapped::new(map, page, page + 2 * bytes, ProtFlags::READ)?;
+        let own = Mapped::new(map, 2 * page + 2 * bytes, page, ProtFlags::READ)?;
+        Ok(Writers { consumer, producer, own, bytes })
+    }
+
+    /// Whether a thread is writing: it holds the lock, or has reserved a record that is written at once. Until it goes on, no other
+    /// thread can write, or the reader cannot pass. (A thread of another pid namespace has another id here: false.)
+    pub fn is_writing(&self, tid: u32) -> bool {
+        let name = owner::name(owner::NAMESPACE_SERVER, tid);
+        self.own.word(WORDS_OFFSET as usize).load(Ordering::Acquire) == name || self.has_reserved(name)
+    }
+
+    fn has_reserved(&self, name: u32) -> bool {
+        let end = aligned(self.producer.long(0).load(Ordering::Acquire));
+        let mut at = aligned(self.consumer.long(0).load(Ordering::Acquire));
+        // (Whatever the headers say, this ends: each step goes on.)
+        while end.wrapping_sub(at) as i64 > 0 && end.wrapping_sub(at) <= self.bytes as u64 {
+            let place = page_bytes() + (at as usize & (self.bytes - 1));
+            let word = self.producer.word(place).load(Ordering::Acquire);
+            let length = word & !(BUSY | DISCARDED);
+            let is_at_once = word & BUSY != 0 && length <= Self::AT_ONCE_BYTES_MAX;
+            if is_at_once && self.producer.word(place + 4).load(Ordering::Relaxed) == name {
+                return true;
+            }
+            at = at.wrapping_add((HEADER_BYTES + u64::from(length)).next_multiple_of(HEADER_BYTES));
+        }
+        false
+    }
+}
+
+/// Bytes of the data of a map of ring3's. The file is two pages, the data twice, and a page of ring3's own.
+fn data_bytes(map: BorrowedFd<'_>) -> io::Result<usize> {
+    let file_bytes = usize::try_from(rustix::fs::fstat(map)?.st_size).unwrap_or(0);
+    let bytes = file_bytes.saturating_sub(3 * page_bytes()) / 2;
+    if !bytes.is_power_of_two() || !bytes.is_multiple_of(page_bytes()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no ring buffer of ring3"));
+    }
+    Ok(bytes)
+}
+
 const fn word_at(offset: usize) -> usize {
     READER_OFFSET as usize + offset
 }
@@ -88,13 +152,7 @@ impl RingBuffer {
     /// # Errors
     /// As fstat(2) and mmap(2); `InvalidInput` if the descriptor is not such a map's.
     pub fn receive(map: OwnedFd) -> io::Result<RingBuffer> {
-        // The file is two pages, the data twice, and a page of ring3's own.
-        let file_bytes = usize::try_from(rustix::fs::fstat(&map)?.st_size).unwrap_or(0);
-        let data_bytes = file_bytes.saturating_sub(3 * page_bytes()) / 2;
-        if !data_bytes.is_power_of_two() || !data_bytes.is_multiple_of(page_bytes()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no ring buffer of ring3"));
-        }
-        let mut ring = RingBuffer::map(&map, data_bytes)?;
+        let mut ring = RingBuffer::map(&map, data_bytes(map.as_fd())?)?;
         let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |of| of.ino() as u32);
         ring.words(offset_of!(ReaderWords, namespace)).store(namespace, Ordering::SeqCst);
         ring.words(offset_of!(ReaderWords, reader)).store(std::process::id(), Ordering::SeqCst);
@@ -110,6 +168,11 @@ impl RingBuffer {
     /// The position behind all records, complete or not.
     pub fn end(&self) -> u64 {
         aligned(self.produced().load(Ordering::Acquire))
+    }
+
+    /// Records that writers have lost although there was a reader, since the map was made (modulo 2^32).
+    pub fn lost(&self) -> u32 {
+        self.words(offset_of!(ReaderWords, lost)).load(Ordering::Relaxed)
     }
 
     fn words(&self, offset: usize) -> &AtomicU32 {

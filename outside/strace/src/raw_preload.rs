@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use ring3_bpf::Writers;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::companion::Companion;
@@ -113,13 +114,14 @@ fn start() -> Result<Shim, String> {
     // SAFETY: the descriptor was left for this library, which takes it here and nowhere else.
     let companion = Companion::new(unsafe { OwnedFd::from_raw_fd(socket) });
     SOCKET.set(None);
-    let ring = companion.take_ring().and_then(Ring::map).map_err(|error| format!("no ring buffer: {error}"))?;
+    let ring = companion.take_ring().and_then(|ring| Ok((Writers::map(&ring)?, Ring::map(ring)?)));
+    let (writers, ring) = ring.map_err(|error| format!("no ring buffer: {error}"))?;
     let sockets = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, servers) = sockets.map_err(|error| error.to_string())?;
     companion.trace_through(servers.as_fd())?;
     let waker = ring.waker();
-    let tracer =
-        Tracer::start(Some(ours), move || waker.wake()).map_err(|error| format!("no thread that traces: {error}"))?;
+    let tracer = Tracer::start(Some(ours), move || waker.wake(), move |tid| writers.is_writing(tid as u32));
+    let tracer = tracer.map_err(|error| format!("no thread that traces: {error}"))?;
     Ok(Shim::new(tracer, ring, companion))
 }
 

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_uint, pid_t};
 
 use crate::raw_agent_signals::is_of_agent;
-use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, wait_for_next, with};
+use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, step_while, wait_for_next, with};
 
 /// What T traces with in any case: the server needs it.
 const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
@@ -85,11 +85,16 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Starts the thread; `server` is where ring3's server makes requests. It calls `on_event` when an event has come.
+    /// Starts the thread; `server` is where ring3's server makes requests. It calls `on_event` when an event has come. Where a signal
+    /// stops a tracee that `is_busy`, it is told when it is that no more: that must not take more than some instructions.
     ///
     /// # Errors
     /// No descriptor, thread, or place.
-    pub fn start(server: Option<OwnedFd>, on_event: impl Fn() + Send + 'static) -> io::Result<Tracer> {
+    pub fn start(
+        server: Option<OwnedFd>,
+        on_event: impl Fn() + Send + 'static,
+        is_busy: impl Fn(pid_t) -> bool + Send + 'static,
+    ) -> io::Result<Tracer> {
         // SAFETY: takes numbers only.
         let wake = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }));
         // SAFETY: a new descriptor that nobody else owns.
@@ -102,8 +107,9 @@ impl Tracer {
         let builder = std::thread::Builder::new().name("ring3-tracer".into());
         let thread = builder.spawn(move || {
             let _woken = woken;
-            let on_event = Box::new(on_event);
-            Thread { shared: of_thread, server, tracees: BTreeMap::new(), waits: vec![], on_event }.run(&given);
+            let (on_event, is_busy) = (Box::new(on_event), Box::new(is_busy));
+            Thread { shared: of_thread, server, tracees: BTreeMap::new(), waits: vec![], on_event, is_busy }
+                .run(&given);
         })?;
         Ok(Tracer { shared, commands, thread: Some(thread) })
     }
@@ -313,6 +319,11 @@ fn is_group_stop(status: c_int) -> bool {
     event_of(status) == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) != libc::SIGTRAP
 }
 
+/// A signal that is about to be delivered.
+fn is_signal(status: c_int) -> bool {
+    libc::WIFSTOPPED(status) && event_of(status) == 0 && libc::WSTOPSIG(status) != libc::SIGTRAP | 0x80
+}
+
 fn is_interrupt(status: c_int) -> bool {
     event_of(status) == libc::PTRACE_EVENT_STOP && libc::WSTOPSIG(status) == libc::SIGTRAP
 }
@@ -333,6 +344,7 @@ struct Thread {
     waits: Vec<Waiting>,
     /// Tells the user of an event.
     on_event: Box<dyn Fn() + Send>,
+    is_busy: Box<dyn Fn(pid_t) -> bool + Send>,
 }
 
 impl Thread {
@@ -406,6 +418,7 @@ impl Thread {
     fn collect(&mut self) {
         for _ in 0..EVENTS_AT_ONCE {
             let Some(event) = wait_for_next() else { return };
+            let event = if is_signal(event.status) { step_while(event, &self.is_busy) } else { event };
             if libc::WIFSTOPPED(event.status) {
                 self.stopped(event);
             } else {

@@ -22,6 +22,8 @@ pub(crate) struct Ring {
     behind: Option<u64>,
     position: u64,
     released: u64,
+    /// What [`RingBuffer::lost`] was.
+    lost: u32,
 }
 
 impl Ring {
@@ -32,12 +34,19 @@ impl Ring {
     pub(crate) fn map(descriptor: OwnedFd) -> io::Result<Ring> {
         let buffer = RingBuffer::receive(descriptor)?;
         let position = buffer.position();
-        Ok(Ring { buffer, record: Record::default(), behind: None, position, released: position })
+        let lost = buffer.lost();
+        Ok(Ring { buffer, record: Record::default(), behind: None, position, released: position, lost })
     }
 
     /// What wakes [`Ring::wait`].
     pub(crate) fn waker(&self) -> Waker {
         self.buffer.waker()
+    }
+
+    /// Records that were lost since this was asked last.
+    pub(crate) fn newly_lost(&mut self) -> u32 {
+        let lost = self.buffer.lost();
+        lost.wrapping_sub(std::mem::replace(&mut self.lost, lost))
     }
 
     /// The position of the record that is next.

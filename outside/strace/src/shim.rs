@@ -260,6 +260,10 @@ impl Shim {
     }
 
     fn forget(&mut self, tid: i32) {
+        match self.ring.newly_lost() {
+            0 => {}
+            lost => eprintln!("ring3: {lost} starts and ends of system calls were lost, and are not shown"),
+        }
         let Some(tracee) = self.tracees.remove(&tid) else { return };
         if let Some(held) = tracee.held {
             self.held.remove(&held);
@@ -489,7 +493,12 @@ impl Shim {
             return self.end_of_return(tid, result).map_or(Step::Blocked, Step::Told);
         }
         if is_wanted && phase == Phase::Start && tracee.call.is_some() {
-            // (The record of its end was lost: docs/design/maps.md.)
+            // (A handler has interrupted it, or the record of its end was lost.)
+            if let Some(handlers) = tracee.handlers.checked_sub(1) {
+                let (number, arguments, result) =
+                    (tracee.start.number(), tracee.start.arguments(), RESTART_NO_INTERRUPT);
+                tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: true, handlers });
+            }
             return self.tell_end(tid, RESTART_NO_INTERRUPT).map_or(Step::Blocked, Step::Told);
         }
         if phase == Phase::End && tracee.call.is_none() {

@@ -5,6 +5,9 @@
 //! area holds tables, locks and positions. What bounds all access, the [`MapHeader`] and what follows from it,
 //! does not lie in this memory, which every target of the map can write.
 
+/// Offset in the private area of the type's own words, in cache lines of their own, up to [`TABLES_OFFSET`]. A ring buffer's first one is
+/// the writers' lock: the owner id of the thread that holds it, or 0.
+pub const WORDS_OFFSET: u64 = 256;
 /// Offset in the private area of what lies behind the type's own words: the buckets of hash types.
 pub const TABLES_OFFSET: u64 = 896;
 /// Of hash types: bytes of a bucket. It begins with a link of 4 bytes: 1 more than the index of its first element.

@@ -30,6 +30,10 @@ pub struct ReaderWords {
     pub progress: AtomicU32,
     /// Inode number of the reader's pid namespace, in which `reader` is its id; 0: not known. It is written before `reader`.
     pub namespace: AtomicU32,
+    /// Records that were lost although there was a reader, since the map was made. Writers count them; the number wraps.
+    pub lost: AtomicU32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 const _: () = assert!(READER_OFFSET + size_of::<ReaderWords>() as u64 <= crate::PAGE_BYTES);

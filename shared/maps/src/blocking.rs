@@ -33,18 +33,29 @@ impl Ring<'_> {
         self.0.reader()
     }
 
-    /// As [`Ring::reserve`], with the reason of a failure.
+    /// As [`Ring::reserve`], but so many bytes stay free; and with the reason of a failure.
     ///
     /// # Errors
     /// The reason.
-    pub fn try_reserve(&self, cx: &Context, bytes: u64) -> Result<Record, Unreserved> {
-        self.reserve_at(cx, bytes).map(|position| Record { address: self.0.address(position) })
+    pub fn try_reserve(&self, cx: &Context, bytes: u64, spare: u64) -> Result<Record, Unreserved> {
+        self.reserve_at(cx, bytes, spare).map(|position| Record { address: self.0.address(position) })
     }
 
-    /// What a record with so much data has to wait for that has no room now.
-    pub fn room_goal(&self, bytes: u64) -> Goal {
+    /// Bytes that stay free for who cannot wait: the programs of a signal handler that has interrupted one with a reserved record,
+    /// which the reader cannot pass.
+    pub fn spare(&self) -> u64 {
+        self.0.size() / 8
+    }
+
+    /// Whether a thread holds the producers' lock.
+    pub fn is_locked_by(&self, owner: u32) -> bool {
+        self.0.lock.load(Relaxed) == owner
+    }
+
+    /// What a record with so much data has to wait for that has no room now, if so many bytes stay free.
+    pub fn room_goal(&self, bytes: u64, spare: u64) -> Goal {
         let [consumer, producer] = self.positions();
-        let position = producer.wrapping_add(record_bytes(bytes)).wrapping_sub(self.0.size());
+        let position = producer.wrapping_add(record_bytes(bytes) + spare).wrapping_sub(self.0.size());
         let ahead = producer.wrapping_sub(consumer).min(self.0.size() / 4);
         let later = consumer.wrapping_add(ahead);
         Goal { position, wake_at: if reaches(later, position) { later } else { position } }

@@ -30,8 +30,6 @@ const TASKS_MAX: u32 = 1 << 16;
 const TASK_VALUE_MAX: u32 = 65407;
 /// Files larger than this are refused, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 40;
-/// Offset of the type's own words in the private area, in cache lines of their own, up to `TABLES_OFFSET`.
-pub(crate) const WORDS_OFFSET: u64 = 256;
 /// Access bits of file descriptors and programs.
 const ACCESS: u32 = BPF_F_RDONLY | BPF_F_WRONLY | BPF_F_RDONLY_PROG | BPF_F_WRONLY_PROG;
 /// Hash functions of a Bloom filter that names no number, and the bits of `map_extra` that name one.

@@ -3,11 +3,11 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use ring3_layout::map::MAP_MAGIC;
+use ring3_layout::map::{MAP_MAGIC, WORDS_OFFSET};
 use ring3_layout::ring::{READER_OFFSET, ReaderWords};
 use ring3_uapi::flags::BPF_RINGBUF_HDR_SZ;
 
-use crate::geometry::{Geometry, View, WORDS_OFFSET};
+use crate::geometry::{Geometry, View};
 use crate::ring::{CONSUMER_AT, DATA_AT, PRODUCER_AT};
 
 /// A mapped map: base of the file's first byte, and the geometry that bounds every access.

@@ -51,7 +51,9 @@ pub enum Taken {
 pub enum Unreserved {
     /// There is no room as long as the consumer stays where it is.
     Full,
-    /// So much never fits, or the producers' lock was not had.
+    /// Another thread holds the producers' lock for long, or programs of this one do, which a signal handler has interrupted.
+    Locked,
+    /// So much never fits.
     Refused,
 }
 
@@ -66,23 +68,26 @@ impl Ring<'_> {
     /// Reserves `bytes`; `None` if there is no room now. Mirrors kernel/bpf/ringbuf.c:__bpf_ringbuf_reserve.
     #[inline]
     pub fn reserve(&self, cx: &Context, bytes: u64) -> Option<Record> {
-        let address = self.0.address(self.reserve_at(cx, bytes).ok()?);
+        let address = self.0.address(self.reserve_at(cx, bytes, 0).ok()?);
         Some(Record { address })
     }
 
-    /// The position of what was reserved.
+    /// The position of what was reserved; so many bytes stay free.
     #[inline(always)]
-    pub(crate) fn reserve_at(&self, cx: &Context, bytes: u64) -> Result<u64, Unreserved> {
+    pub(crate) fn reserve_at(&self, cx: &Context, bytes: u64, spare: u64) -> Result<u64, Unreserved> {
         if bytes > RECORD_BYTES_MAX {
             return Err(Unreserved::Refused);
         }
         let length = record_bytes(bytes);
-        if length > self.0.size() || !lock(self.0.lock, cx) {
+        if length.saturating_add(spare) > self.0.size() {
             return Err(Unreserved::Refused);
+        }
+        if !lock(self.0.lock, cx) {
+            return Err(Unreserved::Locked);
         }
         let producer = self.0.producer.load(Acquire);
         let used = producer.wrapping_add(length).wrapping_sub(self.0.consumer.load(Acquire));
-        let has_room = used <= self.0.size();
+        let has_room = used <= self.0.size() - spare;
         if has_room {
             let [header, owner] = self.0.header(producer);
             owner.store(cx.owner, Relaxed);
@@ -125,7 +130,7 @@ impl Ring<'_> {
         if flags & !(BPF_RB_NO_WAKEUP | BPF_RB_FORCE_WAKEUP) != 0 {
             return Err(Errno::EINVAL);
         }
-        let position = self.reserve_at(cx, data.len() as u64).map_err(|_| Errno::EAGAIN)?;
+        let position = self.reserve_at(cx, data.len() as u64, 0).map_err(|_| Errno::EAGAIN)?;
         self.0.write(position, data);
         Ok(self.commit_at(position, flags, false))
     }
