@@ -69,6 +69,10 @@ const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const READ_EXEC: i32 = libc::PROT_READ | libc::PROT_EXEC;
 const SHARED_FIXED: i32 = libc::MAP_SHARED | libc::MAP_FIXED | UNCAUGHT_MAPPING;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+/// Of private memory that is written: what may grow down is no data for `RLIMIT_DATA` (mm/mmap.c:may_expand_vm), of which programs have all
+/// that they may. (A mapping that replaces another is let past the limit: the program's next one fails.) It does not grow: the region has no
+/// gap below it.
+const NO_DATA: i32 = PRIVATE_ANONYMOUS | libc::MAP_GROWSDOWN | libc::MAP_FIXED;
 
 impl Stopped {
     /// `munmap` inside the process.
@@ -163,8 +167,8 @@ fn region_calls(base: u64, files: &RegionFiles<'_>, remote: &[RemoteFd]) -> Vec<
         Call::mmap(base + TEXT_OFFSET, TEXT_BYTES, READ_EXEC, SHARED_FIXED, Some(remote[4])),
         Call::mmap(base + UNWIND_OFFSET, UNWIND_BYTES, READ, SHARED_FIXED, Some(remote[5])),
         Call::mmap(base + TRAMPOLINES_OFFSET, WITNESS_FILE_OFFSET - TRAMPOLINES_OFFSET, READ_EXEC, private, None),
-        Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, private, None),
-        Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, private, None),
+        Call::mmap(base + PROCESS_OFFSET, PROCESS_BYTES, READ_WRITE, NO_DATA, None),
+        Call::mmap(base + STATE_OFFSET, STATE_BYTES, READ_WRITE, NO_DATA, None),
         Call::madvise(base + PROCESS_OFFSET, PROCESS_BYTES, libc::MADV_WIPEONFORK),
     ]
 }
