@@ -6,7 +6,6 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -16,7 +15,8 @@ use ring3_recorder::syscalls;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
-use ring3_strace::companion::{self as messages, ATTACH, TRACE_THROUGH};
+use ring3_strace::companion::{self as messages, ATTACH, DETACH, TRACE_THROUGH};
+use ring3_strace::raw_execute::execute;
 use ring3_strace::raw_preload::{LIBRARY_DIRECTORY, PRELOAD_VARIABLE, SOCKET_VARIABLE};
 use ring3_trace::{StopsOptions, StopsSession};
 use ring3_uapi::syscalls::TABLE;
@@ -273,10 +273,10 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
         preloaded.push(" ");
         preloaded.push(&before);
     }
-    let mut strace = Command::new(program);
-    strace.arg0(&command[0]).args(&command[1..]).env("LD_PRELOAD", preloaded);
-    strace.env(PRELOAD_VARIABLE, before).env(SOCKET_VARIABLE, ours.as_raw_fd().to_string());
-    Err(launch::cannot_run(&command[0], &strace.exec()))
+    let socket = ours.as_raw_fd().to_string();
+    let variables =
+        [("LD_PRELOAD", preloaded), (PRELOAD_VARIABLE, before), (SOCKET_VARIABLE, OsString::from(socket))];
+    Err(launch::cannot_run(&command[0], &execute(program, command, &variables)))
 }
 
 /// The library, as a file without a name.
@@ -362,6 +362,10 @@ fn answer(connection: &Connection, strace: u32, message: &[u8], along: Option<Ow
         let pid = pid.parse().map_err(|_| format!("{message}: no process id"))?;
         let request = Request::Attach { pid, follow: true, for_links: true, of_family: Some(strace) };
         return connection.ask(&request, None).map(drop);
+    }
+    if let Some(pid) = message.strip_prefix(DETACH) {
+        let pid = pid.parse().map_err(|_| format!("{message}: no process id"))?;
+        return connection.ask(&Request::Detach { pid, verify: false }, None).map(drop);
     }
     match (message, along) {
         (TRACE_THROUGH, Some(socket)) => {

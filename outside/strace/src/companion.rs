@@ -14,6 +14,8 @@ use rustix::net::{
 pub const MESSAGE_BYTES_MAX: usize = 1024;
 /// What asks to attach a process begins so.
 pub const ATTACH: &str = "attach ";
+/// What asks to take everything out of one begins so.
+pub const DETACH: &str = "detach ";
 /// What hands over the socket by which the server makes its ptrace requests; the other end comes along.
 pub const TRACE_THROUGH: &str = "trace-through";
 
@@ -44,6 +46,14 @@ impl Companion {
     /// Why it is none.
     pub fn attach(&self, pid: i32) -> Result<(), String> {
         self.ask(&format!("{ATTACH}{pid}"), None)
+    }
+
+    /// Asks that a process is no target.
+    ///
+    /// # Errors
+    /// Why it is one still: a thread is inside, say, and it will be none in a moment.
+    pub fn detach(&self, pid: i32) -> Result<(), String> {
+        self.ask(&format!("{DETACH}{pid}"), None)
     }
 
     /// Hands over the socket by which the server makes its ptrace requests.

@@ -77,12 +77,15 @@ extern "C" fn begin() {
     let library = preloaded.split(' ').next().and_then(|path| path.strip_prefix(LIBRARY_DIRECTORY)?.parse().ok());
     let (Some(socket), Some(library)) = (socket, library) else { return };
     // (What strace executes must not have these.)
-    for name in [SOCKET_VARIABLE, PRELOAD_VARIABLE, "LD_PRELOAD"] {
+    for name in [SOCKET_VARIABLE, PRELOAD_VARIABLE] {
         // SAFETY: there is one thread yet.
         unsafe { std::env::remove_var(name) };
     }
-    if !before.is_empty() {
+    if before.is_empty() {
         // SAFETY: there is one thread yet.
+        unsafe { std::env::remove_var("LD_PRELOAD") };
+    } else {
+        // SAFETY: there is one thread yet. (It stays at its place.)
         unsafe { std::env::set_var("LD_PRELOAD", before) };
     }
     // SAFETY: the library has no file but this descriptor, which nobody uses any more: it is mapped.

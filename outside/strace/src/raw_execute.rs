@@ -1,0 +1,59 @@
+//! Becoming a program with the environment in its order. (`std::process::Command` sorts one that it changes, and programs see that.)
+
+use std::ffi::{CString, OsStr, OsString, c_char};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Executes a program with the environment as it is, but for variables of these names: they have these values, in the place of those
+/// of the same name, or behind all others. Returns only if that fails: why.
+pub fn execute(program: &Path, arguments: &[String], set: &[(&str, OsString)]) -> io::Error {
+    let found = || -> io::Result<_> {
+        let program = CString::new(program.as_os_str().as_bytes())?;
+        let arguments = arguments.iter().map(|argument| CString::new(argument.as_bytes()));
+        let variables = environment(std::env::vars_os().collect(), set).into_iter().map(|(mut variable, value)| {
+            variable.push("=");
+            variable.push(value);
+            CString::new(variable.as_bytes())
+        });
+        Ok((program, arguments.collect::<Result<Vec<_>, _>>()?, variables.collect::<Result<Vec<_>, _>>()?))
+    };
+    let (program, arguments, variables) = match found() {
+        Ok(found) => found,
+        Err(error) => return error,
+    };
+    let pointers = |texts: &[CString]| -> Vec<*const c_char> {
+        texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(&arguments), pointers(&variables));
+    // SAFETY: takes numbers. (Rust's runtime ignores that signal, and what is ignored stays so.)
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    // SAFETY: texts that end with a NUL, and two arrays of such that end with a null pointer; all of them live until it returns.
+    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+fn environment(mut variables: Vec<(OsString, OsString)>, set: &[(&str, OsString)]) -> Vec<(OsString, OsString)> {
+    for (name, value) in set {
+        match variables.iter_mut().find(|(other, _)| other == OsStr::new(name)) {
+            Some((_, old)) => old.clone_from(value),
+            None => variables.push((name.into(), value.clone())),
+        }
+    }
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_stay_in_their_order() {
+        let pairs = |pairs: &[(&str, &str)]| -> Vec<(OsString, OsString)> {
+            pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
+        };
+        let set = [("B", "new".into()), ("A", "last".into())];
+        let all = environment(pairs(&[("Z", "1"), ("B", "2"), ("C", "3")]), &set);
+        assert_eq!(all, pairs(&[("Z", "1"), ("B", "new"), ("C", "3"), ("A", "last")]));
+    }
+}
