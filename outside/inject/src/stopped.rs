@@ -446,10 +446,10 @@ impl Stopped {
     }
 
     /// A few system calls return EINTR for a mere stop (signal(7), "Interruption of system calls ... by stop
-    /// signals"). Nobody may see that: the call is made again.
+    /// signals"; those of sockets with a timeout). Nobody may see that: the call is made again.
     fn restart_what_we_interrupted(&self, tid: Tid) {
         self.forget_registers_of(tid);
-        const NOT_RESTARTED: [i64; 7] = [
+        const NOT_RESTARTED: [i64; 18] = [
             libc::SYS_epoll_wait,
             libc::SYS_epoll_pwait,
             libc::SYS_epoll_pwait2,
@@ -457,6 +457,17 @@ impl Stopped {
             libc::SYS_semtimedop,
             libc::SYS_rt_sigtimedwait,
             libc::SYS_io_getevents,
+            libc::SYS_read,
+            libc::SYS_readv,
+            libc::SYS_recvfrom,
+            libc::SYS_recvmsg,
+            libc::SYS_recvmmsg,
+            libc::SYS_write,
+            libc::SYS_writev,
+            libc::SYS_sendto,
+            libc::SYS_sendmsg,
+            libc::SYS_accept,
+            libc::SYS_accept4,
         ];
         /// The kernel would have the thread go on with its call by `restart_syscall` (`ERESTART_RESTARTBLOCK`).
         const RESTART_BLOCK: i64 = -516;
