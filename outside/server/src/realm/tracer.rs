@@ -34,6 +34,9 @@ use super::text::TextRange;
 use super::{AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, owners, recovery};
 use crate::rights::{Rights, Subject};
 
+/// A tool that ends closes its links one by one. Each change of a target stops it: links that are closed this soon after one another are
+/// taken away together.
+const MORE_LINKS_WITHIN: Duration = Duration::from_millis(5);
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// What takes longer in a target is charged to it.
@@ -287,7 +290,7 @@ impl Actor {
             }
             self.sender.wake.clear();
             let mut detached = vec![];
-            while let Ok(command) = self.commands.try_recv() {
+            while let Some(command) = self.next_command(!detached.is_empty()) {
                 if let Command::Detach(id) = command {
                     detached.push(id);
                     continue;
@@ -320,6 +323,12 @@ impl Actor {
                 self.let_unwanted_go();
             }
         }
+    }
+
+    /// The next command, if there is one; `more`: or if one comes soon.
+    fn next_command(&self, more: bool) -> Option<Command> {
+        let command = self.commands.try_recv().ok();
+        if command.is_some() || !more { command } else { self.commands.recv_timeout(MORE_LINKS_WITHIN).ok() }
     }
 
     /// Looks whose the targets are. Those that are another user's now get that one's memory.
@@ -479,6 +488,7 @@ impl Actor {
         let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_explicit()))?;
         prepared.set_following(asked.following());
         prepared.forebears.extend(of_family);
+        prepared.terminal = of_family.and_then(Terminal::of);
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut patch_plan = prepared.look(&self.shared, &mut self.links);
         prepared.series = Some(Series::default());
@@ -586,6 +596,10 @@ impl Actor {
     fn remove_target(&mut self, pid: u32, verify: bool, reply: Sender<Result<Vec<String>, Refusal>>) {
         self.cancel_execution(pid);
         self.forget_vanished();
+        if !self.targets.contains_key(&pid) {
+            // (It may be a fork that has not been adopted.)
+            self.adopt_all_children();
+        }
         self.adopt_children_of(pid);
         let Some(target) = self.targets.get_mut(&pid) else {
             let _ = reply.send(self.detached_orphan(pid));
