@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_uint, pid_t};
 
 use crate::raw_agent_signals::is_of_agent;
-use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, step_while, wait_for_next, with};
+use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, signal_info, step_while, wait_for_next, with};
 
 /// What T traces with in any case: the server needs it.
 const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
@@ -143,6 +143,17 @@ impl Tracer {
         self.request(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr().addr())?;
         // SAFETY: made of integers, zeroed and then filled.
         Ok(unsafe { registers.assume_init() })
+    }
+
+    /// Whether the kernel has a tracee stopped in its `execve`, so that the end of that is still to come.
+    pub fn is_in_exec(&self, tid: pid_t) -> bool {
+        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        if self.request(libc::PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr().addr()).is_err() {
+            return false;
+        }
+        // SAFETY: made of integers (and a union of such), zeroed and then filled.
+        let info = unsafe { info.assume_init() };
+        info.si_code == libc::PTRACE_EVENT_EXEC << 8 | libc::SIGTRAP
     }
 
     /// The next event.
@@ -309,6 +320,9 @@ impl Tracee {
         Ok(done)
     }
 }
+
+/// The status of an interrupt's stop. (Without the last byte it is the `si_code` of the stop.)
+const INTERRUPT: c_int = libc::PTRACE_EVENT_STOP << 16 | libc::SIGTRAP << 8 | 0x7f;
 
 fn event_of(status: c_int) -> c_int {
     status >> 16
@@ -522,16 +536,18 @@ impl Thread {
             | libc::PTRACE_LISTEN
             | libc::PTRACE_SINGLESTEP
             | libc::PTRACE_DETACH => {
-                tracee.told.ok_or(libc::ESRCH)?;
+                let told = tracee.told.take().ok_or(libc::ESRCH)?;
                 if is_lent {
                     tracee.put_off = Some((request, data));
-                } else {
-                    self.resume_for_user(tid, request, data)?;
+                    return Ok(0);
                 }
-                if let Some(tracee) = self.tracees.get_mut(&tid) {
-                    tracee.told = None;
+                let done = self.resume_for_user(tid, request, data);
+                if done.is_err()
+                    && let Some(tracee) = self.tracees.get_mut(&tid)
+                {
+                    tracee.told = Some(told);
                 }
-                Ok(0)
+                done.map(|_| 0)
             }
             libc::PTRACE_INTERRUPT => {
                 let is_servers = tracee.server.as_ref().is_some_and(|held| held.has);
@@ -568,6 +584,12 @@ impl Thread {
                 self.remove(tid);
             }
             return done;
+        }
+        // (A thread that listens in another stop than that of its group sleeps for good: the SIGCONT that has ended that has woken it,
+        // while the server had it.)
+        if request == libc::PTRACE_LISTEN && signal_info(tid).is_some_and(|info| info.si_code == INTERRUPT >> 8) {
+            self.tell_user(without_usage(tid, INTERRUPT));
+            return Ok(0);
         }
         let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
         tracee.resume(tid, request, signal)
