@@ -16,6 +16,11 @@ pub(crate) fn parent_of(pid: i32) -> Option<i32> {
     field(pid, "PPid")?.parse().ok()
 }
 
+/// Whether the process is in another PID namespace than this one, inside it: its threads know other ids of theirs.
+pub(crate) fn has_other_ids(pid: i32) -> bool {
+    field(pid, "NSpid").is_some_and(|ids| ids.split_ascii_whitespace().count() > 1)
+}
+
 /// Whether the process has a handler of the signal.
 pub(crate) fn catches(pid: i32, signal: i32) -> bool {
     let caught = field(pid, "SigCgt").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);

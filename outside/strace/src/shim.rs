@@ -21,6 +21,10 @@ const RESTARTS: [i64; 4] = [-512, RESTART_NO_INTERRUPT, -514, RESTART_BLOCK];
 const RESTART_NO_INTERRUPT: i64 = -513;
 /// It is made again as `restart_syscall`.
 const RESTART_BLOCK: i64 = -516;
+/// Signals that a thread raises by what it does.
+const RAISED: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+/// Why a process is traced by ptrace alone.
+const HAS_OTHER_IDS: &str = "it is in another PID namespace";
 /// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
 const SYSCALL_STOP: i32 = (libc::SIGTRAP | 0x80) << 8 | 0x7f;
 
@@ -84,6 +88,10 @@ struct Tracee {
     is_interrupted: bool,
     /// The stop that was told is a signal's.
     is_at_signal: bool,
+    /// The stop that was told is that of an execution.
+    is_at_exec: bool,
+    /// It has gone on behind the end of its `execve` before strace could be told of that.
+    owes_end_of_exec: bool,
     /// Handlers that have begun and not returned.
     handlers: u32,
     /// Time in calls, ns.
@@ -104,10 +112,18 @@ impl Tracee {
             known_ends: vec![],
             is_interrupted: false,
             is_at_signal: false,
+            is_at_exec: false,
+            owes_end_of_exec: false,
             handlers: 0,
             in_calls: 0,
             held: None,
         }
+    }
+
+    /// Whether it is in the call that ends its process, where natively nothing is delivered any more, though it is still on its way into
+    /// the kernel: the process's exit status is as good as known.
+    fn ends_whatever_comes(&self, status: i32) -> bool {
+        self.call == Some(libc::SYS_exit_group) && !RAISED.contains(&libc::WSTOPSIG(status))
     }
 
     fn told_call(&self, tid: i32) -> Told {
@@ -198,7 +214,9 @@ impl Shim {
     pub(crate) fn seize(&mut self, tid: i32, address: usize, options: usize) -> Result<i64, i32> {
         let pid = process::process_of(tid).unwrap_or(tid);
         let is_known = self.tracees.values().any(|other| other.pid == pid);
-        if !is_known && let Err(why) = self.companion.attach(pid) {
+        if !is_known && process::has_other_ids(pid) {
+            self.note_native(pid, HAS_OTHER_IDS);
+        } else if !is_known && let Err(why) = self.companion.attach(pid) {
             self.note_native(pid, &why);
         }
         let done = self.tracer.request(libc::PTRACE_SEIZE, tid, address, options)?;
@@ -229,6 +247,9 @@ impl Shim {
             known.is_repeated = true;
         }
         (tracee.is_at_signal, tracee.is_interrupted) = (false, false);
+        // (The server brings a thread that has executed a program to that's first instruction.)
+        let is_at_exec = std::mem::take(&mut tracee.is_at_exec) && is_native && tracee.wants_calls;
+        tracee.owes_end_of_exec = is_at_exec && !self.tracer.is_in_exec(tid);
         let request = if request == libc::PTRACE_SYSCALL && !is_native { libc::PTRACE_CONT } else { request };
         let done = self.tracer.request(request, tid, 0, signal)?;
         tracee.shown = Shown::Running;
@@ -297,6 +318,11 @@ impl Shim {
     pub(crate) fn next(&mut self, of: Option<i32>) -> Option<Told> {
         loop {
             self.collect();
+            if of.is_none()
+                && let Some(told) = self.tell_end_of_exec()
+            {
+                return Some(told);
+            }
             if let Some(told) = self.tell_real(of, false) {
                 return Some(told);
             }
@@ -380,6 +406,13 @@ impl Shim {
     /// A thread that the kernel has attached for strace.
     fn note_new(&mut self, tid: i32) {
         let pid = process::process_of(tid).unwrap_or(tid);
+        if tid == pid && process::has_other_ids(pid) {
+            self.note_native(pid, HAS_OTHER_IDS);
+            // (It stands where it was made. A `vfork` child cannot be detached: strace shows what ring3's agent calls there, too.)
+            if region_of(pid).is_some() {
+                let _ = self.companion.detach(pid);
+            }
+        }
         let is_forked = tid == pid && !self.native.is_empty();
         if is_forked && process::parent_of(pid).is_some_and(|parent| self.native.contains(&parent)) {
             self.native.insert(pid);
@@ -395,10 +428,10 @@ impl Shim {
             tracee.pid = pid;
             self.tracees.insert(pid, tracee);
         }
-        if region_of(pid).is_some() {
-            self.native.remove(&pid);
-        } else {
+        if region_of(pid).is_none() {
             self.note_native(pid, "the program that it executes now cannot be instrumented");
+        } else if !process::has_other_ids(pid) {
+            self.native.remove(&pid);
         }
     }
 
@@ -416,6 +449,11 @@ impl Shim {
         let tid = self.waiting[index].event.tid;
         let status = self.waiting[index].event.status;
         let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
+        if is_signal && self.tracees.get(&tid).is_some_and(|tracee| tracee.ends_whatever_comes(status)) {
+            self.waiting.remove(index);
+            let _ = self.tracer.request(libc::PTRACE_CONT, tid, 0, 0);
+            return self.tell_real(of, is_late);
+        }
         if is_signal
             && of.is_none()
             && let Some(told) = self.tell_end_before_signal(tid)
@@ -432,6 +470,7 @@ impl Shim {
         } else if let Some(tracee) = self.tracees.get_mut(&tid) {
             tracee.shown = Shown::Stopped;
             tracee.is_at_signal = is_signal;
+            tracee.is_at_exec = status >> 16 == libc::PTRACE_EVENT_EXEC;
             in_calls = (!self.native.contains(&tracee.pid)).then_some(tracee.in_calls);
         }
         Some(Told { tid, status, usage: Some(event.rusage), in_calls })
@@ -458,6 +497,15 @@ impl Shim {
         let (arguments, handlers) = (tracee.start.arguments(), tracee.handlers);
         tracee.known_ends.push(KnownEnd { number, arguments, result, is_repeated: !is_made, handlers });
         self.tell_end(tid, result)
+    }
+
+    /// Tells of the end of an `execve` that no stop and no record tells.
+    fn tell_end_of_exec(&mut self) -> Option<Told> {
+        let is_due = |tracee: &Tracee| tracee.owes_end_of_exec && tracee.shown == Shown::Running;
+        let (tid, tracee) = self.tracees.iter_mut().find(|(_, tracee)| is_due(tracee))?;
+        (tracee.owes_end_of_exec, tracee.call) = (false, Some(libc::SYS_execve));
+        let tid = *tid;
+        self.tell_end(tid, 0)
     }
 
     /// Tells of the end of the call that strace believes a tracee to be in, without a record.

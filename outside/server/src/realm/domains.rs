@@ -11,6 +11,7 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_layout::realm::SERIALS_PER_DOMAIN;
 use ring3_layout::region::{AGENT_OFFSET, CONTROL_OFFSET, REALM_BYTES, REALM_OFFSET};
+use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_uapi::Errno;
 
 use super::map_sources::{opened_for_targets, sources};
@@ -187,6 +188,23 @@ impl Target {
             .links_for(links)
             .filter_map(|(id, spec)| shared.kept_from(&spec.text.maps, &self.next_domain).map(|why| (id, why)));
         self.kept_out = kept.collect();
+    }
+
+    /// Whether the process can be a target for the links that want it, none of which a user has asked for. Writers into a buffer that wait
+    /// for its reader do not have him in their own domain's memory, from which the server copies records when it can.
+    ///
+    /// # Errors
+    /// `EPERM`
+    pub(super) fn check_reader(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>) -> Result<(), Refusal> {
+        let waits = |slot: &MapSlot| {
+            shared.map_file(*slot).is_some_and(|file| file.geometry.header.map_flags & RING3_F_BLOCK != 0)
+        };
+        let mut wanting = self.links_for(links).map(|(_, spec)| spec.text.maps.iter().any(waits)).peekable();
+        if self.domain.is_own() || self.explicit || wanting.peek().is_none() || wanting.any(|waits| !waits) {
+            return Ok(());
+        }
+        let what = format!("it is another user's ({}), and does not share the memory of what traces it", self.domain);
+        Err(Refusal::new(Errno::EPERM, what))
     }
 
     /// These links, where there is something to attach to in a process with such mappings, and why they are refused.

@@ -192,6 +192,10 @@ impl Actor {
         let (links, entered) = told.recv().expect("the thread does what it was given");
         let is_cut_short = self.shared.modules().end_turn();
         self.links = links;
+        if let (Err(refusal), Announcer::Family(_)) = (&entered, &execution.announcer) {
+            // (While it is stopped: it may end in a moment.)
+            report_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}"));
+        }
         let (_, announcer, _) = execution.join();
         self.rung = true;
         match entered {
@@ -205,6 +209,7 @@ impl Actor {
                     let _ = reply.send(Ok(self.status_of(pid)));
                 }
             }
+            Err(_) if matches!(announcer, Announcer::Family(_)) => {}
             Err(refusal) => self.report_not_followed(pid, kept, announcer, refusal),
         }
     }

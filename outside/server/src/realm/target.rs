@@ -301,6 +301,7 @@ impl Target {
         self.check_identity()?;
         stopped.tell_time(&self.stopped_us);
         self.keep_out(shared, links);
+        self.check_reader(shared, links)?;
         let domain = self.domain.clone();
         let files = inject::RegionFiles {
             agent: shared.agent.file(),

@@ -130,6 +130,6 @@ pub(super) fn report_untraced(terminal: Option<Terminal>, pid: u32, why: &str) {
     }
     tracing::warn!(pid, "not traced: {why}");
     if let Some(terminal) = terminal {
-        terminal.say(&format!("process {pid} is not traced: {why}"));
+        terminal.say(&format!("process {pid} is not traced by ring3: {why}"));
     }
 }
