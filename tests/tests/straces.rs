@@ -41,12 +41,6 @@ fn ids(text: &str) -> BTreeMap<u64, usize> {
 
 fn line_without_what_varies(line: &str, ids: &BTreeMap<u64, usize>) -> String {
     let mut shown = String::new();
-    // (docs/design/strace.md, "Known gaps")
-    let without_mask = line.split_once("rt_sigreturn({mask=").and_then(|(before, rest)| {
-        let (_, result) = rest.split_once('}')?;
-        Some(format!("{before}rt_sigreturn(MASK{result}"))
-    });
-    let line = without_mask.as_deref().unwrap_or(line);
     let mut rest = line;
     if ["getrandom(", "clock_gettime(", "gettimeofday(", "times(", "sysinfo(", "getrusage("]
         .iter()

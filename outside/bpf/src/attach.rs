@@ -69,6 +69,19 @@ pub fn link_tracepoint(program: &impl AsFd, category: &str, name: &str, pid: Opt
     link_event(program, &open_event(&event(perf::TYPE_TRACEPOINT, id), pid, cpu)?)
 }
 
+/// Attaches a program to the start of a function of the kernel (a kprobe).
+///
+/// # Errors
+/// The kernel has no kprobes or no such function, or as perf_event_open(2) and `BPF_LINK_CREATE`.
+pub fn link_function(program: &impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let kind = std::fs::read_to_string("/sys/bus/event_source/devices/kprobe/type")?;
+    let kind = kind.trim().parse().map_err(|_| io::Error::other(format!("the type of kprobes is {kind:?}")))?;
+    let name: Vec<u8> = name.bytes().chain([0]).collect();
+    let mut attr = event(kind, 0);
+    set(&mut attr, perf::CONFIG1, &(name.as_ptr().addr() as u64).to_ne_bytes());
+    link_event(program, &open_event(&attr, -1, 0)?)
+}
+
 /// Attaches a program to a raw tracepoint.
 ///
 /// # Errors

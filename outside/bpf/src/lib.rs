@@ -24,7 +24,9 @@ use ring3_uapi::attr::{Field, btf_load, map_create, map_elem, prog_load};
 use ring3_uapi::bpf::{cmd, map_type};
 use ring3_uapi::flags::BPF_F_RDONLY_PROG;
 
-pub use attach::{Place, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint};
+pub use attach::{
+    Place, link_function, link_sampling, link_tracepoint, link_uprobe, link_uprobes, open_raw_tracepoint,
+};
 pub use output::{Output, OutputRing};
 pub use perf_ring::{PerfRing, Record};
 pub use read::{ProgramInfo, entries, look_up, online_cpus, open_output, possible_cpus, program_info};

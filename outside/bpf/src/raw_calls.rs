@@ -84,7 +84,7 @@ impl<'m> Attr<'m> {
 /// perf_event_open(2) for an event in no group. `pid` and `cpu`: -1 for any.
 pub(crate) fn open_event(attr: &[u8; perf::ATTR_BYTES], pid: i32, cpu: i32) -> io::Result<OwnedFd> {
     let no_group = -1;
-    // SAFETY: the attribute is of the size that it says, and leads to no other memory; the other arguments are numbers.
+    // SAFETY: the attribute is of the size that it says, and other memory that it leads to is only read; the other arguments are numbers.
     let result =
         unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), pid, cpu, no_group, perf::FLAG_FD_CLOEXEC) };
     if result < 0 {

@@ -211,18 +211,22 @@ fn peek(request: c_uint, tid: c_int, address: usize) -> c_long {
 
 /// `PTRACE_GET_SYSCALL_INFO`: `bytes` of the structure at `at`; the result is how many there are.
 fn tell_call(stop: CallStop, bytes: usize, at: usize) -> i64 {
-    let (op, words, length) = match stop {
-        CallStop::Start { number, arguments: [a, b, c, d, e, f] } => {
-            (INFO_ENTRY, [number as u64, a, b, c, d, e, f], ENTRY_BYTES)
+    let (mut stack_pointer, length) =
+        (0, if matches!(stop, CallStop::Start { .. }) { ENTRY_BYTES } else { EXIT_BYTES });
+    let (op, words) = match stop {
+        CallStop::Start { number: libc::SYS_rt_sigreturn, arguments } => {
+            stack_pointer = arguments[0];
+            (INFO_ENTRY, [libc::SYS_rt_sigreturn as u64, 0, 0, 0, 0, 0, 0])
         }
+        CallStop::Start { number, arguments: [a, b, c, d, e, f] } => (INFO_ENTRY, [number as u64, a, b, c, d, e, f]),
         CallStop::End { result } => {
             const ERRNO_MAX: i64 = 4095;
             let is_error = (-ERRNO_MAX..0).contains(&result);
-            (INFO_EXIT, [result as u64, u64::from(is_error), 0, 0, 0, 0, 0], EXIT_BYTES)
+            (INFO_EXIT, [result as u64, u64::from(is_error), 0, 0, 0, 0, 0])
         }
     };
     let info =
-        SyscallInfo { op, padding: [0; 3], arch: AUDIT_ARCH_X86_64, instruction_pointer: 0, stack_pointer: 0, words };
+        SyscallInfo { op, padding: [0; 3], arch: AUDIT_ARCH_X86_64, instruction_pointer: 0, stack_pointer, words };
     // SAFETY: the caller has so many bytes there, and no more are copied than there are.
     unsafe {
         std::ptr::copy_nonoverlapping(

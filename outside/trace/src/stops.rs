@@ -37,11 +37,20 @@ pub struct StopsSession {
     _links: Vec<OwnedFd>,
 }
 
-/// What a session loads, and where it attaches it: tracepoints, by the index of the program.
+/// What a session loads, and where it attaches it, by the index of the program.
 #[derive(Debug)]
 pub struct StopsPlan {
     object: Object,
-    attachments: Vec<(usize, String)>,
+    attachments: Vec<(usize, At)>,
+}
+
+/// Where a program is attached.
+#[derive(Debug)]
+enum At {
+    /// A tracepoint of the category `syscalls`.
+    Tracepoint(String),
+    /// A function of the kernel.
+    Function(String),
 }
 
 impl StopsPlan {
@@ -56,18 +65,20 @@ impl StopsPlan {
         numbers.dedup();
         let (mut programs, mut known, mut attachments) = (vec![], BTreeMap::new(), vec![]);
         for call in numbers.iter().filter_map(|number| syscalls::by_number(*number)) {
-            let mut attach = |when: &str, text: String| {
+            let mut attach = |when: &str, text: String, function: Option<String>| {
                 let insns = ring3_isa::assemble(&text).map_err(|error| format!("{}: {error}\n{text}", call.name))?;
+                let kind = if function.is_some() { prog_type::KPROBE } else { prog_type::TRACEPOINT };
                 let index = *known.entry(text).or_insert_with(|| {
-                    programs.push(Program::new(format!("{when}_{}", call.name), prog_type::TRACEPOINT, insns));
+                    programs.push(Program::new(format!("{when}_{}", call.name), kind, insns));
                     programs.len() - 1
                 });
-                attachments.push((index, format!("sys_{when}_{}", call.name)));
+                let at = function.map_or_else(|| At::Tracepoint(format!("sys_{when}_{}", call.name)), At::Function);
+                attachments.push((index, at));
                 Ok::<(), String>(())
             };
-            attach("enter", stops::entry(call, wanted))?;
+            attach("enter", stops::entry(call, wanted), stops::function(call))?;
             if stops::returns(call.name) {
-                attach("exit", stops::exit(call, wanted))?;
+                attach("exit", stops::exit(call, wanted), None)?;
             }
         }
         if attachments.is_empty() {
@@ -91,10 +102,13 @@ impl StopsSession {
     pub fn open(options: &StopsOptions) -> Result<StopsSession, String> {
         let plan = StopsPlan::new(options)?;
         let loaded = Loaded::load(&plan.object).map_err(|error| why_not_loaded(&error))?;
-        let attach = |(index, event): &(usize, String)| {
+        let attach = |(index, at): &(usize, At)| {
             let program: &OwnedFd = &loaded.programs[*index].1;
-            ring3_bpf::link_tracepoint(program, "syscalls", event, None)
-                .map_err(|error| format!("cannot attach to syscalls:{event}: {error}; server.log says why"))
+            let (place, link) = match at {
+                At::Tracepoint(event) => (event, ring3_bpf::link_tracepoint(program, "syscalls", event, None)),
+                At::Function(name) => (name, ring3_bpf::link_function(program, name)),
+            };
+            link.map_err(|error| format!("cannot attach to {place}: {error}; server.log says why"))
         };
         let links = plan.attachments.iter().map(attach).collect::<Result<_, String>>()?;
         Ok(StopsSession { loaded, _links: links })

@@ -44,7 +44,8 @@ pub mod record {
     pub const NUMBER: usize = 16;
     /// u64: ns, as `bpf_ktime_get_ns`.
     pub const TIME: usize = 24;
-    /// At the start six u64 arguments, those that the call has and then zeros; at the end the i64 result, then zeros.
+    /// At the start six u64 arguments, those that the call has and then zeros (`rt_sigreturn`, which has none: the stack pointer); at the
+    /// end the i64 result, then zeros.
     pub const VALUES: usize = 32;
     /// u32: bytes of the chunks, then a u32 of 0.
     pub const CHUNKS_BYTES: usize = 80;
@@ -79,8 +80,18 @@ pub struct Wanted {
     pub exact: bool,
 }
 
-/// The program at the start of a call. (The context has as many arguments as the call has parameters.)
+/// The kernel's function at whose start a call's first program runs. `None`: it runs at the tracepoint of the call's start, whose
+/// context does not have the thread's registers.
+pub fn function(of: &Syscall) -> Option<String> {
+    (of.name == "rt_sigreturn").then(|| format!("__x64_sys_{}", of.name))
+}
+
+/// The program at the start of a call. (The context has as many arguments as the call has parameters; at a [`function`] it is a
+/// `struct pt_regs`.)
 pub fn entry(of: &Syscall, wanted: Wanted) -> String {
+    if function(of).is_some() {
+        return Writer::new(false).sigreturn(of.number, wanted.exact);
+    }
     let arguments = of.parameters().count() as u8;
     let of = table::call(of.name, wanted);
     Writer::new(false).entry(arguments, &of.start, &of.end)

@@ -31,11 +31,19 @@ const CONTEXT_VALUES_AT: i32 = 16;
 /// Where both have the number (u32).
 const NUMBER_AT: i32 = 8;
 
+/// `struct pt_regs`: the first argument, and the stack pointer.
+const REGISTERS_RDI_AT: i32 = 112;
+const REGISTERS_RSP_AT: i32 = 152;
+/// Where a signal frame has the mask, from where the stack pointer is when its handler has returned (`struct ucontext`).
+const SIGNAL_MASK_AT: i32 = 296;
+
 /// Makes one program.
 pub(super) struct Writer {
     text: String,
     labels: usize,
     at_end: bool,
+    /// The call's number, if the context does not have it.
+    number: Option<u32>,
 }
 
 /// A chunk's room, with what precedes it.
@@ -67,7 +75,7 @@ impl Lines for Writer {
 
 impl Writer {
     pub(super) fn new(at_end: bool) -> Writer {
-        Writer { text: String::new(), labels: 0, at_end }
+        Writer { text: String::new(), labels: 0, at_end, number: None }
     }
 
     /// The program at the start of a call with so many arguments. What its end needs is kept.
@@ -86,6 +94,38 @@ impl Writer {
             self.push(kept, end.saved());
         }
         self.body(phase, false);
+        self.text
+    }
+
+    /// The program at the start of the function of `rt_sigreturn`: its argument is the address of the thread's registers.
+    pub(super) fn sigreturn(mut self, number: u32, waits: bool) -> String {
+        self.number = Some(number);
+        self.head();
+        self.line("r1 = 0");
+        for index in 1..6 {
+            self.line(&format!("*(u64 *)(r6 + {}) = r1", record::VALUES + 8 * index));
+        }
+        self.line("r1 = r6");
+        self.line(&format!("r1 += {}", record::VALUES));
+        self.line("r2 = 8");
+        self.line(&format!("r3 = *(u64 *)(r7 + {REGISTERS_RDI_AT})"));
+        self.line(&format!("r3 += {REGISTERS_RSP_AT}"));
+        self.line("call bpf_probe_read_kernel");
+        if waits {
+            self.put(RING3_RB_WAIT_CONSUMED);
+            return self.text;
+        }
+        self.line(&format!("r3 = *(u64 *)(r6 + {})", record::VALUES));
+        self.line(&format!("r3 += {SIGNAL_MASK_AT}"));
+        self.chunk_begins();
+        self.line("r2 = 8");
+        self.line("call bpf_probe_read_user");
+        self.line("if r0 != 0 goto unreadable");
+        self.line("r2 = 8");
+        self.chunk_ends();
+        self.label("unreadable");
+        self.end_of_chunks(true);
+        self.put(0);
         self.text
     }
 
@@ -122,7 +162,10 @@ impl Writer {
         self.line(&format!("*(u64 *)(r6 + {}) = r0", record::TIME));
         self.line(&format!("r1 = {kind}"));
         self.line(&format!("*(u64 *)(r6 + {}) = r1", record::KIND));
-        self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
+        match self.number {
+            Some(number) => self.line(&format!("r1 = {number}")),
+            None => self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})")),
+        }
         self.line(&format!("*(u64 *)(r6 + {}) = r1", record::NUMBER));
         self.line("r1 = 0");
         self.line(&format!("*(u64 *)(r6 + {}) = r1", record::CHUNKS_BYTES));
@@ -326,6 +369,9 @@ impl Writer {
                     self.chunk_begins();
                     self.line(&format!("r2 = {text_bytes}"));
                     self.line("call bpf_probe_read_user_str");
+                    if cut.is_none() {
+                        self.text_without_end(piece.chunk.address(), &next);
+                    }
                     self.line(&format!("if r0 s<= 0 goto {next}"));
                     match cut {
                         Some(cut) => self.line(&format!("if r0 s>= {text_bytes} goto {cut}")),
@@ -385,14 +431,32 @@ impl Writer {
                     self.line(&format!("r2 = *(u64 *)(r10 {WORD_AT})"));
                 }
             }
-            self.line("r1 = r6");
-            self.line("r1 += r8");
-            self.line("*(u64 *)(r1 + 8) = r2");
-            self.line("r2 += 23");
-            self.line("r2 &= -8");
-            self.line("r8 += r2");
+            self.chunk_ends();
             self.label(&next);
         }
+    }
+
+    /// Where memory ends behind the bytes of a text at which strace looks, without a NUL, those are copied.
+    fn text_without_end(&mut self, address: u8, unreadable: &str) {
+        let readable = self.new_label("readable");
+        self.line(&format!("if r0 s> 0 goto {readable}"));
+        self.argument(address, "r3");
+        self.chunk_begins();
+        self.line(&format!("r2 = {}", TEXT_BYTES_MAX - 1));
+        self.line("call bpf_probe_read_user");
+        self.line(&format!("if r0 != 0 goto {unreadable}"));
+        self.line(&format!("r0 = {}", TEXT_BYTES_MAX - 1));
+        self.label(&readable);
+    }
+
+    /// Writes how long a chunk is, which is in r2, and goes behind it.
+    fn chunk_ends(&mut self) {
+        self.line("r1 = r6");
+        self.line("r1 += r8");
+        self.line("*(u64 *)(r1 + 8) = r2");
+        self.line("r2 += 23");
+        self.line("r2 &= -8");
+        self.line("r8 += r2");
     }
 
     /// Writes a chunk's address, which is in r3, and sets r1 to where its memory goes.
