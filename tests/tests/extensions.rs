@@ -32,13 +32,19 @@ fn sources() -> PathBuf {
     root().join("tests/programs/extensions")
 }
 
-/// Compiles a case: a part of a file.
+/// Compiles a case, a part of a file, unless it is compiled already.
 fn compile(directory: &Path, name: &str, body: &str) {
-    let source = directory.join(format!("{name}.bpf.c"));
-    std::fs::write(&source, format!("#include \"host.bpf.h\"\n{body}")).expect("target is writable");
+    let (source, object) = (directory.join(format!("{name}.bpf.c")), directory.join(format!("{name}.bpf.o")));
+    let text = format!("#include \"host.bpf.h\"\n{body}");
+    let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
+    let is_new = modified(&object) > modified(&source) && modified(&source) > modified(&sources().join("host.bpf.h"));
+    if is_new && std::fs::read_to_string(&source).is_ok_and(|there| there == text) {
+        return;
+    }
+    std::fs::write(&source, text).expect("target is writable");
     let mut clang = Command::new("clang");
     clang.args(["-O2", "-g", "-Wall", "-Wno-unused", "-target", "bpf", "-mcpu=v3", "-c"]).arg(&source);
-    clang.arg("-o").arg(directory.join(format!("{name}.bpf.o"))).arg("-I").arg(sources());
+    clang.arg("-o").arg(&object).arg("-I").arg(sources());
     clang.arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH));
     let maps = ["words", "more", "ring", "programs"].iter().filter(|map| body.contains(&format!("&{map}")));
     clang.args(maps.map(|map| format!("-DUSES_{map}")));
@@ -511,4 +517,111 @@ fn bad_input_gets_one_clear_message() {
             "{arguments:?}: {said}"
         );
     }
+}
+
+/// Whether the CPU has protection keys.
+fn has_keys() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.split_whitespace().any(|flag| flag == "ospke"))
+}
+
+/// A program of `running.bpf.c` extends a host, with `--isolation`.
+fn isolated(bench: &Bench, how: &str, name: &str) -> Process {
+    let mut command = extend(bench, &running()[name], name);
+    ready(command.arg(format!("--isolation={how}")).arg("--").arg(host()))
+}
+
+/// Where the host has the first word of the map `words`, as text.
+fn word_address(pid: u32) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let line = maps.lines().find(|line| line.contains("ring3-map:bpf-map:words")).expect("the map is there");
+    let start = line.split('-').next().expect("an address");
+    u64::from_str_radix(start, 16).expect("a number").to_string()
+}
+
+/// What `status` says of how the host is kept from the maps.
+fn isolation(bench: &Bench, pid: u32) -> Option<String> {
+    let status = bench.status();
+    let targets = status["targets"].as_array().expect("a list");
+    let target = targets.iter().find(|target| target["pid"] == pid).expect("it is a target");
+    target["isolation"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn a_host_without_keys_is_told_so() {
+    let bench = Bench::ring3();
+    let mut host = isolated(&bench, "none", "third_is_its_own");
+    assert_eq!(isolation(&bench, host.pid()), None);
+    let word = word_address(host.pid());
+    assert_eq!(ask(&mut host, &format!("write {word}")), "0");
+    assert_eq!(host.finish().0, Some(0));
+    if has_keys() {
+        return;
+    }
+    let host = isolated(&bench, "pku", "third_is_its_own");
+    let why = "not kept from the process: the CPU has no protection keys";
+    assert_eq!(isolation(&bench, host.pid()).as_deref(), Some(why));
+    assert_eq!(host.finish().0, Some(0));
+    let mut command = extend(&bench, &running()["third_is_its_own"], "third_is_its_own");
+    let output = command.args(["--isolation=require", "--pid", "1", "--binary"]).arg(self::host()).output();
+    let output = output.expect("ring3 runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("this CPU has no protection keys"), "{said}");
+}
+
+#[test]
+fn a_host_cannot_change_the_maps_of_its_extensions() {
+    /// `SEGV_PKUERR` (include/uapi/asm-generic/siginfo.h).
+    const REFUSED: &str = "4";
+    if !has_keys() {
+        return println!(
+            "SKIPPED: this CPU has no protection keys; `cargo xtask pku` runs this in a machine that has"
+        );
+    }
+    let bench = Bench::ring3();
+    let mut host = isolated(&bench, "require", "third_is_its_own");
+    let how = "kept from the process by a protection key";
+    assert_eq!(isolation(&bench, host.pid()).as_deref(), Some(how));
+    let write = format!("write {}", word_address(host.pid()));
+    for expected in ["1001", "1001", "500", "1001"] {
+        assert_eq!(ask(&mut host, &write), REFUSED);
+        assert_eq!(ask(&mut host, "serve 1"), expected);
+    }
+    // A thread that begins now, and a child.
+    ask(&mut host, "tell 1");
+    assert_eq!(ask(&mut host, "fork"), "1");
+    assert_eq!(ask(&mut host, "thread"), "1001");
+    assert_eq!(ask(&mut host, &write), REFUSED);
+    assert_eq!(host.finish().0, Some(0));
+    // While a function runs that the extension calls, and after that.
+    let mut host = isolated(&bench, "pku", "counts_within_calls");
+    let write = format!("write {}", word_address(host.pid()));
+    for expected in ["1001", "1001", "500", "1001"] {
+        assert_eq!(ask(&mut host, "serve 1"), expected);
+        assert_eq!(ask(&mut host, &write), REFUSED);
+    }
+    assert_eq!(host.finish().0, Some(0));
+}
+
+#[test]
+fn a_host_gets_its_protection_key_back() {
+    const MORE_THAN_KEYS: usize = 20;
+    if !has_keys() {
+        return println!(
+            "SKIPPED: this CPU has no protection keys; `cargo xtask pku` runs this in a machine that has"
+        );
+    }
+    let bench = Bench::ring3();
+    running();
+    let mut host = ready(&mut bench.command(self::host()));
+    let pid = host.pid();
+    for _ in 0..MORE_THAN_KEYS {
+        let loader = join(&bench, pid, "third_is_its_own");
+        assert_eq!(isolation(&bench, pid).as_deref(), Some("kept from the process by a protection key"));
+        assert_eq!(ask(&mut host, "serve 1"), "1001");
+        kill(loader.pid());
+        let (code, _, errors) = bench.run(&["detach", "--verify", &pid.to_string()]);
+        assert_eq!(code, Some(0), "{errors}");
+    }
+    assert_eq!(difference_from_files(pid), None);
+    assert_eq!(host.finish().0, Some(0));
 }

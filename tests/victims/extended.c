@@ -342,6 +342,29 @@ static long leaps(int seconds)
 	return left > 100 ? wrong : -1;
 }
 
+static sigjmp_buf refused;
+static volatile int refusal;
+
+static void on_refusal(int signal, siginfo_t *info, void *context)
+{
+	(void)signal, (void)context;
+	refusal = info->si_code;
+	siglongjmp(refused, 1);
+}
+
+/* Overwrites a word of memory; 0, or the si_code with which that was refused. */
+static int write_word(long *word)
+{
+	struct sigaction action = { .sa_sigaction = on_refusal, .sa_flags = SA_SIGINFO }, before;
+
+	refusal = 0;
+	sigaction(SIGSEGV, &action, &before);
+	if (!sigsetjmp(refused, 1))
+		*(volatile long *)word = 77;
+	sigaction(SIGSEGV, &before, NULL);
+	return refusal;
+}
+
 static void show(void)
 {
 	printf("%s %s %s %u %ld %ld %ld %d %s %ld %d %u %u\n", uri, body, a_request.name, a_request.status, load, calls,
@@ -451,7 +474,9 @@ int main(int count, char **arguments)
 			else
 				a_request.body.data = b ? body : nowhere;
 			puts("ok");
-		} else if (!strcmp(word, "show"))
+		} else if (!strcmp(word, "write"))
+			printf("%d\n", write_word((long *)a));
+		else if (!strcmp(word, "show"))
 			show();
 		else
 			puts("what?");

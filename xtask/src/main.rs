@@ -28,6 +28,7 @@ mod demo;
 mod fuzz;
 mod mutate;
 mod package;
+mod pku;
 mod storm;
 mod suites;
 mod sweep;
@@ -86,6 +87,8 @@ enum Task {
     Mutate(mutate::Options),
     /// Run other projects' own tests natively and as targets, and compare
     Suites(suites::Options),
+    /// Run the tests of extensions on a CPU with protection keys, which QEMU emulates
+    Pku(pku::Options),
     /// Fuzz what parses bytes of others, by libFuzzer
     Fuzz(fuzz::Options),
     /// Probe random instructions of a file while a command runs that uses it
@@ -166,6 +169,7 @@ fn main() -> ExitCode {
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::mutate(&options),
         Task::Suites(options) => suites::run(&options),
+        Task::Pku(options) => pku::pku(&options),
         Task::Fuzz(options) => fuzz::fuzz(options),
         Task::Sweep(options) => sweep::sweep(&options),
         Task::Equivalence(options) => storm::equivalence(&options),

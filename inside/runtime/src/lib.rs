@@ -28,6 +28,7 @@ mod raw_identity;
 mod raw_kernel;
 pub mod raw_memory;
 mod raw_proc;
+mod raw_protection;
 mod raw_request;
 mod raw_sampled;
 mod raw_shadow;

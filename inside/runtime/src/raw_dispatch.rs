@@ -23,7 +23,7 @@ use crate::raw_request::control;
 use crate::raw_sampled::stand_for;
 use crate::raw_system::{cpu_number, gs_base, syscall};
 use crate::raw_thread::{current, find, known};
-use crate::{raw_extension, raw_shadow, raw_signals, raw_slot};
+use crate::{raw_extension, raw_protection, raw_shadow, raw_signals, raw_slot};
 
 /// A compiled program: its context, and the thread block for its environment.
 pub(crate) type Program = unsafe extern "sysv64" fn(u64, u64) -> u64;
@@ -475,9 +475,13 @@ unsafe fn run(base: u64, tb: &mut ThreadBlock, frame: Frame, hook: &Hook, range:
         if extends {
             // (Programs without loops leave it as it is.)
             tb.fuel = 0;
+            raw_protection::enable_access(base);
         }
         // SAFETY: the server wrote the address of a compiled, verified program for probes, whose context registers are.
         let result = unsafe { run_one(tb, attachment, frame.regs as u64) };
+        if extends {
+            raw_protection::disable_access(base);
+        }
         ran.any = true;
         // (A run that was ended has no fuel, and no say.)
         if extends

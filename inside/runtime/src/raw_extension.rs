@@ -20,6 +20,7 @@ use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::miss;
 use crate::raw_dynptr::make_dynptr;
 use crate::raw_helpers::{answer, block};
+use crate::raw_protection;
 
 fn extension(base: u64, attachment: &Attachment) -> Option<&'static Extension> {
     let index = (attachment.flags >> ATTACHMENT_EXTENSION_SHIFT) as usize;
@@ -73,6 +74,7 @@ pub unsafe extern "sysv64" fn begin_host_call(env: u64, times: &mut HostTimes) -
     let tb = unsafe { block(env) };
     let began_ns = if has_budget(tb) { monotonic_ns(tb) } else { 0 };
     *times = HostTimes { began_ns, before_ns: tb.host_ns };
+    raw_protection::disable_access(tb.region_base);
     symbol(tb).map_or(0, |symbol| symbol.address)
 }
 
@@ -91,6 +93,7 @@ pub unsafe extern "sysv64" fn end_host_call(
     // SAFETY: this function's contract.
     let tb = unsafe { block(env) };
     (tb.attachment, tb.call_word) = (attachment, word);
+    raw_protection::enable_access(tb.region_base);
     if has_budget(tb) {
         tb.host_ns = times.before_ns + monotonic_ns(tb).wrapping_sub(times.began_ns);
     }

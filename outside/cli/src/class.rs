@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ring3_eim::model::At;
 use ring3_eim::{Limits, Resolved};
 use ring3_object::Object;
-use ring3_server::realm::ExtensionClass;
+use ring3_server::realm::{ExtensionClass, Isolation, has_protection_keys};
 
 use crate::eim::{Failed, Loaded, Program, class_of};
 use crate::input;
@@ -19,8 +19,22 @@ pub(crate) struct Choice {
     /// The policy's file and the class in it, which says what the extension may do
     #[arg(long = "class", value_name = "POLICY:CLASS")]
     class: String,
+    /// How the maps of the extension are kept from its host
+    #[arg(long, value_name = "HOW", default_value = "pku")]
+    isolation: Wanted,
     #[command(flatten)]
     of: Program,
+}
+
+/// What is asked for by `--isolation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Wanted {
+    /// By a protection key, where the CPU and the host have one
+    Pku,
+    /// By a protection key, or not at all: the extension is not loaded without one
+    Require,
+    /// Not
+    None,
 }
 
 impl Choice {
@@ -118,12 +132,19 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
     let limits = resolved[0].limits.clone();
     let name = format!("{}:{name}", policy.display());
     let file = absolute(&binary)?;
-    let entries = resolved.into_iter().map(|resolved| place(&elf, resolved, &name, &file).map_err(complain));
+    let isolation = isolation(wanted.isolation)?;
+    let entry = |resolved| place(&elf, resolved, (&name, isolation), &file).map_err(complain);
+    let entries = resolved.into_iter().map(entry);
     Ok(Chosen { entries: entries.collect::<Result<_, _>>()?, name, limits })
 }
 
 /// Where in the host's file an entry of a class is, and what it grants.
-fn place(elf: &ring3_elf::File<'_>, resolved: Resolved, class: &str, file: &Path) -> Result<ChosenEntry, String> {
+fn place(
+    elf: &ring3_elf::File<'_>,
+    resolved: Resolved,
+    (class, isolation): (&str, Isolation),
+    file: &Path,
+) -> Result<ChosenEntry, String> {
     let missing = |symbol: &str| {
         format!(
             "`{symbol}` is not in this file, in which an extension's symbols have to be, nor does it call a function of that name \
@@ -165,8 +186,22 @@ fn place(elf: &ring3_elf::File<'_>, resolved: Resolved, class: &str, file: &Path
         symbols,
         helpers: resolved.limits.helpers.iter().copied().collect(),
         insns_max: resolved.limits.instructions,
+        isolation,
     };
     Ok(ChosenEntry { name: resolved.entry.name, function, class })
+}
+
+fn isolation(wanted: Wanted) -> Result<Isolation, Failed> {
+    match wanted {
+        Wanted::None => Ok(Isolation::None),
+        Wanted::Pku => Ok(Isolation::Keys),
+        Wanted::Require if has_protection_keys() => Ok(Isolation::Required),
+        Wanted::Require => Err(Failed::Refused(
+            "--isolation=require: this CPU has no protection keys (`grep ospke /proc/cpuinfo` shows them); with \
+             --isolation=pku the extension is loaded without"
+                .to_owned(),
+        )),
+    }
 }
 
 fn program_of(pid: u32) -> Result<PathBuf, String> {

@@ -162,6 +162,9 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
     if let Some(how) = target["reads"].as_str() {
         let _ = writeln!(out, "    memory that programs name is read {how}");
     }
+    if let Some(how) = target["isolation"].as_str() {
+        let _ = writeln!(out, "    maps of its extensions are {how}");
+    }
     if let Some(why) = target["sud"].as_str() {
         let _ = writeln!(
             out,

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 
 use crate::Error;
+use crate::keys::ProtectionKey;
 use crate::process::Pid;
 use crate::raw_ptrace::{self as ptrace, Dispatch, Pause, Registers, Tid, Wait};
 use crate::raw_rescue_frame::{CALL_BYTES, page};
@@ -63,6 +64,12 @@ impl Call {
     /// `madvise`.
     pub(crate) fn madvise(address: u64, bytes: u64, advice: i32) -> Call {
         Call { name: "madvise", number: libc::SYS_madvise, args: [address, bytes, advice as u64, 0, 0, 0] }
+    }
+
+    /// `pkey_mprotect`.
+    pub(crate) fn pkey_mprotect(address: u64, bytes: u64, protection: i32, key: ProtectionKey) -> Call {
+        let args = [address, bytes, protection as u64, u64::from(key.number()), 0, 0];
+        Call { name: "pkey_mprotect", number: libc::SYS_pkey_mprotect, args }
     }
 
     fn close(RemoteFd(fd): RemoteFd) -> Call {

@@ -9,6 +9,7 @@ mod calls;
 mod dispatch;
 mod error;
 mod filters;
+mod keys;
 mod memory;
 mod process;
 mod proxy;
@@ -23,6 +24,7 @@ mod stopped;
 pub use calls::{RemoteFd, duplicate};
 pub use error::Error;
 pub use filters::{Filters, UNCAUGHT_MAPPING, note_loader};
+pub use keys::{ProtectionKey, has_protection_keys};
 pub use memory::Memory;
 pub use process::{
     Mapping, Pid, ProcessInfo, Stat, ancestors, inspect, mappings, mappings_in, proc_file, started, status_field,

@@ -17,6 +17,7 @@ use ring3_layout::region::{
 use crate::Error;
 use crate::calls::{Call, RemoteFd, Unfinished, close_calls};
 use crate::filters::UNCAUGHT_MAPPING;
+use crate::keys::ProtectionKey;
 use crate::process::{Pid, mappings};
 use crate::stopped::Stopped;
 
@@ -49,8 +50,18 @@ pub struct OwnFiles<'a> {
     pub witness: BorrowedFd<'a>,
 }
 
-/// A map to be mapped: file, bytes, writable.
-pub type MapSource<'a> = (BorrowedFd<'a>, u64, bool);
+/// A map to be mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct MapSource<'a> {
+    /// Its file.
+    pub file: BorrowedFd<'a>,
+    /// How much of it.
+    pub bytes: u64,
+    /// Whether the process may write it.
+    pub writable: bool,
+    /// The protection key that the mapping gets.
+    pub key: Option<ProtectionKey>,
+}
 
 /// Where things were mapped.
 #[derive(Clone, Debug)]
@@ -92,7 +103,7 @@ pub fn map_region(
     announce: impl FnOnce(&Region),
 ) -> Result<Region, Error> {
     let mut sent = vec![files.agent, files.own.control, files.own.witness, files.realm, files.text, files.unwind];
-    sent.extend(maps.iter().map(|(file, _, _)| *file));
+    sent.extend(maps.iter().map(|map| map.file));
     let maps_bytes = REGION_BYTES + bytes_of(maps);
     let bytes = maps_bytes + stub_bytes;
     // Few messages: to each the thread has to wake up, and we to its answer.
@@ -146,7 +157,7 @@ fn reserve(bytes: u64) -> Call {
 }
 
 fn bytes_of(maps: &[MapSource<'_>]) -> u64 {
-    maps.iter().map(|(_, bytes, _)| bytes.next_multiple_of(PAGE_BYTES)).sum()
+    maps.iter().map(|map| map.bytes.next_multiple_of(PAGE_BYTES)).sum()
 }
 
 /// The addresses of maps, one behind the other from `start`.
@@ -183,11 +194,16 @@ fn own_calls(base: u64, control: RemoteFd, witness: RemoteFd) -> [Call; 3] {
 }
 
 fn map_calls(remote: &[RemoteFd], maps: &[MapSource<'_>], addresses: &[u64]) -> Vec<Call> {
-    let call = |((fd, (_, bytes, writable)), address): ((&RemoteFd, &MapSource<'_>), &u64)| {
-        let access = if *writable { READ_WRITE } else { READ };
-        Call::mmap(*address, *bytes, access, SHARED_FIXED, Some(*fd))
+    let calls = |((fd, map), address): ((&RemoteFd, &MapSource<'_>), &u64)| {
+        let access = if map.writable { READ_WRITE } else { READ };
+        let mmap = |access| Call::mmap(*address, map.bytes, access, SHARED_FIXED, Some(*fd));
+        match map.key {
+            None => vec![mmap(access)],
+            // (Nobody reads it before it has the key.)
+            Some(key) => vec![mmap(NOTHING), Call::pkey_mprotect(*address, map.bytes, access, key)],
+        }
     };
-    remote.iter().zip(maps).zip(addresses).map(call).collect()
+    remote.iter().zip(maps).zip(addresses).flat_map(calls).collect()
 }
 
 /// Maps further maps; all or none. `announce` is told their addresses before they are there.
@@ -196,7 +212,7 @@ pub fn map_files(
     maps: &[MapSource<'_>],
     announce: impl FnOnce(&[u64]),
 ) -> Result<Vec<u64>, Error> {
-    let files: Vec<BorrowedFd<'_>> = maps.iter().map(|(file, _, _)| *file).collect();
+    let files: Vec<BorrowedFd<'_>> = maps.iter().map(|map| map.file).collect();
     let remote = stopped.send_files(&files)?;
     let result = map_reserved(stopped, &remote, maps, announce);
     stopped.close_files(&remote);
@@ -223,7 +239,7 @@ fn map_reserved(
 
 /// Maps other files in place of what is mapped at these addresses.
 pub fn replace_files(stopped: &mut Stopped, files: &[(u64, MapSource<'_>)]) -> Result<(), Error> {
-    let sent: Vec<BorrowedFd<'_>> = files.iter().map(|(_, (file, _, _))| *file).collect();
+    let sent: Vec<BorrowedFd<'_>> = files.iter().map(|(_, map)| map.file).collect();
     let remote = stopped.send_files(&sent)?;
     let (addresses, maps): (Vec<u64>, Vec<MapSource<'_>>) = files.iter().copied().unzip();
     let calls = map_calls(&remote, &maps, &addresses);

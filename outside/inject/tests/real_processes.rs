@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ring3_inject::{
-    Announced, Error, Following, INT3, Memory, OwnFiles, Pid, Region, RegionFiles, SiteChange, SiteRestoration,
-    Stopped, inspect, map_files, map_region, map_stub_area, mappings, unmap_region, while_stopped,
+    Announced, Error, Following, INT3, MapSource, Memory, OwnFiles, Pid, Region, RegionFiles, SiteChange,
+    SiteRestoration, Stopped, inspect, map_files, map_region, map_stub_area, mappings, unmap_region, while_stopped,
     while_stopped_at_exec,
 };
 use ring3_layout::region::{CONTROL_BYTES, REALM_BYTES, TEXT_BYTES, UNWIND_BYTES};
@@ -166,7 +166,7 @@ fn regions_come_and_go_without_a_trace() {
                 text: files[3].as_fd(),
                 unwind: files[5].as_fd(),
             };
-            let map = (files[4].as_fd(), 0x3000, true);
+            let map = MapSource { file: files[4].as_fd(), bytes: 0x3000, writable: true, key: None };
             let mut announced = vec![];
             let announce = |region: &Region| announced = vec![region.base, region.maps[0]];
             let mapped = map_region(stopped, &region, &[map], 0, announce).expect("maps");

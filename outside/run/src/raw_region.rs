@@ -210,7 +210,7 @@ impl Region {
             hooks: 0.into(),
             maps: 0.into(),
             awaits_counters: 0.into(),
-            reserved: 0,
+            maps_key: 0.into(),
             unwind: 0.into(),
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.

@@ -202,8 +202,8 @@ shared! {
         pub maps: AtomicU32,
         /// 1: a probe's reference counter is not mapped yet, so the server hears of writable mappings of files, too.
         pub awaits_counters: AtomicU32,
-        /// Zero.
-        pub reserved: u32,
+        /// The bit of PKRU that keeps threads from the maps of extensions; 0: the maps have no protection key.
+        pub maps_key: AtomicU32,
         /// Version and length of the list of code with unwind tables ([`range_pack`]); 0: no program here asks for stacks.
         pub unwind: AtomicU64,
     }

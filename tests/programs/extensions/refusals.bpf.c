@@ -464,3 +464,6 @@ EXTENSION { long n = 0; asm volatile(".rept 1100; %0 += 1; .endr" : "+r"(n)); re
 
 // CASE never_ends plain: infinite loop detected
 EXTENSION { asm volatile goto("if r1 == 0 goto %l[out]; 1: goto 1b" ::::out); out: return 0; }
+
+// CASE ends_the_protection_of_maps plain: the instruction that ends the protection of maps
+EXTENSION { volatile long kept = 0xef010f; return kept == 1; }

@@ -77,6 +77,23 @@ EXTENSION { dangling()->status = 500; return 500; }
 extern void leap(struct request *r) __ksym;
 EXTENSION { __u32 k = 0; __u64 *v = bpf_map_lookup_elem(&words, &k); if (v) ++*v; leap(R); return 0; }
 
+// CASE third_is_its_own plain
+EXTENSION { __u32 k = 0; __u64 *v = bpf_map_lookup_elem(&words, &k); return v && ++*v == 3 ? 500 : 0; }
+
+// CASE counts_within_calls calls
+extern long twice(long value) __ksym;
+EXTENSION
+{
+	__u32 k = 0;
+	__u64 *v = bpf_map_lookup_elem(&words, &k);
+
+	if (!v)
+		return 0;
+	++*v;
+	twice(1);
+	return ++*v == 6 ? 500 : 0;
+}
+
 // CASE dozes dozes
 extern void doze(struct request *r) __ksym;
 EXTENSION { doze(R); return 500; }

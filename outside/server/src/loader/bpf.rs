@@ -140,14 +140,8 @@ fn map_create(caller: &Caller<'_>, attr: &Attr) -> Reply {
         }
         _ => None,
     };
-    let map = MapObject::create(
-        caller.subsystem(),
-        attributes,
-        name,
-        btf,
-        Members { inner, lock },
-        (caller.map_slot()?, caller.session.options.trust),
-    )?;
+    let map =
+        MapObject::create(caller.subsystem(), attributes, name, btf, Members { inner, lock }, caller.sharing()?)?;
     let fd = caller.open_memfd(Object::Map(map.clone()), map.memfd().as_fd(), access)?;
     Ok(Outcome::Fd { fd, close_on_exec: true })
 }

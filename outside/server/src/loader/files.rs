@@ -50,7 +50,7 @@ fn mmap_event(caller: &Caller<'_>, event: &Arc<Event>, offset: u64, bytes: u64) 
         *sample_type,
         *wakeup_events,
         (id, doorbell.0),
-        (caller.map_slot()?, caller.session.options.trust),
+        caller.sharing()?,
     )?;
     *buffer = Some(made);
     drop(buffer);

@@ -47,8 +47,8 @@ use raw_seccomp::Notification;
 pub use raw_seccomp::install_filter;
 pub(crate) use virtual_files::LISTED_DIRECTORY;
 
-use crate::loader::objects::{Access, Object, Quota, Share, Subsystem};
-use crate::realm::{ExtensionClass, Scope, Terminal};
+use crate::loader::objects::{Access, Object, Quota, Share, Sharing, Subsystem};
+use crate::realm::{ExtensionClass, Isolation, Scope, Terminal};
 use crate::rights::Rights;
 
 /// How long it takes until waiting for a call is tried again that failed.
@@ -282,9 +282,11 @@ impl Caller<'_> {
         self.subsystem().open_memfd(object, memfd, access, self.share(&self.subsystem().descriptors)?)
     }
 
-    /// Room for one more map.
-    fn map_slot(&self) -> Result<Share, Errno> {
-        self.share(&self.subsystem().map_slots)
+    /// Room for one more map, and among whom it is shared.
+    fn sharing(&self) -> Result<Sharing, Errno> {
+        let isolation = self.session.extensions.first().map_or(Isolation::None, |class| class.isolation);
+        let share = self.share(&self.subsystem().map_slots)?;
+        Ok(Sharing { share, trust: self.session.options.trust, isolation })
     }
 
     /// One more of what loaders share. Whoever holds too much hears why on the standard error, once.

@@ -25,7 +25,7 @@ use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
 use super::{Caller, Outcome, Reply, refuse};
 use crate::kernel;
 use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
-use crate::realm::{ExtensionClass, MapSlot, Terminal, fresh_nonce, possible_cpus};
+use crate::realm::{ExtensionClass, Isolation, MapSlot, Terminal, fresh_nonce, possible_cpus};
 use crate::rights::Rights;
 use crate::support;
 
@@ -267,6 +267,23 @@ impl NewProgram<'_> {
         Ok(())
     }
 
+    /// An extension must not bring the instruction that ends the protection of its maps, not even within a constant: a host that has
+    /// lost control of itself could jump there (USENIX Security 2019, "ERIM", 3.2).
+    fn check_gadgets(&self, code: &[u8]) -> Result<(), Errno> {
+        const WRPKRU: [u8; 3] = [0x0f, 0x01, 0xef];
+        let is_isolated = self.extension.as_ref().is_some_and(|class| class.isolation != Isolation::None);
+        match code.windows(WRPKRU.len()).position(|bytes| bytes == WRPKRU).filter(|_| is_isolated) {
+            None => Ok(()),
+            Some(at) => {
+                let text = format!(
+                    "its code has the bytes 0f 01 ef at +{at:#x}, the instruction that ends the protection of maps: change the \
+                     constant that has them, or load it with --isolation=none"
+                );
+                Err(self.refuse(Errno::EACCES, &format!("{text}\n"), &text))
+            }
+        }
+    }
+
     fn publish(
         self,
         caller: &Caller<'_>,
@@ -274,6 +291,7 @@ impl NewProgram<'_> {
         bytes: Vec<u8>,
         tag: [u8; 8],
     ) -> Result<Program, Errno> {
+        self.check_gadgets(&made.code.bytes)?;
         let realm = caller.subsystem().realm.clone();
         let names = Names::of(&made.code, &self.source.described(&self.name, &self.insns), Style::Kernel);
         let slots = made.slots.into_iter().map(MapSlot).collect();

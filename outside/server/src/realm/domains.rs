@@ -271,11 +271,14 @@ impl Target {
         let (kept, gone): (Vec<MapSlot>, Vec<MapSlot>) = self.maps.keys().partition(|slot| wanted.contains(slot));
         let files = shared.map_files(&kept, &self.next_domain)?;
         let opened = opened_for_targets(&files)?;
-        let sources = sources(&files, &opened);
+        self.protect(stopped, &files)?;
+        let sources = sources(&files, &opened, &self.protection);
         let address = |(slot, _): &(MapSlot, Arc<MapFile>)| self.maps[slot].0;
         let mut replaced: Vec<_> = files.iter().map(address).zip(sources).collect();
         let domain = self.next_domain.clone();
-        replaced.push((self.region + REALM_OFFSET, (domain.block().file.file(), REALM_BYTES, true)));
+        let realm =
+            inject::MapSource { file: domain.block().file.file(), bytes: REALM_BYTES, writable: true, key: None };
+        replaced.push((self.region + REALM_OFFSET, realm));
         inject::replace_files(stopped, &replaced).map_err(refusal_of)?;
         for (slot, file) in &files {
             self.note_map(*slot, self.maps[slot].0, &file.geometry);

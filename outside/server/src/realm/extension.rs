@@ -13,7 +13,7 @@ use ring3_verifier::host::{Action, Grant, HostFunction, HostValue};
 use serde::{Deserialize, Serialize};
 
 use super::target::Target;
-use super::{Point, Refusal};
+use super::{Isolation, Point, Refusal};
 
 /// What extensions may do at one entry of a class: programs that a loader brings (`ring3 extend`).
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -36,6 +36,8 @@ pub struct ExtensionClass {
     pub helpers: Vec<u32>,
     /// Instructions that one run may take.
     pub insns_max: u64,
+    /// How its maps are kept from its hosts.
+    pub isolation: Isolation,
 }
 
 impl ExtensionClass {

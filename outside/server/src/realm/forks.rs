@@ -178,6 +178,7 @@ impl Target {
         self.sites = other.sites.iter().map(|(address, site)| (*address, site.copy())).collect();
         self.ranges = other.ranges.copy();
         self.extensions = other.extensions.clone();
+        self.protection = other.protection.clone();
         self.syscalls = other.syscalls.clone();
         self.sud = other.sud.clone();
         self.counts = other.counts;

@@ -11,9 +11,10 @@ use ring3_layout::region::{CONTROL_OFFSET, got_offset, view_offset};
 use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 
+use super::protection::Protection;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
-use super::{MapFile, MapSlot, Refusal, Shared};
+use super::{Isolation, MapFile, MapSlot, Refusal, Shared};
 
 /// What is sent to a target for files that it may only read: descriptors that cannot write, or it could make its mappings writable.
 pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Vec<Option<OwnedFd>>, Refusal> {
@@ -34,10 +35,12 @@ pub(super) fn opened_for_targets(files: &[(MapSlot, Arc<MapFile>)]) -> Result<Ve
 pub(super) fn sources<'f>(
     files: &'f [(MapSlot, Arc<MapFile>)],
     opened: &'f [Option<OwnedFd>],
+    protection: &Protection,
 ) -> Vec<inject::MapSource<'f>> {
     let source = |((_, file), opened): (&'f (MapSlot, Arc<MapFile>), &'f Option<OwnedFd>)| {
         let fd = opened.as_ref().map_or(file.memfd.as_fd(), |opened| opened.as_fd());
-        (fd, file.geometry.file_bytes(), file.writable)
+        let key = protection.key().filter(|_| file.isolation != Isolation::None);
+        inject::MapSource { file: fd, bytes: file.geometry.file_bytes(), writable: file.writable, key }
     };
     files.iter().zip(opened).map(source).collect()
 }
@@ -69,8 +72,9 @@ impl Target {
         if files.is_empty() {
             return Ok(());
         }
+        self.protect(stopped, &files)?;
         let opened = opened_for_targets(&files)?;
-        let sent = sources(&files, &opened);
+        let sent = sources(&files, &opened, &self.protection);
         let announce = |addresses: &[u64]| self.announce_maps(files.iter().map(|(slot, _)| *slot), addresses);
         let addresses = inject::map_files(stopped, &sent, announce).map_err(refusal_of)?;
         for ((slot, file), address) in files.iter().zip(addresses) {

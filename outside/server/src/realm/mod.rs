@@ -38,6 +38,7 @@ mod placing;
 mod privileges;
 mod program_faults;
 mod program_process;
+mod protection;
 mod raw_executions;
 mod raw_mapping;
 mod recovery;
@@ -91,6 +92,7 @@ pub(crate) use hosted::{field_of, put};
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
+pub use protection::{Isolation, has_protection_keys};
 pub(crate) use raw_mapping::futex_wake;
 pub(crate) use recovery::leader;
 pub use ring3_run::possible_cpus;
@@ -123,6 +125,8 @@ pub struct MapFile {
     pub geometry: Geometry,
     /// False for maps that programs may only read (`BPF_F_RDONLY_PROG`).
     pub writable: bool,
+    /// How it is kept from the processes that have it.
+    pub isolation: Isolation,
     /// What targets of other domains than the server's own get.
     pub elsewhere: Elsewhere,
 }

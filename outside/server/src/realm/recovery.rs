@@ -171,6 +171,10 @@ impl Cleaning {
         for (start, bytes) in self.map_ranges()? {
             stopped.unmap(start, bytes)?;
         }
+        let key = self.header().and_then(|header| inject::ProtectionKey::of_access_bit(header.maps_key));
+        if let Some(key) = key {
+            stopped.free_key(key)?;
+        }
         for area in areas {
             stopped.unmap(area.base, area.bytes)?;
         }

@@ -104,6 +104,8 @@ pub struct TargetStatus {
     pub sud_calls: (u64, u64),
     /// How programs read memory of the process: `directly` if the agent handles faults, or why not. Absent: it need not.
     pub reads: Option<String>,
+    /// How the maps of its extensions are kept from it, or why they are not. Absent: they are not to be.
+    pub isolation: Option<String>,
     /// Runs of programs that took longer than their budget.
     pub overruns: Vec<OverrunStatus>,
     /// Runs of programs that faulted, and were ended.
@@ -149,6 +151,7 @@ impl Target {
             sud_refused: self.sud.refused(),
             sud_calls: self.sud_counts(),
             reads: self.reads_how(),
+            isolation: self.protection.status(),
             pid: self.pid,
             comm: self.comm.clone(),
             user: (!self.domain.is_own()).then(|| self.domain.to_string()),

@@ -34,6 +34,7 @@ use super::named::PerfMap;
 use super::owners::Death;
 use super::placing::{Calls, Series};
 use super::program_faults::FaultCount;
+use super::protection::Protection;
 use super::raw_mapping::{SharedFile, read_value};
 use super::recovery::{self, Cleaning, RetryDelay};
 use super::requests::Budget;
@@ -123,6 +124,8 @@ pub(super) struct Target {
     pub(super) ranges: RangeAllocator,
     /// Extensions' places in its table.
     pub(super) extensions: Extensions,
+    /// What keeps it from their maps.
+    pub(super) protection: Protection,
     /// Where system calls are seen.
     pub(super) syscalls: Syscalls,
     /// What catches the others.
@@ -235,6 +238,7 @@ impl Target {
             hooks_used: 0,
             ranges: RangeAllocator::default(),
             extensions: Extensions::default(),
+            protection: Protection::default(),
             syscalls: Syscalls::default(),
             sud: SudFallback::default(),
             areas: vec![],
@@ -303,6 +307,12 @@ impl Target {
         self.keep_out(shared, links);
         self.check_reader(shared, links)?;
         let domain = self.domain.clone();
+        let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
+        let map_files = shared.map_files(&slots, &domain)?;
+        let opened = opened_for_targets(&map_files)?;
+        let mappings = stopped.mappings().map_err(refusal_of)?;
+        self.respect(shared, stopped).map_err(refusal_of)?;
+        self.protect(stopped, &map_files)?;
         let files = inject::RegionFiles {
             agent: shared.agent.file(),
             agent_bytes: (ring3_image::bytes().len() as u64).next_multiple_of(4096),
@@ -311,18 +321,18 @@ impl Target {
             text: shared.text.file(),
             unwind: shared.unwind.file(),
         };
-        let slots: Vec<MapSlot> = self.slots_wanted(shared, links).into_iter().collect();
-        let map_files = shared.map_files(&slots, &domain)?;
-        let opened = opened_for_targets(&map_files)?;
-        let sent = sources(&map_files, &opened);
-        let mappings = stopped.mappings().map_err(refusal_of)?;
-        self.respect(shared, stopped).map_err(refusal_of)?;
+        let sent = sources(&map_files, &opened, &self.protection);
         let announce = |region: &inject::Region| {
             self.write_header(shared, region.base);
             self.announce_maps(map_files.iter().map(|(slot, _)| *slot), &region.maps);
         };
-        let region =
-            inject::map_region(stopped, &files, &sent, FIRST_STUB_AREA_BYTES, announce).map_err(refusal_of)?;
+        let mapped = inject::map_region(stopped, &files, &sent, FIRST_STUB_AREA_BYTES, announce);
+        if mapped.is_err()
+            && let Some(key) = self.protection.key()
+        {
+            let _ = stopped.free_key(key);
+        }
+        let region = mapped.map_err(refusal_of)?;
         self.region = region.base;
         self.note_area(region.stubs.start, FIRST_STUB_AREA_BYTES);
         self.publish_thread_blocks();
@@ -388,7 +398,7 @@ impl Target {
                 hooks,
                 maps,
                 awaits_counters,
-                reserved: 0,
+                maps_key: self.protection.access_bit(),
                 unwind,
             },
         );

@@ -49,6 +49,8 @@ impl Attached {
     ) -> Result<Attached, Refusal> {
         if let Some(class) = &program.extension {
             points.iter().try_for_each(|(point, _)| class.check_point(point))?;
+        } else {
+            program.check_isolation()?;
         }
         let facts = &program.facts;
         let first_cookie = points.first().map_or(0, |(_, cookie)| *cookie);

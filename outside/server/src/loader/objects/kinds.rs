@@ -21,7 +21,7 @@ use super::tracepoints::{self, KprobeSite, TracepointSite};
 use super::uprobes::{MultiSite, UprobeSite};
 use crate::loader::tracepoint::{Tracepoint, function_of};
 use crate::realm::{
-    Death, EventFd, ExtensionClass, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
+    Death, EventFd, ExtensionClass, Isolation, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
 };
 use crate::rights::Rights;
 
@@ -194,6 +194,27 @@ impl Program {
         const EXTENSION: u32 = u32::MAX;
         let attach_type = if self.extension.is_some() { EXTENSION } else { self.expected_attach_type };
         (self.prog_type, attach_type)
+    }
+
+    /// Whether a program that is no extension may run in targets: maps of extensions are kept from it where the CPU has
+    /// protection keys.
+    ///
+    /// # Errors
+    /// `EPERM`: it refers to such a map.
+    pub(super) fn check_isolation(&self) -> Result<(), Refusal> {
+        let maps = self.maps.lock().expect("no panic under this lock");
+        let kept = maps.iter().find(|map| map.isolation() != Isolation::None);
+        match kept.filter(|_| ring3_inject::has_protection_keys()) {
+            None => Ok(()),
+            Some(map) => Err(Refusal::new(
+                Errno::EPERM,
+                format!(
+                    "map {:?} is of an extension, and its protection key keeps all other programs from it; load the extension \
+                     with --isolation=none",
+                    map.name
+                ),
+            )),
+        }
     }
 
     pub(super) fn describe(&self) -> Value {

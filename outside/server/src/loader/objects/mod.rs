@@ -39,7 +39,7 @@ pub use kernel_types::KernelTypes;
 pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source};
 use pins::{Files, Pins};
 pub use quota::{Quota, Share};
-pub use raw_map::{Inner, MapObject, Members, OutputBuffer};
+pub use raw_map::{Inner, MapObject, Members, OutputBuffer, Sharing};
 pub use sampled::{SampledEvent, check_period, event_name};
 pub use tracepoints::{KprobeSite, PROGRAMS_MAX, TracepointSite, Tracepoints};
 pub use uprobes::{MultiProbe, MultiSite, ProbedFile, UprobePlaces, UprobeSite};

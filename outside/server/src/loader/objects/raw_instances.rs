@@ -18,7 +18,7 @@ use rustix::fs::SeekFrom;
 
 use super::merge::Sums;
 use super::raw_map::{Mapped, memfd, seal};
-use crate::realm::{Domain, Elsewhere, Instances, MapFile};
+use crate::realm::{Domain, Elsewhere, Instances, Isolation, MapFile};
 
 /// Records that are fetched at a time.
 const RECORDS_MAX: u32 = 1 << 14;
@@ -120,6 +120,7 @@ pub(super) struct Others {
     name: String,
     geometry: Geometry,
     contents: Contents,
+    isolation: Isolation,
     /// The server's own domain's, of an array that the loader may have mapped.
     own: Option<OwnedFd>,
     list: RwLock<Vec<Arc<Instance>>>,
@@ -147,12 +148,14 @@ impl Others {
         geometry: &Geometry,
         contents: Contents,
         own: &OwnedFd,
+        isolation: Isolation,
         begun: impl Fn() + Send + Sync + 'static,
     ) -> Result<Arc<Others>, Errno> {
         Ok(Arc::new(Others {
             name: name.to_owned(),
             geometry: *geometry,
             contents,
+            isolation,
             own: is_mappable_array(geometry).then(|| own.try_clone()).transpose().map_err(|_| Errno::EMFILE)?,
             list: RwLock::default(),
             stored: Mutex::default(),
@@ -218,7 +221,13 @@ impl Others {
             _ if self.is_mappable_array() => self.beginning()?.to_vec(),
             _ => vec![],
         };
-        let file = Arc::new(MapFile { memfd, geometry, writable: true, elsewhere: Elsewhere::Same });
+        let file = Arc::new(MapFile {
+            memfd,
+            geometry,
+            writable: true,
+            isolation: self.isolation,
+            elsewhere: Elsewhere::Same,
+        });
         let made = Instance { domain: domain.clone(), file, mapped, seen: Mutex::new(seen) };
         if self.is_mappable_array() {
             made.map().write_data(0, &made.seen());

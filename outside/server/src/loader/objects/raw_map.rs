@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::raw_instances::{self as instances, Contents, Others};
 use super::{Access, Btf, Event, EventKind, IdKind, Object, Program, Share, Subsystem, errno};
-use crate::realm::{Death, Elsewhere, EventFd, MapFile, MapSlot, Realm, futex_wake, possible_cpus};
+use crate::realm::{Death, Elsewhere, EventFd, Isolation, MapFile, MapSlot, Realm, futex_wake, possible_cpus};
 
 /// Walks through a bucket at most, if others change it all the time.
 const BUCKET_LOOKS_MAX: u32 = 4;
@@ -215,15 +215,30 @@ pub struct MapObject {
     _share: Share,
 }
 
+/// Among whom a map's memory is shared, and at whose cost.
+pub struct Sharing {
+    /// Of what its loader may hold.
+    pub share: Share,
+    /// Targets of all users share the memory.
+    pub trust: bool,
+    /// How it is kept from targets.
+    pub isolation: Isolation,
+}
+
 impl MapObject {
-    /// Creates a map. `trust`: targets of all users share its memory.
+    /// How it is kept from the processes that have it.
+    pub fn isolation(&self) -> Isolation {
+        self.file.isolation
+    }
+
+    /// Creates a map.
     pub fn create(
         subsystem: &Subsystem,
         attributes: Attributes,
         name: String,
         btf: Option<(Arc<Btf>, u32, u32)>,
         Members { inner, lock }: Members,
-        (share, trust): (Share, bool),
+        Sharing { share, trust, isolation }: Sharing,
     ) -> Result<Arc<MapObject>, Errno> {
         let mut geometry = Geometry::new(&Attributes { cpus: possible_cpus(), ..attributes })?;
         let id = subsystem.new_id(IdKind::Map);
@@ -257,11 +272,11 @@ impl MapObject {
                         realm.look_often(object.clone());
                     }
                 };
-                let others = Others::new(&name, &geometry, Contents::Map, &memfd, begun)?;
+                let others = Others::new(&name, &geometry, Contents::Map, &memfd, isolation, begun)?;
                 (Some(others.clone()), Elsewhere::Own(others))
             }
         };
-        let file = Arc::new(MapFile { memfd, geometry, writable, elsewhere });
+        let file = Arc::new(MapFile { memfd, geometry, writable, isolation, elsewhere });
         let slot = subsystem.realm.add_map(file.clone())?;
         let itself = object;
         let object = Arc::new(MapObject {
@@ -687,15 +702,15 @@ impl OutputBuffer {
         sample_type: u64,
         wakeup_events: u64,
         (id, doorbell): (u64, u32),
-        (share, trust): (Share, bool),
+        Sharing { share, trust, isolation }: Sharing,
     ) -> Result<OutputBuffer, Errno> {
         let mut geometry = Geometry::perf_buffer(data_pages)?;
         rustix::fs::ftruncate(memfd, geometry.file_bytes()).map_err(errno)?;
         seal(memfd)?;
         let mapped = Mapped::new(memfd, geometry.file_bytes())?;
         geometry.header.doorbell = doorbell;
-        let others =
-            (!trust).then(|| Others::new("perf", &geometry, Contents::PerfBuffer(sample_type, id), memfd, || {}));
+        let others = (!trust)
+            .then(|| Others::new("perf", &geometry, Contents::PerfBuffer(sample_type, id), memfd, isolation, || {}));
         let others = others.transpose()?;
         let elsewhere = others.clone().map_or(Elsewhere::Same, |others| Elsewhere::Own(others));
         // SAFETY: a fresh mapping of the right size, which lives as long as the object.
@@ -704,6 +719,7 @@ impl OutputBuffer {
             memfd: memfd.try_clone().map_err(|_| Errno::EMFILE)?,
             geometry,
             writable: true,
+            isolation,
             elsewhere,
         });
         let slot = realm.add_map(file.clone())?;
