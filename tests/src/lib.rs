@@ -214,6 +214,11 @@ impl Process {
         self.lines.try_iter().collect()
     }
 
+    /// The lines of standard error that have come.
+    pub fn errors_so_far(&mut self) -> Vec<String> {
+        self.errors.try_iter().collect()
+    }
+
     /// The next line of output; `None` if it ends without one.
     pub fn line_or_end(&mut self) -> Option<String> {
         match self.lines.recv_timeout(WITHIN) {

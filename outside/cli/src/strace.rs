@@ -56,16 +56,18 @@ struct Needs {
     bytes_max: u32,
     /// The last value of `-e trace=`, which counts.
     set: Option<String>,
+    /// It prints something of its own, and traces nobody.
+    nothing: bool,
 }
 
 /// strace's options without arguments that concern nobody but strace, by their short names (strace 6.1).
-const HARMLESS: &str = "AcCfFhnqrtTvVwxzZ";
+const HARMLESS: &str = "AcCfFnqrtTvwxzZ";
 /// The same with an argument.
 const HARMLESS_WITH_ARGUMENT: &str = "aEIoOpSUX";
 /// The other options with an argument.
 const WITH_ARGUMENT: &str = "bePsu";
 /// As [`HARMLESS`], by their long names. (What may have an argument has it behind a `=`.)
-const HARMLESS_LONG: [&str; 20] = [
+const HARMLESS_LONG: [&str; 18] = [
     "quiet",
     "silent",
     "silence",
@@ -84,8 +86,6 @@ const HARMLESS_LONG: [&str; 20] = [
     "output-separately",
     "follow-forks",
     "syscall-number",
-    "help",
-    "version",
 ];
 /// As [`HARMLESS_WITH_ARGUMENT`].
 const HARMLESS_LONG_WITH_ARGUMENT: [&str; 9] = [
@@ -154,6 +154,7 @@ impl Needs {
     fn flag(&mut self, letter: char) {
         match letter {
             'y' | 'Y' => self.needs_exact(&format!("-{letter}")),
+            'h' | 'V' => self.nothing = true,
             _ if HARMLESS.contains(letter) => {}
             _ => self.needs_ptrace(&format!("-{letter}")),
         }
@@ -180,6 +181,7 @@ impl Needs {
                 let value = value_of();
                 self.qualify(&format!("{name}={value}"));
             }
+            "help" | "version" => self.nothing = true,
             _ if HARMLESS_LONG.contains(&name) => {}
             _ if HARMLESS_LONG_WITH_ARGUMENT.contains(&name) => drop(value_of()),
             _ => self.needs_ptrace(&format!("--{name}")),
@@ -222,7 +224,8 @@ pub(crate) fn tell_of_ptrace(program: &Path) {
 }
 
 fn backend(needs: &Needs) -> Result<Backend, Failure> {
-    let wanted = std::env::var(BACKEND_VARIABLE).unwrap_or_else(|_| "auto".to_owned());
+    let wanted = std::env::var(BACKEND_VARIABLE).ok().filter(|value| !value.is_empty());
+    let wanted = wanted.unwrap_or_else(|| "auto".to_owned());
     let unserved = |option: &str| {
         let why =
             format!("{BACKEND_VARIABLE}={wanted}: {option} needs strace's own ptrace; set it to auto or ptrace");
@@ -249,6 +252,9 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
         needs.needs_ptrace("a statically linked strace");
     }
     let backend = backend(&needs)?;
+    if needs.nothing {
+        return crate::exec(program, command);
+    }
     if backend == Backend::Ptrace {
         if let Some(what) = &needs.ptrace {
             say!("ring3: {what} needs strace's own ptrace: the traced program stops at each call, as without ring3");
@@ -346,7 +352,8 @@ pub(crate) fn serve(options: LoaderOptions) -> Result<(), String> {
     companion::tell_ready();
     // (The pipe to whoever waited for that.)
     let _ = File::open("/dev/null").map(rustix::stdio::dup2_stdout);
-    messages::send(&socket, b"", Some(session.ring_fd())).map_err(|error| error.to_string())?;
+    // (strace may have ended already.)
+    let _ = messages::send(&socket, b"", Some(session.ring_fd()));
     while let Ok(Some((message, along))) = messages::receive(&socket) {
         let answer = answer(&connection, strace, &message[1..], along).err().unwrap_or_default();
         if messages::send(&socket, answer.as_bytes(), None).is_err() {

@@ -6,6 +6,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -62,6 +63,14 @@ impl Companion {
     /// Why the server does not take it.
     pub fn trace_through(&self, socket: BorrowedFd<'_>) -> Result<(), String> {
         self.ask(TRACE_THROUGH, Some(socket))
+    }
+
+    /// Whether it has ended, and with it the programs that write records.
+    pub fn has_ended(&self) -> bool {
+        let mut socket = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let seen = rustix::event::poll(&mut socket, Some(&now));
+        seen.is_ok() && socket[0].revents().contains(PollFlags::HUP)
     }
 
     fn ask(&self, message: &str, along: Option<BorrowedFd<'_>>) -> Result<(), String> {

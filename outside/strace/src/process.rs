@@ -27,6 +27,23 @@ pub(crate) fn catches(pid: i32, signal: i32) -> bool {
     caught >> (signal - 1) & 1 != 0
 }
 
+/// Whether a signal that is delivered now, and that the process does not catch, ends it.
+pub(crate) fn is_ended_by(pid: i32, signal: i32) -> bool {
+    /// Signals that are ignored or stop a process by default.
+    const HARMLESS: [i32; 8] = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+        libc::SIGURG,
+        libc::SIGWINCH,
+    ];
+    let ignored = field(pid, "SigIgn").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
+    !HARMLESS.contains(&signal) && ignored >> (signal - 1) & 1 == 0
+}
+
 /// Whether the kernel has not stopped the thread.
 pub(crate) fn runs(tid: i32) -> bool {
     field(tid, "State").is_some_and(|state| !state.starts_with(['t', 'T', 'Z', 'X']))

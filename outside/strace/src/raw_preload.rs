@@ -171,7 +171,8 @@ pub extern "C" fn ptrace(request: c_uint, tid: c_int, address: *mut c_void, data
             libc::PTRACE_DETACH => shim.detach(tid, data),
             libc::PTRACE_GET_SYSCALL_INFO if call.is_some() => Ok(tell_call(call?, address, data)),
             libc::PTRACE_PEEKTEXT | libc::PTRACE_PEEKDATA if call.is_some() => return None,
-            libc::PTRACE_INTERRUPT | libc::PTRACE_SETOPTIONS => shim.tracer.request(request, tid, address, data),
+            libc::PTRACE_INTERRUPT => shim.interrupt(tid),
+            libc::PTRACE_SETOPTIONS => shim.tracer.request(request, tid, address, data),
             // (It is not stopped, in fact.)
             _ if call.is_some() => Err(libc::ESRCH),
             libc::PTRACE_PEEKTEXT | libc::PTRACE_PEEKDATA | libc::PTRACE_PEEKUSER => {
@@ -282,6 +283,11 @@ fn wait(shim: &mut Shim, of: Option<i32>, options: c_int) -> Result<Option<Told>
         if let Some(told) = shim.next(of) {
             return Ok(Some(told));
         }
+        if of.is_none()
+            && let Some(told) = reap(shim)
+        {
+            return Ok(Some(told));
+        }
         if options & libc::WNOHANG != 0 {
             return Ok(None);
         }
@@ -292,6 +298,29 @@ fn wait(shim: &mut Shim, of: Option<i32>, options: c_int) -> Result<Option<Told>
         }
         shim.wait()?;
     }
+}
+
+/// The end of a child of strace's that nobody traces: one that a tracee has made with `CLONE_PARENT`, say.
+fn reap(shim: &Shim) -> Option<Told> {
+    const OWN: c_int = libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    // SAFETY: made of integers (and a union of such), for which zero is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let (anybody, seen) = (libc::P_ALL as usize, (OWN | libc::WEXITED | libc::WNOWAIT) as usize);
+    // SAFETY: writes the structure.
+    let done = unsafe { libc::syscall(libc::SYS_waitid, anybody, 0, &raw mut info, seen, 0) };
+    // SAFETY: zero, or written by the call.
+    let pid = unsafe { info.si_pid() };
+    // (The thread that traces waits for tracees, which may be children of this one.)
+    if done != 0 || pid == 0 || shim.traces(pid) || shim.tracer.traces(pid) {
+        return None;
+    }
+    let mut status = 0;
+    (real_wait(pid, &raw mut status, OWN, std::ptr::null_mut()) == pid).then_some(Told {
+        tid: pid,
+        status,
+        usage: None,
+        in_calls: None,
+    })
 }
 
 /// Instead of waitpid(2) of the C library.

@@ -69,6 +69,9 @@ struct Shared {
     wakeups: AtomicU32,
 }
 
+/// The kernel's bytes of a `siginfo_t`.
+pub type SignalInfo = [u64; size_of::<libc::siginfo_t>() / 8];
+
 #[derive(Debug)]
 enum Command {
     Request { request: c_uint, tid: pid_t, address: usize, data: usize, reply: Sender<Done> },
@@ -145,15 +148,35 @@ impl Tracer {
         Ok(unsafe { registers.assume_init() })
     }
 
+    /// What the kernel says of the signal that has stopped a tracee.
+    ///
+    /// # Errors
+    /// The error's number.
+    pub fn signal_info(&self, tid: pid_t) -> Result<SignalInfo, i32> {
+        let mut info = SignalInfo::default();
+        self.request(libc::PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr().addr()).map(|_| info)
+    }
+
     /// Whether the kernel has a tracee stopped in its `execve`, so that the end of that is still to come.
     pub fn is_in_exec(&self, tid: pid_t) -> bool {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        if self.request(libc::PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr().addr()).is_err() {
-            return false;
-        }
-        // SAFETY: made of integers (and a union of such), zeroed and then filled.
+        const CODE: usize = 1;
+        const EXEC: i32 = libc::PTRACE_EVENT_EXEC << 8 | libc::SIGTRAP;
+        self.signal_info(tid).is_ok_and(|info| info[CODE] as i32 == EXEC)
+    }
+
+    /// Whether a tracee that the kernel has stopped at a system call is at the call's start; and the call's number, then. `None`: the
+    /// kernel does not say it.
+    pub fn is_at_start(&self, tid: pid_t) -> Option<(bool, i64)> {
+        const ENTRY: u8 = 1;
+        const EXIT: u8 = 2;
+        let mut info = std::mem::MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
+        let bytes = size_of::<libc::ptrace_syscall_info>();
+        self.request(libc::PTRACE_GET_SYSCALL_INFO, tid, bytes, info.as_mut_ptr().addr()).ok()?;
+        // SAFETY: made of integers, zeroed and then filled.
         let info = unsafe { info.assume_init() };
-        info.si_code == libc::PTRACE_EVENT_EXEC << 8 | libc::SIGTRAP
+        // SAFETY: of integers, too.
+        let number = unsafe { info.u.entry }.nr as i64;
+        matches!(info.op, ENTRY | EXIT).then_some((info.op == ENTRY, number))
     }
 
     /// The next event.

@@ -78,10 +78,12 @@ impl Record {
     /// Lays what was copied of the memory from `address` on over `into`. False: nothing of it was.
     pub(crate) fn copy_memory(&self, address: u64, into: &mut [u8]) -> bool {
         let (mut at, mut any) = (stops::HEAD_BYTES, false);
-        while at + stops::CHUNK_HEAD_BYTES <= self.bytes.len() {
+        // (A record may be longer than its chunks. What is behind them is left from earlier records.)
+        let end = self.bytes.len().min(at + self.word(stops::CHUNKS_BYTES) as usize);
+        while at + stops::CHUNK_HEAD_BYTES <= end {
             let (from, length) = (self.long(at), self.word(at + 8) as usize);
             at += stops::CHUNK_HEAD_BYTES;
-            let Some(bytes) = self.bytes.get(at..at + length) else { break };
+            let Some(bytes) = self.bytes[..end].get(at..at + length) else { break };
             let (start, end) = (from.max(address), (from + length as u64).min(address + into.len() as u64));
             if start < end {
                 let count = (end - start) as usize;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::companion::Companion;
 use crate::process;
 use crate::raw_agent_signals::region_of;
-use crate::raw_tracer::{Event, Tracer};
+use crate::raw_tracer::{Event, SignalInfo, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
 
@@ -27,6 +27,9 @@ const RAISED: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFP
 const HAS_OTHER_IDS: &str = "it is in another PID namespace";
 /// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
 const SYSCALL_STOP: i32 = (libc::SIGTRAP | 0x80) << 8 | 0x7f;
+
+/// A stop that `PTRACE_INTERRUPT` has brought about.
+const INTERRUPT_STOP: i32 = libc::PTRACE_EVENT_STOP << 16 | libc::SIGTRAP << 8 | 0x7f;
 
 /// What strace has been told of a tracee last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,12 +95,18 @@ struct Tracee {
     is_at_exec: bool,
     /// It has gone on behind the end of its `execve` before strace could be told of that.
     owes_end_of_exec: bool,
+    /// The signal that came last, if its handler may be ring3's, and the thread has made no call since.
+    faulted: Option<SignalInfo>,
     /// Handlers that have begun and not returned.
     handlers: u32,
     /// Time in calls, ns.
     in_calls: u64,
     /// Position of the record for which the thread waits.
     held: Option<u64>,
+    /// It was interrupted, and is to be resumed by `PTRACE_SYSCALL`: strace is not told of that stop.
+    is_converted: bool,
+    /// It was so once: `call` is the call in which strace believes it to be.
+    is_adjusted: bool,
 }
 
 impl Tracee {
@@ -114,9 +123,12 @@ impl Tracee {
             is_at_signal: false,
             is_at_exec: false,
             owes_end_of_exec: false,
+            faulted: None,
             handlers: 0,
             in_calls: 0,
             held: None,
+            is_converted: false,
+            is_adjusted: false,
         }
     }
 
@@ -169,6 +181,8 @@ pub(crate) struct Shim {
     pub(crate) tracer: Tracer,
     ring: Ring,
     companion: Companion,
+    /// The companion has ended: there are no records any more.
+    is_alone: bool,
     tracees: BTreeMap<i32, Tracee>,
     /// Processes whose system calls the kernel stops: they are no targets.
     native: BTreeSet<i32>,
@@ -187,6 +201,7 @@ impl Shim {
             tracer,
             ring,
             companion,
+            is_alone: false,
             tracees: BTreeMap::new(),
             native: BTreeSet::new(),
             waiting: VecDeque::new(),
@@ -214,12 +229,15 @@ impl Shim {
     pub(crate) fn seize(&mut self, tid: i32, address: usize, options: usize) -> Result<i64, i32> {
         let pid = process::process_of(tid).unwrap_or(tid);
         let is_known = self.tracees.values().any(|other| other.pid == pid);
-        if !is_known && process::has_other_ids(pid) {
-            self.note_native(pid, HAS_OTHER_IDS);
-        } else if !is_known && let Err(why) = self.companion.attach(pid) {
+        let attached = match is_known {
+            true => Ok(()),
+            false if process::has_other_ids(pid) => Err(HAS_OTHER_IDS.to_owned()),
+            false => self.companion.attach(pid),
+        };
+        let done = self.tracer.request(libc::PTRACE_SEIZE, tid, address, options)?;
+        if let Err(why) = attached {
             self.note_native(pid, &why);
         }
-        let done = self.tracer.request(libc::PTRACE_SEIZE, tid, address, options)?;
         self.tracees.insert(tid, Tracee::new(pid));
         Ok(done)
     }
@@ -242,6 +260,7 @@ impl Shim {
         if tracee.is_at_signal && signal != 0 && process::catches(tracee.pid, signal as i32) {
             tracee.handlers += 1;
         } else if tracee.is_interrupted
+            && (!tracee.is_at_signal || signal == 0 || !process::is_ended_by(tracee.pid, signal as i32))
             && let Some(known) = tracee.known_ends.last_mut()
         {
             known.is_repeated = true;
@@ -254,6 +273,30 @@ impl Shim {
         let done = self.tracer.request(request, tid, 0, signal)?;
         tracee.shown = Shown::Running;
         Ok(done)
+    }
+
+    /// `PTRACE_INTERRUPT`.
+    pub(crate) fn interrupt(&mut self, tid: i32) -> Result<i64, i32> {
+        let tracee = self.tracees.get_mut(&tid).ok_or(libc::ESRCH)?;
+        tracee.is_converted = false;
+        self.tracer.request(libc::PTRACE_INTERRUPT, tid, 0, 0)
+    }
+
+    /// The process that has loaded the programs has ended, and so have they: from now on the kernel stops all tracees at their calls.
+    fn convert_all(&mut self) {
+        self.is_alone = true;
+        eprintln!(
+            "ring3: the loader of strace's programs has ended. strace goes on by ptrace, which is slower; the last calls may be missing"
+        );
+        for (tid, tracee) in &mut self.tracees {
+            if self.native.contains(&tracee.pid) {
+                continue;
+            }
+            tracee.known_ends.clear();
+            tracee.is_adjusted = self.tracer.request(libc::PTRACE_INTERRUPT, *tid, 0, 0).is_ok();
+            tracee.is_converted = tracee.is_adjusted;
+        }
+        self.native.extend(self.tracees.values().map(|tracee| tracee.pid));
     }
 
     /// `PTRACE_DETACH`.
@@ -345,6 +388,9 @@ impl Shim {
     pub(crate) fn wait(&mut self) -> Result<(), i32> {
         self.release();
         self.time = None;
+        if !self.is_alone && self.companion.has_ended() {
+            self.convert_all();
+        }
         let (wakeups, seen) = (self.tracer.wakeups(), self.seen);
         self.ring.wait(|| wakeups.load(Ordering::Acquire) != seen)
     }
@@ -352,7 +398,8 @@ impl Shim {
     /// What no record tells: ends of handlers, and new starts of calls that the kernel makes again. strace is told of them when there is
     /// nothing else.
     pub(crate) fn tell_untold(&mut self) -> Option<Told> {
-        let is_running = |tracee: &Tracee| tracee.shown == Shown::Running && tracee.wants_calls;
+        let is_native = |tracee: &Tracee| self.native.contains(&tracee.pid);
+        let is_running = |tracee: &Tracee| tracee.shown == Shown::Running && tracee.wants_calls && !is_native(tracee);
         let has_returned = |tracee: &Tracee| is_running(tracee) && tracee.call == Some(libc::SYS_rt_sigreturn);
         if let Some((tid, tracee)) = self.tracees.iter().find(|(_, tracee)| has_returned(tracee)) {
             let result = tracee.known_ends.last().map_or(0, |known| known.result_after_handler(None));
@@ -430,7 +477,7 @@ impl Shim {
         }
         if region_of(pid).is_none() {
             self.note_native(pid, "the program that it executes now cannot be instrumented");
-        } else if !process::has_other_ids(pid) {
+        } else if !self.is_alone && !process::has_other_ids(pid) {
             self.native.remove(&pid);
         }
     }
@@ -448,7 +495,7 @@ impl Shim {
         let index = self.waiting.iter().position(is_next)?;
         let tid = self.waiting[index].event.tid;
         let status = self.waiting[index].event.status;
-        let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
+        let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0 && status != SYSCALL_STOP;
         if is_signal && self.tracees.get(&tid).is_some_and(|tracee| tracee.ends_whatever_comes(status)) {
             self.waiting.remove(index);
             let _ = self.tracer.request(libc::PTRACE_CONT, tid, 0, 0);
@@ -459,6 +506,19 @@ impl Shim {
             && let Some(told) = self.tell_end_before_signal(tid)
         {
             return Some(told);
+        }
+        if of.is_none()
+            && let Some(step) = self.adjust(tid, status)
+        {
+            let Step::Told(told) = step else {
+                self.waiting.remove(index);
+                return self.tell_real(of, is_late);
+            };
+            return Some(told);
+        }
+        if is_signal && self.comes_again(tid, status) {
+            self.waiting.remove(index);
+            return self.tell_real(of, is_late);
         }
         let Waiting { event, .. } = self.waiting.remove(index)?;
         self.time = None;
@@ -474,6 +534,80 @@ impl Shim {
             in_calls = (!self.native.contains(&tracee.pid)).then_some(tracee.in_calls);
         }
         Some(Told { tid, status, usage: Some(event.rusage), in_calls })
+    }
+
+    /// Of a tracee that records have shown, and that the kernel stops at its calls now: strace expects starts and ends in turn, and a record
+    /// may have told it of a start that the kernel shows again. `Step::Told`: what strace is told first; `Step::Skipped`: the stop is passed
+    /// over.
+    fn adjust(&mut self, tid: i32, status: i32) -> Option<Step> {
+        let tracee = self.tracees.get_mut(&tid)?;
+        if !tracee.is_adjusted || !tracee.wants_calls {
+            return None;
+        }
+        if status != SYSCALL_STOP {
+            let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
+            if !tracee.is_converted || !is_signal && status != INTERRUPT_STOP {
+                return None;
+            }
+            // (What is made again, or is made only now, is the call of which strace knows.)
+            let registers = self.tracer.registers(tid).ok()?;
+            let result = registers.rax as i64;
+            let is_over = match tracee.call {
+                None | Some(libc::SYS_execve | libc::SYS_execveat) => false,
+                Some(libc::SYS_rt_sigreturn) => true,
+                Some(number) => {
+                    let is_repeated = RESTARTS.contains(&result) && result != RESTART_BLOCK;
+                    registers.orig_rax as i64 == number && !is_repeated
+                }
+            };
+            if is_over {
+                return self.tell_end(tid, result).map(Step::Told);
+            }
+            if status != INTERRUPT_STOP {
+                return None;
+            }
+            tracee.is_converted = false;
+            return self.pass_over(tid);
+        }
+        match (self.tracer.is_at_start(tid), tracee.call) {
+            (Some((true, number)), Some(known)) if number == known => self.pass_over(tid),
+            (Some((true, _)), Some(_)) => self.tell_end(tid, RESTART_NO_INTERRUPT).map(Step::Told),
+            (Some((true, number)), None) => {
+                tracee.call = Some(number);
+                None
+            }
+            (Some((false, _)), None) => self.pass_over(tid),
+            (Some((false, _)), Some(_)) => {
+                tracee.call = None;
+                None
+            }
+            (None, _) => None,
+        }
+    }
+
+    /// Resumes a tracee from a stop of which strace is not told.
+    fn pass_over(&mut self, tid: i32) -> Option<Step> {
+        self.tracer.request(libc::PTRACE_SYSCALL, tid, 0, 0).ok().map(|_| Step::Skipped)
+    }
+
+    /// Whether a signal comes for the second time: ring3 has a handler of faults, which sends the signal once more, as it was, when it is to
+    /// end the process. Then the thread is resumed with it.
+    fn comes_again(&mut self, tid: i32, status: i32) -> bool {
+        let signal = libc::WSTOPSIG(status);
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return false };
+        if ![libc::SIGSEGV, libc::SIGBUS, libc::SIGTRAP, libc::SIGSYS].contains(&signal) {
+            tracee.faulted = None;
+            return false;
+        }
+        let is_caught = process::catches(tracee.pid, signal);
+        let info = self.tracer.signal_info(tid).ok();
+        if is_caught || info.is_none() || info != tracee.faulted {
+            tracee.faulted = info.filter(|_| is_caught);
+            return false;
+        }
+        let is_native = self.native.contains(&tracee.pid);
+        let request = if is_native && tracee.wants_calls { libc::PTRACE_SYSCALL } else { libc::PTRACE_CONT };
+        self.tracer.request(request, tid, 0, signal as usize).is_ok()
     }
 
     /// A signal is delivered where a system call returns, before the thread's own code, and so before a record of the call's end: its
@@ -534,6 +668,10 @@ impl Shim {
             return Step::Blocked;
         }
         let (phase, number) = (record.phase(), record.number());
+        if self.is_alone && !tracee.is_converted {
+            // (The kernel has shown this call.)
+            return self.skip();
+        }
         let is_wanted = tracee.wants_calls && of.is_none();
         if is_wanted && tracee.call == Some(libc::SYS_rt_sigreturn) {
             let told = (phase == Phase::End).then(|| record.result());
@@ -577,6 +715,7 @@ impl Shim {
         if phase == Phase::End && begun != 0 && !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
             tracee.in_calls += time.saturating_sub(begun);
         }
+        tracee.faulted = None;
         let told = tracee.told_call(tid);
         if waits {
             let at = self.ring.position();

@@ -415,6 +415,8 @@ fn of_processes(name: &str) -> Phases {
         "wait4" => chunks([bytes_if(1, 4, Test::ResultAbove(0)), bytes_if(3, size::RUSAGE, Test::ResultAbove(0))]),
         "waitid" => chunks([output(2, size::SIGINFO), output(4, size::RUSAGE)]),
         "fcntl" => chunks(NOTHING).waits_if(Test::NotAmong { index: 1, values: FCNTL_NUMBERS }),
+        // (One that has failed may write to the terminal next: strace has shown the call before.)
+        "execve" | "execveat" => Phase::Waits,
         "arch_prctl" => {
             let gets = Test::Among { index: 0, mask: !0, values: ARCH_GET };
             chunks([Piece { chunk: Chunk::Bytes(1, 8), only: vec![Test::Succeeds, gets] }])
