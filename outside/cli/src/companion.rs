@@ -20,7 +20,12 @@ pub(crate) fn start(what: &str, more: impl IntoIterator<Item = OsString>) -> Res
 }
 
 /// Starts a loader by this command, as [`start`] does. The result is the child.
-pub(crate) fn spawn(mut child: Command, what: &str) -> Result<Child, Failure> {
+pub(crate) fn spawn(child: Command, what: &str) -> Result<Child, Failure> {
+    try_spawn(child, what)?.map_err(|code| std::process::exit(code))
+}
+
+/// The same, but if the loader fails, which it has said, the result is its exit code.
+pub(crate) fn try_spawn(mut child: Command, what: &str) -> Result<Result<Child, i32>, Failure> {
     // (What interrupts the program is not for the loader.)
     let child = child.stdout(Stdio::piped()).process_group(0).spawn();
     let mut child = child.map_err(|error| format!("cannot start the {what}: {error}"))?;
@@ -28,10 +33,10 @@ pub(crate) fn spawn(mut child: Command, what: &str) -> Result<Child, Failure> {
     let out = child.stdout.take().expect("piped");
     BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;
     if line.trim() == READY {
-        return Ok(child);
+        return Ok(Ok(child));
     }
     let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(1);
-    std::process::exit(code.max(1));
+    Ok(Err(code.max(1)))
 }
 
 /// The loader's side: the program may begin.

@@ -58,6 +58,8 @@ struct Needs {
     set: Option<String>,
     /// It prints something of its own, and traces nobody.
     nothing: bool,
+    /// Names of threads are shown: strace looks at `prctl` whatever it shows.
+    names: bool,
 }
 
 /// strace's options without arguments that concern nobody but strace, by their short names (strace 6.1).
@@ -153,7 +155,10 @@ impl Needs {
 
     fn flag(&mut self, letter: char) {
         match letter {
-            'y' | 'Y' => self.needs_exact(&format!("-{letter}")),
+            'y' | 'Y' => {
+                self.names |= letter == 'Y';
+                self.needs_exact(&format!("-{letter}"));
+            }
             'h' | 'V' => self.nothing = true,
             _ if HARMLESS.contains(letter) => {}
             _ => self.needs_ptrace(&format!("-{letter}")),
@@ -176,7 +181,10 @@ impl Needs {
         match name {
             "string-limit" => self.short('s', &value_of()),
             "trace-path" => self.short('P', &value_of()),
-            "decode-pids" => self.needs_exact("--decode-pids"),
+            "decode-pids" => {
+                self.names = true;
+                self.needs_exact("--decode-pids");
+            }
             _ if QUALIFIERS.contains(&name) => {
                 let value = value_of();
                 self.qualify(&format!("{name}={value}"));
@@ -267,8 +275,12 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
     loader.args(["strace-loader", "--apart"]).args((backend == Backend::Exact).then_some("--exact"));
     loader.args(["--bytes-max", &needs.bytes_max.min(BYTES_MAX).to_string()]);
     loader.args(["--strace", &std::process::id().to_string()]);
-    loader.args(numbers(needs.set.as_deref()).iter().map(u32::to_string)).stdin(its);
-    let _ = companion::spawn(loader, "loader of strace's programs")?.wait();
+    loader.args(numbers(needs.set.as_deref(), needs.names).iter().map(u32::to_string)).stdin(its);
+    let Ok(mut loader) = companion::try_spawn(loader, "loader of strace's programs")? else {
+        say!("ring3: so strace runs by ptrace, as without ring3");
+        return crate::exec(program, command);
+    };
+    let _ = loader.wait();
     let library = library().map_err(|error| format!("the library for strace: {error}"))?;
     for descriptor in [&ours, &library] {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty()).map_err(|error| error.to_string())?;
@@ -294,7 +306,7 @@ fn library() -> std::io::Result<OwnedFd> {
 }
 
 /// The system calls that strace may show, by their numbers: at least those of its set.
-fn numbers(set: Option<&str>) -> Vec<u32> {
+fn numbers(set: Option<&str>, shows_names: bool) -> Vec<u32> {
     let Some(set) = set else { return TABLE.iter().map(|call| call.number).collect() };
     let (negation, names) = set.strip_prefix('!').map_or(("", set), |names| ("!", names));
     let known = |name: &str| {
@@ -312,8 +324,9 @@ fn numbers(set: Option<&str>) -> Vec<u32> {
         }
     };
     // (strace looks at these in any case: it shows nothing of a command before its first one.)
-    let executes = TABLE.iter().filter(|call| matches!(call.name, "execve" | "execveat"));
-    named.into_iter().chain(executes).map(|call| call.number).collect()
+    let is_always = |name: &str| matches!(name, "execve" | "execveat") || name == "prctl" && shows_names;
+    let always = TABLE.iter().filter(|call| is_always(call.name));
+    named.into_iter().chain(always).map(|call| call.number).collect()
 }
 
 /// What the loader is told on its command line.
