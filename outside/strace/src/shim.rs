@@ -453,16 +453,15 @@ impl Shim {
     /// A thread that the kernel has attached for strace.
     fn note_new(&mut self, tid: i32) {
         let pid = process::process_of(tid).unwrap_or(tid);
-        if tid == pid && process::has_other_ids(pid) {
+        let is_native = |parent: i32| self.native.contains(&parent);
+        if tid == pid && !self.native.is_empty() && process::parent_of(pid).is_some_and(is_native) {
+            self.native.insert(pid);
+        } else if tid == pid && process::has_other_ids(pid) {
             self.note_native(pid, HAS_OTHER_IDS);
             // (It stands where it was made. A `vfork` child cannot be detached: strace shows what ring3's agent calls there, too.)
             if region_of(pid).is_some() {
                 let _ = self.companion.detach(pid);
             }
-        }
-        let is_forked = tid == pid && !self.native.is_empty();
-        if is_forked && process::parent_of(pid).is_some_and(|parent| self.native.contains(&parent)) {
-            self.native.insert(pid);
         }
         self.tracees.insert(tid, Tracee::new(pid));
     }
