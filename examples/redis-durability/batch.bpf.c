@@ -20,15 +20,6 @@ long begin_flush(struct ring3_flush *ctx)
 	return 0;
 }
 
-SEC("uprobe/flushed")
-long end_flush(struct ring3_flushed *ctx)
-{
-	struct log *log = the_log();
-	if (log)
-		leave(log);
-	return 0;
-}
-
 SEC("uprobe/sync")
 long sync_batch(struct ring3_sync *ctx)
 {

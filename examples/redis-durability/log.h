@@ -71,10 +71,13 @@ static inline void enter(struct log *log)
 		log->inside = thread;
 }
 
-static inline void leave(struct log *log)
+SEC("uprobe/flushed")
+long end_flush(void *ctx)
 {
-	if (log->inside == bpf_get_current_pid_tgid())
+	struct log *log = the_log();
+	if (log && log->inside == bpf_get_current_pid_tgid())
 		log->inside = 0;
+	return 0;
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

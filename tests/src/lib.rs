@@ -123,6 +123,22 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
+/// The directory of an example, built; `None`, said loudly, if one of the files is not there that it needs.
+pub fn built_example(name: &str, needs: &[&str]) -> Option<PathBuf> {
+    static TURN: Mutex<()> = Mutex::new(());
+    if let Some(missing) = needs.iter().find(|file| !Path::new(file).exists()) {
+        println!("SKIPPED: {missing} is not installed");
+        return None;
+    }
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let directory = root().join("examples").join(name);
+    let mut make = Command::new("make");
+    make.args(["-s", "-C"]).arg(&directory).arg(format!("RING3={}", ring3().display()));
+    let output = make.output().expect("make runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(directory)
+}
+
 /// Where the loaders of `tests/programs` and the victims that belong to them are, built.
 pub fn programs() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();

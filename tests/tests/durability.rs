@@ -7,10 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use ring3_tests::{Bench, Process, is_root, kill, ring3, root, victim, wait_until};
+use ring3_tests::{Bench, Process, built_example, is_root, kill, ring3, root, victim, wait_until};
 use rustix::process::Signal;
 
 const NOBODY: u32 = 65_534;
@@ -19,24 +18,8 @@ const CLIENTS: usize = 8;
 /// Long enough that no batch ends by its time.
 const NEVER_MS: u32 = 60_000;
 
-/// The example, built; `None`, said loudly, if something for that is not installed.
-fn example() -> Option<&'static Path> {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        if !Path::new(REDIS).exists() {
-            return None;
-        }
-        let directory = root().join("examples/redis-durability");
-        let mut make = Command::new("make");
-        make.args(["-s", "-C"]).arg(&directory).arg(format!("RING3={}", ring3().display()));
-        let output = make.output().expect("make runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Some(directory)
-    });
-    if built.is_none() {
-        println!("SKIPPED: redis-server is not installed");
-    }
-    built.as_deref()
+fn example() -> Option<PathBuf> {
+    built_example("redis-durability", &[REDIS])
 }
 
 fn succeeds(command: &mut Command) -> Result<(), String> {

@@ -3,11 +3,9 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use ring3_tests::{Bench, Process, is_root, kill, ring3, root, wait_until};
+use ring3_tests::{Bench, Process, built_example, is_root, kill, ring3, root, wait_until};
 
 const NOBODY: u32 = 65_534;
 const NGINX: &str = "/usr/sbin/nginx";
@@ -16,24 +14,8 @@ const SOURCES: &str = "/usr/share/nginx/src";
 const FORBIDDEN: u16 = 403;
 const FILE: &str = "some text\n";
 
-/// The example, built; `None`, said loudly, if something for that is not installed.
-fn example() -> Option<&'static Path> {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        if !Path::new(NGINX).exists() || !Path::new(SOURCES).exists() {
-            return None;
-        }
-        let directory = root().join("examples/nginx-firewall");
-        let mut make = Command::new("make");
-        make.args(["-s", "-C"]).arg(&directory).arg(format!("RING3={}", ring3().display()));
-        let output = make.output().expect("make runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Some(directory)
-    });
-    if built.is_none() {
-        println!("SKIPPED: nginx or nginx-dev is not installed");
-    }
-    built.as_deref()
+fn example() -> Option<PathBuf> {
+    built_example("nginx-firewall", &[NGINX, SOURCES])
 }
 
 /// Statements of a server that tests ask for.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::bench_options::{Output, count};
-use crate::root;
+use crate::{cargo_messages, root};
 
 const ROUNDS: usize = 9;
 /// An answer must come within this time.
@@ -742,9 +742,8 @@ pub(crate) fn bench_binary_of(package: &str, name: &str, features: &[&str]) -> R
         .stderr(Stdio::inherit())
         .output()
         .map_err(|error| format!("cargo build: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let built = messages.filter(|message| message["target"]["name"] == name);
+    let messages = cargo_messages(&output.stdout);
+    let built = messages.iter().filter(|message| message["target"]["name"] == name);
     let mut paths = built.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
     paths.next().ok_or_else(|| format!("cargo build: {name} is not built"))
 }

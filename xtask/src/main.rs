@@ -207,6 +207,16 @@ pub(crate) fn has_llvm() -> bool {
 }
 
 /// What builds LLVM in, where that can be done.
+/// What cargo says with `--message-format=json`.
+pub(crate) fn cargo_messages(stdout: &[u8]) -> Vec<serde_json::Value> {
+    String::from_utf8_lossy(stdout).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// The executable of a test that was built, if the message tells of one.
+pub(crate) fn built_test(message: &serde_json::Value) -> Option<PathBuf> {
+    message["executable"].as_str().filter(|_| message["profile"]["test"] == true).map(PathBuf::from)
+}
+
 pub(crate) fn llvm_features() -> &'static [&'static str] {
     if has_llvm() { &["--features", "ring3-llvm/llvm"] } else { &[] }
 }

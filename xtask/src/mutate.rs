@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::root;
+use crate::{built_test, cargo_messages, root};
 
 /// Where the verifier is.
 const SOURCES: &str = "pure/verifier/src";
@@ -269,13 +269,9 @@ impl Bench {
             .current_dir(&self.tree)
             .output()
             .map_err(|error| format!("cargo: {error}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let (mut executable, mut errors) = (None, String::new());
-        for message in messages {
-            if let Some(path) = message["executable"].as_str().filter(|_| message["profile"]["test"] == true) {
-                executable = Some(PathBuf::from(path));
-            }
+        for message in cargo_messages(&output.stdout) {
+            executable = built_test(&message).or(executable);
             if message["message"]["level"] == "error" {
                 errors += message["message"]["rendered"].as_str().unwrap_or_default();
             }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{build_ring3, llvm_features, root, run};
+use crate::{build_ring3, built_test, cargo_messages, llvm_features, root, run};
 
 /// What the guest needs to see this machine's files.
 const MODULES: [&str; 11] = [
@@ -93,11 +93,10 @@ fn build_test(filter: Option<&str>) -> Result<PathBuf, String> {
         .current_dir(root())
         .output()
         .map_err(|error| format!("cargo: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut tests = messages.filter(|message| message["profile"]["test"] == true);
-    let found = tests.find_map(|message| message["executable"].as_str().map(PathBuf::from));
-    found.ok_or_else(|| "cargo does not say where the test is".to_owned())
+    cargo_messages(&output.stdout)
+        .iter()
+        .find_map(built_test)
+        .ok_or_else(|| "cargo does not say where the test is".to_owned())
 }
 
 /// The only file of a directory whose name begins so.

@@ -46,7 +46,7 @@ fn pkru(image: &[u8]) -> u32 {
     const PKRU_COMPONENT: u32 = 9;
     const IN_USE_AT: usize = 512;
     let in_use =
-        image.get(IN_USE_AT..IN_USE_AT + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().expect("8")));
+        image.get(IN_USE_AT..IN_USE_AT + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
     let at = __cpuid_count(0xd, PKRU_COMPONENT).ebx as usize;
     // (A component that is not in use has its initial value, which is 0.)
     match image.get(at..at + 4) {
@@ -71,7 +71,7 @@ impl Stopped {
         let key = ProtectionKey(number as u32);
         let open = self.threads().iter().copied().find(|tid| {
             // (The thread that made the call has what the call has given it, or what it had before.)
-            ptrace::vectors(*tid).is_ok_and(|image| pkru(&image) & key.access_bit() == 0)
+            !ptrace::vectors(*tid).is_ok_and(|image| pkru(&image) & key.access_bit() != 0)
         });
         match open {
             None => Ok(key),

@@ -94,4 +94,11 @@ impl Target {
         self.control.word32(at).store(self.protection.access_bit(), Ordering::SeqCst);
         Ok(())
     }
+
+    /// Gives back its key, with which nothing is mapped in the process, which is stopped.
+    pub(super) fn unprotect(&mut self, stopped: &mut inject::Stopped) {
+        if let Some(key) = std::mem::take(&mut self.protection).key() {
+            let _ = stopped.free_key(key);
+        }
+    }
 }

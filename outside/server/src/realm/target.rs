@@ -327,12 +327,10 @@ impl Target {
             self.announce_maps(map_files.iter().map(|(slot, _)| *slot), &region.maps);
         };
         let mapped = inject::map_region(stopped, &files, &sent, FIRST_STUB_AREA_BYTES, announce);
-        if mapped.is_err()
-            && let Some(key) = self.protection.key()
-        {
-            let _ = stopped.free_key(key);
-        }
-        let region = mapped.map_err(refusal_of)?;
+        let region = mapped.map_err(|error| {
+            self.unprotect(stopped);
+            refusal_of(error)
+        })?;
         self.region = region.base;
         self.note_area(region.stubs.start, FIRST_STUB_AREA_BYTES);
         self.publish_thread_blocks();

@@ -37,6 +37,8 @@ use crate::rights::{Rights, Subject};
 /// A tool that ends closes its links one by one. Each change of a target stops it: links that are closed this soon after one another are
 /// taken away together.
 const MORE_LINKS_WITHIN: Duration = Duration::from_millis(5);
+/// Everybody else waits no longer for that than this, however many come.
+const MORE_LINKS_AT_MOST: Duration = Duration::from_millis(50);
 /// A command is answered within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// What takes longer in a target is charged to it.
@@ -289,8 +291,8 @@ impl Actor {
                 self.forget_exited(pid);
             }
             self.sender.wake.clear();
-            let mut detached = vec![];
-            while let Some(command) = self.next_command(!detached.is_empty()) {
+            let (mut detached, until) = (vec![], Instant::now() + MORE_LINKS_AT_MOST);
+            while let Some(command) = self.next_command((!detached.is_empty()).then_some(until)) {
                 if let Command::Detach(id) = command {
                     detached.push(id);
                     continue;
@@ -325,10 +327,10 @@ impl Actor {
         }
     }
 
-    /// The next command, if there is one; `more`: or if one comes soon.
-    fn next_command(&self, more: bool) -> Option<Command> {
-        let command = self.commands.try_recv().ok();
-        if command.is_some() || !more { command } else { self.commands.recv_timeout(MORE_LINKS_WITHIN).ok() }
+    /// The next command, if there is one, or if one comes soon and before this moment.
+    fn next_command(&self, until: Option<Instant>) -> Option<Command> {
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        self.commands.recv_timeout(left.min(MORE_LINKS_WITHIN)).ok()
     }
 
     /// Looks whose the targets are. Those that are another user's now get that one's memory.
