@@ -137,8 +137,9 @@ impl Actor {
         let executions = &self.executions;
         let now = Instant::now();
         let is_spent = |pid: &u32| self.targets.get(pid).is_some_and(|target| target.budget.is_spent(now));
-        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_held(executions, **pid) && !is_spent(pid));
-        let due: Vec<u32> = stoppable.filter_map(|(pid, patience)| patience.is_over().then_some(*pid)).collect();
+        let stoppable = self.behind.iter_mut().filter(|(pid, _)| !is_spent(pid));
+        let is_due = |pid: &u32, delay: &mut RetryDelay| delay.is_over(|| is_held(executions, *pid));
+        let due: Vec<u32> = stoppable.filter_map(|(pid, delay)| is_due(pid, delay).then_some(*pid)).collect();
         for pid in due {
             if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
                 tracing::debug!(pid, "{refusal}");

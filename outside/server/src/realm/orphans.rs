@@ -27,7 +27,7 @@ struct Orphan {
     /// The server that is gone.
     server: u32,
     restored: Restored,
-    patience: RetryDelay,
+    delay: RetryDelay,
     until: Instant,
     /// Why the last round was not enough.
     why: String,
@@ -41,7 +41,7 @@ impl Orphan {
             cleaning,
             server: header.server_pid,
             restored: Restored::default(),
-            patience: RetryDelay::new(),
+            delay: RetryDelay::new(),
             until,
             why,
         }
@@ -110,7 +110,7 @@ impl Actor {
         let executions = &self.executions;
         let Orphans { unclean, cleaned } = &mut self.orphans;
         unclean.retain(|pid, orphan| {
-            let may_try = Instant::now() < until && orphan.patience.is_over() && !is_held(executions, *pid);
+            let may_try = Instant::now() < until && orphan.delay.is_over(|| is_held(executions, *pid));
             if may_try && orphan.clean(until) {
                 tracing::info!(pid, server = orphan.server, "cleaned up after a server that is gone");
                 cleaned.insert(*pid);

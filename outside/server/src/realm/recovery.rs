@@ -41,27 +41,45 @@ const RESTORING_AT_ONCE: Duration = Duration::from_millis(4);
 const BETWEEN_SLICES: Duration = Duration::from_millis(2);
 const PAUSE_MAX_AWAITED: Duration = Duration::from_millis(128);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A process that is held is looked at again after so long.
+const HELD_PAUSE: Duration = Duration::from_millis(16);
 
 /// When the next round may begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RetryDelay {
     until: Instant,
     pause: Duration,
+    /// Somebody may wait for the result until then.
+    awaited_until: Instant,
 }
 
 impl RetryDelay {
+    /// In the background.
     pub(super) fn new() -> RetryDelay {
-        RetryDelay { until: Instant::now(), pause: FIRST_PAUSE }
+        RetryDelay::awaited_for(Duration::ZERO)
     }
 
-    /// Whether it is time; if so, the next pause begins.
-    pub(super) fn is_over(&mut self) -> bool {
-        let over = Instant::now() >= self.until;
-        if over {
-            self.until = Instant::now() + self.pause;
-            self.pause = (self.pause * 2).min(PAUSE_MAX);
+    /// While somebody waits, for so long at most, and then in the background.
+    pub(super) fn awaited_for(within: Duration) -> RetryDelay {
+        let now = Instant::now();
+        RetryDelay { until: now, pause: FIRST_PAUSE, awaited_until: now + within }
+    }
+
+    /// Whether it is time for another attempt at a process; if so, the next pause begins. `is_held`: whether an attempt would be
+    /// in vain at present ([`is_held`]); then none is counted.
+    pub(super) fn is_over(&mut self, is_held: impl FnOnce() -> bool) -> bool {
+        let now = Instant::now();
+        if now < self.until {
+            return false;
         }
-        over
+        if is_held() {
+            self.until = Instant::now() + HELD_PAUSE;
+            return false;
+        }
+        let longest = if now < self.awaited_until { PAUSE_MAX_AWAITED } else { PAUSE_MAX };
+        self.until = now + self.pause;
+        self.pause = (self.pause * 2).min(longest);
+        true
     }
 }
 
@@ -501,11 +519,47 @@ fn own_id(pid: u32, status: &str) -> Option<u32> {
     inject::status_field(&status, "NSpid")?.split_whitespace().last()?.parse().ok()
 }
 
-/// Whether a thread of a process cannot be stopped at present: it waits for a `vfork` child, say.
+/// Whether a thread of a process cannot be stopped at present: it waits for a `vfork` child, or for a disk that does not answer.
+/// Whoever waits for a lock of the kernel's, as those do that map memory all the time, runs again at once and is not held.
 pub(super) fn is_held(pid: u32) -> bool {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    tids.filter_map(|tid| inject::Stat::of_thread(pid, tid)?.state()).any(|state| state == 'D')
+    const LOOKS: u32 = 5;
+    const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
+    let mut waiting: Vec<(u32, Option<u64>)> =
+        threads(pid).filter(|tid| is_waiting(pid, *tid)).map(|tid| (tid, switches(pid, tid))).collect();
+    if waiting.iter().any(|(tid, _)| awaits_child(pid, *tid)) {
+        return true;
+    }
+    for _ in 0..LOOKS {
+        if waiting.is_empty() {
+            break;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+        waiting.retain(|(tid, before)| is_waiting(pid, *tid) && switches(pid, *tid) == *before);
+    }
+    !waiting.is_empty()
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Whether a thread waits for what no signal ends.
+fn is_waiting(pid: u32, tid: u32) -> bool {
+    inject::Stat::of_thread(pid, tid).and_then(|stat| stat.state()) == Some('D')
+}
+
+/// How often a thread has begun to wait.
+fn switches(pid: u32, tid: u32) -> Option<u64> {
+    let status = inject::proc_file(pid, &format!("task/{tid}/status")).ok()?;
+    inject::status_field(&status, "voluntary_ctxt_switches")?.parse().ok()
+}
+
+/// Whether a thread that waits does so in a call that makes a process (`CLONE_VFORK`).
+fn awaits_child(pid: u32, tid: u32) -> bool {
+    let call = inject::proc_file(pid, &format!("task/{tid}/syscall")).unwrap_or_default();
+    let number = call.split_whitespace().next().and_then(|number| number.parse().ok());
+    matches!(number, Some(nr::VFORK | nr::CLONE | nr::CLONE3))
 }
 
 /// The thread of a process that has this id in its own pid namespace.
@@ -514,9 +568,7 @@ pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
     if own(own_tid) == Some(own_tid) {
         return Some(own_tid);
     }
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let mut tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    tids.find(|tid| own(*tid) == Some(own_tid))
+    threads(pid).find(|tid| own(*tid) == Some(own_tid))
 }
 
 /// The process of a thread.

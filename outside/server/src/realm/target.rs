@@ -811,7 +811,7 @@ impl Target {
 
     /// From now on hooks pass through; [`Target::detach`] or [`Target::try_detach`] does the rest.
     pub(super) fn begin_detach(&mut self) {
-        self.detaching = Some(RetryDelay::new());
+        self.detaching = Some(RetryDelay::awaited_for(DETACH_WITHIN));
         self.perf_map = None;
         let retired = offset_of!(ControlHeader, retired) as u64;
         self.control.word32(retired).store(1, Ordering::SeqCst);
@@ -828,8 +828,8 @@ impl Target {
 
     /// One attempt, if it is time for one, in the background. True: nothing of ours is left.
     pub(super) fn try_detach(&mut self) -> bool {
-        // (Whoever waits for its `vfork` child would be waited for in vain.)
-        if !self.detaching.as_mut().is_some_and(RetryDelay::is_over) || recovery::is_held(self.pid) {
+        let pid = self.pid;
+        if !self.detaching.as_mut().is_some_and(|delay| delay.is_over(|| recovery::is_held(pid))) {
             return false;
         }
         self.detach(Duration::ZERO).unwrap_or_else(|error| match error {
