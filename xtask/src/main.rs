@@ -40,7 +40,7 @@ mod workloads;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
@@ -327,11 +327,20 @@ struct Binary {
 }
 
 impl Binary {
-    /// The last lines, unless all its tests have passed (or there was no binary yet).
+    /// Its panics and the last lines, unless all its tests have passed (or there was no binary yet).
     fn failure(self) -> Option<String> {
-        const LINES: usize = 60;
-        let is_binary = self.lines.iter().any(|line| line.starts_with("running "));
-        (is_binary && !self.is_well).then(|| self.lines[self.lines.len().saturating_sub(LINES)..].join("\n"))
+        const LINES_OF_A_PANIC: usize = 8;
+        const LAST_LINES: usize = 60;
+        let lines = self.lines;
+        let is_binary = lines.iter().any(|line| line.starts_with("running "));
+        let is_panic = |line: &str| line.starts_with("thread '") && line.contains(" panicked at ");
+        let panics: Vec<usize> = (0..lines.len()).filter(|at| is_panic(&lines[*at])).collect();
+        let is_told = |at: &usize| {
+            at + LAST_LINES >= lines.len()
+                || panics.iter().any(|panic| (*panic..panic + LINES_OF_A_PANIC).contains(at))
+        };
+        let told = (0..lines.len()).filter(is_told).map(|at| lines[at].as_str());
+        (is_binary && !self.is_well).then(|| told.collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -343,20 +352,24 @@ fn tests() -> Result<(), String> {
     let all = ["test", "--workspace", "--exclude", "ring3-agent"];
     // (Building says nothing for long, and that is no hang.)
     run("cargo", &[&all[..], llvm_features(), &["--no-run"]].concat())?;
+    // (Panics are told on the standard error output.)
+    let (output, input) = std::io::pipe().map_err(|error| format!("pipe: {error}"))?;
+    let errors = input.try_clone().map_err(|error| format!("pipe: {error}"))?;
     let mut cargo = Command::new("cargo")
         .args(all)
         .args(llvm_features())
         .args(["--no-fail-fast", "--", "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .current_dir(root())
-        .stdout(Stdio::piped())
+        .stdout(input)
+        .stderr(errors)
         .spawn()
         .map_err(|error| format!("cargo test: {error}"))?;
     let (mut passed, mut failed, mut skipped, mut in_part) = (0u32, 0, 0, BTreeMap::<String, u32>::new());
     let mut binary = Binary::default();
     let mut failures = Vec::new();
     let (said, heard) = std::sync::mpsc::channel();
-    let lines = std::io::BufReader::new(cargo.stdout.take().expect("it is piped")).split(b'\n');
+    let lines = std::io::BufReader::new(output).split(b'\n');
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| said.send(line)));
     loop {
         let line = match heard.recv_timeout(SILENCE) {
