@@ -31,8 +31,10 @@ pub(crate) const CALL_BYTES: usize = 56;
 /// Looks for a list that come one right after the other, before the thread sleeps until one comes. (To wake a thread on an idle
 /// CPU takes some ten times as long as all that is done for a list.)
 const LOOKS: u32 = 256;
-/// How long a thread that has been told to go waits to be stopped, nanoseconds.
-const GOES_AFTER_NS: u64 = 100_000_000;
+/// How long a thread that has been told to go waits to be stopped, seconds: longer than whoever stops it may have to wait for a CPU,
+/// since a thread that goes by itself makes calls, executes a program say, while it is believed to stand. So long it stands if the server
+/// dies just then.
+const GOES_AFTER_S: u64 = 10;
 
 // With the stack pointer at the frame of a signal. The first lines: a call, and home. Then lists of calls, with the socket in
 // `ebx`, the process's own descriptor of the other end, which is closed, in `r13d`, and the page in `rbp`; what is shorter than a
@@ -113,7 +115,7 @@ global_asm!(
     "xor r10d, r10d",
     "syscall",
     "jmp 2b",
-    "11: .quad 0, {goes_after}",
+    "11: .quad {goes_after}, 0",
     "ring3_rescue_frame_end:",
     ".popsection",
     rt_sigreturn = const libc::SYS_rt_sigreturn,
@@ -125,7 +127,7 @@ global_asm!(
     ppoll = const libc::SYS_ppoll,
     again = const -libc::EAGAIN,
     looks = const LOOKS,
-    goes_after = const GOES_AFTER_NS,
+    goes_after = const GOES_AFTER_S,
     cloexec = const libc::MSG_CMSG_CLOEXEC,
     dontwait = const libc::MSG_DONTWAIT,
     nosignal = const libc::MSG_NOSIGNAL,
