@@ -417,3 +417,27 @@ fn programs_that_execute_many_others_at_a_time_all_become_targets() {
         assert_eq!(ours.lines().filter(|line| line.contains(" execve(")).count(), 1 + 3 * 40);
     }
 }
+
+#[test]
+fn straces_that_run_at_a_time_show_every_call() {
+    const STRACES: usize = 6;
+    const ROUNDS: usize = 6;
+    const CALLS: usize = 3000;
+    let bench = Bench::ring3();
+    let program = victim("unterminated", "gcc", "unterminated.c", &["-O1"]);
+    let trace = &|which: usize| {
+        let path = bench.made_directory().join(format!("trace-{which}"));
+        let mut strace = bench.load("strace");
+        strace.args(["-e", "trace=chdir", "-s", "8", "-o"]).arg(&path).arg(&program);
+        // (strace says of each text that it has no end.)
+        let ended = strace.stdin(Stdio::null()).stderr(Stdio::null()).status().expect("it runs");
+        let text = std::fs::read_to_string(&path).expect("a trace");
+        let calls = text.lines().filter(|line| line.starts_with("chdir(")).count();
+        assert_eq!((ended.code(), calls), (Some(0), CALLS), "{:?}", text.lines().last());
+    };
+    std::thread::scope(|scope| {
+        for which in 0..STRACES {
+            scope.spawn(move || (0..ROUNDS).for_each(|_| trace(which)));
+        }
+    });
+}

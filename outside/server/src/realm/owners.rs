@@ -18,6 +18,7 @@ use ring3_layout::realm::Realm as RealmBlock;
 use super::MapSlot;
 use super::doorbell::EventFd;
 use super::recovery::all_processes;
+use super::tracer::Actor;
 
 /// Numbers of pid namespaces: the index in a list of their inodes, the server's own first.
 #[derive(Debug)]
@@ -41,6 +42,34 @@ pub struct Death {
 pub(super) struct Deaths {
     pub(super) bell: Arc<EventFd>,
     told: Mutex<Vec<Death>>,
+}
+
+/// The end of a target that nobody has tended yet. When it is dropped the acting thread goes on with what has waited for that.
+#[derive(Debug)]
+pub(super) struct Untended(Arc<EventFd>);
+
+impl Drop for Untended {
+    fn drop(&mut self) {
+        self.0.signal();
+    }
+}
+
+impl Actor {
+    /// Tells of the end of a target, so that what it held is released.
+    pub(super) fn tell_death(&mut self, pid: u32, death: Death) {
+        let untended = Arc::new(Untended(self.sender.wake.clone()));
+        self.untended.retain(|_, untended| untended.strong_count() > 0);
+        self.untended.insert(pid, Arc::downgrade(&untended));
+        self.shared.deaths.tell(Death { until_tended: Some(untended), ..death });
+    }
+
+    /// Whether what a process held as the target that it was may be released yet: what it held as another one would be, too.
+    pub(super) fn is_untended(&mut self, pid: u32) -> bool {
+        if self.targets.get(&pid).is_some_and(|target| !target.is_present()) {
+            self.forget_vanished();
+        }
+        self.untended.get(&pid).is_some_and(|untended| untended.strong_count() > 0)
+    }
 }
 
 impl Namespaces {

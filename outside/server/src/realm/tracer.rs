@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Release;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
@@ -23,6 +23,7 @@ use super::garbage::Garbage;
 use super::leftovers::leftovers;
 use super::modules::{ANALYSIS_AT_ONCE, FileKey};
 use super::orphans::Orphans;
+use super::owners::Untended;
 use super::placing::Series;
 use super::recovery::RetryDelay;
 use super::takes::{Asked, Candidate, Takes};
@@ -54,6 +55,8 @@ const JUDGE_EVERY: Duration = Duration::from_millis(900);
 const RETRY_EVERY: Duration = Duration::from_millis(10);
 /// Large files of a process are analysed before something is done in it, if that takes no longer than this.
 const ANALYSED_WITHIN: Duration = Duration::from_secs(25);
+/// What a process held as an earlier target is released before it is one again, if that takes no longer than this.
+const TENDED_WITHIN: Duration = Duration::from_secs(2);
 /// A process that is being detached is waited for so long while everybody else waits.
 const DETACH_AT_ONCE: Duration = Duration::from_millis(20);
 
@@ -122,7 +125,7 @@ impl Command {
 #[derive(Clone, Debug)]
 pub(super) struct CommandSender {
     queue: Sender<Command>,
-    wake: Arc<EventFd>,
+    pub(super) wake: Arc<EventFd>,
 }
 
 impl CommandSender {
@@ -167,6 +170,7 @@ impl Tracer {
                 unanalysed: BTreeMap::new(),
                 detach_requests: vec![],
                 behind: BTreeMap::new(),
+                untended: BTreeMap::new(),
                 takes: Takes::default(),
                 orphans: Orphans::default(),
                 watched: Instant::now(),
@@ -265,6 +269,8 @@ pub(super) struct Actor {
     detach_requests: Vec<DetachRequest>,
     /// Targets in which something should have changed and could not, and when it is tried again.
     pub(super) behind: BTreeMap<u32, RetryDelay>,
+    /// Processes that were targets, and have ended or executed a program: dropped when what they held is released.
+    pub(super) untended: BTreeMap<u32, Weak<Untended>>,
     /// Processes that links want.
     pub(super) takes: Takes,
     /// What other servers left.
@@ -415,6 +421,9 @@ impl Actor {
     fn is_for_later(&mut self, command: &Command) -> Option<Duration> {
         if command.looks_at().is_some_and(|pid| self.awaits_files(pid)) {
             return Some(ANALYSED_WITHIN);
+        }
+        if command.looks_at().is_some_and(|pid| self.is_untended(pid)) {
+            return Some(TENDED_WITHIN);
         }
         let must_wait = command.needs().is_some_and(|pid| self.must_wait_for(pid))
             || command.is_about().is_some_and(|pid| self.is_unclean(pid));
@@ -682,8 +691,9 @@ impl Actor {
             let death = target.death();
             let block = target.domain.block().file.realm();
             owners::free_cpu_slots(block, &self.shared.namespaces, death.owner);
-            self.shared.deaths.tell(death);
-            self.free_requests_of_nobody(target.nonce);
+            let nonce = target.nonce;
+            self.tell_death(pid, death);
+            self.free_requests_of_nobody(nonce);
         }
         // (Forks may have forked meanwhile, and gone before they were looked at: they are looked for again.)
         self.drop_target(pid);
