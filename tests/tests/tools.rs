@@ -1,7 +1,8 @@
 //! Debian's unmodified tools (package libbpf-tools) see the same events under ring3 as on the kernel.
 
 use std::collections::VecDeque;
-use std::process::Command;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ring3_tests::{Bench, Terminal, is_root, ready, shapes};
@@ -303,4 +304,27 @@ fn only_a_tool_itself_takes_its_user_for_root() {
     assert_eq!(said(&["sh", "-c", "id -u; true"]), user, "what a shell executes");
     assert_eq!(said(&["bash", "-c", "echo $EUID"]), user, "a shell");
     assert_eq!(said(&["env", "sh", "-c", "id -ru; true"]), user);
+}
+
+#[test]
+fn programs_inherit_signals_descriptors_and_the_environment_as_without_ring3() {
+    let bench = Bench::ring3();
+    let script = bench.made_directory().join("no-interpreter");
+    std::fs::write(&script, "grep SigIgn /proc/self/status; env | grep -vE '^(_|SHLVL|OLDPWD)=' | sort; for fd in 0 1 2; do test -e /proc/$$/fd/$fd && echo $fd; done\n").expect("writable");
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let ring3 = bench.ring3_command(&[]);
+    let ring3 = ring3.get_program().display();
+    for given in ["trap '' PIPE;", "exec <&-;", "exec <&- 2>&-;", "exec </dev/null;", "export Z=1 A=2;"] {
+        let shown = |prefix: &str| {
+            let mut shell = bench.command("bash");
+            let shell = shell.args(["-c", &format!("{given} exec {prefix} {}", script.display())]);
+            let output = shell.stdin(Stdio::null()).output().expect("it runs");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let natively = shown("");
+        assert!(natively.contains("SigIgn"), "{natively}");
+        for prefix in [format!("{ring3} load --"), format!("{ring3} start --")] {
+            assert_eq!(shown(&prefix), natively, "{given} {prefix}");
+        }
+    }
 }

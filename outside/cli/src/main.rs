@@ -37,9 +37,8 @@ mod traced;
 mod verify;
 
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use arguments::{Action, Arguments, Compiler};
@@ -48,6 +47,7 @@ use ring3_llvm::Engine;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
+use ring3_strace::raw_execute::execute;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().action {
@@ -176,8 +176,7 @@ fn start(follow: bool, held: bool, command: &[String]) -> Result<(), Failure> {
 }
 
 fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
-    let error = Command::new(program).arg0(&command[0]).args(&command[1..]).exec();
-    Err(launch::cannot_run(&command[0], &error))
+    Err(launch::cannot_run(&command[0], &execute(program, command, &[])))
 }
 
 fn attach(follow: bool, pid: u32) -> Result<(), String> {

@@ -1,9 +1,48 @@
-//! Becoming a program with the environment in its order. (`std::process::Command` sorts one that it changes, and programs see that.)
+//! Becoming a program that finds all as if it had been executed at once.
+//!
+//! `std::process::Command` sorts an environment that it changes, and programs see that. Rust's runtime ignores SIGPIPE, and opens
+//! standard descriptors that are closed (`std::rt::init`), before `main` begins: what was there is noted earlier.
 
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static IGNORES_SIGPIPE: AtomicBool = AtomicBool::new(false);
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+
+#[used]
+// SAFETY: the C library calls what is in this section when it is ready itself; `note` needs nothing else.
+#[unsafe(link_section = ".init_array")]
+static NOTE: extern "C" fn() = note;
+
+/// Notes what this process has inherited.
+extern "C" fn note() {
+    // SAFETY: integers and a set of signals, for which zero is a value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: asks only; room for the answer.
+    let asked = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) };
+    IGNORES_SIGPIPE.store(asked == 0 && action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+    for (descriptor, closed) in (0..).zip(&CLOSED) {
+        // SAFETY: takes numbers.
+        closed.store(unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1, Ordering::Relaxed);
+    }
+}
+
+/// Signals and descriptors are as they were inherited.
+fn undo_the_runtimes() {
+    if !IGNORES_SIGPIPE.load(Ordering::Relaxed) {
+        // SAFETY: takes numbers.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    for (descriptor, closed) in (0..).zip(&CLOSED) {
+        if closed.load(Ordering::Relaxed) {
+            // SAFETY: the runtime has opened it, and nobody has it as his own.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
 
 /// Executes a program with the environment as it is, but for variables of these names: they have these values, in the place of those
 /// of the same name, or behind all others. Returns only if that fails: why.
@@ -26,10 +65,10 @@ pub fn execute(program: &Path, arguments: &[String], set: &[(&str, OsString)]) -
         texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
     };
     let (argv, envp) = (pointers(&arguments), pointers(&variables));
-    // SAFETY: takes numbers. (Rust's runtime ignores that signal, and what is ignored stays so.)
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    undo_the_runtimes();
     // SAFETY: texts that end with a NUL, and two arrays of such that end with a null pointer; all of them live until it returns.
-    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    // (The shell runs what has no other interpreter.)
+    unsafe { libc::execvpe(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     io::Error::last_os_error()
 }
 
