@@ -20,7 +20,7 @@ const THREADS_MAX: u32 = 8192;
 /// What a session records.
 #[derive(Clone, Debug)]
 pub struct StopsOptions {
-    /// Numbers of the calls. Those without a tracepoint are left out.
+    /// Numbers of the calls. (Those without a tracepoint of their own are recorded in any case.)
     pub numbers: Vec<u32>,
     /// Bytes of data that the reader shows at most (strace's `-s`).
     pub bytes_max: u32,
@@ -47,8 +47,8 @@ pub struct StopsPlan {
 /// Where a program is attached.
 #[derive(Debug)]
 enum At {
-    /// A tracepoint of the category `syscalls`.
-    Tracepoint(String),
+    /// A tracepoint: its category, and its name.
+    Tracepoint(&'static str, String),
     /// A function of the kernel.
     Function(String),
 }
@@ -72,7 +72,8 @@ impl StopsPlan {
                     programs.push(Program::new(format!("{when}_{}", call.name), kind, insns));
                     programs.len() - 1
                 });
-                let at = function.map_or_else(|| At::Tracepoint(format!("sys_{when}_{}", call.name)), At::Function);
+                let at = function
+                    .map_or_else(|| At::Tracepoint("syscalls", format!("sys_{when}_{}", call.name)), At::Function);
                 attachments.push((index, at));
                 Ok::<(), String>(())
             };
@@ -83,6 +84,12 @@ impl StopsPlan {
         }
         if attachments.is_empty() {
             return Err("none of the system calls has a tracepoint".to_owned());
+        }
+        for (when, text) in ["enter", "exit"].into_iter().zip(stops::unnamed()) {
+            let insns =
+                ring3_isa::assemble(&text).map_err(|error| format!("calls without names: {error}\n{text}"))?;
+            attachments.push((programs.len(), At::Tracepoint("raw_syscalls", format!("sys_{when}_unnamed"))));
+            programs.push(Program::new(format!("{when}_unnamed"), prog_type::TRACEPOINT, insns));
         }
         let object = Object { license: "GPL".to_owned(), maps: maps(options.ring_bytes), programs, btf: None };
         Ok(StopsPlan { object, attachments })
@@ -105,7 +112,9 @@ impl StopsSession {
         let attach = |(index, at): &(usize, At)| {
             let program: &OwnedFd = &loaded.programs[*index].1;
             let (place, link) = match at {
-                At::Tracepoint(event) => (event, ring3_bpf::link_tracepoint(program, "syscalls", event, None)),
+                At::Tracepoint(category, event) => {
+                    (event, ring3_bpf::link_tracepoint(program, category, event, None))
+                }
                 At::Function(name) => (name, ring3_bpf::link_function(program, name)),
             };
             link.map_err(|error| format!("cannot attach to {place}: {error}; server.log says why"))

@@ -97,6 +97,13 @@ pub fn entry(of: &Syscall, wanted: Wanted) -> String {
     Writer::new(false).entry(arguments, &of.start, &of.end)
 }
 
+/// The programs at the starts and at the ends of all calls that have no names (`raw_syscalls:sys_enter_unnamed` and `sys_exit_unnamed`
+/// of ring3). Nothing is known of them, so the thread waits.
+pub fn unnamed() -> [String; 2] {
+    let waits = Phase::Waits;
+    [Writer::unnamed(false).entry(6, &waits, &waits), Writer::unnamed(true).exit(&waits)]
+}
+
 /// The program at the end of a call. (Those of calls that do not return have none: [`returns`].)
 pub fn exit(of: &Syscall, wanted: Wanted) -> String {
     Writer::new(true).exit(&table::call(of.name, wanted).end)
@@ -129,6 +136,13 @@ mod tests {
                     assemble(&text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", call.name));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn programs_of_calls_without_names_are_assembled() {
+        for text in unnamed() {
+            assemble(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         }
     }
 

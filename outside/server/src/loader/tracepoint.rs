@@ -8,11 +8,14 @@ use ring3_layout::task_event::TaskEvent;
 use ring3_uapi::syscalls::{self, Syscall, TABLE};
 
 use super::task_event;
+use crate::realm::Calls;
 
 /// Ids of events are 16 bits wide in the kernel (`struct trace_entry::type`): ours begin where they end.
 const ID_BASE: u64 = 0x1_0000;
 /// Those of [`TaskEvent`]s.
 const TASK_ID_BASE: u64 = 0x2_0000;
+/// Those of the calls without names.
+const UNNAMED_ID_BASE: u64 = 0x3_0000;
 
 /// The fields that every event begins with.
 const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
@@ -26,10 +29,11 @@ const NUMBER: &str = "\tfield:int __syscall_nr;\toffset:8;\tsize:4;\tsigned:1;\n
 /// A tracepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tracepoint {
-    /// `syscalls:sys_enter_*` and `sys_exit_*`, or with all system calls `raw_syscalls:sys_enter` and `sys_exit`.
+    /// `syscalls:sys_enter_*` and `sys_exit_*`; with all system calls `raw_syscalls:sys_enter` and `sys_exit`; with those that have no
+    /// event in `syscalls`, `raw_syscalls:sys_enter_unnamed` and `sys_exit_unnamed`, which the kernel does not have, and no list shows.
     Call {
-        /// The system call's number; `None`: all.
-        number: Option<u32>,
+        /// Which.
+        calls: Calls,
         /// When it ends instead of begins.
         exit: bool,
     },
@@ -45,8 +49,8 @@ impl Tracepoint {
 
     /// All that there are.
     pub fn all() -> impl Iterator<Item = Tracepoint> {
-        let numbers = std::iter::once(None).chain(TABLE.iter().map(|call| Some(call.number)));
-        let calls = numbers.flat_map(|number| [false, true].map(|exit| Call { number, exit }));
+        let which = std::iter::once(Calls::All).chain(TABLE.iter().map(|call| Calls::Of(call.number)));
+        let calls = which.flat_map(|calls| [false, true].map(|exit| Call { calls, exit }));
         calls.chain(TaskEvent::ALL.map(Task))
     }
 
@@ -62,8 +66,11 @@ impl Tracepoint {
             _ => return None,
         };
         match (category, rest.strip_prefix('_')) {
-            ("raw_syscalls", None) if rest.is_empty() => Some(Call { number: None, exit }),
-            ("syscalls", Some(call)) => syscalls::by_name(call).map(|call| Call { number: Some(call.number), exit }),
+            ("raw_syscalls", None) if rest.is_empty() => Some(Call { calls: Calls::All, exit }),
+            ("raw_syscalls", Some("unnamed")) => Some(Call { calls: Calls::Unnamed, exit }),
+            ("syscalls", Some(call)) => {
+                syscalls::by_name(call).map(|call| Call { calls: Calls::Of(call.number), exit })
+            }
             _ => None,
         }
     }
@@ -75,20 +82,28 @@ impl Tracepoint {
 
     /// The one with this id.
     pub fn of_id(id: u64) -> Option<Tracepoint> {
+        if let Some(index) = id.checked_sub(UNNAMED_ID_BASE) {
+            return (index < 2).then_some(Call { calls: Calls::Unnamed, exit: index == 1 });
+        }
         if let Some(index) = id.checked_sub(TASK_ID_BASE) {
             return TaskEvent::ALL.get(usize::try_from(index).ok()?).copied().map(Task);
         }
         let index = id.checked_sub(ID_BASE)?;
         let number = (index / 2).checked_sub(1).map(u32::try_from).transpose().ok()?;
         let known = number.is_none_or(|number| syscalls::by_number(number).is_some());
-        known.then_some(Call { number, exit: index % 2 == 1 })
+        known.then_some(Call { calls: number.map_or(Calls::All, Calls::Of), exit: index % 2 == 1 })
     }
 
     /// What stands in its file `id`.
     pub fn id(self) -> u64 {
         match self {
-            Call { number, exit } => {
-                ID_BASE + number.map_or(0, |number| 2 * (u64::from(number) + 1)) + u64::from(exit)
+            Call { calls, exit } => {
+                let first = match calls {
+                    Calls::All => ID_BASE,
+                    Calls::Of(number) => ID_BASE + 2 * (u64::from(number) + 1),
+                    Calls::Unnamed => UNNAMED_ID_BASE,
+                };
+                first + u64::from(exit)
             }
             Task(event) => TASK_ID_BASE + event as u64,
         }
@@ -96,16 +111,16 @@ impl Tracepoint {
 
     fn call(self) -> Option<&'static Syscall> {
         match self {
-            Call { number, .. } => number.and_then(syscalls::by_number),
-            Task(_) => None,
+            Call { calls: Calls::Of(number), .. } => syscalls::by_number(number),
+            Call { .. } | Task(_) => None,
         }
     }
 
     /// The parent directory of its directory.
     pub fn category(self) -> &'static str {
         match self {
-            Call { number: None, .. } => "raw_syscalls",
-            Call { .. } => "syscalls",
+            Call { calls: Calls::Of(_), .. } => "syscalls",
+            Call { .. } => "raw_syscalls",
             Task(TaskEvent::SignalGenerate) => "signal",
             Task(_) => "sched",
         }
@@ -118,6 +133,9 @@ impl Tracepoint {
             Call { exit: true, .. } => "sys_exit",
             Call { exit: false, .. } => "sys_enter",
         };
+        if let Call { calls: Calls::Unnamed, .. } = self {
+            return format!("{when}_unnamed");
+        }
         self.call().map_or(when.to_owned(), |call| format!("{when}_{}", call.name))
     }
 
@@ -210,7 +228,8 @@ mod tests {
 
     #[test]
     fn ids_and_names_lead_back_and_are_none_of_the_kernels() {
-        for tracepoint in Tracepoint::all() {
+        let unnamed = [false, true].map(|exit| Call { calls: Calls::Unnamed, exit });
+        for tracepoint in Tracepoint::all().chain(unnamed) {
             assert!(tracepoint.id() > u64::from(u16::MAX) && tracepoint.id() < i32::MAX as u64);
             assert_eq!(Tracepoint::of_id(tracepoint.id()), Some(tracepoint));
             assert_eq!(Tracepoint::named(tracepoint.category(), &tracepoint.name()), Some(tracepoint));

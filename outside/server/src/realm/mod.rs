@@ -79,6 +79,7 @@ use ring3_names::Names;
 use ring3_names::elf::PlacedSymbol;
 use ring3_uapi::Errno;
 use ring3_uapi::seccomp::FilterInsn;
+use ring3_uapi::syscalls::by_number;
 use ring3_verifier::ProcessFilter;
 use serde::{Deserialize, Serialize};
 
@@ -215,12 +216,34 @@ pub struct ProbePoint {
 /// A tracepoint of system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyscallPoint {
-    /// The system call's number (`__NR_*` of x86-64); `None`: all.
-    pub number: Option<u32>,
+    /// Which.
+    pub calls: Calls,
     /// When it ends instead of begins.
     pub exit: bool,
     /// What the program's context is.
     pub context: SyscallContext,
+}
+
+/// System calls that a tracepoint is for, by their numbers (`__NR_*` of x86-64).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Calls {
+    /// Those with this one.
+    Of(u32),
+    /// All.
+    All,
+    /// Those for whose numbers there is no tracepoint in the category `syscalls`.
+    Unnamed,
+}
+
+impl Calls {
+    /// Whether those with a number are among them.
+    pub fn has(self, number: u32) -> bool {
+        match self {
+            Calls::Of(one) => one == number,
+            Calls::All => true,
+            Calls::Unnamed => by_number(number).is_none(),
+        }
+    }
 }
 
 /// A tracepoint of a task's life.

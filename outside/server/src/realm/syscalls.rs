@@ -36,7 +36,7 @@ use super::sud::{CaughtCalls, is_changer};
 use super::tables::in_agent;
 use super::target::{Link, Target};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
+use super::{AttachmentId, Calls, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 use crate::kernel::known;
 
 /// Where in the control page the attachment of nobody is.
@@ -49,6 +49,8 @@ pub(super) struct SyscallInterest {
     any: bool,
     /// Some link wants all of them.
     all: bool,
+    /// Some link wants those that have no names.
+    unnamed: bool,
     /// What is executed is traced, too.
     follow: bool,
     /// Sites are to be `int3`s: calls that change signal masks are seen.
@@ -78,9 +80,10 @@ impl SyscallInterest {
                 }
             };
             interest.any = true;
-            match point.number {
-                Some(number) => drop(interest.numbers.insert(number)),
-                None => interest.all = true,
+            match point.calls {
+                Calls::Of(number) => drop(interest.numbers.insert(number)),
+                Calls::All => interest.all = true,
+                Calls::Unnamed => interest.unnamed = true,
             }
         }
         interest
@@ -99,6 +102,7 @@ impl SyscallInterest {
             Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
             // A process may filter its calls whatever it is traced for.
             Some(nr::PRCTL | nr::SECCOMP) => true,
+            Some(number) if self.unnamed && Calls::Unnamed.has(number as u32) => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&(number as u32)) || is_watched(number)),
             // (Nobody is executed from where threads are cancelled.)
             None => self.any || plan.replaced == Replaced::Instruction,
@@ -667,11 +671,11 @@ impl Target {
                     continue;
                 }
             };
-            let numbers = match point.number {
-                Some(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
-                None => 0..=OTHER_NUMBERS,
+            let numbers = match point.calls {
+                Calls::Of(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
+                Calls::All | Calls::Unnamed => 0..=OTHER_NUMBERS,
             };
-            for number in numbers {
+            for number in numbers.filter(|number| point.calls.has(*number as u32)) {
                 wanted.entry((point.exit, number)).or_default().push(*id);
             }
         }

@@ -28,7 +28,7 @@ const TEXT_BYTES_MAX: u32 = 4096 + 1;
 const TEXT_BYTES_MIN: u32 = 48;
 /// Where the context of a call's start has the arguments, and that of its end the result.
 const CONTEXT_VALUES_AT: i32 = 16;
-/// Where both have the number (u32).
+/// Where both have the number (i32; of calls without names i64).
 const NUMBER_AT: i32 = 8;
 
 /// `struct pt_regs`: the first argument, and the stack pointer.
@@ -42,8 +42,18 @@ pub(super) struct Writer {
     text: String,
     labels: usize,
     at_end: bool,
-    /// The call's number, if the context does not have it.
-    number: Option<u32>,
+    number: Number,
+}
+
+/// Where a program finds the call's number.
+#[derive(Clone, Copy)]
+enum Number {
+    /// It is for calls with this one.
+    Known(u32),
+    /// The context has it.
+    Short,
+    /// The same, with 64 bits.
+    Long,
 }
 
 /// A chunk's room, with what precedes it.
@@ -75,7 +85,12 @@ impl Lines for Writer {
 
 impl Writer {
     pub(super) fn new(at_end: bool) -> Writer {
-        Writer { text: String::new(), labels: 0, at_end, number: None }
+        Writer { text: String::new(), labels: 0, at_end, number: Number::Short }
+    }
+
+    /// For calls without names.
+    pub(super) fn unnamed(at_end: bool) -> Writer {
+        Writer { number: Number::Long, ..Writer::new(at_end) }
     }
 
     /// The program at the start of a call with so many arguments. What its end needs is kept.
@@ -99,7 +114,7 @@ impl Writer {
 
     /// The program at the start of the function of `rt_sigreturn`: its argument is the address of the thread's registers.
     pub(super) fn sigreturn(mut self, number: u32, waits: bool) -> String {
-        self.number = Some(number);
+        self.number = Number::Known(number);
         self.head();
         self.line("r1 = 0");
         for index in 1..6 {
@@ -163,8 +178,9 @@ impl Writer {
         self.line(&format!("r1 = {kind}"));
         self.line(&format!("*(u64 *)(r6 + {}) = r1", record::KIND));
         match self.number {
-            Some(number) => self.line(&format!("r1 = {number}")),
-            None => self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})")),
+            Number::Known(number) => self.line(&format!("r1 = {number}")),
+            Number::Short => self.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})")),
+            Number::Long => self.line(&format!("r1 = *(u64 *)(r7 + {NUMBER_AT})")),
         }
         self.line(&format!("*(u64 *)(r6 + {}) = r1", record::NUMBER));
         self.line("r1 = 0");

@@ -7,7 +7,7 @@ use ring3_uapi::Errno;
 use ring3_uapi::syscalls::Syscall;
 
 use crate::loader::tracepoint::Tracepoint;
-use crate::realm::{Point, Refusal, SyscallContext, SyscallPoint, TaskPoint};
+use crate::realm::{Calls, Point, Refusal, SyscallContext, SyscallPoint, TaskPoint};
 
 /// `BPF_TRACE_MAX_PROGS`.
 pub const PROGRAMS_MAX: usize = 64;
@@ -73,14 +73,14 @@ pub struct KprobeSite {
 
 impl KprobeSite {
     pub(super) fn point(&self) -> Point {
-        point(Tracepoint::Call { number: Some(self.call.number), exit: self.ret }, SyscallContext::Kprobe)
+        point(Tracepoint::Call { calls: Calls::Of(self.call.number), exit: self.ret }, SyscallContext::Kprobe)
     }
 }
 
 /// Where programs of a tracepoint run.
 pub(super) fn point(tracepoint: Tracepoint, context: SyscallContext) -> Point {
     match tracepoint {
-        Tracepoint::Call { number, exit } => Point::Syscall(SyscallPoint { number, exit, context }),
+        Tracepoint::Call { calls, exit } => Point::Syscall(SyscallPoint { calls, exit, context }),
         Tracepoint::Task(event) => Point::Task(TaskPoint { event, raw: context == SyscallContext::Raw }),
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_tracepoint_has_each_program_once_and_64_at_most() {
         let tracepoints = Tracepoints::default();
-        let [enter, exit] = [false, true].map(|exit| Tracepoint::Call { number: Some(1), exit });
+        let [enter, exit] = [false, true].map(|exit| Tracepoint::Call { calls: Calls::Of(1), exit });
         let errno = |program| tracepoints.add(enter, program).map_err(|refusal| refusal.errno);
         assert_eq!((errno(7), errno(7)), (Ok(()), Err(Errno::EEXIST)));
         assert_eq!((1..=6).chain(8..65).find(|program| errno(*program).is_err()), None);
