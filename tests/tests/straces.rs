@@ -192,6 +192,63 @@ fn signals_and_ends_are_shown_as_natively() {
     compare(&bench, &[], &["sleep", "0.1"]);
 }
 
+fn straced() -> String {
+    victim("straced", "cc", "straced.c", &[]).display().to_string()
+}
+
+#[test]
+fn a_call_by_which_a_process_kills_itself_does_not_end() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for how in ["kill", "tgkill", "tkill", "sigqueue", "tgsigqueue", "group", "-group", "pidfd", "term"] {
+        compare(&bench, &[], &[&straced(), "kills", how]);
+        compare(&bench, &["-y"], &[&straced(), "kills", how]);
+    }
+    compare_sorted(&bench, &["-f"], &[&straced(), "kills", "child"]);
+}
+
+#[test]
+fn calls_with_numbers_that_nobody_knows_are_shown() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for options in [&[][..], &["-n"], &["-y"], &["-e", "trace=!getppid"], &["-e", "trace=getppid,getpid"]] {
+        compare(&bench, options, &[&straced(), "numbers"]);
+    }
+}
+
+/// Lines of calls that end as if they were made again whatever comes. Only those that make processes do natively; and `rt_sigreturn`
+/// is never made again.
+fn made_again(text: &str) -> Vec<&str> {
+    let is_odd = |line: &&str| {
+        line.contains("ERESTARTNOINTR") && !line.contains("fork") && !line.contains("clone")
+            || line.contains("rt_sigreturn") && line.contains("ERESTART")
+    };
+    text.lines().filter(is_odd).collect()
+}
+
+#[test]
+fn signals_interrupt_calls_as_natively() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for call in ["getppid", "fstat", "open", "write", "read", "pause", "nanosleep", "poll", "futex", "wait", "fork"] {
+        for restarts in ["0", "1"] {
+            let command = [&straced(), "storm", restarts, call];
+            let (their_code, theirs) = output(&bench, bench.command("strace"), &["-f"], &command);
+            let (our_code, ours) = output(&bench, bench.load("strace"), &["-f"], &command);
+            assert_eq!((our_code, their_code), (Some(0), Some(0)), "{call} {restarts}");
+            assert!(theirs.contains("SIGALRM {") && ours.contains("SIGALRM {"), "{call} {restarts}: {ours}");
+            assert_eq!(made_again(&theirs), [""; 0], "{call} {restarts}: native");
+            assert_eq!(made_again(&ours), [""; 0], "{call} {restarts}");
+        }
+    }
+}
+
 #[test]
 fn counts_are_the_native_ones() {
     let bench = Bench::ring3();
@@ -238,6 +295,35 @@ fn a_process_is_traced_and_left() {
     victim.say("two");
     assert_eq!(victim.line(), "two");
     wait_until("ring3 leaves the process", || bench.status()["targets"].as_array().is_none_or(Vec::is_empty));
+}
+
+#[test]
+fn processes_of_ring3_itself_are_traced_by_ptrace() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let victim = Process::start(Command::new("sh").args(["-c", "read line"]));
+    let mut other = bench.load("strace");
+    let mut other = Process::start(other.args(["-o", "/dev/null", "-p", &victim.pid().to_string()]));
+    wait_until("it traces", || bench.status()["targets"].as_array().is_some_and(|targets| !targets.is_empty()));
+    let server = bench.server();
+    let loader = loader_of(other.pid()).as_raw_nonzero().get() as u32;
+    for (name, pid) in [("server", server), ("loader", loader)] {
+        let out = bench.made_directory().join(name);
+        let mut strace = bench.load("strace");
+        strace.args(["-f", "-o", &out.display().to_string(), "-p", &pid.to_string()]);
+        let strace = Process::start(&mut strace);
+        wait_until("strace shows a call", || {
+            bench.status();
+            std::fs::read_to_string(&out).is_ok_and(|text| !text.is_empty())
+        });
+        strace.signal(rustix::process::Signal::INT);
+        let said = strace.finish().2.join("\n");
+        assert!(said.contains(&format!("-p {pid} names a process of ring3 itself")), "{said}");
+    }
+    other.signal(rustix::process::Signal::INT);
+    other.wait();
 }
 
 #[test]

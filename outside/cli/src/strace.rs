@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -60,6 +61,8 @@ struct Needs {
     nothing: bool,
     /// Names of threads are shown: strace looks at `prctl` whatever it shows.
     names: bool,
+    /// Processes and threads that it attaches to (`-p`).
+    attached: Vec<u32>,
 }
 
 /// strace's options without arguments that concern nobody but strace, by their short names (strace 6.1).
@@ -170,6 +173,9 @@ impl Needs {
             's' => self.bytes_max = value.parse().unwrap_or(u32::MAX),
             'e' => self.qualify(value),
             'P' => self.needs_exact("-P"),
+            'p' => self
+                .attached
+                .extend(value.split(|c: char| !c.is_ascii_digit()).filter_map(|id| id.parse::<u32>().ok())),
             _ if HARMLESS_WITH_ARGUMENT.contains(letter) => {}
             _ => self.needs_ptrace(&format!("-{letter}")),
         }
@@ -181,6 +187,7 @@ impl Needs {
         match name {
             "string-limit" => self.short('s', &value_of()),
             "trace-path" => self.short('P', &value_of()),
+            "attach" => self.short('p', &value_of()),
             "decode-pids" => {
                 self.names = true;
                 self.needs_exact("--decode-pids");
@@ -222,6 +229,16 @@ fn is_dynamic(program: &Path) -> bool {
     ring3_elf::File::parse(&bytes).is_ok_and(|file| file.interpreter().is_some())
 }
 
+/// Whether a process, or a thread's, runs this program (a loader, say), or is the server.
+fn is_of_ring3(id: u32) -> bool {
+    let program = |of: &str| std::fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
+    let is_server = || {
+        let server = Connection::open().ok().flatten().and_then(|connection| connection.peer().ok());
+        server.is_some_and(|(server, _)| Path::new(&format!("/proc/{server}/task/{id}")).exists())
+    };
+    program("self").is_some_and(|own| program(&id.to_string()) == Some(own)) || is_server()
+}
+
 /// Says that ring3 does nothing for a program that traces others by ptrace.
 pub(crate) fn tell_of_ptrace(program: &Path) {
     const TRACERS: [&str; 5] = ["gdb", "lldb", "ltrace", "rr", "gdbserver"];
@@ -258,6 +275,10 @@ pub(crate) fn run(program: &Path, command: &[String]) -> Result<(), Failure> {
     let mut needs = Needs::of(&command[1..]);
     if !is_dynamic(program) {
         needs.needs_ptrace("a statically linked strace");
+    }
+    if let Some(id) = needs.attached.iter().copied().find(|id| is_of_ring3(*id)) {
+        // (It would have to answer strace's library while strace has stopped it.)
+        needs.needs_ptrace(&format!("-p {id} names a process of ring3 itself, which"));
     }
     let backend = backend(&needs)?;
     if needs.nothing {

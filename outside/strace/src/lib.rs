@@ -12,6 +12,7 @@ mod raw_agent_signals;
 mod raw_calls;
 pub mod raw_execute;
 pub mod raw_preload;
+mod raw_steps;
 pub mod raw_tracer;
 mod record;
 mod ring;

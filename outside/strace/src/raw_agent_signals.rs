@@ -7,6 +7,7 @@ use libc::{c_int, pid_t};
 use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH, REGION_BYTES};
 
 use crate::raw_calls::{registers, signal_info};
+use crate::raw_steps::Places;
 
 /// Whether a signal is one that ring3's agent in the tracee raises, or has raised, for itself.
 pub(crate) fn is_of_agent(tid: pid_t, signal: c_int, region: &mut Option<u64>) -> bool {
@@ -49,6 +50,18 @@ pub(crate) fn region_of(tid: pid_t) -> Option<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{tid}/maps")).ok()?;
     let line = maps.lines().find(|line| line.contains(CONTROL_PATH))?;
     u64::from_str_radix(line.split('-').next()?, 16).ok()?.checked_sub(CONTROL_OFFSET)
+}
+
+/// Where a process has ring3's code, and the vDSO; `None`: it is no target.
+pub(crate) fn places_of(tid: pid_t) -> Option<Places> {
+    let region = region_of(tid)?;
+    let maps = std::fs::read_to_string(format!("/proc/{tid}/maps")).ok()?;
+    let range = || {
+        let line = maps.lines().find(|line| line.ends_with("[vdso]"))?;
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    };
+    Some(Places { region, vdso: range().unwrap_or_default() })
 }
 
 /// Whether the breakpoint at an address is not in the file that is mapped there.

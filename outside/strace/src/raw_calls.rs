@@ -45,7 +45,7 @@ pub(crate) fn wait_for_next() -> Option<Event> {
     wait_for(-1, libc::WNOHANG)
 }
 
-fn wait_for(tid: pid_t, options: c_int) -> Option<Event> {
+pub(crate) fn wait_for(tid: pid_t, options: c_int) -> Option<Event> {
     let mut status = 0;
     let mut rusage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     let options = libc::__WALL | libc::__WNOTHREAD | options;
@@ -61,58 +61,12 @@ fn wait_for(tid: pid_t, options: c_int) -> Option<Event> {
     }
 }
 
-/// Lets a tracee that a signal has stopped execute some more instructions, as long as it `is_busy`. The result is the stop in which it
-/// is then, as if the signal had come so much later; or its end.
-pub(crate) fn step_while(event: Event, is_busy: impl Fn(pid_t) -> bool) -> Event {
-    /// What is `is_busy` for longer is stopped so.
-    const STEPS_MAX: u32 = 2000;
-    let Event { tid, status, .. } = event;
-    if !is_busy(tid) {
-        return event;
-    }
-    let (Some(mut info), Ok(before)) = (signal_info(tid), mask(tid)) else { return event };
-    // (No other signal is to come. What the tracee's own instructions raise is not blocked: the kernel would end it.)
-    let raised = [libc::SIGSEGV, libc::SIGBUS, libc::SIGTRAP, libc::SIGSYS, libc::SIGILL, libc::SIGFPE];
-    let blocked = raised.iter().fold(!0u64, |mask, signal| mask & !(1 << (signal - 1)));
-    if set_mask(tid, blocked).is_err() {
-        return event;
-    }
-    let (mut was_interrupted, mut put_off) = (false, None);
-    for _ in 0..STEPS_MAX {
-        if plain(libc::PTRACE_SINGLESTEP, tid, 0).is_err() {
-            break;
-        }
-        match wait_for(tid, 0) {
-            Some(stop) if !libc::WIFSTOPPED(stop.status) => return stop,
-            // (SIGSTOP; the others are blocked.)
-            Some(stop) if stop.status >> 16 == 0 && libc::WSTOPSIG(stop.status) != libc::SIGTRAP => {
-                put_off = Some(libc::WSTOPSIG(stop.status));
-            }
-            // (In such a stop no signal can be delivered.)
-            Some(stop) if stop.status >> 16 != 0 => was_interrupted = true,
-            Some(_) if is_busy(tid) => {}
-            _ => break,
-        }
-    }
-    let _ = set_mask(tid, before);
-    let _ = with(libc::PTRACE_SETSIGINFO, tid, 0, &mut info);
-    if let Some(signal) = put_off {
-        // SAFETY: takes numbers.
-        unsafe { libc::syscall(libc::SYS_tkill, tid, signal) };
-    }
-    if was_interrupted {
-        // (It comes again when the tracee is resumed.)
-        let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
-    }
-    Event { tid, status, rusage: event.rusage }
-}
-
-fn mask(tid: pid_t) -> Result<u64, i32> {
+pub(crate) fn mask(tid: pid_t) -> Result<u64, i32> {
     let mut mask = 0u64;
     with(libc::PTRACE_GETSIGMASK, tid, size_of::<u64>(), &mut mask).map(|_| mask)
 }
 
-fn set_mask(tid: pid_t, mut mask: u64) -> Done {
+pub(crate) fn set_mask(tid: pid_t, mut mask: u64) -> Done {
     with(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &mut mask)
 }
 
@@ -120,6 +74,11 @@ pub(crate) fn signal_info(tid: pid_t) -> Option<libc::siginfo_t> {
     // SAFETY: made of integers (and a union of such), for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     with(libc::PTRACE_GETSIGINFO, tid, 0, &mut info).ok().map(|_| info)
+}
+
+/// Has a signal that a tracee is stopped for, or gets, come from somewhere.
+pub(crate) fn set_signal_info(tid: pid_t, info: &mut libc::siginfo_t) -> Done {
+    with(libc::PTRACE_SETSIGINFO, tid, 0, info)
 }
 
 pub(crate) fn registers(tid: pid_t) -> Result<libc::user_regs_struct, i32> {

@@ -29,8 +29,9 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, pid_t};
 
-use crate::raw_agent_signals::is_of_agent;
-use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, signal_info, step_while, wait_for_next, with};
+use crate::raw_agent_signals::{is_of_agent, places_of};
+use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, signal_info, wait_for_next, with};
+use crate::raw_steps::{Places, Sent, Settled, settle};
 
 /// What T traces with in any case: the server needs it.
 const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
@@ -306,6 +307,10 @@ struct Tracee {
     server: Option<Held>,
     /// Where the region of ring3 in its process lies, once known.
     region: Option<u64>,
+    /// Where its process has code of ring3, once known.
+    places: Option<Places>,
+    /// A signal that was sent to it on its way, and has not stopped it yet.
+    sent: Option<Sent>,
 }
 
 impl Tracee {
@@ -322,6 +327,8 @@ impl Tracee {
             stale_interrupt: false,
             server: None,
             region: None,
+            places: None,
+            sent: None,
         }
     }
 
@@ -455,7 +462,8 @@ impl Thread {
     fn collect(&mut self) {
         for _ in 0..EVENTS_AT_ONCE {
             let Some(event) = wait_for_next() else { return };
-            let event = if is_signal(event.status) { step_while(event, &self.is_busy) } else { event };
+            let event = if is_signal(event.status) { self.settle(event) } else { Some(event) };
+            let Some(event) = event else { continue };
             if libc::WIFSTOPPED(event.status) {
                 self.stopped(event);
             } else {
@@ -464,6 +472,28 @@ impl Thread {
             }
         }
         wake(self.shared.wake.as_raw_fd());
+    }
+
+    /// Where a signal's stop is to be (`raw_steps.rs`). `None`: there will be another one.
+    fn settle(&mut self, event: Event) -> Option<Event> {
+        let tid = event.tid;
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return Some(event) };
+        if tracee.sent.as_mut().is_some_and(|sent| sent.arrives(tid, libc::WSTOPSIG(event.status))) {
+            tracee.sent = None;
+            return Some(event);
+        }
+        // (What the server has resumed, it waits for.)
+        let is_ours = tracee.server.is_none() && tracee.resumed_by == libc::PTRACE_CONT;
+        if is_ours && tracee.places.is_none() {
+            tracee.places = places_of(tid);
+        }
+        match settle(event, tracee.places.filter(|_| is_ours), &self.is_busy) {
+            Settled::At(event) => Some(event),
+            Settled::Sent(sent) => {
+                tracee.sent = Some(sent);
+                None
+            }
+        }
     }
 
     fn stopped(&mut self, event: Event) {
@@ -539,7 +569,7 @@ impl Thread {
             self.add(tid, tracee);
         }
         if let Some(tracee) = self.tracees.get_mut(&tid) {
-            tracee.region = None;
+            (tracee.region, tracee.places) = (None, None);
         }
     }
 

@@ -138,6 +138,23 @@ impl Tracee {
         self.call == Some(libc::SYS_exit_group) && !RAISED.contains(&libc::WSTOPSIG(status))
     }
 
+    /// Whether it is in a call that sends SIGKILL to its own thread or process. (The agent knows of no others: `ends_process` in
+    /// `raw_syscalls.rs`.)
+    fn kills_itself(&self, tid: i32) -> bool {
+        let [first, second, third, ..] = self.start.arguments();
+        let signal = match self.call {
+            Some(libc::SYS_kill | libc::SYS_rt_sigqueueinfo) if first == self.pid as u64 => second,
+            Some(libc::SYS_tkill) if first == tid as u64 => second,
+            Some(libc::SYS_tgkill | libc::SYS_rt_tgsigqueueinfo)
+                if (first, second) == (self.pid as u64, tid as u64) =>
+            {
+                third
+            }
+            _ => return false,
+        };
+        signal == libc::SIGKILL as u64
+    }
+
     fn told_call(&self, tid: i32) -> Told {
         Told { tid, status: SYSCALL_STOP, usage: None, in_calls: Some(self.in_calls) }
     }
@@ -624,7 +641,7 @@ impl Shim {
         }
         // (A thread that is not in the kernel is in the agent: its call is about to be made, or its result is known when it goes on. So
         // strace is told that the call is made again.)
-        let is_made = registers.orig_rax as i64 == number;
+        let is_made = registers.orig_rax as i32 == number as i32;
         let result = if is_made { result } else { RESTART_NO_INTERRUPT };
         tracee.is_interrupted = is_made && RESTARTS.contains(&result);
         let (arguments, handlers) = (tracee.start.arguments(), tracee.handlers);
@@ -698,6 +715,10 @@ impl Shim {
                 return self.repeat_start(tid).map_or(Step::Blocked, Step::Told);
             }
             tracee.known_ends.pop();
+            return self.skip();
+        }
+        // (The agent has made it before the call, in which the process ends: natively there is none.)
+        if phase == Phase::End && tracee.call == Some(number) && tracee.kills_itself(tid) {
             return self.skip();
         }
         // (The end of a call whose start is not told is not told, either.)

@@ -1,0 +1,235 @@
+//! A signal that stops a tracee inside ring3's code comes a little later.
+//!
+//! Natively no signal comes between the start of a call and the call itself, or between the call and its end: a signal that is sent then
+//! interrupts the call, or comes behind its end. Where ring3's code records a call, it would come there: strace has been told of the start,
+//! and the call is not made; or the call is made, and no record says with which result. So the thread, with all signals blocked,
+//! executes one instruction after another, until it is
+//! - out of ring3's code: then the signal comes; or
+//! - at the instruction that makes the call: then it enters the kernel, and the signal is sent to it there. The call meets it as one that
+//!   was sent meanwhile, and it stops the thread at the call's end, as natively.
+//!
+//! Where ring3's code is about to make a system call in which it may wait, for who reads the ring buffer, say, the signal comes after all,
+//! as it does if the instructions are too many, or the call is one that makes a process or a thread.
+
+use std::ops::RangeInclusive;
+
+use libc::{c_int, pid_t};
+use ring3_layout::region::{REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
+
+use crate::raw_calls::{mask, plain, registers, set_mask, set_signal_info, signal_info, wait_for, with};
+use crate::raw_tracer::Event;
+
+/// Instructions at most.
+const STEPS_MAX: u32 = 3000;
+/// Stops on the way into the kernel at most.
+const STOPS_MAX: u32 = 16;
+/// A stop at a system call.
+const SYSCALL: c_int = libc::SIGTRAP | 0x80;
+/// Signals that an instruction may raise. The kernel ends a process that blocks them then.
+const RAISED: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGTRAP, libc::SIGSYS, libc::SIGILL, libc::SIGFPE];
+/// Calls that a pending signal keeps from being made: `ERESTARTNOINTR` is what they end with natively, too. If signals come often, they
+/// would never be made.
+const CLONES: [i64; 4] = [libc::SYS_clone, libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3];
+/// Offset of `rip` in `struct user`.
+const RIP_AT: usize = 16 * size_of::<u64>();
+
+/// Where a process has ring3's code, and what that calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    /// Where the region begins.
+    pub(crate) region: u64,
+    /// The vDSO: first address, and the one behind it.
+    pub(crate) vdso: (u64, u64),
+}
+
+impl Places {
+    fn have(&self, address: u64) -> bool {
+        let Places { region, vdso: (first, end) } = *self;
+        (region..region + REGION_BYTES).contains(&address) || (first..end).contains(&address)
+    }
+
+    fn have_trampoline(&self, address: u64) -> bool {
+        let first = self.region + TRAMPOLINES_OFFSET;
+        (first..first + TRAMPOLINES_BYTES).contains(&address)
+    }
+}
+
+/// A signal that was sent to a tracee in the kernel, and what is known of it. (There, its tracer can say no more than its number.)
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    signal: c_int,
+    info: libc::siginfo_t,
+}
+
+impl std::fmt::Debug for Sent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sent({})", self.signal)
+    }
+}
+
+impl Sent {
+    /// If this is what has stopped the tracee now, the kernel is told all that is known of it; else false.
+    pub(crate) fn arrives(&mut self, tid: pid_t, signal: c_int) -> bool {
+        const SI_KERNEL: c_int = 0x80;
+        signal == self.signal
+            && signal_info(tid).is_some_and(|info| info.si_code == SI_KERNEL)
+            && set_signal_info(tid, &mut self.info).is_ok()
+    }
+}
+
+/// What became of a signal's stop.
+pub(crate) enum Settled {
+    /// The stop in which the tracee is now, as if the signal had come so much later; or its end.
+    At(Event),
+    /// It runs, and gets the signal in the call that it makes.
+    Sent(Sent),
+}
+
+/// What is next.
+enum Next {
+    Step,
+    Enter,
+    Nothing,
+}
+
+/// See the module's documentation. `is_writing`: whether a thread is writing a record, which nobody can read until it goes on.
+pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(pid_t) -> bool) -> Settled {
+    let Event { tid, status, .. } = event;
+    let signal = libc::WSTOPSIG(status);
+    let next = || {
+        let Some(places) = places else { return if is_writing(tid) { Next::Step } else { Next::Nothing } };
+        let Some(at) = peek(libc::PTRACE_PEEKUSER, tid, RIP_AT).filter(|at| places.have(*at)) else {
+            return Next::Nothing;
+        };
+        match peek(libc::PTRACE_PEEKTEXT, tid, at as usize) {
+            Some(code) if code as u16 == u16::from_le_bytes([0x0f, 0x05]) => {
+                let Ok(now) = registers(tid) else { return Next::Nothing };
+                match places.have_trampoline(at) {
+                    true if CLONES.contains(&(now.rax as i64)) => Next::Nothing,
+                    true => Next::Enter,
+                    false if ends_at_once(now.rax as i64, now.rsi) => Next::Step,
+                    false => Next::Nothing,
+                }
+            }
+            _ => Next::Step,
+        }
+    };
+    let mut step = next();
+    if matches!(step, Next::Nothing) || places.is_some_and(|places| is_in_call(tid, places)) {
+        return Settled::At(event);
+    }
+    let (Some(mut info), Ok(before)) = (signal_info(tid), mask(tid)) else { return Settled::At(event) };
+    if RAISED.contains(&signal) && info.si_code > 0 {
+        return Settled::At(event);
+    }
+    let blocked = RAISED.iter().fold(!0u64, |mask, signal| mask & !(1 << (signal - 1)));
+    if set_mask(tid, blocked).is_err() {
+        return Settled::At(event);
+    }
+    let mut others = Others::default();
+    for _ in 0..STEPS_MAX {
+        if !matches!(step, Next::Step) || plain(libc::PTRACE_SINGLESTEP, tid, 0).is_err() {
+            break;
+        }
+        match wait_for(tid, 0) {
+            Some(stop) if !libc::WIFSTOPPED(stop.status) => return Settled::At(stop),
+            // (The trap of the step may still be pending.)
+            Some(stop) if !others.note(stop.status) => continue,
+            // (It is raised again when the tracee goes on.)
+            Some(stop) if libc::WSTOPSIG(stop.status) != libc::SIGTRAP => break,
+            _ => {}
+        }
+        step = next();
+    }
+    // (SIGCONT has done what it does when it was sent.)
+    let enters = matches!(step, Next::Enter) && signal != libc::SIGCONT;
+    if enters {
+        match enter(tid, &mut others) {
+            Some(stop) if !libc::WIFSTOPPED(stop.status) => return Settled::At(stop),
+            Some(_) => {
+                let _ = set_mask(tid, before);
+                others.send(tid);
+                let _ = plain(libc::PTRACE_CONT, tid, signal as usize);
+                return Settled::Sent(Sent { signal, info });
+            }
+            None => {}
+        }
+    }
+    let _ = set_mask(tid, before);
+    let _ = set_signal_info(tid, &mut info);
+    others.send(tid);
+    Settled::At(Event { tid, status, rusage: event.rusage })
+}
+
+/// Whether a tracee is in a system call, or at its end, where a signal comes as it would natively. (Not in one of ring3's own.)
+fn is_in_call(tid: pid_t, places: Places) -> bool {
+    const RESTARTS: RangeInclusive<i64> = -516..=-512;
+    registers(tid).is_ok_and(|registers| {
+        let call = registers.orig_rax as i64;
+        let is_own = places.have(registers.rip) && !places.have_trampoline(registers.rip);
+        let has_ended = ends_at_once(call, registers.rsi) && !RESTARTS.contains(&(registers.rax as i64));
+        call >= 0 && !(is_own && has_ended)
+    })
+}
+
+/// Whether a system call of ring3's own, with this second argument, neither waits nor depends on the signals that are blocked.
+fn ends_at_once(call: i64, second: u64) -> bool {
+    const OPERATION: u64 = 127;
+    match call {
+        libc::SYS_futex => second & OPERATION == libc::FUTEX_WAKE as u64,
+        libc::SYS_clock_gettime | libc::SYS_process_vm_readv | libc::SYS_gettid | libc::SYS_getpid => true,
+        _ => false,
+    }
+}
+
+/// Lets a tracee that is about to make a system call enter the kernel. The result is its stop there, or its end.
+fn enter(tid: pid_t, others: &mut Others) -> Option<Event> {
+    for _ in 0..STOPS_MAX {
+        plain(libc::PTRACE_SYSCALL, tid, 0).ok()?;
+        let stop = wait_for(tid, 0)?;
+        if !libc::WIFSTOPPED(stop.status) || stop.status >> 16 == 0 && libc::WSTOPSIG(stop.status) == SYSCALL {
+            return Some(stop);
+        }
+        others.note(stop.status);
+    }
+    None
+}
+
+/// What comes meanwhile, and is to come again.
+#[derive(Default)]
+struct Others {
+    was_interrupted: bool,
+    signal: Option<c_int>,
+}
+
+impl Others {
+    /// Whether a stop is one of a step, or of a signal that an instruction has raised.
+    fn note(&mut self, status: c_int) -> bool {
+        let signal = libc::WSTOPSIG(status);
+        if status >> 16 != 0 {
+            // (In such a stop no signal can be delivered.)
+            self.was_interrupted = true;
+        } else if RAISED.contains(&signal) {
+            return true;
+        } else {
+            // (SIGSTOP: all others are blocked.)
+            self.signal = Some(signal);
+        }
+        false
+    }
+
+    fn send(&self, tid: pid_t) {
+        if let Some(signal) = self.signal {
+            // SAFETY: takes numbers.
+            unsafe { libc::syscall(libc::SYS_tkill, tid, signal) };
+        }
+        if self.was_interrupted {
+            let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
+        }
+    }
+}
+
+fn peek(request: libc::c_uint, tid: pid_t, at: usize) -> Option<u64> {
+    let mut word = 0u64;
+    with(request, tid, at, &mut word).ok().map(|_| word)
+}
