@@ -25,8 +25,8 @@ fn ids(text: &str) -> BTreeMap<u64, usize> {
         if line.starts_with("[pid") || first.len() > 1 && first.bytes().all(|byte| byte.is_ascii_digit()) {
             note(first.parse().ok());
         }
-        for name in ["getpid(", "gettid(", "getppid(", "set_tid_address(", "fork(", "clone(", "clone3(", "resumed>"] {
-            if line.contains(name) {
+        for name in ["getpid", "gettid", "getppid", "set_tid_address", "fork", "clone", "clone3"] {
+            if line.contains(&format!("{name}(")) || line.contains(&format!("{name} resumed>")) {
                 note(line.rsplit(" = ").next().and_then(|result| result.trim().parse().ok()));
             }
         }
