@@ -39,6 +39,32 @@ fn ids(text: &str) -> BTreeMap<u64, usize> {
     ids
 }
 
+/// Whether a number in a line that comes after what is `shown` and stands right `before` it may be an id: sizes are the same numbers at times.
+fn is_place_of_id(line: &str, shown: &str, before: &str) -> bool {
+    const BEFORE: [&str; 9] = ["(", "(-", "[", "{", "pid=", "tid=", "pid ", "Process ", "/proc/"];
+    const RETURNING: [&str; 12] = [
+        "getpid",
+        "gettid",
+        "getppid",
+        "fork",
+        "clone",
+        "wait",
+        "set_tid_address",
+        "setsid",
+        "getsid",
+        "getpg",
+        "GETOWN",
+        "rt_sigreturn",
+    ];
+    const TAKING: [&str; 7] = ["kill(", "sigqueueinfo(", "wait", "setpgid(", "ptrace(", "kcmp(", "SETOWN"];
+    let before = before.trim_start_matches(' ');
+    let is_in = |names: &[&str]| names.iter().any(|name| line.contains(name));
+    shown.is_empty() && before.is_empty()
+        || BEFORE.iter().any(|name| before.ends_with(name))
+        || before.ends_with("= ") && is_in(&RETURNING)
+        || before.ends_with(", ") && is_in(&TAKING)
+}
+
 fn line_without_what_varies(line: &str, ids: &BTreeMap<u64, usize>) -> String {
     let mut shown = String::new();
     let mut rest = line;
@@ -56,12 +82,13 @@ fn line_without_what_varies(line: &str, ids: &BTreeMap<u64, usize>) -> String {
             true => 2 + number[2..].find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(number.len() - 2),
             false => number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len()),
         };
-        shown.push_str(before);
         let digits = &number[..end];
         let is_varying =
             ["tv_sec=", "tv_nsec=", "tv_usec=", "si_utime=", "si_stime=", "_time=", "_time_nsec=", "pipe:["];
         let is_time = is_varying.iter().any(|name| before.ends_with(name)) || before.ends_with("time=");
-        match digits.parse::<u64>().ok().and_then(|id| ids.get(&id)) {
+        let id = digits.parse::<u64>().ok().filter(|_| is_place_of_id(line, &shown, before));
+        shown.push_str(before);
+        match id.and_then(|id| ids.get(&id)) {
             _ if is_hexadecimal && digits.len() > 8 => shown.push_str("ADDRESS"),
             _ if is_time => shown.push('T'),
             Some(order) => shown.push_str(&format!("PID{order}")),
