@@ -28,6 +28,7 @@ pub use keys::{ProtectionKey, has_protection_keys};
 pub use memory::Memory;
 pub use process::{
     Mapping, Pid, ProcessInfo, Stat, ancestors, inspect, mappings, mappings_in, proc_file, started, status_field,
+    threads,
 };
 pub use proxy::{forget_proxy, trace_through, traced_through};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};

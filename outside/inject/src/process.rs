@@ -263,7 +263,10 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
 }
 
 /// The threads of a process, dead ones that nobody has waited for among them.
-pub(crate) fn threads(pid: u32) -> Result<Vec<u32>, Error> {
+///
+/// # Errors
+/// [`Error::Exited`]
+pub fn threads(pid: u32) -> Result<Vec<u32>, Error> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| Error::Exited { pid })?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }

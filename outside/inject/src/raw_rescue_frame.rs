@@ -32,8 +32,8 @@ pub(crate) const CALL_BYTES: usize = 56;
 /// CPU takes some ten times as long as all that is done for a list.)
 const LOOKS: u32 = 256;
 /// How long a thread that has been told to go waits to be stopped, seconds: longer than whoever stops it may have to wait for a CPU,
-/// since a thread that goes by itself makes calls, executes a program say, while it is believed to stand. So long it stands if the server
-/// dies just then.
+/// since a thread that goes by itself makes calls, executes a program say, while it is taken to be stopped. If the server dies just then,
+/// the thread waits for all this time.
 const GOES_AFTER_S: u64 = 10;
 
 // With the stack pointer at the frame of a signal. The first lines: a call, and home. Then lists of calls, with the socket in

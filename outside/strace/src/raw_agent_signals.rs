@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use libc::{c_int, pid_t};
-use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH, REGION_BYTES};
+use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH};
 
 use crate::raw_calls::{registers, signal_info};
 use crate::raw_steps::Places;
 
 /// Whether a signal is one that ring3's agent in the tracee raises, or has raised, for itself.
-pub(crate) fn is_of_agent(tid: pid_t, signal: c_int, region: &mut Option<u64>) -> bool {
+pub(crate) fn is_of_agent(tid: pid_t, signal: c_int, places: &mut Option<Places>) -> bool {
     /// `si_code`s (include/uapi/asm-generic/siginfo.h).
     const SYS_USER_DISPATCH: c_int = 2;
     const SI_KERNEL: c_int = 0x80;
@@ -29,39 +29,32 @@ pub(crate) fn is_of_agent(tid: pid_t, signal: c_int, region: &mut Option<u64>) -
     if !may_be {
         return false;
     }
-    if region.is_none() {
-        *region = region_of(tid);
+    if places.is_none() {
+        *places = places_of(tid);
     }
-    let Some(region) = *region else { return false };
+    let Some(places) = *places else { return false };
     // SAFETY: a timer's signal has a value; that of others is not used.
     let value = unsafe { info.si_value() }.sival_ptr.addr() as u64;
     match signal {
         libc::SIGSYS => true,
-        SIGCANCEL => value == region,
+        SIGCANCEL => value == places.region,
         _ => registers(tid).is_ok_and(|registers| match signal {
             libc::SIGTRAP => is_breakpoint_of_ours(tid, registers.rip.wrapping_sub(1)),
-            _ => (region..region + REGION_BYTES).contains(&registers.rip),
+            _ => places.have_in_region(registers.rip),
         }),
     }
 }
 
-/// Where the region of ring3 in a process lies.
-pub(crate) fn region_of(tid: pid_t) -> Option<u64> {
-    let maps = std::fs::read_to_string(format!("/proc/{tid}/maps")).ok()?;
-    let line = maps.lines().find(|line| line.contains(CONTROL_PATH))?;
-    u64::from_str_radix(line.split('-').next()?, 16).ok()?.checked_sub(CONTROL_OFFSET)
-}
-
 /// Where a process has ring3's code, and the vDSO; `None`: it is no target.
 pub(crate) fn places_of(tid: pid_t) -> Option<Places> {
-    let region = region_of(tid)?;
     let maps = std::fs::read_to_string(format!("/proc/{tid}/maps")).ok()?;
-    let range = || {
-        let line = maps.lines().find(|line| line.ends_with("[vdso]"))?;
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
+    let range = |is_it: &dyn Fn(&str) -> bool| {
+        let (start, end) = maps.lines().find(|line| is_it(line))?.split(' ').next()?.split_once('-')?;
         Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
     };
-    Some(Places { region, vdso: range().unwrap_or_default() })
+    let (control, _) = range(&|line| line.contains(CONTROL_PATH))?;
+    let vdso = range(&|line| line.ends_with("[vdso]")).unwrap_or_default();
+    Some(Places { region: control.checked_sub(CONTROL_OFFSET)?, vdso })
 }
 
 /// Whether the breakpoint at an address is not in the file that is mapped there.

@@ -11,13 +11,13 @@
 //! Where ring3's code is about to make a system call in which it may wait, for who reads the ring buffer, say, the signal comes after all,
 //! as it does if the instructions are too many, or the call is one that makes a process or a thread.
 
-use std::ops::RangeInclusive;
-
 use libc::{c_int, pid_t};
 use ring3_layout::region::{REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
+use ring3_layout::syscall::CLONE_SYSCALLS;
 
 use crate::raw_calls::{mask, plain, registers, set_mask, set_signal_info, signal_info, wait_for, with};
 use crate::raw_tracer::Event;
+use crate::shim::{RAISED, RESTARTS};
 
 /// Instructions at most.
 const STEPS_MAX: u32 = 3000;
@@ -25,11 +25,6 @@ const STEPS_MAX: u32 = 3000;
 const STOPS_MAX: u32 = 16;
 /// A stop at a system call.
 const SYSCALL: c_int = libc::SIGTRAP | 0x80;
-/// Signals that an instruction may raise. The kernel ends a process that blocks them then.
-const RAISED: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGTRAP, libc::SIGSYS, libc::SIGILL, libc::SIGFPE];
-/// Calls that a pending signal keeps from being made: `ERESTARTNOINTR` is what they end with natively, too. If signals come often, they
-/// would never be made.
-const CLONES: [i64; 4] = [libc::SYS_clone, libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3];
 /// Offset of `rip` in `struct user`.
 const RIP_AT: usize = 16 * size_of::<u64>();
 
@@ -44,8 +39,12 @@ pub(crate) struct Places {
 
 impl Places {
     fn have(&self, address: u64) -> bool {
-        let Places { region, vdso: (first, end) } = *self;
-        (region..region + REGION_BYTES).contains(&address) || (first..end).contains(&address)
+        let (first, end) = self.vdso;
+        self.have_in_region(address) || (first..end).contains(&address)
+    }
+
+    pub(crate) fn have_in_region(&self, address: u64) -> bool {
+        (self.region..self.region + REGION_BYTES).contains(&address)
     }
 
     fn have_trampoline(&self, address: u64) -> bool {
@@ -105,7 +104,9 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
             Some(code) if code as u16 == u16::from_le_bytes([0x0f, 0x05]) => {
                 let Ok(now) = registers(tid) else { return Next::Nothing };
                 match places.have_trampoline(at) {
-                    true if CLONES.contains(&(now.rax as i64)) => Next::Nothing,
+                    // (A pending signal keeps them from being made: natively, too, they end with `ERESTARTNOINTR` then. If signals
+                    // come often, they would never be made.)
+                    true if CLONE_SYSCALLS.contains(&(now.rax as i64)) => Next::Nothing,
                     true => Next::Enter,
                     false if ends_at_once(now.rax as i64, now.rsi) => Next::Step,
                     false => Next::Nothing,
@@ -163,7 +164,6 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
 
 /// Whether a tracee is in a system call, or at its end, where a signal comes as it would natively. (Not in one of ring3's own.)
 fn is_in_call(tid: pid_t, places: Places) -> bool {
-    const RESTARTS: RangeInclusive<i64> = -516..=-512;
     registers(tid).is_ok_and(|registers| {
         let call = registers.orig_rax as i64;
         let is_own = places.have(registers.rip) && !places.have_trampoline(registers.rip);

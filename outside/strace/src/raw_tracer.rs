@@ -305,8 +305,6 @@ struct Tracee {
     /// An interrupt will come that nobody wants any more.
     stale_interrupt: bool,
     server: Option<Held>,
-    /// Where the region of ring3 in its process lies, once known.
-    region: Option<u64>,
     /// Where its process has code of ring3, once known.
     places: Option<Places>,
     /// A signal that was sent to it on its way, and has not stopped it yet.
@@ -326,7 +324,6 @@ impl Tracee {
             stopped: false,
             stale_interrupt: false,
             server: None,
-            region: None,
             places: None,
             sent: None,
         }
@@ -539,7 +536,7 @@ impl Thread {
             }
             0 => {
                 for_server = tracee.server.as_ref().is_some_and(|held| held.shown);
-                if !for_server && is_of_agent(tid, signal, &mut tracee.region) {
+                if !for_server && is_of_agent(tid, signal, &mut tracee.places) {
                     let _ = tracee.resume(tid, tracee.resumed_by, signal as usize);
                     return;
                 }
@@ -569,7 +566,7 @@ impl Thread {
             self.add(tid, tracee);
         }
         if let Some(tracee) = self.tracees.get_mut(&tid) {
-            (tracee.region, tracee.places) = (None, None);
+            tracee.places = None;
         }
     }
 

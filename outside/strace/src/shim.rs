@@ -9,20 +9,21 @@ use std::sync::atomic::Ordering;
 
 use crate::companion::Companion;
 use crate::process;
-use crate::raw_agent_signals::region_of;
+use crate::raw_agent_signals::places_of;
 use crate::raw_tracer::{Event, SignalInfo, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
 
 /// What the kernel lets its own code see of a call that a signal has interrupted (include/linux/errno.h): `ERESTARTSYS`,
 /// `ERESTARTNOINTR`, `ERESTARTNOHAND` and `ERESTART_RESTARTBLOCK`.
-const RESTARTS: [i64; 4] = [-512, RESTART_NO_INTERRUPT, -514, RESTART_BLOCK];
+pub(crate) const RESTARTS: [i64; 4] = [-512, RESTART_NO_INTERRUPT, -514, RESTART_BLOCK];
 /// It is made again in any case.
 const RESTART_NO_INTERRUPT: i64 = -513;
 /// It is made again as `restart_syscall`.
 const RESTART_BLOCK: i64 = -516;
-/// Signals that a thread raises by what it does.
-const RAISED: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+/// Signals that a thread raises by what it does. The kernel ends a process that blocks them then.
+pub(crate) const RAISED: [i32; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 /// Why a process is traced by ptrace alone.
 const HAS_OTHER_IDS: &str = "it is in another PID namespace";
 /// A stop at a system call of a tracee with `PTRACE_O_TRACESYSGOOD`.
@@ -476,7 +477,7 @@ impl Shim {
         } else if tid == pid && process::has_other_ids(pid) {
             self.note_native(pid, HAS_OTHER_IDS);
             // (It stands where it was made. A `vfork` child cannot be detached: strace shows what ring3's agent calls there, too.)
-            if region_of(pid).is_some() {
+            if places_of(pid).is_some() {
                 let _ = self.companion.detach(pid);
             }
         }
@@ -491,7 +492,7 @@ impl Shim {
             tracee.pid = pid;
             self.tracees.insert(pid, tracee);
         }
-        if region_of(pid).is_none() {
+        if places_of(pid).is_none() {
             self.note_native(pid, "the program that it executes now cannot be instrumented");
         } else if !self.is_alone && !process::has_other_ids(pid) {
             self.native.remove(&pid);
@@ -641,6 +642,7 @@ impl Shim {
         }
         // (A thread that is not in the kernel is in the agent: its call is about to be made, or its result is known when it goes on. So
         // strace is told that the call is made again.)
+        // (The kernel looks at 32 bits of a number.)
         let is_made = registers.orig_rax as i32 == number as i32;
         let result = if is_made { result } else { RESTART_NO_INTERRUPT };
         tracee.is_interrupted = is_made && RESTARTS.contains(&result);

@@ -63,7 +63,8 @@ impl Actor {
         self.shared.deaths.tell(Death { until_tended: Some(untended), ..death });
     }
 
-    /// Whether what a process held as the target that it was may be released yet: what it held as another one would be, too.
+    /// Whether what a process held as an earlier target is still to be released. (What it held as a new one would be released with
+    /// that: owners are known by their thread ids.)
     pub(super) fn is_untended(&mut self, pid: u32) -> bool {
         if self.targets.get(&pid).is_some_and(|target| !target.is_present()) {
             self.forget_vanished();

@@ -524,8 +524,9 @@ fn own_id(pid: u32, status: &str) -> Option<u32> {
 pub(super) fn is_held(pid: u32) -> bool {
     const LOOKS: u32 = 5;
     const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
-    let mut waiting: Vec<(u32, Option<u64>)> =
-        threads(pid).filter(|tid| is_waiting(pid, *tid)).map(|tid| (tid, switches(pid, tid))).collect();
+    let tids = inject::threads(pid).unwrap_or_default();
+    let waiting = tids.into_iter().filter(|tid| is_waiting(pid, *tid));
+    let mut waiting: Vec<(u32, Option<u64>)> = waiting.map(|tid| (tid, switches(pid, tid))).collect();
     if waiting.iter().any(|(tid, _)| awaits_child(pid, *tid)) {
         return true;
     }
@@ -537,11 +538,6 @@ pub(super) fn is_held(pid: u32) -> bool {
         waiting.retain(|(tid, before)| is_waiting(pid, *tid) && switches(pid, *tid) == *before);
     }
     !waiting.is_empty()
-}
-
-fn threads(pid: u32) -> impl Iterator<Item = u32> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Whether a thread waits for what no signal ends.
@@ -568,7 +564,7 @@ pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
     if own(own_tid) == Some(own_tid) {
         return Some(own_tid);
     }
-    threads(pid).find(|tid| own(*tid) == Some(own_tid))
+    inject::threads(pid).ok()?.into_iter().find(|tid| own(*tid) == Some(own_tid))
 }
 
 /// The process of a thread.
