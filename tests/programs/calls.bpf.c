@@ -204,6 +204,68 @@ int trace_exit(struct event *event)
 		return traced(event, NAMED_EXIT);                                    \
 	}
 
+// With types registers are read as they are.
+static __always_inline void typed_registers(const struct pt_regs *regs, __u64 *values)
+{
+	values[0] = regs->rdi;
+	values[1] = regs->rsi;
+	values[2] = regs->rdx;
+	values[3] = regs->r10;
+	values[4] = regs->r8;
+	values[5] = regs->r9;
+}
+
+SEC("tp_btf/sys_enter")
+int typed_enter(struct raw_context *context)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)context->args[0];
+	struct key key = { (int)context->args[1], TYPED_ENTER };
+	__u64 values[6] = { 0 };
+
+	typed_registers(regs, values);
+	add(key, values, 6);
+	return 0;
+}
+
+SEC("tp_btf/sys_exit")
+int typed_exit(struct raw_context *context)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)context->args[0];
+	struct key key = { (int)regs->orig_rax, TYPED_EXIT };
+
+	add(key, &context->args[1], 1);
+	return 0;
+}
+
+// The kernel's function of a call, which takes `count` arguments.
+#define FUNCTION(call, count)                                                        \
+	SEC("fentry/__x64_sys_" #call)                                               \
+	int function_enter_##call(struct raw_context *context)                       \
+	{                                                                            \
+		const struct pt_regs *regs = (const struct pt_regs *)context->args[0]; \
+		struct key key = { (int)regs->orig_rax, FUNCTION_ENTER };            \
+		__u64 values[6] = { 0 };                                             \
+		typed_registers(regs, values);                                       \
+		for (int i = count; i < 6; i++)                                      \
+			values[i] = 0;                                               \
+		add(key, values, 6);                                                 \
+		return 0;                                                            \
+	}                                                                            \
+	SEC("fexit/__x64_sys_" #call)                                                \
+	int function_exit_##call(struct raw_context *context)                        \
+	{                                                                            \
+		const struct pt_regs *regs = (const struct pt_regs *)context->args[0]; \
+		struct key key = { (int)regs->orig_rax, FUNCTION_EXIT };             \
+		add(key, &context->args[1], 1);                                      \
+		return 0;                                                            \
+	}
+
+FUNCTION(openat, 4)
+FUNCTION(close, 1)
+FUNCTION(kill, 2)
+FUNCTION(clock_nanosleep, 4)
+FUNCTION(write, 3)
+
 NAMED(openat, 4)
 NAMED(close, 1)
 NAMED(kill, 2)

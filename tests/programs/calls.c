@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Counts system calls by the programs of calls.bpf.c.
 //
-//   calls [-c NAME] [-m] [-s] [raw] [trace] [named]
+//   calls [-c NAME] [-m] [-s] [raw] [trace] [named] [typed] [function]
 //
 // -c: of processes once they have this name, and of their children; else of all. -m: between two marks (calls.h). -s: tells each call with its arguments or its result, in order. raw: raw tracepoints sys_enter and sys_exit; trace:
-// tracepoints raw_syscalls:*; named: some of syscalls:*. Prints "attached"; on each line of input what was counted so far,
+// tracepoints raw_syscalls:*; named: some of syscalls:*; typed: sys_enter and sys_exit
+// with types (tp_btf); function: the beginning and the end of some of the kernel's functions (fentry, fexit). Prints "attached"; on each line of input what was counted so far,
 // sorted, then "end".
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
@@ -17,7 +18,8 @@
 
 #define KEYS_MAX 4096
 
-static const char *const kinds[KINDS] = { "raw enter", "raw exit", "trace enter", "trace exit", "named enter", "named exit" };
+static const char *const kinds[KINDS] = { "raw enter", "raw exit", "trace enter", "trace exit", "named enter", "named exit",
+	"typed enter", "typed exit", "function enter", "function exit" };
 
 static int compare(const void *left, const void *right)
 {
@@ -75,7 +77,7 @@ static void report(const struct calls_bpf *calls)
 
 static int usage(void)
 {
-	fprintf(stderr, "usage: calls [-c NAME] [-m] [-s] [raw] [trace] [named]\n");
+	fprintf(stderr, "usage: calls [-c NAME] [-m] [-s] [raw] [trace] [named] [typed] [function]\n");
 	return 2;
 }
 

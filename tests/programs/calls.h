@@ -9,7 +9,7 @@
 // the registers that functions keep.
 #define KEPT 400
 
-enum kind { RAW_ENTER, RAW_EXIT, TRACE_ENTER, TRACE_EXIT, NAMED_ENTER, NAMED_EXIT, KINDS };
+enum kind { RAW_ENTER, RAW_EXIT, TRACE_ENTER, TRACE_EXIT, NAMED_ENTER, NAMED_EXIT, TYPED_ENTER, TYPED_EXIT, FUNCTION_ENTER, FUNCTION_EXIT, KINDS };
 
 struct key {
 	int number;

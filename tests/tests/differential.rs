@@ -36,15 +36,15 @@ use scenarios::raw_test_runs::{
     system_call_programs_are_run,
 };
 use scenarios::raw_tracepoints::{
-    functions_of_system_calls_are_probed, tracepoint_events_are_checked, tracepoints_have_files,
-    tracepoints_take_programs,
+    functions_of_system_calls_are_probed, programs_are_attached_by_types, tracepoint_events_are_checked,
+    tracepoints_have_files, tracepoints_take_programs,
 };
 use scenarios::raw_uprobes::{counters_of_uprobes_are_checked, links_to_many_uprobes_are_checked};
 use scenarios::raw_values::{keys_and_values_have_types, values_with_a_lock_behave};
 
 const SCENARIO: &str = "RING3_TEST_SCENARIO";
 
-const REFUSED: [&str; 11] = [
+const REFUSED: [&str; 10] = [
     "PROG_ATTACH: EINVAL",
     "LINK_UPDATE: EINVAL",
     "ENABLE_STATS: EINVAL",
@@ -53,7 +53,6 @@ const REFUSED: [&str; 11] = [
     "SOCKMAP: EINVAL",
     "CGROUP_STORAGE: EINVAL",
     "REUSEPORT_SOCKARRAY: EINVAL",
-    "TRACING: EINVAL",
     "LSM: EINVAL",
     "CGROUP_SKB: EINVAL",
 ];
@@ -236,6 +235,7 @@ scenarios! {
     programs_of_packets_are_run
     maps_are_shared_with_programs_that_are_run
     tracepoints_have_files
+    programs_are_attached_by_types
     tracepoint_events_are_checked
     clocks_run_programs
     sampled_events_run_programs

@@ -328,6 +328,19 @@ fn a_server_that_dies_right_after_writing_a_jump_leaves_a_working_process() {
     }
 }
 
+/// Maps are mapped in all targets; that one of them has just ended, or cannot be stopped now, is no matter of the tool's.
+#[test]
+fn targets_that_come_and_go_fail_no_tools_map_update() {
+    let bench = Bench::ring3();
+    let mut endless = bench.target("sh");
+    let mut targets = Process::start(endless.args(["-c", "echo ready; while :; do /bin/true; done"]));
+    assert_eq!(targets.line(), "ready");
+    let (code, lines, errors) = Process::start(bench.load(programs().join("inner")).arg("2000")).finish();
+    assert_eq!((code, lines), (Some(0), vec!["done".to_owned()]), "{errors:?}");
+    kill(targets.pid());
+    targets.finish();
+}
+
 #[test]
 fn the_order_of_load_start_and_attach_does_not_matter() {
     let bench = Bench::ring3();

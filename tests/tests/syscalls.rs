@@ -671,7 +671,7 @@ fn told_in_order(bench: &Bench, options: &[&str]) -> BTreeMap<String, Vec<String
     told
 }
 
-const IN_EACH_WAY: [&str; 5] = ["-m", "-s", "raw", "trace", "named"];
+const IN_EACH_WAY: [&str; 6] = ["-m", "-s", "raw", "trace", "named", "typed"];
 
 /// Asserts that two listings are the same, and shows where they begin not to be.
 fn assert_same_order(left: &BTreeMap<String, Vec<String>>, right: &BTreeMap<String, Vec<String>>) {
@@ -694,6 +694,7 @@ fn arguments_and_results_are_told_in_order_on_the_kernel() {
     let first = ["enter 3 (ffffffffffffffff, 2, 3, 200000000, fffffffffffffffe, 8000000000000001)", "exit 3 = -9"];
     assert_eq!(told["raw"][..2], first);
     assert_eq!(told["trace"][..2], first);
+    assert_eq!(told["typed"][..2], first);
     assert_eq!(told["named"][..2], ["enter 3 (ffffffffffffffff, 0, 0, 0, 0, 0)", "exit 3 = -9"]);
 }
 
@@ -718,7 +719,7 @@ fn a_program_alone_is_told_what_programs_together_are() {
     };
     let kept = "enter 400 (100000000, 100000001, 100000002, 100000003, 100000004, 100000005)";
     assert!(together["raw"].iter().any(|line| line == kept));
-    for way in ["raw", "trace"] {
+    for way in ["raw", "trace", "typed"] {
         let (wanted, alone) = (calls(&together, way), calls(&told_in_order(&Bench::ring3(), &["-s", way]), way));
         // Before the first mark and behind the last one there are others.
         let first = alone.windows(2).position(|lines| lines == &wanted[..2]).expect("the first call is told");
@@ -726,6 +727,16 @@ fn a_program_alone_is_told_what_programs_together_are() {
         assert_eq!(pair, None, "{way}");
         assert!(alone.len() - first >= wanted.len(), "{way}");
     }
+}
+
+/// (Kernels may refuse `fentry` and `fexit` to root; the tracepoints of the same calls are compared with the kernel's above.)
+#[test]
+fn functions_of_calls_are_told_of_as_tracepoints_of_calls_are() {
+    let told = told_in_order(&Bench::ring3(), &["-m", "-s", "named", "function"]);
+    // (The last lines are the counts.)
+    let calls = |way: &str| -> Vec<&String> { told[way].iter().filter(|line| line.contains(['(', '='])).collect() };
+    assert!(calls("named").len() > 50, "{told:?}");
+    assert_eq!(calls("function"), calls("named"));
 }
 
 /// Two tools, the first one the bench's, count at the same time what a victim does between two marks.

@@ -140,6 +140,12 @@ const PROG_TYPES: &[Row] = &[
         prog_type::PERF_EVENT,
         Partial("on clocks, and where the kernel lets the server sample them, on all software and hardware events"),
     ),
+    (
+        prog_type::TRACING,
+        Partial(
+            "fentry and fexit on the kernel's functions of system calls (`__x64_sys_*`), tp_btf on sys_enter and sys_exit",
+        ),
+    ),
     (prog_type::SYSCALL, Partial("BPF_PROG_TEST_RUN")),
     (prog_type::XDP, Partial("BPF_PROG_TEST_RUN; not attached")),
     (prog_type::SCHED_CLS, Partial("BPF_PROG_TEST_RUN; not attached")),

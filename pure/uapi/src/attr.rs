@@ -95,9 +95,10 @@ members! {
     raw_tracepoint {
         NAME long(0), PROG_FD word(8), COOKIE long(16),
     }
-    /// `BPF_LINK_CREATE`, with the members for perf events and for `uprobe_multi`.
+    /// `BPF_LINK_CREATE`, with the members for perf events, for programs of type `TRACING` and for `uprobe_multi`.
     link_create {
-        PROG_FD word(0), TARGET_FD word(4), ATTACH_TYPE word(8), FLAGS word(12), PERF_EVENT_COOKIE long(16),
+        PROG_FD word(0), TARGET_FD word(4), ATTACH_TYPE word(8), FLAGS word(12), PERF_EVENT_COOKIE long(16), TRACING_BTF_ID word(16),
+        TRACING_COOKIE long(24),
         UPROBE_MULTI_PATH long(16), UPROBE_MULTI_OFFSETS long(24), UPROBE_MULTI_REF_CTR_OFFSETS long(32),
         UPROBE_MULTI_COOKIES long(40), UPROBE_MULTI_CNT word(48), UPROBE_MULTI_FLAGS word(52), UPROBE_MULTI_PID word(56),
     }
@@ -129,6 +130,7 @@ members! {
         NR_JITED_KSYMS word(104), NR_JITED_FUNC_LENS word(108), BTF_ID word(128), FUNC_INFO_REC_SIZE word(132),
         FUNC_INFO long(136), NR_FUNC_INFO word(144), NR_LINE_INFO word(148), LINE_INFO long(152),
         NR_JITED_LINE_INFO word(168), LINE_INFO_REC_SIZE word(172), JITED_LINE_INFO_REC_SIZE word(176), NR_PROG_TAGS word(180), PROG_TAGS long(184), VERIFIED_INSNS word(216),
+        ATTACH_BTF_OBJ_ID word(220), ATTACH_BTF_ID word(224),
     }
     /// `struct bpf_link_info`, with the members for probes, many uprobes, tracepoints and raw tracepoints.
     link_info {
@@ -136,7 +138,8 @@ members! {
         UPROBE_NAME_LEN word(32), UPROBE_OFFSET word(36), UPROBE_COOKIE long(40), UPROBE_REF_CTR_OFFSET long(48),
         TRACEPOINT_NAME long(24), TRACEPOINT_NAME_LEN word(32), TRACEPOINT_COOKIE long(40), KPROBE_COOKIE long(56), EVENT_CONFIG long(24),
         EVENT_TYPE word(32), EVENT_COOKIE long(40), RAW_NAME long(16),
-        RAW_NAME_LEN word(24), RAW_COOKIE long(32),
+        RAW_NAME_LEN word(24), RAW_COOKIE long(32), TRACING_ATTACH_TYPE word(16), TRACING_OBJ_ID word(20),
+        TRACING_BTF_ID word(24), TRACING_COOKIE long(32),
         MULTI_PATH long(16), MULTI_OFFSETS long(24), MULTI_REF_CTR_OFFSETS long(32), MULTI_COOKIES long(40),
         MULTI_PATH_SIZE word(48), MULTI_COUNT word(52), MULTI_FLAGS word(56), MULTI_PID word(60),
     }
@@ -157,6 +160,8 @@ pub const BTF_INFO_BYTES: usize = 32;
 
 /// `BPF_LINK_TYPE_RAW_TRACEPOINT`.
 pub const LINK_TYPE_RAW_TRACEPOINT: u32 = 1;
+/// `BPF_LINK_TYPE_TRACING`.
+pub const LINK_TYPE_TRACING: u32 = 2;
 /// `BPF_LINK_TYPE_PERF_EVENT`.
 pub const LINK_TYPE_PERF_EVENT: u32 = 7;
 /// `BPF_LINK_TYPE_UPROBE_MULTI`.

@@ -335,6 +335,9 @@ impl Explorer<'_> {
             Content::PacketMeta => Register::pointer(Kind::PacketMeta),
             Content::HostObject { object, nullable } => self.host_pointer(object, nullable),
             Content::Buffer { bytes } => Register::pointer(Kind::Memory { bytes, write: true, record: false }),
+            Content::Registers => {
+                Register::pointer(Kind::Memory { bytes: crate::policy::PT_REGS_BYTES, write: false, record: false })
+            }
             Content::Object { id, nullable, trusted } => {
                 let object = Register::pointer(Kind::Object { id, trusted });
                 if nullable { object.or_null(self.new_id()) } else { object }

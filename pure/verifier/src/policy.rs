@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ring3_uapi::bpf::{attach_type, prog_type};
+use ring3_uapi::helper;
 
 use crate::host::{Grant, HostValue};
 use crate::objects::KernelTypes;
@@ -33,6 +34,8 @@ pub enum Content {
         /// Its size.
         bytes: u32,
     },
+    /// The thread's `struct pt_regs`, which may be read.
+    Registers,
     /// A pointer to an object of the host that is extended ([`crate::host::Grant::objects`]).
     HostObject {
         /// Its index.
@@ -202,6 +205,18 @@ impl Policy {
         Policy { result, ..self }
     }
 
+    /// For a program of type `TRACING` that is attached to a function of a system call, or to the raw tracepoint of system calls: the
+    /// thread's registers and, if `has_number`, the call's number or result.
+    /// Mirrors kernel/bpf/btf.c:btf_ctx_access, for `long __x64_sys_*(const struct pt_regs *)`.
+    pub fn of_system_calls(attach: u32, has_number: bool) -> Policy {
+        let registers = Field { at: 0..8, sizes: Sizes::Only(8), write: false, content: Content::Registers };
+        let number = has_number.then(|| numbers(8..16, Sizes::Any));
+        let mut policy = Policy::targets(prog_type::TRACING).attached(prog_type::TRACING, attach);
+        // (It is what a trampoline has before the context, and here is none.)
+        policy.helpers.remove(&helper::GET_FUNC_IP);
+        Policy { context: Context::new([registers].into_iter().chain(number).collect()), ..policy }
+    }
+
     /// As the kernel would: all that is known.
     pub fn kernel(kind: u32) -> Policy {
         let helpers = prototypes::prototypes().iter().filter(|row| row.allows(kind));
@@ -221,7 +236,7 @@ const ARGUMENT_REGISTERS: [u32; 6] = [112, 104, 96, 88, 72, 64];
 /// And a result: `rax`.
 const RESULT_REGISTER: [u32; 1] = [80];
 /// Bytes of `struct pt_regs` (x86-64).
-const PT_REGS_BYTES: u32 = 168;
+pub(crate) const PT_REGS_BYTES: u32 = 168;
 /// `PERF_MAX_TRACE_SIZE`
 const TRACEPOINT_BYTES_MAX: u32 = 8192;
 /// Arguments of a raw tracepoint at most (`MAX_BPF_FUNC_ARGS`).

@@ -1,15 +1,17 @@
 //! BTF and programs, what is told of them, how long they live, and what is refused.
 
 use crate::calls::raw_bpf::{Attr, address, bpf};
+use ring3_btf::kind as btf_kind;
 use ring3_tests::wait_until;
 use ring3_uapi::Errno;
 use ring3_uapi::attr;
-use ring3_uapi::bpf::{cmd, map_type, prog_type};
+use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
 
 use super::raw_calls::{
     BAD, EXIT, MARK, MOV_R0_0, btf_blob, close, create, element, id_of, load_attr, load_btf, named, show,
     show_descriptor, show_fd,
 };
+use super::raw_tracepoints::kernel_type;
 
 pub(crate) fn btf_is_loaded_and_checked() {
     let cases: Vec<(&str, Vec<u8>)> = vec![
@@ -423,7 +425,7 @@ pub(crate) fn everything_is_asked_for() {
     }
     let mut kinds = vec![];
     for (kind, name) in (1..100).filter_map(|kind| Some((kind, prog_type::name(kind)?))) {
-        let load = |flags| bpf(cmd::PROG_LOAD, &mut load_attr(kind, &[MOV_R0_0, EXIT]).with(p::PROG_FLAGS, flags));
+        let load = |flags| bpf(cmd::PROG_LOAD, &mut asking(kind, &[MOV_R0_0, EXIT]).with(p::PROG_FLAGS, flags));
         let (outcome, flags) = load(0).map_or_else(|_| (load(SLEEPABLE), SLEEPABLE), |fd| (Ok(fd), 0));
         kinds.extend(outcome.map(|_| (kind, flags)));
         close(show_fd(name, outcome));
@@ -432,7 +434,7 @@ pub(crate) fn everything_is_asked_for() {
         let known = kinds.iter().any(|(kind, flags)| {
             let mut log = [0u8; 4096];
             let insns = [0x85 | u64::from(number) << 32, MOV_R0_0, EXIT];
-            let attr = load_attr(*kind, &insns).with(p::LOG_LEVEL, 1).with(p::LOG_SIZE, log.len() as u64);
+            let attr = asking(*kind, &insns).with(p::LOG_LEVEL, 1).with(p::LOG_SIZE, log.len() as u64);
             let attr = attr.with(p::PROG_FLAGS, *flags);
             let loaded = bpf(cmd::PROG_LOAD, &mut attr.with(p::LOG_BUF, log.as_mut_ptr() as u64));
             loaded.into_iter().for_each(close);
@@ -442,6 +444,17 @@ pub(crate) fn everything_is_asked_for() {
         });
         println!("{MARK}bpf_{name}: {}", if known { "0" } else { "EINVAL" });
     }
+}
+
+/// A program of a type, attached to something that there is where the type wants that.
+fn asking(kind: u32, insns: &[u64]) -> Attr {
+    use attr::prog_load as p;
+    let attr = load_attr(kind, insns);
+    if kind != prog_type::TRACING {
+        return attr;
+    }
+    let id = kernel_type(btf_kind::TYPEDEF, "btf_trace_sys_enter");
+    attr.with(p::EXPECTED_ATTACH_TYPE, attach_type::TRACE_RAW_TP.into()).with(p::ATTACH_BTF_ID, id)
 }
 
 /// What ring3 knowingly does not do: only that it says so. Not compared.
@@ -456,7 +469,7 @@ pub(crate) fn the_unsupported_is_refused() {
         let made = bpf(cmd::MAP_CREATE, &mut create(kind, 4, 4, 4, 0));
         show_fd(name.trim_start_matches("BPF_MAP_TYPE_"), made);
     }
-    for kind in [prog_type::TRACING, prog_type::LSM, prog_type::CGROUP_SKB] {
+    for kind in [prog_type::LSM, prog_type::CGROUP_SKB] {
         let name = prog_type::name(kind).unwrap_or("unknown");
         let loaded = bpf(cmd::PROG_LOAD, &mut load_attr(kind, &[MOV_R0_0, EXIT]));
         show_fd(name.trim_start_matches("BPF_PROG_TYPE_"), loaded);

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 
+use ring3_btf::kind;
 use ring3_uapi::Errno;
 use ring3_uapi::attr::{self, Field};
 use ring3_uapi::bpf::{attach_type, cmd, map_type, prog_type};
@@ -393,6 +394,75 @@ fn raw_tracepoints_take_programs() {
         close(made);
     }
     close(program);
+}
+
+/// The id of a type of the running kernel's.
+pub(super) fn kernel_type(kind: u32, name: &str) -> u64 {
+    let bytes = std::fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
+    let types = ring3_btf::Btf::parse_any(bytes).expect("the kernel has types");
+    types.find(name.as_bytes(), kind).expect("it has this one").into()
+}
+
+/// Loads a program of type `TRACING`.
+fn load_typed(what: &str, attach: u32, id: u64, insns: &[u64], other: (Field, u64)) -> i64 {
+    use attr::prog_load as l;
+    let attr = load_attr(prog_type::TRACING, insns).with(l::EXPECTED_ATTACH_TYPE, attach.into());
+    show_fd(what, bpf(cmd::PROG_LOAD, &mut attr.with(l::ATTACH_BTF_ID, id).with(other.0, other.1)))
+}
+
+/// Programs that name a tracepoint by its type, and find arguments with types.
+pub(crate) fn programs_are_attached_by_types() {
+    use attr::link_create as l;
+    use attr::prog_load as load;
+    let [enter, exit] =
+        ["sys_enter", "sys_exit"].map(|name| kernel_type(kind::TYPEDEF, &format!("btf_trace_{name}")));
+    let none = (load::PROG_FLAGS, 0);
+    let good = load_typed("good", attach_type::TRACE_RAW_TP, enter, &[load_at(8), MOV_R0_0, EXIT], none);
+    for (what, attach, id, other) in [
+        ("no type", attach_type::TRACE_RAW_TP, 0, none),
+        ("a type that is not there", attach_type::TRACE_RAW_TP, 1 << 30, none),
+        ("an integer's type", attach_type::TRACE_RAW_TP, 1, none),
+        ("a program to attach to", attach_type::TRACE_RAW_TP, enter, (load::ATTACH_PROG_FD, 9999)),
+    ] {
+        close(load_typed(what, attach, id, &[MOV_R0_0, EXIT], other));
+    }
+    // r1 = the registers; then r0 = what lies at an offset of them.
+    let first = 0x1179;
+    for (what, insns) in [
+        ("the registers", vec![first, 0x70_1079, EXIT]),
+        ("half a register", vec![first, 0x70_1061, EXIT]),
+        ("the last register", vec![first, 0xa0_1079, EXIT]),
+        ("behind the registers", vec![first, 0xa8_1079, EXIT]),
+        ("before the registers", vec![first, 0xfff8_1079, EXIT]),
+        ("a register written", vec![first, 0x1_0000_0070_017a, MOV_R0_0, EXIT]),
+        ("the argument written", vec![0x1_0000_0000_017a, MOV_R0_0, EXIT]),
+        ("half an address", vec![0x1061, EXIT]),
+        ("one argument too many", vec![load_at(16), EXIT]),
+        ("the address", vec![load_at(0), EXIT]),
+    ] {
+        close(load_typed(what, attach_type::TRACE_RAW_TP, enter, &insns, none));
+    }
+    close(load_typed("result", attach_type::TRACE_RAW_TP, exit, &[load_at(8), EXIT], none));
+    show_fd("by a name", open_raw(good, address(c"sys_enter".to_bytes_with_nul()), 0));
+    for (what, target, kind, flags) in [
+        ("link", 0, attach_type::TRACE_RAW_TP, 0),
+        ("link of another type", 0, attach_type::TRACE_FENTRY, 0),
+        ("link with flags", 0, attach_type::TRACE_RAW_TP, 1),
+        ("link to something", 9999, attach_type::TRACE_RAW_TP, 1),
+    ] {
+        let attr = Attr::new().with(l::PROG_FD, good as u64).with(l::TARGET_FD, target).with(l::FLAGS, flags);
+        let made = show_fd(what, bpf(cmd::LINK_CREATE, &mut attr.with(l::ATTACH_TYPE, kind.into())));
+        if made >= 0 {
+            show_link(made, good, 16, 24);
+            close(made);
+        }
+    }
+    let made = show_fd("open", open_raw(good, 0, 5));
+    show_link(made, good, 16, 24);
+    show_query(made, good);
+    show_descriptor("link", made);
+    close(made);
+    close(good);
 }
 
 /// A file of the kprobe PMU, a number behind some word.

@@ -10,9 +10,8 @@ use std::sync::atomic::Ordering;
 use ring3_uapi::flags::{BPF_F_RDONLY, BPF_F_WRONLY};
 
 use super::names::path_of;
-use super::objects::{Event, EventKind, Link, LinkTarget, MapObject, Object, Program};
+use super::objects::{Event, EventKind, Link, LinkTarget, MapObject, Object, Program, VMLINUX_BTF_ID};
 use super::raw_seccomp::leader;
-use super::tracepoint::function_of;
 use super::{Caller, Outcome, Reply};
 use crate::realm::number_of_process;
 
@@ -136,6 +135,7 @@ fn tell_link(caller: &Caller<'_>, text: &mut String, link: &Link) {
     let kind = match &link.target {
         LinkTarget::Event(_) => "perf",
         LinkTarget::RawTracepoint(_) => "raw_tracepoint",
+        LinkTarget::Typed(_) => "tracing",
         LinkTarget::Uprobes(site) if site.ret => "uretprobe_multi",
         LinkTarget::Uprobes(_) => "uprobe_multi",
     };
@@ -152,6 +152,13 @@ fn tell_link(caller: &Caller<'_>, text: &mut String, link: &Link) {
         LinkTarget::Event(event) => tell_event(text, event, cookie),
         LinkTarget::RawTracepoint(tracepoint) => {
             tell(text, "tp_name", tracepoint.name());
+            tell(text, "cookie", cookie);
+        }
+        LinkTarget::Typed(typed) => {
+            // Mirrors kernel/bpf/syscall.c:bpf_tracing_link_show_fdinfo.
+            tell(text, "attach_type", typed.attach_type);
+            tell(text, "target_obj_id", VMLINUX_BTF_ID);
+            tell(text, "target_btf_id", typed.btf_id);
             tell(text, "cookie", cookie);
         }
         LinkTarget::Uprobes(site) => {
@@ -177,7 +184,7 @@ fn tell_event(text: &mut String, event: &Event, cookie: u64) {
             if site.ret { "uretprobe" } else { "uprobe" }
         }
         EventKind::Kprobe(site, _) => {
-            tell(text, "name", function_of(site.call));
+            tell(text, "name", &site.function.name);
             for (name, value) in [("offset", "0x0"), ("missed", "0"), ("addr", "0x0")] {
                 tell(text, name, value);
             }

@@ -11,10 +11,10 @@ use ring3_uapi::bpf::{attach_type, prog_type};
 use super::attr::Attr;
 use super::bpf::{Info, program_of};
 use super::perf::refuse_attach;
-use super::tracepoint::{Tracepoint, function_of};
+use super::tracepoint::Tracepoint;
 use super::{Caller, Outcome, Reply, raw_seccomp, refuse, refuse_aloud, uprobe_multi};
 use crate::kernel;
-use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object};
+use crate::loader::objects::{Event, EventKind, IdKind, Link, LinkTarget, Object, Program, VMLINUX_BTF_ID};
 use crate::realm::process_named;
 
 /// What is said of events that ring3 does not make itself.
@@ -44,6 +44,15 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr) -> Reply {
     {
         return uprobe_multi::create(caller, attr, program, kind);
     }
+    if program.typed.as_ref().is_some_and(|typed| typed.attach_type == kind) {
+        // (The kernel would take other places for programs that replace functions of other programs.)
+        let others = [link_create::TARGET_FD, link_create::TRACING_BTF_ID];
+        let is_function = kind != attach_type::TRACE_RAW_TP;
+        return match is_function && others.iter().any(|field| attr.u32(field.at) != 0) {
+            true => Err(Errno::EINVAL),
+            false => open_typed(caller, program, attr.u64(link_create::TRACING_COOKIE.at)),
+        };
+    }
     let attaches = [prog_type::KPROBE, prog_type::TRACEPOINT, prog_type::PERF_EVENT].contains(&program.prog_type);
     if kind != attach_type::PERF_EVENT || !attaches || uprobe_multi::is_for_many(&program) {
         let name = attach_type::name(kind).unwrap_or("unknown");
@@ -72,6 +81,9 @@ pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
     /// What the kernel copies of a name.
     const NAME_BYTES_MAX: usize = 127;
     let program = program_of(caller, attr.i32(raw_tracepoint::PROG_FD.at))?;
+    if program.typed.is_some() && attr.u64(raw_tracepoint::NAME.at) == 0 {
+        return open_typed(caller, program, attr.u64(raw_tracepoint::COOKIE.at));
+    }
     if program.prog_type != prog_type::RAW_TRACEPOINT {
         return Err(Errno::EINVAL);
     }
@@ -93,6 +105,15 @@ pub(super) fn open_raw_tracepoint(caller: &Caller<'_>, attr: &Attr) -> Reply {
     open(caller, link)
 }
 
+/// Where its own type of attaching puts a program of type `TRACING`.
+fn open_typed(caller: &Caller<'_>, program: Arc<Program>, cookie: u64) -> Reply {
+    let typed = program.typed.clone().ok_or(Errno::EINVAL)?;
+    let id = caller.subsystem().new_id(IdKind::Link);
+    let link = Link::typed(id, program, &typed, cookie)
+        .map_err(|refusal| refuse_aloud(caller, refusal.errno, &format!("{}: {refusal}", typed.name)))?;
+    open(caller, link)
+}
+
 pub(super) fn detach(caller: &Caller<'_>, attr: &Attr) -> Reply {
     match caller.object(attr.i32(0))? {
         // The kernel's links of these kinds cannot be detached otherwise than by closing (kernel/bpf/syscall.c).
@@ -110,6 +131,7 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
     let kind = match &link.target {
         LinkTarget::Event(_) => a::LINK_TYPE_PERF_EVENT,
         LinkTarget::RawTracepoint(_) => a::LINK_TYPE_RAW_TRACEPOINT,
+        LinkTarget::Typed(_) => a::LINK_TYPE_TRACING,
         LinkTarget::Uprobes(_) => a::LINK_TYPE_UPROBE_MULTI,
     };
     info.put32(l::TYPE.at, kind).put32(l::ID.at, link.id).put32(l::PROG_ID.at, program);
@@ -120,6 +142,11 @@ pub(super) fn info(caller: &Caller<'_>, link: &Link, given: &Info) -> Result<Inf
             let (at, room) = (given.get64(l::RAW_NAME.at), given.get32(l::RAW_NAME_LEN.at));
             let bytes = tell_name(caller, &tracepoint.name(), at, room)?;
             info.put64(l::RAW_NAME.at, at).put32(l::RAW_NAME_LEN.at, bytes).put64(l::RAW_COOKIE.at, cookie);
+        }
+        LinkTarget::Typed(typed) => {
+            // Mirrors kernel/bpf/syscall.c:bpf_tracing_link_fill_link_info.
+            info.put32(l::TRACING_ATTACH_TYPE.at, typed.attach_type).put32(l::TRACING_OBJ_ID.at, VMLINUX_BTF_ID);
+            info.put32(l::TRACING_BTF_ID.at, typed.btf_id).put64(l::TRACING_COOKIE.at, cookie);
         }
         LinkTarget::Uprobes(site) => return uprobe_multi::tell(caller, site, given, info),
     }
@@ -132,8 +159,8 @@ fn tell_event(caller: &Caller<'_>, event: &Event, cookie: u64, given: &Info, inf
         EventKind::Uprobe(site, _) if site.ret => (a::PERF_EVENT_URETPROBE, site.file.shown.clone()),
         EventKind::Uprobe(site, _) => (a::PERF_EVENT_UPROBE, site.file.shown.clone()),
         EventKind::Tracepoint(site, _) => (a::PERF_EVENT_TRACEPOINT, site.tracepoint.name()),
-        EventKind::Kprobe(site, _) if site.ret => (a::PERF_EVENT_KRETPROBE, function_of(site.call)),
-        EventKind::Kprobe(site, _) => (a::PERF_EVENT_KPROBE, function_of(site.call)),
+        EventKind::Kprobe(site, _) if site.ret => (a::PERF_EVENT_KRETPROBE, site.function.name.clone()),
+        EventKind::Kprobe(site, _) => (a::PERF_EVENT_KPROBE, site.function.name.clone()),
         EventKind::Sampled(sampled, _) => {
             // Mirrors kernel/bpf/syscall.c:bpf_perf_link_fill_perf_event.
             let (kind, config, _) = sampled.name();
@@ -218,7 +245,7 @@ fn program_of_event(event: &Event) -> Result<FdProgram, Errno> {
         }
         EventKind::Kprobe(site, _) => {
             let kind = if site.ret { a::FD_TYPE_KRETPROBE } else { a::FD_TYPE_KPROBE };
-            Ok(FdProgram { program, kind, name: function_of(site.call), offset: 0 })
+            Ok(FdProgram { program, kind, name: site.function.name.clone(), offset: 0 })
         }
         EventKind::Sampled(..) => Err(Errno::EOPNOTSUPP),
         EventKind::Output { .. } => Err(Errno::ENOENT),

@@ -7,6 +7,7 @@
 mod attr;
 mod batch;
 mod bpf;
+pub mod call_function;
 mod calls;
 mod descriptors;
 mod elsewhere;

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 use ring3_uapi::Errno;
 use ring3_uapi::perf::{ATTR_BYTES, ATTR_BYTES_VER0, FLAGS, FLAGS_RESERVED, SAMPLE_TYPE, TYPE_TRACEPOINT};
 
+use super::call_function::{CallFunction, HERE};
 use super::raw_seccomp::leader;
-use super::tracepoint::{Tracepoint, of_function};
+use super::tracepoint::Tracepoint;
 use super::{Caller, Outcome, Reply, links, refuse, refuse_aloud, sampled, virtual_files};
 use crate::loader::objects::{
     Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, ProbedFile, TracepointSite, UprobeSite,
@@ -209,15 +210,14 @@ fn open_kprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
         _ if attr.config1 == 0 => String::new(),
         name => name?,
     };
-    let Some(call) = of_function(&name).filter(|_| attr.config2 == 0) else {
+    let Some(function) = CallFunction::named(&name).filter(|_| attr.config2 == 0) else {
         if kernel_pmu("kprobe")?.is_some() {
             return Ok(Outcome::Continue);
         }
-        let what = "in user space there are the functions __x64_sys_* of system calls, at their entry and return";
-        return Err(refuse(Errno::ENOENT, format_args!("kprobe {name:?}+{:#x}: {what}", attr.config2)));
+        return Err(refuse(Errno::ENOENT, format_args!("kprobe {name:?}+{:#x}: {HERE}", attr.config2)));
     };
     let ret = attr.config & ret != 0;
-    open_event(caller, rights, EventKind::Kprobe(KprobeSite { call, ret, pid }, Mutex::new(None)), close_on_exec)
+    open_event(caller, rights, EventKind::Kprobe(KprobeSite { function, ret, pid }, Mutex::new(None)), close_on_exec)
 }
 
 fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bool) -> Reply {

@@ -20,11 +20,12 @@ use ring3_verifier::{AddedWords, Input, MapShape, Policy, ProcessFilter, is_trac
 
 use super::attr::Attr;
 use super::bpf::{Info, Log, map_of, refuse_logged};
+use super::call_function::Typed;
 use super::raw_seccomp::leader;
 use super::source::{self, FUNC_RECORD_BYTES, LINE_RECORD_BYTES};
 use super::{Caller, Outcome, Reply, refuse};
 use crate::kernel;
-use crate::loader::objects::{IdKind, MapObject, Object, Program, Source};
+use crate::loader::objects::{IdKind, MapObject, Object, Program, Source, VMLINUX_BTF_ID};
 use crate::realm::{ExtensionClass, Isolation, MapSlot, Terminal, fresh_nonce, possible_cpus};
 use crate::rights::Rights;
 use crate::support;
@@ -44,6 +45,7 @@ struct NewProgram<'c> {
     source: Source,
     rights: Arc<Rights>,
     extension: Option<Arc<ExtensionClass>>,
+    typed: Option<Typed>,
 }
 
 /// What is made of it.
@@ -69,7 +71,8 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
     }
     let rights = caller.rights()?;
     check_rights(&rights, kind, count)?;
-    if [p::ATTACH_PROG_FD, p::ATTACH_BTF_ID, p::PROG_IFINDEX].iter().any(|field| attr.u32(field.at) != 0) {
+    let (btf_id, is_typed) = (attr.u32(p::ATTACH_BTF_ID.at), kind == prog_type::TRACING);
+    if [p::ATTACH_PROG_FD, p::PROG_IFINDEX].iter().any(|field| attr.u32(field.at) != 0) || is_typed != (btf_id != 0) {
         return Err(Errno::EINVAL); // of program types that are not here
     }
     let bytes = caller.read(attr.u64(8), count as usize * 8)?;
@@ -79,6 +82,8 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         return Err(refuse(errno, format_args!("program type {name}: {why}")));
     }
     let name = attr.name(48)?;
+    let typed = is_typed.then(|| Typed::new(attr.u32(p::EXPECTED_ATTACH_TYPE.at), btf_id)).transpose();
+    let typed = typed.map_err(|why| refuse(Errno::EINVAL, format_args!("program {name:?}: {why}")))?;
     let log = Log::new(caller, attr, [p::LOG_LEVEL, p::LOG_SIZE, p::LOG_BUF, p::LOG_TRUE_SIZE])?;
     let mut insns = ring3_isa::decode(&bytes).ok_or(Errno::EINVAL)?;
     let tag = ring3_names::tag(&insns);
@@ -107,7 +112,7 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
         let why = "an extension is of type kprobe: its section is named uprobe";
         return Err(refuse(Errno::EINVAL, format_args!("program {name:?}: {why}")));
     }
-    let brought = NewProgram { log, name, kind, insns, maps, source, rights, extension };
+    let brought = NewProgram { log, name, kind, insns, maps, source, rights, extension, typed };
     let made = brought.make(caller)?;
     let program = Arc::new(brought.publish(caller, made, bytes, tag)?);
     let fd = caller.open_pipe(Object::Program(program))?;
@@ -117,7 +122,7 @@ pub(super) fn load(caller: &Caller<'_>, attr: &Attr) -> Reply {
 /// Mirrors kernel/bpf/syscall.c:bpf_prog_load (v6.18), where `kernel.unprivileged_bpf_disabled` is not 0.
 fn check_rights(rights: &Rights, kind: u32, count: u32) -> Result<(), Errno> {
     use prog_type::{
-        KPROBE, PERF_EVENT, RAW_TRACEPOINT, RAW_TRACEPOINT_WRITABLE, SCHED_ACT, SCHED_CLS, TRACEPOINT, XDP,
+        KPROBE, PERF_EVENT, RAW_TRACEPOINT, RAW_TRACEPOINT_WRITABLE, SCHED_ACT, SCHED_CLS, TRACEPOINT, TRACING, XDP,
     };
     if !rights.may_bpf() {
         return Err(refuse(Errno::EPERM, "BPF_PROG_LOAD without CAP_BPF"));
@@ -128,7 +133,8 @@ fn check_rights(rights: &Rights, kind: u32, count: u32) -> Result<(), Errno> {
     if matches!(kind, XDP | SCHED_CLS | SCHED_ACT) && !rights.may_administer_networks() {
         return Err(refuse(Errno::EPERM, "a program for packets without CAP_NET_ADMIN"));
     }
-    let monitors = matches!(kind, KPROBE | TRACEPOINT | PERF_EVENT | RAW_TRACEPOINT | RAW_TRACEPOINT_WRITABLE);
+    let monitors =
+        matches!(kind, KPROBE | TRACEPOINT | PERF_EVENT | RAW_TRACEPOINT | RAW_TRACEPOINT_WRITABLE | TRACING);
     if monitors && !rights.may_monitor() {
         return Err(refuse(Errno::EPERM, "a program for tracing without CAP_PERFMON"));
     }
@@ -197,7 +203,10 @@ impl NewProgram<'_> {
             policy.helpers.retain(|id| class.may_call(*id));
             return policy;
         }
-        let mut policy = Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type);
+        let mut policy = match &self.typed {
+            Some(typed) => Policy::of_system_calls(self.kind.attach_type, typed.has_number()),
+            None => Policy::targets(self.kind.prog_type).attached(self.kind.prog_type, self.kind.attach_type),
+        };
         if !self.rights.may_administer() {
             policy.helpers.remove(&helper::PROBE_WRITE_USER);
         }
@@ -325,6 +334,7 @@ impl NewProgram<'_> {
             scope: caller.session.options.scope,
             loader: leader(caller.call.tid),
             extension: self.extension,
+            typed: self.typed,
             rights: self.rights,
             realm,
         })
@@ -415,6 +425,9 @@ pub(super) fn info(caller: &Caller<'_>, program: &Program, given: &Info) -> Resu
     info.put32(i::GPL_COMPATIBLE.at, u32::from(program.gpl_compatible));
     info.put32(i::BTF_ID.at, source.btf.as_ref().map_or(0, |btf| btf.id));
     info.put32(i::VERIFIED_INSNS.at, program.verified_insns);
+    if let Some(typed) = &program.typed {
+        info.put32(i::ATTACH_BTF_OBJ_ID.at, VMLINUX_BTF_ID).put32(i::ATTACH_BTF_ID.at, typed.btf_id);
+    }
     let tells_code = caller.rights()?.may_bpf();
     info.put32(i::JITED_PROG_LEN.at, if tells_code { program.text.code_bytes } else { 0 });
     // Sizes of records that the kernel names even where there are none.

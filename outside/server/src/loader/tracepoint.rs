@@ -101,7 +101,8 @@ impl Tracepoint {
                 let first = match calls {
                     Calls::All => ID_BASE,
                     Calls::Of(number) => ID_BASE + 2 * (u64::from(number) + 1),
-                    Calls::Unnamed => UNNAMED_ID_BASE,
+                    // (Functions that are never called have no tracepoint.)
+                    Calls::Unnamed | Calls::Never => UNNAMED_ID_BASE,
                 };
                 first + u64::from(exit)
             }
@@ -185,19 +186,6 @@ impl Tracepoint {
         };
         format!("name: {}\nID: {}\nformat:\n{COMMON}\n{fields}\n", self.name(), self.id())
     }
-}
-
-/// What the name of a system call's function in the kernel begins with (arch/x86/include/asm/syscall_wrapper.h).
-const FUNCTION_PREFIX: &str = "__x64_sys_";
-
-/// The function that carries a system call out.
-pub(super) fn function_of(call: &Syscall) -> String {
-    format!("{FUNCTION_PREFIX}{}", call.name)
-}
-
-/// The system call that a function carries out.
-pub(super) fn of_function(name: &str) -> Option<&'static Syscall> {
-    name.strip_prefix(FUNCTION_PREFIX).and_then(syscalls::by_name)
 }
 
 impl std::fmt::Display for Tracepoint {

@@ -18,8 +18,9 @@ use ring3_uapi::Errno;
 use ring3_uapi::syscalls::TABLE;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
+use super::call_function::function_of;
 use super::names::path_of;
-use super::tracepoint::{Tracepoint, function_of};
+use super::tracepoint::Tracepoint;
 use super::{Caller, Outcome, Reply, descriptors, perf};
 use crate::control::runtime_dir;
 use crate::loader::objects::errno;

@@ -50,6 +50,12 @@ pub fn explain(path: &Path, place: &str, ret: bool) -> Result<Vec<Explained>, St
     let site = static_site(&file, path, offset_of(&file, place)?).map_err(|refusal| refusal.message)?;
     if ret {
         site.check_return().map_err(|refusal| refusal.message)?;
+        if site.never_returns() {
+            return Err(format!(
+                "{}: begins the process and never returns; a probe at its return sees nothing",
+                site.name
+            ));
+        }
     }
     let at_returns = if ret { site.returns().count() } else { 0 };
     let rets: Vec<Option<usize>> = if at_returns == 0 { vec![None] } else { (0..at_returns).map(Some).collect() };

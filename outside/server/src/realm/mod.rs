@@ -233,6 +233,8 @@ pub enum Calls {
     All,
     /// Those for whose numbers there is no tracepoint in the category `syscalls`.
     Unnamed,
+    /// None: those of a function that the kernel has for other kinds of programs only.
+    Never,
 }
 
 impl Calls {
@@ -242,6 +244,7 @@ impl Calls {
             Calls::Of(one) => one == number,
             Calls::All => true,
             Calls::Unnamed => by_number(number).is_none(),
+            Calls::Never => false,
         }
     }
 }
@@ -706,7 +709,7 @@ impl Realm {
         companions.entry(map).or_default().extend(reached);
         drop(companions);
         self.shared.hosts.give_maps()?;
-        self.tracer.ask(Command::MapCompanions)?
+        self.tracer.ask(Command::MapCompanions)
     }
 
     /// The key of a thread's values in task storage: of the thread `tid` (in its own pid namespace) of process `pid`, if

@@ -122,6 +122,8 @@ pub(super) struct StaticSite {
     computed: bool,
     /// Why the return from here cannot be probed.
     no_return: Option<String>,
+    /// It begins the process and has nowhere to return to: on its stack is no return address, but the number of arguments.
+    never_returns: bool,
     /// The file is mapped at the addresses that it names.
     fixed: bool,
     /// It is in Go: stacks there have no room for a stub, and return addresses are not replaced.
@@ -137,6 +139,12 @@ impl StaticSite {
     pub(super) fn check_return(&self) -> Result<(), Refusal> {
         let refuse = |why: &String| Err(Refusal::new(Errno::ENOTSUPP, format!("{}: {why}", self.name)));
         self.no_return.as_ref().map_or(Ok(()), refuse)
+    }
+
+    /// Whether a program at its return would never run. Nothing is placed for it then: tools that take all functions of a file get
+    /// the others.
+    pub(super) fn never_returns(&self) -> bool {
+        self.never_returns
     }
 
     /// How far behind the site its function's returns are seen, each at a place of its own; nowhere, if its return address is replaced.
@@ -654,7 +662,8 @@ pub(super) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<S
     let bytes = instruction_bytes(&code[(vaddr - start) as usize..]) as u64;
     let inside = entered.and_then(|_| file.may_be_entered_in(vaddr + 1..vaddr + bytes.max(1)));
     let computed = file.computes_targets(vaddr);
-    let no_return = no_return(elf, vaddr).map(str::to_owned);
+    let no_return =
+        returns_twice(elf, vaddr).then(|| "returns more than once; only its entry can be probed".to_owned());
     let in_go = file.go_text().is_some_and(|go| go.contains(&vaddr));
     let mut site = StaticSite {
         vaddr,
@@ -666,12 +675,13 @@ pub(super) fn static_site(file: &CodeFile, path: &Path, offset: u64) -> Result<S
         inside,
         computed,
         no_return,
+        never_returns: vaddr == elf.entry(),
         fixed: elf.is_fixed(),
         in_go,
         returns: vec![],
         planned: OnceLock::new(),
     };
-    if in_go && site.no_return.is_none() {
+    if in_go && site.no_return.is_none() && !site.never_returns {
         match go_returns(file, &site) {
             Ok(returns) => site.returns = returns,
             Err(why) => site.no_return = Some(why),
@@ -685,13 +695,10 @@ fn shown(name: &str) -> String {
     name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).take(NAME_LETTERS_MAX).collect()
 }
 
-/// Why the return from the function at `vaddr` cannot be probed.
-fn no_return(elf: &Elf<'_>, vaddr: u64) -> Option<&'static str> {
+/// Whether the function at `vaddr` is one that returns more than once.
+fn returns_twice(elf: &Elf<'_>, vaddr: u64) -> bool {
     let mut names = elf.symbols_at(vaddr).iter().map(|symbol| symbol.name);
-    if names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_'))) {
-        return Some("returns more than once; only its entry can be probed");
-    }
-    (vaddr == elf.entry()).then_some("begins the process and has nowhere to return to; only its entry can be probed")
+    names.any(|name| RETURNS_TWICE.contains(&name.trim_start_matches('_')))
 }
 
 /// Where the returns of a function in Go are seen: at its `ret`s. Go's run-time reads return addresses when it moves a stack, collects

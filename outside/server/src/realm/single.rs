@@ -105,6 +105,9 @@ impl Target {
         };
         let key = Modules::key(&probe.file).ok()?;
         let code = shared.modules().site_of(key, &probe.file, probe.offset).ok()?;
+        if probe.ret && code.never_returns() {
+            return Some(Addition::Nothing);
+        }
         let is_simple = code.returns().next().is_none() && code.check_return().is_ok() && self.awaits_returns;
         if probe.ret && !is_simple {
             return None;

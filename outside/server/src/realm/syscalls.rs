@@ -84,6 +84,7 @@ impl SyscallInterest {
                 Calls::Of(number) => drop(interest.numbers.insert(number)),
                 Calls::All => interest.all = true,
                 Calls::Unnamed => interest.unnamed = true,
+                Calls::Never => {}
             }
         }
         interest
@@ -674,6 +675,7 @@ impl Target {
             let numbers = match point.calls {
                 Calls::Of(number) => (number as usize).min(OTHER_NUMBERS)..=(number as usize).min(OTHER_NUMBERS),
                 Calls::All | Calls::Unnamed => 0..=OTHER_NUMBERS,
+                Calls::Never => continue,
             };
             for number in numbers.filter(|number| point.calls.has(*number as u32)) {
                 wanted.entry((point.exit, number)).or_default().push(*id);

@@ -635,6 +635,9 @@ impl Target {
                         continue;
                     }
                 };
+            if probe.ret && code.never_returns() {
+                continue;
+            }
             let returns = code.returns().enumerate().filter(|_| probe.ret);
             let mut spots: Vec<(Place, Option<usize>)> = returns
                 .flat_map(|(ret, inside)| {

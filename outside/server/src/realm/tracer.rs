@@ -78,7 +78,7 @@ pub(super) enum Command {
     FollowInCall(u32, u32, Ready),
     /// A process has waited for that for too long, and runs its program.
     RanOn(u32),
-    MapCompanions(Sender<Result<(), Refusal>>),
+    MapCompanions(Sender<()>),
     ThreadSerial(u32, u32, Sender<Option<u32>>),
     DropMap(MapSlot),
     DropText(TextRange),
@@ -455,7 +455,10 @@ impl Actor {
             Command::AtNewProgram(pid, number, give) => self.at_new_program(pid, number, give),
             Command::ExecutionEnded(pid, number, ended) => self.end_execution(pid, number, ended),
             Command::RemoveTarget(pid, verify, reply) => self.remove_target(pid, verify, reply),
-            Command::MapCompanions(reply) => drop(reply.send(self.apply_everywhere())),
+            Command::MapCompanions(reply) => {
+                self.apply_everywhere();
+                let _ = reply.send(());
+            }
             Command::ThreadSerial(pid, tid, reply) => {
                 let _ = reply.send(self.targets.get(&pid).and_then(|target| target.serial(tid)));
             }
@@ -838,15 +841,15 @@ impl Actor {
         self.finish_detach();
     }
 
-    fn apply_everywhere(&mut self) -> Result<(), Refusal> {
+    /// What is in the way in one target, its end say, is no matter of whoever asks: it is tried again, or said in the log.
+    fn apply_everywhere(&mut self) {
         self.forget_vanished();
         self.adopt_all_children();
-        self.targets
-            .keys()
-            .copied()
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|pid| self.apply(pid, ReportTo::Starter))
+        for pid in self.targets.keys().copied().collect::<Vec<_>>() {
+            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
+                tracing::warn!(pid, "{refusal}");
+            }
+        }
     }
 
     fn shut_down(&mut self) {

@@ -7,6 +7,9 @@ use ring3_uapi::Errno;
 
 use crate::kernel::KERNEL_BTF;
 
+/// The id of the kernel's own types.
+pub const VMLINUX_BTF_ID: u32 = 1;
+
 /// A file with types, which is read whenever somebody wants them.
 pub struct KernelTypes {
     /// Id.
@@ -24,7 +27,7 @@ impl KernelTypes {
             kernel.parent().and_then(|directory| std::fs::read_dir(directory).ok()).into_iter().flatten().flatten();
         let mut names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
         names.sort_by_key(|name| (own != name.as_str(), name.clone()));
-        (1..).zip(names).map(|(id, name)| Arc::new(KernelTypes { id, name })).collect()
+        (VMLINUX_BTF_ID..).zip(names).map(|(id, name)| Arc::new(KernelTypes { id, name })).collect()
     }
 
     /// How many bytes there are.

@@ -19,7 +19,8 @@ use super::raw_map::{MapObject, OutputBuffer, Owner, output_memfd};
 use super::sampled::SampledEvent;
 use super::tracepoints::{self, KprobeSite, TracepointSite};
 use super::uprobes::{MultiSite, UprobeSite};
-use crate::loader::tracepoint::{Tracepoint, function_of};
+use crate::loader::call_function::Typed;
+use crate::loader::tracepoint::Tracepoint;
 use crate::realm::{
     Death, EventFd, ExtensionClass, Isolation, MapSlot, ProgramText, Realm, Refusal, Scope, SyscallContext, Terminal,
 };
@@ -181,6 +182,8 @@ pub struct Program {
     pub loader: u32,
     /// It is an extension of this class.
     pub extension: Option<Arc<ExtensionClass>>,
+    /// If it is of type `TRACING`, what it is attached to.
+    pub typed: Option<Typed>,
     /// Of its loader.
     pub rights: Arc<Rights>,
     /// The target side.
@@ -420,7 +423,7 @@ impl Event {
                 (row["tracepoint"], row["pid"]) = (site.tracepoint.to_string().into(), site.pid.into());
             }
             EventKind::Kprobe(site, _) => {
-                row["function"] = function_of(site.call).into();
+                row["function"] = site.function.name.as_str().into();
                 (row["ret"], row["pid"]) = (site.ret.into(), site.pid.into());
             }
             EventKind::Sampled(event, _) => event.describe(&mut row),
@@ -436,6 +439,8 @@ pub enum LinkTarget {
     Event(Arc<Event>),
     /// A raw tracepoint.
     RawTracepoint(Tracepoint),
+    /// The kernel's function that the program names by its type.
+    Typed(Typed),
     /// Many uprobes of a file.
     Uprobes(MultiSite),
 }
@@ -470,6 +475,16 @@ impl Link {
         Ok(Link { id, target: LinkTarget::RawTracepoint(tracepoint), attached: Mutex::new(Some(attached)) })
     }
 
+    /// Attaches a program of type `TRACING` to what it names; as [`Link::raw_tracepoint`].
+    /// Mirrors kernel/bpf/syscall.c:bpf_tracing_prog_attach.
+    pub fn typed(id: u32, program: Arc<Program>, typed: &Typed, cookie: u64) -> Result<Link, Refusal> {
+        let (realm, rights) = (program.realm.clone(), program.rights.clone());
+        let attached = Attached::new(&realm, program, id, vec![(typed.point(), cookie)], (None, &rights), None)?;
+        let of_function = || LinkTarget::Typed(typed.clone());
+        let target = typed.tracepoint().map_or_else(of_function, LinkTarget::RawTracepoint);
+        Ok(Link { id, target, attached: Mutex::new(Some(attached)) })
+    }
+
     /// Puts a program on many uprobes: on all, or on none. Who may do that and where it runs, the rights of the program's loader say,
     /// as for raw tracepoints. Mirrors kernel/trace/bpf_trace.c:bpf_uprobe_multi_link_attach (v6.18).
     pub fn uprobes(id: u32, program: Arc<Program>, site: MultiSite) -> Result<Link, Refusal> {
@@ -485,6 +500,11 @@ impl Link {
             (LinkTarget::RawTracepoint(tracepoint), Some(attached)) => {
                 let mut row = attached.describe(self.id);
                 row["raw_tracepoint"] = tracepoint.name().into();
+                row
+            }
+            (LinkTarget::Typed(typed), Some(attached)) => {
+                let mut row = attached.describe(self.id);
+                (row["function"], row["ret"]) = (typed.name.as_str().into(), typed.has_number().into());
                 row
             }
             (LinkTarget::Uprobes(site), Some(attached)) => {

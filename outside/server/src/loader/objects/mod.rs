@@ -35,7 +35,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 pub use attached::Attached;
-pub use kernel_types::KernelTypes;
+pub use kernel_types::{KernelTypes, VMLINUX_BTF_ID};
 pub use kinds::{Btf, Event, EventKind, Link, LinkTarget, Object, Program, Source};
 use pins::{Files, Pins};
 pub use quota::{Quota, Share};

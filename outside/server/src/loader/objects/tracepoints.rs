@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use ring3_uapi::Errno;
-use ring3_uapi::syscalls::Syscall;
 
+use crate::loader::call_function::CallFunction;
 use crate::loader::tracepoint::Tracepoint;
-use crate::realm::{Calls, Point, Refusal, SyscallContext, SyscallPoint, TaskPoint};
+use crate::realm::{Point, Refusal, SyscallContext, SyscallPoint, TaskPoint};
 
 /// `BPF_TRACE_MAX_PROGS`.
 pub const PROGRAMS_MAX: usize = 64;
@@ -63,8 +63,8 @@ impl TracepointSite {
 
 /// Where a kprobe event is: at the kernel's function of a system call.
 pub struct KprobeSite {
-    /// The system call.
-    pub call: &'static Syscall,
+    /// The function.
+    pub function: CallFunction,
     /// On return.
     pub ret: bool,
     /// Only this process.
@@ -73,7 +73,8 @@ pub struct KprobeSite {
 
 impl KprobeSite {
     pub(super) fn point(&self) -> Point {
-        point(Tracepoint::Call { calls: Calls::Of(self.call.number), exit: self.ret }, SyscallContext::Kprobe)
+        let (calls, exit) = (self.function.calls, self.ret);
+        Point::Syscall(SyscallPoint { calls, exit, context: SyscallContext::Kprobe })
     }
 }
 
