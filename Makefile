@@ -29,6 +29,8 @@ demo: build
 
 # (LLVM for the optimising tier, which a build has only with `--features llvm`.)
 test: PACKAGES += llvm-19-dev
+# (bcc's tools, and what they compile their programs with.)
+test: PACKAGES += bpfcc-tools linux-headers-amd64
 # (To install nginx or redis-server starts one, except where a policy says no, as in containers.)
 test: PACKAGES += $(if $(wildcard /usr/sbin/policy-rc.d),nginx nginx-dev redis-server)
 test: deps

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rows::{ROWS, Row, Rule, Tool};
+use rows::{OF_BCC, ROWS, Row, Rule, Tool};
 use rustix::process::Signal;
 
 use crate::root;
@@ -22,6 +22,8 @@ use crate::root;
 const READY_WITHIN: Duration = Duration::from_secs(4);
 /// A tool that says nothing is ready after this time.
 const SILENT_FOR: Duration = Duration::from_millis(1500);
+/// A tool of bcc's has compiled its programs within this time.
+const COMPILED_WITHIN: Duration = Duration::from_secs(8);
 /// What happened reaches the tool within this time.
 const ARRIVED_WITHIN: Duration = Duration::from_millis(400);
 /// A tool that is interrupted and does not end is interrupted again after this time, so often at most.
@@ -111,6 +113,8 @@ impl Row {
 struct Bench {
     directory: PathBuf,
     ring3: PathBuf,
+    /// Where bcc finds the kernel's headers, if it would not find them itself.
+    headers: Option<PathBuf>,
 }
 
 impl Bench {
@@ -118,7 +122,8 @@ impl Bench {
         let directory = std::env::temp_dir().join(format!("ring3-compat-{}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|error| format!("{}: {error}", directory.display()))?;
-        let bench = Bench { directory, ring3: root().join("target/release/ring3") };
+        let headers = headers(&directory)?;
+        let bench = Bench { directory, ring3: root().join("target/release/ring3"), headers };
         let source = root().join("tests/victims/compat.c");
         let mut gcc = Command::new("gcc");
         gcc.args(["-O2", "-g", "-pthread", "-o"]).arg(bench.victim()).arg(source);
@@ -148,6 +153,11 @@ impl Bench {
         whole.args(command.get_args()).env("RING3_RUNTIME_DIR", &self.directory);
         let path = std::env::var("PATH").unwrap_or_default();
         whole.env("PATH", format!("{path}:/usr/sbin:/sbin")).env_remove("LD_LIBRARY_PATH");
+        // (For the tools that are in Python: what they print to pipes comes at once.)
+        whole.env("PYTHONUNBUFFERED", "1");
+        if let Some(headers) = &self.headers {
+            whole.env("BCC_KERNEL_SOURCE", headers);
+        }
         whole
     }
 
@@ -162,13 +172,15 @@ impl Bench {
         };
         let out = lines(tool.stdout.take().expect("piped"));
         let errors = lines(tool.stderr.take().expect("piped"));
-        let mut run = Run { out: until_ready(&mut tool, &out), ..Run::default() };
+        let compiles = matches!(row.tool, Tool::Command(name, _) if name.ends_with(OF_BCC));
+        let mut run = Run { out: until_ready(&mut tool, &out, compiles), ..Run::default() };
         let mut target = self.under(place, "start", &Command::new(&victim));
         let worked = target.stdout(Stdio::null()).stderr(Stdio::null()).status();
         if !worked.is_ok_and(|status| status.success()) {
             return Err("the victim failed".into());
         }
-        std::thread::sleep(ARRIVED_WITHIN);
+        // (Some of bcc's tools print once a second.)
+        std::thread::sleep(if compiles { ARRIVED_WITHIN + Duration::from_secs(1) } else { ARRIVED_WITHIN });
         let pid = rustix::process::Pid::from_raw(tool.id() as i32).expect("a process id");
         let _ = rustix::process::kill_process(pid, Signal::INT);
         let (mut asked, mut looks) = (Instant::now(), 0);
@@ -203,6 +215,17 @@ impl Drop for Bench {
     }
 }
 
+/// A tree of headers of Debian's for bcc, if the running kernel has none where bcc looks: `None` if it has, or if none are installed.
+fn headers(directory: &Path) -> Result<Option<PathBuf>, String> {
+    let output = Command::new("sh").arg(root().join("tests/headers.sh")).arg(directory).output();
+    let output = output.map_err(|error| format!("sh: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("headers.sh: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let path = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    Ok(Some(path).filter(|path| !path.is_empty()).map(PathBuf::from))
+}
+
 /// The lines of a pipe, read by a thread.
 fn lines(pipe: impl std::io::Read + Send + 'static) -> Receiver<String> {
     let (tell, told) = channel();
@@ -217,16 +240,21 @@ fn lines(pipe: impl std::io::Read + Send + 'static) -> Receiver<String> {
     told
 }
 
-/// What a tool prints until it is ready.
-fn until_ready(tool: &mut Child, out: &Receiver<String>) -> Vec<String> {
+/// What a tool prints until it is ready; one that `compiles` says something only then.
+fn until_ready(tool: &mut Child, out: &Receiver<String>, compiles: bool) -> Vec<String> {
     let (mut said, began) = (vec![], Instant::now());
     let mut silent_since = Instant::now();
-    while began.elapsed() < READY_WITHIN && silent_since.elapsed() < SILENT_FOR {
+    let within = if compiles { COMPILED_WITHIN } else { READY_WITHIN };
+    let awaits = |said: &[String], silent: Duration| compiles && said.is_empty() || silent < SILENT_FOR;
+    while began.elapsed() < within && awaits(&said, silent_since.elapsed()) {
         if tool.try_wait().is_ok_and(|ended| ended.is_some()) {
             break;
         }
         if let Ok(line) = out.recv_timeout(Duration::from_millis(20)) {
-            silent_since = Instant::now();
+            // (Some of bcc's tell the time each second.)
+            if !compiles || said.is_empty() {
+                silent_since = Instant::now();
+            }
             let is_up = line == UP;
             said.push(line);
             if is_up {
@@ -263,9 +291,16 @@ fn events(lines: &[String]) -> u64 {
     lines.iter().filter_map(bar).sum()
 }
 
+/// Whether a line tells the time of day and nothing else.
+fn is_time(line: &str) -> bool {
+    let parts: Vec<&str> = line.trim_matches(['[', ']']).split(':').collect();
+    parts.len() == 3 && parts.iter().all(|part| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 /// What two runs must have in common.
 fn compared(rule: Rule, run: &Run) -> Vec<String> {
-    let is_said = |line: &&String| !line.is_empty() && !line.starts_with("Attaching") && *line != UP;
+    let is_said =
+        |line: &&String| !line.is_empty() && !line.starts_with("Attaching") && *line != UP && !is_time(line);
     let said = || run.out.iter().filter(is_said);
     match rule {
         Rule::Lines => {
@@ -297,7 +332,8 @@ fn reason(run: &Run) -> String {
 
 fn judge(row: &Row, kernel: &Run, ours: &Run) -> Verdict {
     let [theirs, mine] = [kernel, ours].map(|run| compared(row.rule, run));
-    let fails = |run: &Run| run.hung || !run.is_success;
+    // (One that ends by the interrupt has said more than its header.)
+    let fails = |run: &Run| run.hung || !run.is_success && compared(row.rule, run).len() < 2;
     match (fails(kernel), fails(ours)) {
         (true, true) => Verdict::NotHere(format!("kernel: {}; ring3: {}", reason(kernel), reason(ours))),
         (true, false) => Verdict::NotHere(format!("kernel: {}; under ring3 it runs", reason(kernel))),
@@ -365,7 +401,7 @@ fn write_table(path: &Path, lines: &[String]) -> Result<(), String> {
     let [same, differ, refused, not_here] = [SAME, DIFFERS, REFUSED, NOT_HERE].map(count);
     let sums = format!("{same} same, {differ} differ, {refused} refused, {not_here} do not run on this kernel");
     println!("{sums}");
-    let (bpftrace, tools) = (version("bpftrace"), version("libbpf-tools"));
+    let [bpftrace, tools, bcc] = ["bpftrace", "libbpf-tools", "bpfcc-tools"].map(version);
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let kernel = release.split(['.', '-']).take(2).collect::<Vec<_>>().join(".");
     let table: String = lines.iter().map(|line| format!("{line}\n")).collect();
@@ -373,7 +409,7 @@ fn write_table(path: &Path, lines: &[String]) -> Result<(), String> {
         "# Compatibility\n\nWritten by `cargo xtask compat`; `cargo xtask compat NAME` runs rows alone, shows what both print, and writes them \
          here. Each\ntool runs twice as root with the same victim (`tests/victims/compat.c`): on the kernel, and as `ring3 load -- TOOL`\nwith \
          the victim begun by `ring3 start` (system calls are seen of targets). The rule says what must be equal. Scripts are\nprograms of \
-         `bpftrace -e`, `{{P}}` is the victim.\n\nbpftrace {bpftrace}, libbpf-tools {tools}, kernel {kernel} (without kprobes).\n\n{sums}.\n\n\
+         `bpftrace -e`, `{{P}}` is the victim.\n\nbpftrace {bpftrace}, libbpf-tools {tools}, bcc {bcc}, kernel {kernel} (without kprobes).\n\n{sums}.\n\n\
          | tool | rule | verdict | reason |\n|---|---|---|---|\n{table}"
     );
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))

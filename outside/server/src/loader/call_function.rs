@@ -10,6 +10,9 @@ use crate::realm::{Calls, Point, SyscallContext, SyscallPoint};
 /// What the name of a system call's function in the kernel begins with (arch/x86/include/asm/syscall_wrapper.h).
 pub(crate) const PREFIX: &str = "__x64_sys_";
 
+/// What it began with before.
+const OLD_PREFIX: &str = "sys_";
+
 /// What there is here of the kernel's functions.
 pub(super) const HERE: &str =
     "in user space there are the functions __x64_sys_* of system calls, at their entry and return";
@@ -31,10 +34,14 @@ pub struct CallFunction {
 impl CallFunction {
     /// The one with this name. The kernel also has some that no 64-bit program can call, `__x64_sys_stat` say: tools that attach to
     /// each of several functions expect that.
+    ///
+    /// `sys_openat`, as kernels before Linux 4.17 call it, is `__x64_sys_openat`: bcc asks for that where it cannot read addresses
+    /// in /proc/kallsyms, as an ordinary user cannot.
     pub(super) fn named(name: &str) -> Option<CallFunction> {
+        let name = &name.strip_prefix(OLD_PREFIX).map_or(name.to_owned(), |call| format!("{PREFIX}{call}"));
         let known = name.strip_prefix(PREFIX).and_then(syscalls::by_name).map(|call| Calls::Of(call.number));
         let never = || kernel::known().call_functions.values().any(|other| other == name).then_some(Calls::Never);
-        Some(CallFunction { name: name.to_owned(), calls: known.or_else(never)? })
+        Some(CallFunction { name: name.clone(), calls: known.or_else(never)? })
     }
 }
 

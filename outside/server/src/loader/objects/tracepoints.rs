@@ -89,6 +89,7 @@ pub(super) fn point(tracepoint: Tracepoint, context: SyscallContext) -> Point {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::realm::Calls;
 
     #[test]
     fn a_tracepoint_has_each_program_once_and_64_at_most() {
