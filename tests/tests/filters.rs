@@ -174,3 +174,62 @@ fn so_is_one_of_an_ordinary_users_server() {
     }
     filtered_later(&Bench::ring3_as(65534));
 }
+
+/// A victim that minds where its calls are made, and the ways in which it does.
+fn minding(how: &str) -> (std::path::PathBuf, [String; 2]) {
+    (victim("where", "gcc", "where.c", &[]), [how.to_owned(), "later".to_owned()])
+}
+const WAYS: [&str; 3] = ["filter", "range", "selector"];
+
+/// Ends a victim that said "good" each time; what it was told on its terminal.
+#[track_caller]
+fn goes_on(mut process: Process) -> Vec<String> {
+    converse(&mut process, &[("", "good"), ("", "good")]);
+    let (code, lines, errors) = process.finish();
+    assert_eq!((code, lines.len()), (Some(7), 0), "{errors:?}");
+    errors
+}
+
+/// ring3 makes a program's calls from other places; so it lets a process go that is about to mind.
+#[test]
+fn a_target_that_minds_where_its_calls_are_made_is_let_go() {
+    for tool in [None, Some("raw"), Some("named")] {
+        for how in WAYS {
+            let bench = Bench::ring3();
+            let (victim, arguments) = minding(how);
+            let mut counter = bench.counting(&[&format!("{}:work", victim.display())]);
+            let tool = tool.map(|kind| {
+                let mut tool = Process::start(bench.load(programs().join("calls")).arg(kind));
+                assert_eq!(tool.line(), "attached");
+                tool
+            });
+            let process = ready(bench.target(&victim).args(&arguments));
+            let pid = process.pid();
+            let told = goes_on(process);
+            assert!(told.iter().any(|line| line.contains("is let go: it is about to")), "{how}: {told:?}");
+            let let_go = bench.status()["server"]["let_go"].to_string();
+            assert!(let_go.contains(&format!("[{pid},")), "{let_go}");
+            drop((tool, counter.total(&format!("{}:work", victim.display()))));
+        }
+    }
+}
+
+/// One that does already is refused, and told of nothing.
+#[test]
+fn a_process_that_minds_where_its_calls_are_made_is_refused() {
+    for how in WAYS {
+        if how == "filter" && !is_root() {
+            println!("SKIPPED IN PART: to read filters needs root");
+            continue;
+        }
+        let bench = Bench::ring3();
+        let (victim, [how, _]) = minding(how);
+        let mut counter = bench.counting(&[&format!("{}:work", victim.display())]);
+        let process = ready(std::process::Command::new(&victim).arg(&how));
+        let (code, _, error) = bench.run(&["attach", &process.pid().to_string()]);
+        assert_eq!(code, Some(1), "{how}: {error}");
+        assert!(error.contains("where calls are made") || error.contains("catches its own system calls"), "{error}");
+        assert_eq!(goes_on(process), Vec::<String>::new());
+        drop(counter.total(&format!("{}:work", victim.display())));
+    }
+}

@@ -224,6 +224,14 @@ pub(crate) fn filter_given(regs: &PtRegs, number: i64) -> Option<u64> {
     }
 }
 
+/// Whether a thread is about to have its own calls dispatched, by where they are made. Those of the agent, and the program's own that are
+/// made from trampolines, would be too.
+pub(crate) fn dispatches(regs: &PtRegs, number: i64) -> bool {
+    number == nr::PRCTL
+        && u64::from(regs.rdi as u32) == PR_SET_SYSCALL_USER_DISPATCH
+        && regs.rsi == PR_SYS_DISPATCH_ON
+}
+
 /// Whether a call unmaps the stack that it is made on, as threads do that end.
 fn unmaps_stack(regs: &PtRegs) -> bool {
     regs.rsp.wrapping_sub(regs.rdi) <= regs.rsi

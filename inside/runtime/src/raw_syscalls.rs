@@ -326,6 +326,10 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
     {
         state(base).no_syscalls.store(1, Release);
     }
+    if raw_sud::dispatches(regs, number) {
+        file(base, request::KIND_OWN_DISPATCH, own_ids(), 0, true);
+        state(base).no_syscalls.store(1, Release);
+    }
     false
 }
 

@@ -47,6 +47,11 @@ pub enum Error {
         /// What is in the way.
         why: String,
     },
+    /// A thread of the process catches its own system calls (syscall user dispatch); those that are made for us would be caught, too.
+    OwnDispatch {
+        /// The process.
+        pid: u32,
+    },
     /// A thread did not stop in time.
     ThreadDoesNotStop {
         /// The thread.
@@ -140,6 +145,10 @@ impl fmt::Display for Error {
             Error::Seccomp { pid, why } => {
                 write!(f, "process {pid} has a seccomp filter that could kill it for ring3's system calls: {why}")
             }
+            Error::OwnDispatch { pid } => write!(
+                f,
+                "process {pid} catches its own system calls (syscall user dispatch), and would catch ring3's"
+            ),
             Error::ThreadDoesNotStop { tid, state } => write!(
                 f,
                 "thread {tid} does not stop (state {state}: waiting in the kernel, for a vfork child or a device?); nothing was changed"

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use ring3_layout::filter::AGENT_CALLS_MAX;
 use ring3_uapi::pidfd::PIDFD_GET_INFO;
-use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows};
+use ring3_uapi::seccomp::{FilterInsn, FilteredCall, allows, judges_places};
 
 use crate::Error;
 use crate::process::{Statuses, ancestors, proc_file, started, status_field, threads};
@@ -47,6 +47,11 @@ impl Filters {
     pub fn allow(&self, call: &FilteredCall) -> bool {
         (!self.strict || STRICT_CALLS.contains(&i64::from(call.number)))
             && self.programs.iter().all(|one| allows(one, call))
+    }
+
+    /// Whether one looks at where calls are made.
+    pub fn judge_places(&self) -> bool {
+        self.programs.iter().any(|one| judges_places(one))
     }
 
     /// The first call that is needed and not allowed: by injecting, by the way home if we die meanwhile, or by the agent, which

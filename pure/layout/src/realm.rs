@@ -78,6 +78,8 @@ pub mod request {
     pub const KIND_OVER_BUDGET: u32 = 7;
     /// A program has faulted: say how its caller goes on. `argument` is the address of a [`crate::fault::Fault`].
     pub const KIND_FAULT: u32 = 8;
+    /// This thread is about to catch its own calls by where they are made (`PR_SET_SYSCALL_USER_DISPATCH`): let the process go.
+    pub const KIND_OWN_DISPATCH: u32 = 9;
 }
 
 /// What an agent asks of the server.

@@ -71,6 +71,13 @@ impl FilteredCall {
     }
 }
 
+/// Whether a filter looks at where calls are made (`instruction_pointer` of `struct seccomp_data`): a program's own would be judged
+/// differently from another place.
+pub fn judges_places(filter: &[FilterInsn]) -> bool {
+    const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+    filter.iter().any(|insn| insn.code == LOAD_WORD && matches!(insn.k, 8 | 12))
+}
+
 /// Whether a filter certainly lets a call be made. What cannot be found out is not allowed.
 pub fn allows(filter: &[FilterInsn], call: &FilteredCall) -> bool {
     strictest(filter, call).is_some_and(|action| matches!(action, RET_ALLOW | RET_LOG))

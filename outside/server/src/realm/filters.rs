@@ -2,7 +2,9 @@
 //!
 //! Filters that exist when a process becomes a target are read then. If they forbid a necessary call, the process is refused.
 //! When a target is about to install a filter, the agent announces it (`request::KIND_FILTER`) and waits: the server denies the
-//! forbidden calls to the agent before the filter applies. If the server cannot read filters, it detaches from the target.
+//! forbidden calls to the agent before the filter applies. If the server cannot read filters, or if a filter looks at where calls are
+//! made, which trampolines change, it detaches from the target. So it does if a thread is about to catch its own calls by where they
+//! are made (`request::KIND_OWN_DISPATCH`), and refuses a process in which one does.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -19,6 +21,16 @@ impl Target {
     /// (Those of loaders, which have what they start as targets, too, let everything pass in the end.)
     pub(super) fn respect(&self, shared: &Shared, stopped: &inject::Stopped) -> Result<(), inject::Error> {
         let filters = stopped.filters()?.without(&shared.loader_filter);
+        for tid in stopped.threads() {
+            // (Kernels before Linux 6.4 do not tell.)
+            if stopped.dispatch(*tid).is_ok_and(|dispatch| dispatch.mode != 0) {
+                return Err(inject::Error::OwnDispatch { pid: self.pid });
+            }
+        }
+        if filters.judge_places() {
+            let why = "it looks at where calls are made".to_owned();
+            return Err(inject::Error::Seccomp { pid: self.pid, why });
+        }
         if let Some(call) = filters.in_the_way() {
             return Err(inject::Error::Seccomp { pid: self.pid, why: format!("it does not allow {call}") });
         }

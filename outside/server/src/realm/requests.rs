@@ -215,7 +215,10 @@ impl Actor {
             self.adopt_children_of(owner);
         }
         let requester = requester(&self.targets).unwrap_or(owner);
-        let stops_requester = matches!(kind, request::KIND_SUD_OFF | request::KIND_TRAPS_OFF | request::KIND_FILTER);
+        let stops_requester = matches!(
+            kind,
+            request::KIND_SUD_OFF | request::KIND_TRAPS_OFF | request::KIND_FILTER | request::KIND_OWN_DISPATCH
+        );
         if stops_requester && self.executions.contains_key(&requester) {
             // Only the thread that follows its `execve` may stop it now. When that ends, requests are looked at again.
             return Served::Handed;
@@ -249,6 +252,10 @@ impl Actor {
                 }
             },
             request::KIND_FILTER => self.meet_filter((requester, pid), argument),
+            request::KIND_OWN_DISPATCH => {
+                const WHY: &str = "it is about to catch its own system calls (syscall user dispatch)";
+                self.let_go_at_once((requester, pid), WHY);
+            }
             request::KIND_MAPPING_ADDED => {
                 self.look_for_large_files(requester);
                 if self.awaits_files(requester) {
@@ -304,20 +311,32 @@ impl Actor {
     /// A process that runs with a target's tables is about to filter its calls: the target, or a child that calls itself `own_pid`.
     fn meet_filter(&mut self, (pid, own_pid): (u32, u32), argument: u64) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
-        // (A `vfork` child has the same memory.)
-        let is_own = target.own_pid == own_pid;
         let Some(filter) = filters::filter_at(pid, argument) else { return };
         target.deny(&filter);
-        if is_own && !rustix::process::geteuid().is_root() {
-            self.detach_with_reason(
-                pid,
+        if filter.judge_places() {
+            self.let_go_at_once(
+                (pid, own_pid),
+                "it is about to filter its system calls by where they are made (seccomp)",
+            );
+        } else if !rustix::process::geteuid().is_root() {
+            self.let_go_at_once(
+                (pid, own_pid),
                 "it is about to filter its system calls, and only root could read its filters",
             );
-            // What is written into its code is taken back while it may be stopped. A thread is inside, the rest follows.
-            let left = self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO));
-            if let Some(Err(error)) = left {
-                tracing::warn!(pid, "not detached yet: {error}");
-            }
+        }
+    }
+
+    /// A thread of a target, which waits for the answer, is about to do something with which it cannot be one.
+    fn let_go_at_once(&mut self, (pid, own_pid): (u32, u32), why: &str) {
+        // (A `vfork` child has the same memory.)
+        if self.targets.get(&pid).is_none_or(|target| target.own_pid != own_pid) {
+            return;
+        }
+        self.detach_with_reason(pid, why);
+        // What is written into its code is taken back while it may be stopped. A thread is inside, the rest follows.
+        let left = self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO));
+        if let Some(Err(error)) = left {
+            tracing::warn!(pid, "not detached yet: {error}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! The server keeps no descriptor for that: a process that waits for the end of a pipe would then wait for the server. It
 //! duplicates the process's own descriptor when there is something to report, if that is still the same file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 
 use ring3_inject as inject;
@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::AttachmentId;
 use super::target::{Link, Target};
+use super::tracer::Actor;
 
 /// Reasons that are written out.
 const REASONS_MAX: usize = 3;
@@ -72,6 +73,21 @@ pub(super) enum ReportTo {
     Requester,
     /// The loader that is just attaching these links gets an error; else as `Starter`.
     RequesterOf { first: AttachmentId, last: AttachmentId },
+}
+
+impl Actor {
+    /// Detaches from a target that cannot be one any more, in the background, and says so.
+    pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        tracing::warn!(pid, comm = target.comm, "let go: {why}");
+        let of_loaders = || target.links_for(&self.links).filter_map(|(_, spec)| spec.terminal).collect();
+        let terminals: BTreeSet<Terminal> = target.terminal.map_or_else(of_loaders, |one| BTreeSet::from([one]));
+        for terminal in terminals {
+            terminal.say(&format!("process {pid} ({}) is let go: {why}", target.comm));
+        }
+        self.shared.note_let_go(pid, &target.comm, why);
+        target.begin_detach();
+    }
 }
 
 impl Target {

@@ -724,17 +724,6 @@ impl Actor {
         }
     }
 
-    /// Detaches from a target, for a reason that whoever began it reads.
-    pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
-        let Some(target) = self.targets.get_mut(&pid) else { return };
-        tracing::warn!(pid, comm = target.comm, "let go: {why}");
-        if let Some(terminal) = target.terminal {
-            terminal.say(&format!("process {pid} ({}) is let go: {why}", target.comm));
-        }
-        self.shared.note_let_go(pid, &target.comm, why);
-        target.begin_detach();
-    }
-
     /// Whatever processes run with.
     pub(super) fn all_tables(&self) -> impl Iterator<Item = &Target> {
         self.targets.values().chain(&self.forks_only)
@@ -887,7 +876,9 @@ fn errno_of(error: &inject::Error) -> Errno {
     match error {
         error if error.is_breakpoint() => Errno::EBUSY,
         error if error.is_gone() => Errno::ESRCH,
-        inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } => Errno::EPERM,
+        inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } | inject::Error::OwnDispatch { .. } => {
+            Errno::EPERM
+        }
         inject::Error::AlreadyTraced { .. } | inject::Error::ThreadDoesNotStop { .. } => Errno::EBUSY,
         _ => Errno::EINVAL,
     }
