@@ -209,7 +209,8 @@ fn a_target_that_minds_where_its_calls_are_made_is_let_go() {
             assert!(told.iter().any(|line| line.contains("is let go: it is about to")), "{how}: {told:?}");
             let let_go = bench.status()["server"]["let_go"].to_string();
             assert!(let_go.contains(&format!("[{pid},")), "{let_go}");
-            drop((tool, counter.total(&format!("{}:work", victim.display()))));
+            counter.total(&format!("{}:work", victim.display()));
+            drop(tool);
         }
     }
 }
@@ -230,6 +231,6 @@ fn a_process_that_minds_where_its_calls_are_made_is_refused() {
         assert_eq!(code, Some(1), "{how}: {error}");
         assert!(error.contains("where calls are made") || error.contains("catches its own system calls"), "{error}");
         assert_eq!(goes_on(process), Vec::<String>::new());
-        drop(counter.total(&format!("{}:work", victim.display())));
+        counter.total(&format!("{}:work", victim.display()));
     }
 }

@@ -26,6 +26,7 @@ pub mod raw_guarded;
 pub mod raw_helpers;
 mod raw_identity;
 mod raw_kernel;
+mod raw_limits;
 pub mod raw_memory;
 mod raw_proc;
 mod raw_protection;

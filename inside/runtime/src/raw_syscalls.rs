@@ -31,6 +31,7 @@ use crate::raw_cancellation;
 use crate::raw_clock;
 use crate::raw_dispatch::{TAKEN_BYTES, abandoned_by_longjmp, attachments, hit, is_for, miss, run_guarded, run_one};
 use crate::raw_identity;
+use crate::raw_limits;
 use crate::raw_memory::read_own;
 use crate::raw_request::{control, file};
 use crate::raw_sampled::stand_for;
@@ -291,8 +292,8 @@ pub(crate) unsafe fn begin(base: u64, regs: *mut PtRegs, number: i64, passed: u3
             }
         }
     }
-    if let Some(result) = raw_sud::before(base, regs, number, mask).or_else(|| raw_clock::before(base, regs, number))
-    {
+    let result = raw_sud::before(base, regs, number, mask).or_else(|| raw_clock::before(base, regs, number));
+    if let Some(result) = result.or_else(|| raw_limits::before(base, regs, number)) {
         // SAFETY: the caller's promise.
         unsafe { end_at_once(base, shown, regs, number, result as u64) };
         return true;

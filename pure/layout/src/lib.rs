@@ -13,6 +13,7 @@ pub mod counter;
 pub mod fault;
 pub mod filter;
 pub mod frame;
+pub mod limit;
 pub mod map;
 pub mod owner;
 pub mod packet;

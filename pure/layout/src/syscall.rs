@@ -49,7 +49,7 @@ pub const TRACED_DONE_AT: u64 = TRACED_AT + COPY_BYTES * (CLONE_SYSCALLS.len() a
 /// call's number cannot be looked up any more; so each has a copy of its own.
 pub const CLONE_SYSCALLS: [i64; 4] = [nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3];
 /// Other calls at whose beginning or end the agent has more to do than to run programs.
-pub const SLOW_PATH_SYSCALLS: [i64; 18] = [
+pub const SLOW_PATH_SYSCALLS: [i64; 21] = [
     nr::MMAP,
     nr::MPROTECT,
     nr::RT_SIGACTION,
@@ -68,6 +68,9 @@ pub const SLOW_PATH_SYSCALLS: [i64; 18] = [
     nr::EXECVEAT,
     nr::PKEY_MPROTECT,
     nr::PIDFD_SEND_SIGNAL,
+    nr::GETRLIMIT,
+    nr::SETRLIMIT,
+    nr::PRLIMIT64,
 ];
 /// Calls that may set a signal mask for as long as they take.
 pub const MASK_SETTERS: [i64; 7] = [

@@ -27,6 +27,7 @@ mod garbage;
 mod hosted;
 mod leftovers;
 mod libraries;
+mod limits;
 mod map_sources;
 mod meant;
 mod modules;

@@ -27,7 +27,7 @@ use zerocopy::FromBytes;
 use super::ahead::STOPPED_TWICE_THREADS_MAX;
 use super::raw_mapping::{read_process, read_value, value_from};
 use super::target::STOP_WITHIN;
-use super::{actions, faults, restore_calls, sud, traps};
+use super::{actions, faults, limits, restore_calls, sud, traps};
 
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
@@ -197,6 +197,7 @@ impl Cleaning {
             stopped.unmap(area.base, area.bytes)?;
         }
         inject::unmap_region(stopped, self.region)?;
+        limits::take_back(self.pid);
         Ok(true)
     }
 

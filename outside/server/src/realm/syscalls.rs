@@ -103,6 +103,8 @@ impl SyscallInterest {
             Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
             // A process may filter its calls whatever it is traced for.
             Some(nr::PRCTL | nr::SECCOMP) => true,
+            // Or limit its address space, of which ring3 takes some.
+            Some(nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64) => true,
             Some(number) if self.unnamed && Calls::Unnamed.has(number as u32) => true,
             Some(number) => self.any && (self.all || self.numbers.contains(&(number as u32)) || is_watched(number)),
             // (Nobody is executed from where threads are cancelled.)
@@ -867,6 +869,7 @@ fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
         nr::ARCH_PRCTL => any,
         // (Also when nobody wants anything any more, and sites cannot be restored at present.)
         nr::RT_SIGACTION | nr::RT_SIGRETURN | nr::PRCTL | nr::SECCOMP => !exit,
+        nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64 => !exit,
         number if IDENTITY_CHANGERS.contains(&number) => !exit,
         nr::EXECVE | nr::EXECVEAT => follow && !exit,
         _ => false,

@@ -28,6 +28,7 @@ use super::faults::FaultState;
 use super::forks::WitnessFile;
 use super::hosted::Host;
 use super::libraries::{Program, vdso_clock_gettime};
+use super::limits;
 use super::map_sources::{opened_for_targets, sources};
 use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
@@ -326,9 +327,11 @@ impl Target {
             self.write_header(shared, region.base);
             self.announce_maps(map_files.iter().map(|(slot, _)| *slot), &region.maps);
         };
+        limits::make_room(self.pid);
         let mapped = inject::map_region(stopped, &files, &sent, FIRST_STUB_AREA_BYTES, announce);
         let region = mapped.map_err(|error| {
             self.unprotect(stopped);
+            limits::take_back(self.pid);
             refusal_of(error)
         })?;
         self.region = region.base;

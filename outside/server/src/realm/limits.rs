@@ -1,0 +1,37 @@
+//! The limit of a target's address space: it gets room for what ring3 maps ([`ring3_layout::limit`]). Limits that the program sets
+//! later the agent raises (`inside/runtime/src/raw_limits.rs`).
+
+use ring3_layout::limit::{INFINITE, before, raised};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+/// The soft and the hard limit of a process, bytes.
+fn limits(pid: u32) -> Option<[u64; 2]> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let mut words = text.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace();
+    let mut limit = || match words.next()? {
+        "unlimited" => Some(INFINITE),
+        bytes => bytes.parse().ok(),
+    };
+    Some([limit()?, limit()?])
+}
+
+/// Sets each of the limits that is to be another one. Whoever must not raise the hard limit raises none.
+fn change(pid: u32, change: impl Fn(u64) -> u64) {
+    let Some(now) = limits(pid) else { return };
+    let wanted = now.map(change);
+    let finite = |limit: u64| Some(limit).filter(|limit| *limit != INFINITE);
+    let new = Rlimit { current: finite(wanted[0]), maximum: finite(wanted[1]) };
+    if let (true, Some(process)) = (wanted != now, Pid::from_raw(pid as i32)) {
+        let _ = prlimit(Some(process), Resource::As, new);
+    }
+}
+
+/// A process is about to become a target.
+pub(super) fn make_room(pid: u32) {
+    change(pid, |limit| if before(limit).is_some() { limit } else { raised(limit) });
+}
+
+/// It is none any more.
+pub(super) fn take_back(pid: u32) {
+    change(pid, |limit| before(limit).unwrap_or(limit));
+}
