@@ -35,7 +35,8 @@ fn limits(pid: u32) -> String {
 #[test]
 fn a_process_with_a_limit_is_given_room_and_has_its_limit_again_afterwards() {
     let bench = Bench::ring3();
-    let script = "ulimit -S -v 600000; echo ready; read line; x=$(head -c 100000000 /dev/zero | tr '\\0' x); echo ${#x}";
+    let script =
+        "ulimit -S -v 600000; echo ready; read line; x=$(head -c 100000000 /dev/zero | tr '\\0' x); echo ${#x}";
     let mut process = ready(Command::new("bash").args(["-c", script]));
     let before = limits(process.pid());
     let (code, _, error) = bench.run(&["attach", &process.pid().to_string()]);

@@ -296,3 +296,21 @@ fn a_large_file_is_analysed_before_its_process_goes_on() {
     assert_eq!(code, Some(0), "{error}");
     assert_eq!(process.finish().0, Some(0));
 }
+
+/// Blocks are for 1024 threads at a time. That further ones are not seen is said, once.
+#[test]
+fn more_threads_than_there_are_blocks_are_told_of() {
+    let victim = victim("crowd", "gcc", "crowd.c", &[]);
+    let bench = Bench::ring3();
+    let probe = format!("{}:work", victim.display());
+    let mut counter = bench.counting(&[&probe]);
+    let (code, lines, errors) = Process::start(bench.target(&victim).arg("1000")).finish();
+    assert_eq!((code, lines, errors.len()), (Some(0), vec!["1000".to_owned()], 0), "{errors:?}");
+    assert_eq!(counter.total(&probe), 1000);
+    let (code, lines, errors) = Process::start(bench.target(&victim).arg("1200")).finish();
+    assert_eq!((code, lines), (Some(0), vec!["1200".to_owned()]), "{errors:?}");
+    let told = errors.iter().filter(|line| line.contains("has more than 1024 threads at a time"));
+    assert_eq!(told.count(), 1, "{errors:?}");
+    let seen = counter.total(&probe) - 1000;
+    assert!((1000..1200).contains(&seen), "{seen}");
+}

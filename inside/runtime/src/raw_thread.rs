@@ -157,8 +157,13 @@ fn claim_block(base: u64) -> *mut ThreadBlock {
         0 => NO_FS,
         fs => fs,
     };
-    let Some((index, ids)) = own_ids(base).and_then(|ids| Some((claim(base, fs)?, ids))) else {
-        state(base).missed_no_block.fetch_add(1, Relaxed);
+    let ids = own_ids(base);
+    let Some((index, ids)) = ids.and_then(|ids| Some((claim(base, fs)?, ids))) else {
+        let is_first = state(base).missed_no_block.fetch_add(1, Relaxed) == 0;
+        if let Some((_, tid)) = ids.filter(|_| is_first) {
+            let pid = syscall0(nr::GETPID) as u64;
+            raw_request::file(base, request::KIND_NO_BLOCK, pid << 32 | tid, 0, false);
+        }
         return core::ptr::null_mut();
     };
     let block = block_address(base, index) as *mut ThreadBlock;

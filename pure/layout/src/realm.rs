@@ -80,6 +80,8 @@ pub mod request {
     pub const KIND_FAULT: u32 = 8;
     /// This thread is about to catch its own calls by where they are made (`PR_SET_SYSCALL_USER_DISPATCH`): let the process go.
     pub const KIND_OWN_DISPATCH: u32 = 9;
+    /// There was no block for this thread, the first one: more threads than there are blocks. Say that they are not seen.
+    pub const KIND_NO_BLOCK: u32 = 10;
 }
 
 /// What an agent asks of the server.

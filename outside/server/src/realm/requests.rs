@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use ring3_layout::realm::{Request, request};
+use ring3_layout::thread::THREADS_MAX;
 
 use super::executions::{Announcer, InheritedState};
 use super::owners::Death;
@@ -252,6 +253,12 @@ impl Actor {
                 }
             },
             request::KIND_FILTER => self.meet_filter((requester, pid), argument),
+            request::KIND_NO_BLOCK => {
+                let what = format!(
+                    "has more than {THREADS_MAX} threads at a time: what further ones do is not seen; `ring3 status` counts it"
+                );
+                self.say_of(requester, &what);
+            }
             request::KIND_OWN_DISPATCH => {
                 const WHY: &str = "it is about to catch its own system calls (syscall user dispatch)";
                 self.let_go_at_once((requester, pid), WHY);

@@ -78,15 +78,21 @@ pub(super) enum ReportTo {
 impl Actor {
     /// Detaches from a target that cannot be one any more, in the background, and says so.
     pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
+        self.say_of(pid, &format!("is let go: {why}"));
         let Some(target) = self.targets.get_mut(&pid) else { return };
-        tracing::warn!(pid, comm = target.comm, "let go: {why}");
+        self.shared.note_let_go(pid, &target.comm, why);
+        target.begin_detach();
+    }
+
+    /// Says something of a target to whoever began it, else to the tools whose links it has.
+    pub(super) fn say_of(&self, pid: u32, what: &str) {
+        let Some(target) = self.targets.get(&pid) else { return };
+        tracing::warn!(pid, comm = target.comm, "{what}");
         let of_loaders = || target.links_for(&self.links).filter_map(|(_, spec)| spec.terminal).collect();
         let terminals: BTreeSet<Terminal> = target.terminal.map_or_else(of_loaders, |one| BTreeSet::from([one]));
         for terminal in terminals {
-            terminal.say(&format!("process {pid} ({}) is let go: {why}", target.comm));
+            terminal.say(&format!("process {pid} ({}) {what}", target.comm));
         }
-        self.shared.note_let_go(pid, &target.comm, why);
-        target.begin_detach();
     }
 }
 
