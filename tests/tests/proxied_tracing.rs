@@ -67,7 +67,8 @@ fn obey(servers: OwnedFd) {
         let line = line.expect("text");
         let (pid, family) = line.split_once(' ').expect("two ids");
         let [pid, family] = [pid, family].map(|id| id.parse().expect("an id"));
-        let request = Request::Attach { pid, follow: true, for_links: false, of_family: Some(family) };
+        let request =
+            Request::Attach { pid, follow: true, for_links: false, of_family: Some(family), before_program: false };
         match connection.ask(&request, None) {
             Ok(_) => println!("attached"),
             Err(why) => println!("refused: {why}"),

@@ -157,6 +157,21 @@ fn every_call_is_counted_of_threads_children_and_after_exec() {
 }
 
 #[test]
+fn what_ring3_does_before_the_program_begins_is_not_analysed() {
+    // (ring3 and the libraries that it is linked to may be large: their analysis would take seconds.)
+    const TICKS_MAX: u64 = 150;
+    let bench = Bench::ring3();
+    let (code, shown) = trace(&bench, &["-e", "execve,exit_group"], &["true"]);
+    assert_eq!(code, Some(0));
+    let names: Vec<String> = calls(&shown).into_iter().map(|call| call.name).collect();
+    assert_eq!(names, ["execve", "exit_group"], "{shown}");
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", bench.server())).expect("the server runs");
+    let fields: Vec<&str> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
+    let ticks = |field: usize| fields[field - 3].parse::<u64>().expect("a number");
+    assert!(ticks(14) + ticks(15) < TICKS_MAX, "the server has worked for that: {stat}");
+}
+
+#[test]
 fn a_filter_leaves_what_it_says() {
     let bench = Bench::ring3();
     let asks = asks();

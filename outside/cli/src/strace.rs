@@ -401,7 +401,8 @@ fn answer(connection: &Connection, strace: u32, message: &[u8], along: Option<Ow
     let message = std::str::from_utf8(message).map_err(|error| error.to_string())?;
     if let Some(pid) = message.strip_prefix(ATTACH) {
         let pid = pid.parse().map_err(|_| format!("{message}: no process id"))?;
-        let request = Request::Attach { pid, follow: true, for_links: true, of_family: Some(strace) };
+        let request =
+            Request::Attach { pid, follow: true, for_links: true, of_family: Some(strace), before_program: false };
         return connection.ask(&request, None).map(drop);
     }
     if let Some(pid) = message.strip_prefix(DETACH) {

@@ -114,7 +114,16 @@ impl Begun {
         let mut session = Session::open(plan)?;
         session.refused().iter().for_each(|why| say!("ring3: {why}"));
         if let Some(pid) = family {
-            connection.ask(&Request::Attach { pid, follow: true, for_links: true, of_family: None }, None)?;
+            connection.ask(
+                &Request::Attach {
+                    pid,
+                    follow: true,
+                    for_links: true,
+                    of_family: None,
+                    before_program: child.is_some(),
+                },
+                None,
+            )?;
         }
         let (stop, interrupted) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         for (signal, flag) in [(SIGTERM, stop.clone()), (SIGINT, interrupted.clone())] {

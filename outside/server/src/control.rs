@@ -58,6 +58,9 @@ pub enum Request {
         /// It belongs to the family of this process, too, though it need not descend from it.
         #[serde(default)]
         of_family: Option<u32>,
+        /// It runs ring3 until it executes its program: what ring3 itself does is not traced, and its files are not analysed.
+        #[serde(default)]
+        before_program: bool,
     },
     /// Make ptrace requests for the tracees of a process through the socket that comes along, until its other end is closed.
     TraceThrough {

@@ -218,11 +218,12 @@ impl Server {
                 trace_through(tracer, fd.ok_or("the request has no socket")?)?;
                 Ok(Value::Null)
             }
-            Request::Attach { pid, follow, for_links, of_family } => {
+            Request::Attach { pid, follow, for_links, of_family, before_program } => {
                 reaches(pid)?;
+                let following = (!for_links).then_some(following(follow));
                 let target = self
                     .realm
-                    .add_target(pid, (!for_links).then_some(following(follow)), of_family)
+                    .add_target(pid, following, of_family, before_program)
                     .map_err(|refusal| refusal.message)?;
                 Ok(json!(target))
             }

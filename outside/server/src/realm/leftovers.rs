@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use ring3_inject as inject;
 
+use super::libraries::is_c_library;
 use super::modules::file_of;
 use super::raw_mapping::read_process;
 use super::target::{STOP_WITHIN, Target, code_of};
@@ -17,19 +18,24 @@ const MEMFD_PREFIX: &str = "/memfd:ring3-";
 const CHUNK_BYTES: u64 = 0x1_0000;
 
 impl Target {
-    /// Where ring3's code and data lie in the process.
+    /// Where ring3's code and data lie in the process. Before the region is mapped, nothing is ring3's.
     pub(super) fn own_ranges(&self) -> Vec<Range<u64>> {
-        let region = self.region..self.region + ring3_layout::region::REGION_BYTES;
-        self.stub_areas().chain([region]).collect()
+        let region = (self.region != 0).then(|| self.region..self.region + ring3_layout::region::REGION_BYTES);
+        self.stub_areas().chain(region).collect()
     }
 
-    /// Mappings with code that are not ring3's.
+    /// Mappings with code that are not ring3's; of a process that has yet to execute its program, the C library's.
     pub(super) fn code_not_ours<'m>(
         &self,
         mappings: &'m [inject::Mapping],
     ) -> impl Iterator<Item = &'m inject::Mapping> + use<'m> {
         let own = self.own_ranges();
-        code_of(mappings).filter(move |mapping| !own.iter().any(|range| range.contains(&mapping.range.start)))
+        let before_program = self.before_program;
+        let is_ours = move |mapping: &inject::Mapping| {
+            own.iter().any(|range| range.contains(&mapping.range.start))
+                || before_program && mapping.inode != 0 && !is_c_library(&mapping.path)
+        };
+        code_of(mappings).filter(move |mapping| !is_ours(mapping))
     }
 }
 

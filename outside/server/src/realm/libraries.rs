@@ -66,6 +66,18 @@ pub(super) fn is_dynamic_loader(path: &str) -> bool {
     name.starts_with("ld-") || name.starts_with("ld.so") || name.starts_with("ld64.so")
 }
 
+/// Whether a file is the C library, or a part of it, by name as well: `libc.so.6`, `libc-2.31.so`, or the dynamic loader.
+pub(super) fn is_c_library(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.starts_with("libc.so") || name.starts_with("libc-") || is_dynamic_loader(name)
+}
+
+/// Whether a process maps the C library as a file of its own.
+pub(super) fn maps_c_library(pid: u32) -> bool {
+    let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
+    code_of(&mappings).any(|mapping| is_c_library(&mapping.path))
+}
+
 /// The vDSO that this process has, like nearly all others, and where its `__vdso_clock_gettime` is in it.
 static OWN_VDSO: LazyLock<Option<(Vec<u8>, Option<u64>)>> = LazyLock::new(|| {
     let image = vdso_image()?;

@@ -672,14 +672,21 @@ impl Realm {
     }
 
     /// Makes a running process a target. With no `following` it is one as long as a link is for it or its family, and so are its
-    /// children. It belongs to the family of `of_family`, too.
+    /// children. It belongs to the family of `of_family`, too. `before_program`: it runs ring3 until it executes its program.
     pub fn add_target(
         &self,
         pid: u32,
         following: Option<Following>,
         of_family: Option<u32>,
+        before_program: bool,
     ) -> Result<TargetStatus, Refusal> {
-        self.tracer.ask(|reply| Command::AddTarget(pid, following, of_family, reply))?
+        // (A static ring3 makes the call that executes the program itself.)
+        let asked = match following {
+            Some(following) => takes::Asked::User(following),
+            None if before_program && libraries::maps_c_library(pid) => takes::Asked::BeforeProgram,
+            None => takes::Asked::Name,
+        };
+        self.tracer.ask(|reply| Command::AddTarget(pid, asked, of_family, reply))?
     }
 
     /// Makes a process a target at its next `execve`; `ready` is called once it may go ahead.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use ring3_inject as inject;
 use ring3_layout::control::{ATTACHMENTS_OFFSET, Attachment, range_pack, range_unpack};
-use ring3_layout::region::{CONTROL_OFFSET, REGION_BYTES, STATE_OFFSET, TRAMPOLINES_OFFSET};
+use ring3_layout::region::{CONTROL_OFFSET, STATE_OFFSET, TRAMPOLINES_OFFSET};
 use ring3_layout::syscall::{
     ALWAYS, CALL_AT, CALL_SHIFT, CLONE_SYSCALLS, IDENTITY_CHANGERS, NO_PROCESS, OTHER_NUMBERS, SITES_MAX,
     SITES_OFFSET, SLOW_PATH_SYSCALLS, SYSCALL_BYTES, Subscribers, SyscallSite, SyscallTables, TABLES_OFFSET,
@@ -357,11 +357,8 @@ impl Target {
             self.links_for(links).map(|(_, spec)| spec),
         );
         let vdso = shared.vdso.as_ref();
-        // (With `RING3_PERF` ours have files, too. Before the region is mapped, nothing is ours.)
-        let region = (self.region != 0).then(|| self.region..self.region + REGION_BYTES);
-        let own: Vec<_> = self.stub_areas().chain(region).collect();
-        let is_own = |mapping: &inject::Mapping| own.iter().any(|range| range.contains(&mapping.range.start));
-        let mappings: Vec<_> = mappings.iter().filter(|mapping| !is_own(mapping)).cloned().collect();
+        // (With `RING3_PERF` ours have files, too.)
+        let mappings: Vec<_> = self.code_not_ours(mappings).cloned().collect();
         // (Such code comes and goes.)
         let unscanned = || self.sud.why.clone().or_else(|| sud::unscanned(self.pid, &mappings));
         let may_be = self.sud.given_up.is_none();

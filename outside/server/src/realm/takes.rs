@@ -368,6 +368,8 @@ pub(super) enum Asked {
     User(Following),
     /// A link names it.
     Name,
+    /// The same, and it runs ring3 until it executes its program.
+    BeforeProgram,
     /// Links want processes like it.
     Links,
 }
@@ -380,7 +382,7 @@ impl Asked {
     pub(super) fn following(self) -> Following {
         match self {
             Asked::User(following) => following,
-            Asked::Name => Following::All,
+            Asked::Name | Asked::BeforeProgram => Following::All,
             Asked::Links => Following::Wanted,
         }
     }

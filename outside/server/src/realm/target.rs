@@ -103,6 +103,8 @@ pub(super) struct Target {
     pub(super) executed: bool,
     /// The id that the thread had which executed it, if that was another than it has now, in its own pid namespace; else 0.
     pub(super) executed_by: u32,
+    /// It runs ring3 until it executes its program, by the C library: nothing else is looked at.
+    pub(super) before_program: bool,
     pub(super) nonce: u64,
     /// Where whoever began it reads what could not be done.
     pub(super) terminal: Option<Terminal>,
@@ -224,6 +226,7 @@ impl Target {
             following: Following::All,
             executed: false,
             executed_by: 0,
+            before_program: false,
             terminal: None,
             told: BTreeSet::new(),
             budget: Budget::default(),
@@ -688,7 +691,7 @@ impl Target {
     /// ring3's own places: the unwinders, if returns are awaited.
     fn specials(&self, modules: &mut Modules, mappings: &[inject::Mapping], returns: bool) -> Vec<WantedSite> {
         let mut found = vec![];
-        for mapping in code_of(mappings).filter(|m| returns && m.inode != 0 && !m.is_shared()) {
+        for mapping in self.code_not_ours(mappings).filter(|m| returns && m.inode != 0 && !m.is_shared()) {
             let Some(path) = likely_file_of(self.pid, mapping) else { continue };
             for (kind, offset) in modules.specials(&path).iter().copied() {
                 let Ok(code) = modules.site(&path, offset) else { continue };

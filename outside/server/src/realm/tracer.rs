@@ -68,7 +68,7 @@ pub(super) enum Command {
     /// Links of the same process, or of any, and processes that may have to become targets for them.
     Attach(Vec<LinkSpec>, BTreeSet<u32>, Sender<Result<Vec<AttachmentId>, Refusal>>),
     Detach(AttachmentId),
-    AddTarget(u32, Option<Following>, Option<u32>, Sender<Result<TargetStatus, Refusal>>),
+    AddTarget(u32, Asked, Option<u32>, Sender<Result<TargetStatus, Refusal>>),
     AddTargetAtExec(u32, Following, Ready, Sender<Result<TargetStatus, Refusal>>),
     RemoveTarget(u32, bool, Sender<Result<Vec<String>, Refusal>>),
     /// Processes that links may want.
@@ -116,6 +116,7 @@ impl Command {
     fn looks_at(&self) -> Option<u32> {
         match self {
             Command::AtNewProgram(pid, ..) => Some(*pid),
+            Command::AddTarget(_, Asked::BeforeProgram, ..) => None,
             command => command.needs(),
         }
     }
@@ -440,8 +441,7 @@ impl Actor {
             Command::FollowInCall(pid, tid, ready) => self.follow_in_call(pid, tid, ready),
             Command::RanOn(pid) => self.note_ran_on(pid),
             Command::TakeOne(candidate) => self.take(&candidate),
-            Command::AddTarget(pid, following, of_family, reply) => {
-                let asked = following.map_or(Asked::Name, Asked::User);
+            Command::AddTarget(pid, asked, of_family, reply) => {
                 let added = self.add_target_of(pid, asked, of_family, ReportTo::Requester);
                 let status = added.map(|()| self.status_of(pid));
                 let _ = reply.send(status);
@@ -501,6 +501,7 @@ impl Actor {
     ) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
         let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_explicit()))?;
         prepared.set_following(asked.following());
+        prepared.before_program = asked == Asked::BeforeProgram;
         prepared.forebears.extend(of_family);
         prepared.terminal = of_family.and_then(Terminal::of);
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
