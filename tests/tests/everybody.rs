@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ring3_tests::{
-    Bench, Footprint, Process, assert_text_is_as_in_its_files, example, is_root, programs, ready, shapes, victim,
-    wait_until,
+    Bench, Footprint, Process, assert_text_is_as_in_its_files, example, is_root, programs, ready, ring3, shapes,
+    victim, wait_until,
 };
 
 /// A user that no other test has.
@@ -303,6 +303,33 @@ fn system_calls_of_all_processes_are_seen_where_that_is_asked_for() {
     let later = ready(bench.command(&program).args(["plain", "10"]));
     wait_until("it is a target", || is_target(&bench, later.pid()));
     assert!(!is_target(&bench, tool.pid()), "the tool itself is left as it is");
+}
+
+#[test]
+fn processes_of_ring3_are_left_alone_whichever_server_they_are_of() {
+    if !is_root() {
+        println!("SKIPPED: it needs a user who runs nothing else, and so root");
+        return;
+    }
+    let bench = Bench::ring3_as(USER + 2).seeing(Some("--all"));
+    let other = Bench::ring3_as(USER + 2);
+    // (Another file than the one that `bench` runs.)
+    let another_ring3 = other.copy(&ring3());
+    let named = another_ring3.with_file_name("ring3");
+    std::fs::rename(&another_ring3, &named).expect("a name for it");
+    assert!(other.command(&named).arg("serve").status().expect("it runs").success());
+    let mut victim = ready(bench.command(shapes()).args(["plain", "10"]));
+    let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
+    assert_eq!(tool.line(), "attached");
+    assert_eq!(targets(&bench), [u64::from(victim.pid())]);
+    let status = bench.status();
+    assert_eq!(status["server"]["not_traced"], serde_json::json!([]));
+    victim.say("go");
+    assert_eq!(victim.line(), "10");
+    tool.signal(rustix::process::Signal::TERM);
+    // (Neither the servers' files nor the tool's are analysed, which would take seconds.)
+    let (_, _, errors) = tool.finish();
+    assert!(!errors.join("\n").contains("not traced"), "{errors:?}");
 }
 
 #[test]

@@ -145,6 +145,29 @@ fn targets(out: &mut String, targets: &Value, verbose: Option<Programs>) {
     }
 }
 
+/// Calls that are not seen, and why: a few of each file, and how many more there are.
+fn write_unseen_calls(out: &mut String, target: &Value) {
+    const OF_FILE_MAX: usize = 3;
+    let mut of_files: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for left in target["syscalls_left"].as_array().into_iter().flatten().map(text) {
+        // (Of others only the address is known.)
+        let file = left.split_once(": ").map(|(file, _)| file).filter(|file| file.starts_with('/'));
+        let file = file.unwrap_or("other code").to_owned();
+        of_files.entry(file).or_default().push(left);
+    }
+    for (file, calls) in of_files {
+        for call in calls.iter().take(OF_FILE_MAX) {
+            let _ = writeln!(out, "    system call not seen: {call}");
+        }
+        if let Some(more @ 1..) = calls.len().checked_sub(OF_FILE_MAX) {
+            let _ = writeln!(
+                out,
+                "    system calls not seen: {more} more of {file}; `ring3 status --json` has all (syscalls_left)"
+            );
+        }
+    }
+}
+
 fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &Programs) {
     let _ = writeln!(
         out,
@@ -175,9 +198,7 @@ fn verbose_target(out: &mut String, target: &Value, sites: &[Value], programs: &
     if let Some(why) = target["sud_refused"].as_str() {
         let _ = writeln!(out, "    system calls are not caught where they are not replaced: {why}");
     }
-    for left in target["syscalls_left"].as_array().into_iter().flatten() {
-        let _ = writeln!(out, "    system call not seen: {}", text(left));
-    }
+    write_unseen_calls(out, target);
     for site in sites {
         let _ = writeln!(
             out,
@@ -240,5 +261,22 @@ pub(crate) fn follow_trace(connection: &Connection) -> Result<(), String> {
             std::thread::sleep(TRACE_EVERY);
         }
         from = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::write_unseen_calls;
+
+    #[test]
+    fn of_many_calls_that_are_not_seen_a_few_of_each_file_are_named() {
+        let mut left: Vec<String> = (0..300).map(|at| format!("/lib/large.so: {at:#x}: no symbol")).collect();
+        left.push("/lib/small.so: 0x10: no symbol".to_owned());
+        let mut out = String::new();
+        write_unseen_calls(&mut out, &json!({ "syscalls_left": left }));
+        assert_eq!(out.lines().count(), 5, "{out}");
+        assert!(out.contains("297 more of /lib/large.so") && out.contains("/lib/small.so: 0x10"), "{out}");
     }
 }

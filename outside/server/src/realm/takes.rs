@@ -35,8 +35,23 @@ const NAMED_MAX: usize = 3;
 /// Device and inode of ring3's own program.
 static OWN_PROGRAM: LazyLock<Option<(u64, u64)>> = LazyLock::new(|| program_of("self"));
 
+/// What the file of ring3's program is called.
+const OWN_NAME: &str = "ring3";
+
 fn program_of(process: &str) -> Option<(u64, u64)> {
     std::fs::metadata(format!("/proc/{process}/exe")).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// Whether a process runs ring3, of whichever server: by this program, or by one of its name. (No security depends on it.)
+fn runs_ring3(pid: u32) -> bool {
+    let is_own = || OWN_PROGRAM.is_some() && program_of(&pid.to_string()) == *OWN_PROGRAM;
+    let is_named = || {
+        let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let name = path.file_name()?.to_str()?;
+        // (So it is shown when another file has replaced it.)
+        Some(name.strip_suffix(" (deleted)").unwrap_or(name) == OWN_NAME)
+    };
+    is_own() || is_named() == Some(true) || recovery::other_server(pid) == Some(pid)
 }
 
 impl LinkSpec {
@@ -119,12 +134,6 @@ impl Takes {
         self.queue.extend(pids.into_iter().map(|pid| Candidate { pid, awaited: Some((until, answer.clone())) }));
     }
 
-    /// Processes that links want and that are no targets: id, name and reason.
-    pub(super) fn untaken(&mut self) -> Vec<NotTraced> {
-        self.forget_ended();
-        self.untaken.iter().map(|(pid, one)| (*pid, one.comm.clone(), one.refusal.message.clone())).collect()
-    }
-
     fn forget_ended(&mut self) {
         self.untaken.retain(|pid, one| inject::started(*pid) == Some(one.started));
     }
@@ -143,6 +152,10 @@ impl Actor {
         let until = Instant::now() + TAKE_AT_ONCE;
         while Instant::now() < until {
             let Some(candidate) = self.takes.queue.pop_front() else { break };
+            // (Before their files are analysed.)
+            if self.is_left_alone(candidate.pid) {
+                continue;
+            }
             self.handle(Command::TakeOne(candidate));
         }
         if self.takes.is_empty() {
@@ -163,18 +176,53 @@ impl Actor {
             _ => None,
         });
         let over = |candidate: &mut Candidate| candidate.awaited.take_if(|(until, _)| *until < now);
+        let over = self.takes.queue.iter_mut().chain(deferred).filter_map(|one| Some((one.pid, over(one)?)));
+        let over: Vec<(u32, (Instant, Arc<Answer>))> = over.collect();
         let mut waited: BTreeMap<Terminal, usize> = BTreeMap::new();
-        for (_, answer) in self.takes.queue.iter_mut().chain(deferred).filter_map(over) {
-            if let Some(terminal) = answer.ids.first().and_then(|id| self.links.get(id)?.spec.terminal) {
+        for (pid, (_, answer)) in over {
+            let terminal = answer.ids.first().and_then(|id| self.links.get(id)?.spec.terminal);
+            if let Some(terminal) = terminal.filter(|_| self.is_to_be_taken(pid)) {
                 *waited.entry(terminal).or_default() += 1;
             }
         }
         for (terminal, count) in waited {
+            let who = if count == 1 { "1 process is" } else { &format!("{count} processes are") };
             terminal.say(&format!(
-                "{count} processes are not traced yet: it takes them longer than {} s; `ring3 status` shows who is",
+                "{who} not traced yet: that takes longer than {} s; `ring3 status` shows which",
                 TAKEN_WITHIN.as_secs()
             ));
         }
+    }
+
+    /// Whether a process is no target yet, and a link wants it.
+    fn is_to_be_taken(&self, pid: u32) -> bool {
+        !self.targets.contains_key(&pid)
+            && !self.takes.untaken.contains_key(&pid)
+            && !self.is_left_alone(pid)
+            && self.is_wanted(pid)
+    }
+
+    /// Processes that links want and that are no targets, or not yet: id, name and reason.
+    pub(super) fn not_traced(&mut self) -> Vec<NotTraced> {
+        self.takes.forget_ended();
+        let untaken = self.takes.untaken.iter();
+        let mut found: Vec<NotTraced> =
+            untaken.map(|(pid, one)| (*pid, one.comm.clone(), one.refusal.message.clone())).collect();
+        let deferred = self.deferred.iter().filter_map(|(_, command)| match command {
+            Command::TakeOne(candidate) => Some(candidate.pid),
+            _ => None,
+        });
+        let waiting: BTreeSet<u32> = self.takes.queue.iter().map(|one| one.pid).chain(deferred).collect();
+        for pid in waiting {
+            if self.is_to_be_taken(pid) {
+                let why = match self.awaits_files(pid) {
+                    true => "not yet: its files are being analysed",
+                    false => "not yet: its turn has not come, or it cannot be stopped",
+                };
+                found.push((pid, comm_of(pid), why.to_owned()));
+            }
+        }
+        found
     }
 
     /// Programs that were expected to map a file with probes, and have not, are targets no more.
@@ -199,7 +247,8 @@ impl Actor {
         mut found: BTreeSet<u32>,
         reply: Sender<Result<Vec<AttachmentId>, Refusal>>,
     ) {
-        found.retain(|pid| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid));
+        let may_be_taken = |pid: &u32| !self.targets.contains_key(pid) && !self.takes.is_hopeless(*pid);
+        found.retain(|pid| may_be_taken(pid) && !self.is_left_alone(*pid));
         let first = ids.first().copied();
         self.takes.add_awaited(found, Answer { reply, ids });
         if let Some(id) = first {
@@ -286,7 +335,7 @@ impl Actor {
 
     fn note_untaken(&mut self, pid: u32, refusal: Refusal, wanting: &[AttachmentId]) {
         let Some(started) = inject::started(pid) else { return };
-        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
+        let comm = comm_of(pid);
         let is_known = self.takes.untaken.get(&pid).is_some_and(|known| known.started == started);
         if !is_known {
             tracing::warn!(pid, comm, "a link wants it, and it is not traced: {refusal}");
@@ -338,9 +387,12 @@ impl Actor {
 
     /// Processes that nobody named and that are left as they are: the first one, those of ring3, and loaders.
     pub(super) fn is_left_alone(&self, pid: u32) -> bool {
-        let is_own = || OWN_PROGRAM.is_some() && program_of(&pid.to_string()) == *OWN_PROGRAM;
-        pid == 1 || is_own() || self.shared.is_loader(pid)
+        pid == 1 || self.shared.is_loader(pid) || runs_ring3(pid)
     }
+}
+
+fn comm_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
 /// Whether a process that has just executed a program has a dynamic loader, too.

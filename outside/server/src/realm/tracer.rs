@@ -476,7 +476,7 @@ impl Actor {
                 self.forget_vanished();
                 self.adopt_all_children();
                 let targets = self.targets.values().map(|t| t.status(&self.links)).collect();
-                let _ = reply.send((targets, self.takes.untaken()));
+                let _ = reply.send((targets, self.not_traced()));
             }
             Command::Symbols(pid, reply) => {
                 let _ = reply.send(self.targets.get(&pid).map(|target| target.named(&self.shared)));
