@@ -125,6 +125,11 @@ fn each_format_has_a_file() {
     assert!(String::from_utf8_lossy(&flames).contains("<title>openat: "));
     let heat = record("heat.svg", &["--format", "heatmap"]);
     assert!(String::from_utf8_lossy(&heat).contains("syscalls:openat: "));
+    for output in ["none/below/trace", "none/below/a.json"] {
+        let (code, _, errors) = bench.run(&["record", "-o", text(&path(output)), "--", "true"]);
+        assert!(code == Some(1) && errors.contains("none/below does not exist"), "{errors}");
+        assert!(!path("none").exists());
+    }
     let (code, _, errors) = bench.run(&["record", "-o", text(&path("a.txt")), "--", "/no/such/program"]);
     assert_eq!(code, Some(127), "{errors}");
     let (code, _, errors) = bench.run(&["convert", text(bench.made_directory()), "-o", text(&path("b.json"))]);

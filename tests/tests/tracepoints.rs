@@ -1,5 +1,6 @@
 //! Loaders find the tracepoints of system calls, whoever they are, and whether tracefs is there or not.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -42,6 +43,24 @@ fn everybody_reads_the_same_files() {
         "directory 0\nreadable\nnot writable\n",
     ];
     assert!(words.iter().all(|words| read[0].contains(words)), "{}", read[0]);
+}
+
+#[test]
+fn calls_that_the_kernel_does_not_carry_out_are_not_listed() {
+    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let symbols: BTreeSet<&str> =
+        symbols.lines().filter_map(|line| line.split_once(' ')).map(|(_, name)| name).collect();
+    if !symbols.contains("T __x64_sys_getppid") {
+        println!("SKIPPED: the kernel does not tell its functions");
+        return;
+    }
+    for bench in benches() {
+        let listed = script(&bench, "cat /sys/kernel/tracing/available_events");
+        let calls: Vec<&str> = listed.lines().filter_map(|line| line.strip_prefix("syscalls:sys_enter_")).collect();
+        assert!(calls.contains(&"getppid") && calls.len() > 300, "{listed}");
+        let missing = |call: &&&str| !symbols.contains(format!("T __x64_sys_{call}").as_str());
+        assert_eq!(calls.iter().filter(missing).count(), 0, "{listed}");
+    }
 }
 
 #[test]

@@ -117,7 +117,12 @@ pub(crate) fn record(wanted: &Record) -> Result<ExitCode, Failure> {
     }
     let format = wanted.format.or_else(|| format_of(output)).unwrap_or(Format::Ctf);
     let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let cannot = |error: &io::Error| format!("cannot write {}: {error}", output.display());
+    let cannot = |error: &io::Error| {
+        let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.exists());
+        let why =
+            parent.map_or(error.to_string(), |parent| format!("the directory {} does not exist", parent.display()));
+        format!("cannot write {}: {why}", output.display())
+    };
     let origin = Origin::here(&command).map_err(|error| error.to_string())?;
     let sink = open(format, output, origin, wanted.weight).map_err(|error| cannot(&error))?;
     let begun = match Begun::new(&wanted.what, false) {

@@ -27,7 +27,7 @@ use crate::{Failure, held, launch, process};
 #[derive(Debug, Args)]
 pub(crate) struct What {
     /// Which events, separated by commas: system calls by name, groups of them as strace has them (%file, %desc, %network, %process, %memory,
-    /// %signal), `all`; behind a `!` all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME
+    /// %signal), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,
     /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'; docs/TRACING.md explains the language

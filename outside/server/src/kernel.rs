@@ -1,6 +1,7 @@
 //! What the running kernel's types tell: read once, when the first program is loaded or the first target prepared.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader};
 use std::sync::OnceLock;
 
 use ring3_btf::{Btf, kind};
@@ -11,6 +12,8 @@ use crate::loader::call_function;
 use crate::realm::task_table;
 
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+const KERNEL_SYMBOLS: &str = "/proc/kallsyms";
 
 /// What is known of the kernel.
 pub(crate) struct Kernel {
@@ -58,9 +61,41 @@ pub(crate) fn known() -> &'static Kernel {
     })
 }
 
+/// Whether the kernel carries out a system call of this name, if that can be known: else it is taken to. (BTF lacks the functions of calls
+/// without arguments.)
+pub(crate) fn has_call(name: &str) -> bool {
+    static CALLS: OnceLock<HashSet<String>> = OnceLock::new();
+    let read = || std::fs::File::open(KERNEL_SYMBOLS).map(|file| calls_in(BufReader::new(file))).unwrap_or_default();
+    let calls = CALLS.get_or_init(read);
+    calls.is_empty() || calls.contains(name)
+}
+
+/// The system calls of a list of the kernel's symbols. What is configured away has a weak symbol that fails (`COND_SYSCALL`).
+fn calls_in(symbols: impl BufRead) -> HashSet<String> {
+    let call = |line: std::io::Result<String>| {
+        let line = line.ok()?;
+        let (_, symbol) = line.split_once(' ')?;
+        Some(symbol.strip_prefix("T ")?.strip_prefix(call_function::PREFIX)?.to_owned())
+    };
+    symbols.lines().filter_map(call).collect()
+}
+
 /// Whether the kernel has a raw tracepoint of this name: its BTF has a `typedef` for each.
 pub(crate) fn has_tracepoint(name: &str) -> bool {
     let wanted = format!("\0btf_trace_{name}\0").into_bytes();
     let types = std::fs::read(KERNEL_BTF).unwrap_or_default();
     types.windows(wanted.len()).any(|bytes| bytes == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::calls_in;
+
+    #[test]
+    fn calls_that_are_configured_away_are_none() {
+        let symbols =
+            "0 T __x64_sys_getppid\n0 W __x64_sys_init_module\n0 t __do_sys_read\n0 T __pfx___x64_sys_read\n";
+        assert_eq!(calls_in(symbols.as_bytes()), ["getppid".to_owned()].into());
+        assert!(calls_in(&b"0 T SyS_read\n"[..]).is_empty());
+    }
 }

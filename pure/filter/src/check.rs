@@ -1,5 +1,6 @@
 //! Checks a filter against types of events.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -114,7 +115,7 @@ fn missing(name: &str, scopes: &[&dyn Scope]) -> String {
                 let fields: Vec<&str> = only.fields.iter().map(|field| field.name.as_str()).collect();
                 format!("its fields: {}", fields.join(", "))
             }
-            _ => "list the events to see their fields".into(),
+            _ => fields_of(&events),
         },
         near => {
             format!("did you mean {}?", near.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or "))
@@ -122,6 +123,23 @@ fn missing(name: &str, scopes: &[&dyn Scope]) -> String {
     };
     let what = if events.len() == 1 { "the event has no field" } else { "none of these events has a field" };
     format!("{what} `{name}`, and it is no known constant; {advice}")
+}
+
+/// The fields of several types, those that most have first.
+fn fields_of(events: &[&EventType]) -> String {
+    const NAMED_MAX: usize = 12;
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for field in events.iter().flat_map(|event| &event.fields) {
+        *counts.entry(&field.name).or_default() += 1;
+    }
+    let mut names: Vec<(&str, usize)> = counts.into_iter().collect();
+    names.sort_by_key(|(_, count)| Reverse(*count));
+    let named: Vec<&str> = names.iter().take(NAMED_MAX).map(|(name, _)| *name).collect();
+    let more = match names.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more; choose one event to see all of its fields"),
+    };
+    format!("their fields: {}{more}", named.join(", "))
 }
 
 struct Checker<'a> {

@@ -205,6 +205,8 @@ fn one_filter_serves_several_types() {
         refused("flags & O_CREATE"),
         "none of these events has a field `O_CREATE`, and it is no known constant; did you mean `O_CREAT`?"
     );
+    let unlike = refused("wholly_unlike == 1");
+    assert!(unlike.contains("; their fields: ") && unlike.contains("dfd"), "{unlike}");
     assert_eq!(refused("fd == dfd"), "none of these events has `fd` together with the rest of the comparison");
     assert_eq!(refused(r#"fd == "x""#), "a whole number cannot be compared with text");
 }

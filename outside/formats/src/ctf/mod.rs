@@ -56,7 +56,10 @@ impl Ctf {
     /// A trace in a directory, which must not exist or be empty: what a viewer finds there would be part of the trace.
     pub fn create(directory: &Path, origin: Origin, sizes: Sizes) -> io::Result<Ctf> {
         assert!(sizes.packet_bytes.is_multiple_of(packet::PAGE_BYTES) && sizes.packet_bytes > 0 && sizes.packets > 0);
-        fs::create_dir_all(directory)?;
+        match fs::create_dir(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
         if fs::read_dir(directory)?.next().is_some() {
             let text = format!("{} is not empty: name a new directory for the trace", directory.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));

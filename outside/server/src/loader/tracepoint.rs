@@ -8,6 +8,7 @@ use ring3_layout::task_event::TaskEvent;
 use ring3_uapi::syscalls::{self, Syscall, TABLE};
 
 use super::task_event;
+use crate::kernel;
 use crate::realm::Calls;
 
 /// Ids of events are 16 bits wide in the kernel (`struct trace_entry::type`): ours begin where they end.
@@ -52,6 +53,12 @@ impl Tracepoint {
         let which = std::iter::once(Calls::All).chain(TABLE.iter().map(|call| Calls::Of(call.number)));
         let calls = which.flat_map(|calls| [false, true].map(|exit| Call { calls, exit }));
         calls.chain(TaskEvent::ALL.map(Task))
+    }
+
+    /// Those that lists show: not of calls that the kernel does not carry out. (A process may make them all the same, and `ring3 trace`
+    /// shows that they fail: by name they are found.)
+    pub fn listed() -> impl Iterator<Item = Tracepoint> {
+        Tracepoint::all().filter(|tracepoint| tracepoint.call().is_none_or(|call| kernel::has_call(call.name)))
     }
 
     /// The event of a category with a name.

@@ -99,7 +99,7 @@ impl Entry {
     fn text(self) -> String {
         match self {
             Entry::Directory | Entry::Listed(_) | Entry::Probes => String::new(),
-            Entry::Events => Tracepoint::all().map(|tracepoint| format!("{tracepoint}\n")).collect(),
+            Entry::Events => Tracepoint::listed().map(|tracepoint| format!("{tracepoint}\n")).collect(),
             Entry::Functions => TABLE.iter().map(|call| format!("{}\n", function_of(call))).collect(),
             Entry::KprobeType => format!("{}\n", perf::KPROBE_TYPE),
             Entry::KprobeReturn => "config:0\n".into(),
@@ -146,7 +146,7 @@ fn open_listed(category: Option<&str>) -> std::io::Result<OwnedFd> {
         Some(events) => events.clone(),
         None => {
             let events = runtime_dir().map_err(std::io::Error::other)?.join(LISTED_DIRECTORY).join("events");
-            for tracepoint in Tracepoint::all() {
+            for tracepoint in Tracepoint::listed() {
                 std::fs::create_dir_all(events.join(tracepoint.category()).join(tracepoint.name()))?;
             }
             made.insert(events).clone()
