@@ -30,7 +30,7 @@ pub use process::{
     Mapping, Pid, ProcessInfo, Stat, ancestors, inspect, mappings, mappings_in, proc_file, started, status_field,
     threads,
 };
-pub use proxy::{forget_proxy, trace_through, traced_through};
+pub use proxy::{forget_proxy, is_traced_through, tell_end, trace_through, traced_through};
 pub use raw_ptrace::{Dispatch, Registers, Tid, fsgsbase_available};
 pub use region::{
     MapSource, OwnFiles, Region, RegionFiles, map_files, map_region, map_stub_area, map_stub_area_in,
@@ -38,5 +38,6 @@ pub use region::{
 };
 pub use sites::{INT3, SiteChange, SiteRestoration};
 pub use stopped::{
-    Announced, Following, SavedContext, Stopped, await_release, made_again, while_stopped, while_stopped_at_exec,
+    Announced, Following, SavedContext, Stopped, await_release, let_go, made_again, while_stopped,
+    while_stopped_at_exec,
 };

@@ -9,7 +9,7 @@
 //! what it answers decides only what is done to their process. It may also be stopped: an answer that does not come within
 //! [`ANSWER_WITHIN`] fails what it was for, and until it has come, everything else fails at once.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::process::{proc_file, started, status_field};
+use crate::process::{proc_file, started, status_field, threads};
 use crate::raw_ptrace::Tid;
 
 /// An answer must come within this time.
@@ -53,8 +53,10 @@ pub(crate) enum Op {
     Filter = 13,
     /// Wait for what it does, for so many microseconds.
     Wait = 14,
-    /// Let it go.
+    /// Let it go; 1: for good, with what its system calls tell nobody any more.
     Leave = 15,
+    /// We end, and tell of no system call any more.
+    End = 16,
 }
 
 /// The value of an answer to [`Op::Wait`]: it has done nothing yet, or is gone.
@@ -84,6 +86,8 @@ static PROXIES: Mutex<BTreeMap<u32, Arc<Proxy>>> = Mutex::new(BTreeMap::new());
 thread_local! {
     /// The threads that proxies hold for the running thread.
     static HELD: RefCell<Vec<(Tid, Arc<Proxy>)>> = const { RefCell::new(vec![]) };
+    /// They are let go for good.
+    static FOR_GOOD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Another thread of the server holds a tracee so long at most before a second one that wants it gives up.
@@ -113,6 +117,25 @@ pub fn forget_proxy(tracer: u32) {
 /// The processes through which others are traced.
 pub fn traced_through() -> Vec<u32> {
     proxies().keys().copied().collect()
+}
+
+/// Tells the processes through which others are traced that we end.
+pub fn tell_end() {
+    let all: Vec<Arc<Proxy>> = proxies().values().cloned().collect();
+    for proxy in all {
+        // (Who does not answer finds that out.)
+        let _ = proxy.ask(Op::End, 0, 0, 0, &[]);
+    }
+}
+
+/// Whether a thread of a process is traced through another process.
+pub fn is_traced_through(pid: u32) -> bool {
+    let is_proxied = |tid: &Tid| {
+        let status = proc_file(pid, &format!("task/{tid}/status")).unwrap_or_default();
+        let tracer = status_field(&status, "TracerPid").and_then(|tracer| tracer.parse().ok());
+        tracer.is_some_and(|tracer| tracer != 0 && is_proxy(tracer))
+    };
+    !proxies().is_empty() && threads(pid).is_ok_and(|threads| threads.iter().any(is_proxied))
 }
 
 /// The proxy of a process that a thread is of, by the thread's id.
@@ -173,17 +196,22 @@ pub(crate) fn ask(tid: Tid, op: Op, a: u64, payload: &[u8]) -> Option<io::Result
     Some(proxy.ask(op, tid, a, 0, payload))
 }
 
+/// What proxies hold for the running thread is let go for good.
+pub(crate) fn leave_for_good() {
+    FOR_GOOD.set(true);
+}
+
 /// When it is dropped, proxies let go of all that they hold for the running thread.
 #[derive(Debug)]
 pub(crate) struct Leaving;
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        let mut held = HELD.with_borrow_mut(std::mem::take);
+        let (mut held, for_good) = (HELD.with_borrow_mut(std::mem::take), FOR_GOOD.take());
         while let Some((_, proxy)) = held.first().cloned() {
             let (its, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(_, other)| Arc::ptr_eq(other, &proxy));
             held = others;
-            proxy.let_go(its.into_iter().map(|(tid, _)| tid));
+            proxy.let_go(its.into_iter().map(|(tid, _)| tid), for_good);
         }
     }
 }
@@ -210,10 +238,11 @@ impl Proxy {
     /// go: for good, since the socket is of no use any more.
     ///
     /// (Nobody else asks in between: who waits for an answer drops those that come before it.)
-    fn let_go(&self, tids: impl Iterator<Item = Tid>) {
+    fn let_go(&self, tids: impl Iterator<Item = Tid>, for_good: bool) {
         let deadline = Instant::now() + ANSWER_WITHIN;
         let mut exchange = self.exchange();
-        let told: Vec<Option<u32>> = tids.map(|tid| exchange.tell_to_leave(&self.socket, tid, deadline)).collect();
+        let mut tell = |tid| exchange.tell_to_leave(&self.socket, tid, for_good, deadline);
+        let told: Vec<Option<u32>> = tids.map(&mut tell).collect();
         for id in told.into_iter().flatten() {
             let _ = exchange.receive(&self.socket, id, deadline);
         }
@@ -222,9 +251,9 @@ impl Proxy {
 
 impl Exchange {
     /// The request's number. `None`: it could not be told, or an answer before it is not there yet.
-    fn tell_to_leave(&mut self, socket: &OwnedFd, tid: Tid, deadline: Instant) -> Option<u32> {
+    fn tell_to_leave(&mut self, socket: &OwnedFd, tid: Tid, for_good: bool, deadline: Instant) -> Option<u32> {
         loop {
-            match self.send(socket, Op::Leave, tid, (0, 0), &[]) {
+            match self.send(socket, Op::Leave, tid, (u64::from(for_good), 0), &[]) {
                 Ok(id) => return self.awaited.is_none().then_some(id),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                     poll_until(socket, PollFlags::OUT, deadline);

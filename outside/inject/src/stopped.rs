@@ -114,6 +114,24 @@ pub fn while_stopped<R: Send>(
     .map(|(result, _)| result)
 }
 
+/// Stops processes that others trace through proxies, and has these let them go for good if `is_done` says so: from then on the kernel
+/// tells their tracers of their system calls. A thread that cannot be stopped, because it waits for a `vfork` child, say, stops
+/// before it makes its next call.
+///
+/// # Errors
+/// There is no thread for it.
+pub fn let_go(pids: &[u32], within: Duration, is_done: impl FnOnce() -> bool + Send) -> Result<bool, Error> {
+    in_a_thread(|| {
+        let stopped: Vec<_> = pids.iter().map(|pid| Stopped::seize(Pid(*pid), within)).collect();
+        let is_done = is_done();
+        if is_done {
+            proxy::leave_for_good();
+        }
+        drop(stopped);
+        Ok(is_done)
+    })
+}
+
 /// What became of an execution that was announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Announced<R> {

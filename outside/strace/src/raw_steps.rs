@@ -47,6 +47,11 @@ impl Places {
         (self.region..self.region + REGION_BYTES).contains(&address)
     }
 
+    /// Whether ring3's own code is there, and not a call of the program's.
+    pub(crate) fn have_of_ring3(&self, address: u64) -> bool {
+        self.have_in_region(address) && !self.have_trampoline(address)
+    }
+
     fn have_trampoline(&self, address: u64) -> bool {
         let first = self.region + TRAMPOLINES_OFFSET;
         (first..first + TRAMPOLINES_BYTES).contains(&address)

@@ -13,6 +13,9 @@
 //! - System calls: the server if it has resumed the tracee so.
 //! - `PTRACE_EVENT_EXEC`: the server if it holds the tracee, then the user when the server leaves. Other events: the user.
 //!
+//! When the server lets a tracee go for good, its user is told so ([`RELEASED`]), and then of an interrupt if the tracee runs. From
+//! then on the kernel stops it at its system calls, until it executes a program.
+//!
 //! The server's requests come by a socket of type `SOCK_SEQPACKET`. Request: u32 id, u32 op, u32 tid, u32 zero, u64 a, u64 b,
 //! payload. Answer: u32 id, i32 errno, u64 value, payload. If the other end is closed, the server has left all tracees: they run on
 //! as the kernel lets those run whose tracer has died.
@@ -30,8 +33,9 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_uint, pid_t};
 
 use crate::raw_agent_signals::{is_of_agent, places_of};
-use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, signal_info, wait_for_next, with};
+use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, registers, signal_info, wait_for_next, with};
 use crate::raw_steps::{Places, Sent, Settled, settle};
+use crate::shim::RESTARTS;
 
 /// What T traces with in any case: the server needs it.
 const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
@@ -59,6 +63,11 @@ pub struct Event {
     /// What the thread has used so far.
     pub rusage: libc::rusage,
 }
+
+/// The status of an event of a thread that the server has let go for good. (wait4(2) has no such status here.)
+pub(crate) const RELEASED: c_int = 0xffff;
+/// The thread of such an event by which the server says that it ends.
+pub(crate) const NOBODY: pid_t = 0;
 
 /// What the user's threads and T share.
 #[derive(Debug)]
@@ -305,6 +314,8 @@ struct Tracee {
     /// An interrupt will come that nobody wants any more.
     stale_interrupt: bool,
     server: Option<Held>,
+    /// The server has let it go for good.
+    is_released: bool,
     /// Where its process has code of ring3, once known.
     places: Option<Places>,
     /// A signal that was sent to it on its way, and has not stopped it yet.
@@ -324,6 +335,7 @@ impl Tracee {
             stopped: false,
             stale_interrupt: false,
             server: None,
+            is_released: false,
             places: None,
             sent: None,
         }
@@ -336,7 +348,8 @@ impl Tracee {
     /// Resumes it as the kernel does, for its user.
     fn resume(&mut self, tid: pid_t, request: c_uint, signal: usize) -> Done {
         let by_syscall = self.server.as_ref().is_some_and(|held| held.by_syscall);
-        let kernel_request = if by_syscall && request == libc::PTRACE_CONT { libc::PTRACE_SYSCALL } else { request };
+        let to_syscall = request == libc::PTRACE_CONT && (by_syscall || self.is_released);
+        let kernel_request = if to_syscall { libc::PTRACE_SYSCALL } else { request };
         if self.interrupting {
             // (The one that was asked for may have been the server's, too.)
             plain(libc::PTRACE_INTERRUPT, tid, 0)?;
@@ -480,7 +493,7 @@ impl Thread {
             return Some(event);
         }
         // (What the server has resumed, it waits for.)
-        let is_ours = tracee.server.is_none() && tracee.resumed_by == libc::PTRACE_CONT;
+        let is_ours = tracee.server.is_none() && !tracee.is_released && tracee.resumed_by == libc::PTRACE_CONT;
         if is_ours && tracee.places.is_none() {
             tracee.places = places_of(tid);
         }
@@ -532,6 +545,11 @@ impl Thread {
             }
             0 if signal == libc::SIGTRAP | 0x80 => {
                 for_server = tracee.server.as_ref().is_some_and(|held| held.by_syscall);
+                let is_wanted = tracee.is_released || tracee.resumed_by == libc::PTRACE_SYSCALL;
+                if !for_server && (!is_wanted || tracee.is_released && is_unseen(tid, tracee)) {
+                    let _ = tracee.resume(tid, tracee.resumed_by, 0);
+                    return;
+                }
                 for_user = !for_server;
             }
             0 => {
@@ -566,7 +584,7 @@ impl Thread {
             self.add(tid, tracee);
         }
         if let Some(tracee) = self.tracees.get_mut(&tid) {
-            tracee.places = None;
+            (tracee.places, tracee.is_released) = (None, false);
         }
     }
 
@@ -717,7 +735,11 @@ impl Thread {
                 return Ok((report != NOTHING_YET || a == 0).then(|| (report, vec![])));
             }
             15 => {
-                self.leave(tid);
+                self.leave(tid, a != 0);
+                return Ok(Some((0, vec![])));
+            }
+            16 => {
+                self.tell_user(without_usage(NOBODY, RELEASED));
                 return Ok(Some((0, vec![])));
             }
             _ => {}
@@ -732,7 +754,8 @@ impl Thread {
         }
         match op {
             3 | 4 => {
-                let request = if op == 4 { libc::PTRACE_SYSCALL } else { libc::PTRACE_CONT };
+                let to_syscall = op == 4 || tracee.is_released;
+                let request = if to_syscall { libc::PTRACE_SYSCALL } else { libc::PTRACE_CONT };
                 plain(request, tid, a as usize)?;
                 tracee.stopped = false;
                 if let Some(held) = &mut tracee.server {
@@ -791,9 +814,23 @@ impl Thread {
     }
 
     /// The server lets go of a tracee.
-    fn leave(&mut self, tid: pid_t) {
+    fn leave(&mut self, tid: pid_t, for_good: bool) {
         let Some(tracee) = self.tracees.get_mut(&tid) else { return };
         let Some(held) = tracee.server.take() else { return };
+        if for_good || tracee.is_released {
+            tracee.places = places_of(tid);
+        }
+        if for_good && !tracee.is_released {
+            tracee.is_released = true;
+            if tracee.told.is_none() && tracee.put_off.is_none() && !tracee.is_listening() {
+                tracee.interrupting = true;
+            }
+            if !held.has && tracee.interrupting {
+                let _ = plain(libc::PTRACE_INTERRUPT, tid, 0);
+            }
+            self.tell_user(without_usage(tid, RELEASED));
+        }
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
         tracee.stale_interrupt |= held.interrupting;
         if !held.has {
             // (If it is on its way from one stop to another, its user has it when it is there.)
@@ -824,9 +861,21 @@ impl Thread {
         self.server = None;
         self.waits.clear();
         for tid in self.tracees.keys().copied().collect::<Vec<_>>() {
-            self.leave(tid);
+            self.leave(tid, false);
         }
     }
+}
+
+/// Whether a stop at a system call of a thread that was let go for good is no matter of the program's: ring3's code, which is still mapped,
+/// makes the call, or the server has interrupted it, and it is made again.
+fn is_unseen(tid: pid_t, tracee: &Tracee) -> bool {
+    let is_interrupting = tracee.server.as_ref().is_some_and(|held| held.interrupting);
+    if tracee.places.is_none() && !is_interrupting {
+        return false;
+    }
+    let Ok(registers) = registers(tid) else { return false };
+    is_interrupting && RESTARTS.contains(&(registers.rax as i64))
+        || tracee.places.is_some_and(|places| places.have_of_ring3(registers.rip))
 }
 
 /// An event that was seen earlier.

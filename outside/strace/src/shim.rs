@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::companion::Companion;
 use crate::process;
 use crate::raw_agent_signals::places_of;
-use crate::raw_tracer::{Event, SignalInfo, Tracer};
+use crate::raw_tracer::{Event, NOBODY, RELEASED, SignalInfo, Tracer};
 use crate::record::{Phase, Record};
 use crate::ring::Ring;
 
@@ -108,6 +108,8 @@ struct Tracee {
     is_converted: bool,
     /// It was so once: `call` is the call in which strace believes it to be.
     is_adjusted: bool,
+    /// The kernel has stopped it at a call since.
+    is_seen: bool,
 }
 
 impl Tracee {
@@ -130,6 +132,7 @@ impl Tracee {
             held: None,
             is_converted: false,
             is_adjusted: false,
+            is_seen: false,
         }
     }
 
@@ -201,6 +204,8 @@ pub(crate) struct Shim {
     companion: Companion,
     /// The companion has ended: there are no records any more.
     is_alone: bool,
+    /// The server ends.
+    is_ending: bool,
     tracees: BTreeMap<i32, Tracee>,
     /// Processes whose system calls the kernel stops: they are no targets.
     native: BTreeSet<i32>,
@@ -220,6 +225,7 @@ impl Shim {
             ring,
             companion,
             is_alone: false,
+            is_ending: false,
             tracees: BTreeMap::new(),
             native: BTreeSet::new(),
             waiting: VecDeque::new(),
@@ -261,7 +267,7 @@ impl Shim {
     }
 
     fn note_native(&mut self, pid: i32, why: &str) {
-        if self.native.insert(pid) {
+        if self.native.insert(pid) && !self.is_ending {
             eprintln!("ring3: process {pid} is traced by ptrace alone, which is slower: {why}");
         }
     }
@@ -312,7 +318,7 @@ impl Shim {
             }
             tracee.known_ends.clear();
             tracee.is_adjusted = self.tracer.request(libc::PTRACE_INTERRUPT, *tid, 0, 0).is_ok();
-            tracee.is_converted = tracee.is_adjusted;
+            (tracee.is_converted, tracee.is_seen) = (tracee.is_adjusted, !tracee.is_adjusted);
         }
         self.native.extend(self.tracees.values().map(|tracee| tracee.pid));
     }
@@ -459,6 +465,10 @@ impl Shim {
         self.seen = wakeups;
         while let Some(event) = self.tracer.try_event() {
             let behind = self.ring.produced();
+            if event.status == RELEASED {
+                self.note_released(event.tid);
+                continue;
+            }
             if libc::WIFSTOPPED(event.status) && event.status >> 16 == libc::PTRACE_EVENT_EXEC {
                 self.note_exec(event.tid);
             } else if libc::WIFSTOPPED(event.status) && !self.tracees.contains_key(&event.tid) {
@@ -466,6 +476,22 @@ impl Shim {
             }
             self.waiting.push_back(Waiting { event, behind });
         }
+    }
+
+    /// The server has let a thread go, or ends: the kernel stops it at its calls from now on. The records that there are come first.
+    fn note_released(&mut self, tid: i32) {
+        if tid == NOBODY {
+            self.is_ending = true;
+            eprintln!("ring3: the server ends. strace goes on by ptrace, which is slower");
+            return;
+        }
+        if !self.tracees.contains_key(&tid) {
+            self.note_new(tid);
+        }
+        let Some(tracee) = self.tracees.get_mut(&tid) else { return };
+        (tracee.is_converted, tracee.is_adjusted) = (true, true);
+        let pid = tracee.pid;
+        self.note_native(pid, "ring3 has let it go");
     }
 
     /// A thread that the kernel has attached for strace.
@@ -481,7 +507,9 @@ impl Shim {
                 let _ = self.companion.detach(pid);
             }
         }
-        self.tracees.insert(tid, Tracee::new(pid));
+        // (What a parent that was let go has made may still write records.)
+        let is_adjusted = self.native.contains(&pid) && self.tracees.values().any(|other| other.is_adjusted);
+        self.tracees.insert(tid, Tracee { is_adjusted, ..Tracee::new(pid) });
     }
 
     /// A process has executed a program: by its leader, or by another thread, which is the leader from now on.
@@ -496,6 +524,9 @@ impl Shim {
             self.note_native(pid, "the program that it executes now cannot be instrumented");
         } else if !self.is_alone && !process::has_other_ids(pid) {
             self.native.remove(&pid);
+            if let Some(tracee) = self.tracees.get_mut(&pid) {
+                (tracee.is_converted, tracee.is_adjusted, tracee.is_seen) = (false, false, false);
+            }
         }
     }
 
@@ -558,12 +589,16 @@ impl Shim {
     /// over.
     fn adjust(&mut self, tid: i32, status: i32) -> Option<Step> {
         let tracee = self.tracees.get_mut(&tid)?;
-        if !tracee.is_adjusted || !tracee.wants_calls {
+        if !tracee.is_adjusted {
             return None;
+        }
+        if !tracee.wants_calls {
+            let is_unwanted = status == SYSCALL_STOP;
+            return is_unwanted.then(|| self.pass_over(tid, libc::PTRACE_CONT)).flatten();
         }
         if status != SYSCALL_STOP {
             let is_signal = libc::WIFSTOPPED(status) && status >> 16 == 0;
-            if !tracee.is_converted || !is_signal && status != INTERRUPT_STOP {
+            if !is_signal && (!tracee.is_converted || status != INTERRUPT_STOP) {
                 return None;
             }
             // (What is made again, or is made only now, is the call of which strace knows.)
@@ -573,27 +608,35 @@ impl Shim {
                 None | Some(libc::SYS_execve | libc::SYS_execveat) => false,
                 Some(libc::SYS_rt_sigreturn) => true,
                 Some(number) => {
-                    let is_repeated = RESTARTS.contains(&result) && result != RESTART_BLOCK;
+                    // (A signal is told behind the end of the call that it interrupts.)
+                    let is_repeated = !is_signal && RESTARTS.contains(&result);
                     registers.orig_rax as i64 == number && !is_repeated
                 }
             };
-            if is_over {
+            let is_in_ring3 = || places_of(tid).is_some_and(|places| places.have_of_ring3(registers.rip));
+            if is_over && !is_in_ring3() {
                 return self.tell_end(tid, result).map(Step::Told);
             }
             if status != INTERRUPT_STOP {
                 return None;
             }
             tracee.is_converted = false;
-            return self.pass_over(tid);
+            return self.pass_over(tid, libc::PTRACE_SYSCALL);
         }
+        tracee.is_seen = true;
+        tracee.known_ends.clear();
         match (self.tracer.is_at_start(tid), tracee.call) {
-            (Some((true, number)), Some(known)) if number == known => self.pass_over(tid),
+            (Some((true, number)), Some(known)) if [known, libc::SYS_restart_syscall].contains(&number) => {
+                self.pass_over(tid, libc::PTRACE_SYSCALL)
+            }
+            // (The thread stood behind its `execve` when the server let it go.)
+            (Some((true, _)), Some(libc::SYS_execve | libc::SYS_execveat)) => self.tell_end(tid, 0).map(Step::Told),
             (Some((true, _)), Some(_)) => self.tell_end(tid, RESTART_NO_INTERRUPT).map(Step::Told),
             (Some((true, number)), None) => {
                 tracee.call = Some(number);
                 None
             }
-            (Some((false, _)), None) => self.pass_over(tid),
+            (Some((false, _)), None) => self.pass_over(tid, libc::PTRACE_SYSCALL),
             (Some((false, _)), Some(_)) => {
                 tracee.call = None;
                 None
@@ -603,8 +646,8 @@ impl Shim {
     }
 
     /// Resumes a tracee from a stop of which strace is not told.
-    fn pass_over(&mut self, tid: i32) -> Option<Step> {
-        self.tracer.request(libc::PTRACE_SYSCALL, tid, 0, 0).ok().map(|_| Step::Skipped)
+    fn pass_over(&mut self, tid: i32, request: libc::c_uint) -> Option<Step> {
+        self.tracer.request(request, tid, 0, 0).ok().map(|_| Step::Skipped)
     }
 
     /// Whether a signal comes for the second time: ring3 has a handler of faults, which sends the signal once more, as it was, when it is to
@@ -686,7 +729,7 @@ impl Shim {
             return Step::Blocked;
         }
         let (phase, number) = (record.phase(), record.number());
-        if self.is_alone && !tracee.is_converted {
+        if tracee.is_seen {
             // (The kernel has shown this call.)
             return self.skip();
         }

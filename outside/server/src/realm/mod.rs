@@ -26,6 +26,7 @@ mod forks;
 mod garbage;
 mod hosted;
 mod leftovers;
+mod letting_go;
 mod libraries;
 mod limits;
 mod map_sources;

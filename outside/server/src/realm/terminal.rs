@@ -79,9 +79,9 @@ impl Actor {
     /// Detaches from a target that cannot be one any more, in the background, and says so.
     pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
         self.say_of(pid, &format!("is let go: {why}"));
-        let Some(target) = self.targets.get_mut(&pid) else { return };
+        let Some(target) = self.targets.get(&pid) else { return };
         self.shared.note_let_go(pid, &target.comm, why);
-        target.begin_detach();
+        self.begin_detach(pid);
     }
 
     /// Says something of a target to whoever began it, else to the tools whose links it has.

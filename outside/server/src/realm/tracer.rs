@@ -626,7 +626,7 @@ impl Actor {
             until: Instant::now() + DETACH_WITHIN,
             reply,
         };
-        target.begin_detach();
+        self.begin_detach(pid);
         match self.detach_within(pid, DETACH_AT_ONCE) {
             Err(DetachFailure { is_soon: true, .. }) => self.detach_requests.push(detach_request),
             left => detach_request.end(left),
@@ -824,8 +824,8 @@ impl Actor {
             let family = target.with_forebears();
             let is_named = || self.links.values().any(|link| link.spec.names(pid, &family));
             let stays = target.explicit || target.is_detaching() || is_named() || self.is_wanted(pid);
-            if !stays && let Some(target) = self.targets.get_mut(&pid) {
-                target.begin_detach();
+            if !stays {
+                self.begin_detach(pid);
             }
         }
         self.finish_detach();
@@ -843,10 +843,11 @@ impl Actor {
     }
 
     fn shut_down(&mut self) {
+        inject::tell_end();
         self.cancel_executions();
         self.adopt_all_children();
-        for target in self.targets.values_mut() {
-            target.begin_detach();
+        for pid in self.targets.keys().copied().collect::<Vec<_>>() {
+            self.begin_detach(pid);
         }
         let deadline = Instant::now() + DETACH_WITHIN;
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {

@@ -1,0 +1,88 @@
+//! strace under ring3 where ring3 is not all there: the server ends or lets processes go, standard descriptors are closed, a job is
+//! stopped. What strace prints is what it prints natively.
+
+use std::process::{Command, Stdio};
+
+use ring3_tests::{Bench, Process, wait_until};
+use rustix::process::Signal;
+
+fn has_strace() -> bool {
+    let has = Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !has {
+        println!("SKIPPED: strace does not run");
+    }
+    has
+}
+
+fn count(text: &str, part: &str) -> usize {
+    text.lines().filter(|line| line.contains(part)).count()
+}
+
+#[test]
+fn no_call_is_lost_when_the_server_ends_or_lets_a_process_go() {
+    const LINES_BEFORE: usize = 20;
+    const LINES_MIN: usize = 400;
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for (how, backend) in [("stop", "streaming"), ("stop", "exact"), ("detach", "streaming"), ("detach", "exact")] {
+        let mut victim = Process::start(Command::new("sh").args(["-c", "while read line; do echo \"$line\"; done"]));
+        let out = bench.made_directory().join(format!("{how}-{backend}"));
+        let pid = victim.pid().to_string();
+        let mut strace = bench.load("strace");
+        strace.args(["-e", "trace=write", "-o", &out.display().to_string(), "-p", &pid]);
+        let mut strace = Process::start(strace.env("RING3_STRACE_BACKEND", backend));
+        let trace = || std::fs::read_to_string(&out).unwrap_or_default();
+        let mut say = |text: &str| {
+            victim.say(text);
+            assert_eq!(victim.line(), text);
+        };
+        wait_until("strace attaches", || {
+            say("first");
+            trace().contains("first")
+        });
+        (0..LINES_BEFORE).for_each(|_| say("said"));
+        let arguments = if how == "stop" { vec!["stop"] } else { vec!["detach", &pid] };
+        let mut asked = bench.ring3_command(&arguments).stdout(Stdio::null()).spawn().expect("it runs");
+        let mut said = LINES_BEFORE;
+        while asked.try_wait().expect("a child").is_none() || said < LINES_MIN {
+            say("said");
+            said += 1;
+        }
+        say("last");
+        wait_until("strace shows the last call", || trace().contains("last"));
+        strace.signal(Signal::INT);
+        strace.wait();
+        let errors = strace.finish().2.join("\n");
+        let told = if how == "stop" { "ring3: the server ends" } else { "ring3 has let it go" };
+        assert!(errors.contains(told) && errors.contains("ptrace"), "{how} {backend}: {errors}");
+        assert_eq!(count(&trace(), "write(1, \"said\\n\", 5) "), said, "{how} {backend}");
+        assert_eq!(count(&trace(), "ERESTART"), 0, "{how} {backend}");
+    }
+}
+
+#[test]
+fn no_execution_is_lost_when_the_server_ends() {
+    const RUNS: usize = 150;
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let script = format!("i=0; while [ $i -lt {RUNS} ]; do /bin/true; i=$((i+1)); done; exit 3");
+    for begun in [10, 50] {
+        let out = bench.made_directory().join(format!("shell-{begun}"));
+        let mut strace = bench.load("strace");
+        strace.args(["-f", "-o", &out.display().to_string(), "sh", "-c", &script]);
+        let strace = Process::start(&mut strace);
+        let trace = || std::fs::read_to_string(&out).unwrap_or_default();
+        wait_until("the shell runs", || count(&trace(), " execve(") >= begun);
+        bench.run(&["stop"]);
+        let (code, _, errors) = strace.finish();
+        let errors = errors.join("\n");
+        assert!(code == Some(3) && !errors.contains("strace: "), "{code:?} {errors}");
+        let text = trace();
+        let counts = [" execve(", "+++ exited with 0 +++", " exit_group("].map(|part| count(&text, part));
+        assert_eq!(counts, [RUNS + 1, RUNS, RUNS + 1], "{errors}");
+    }
+}
