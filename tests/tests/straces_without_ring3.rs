@@ -1,7 +1,7 @@
 //! strace under ring3 where ring3 is not all there: the server ends or lets processes go, standard descriptors are closed, a job is
 //! stopped. What strace prints is what it prints natively.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use ring3_tests::{Bench, Process, wait_until};
 use rustix::process::Signal;
@@ -12,6 +12,10 @@ fn has_strace() -> bool {
         println!("SKIPPED: strace does not run");
     }
     has
+}
+
+fn output(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().expect("it runs")
 }
 
 fn count(text: &str, part: &str) -> usize {
@@ -84,5 +88,33 @@ fn no_execution_is_lost_when_the_server_ends() {
         let text = trace();
         let counts = [" execve(", "+++ exited with 0 +++", " exit_group("].map(|part| count(&text, part));
         assert_eq!(counts, [RUNS + 1, RUNS, RUNS + 1], "{errors}");
+    }
+}
+
+#[test]
+fn standard_descriptors_may_be_closed() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    for closed in ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"] {
+        let run = |mut strace: Command, name: &str| {
+            let out = bench.made_directory().join(name);
+            strace.arg("-o").arg(&out).arg("true");
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec \"$0\" \"$@\" {closed}")]).arg(strace.get_program());
+            shell.args(strace.get_args());
+            for (name, value) in strace.get_envs() {
+                match value {
+                    Some(value) => shell.env(name, value),
+                    None => shell.env_remove(name),
+                };
+            }
+            let ended = output(&mut shell);
+            let lines = std::fs::read_to_string(out).expect("a trace").lines().count();
+            (ended.status.code(), lines, String::from_utf8_lossy(&ended.stderr).into_owned())
+        };
+        let theirs = run(bench.command("strace"), "theirs");
+        assert_eq!(run(bench.load("strace"), "ours"), theirs, "{closed}");
     }
 }

@@ -1,6 +1,7 @@
 //! ptrace(2) and wait4(2), as the thread that traces calls them, and the server's requests that read or write something.
 
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::{c_int, c_uint, pid_t};
 
@@ -17,6 +18,14 @@ pub(crate) type Done = Result<i64, i32>;
 /// A system call's result, by the C library.
 pub(crate) fn check(result: i64) -> Done {
     if result < 0 { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) } else { Ok(result) }
+}
+
+/// A descriptor that is none of the standard ones. A new one is if those are closed, and strace opens them anew later.
+pub(crate) fn above_standard(descriptor: OwnedFd) -> io::Result<OwnedFd> {
+    match descriptor.as_raw_fd() {
+        0..=libc::STDERR_FILENO => Ok(rustix::io::fcntl_dupfd_cloexec(&descriptor, libc::STDERR_FILENO + 1)?),
+        _ => Ok(descriptor),
+    }
 }
 
 /// The system call, not the C library's function, which changes results. (Nor one that somebody has put before that.)

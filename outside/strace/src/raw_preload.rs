@@ -11,6 +11,7 @@ use ring3_bpf::Writers;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::companion::Companion;
+use crate::raw_calls::above_standard;
 use crate::raw_tracer::Tracer;
 use crate::ring::Ring;
 use crate::shim::{CallStop, Shim, Told};
@@ -121,6 +122,7 @@ fn start() -> Result<Shim, String> {
     let (writers, ring) = ring.map_err(|error| format!("no ring buffer: {error}"))?;
     let sockets = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, servers) = sockets.map_err(|error| error.to_string())?;
+    let ours = above_standard(ours).map_err(|error| error.to_string())?;
     companion.trace_through(servers.as_fd())?;
     let waker = ring.waker();
     let tracer = Tracer::start(Some(ours), move || waker.wake(), move |tid| writers.is_writing(tid as u32));

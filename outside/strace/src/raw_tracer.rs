@@ -33,7 +33,9 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_uint, pid_t};
 
 use crate::raw_agent_signals::{is_of_agent, places_of};
-use crate::raw_calls::{Done, check, plain, ptrace, read_or_write, registers, signal_info, wait_for_next, with};
+use crate::raw_calls::{
+    Done, above_standard, check, plain, ptrace, read_or_write, registers, signal_info, wait_for_next, with,
+};
 use crate::raw_steps::{Places, Sent, Settled, settle};
 use crate::shim::RESTARTS;
 
@@ -112,6 +114,7 @@ impl Tracer {
         let wake = check(i64::from(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }));
         // SAFETY: a new descriptor that nobody else owns.
         let wake = unsafe { OwnedFd::from_raw_fd(wake.map_err(io::Error::from_raw_os_error)? as c_int) };
+        let wake = above_standard(wake)?;
         let shared =
             Arc::new(Shared { wake, events: Mutex::default(), traced: Mutex::default(), wakeups: AtomicU32::new(0) });
         let woken = Woken::new(shared.wake.as_raw_fd())?;
