@@ -1,10 +1,11 @@
 //! strace under ring3 where ring3 is not all there: the server ends or lets processes go, standard descriptors are closed, a job is
 //! stopped. What strace prints is what it prints natively.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
 use ring3_tests::{Bench, Process, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 fn has_strace() -> bool {
     let has = Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
@@ -117,4 +118,31 @@ fn standard_descriptors_may_be_closed() {
         let theirs = run(bench.command("strace"), "theirs");
         assert_eq!(run(bench.load("strace"), "ours"), theirs, "{closed}");
     }
+}
+
+#[test]
+fn a_job_that_is_stopped_and_continued_is_shown_as_natively() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let signals = |mut strace: Command, name: &str| {
+        let out = bench.made_directory().join(name);
+        strace.arg("-o").arg(&out).args(["sleep", "2"]).process_group(0);
+        let strace = Process::start(&mut strace);
+        let trace = || std::fs::read_to_string(&out).unwrap_or_default();
+        wait_until("it sleeps", || trace().contains("nanosleep("));
+        let group = Pid::from_raw(strace.pid() as i32).expect("not 0");
+        kill_process_group(group, Signal::TSTP).expect("it lives");
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", strace.pid())).unwrap_or_default();
+        wait_until("it is stopped", || state().contains(") T "));
+        kill_process_group(group, Signal::CONT).expect("it lives");
+        assert_eq!(strace.finish().0, Some(0));
+        let text = trace();
+        let lines = text.lines().filter(|line| line.contains("--- ") || line.contains("nanosleep"));
+        lines.map(|line| line.split(['{', '=']).next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    let theirs = signals(bench.command("strace"), "theirs");
+    assert_eq!(signals(bench.load("strace"), "ours"), theirs);
+    assert!(theirs.iter().any(|line| line.starts_with("--- SIGCONT")), "{theirs:?}");
 }

@@ -44,6 +44,12 @@ pub(crate) fn is_ended_by(pid: i32, signal: i32) -> bool {
     !HARMLESS.contains(&signal) && ignored >> (signal - 1) & 1 == 0
 }
 
+/// Whether a signal waits for the thread, or for its process.
+pub(crate) fn has_pending(tid: i32, signal: i32) -> bool {
+    let has = |name: &str| field(tid, name).and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
+    (has("SigPnd") | has("ShdPnd")) >> (signal - 1) & 1 != 0
+}
+
 /// Whether the kernel has not stopped the thread.
 pub(crate) fn runs(tid: i32) -> bool {
     field(tid, "State").is_some_and(|state| !state.starts_with(['t', 'T', 'Z', 'X']))

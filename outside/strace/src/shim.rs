@@ -564,7 +564,7 @@ impl Shim {
             };
             return Some(told);
         }
-        if is_signal && self.comes_again(tid, status) {
+        if is_signal && (self.is_taken_back(tid, status) || self.comes_again(tid, status)) {
             self.waiting.remove(index);
             return self.tell_real(of, is_late);
         }
@@ -648,6 +648,18 @@ impl Shim {
     /// Resumes a tracee from a stop of which strace is not told.
     fn pass_over(&mut self, tid: i32, request: libc::c_uint) -> Option<Step> {
         self.tracer.request(request, tid, 0, 0).ok().map(|_| Step::Skipped)
+    }
+
+    /// Whether a stopping signal has come in a system call, and a SIGCONT since. Natively the stop at the end of the call comes before the
+    /// signal, which SIGCONT takes back then (a terminal stops strace, too). Then the thread is resumed without it.
+    fn is_taken_back(&mut self, tid: i32, status: i32) -> bool {
+        const STOPPING: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+        let is_stopping = STOPPING.contains(&libc::WSTOPSIG(status));
+        let tracee = self.tracees.get(&tid).filter(|tracee| is_stopping && tracee.wants_calls);
+        tracee.is_some_and(|tracee| !self.native.contains(&tracee.pid))
+            && process::has_pending(tid, libc::SIGCONT)
+            && self.tracer.registers(tid).is_ok_and(|registers| registers.orig_rax as i64 >= 0)
+            && self.tracer.request(libc::PTRACE_CONT, tid, 0, 0).is_ok()
     }
 
     /// Whether a signal comes for the second time: ring3 has a handler of faults, which sends the signal once more, as it was, when it is to
