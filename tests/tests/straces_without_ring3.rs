@@ -4,7 +4,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
-use ring3_tests::{Bench, Process, wait_until};
+use ring3_tests::{Bench, Process, victim, wait_until};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 fn has_strace() -> bool {
@@ -145,4 +145,19 @@ fn a_job_that_is_stopped_and_continued_is_shown_as_natively() {
     let theirs = signals(bench.command("strace"), "theirs");
     assert_eq!(signals(bench.load("strace"), "ours"), theirs);
     assert!(theirs.iter().any(|line| line.starts_with("--- SIGCONT")), "{theirs:?}");
+}
+
+#[test]
+fn a_wait_that_ring3_interrupts_is_shown_once() {
+    let bench = Bench::ring3();
+    if !has_strace() {
+        return;
+    }
+    let waits = victim("straced", "cc", "straced.c", &[]).display().to_string();
+    let out = bench.made_directory().join("waits");
+    let mut strace = bench.load("strace");
+    strace.arg("-o").arg(&out).args(["-f", "-e", "trace=wait4", &waits, "waits"]);
+    assert_eq!(output(&mut strace).status.code(), Some(0));
+    let text = std::fs::read_to_string(&out).expect("a trace");
+    assert_eq!((count(&text, " wait4("), count(&text, "ERESTARTSYS")), (60, 0), "{text}");
 }

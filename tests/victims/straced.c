@@ -123,10 +123,24 @@ static int storm(int flags, const char *call, int signals_max) {
     return 0;
 }
 
+// Waits for children that end while their parents become targets.
+static int waits(void) {
+    for (int run = 0; run < 30; run++) {
+        if (!fork()) {
+            if (!fork()) _exit(0);
+            wait(NULL);
+            _exit(0);
+        }
+        wait(NULL);
+    }
+    return 0;
+}
+
 int main(int count, char **words) {
     const char *what = count > 1 ? words[1] : "";
     if (!strcmp(what, "kills")) return kills(words[2]);
     if (!strcmp(what, "numbers")) return numbers();
     if (!strcmp(what, "storm")) return storm(atoi(words[2]) ? SA_RESTART : 0, words[3], 100);
+    if (!strcmp(what, "waits")) return waits();
     return 2;
 }

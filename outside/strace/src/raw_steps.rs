@@ -167,6 +167,41 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
     Settled::At(Event { tid, status, rusage: event.rusage })
 }
 
+/// The same of a signal that comes to a thread whose call the server may have interrupted: what it waited for may have happened since,
+/// and natively it would have been told of that first. So the call is made again, and the signal is sent to it there.
+/// `None`: no call is made again.
+pub(crate) fn settle_in_call(event: Event) -> Option<Settled> {
+    const RESTART_BLOCK: i64 = -516;
+    const SYSCALL_BYTES: u64 = 2;
+    let Event { tid, status, .. } = event;
+    let signal = libc::WSTOPSIG(status);
+    let (mut info, before, now) = (signal_info(tid)?, mask(tid).ok()?, registers(tid).ok()?);
+    let (number, result) = (now.orig_rax as i64, now.rax as i64);
+    let is_made_again = number >= 0 && RESTARTS.contains(&result) && result != RESTART_BLOCK;
+    if !is_made_again || signal == libc::SIGCONT || RAISED.contains(&signal) || set_mask(tid, !0).is_err() {
+        return None;
+    }
+    let mut again =
+        libc::user_regs_struct { rip: now.rip - SYSCALL_BYTES, rax: now.orig_rax, orig_rax: u64::MAX, ..now };
+    let mut others = Others::default();
+    let entered = with(libc::PTRACE_SETREGS, tid, 0, &mut again).ok().and_then(|_| enter(tid, &mut others));
+    if let Some(stop) = entered
+        && !libc::WIFSTOPPED(stop.status)
+    {
+        return Some(Settled::At(stop));
+    }
+    let _ = set_mask(tid, before);
+    if entered.is_none() {
+        let _ = set_signal_info(tid, &mut info);
+    }
+    others.send(tid);
+    if entered.is_none() {
+        return Some(Settled::At(event));
+    }
+    let _ = plain(libc::PTRACE_CONT, tid, signal as usize);
+    Some(Settled::Sent(Sent { signal, info }))
+}
+
 /// Whether a tracee is in a system call, or at its end, where a signal comes as it would natively. (Not in one of ring3's own.)
 fn is_in_call(tid: pid_t, places: Places) -> bool {
     registers(tid).is_ok_and(|registers| {

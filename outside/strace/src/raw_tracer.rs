@@ -36,7 +36,7 @@ use crate::raw_agent_signals::{is_of_agent, places_of};
 use crate::raw_calls::{
     Done, above_standard, check, plain, ptrace, read_or_write, registers, signal_info, wait_for_next, with,
 };
-use crate::raw_steps::{Places, Sent, Settled, settle};
+use crate::raw_steps::{Places, Sent, Settled, settle, settle_in_call};
 use crate::shim::RESTARTS;
 
 /// What T traces with in any case: the server needs it.
@@ -319,6 +319,8 @@ struct Tracee {
     server: Option<Held>,
     /// The server has let it go for good.
     is_released: bool,
+    /// The stop before was an interrupt of the server's.
+    was_interrupted: bool,
     /// Where its process has code of ring3, once known.
     places: Option<Places>,
     /// A signal that was sent to it on its way, and has not stopped it yet.
@@ -339,6 +341,7 @@ impl Tracee {
             stale_interrupt: false,
             server: None,
             is_released: false,
+            was_interrupted: false,
             places: None,
             sent: None,
         }
@@ -500,7 +503,9 @@ impl Thread {
         if is_ours && tracee.places.is_none() {
             tracee.places = places_of(tid);
         }
-        match settle(event, tracee.places.filter(|_| is_ours), &self.is_busy) {
+        let is_interrupted = is_ours && std::mem::take(&mut tracee.was_interrupted);
+        let in_call = is_interrupted.then(|| settle_in_call(event)).flatten();
+        match in_call.unwrap_or_else(|| settle(event, tracee.places.filter(|_| is_ours), &self.is_busy)) {
             Settled::At(event) => Some(event),
             Settled::Sent(sent) => {
                 tracee.sent = Some(sent);
@@ -518,7 +523,7 @@ impl Thread {
             self.executed(tid);
         }
         let Some(tracee) = self.tracees.get_mut(&tid) else { return };
-        tracee.stopped = true;
+        (tracee.stopped, tracee.was_interrupted) = (true, false);
         let signal = libc::WSTOPSIG(status);
         let (mut for_server, mut for_user) = (false, true);
         match event_of(status) {
@@ -855,6 +860,7 @@ impl Thread {
             tracee.interrupting &= !wanted;
             self.tell_user(without_usage(tid, status));
         } else {
+            tracee.was_interrupted = is_interrupt(status);
             self.resume_as_asked(tid, status);
         }
     }
