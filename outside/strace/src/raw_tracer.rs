@@ -13,7 +13,7 @@
 //! - System calls: the server if it has resumed the tracee so.
 //! - `PTRACE_EVENT_EXEC`: the server if it holds the tracee, then the user when the server leaves. Other events: the user.
 //!
-//! When the server lets a tracee go for good, its user is told so ([`RELEASED`]), and then of an interrupt if the tracee runs. From
+//! When the server lets a tracee go for good, its user is told so (`RELEASED`), and then of an interrupt if the tracee runs. From
 //! then on the kernel stops it at its system calls, until it executes a program.
 //!
 //! The server's requests come by a socket of type `SOCK_SEQPACKET`. Request: u32 id, u32 op, u32 tid, u32 zero, u64 a, u64 b,

@@ -435,8 +435,8 @@ impl Shim {
         };
         let (tid, _) = self.tracees.iter().find(|(_, tracee)| is_repeated(tracee))?;
         let tid = *tid;
-        // (It may have stopped again meanwhile, for a group stop say.)
-        if !process::runs(tid) {
+        // (It may have stopped again meanwhile, for a group stop say. SIGCONT stops a seized thread twice.)
+        if process::has_pending(tid, libc::SIGCONT) || !process::runs(tid) {
             return None;
         }
         self.repeat_start(tid)
