@@ -1,7 +1,7 @@
 //! The limit of a target's address space (`RLIMIT_AS`): what ring3 maps counts, so the kernel's limit is higher than the one that the
 //! program has set or was given.
 //!
-//! Such a limit is a number of pages and [`MARK`] bytes more: the kernel counts pages only (mm/mmap.c:may_expand_vm), and programs
+//! Such a limit is a number of pages and `MARK` bytes more: the kernel counts pages only (mm/mmap.c:may_expand_vm), and programs
 //! give whole pages. So it is known again in a child, in what the process executes, and by the next server.
 
 use crate::PAGE_BYTES;
