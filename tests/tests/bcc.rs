@@ -3,16 +3,21 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ring3_tests::{Bench, Process, root, victim};
 
 /// Debian's, which has the module.
 const PYTHON: &str = "/usr/bin/python3";
 
+/// One test at a time: on the kernel a program sees what another test's victim does.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The victim, and where bcc finds headers if not where it looks itself; `None` where bcc or headers are missing.
 fn begun() -> Option<(PathBuf, Option<String>)> {
-    static TURN: Mutex<()> = Mutex::new(());
     let has_module =
         Command::new(PYTHON).args(["-c", "import bcc"]).output().is_ok_and(|ended| ended.status.success());
     if !has_module {
@@ -20,9 +25,7 @@ fn begun() -> Option<(PathBuf, Option<String>)> {
         return None;
     }
     let victim = victim("compat", "gcc", "compat.c", &["-g"]);
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Command::new("sh").arg(root().join("tests/headers.sh")).arg(root().join("target/victims")).output();
-    drop(turn);
     let output = output.expect("sh runs");
     assert!(output.status.success(), "{output:?}");
     let tree = String::from_utf8(output.stdout).expect("a path").trim_end().to_owned();
@@ -66,6 +69,7 @@ fn told(bench: &Bench) -> Option<Vec<String>> {
 
 #[test]
 fn the_interface_gives_what_it_gives_on_the_kernel() {
+    let _turn = turn();
     let Some(ours) = told(&Bench::ring3()) else { return };
     let has = |line: &str| assert!(ours.iter().any(|told| told == line), "{line} is not among {ours:#?}");
     [
@@ -106,12 +110,14 @@ fn shown(arguments: &[&str], wanted: &[&str]) {
 /// It asks for the kernel's functions with types (`fentry`) where the kernel has those.
 #[test]
 fn opensnoop_shows_files() {
+    let _turn = turn();
     shown(&["opensnoop-bpfcc", "-n", "compat"], &["/etc/hostname", "2 /no/such/file"]);
 }
 
 /// They place probes at the kernel's functions of system calls.
 #[test]
 fn execsnoop_and_killsnoop_show_calls() {
+    let _turn = turn();
     shown(&["execsnoop-bpfcc"], &["/bin/true first second"]);
     shown(&["killsnoop-bpfcc"], &["compat"]);
 }
@@ -119,6 +125,7 @@ fn execsnoop_and_killsnoop_show_calls() {
 /// One of them, `sys_stat`, is never called by 64-bit programs.
 #[test]
 fn statsnoop_attaches_to_all_functions() {
+    let _turn = turn();
     let bench = Bench::ring3();
     let Some((_, headers)) = begun() else { return };
     let mut tool = Process::start(&mut tool(&bench, "statsnoop-bpfcc", headers.as_deref()));
@@ -129,6 +136,7 @@ fn statsnoop_attaches_to_all_functions() {
 /// `_start` is among them, from which nothing returns.
 #[test]
 fn funclatency_takes_all_functions_of_a_file() {
+    let _turn = turn();
     let bench = Bench::ring3();
     let Some((victim, headers)) = begun() else { return };
     let mut command = tool(&bench, "funclatency-bpfcc", headers.as_deref());

@@ -14,8 +14,9 @@ fn counterless() -> PathBuf {
     victim("counterless", "gcc", "counterless.c", &[])
 }
 
+/// The tool at work. (In targets only: other tests' victims, which run the same file, are their own servers'.)
 fn tool(bench: &Bench, options: &[&str]) -> Process {
-    let mut command = bench.ring3_command(&[&["load"], options, &["--"]].concat());
+    let mut command = bench.ring3_command(&[&["load", "--only-targets"], options, &["--"]].concat());
     let mut tool = Process::start(command.arg(programs().join("clocks")).arg(counterless()).arg("mark"));
     assert_eq!(tool.line(), "attached");
     tool
@@ -154,7 +155,7 @@ fn so_does_one_of_an_ordinary_users_server() {
 fn so_does_a_process_that_becomes_a_target_with_its_counter_disabled() {
     for options in [&[][..], &["--budget", "10s"]] {
         let bench = Bench::ring3();
-        let mut tool = tool(&bench, &[&["--only-targets"], options].concat());
+        let mut tool = tool(&bench, options);
         let mut process = ready(&mut Command::new(counterless()));
         obey(&mut process, "off");
         let (code, _, error) = bench.run(&["attach", &process.pid().to_string()]);
@@ -176,7 +177,7 @@ fn so_does_one_whose_filter_forbids_to_ask_for_the_time() {
     }
     for mode in ["off", "on"] {
         let bench = Bench::ring3();
-        let mut tool = tool(&bench, &["--only-targets"]);
+        let mut tool = tool(&bench, &[]);
         let mut process = ready(&mut Command::new(counterless()));
         for command in [mode, "filter"] {
             obey(&mut process, command);

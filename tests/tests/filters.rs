@@ -1,5 +1,7 @@
 //! Processes that filter their own system calls (seccomp): none is killed for a call of ours.
 
+use std::sync::{Mutex, PoisonError};
+
 use ring3_tests::{Bench, Counter, Process, is_root, programs, ready, victim, wait_until};
 
 fn strict() -> std::path::PathBuf {
@@ -179,6 +181,10 @@ fn so_is_one_of_an_ordinary_users_server() {
 fn minding(how: &str) -> (std::path::PathBuf, [String; 2]) {
     (victim("where", "gcc", "where.c", &[]), [how.to_owned(), "later".to_owned()])
 }
+
+/// Held by a test with such victims: another one's tool would take them.
+static MINDING: Mutex<()> = Mutex::new(());
+
 const WAYS: [&str; 3] = ["filter", "range", "selector"];
 
 /// Ends a victim that said "good" each time; what it was told on its terminal.
@@ -193,6 +199,7 @@ fn goes_on(mut process: Process) -> Vec<String> {
 /// ring3 makes a program's calls from other places; so it lets a process go that is about to mind.
 #[test]
 fn a_target_that_minds_where_its_calls_are_made_is_let_go() {
+    let _turn = MINDING.lock().unwrap_or_else(PoisonError::into_inner);
     for tool in [None, Some("raw"), Some("named")] {
         for how in WAYS {
             let bench = Bench::ring3();
@@ -218,6 +225,7 @@ fn a_target_that_minds_where_its_calls_are_made_is_let_go() {
 /// One that does already is refused, and told of nothing.
 #[test]
 fn a_process_that_minds_where_its_calls_are_made_is_refused() {
+    let _turn = MINDING.lock().unwrap_or_else(PoisonError::into_inner);
     for how in WAYS {
         if how == "filter" && !is_root() {
             println!("SKIPPED IN PART: to read filters needs root");

@@ -20,6 +20,9 @@ use super::terminal::ReportTo;
 use super::tracer::Actor;
 use super::{Shared, filters, raw_mapping, recovery};
 
+/// Pauses between attempts to take back what is written into a process that waits to be let go.
+const BEFORE_THE_ANSWER_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
+
 /// Requests are served for this long, then everybody else has a turn.
 const SERVE_AT_ONCE: Duration = Duration::from_millis(20);
 /// A target that has taken so much time waits as long again as its next requests take.
@@ -340,10 +343,14 @@ impl Actor {
             return;
         }
         self.detach_with_reason(pid, why);
-        // What is written into its code is taken back while it may be stopped. A thread is inside, the rest follows.
-        let left = self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO));
-        if let Some(Err(error)) = left {
-            tracing::warn!(pid, "not detached yet: {error}");
+        // What is written into its code is taken back before the answer. A thread is inside, the rest follows: nothing but that says
+        // that it was taken back.
+        for pause in BEFORE_THE_ANSWER_MS {
+            match self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO)) {
+                None | Some(Ok(false)) => return,
+                Some(left) => tracing::warn!(pid, "its code is not as it was yet: {left:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(pause));
         }
     }
 }
