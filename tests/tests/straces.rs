@@ -364,9 +364,12 @@ fn a_program_goes_on_when_strace_is_killed() {
         let mut strace = bench.load("strace");
         strace.args(["-o", "/dev/null", "-p", &victim.pid().to_string()]).env("RING3_STRACE_BACKEND", backend);
         let mut strace = Process::start(strace.stderr(Stdio::null()));
+        // (Before that strace tries ptrace on children of its own. Killed meanwhile it leaves them, also natively.)
         wait_until("it is attached", || {
             victim.say("one");
-            victim.line() == "one" && bench.status()["targets"].as_array().is_some_and(|targets| !targets.is_empty())
+            let pid = victim.pid();
+            let is_it = |target: &serde_json::Value| target["pid"] == pid;
+            victim.line() == "one" && bench.status()["targets"].as_array().is_some_and(|all| all.iter().any(is_it))
         });
         strace.signal(rustix::process::Signal::KILL);
         strace.wait();
