@@ -175,10 +175,7 @@ fn listen(address: &str) -> Result<TcpListener, String> {
 fn become_loader(wanted: &Export) -> Result<(), String> {
     let (connection, _) = launch::tracing_server()?;
     if let Some(pid) = wanted.pid {
-        connection.ask(
-            &Request::Attach { pid, follow: true, for_links: false, of_family: None, before_program: false },
-            None,
-        )?;
+        connection.ask(&Request::attach(pid, true), None)?;
     }
     let command = format!("ring3 export --config.names {}", wanted.config_names.join(","));
     let scope = match (wanted.pid.or(wanted.until), wanted.all) {

@@ -69,10 +69,7 @@ fn keep(wanted: &Extend) -> Result<(), eim::Failed> {
     let watched = host.map(process::open).transpose()?;
     if let Some(pid) = wanted.pid {
         class::check_process(pid, &chosen.entries[0].class.file)?;
-        connection.ask(
-            &Request::Attach { pid, follow: true, for_links: false, of_family: None, before_program: false },
-            None,
-        )?;
+        connection.ask(&Request::attach(pid, true), None)?;
     }
     become_loader(wanted, &chosen, host, connection)?;
     let loaded =

@@ -180,8 +180,7 @@ fn exec(program: &Path, command: &[String]) -> Result<(), Failure> {
 }
 
 fn attach(follow: bool, pid: u32) -> Result<(), String> {
-    let target = launch::server()?
-        .ask(&Request::Attach { pid, follow, for_links: false, of_family: None, before_program: false }, None)?;
+    let target = launch::server()?.ask(&Request::attach(pid, follow), None)?;
     show::attached(&target)
 }
 

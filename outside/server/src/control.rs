@@ -96,6 +96,13 @@ pub enum Request {
     Stop,
 }
 
+impl Request {
+    /// Makes a running process a target until it is detached; with `follow`, its children and what they execute are targets, too.
+    pub fn attach(pid: u32, follow: bool) -> Request {
+        Request::Attach { pid, follow, for_links: false, of_family: None, before_program: false }
+    }
+}
+
 /// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {

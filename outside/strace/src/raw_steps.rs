@@ -13,11 +13,11 @@
 
 use libc::{c_int, pid_t};
 use ring3_layout::region::{REGION_BYTES, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET};
-use ring3_layout::syscall::CLONE_SYSCALLS;
+use ring3_layout::syscall::{CLONE_SYSCALLS, SYSCALL_BYTES};
 
 use crate::raw_calls::{mask, plain, registers, set_mask, set_signal_info, signal_info, wait_for, with};
 use crate::raw_tracer::Event;
-use crate::shim::{RAISED, RESTARTS};
+use crate::shim::{RAISED, RESTART_BLOCK, RESTARTS};
 
 /// Instructions at most.
 const STEPS_MAX: u32 = 3000;
@@ -171,8 +171,6 @@ pub(crate) fn settle(event: Event, places: Option<Places>, is_writing: impl Fn(p
 /// and natively it would have been told of that first. So the call is made again, and the signal is sent to it there.
 /// `None`: no call is made again.
 pub(crate) fn settle_in_call(event: Event) -> Option<Settled> {
-    const RESTART_BLOCK: i64 = -516;
-    const SYSCALL_BYTES: u64 = 2;
     let Event { tid, status, .. } = event;
     let signal = libc::WSTOPSIG(status);
     let (mut info, before, now) = (signal_info(tid)?, mask(tid).ok()?, registers(tid).ok()?);

@@ -20,7 +20,7 @@ pub(crate) const RESTARTS: [i64; 4] = [-512, RESTART_NO_INTERRUPT, -514, RESTART
 /// It is made again in any case.
 const RESTART_NO_INTERRUPT: i64 = -513;
 /// It is made again as `restart_syscall`.
-const RESTART_BLOCK: i64 = -516;
+pub(crate) const RESTART_BLOCK: i64 = -516;
 /// Signals that a thread raises by what it does. The kernel ends a process that blocks them then.
 pub(crate) const RAISED: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];

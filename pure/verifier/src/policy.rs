@@ -212,7 +212,7 @@ impl Policy {
         let registers = Field { at: 0..8, sizes: Sizes::Only(8), write: false, content: Content::Registers };
         let number = has_number.then(|| numbers(8..16, Sizes::Any));
         let mut policy = Policy::targets(prog_type::TRACING).attached(prog_type::TRACING, attach);
-        // (It is what a trampoline has before the context, and here is none.)
+        // (It would read what the kernel's trampolines keep before the context. Here are no such trampolines.)
         policy.helpers.remove(&helper::GET_FUNC_IP);
         Policy { context: Context::new([registers].into_iter().chain(number).collect()), ..policy }
     }

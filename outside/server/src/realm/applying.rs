@@ -36,6 +36,13 @@ impl Actor {
         applied
     }
 
+    /// As `apply`; why it failed, if it did, is in the log only.
+    pub(super) fn apply_or_log(&mut self, pid: u32) {
+        if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
+            tracing::warn!(pid, "{refusal}");
+        }
+    }
+
     /// Says what is not applied in a target, and whether something is to be tried again.
     pub(super) fn settle(&mut self, pid: u32, report_to: ReportTo, is_behind: bool) {
         let Some(target) = self.targets.get_mut(&pid) else { return };

@@ -10,7 +10,6 @@ use ring3_uapi::Errno;
 use super::raw_mapping::read_value;
 use super::status::OverrunStatus;
 use super::target::Target;
-use super::terminal::ReportTo;
 use super::tracer::Actor;
 use super::{AttachmentId, LinkSpec, Refusal};
 
@@ -68,9 +67,7 @@ impl Actor {
             target.told.insert(*id);
             target.switched_off.insert(*id, Refusal::new(errno, why));
         }
-        if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
-            tracing::warn!(pid, "{refusal}");
-        }
+        self.apply_or_log(pid);
     }
 
     /// A link is gone.

@@ -238,9 +238,7 @@ impl Actor {
                     target.abandon_traps("the process waits with SIGTRAP blocked");
                     target.abandon_faults("the process waits with SIGSEGV blocked");
                 }
-                if let Err(refusal) = self.apply(requester, ReportTo::Starter) {
-                    tracing::warn!(pid = requester, "{refusal}");
-                }
+                self.apply_or_log(requester);
             }
             request::KIND_OVER_BUDGET => {
                 self.switch_off_overrunning(requester, (argument >> 32) as u32, argument as u32);

@@ -356,9 +356,7 @@ impl Actor {
             self.detach_with_reason(pid, &why);
         }
         for pid in changed {
-            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
-                tracing::warn!(pid, "{refusal}");
-            }
+            self.apply_or_log(pid);
         }
     }
 
@@ -817,9 +815,7 @@ impl Actor {
         let gone: Vec<Option<u32>> = ids.iter().filter_map(|id| Some(self.links.remove(id)?.spec.pid)).collect();
         let is_concerned = |pid: &u32| gone.iter().any(|only| only.is_none_or(|only| only == *pid));
         for pid in self.targets.keys().copied().filter(is_concerned).collect::<Vec<_>>() {
-            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
-                tracing::warn!(pid, "{refusal}");
-            }
+            self.apply_or_log(pid);
             let Some(target) = self.targets.get(&pid) else { continue };
             let family = target.with_forebears();
             let is_named = || self.links.values().any(|link| link.spec.names(pid, &family));
@@ -831,14 +827,12 @@ impl Actor {
         self.finish_detach();
     }
 
-    /// What is in the way in one target, its end say, is no matter of whoever asks: it is tried again, or said in the log.
+    /// Applies all links in all targets. A failure in one target, which may just have ended, is no failure of the request.
     fn apply_everywhere(&mut self) {
         self.forget_vanished();
         self.adopt_all_children();
         for pid in self.targets.keys().copied().collect::<Vec<_>>() {
-            if let Err(refusal) = self.apply(pid, ReportTo::Starter) {
-                tracing::warn!(pid, "{refusal}");
-            }
+            self.apply_or_log(pid);
         }
     }
 
