@@ -20,8 +20,8 @@ use super::terminal::ReportTo;
 use super::tracer::Actor;
 use super::{Shared, filters, raw_mapping, recovery};
 
-/// Pauses between attempts to take back what is written into a process that waits to be let go.
-const BEFORE_THE_ANSWER_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
+/// Pauses behind attempts to restore the code of a process that waits to be let go, if it could not be stopped.
+const RESTORED_AGAIN_AFTER_MS: [u64; 3] = [1, 10, 50];
 
 /// Requests are served for this long, then everybody else has a turn.
 const SERVE_AT_ONCE: Duration = Duration::from_millis(20);
@@ -318,19 +318,20 @@ impl Actor {
 
     /// A process that runs with a target's tables is about to filter its calls: the target, or a child that calls itself `own_pid`.
     fn meet_filter(&mut self, (pid, own_pid): (u32, u32), argument: u64) {
-        let Some(target) = self.targets.get_mut(&pid) else { return };
         let Some(filter) = filters::filter_at(pid, argument) else { return };
-        target.deny(&filter);
-        if filter.judge_places() {
-            self.let_go_at_once(
-                (pid, own_pid),
-                "it is about to filter its system calls by where they are made (seccomp)",
-            );
+        let why = if filter.judge_places() {
+            Some("it is about to filter its system calls by where they are made (seccomp)")
         } else if !rustix::process::geteuid().is_root() {
-            self.let_go_at_once(
-                (pid, own_pid),
-                "it is about to filter its system calls, and only root could read its filters",
-            );
+            Some("it is about to filter its system calls, and only root could read its filters")
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            self.let_go_at_once((pid, own_pid), why);
+        }
+        // (Last: with the call by which it waits forbidden, the thread would not wait for the answer.)
+        if let Some(target) = self.targets.get(&pid) {
+            target.deny(&filter);
         }
     }
 
@@ -341,13 +342,11 @@ impl Actor {
             return;
         }
         self.detach_with_reason(pid, why);
-        // What is written into its code is taken back before the answer. A thread is inside, the rest follows: nothing but that says
-        // that it was taken back.
-        for pause in BEFORE_THE_ANSWER_MS {
-            match self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO)) {
-                None | Some(Ok(false)) => return,
-                Some(left) => tracing::warn!(pid, "its code is not as it was yet: {left:?}"),
-            }
+        // Its code is restored before the answer. A thread is inside; the rest follows.
+        for pause in RESTORED_AGAIN_AFTER_MS {
+            let left = self.targets.get_mut(&pid).map(|target| target.detach(Duration::ZERO));
+            let Some(Err(error)) = left else { return };
+            tracing::warn!(pid, "its code is not restored yet: {error}");
             std::thread::sleep(Duration::from_millis(pause));
         }
     }
