@@ -301,7 +301,9 @@ impl Stopped {
                 return Ok(if is_called { Announced::NotFollowed } else { Announced::NotCalled });
             }
             let mut signal = 0;
-            match ptrace::wait(tid, slice_of(deadline), &mut Pause::default()) {
+            // (An `execve` takes some hundred microseconds.)
+            let mut pause = if is_called { Pause::brief() } else { Pause::default() };
+            match ptrace::wait(tid, slice_of(deadline), &mut pause) {
                 Wait::Event(libc::PTRACE_EVENT_EXEC) => break,
                 Wait::Signal(arrived) => signal = arrived,
                 Wait::EventStop(libc::SIGTRAP) if following.in_call => {

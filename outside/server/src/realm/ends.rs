@@ -225,6 +225,11 @@ impl Actor {
         self.run_on_end(&ended, &links);
     }
 
+    /// Whether programs see the ends of forks of this process.
+    pub(super) fn shows_ends_of(&self, pid: u32) -> bool {
+        self.targets.get(&pid).is_some_and(|target| !self.links_that_see_ends(target).is_empty())
+    }
+
     /// The links of a target whose programs see ends, or the signal that comes with one.
     fn links_that_see_ends(&self, target: &Target) -> Vec<AttachmentId> {
         let sees = |point: &Point| matches!(point, Point::Task(point) if [TaskEvent::Exit, TaskEvent::SignalGenerate].contains(&point.event));

@@ -3,7 +3,7 @@
 //! What the tables lose, such a fork loses, too: whoever takes something away waits for it. What they gain it must not see,
 //! for it lacks what goes with it, in its memory and in its code: the creator gets other tables before that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -28,6 +28,45 @@ use super::tracer::Actor;
 const ADOPT_WITHIN: Duration = Duration::from_millis(100);
 /// Forks are adopted for this long, then everybody else has a turn: a process may make thousands.
 const ADOPTING_AT_ONCE: Duration = Duration::from_millis(50);
+
+/// A fork that executes a program mostly does so within this time. What it executes is followed, whether it was adopted or not.
+const YOUNG_FOR: Duration = Duration::from_millis(5);
+/// More forks than this do not wait to be adopted.
+const YOUNG_MAX: usize = 256;
+
+/// Forks that have said that they are there, and are not adopted yet: mostly they execute a program soon.
+#[derive(Debug, Default)]
+pub(super) struct YoungForks(VecDeque<YoungFork>);
+
+#[derive(Clone, Copy, Debug)]
+struct YoungFork {
+    since: Instant,
+    /// Of the tables that it runs with.
+    nonce: u64,
+    /// In its own pid namespace.
+    own_pid: u32,
+}
+
+impl YoungForks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// It need not be adopted any more.
+    pub(super) fn forget(&mut self, nonce: u64, own_pid: u32) {
+        self.0.retain(|fork| (fork.nonce, fork.own_pid) != (nonce, own_pid));
+    }
+
+    fn add(&mut self, nonce: u64, own_pid: u32) {
+        self.forget(nonce, own_pid);
+        self.0.push_back(YoungFork { since: Instant::now(), nonce, own_pid });
+    }
+
+    fn take_grown(&mut self) -> Option<YoungFork> {
+        let is_grown = self.0.front().is_some_and(|fork| fork.since.elapsed() >= YOUNG_FOR);
+        if is_grown || self.0.len() > YOUNG_MAX { self.0.pop_front() } else { None }
+    }
+}
 
 /// Whether a process is no `vfork` child, which runs in its creator's memory: then the process word there is its own, or wiped.
 fn has_own_memory(pid: u32, region: u64) -> bool {
@@ -233,6 +272,39 @@ impl Actor {
         // What waits for a `vfork` child, which may wait for us, is adopted later.
         let mut adopt = |child: &u32| Instant::now() < until && !self.is_held(*child) && self.adopt(parent, *child);
         children.iter().filter(|child| !parent.shares_memory_with(**child) && !adopt(child)).count() == 0
+    }
+
+    /// A fork of `creator`, which runs with the tables of `nonce`, has said that it is there. It is adopted later: to stop a process
+    /// that is about to execute a program is of no use.
+    pub(super) fn meet_fork(&mut self, creator: u32, nonce: u64, own_pid: u32) {
+        // (Who has its end shown must know it before that.)
+        if self.shows_ends_of(creator) {
+            self.adopt_fork(creator, nonce, own_pid);
+        } else {
+            self.young_forks.add(nonce, own_pid);
+        }
+    }
+
+    /// Adopts forks that have run for a while.
+    pub(super) fn adopt_grown_forks(&mut self) {
+        while let Some(YoungFork { nonce, own_pid, .. }) = self.young_forks.take_grown() {
+            // (Forks of those that are gone are looked for by themselves.)
+            let creator = self.targets.values().find(|target| target.nonce == nonce);
+            if let Some(creator) = creator.filter(|creator| creator.may_have_forks()).map(|creator| creator.pid) {
+                self.adopt_fork(creator, nonce, own_pid);
+            }
+        }
+    }
+
+    fn adopt_fork(&mut self, creator: u32, nonce: u64, own_pid: u32) {
+        let is_it = |target: &Target| target.own_pid == own_pid && target.is_family(nonce);
+        match self.targets.values().find(|target| is_it(target)).map(|target| target.pid) {
+            // (In another pid namespace it may have its creator's process id.)
+            Some(pid) if pid == creator => self.adopt_children_of(creator),
+            Some(_) => {}
+            None => self.adopt_child_of(creator, own_pid),
+        }
+        self.show_end_of_fork(creator, own_pid);
     }
 
     /// As [`Actor::adopt_children_of`], of all targets and of those that are gone.

@@ -207,12 +207,16 @@ impl Actor {
             // Who has not been adopted need not be any more.
             let requester = requester(&self.targets);
             let Some(process) = requester.or_else(|| owner.find_unadopted(pid)) else { return Served::Done };
+            self.young_forks.forget(nonce, pid);
             return self.serve_exec(claim, process, requester);
         }
         let (owner, forks_only, is_requester) = (owner.pid, owner.forks_only, owner.own_pid == pid);
         // (A fork that has not been adopted asks with its creator's nonce.)
         if forks_only {
             self.adopt_all_children();
+        } else if kind == request::KIND_FORKED {
+            self.meet_fork(owner, nonce, pid);
+            return Served::Done;
         } else if !is_requester && requester(&self.targets).is_none() {
             self.adopt_child_of(owner, pid);
         } else if is_requester && kind != request::KIND_MAPPING_ADDED {
@@ -278,7 +282,6 @@ impl Actor {
                     tracing::warn!(pid = requester, "new mappings: {refusal}");
                 }
             }
-            request::KIND_FORKED => self.show_end_of_fork(owner, pid),
             _ => {}
         }
         Served::Done

@@ -19,6 +19,7 @@ use super::TargetStatus;
 use super::doorbell::EventFd;
 use super::ends::RecentEnds;
 use super::executions::{self, Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
+use super::forks::YoungForks;
 use super::garbage::Garbage;
 use super::leftovers::leftovers;
 use super::modules::{ANALYSIS_AT_ONCE, FileKey};
@@ -161,6 +162,7 @@ impl Tracer {
                 has_orphans: false,
                 orphans_sought: Instant::now(),
                 forks_only: vec![],
+                young_forks: YoungForks::default(),
                 executions: BTreeMap::new(),
                 executions_begun: 0,
                 ends: RecentEnds::default(),
@@ -252,6 +254,8 @@ pub(super) struct Actor {
     pub(super) orphans_sought: Instant,
     /// Targets that are gone, or have other tables now, while forks run with theirs.
     pub(super) forks_only: Vec<Target>,
+    /// Forks that may execute a program before they are adopted.
+    pub(super) young_forks: YoungForks,
     /// By process id: executions that are followed. Such a process is stopped by nobody else.
     pub(super) executions: BTreeMap<u32, Execution>,
     pub(super) executions_begun: u64,
@@ -318,6 +322,7 @@ impl Actor {
             self.follow_those_who_wait();
             self.rung |= self.requests_wait;
             self.serve_requests();
+            self.adopt_grown_forks();
             self.collect_garbage();
             self.finish_detach();
             self.end_departures();
@@ -377,6 +382,7 @@ impl Actor {
         self.has_orphans
             || !self.orphans.is_empty()
             || self.requests_wait
+            || !self.young_forks.is_empty()
             || !self.deferred.is_empty()
             || !self.detach_requests.is_empty()
             || !self.behind.is_empty()
