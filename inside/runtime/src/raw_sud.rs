@@ -50,6 +50,7 @@ const PR_SYS_DISPATCH_ON: u64 = 1;
 /// `si_code` of a signal by which the kernel dispatches a call.
 const SYS_USER_DISPATCH: u32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
 /// From here on are the numbers of another way to call.
 const X32: i64 = 0x4000_0000;
 const X32_NUMBERS: i64 = 1024;
@@ -584,6 +585,9 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
         || sud.left_in_place.iter().take_while(|at| at.load(Relaxed) != 0).any(|at| at.load(Relaxed) == after);
     let unmaps = number == nr::MUNMAP && unmaps_stack(&registers(context));
     let seen = info.arch == AUDIT_ARCH_X86_64 && is_armed(base) && !is_left_in_place() && !unmaps;
+    if info.arch == AUDIT_ARCH_I386 {
+        tell_of_gate(base, sud);
+    }
     let Some(slot) = (if seen { claim(sud, after | copy << SUD_COPY_SHIFT) } else { None }) else {
         let_through(base, sud, context, info.arch != AUDIT_ARCH_X86_64 && SETS_ACTION_32.contains(&number));
         return 0;
@@ -598,6 +602,13 @@ pub unsafe fn caught(base: u64, info: *const Info, context: *mut Context, frame:
     context.rcx = after;
     context.r11 = context.eflags;
     0
+}
+
+/// A call by `int $0x80` was caught, which no program sees. (Nobody but itself has to do with what a `vfork` child makes.)
+fn tell_of_gate(base: u64, sud: &SudState) {
+    if !borrows_memory(base, None) && sud.told_of_gate.swap(1, Relaxed) == 0 {
+        file(base, request::KIND_GATE, own_ids(), 0, true);
+    }
 }
 
 /// Registers, and behind them what else is said of where they lie.

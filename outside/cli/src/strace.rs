@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use ring3_llvm::Engine;
 use ring3_recorder::groups::GROUPS;
@@ -16,7 +17,7 @@ use ring3_recorder::syscalls;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
-use ring3_strace::companion::{self as messages, ATTACH, DETACH, TRACE_THROUGH};
+use ring3_strace::companion::{self as messages, ATTACH, DETACH, TRACE_THROUGH, WHY};
 use ring3_strace::raw_execute::execute;
 use ring3_strace::raw_preload::{LIBRARY_DIRECTORY, PRELOAD_VARIABLE, SOCKET_VARIABLE};
 use ring3_trace::{StopsOptions, StopsSession};
@@ -409,10 +410,29 @@ fn answer(connection: &Connection, strace: u32, message: &[u8], along: Option<Ow
         let pid = pid.parse().map_err(|_| format!("{message}: no process id"))?;
         return connection.ask(&Request::Detach { pid, verify: false }, None).map(drop);
     }
+    if let Some(pid) = message.strip_prefix(WHY) {
+        let pid = pid.parse().map_err(|_| format!("{message}: no process id"))?;
+        return why_not(connection, pid).map_or(Ok(()), Err);
+    }
     match (message, along) {
         (TRACE_THROUGH, Some(socket)) => {
             connection.ask(&Request::TraceThrough { tracer: strace }, Some(socket.as_fd())).map(drop)
         }
         _ => Err(format!("{message}: no such request")),
     }
+}
+
+/// Why a process is no target any more. (The server may be about to note that.)
+fn why_not(connection: &Connection, pid: u32) -> Option<String> {
+    const ASKED_MAX: u32 = 20;
+    const ASK_AGAIN_AFTER: Duration = Duration::from_millis(10);
+    for _ in 0..ASKED_MAX {
+        let status = connection.ask(&Request::Status, None).ok()?;
+        let mut rows = status["server"]["let_go"].as_array()?.iter().rev();
+        if let Some(row) = rows.find(|row| row[0] == pid) {
+            return row[2].as_str().map(str::to_owned);
+        }
+        std::thread::sleep(ASK_AGAIN_AFTER);
+    }
+    None
 }

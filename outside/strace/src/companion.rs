@@ -17,6 +17,8 @@ pub const MESSAGE_BYTES_MAX: usize = 1024;
 pub const ATTACH: &str = "attach ";
 /// What asks to take everything out of one begins so.
 pub const DETACH: &str = "detach ";
+/// What asks why a process is no target begins so.
+pub const WHY: &str = "why ";
 /// What hands over the socket by which the server makes its ptrace requests; the other end comes along.
 pub const TRACE_THROUGH: &str = "trace-through";
 
@@ -55,6 +57,11 @@ impl Companion {
     /// Why it is one still: a thread is inside, say, and it will be none in a moment.
     pub fn detach(&self, pid: i32) -> Result<(), String> {
         self.ask(&format!("{DETACH}{pid}"), None)
+    }
+
+    /// Why a process is no target any more, or what it has executed is none.
+    pub fn why(&self, pid: i32) -> Option<String> {
+        self.ask(&format!("{WHY}{pid}"), None).err()
     }
 
     /// Hands over the socket by which the server makes its ptrace requests.

@@ -272,6 +272,15 @@ impl Shim {
         }
     }
 
+    /// As `note_native`, where it is the server that knows why.
+    fn note_refused(&mut self, pid: i32, what: &str) {
+        if self.native.contains(&pid) || self.is_ending || self.is_alone {
+            return self.note_native(pid, what);
+        }
+        let why = self.companion.why(pid).map_or_else(String::new, |why| format!(": {why}"));
+        self.note_native(pid, &format!("{what}{why}"));
+    }
+
     /// `PTRACE_CONT`, `PTRACE_SYSCALL` and their kin.
     pub(crate) fn resume(&mut self, request: libc::c_uint, tid: i32, signal: usize) -> Result<i64, i32> {
         let Some(tracee) = self.tracees.get_mut(&tid) else { return Err(libc::ESRCH) };
@@ -491,7 +500,7 @@ impl Shim {
         let Some(tracee) = self.tracees.get_mut(&tid) else { return };
         (tracee.is_converted, tracee.is_adjusted) = (true, true);
         let pid = tracee.pid;
-        self.note_native(pid, "ring3 has let it go");
+        self.note_refused(pid, "ring3 has let it go");
     }
 
     /// A thread that the kernel has attached for strace.
@@ -521,7 +530,7 @@ impl Shim {
             self.tracees.insert(pid, tracee);
         }
         if places_of(pid).is_none() {
-            self.note_native(pid, "the program that it executes now cannot be instrumented");
+            self.note_refused(pid, "ring3 cannot trace the program that it executes now");
         } else if !self.is_alone && !process::has_other_ids(pid) {
             self.native.remove(&pid);
             if let Some(tracee) = self.tracees.get_mut(&pid) {

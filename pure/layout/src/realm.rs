@@ -82,6 +82,8 @@ pub mod request {
     pub const KIND_OWN_DISPATCH: u32 = 9;
     /// There was no block for this thread, the first one: more threads than there are blocks. Say that they are not seen.
     pub const KIND_NO_BLOCK: u32 = 10;
+    /// This thread is about to make a call by `int $0x80`, which programs do not see: let the process go if it is strace's, else say it.
+    pub const KIND_GATE: u32 = 11;
 }
 
 /// What an agent asks of the server.

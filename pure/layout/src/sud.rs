@@ -85,8 +85,8 @@ pub struct SudState {
     pub never_blocked: AtomicU64,
     /// 1: SIGSEGV and SIGBUS are the agent's and blocked nowhere, so that it may touch memory that may not be there.
     pub catches_faults: AtomicU32,
-    /// Always 0: room, so that what follows lies where words of 8 bytes may.
-    pub reserved: AtomicU32,
+    /// 1: the server knows that the process makes calls by `int $0x80`.
+    pub told_of_gate: AtomicU32,
     /// Calls that were caught.
     pub caught: AtomicU64,
     /// Those of them that were let through unseen.

@@ -25,4 +25,4 @@ pub use indirect::{IndirectTargets, Instructions, Part, call_sites, computes_tar
 pub use plan::{Arrival, Function, JUMP_BYTES, Plan, Refusal, Tactic, plan_alone, plan_detour};
 pub use returns::plan_returns;
 pub use stub::{Entries, Moved, RELAY_BYTES, STUB_BYTES_MAX, Stub, relay};
-pub use syscall::{NEAR_BYTES_MAX, SyscallPlan, TrampolineLinks, plan_syscalls};
+pub use syscall::{NEAR_BYTES_MAX, SyscallPlan, TrampolineLinks, gates, plan_syscalls};

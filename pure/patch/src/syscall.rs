@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::ops::Range;
 
-use iced_x86::{Code, FlowControl, Instruction};
+use iced_x86::{Code, FlowControl, Instruction, Register};
 use ring3_layout::syscall::{
     CALL_AT, CALL_SHIFT, CLONE_SYSCALLS, COPY_BYTES, COPY_SHIFT, DONE_AT, NUMBER_KNOWN, NUMBERS, SLOW_AT,
     SYSCALL_BYTES, Subscribers, TRACED_AT, TRACED_DONE_AT, TRAMPOLINE_BYTES, UNTRACED_AT,
@@ -99,6 +99,17 @@ pub fn plan_syscalls(
         plans.push((instructions[index].ip(), plan));
     }
     plans
+}
+
+/// Each `int $0x80` of some code that is decoded from its beginning, and whether a number is loaded for it shortly before.
+pub fn gates(code: &[u8], address: u64) -> Vec<(u64, bool)> {
+    const BEFORE: usize = 12;
+    const GATE: u8 = 0x80;
+    let instructions = decode(code, address);
+    let is_gate = |at: &usize| instructions[*at].code() == Code::Int_imm8 && instructions[*at].immediate8() == GATE;
+    let loads = |i: &Instruction| i.code() == Code::Mov_r32_imm32 && i.op0_register() == Register::EAX;
+    let found = (0..instructions.len()).filter(is_gate);
+    found.map(|at| (instructions[at].ip(), instructions[at.saturating_sub(BEFORE)..at].iter().any(loads))).collect()
 }
 
 struct Search<'s> {

@@ -47,6 +47,8 @@ impl Actor {
     pub(super) fn settle(&mut self, pid: u32, report_to: ReportTo, is_behind: bool) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
         target.report_refused(&self.links, report_to);
+        self.meet_gate(pid);
+        let Some(target) = self.targets.get_mut(&pid) else { return };
         match is_behind || !target.sud.is_settled() || target.lacks_faults(&self.links) {
             true => self.try_again(pid),
             false => drop(self.behind.remove(&pid)),

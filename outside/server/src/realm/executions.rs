@@ -16,7 +16,7 @@ use ring3_uapi::Errno;
 
 use super::modules::ANALYSIS_AT_ONCE;
 use super::target::{Link, Target};
-use super::terminal::{ReportTo, Terminal, report_untraced};
+use super::terminal::{ReportTo, Terminal};
 use super::tracer::{Actor, Command, CommandSender, Ready, refusal_of};
 use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, recovery};
 
@@ -194,7 +194,7 @@ impl Actor {
         self.links = links;
         if let (Err(refusal), Announcer::Family(_)) = (&entered, &execution.announcer) {
             // (While it is stopped: it may end in a moment.)
-            report_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}"));
+            self.tell_untraced(pid, &kept, refusal);
         }
         let (_, announcer, _) = execution.join();
         self.rung = true;
@@ -243,7 +243,7 @@ impl Actor {
             Announcer::User(reply) => drop(reply.send(Err(refusal))),
             // (A link may want what it runs now all the same.)
             Announcer::Kernel => self.note_not_followed(pid, &refusal),
-            Announcer::Family(_) => report_untraced(kept.terminal, pid, &format!("what it has executed: {refusal}")),
+            Announcer::Family(_) => self.tell_untraced(pid, &kept, &refusal),
         }
     }
 

@@ -202,6 +202,7 @@ impl Target {
         self.inherit_domain(other);
         self.terminal = other.terminal;
         self.told = other.told.clone();
+        self.told_of_gate = other.told_of_gate;
         (self.budget, self.lies) = (other.budget, other.lies);
         self.control.copy_from(&other.control);
         self.region = other.region;

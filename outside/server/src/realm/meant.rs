@@ -62,6 +62,6 @@ impl LinkSpec {
 }
 
 /// Whether a link is not for another family's processes.
-fn is_of_family(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
+pub(super) fn is_of_family(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
     !matches!(spec.scope, Scope::Family(pid) if !family.contains(&pid))
 }

@@ -62,6 +62,7 @@ mod test_run;
 mod text;
 mod tracer;
 mod traps;
+mod unseen;
 mod unwind;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -225,6 +225,8 @@ pub(super) struct SyscallPlans {
     refused: Vec<u64>,
     /// Those whose place matters: handlers compare it.
     left_in_place: Vec<u64>,
+    /// An `int $0x80`.
+    gate: Option<u64>,
     /// Pairs of address and file offset at which executable segments begin.
     segments: Vec<(std::ops::Range<u64>, u64)>,
 }
@@ -257,6 +259,12 @@ impl SyscallPlans {
     pub(super) fn after_left_in_place_in(&self, mapping: &inject::Mapping) -> impl Iterator<Item = u64> {
         let calls = self.left_in_place.iter().filter_map(|call| self.place_in(mapping, *call));
         calls.map(|inside| mapping.range.start + inside + SYSCALL_BYTES)
+    }
+
+    /// An `int $0x80` in a mapping of the file, as people are told of it.
+    pub(super) fn gate_in(&self, mapping: &inject::Mapping) -> Option<String> {
+        let at = mapping.range.start + self.place_in(mapping, self.gate?)?;
+        Some(format!("its code uses `int $0x80` ({} at {at:#x})", mapping.path))
     }
 
     /// A call stays, for a reason; `is_code`: it certainly is one.
@@ -731,6 +739,7 @@ fn syscall_plans(file: &CodeFile) -> SyscallPlans {
         }
         found.segments.push((segment, offset));
     }
+    found.gate = file.first_gate();
     found.keep_callers_apart();
     // What goes on behind its end is looked at twice.
     found.plans.sort_by_key(|plan| plan.site);

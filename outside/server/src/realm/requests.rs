@@ -225,7 +225,11 @@ impl Actor {
         let requester = requester(&self.targets).unwrap_or(owner);
         let stops_requester = matches!(
             kind,
-            request::KIND_SUD_OFF | request::KIND_TRAPS_OFF | request::KIND_FILTER | request::KIND_OWN_DISPATCH
+            request::KIND_SUD_OFF
+                | request::KIND_TRAPS_OFF
+                | request::KIND_FILTER
+                | request::KIND_OWN_DISPATCH
+                | request::KIND_GATE
         );
         if stops_requester && self.executions.contains_key(&requester) {
             // Only the thread that follows its `execve` may stop it now. When that ends, requests are looked at again.
@@ -268,6 +272,7 @@ impl Actor {
                 const WHY: &str = "it is about to catch its own system calls (syscall user dispatch)";
                 self.let_go_at_once((requester, pid), WHY);
             }
+            request::KIND_GATE => self.meet_call_by_gate(requester, pid),
             request::KIND_MAPPING_ADDED => {
                 self.look_for_large_files(requester);
                 if self.awaits_files(requester) {
@@ -339,7 +344,7 @@ impl Actor {
     }
 
     /// A thread of a target, which waits for the answer, is about to do something with which it cannot be one.
-    fn let_go_at_once(&mut self, (pid, own_pid): (u32, u32), why: &str) {
+    pub(super) fn let_go_at_once(&mut self, (pid, own_pid): (u32, u32), why: &str) {
         // (A `vfork` child has the same memory.)
         if self.targets.get(&pid).is_none_or(|target| target.own_pid != own_pid) {
             return;

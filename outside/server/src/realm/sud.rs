@@ -370,6 +370,7 @@ impl Target {
         let region = self.region;
         let left_in_place: Vec<u8> = self
             .syscalls
+            .unseen
             .left_in_place
             .iter()
             .take(SUD_LEFT_IN_PLACE_MAX)

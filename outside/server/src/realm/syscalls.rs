@@ -36,6 +36,7 @@ use super::sud::{CaughtCalls, is_changer};
 use super::tables::in_agent;
 use super::target::{Link, Target};
 use super::tracer::refusal_of;
+use super::unseen::Unseen;
 use super::{AttachmentId, Calls, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 use crate::kernel::known;
 
@@ -123,10 +124,7 @@ fn is_watched(number: i64) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(super) struct WantedCalls {
     pub(super) calls: Vec<WantedCall>,
-    /// What may be others that cannot be seen.
-    pub(super) left: Vec<String>,
-    /// Addresses behind calls whose place matters.
-    pub(super) left_in_place: Vec<u64>,
+    pub(super) unseen: Unseen,
     /// Why the SUD fallback is wanted.
     pub(super) sud: Option<String>,
     /// Those that change a thread's user are among them.
@@ -171,10 +169,14 @@ pub(super) fn wanted(
                 let plans: Arc<SyscallPlans> = modules.syscalls(key, &file);
                 // (A file's code may be mapped in parts.)
                 if interest.any && told.insert((mapping.dev, mapping.inode)) {
-                    wanted.left.extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
+                    wanted
+                        .unseen
+                        .left
+                        .extend(plans.left.iter().map(|(vaddr, why)| format!("{path}: {vaddr:#x}: {why}")));
                 }
                 if interest.any {
-                    wanted.left_in_place.extend(plans.after_left_in_place_in(mapping));
+                    wanted.unseen.left_in_place.extend(plans.after_left_in_place_in(mapping));
+                    wanted.unseen.gate = wanted.unseen.gate.or_else(|| plans.gate_in(mapping));
                     refused = refused.or_else(|| {
                         let call = plans.refused_in(mapping).next()?;
                         Some(format!("a call of {path} at {call:#x} cannot be replaced"))
@@ -228,10 +230,7 @@ pub(super) struct Syscalls {
     used: u32,
     /// Calls that could not be replaced, and why.
     refused: BTreeMap<u64, String>,
-    /// What may be calls and was left alone, and why.
-    pub(super) left: Vec<String>,
-    /// Addresses behind calls whose place matters.
-    pub(super) left_in_place: Vec<u64>,
+    pub(super) unseen: Unseen,
     /// Calls that may change signal masks.
     changing: Vec<u64>,
     /// Calls that change a thread's user are seen.
@@ -301,7 +300,7 @@ impl Syscalls {
     pub(super) fn status(&self) -> (usize, Vec<String>) {
         let patched = self.sites.values().filter(|placed| placed.patched).count();
         let refused = self.refused.iter().map(|(call, why)| format!("{call:#x}: {why}"));
-        (patched, refused.chain(self.left.iter().cloned()).collect())
+        (patched, refused.chain(self.unseen.left.iter().chain(&self.unseen.gate).cloned()).collect())
     }
 }
 
@@ -391,8 +390,7 @@ impl Target {
         let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
         self.syscalls.identity = wanted.identity;
         self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
-        (self.syscalls.left, self.syscalls.left_in_place, self.sud.why) =
-            (wanted.left, wanted.left_in_place, wanted.sud);
+        (self.syscalls.unseen, self.sud.why) = (wanted.unseen, wanted.sud);
         wanted.calls
     }
 

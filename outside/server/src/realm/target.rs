@@ -101,6 +101,8 @@ pub(super) struct Target {
     pub(super) following: Following,
     /// It stands at the first instruction of its program: the end of `execve` is still to be seen.
     pub(super) executed: bool,
+    /// It was said that its calls by `int $0x80` are not seen.
+    pub(super) told_of_gate: bool,
     /// The id that the thread had which executed it, if that was another than it has now, in its own pid namespace; else 0.
     pub(super) executed_by: u32,
     /// It runs ring3 until it executes its program, by the C library: nothing else is looked at.
@@ -225,6 +227,7 @@ impl Target {
             forebears: BTreeSet::new(),
             following: Following::All,
             executed: false,
+            told_of_gate: false,
             executed_by: 0,
             before_program: false,
             terminal: None,
@@ -315,6 +318,7 @@ impl Target {
         let map_files = shared.map_files(&slots, &domain)?;
         let opened = opened_for_targets(&map_files)?;
         let mappings = stopped.mappings().map_err(refusal_of)?;
+        self.check_gates(shared, &mappings)?;
         self.respect(shared, stopped).map_err(refusal_of)?;
         self.protect(stopped, &map_files)?;
         let files = inject::RegionFiles {

@@ -78,8 +78,13 @@ pub(super) enum ReportTo {
 impl Actor {
     /// Detaches from a target that cannot be one any more, in the background, and says so.
     pub(super) fn detach_with_reason(&mut self, pid: u32, why: &str) {
-        self.say_of(pid, &format!("is let go: {why}"));
         let Some(target) = self.targets.get(&pid) else { return };
+        // (strace asks why, and says it.)
+        if target.is_of_strace() {
+            tracing::warn!(pid, comm = target.comm, "is let go: {why}");
+        } else {
+            self.say_of(pid, &format!("is let go: {why}"));
+        }
         self.shared.note_let_go(pid, &target.comm, why);
         self.begin_detach(pid);
     }

@@ -624,6 +624,9 @@ impl Actor {
             let _ = reply.send(self.detached_orphan(pid));
             return;
         };
+        if target.is_of_strace() {
+            self.shared.note_let_go(pid, &target.comm, "`ring3 detach` asks for that");
+        }
         let detach_request = DetachRequest {
             pid,
             ours: verify.then(|| target.own_ranges()),

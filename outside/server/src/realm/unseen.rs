@@ -1,0 +1,128 @@
+//! Calls of a target that go through no trampoline. Most of them the SUD fallback sees; nobody sees those by `int $0x80`, the gate of
+//! 32-bit programs, which 64-bit code can use, too. So strace is told of them by the kernel: such a process is no target of its. All
+//! others are told that these calls are not seen.
+
+use ring3_inject as inject;
+use ring3_uapi::Errno;
+
+use super::code_file::{CodeFile, between, is_reached};
+use super::executions::InheritedState;
+use super::meant::is_of_family;
+use super::modules::{Modules, likely_key_of};
+use super::target::Target;
+use super::terminal::{Terminal, report_untraced};
+use super::tracer::Actor;
+use super::{Refusal, Scope, Shared};
+
+/// Bytes that look like `int $0x80` in an executable segment that are looked at.
+const CANDIDATES_MAX: usize = 1024;
+/// Why no tool sees such calls, where the instruction was not found before it ran.
+const BY_GATE: &str = "it makes system calls by `int $0x80`";
+
+/// What is found out beside the calls themselves.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unseen {
+    /// What may be calls and was left alone, and why.
+    pub(super) left: Vec<String>,
+    /// Addresses behind calls whose place matters.
+    pub(super) left_in_place: Vec<u64>,
+    /// An `int $0x80`, as people are told of it.
+    pub(super) gate: Option<String>,
+}
+
+impl CodeFile {
+    /// The first `int $0x80` that is certainly one: the bytes are in tables of constants, too.
+    pub(super) fn first_gate(&self) -> Option<u64> {
+        let elf = self.elf();
+        for segment in elf.executable_segments() {
+            let code = elf.code(segment.clone()).unwrap_or_default();
+            let places = code.windows(2).enumerate().filter(|(_, pair)| *pair == [0xcd, 0x80]);
+            let mut done = segment.start;
+            for (at, _) in places.take(CANDIDATES_MAX) {
+                let vaddr = segment.start + at as u64;
+                let known = elf.function_bounds(vaddr).filter(|_| vaddr >= done);
+                let is_known = known.is_some();
+                let Some(bounds) = known.or_else(|| between(elf, vaddr).filter(|_| vaddr >= done)) else { continue };
+                done = bounds.end;
+                let is_real =
+                    |has_number: &bool| is_known || *has_number || is_reached(elf, self.calls(), bounds.start);
+                let found = ring3_patch::gates(elf.code(bounds.clone()).unwrap_or_default(), bounds.start);
+                if let Some((gate, _)) = found.into_iter().find(|(_, has_number)| is_real(has_number)) {
+                    return Some(gate);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Whether strace traces these processes or what comes from them.
+fn are_of_strace<'a>(mut family: impl Iterator<Item = &'a u32>) -> bool {
+    let tracers = inject::traced_through();
+    family.any(|pid| tracers.contains(pid))
+}
+
+impl Target {
+    /// Whether strace traces it, and would miss calls that are not seen.
+    pub(super) fn is_of_strace(&self) -> bool {
+        are_of_strace(self.forebears.iter())
+    }
+
+    /// Refuses a process of strace's whose code has an `int $0x80`.
+    pub(super) fn check_gates(&self, shared: &Shared, mappings: &[inject::Mapping]) -> Result<(), Refusal> {
+        if !self.is_of_strace() {
+            return Ok(());
+        }
+        let mut modules = shared.modules();
+        let why = self.code_not_ours(mappings).find_map(|mapping| gate_in(self.pid, mapping, &mut modules));
+        why.map_or(Ok(()), |why| Err(Refusal::new(Errno::ENOTSUPP, why)))
+    }
+}
+
+fn gate_in(pid: u32, mapping: &inject::Mapping, modules: &mut Modules) -> Option<String> {
+    if !mapping.is_executable() || mapping.inode == 0 || mapping.is_shared() {
+        return None;
+    }
+    let (file, key) = likely_key_of(pid, mapping)?;
+    modules.syscalls(key, &file).gate_in(mapping)
+}
+
+impl Actor {
+    /// A process that has executed a program is no target, for a reason. (strace asks for it.)
+    pub(super) fn tell_untraced(&self, pid: u32, kept: &InheritedState, refusal: &Refusal) {
+        let mut family = kept.forebears.clone();
+        family.insert(pid);
+        if are_of_strace(family.iter()) {
+            tracing::warn!(pid, "not traced: {refusal}");
+            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            return self.shared.note_let_go(pid, comm.trim_end(), &refusal.message);
+        }
+        let of_tools = || {
+            let mut specs = self.links.values().map(|link| &link.spec);
+            specs.find(|spec| matches!(spec.scope, Scope::Family(_)) && is_of_family(spec, &family))?.terminal
+        };
+        let terminal: Option<Terminal> = kept.terminal.or_else(of_tools);
+        report_untraced(terminal, pid, &format!("what it has executed: {refusal}"));
+    }
+
+    /// The code of a target has an `int $0x80`, perhaps.
+    pub(super) fn meet_gate(&mut self, pid: u32) {
+        let Some(target) = self.targets.get_mut(&pid).filter(|target| !target.is_detaching()) else { return };
+        let Some(why) = target.syscalls.unseen.gate.clone() else { return };
+        if target.is_of_strace() {
+            self.detach_with_reason(pid, &why);
+        } else if !std::mem::replace(&mut target.told_of_gate, true) {
+            self.say_of(pid, &format!("makes system calls that are not shown: {why}"));
+        }
+    }
+
+    /// A thread of a target, which waits for the answer, is about to make such a call.
+    pub(super) fn meet_call_by_gate(&mut self, pid: u32, own_pid: u32) {
+        let Some(target) = self.targets.get_mut(&pid) else { return };
+        if target.is_of_strace() {
+            self.let_go_at_once((pid, own_pid), BY_GATE);
+        } else if !std::mem::replace(&mut target.told_of_gate, true) {
+            self.say_of(pid, &format!("makes system calls that are not shown: {BY_GATE}"));
+        }
+    }
+}
