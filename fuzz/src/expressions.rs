@@ -30,7 +30,7 @@ fn event() -> EventType {
             field("x", Kind::Float { bytes: 4 }, Phase::Entry),
             field("path", Kind::Text { bytes_max: TEXT_BYTES, path: true }, Phase::Entry),
             field("text", Kind::Text { bytes_max: TEXT_BYTES, path: false }, Phase::Entry),
-            field("data", Kind::Bytes { bytes_max: 8 }, Phase::Entry),
+            field("data", Kind::data(8), Phase::Entry),
         ],
     }
 }

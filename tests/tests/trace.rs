@@ -94,7 +94,7 @@ fn assert_equal(ours: &[Call], theirs: &[Call], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}: {:?} {:?}", ours.last(), theirs.last());
 }
 
-/// What both decode: `execve` shows its arrays in strace, and structures are addresses in ring3.
+/// Calls without structures (tests/structures.rs has those).
 const COMPARED: &str = "open,openat,read,write,close,access,rename,pipe,pipe2,mkdir,kill,lseek,getppid,readlink,getcwd,chdir,unlink,\
                         dup,dup2,exit_group,pread64,munmap,mprotect,brk,mmap";
 

@@ -22,7 +22,7 @@ fn read_call() -> EventType {
     let int = |bytes, signed, show| Kind::Int { bytes, signed, show };
     let fields = [
         ("fd", int(4, true, Show::Descriptor), Phase::Entry),
-        ("buf", Kind::Bytes { bytes_max: 32 }, Phase::Exit),
+        ("buf", Kind::data(32), Phase::Exit),
         ("count", int(8, false, Show::Decimal), Phase::Entry),
         ("ret", int(8, true, Show::Result), Phase::Exit),
         ("dur", int(8, false, Show::Nanoseconds), Phase::Exit),

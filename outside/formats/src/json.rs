@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ring3_event::{EventType, Header, Record, State, Value};
+use ring3_event::{Decoded, EventType, Form, Header, Kind, Record, State, Value};
 use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
@@ -88,6 +88,10 @@ fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Line {
             Value::Float(number) => Json::from(*number),
             Value::Text(state, bytes) | Value::Bytes(state, bytes) => match (state, &stack) {
                 (State::Null | State::Unreadable, _) => Json::Null,
+                _ if is_structure(&field.kind) => match decoded(&field.kind, bytes) {
+                    Some(decoded) => json_of(&decoded),
+                    None => show::escape(bytes, true).into(),
+                },
                 (_, Some(stack)) if name == "stack" => frames(stack, header.pid, symbols),
                 _ => show::escape(bytes, is_bytes).into(),
             },
@@ -103,6 +107,33 @@ fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Line {
     let (event, comm) = (record.of.full_name(), show::escape(header.comm().as_bytes(), false));
     let Header { time_ns: time, pid, tid, cpu, .. } = *header;
     Line { time, event, pid, tid, comm, cpu, fields: Fields(fields) }
+}
+
+fn is_structure(kind: &Kind) -> bool {
+    matches!(kind, Kind::Bytes { form, .. } if *form != Form::Data)
+}
+
+fn decoded(kind: &Kind, bytes: &[u8]) -> Option<Decoded> {
+    if let Kind::Bytes { form, .. } = kind { form.decode(bytes) } else { None }
+}
+
+/// A structure is an object, an array an array. Of a text that goes on, the end is `...`; `~` before signals means all others.
+fn json_of(value: &Decoded) -> Json {
+    match value {
+        Decoded::Number(number) => number_of(*number),
+        Decoded::Hex(number) | Decoded::Kibi(number) => Json::from(*number),
+        Decoded::Word(word) | Decoded::Address6(word) => word.as_str().into(),
+        Decoded::Text(text, is_cut) => {
+            let escaped = show::escape(text, true);
+            if *is_cut { format!("{escaped}...").into() } else { escaped.into() }
+        }
+        Decoded::List(of) => of.iter().map(json_of).collect(),
+        Decoded::Signals(others, of) => {
+            let first = others.then(|| Json::from("~"));
+            first.into_iter().chain(of.iter().map(json_of)).collect()
+        }
+        Decoded::Members(of, _) => of.iter().map(|(name, value)| ((*name).to_owned(), json_of(value))).collect(),
+    }
 }
 
 /// (A number of at most 64 bits.)

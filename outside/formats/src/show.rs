@@ -8,8 +8,27 @@ use ring3_uapi::errno::Errno;
 /// The last error's number (kernel: `MAX_ERRNO`).
 const ERRNO_MAX: i128 = 4095;
 
+/// A structure's members, as text.
+pub(crate) fn structure(kind: &Kind, value: Value<'_>) -> Option<String> {
+    let (Kind::Bytes { form, .. }, Value::Bytes(state @ (State::Whole | State::Truncated), bytes)) = (kind, value)
+    else {
+        return None;
+    };
+    let mut text = String::new();
+    let quote = |text: &mut String, part: &[u8], is_cut| {
+        let escaped = escape(part, true).replace('"', "\\\"");
+        _ = write!(text, "\"{escaped}\"{}", if is_cut { "..." } else { "" });
+    };
+    form.decode(bytes)?.show(&mut text, state == State::Truncated, &mut { quote });
+    Some(text)
+}
+
 /// A field's value as a word of a line.
 pub(crate) fn word(text: &mut String, field: &Field, value: Value<'_>) {
+    if let Some(shown) = structure(&field.kind, value) {
+        text.push_str(&shown);
+        return;
+    }
     _ = match value {
         Value::Int(number) => match (field.kind.name_of(number), &field.kind) {
             (Some(name), _) => write!(text, "{name}"),

@@ -129,6 +129,19 @@ fn restarted(number: i32) -> Option<(&'static str, &'static str)> {
 fn value(line: &mut String, kind: &Kind, value: Value<'_>) {
     match (kind, value) {
         (Kind::Int { .. }, Value::Int(number)) => int(line, kind, number),
+        (_, Value::Bytes(State::Unreadable, address)) if address.len() == size_of::<u64>() => {
+            let address = address.try_into().map_or(0, u64::from_le_bytes);
+            let _ = write!(line, "{address:#x}");
+        }
+        (Kind::Bytes { form, .. }, Value::Bytes(state @ (State::Whole | State::Truncated), bytes)) => {
+            let quote = |line: &mut String, text: &[u8], is_cut| {
+                quoted(line, if is_cut { State::Truncated } else { State::Whole }, text);
+            };
+            match form.decode(bytes) {
+                Some(decoded) => decoded.show(line, state == State::Truncated, &mut { quote }),
+                None => quoted(line, state, bytes),
+            }
+        }
         (_, Value::Float(number)) => {
             let _ = write!(line, "{number}");
         }

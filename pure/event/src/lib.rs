@@ -19,9 +19,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+mod form;
 mod record;
 mod shared;
 
+pub use form::{Decoded, Form};
 pub use record::{Extent, Header, Record, Value, encode};
 
 /// Bytes of the header: time (u64), event (u32), CPU (u32), thread id (u32), process id (u32), name of the thread (16 bytes).
@@ -111,6 +113,9 @@ pub enum Kind {
     Bytes {
         /// At most so many.
         bytes_max: u32,
+        /// What they are.
+        #[serde(default)]
+        form: Form,
     },
 }
 
@@ -150,7 +155,8 @@ pub enum State {
     Truncated = 1,
     /// The pointer was null.
     Null = 2,
-    /// The memory could not be read.
+    /// The memory could not be read, or the call that was to write a structure there failed. Bytes are the address, then (u64), if
+    /// there is room for it.
     Unreadable = 3,
 }
 
@@ -227,8 +233,15 @@ impl Kind {
         match self {
             Kind::Int { .. } | Kind::Float { .. } => 0,
             Kind::Text { bytes_max, .. } => *bytes_max,
-            Kind::Bytes { bytes_max } => 2 + *bytes_max,
+            Kind::Bytes { bytes_max, .. } => 2 + *bytes_max,
         }
+    }
+}
+
+impl Kind {
+    /// Bytes that are nothing but data.
+    pub const fn data(bytes_max: u32) -> Kind {
+        Kind::Bytes { bytes_max, form: Form::Data }
     }
 }
 
@@ -256,7 +269,12 @@ impl EventType {
 
     /// Bytes of a record at most.
     pub fn bytes_max(&self) -> u32 {
-        self.fixed_bytes() + self.fields.iter().map(|field| field.kind.variable_bytes_max()).sum::<u32>()
+        self.fixed_bytes() + self.variable_bytes_max()
+    }
+
+    /// Bytes of the variable part at most.
+    pub fn variable_bytes_max(&self) -> u32 {
+        self.fields.iter().map(|field| field.kind.variable_bytes_max()).sum()
     }
 
     /// The field with a name.

@@ -217,7 +217,7 @@ mod tests {
             fields: vec![
                 field("dfd", Kind::int(4, true)),
                 field("filename", Kind::Text { bytes_max: 16, path: true }),
-                field("data", Kind::Bytes { bytes_max: 8 }),
+                field("data", Kind::data(8)),
                 field("ratio", Kind::Float { bytes: 4 }),
                 field("flags", Kind::int(8, false)),
             ],

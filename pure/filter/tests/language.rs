@@ -26,7 +26,7 @@ fn openat() -> EventType {
             field("ret", Kind::Int { bytes: 8, signed: true, show: Show::Result }, Phase::Exit),
             field("dur", Kind::Int { bytes: 8, signed: false, show: Show::Nanoseconds }, Phase::Exit),
             field("ratio", Kind::Float { bytes: 8 }, Phase::Entry),
-            field("data", Kind::Bytes { bytes_max: 16 }, Phase::Entry),
+            field("data", Kind::data(16), Phase::Entry),
             field("pid", Kind::int(4, true), Phase::Entry),
             field("req.tv_sec", Kind::int(8, true), Phase::Entry),
         ],

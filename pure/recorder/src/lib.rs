@@ -14,6 +14,7 @@ mod names;
 pub mod probes;
 pub mod program;
 pub mod stops;
+mod structures;
 pub mod syscalls;
 
 /// How events of a type are recorded.
@@ -47,8 +48,17 @@ pub enum Source {
     Bytes {
         /// Their address.
         address: Operand,
-        /// How many. A negative number counts as 0.
+        /// How many units. A negative number counts as 0.
         length: Operand,
+        /// Bytes of a unit.
+        unit: u32,
+    },
+    /// The texts to which an array of addresses leads, whose last one is null. Of each, so many bytes with a zero byte at the end.
+    Texts {
+        /// The array's address.
+        address: Operand,
+        /// Bytes.
+        each: u32,
     },
     /// The nanoseconds between start and end of the call.
     Duration,
@@ -70,6 +80,8 @@ pub enum Operand {
     },
     /// An argument of a system call that has begun, from 0 to 5: the context at its end has no arguments.
     Argument(u8),
+    /// The `int` to which an argument leads.
+    Pointed(u8),
     /// Always the same.
     Constant(i64),
     /// In the target's memory.

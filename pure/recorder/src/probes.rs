@@ -82,7 +82,7 @@ fn kind(all: &[&Argument], bytes_max: u32) -> Kind {
     let Some(first) = all.iter().find(readable) else { return unreadable };
     let bytes = all.iter().map(|argument| u32::from(argument.place.bytes)).max().unwrap_or(8);
     match first.kind {
-        ArgumentKind::Text if all.iter().any(|argument| argument.length.is_some()) => Kind::Bytes { bytes_max },
+        ArgumentKind::Text if all.iter().any(|argument| argument.length.is_some()) => Kind::data(bytes_max),
         ArgumentKind::Text => Kind::Text { bytes_max: TEXT_BYTES_MAX, path: false },
         ArgumentKind::Float if matches!(bytes, 4 | 8) => Kind::Float { bytes },
         ArgumentKind::Pointer => Kind::Int { bytes, signed: false, show: Show::Pointer },
@@ -105,6 +105,7 @@ fn source(kind: &Kind, argument: &Argument, probe: u64) -> Source {
         Kind::Bytes { .. } => Source::Bytes {
             address: of(&argument.place).unwrap_or(unreadable),
             length: argument.length.as_ref().and_then(of).unwrap_or(Operand::Constant(0)),
+            unit: 1,
         },
     }
 }

@@ -9,10 +9,11 @@
 //!
 //! Registers: r6 is the slot, r7 the context, r8 the bytes of the variable part so far, r9 process and thread.
 
-use ring3_event::{EventType, HEADER_BYTES, Kind, Phase, State, header};
+use ring3_event::{EventType, Form, HEADER_BYTES, Kind, Phase, State, header};
 use ring3_filter::{Context, LabelCounter, Place, Places, StatePlace, Typed};
 
 use crate::lines::Lines;
+use crate::syscalls::RESULT_AT;
 use crate::{Address, Operand, Recipe, Source};
 
 pub mod count;
@@ -70,8 +71,13 @@ const ARGUMENTS_AT: usize = 16;
 const TEXTS_AT: usize = 64;
 /// Where it says that a nested call has begun (u8).
 const HAS_NESTED_AT: usize = 88;
+/// Where it keeps where an array begins in the variable part, while its texts are appended (u32).
+const ARRAY_AT: usize = 92;
 /// Where it has the record.
 const RECORD_AT: usize = 96;
+
+/// Bytes of an address.
+const ADDRESS_BYTES: u32 = 8;
 
 /// Where the programs' stack has the thread id.
 const KEY_AT: i32 = -8;
@@ -217,7 +223,7 @@ impl Places for Where<'_> {
             }
             (Kind::Int { bytes, signed, .. }, _) => number(6, at, *bytes, *signed),
             (Kind::Float { bytes }, _) => number(6, at, *bytes, false),
-            (Kind::Text { bytes_max, .. } | Kind::Bytes { bytes_max }, _) => {
+            (Kind::Text { bytes_max, .. } | Kind::Bytes { bytes_max, .. }, _) => {
                 Place::TextPointer { slot: pointer_at(self.recipe, field), bytes_max: *bytes_max }
             }
         }
@@ -263,7 +269,7 @@ impl<'a> Text<'a> {
             matches!(recipe.sources[field], Source::Number(Operand::Argument(_) | Operand::Context(_)))
                 && recipe.of.fields[field].phase == Phase::Entry
         };
-        let is_bytes = |field: usize| matches!(recipe.sources[field], Source::Bytes { .. });
+        let is_bytes = |field: usize| matches!(recipe.sources[field], Source::Bytes { .. } | Source::Texts { .. });
         let part = |of: Typed| Part {
             is_early: of.contexts().is_empty() && of.fields().into_iter().all(is_word),
             needs_bytes: of.fields().into_iter().any(is_bytes),
@@ -445,7 +451,7 @@ impl<'a> Text<'a> {
                     self.line("r1 -= r2");
                     self.line(&format!("*(u64 *)(r6 + {at}) = r1"));
                 }
-                Source::Text(_) | Source::Bytes { .. } => {}
+                Source::Text(_) | Source::Bytes { .. } | Source::Texts { .. } => {}
             }
         }
     }
@@ -466,8 +472,11 @@ impl<'a> Text<'a> {
                     }
                     self.text(*address, *bytes_max, at);
                 }
-                (Source::Bytes { address, length }, Kind::Bytes { bytes_max }) => {
-                    self.bytes((*address, *length), *bytes_max, at);
+                (Source::Bytes { address, length, unit }, Kind::Bytes { bytes_max, form }) => {
+                    self.bytes((*address, *length, *unit), *bytes_max, *form, at);
+                }
+                (Source::Texts { address, each }, Kind::Bytes { bytes_max, .. }) => {
+                    self.texts((*address, *each), *bytes_max, index, at);
                 }
                 _ => {}
             }
@@ -503,10 +512,15 @@ impl<'a> Text<'a> {
         let of_end = recipe.of.fields.iter().zip(&recipe.sources).filter(|(field, _)| field.phase == Phase::Exit);
         let operands = of_end.flat_map(|(_, source)| match source {
             Source::Number(operand) | Source::Text(operand) => vec![*operand],
-            Source::Bytes { address, length } => vec![*address, *length],
+            Source::Bytes { address, length, .. } => vec![*address, *length],
+            Source::Texts { address, .. } => vec![*address],
             Source::Duration => vec![],
         });
-        for index in operands.filter_map(|of| if let Operand::Argument(index) = of { Some(index) } else { None }) {
+        let argument = |of| match of {
+            Operand::Argument(index) | Operand::Pointed(index) => Some(index),
+            _ => None,
+        };
+        for index in operands.filter_map(argument) {
             self.load(Operand::Argument(index), "r1");
             self.line(&format!("*(u64 *)(r6 + {}) = r1", ARGUMENTS_AT + 8 * usize::from(index)));
         }
@@ -527,18 +541,28 @@ impl<'a> Text<'a> {
                 self.line(&format!("{into} = *(u64 *)(r7 + {})", CONTEXT_ARGUMENTS_AT + 8 * i16::from(index)));
             }
             Operand::Constant(value) => self.line(&format!("{into} = {value} ll")),
+            Operand::Pointed(index) => {
+                self.load(Operand::Argument(index), "r3");
+                self.read_word(4);
+                self.line(&format!("{into} = *(u32 *)(r10 {WORD_AT})"));
+            }
             Operand::Memory { address, bytes, signed } => {
                 self.address(address);
-                self.line("r1 = 0");
-                self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r1"));
-                self.line("r1 = r10");
-                self.line(&format!("r1 += {WORD_AT}"));
-                self.line(&format!("r2 = {bytes}"));
-                self.line("call bpf_probe_read_user");
+                self.read_word(bytes);
                 self.line(&format!("{into} = *(u{} *)(r10 {WORD_AT})", 8 * u32::from(bytes)));
                 self.extend(into, bytes, signed);
             }
         }
+    }
+
+    /// Reads so many bytes at r3 into the stack's word, which is 0 if they cannot be read.
+    fn read_word(&mut self, bytes: u8) {
+        self.line("r1 = 0");
+        self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r1"));
+        self.line("r1 = r10");
+        self.line(&format!("r1 += {WORD_AT}"));
+        self.line(&format!("r2 = {bytes}"));
+        self.line("call bpf_probe_read_user");
     }
 
     /// Extends the sign of a number of so many bytes.
@@ -612,20 +636,30 @@ impl<'a> Text<'a> {
     }
 
     /// Appends bytes.
-    fn bytes(&mut self, (address, length): (Operand, Operand), bytes_max: u32, state_at: u32) {
+    fn bytes(&mut self, (address, length, unit): (Operand, Operand, u32), bytes_max: u32, form: Form, state_at: u32) {
         let (failed, done) = (self.new_label("unreadable"), self.new_label("done"));
         let (none, whole) = (self.new_label("none"), self.new_label("whole"));
         self.load(address, "r9");
+        if self.at_end && form != Form::Data {
+            // (No child of `wait4` has ended if the result is 0.)
+            let without = if form == Form::WaitStatus { "s<=" } else { "s<" };
+            self.line(&format!("r1 = *(u64 *)(r7 + {RESULT_AT})"));
+            self.line(&format!("if r1 {without} 0 goto {failed}"));
+        }
         self.load(length, "r2");
+        let units_max = bytes_max / unit;
         self.set_state(state_at, State::Whole);
-        self.line(&format!("if r2 s> {bytes_max} goto {none}"));
+        self.line(&format!("if r2 s> {units_max} goto {none}"));
         self.line(&format!("if r2 s>= 0 goto {whole}"));
         self.line("r2 = 0");
         self.line(&format!("goto {whole}"));
         self.label(&none);
         self.set_state(state_at, State::Truncated);
-        self.line(&format!("r2 = {bytes_max}"));
+        self.line(&format!("r2 = {units_max}"));
         self.label(&whole);
+        if unit > 1 {
+            self.line(&format!("r2 *= {unit}"));
+        }
         self.room();
         self.line("*(u16 *)(r1 + 0) = r2");
         self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r2"));
@@ -637,11 +671,69 @@ impl<'a> Text<'a> {
         self.line("r8 += r2");
         self.line(&format!("goto {done}"));
         self.label(&failed);
+        self.no_bytes(bytes_max, state_at);
+        self.label(&done);
+        self.line("r8 += 2");
+    }
+
+    /// Appends, instead of bytes, the address in r9; the two bytes of their length are still to be counted.
+    fn no_bytes(&mut self, bytes_max: u32, state_at: u32) {
+        let null = self.new_label("no_bytes");
         self.no_memory(state_at);
         self.room();
         self.line("*(u16 *)(r1 + 0) = 0");
-        self.label(&done);
+        if bytes_max >= ADDRESS_BYTES {
+            self.line(&format!("if r9 == 0 goto {null}"));
+            self.line(&format!("*(u16 *)(r1 + 0) = {ADDRESS_BYTES}"));
+            self.line("*(u64 *)(r1 + 2) = r9");
+            self.line(&format!("r8 += {ADDRESS_BYTES}"));
+            self.label(&null);
+        }
+    }
+
+    /// Appends the texts of an array.
+    fn texts(&mut self, (address, each): (Operand, u32), bytes_max: u32, field: usize, state_at: u32) {
+        let (failed, done, end) = (self.new_label("unreadable"), self.new_label("done"), self.new_label("end"));
+        let begin = RECORD_AT as u32 + self.recipe.of.fixed_bytes();
+        let before = &self.recipe.of.fields[..field];
+        let before_max: u32 = before.iter().map(|field| field.kind.variable_bytes_max()).sum();
+        self.load(address, "r9");
+        self.set_state(state_at, State::Whole);
+        self.line(&format!("*(u32 *)(r6 + {ARRAY_AT}) = r8"));
         self.line("r8 += 2");
+        for index in 0..bytes_max / each {
+            let address = 8 * index;
+            self.line("r3 = r9");
+            self.line(&format!("r3 += {address}"));
+            self.read_word(8);
+            self.line(&format!("if r0 != 0 goto {failed}"));
+            self.line(&format!("r3 = *(u64 *)(r10 {WORD_AT})"));
+            self.line(&format!("if r3 == 0 goto {end}"));
+            self.room();
+            self.line(&format!("r2 = {each}"));
+            self.line("call bpf_probe_read_user_str");
+            self.line(&format!("if r0 s<= 0 goto {failed}"));
+            self.line(&format!("if r0 > {each} goto {failed}"));
+            self.line("r8 += r0");
+        }
+        self.line(&format!("r3 = r9\nr3 += {}", bytes_max / each * 8));
+        self.read_word(8);
+        self.line(&format!("r1 = *(u64 *)(r10 {WORD_AT})"));
+        self.line(&format!("if r1 == 0 goto {end}"));
+        self.set_state(state_at, State::Truncated);
+        self.label(&end);
+        self.line(&format!("r1 = *(u32 *)(r6 + {ARRAY_AT})"));
+        self.line(&format!("if r1 > {before_max} goto out"));
+        self.line("r2 = r8\nr2 -= r1\nr2 += -2");
+        self.line(&format!("r3 = r6\nr3 += r1\nr3 += {begin}"));
+        self.line("*(u16 *)(r3 + 0) = r2");
+        self.line(&format!("goto {done}"));
+        self.label(&failed);
+        self.line(&format!("r8 = *(u32 *)(r6 + {ARRAY_AT})"));
+        self.line(&format!("if r8 > {before_max} goto out"));
+        self.no_bytes(bytes_max, state_at);
+        self.line("r8 += 2");
+        self.label(&done);
     }
 
     /// Does with the record what is asked.

@@ -1,14 +1,14 @@
 //! System calls as events: what their parameters are, and where it comes from.
 //!
 //! The kernel's table has types and names of parameters as C has them (`ring3_uapi::syscalls`); what a pointer leads to follows
-//! from type and name, with a few exceptions that this module lists. Structures are shown as their addresses.
+//! from type and name, with a few exceptions that this module lists. Structures are in `structures.rs`.
 
 use ring3_event::{EventType, Field, Kind, Phase, Show, TEXT_BYTES_MAX};
 use ring3_uapi::syscalls::{Syscall, TABLE};
 
 use crate::groups;
 use crate::names::SHOWS;
-use crate::{Operand, Recipe, Source};
+use crate::{Operand, Recipe, Source, structures};
 
 /// The provider of these events.
 pub const PROVIDER: &str = "syscalls";
@@ -17,7 +17,7 @@ pub const RESULT: &str = "ret";
 /// The name of the field with the duration, in nanoseconds.
 pub const DURATION: &str = "dur";
 /// Where the context of `sys_exit_*` has the result (`struct syscall_trace_exit`).
-const RESULT_AT: i16 = 16;
+pub(crate) const RESULT_AT: i16 = 16;
 
 /// The bytes of a buffer that are recorded at most.
 pub const BYTES_MAX_DEFAULT: u32 = 32;
@@ -38,8 +38,9 @@ pub fn recipe(call: &Syscall, bytes_max: u32) -> Recipe {
             let kind = Kind::Text { bytes_max: TEXT_BYTES_MAX, path: parameter.is_path() };
             add(name, kind, Phase::Entry, Source::Text(word));
         } else if let Some((phase, length)) = buffer(call, &parameters, index) {
-            let length = Source::Bytes { address: word, length };
-            add(name, Kind::Bytes { bytes_max }, phase, length);
+            add(name, Kind::data(bytes_max), phase, Source::Bytes { address: word, length, unit: 1 });
+        } else if let Some((kind, phase, source)) = structures::of(call, &parameters, index, bytes_max) {
+            add(name, kind, phase, source);
         } else {
             add(name, parameter.number(call.name), Phase::Entry, Source::Number(word));
         }
@@ -82,7 +83,7 @@ pub fn never_returns(call: &Syscall) -> bool {
     matches!(call.name, "exit" | "exit_group" | "rt_sigreturn")
 }
 
-fn argument(index: usize) -> Operand {
+pub(crate) fn argument(index: usize) -> Operand {
     Operand::Argument(index as u8)
 }
 
@@ -93,8 +94,6 @@ fn buffer(call: &Syscall, parameters: &[Parameter<'_>], index: usize) -> Option<
     let (phase, length) = match (call.name, parameters[index].name) {
         ("write" | "pwrite64", "buf") => (Phase::Entry, named("count")?),
         ("sendto", "buff") => (Phase::Entry, named("len")?),
-        ("connect" | "bind", "uservaddr" | "umyaddr") => (Phase::Entry, named("addrlen")?),
-        ("sendto", "addr") => (Phase::Entry, named("addr_len")?),
         ("setsockopt", "optval") => (Phase::Entry, named("optlen")?),
         ("mq_timedsend", "u_msg_ptr") => (Phase::Entry, named("msg_len")?),
         ("setxattr" | "lsetxattr" | "fsetxattr", "value") => (Phase::Entry, named("size")?),
@@ -113,7 +112,7 @@ fn buffer(call: &Syscall, parameters: &[Parameter<'_>], index: usize) -> Option<
 /// A parameter.
 pub(crate) struct Parameter<'a> {
     of: &'a str,
-    name: &'a str,
+    pub(crate) name: &'a str,
 }
 
 impl<'a> Parameter<'a> {
@@ -277,7 +276,7 @@ mod tests {
         let read = of("read");
         assert_eq!(read.of.fields[1].phase, Phase::Exit);
         let length = Operand::Context(RESULT_AT);
-        assert_eq!(read.sources[1], Source::Bytes { address: Operand::Argument(1), length });
+        assert_eq!(read.sources[1], Source::Bytes { address: Operand::Argument(1), length, unit: 1 });
         assert_eq!(of("exit_group").of.fields.len(), 1);
     }
 

@@ -183,6 +183,9 @@ impl Annotations<'_> {
     }
 
     fn value(&mut self, kind: &Kind, value: Value<'_>) -> DebugAnnotation {
+        if let Some(shown) = show::structure(kind, value) {
+            return self.text(&shown);
+        }
         match (value, kind) {
             (Value::Int(number), Kind::Int { signed, show, .. }) => match kind.name_of(number) {
                 Some(name) => self.text(&name),

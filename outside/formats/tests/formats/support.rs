@@ -51,7 +51,7 @@ pub(crate) fn probe() -> EventType {
             field("req_tv_sec", int(1, false, Show::Hex), Phase::Entry),
             field("ratio", Kind::Float { bytes: 8 }, Phase::Entry),
             field("small", Kind::Float { bytes: 4 }, Phase::Entry),
-            field("data", Kind::Bytes { bytes_max: 16 }, Phase::Entry),
+            field("data", Kind::data(16), Phase::Entry),
             field("data_length", int(8, false, Show::Pointer), Phase::Entry),
             field("note", Kind::Text { bytes_max: 16, path: false }, Phase::Entry),
         ],
@@ -60,7 +60,7 @@ pub(crate) fn probe() -> EventType {
 
 /// A probe with a stack.
 pub(crate) fn stacked() -> EventType {
-    let fields = vec![field("stack", Kind::Bytes { bytes_max: 1016 }, Phase::Entry)];
+    let fields = vec![field("stack", Kind::data(1016), Phase::Entry)];
     EventType { id: 1001, provider: "a.out".into(), name: "hit".into(), fields }
 }
 
