@@ -33,7 +33,8 @@
 #define Extension_Application(name) \
     RING3_EIM_NOTE(RING3_EIM_WORDS("\"application \\\"" #name "\\\"\""))
 
-/* Variables and fields: State_Capability(NAME, read PATH, ...; write PATH, ...; length POINTER = FIELD; nonnull POINTER) */
+/* Variables and fields: State_Capability(NAME, read PATH, ...; write PATH, ...; length POINTER = FIELD; nonnull POINTER;
+   member MEMBER when FIELD = NUMBER) */
 #define State_Capability(name, ...) \
     RING3_EIM_NOTE(RING3_EIM_WORDS("\"state " #name " { \"") \
                    RING3_EIM_WORDS(RING3_NOTE_QUOTE(#__VA_ARGS__)) \

@@ -230,6 +230,15 @@ fn slices_end_where_they_end_and_what_may_only_be_read_stays() {
 }
 
 #[test]
+fn members_of_unions_are_those_that_the_discriminator_names() {
+    let lines =
+        ["serve 1", "tag 1 50", "serve 1", "serve 1", "tag 2", "serve 1", "tag 3 6", "serve 1", "tag 4 9", "serve 1"];
+    let expected = ["431", "ok", "451", "452", "ok", "480", "ok", "506", "ok", "509"];
+    assert_eq!(answers(&Bench::ring3(), "reads_unions", &lines), expected);
+    assert_eq!(answers(&Bench::ring3(), "reads_unions", &["tag 5 6", "serve 1"]), ["ok", "1001"]);
+}
+
+#[test]
 fn vector_registers_outlast_calls_of_the_hosts_functions() {
     let bench = Bench::ring3();
     running();

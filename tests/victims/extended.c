@@ -19,11 +19,13 @@ static struct peer a_peer = { .port = 80, .secret = 4242, .key = "key-key" };
 static char uri[] = "/index", body[] = "body of it";
 static long numbers[3] = { 1, 2, 3 };
 static struct pair a_pair = { .data = uri, .length = 6 };
+static struct tagged a_tag = { .kind = 1, .value.number = 5 };
 static struct request a_request = {
 	.magic = 77, .method = 7, .secret = 1234, .uri = { 6, uri }, .body = { 10, body }, .peer = &a_peer, .owner = &a_peer,
 	.flags = 5, .mode = 9, .status = 200, .codes = { 10, 20, 30, 40 }, .nested = { { 1, 2 }, { 3, 4 } },
 	.value = { .number = 5 }, .number = { .whole = 6 }, .fixed = 8, .kind = 9, .port = 10, .pair = &a_pair, .name = "a name",
 	.label = "label", .count = 3, .numbers = numbers,
+	.tagged = { .kind = 1, .value.number = 30 }, .tag = &a_tag, .choice = { .which = -1, .of.a = 6 },
 };
 
 long load = 100;
@@ -464,6 +466,15 @@ int main(int count, char **arguments)
 			if (told)
 				_exit(got == 1001 ? 3 : 4);
 			printf("%ld\n", got);
+		} else if (!strcmp(word, "tag")) {
+			a_request.tagged.kind = a;
+			if (a == 1)
+				a_request.tagged.value.number = b;
+			else if (a == 2)
+				a_request.tagged.value.peer = &a_peer;
+			else
+				a_request.tagged.value.text = (struct text){ .length = b, .data = body };
+			puts("ok");
 		} else if (!strcmp(word, "tell"))
 			told = a, puts("ok");
 		else if (!strcmp(word, "poke")) {

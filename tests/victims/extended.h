@@ -30,6 +30,35 @@ struct pair {
 	unsigned long length;
 };
 
+// What it has is told by `kind`: 1 a number, 2 a peer, 3 and 4 a text.
+struct tagged {
+	unsigned int kind;
+	int other;
+	union {
+		long number;
+		struct peer *peer;
+		struct text text;
+	} value;
+};
+
+// Numbers only: `a` if `which` is -1.
+struct choice {
+	int which;
+	int other;
+	union {
+		long a;
+		int b[2];
+	} of;
+};
+
+struct small {
+	unsigned char which;
+	union {
+		long a;
+		int b[2];
+	} of;
+};
+
 struct request {
 	unsigned long magic;
 	int method;
@@ -55,4 +84,8 @@ struct request {
 	unsigned int count;
 	long *numbers;
 	void (*handler)(struct request *r);
+	struct tagged tagged;
+	struct tagged *tag;
+	struct choice choice;
+	struct small small;
 };

@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use ring3_btf::{Btf, Member, kind};
 
+use ring3_verifier::host::HostValue;
+
 use crate::model::{At, Class, Specification};
 use crate::resolve::{Resolved, resolve_all};
 use crate::source::Error;
@@ -25,9 +27,14 @@ pub fn header(specification: &Specification, class: &Class, types: &Btf) -> Resu
     for object in entries.iter().flat_map(|resolved| &resolved.grant.objects) {
         let of = writer.granted.entry(object.type_id).or_default();
         of.extend(object.fields.iter().map(|field| field.at.clone()));
+        let of = writer.pointers.entry(object.type_id).or_default();
+        let pointers = object.fields.iter().filter(|field| field.value != HostValue::Number);
+        of.extend(pointers.map(|field| field.at.clone()));
     }
     writer.granted.retain(|of, _| matches!(types.shape(*of), Shape::Structure { .. }));
-    writer.spread();
+    writer.pointers.retain(|of, _| writer.granted.contains_key(of));
+    spread(&types, &mut writer.granted);
+    spread(&types, &mut writer.pointers);
     let structures: Vec<u32> = writer.granted.keys().copied().collect();
     structures.iter().for_each(|of| writer.define(*of));
     let mut tail = String::new();
@@ -57,10 +64,38 @@ pub fn header(specification: &Specification, class: &Class, types: &Btf) -> Resu
     Ok(out)
 }
 
+/// Parts of structures to those in them.
+fn spread(types: &Types<'_>, parts: &mut BTreeMap<u32, Vec<Range<u32>>>) {
+    let mut open: Vec<u32> = parts.keys().copied().collect();
+    while let Some(of) = open.pop() {
+        let ranges = parts.get(&of).cloned().unwrap_or_default();
+        for member in types.btf.members(of) {
+            let array = types.btf.elements(member.of);
+            let inner = types.plain(array.of);
+            let Shape::Structure { bytes, .. } = types.shape(inner) else { continue };
+            let start = member.at_bits / 8;
+            let known = parts.get(&inner).cloned().unwrap_or_default();
+            let mut all = known.clone();
+            for element in 0..array.count.min(4096) {
+                let at = start + element * bytes;
+                let inside = ranges.iter().filter_map(|range| cut(range, &(at..at + bytes)));
+                all.extend(inside.map(|range| range.start - at..range.end - at));
+            }
+            let all = merged(all);
+            if all != merged(known) {
+                parts.insert(inner, all);
+                open.push(inner);
+            }
+        }
+    }
+}
+
 struct Writer<'a, 't> {
     types: &'a Types<'t>,
     /// Granted bytes of structures.
     granted: BTreeMap<u32, Vec<Range<u32>>>,
+    /// Those of pointers.
+    pointers: BTreeMap<u32, Vec<Range<u32>>>,
     /// Names of structures without tags.
     typedefs: HashMap<u32, Vec<&'t str>>,
     /// Structures that are spoken of.
@@ -84,34 +119,9 @@ impl<'a, 't> Writer<'a, 't> {
             names.sort_unstable();
             names.dedup();
         }
-        let (granted, mentioned, done) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Writer { types, granted, typedefs, mentioned, done, defined: String::new(), gaps: 0 }
-    }
-
-    /// Grants of structures to those in them.
-    fn spread(&mut self) {
-        let mut open: Vec<u32> = self.granted.keys().copied().collect();
-        while let Some(of) = open.pop() {
-            let ranges = self.granted.get(&of).cloned().unwrap_or_default();
-            for member in self.types.btf.members(of) {
-                let array = self.types.btf.elements(member.of);
-                let inner = self.types.plain(array.of);
-                let Shape::Structure { bytes, .. } = self.types.shape(inner) else { continue };
-                let start = member.at_bits / 8;
-                let known = self.granted.get(&inner).cloned().unwrap_or_default();
-                let mut all = known.clone();
-                for element in 0..array.count.min(4096) {
-                    let at = start + element * bytes;
-                    let inside = ranges.iter().filter_map(|range| cut(range, &(at..at + bytes)));
-                    all.extend(inside.map(|range| range.start - at..range.end - at));
-                }
-                let all = merged(all);
-                if all != merged(known) {
-                    self.granted.insert(inner, all);
-                    open.push(inner);
-                }
-            }
-        }
+        let (granted, pointers, mentioned, done) =
+            (BTreeMap::new(), BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Writer { types, granted, pointers, typedefs, mentioned, done, defined: String::new(), gaps: 0 }
     }
 
     /// The name of a structure in C: its tag, else a typedef; `None`: it has no name.
@@ -162,6 +172,7 @@ impl<'a, 't> Writer<'a, 't> {
     /// Members that have grants.
     fn members(&self, of: u32) -> Vec<Member<'t>> {
         let ranges = self.granted.get(&of).cloned().unwrap_or_default();
+        let pointers = self.pointers.get(&of).cloned().unwrap_or_default();
         let is_union = self.types.btf.kind(of) == Some(kind::UNION);
         let bytes = |member: &Member<'_>| match member.bits {
             0 => member.at_bits / 8..member.at_bits / 8 + self.types.bytes(member.of),
@@ -175,10 +186,12 @@ impl<'a, 't> Writer<'a, 't> {
                 let at = bytes(member);
                 let whole =
                     member.bits == 0 || ranges.iter().any(|range| range.start <= at.start && at.end <= range.end);
-                // (Pointers in unions are not granted.)
+                // (A number of a union may be granted without the pointer that shares its bytes.)
                 let is_pointer = matches!(self.types.shape(member.of), Shape::Pointer(_));
+                let is_granted = pointers.iter().any(|range| range.start <= at.start && at.end <= range.end);
+                let is_hidden = is_union && is_pointer && !is_granted;
                 let has_name = !member.name.is_empty() || member.bits == 0;
-                has_name && whole && !(is_union && is_pointer) && ranges.iter().any(|range| cut(range, &at).is_some())
+                has_name && whole && !is_hidden && ranges.iter().any(|range| cut(range, &at).is_some())
             })
             .collect();
         members.sort_by_key(|member| member.at_bits);

@@ -58,16 +58,16 @@ pub struct Access {
     pub path: Path,
 }
 
-/// What is known of a pointer.
+/// What is known of a pointer, or of a member of a union.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// The pointer.
+    /// The pointer or the member.
     pub path: Path,
     /// What is known.
     pub known: Known,
 }
 
-/// What can be known of a pointer.
+/// What can be known of a pointer, or of a member of a union.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
     /// It is never null.
@@ -76,6 +76,8 @@ pub enum Known {
     Length(Path),
     /// To how many elements it leads.
     Count(u32),
+    /// The union has this member if a field of the same object has one of these values.
+    When(Path, Range),
 }
 
 /// Where a path begins.

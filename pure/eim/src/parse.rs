@@ -235,9 +235,10 @@ impl Parser {
 
     fn state(&mut self) -> Result<State, Error> {
         let mut state = State { name: self.name("the state's name")?, accesses: vec![], facts: vec![] };
-        self.block(&["read", "write", "length", "nonnull"], |parser, keyword| {
+        self.block(&["read", "write", "length", "nonnull", "member"], |parser, keyword| {
             let paths = match keyword.text.as_str() {
                 "length" => return parser.length(&mut state),
+                "member" => return parser.member(&mut state),
                 _ => parser.paths()?,
             };
             for path in paths {
@@ -269,6 +270,21 @@ impl Parser {
         self.of_entry(&mut both)?;
         let [path, length] = both;
         state.facts.push(Fact { path, known: Known::Length(length) });
+        Ok(())
+    }
+
+    /// `MEMBER when FIELD CONDITION`
+    fn member(&mut self, state: &mut State) -> Result<(), Error> {
+        let member = self.path()?;
+        if !self.takes_word("when") {
+            return Err(self.expected("`when`"));
+        }
+        let field = self.path()?;
+        let values = self.condition()?;
+        let mut both = [member, field];
+        self.of_entry(&mut both)?;
+        let [path, field] = both;
+        state.facts.push(Fact { path, known: Known::When(field, values) });
         Ok(())
     }
 

@@ -3,13 +3,18 @@
 //! What is granted of an object is a node: its parts, by where they begin. A part that is a pointer leads to a node of
 //! its own, so that two paths to objects of one type may grant different parts of them.
 
+mod unions;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use crate::model::{Known, Path, Root, Specification, Step};
+use ring3_verifier::host::Discriminator;
+
+use crate::model::{Fact, Known, Path, Root, Specification, Step};
 use crate::signature::Signature;
 use crate::source::{Error, Span, suggest};
 use crate::types::{BYTES_MAX, Declared, Shape, Types};
+use unions::{Unions, memory};
 
 /// A part of an object.
 #[derive(Clone, Debug)]
@@ -20,6 +25,8 @@ pub(crate) struct Leaf {
     pub(crate) read: bool,
     pub(crate) write: bool,
     pub(crate) what: What,
+    /// What has to be checked before.
+    pub(crate) when: Vec<Discriminator>,
     pub(crate) span: Span,
 }
 
@@ -68,6 +75,9 @@ pub struct Permission {
     pub detail: String,
 }
 
+/// What is around a place, and how many bytes from there.
+pub(crate) type Key = (String, u32);
+
 /// A place that a path leads to.
 #[derive(Clone, Debug)]
 struct Place {
@@ -75,16 +85,24 @@ struct Place {
     node: usize,
     /// What the object is, for messages.
     object: String,
-    /// Ways to name the place: what is around it, and how many bytes from there. The first is the path itself.
-    keys: Vec<(String, u32)>,
+    /// Ways to name the place: what is around it, and how many bytes from there. The first is the path itself. Members of unions on
+    /// the way are named, too: `|TYPE.NAME|`.
+    keys: Vec<Key>,
     at: u32,
     of: u32,
     /// `Some` for a parameter whose type is known by a prototype only.
     declared: Option<Declared>,
     name: String,
     shown: String,
+    /// It is a member of a union itself.
+    is_member: bool,
+    /// It is in a union of which nothing says when it has this member.
     in_union: bool,
     shares_pointer: bool,
+    /// Another member of the innermost union is a pointer, or holds one.
+    beside_pointer: bool,
+    /// What says that the unions around it have this member.
+    when: Vec<Discriminator>,
     is_const: bool,
     /// Place and width of a bit field, in bits.
     bits: Option<(u32, u32)>,
@@ -107,10 +125,11 @@ pub(crate) struct Places<'a, 't> {
     /// Symbol, node and type.
     pub(crate) globals: BTreeMap<String, (usize, u32)>,
     pub(crate) context: usize,
-    nonnull: HashSet<(String, u32)>,
-    lengths: HashMap<(String, u32), Length>,
+    nonnull: HashSet<Key>,
+    lengths: HashMap<Key, Length>,
     /// Fields that hold lengths.
     counted: Vec<(String, Range<u32>)>,
+    pub(crate) unions: Unions,
     pub(crate) permissions: Vec<Permission>,
 }
 
@@ -129,13 +148,17 @@ impl<'a, 't> Places<'a, 't> {
             nonnull: HashSet::new(),
             lengths: HashMap::new(),
             counted: vec![],
+            unions: Unions::default(),
             permissions: vec![],
         }
     }
 
-    /// Learns what is known of pointers, from all states.
+    /// Learns what is known of unions and pointers, from all states.
     pub(crate) fn learn(&mut self, specification: &Specification, errors: &mut Vec<Error>) {
-        for fact in specification.states.iter().flat_map(|state| &state.facts) {
+        let facts = || specification.states.iter().flat_map(|state| &state.facts);
+        // (Pointers may be in unions.)
+        let is_of_union = |fact: &&Fact| matches!(fact.known, Known::When(..));
+        for fact in facts().filter(is_of_union).chain(facts().filter(|fact| !is_of_union(fact))) {
             let entry = self.arguments.map(|arguments| arguments.entry);
             if matches!(&fact.path.root, Root::Parameter { entry: of, .. } if Some(of.text.as_str()) != entry) {
                 continue;
@@ -147,7 +170,15 @@ impl<'a, 't> Places<'a, 't> {
     }
 
     fn learn_one(&mut self, path: &Path, known: &Known) -> Result<(), Error> {
-        for place in self.walk(path, false)? {
+        if let Known::When(field, values) = known {
+            return self.learn_member(path, field, values);
+        }
+        let places = self.walk(path, false)?;
+        let lengths = match known {
+            Known::Length(length) => self.beside(path, places.len(), length)?,
+            _ => vec![],
+        };
+        for (index, place) in places.into_iter().enumerate() {
             let Shape::Pointer(_) = self.shape(&place) else {
                 let message = format!("`{}` is no pointer, but `{}`", place.shown, self.type_name(&place));
                 return Err(Error::at(&path.span, format!("{message}; only of pointers such a thing can be said")));
@@ -160,30 +191,47 @@ impl<'a, 't> Places<'a, 't> {
                 Known::Count(count) => {
                     self.lengths.insert(key, Length::Count(*count));
                 }
-                Known::Length(length) => self.learn_length(path, &key, length)?,
+                Known::Length(length) if path.steps.len() == length.steps.len() => {
+                    self.learn_length(&place, &lengths[index], length)?;
+                }
+                Known::Length(length) => return Err(not_beside(length)),
+                Known::When(..) => {}
             }
         }
         Ok(())
     }
 
-    fn learn_length(&mut self, path: &Path, key: &(String, u32), length: &Path) -> Result<(), Error> {
-        let place = self.walk(length, false)?.into_iter().next();
-        let Some(place) = place else { return Err(Error::at(&length.span, "the length is nothing")) };
-        let (around, at) = &place.keys[0];
-        if *around != key.0 || path.steps.len() != length.steps.len() {
-            let message = "the length has to be in the structure that holds the pointer; name a field of that one";
-            return Err(Error::at(&length.span, message));
+    /// Where another path leads of each of so many places: elements of arrays have fields of their own.
+    fn beside(&mut self, path: &Path, count: usize, other: &Path) -> Result<Vec<Place>, Error> {
+        let places = self.walk(other, false)?;
+        let arrays = |path: &Path| path.steps.iter().filter(|step| matches!(step, Step::Elements(_))).count();
+        if places.len() != count || arrays(path) != arrays(other) {
+            let message = format!(
+                "`{}` and `{}` are not as many; write `[*]` at the same places of both",
+                path.span.text(),
+                other.span.text()
+            );
+            return Err(Error::at(&other.span, message));
         }
-        match self.shape(&place) {
+        Ok(places)
+    }
+
+    fn learn_length(&mut self, pointer: &Place, place: &Place, length: &Path) -> Result<(), Error> {
+        let key = &pointer.keys[0];
+        let (around, at) = &place.keys[0];
+        if *around != key.0 || place.when != pointer.when {
+            return Err(not_beside(length));
+        }
+        match self.shape(place) {
             Shape::Number { bytes: bytes @ (4 | 8), float: false, .. } if place.bits.is_none() => {
                 let from_pointer = i64::from(*at) - i64::from(key.1);
                 // By whatever way the field is reached.
-                self.counted.extend(place.keys.iter().map(|(around, at)| (around.clone(), *at..at + bytes)));
+                self.counted.extend(place.keys.iter().map(|(around, at)| (memory(around), *at..at + bytes)));
                 self.lengths.insert(key.clone(), Length::Field { from_pointer, bytes });
                 Ok(())
             }
             _ => {
-                let of = self.type_name(&place);
+                let of = self.type_name(place);
                 let message = format!("a length is an integer of 4 or 8 bytes, and `{}` is `{of}`", place.shown);
                 Err(Error::at(&length.span, format!("{message}; name another field, or a number of elements")))
             }
@@ -241,8 +289,11 @@ impl<'a, 't> Places<'a, 't> {
             declared: None,
             name: String::new(),
             shown: String::new(),
+            is_member: false,
             in_union: false,
             shares_pointer: false,
+            beside_pointer: false,
+            when: vec![],
             is_const: false,
             bits: None,
         };
@@ -375,6 +426,7 @@ impl<'a, 't> Places<'a, 't> {
             return Err(Error::at(span, message));
         }
         let by = self.types.bytes(of) * number;
+        place.is_member = false;
         place.at += by;
         place.keys.iter_mut().for_each(|(_, at)| *at += by);
         place.keys.extend(self.type_key(of));
@@ -411,16 +463,21 @@ impl<'a, 't> Places<'a, 't> {
                 format!("the field `{}` is outside of its structure; the program's types are damaged", name.text);
             return Err(Error::at(&name.span, message));
         }
+        if found.in_union {
+            let choice = format!("|{}.{}|", self.types.plain(place.of), name.text);
+            place.keys.iter_mut().for_each(|(around, _)| around.push_str(&choice));
+        }
+        place.is_member = found.in_union;
         if member.bits == 0 {
             let by = member.at_bits / 8;
             place.at += by;
             place.keys.iter_mut().for_each(|(_, at)| *at += by);
+            self.enter_union(&mut place, found);
             place.keys.extend(self.type_key(member.of));
         } else {
+            self.enter_union(&mut place, found);
             place.bits = Some((place.at * 8 + member.at_bits, member.bits));
         }
-        place.in_union |= found.in_union;
-        place.shares_pointer |= found.shares_pointer;
         place.is_const |= self.types.is_const(member.of);
         (place.of, place.declared) = (member.of, None);
         let dot = if place.name.is_empty() { "" } else { "." };
@@ -442,8 +499,7 @@ impl<'a, 't> Places<'a, 't> {
             let message = format!("`{}` leads to elements (`length`), not to one structure", place.shown);
             return Err(Error::at(span, message));
         }
-        let mut keys: Vec<(String, u32)> =
-            place.keys.iter().map(|(around, at)| (format!("{around}{at}->"), 0)).collect();
+        let mut keys: Vec<Key> = place.keys.iter().map(|(around, at)| (format!("{around}{at}->"), 0)).collect();
         keys.extend(self.type_key(to));
         let node = if grants { self.add_pointer(&place, to, span)? } else { 0 };
         Ok(Place {
@@ -455,8 +511,11 @@ impl<'a, 't> Places<'a, 't> {
             declared: None,
             name: String::new(),
             shown: place.shown,
+            is_member: false,
             in_union: false,
             shares_pointer: false,
+            beside_pointer: false,
+            when: vec![],
             is_const: self.types.is_const(to),
             bits: None,
         })
@@ -470,9 +529,9 @@ impl<'a, 't> Places<'a, 't> {
     fn add_pointer(&mut self, place: &Place, to: u32, span: &Span) -> Result<usize, Error> {
         if place.in_union {
             let message = format!(
-                "`{}` is a pointer in a union: whether it is one at run time cannot be known; grant a number of the union, or \
-                 a function of the program that returns the pointer",
-                place.shown
+                "`{shown}` is a pointer in a union: whether it is one at run time is not known; say when it is one (`member \
+                 {shown} when FIELD = NUMBER`), or grant a function of the program that returns the pointer",
+                shown = place.shown
             );
             return Err(Error::at(span, message));
         }
@@ -481,6 +540,7 @@ impl<'a, 't> Places<'a, 't> {
         let parts = self.nodes[place.node].entry(place.at).or_default();
         for leaf in parts.iter() {
             if let What::Pointer(pointer) = &leaf.what
+                && leaf.when == place.when
                 && let Some(node) = pointer.nodes.first()
             {
                 return Ok(*node);
@@ -489,8 +549,8 @@ impl<'a, 't> Places<'a, 't> {
         let node = self.node();
         let pointer = Pointer { to, nodes: vec![node], nonnull, length, write: false };
         let what = What::Pointer(pointer);
-        let leaf =
-            Leaf { end: place.at + 8, name: place.name.clone(), read: true, write: false, what, span: span.clone() };
+        let (name, when) = (place.name.clone(), place.when.clone());
+        let leaf = Leaf { end: place.at + 8, name, read: true, write: false, what, when, span: span.clone() };
         self.nodes[place.node].entry(place.at).or_default().push(leaf);
         let shown = place.shown.clone();
         let null = if nonnull { "never null" } else { "may be null" };
@@ -507,6 +567,7 @@ impl<'a, 't> Places<'a, 't> {
                 format!("{} *, {count} elements, {null}, {}", self.types.name(to), self.shown_place(place, 8))
             }
         };
+        let detail = detail + &unions::in_words(&place.when);
         self.permissions.push(Permission { verb: "read", what: shown, detail });
         Ok(node)
     }
@@ -604,7 +665,9 @@ impl<'a, 't> Places<'a, 't> {
             return Ok(());
         }
         for leaf in self.nodes[place.node].entry(place.at).or_default() {
-            if let What::Pointer(pointer) = &mut leaf.what {
+            if let What::Pointer(pointer) = &mut leaf.what
+                && leaf.when == place.when
+            {
                 pointer.write = true;
             }
         }
@@ -624,9 +687,9 @@ impl<'a, 't> Places<'a, 't> {
         }
         let (read, detail) = (!write, self.shown_place(place, at.len() as u32));
         let bits = place.bits.map(|(_, bits)| format!(", a field of {bits} bits")).unwrap_or_default();
-        let detail = format!("{}{bits}, {detail}", self.type_name(place));
-        let leaf =
-            Leaf { end: at.end, name: place.name.clone(), read, write, what: What::Number, span: span.clone() };
+        let detail = format!("{}{bits}, {detail}{}", self.type_name(place), unions::in_words(&place.when));
+        let (name, when) = (place.name.clone(), place.when.clone());
+        let leaf = Leaf { end: at.end, name, read, write, what: What::Number, when, span: span.clone() };
         self.nodes[place.node].entry(at.start).or_default().push(leaf);
         let verb = if write { "write" } else { "read" };
         self.permissions.push(Permission { verb, what: place.shown.clone(), detail });
@@ -643,18 +706,29 @@ impl<'a, 't> Places<'a, 't> {
             format!("`{shown}` is const in the program; it can only be read")
         } else if place.shares_pointer {
             format!(
-                "`{shown}` shares its bytes with a pointer (a union), so it cannot be written; it can only be read"
+                "`{shown}` shares its bytes with a pointer (a union), so it cannot be written; it can only be read, unless \
+                 `member {shown} when FIELD = NUMBER` says when it is no pointer"
             )
-        } else if place.keys.iter().any(|(around, start)| {
-            let own = *start..*start + at.len() as u32;
-            self.counted
-                .iter()
-                .any(|(known, range)| known == around && range.start < own.end && own.start < range.end)
-        }) {
+        } else if is_over(&self.counted, place, at.len() as u32) {
             format!("`{shown}` is the length of what a pointer leads to (`length`), so it can only be read")
+        } else if is_over(&self.unions.decisive, place, at.len() as u32) {
+            format!("`{shown}` says whether a union has a pointer (`member`), so it can only be read")
         } else {
             return Ok(());
         };
         Err(Error::at(span, message))
     }
+}
+
+/// Whether a place is over one of some fields.
+fn is_over(fields: &[(String, Range<u32>)], place: &Place, bytes: u32) -> bool {
+    place.keys.iter().any(|(around, start)| {
+        let (around, own) = (memory(around), *start..*start + bytes);
+        fields.iter().any(|(known, range)| *known == around && range.start < own.end && own.start < range.end)
+    })
+}
+
+fn not_beside(length: &Path) -> Error {
+    let message = "the length has to be in the structure that holds the pointer; name a field of that one";
+    Error::at(&length.span, message)
 }

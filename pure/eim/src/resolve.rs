@@ -306,7 +306,7 @@ impl Builder<'_, '_> {
                 continue;
             };
             // The same pointer, by another path.
-            match pointers.iter_mut().find(|(other, _)| *other == at) {
+            match pointers.iter_mut().find(|(other, known)| *other == at && known.when == leaf.when) {
                 Some((_, Leaf { what: What::Pointer(known), .. })) => {
                     known.nodes.extend(&pointer.nodes);
                     known.nonnull |= pointer.nonnull;
@@ -317,18 +317,27 @@ impl Builder<'_, '_> {
             }
         }
         for (at, leaf) in &pointers {
-            let over = numbers.iter().find(|(other, number)| *other < leaf.end && *at < number.end);
+            let over = numbers.iter().find(|(other, number)| {
+                *other < leaf.end && *at < number.end && !never_both(&number.when, &leaf.when)
+            });
             if let Some((_, number)) = over {
-                let message =
-                    format!("`{}` and `{}` share bytes (a union); grant one of them", number.name, leaf.name);
+                let message = format!(
+                    "`{}` and `{}` share bytes (a union); grant one of them, or say of both when the union has them (`member`)",
+                    number.name, leaf.name
+                );
                 errors.push(Error::at(&number.span, message));
             }
         }
-        let mut fields = apart(&numbers);
+        errors.extend(unchecked(numbers.iter().chain(&pointers), &numbers));
+        let mut cases: Vec<&[Discriminator]> = numbers.iter().map(|(_, leaf)| leaf.when.as_slice()).collect();
+        cases.sort_by_key(|when| when.iter().map(|when| (when.at.start, *when.values.start())).collect::<Vec<_>>());
+        cases.dedup();
+        let mut fields: Vec<HostField> = cases.into_iter().flat_map(|when| apart(&numbers, when)).collect();
         for (at, leaf) in pointers {
             if let What::Pointer(pointer) = &leaf.what {
                 let value = self.pointer(pointer, at, errors);
-                fields.push(HostField { name: leaf.name, at: at..leaf.end, read: true, write: false, value });
+                let Leaf { end, name, when, .. } = leaf;
+                fields.push(HostField { name, at: at..end, read: true, write: false, value, when });
             }
         }
         fields.sort_by_key(|field| field.at.start);
@@ -364,6 +373,7 @@ impl Builder<'_, '_> {
             read: true,
             write: pointer.write,
             value: HostValue::Number,
+            when: vec![],
         };
         let next = self.objects.len();
         let index = *self.known.entry(key).or_insert(next);
@@ -536,8 +546,36 @@ pub(crate) fn range_text(range: &RangeInclusive<i64>) -> String {
     }
 }
 
-/// Numbers as fields of which none is over another: where they overlap, the bytes have the rights of all.
-fn apart(numbers: &[(u32, Leaf)]) -> Vec<HostField> {
+/// Whether a union never has two members at a time.
+fn never_both(one: &[Discriminator], other: &[Discriminator]) -> bool {
+    one.iter().any(|one| {
+        let excludes = |other: &Discriminator| {
+            one.at == other.at && (one.values.end() < other.values.start() || other.values.end() < one.values.start())
+        };
+        other.iter().any(excludes)
+    })
+}
+
+/// Members of unions of which the class does not grant what has to be checked before.
+fn unchecked<'l>(leaves: impl Iterator<Item = &'l (u32, Leaf)>, numbers: &[(u32, Leaf)]) -> Vec<Error> {
+    let is_read = |when: &Discriminator| {
+        let mut reading = numbers.iter().filter(|(_, leaf)| leaf.read && leaf.when.is_empty());
+        reading.any(|(at, leaf)| *at <= when.at.start && when.at.end <= leaf.end)
+    };
+    let missing = leaves.flat_map(|(_, leaf)| leaf.when.iter().map(move |when| (leaf, when)));
+    let missing = missing.filter(|(_, when)| !is_read(when)).map(|(leaf, when)| {
+        let message = format!(
+            "which member the union has must be checked before `{}` is used, but `{}` is not granted; add it to `read`",
+            leaf.name, when.name
+        );
+        Error::at(&leaf.span, message)
+    });
+    missing.collect()
+}
+
+/// The numbers of one case of unions as fields of which none is over another: where they overlap, the bytes have the rights of all.
+fn apart(numbers: &[(u32, Leaf)], when: &[Discriminator]) -> Vec<HostField> {
+    let numbers: Vec<&(u32, Leaf)> = numbers.iter().filter(|(_, leaf)| leaf.when == when).collect();
     let mut cuts: Vec<u32> = numbers.iter().flat_map(|(at, leaf)| [*at, leaf.end]).collect();
     cuts.sort_unstable();
     cuts.dedup();
@@ -558,7 +596,8 @@ fn apart(numbers: &[(u32, Leaf)]) -> Vec<HostField> {
             continue;
         }
         let name = numbers[*first].1.name.clone();
-        fields.push((HostField { name, at: cut[0]..cut[1], read, write, value: HostValue::Number }, over));
+        let (at, value, when) = (cut[0]..cut[1], HostValue::Number, when.to_vec());
+        fields.push((HostField { name, at, read, write, value, when }, over));
     }
     fields.into_iter().map(|(field, _)| field).collect()
 }

@@ -9,6 +9,9 @@ typedef unsigned int uint32_t;
 Extension_Application(host);
 State_Capability(uri, read request_t.uri; length text_t.data = text_t.length);
 State_Capability(load, read global load; write global load);
+State_Capability(tagged, read request_t.value.tag, request_t.value.number;
+                 member request_t.value.number when request_t.value.tag = 1;
+                 member request_t.value.connection when request_t.value.tag in 2..3);
 Function_Capability(refuse, void request_refuse(request_t *r, long status), require status in 400..599; nonnull r);
 Extension_Entry(request, request_begin, at entry; nonnull r; return 0 = continue; return 400..599 = skip);
 #endif
@@ -59,6 +62,22 @@ struct request_s {
     double weight;
     char *name;
     long (*handler)(request_t *);
+    struct {
+        unsigned short tag;
+        signed char level;
+        unsigned small : 3;
+        union {
+            long number;
+            struct connection *connection;
+            text_t text;
+            struct { int low, high; } pair;
+            union { long deep; char *name; } inner;
+        };
+    } value;
+    struct {
+        int which;
+        union { int first, second; };
+    } items[2];
 };
 
 struct request_s *current;

@@ -35,6 +35,9 @@ impl Explorer<'_> {
                 if width == Width::W64 {
                     (result.id, result.fixed) = linked_sum(op, &left, &right);
                 }
+                if result.id == 0 {
+                    self.link_discriminator(width, op, &left, &right, &mut result);
+                }
                 result
             }
             (true, true) if op == AluOp::Sub => {
@@ -223,7 +226,7 @@ fn linked_sum(op: AluOp, left: &Register, right: &Register) -> (u32, i32) {
         _ => None,
     };
     match constant {
-        Some(constant) if left.id != 0 && left.fixed == 0 => (left.id, constant),
+        Some(constant) if left.id != 0 && (left.fixed, left.range) == (0, 0) => (left.id, constant),
         _ => (0, 0),
     }
 }

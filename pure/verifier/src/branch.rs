@@ -144,11 +144,21 @@ fn learn(state: &mut State, register: Option<u8>, before: &Register, number: Sca
     }
     for place in state.places(|other| other.is_scalar() && other.id == known.id) {
         let Some(other) = state.at_mut(place) else { continue };
-        let distance = i64::from(other.fixed) - i64::from(known.fixed);
-        let number = known.number.compute(Width::W64, AluOp::Add, &Scalar::constant(distance as u64));
+        let number = if (known.range, other.range) == (0, 0) {
+            plus(&known.number, i64::from(other.fixed) - i64::from(known.fixed), 0)
+        } else {
+            plus(&plus(&known.number, -i64::from(known.fixed), known.range), other.fixed.into(), other.range)
+        };
         let both = other.number.assume(Width::W64, Test::Holds(Cond::Eq), &number);
         other.number = both.map_or(number, |(both, _)| both);
     }
+}
+
+/// A sum with a constant; `bits` are those of [`Register::range`].
+fn plus(number: &Scalar, constant: i64, bits: u32) -> Scalar {
+    let width = if bits == 0 { Width::W64 } else { Width::W32 };
+    let sum = number.compute(width, AluOp::Add, &Scalar::constant(constant as u64));
+    if matches!(bits, 1..32) { sum.truncated(bits) } else { sum }
 }
 
 /// What comparing tells of pointers, where the condition holds and where it fails.

@@ -146,13 +146,14 @@ fn register(old: &Register, new: &Register, precise: bool, how: Match, ids: &mut
         Kind::Scalar if !precise => true,
         Kind::Scalar => {
             old.number.contains(&new.number)
-                && (old.id == 0 || old.fixed == new.fixed)
+                && (old.id == 0 || (old.fixed, old.range) == (new.fixed, new.range))
                 && ids.same_number(old.id, new.id)
         }
         _ => {
             let range = match old.kind {
                 _ if old.is_packet() => old.range <= new.range,
                 Kind::MapKey(_) => old.range == new.range,
+                Kind::Host(_) => old.range == 0 || old.range == new.range,
                 _ => ids.same(old.range, new.range),
             };
             old.kind == new.kind

@@ -13,6 +13,7 @@ use ring3_uapi::helper::{HOST_FUNCTION_FIRST, KFUNC_FIRST, KFUNC_NAMES};
 
 use crate::added::ValueAt;
 use crate::compare::{self, Match, Terms};
+use crate::discriminator::Known;
 use crate::flow::{Flow, Stop};
 use crate::log::Log;
 use crate::memory::Access;
@@ -105,6 +106,7 @@ pub(crate) struct Explorer<'a> {
     /// Jumps and instructions when the last point was made.
     kept_at: (u64, u64),
     work: Work,
+    pub(crate) discriminators: Vec<Known>,
 }
 
 impl<'a> Explorer<'a> {
@@ -146,6 +148,7 @@ impl<'a> Explorer<'a> {
             jumps: 0,
             kept_at: (0, 0),
             work,
+            discriminators: vec![],
         }
     }
 

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use ring3_layout::slice::{self, Slice};
 use ring3_uapi::Errno;
 
+use crate::discriminator::{Origin, condition};
 use crate::explore::{Explorer, Next};
 use crate::host::{Grant, HostField, HostFunction, HostObject, HostParameter, HostValue};
 use crate::memory::Access;
@@ -29,8 +30,11 @@ impl Explorer<'_> {
     }
 
     /// A pointer to an object of the host's.
-    pub(crate) fn host_pointer(&mut self, object: u32, nullable: bool) -> Register {
-        let pointer = Register::pointer(Kind::Host(object));
+    pub(crate) fn host_pointer(&mut self, object: u32, nullable: bool, origin: Origin) -> Register {
+        let grant = self.input.policy.host.clone();
+        let shape = grant.as_ref().and_then(|grant| grant.objects.get(object as usize));
+        let range = shape.map_or(0, |shape| self.origin(shape, origin));
+        let pointer = Register { range, ..Register::pointer(Kind::Host(object)) };
         if nullable { pointer.or_null(self.new_id()) } else { pointer }
     }
 
@@ -55,23 +59,41 @@ impl Explorer<'_> {
             ));
         }
         let touched = bounds.0 as u32..bounds.1 as u32 + bytes;
+        let granted = self.granted(object, pointer, &touched);
         // (All of a pointer: at a known offset. Some of its bytes are no pointer.)
         let is_whole = bounds.0 == bounds.1 && bytes == POINTER_BYTES;
-        let is_word = |field: &&HostField| field.at.start == touched.start && field.at.end == touched.end;
-        if let Some(field) = object.fields.iter().find(is_word)
-            && is_whole
-            && let HostValue::Object { object: to, nullable } = field.value
-            && field.read
+        let is_word = |field: &&&HostField| field.at.start == touched.start && field.at.end == touched.end;
+        if is_whole
             && !write
+            && let Some(HostField { value: HostValue::Object { object: to, nullable }, .. }) =
+                granted.iter().filter(|field| field.read).find(is_word)
         {
-            return Ok(self.host_pointer(to as u32, nullable));
+            return Ok(self.host_pointer(*to as u32, *nullable, Origin::Here));
         }
-        check_numbers(object, touched, write)
+        check_numbers(object, &granted, touched.clone(), write)
             .map_err(|why| Refusal::new(Errno::EACCES, format!("R{register} {why}")))?;
         if pointer.number.value().is_none() {
             self.decides(&[register]);
         }
-        Ok(Register::scalar(Scalar::loaded(bytes)))
+        let mut loaded = Register::scalar(Scalar::loaded(bytes));
+        if write {
+            self.forget_written(object, &touched);
+        } else {
+            self.note_discriminator(object, pointer, &touched, &mut loaded);
+        }
+        Ok(loaded)
+    }
+
+    /// The fields of an object that may be touched here, of those with some of these bytes.
+    fn granted<'g>(
+        &mut self,
+        object: &'g HostObject,
+        pointer: &Register,
+        touched: &Range<u32>,
+    ) -> Vec<&'g HostField> {
+        let over = |field: &&HostField| field.at.start < touched.end && touched.start < field.at.end;
+        let fields = object.fields.iter().filter(over);
+        fields.filter(|field| self.has_member(object, pointer, field)).collect()
     }
 
     /// The field that a slice's pointer is in: what code at this call is told of it.
@@ -86,10 +108,15 @@ impl Explorer<'_> {
         let Some(at) = at else {
             return deny(format!("R{register} a slice's field has to be at a known offset of {}", object.name));
         };
-        let field = object.fields.iter().find(|field| field.at.start == at && field.read);
+        let granted = self.granted(object, value, &(at..at + 1));
+        let field = granted.iter().find(|field| field.at.start == at && field.read);
         let Some(HostField { value: HostValue::Slice { length_at, length_bytes, element_bytes, write }, .. }) = field
         else {
-            let what = describe(object, &(at..at + 1));
+            let touched = at..at + 1;
+            if let Some(why) = not_checked(object, &touched, false) {
+                return deny(format!("R{register} {why}"));
+            }
+            let what = describe(object, &touched);
             return deny(format!("R{register} {what} is no slice that the class grants to be read"));
         };
         let slice = Slice {
@@ -126,9 +153,13 @@ impl Explorer<'_> {
             self.host_argument(&grant, function, register, parameter)?;
         }
         self.note_call_word(u64::from(index))?;
+        // (The function may have changed what was checked.)
+        self.forget_discriminators(|_| true);
         let result = match (function.result, &function.ensures) {
             (None, _) => None,
-            (Some(HostValue::Object { object, nullable }), _) => Some(self.host_pointer(object as u32, nullable)),
+            (Some(HostValue::Object { object, nullable }), _) => {
+                Some(self.host_pointer(object as u32, nullable, Origin::Here))
+            }
             (Some(_), Some(values)) => Some(Register::scalar(Scalar::signed(*values.start(), *values.end()))),
             (Some(_), None) => Some(Register::unknown()),
         };
@@ -191,7 +222,7 @@ impl Explorer<'_> {
         };
         object_of(&grant, variable.object as u32)?;
         self.note_call_word(grant.functions.len() as u64 + u64::from(index))?;
-        Ok(self.host_pointer(variable.object as u32, false))
+        Ok(self.host_pointer(variable.object as u32, false, Origin::Variable(index)))
     }
 
     /// What an extension returns has a verdict.
@@ -238,14 +269,25 @@ fn object_of(grant: &Grant, index: u32) -> Result<&HostObject, Refusal> {
     grant.objects.get(index as usize).ok_or_else(|| Refusal::new(Errno::EINVAL, "the grant has no such object"))
 }
 
-/// Whether all these bytes are of numbers that may be read, or written.
-fn check_numbers(object: &HostObject, touched: Range<u32>, write: bool) -> Result<(), String> {
+/// Whether all these bytes are of numbers that may be read, or written, according to the fields that are granted here.
+fn check_numbers(
+    object: &HostObject,
+    granted: &[&HostField],
+    touched: Range<u32>,
+    write: bool,
+) -> Result<(), String> {
     let verb = if write { "written" } else { "read" };
+    let is_granted = |field: &&&HostField| if write { field.write } else { field.read };
     let mut at = touched.start;
     while at < touched.end {
-        let field = object.fields.iter().find(|field| field.at.contains(&at));
-        let Some(field) = field.filter(|field| if write { field.write } else { field.read }) else {
-            return Err(format!("{} is not granted to be {verb}", describe(object, &touched)));
+        let here = || granted.iter().filter(|field| field.at.contains(&at)).filter(is_granted);
+        // (Members of a union that are numbers come before one that is a pointer.)
+        let number = here().find(|field| field.value == HostValue::Number);
+        let Some(field) = number.or_else(|| here().next()) else {
+            let not_checked = not_checked(object, &touched, write);
+            return Err(
+                not_checked.unwrap_or_else(|| format!("{} is not granted to be {verb}", describe(object, &touched)))
+            );
         };
         match field.value {
             HostValue::Number => at = field.at.end,
@@ -264,6 +306,27 @@ fn check_numbers(object: &HostObject, touched: Range<u32>, write: bool) -> Resul
         }
     }
     Ok(())
+}
+
+/// What has to be checked before these bytes may be touched, if that is what is missing.
+fn not_checked(object: &HostObject, touched: &Range<u32>, write: bool) -> Option<String> {
+    let mut fields = object.fields.iter().filter(|field| {
+        let is_granted = if write { field.write } else { field.read };
+        is_granted && !field.when.is_empty() && field.at.start < touched.end && touched.start < field.at.end
+    });
+    let conditions: Vec<String> =
+        fields.by_ref().map(|field| format!("{} if {}", field.name, condition(field))).collect();
+    let verb = if write { "written" } else { "read" };
+    (!conditions.is_empty()).then(|| {
+        format!(
+            "off={} size={} of {} is a member of a union. It may be {verb} after a check: {}; compare the whole field, and \
+             again after a call or a write that may change it",
+            touched.start,
+            touched.len(),
+            object.name,
+            conditions.join(", ")
+        )
+    })
 }
 
 /// Bytes of an object, for people.

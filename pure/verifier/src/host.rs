@@ -34,7 +34,7 @@ pub struct HostObject {
     pub type_id: u32,
     /// Bytes.
     pub size: u32,
-    /// The parts of it that are granted, in order, none over another.
+    /// The parts of it that are granted, in order. One is over another only if both have different [`HostField::when`].
     pub fields: Vec<HostField>,
 }
 
@@ -51,6 +51,19 @@ pub struct HostField {
     pub write: bool,
     /// What it is.
     pub value: HostValue,
+    /// What must have been checked before it is touched; several for unions in unions.
+    pub when: Vec<Discriminator>,
+}
+
+/// Which member a union has, by another field of the same object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Discriminator {
+    /// The field's name within the object, for messages.
+    pub name: String,
+    /// Where it lies, bytes: 1, 2, 4 or 8.
+    pub at: Range<u32>,
+    /// The values for which the union has the member, as numbers without a sign.
+    pub values: RangeInclusive<u64>,
 }
 
 /// What a word of the host's is.

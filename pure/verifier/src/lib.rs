@@ -17,6 +17,7 @@ mod arithmetic;
 mod branch;
 mod call;
 mod compare;
+mod discriminator;
 mod dynptr;
 mod explore;
 mod extension;

@@ -8,7 +8,7 @@ use ring3_uapi::helper;
 
 use crate::Input;
 use crate::scalar::Scalar;
-use crate::state::{Byte, Frame, Kind, Register, State};
+use crate::state::{Byte, Frame, Kind, Register, STACK_BYTES, State};
 
 /// `BPF_LOG_LEVEL1`: the path that leads to an error.
 const LEVEL1: u32 = 1;
@@ -181,6 +181,13 @@ pub(crate) fn describe(state: &State) -> String {
 fn describe_slot(out: &mut String, frame: &Frame, index: usize) {
     let slot = frame.slot(index);
     let at = -8 * (index as i64 + 1);
+    if at < -STACK_BYTES {
+        // A discriminator of the host's that was loaded (`discriminator.rs`).
+        if let Some(known) = slot.spilled.as_deref() {
+            let _ = write!(out, " discriminator={}", Shown(known));
+        }
+        return;
+    }
     if slot.bytes == [Byte::Unwritten; 8] {
         return;
     }

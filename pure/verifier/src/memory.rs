@@ -8,6 +8,7 @@ use ring3_uapi::bpf::map_type;
 use ring3_uapi::flags::{BPF_F_RDONLY_PROG, BPF_F_WRONLY_PROG};
 
 use crate::added::ValueAt;
+use crate::discriminator::Origin;
 use crate::explore::Explorer;
 use crate::objects::Member;
 use crate::path::Place;
@@ -333,7 +334,7 @@ impl Explorer<'_> {
             Content::Packet => Register::pointer(Kind::Packet),
             Content::PacketEnd => Register::pointer(Kind::PacketEnd),
             Content::PacketMeta => Register::pointer(Kind::PacketMeta),
-            Content::HostObject { object, nullable } => self.host_pointer(object, nullable),
+            Content::HostObject { object, nullable } => self.host_pointer(object, nullable, Origin::Argument(at)),
             Content::Buffer { bytes } => Register::pointer(Kind::Memory { bytes, write: true, record: false }),
             Content::Registers => {
                 Register::pointer(Kind::Memory { bytes: crate::policy::PT_REGS_BYTES, write: false, record: false })

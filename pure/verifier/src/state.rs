@@ -57,10 +57,10 @@ pub(crate) struct Register {
     /// Scalars with the same id differ by `fixed` at most; pointers that may be null and have the same id are null
     /// together; packet pointers with the same id differ by `fixed` only. 0: none.
     pub(crate) id: u32,
-    /// Scalar: what was added to the number with this id. Packet: the constant part of the distance.
+    /// Scalar: what was added to the number with this id, see `range`. Packet: the constant part of the distance.
     pub(crate) fixed: i32,
     /// Packet: bytes behind the variable part that certainly exist. Memory: the dynptr that it is a slice of. Map key: the
-    /// callback's frame, with which it goes.
+    /// callback's frame, with which it goes. Scalar: of how many bits the sum with `fixed` is; 0: of all 64. Object of the host: where the pointer comes from (`discriminator.rs`).
     pub(crate) range: u32,
     /// The [`Reference`] it stands for; 0: none.
     pub(crate) reference: u32,
@@ -121,6 +121,9 @@ impl Register {
     /// Number without relation to others.
     pub(crate) fn unlink(&mut self) {
         (self.id, self.fixed) = (0, 0);
+        if self.is_scalar() {
+            self.range = 0;
+        }
     }
 
     /// As the kernel calls it in messages (kernel/bpf/log.c:reg_type_str).

@@ -211,6 +211,130 @@ EXTENSION { struct request *other = (struct request *)R->owner; return other->me
 // CASE shifts_a_pointer fields: R
 EXTENSION { char *p = (char *)R; asm volatile("%0 <<= 1; %0 >>= 1" : "+r"(p)); return *(volatile int *)p == 1; }
 
+// ---- Unions ----
+
+// CASE reads_a_member_unchecked unions: It may be read after a check: tagged.value.number if kind (off=
+EXTENSION { return R->tagged.value.number == 1; }
+
+// CASE reads_a_member_after_a_check unions: -
+EXTENSION { return R->tagged.kind == 1 && R->tagged.value.number == 1; }
+
+// CASE reads_a_member_where_the_union_has_another unions: It may be read after a check
+EXTENSION { volatile long *n = &R->tagged.value.number; return R->tagged.kind == 5 && *n == 1; }
+
+// CASE reads_a_member_where_the_check_failed unions: It may be read after a check
+EXTENSION { volatile long *n = &R->tagged.value.number; return R->tagged.kind != 1 && *n == 1; }
+
+// CASE reads_a_member_where_only_some_paths_check unions: It may be read after a check
+EXTENSION { volatile long *n = &R->tagged.value.number; volatile __u32 *k = &R->tagged.kind; if (R->method == 1 && *k != 1) return 0; return *n == 1; }
+
+// CASE reads_a_member_after_a_check_of_a_part unions: It may be read after a check
+EXTENSION { volatile __u8 *k = (void *)&R->tagged.kind; return *k == 1 && R->tagged.value.number == 1; }
+
+// CASE reads_a_member_after_a_check_that_is_too_wide unions: tagged.value.text.length if kind (off=
+EXTENSION { volatile __u64 *n = &R->tagged.value.text.length; volatile __u32 *k = &R->tagged.kind; __u32 kind = *k; return kind >= 3 && kind <= 5 && *n == 1; }
+
+// CASE reads_a_member_for_a_range_of_values unions: -
+EXTENSION { volatile __u64 *n = &R->tagged.value.text.length; volatile __u32 *k = &R->tagged.kind; __u32 kind = *k; return kind >= 3 && kind <= 4 && *n == 1; }
+
+// CASE reads_a_member_for_a_range_of_bytes unions: -
+EXTENSION { volatile long *n = &R->small.of.a; volatile __u8 *k = &R->small.which; __u8 kind = *k; return kind >= 3 && kind <= 4 && *n == 1; }
+
+// CASE reads_a_member_for_a_range_of_bytes_that_is_too_wide unions: small.of.a if which (off=
+EXTENSION { volatile long *n = &R->small.of.a; volatile __u8 *k = &R->small.which; __u8 kind = *k; return kind >= 3 && kind <= 5 && *n == 1; }
+
+// CASE reads_a_member_outside_of_a_range unions: tagged.value.text.length if kind (off=
+EXTENSION { volatile __u64 *n = &R->tagged.value.text.length; volatile __u32 *k = &R->tagged.kind; __u32 kind = *k; return (kind < 3 || kind > 4) && *n == 1; }
+
+// CASE follows_a_pointer_of_a_union_unchecked unions: R
+EXTENSION { struct peer *p = R->tagged.value.peer; return p && p->port == 1; }
+
+// CASE follows_a_pointer_of_a_union_where_it_is_a_number unions: invalid mem access 'scalar'
+EXTENSION { struct peer *volatile *at = &R->tagged.value.peer; if (R->tagged.kind != 1) return 0; struct peer *p = *at; return p && p->port == 1; }
+
+// CASE follows_a_pointer_of_a_union_after_a_check unions: -
+EXTENSION { if (R->tagged.kind != 2) return 0; struct peer *p = R->tagged.value.peer; return p && p->port == 1; }
+
+// CASE follows_a_pointer_of_a_union_untested unions: invalid mem access 'host_ptr_or_null'
+EXTENSION { return R->tagged.kind == 2 && R->tagged.value.peer->port == 1; }
+
+// CASE writes_a_member_unchecked unions: It may be written after a check: tagged.value.number if kind
+EXTENSION { R->tagged.value.number = 4096; return 0; }
+
+// CASE writes_a_number_where_the_union_has_a_pointer unions: It may be written after a check
+EXTENSION { if (R->tagged.kind != 2) return 0; R->tagged.value.number = 4096; return R->tagged.value.peer != 0; }
+
+// CASE writes_a_member_after_a_check unions: -
+EXTENSION { if (R->tagged.kind != 1) return 0; R->tagged.value.number = 4096; return *(volatile long *)&R->tagged.value.number == 7; }
+
+// CASE writes_the_discriminator_of_a_pointer unions: (tagged.kind) is not granted to be written
+EXTENSION { R->tagged.kind = 2; return 0; }
+
+// CASE makes_a_slice_of_a_union_unchecked unions: It may be read after a check: tagged.value.text.data if kind
+EXTENSION { struct bpf_dynptr d; return ring3_dynptr_from_slice((void *)&R->tagged.value.text.data, 0, &d) == 1; }
+
+// CASE makes_a_slice_of_a_union_after_a_check unions: -
+EXTENSION { struct bpf_dynptr d; if (R->tagged.kind != 4) return 0; return ring3_dynptr_from_slice((void *)&R->tagged.value.text.data, 0, &d) == 1; }
+
+// CASE reads_a_member_after_a_call unions: It may be read after a check
+extern int answer(struct request *r, int status) __ksym;
+EXTENSION { if (R->tagged.kind != 1) return 0; answer(R, 500); return R->tagged.value.number == 1; }
+
+// CASE reads_a_member_after_a_call_and_another_check unions: -
+extern int answer(struct request *r, int status) __ksym;
+EXTENSION { volatile __u32 *k = &R->tagged.kind; if (*k != 1) return 0; answer(R, 500); return *k == 1 && R->tagged.value.number == 1; }
+
+// CASE reads_a_member_after_a_call_in_a_callback unions: It may be read after a check
+extern int answer(struct request *r, int status) __ksym;
+static long each(__u64 i, void *given) { struct request **r = given; answer(*r, 500); return 0; }
+EXTENSION { struct request *r = R; if (r->tagged.kind != 1) return 0; bpf_loop(2, each, &r, 0); return R->tagged.value.number == 1; }
+
+// CASE reads_a_member_after_a_call_in_a_subprogram unions: It may be read after a check
+extern int answer(struct request *r, int status) __ksym;
+static __noinline int calls(struct request *r) { return answer(r, 500); }
+EXTENSION { struct request *r = R; if (r->tagged.kind != 1) return 0; calls(r); return r->tagged.value.number == 1; }
+
+// CASE reads_a_member_after_a_check_in_a_subprogram unions: -
+static __noinline int number(struct request *r) { return r->tagged.value.number == 1; }
+EXTENSION { struct request *r = R; return r->tagged.kind == 1 && number(r); }
+
+// CASE reads_a_member_after_a_write_of_the_discriminator unions: It may be read after a check: choice.of.a if which (off=
+EXTENSION { volatile int *w = &R->choice.which; if (*w != -1) return 0; *w = 5; return R->choice.of.a == 1; }
+
+// CASE reads_a_member_after_a_write_of_a_part_of_the_discriminator unions: It may be read after a check
+EXTENSION { volatile int *w = &R->choice.which; if (*w != -1) return 0; ((volatile __u8 *)w)[3] = 5; return R->choice.of.a == 1; }
+
+// CASE reads_a_member_after_a_write_and_another_check unions: -
+EXTENSION { volatile int *w = &R->choice.which; if (*w != -1) return 0; *w = 5; return *w == -1 && R->choice.of.a == 1; }
+
+// CASE reads_a_member_after_a_write_of_something_else unions: -
+EXTENSION { volatile int *w = &R->choice.which; if (*w != -1) return 0; R->status = 5; return R->choice.of.a == 1; }
+
+// CASE checks_one_union_and_reads_another unions: It may be read after a check
+EXTENSION { return R->tag->kind == 1 && R->tagged.value.number == 1; }
+
+// CASE reads_a_member_behind_a_pointer_after_a_check unions: -
+EXTENSION { struct tagged *t = R->tag; return t->kind == 1 && t->value.number == 1; }
+
+// CASE checks_one_pointer_and_reads_behind_another unions: It may be read after a check: value.number if kind
+EXTENSION { struct tagged *volatile *at = (void *)&R->tag; struct tagged *a = *at, *b = *at; return a->kind == 1 && b->value.number == 1; }
+
+// CASE checks_what_the_same_instruction_loaded_before unions: It may be read after a check
+static __noinline struct tagged *tag_of(struct request *r) { return *(struct tagged *volatile *)&r->tag; }
+EXTENSION { struct tagged *a = tag_of(R); if (a->kind != 1) return 0; struct tagged *b = tag_of(R); return b->value.number == 1; }
+
+// CASE reads_an_older_pointer_of_the_same_instruction unions: It may be read after a check
+static __noinline struct tagged *tag_of(struct request *r) { return *(struct tagged *volatile *)&r->tag; }
+EXTENSION { struct tagged *a = tag_of(R), *b = tag_of(R); if (b->kind != 1) return 0; return a->value.number == 1; }
+
+// CASE checks_another_object_that_a_function_gives unions: It may be read after a check
+extern struct request *find(unsigned int id) __ksym;
+EXTENSION { struct request *f = find(1); return f && f->tag->kind == 1 && R->tagged.value.number == 1; }
+
+// CASE keeps_a_check_over_a_loop_that_calls unions: It may be read after a check
+extern int answer(struct request *r, int status) __ksym;
+EXTENSION { struct request *r = R; int m = r->method; if (r->tagged.kind != 1) return 0; while (BOUNDED) { if (r->tagged.value.number == m) return 1; answer(r, 500); } return 0; }
+
 // ---- Slices ----
 
 // CASE reads_a_slices_pointer texts: leads to elements that are counted elsewhere; use ring3_dynptr_from_slice

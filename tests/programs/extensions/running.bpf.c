@@ -244,3 +244,25 @@ int kept = 1;
 
 // CASE other_place plain
 SEC("uprobe//bin/true:main") long extension(struct arguments *ctx) { return 0; }
+
+// CASE reads_unions unions
+EXTENSION
+{
+	struct tagged *tagged = &R->tagged;
+	struct bpf_dynptr text;
+	struct peer *peer;
+
+	switch (tagged->kind) {
+	case 1:
+		tagged->value.number++;
+		return (__u64)tagged->value.number < 100 ? 400 + tagged->value.number : 0;
+	case 2:
+		peer = tagged->value.peer;
+		return peer && peer->port < 100 ? 400 + peer->port : 0;
+	case 3:
+	case 4:
+		ring3_dynptr_from_slice((void *)&tagged->value.text.data, 0, &text);
+		return 500 + (bpf_dynptr_size(&text) & 15);
+	}
+	return 0;
+}

@@ -39,7 +39,13 @@ fn fields(object: &HostObject) -> Vec<String> {
             format!("slice {length_at}/{length_bytes}*{element_bytes}{}", if write { " w" } else { "" })
         }
     };
-    let shown = |field: &HostField| format!("{} {:?} {} {}", field.name, field.at, rights(field), value(field));
+    let when = |field: &HostField| -> String {
+        let one = |when: &Discriminator| format!(" if {} {:?} {:?}", when.name, when.at, when.values);
+        field.when.iter().map(one).collect()
+    };
+    let shown = |field: &HostField| {
+        format!("{} {:?} {} {}{}", field.name, field.at, rights(field), value(field), when(field))
+    };
     object.fields.iter().map(shown).collect()
 }
 
@@ -254,13 +260,14 @@ fn what_cannot_be_granted_is_refused_with_its_place() {
         ("read request_t.tagged", "1:16: `request_t.tagged` is a union; name one of its members"),
         (
             "read request_t.tagged.pointer",
-            "1:16: `request_t.tagged.pointer` is a pointer in a union: whether it is one at run time cannot be known; grant a \
-             number of the union, or a function of the program that returns the pointer",
+            "1:16: `request_t.tagged.pointer` is a pointer in a union: whether it is one at run time is not known; say when it \
+             is one (`member request_t.tagged.pointer when FIELD = NUMBER`), or grant a function of the program that returns the \
+             pointer",
         ),
         (
             "write request_t.tagged.number",
             "1:17: `request_t.tagged.number` shares its bytes with a pointer (a union), so it cannot be written; it can only \
-             be read",
+             be read, unless `member request_t.tagged.number when FIELD = NUMBER` says when it is no pointer",
         ),
         (
             "length request_t.connection = 2; read request_t.connection",
@@ -299,6 +306,177 @@ fn what_cannot_be_granted_is_refused_with_its_place() {
     for (text, message) in cases {
         assert_eq!(state(text), [format!("more.eim:{message}")], "{text}");
     }
+}
+
+#[test]
+fn members_of_unions_are_granted_with_what_says_when_they_are_there() {
+    let all = with(
+        "state a {
+             read request_t.value.tag, request_t.value.level, request_t.value.number, request_t.value.connection->port
+             read request_t.value.text, request_t.value.pair.high, request_t.value.inner.name
+             write request_t.value.number, request_t.value.level
+             member request_t.value.number when request_t.value.tag = 1
+             member request_t.value.connection when request_t.value.tag = 2
+             member request_t.value.text when request_t.value.tag in 3..4
+             member request_t.value.pair when request_t.value.tag > 5
+             member request_t.value.inner when request_t.value.tag = 5
+             member request_t.value.inner.name when request_t.signature = 7
+             length request_t.value.inner.name = 3
+         }
+         state b {
+             read request_t.signature, request_t.items[*].which, request_t.items[*].first
+             write request_t.items[*].which, request_t.items[*].first
+             member request_t.items[*].first when request_t.items[*].which in -3..-2
+         }
+         class unions { entry request; allow a, b }",
+    );
+    let mut types = vec![btf()];
+    types.extend(VARIANTS.map(|flags| binary(flags, &all).types));
+    for types in &types {
+        let (grant, _) = grant_of(&all, "unions", types);
+        let request = behind(&grant, &grant.arguments[0]);
+        assert_eq!(
+            fields(request),
+            [
+                "signature 0..4 r number",
+                "value.tag 280..282 r number",
+                "value.level 282..283 rw number",
+                "value.number 288..296 rw number if value.tag 280..282 1..=1",
+                "value.text.length 288..296 r number if value.tag 280..282 3..=4",
+                "value.connection 288..296 r object? if value.tag 280..282 2..=2",
+                "value.inner.name 288..296 r object? if value.tag 280..282 5..=5 if signature 0..4 7..=7",
+                "value.pair.high 292..296 r number if value.tag 280..282 6..=65535",
+                "value.text.data 296..304 r slice 288/8*1 if value.tag 280..282 3..=4",
+                "items[0].which 304..308 rw number",
+                "items[0].first 308..312 rw number if items[0].which 304..308 4294967293..=4294967294",
+                "items[1].which 312..316 rw number",
+                "items[1].first 316..320 rw number if items[1].which 312..316 4294967293..=4294967294",
+            ]
+        );
+    }
+    let class = all.class("unions").expect("the class");
+    let found = ring3_eim::resolve_all(&all, class, &btf()).unwrap_or_else(|errors| panic!("{}", errors[0]));
+    let words = ring3_eim::describe("unions", &found);
+    let line =
+        "    request_t.value.number: long, 8 bytes at offset 288 of struct request_s, only while value.tag is 1\n";
+    assert!(words.contains(line), "{words}");
+}
+
+#[test]
+fn elements_of_an_array_have_lengths_of_their_own() {
+    let all = with(
+        "state s {
+             read request_t.inline_headers[*].key
+             length request_t.inline_headers[*].key.data = request_t.inline_headers[*].key.length
+         }
+         class x { entry request; allow s }",
+    );
+    let (grant, _) = grant_of(&all, "x", &btf());
+    let lengths = behind(&grant, &grant.arguments[0]).fields.iter().filter_map(|field| match field.value {
+        HostValue::Slice { length_at, .. } => Some((field.at.start, length_at)),
+        _ => None,
+    });
+    assert_eq!(lengths.collect::<Vec<_>>(), [(128, 120), (168, 160), (208, 200)]);
+}
+
+#[test]
+fn what_is_said_of_unions_and_cannot_be_is_refused_with_its_place() {
+    let state = |text: &str| refused(&format!("state s {{ {text} }}\nclass x {{ entry request; allow s }}"));
+    let cases = [
+        (
+            "member request_t.uri when request_t.value.tag = 1",
+            "1:18: `request_t.uri` is no member of a union; only of those such a thing can be said",
+        ),
+        (
+            "member request_t.value.number when header_t.key.length = 1",
+            "1:46: `header_t.key.length` is not in the same object as `request_t.value.number`, or it is in a union itself; \
+             name a field beside the union",
+        ),
+        (
+            "member request_t.value.number when request_t.value.pair.low = 1",
+            "1:46: `request_t.value.pair.low` is not in the same object as `request_t.value.number`, or it is in a union \
+             itself; name a field beside the union",
+        ),
+        (
+            "member request_t.value.number when request_t.weight = 1",
+            "1:46: `request_t.weight` is `double`; what says which member a union has is an integer",
+        ),
+        (
+            "member request_t.value.number when request_t.value.small = 1",
+            "1:46: `request_t.value.small` is a bit field, which a check does not cover; name a whole field",
+        ),
+        (
+            "member request_t.value.number when request_t.value.level > -2",
+            "1:68: the range has negative and other values; name one or the other",
+        ),
+        (
+            "member request_t.value.number when request_t.value.tag = 70000",
+            "1:66: 70000 is no value of its type, whose values are 0..65535; correct it",
+        ),
+        (
+            "member request_t.items[*].first when request_t.items[0].which = 1",
+            "1:48: `request_t.items[*].first` and `request_t.items[0].which` are not as many; write `[*]` at the same places of \
+             both",
+        ),
+        (
+            "member request_t.value.number when request_t.value.tag = 1; member request_t.value.number when request_t.value.tag = 2",
+            "1:78: when a union has `request_t.value.number` was said already; write one range of values",
+        ),
+        (
+            "member request_t.value.number when request_t.value.tag in 1..3; member request_t.value.connection when \
+             request_t.value.tag = 3",
+            "1:82: the union could have `request_t.value.connection` and `request_t.value.number` at a time, and one holds a \
+             pointer; name other values of the same field",
+        ),
+        (
+            "member request_t.value.number when request_t.value.tag = 1; member request_t.value.connection when \
+             request_t.value.level = 3",
+            "1:78: the union could have `request_t.value.connection` and `request_t.value.number` at a time, and one holds a \
+             pointer; name other values of the same field",
+        ),
+        (
+            "member request_t.value.number when request_t.value.tag = 1; read request_t.value.number",
+            "1:76: which member the union has must be checked before `value.number` is used, but `value.tag` is not granted; \
+             add it to `read`",
+        ),
+        (
+            "member request_t.value.number when request_t.value.tag = 1; write request_t.value.tag",
+            "1:77: `request_t.value.tag` says whether a union has a pointer (`member`), so it can only be read",
+        ),
+        (
+            "member request_t.value.connection when request_t.value.tag = 1; read request_t.value.connection, \
+             request_t.value.tag, request_t.value.number",
+            "1:129: `value.number` and `value.connection` share bytes (a union); grant one of them, or say of both when the \
+             union has them (`member`)",
+        ),
+        (
+            "length request_t.uri.data = request_t.value.text.length",
+            "1:39: the length has to be in the structure that holds the pointer; name a field of that one",
+        ),
+        (
+            "length request_t.inline_headers[*].key.data = request_t.inline_headers[0].key.length",
+            "1:57: `request_t.inline_headers[*].key.data` and `request_t.inline_headers[0].key.length` are not as many; write \
+             `[*]` at the same places of both",
+        ),
+        (
+            "member request_t.value.inner when request_t.value.tag = 1; read request_t.value.tag, request_t.value.inner.name",
+            "1:96: `request_t.value.inner.name` is a pointer in a union: whether it is one at run time is not known; say when \
+             it is one (`member request_t.value.inner.name when FIELD = NUMBER`), or grant a function of the program that returns \
+             the pointer",
+        ),
+    ];
+    for (text, message) in cases {
+        assert_eq!(state(text), [format!("more.eim:{message}")], "{text}");
+    }
+    // What is true of one member is not true of another one at the same place.
+    let nonnull = "nonnull request_t.value.connection; member request_t.value.connection when request_t.value.tag = 1
+        member request_t.value.inner when request_t.value.tag = 2; member request_t.value.inner.name when request_t.value.level = 2
+        read request_t.value.tag, request_t.value.level, request_t.value.connection->port, request_t.value.inner.name";
+    let all = with(&format!("state s {{ {nonnull} }}\nclass x {{ entry request; allow s }}"));
+    let (grant, _) = grant_of(&all, "x", &btf());
+    let request = behind(&grant, &grant.arguments[0]);
+    let nullable = |name| matches!(field(request, name).value, HostValue::Object { nullable: true, .. });
+    assert!(!nullable("value.connection") && nullable("value.inner.name"));
 }
 
 #[test]

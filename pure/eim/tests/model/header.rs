@@ -81,6 +81,25 @@ fn a_header_has_nothing_that_a_class_has_not() {
 }
 
 #[test]
+fn a_header_has_pointers_of_unions_that_are_granted() {
+    let all = with(
+        "state s {
+             read request_t.value.tag, request_t.value.connection->port
+             member request_t.value.connection when request_t.value.tag = 1
+         }
+         class unions { entry request; allow s }",
+    );
+    let class = all.class("unions").expect("the class");
+    let text = header(&all, class, &btf()).unwrap_or_else(|errors| panic!("{}", errors[0]));
+    let program = "long program(struct ring3_request *args) {
+        request_t *r = args->r;
+        return r->value.tag == 1 && r->value.connection && r->value.connection->port == 80;
+    }";
+    types_of(&text, program);
+    assert!(!text.contains("*pointer"), "{text}");
+}
+
+#[test]
 fn bits_in_bytes_that_are_not_granted_are_hidden() {
     let all = with("state k { read request_t.keepalive }\nclass k { entry request; allow k }");
     let text =

@@ -22,6 +22,11 @@ state load {
     read global load
     write global load
 }
+state tagged {
+    read request_t.value.tag, request_t.value.number
+    member request_t.value.number when request_t.value.tag = 1
+    member request_t.value.connection when request_t.value.tag in 2..3
+}
 function refuse {
     prototype \"void request_refuse(request_t *r, long status)\"
     require status in 400..599
@@ -48,7 +53,7 @@ fn a_specification_is_extracted_as_it_was_written() {
         let text = extract("host", &with_notes(flags)).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(without_comments(&text), EXPECTED, "{flags:?}");
         let comments = text.lines().filter(|line| line.starts_with("# ") && line.contains("tests/host.c:"));
-        assert_eq!(comments.count(), 5);
+        assert_eq!(comments.count(), 6);
     }
 }
 
@@ -57,7 +62,8 @@ fn an_extracted_specification_is_used_with_the_program_itself() {
     let bytes = with_notes(&["gcc", "-g", "-O2"]);
     let text = extract("host", &bytes).unwrap_or_else(|error| panic!("{error}"));
     let mut specification = parse("host", &text).unwrap_or_else(|errors| panic!("{}", errors[0]));
-    specification.add(parse("policy", "class c { entry request; allow uri, load, refuse }").expect("a class"));
+    specification
+        .add(parse("policy", "class c { entry request; allow uri, load, tagged, refuse }").expect("a class"));
     let binary = Binary::read(("host", &bytes), None, &specification).unwrap_or_else(|error| panic!("{error}"));
     let class = specification.class("c").expect("the class");
     let (grant, _, _) =

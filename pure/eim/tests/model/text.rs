@@ -49,7 +49,10 @@ fn what_cannot_be_read_is_said_with_its_place() {
         ("state s { red t.a }", &["1:11: `red` has no meaning here; did you mean `read`?"]),
         ("state s { read t.a t.b }", &["1:20: `t` stands where `;` or a new line is expected"]),
         ("state s { read t. }", &["1:19: `}` stands where a field's name is expected"]),
-        ("state s { read t.a", &["1:19: the text ends where one of read, write, length, nonnull or `}` is expected"]),
+        (
+            "state s { read t.a",
+            &["1:19: the text ends where one of read, write, length, nonnull, member or `}` is expected"],
+        ),
         (
             "state s { read r->a }",
             &[
@@ -59,6 +62,11 @@ fn what_cannot_be_read_is_said_with_its_place() {
         ),
         ("state s { read r->a of e }", &["1:24: `e` stands where `entry` is expected"]),
         ("state s { length t.a = 0 }", &["1:24: a pointer to 0 elements leads to nothing; leave the length out"]),
+        ("state s { member t.a if t.b = 1 }", &["1:22: `if` stands where `when` is expected"]),
+        (
+            "state s { member t.a when t.b }",
+            &["1:31: `}` stands where `in`, `=`, `<`, `<=`, `>` or `>=` is expected"],
+        ),
         ("state s { read t.a[x] }", &["1:20: `x` stands where an element's number, or `*` is expected"]),
         ("use \"a", &["1:5: the text has no end; close it with `\"` on the same line"]),
         ("use a", &["1:5: `a` stands where a file's name in quotation marks is expected"]),
