@@ -591,3 +591,106 @@ EXTENSION { asm volatile goto("if r1 == 0 goto %l[out]; 1: goto 1b" ::::out); ou
 
 // CASE ends_the_protection_of_maps plain: the instruction that ends the protection of maps
 EXTENSION { volatile long kept = 0xef010f; return kept == 1; }
+
+// ---- Ways round ----
+
+// CASE reads_a_slice_by_a_length_of_the_host texts: R2 
+EXTENSION { struct bpf_dynptr d; char room[8]; volatile __u64 *n = &R->uri.length; ring3_dynptr_from_slice((void *)&R->uri.data, 0, &d); return bpf_dynptr_read(room, *n, &d, 0, 0) == 1; }
+
+// CASE sends_memory_of_the_host_by_a_ring_buffer plain: R2 type=host_ptr expected=
+EXTENSION { return bpf_ringbuf_output(&ring, R, 64, 0) == 1; }
+
+// CASE parses_memory_of_the_host fields: R1 type=host_ptr expected=
+EXTENSION { long n = 0; return bpf_strtol(R->name, 16, 0, &n) == 1; }
+
+// CASE compares_memory_of_the_host fields: R1 type=host_ptr expected=
+EXTENSION { return bpf_strncmp(R->name, 16, "a name") == 1; }
+
+// CASE swaps_a_pointer_in_the_context_of_a_callback plain: R1 invalid mem access 'scalar'
+static long each(__u64 i, void *given) { struct request *volatile *r = given; int m = (*r)->method; *r = (struct request *)4096; return m == 1; }
+EXTENSION { struct request *volatile r = R; bpf_loop(2, each, (void *)&r, 0); return 0; }
+
+// CASE swaps_a_pointer_in_a_loop plain: invalid mem access 'scalar'
+EXTENSION { struct request *volatile r = R; int n = 0; while (BOUNDED) { n += r->method; r = (struct request *)(long)n; } return n == 1; }
+
+// CASE joins_two_objects_before_an_access fields: off=8 size=4 of struct peer is not granted to be read
+EXTENSION { char *at = R->method == 1 ? (char *)R : (char *)R->owner; asm volatile("" : "+r"(at)); return *(volatile __u32 *)(at + 8) == 1; }
+
+// CASE exchanges_a_spilled_pointer plain: R
+EXTENSION { struct request *volatile r = R; __sync_lock_test_and_set((__u64 *)&r, 4096); return r->method == 1; }
+
+// CASE exchanges_a_pointer_in_a_map plain: invalid mem access 'scalar'
+EXTENSION { __u32 k = 0; __u64 *v = bpf_map_lookup_elem(&words, &k); if (!v) return 0; __sync_lock_test_and_set(v, (__u64)R); struct request *r = (struct request *)__sync_lock_test_and_set(v, 0); return r->method == 1; }
+
+// CASE reads_parts_of_two_spilled_pointers plain: R
+EXTENSION
+{
+	struct request *r = R;
+	struct request *forged;
+
+	asm volatile("*(u64 *)(r10 - 8) = %1; *(u64 *)(r10 - 16) = %1; %0 = *(u64 *)(r10 - 12)" : "=r"(forged) : "r"(r) : "memory");
+	return forged->method == 1;
+}
+
+// CASE takes_a_half_of_a_pointer plain: R
+EXTENSION { struct request *r = R; asm volatile("r3 = %0; w3 = w3; %0 = r3" : "+r"(r)::"r3"); return r->method == 1; }
+
+// CASE calls_with_an_iterator_open answers: give back what is reserved before answer is called
+extern int answer(struct request *r, int status) __ksym;
+struct bpf_iter_num { __u64 opaque; };
+extern int bpf_iter_num_new(struct bpf_iter_num *it, int start, int end) __ksym;
+extern int *bpf_iter_num_next(struct bpf_iter_num *it) __ksym;
+extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __ksym;
+EXTENSION { struct bpf_iter_num it; bpf_iter_num_new(&it, 0, 3); while (bpf_iter_num_next(&it)) answer(R, 500); bpf_iter_num_destroy(&it); return 0; }
+
+// CASE calls_with_a_dynptr_reserved answers: give back what is reserved before answer is called
+extern int answer(struct request *r, int status) __ksym;
+EXTENSION { struct bpf_dynptr d; bpf_ringbuf_reserve_dynptr(&ring, 8, 0, &d); answer(R, 500); bpf_ringbuf_discard_dynptr(&d, 0); return 0; }
+
+// CASE reads_what_a_result_hides calls: off=12 size=4 of struct request is not granted to be read
+extern struct request *find(unsigned int id) __ksym;
+EXTENSION { struct request *f = find(1); return f && f->secret == 1; }
+
+// CASE indexes_the_context plain: R
+EXTENSION { __u32 i = R->method & 1; return ((volatile __u64 *)ctx)[i] == 1; }
+
+// CASE calls_itself_for_ever plain: the call stack of
+static __noinline int deeper(int n) { asm volatile("" : "+r"(n)); int deep = deeper(n + 1); asm volatile("" : "+r"(deep)); return deep + n; }
+EXTENSION { return deeper(R->method) == 1; }
+
+// CASE arms_a_timer plain: bpf_timer_init#169: the agent does not have it
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __type(key, __u32); __type(value, struct bpf_timer); } timers SEC(".maps");
+EXTENSION { __u32 k = 0; struct bpf_timer *t = bpf_map_lookup_elem(&timers, &k); return t && bpf_timer_init(t, &timers, 1) == 1; }
+
+// CASE passes_to_a_callback_of_a_map plain: R3 type=host_ptr expected=fp
+static long each(void *map, void *key, void *value, void *given) { return ((volatile struct request *)given)->secret == 1; }
+EXTENSION { bpf_for_each_map_elem(&words, each, R, 0); return 0; }
+
+// CASE calls_with_a_pointer_at_an_offset_that_varies calls: points into a struct request, and answer wants its start
+extern int answer(struct request *r, int status) __ksym;
+EXTENSION { answer((void *)((char *)R + (R->method & 8)), 500); return 0; }
+
+// CASE keeps_memory_of_a_slice_that_was_replaced texts: R
+EXTENSION
+{
+	struct bpf_dynptr d;
+	char *p;
+
+	ring3_dynptr_from_slice((void *)&R->body.data, 0, &d);
+	p = bpf_dynptr_data(&d, 0, 8);
+	ring3_dynptr_from_slice((void *)&R->uri.data, 0, &d);
+	return p && p[7] == 1;
+}
+
+// CASE makes_a_dynptr_of_a_slices_memory texts: R
+EXTENSION { struct bpf_dynptr d, e; char *p; ring3_dynptr_from_slice((void *)&R->body.data, 0, &d); p = bpf_dynptr_data(&d, 0, 4); if (!p) return 0; bpf_dynptr_from_mem(p, 64, 0, &e); return bpf_dynptr_write(&e, 0, "x", 1, 0) == 1; }
+
+// CASE loads_a_pointer_and_swaps_its_bytes next: pointer arithmetic on host_ptr_or_null prohibited
+EXTENSION { __u64 p = (__u64)R->next; p = __builtin_bswap64(__builtin_bswap64(p) ^ 1); return ((struct request *)p)->method == 1; }
+
+// CASE stores_a_pointer_of_its_own_into_the_host status: R
+EXTENSION { __u64 own = 0; struct request *r = R; asm volatile("*(u64 *)(%0 + 40) = %1" ::"r"(r), "r"(&own) : "memory"); return 0; }
+
+// CASE answers_with_a_status_of_the_host answers: R2 argument 2 of answer has to be in 400..=599
+extern int answer(struct request *r, int status) __ksym;
+EXTENSION { __s32 m = R->method; if (m < 600) answer(R, m); return 0; }
