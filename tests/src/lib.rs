@@ -6,6 +6,8 @@
 //! Start reading at: `Bench`.
 #![forbid(unsafe_code)]
 
+mod disk;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+pub use disk::Disk;
 
 /// A condition must come true within this time.
 pub const WITHIN: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ring3_tests::{Bench, Process, built_example, is_root, kill, ring3, root, victim, wait_until};
+use ring3_tests::{Bench, Disk, Process, built_example, is_root, kill, ring3, root, wait_until};
 use rustix::process::Signal;
 
 const NOBODY: u32 = 65_534;
@@ -28,46 +28,11 @@ fn succeeds(command: &mut Command) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {said}")) }
 }
 
-/// A file system that can be cut off from its disk.
-struct Disk {
-    image: PathBuf,
-    mount: PathBuf,
-}
-
-impl Disk {
-    /// `None`, said loudly, if none can be mounted.
-    fn new(bench: &Bench) -> Option<Disk> {
-        let disk = Disk { image: bench.made_directory().join("disk"), mount: bench.made_directory().join("mounted") };
-        std::fs::File::create(&disk.image).and_then(|file| file.set_len(128 << 20)).expect("there is room");
-        std::fs::create_dir(&disk.mount).expect("made");
-        let made = succeeds(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&disk.image));
-        match made.and_then(|()| disk.mount()) {
-            Ok(()) => Some(disk),
-            Err(why) => {
-                println!("SKIPPED: no file system that can be cut off: {why}");
-                None
-            }
-        }
-    }
-
-    fn mount(&self) -> Result<(), String> {
-        succeeds(Command::new("mount").args(["-o", "loop"]).arg(&self.image).arg(&self.mount))
-    }
-
-    fn cut(&self) {
-        succeeds(Command::new(victim("cut_disk", "gcc", "cut_disk.c", &[])).arg(&self.mount)).expect("it is ext4");
-    }
-
-    fn mount_again(&self) {
-        wait_until("the file system is left", || succeeds(Command::new("umount").arg(&self.mount)).is_ok());
-        self.mount().expect("the journal is replayed");
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = succeeds(Command::new("umount").arg("-l").arg(&self.mount));
-    }
+/// A file system that can be cut off from its disk; `None`, said loudly, if none can be mounted.
+fn disk(bench: &Bench) -> Option<Disk> {
+    const BYTES: u64 = 128 << 20;
+    let made = Disk::new(bench.made_directory(), BYTES);
+    made.inspect_err(|why| println!("SKIPPED: no file system that can be cut off: {why}")).ok()
 }
 
 /// A redis with its log.
@@ -188,17 +153,17 @@ fn lost(directory: &Path, acknowledged: &[u64]) -> Vec<u64> {
 #[test]
 fn a_cut_disk_loses_no_more_updates_of_a_client_than_the_extension_says() {
     let bench = Bench::ring3();
-    let (Some(_), Some(disk)) = (example(), Disk::new(&bench)) else { return };
-    let directory = disk.mount.join("log");
+    let (Some(_), Some(disk)) = (example(), disk(&bench)) else { return };
+    let directory = disk.directory().join("log");
     let crash = |redis: Redis| {
         let acknowledged = updates_until(&redis, || {
             // (A loss of power stops redis, too: an fdatasync that is under way now may succeed on a file system that is shut down.)
             redis.process.signal(Signal::STOP);
-            disk.cut();
+            disk.cut().expect("it is ext4");
             kill(redis.process.pid());
         });
         redis.kill();
-        disk.mount_again();
+        disk.mount_again().expect("the journal is replayed");
         let lost = lost(&directory, &acknowledged);
         std::fs::remove_dir_all(&directory).expect("it was redis's");
         std::fs::create_dir(&directory).expect("made");
@@ -232,23 +197,23 @@ fn a_redis_that_is_killed_or_shut_down_loses_nothing() {
         redis.kill();
         assert_eq!(lost(&directory, &acknowledged), vec![0; CLIENTS], "{class}");
     }
-    let Some(disk) = Disk::new(&bench) else { return };
-    let mut redis = Redis::extended(&bench, &disk.mount, "batch", 1_000_000).expect("it is installed");
+    let Some(disk) = disk(&bench) else { return };
+    let mut redis = Redis::extended(&bench, disk.directory(), "batch", 1_000_000).expect("it is installed");
     set(&bench, &["milliseconds", &NEVER_MS.to_string()]);
     assert_eq!(redis.connect().ask("SET k0 1"), "+OK");
     assert_eq!(redis.connect().ask("SET k0 2"), "+OK");
     redis.process.signal(Signal::TERM);
     assert_eq!(redis.process.wait(), Some(0));
-    disk.cut();
-    disk.mount_again();
-    assert_eq!(lost(&disk.mount, &[2]), [0]);
+    disk.cut().expect("it is ext4");
+    disk.mount_again().expect("the journal is replayed");
+    assert_eq!(lost(disk.directory(), &[2]), [0]);
 }
 
 #[test]
 fn a_batch_that_does_not_become_full_is_made_durable_after_its_time() {
     let bench = Bench::ring3();
-    let (Some(_), Some(disk)) = (example(), Disk::new(&bench)) else { return };
-    let redis = Redis::extended(&bench, &disk.mount, "batch", 1_000_000).expect("it is installed");
+    let (Some(_), Some(disk)) = (example(), disk(&bench)) else { return };
+    let redis = Redis::extended(&bench, disk.directory(), "batch", 1_000_000).expect("it is installed");
     set(&bench, &["milliseconds", "20"]);
     let mut connection = redis.connect();
     // (The first one in a file is durable anyway.)
@@ -267,10 +232,10 @@ fn a_batch_that_does_not_become_full_is_made_durable_after_its_time() {
         text
     };
     wait_until("redis's thread has called fdatasync", || info(&redis).contains("aof_pending_bio_fsync:0"));
-    disk.cut();
+    disk.cut().expect("it is ext4");
     redis.kill();
-    disk.mount_again();
-    assert_eq!(lost(&disk.mount, &[2]), [0]);
+    disk.mount_again().expect("the journal is replayed");
+    assert_eq!(lost(disk.directory(), &[2]), [0]);
 }
 
 #[test]
@@ -303,8 +268,8 @@ fn a_counter_tells_how_far_the_log_is_durable_also_when_the_log_is_rewritten() {
 #[test]
 fn a_redis_whose_loader_is_killed_makes_each_round_durable() {
     let bench = Bench::ring3();
-    let (Some(_), Some(disk)) = (example(), Disk::new(&bench)) else { return };
-    let redis = Redis::extended(&bench, &disk.mount, "batch", 1_000_000).expect("it is installed");
+    let (Some(_), Some(disk)) = (example(), disk(&bench)) else { return };
+    let redis = Redis::extended(&bench, disk.directory(), "batch", 1_000_000).expect("it is installed");
     set(&bench, &["milliseconds", &NEVER_MS.to_string()]);
     let mut connection = redis.connect();
     assert_eq!((connection.ask("SET k0 1"), connection.ask("SET k0 2")), ("+OK".into(), "+OK".into()));
@@ -313,10 +278,10 @@ fn a_redis_whose_loader_is_killed_makes_each_round_durable() {
     kill(loader as u32);
     wait_until("the extension is gone", || loaders().is_empty());
     assert_eq!(connection.ask("SET k0 3"), "+OK");
-    disk.cut();
+    disk.cut().expect("it is ext4");
     redis.kill();
-    disk.mount_again();
-    assert_eq!(lost(&disk.mount, &[3]), [0]);
+    disk.mount_again().expect("the journal is replayed");
+    assert_eq!(lost(disk.directory(), &[3]), [0]);
 }
 
 #[test]

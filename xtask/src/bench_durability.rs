@@ -17,8 +17,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use ring3_tests::Disk;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -150,7 +151,7 @@ pub(crate) fn durability(options: &Options) -> Result<(), String> {
     let directory = root().join("target/bench/durability");
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-    let disk = (options.crashes > 0).then(|| Disk::new(&directory)).transpose()?;
+    let disk = (options.crashes > 0).then(|| Disk::new(&directory, DISK_BYTES)).transpose()?;
     let mut bench = Bench {
         ring3,
         example: root().join("examples/redis-durability"),
@@ -250,7 +251,7 @@ impl Bench {
     /// Has redis crash under load, and counts what is gone.
     fn crash(&mut self, variant: Variant, crash: Crash) -> Result<(), String> {
         let disk = self.disk.as_ref().ok_or("no disk")?;
-        let directory = disk.mount.join("log");
+        let directory = disk.directory().join("log");
         let server = self.start(variant, &directory)?;
         let number = self.losses.get(&(variant, crash)).map_or(0, |known| known.all.len() as u64);
         let after = Duration::from_millis(CRASH_MS + number * CRASH_STEP_MS % CRASH_MORE_MS);
@@ -388,54 +389,6 @@ fn repair(directory: &Path) -> Result<bool, String> {
     // (It asks whether it shall.)
     let said = output(Command::new("sh").args(["-c", "echo y | redis-check-aof --fix \"$0\""]).arg(manifest))?;
     Ok(said.contains("Successfully truncated"))
-}
-
-/// A file system of its own, on a loop device.
-struct Disk {
-    image: PathBuf,
-    mount: PathBuf,
-    cutter: PathBuf,
-}
-
-impl Disk {
-    fn new(directory: &Path) -> Result<Disk, String> {
-        let disk = Disk {
-            image: directory.join("disk"),
-            mount: directory.join("mounted"),
-            cutter: directory.join("cut_disk"),
-        };
-        let text = |error: std::io::Error| format!("{}: {error}", directory.display());
-        fs::File::create(&disk.image).and_then(|file| file.set_len(DISK_BYTES)).map_err(text)?;
-        fs::create_dir(&disk.mount).map_err(text)?;
-        output(
-            Command::new("gcc").arg("-O2").arg("-o").arg(&disk.cutter).arg(root().join("tests/victims/cut_disk.c")),
-        )?;
-        output(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&disk.image))?;
-        disk.mount()?;
-        Ok(disk)
-    }
-
-    fn mount(&self) -> Result<(), String> {
-        output(Command::new("mount").args(["-o", "loop"]).arg(&self.image).arg(&self.mount)).map(drop)
-    }
-
-    fn cut(&self) -> Result<(), String> {
-        output(Command::new(&self.cutter).arg(&self.mount)).map(drop)
-    }
-
-    fn mount_again(&self) -> Result<(), String> {
-        await_some("the file system to be left", || output(Command::new("umount").arg(&self.mount)).ok())?;
-        self.mount()
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while output(Command::new("umount").arg(&self.mount)).is_err() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-    }
 }
 
 /// Clients that update a key each, with a number that grows, until the server is gone.
