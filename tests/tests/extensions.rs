@@ -497,8 +497,32 @@ fn bad_input_gets_one_clear_message() {
     let others =
         ["other_section", "no_program", "other_place"].map(|name| path(objects().join(format!("{name}.bpf.o"))));
     let binary = host_path();
+    let without_types = path(bench.made_directory().join("without_types.bpf.o"));
+    let mut clang = Command::new("clang");
+    clang
+        .args(["-O2", "-target", "bpf", "-mcpu=v3", "-c", "-o", without_types.as_str()])
+        .arg(objects().join("answers.bpf.c"));
+    clang.arg("-I").arg(sources()).arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH));
+    assert!(clang.status().expect("clang runs").success());
+    let mut child = Command::new("true").spawn().expect("true runs");
+    let (zombie, own) = (child.id().to_string(), std::process::id().to_string());
+    let stat = format!("/proc/{zombie}/stat");
+    wait_until("it has ended", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z ")));
     for (arguments, expected) in [
-        (&["--class", &class, "/nowhere.bpf.o", "--", &binary][..], "cannot read /nowhere.bpf.o"),
+        (
+            &["--class", &class, "/nowhere.bpf.o", "--", &binary][..],
+            "cannot read /nowhere.bpf.o: No such file or directory (os error 2); correct the name",
+        ),
+        (
+            &["--class", &class, "/tmp", "--", &binary],
+            "cannot read /tmp: Is a directory (os error 21); name a file in it",
+        ),
+        (
+            &["--class", &class, &without_types, "--", &binary],
+            "it has no BTF, which says what the extern load is; compile it",
+        ),
+        (&["--class", &class, &object, "--pid", &zombie], "it has ended"),
+        (&["--class", &class, &object, "--binary", &binary, "--pid", &own], "name a process that does"),
         (&["--class", &missing, &object, "--", &binary], "has no class plane"),
         (&["--class", &policy, &object, "--", &binary], "names no class"),
         (&["--class", "/nowhere.policy:a", &object, "--", &binary], "cannot read /nowhere.policy"),
@@ -506,7 +530,11 @@ fn bad_input_gets_one_clear_message() {
         (&["--class", &class, &object, "--", "nowhere-to-be-found"], "nowhere-to-be-found"),
         (&["--class", &class, &object, "--pid", "4000000"], "4000000"),
         (&["--class", &class, &object, "--pid", "0"], "0"),
-        (&["--class", &class, &object], "--binary"),
+        (&["--class", &class, &object], "-- PROGRAM to run one, --pid PID for a process, or --binary PATH"),
+        (
+            &["--class", &class, &object, "--", "./nowhere"],
+            "No such file or directory (os error 2); correct the path",
+        ),
         (&["--class", &class, &policy, "--", &binary], "not a BPF object file"),
         (&["--class", &class, &binary, "--", &binary], "not a BPF object file"),
         (&["--class", &class, &object, "--program", "other", "--", &binary], "other"),
@@ -525,6 +553,26 @@ fn bad_input_gets_one_clear_message() {
             said.contains(expected) && said.lines().count() <= 3 && !said.contains("panicked"),
             "{arguments:?}: {said}"
         );
+    }
+    child.wait().expect("it has ended");
+}
+
+#[test]
+fn processes_of_another_user_are_named_with_their_user() {
+    if !is_root() {
+        return println!("SKIPPED: to become another user needs root");
+    }
+    running();
+    let host = ready(&mut Command::new(host()));
+    let bench = Bench::ring3_as(ORDINARY);
+    let policy = sources().join("host.policy").display().to_string() + ":plain";
+    let object = objects().join("verdicts.bpf.o").display().to_string();
+    let pid = host.pid().to_string();
+    for named in [&["--pid", &pid][..], &["--pid", &pid, "--binary", &host_path()]] {
+        let said = complaint(&bench, &[&["--class", &policy, &object], named].concat());
+        let expected =
+            format!("it belongs to user 0, and you are user {ORDINARY}; run ring3 as that user or as root");
+        assert!(said.contains(&expected), "{said}");
     }
 }
 

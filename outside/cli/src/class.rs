@@ -115,7 +115,7 @@ pub(crate) fn choose(wanted: &Choice, pid: Option<u32>) -> Result<Chosen, Failed
     let binary = match (&wanted.of.binary, pid) {
         (Some(path), _) => path.clone(),
         (None, Some(pid)) => program_of(pid)?,
-        (None, None) => return Err("say which program is extended: --binary PATH".to_owned().into()),
+        (None, None) => return Err("say what is extended: -- PROGRAM to run one, --pid PID for a process, or --binary PATH for all processes with this file".to_owned().into()),
     };
     let of = Program { binary: Some(binary.clone()), ..wanted.of.clone() };
     let (policy, name) = class_of(&wanted.class)?;
@@ -208,13 +208,36 @@ fn program_of(pid: u32) -> Result<PathBuf, String> {
     let link = format!("/proc/{pid}/exe");
     std::fs::canonicalize(&link).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound if !Path::new(&format!("/proc/{pid}")).exists() => no_process(pid),
+        // (Its parent has not waited for it yet.)
+        std::io::ErrorKind::NotFound if is_zombie(pid) => no_process(pid),
+        std::io::ErrorKind::NotFound => {
+            format!("process {pid} is a thread of the kernel, which has no program to extend")
+        }
+        std::io::ErrorKind::PermissionDenied => not_yours(pid),
         _ => format!("cannot find the program of process {pid}: {error}; name it with --binary"),
     })
 }
 
 /// What is said of a process that is not there.
 pub(crate) fn no_process(pid: u32) -> String {
-    format!("there is no process {pid}")
+    format!("there is no process {pid}: it has ended, or the number is wrong")
+}
+
+fn is_zombie(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
+}
+
+/// What is said of a process that may not be looked at.
+fn not_yours(pid: u32) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let own = rustix::process::geteuid().as_raw();
+    match std::fs::metadata(format!("/proc/{pid}")).map(|process| process.uid()) {
+        Ok(owner) if owner != own => format!(
+            "not permitted to look at process {pid}: it belongs to user {owner}, and you are user {own}; run ring3 as that user \
+             or as root"
+        ),
+        _ => format!("not permitted to look at process {pid}; run ring3 as root"),
+    }
 }
 
 /// Whether a process has a file mapped, which is to be extended.
@@ -229,7 +252,11 @@ pub(crate) fn check_process(pid: u32, file: &Path) -> Result<(), String> {
     if maps.is_empty() || maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode)) {
         return Ok(());
     }
-    Err(format!("process {pid} does not run {}, whose function the class extends", file.display()))
+    Err(format!(
+        "process {pid} does not run {}, whose function the class extends; name a process that does, or its own program with \
+         --binary",
+        file.display()
+    ))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, String> {

@@ -248,7 +248,7 @@ impl Loaded {
 
 /// A specification's text: that of a file, or of a program's notes.
 fn text_of(path: &Path) -> Result<String, String> {
-    let bytes = input::read(path).map_err(|why| format!("{why}; correct the name"))?;
+    let bytes = input::read(path)?;
     if bytes.starts_with(b"\x7fELF") {
         return ring3_eim::extract(&path.display().to_string(), &bytes).map_err(|error| error.to_string());
     }
@@ -271,9 +271,16 @@ fn types(specification: &Specification, of: &Program) -> Result<(Binary, bool), 
             return Err(why.to_owned().into());
         }
     };
-    let bytes = input::read(path)?;
+    let beside_of = |path: &Path| beside.as_deref() == Some(path);
+    let named = specification.application.as_ref().and_then(|application| application.types.as_ref());
+    // (An error of a file that the specification names is the specification's.)
+    let read = |path: &Path| match (input::read(path), named) {
+        (Err(why), Some(name)) if beside_of(path) => Err(wrong(&[Error::at(&name.span, why)])),
+        (result, _) => result.map_err(Failed::from),
+    };
+    let bytes = read(path)?;
     let debug = if has_program { beside.clone().or_else(|| debug_file(&bytes)) } else { None };
-    let debug = debug.map(|path| input::read(&path).map(|bytes| (path.display().to_string(), bytes))).transpose()?;
+    let debug = debug.map(|path| read(&path).map(|bytes| (path.display().to_string(), bytes))).transpose()?;
     let debug = debug.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
     let binary = Binary::read((&path.display().to_string(), &bytes), debug, specification);
     Ok((binary.map_err(|error| wrong(&[error]))?, has_program))

@@ -44,7 +44,15 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
             Err(error) => Err(format!("cannot read standard input: {error}")),
         };
     }
-    std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    std::fs::read(path).map_err(|error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::NotFound => "; correct the name",
+            std::io::ErrorKind::IsADirectory => "; name a file in it",
+            std::io::ErrorKind::PermissionDenied => "; run ring3 as a user who may read it",
+            _ => "",
+        };
+        format!("cannot read {}: {error}{advice}", path.display())
+    })
 }
 
 /// Pairs of hexadecimal digits, perhaps with space between them; `None` if it is anything else.

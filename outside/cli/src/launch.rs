@@ -49,7 +49,8 @@ fn not_executable(name: &str, why: &str) -> Failure {
 /// The failure of running a program.
 pub(crate) fn cannot_run(name: &str, error: &std::io::Error) -> Failure {
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Failure { why: format!("cannot run {name}: {error}"), code }
+    let advice = if code == 127 { "; correct the path" } else { "" };
+    Failure { why: format!("cannot run {name}: {error}{advice}"), code }
 }
 
 /// A connection to this user's server, which is started if there is none.

@@ -106,7 +106,16 @@ typing.policy:3:11: no state and no function `urri` in the specification; did yo
         (&["check", "empty.policy", "--binary", "server"], 1, "ring3: empty.policy: no class in this policy"),
         (&["check", "strict.policy", "--binary", "stripped"], 1, "ring3: stripped: has no types"),
         (&["check", "strict.policy", "--spec", "server"], 2, "ring3: no types: name the program with --binary"),
-        (&["check", "missing.policy"], 2, "ring3: cannot read missing.policy"),
+        (
+            &["check", "missing.policy"],
+            2,
+            "ring3: cannot read missing.policy: No such file or directory (os error 2); correct the name",
+        ),
+        (
+            &["extract", "missing"],
+            2,
+            "ring3: cannot read missing: No such file or directory (os error 2); correct the name",
+        ),
         (&["header", "strict.policy", "--binary", "server"], 2, "ring3: `strict.policy` names no class"),
         (&["extract", "strict.policy"], 1, "ring3: strict.policy: no 64-bit ELF file"),
         (&["check", "strict.policy", "--against", "a:b"], 2, "error: the following required arguments"),

@@ -46,6 +46,14 @@ pub(crate) fn repeated(found: &Specification) -> Vec<Error> {
     errors
 }
 
+/// A limit under which a program can run.
+fn not_zero(limit: u64, span: &Span) -> Result<u64, Error> {
+    if limit == 0 {
+        return Err(Error::at(span, "no program can run under a limit of 0; write a greater number"));
+    }
+    Ok(limit)
+}
+
 struct Parser {
     tokens: Vec<Token>,
     at: usize,
@@ -522,7 +530,10 @@ impl Parser {
             match keyword.text.as_str() {
                 "entry" => class.entries.extend(parser.names("an entry's name")?),
                 "allow" => class.allow.extend(parser.names("a state's or function's name")?),
-                "instructions" => class.instructions = Some(parser.count("a number of instructions")?),
+                "instructions" => {
+                    let span = parser.span();
+                    class.instructions = Some(not_zero(parser.count("a number of instructions")?, &span)?);
+                }
                 "memory" => {
                     const UNITS: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
                     class.memory_bytes = Some(parser.quantity("a size", &UNITS)?);
@@ -530,7 +541,8 @@ impl Parser {
                 "time" => {
                     const UNITS: [(&str, u64); 4] =
                         [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
-                    class.time_ns = Some(parser.quantity("a time", &UNITS)?);
+                    let span = parser.span();
+                    class.time_ns = Some(not_zero(parser.quantity("a time", &UNITS)?, &span)?);
                 }
                 "helpers" => {
                     let names = parser.names("a group of helpers, a helper, or `none`")?;

@@ -166,11 +166,8 @@ impl<'t> Types<'t> {
         let found = found.ok_or_else(|| {
             let tag = text.split_once(' ').map_or(text, |(_, tag)| tag);
             let known = self.names(&[kind::STRUCT, kind::UNION, kind::TYPEDEF]);
-            let advice = suggest(
-                tag,
-                known,
-                "correct the name, or take the types from a file of the program that uses it (compiled with -g)",
-            );
+            let advice =
+                suggest(tag, known, "correct the name, or take the program (--binary) or types that have it");
             Error::at(&name.span, format!("no type `{text}` in the program's types; {advice}"))
         })?;
         match self.shape(found) {
@@ -382,7 +379,8 @@ impl<'t> Types<'t> {
         let find = |kinds: &[u32], text: &str| {
             kinds.iter().find_map(|kind| self.find(*kind, text)).ok_or_else(|| {
                 let known = self.ids.keys().filter(|(kind, _)| kinds.contains(kind)).map(|(_, name)| *name);
-                let advice = suggest(text, known, "correct the name");
+                let advice =
+                    suggest(text, known, "correct the name, or take the program (--binary) or types that have it");
                 Error::at(&wanted.span, format!("no type `{text}` in the program's types; {advice}"))
             })
         };

@@ -73,8 +73,13 @@ impl<'d> Externs<'d> {
     pub(crate) fn collect(file: &File<'d>, types: Option<&Btf>) -> Result<Externs<'d>, Error> {
         let mut all = vec![];
         for (index, symbol) in file.symbols.iter().enumerate().filter(|(_, symbol)| symbol.is_extern()) {
+            let types = types.ok_or_else(|| {
+                let name = symbol.name;
+                Error::Unsupported(format!(
+                    "it has no BTF, which says what the extern {name} is; compile it with `clang -g`"
+                ))
+            })?;
             let untold = || Error::corrupt(format!("no type of the extern {}", symbol.name));
-            let types = types.ok_or_else(untold)?;
             let of = extern_named(types, symbol.name).ok_or_else(untold)?;
             let mut sections = types.of_kind(kind::DATASEC);
             let section = sections.find(|(section, _)| types.variables(*section).any(|found| found.of == of));

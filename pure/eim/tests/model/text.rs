@@ -75,6 +75,11 @@ fn what_cannot_be_read_is_said_with_its_place() {
         ("class c { allow a }", &["1:7: class `c` names no entry; add `entry NAME`"]),
         ("class c { entry e; maps -1 }", &["1:25: -1 is out of range for a number of maps"]),
         ("class c { entry e; memory 1 MB }", &["1:29: `MB` is no unit of a size; write one of B, KiB, MiB, GiB"]),
+        (
+            "class c { entry e; instructions 0 }",
+            &["1:33: no program can run under a limit of 0; write a greater number"],
+        ),
+        ("class c { entry e; time 0 s }", &["1:25: no program can run under a limit of 0; write a greater number"]),
         ("class c { entry e; time 5 }", &["1:27: `}` stands where a unit (ns, us, ms, s) is expected"]),
         ("class c { entry e; memory 99999999999999999 GiB }", &["1:27: a size is too large"]),
         ("entry e { at entry }", &["1:7: entry `e` names no function; add `function SYMBOL`"]),
