@@ -34,7 +34,7 @@ const LOOK_MS: u64 = 1;
 
 /// Under load the thread looks at the bits after each such pause instead of sleeping until it is woken, so that an agent need not
 /// wake it. It also bounds what a target can make the server do by ringing. Bits that are set meanwhile are found behind it.
-const PAUSE: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(100);
 /// There is load if somebody rings again so soon.
 const LOAD_SPAN: Duration = Duration::from_micros(200);
 
@@ -169,7 +169,7 @@ impl Doorbells {
     /// The doorbell thread: sleeps, rings, and calls `requests` when an agent asks for the server.
     pub(super) fn run(&self, block: &Block, requests: &dyn Fn()) {
         let mut watched = BTreeMap::new();
-        // (The default slack, 50 us, would double each pause.)
+        // (The default slack, 50 us, would make each pause longer.)
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut load = Load { rung: Instant::now(), is_high: false };
         while !self.stopping.load(Ordering::Acquire) && !block.ended.load(Ordering::Acquire) {
