@@ -31,6 +31,7 @@ fn operate(map: &Map, what: u8, number: u32) {
         cpu: number % 4,
         owner_is_dead: if number & 64 != 0 { |_| true } else { |_| false },
         relax: |_| (),
+        interrupts: number & 32 != 0,
     };
     let mut value = vec![number as u8; map.geometry().user_value_bytes().max(64)];
     let mut key = vec![0; map.header().key_size as usize];

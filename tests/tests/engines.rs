@@ -332,7 +332,7 @@ fn look_ups_in_hash_maps_find_what_the_maps_find() {
                 &runner,
                 &[MapShape { slot: 0, ..alone.shape() }],
             );
-            let context = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| {} };
+            let context = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| {}, interrupts: false };
             let key_of = |number: u64| {
                 // The first two have one hash.
                 let first = alike.get(number as usize).copied().unwrap_or(number);

@@ -157,6 +157,25 @@ fn every_call_is_counted_of_threads_children_and_after_exec() {
 }
 
 #[test]
+fn calls_of_a_signal_handler_are_shown_wherever_it_comes_and_spoil_no_others() {
+    let bench = Bench::ring3();
+    let ticking = victim("ticking", "gcc", "ticking.c", &[]);
+    let file = std::env::temp_dir().join(format!("ring3-ticks-{}.txt", std::process::id()));
+    let file_name = file.display().to_string();
+    let options = ["-e", "getuid,getppid", "--buffer", "256", "-o", &file_name];
+    let mut command = bench.ring3_command(&["trace"]);
+    command.args(options).arg("--").arg(&ticking);
+    let output = command.output().expect("ring3 runs");
+    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let made: Vec<usize> = printed.split_whitespace().map(|number| number.parse().expect("a number")).collect();
+    let shown = calls(&std::fs::read_to_string(&file).expect("the trace"));
+    std::fs::remove_file(&file).expect("it is there");
+    let of = |name: &str| shown.iter().filter(|call| call.name == name).count();
+    assert_eq!([of("getuid"), of("getppid")], made[..], "{said}");
+    assert!(!said.contains("lost"), "{said}");
+}
+
+#[test]
 fn what_ring3_does_before_the_program_begins_is_not_analysed() {
     // (ring3 and the libraries that it is linked to may be large: their analysis would take seconds.)
     const TICKS_MAX: u64 = 150;

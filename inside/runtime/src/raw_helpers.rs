@@ -53,7 +53,8 @@ pub(crate) unsafe fn block<'t>(env: u64) -> &'t mut ThreadBlock {
 /// Who operates on maps.
 #[inline(always)]
 pub(crate) fn context(tb: &ThreadBlock) -> Context {
-    Context { owner: name(tb.region_base, tb), cpu: map_cpu(tb), owner_is_dead: is_dead, relax }
+    let (owner, cpu, interrupts) = (name(tb.region_base, tb), map_cpu(tb), tb.interrupted != 0);
+    Context { owner, cpu, owner_is_dead: is_dead, relax, interrupts }
 }
 
 /// The thread's name, zero-padded, as the kernel has it.

@@ -49,6 +49,7 @@ pub fn map_context() -> Context {
             true => std::thread::sleep(Duration::from_nanos(ring3_maps::NAP_NS)),
             false => std::thread::yield_now(),
         },
+        interrupts: false,
     }
 }
 

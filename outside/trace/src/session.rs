@@ -336,7 +336,7 @@ fn maps(slot_bytes: u32, buffer_bytes: u32, counts: u32) -> Vec<MapDef> {
         MapDef::new("slots", map_type::LRU_HASH, (4, slot_bytes), THREADS_MAX),
         MapDef::new("records", map_type::RINGBUF, (0, 0), buffer_bytes),
         MapDef::new("lost", map_type::ARRAY, (4, program::lost::BYTES), 1),
-        MapDef::new("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), 1),
+        MapDef::new("scratch", map_type::PERCPU_ARRAY, (4, slot_bytes), program::map::SCRATCHES),
         MapDef::new("counts", map_type::PERCPU_ARRAY, (4, count::VALUE_BYTES), counts),
     ]
 }

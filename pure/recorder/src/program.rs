@@ -27,8 +27,11 @@ pub mod map {
     pub const RECORDS: usize = 1;
     /// Array of one value, with the counters of [`super::lost`].
     pub const LOST: usize = 2;
-    /// Per-CPU array of one slot: where records of one moment are built. Its value is also what a thread's slot begins with.
+    /// Per-CPU array of [`SCRATCHES`] slots: where records of one moment are built. The first is also what a thread's slot begins
+    /// with.
     pub const SCRATCH: usize = 3;
+    /// Scratch slots of a CPU: for a program, and those of signal handlers that have interrupted it, as many as run at a time.
+    pub const SCRATCHES: u32 = 4;
     /// Per-CPU array of [`super::count`]'s values, by [`super::count::index`].
     pub const COUNTS: usize = 4;
 }
@@ -61,7 +64,8 @@ pub const NESTED: u32 = 1 << 31;
 
 /// Where a slot has the bytes of the variable part (u32).
 const LENGTH_AT: usize = 0;
-/// Where it has the event that has begun, plus 1 (u32); 0: none.
+/// Where it has the event that has begun, plus 1 (u32); 0: none. It is there while a program works on the slot: the programs of a
+/// signal handler that comes in between use another one. In a scratch slot it is the id of the thread whose program does.
 const PENDING_AT: usize = 4;
 /// Where it has the time of the start (u64).
 const BEGIN_AT: usize = 8;
@@ -119,6 +123,11 @@ pub fn entry(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String
     } else {
         text.scratch();
     }
+    if has_end {
+        text.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
+        text.line("r1 += 1");
+        text.take_slot();
+    }
     text.number(Id::SyscallNumber);
     text.record_begin();
     if has_end {
@@ -126,9 +135,7 @@ pub fn entry(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String
         text.line(&format!("*(u32 *)(r6 + {LENGTH_AT}) = r8"));
         text.line("call bpf_ktime_get_ns");
         text.line(&format!("*(u64 *)(r6 + {BEGIN_AT}) = r0"));
-        text.line(&format!("r1 = *(u32 *)(r7 + {NUMBER_AT})"));
-        text.line("r1 += 1");
-        text.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
+        text.line("goto out");
     } else {
         text.time();
         text.put();
@@ -149,10 +156,9 @@ pub fn exit(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String 
     text.line(&format!("r2 = *(u32 *)(r7 + {NUMBER_AT})"));
     text.line("r2 += 1");
     text.line("if r1 != r2 goto out");
-    text.line("r1 = 0");
-    text.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
+    text.take_slot();
     text.line(&format!("r8 = *(u32 *)(r6 + {LENGTH_AT})"));
-    text.line(&format!("if r8 > {begun_bytes_max} goto out"));
+    text.line(&format!("if r8 > {begun_bytes_max} goto {}", text.out));
     text.time();
     text.numbers(Phase::Exit);
     text.cpu();
@@ -198,6 +204,8 @@ struct Text<'a> {
     may_be_full: bool,
     /// Whether it is the program at the end of a call.
     at_end: bool,
+    /// Where it goes on to end: where its slot is given back, if it has one.
+    out: &'static str,
     filter: Vec<Part>,
     filter_labels: LabelCounter,
 }
@@ -284,6 +292,7 @@ impl<'a> Text<'a> {
             may_lack_slot: false,
             may_be_full: false,
             at_end: false,
+            out: "out",
             filter: filter.map(Typed::conjuncts).unwrap_or_default().into_iter().map(part).collect(),
             filter_labels: LabelCounter::default(),
         }
@@ -294,7 +303,7 @@ impl<'a> Text<'a> {
         for part in self.filter.iter().filter(|part| wanted(part)) {
             let is_early = part.is_early && !self.at_end;
             let places = Where { recipe: self.recipe, offsets: &self.offsets, is_early };
-            self.text.push_str(&part.of.assemble(&places, &mut self.filter_labels, "out"));
+            self.text.push_str(&part.of.assemble(&places, &mut self.filter_labels, self.out));
         }
     }
 
@@ -312,13 +321,28 @@ impl<'a> Text<'a> {
         self.line(&format!("*(u32 *)(r10 {KEY_AT}) = r0"));
     }
 
-    /// Takes the CPU's scratch slot.
+    /// Takes one of the CPU's scratch slots: others have what programs have begun that signal handlers interrupted.
     fn scratch(&mut self) {
-        self.line("r1 = 0");
-        self.line(&format!("*(u32 *)(r10 {WORD_AT}) = r1"));
-        self.look_up(map::SCRATCH, WORD_AT);
-        self.line("if r0 == 0 goto out");
-        self.line("r6 = r0");
+        for index in 0..map::SCRATCHES {
+            self.line(&format!("r1 = {index}"));
+            self.line(&format!("*(u32 *)(r10 {WORD_AT}) = r1"));
+            self.look_up(map::SCRATCH, WORD_AT);
+            self.line("if r0 == 0 goto out");
+            self.line("r6 = r0");
+            self.line(&format!("r2 = *(u32 *)(r6 + {PENDING_AT})"));
+            self.line(&format!("r1 = *(u32 *)(r10 {KEY_AT})"));
+            self.line("if r1 != r2 goto taken");
+        }
+        self.line("goto no_slot");
+        self.may_lack_slot = true;
+        self.label("taken");
+        self.take_slot();
+    }
+
+    /// From here on programs of signal handlers use other slots. `r1` is what the slot says while it is in use.
+    fn take_slot(&mut self) {
+        self.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
+        self.out = "give_back";
     }
 
     /// Takes the thread's slot, and makes it if there is none.
@@ -498,7 +522,7 @@ impl<'a> Text<'a> {
         for (kept, index) in self.texts_of_end().into_iter().enumerate() {
             let before_max: u32 = recipe.of.fields[..index].iter().map(|field| field.kind.variable_bytes_max()).sum();
             self.line(&format!("r1 = *(u32 *)(r6 + {})", TEXTS_AT + 4 * kept));
-            self.line(&format!("if r1 > {before_max} goto out"));
+            self.line(&format!("if r1 > {before_max} goto {}", self.out));
             self.line("r2 = r6");
             self.line("r2 += r1");
             self.line(&format!("r2 += {begin}"));
@@ -723,14 +747,14 @@ impl<'a> Text<'a> {
         self.set_state(state_at, State::Truncated);
         self.label(&end);
         self.line(&format!("r1 = *(u32 *)(r6 + {ARRAY_AT})"));
-        self.line(&format!("if r1 > {before_max} goto out"));
+        self.line(&format!("if r1 > {before_max} goto {}", self.out));
         self.line("r2 = r8\nr2 -= r1\nr2 += -2");
         self.line(&format!("r3 = r6\nr3 += r1\nr3 += {begin}"));
         self.line("*(u16 *)(r3 + 0) = r2");
         self.line(&format!("goto {done}"));
         self.label(&failed);
         self.line(&format!("r8 = *(u32 *)(r6 + {ARRAY_AT})"));
-        self.line(&format!("if r8 > {before_max} goto out"));
+        self.line(&format!("if r8 > {before_max} goto {}", self.out));
         self.no_bytes(bytes_max, state_at);
         self.line("r8 += 2");
         self.label(&done);
@@ -764,13 +788,20 @@ impl<'a> Text<'a> {
     }
 
     fn end(mut self) -> String {
+        // (At the start of a call the slot is kept, unless the filter says no.)
+        let is_kept = self.text.ends_with("goto out\n") && !self.text.contains("goto give_back");
+        if self.out == "give_back" && !is_kept {
+            self.label("give_back");
+            self.line("r1 = 0");
+            self.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
+        }
         self.label("out");
         self.line("r0 = 0");
         self.line("exit");
         if self.may_be_full {
             self.label("full");
             self.count(lost::BUFFER_FULL);
-            self.line("goto out");
+            self.line(&format!("goto {}", self.out));
         }
         if self.may_lack_slot {
             self.label("no_slot");

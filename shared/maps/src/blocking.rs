@@ -49,7 +49,7 @@ impl Ring<'_> {
 
     /// Whether a thread holds the producers' lock.
     pub fn is_locked_by(&self, owner: u32) -> bool {
-        self.0.lock.load(Relaxed) == owner
+        self.0.writers.lock.load(Relaxed) == owner
     }
 
     /// What a record with so much data has to wait for that has no room now, if so many bytes stay free.

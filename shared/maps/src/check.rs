@@ -278,7 +278,7 @@ impl Ring<'_> {
     /// Records lead from the consumer's position exactly to the producer's.
     pub(crate) fn check(&self) -> Result<Census, Damage> {
         let [mut at, producer] = self.positions();
-        let locked = self.0.lock.load(Relaxed) != 0;
+        let locked = self.0.writers.lock.load(Relaxed) != 0;
         let mut census = Census { locked: locked.into(), ..Census::default() };
         if at % 8 != 0 || producer % 8 != 0 {
             return damage("a position is between words", at);

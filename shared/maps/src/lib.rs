@@ -54,6 +54,8 @@ pub struct Context {
     pub owner_is_dead: fn(u32) -> bool,
     /// Lets other threads run (`sched_yield`), or if it is told so sleeps for [`NAP_NS`].
     pub relax: fn(sleeps: bool),
+    /// A signal handler does this, which has interrupted programs of the same thread: they go on when it is done.
+    pub interrupts: bool,
 }
 
 impl Context {

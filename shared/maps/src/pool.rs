@@ -294,7 +294,7 @@ mod tests {
             Attributes { map_type: STACK_TRACE, key_size: 4, value_size: 8, max_entries: 1, ..Attributes::default() };
         let memory = Memory::fresh(&attributes);
         let pool = Pool(&memory);
-        let cx = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| () };
+        let cx = Context { owner: 1, cpu: 0, owner_is_dead: |_| false, relax: |_| (), interrupts: false };
         // What is taken and not committed is taken again.
         let take = || pool.locked(&cx, |held| held.take(7).ok_or(Errno::ENOMEM)).expect("a node");
         let (link, since) = (pool.link(take()), pool.taken());

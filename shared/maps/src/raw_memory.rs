@@ -47,10 +47,23 @@ impl<'g, const N: usize> Nodes<'g, N> {
     }
 }
 
+/// A ring buffer's own words.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct RingWriters {
+    /// Who reserves.
+    pub(crate) lock: AtomicU32,
+    reserved: AtomicU32,
+    /// The position that its owner is about to reserve, and 1; or 0.
+    pub(crate) intended: AtomicU64,
+    /// Bytes of data to be reserved there.
+    pub(crate) intended_bytes: AtomicU64,
+}
+
 /// A ring buffer's memory, whose geometry was looked at once: positions, which may be any, lead to places in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingMemory<'g> {
-    pub(crate) lock: &'g AtomicU32,
+    pub(crate) writers: &'g RingWriters,
     pub(crate) consumer: &'g AtomicU64,
     pub(crate) producer: &'g AtomicU64,
     /// First of twice as many bytes as a power of two less `mask`.
@@ -132,16 +145,17 @@ impl<'g> Memory<'g> {
         let private = self.geometry.header.data_bytes;
         let fits = size.is_power_of_two() && size >= 8 && private == DATA_AT + 2 * size;
         let at = |offset: u64| self.base.wrapping_add(offset as usize);
-        if !fits || private + WORDS_OFFSET + 8 > self.geometry.file_bytes() {
+        if !fits || private + WORDS_OFFSET + size_of::<RingWriters>() as u64 > self.geometry.file_bytes() {
             return None;
         }
-        // SAFETY: as in word32: own word 0 is in the file, as was seen.
-        let lock = unsafe { AtomicU32::from_ptr(at(private + WORDS_OFFSET).cast()) };
+        let pointer: *const RingWriters = at(private + WORDS_OFFSET).cast();
+        // SAFETY: as in word64: these own words are in the file, as was seen.
+        let writers = unsafe { &*pointer };
         // SAFETY: as in word64: the positions lie before the data.
         let consumer = unsafe { AtomicU64::from_ptr(at(CONSUMER_AT).cast()) };
         // SAFETY: as above.
         let producer = unsafe { AtomicU64::from_ptr(at(PRODUCER_AT).cast()) };
-        Some(RingMemory { lock, consumer, producer, data: at(DATA_AT), mask: size - 1 })
+        Some(RingMemory { writers, consumer, producer, data: at(DATA_AT), mask: size - 1 })
     }
 
     /// # Safety

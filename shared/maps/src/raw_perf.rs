@@ -138,7 +138,7 @@ impl<'g> PerfBuffer<'g> {
     /// Writes a sample; `Ok(true)` if the reader must be woken.
     ///
     /// # Errors
-    /// `E2BIG` for more than a record holds, `ENOSPC` without room (counted), `EBUSY` if the lock cannot be had.
+    /// `E2BIG` for more than a record holds, `ENOSPC` without room, `EBUSY` if the lock cannot be had (both counted).
     pub fn output(&self, cx: &Context, sample: &Sample<'_>) -> Result<bool, Errno> {
         let sample_type = self.word(2).load(Relaxed);
         let with_time = sample_type & PERF_SAMPLE_TIME != 0;
@@ -149,6 +149,7 @@ impl<'g> PerfBuffer<'g> {
         }
         let word = self.memory.word32(self.memory.own_word(0));
         if !lock(word, cx) {
+            self.lose(1);
             return Err(Errno::EBUSY);
         }
         let written = self.write_record(sample, with_time, raw, total);
@@ -170,7 +171,7 @@ impl<'g> PerfBuffer<'g> {
             self.put(&mut head, &header(RECORD_LOST, LOST_BYTES));
             self.put(&mut head, &id.to_le_bytes());
             self.put(&mut head, &lost.to_le_bytes());
-            self.word(1).store(0, Relaxed);
+            self.word(1).fetch_sub(lost, Relaxed);
         }
         self.put(&mut head, &header(RECORD_SAMPLE, total));
         if with_time {

@@ -9,6 +9,7 @@
 //!
 //! `blocking.rs` has what writers need that wait for the reader (`RING3_F_BLOCK`).
 
+use core::hint::cold_path;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use ring3_layout::PAGE_BYTES;
@@ -20,7 +21,7 @@ use ring3_uapi::flags::{
 
 use crate::Context;
 use crate::lock::{lock, release_dead, unlock};
-use crate::raw_memory::RingMemory;
+use crate::raw_memory::{RingMemory, RingWriters};
 
 pub(crate) const CONSUMER_AT: u64 = 0;
 pub(crate) const PRODUCER_AT: u64 = PAGE_BYTES;
@@ -78,24 +79,69 @@ impl Ring<'_> {
         if bytes > RECORD_BYTES_MAX {
             return Err(Unreserved::Refused);
         }
-        let length = record_bytes(bytes);
-        if length.saturating_add(spare) > self.0.size() {
+        if record_bytes(bytes).saturating_add(spare) > self.0.size() {
             return Err(Unreserved::Refused);
         }
-        if !lock(self.0.lock, cx) {
-            return Err(Unreserved::Locked);
+        let is_locked = lock(&self.0.writers.lock, cx);
+        if !is_locked {
+            if !cx.interrupts || !self.is_locked_by(cx.owner) {
+                return Err(Unreserved::Locked);
+            }
+            self.finish_intended(cx);
         }
+        let reserved = self.reserve_locked(cx, bytes, self.0.size() - spare);
+        if is_locked {
+            unlock(&self.0.writers.lock);
+        }
+        reserved.ok_or(Unreserved::Full)
+    }
+
+    /// Reserves with the lock held, by this program or by one of the same thread that it has interrupted. At most `size` bytes
+    /// of the buffer are used then.
+    ///
+    /// A signal handler may run at any instruction, and its programs may reserve. If they find what is intended here, they
+    /// finish that first; else this begins again behind what they have reserved.
+    #[inline(always)]
+    fn reserve_locked(&self, cx: &Context, bytes: u64, size: u64) -> Option<u64> {
+        let RingWriters { intended, intended_bytes, .. } = self.0.writers;
+        loop {
+            let producer = self.0.producer.load(Acquire);
+            let used = producer.wrapping_add(record_bytes(bytes)).wrapping_sub(self.0.consumer.load(Acquire));
+            if used > size {
+                return None;
+            }
+            intended_bytes.store(bytes, Relaxed);
+            intended.store(producer | 1, Release);
+            if self.0.producer.load(Acquire) != producer && intended.load(Acquire) != 0 {
+                cold_path();
+                continue;
+            }
+            self.place(cx, producer, bytes);
+            intended.store(0, Release);
+            return Some(producer);
+        }
+    }
+
+    /// Writes a record's header and takes it into the buffer, if that has not been done: to do it again changes nothing.
+    #[inline(always)]
+    fn place(&self, cx: &Context, position: u64, bytes: u64) {
+        let [header, owner] = self.0.header(position);
+        owner.store(cx.owner, Relaxed);
+        header.store(bytes as u32 | BPF_RINGBUF_BUSY_BIT, Release);
+        let next = position.wrapping_add(record_bytes(bytes));
+        let _ = self.0.producer.compare_exchange(position, next, Release, Relaxed);
+    }
+
+    /// Finishes what the interrupted program of this thread, which holds the lock, is about to reserve. (It has seen that there is
+    /// room; of what a hostile process writes here, no more than a record is believed.)
+    #[cold]
+    fn finish_intended(&self, cx: &Context) {
+        let RingWriters { intended, intended_bytes, .. } = self.0.writers;
         let producer = self.0.producer.load(Acquire);
-        let used = producer.wrapping_add(length).wrapping_sub(self.0.consumer.load(Acquire));
-        let has_room = used <= self.0.size() - spare;
-        if has_room {
-            let [header, owner] = self.0.header(producer);
-            owner.store(cx.owner, Relaxed);
-            header.store(bytes as u32 | BPF_RINGBUF_BUSY_BIT, Release);
-            self.0.producer.store(producer.wrapping_add(length), Release);
+        if intended.load(Acquire) == producer | 1 {
+            self.place(cx, producer, intended_bytes.load(Relaxed) & RECORD_BYTES_MAX);
+            intended.store(0, Release);
         }
-        unlock(self.0.lock);
-        if has_room { Ok(producer) } else { Err(Unreserved::Full) }
     }
 
     /// Ends a reservation. True if the consumer must be woken. Mirrors kernel/bpf/ringbuf.c:bpf_ringbuf_commit.
@@ -200,12 +246,12 @@ impl Ring<'_> {
     /// woken. Bounded by the buffer's size whatever its bytes say. Producers are kept out meanwhile: the
     /// consumer may pass a record, but its header is not reused while it is looked at.
     pub fn discard_dead(&self, cx: &Context, is_dead: impl Fn(u32) -> bool) -> bool {
-        release_dead(self.0.lock, &is_dead);
-        if !lock(self.0.lock, cx) {
+        release_dead(&self.0.writers.lock, &is_dead);
+        if !lock(&self.0.writers.lock, cx) {
             return false;
         }
         let any = self.discard_locked(&is_dead);
-        unlock(self.0.lock);
+        unlock(&self.0.writers.lock);
         any
     }
 

@@ -79,7 +79,13 @@ impl Drop for Fenced {
 }
 
 fn context(dead: bool) -> Context {
-    Context { owner: 1, cpu: 1, owner_is_dead: if dead { |_| true } else { |_| false }, relax: |_| () }
+    Context {
+        owner: 1,
+        cpu: 1,
+        owner_is_dead: if dead { |_| true } else { |_| false },
+        relax: |_| (),
+        interrupts: false,
+    }
 }
 
 /// Everything that the server does with a map.

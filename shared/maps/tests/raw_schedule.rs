@@ -5,8 +5,8 @@
 
 mod raw;
 
-use raw::{ENTRIES, Model, Shared, contents, context, interrupted, key, put};
-use ring3_maps::{Attributes, Map};
+use raw::{ENTRIES, Model, Shared, contents, context, interrupted, key, put, states};
+use ring3_maps::{Attributes, Context, Map, Taken};
 use ring3_uapi::bpf::map_type;
 
 type Step<'s> = &'s dyn Fn(&Map);
@@ -254,5 +254,69 @@ fn a_lookup_in_a_trie_finds_a_prefix_that_was_the_longest() {
             shared.map().check().expect("whole");
         };
         interrupted(&shared, &lookup, &churn, &judge);
+    }
+}
+
+/// A record of eight bytes, or none.
+fn put_record(map: &Map, cx: &Context, data: u64) -> bool {
+    map.ring().expect("a ring buffer").output(cx, &data.to_le_bytes(), 0).is_ok()
+}
+
+/// What a reader finds that reads to the end, or to a record that is not submitted.
+fn records(map: &Map) -> Vec<u64> {
+    let ring = map.ring().expect("a ring buffer");
+    let mut found = vec![];
+    let mut out = [0; 64];
+    while ring.take(&mut out, |data| {
+        found.push(u64::from_le_bytes(data.try_into().expect("eight bytes")));
+        true
+    }) == Taken::Passed
+    {}
+    found
+}
+
+#[test]
+fn programs_of_a_signal_handler_write_into_a_ring_buffer_at_any_instruction_of_the_interrupted_ones() {
+    let (own, of_handler) = (context(1), Context { interrupts: true, ..context(1) });
+    let attributes = Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() };
+    // (256 fill the buffer: what lies in it then has the headers of such records already.)
+    for before in [0, 255, 256 + 128] {
+        let shared = Shared::fresh(attributes);
+        for number in 0..before {
+            assert!(put_record(&shared.map(), &own, number));
+            records(&shared.map());
+        }
+        let handler = |map: &Map| (2..4).for_each(|data| assert!(put_record(map, &of_handler, data)));
+        let judge = || {
+            let mut found = records(&shared.map());
+            assert_eq!(shared.map().check().map(|census| (census.busy, census.locked)), Ok((0, 0)));
+            found.sort_unstable();
+            assert_eq!(found, [1, 2, 3]);
+        };
+        interrupted(&shared, &|map| assert!(put_record(map, &own, 1)), &handler, &judge);
+        if before != 255 {
+            continue;
+        }
+        // The handler is interrupted by another one, wherever it was that the first one came.
+        let handler = |map: &Map| assert!(put_record(map, &of_handler, 2));
+        let held = states(&shared, &|map| assert!(put_record(map, &own, 1)));
+        for state in &held {
+            shared.restore(state);
+            let judge = || {
+                assert!(shared.map().check().is_ok());
+                let map = shared.map();
+                let mut found = records(&map);
+                if map.ring().expect("a ring buffer").is_held_up() {
+                    // The first record is there and not submitted: that would come now.
+                    assert!(map.reclaim_dead_owner(&context(2), |owner| owner == 1, |at| at));
+                    found.extend(records(&map));
+                }
+                found.retain(|data| *data != 1);
+                found.sort_unstable();
+                assert_eq!(found, [2, 4]);
+            };
+            let second = |map: &Map| assert!(put_record(map, &of_handler, 4));
+            interrupted(&shared, &handler, &second, &judge);
+        }
     }
 }

@@ -130,7 +130,7 @@ impl Storm {
 fn context() -> Context {
     // SAFETY: only asks.
     let tid = unsafe { libc::gettid() } as u32;
-    Context { owner: tid, cpu: tid % 4, owner_is_dead: is_dead, relax }
+    Context { owner: tid, cpu: tid % 4, owner_is_dead: is_dead, relax, interrupts: false }
 }
 
 /// One worker's life. Allocates nothing: it was forked from a process with threads.

@@ -71,9 +71,9 @@ pub(super) fn count(text: &mut Text<'_>, before_exec: Option<[u8; 8]>) {
         match result.filter(|_| matches!(&*recipe.of.name, "execve" | "execveat")) {
             Some(result) => {
                 text.line(&format!("r1 = *(u64 *)(r6 + {result})"));
-                text.line("if r1 != 0 goto out");
+                text.line(&format!("if r1 != 0 goto {}", text.out));
             }
-            None => text.line("goto out"),
+            None => text.line(&format!("goto {}", text.out)),
         }
         text.label("counted");
     }
@@ -83,7 +83,7 @@ pub(super) fn count(text: &mut Text<'_>, before_exec: Option<[u8; 8]>) {
     }
     text.line(&format!("*(u32 *)(r10 {WORD_AT}) = r1"));
     text.look_up(map::COUNTS, WORD_AT);
-    text.line("if r0 == 0 goto out");
+    text.line(&format!("if r0 == 0 goto {}", text.out));
     add(text, at::CALLS, "1");
     if let Some(result) = result {
         text.line(&format!("r1 = *(u64 *)(r6 + {result})"));

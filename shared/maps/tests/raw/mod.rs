@@ -11,7 +11,7 @@ use ring3_maps::{Attributes, Context, Geometry, Map};
 pub(crate) const DEAD: u32 = 600;
 
 pub(crate) fn context(owner: u32) -> Context {
-    Context { owner, cpu: 0, owner_is_dead: |tid| tid >= DEAD, relax: |_| () }
+    Context { owner, cpu: 0, owner_is_dead: |tid| tid >= DEAD, relax: |_| (), interrupts: false }
 }
 
 /// Of a thread that others run beside.
