@@ -74,14 +74,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "branch.rs",
         "linked numbers are told the distance the wrong way round",
-        "let distance = i64::from(other.fixed) - i64::from(known.fixed);",
-        "let distance = i64::from(known.fixed) - i64::from(other.fixed);",
+        "plus(&known.number, i64::from(other.fixed) - i64::from(known.fixed), 0)",
+        "plus(&known.number, i64::from(known.fixed) - i64::from(other.fixed), 0)",
     ),
     mutation(
         "branch.rs",
         "linked numbers are told no distance",
-        "let distance = i64::from(other.fixed) - i64::from(known.fixed);",
-        "let distance = 0i64;",
+        "plus(&known.number, i64::from(other.fixed) - i64::from(known.fixed), 0)",
+        "plus(&known.number, 0, 0)",
     ),
     mutation(
         "branch.rs",
@@ -149,7 +149,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "compare.rs",
         "linked numbers may have another distance",
-        "&& (old.id == 0 || old.fixed == new.fixed)",
+        "&& (old.id == 0 || (old.fixed, old.range) == (new.fixed, new.range))",
         "",
     ),
     mutation("compare.rs", "one name may stand for two", "return *pair == (old, new);", "return true;"),
@@ -286,7 +286,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation(
         "arithmetic.rs",
         "sums of sums keep their relation",
-        "Some(constant) if left.id != 0 && left.fixed == 0 => (left.id, constant),",
+        "Some(constant) if left.id != 0 && (left.fixed, left.range) == (0, 0) => (left.id, constant),",
         "Some(constant) if left.id != 0 => (left.id, left.fixed.wrapping_add(constant)),",
     ),
     mutation(
