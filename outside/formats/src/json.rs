@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ring3_event::{Decoded, EventType, Form, Header, Kind, Record, State, Value};
+use ring3_event::{Decoded, EventType, Header, Kind, Record, State, Value};
 use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
@@ -86,15 +86,14 @@ fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Line {
                 None => number_of(*number),
             },
             Value::Float(number) => Json::from(*number),
-            Value::Text(state, bytes) | Value::Bytes(state, bytes) => match (state, &stack) {
-                (State::Null | State::Unreadable, _) => Json::Null,
-                _ if is_structure(&field.kind) => match decoded(&field.kind, bytes) {
-                    Some(decoded) => json_of(&decoded),
-                    None => show::escape(bytes, true).into(),
-                },
-                (_, Some(stack)) if name == "stack" => frames(stack, header.pid, symbols),
-                _ => show::escape(bytes, is_bytes).into(),
-            },
+            Value::Text(state, bytes) | Value::Bytes(state, bytes) => {
+                match (state, &stack, decoded(&field.kind, bytes)) {
+                    (State::Null | State::Unreadable, ..) => Json::Null,
+                    (.., Some(decoded)) => json_of(&decoded),
+                    (_, Some(stack), _) if name == "stack" => frames(stack, header.pid, symbols),
+                    _ => show::escape(bytes, is_bytes).into(),
+                }
+            }
         };
         let state = match value {
             Value::Text(state, _) | Value::Bytes(state, _) if *state != State::Whole => Some(state.name()),
@@ -107,10 +106,6 @@ fn object(record: &Record<'_>, symbols: &mut dyn Symbols) -> Line {
     let (event, comm) = (record.of.full_name(), show::escape(header.comm().as_bytes(), false));
     let Header { time_ns: time, pid, tid, cpu, .. } = *header;
     Line { time, event, pid, tid, comm, cpu, fields: Fields(fields) }
-}
-
-fn is_structure(kind: &Kind) -> bool {
-    matches!(kind, Kind::Bytes { form, .. } if *form != Form::Data)
 }
 
 fn decoded(kind: &Kind, bytes: &[u8]) -> Option<Decoded> {

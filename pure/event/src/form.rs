@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use crate::names_of_bits;
+
 /// What bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
@@ -94,10 +96,39 @@ impl Words<'_> {
     }
 }
 
-const SIGNALS: [&str; 31] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
-    "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
-    "WINCH", "IO", "PWR", "SYS",
+/// Signals of x86-64, by their numbers from 1 on.
+pub const SIGNALS: [&str; 31] = [
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGSTKFLT",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGPWR",
+    "SIGSYS",
 ];
 const POLL: [(u32, &str); 10] = [
     (0x1, "POLLIN"),
@@ -142,23 +173,13 @@ const FILES: [(u32, &str); 7] = [
 ];
 
 fn flags(value: u32, names: &[(u32, &str)]) -> Decoded {
-    let mut rest = value;
-    let mut found = vec![];
-    for (bit, name) in names {
-        if value & bit != 0 {
-            rest &= !bit;
-            found.push((*name).to_owned());
-        }
-    }
-    if rest != 0 || found.is_empty() {
-        found.push(if rest == 0 { "0".to_owned() } else { format!("{rest:#x}") });
-    }
-    Decoded::Word(found.join("|"))
+    Decoded::Word(names_of_bits(value.into(), names.iter().map(|(bit, name)| (u64::from(*bit), *name))))
 }
 
+/// Without `SIG`.
 fn signal(number: u32) -> String {
     match SIGNALS.get((number as usize).wrapping_sub(1)) {
-        Some(name) => (*name).to_owned(),
+        Some(name) => name.trim_start_matches("SIG").to_owned(),
         None if number == 32 => "RTMIN".to_owned(),
         None => format!("RT_{}", number.wrapping_sub(32)),
     }

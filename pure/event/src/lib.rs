@@ -23,7 +23,7 @@ mod form;
 mod record;
 mod shared;
 
-pub use form::{Decoded, Form};
+pub use form::{Decoded, Form, SIGNALS};
 pub use record::{Extent, Header, Record, Value, encode};
 
 /// Bytes of the header: time (u64), event (u32), CPU (u32), thread id (u32), process id (u32), name of the thread (16 bytes).
@@ -179,21 +179,26 @@ impl Names {
     /// The names of the bits that are set, with `|` between; bits without a name as a number. In the list a name of several bits
     /// stands before those of fewer; a name of 0 is said if none before it is.
     fn of_bits(&self, value: u64) -> String {
-        let mut text = String::new();
-        let mut rest = value;
-        for (bits, name) in &self.0 {
-            if rest & bits == *bits && (*bits != 0 || text.is_empty()) {
-                text += if text.is_empty() { "" } else { "|" };
-                text += name;
-                rest &= !bits;
-            }
+        names_of_bits(value, self.0.iter().map(|(bits, name)| (*bits, name.as_str())))
+    }
+}
+
+/// As [`Names::of_bits`].
+fn names_of_bits<'n>(value: u64, names: impl Iterator<Item = (u64, &'n str)>) -> String {
+    let mut text = String::new();
+    let mut rest = value;
+    for (bits, name) in names {
+        if rest & bits == bits && (bits != 0 || text.is_empty()) {
+            text += if text.is_empty() { "" } else { "|" };
+            text += name;
+            rest &= !bits;
         }
-        match (rest, text.is_empty()) {
-            (0, false) => text,
-            (0, true) => "0".to_owned(),
-            (_, true) => format!("{rest:#x}"),
-            (_, false) => format!("{text}|{rest:#x}"),
-        }
+    }
+    match (rest, text.is_empty()) {
+        (0, false) => text,
+        (0, true) => "0".to_owned(),
+        (_, true) => format!("{rest:#x}"),
+        (_, false) => format!("{text}|{rest:#x}"),
     }
 }
 
@@ -220,6 +225,11 @@ impl Kind {
         Kind::Int { bytes, signed, show: Show::Decimal }
     }
 
+    /// Bytes that are nothing but data.
+    pub const fn data(bytes_max: u32) -> Kind {
+        Kind::Bytes { bytes_max, form: Form::Data }
+    }
+
     /// Bytes in the fixed part.
     pub const fn fixed_bytes(&self) -> u32 {
         match self {
@@ -235,13 +245,6 @@ impl Kind {
             Kind::Text { bytes_max, .. } => *bytes_max,
             Kind::Bytes { bytes_max, .. } => 2 + *bytes_max,
         }
-    }
-}
-
-impl Kind {
-    /// Bytes that are nothing but data.
-    pub const fn data(bytes_max: u32) -> Kind {
-        Kind::Bytes { bytes_max, form: Form::Data }
     }
 }
 

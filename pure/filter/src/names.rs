@@ -1,6 +1,6 @@
 //! Constants that have names: errors, signals, and values of fields.
 
-use ring3_event::{EventType, Kind, Names, Show};
+use ring3_event::{EventType, Kind, Names, SIGNALS, Show};
 use ring3_uapi::Errno;
 
 /// The largest error number that has a name here.
@@ -14,40 +14,6 @@ const MORE_ERRORS: [(&str, i32); 7] = [
     ("ERESTARTNOINTR", 513),
     ("ERESTARTNOHAND", 514),
     ("ERESTART_RESTARTBLOCK", 516),
-];
-/// Signals of x86-64, by their numbers from 1 on.
-const SIGNALS: [&str; 31] = [
-    "SIGHUP",
-    "SIGINT",
-    "SIGQUIT",
-    "SIGILL",
-    "SIGTRAP",
-    "SIGABRT",
-    "SIGBUS",
-    "SIGFPE",
-    "SIGKILL",
-    "SIGUSR1",
-    "SIGSEGV",
-    "SIGUSR2",
-    "SIGPIPE",
-    "SIGALRM",
-    "SIGTERM",
-    "SIGSTKFLT",
-    "SIGCHLD",
-    "SIGCONT",
-    "SIGSTOP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGXCPU",
-    "SIGXFSZ",
-    "SIGVTALRM",
-    "SIGPROF",
-    "SIGWINCH",
-    "SIGIO",
-    "SIGPWR",
-    "SIGSYS",
 ];
 /// What stands for the working directory where a descriptor is expected.
 const AT_FDCWD: i128 = -100;
