@@ -53,7 +53,7 @@ impl<'g, const N: usize> Nodes<'g, N> {
 pub(crate) struct RingWriters {
     /// Who reserves.
     pub(crate) lock: AtomicU32,
-    reserved: AtomicU32,
+    _padding: AtomicU32,
     /// The position that its owner is about to reserve, and 1; or 0.
     pub(crate) intended: AtomicU64,
     /// Bytes of data to be reserved there.

@@ -28,6 +28,8 @@ pub(crate) const PRODUCER_AT: u64 = PAGE_BYTES;
 pub(crate) const DATA_AT: u64 = 2 * PAGE_BYTES;
 /// `RINGBUF_MAX_RECORD_SZ`: a quarter of what a length can say.
 const RECORD_BYTES_MAX: u64 = (u32::MAX / 4) as u64;
+/// A reservation begins again this often at most, each time for a signal handler; a hostile process could have it begin again without end.
+const RESERVE_TRIES_MAX: u32 = 64;
 
 /// Bytes that a record with so much data takes, its header included.
 pub(crate) fn record_bytes(data: u64) -> u64 {
@@ -104,7 +106,7 @@ impl Ring<'_> {
     #[inline(always)]
     fn reserve_locked(&self, cx: &Context, bytes: u64, size: u64) -> Option<u64> {
         let RingWriters { intended, intended_bytes, .. } = self.0.writers;
-        loop {
+        for _ in 0..RESERVE_TRIES_MAX {
             let producer = self.0.producer.load(Acquire);
             let used = producer.wrapping_add(record_bytes(bytes)).wrapping_sub(self.0.consumer.load(Acquire));
             if used > size {
@@ -120,6 +122,7 @@ impl Ring<'_> {
             intended.store(0, Release);
             return Some(producer);
         }
+        None
     }
 
     /// Writes a record's header and takes it into the buffer, if that has not been done: to do it again changes nothing.
