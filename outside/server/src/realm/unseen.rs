@@ -107,22 +107,28 @@ impl Actor {
 
     /// The code of a target has an `int $0x80`, perhaps.
     pub(super) fn meet_gate(&mut self, pid: u32) {
-        let Some(target) = self.targets.get_mut(&pid).filter(|target| !target.is_detaching()) else { return };
+        let Some(target) = self.targets.get(&pid).filter(|target| !target.is_detaching()) else { return };
         let Some(why) = target.syscalls.unseen.gate.clone() else { return };
-        if target.is_of_strace() {
-            self.detach_with_reason(pid, &why);
-        } else if !std::mem::replace(&mut target.told_of_gate, true) {
-            self.say_of(pid, &format!("makes system calls that are not shown: {why}"));
+        match target.is_of_strace() {
+            true => self.detach_with_reason(pid, &why),
+            false => self.say_of_gate(pid, &why),
         }
     }
 
     /// A thread of a target, which waits for the answer, is about to make such a call.
     pub(super) fn meet_call_by_gate(&mut self, pid: u32, own_pid: u32) {
+        let Some(target) = self.targets.get(&pid) else { return };
+        match target.is_of_strace() {
+            true => self.let_go_at_once((pid, own_pid), BY_GATE),
+            false => self.say_of_gate(pid, BY_GATE),
+        }
+    }
+
+    /// Says once that calls of a target are not seen.
+    fn say_of_gate(&mut self, pid: u32, why: &str) {
         let Some(target) = self.targets.get_mut(&pid) else { return };
-        if target.is_of_strace() {
-            self.let_go_at_once((pid, own_pid), BY_GATE);
-        } else if !std::mem::replace(&mut target.told_of_gate, true) {
-            self.say_of(pid, &format!("makes system calls that are not shown: {BY_GATE}"));
+        if !std::mem::replace(&mut target.told_of_gate, true) {
+            self.say_of(pid, &format!("makes system calls that are not shown: {why}"));
         }
     }
 }
