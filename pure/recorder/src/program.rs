@@ -136,6 +136,7 @@ pub fn entry(recipe: &Recipe, filter: Option<&Typed>, output: &Output) -> String
         text.line("call bpf_ktime_get_ns");
         text.line(&format!("*(u64 *)(r6 + {BEGIN_AT}) = r0"));
         text.line("goto out");
+        text.keeps_slot = true;
     } else {
         text.time();
         text.put();
@@ -206,6 +207,8 @@ struct Text<'a> {
     at_end: bool,
     /// Where it goes on to end: where its slot is given back, if it has one.
     out: &'static str,
+    /// It ends with its slot in use, for the program at the end of the call, unless it goes on to `out`.
+    keeps_slot: bool,
     filter: Vec<Part>,
     filter_labels: LabelCounter,
 }
@@ -293,6 +296,7 @@ impl<'a> Text<'a> {
             may_be_full: false,
             at_end: false,
             out: "out",
+            keeps_slot: false,
             filter: filter.map(Typed::conjuncts).unwrap_or_default().into_iter().map(part).collect(),
             filter_labels: LabelCounter::default(),
         }
@@ -788,9 +792,7 @@ impl<'a> Text<'a> {
     }
 
     fn end(mut self) -> String {
-        // (At the start of a call the slot is kept, unless the filter says no.)
-        let is_kept = self.text.ends_with("goto out\n") && !self.text.contains("goto give_back");
-        if self.out == "give_back" && !is_kept {
+        if self.out == "give_back" && (!self.keeps_slot || self.text.contains("goto give_back")) {
             self.label("give_back");
             self.line("r1 = 0");
             self.line(&format!("*(u32 *)(r6 + {PENDING_AT}) = r1"));
