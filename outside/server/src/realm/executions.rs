@@ -324,8 +324,12 @@ impl Thread {
             in_call: self.in_call,
         };
         let enter = |stopped: &mut inject::Stopped| self.do_what_is_given(stopped);
+        let mut held = Some(ready);
+        let ready = || held.take().into_iter().for_each(|ready| ready());
         let ended = inject::while_stopped_at_exec(inject::Pid(self.pid), self.tid, &following, ready, enter);
         self.sender.send(Command::ExecutionEnded(self.pid, self.number, ended));
+        // (What cannot be followed goes on only now: it may end at once, and then its loader, who is to be told before.)
+        drop(held);
         rustix::thread::gettid().as_raw_nonzero().get() as u32
     }
 

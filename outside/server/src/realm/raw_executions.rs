@@ -132,19 +132,43 @@ impl Executions {
     }
 }
 
+/// One that waits, and how long it may.
+struct Listed {
+    tid: u32,
+    is_traced_first: bool,
+    until: Instant,
+    one: Shared,
+}
+
+impl Listed {
+    /// Whether it waits still, and may. Otherwise it goes on.
+    fn goes_on_waiting(&mut self, now: Instant, can_be_traced: bool, tell: &Tell) -> bool {
+        let mut one = self.one.lock().expect("no panic under this lock");
+        let Some(waiting) = one.as_ref() else { return false };
+        if now < self.until {
+            return true;
+        }
+        // (At first it may not have been found asleep: it queues the event before, and the CPU may be another's then.)
+        if !self.is_traced_first && can_be_traced && waiting.is_of(self.tid) {
+            self.is_traced_first = true;
+            self.until = now + ANSWER_WITHIN;
+            return true;
+        }
+        drop(one.take());
+        if self.is_traced_first {
+            tell(self.tid, Told::GoesOn);
+        }
+        false
+    }
+}
+
 fn listen(group: &Arc<OwnedFd>, tell: &Tell) {
     let can_be_traced = kernel_version().is_none_or(|version| version >= OPENED_FIRST_SINCE);
-    let mut waiting: Vec<(Instant, Option<u32>, Shared)> = vec![];
+    let mut waiting: Vec<Listed> = vec![];
     loop {
-        waiting.retain(|(_, _, one)| one.lock().expect("no panic under this lock").is_some());
         let now = Instant::now();
-        for (_, tid, late) in waiting.extract_if(.., |(until, ..)| *until <= now) {
-            let waited = late.lock().expect("no panic under this lock").take().is_some();
-            if let Some(tid) = tid.filter(|_| waited) {
-                tell(tid, Told::GoesOn);
-            }
-        }
-        let next = waiting.iter().map(|(until, ..)| *until).min();
+        waiting.retain_mut(|one| one.goes_on_waiting(now, can_be_traced, tell));
+        let next = waiting.iter().map(|one| one.until).min();
         let pause = next
             .map(|until| until.saturating_duration_since(now))
             .map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) });
@@ -156,7 +180,7 @@ fn listen(group: &Arc<OwnedFd>, tell: &Tell) {
             let shared = Arc::new(Mutex::new(Some(one)));
             let waits = GoesOnWhenDropped(shared.clone());
             tell(tid, Told::Waits(Box::new(move || drop(waits))));
-            waiting.push((Instant::now() + within, is_traced_first.then_some(tid), shared));
+            waiting.push(Listed { tid, is_traced_first, until: Instant::now() + within, one: shared });
         }
     }
 }
