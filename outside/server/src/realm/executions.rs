@@ -215,7 +215,8 @@ impl Actor {
     }
 
     /// An execution is not followed any more: nothing was executed, or it must not be followed.
-    pub(super) fn end_execution(&mut self, pid: u32, number: u64, ended: ExecutionOutcome) {
+    /// What could not be followed goes on when this has been reported: it may end at once, and then the loader that is told.
+    pub(super) fn end_execution(&mut self, pid: u32, number: u64, ended: ExecutionOutcome, held: Option<Ready>) {
         if self.executions.get(&pid).is_none_or(|execution| execution.number != number) {
             return;
         }
@@ -236,6 +237,7 @@ impl Actor {
                 self.report_not_followed(pid, kept, announcer, refusal);
             }
         }
+        drop(held);
     }
 
     fn report_not_followed(&mut self, pid: u32, kept: InheritedState, announcer: Announcer, refusal: Refusal) {
@@ -327,9 +329,7 @@ impl Thread {
         let mut held = Some(ready);
         let ready = || held.take().into_iter().for_each(|ready| ready());
         let ended = inject::while_stopped_at_exec(inject::Pid(self.pid), self.tid, &following, ready, enter);
-        self.sender.send(Command::ExecutionEnded(self.pid, self.number, ended));
-        // (What cannot be followed goes on only now: it may end at once, and then its loader, who is to be told before.)
-        drop(held);
+        self.sender.send(Command::ExecutionEnded(self.pid, self.number, ended, held));
         rustix::thread::gettid().as_raw_nonzero().get() as u32
     }
 

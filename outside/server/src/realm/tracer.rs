@@ -87,7 +87,8 @@ pub(super) enum Command {
     /// Large files are wanted.
     AnalyseFiles,
     AtNewProgram(u32, u64, Sender<Work>),
-    ExecutionEnded(u32, u64, ExecutionOutcome),
+    /// With what the thread still waits for, if it was not let go.
+    ExecutionEnded(u32, u64, ExecutionOutcome, Option<Ready>),
     Snapshot(Sender<(Vec<TargetStatus>, Vec<NotTraced>)>),
     Symbols(u32, Sender<Option<Vec<PlacedSymbol>>>),
     Count(Sender<usize>),
@@ -457,7 +458,7 @@ impl Actor {
                 self.follow((pid, pid), kept, Announcer::User(reply), ready);
             }
             Command::AtNewProgram(pid, number, give) => self.at_new_program(pid, number, give),
-            Command::ExecutionEnded(pid, number, ended) => self.end_execution(pid, number, ended),
+            Command::ExecutionEnded(pid, number, ended, held) => self.end_execution(pid, number, ended, held),
             Command::RemoveTarget(pid, verify, reply) => self.remove_target(pid, verify, reply),
             Command::MapCompanions(reply) => {
                 self.apply_everywhere();
