@@ -569,6 +569,18 @@ impl Bench {
         serde_json::from_str(&out).unwrap_or_else(|_| panic!("no status: {out} {error}"))
     }
 
+    /// The ids of its targets.
+    pub fn targets(&self) -> Vec<u64> {
+        let status = self.status();
+        let targets = status["targets"].as_array().cloned().unwrap_or_default();
+        targets.iter().filter_map(|target| target["pid"].as_u64()).collect()
+    }
+
+    /// Whether a process is one of them.
+    pub fn is_target(&self, pid: u32) -> bool {
+        self.targets().contains(&pid.into())
+    }
+
     /// Programs that were compiled at loading though the tool came with a file of compiled ones, and why.
     pub fn compiled_anew(&self) -> Vec<String> {
         let status = self.status();

@@ -25,16 +25,6 @@ fn benches() -> Vec<Bench> {
     vec![bench()]
 }
 
-fn targets(bench: &Bench) -> Vec<u64> {
-    let status = bench.status();
-    let targets = status["targets"].as_array().cloned().unwrap_or_default();
-    targets.iter().filter_map(|target| target["pid"].as_u64()).collect()
-}
-
-fn is_target(bench: &Bench, pid: u32) -> bool {
-    targets(bench).contains(&pid.into())
-}
-
 fn of(program: &Path, function: &str) -> String {
     format!("{}:{function}", program.display())
 }
@@ -56,10 +46,10 @@ fn processes_that_run_already_are_seen_and_left_as_they_were() {
             assert_eq!(victim.line(), "100");
         }
         assert_eq!(tool.total(&probe), 500);
-        assert_eq!(targets(&bench).len(), 5);
-        assert!(!is_target(&bench, bystander.pid()));
+        assert_eq!(bench.targets().len(), 5);
+        assert!(!bench.is_target(bystander.pid()));
         drop(tool);
-        wait_until("the processes are no targets", || targets(&bench).is_empty());
+        wait_until("the processes are no targets", || bench.targets().is_empty());
         for (victim, before) in victims.iter().zip(before) {
             assert_eq!(Footprint::of(victim.pid()), before);
             assert_text_is_as_in_its_files(victim.pid());
@@ -74,7 +64,7 @@ fn new_processes_are_seen() {
         let probe = of(&program, "plain");
         let mut tool = bench.counting(&[&probe]);
         let mut victim = ready(bench.command(&program).args(["plain", "100"]));
-        wait_until("it is a target", || is_target(&bench, victim.pid()));
+        wait_until("it is a target", || bench.is_target(victim.pid()));
         victim.say("go");
         assert_eq!(victim.line(), "100");
         assert_eq!(tool.total(&probe), 100);
@@ -118,7 +108,7 @@ fn interpreters_of_scripts_are_seen_and_not_held_up() {
     let mut tool = bench.counting(&[&probe]);
     let mut told = Process::start(bench.command(&script).stdin(Stdio::piped()));
     assert_eq!(told.line(), "ready");
-    wait_until("it is a target", || is_target(&bench, told.pid()));
+    wait_until("it is a target", || bench.is_target(told.pid()));
     told.say("");
     let child: u32 = told.line().parse().expect("a process id");
     // The script is executed by its interpreter's child: the same way again.
@@ -193,9 +183,9 @@ fn what_a_loader_executed_is_left_after_the_loader_ends() {
         load.args([&program, &example("malloc")]).arg(of(&program, "plain"));
         let mut tool = Process::start(load.stdin(Stdio::piped()));
         let victim: u32 = tool.line().parse().expect("a number");
-        wait_until("it is a target", || is_target(&bench, victim));
+        wait_until("it is a target", || bench.is_target(victim));
         tool.signal(rustix::process::Signal::KILL);
-        wait_until("it is no target any more", || !is_target(&bench, victim));
+        wait_until("it is no target any more", || !bench.is_target(victim));
         assert_text_is_as_in_its_files(victim);
     }
 }
@@ -208,10 +198,10 @@ fn libraries_that_are_opened_later_are_seen() {
         let probe = of(&library, "in_library");
         let _tool = bench.counting(&[&probe]);
         let mut process = ready(bench.command(&opener).arg(&library));
-        assert!(!is_target(&bench, process.pid()));
+        assert!(!bench.is_target(process.pid()));
         process.say("");
         assert_eq!(process.line(), "opened");
-        wait_until("it is a target", || is_target(&bench, process.pid()));
+        wait_until("it is a target", || bench.is_target(process.pid()));
     }
 }
 
@@ -221,7 +211,7 @@ fn fork_that_sleeps(bench: &Bench, parent: &mut Process) -> u32 {
     let child: u32 = parent.line().parse().expect("a process id");
     let runs = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
     wait_until("it executes a program", || runs() == "sleep\n");
-    wait_until("the program is no target", || targets(bench) == [u64::from(parent.pid())]);
+    wait_until("the program is no target", || bench.targets() == [u64::from(parent.pid())]);
     child
 }
 
@@ -232,7 +222,7 @@ fn forks_of_a_seen_process_are_targets_and_what_they_execute_is_not() {
         let probe = of(&program, "wanted");
         let mut parent = ready(bench.command(&program).args(["/bin/sleep", "1000"]));
         let mut tool = bench.counting(&[&probe]);
-        assert_eq!(targets(&bench), [u64::from(parent.pid())]);
+        assert_eq!(bench.targets(), [u64::from(parent.pid())]);
         let child = fork_that_sleeps(&bench, &mut parent);
         assert_eq!(tool.report().get(&(child, probe.clone())), Some(&1), "the fork was one");
         ring3_tests::kill(child);
@@ -249,7 +239,7 @@ fn programs_that_map_no_probed_library_are_let_go() {
         command.args(["/usr/bin/env", "-u", "LD_PRELOAD", "/bin/sleep", "1000"]).env("LD_PRELOAD", &library);
         let mut parent = ready(&mut command);
         let _tool = bench.counting(&[&of(&library, "in_library")]);
-        assert_eq!(targets(&bench), [u64::from(parent.pid())]);
+        assert_eq!(bench.targets(), [u64::from(parent.pid())]);
         let child = fork_that_sleeps(&bench, &mut parent);
         ring3_tests::kill(child);
     }
@@ -285,7 +275,7 @@ fn only_targets_are_seen_where_that_is_asked_for() {
     let mut tool = bench.counting(&[&probe]);
     victim.say("go");
     assert_eq!(victim.line(), "10");
-    assert_eq!((tool.total(&probe), targets(&bench)), (0, vec![]));
+    assert_eq!((tool.total(&probe), bench.targets()), (0, vec![]));
 }
 
 #[test]
@@ -299,10 +289,10 @@ fn system_calls_of_all_processes_are_seen_where_that_is_asked_for() {
     let victim = ready(bench.command(&program).args(["plain", "10"]));
     let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
     assert_eq!(tool.line(), "attached");
-    assert!(is_target(&bench, victim.pid()));
+    assert!(bench.is_target(victim.pid()));
     let later = ready(bench.command(&program).args(["plain", "10"]));
-    wait_until("it is a target", || is_target(&bench, later.pid()));
-    assert!(!is_target(&bench, tool.pid()), "the tool itself is left as it is");
+    wait_until("it is a target", || bench.is_target(later.pid()));
+    assert!(!bench.is_target(tool.pid()), "the tool itself is left as it is");
 }
 
 #[test]
@@ -321,7 +311,7 @@ fn processes_of_ring3_are_left_alone_whichever_server_they_are_of() {
     let mut victim = ready(bench.command(shapes()).args(["plain", "10"]));
     let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
     assert_eq!(tool.line(), "attached");
-    assert_eq!(targets(&bench), [u64::from(victim.pid())]);
+    assert_eq!(bench.targets(), [u64::from(victim.pid())]);
     let status = bench.status();
     assert_eq!(status["server"]["not_traced"], serde_json::json!([]));
     victim.say("go");
@@ -343,7 +333,7 @@ fn a_tool_of_system_calls_waits_for_processes_whose_large_files_have_to_be_analy
     let mut victims: Vec<Process> = (0..3).map(|_| ready(&mut bench.command(&program))).collect();
     let mut tool = Process::start(bench.load_with_tracefs(programs().join("calls")).arg("raw"));
     assert_eq!(tool.line(), "attached");
-    let targets = targets(&bench);
+    let targets = bench.targets();
     assert!(victims.iter().all(|victim| targets.contains(&victim.pid().into())), "{targets:?}");
     for process in &mut victims {
         process.say("go");

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use ring3_tests::{Bench, Process, ready, victim};
+use ring3_tests::{Bench, Process, ready, victim, wait_until};
+use serde_json::json;
 
 fn asks() -> PathBuf {
     victim("asks", "gcc", "asks.c", &[])
@@ -308,4 +309,62 @@ fn probes_of_functions_and_tracepoints_are_events() {
     for wanted in wanted {
         assert!(lines.iter().any(|line| line.contains(wanted)), "{wanted}: {lines:?}");
     }
+}
+
+/// The lines that say how threads ended, sorted, without their ids.
+fn ends(lines: &str) -> Vec<String> {
+    let mut ends: Vec<String> =
+        lines.lines().filter_map(|line| line.find("+++").map(|at| line[at..].to_owned())).collect();
+    // (That a signal has ended a process is shown some milliseconds later.)
+    ends.sort();
+    ends
+}
+
+#[test]
+fn ends_of_threads_are_shown_as_strace_shows_them() {
+    let bench = Bench::ring3();
+    let asks = asks();
+    let threads = asks.to_str().expect("UTF-8");
+    let script = format!("sh -c 'exit 3'; sh -c 'kill -KILL $$'; sh -c 'kill -SEGV $$'; {threads} threads 3; exit 7");
+    let command = ["sh", "-c", &script];
+    let mut strace = Command::new("strace");
+    strace.env_remove("LD_LIBRARY_PATH").args(["-f", "-e", "trace=none"]);
+    let Ok(theirs) = strace.args(command).stdout(Stdio::null()).output() else {
+        println!("SKIPPED: strace does not run");
+        return;
+    };
+    let theirs = ends(&String::from_utf8_lossy(&theirs.stderr));
+    assert_eq!(theirs.len(), 3 + 9 + 1, "{theirs:?}");
+    let (code, lines) = trace(&bench, &["-e", "exit_group"], &command);
+    assert_eq!((code, ends(&lines)), (Some(7), theirs), "{lines}");
+    // A process that runs already, and whose end nobody has asked for.
+    let victim = ready(Command::new(&asks).arg("loop").stdin(Stdio::piped()));
+    let pid = victim.pid();
+    let mut trace = bench.ring3_command(&["trace", "-e", "getppid", "-p", &pid.to_string()]);
+    let trace = Process::start(trace.stdin(Stdio::null()));
+    wait_until("it is a target", || bench.is_target(pid));
+    victim.signal(rustix::process::Signal::TERM);
+    let (code, _, lines) = trace.finish();
+    assert_eq!((code, ends(&lines.join("\n"))), (Some(0), vec!["+++ killed by SIGTERM +++".to_owned()]), "{lines:?}");
+}
+
+#[test]
+fn ends_of_threads_are_events_of_files_and_filters() {
+    let bench = Bench::ring3();
+    let file = bench.made_directory().join("ends.json");
+    let mut record = bench.ring3_command(&["record", "-e", "tracepoint:sched:sched_process_exit", "-o"]);
+    let command = ["sh", "-c", "sh -c 'exit 3'; sh -c 'kill -KILL $$'; exit 7"];
+    let status = record.arg(&file).arg("--").args(command).stdin(Stdio::null()).status().expect("ring3 runs");
+    assert_eq!(status.code(), Some(7));
+    let text = std::fs::read_to_string(&file).expect("written");
+    let ended = |line: &str| {
+        let event: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        assert_eq!(event["event"], "sched:sched_process_exit");
+        ["code", "signal"].map(|name| event["fields"][name].clone())
+    };
+    let mut ended: Vec<_> = text.lines().map(ended).collect();
+    ended.sort_by_key(|ended| ended[0].as_u64());
+    assert_eq!(ended, [[json!(0), json!("SIGKILL")], [json!(3), json!(0)], [json!(7), json!(0)]]);
+    let (_, lines) = trace(&bench, &["-e", "exit_group", "--filter", "code == 3 || signal == SIGKILL"], &command);
+    assert_eq!(ends(&lines), ["+++ exited with 3 +++", "+++ killed by SIGKILL +++"], "{lines}");
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ring3_aot::{Kind, Store, StoredProgram, Subject};
+use ring3_btf::KERNEL_BTF;
 use ring3_isa::{Immediate, Op};
 use ring3_jit::Code;
 use ring3_judge::{Judge, PolicySet};
@@ -64,7 +65,7 @@ struct Compiled<'a> {
 pub(crate) fn run(options: &AotOptions) -> Result<(), String> {
     let bytes = input::read(&options.file)?;
     let fail = |why: String| format!("{}: {why}", options.file.display());
-    let kernel = input::kernel(Path::new(input::KERNEL_BTF)).unwrap_or_else(|_| Kernel::without_types());
+    let kernel = input::kernel(Path::new(KERNEL_BTF)).unwrap_or_else(|_| Kernel::without_types());
     let object = Object::load(&bytes, &kernel, &input::settings()).map_err(|error| fail(error.to_string()))?;
     let named = |program: &&Program| options.program.as_ref().is_none_or(|name| program.name == *name);
     let programs: Vec<&Program> = object.programs.iter().filter(named).collect();

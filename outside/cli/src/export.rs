@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use ring3_btf::KERNEL_BTF;
 use ring3_export::{Collector, Config, Exporter, Paths, Prepared, endpoint};
 use ring3_llvm::Engine;
 use ring3_server::control::Request;
@@ -53,7 +54,7 @@ pub(crate) struct Export {
     #[arg(long = "otlp.interval", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     otlp_interval: u64,
     /// The kernel's types, for programs that use them
-    #[arg(long = "btf.path", value_name = "FILE", default_value = input::KERNEL_BTF, hide_default_value = true)]
+    #[arg(long = "btf.path", value_name = "FILE", default_value = KERNEL_BTF, hide_default_value = true)]
     btf: PathBuf,
     /// Make this process a target, with its children, and see targets only
     #[arg(long, value_name = "PID", conflicts_with_all = ["command", "until", "all"])]
@@ -141,7 +142,7 @@ fn wait(signalled: &AtomicBool, watched: Option<&OwnedFd>) {
 
 fn prepare(wanted: &Export) -> Result<Vec<Prepared>, String> {
     let kernel = match input::kernel(&wanted.btf) {
-        Err(why) if wanted.btf != Path::new(input::KERNEL_BTF) => return Err(why),
+        Err(why) if wanted.btf != Path::new(KERNEL_BTF) => return Err(why),
         kernel => kernel.unwrap_or_else(|_| ring3_object::Kernel::without_types()),
     };
     let settings = input::settings();

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ring3_bpf::Loaded;
+use ring3_btf::KERNEL_BTF;
 use ring3_llvm::Engine;
 use ring3_object::{HostSymbols, Object, Settings};
 use ring3_server::control::{Connection, Request};
@@ -122,8 +123,7 @@ fn read_object(wanted: &Extend, chosen: &class::Chosen) -> Result<Object, String
         variables: names(class.grant.globals.iter().map(|variable| &variable.symbol).collect()),
     };
     let settings = Settings { host: Some(host), ..input::settings() };
-    let kernel =
-        input::kernel(Path::new(input::KERNEL_BTF)).unwrap_or_else(|_| ring3_object::Kernel::without_types());
+    let kernel = input::kernel(Path::new(KERNEL_BTF)).unwrap_or_else(|_| ring3_object::Kernel::without_types());
     let mut object = Object::load(&bytes, &kernel, &settings).map_err(|error| {
         let why = error.to_string();
         match why.split_once("the kernel has no symbol ") {

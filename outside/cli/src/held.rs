@@ -59,9 +59,13 @@ impl Held {
         let _ = rustix::process::kill_process(pid_of(&self.child), Signal::TERM);
     }
 
-    /// Its exit code, if it has ended; of a signal's death 128 and the signal's number.
-    pub(crate) fn status(&mut self) -> Option<ExitCode> {
-        self.child.try_wait().ok().flatten().map(exit_code)
+    /// Its exit code, if it has ended; of a signal's death 128 and the signal's number. It stays a zombie, which tells the server
+    /// how it has ended, until [`has_orphans`] is asked.
+    pub(crate) fn status(&self) -> Option<ExitCode> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = rustix::process::waitid(WaitId::Pid(pid_of(&self.child)), options).ok().flatten()?;
+        let by_signal = status.terminating_signal().map(|signal| BY_SIGNAL + signal);
+        Some(ExitCode::from(status.exit_status().or(by_signal).unwrap_or(1) as u8))
     }
 
     /// Waits for its end.
@@ -70,8 +74,13 @@ impl Held {
     }
 }
 
-/// Whether descendants of the program are left when itself has ended.
-pub(crate) fn has_orphans() -> bool {
+/// Whether descendants of the program are left when itself has ended. Before those that have ended are waited for, `settle` is called:
+/// from a zombie the server learns how the process has ended.
+pub(crate) fn has_orphans(settle: impl FnOnce()) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if matches!(rustix::process::waitid(WaitId::All, options), Ok(Some(_))) {
+        settle();
+    }
     loop {
         match rustix::process::waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
@@ -85,8 +94,10 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
+/// Added to a signal that has ended a process.
+const BY_SIGNAL: i32 = 128;
+
 fn exit_code(status: std::process::ExitStatus) -> ExitCode {
-    const BY_SIGNAL: i32 = 128;
     let code = status.code().or(status.signal().map(|signal| BY_SIGNAL + signal)).unwrap_or(1);
     ExitCode::from(code as u8)
 }

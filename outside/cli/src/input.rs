@@ -3,11 +3,9 @@
 use std::io::Read;
 use std::path::Path;
 
+use ring3_btf::KERNEL_BTF;
 use ring3_isa::{Insn, assemble, assemble_mnemonics, decode};
 use ring3_object::{Kernel, Object, Settings};
-
-/// The running kernel's types.
-pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Assembler languages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -12,7 +12,7 @@ use ring3_formats::{FlameGraph, HeatMap, JsonLines, NoSymbols, Origin, Perfetto,
 
 use crate::Failure;
 use crate::trace::{SLEEP, SLEEP_MAX};
-use crate::traced::{Begun, What, wrong};
+use crate::traced::{Begun, For, What, wrong};
 
 /// How often what was recorded is given to the operating system, and the terminal shows how much.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -125,7 +125,7 @@ pub(crate) fn record(wanted: &Record) -> Result<ExitCode, Failure> {
     };
     let origin = Origin::here(&command).map_err(|error| error.to_string())?;
     let sink = open(format, output, origin, wanted.weight).map_err(|error| cannot(&error))?;
-    let begun = match Begun::new(&wanted.what, false) {
+    let begun = match Begun::new(&wanted.what, For::Files) {
         Ok(Ok(begun)) => Ok(begun),
         Ok(Err(code)) => Err(Ok(code)),
         Err(failure) => Err(Err(failure)),

@@ -11,7 +11,7 @@ use ring3_event::Record;
 use ring3_trace::{Summary, Text};
 
 use crate::Failure;
-use crate::traced::{Begun, What};
+use crate::traced::{Begun, For, What};
 
 /// How long the reader sleeps when the buffer is empty: at first, and at most.
 pub(crate) const SLEEP: Duration = Duration::from_micros(500);
@@ -56,7 +56,7 @@ impl Trace {
 
 pub(crate) fn run(wanted: &Trace) -> Result<ExitCode, Failure> {
     let out = open_output(wanted)?;
-    let begun = match Begun::new(&wanted.what, wanted.counts_only())? {
+    let begun = match Begun::new(&wanted.what, if wanted.counts_only() { For::Counts } else { For::People })? {
         Ok(begun) => begun,
         Err(code) => return Ok(code),
     };

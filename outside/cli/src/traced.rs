@@ -12,9 +12,10 @@ use ring3_llvm::Engine;
 use ring3_recorder::program::Output;
 use ring3_recorder::program::count::FIRST_PROBE_ID;
 use ring3_recorder::syscalls;
-use ring3_server::control::Request;
+use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
+use ring3_trace::ends;
 use ring3_trace::probe::{self, Probe};
 use ring3_trace::{Options, Plan, Session};
 use ring3_uapi::syscalls::{Syscall, TABLE};
@@ -27,7 +28,8 @@ use crate::{Failure, held, launch, process};
 #[derive(Debug, Args)]
 pub(crate) struct What {
     /// Which events, separated by commas: system calls by name, groups of them as strace has them (%file, %desc, %network, %process, %memory,
-    /// %signal), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME
+    /// %signal), `all`, or `!LIST` for all others; uprobe:FILE:FUNCTION, uretprobe:FILE:FUNCTION, usdt:FILE:PROVIDER:NAME;
+    /// tracepoint:sched:sched_process_exit, the ends of threads
     #[arg(short, long = "events", value_name = "EVENTS", default_value = "all")]
     pub(crate) events: Vec<String>,
     /// Show only events for which this is true, such as 'ret < 0 && path ~ "/etc/*"'; docs/TRACING.md explains the language
@@ -76,25 +78,54 @@ pub(crate) struct Begun {
     /// Ctrl-C was pressed.
     interrupted: Arc<AtomicBool>,
     status: Option<ExitCode>,
+    connection: Connection,
+    /// Ends of threads are recorded.
+    sees_ends: bool,
+}
+
+/// What events are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// Lines that people read: they see how threads end.
+    People,
+    /// Files.
+    Files,
+    /// They are counted.
+    Counts,
 }
 
 impl Begun {
     /// Begins to trace. If the program could not be run it has said why, and this is its exit code.
-    pub(crate) fn new(what: &What, counts: bool) -> Result<Result<Begun, ExitCode>, Failure> {
+    pub(crate) fn new(what: &What, of: For) -> Result<Result<Begun, ExitCode>, Failure> {
         if what.command.is_empty() && !what.is_of_running() {
             return Err(wrong("what is to be traced? Name a program, or give -p PID or --all"));
         }
         if !what.buffer.is_power_of_two() {
             return Err(wrong(format!("--buffer {}: the size must be a power of two, such as 32", what.buffer)));
         }
-        let (calls, probes) = chosen(&what.events, what.bytes_max).map_err(wrong)?;
+        let Chosen { calls, probes, ends } = chosen(&what.events, what.bytes_max).map_err(wrong)?;
+        let ends = match of {
+            _ if ends => Some(ends::recipe(id_after(&probes)).map_err(|why| format!("-e {}: {why}", ends::EVENT))?),
+            For::People => ends::recipe(id_after(&probes))
+                .inspect_err(|why| say!("ring3: ends of threads are not shown: {why}"))
+                .ok(),
+            For::Files | For::Counts => None,
+        };
         let filter = what.filter.as_deref().map(ring3_filter::parse).transpose();
         let filter = filter.map_err(|error| wrong(format!("--filter: {error}")))?;
         let is_held = !what.command.is_empty();
         let before_exec = held::NAME.to_bytes().first_chunk().copied().filter(|_| is_held);
-        let output = if counts { Output::Counts { before_exec } } else { Output::Records };
-        let options =
-            Options { calls, probes, bytes_max: what.bytes_max, buffer_bytes: what.buffer << 20, filter, output };
+        let output = if of == For::Counts { Output::Counts { before_exec } } else { Output::Records };
+        let sees_ends = ends.is_some();
+        let options = Options {
+            calls,
+            probes,
+            ends,
+            bytes_max: what.bytes_max,
+            buffer_bytes: what.buffer << 20,
+            filter,
+            output,
+        };
         let plan = Plan::new(&options).map_err(|why| wrong(format!("--filter: {why}")))?;
         let (connection, server) = launch::tracing_server()?;
         let server = Some(process::open(server)?);
@@ -133,7 +164,7 @@ impl Begun {
             session.skip_before_exec(child.id(), held::NAME);
             child.resume()?;
         }
-        Ok(Ok(Begun { session, child, watched, server, stop, interrupted, status: None }))
+        Ok(Ok(Begun { session, child, watched, server, stop, interrupted, status: None, connection, sees_ends }))
     }
 
     /// Whether nothing more is to be traced. What was recorded before that is in the session's buffer.
@@ -143,7 +174,10 @@ impl Begun {
         }
         let is_watched_gone = self.watched.as_ref().is_some_and(process::has_ended);
         let is_stopped = self.stop.swap(false, Ordering::Relaxed);
-        let Some(child) = &mut self.child else {
+        let Some(child) = &self.child else {
+            if is_watched_gone {
+                self.settle_ends();
+            }
             return is_watched_gone || is_stopped || self.interrupted.load(Ordering::Relaxed);
         };
         if self.status.is_none() {
@@ -157,7 +191,15 @@ impl Begun {
                 return false;
             }
         }
-        is_stopped || self.interrupted.load(Ordering::Relaxed) || !held::has_orphans()
+        let has_orphans = held::has_orphans(|| self.settle_ends());
+        is_stopped || self.interrupted.load(Ordering::Relaxed) || !has_orphans
+    }
+
+    /// Returns when the server has recorded the ends of all processes that signals have ended until now.
+    fn settle_ends(&self) {
+        if self.sees_ends && self.server.is_some() {
+            let _ = self.connection.ask(&Request::Status, None);
+        }
     }
 
     /// The exit code of the traced program, if it has ended.
@@ -186,23 +228,39 @@ impl Begun {
     }
 }
 
-/// The system calls and probes that `-e` names.
-fn chosen(events: &[String], bytes_max: u32) -> Result<(Vec<&'static Syscall>, Vec<Probe>), String> {
+/// What `-e` names.
+struct Chosen {
+    calls: Vec<&'static Syscall>,
+    probes: Vec<Probe>,
+    /// The ends of threads.
+    ends: bool,
+}
+
+/// The number of the type that follows those of probes.
+fn id_after(probes: &[Probe]) -> u32 {
+    probes.last().map_or(FIRST_PROBE_ID, |last| last.recipe.of.id + 1)
+}
+
+fn chosen(events: &[String], bytes_max: u32) -> Result<Chosen, String> {
     let is_probe = |name: &&str| name.split_once(':').is_some_and(|(kind, _)| probe::KINDS.contains(&kind));
     let mut probes: Vec<Probe> = vec![];
     let mut others = vec![];
+    let mut ends = false;
     for list in events {
-        let (of_files, calls): (Vec<&str>, Vec<&str>) = list.split(',').map(str::trim).partition(is_probe);
+        let mut names: Vec<&str> = list.split(',').map(str::trim).collect();
+        let count = names.len();
+        names.retain(|name| *name != ends::EVENT);
+        ends |= names.len() < count;
+        let (of_files, calls): (Vec<&str>, Vec<&str>) = names.into_iter().partition(is_probe);
         for name in of_files {
-            let next = probes.last().map_or(FIRST_PROBE_ID, |last| last.recipe.of.id + 1);
-            probes.extend(probe::find(name, next, bytes_max).map_err(|why| format!("-e {why}"))?);
+            probes.extend(probe::find(name, id_after(&probes), bytes_max).map_err(|why| format!("-e {why}"))?);
         }
         if !calls.is_empty() {
             others.push(calls.join(","));
         }
     }
     let calls = if others.is_empty() { vec![] } else { chosen_calls(&others)? };
-    Ok((calls, probes))
+    Ok(Chosen { calls, probes, ends })
 }
 
 /// The system calls of lists.

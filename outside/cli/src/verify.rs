@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use ring3_btf::KERNEL_BTF;
 use ring3_judge::{Judge, PolicySet};
 use ring3_object::{Object, Program};
 use ring3_server::realm::possible_cpus;
@@ -49,7 +50,7 @@ struct Judged {
 /// Prints the verdicts; false if a program was refused.
 pub(crate) fn run(options: &VerifyOptions) -> Result<bool, String> {
     let bytes = input::read(&options.file)?;
-    let kernel = input::kernel(options.btf.as_deref().unwrap_or(Path::new(input::KERNEL_BTF)))?;
+    let kernel = input::kernel(options.btf.as_deref().unwrap_or(Path::new(KERNEL_BTF)))?;
     let object = Object::load(&bytes, &kernel, &input::settings())
         .map_err(|error| format!("{}: {error}", options.file.display()))?;
     if let Some(name) = &options.program

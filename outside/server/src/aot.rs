@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
 use ring3_aot::{FILE_BYTES_MAX, Identity, Store};
+use ring3_btf::KERNEL_BTF;
 
-use crate::kernel::KERNEL_BTF;
 use crate::realm::possible_cpus;
 
 /// Permission to write, of others than the owner.

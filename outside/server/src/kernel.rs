@@ -4,14 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader};
 use std::sync::OnceLock;
 
-use ring3_btf::{Btf, kind};
+use ring3_btf::{Btf, KERNEL_BTF, kind};
 use ring3_layout::task::TaskTable;
 use ring3_verifier::KernelFunctions;
 
 use crate::loader::call_function;
 use crate::realm::task_table;
-
-pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 const KERNEL_SYMBOLS: &str = "/proc/kallsyms";
 

@@ -10,9 +10,9 @@ use ring3_event::{EventType, Header, Phase, Record, Value, header};
 use ring3_filter::{EventScope, Expression, Scope, Typed};
 use ring3_isa::Insn;
 use ring3_object::{MapDef, Object, Program};
-use ring3_recorder::Recipe;
 use ring3_recorder::program::{self, Output, count};
 use ring3_recorder::syscalls::{self, DURATION, RESULT};
+use ring3_recorder::{Recipe, ends};
 use ring3_uapi::bpf::{attach_type, map_type, prog_type};
 use ring3_uapi::syscalls::Syscall;
 
@@ -36,6 +36,8 @@ pub struct Options {
     pub calls: Vec<&'static Syscall>,
     /// Functions and static tracepoints.
     pub probes: Vec<Probe>,
+    /// Ends of threads, if they are wanted ([`crate::ends`]).
+    pub ends: Option<Recipe>,
     /// Bytes of a buffer, such as that of `write`, which are recorded at most.
     pub bytes_max: u32,
     /// Bytes of the ring buffer: a power of two, and at least a page.
@@ -83,8 +85,8 @@ struct Attachment {
 
 #[derive(Debug)]
 enum Point {
-    /// `syscalls:sys_enter_*` or `sys_exit_*`.
-    Tracepoint(String),
+    /// Its category and its name.
+    Tracepoint(&'static str, String),
     /// A place of a file.
     Probe { path: PathBuf, place: ring3_bpf::Place, at_end: bool },
 }
@@ -92,8 +94,8 @@ enum Point {
 impl Attachment {
     fn attach(&self, program: &OwnedFd) -> Result<OwnedFd, String> {
         match &self.at {
-            Point::Tracepoint(event) => ring3_bpf::link_tracepoint(program, "syscalls", event, None)
-                .map_err(|error| format!("cannot attach to syscalls:{event}: {error}; server.log says why")),
+            Point::Tracepoint(category, event) => ring3_bpf::link_tracepoint(program, category, event, None)
+                .map_err(|error| format!("cannot attach to {category}:{event}: {error}; server.log says why")),
             Point::Probe { path, place, at_end } => ring3_bpf::link_uprobes(program, path, &[*place], *at_end, 0)
                 .map_err(|error| {
                     format!("cannot attach to {}+{:#x}: {error}; server.log says why", path.display(), place.offset)
@@ -134,7 +136,8 @@ impl Programs {
         let name = &recipe.of.name;
         let mut attachments = vec![];
         let mut attach = |program, when: &str| {
-            attachments.push(Attachment { program, at: Point::Tracepoint(format!("sys_{when}_{}", call.name)) });
+            attachments
+                .push(Attachment { program, at: Point::Tracepoint("syscalls", format!("sys_{when}_{}", call.name)) });
         };
         attach(self.add(&format!("enter_{name}"), TRACEPOINT, &program::entry(recipe, filter, output))?, "enter");
         if recipe.of.fields.iter().any(|field| field.phase == Phase::Exit) {
@@ -160,7 +163,8 @@ impl Plan {
     /// The filter does not fit the events.
     pub fn new(options: &Options) -> Result<Plan, String> {
         let of_calls = options.calls.iter().map(|call| syscalls::recipe(call, options.bytes_max));
-        let recipes: Vec<Recipe> = of_calls.chain(options.probes.iter().map(|probe| probe.recipe.clone())).collect();
+        let of_probes = options.probes.iter().map(|probe| probe.recipe.clone());
+        let recipes: Vec<Recipe> = of_calls.chain(of_probes).chain(options.ends.clone()).collect();
         let mut filters = filters(&recipes, options.filter.as_ref())?;
         let mut recipes = recipes;
         if options.output != Output::Records {
@@ -173,17 +177,19 @@ impl Plan {
                 continue;
             }
             let filter = filter.as_ref();
-            match options.calls.get(index) {
-                Some(call) => attachments.extend(programs.of_call(call, recipe, filter, &options.output)?),
-                None => {
-                    let probe = &options.probes[index - options.calls.len()];
-                    let program =
-                        programs.add(&recipe.of.name, PROBE, &program::once(recipe, filter, &options.output))?;
-                    let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
-                    let at = Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end };
-                    attachments.push(Attachment { program, at });
-                }
+            if let Some(call) = options.calls.get(index) {
+                attachments.extend(programs.of_call(call, recipe, filter, &options.output)?);
+                continue;
             }
+            let (kind, at) = match options.probes.get(index - options.calls.len()) {
+                Some(probe) => {
+                    let place = ring3_bpf::Place { offset: probe.offset, counter: probe.counter, cookie: 0 };
+                    (PROBE, Point::Probe { path: probe.path.clone(), place, at_end: probe.at_end })
+                }
+                None => (TRACEPOINT, Point::Tracepoint(ends::CATEGORY, ends::NAME.to_owned())),
+            };
+            let program = programs.add(&recipe.of.name, kind, &program::once(recipe, filter, &options.output))?;
+            attachments.push(Attachment { program, at });
         }
         let slot_bytes = recipes.iter().map(|recipe| program::slot_bytes(&recipe.of)).max().unwrap_or(8);
         let counts = recipes.iter().map(|recipe| count::index(recipe.of.id) + 1).max().unwrap_or(1);
@@ -215,7 +221,7 @@ impl Session {
             match (of.attach(&loaded.programs[of.program].1), &of.at) {
                 (Ok(link), _) => links.push(link),
                 (Err(why), Point::Probe { .. }) => refused.push(why),
-                (Err(why), Point::Tracepoint(_)) => return Err(why),
+                (Err(why), Point::Tracepoint(..)) => return Err(why),
             }
         }
         if links.is_empty() && !refused.is_empty() {
@@ -289,6 +295,11 @@ impl Session {
         };
         Lost { buffer_full: number(program::lost::BUFFER_FULL), no_slot: number(program::lost::NO_SLOT) }
     }
+}
+
+/// Whether events are ends of threads.
+pub(crate) fn is_end(of: &EventType) -> bool {
+    of.provider == ends::CATEGORY && of.name == ends::NAME
 }
 
 /// Why the programs are not loaded: the verifier's last lines say it, and the whole log may have thousands.

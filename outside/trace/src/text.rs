@@ -3,8 +3,11 @@
 use std::fmt::Write as _;
 
 use ring3_event::{Kind, Record, Show, State, Value};
+use ring3_recorder::ends;
 use ring3_recorder::syscalls::{DURATION, PROVIDER, RESULT};
 use ring3_uapi::errno::Errno;
+
+use crate::session::is_end;
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +38,10 @@ impl Text {
         }
         if self.time {
             let _ = write!(line, "{}.{:09} ", header.time_ns / 1_000_000_000, header.time_ns % 1_000_000_000);
+        }
+        if is_end(record.of) {
+            line.push_str(&end(record));
+            return line;
         }
         let is_call = record.of.provider == PROVIDER;
         let begin = line.len();
@@ -75,6 +82,24 @@ impl Text {
             let _ = write!(line, " <{}.{:09}>", ns / 1_000_000_000, ns % 1_000_000_000);
         }
         line
+    }
+}
+
+/// The end of a thread.
+fn end(record: &Record<'_>) -> String {
+    let number = |name| match record.value(name) {
+        Some(Value::Int(number)) => number,
+        _ => 0,
+    };
+    match number(ends::SIGNAL) {
+        0 => format!("+++ exited with {} +++", number(ends::CODE)),
+        signal => {
+            let mut name = String::new();
+            let field = record.of.field(ends::SIGNAL).map(|field| &record.of.fields[field]);
+            field.into_iter().for_each(|field| int(&mut name, &field.kind, signal));
+            let core = if number(ends::CORE) != 0 { " (core dumped)" } else { "" };
+            format!("+++ killed by {name}{core} +++")
+        }
     }
 }
 

@@ -10,8 +10,15 @@ use ring3_uapi::syscalls::TABLE;
 fn most_steps(filter: &str, output: Output) -> (u64, String) {
     let filter = ring3_filter::parse(filter).expect("a filter");
     let calls = TABLE.iter().collect();
-    let options =
-        Options { calls, probes: vec![], bytes_max: 32, buffer_bytes: 1 << 20, filter: Some(filter), output };
+    let options = Options {
+        calls,
+        probes: vec![],
+        ends: None,
+        bytes_max: 32,
+        buffer_bytes: 1 << 20,
+        filter: Some(filter),
+        output,
+    };
     let plan = Plan::new(&options).expect("a plan");
     let policies = PolicySet::new(&Kernel::without_types(), 2);
     let judge = Judge::new(&policies, plan.object());

@@ -21,6 +21,9 @@ pub use draft::Draft;
 pub use record::{Special, SpecialKind};
 pub use view::{Array, Member, VarSecinfo, encoding, linkage};
 
+/// Where the running kernel has its own types.
+pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 /// `BTF_INFO_MASK`.

@@ -8,6 +8,7 @@
 
 use ring3_event::EventType;
 
+pub mod ends;
 pub mod groups;
 mod lines;
 mod names;
@@ -82,6 +83,15 @@ pub enum Operand {
     Argument(u8),
     /// The `int` to which an argument leads.
     Pointed(u8),
+    /// Bits of a word of 32 bits of the running thread's `task_struct`.
+    Task {
+        /// The word's offset in bytes.
+        at: u32,
+        /// The first of the bits.
+        shift: u8,
+        /// How many, less than 32.
+        bits: u8,
+    },
     /// Always the same.
     Constant(i64),
     /// In the target's memory.

@@ -574,6 +574,15 @@ impl<'a> Text<'a> {
                 self.read_word(4);
                 self.line(&format!("{into} = *(u32 *)(r10 {WORD_AT})"));
             }
+            Operand::Task { at, shift, bits } => {
+                self.line("call bpf_get_current_task");
+                self.line("r3 = r0");
+                self.line(&format!("r3 += {at}"));
+                self.read_word_by(4, "bpf_probe_read_kernel");
+                self.line(&format!("{into} = *(u32 *)(r10 {WORD_AT})"));
+                self.line(&format!("{into} >>= {shift}"));
+                self.line(&format!("{into} &= {}", (1_u32 << bits) - 1));
+            }
             Operand::Memory { address, bytes, signed } => {
                 self.address(address);
                 self.read_word(bytes);
@@ -585,12 +594,16 @@ impl<'a> Text<'a> {
 
     /// Reads so many bytes at r3 into the stack's word, which is 0 if they cannot be read.
     fn read_word(&mut self, bytes: u8) {
+        self.read_word_by(bytes, "bpf_probe_read_user");
+    }
+
+    fn read_word_by(&mut self, bytes: u8, helper: &str) {
         self.line("r1 = 0");
         self.line(&format!("*(u64 *)(r10 {WORD_AT}) = r1"));
         self.line("r1 = r10");
         self.line(&format!("r1 += {WORD_AT}"));
         self.line(&format!("r2 = {bytes}"));
-        self.line("call bpf_probe_read_user");
+        self.line(&format!("call {helper}"));
     }
 
     /// Extends the sign of a number of so many bytes.

@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ring3_btf::KERNEL_BTF;
 use ring3_uapi::Errno;
-
-use crate::kernel::KERNEL_BTF;
 
 /// The id of the kernel's own types.
 pub const VMLINUX_BTF_ID: u32 = 1;
