@@ -252,9 +252,12 @@ impl Stopped {
             // Who sleeps is woken by this, and may take the CPU from us while others are stopped: most often the first one.
             seized.iter().rev().for_each(|tid| drop(ptrace::interrupt(*tid)));
             let mut pause = Pause::brief();
+            let mut stopped = Ok(());
             for tid in seized {
-                self.await_stop(tid, deadline, &mut pause)?;
+                // (Whatever becomes of others: who was interrupted makes its call again.)
+                stopped = stopped.and(self.await_stop(tid, deadline, &mut pause));
             }
+            stopped?;
         }
         Err(Error::ThreadDoesNotStop { tid: self.pid, state: 'R' })
     }

@@ -353,6 +353,51 @@ fn a_program_that_executes_another_while_it_is_being_stopped_goes_on() {
     assert!(stops > 0);
 }
 
+/// Its first thread waits for a `vfork` child until a line comes; others wait in calls that a stop interrupts.
+const HELD: &str = r#"
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static volatile int stop; static volatile int bad; static pthread_barrier_t begun;
+static void *waiter(void *a) {
+    sigset_t m; sigfillset(&m); pthread_sigmask(SIG_BLOCK, &m, 0);
+    int e = epoll_create1(0); struct epoll_event v; struct timespec t = {0, 5000000}; pthread_barrier_wait(&begun);
+    while (!stop) {
+        if (epoll_wait(e, &v, 1, 5) != 0) bad = 1;
+        if (sigtimedwait(&m, 0, &t) != -1 || errno != EAGAIN) bad = 2;
+    }
+    return 0;
+}
+int main(void) {
+    pthread_t h[6]; pthread_barrier_init(&begun, 0, 7);
+    for (int i = 0; i < 6; i++) pthread_create(&h[i], 0, waiter, 0);
+    pthread_barrier_wait(&begun);
+    pid_t child = vfork();
+    if (!child) {
+        char c; write(1, "ready\n", 6); while (read(0, &c, 1) > 0) {}
+        _exit(0);
+    }
+    waitpid(child, 0, 0);
+    stop = 1; for (int i = 0; i < 6; i++) pthread_join(h[i], 0);
+    printf("bad %d\n", bad); return bad;
+}
+"#;
+
+#[test]
+fn a_stop_that_fails_interrupts_no_calls() {
+    let victim = Victim::start(&compile(HELD, "held"));
+    for _ in 0..50 {
+        let stopped = while_stopped(victim.pid(), Duration::from_millis(20), |_| {});
+        assert!(matches!(stopped, Err(Error::ThreadDoesNotStop { .. })), "{stopped:?}");
+    }
+    assert_eq!(victim.finish(), "bad 0");
+}
+
 #[test]
 fn what_cannot_be_traced_is_refused_with_the_reason() {
     assert!(matches!(inspect(Pid(3_999_999)), Err(Error::NoSuchProcess { .. })));
