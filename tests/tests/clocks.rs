@@ -123,6 +123,43 @@ fn targets_live(bench: &Bench, options: &[&str]) {
     end(process);
 }
 
+/// As programs do that restore others from images, and sandboxes.
+#[test]
+fn a_target_that_takes_its_vdso_away_lives_and_programs_find_the_time() {
+    let bench = Bench::ring3();
+    let mut tool = tool(&bench, &[]);
+    for how in ["vdso move", "vdso unmap"] {
+        let mut process = ready(&mut bench.target(counterless()));
+        for command in ["mark", how, "mark", "thread", "child"] {
+            match command == how {
+                true => obey(&mut process, command),
+                false => marks(&mut tool, &mut process, command),
+            }
+        }
+        end(process);
+    }
+    // Before it is a target.
+    for how in ["vdso move", "vdso unmap"] {
+        let mut process = ready(&mut Command::new(counterless()));
+        obey(&mut process, how);
+        let (code, _, error) = bench.run(&["attach", &process.pid().to_string()]);
+        assert_eq!(code, Some(0), "{error}");
+        marks(&mut tool, &mut process, "mark");
+        end(process);
+    }
+}
+
+#[test]
+fn so_does_one_whose_system_calls_are_seen() {
+    let bench = Bench::ring3();
+    for how in ["vdso move", "vdso unmap", "vdso cover"] {
+        let file = counterless();
+        let arguments = ["trace", "-e", "all", "--", file.to_str().expect("UTF-8"), "brief", how];
+        let (code, out, lines) = bench.run(&arguments);
+        assert_eq!((code, out.as_str()), (Some(4), "hello\n"), "{how}: {lines}");
+    }
+}
+
 #[test]
 fn a_target_that_disables_its_counter_lives_and_programs_find_the_time() {
     targets_live(&Bench::ring3(), &[]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Disables its time stamp counter when it is told to, and calls `mark`: each line of input is a command, answered by a line. It ends
+// Disables its time stamp counter, or takes its vDSO away, when it is told to, and calls `mark`: each line of input is a command, answered by a line. It ends
 // with 7 at `end`. `counterless brief COMMAND` does one, says "hello", and ends with 4.
 #define _GNU_SOURCE
 #include <linux/audit.h>
@@ -7,8 +7,10 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -102,6 +104,33 @@ static void forbid_to_ask(void)
 		abort();
 }
 
+// Moves the vDSO away from its data, unmaps it, or maps something else there.
+static void take_vdso(const char *how)
+{
+	char line[512];
+	unsigned long begin = 0, end = 0;
+	FILE *maps = fopen("/proc/self/maps", "r");
+
+	while (maps && fgets(line, sizeof(line), maps))
+		if (strstr(line, "[vdso]"))
+			sscanf(line, "%lx-%lx", &begin, &end);
+	if (!begin)
+		abort();
+	fclose(maps);
+
+	void *vdso = (void *)begin;
+	unsigned long bytes = end - begin;
+	void *room = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (!strcmp(how, "move") && mremap(vdso, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, room) != room)
+		abort();
+	if (!strcmp(how, "unmap") && munmap(vdso, bytes))
+		abort();
+	if (!strcmp(how, "cover") &&
+	    mmap(vdso, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != vdso)
+		abort();
+}
+
 static int set(int mode)
 {
 	return prctl(PR_SET_TSC, mode);
@@ -135,6 +164,8 @@ static void obey(const char *command)
 		set_in_vfork_child(PR_TSC_SIGSEGV);
 	else if (!strcmp(command, "vfork on"))
 		set_in_vfork_child(PR_TSC_ENABLE);
+	else if (!strncmp(command, "vdso ", 5))
+		take_vdso(command + 5);
 	else if (!strcmp(command, "rdtsc"))
 		__builtin_ia32_rdtsc();
 }

@@ -29,6 +29,8 @@ pub(crate) const CLOCK_BOOTTIME: u64 = 7;
 pub(crate) const CLOCK_TAI: u64 = 11;
 const PR_GET_TSC: u64 = 25;
 const PR_SET_TSC: u32 = 26;
+/// include/uapi/linux/mman.h
+const MREMAP_FIXED: u64 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
 
 fn in_ns([seconds, nanoseconds]: [u64; 2]) -> u64 {
@@ -40,9 +42,34 @@ pub(crate) fn clock_ns(tb: &ThreadBlock, clock: u64) -> u64 {
     if tb.tsc.load(Relaxed) != TSC_ENABLED && !ask_if_unknown(tb) {
         return clock_without_tsc(tb, clock);
     }
-    match control(tb.region_base).vdso_clock_gettime {
+    match vdso_clock_gettime(tb.region_base) {
         0 => kernel_clock_ns(clock).unwrap_or(0),
         function => vdso_clock_ns(function, clock),
+    }
+}
+
+/// The address of the vDSO's function; 0: there is none.
+#[inline(always)]
+fn vdso_clock_gettime(base: u64) -> u64 {
+    if state(base).vdso_is_gone.load(Relaxed) == 0 { control(base).vdso_clock_gettime } else { 0 }
+}
+
+/// A process may move or unmap its vDSO. Calls that do are noted before they are made, and those that map something else there, or
+/// change its protection, before programs see their end.
+fn note_vdso(base: u64, [from, bytes]: [u64; 2]) {
+    let control = control(base);
+    if from < control.vdso_end && from.saturating_add(bytes) > control.vdso_begin {
+        state(base).vdso_is_gone.store(1, Relaxed);
+    }
+}
+
+/// A call has ended.
+#[inline(always)]
+pub(crate) fn after(base: u64, regs: &PtRegs, number: i64) {
+    match number {
+        nr::MMAP => note_vdso(base, [regs.rax, regs.rsi]),
+        nr::MPROTECT | nr::PKEY_MPROTECT => note_vdso(base, [regs.rdi, regs.rsi]),
+        _ => {}
     }
 }
 
@@ -72,7 +99,7 @@ fn kernel_clock_ns(clock: u64) -> Option<u64> {
 #[cold]
 #[inline(never)]
 fn clock_without_tsc(tb: &ThreadBlock, clock: u64) -> u64 {
-    let function = control(tb.region_base).vdso_clock_gettime;
+    let function = vdso_clock_gettime(tb.region_base);
     if clock != CLOCK_MONOTONIC_COARSE || function == 0 {
         if let Some(time) = kernel_clock_ns(clock) {
             return time;
@@ -93,7 +120,7 @@ fn clock_without_tsc(tb: &ThreadBlock, clock: u64) -> u64 {
 /// `CLOCK_MONOTONIC_COARSE`, ns; `None`: the kernel would have to be asked.
 #[inline(always)]
 pub(crate) fn coarse_ns(tb: &ThreadBlock) -> Option<u64> {
-    match control(tb.region_base).vdso_clock_gettime {
+    match vdso_clock_gettime(tb.region_base) {
         0 => None,
         function => Some(vdso_clock_ns(function, CLOCK_MONOTONIC_COARSE)),
     }
@@ -148,7 +175,18 @@ fn note_disabled(tb: &ThreadBlock) {
 /// (The kernel takes 32 bits of both arguments.)
 #[inline(always)]
 pub(crate) fn before(base: u64, regs: &PtRegs, number: i64) -> Option<i64> {
-    if number != nr::PRCTL && number != nr::SECCOMP { None } else { before_change(base, regs, number) }
+    match number {
+        nr::PRCTL | nr::SECCOMP => before_change(base, regs, number),
+        nr::MUNMAP | nr::MREMAP => {
+            note_vdso(base, [regs.rdi, regs.rsi]);
+            // (Where it is moved to, if that is given.)
+            if number == nr::MREMAP && regs.r10 & MREMAP_FIXED != 0 {
+                note_vdso(base, [regs.r8, regs.rdx]);
+            }
+            None
+        }
+        _ => None,
+    }
 }
 
 #[cold]

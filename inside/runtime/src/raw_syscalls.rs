@@ -404,6 +404,7 @@ pub(crate) unsafe fn end(base: u64, regs: &mut PtRegs, number: Option<i64>, copy
     }
     let begun = pop(tb, regs.rsp, known, borrows);
     let Some(number) = known.or(begun.map(|call| i64::from(call.number))) else { return };
+    raw_clock::after(base, regs, number);
     if begun.is_none_or(|call| call.ended == 0) {
         // SAFETY: the caller's promise.
         unsafe { show_end(base, tb, regs, number) };

@@ -197,6 +197,8 @@ impl Region {
             nonce: 0,
             region_base: self.base(),
             vdso_clock_gettime: vdso_clock_gettime().unwrap_or(0),
+            vdso_begin: 0,
+            vdso_end: 0,
             rseq_offset: 0,
             cpus,
             request_wait_us: 0,

@@ -173,6 +173,10 @@ shared! {
         pub region_base: u64,
         /// Address of `__vdso_clock_gettime` in the target; 0: use the system call.
         pub vdso_clock_gettime: u64,
+        /// First address of what that function uses: the vDSO and its data before it.
+        pub vdso_begin: u64,
+        /// The end of that.
+        pub vdso_end: u64,
         /// Address of a C library's `__rseq_offset` in the target, a word that says how far behind its FS base each thread's
         /// `struct rseq` lies; 0: there is none.
         pub rseq_offset: u64,

@@ -49,11 +49,13 @@ pub const TRACED_DONE_AT: u64 = TRACED_AT + COPY_BYTES * (CLONE_SYSCALLS.len() a
 /// call's number cannot be looked up any more; so each has a copy of its own.
 pub const CLONE_SYSCALLS: [i64; 4] = [nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3];
 /// Other calls at whose beginning or end the agent has more to do than to run programs.
-pub const SLOW_PATH_SYSCALLS: [i64; 21] = [
+pub const SLOW_PATH_SYSCALLS: [i64; 23] = [
     nr::MMAP,
     nr::MPROTECT,
+    nr::MUNMAP,
     nr::RT_SIGACTION,
     nr::RT_SIGRETURN,
+    nr::MREMAP,
     nr::EXECVE,
     nr::EXIT,
     nr::KILL,

@@ -95,8 +95,8 @@ pub struct StateHeader {
     pub requests_lost: AtomicU64,
     /// Chunks of shadow frames that blocks have taken.
     pub shadow_chunks: AtomicU32,
-    /// Zero.
-    pub reserved4: AtomicU32,
+    /// 1: the process has moved or unmapped its vDSO, or is about to.
+    pub vdso_is_gone: AtomicU32,
     /// By how much `CLOCK_BOOTTIME` was ahead of `CLOCK_MONOTONIC` when a thread's time stamp counter was last found disabled, ns.
     pub boottime_ahead_ns: AtomicU64,
     /// The same of `CLOCK_TAI`.

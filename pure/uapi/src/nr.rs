@@ -62,6 +62,7 @@ numbers! {
     KILL kill,
     MMAP mmap,
     MPROTECT mprotect,
+    MREMAP mremap,
     MUNMAP munmap,
     NANOSLEEP nanosleep,
     OPEN open,

@@ -1,6 +1,7 @@
 //! Addresses that the agent needs from a process's libraries: the clock, restartable sequences, TCBs.
 
 use std::mem::offset_of;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -85,10 +86,29 @@ static OWN_VDSO: LazyLock<Option<(Vec<u8>, Option<u64>)>> = LazyLock::new(|| {
     Some((image, offset))
 });
 
-/// Address of `__vdso_clock_gettime` in a process.
-pub(super) fn vdso_clock_gettime(pid: u32, mappings: &[inject::Mapping]) -> Option<u64> {
-    // (Nothing else has this name: fs/proc/task_mmu.c takes it from the kernel's own mappings.)
-    let mapping = mappings.iter().find(|mapping| mapping.path == "[vdso]")?;
+/// The vDSO of a process, as a clock.
+#[derive(Clone, Debug, Default)]
+pub(super) struct VdsoClock {
+    /// Address of `__vdso_clock_gettime`; 0: there is none.
+    pub(super) function: u64,
+    /// What that uses: the vDSO and its data before it.
+    pub(super) range: Range<u64>,
+}
+
+/// The vDSO's clock of a process. One that was moved away from its data (`[vvar]`) is none.
+pub(super) fn vdso_clock(pid: u32, mappings: &[inject::Mapping]) -> Option<VdsoClock> {
+    // (Nothing else has these names: fs/proc/task_mmu.c takes them from the kernel's own mappings.)
+    let at = mappings.iter().position(|mapping| mapping.path == "[vdso]")?;
+    let mapping = &mappings[at];
+    let mut begin = mapping.range.start;
+    for data in mappings[..at].iter().rev().take_while(|data| data.path.starts_with("[vvar")) {
+        if data.range.end == begin {
+            begin = data.range.start;
+        }
+    }
+    if begin == mapping.range.start {
+        return None;
+    }
     let mut image = vec![0u8; (mapping.range.end - mapping.range.start) as usize];
     read_process(pid, mapping.range.start, &mut image).ok()?;
     let offset = match &*OWN_VDSO {
@@ -96,7 +116,7 @@ pub(super) fn vdso_clock_gettime(pid: u32, mappings: &[inject::Mapping]) -> Opti
         // (A process that was restored from an image may have brought its own.)
         _ => clock_gettime_in(&image),
     };
-    Some(mapping.range.start + offset?)
+    Some(VdsoClock { function: mapping.range.start + offset?, range: begin..mapping.range.end })
 }
 
 fn clock_gettime_in(image: &[u8]) -> Option<u64> {

@@ -25,6 +25,7 @@ mod finder;
 mod forks;
 mod garbage;
 mod hosted;
+mod interest;
 mod leftovers;
 mod letting_go;
 mod libraries;

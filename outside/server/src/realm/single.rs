@@ -91,7 +91,7 @@ impl Target {
         if self.lacks_unwind_tables(spec) {
             return None;
         }
-        if self.lacks_faults(links) || spec.identity && !self.syscalls.identity {
+        if self.lacks_faults(links) || spec.identity && !self.syscalls.identity || !self.syscalls.programs {
             return None;
         }
         let slots = shared.with_companions(spec.text.maps.iter().copied());

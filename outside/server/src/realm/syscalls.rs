@@ -27,98 +27,22 @@ use ring3_uapi::nr;
 use super::ahead::CodeMemory;
 use super::batch::Batch;
 use super::cancellation::number_of;
+use super::interest::{SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks};
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_key_of};
 use super::raw_mapping::read_process;
 use super::recovery::put_back;
 use super::site::is_written;
-use super::sud::{CaughtCalls, is_changer};
+use super::sud::CaughtCalls;
 use super::tables::in_agent;
 use super::target::{Link, Target};
 use super::tracer::refusal_of;
 use super::unseen::Unseen;
-use super::{AttachmentId, Calls, Following, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
+use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 use crate::kernel::known;
 
 /// Where in the control page the attachment of nobody is.
 const NOBODY_OFFSET: u64 = TABLES_OFFSET + offset_of!(SyscallTables, nobody) as u64;
-
-/// Which system calls the links of a target want, and why else calls are replaced.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SyscallInterest {
-    /// Some link wants system calls.
-    any: bool,
-    /// Some link wants all of them.
-    all: bool,
-    /// Some link wants those that have no names.
-    unnamed: bool,
-    /// What is executed is traced, too.
-    follow: bool,
-    /// Sites are to be `int3`s: calls that change signal masks are seen.
-    traps: bool,
-    /// Programs ask for names and users: calls that change them are seen.
-    identity: bool,
-    numbers: BTreeSet<u32>,
-}
-
-impl SyscallInterest {
-    /// What these links want.
-    pub(super) fn of<'a>(
-        following: Following,
-        traps: bool,
-        specs: impl Iterator<Item = &'a LinkSpec>,
-    ) -> SyscallInterest {
-        let mut interest = SyscallInterest { follow: following.follows(), traps, ..SyscallInterest::default() };
-        for spec in specs {
-            interest.identity |= spec.identity;
-            let point = match &spec.point {
-                Point::Probe(_) => continue,
-                Point::Syscall(point) => point,
-                Point::Task(point) => {
-                    interest.any = true;
-                    interest.numbers.extend(point.event.calls().iter().map(|number| *number as u32));
-                    continue;
-                }
-            };
-            interest.any = true;
-            match point.calls {
-                Calls::Of(number) => drop(interest.numbers.insert(number)),
-                Calls::All => interest.all = true,
-                Calls::Unnamed => interest.unnamed = true,
-                Calls::Never => {}
-            }
-        }
-        interest
-    }
-
-    /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
-    fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
-        match plan.number.map(i64::from) {
-            // What is left would be caught each time.
-            _ if uses_sud => true,
-            Some(nr::MMAP) if in_loader => true,
-            Some(nr::EXECVE | nr::EXECVEAT) if self.follow => true,
-            // (Where threads may be in trampolines they may be cancelled there.)
-            Some(nr::RT_SIGACTION | nr::RT_SIGRETURN) => self.any || self.follow,
-            Some(number) if self.traps && concerns_traps(number) => true,
-            Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
-            // A process may filter its calls whatever it is traced for.
-            Some(nr::PRCTL | nr::SECCOMP) => true,
-            // Or limit its address space, of which ring3 takes some.
-            Some(nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64) => true,
-            Some(number) if self.unnamed && Calls::Unnamed.has(number as u32) => true,
-            Some(number) => self.any && (self.all || self.numbers.contains(&(number as u32)) || is_watched(number)),
-            // (Nobody is executed from where threads are cancelled.)
-            None => self.any || plan.replaced == Replaced::Instruction,
-        }
-    }
-}
-
-/// Whether the agent has to know of a call so that it sees others rightly.
-fn is_watched(number: i64) -> bool {
-    CLONE_SYSCALLS.contains(&number)
-        || [nr::MMAP, nr::MPROTECT, nr::PKEY_MPROTECT, nr::ARCH_PRCTL, nr::EXECVE, nr::EXECVEAT].contains(&number)
-}
 
 /// Calls of a process, and what it has beside them.
 #[derive(Clone, Debug, Default)]
@@ -129,6 +53,8 @@ pub(super) struct WantedCalls {
     pub(super) sud: Option<String>,
     /// Those that change a thread's user are among them.
     identity: bool,
+    /// Those that take the vDSO away are.
+    programs: bool,
 }
 
 /// A site that should be there.
@@ -154,7 +80,8 @@ pub(super) fn wanted(
     is_loader: impl Fn(&str) -> bool,
     unscanned: Option<&dyn Fn() -> Option<String>>,
 ) -> WantedCalls {
-    let mut wanted = WantedCalls { identity: interest.identity, ..WantedCalls::default() };
+    let mut wanted =
+        WantedCalls { identity: interest.identity, programs: interest.programs, ..WantedCalls::default() };
     let (mut found, mut refused, mut any_small) = (vec![], None, false);
     let mut told = BTreeSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
@@ -235,6 +162,8 @@ pub(super) struct Syscalls {
     changing: Vec<u64>,
     /// Calls that change a thread's user are seen.
     pub(super) identity: bool,
+    /// Those that take the vDSO away are.
+    pub(super) programs: bool,
     /// Packed ranges of the attachment table, by who is in them.
     ranges: BTreeMap<Vec<AttachmentId>, u64>,
     /// Links whose programs see calls here.
@@ -388,7 +317,7 @@ impl Target {
     /// Remembers what was found out beside the calls themselves.
     pub(super) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
         let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
-        self.syscalls.identity = wanted.identity;
+        (self.syscalls.identity, self.syscalls.programs) = (wanted.identity, wanted.programs);
         self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
         (self.syscalls.unseen, self.sud.why) = (wanted.unseen, wanted.sud);
         wanted.calls
@@ -852,42 +781,4 @@ impl Target {
         let Some(first) = self.write_attachments(&specs, 0) else { return 0 };
         range_pack(first, specs.len() as u32)
     }
-}
-
-/// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
-/// `follow`: what is executed is traced.
-fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
-    match number as i64 {
-        nr::MMAP => exit,
-        nr::MPROTECT | nr::PKEY_MPROTECT => exit && any,
-        number if CLONE_SYSCALLS.contains(&number) => any,
-        nr::ARCH_PRCTL => any,
-        // (Also when nobody wants anything any more, and sites cannot be restored at present.)
-        nr::RT_SIGACTION | nr::RT_SIGRETURN | nr::PRCTL | nr::SECCOMP => !exit,
-        nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64 => !exit,
-        number if IDENTITY_CHANGERS.contains(&number) => !exit,
-        nr::EXECVE | nr::EXECVEAT => follow && !exit,
-        _ => false,
-    }
-}
-
-/// Whether the agent looks at the beginning or the end of a call for an event.
-fn is_of_event(event: TaskEvent, number: i64, exit: bool) -> bool {
-    let at_end = matches!(event, TaskEvent::Exec | TaskEvent::Fork);
-    exit == at_end && event.calls().contains(&number)
-}
-
-/// Whether a call may be one that blocks SIGTRAP, or takes its handler away.
-fn may_change_masks(plan: &SyscallPlan) -> bool {
-    plan.replaced == Replaced::Instruction && plan.number.is_none_or(|number| concerns_traps(i64::from(number)))
-}
-
-fn concerns_traps(number: i64) -> bool {
-    is_changer(number) || number == nr::CLONE3
-}
-
-/// Whether the SUD fallback needs the beginning and the end of a call.
-fn concerns_sud(number: usize) -> bool {
-    let number = number as i64;
-    is_changer(number) || [nr::MUNMAP, nr::PRCTL, nr::SECCOMP].contains(&number)
 }

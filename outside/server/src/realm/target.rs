@@ -27,7 +27,7 @@ use super::extension::Extensions;
 use super::faults::FaultState;
 use super::forks::WitnessFile;
 use super::hosted::Host;
-use super::libraries::{Program, vdso_clock_gettime};
+use super::libraries::{Program, VdsoClock, vdso_clock};
 use super::limits;
 use super::map_sources::{opened_for_targets, sources};
 use super::modules::{Modules, likely_file_of};
@@ -159,7 +159,7 @@ pub(super) struct Target {
     pub(super) settled: Option<Settled>,
     /// Its process has gone, or has other tables now: forks that have not been adopted run with these.
     pub(super) forks_only: bool,
-    vdso_clock_gettime: u64,
+    vdso_clock: VdsoClock,
     /// The program that it ran when it was looked at first.
     program: Program,
     /// When it became one.
@@ -260,7 +260,7 @@ impl Target {
             series: None,
             settled: None,
             forks_only: false,
-            vdso_clock_gettime: vdso_clock_gettime(pid, &mappings).unwrap_or(0),
+            vdso_clock: vdso_clock(pid, &mappings).unwrap_or_default(),
             rseq_offset: 0,
             perf_map: None,
             inject_us: 0,
@@ -392,7 +392,9 @@ impl Target {
                 pid: self.own_pid,
                 nonce: self.nonce,
                 region_base,
-                vdso_clock_gettime: self.vdso_clock_gettime,
+                vdso_clock_gettime: self.vdso_clock.function,
+                vdso_begin: self.vdso_clock.range.start,
+                vdso_end: self.vdso_clock.range.end,
                 rseq_offset: self.rseq_offset,
                 cpus: shared.cpus,
                 request_wait_us: REQUEST_WAIT_US,

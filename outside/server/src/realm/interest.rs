@@ -1,0 +1,131 @@
+//! Which system calls of a target are replaced, and at which ends of them the agent looks: decided by its links alone.
+
+use std::collections::BTreeSet;
+
+use ring3_layout::syscall::{CLONE_SYSCALLS, IDENTITY_CHANGERS};
+use ring3_layout::task_event::TaskEvent;
+use ring3_patch::{Replaced, SyscallPlan};
+use ring3_uapi::nr;
+
+use super::sud::is_changer;
+use super::{Calls, Following, LinkSpec, Point};
+
+/// Which system calls the links of a target want, and why else calls are replaced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SyscallInterest {
+    /// Some link wants system calls.
+    pub(super) any: bool,
+    /// There is a link.
+    pub(super) programs: bool,
+    /// Some link wants all of them.
+    pub(super) all: bool,
+    /// Some link wants those that have no names.
+    pub(super) unnamed: bool,
+    /// What is executed is traced, too.
+    pub(super) follow: bool,
+    /// Sites are to be `int3`s: calls that change signal masks are seen.
+    pub(super) traps: bool,
+    /// Programs ask for names and users: calls that change them are seen.
+    pub(super) identity: bool,
+    pub(super) numbers: BTreeSet<u32>,
+}
+
+impl SyscallInterest {
+    /// What these links want.
+    pub(super) fn of<'a>(
+        following: Following,
+        traps: bool,
+        specs: impl Iterator<Item = &'a LinkSpec>,
+    ) -> SyscallInterest {
+        let mut interest = SyscallInterest { follow: following.follows(), traps, ..SyscallInterest::default() };
+        for spec in specs {
+            interest.identity |= spec.identity;
+            interest.programs = true;
+            let point = match &spec.point {
+                Point::Probe(_) => continue,
+                Point::Syscall(point) => point,
+                Point::Task(point) => {
+                    interest.any = true;
+                    interest.numbers.extend(point.event.calls().iter().map(|number| *number as u32));
+                    continue;
+                }
+            };
+            interest.any = true;
+            match point.calls {
+                Calls::Of(number) => drop(interest.numbers.insert(number)),
+                Calls::All => interest.all = true,
+                Calls::Unnamed => interest.unnamed = true,
+                Calls::Never => {}
+            }
+        }
+        interest
+    }
+
+    /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
+    pub(super) fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
+        match plan.number.map(i64::from) {
+            // What is left would be caught each time.
+            _ if uses_sud => true,
+            Some(nr::MMAP) if in_loader => true,
+            Some(nr::EXECVE | nr::EXECVEAT) if self.follow => true,
+            // (Where threads may be in trampolines they may be cancelled there.)
+            Some(nr::RT_SIGACTION | nr::RT_SIGRETURN) => self.any || self.follow,
+            Some(number) if self.traps && concerns_traps(number) => true,
+            Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
+            // A process may filter its calls whatever it is traced for.
+            Some(nr::PRCTL | nr::SECCOMP) => true,
+            // Or take away the vDSO, by which programs read clocks.
+            Some(nr::MUNMAP | nr::MREMAP) => self.any || self.programs,
+            // Or limit its address space, of which ring3 takes some.
+            Some(nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64) => true,
+            Some(number) if self.unnamed && Calls::Unnamed.has(number as u32) => true,
+            Some(number) => self.any && (self.all || self.numbers.contains(&(number as u32)) || is_watched(number)),
+            // (Nobody is executed from where threads are cancelled.)
+            None => self.any || plan.replaced == Replaced::Instruction,
+        }
+    }
+}
+
+/// Whether the agent has to know of a call so that it sees others rightly.
+fn is_watched(number: i64) -> bool {
+    CLONE_SYSCALLS.contains(&number)
+        || [nr::MMAP, nr::MPROTECT, nr::PKEY_MPROTECT, nr::ARCH_PRCTL, nr::EXECVE, nr::EXECVEAT].contains(&number)
+}
+
+/// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;
+/// `follow`: what is executed is traced.
+pub(super) fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> bool {
+    match number as i64 {
+        nr::MMAP => exit,
+        nr::MPROTECT | nr::PKEY_MPROTECT => exit && any,
+        number if CLONE_SYSCALLS.contains(&number) => any,
+        nr::ARCH_PRCTL => any,
+        // (Also when nobody wants anything any more, and sites cannot be restored at present.)
+        nr::RT_SIGACTION | nr::RT_SIGRETURN | nr::PRCTL | nr::SECCOMP => !exit,
+        nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64 | nr::MUNMAP | nr::MREMAP => !exit,
+        number if IDENTITY_CHANGERS.contains(&number) => !exit,
+        nr::EXECVE | nr::EXECVEAT => follow && !exit,
+        _ => false,
+    }
+}
+
+/// Whether the agent looks at the beginning or the end of a call for an event.
+pub(super) fn is_of_event(event: TaskEvent, number: i64, exit: bool) -> bool {
+    let at_end = matches!(event, TaskEvent::Exec | TaskEvent::Fork);
+    exit == at_end && event.calls().contains(&number)
+}
+
+/// Whether a call may be one that blocks SIGTRAP, or takes its handler away.
+pub(super) fn may_change_masks(plan: &SyscallPlan) -> bool {
+    plan.replaced == Replaced::Instruction && plan.number.is_none_or(|number| concerns_traps(i64::from(number)))
+}
+
+pub(super) fn concerns_traps(number: i64) -> bool {
+    is_changer(number) || number == nr::CLONE3
+}
+
+/// Whether the SUD fallback needs the beginning and the end of a call.
+pub(super) fn concerns_sud(number: usize) -> bool {
+    let number = number as i64;
+    is_changer(number) || [nr::MUNMAP, nr::PRCTL, nr::SECCOMP].contains(&number)
+}
