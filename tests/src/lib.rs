@@ -6,6 +6,7 @@
 //! Start reading at: `Bench`.
 #![forbid(unsafe_code)]
 
+pub mod container;
 mod disk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -723,7 +724,7 @@ pub fn difference_from_files(pid: u32) -> Option<String> {
         let mut mapped = vec![0; (end - start) as usize];
         memory.read_exact_at(&mut mapped, start).expect("readable");
         let mut stored = vec![0; mapped.len()];
-        let file = std::fs::File::open(path).expect("the file is there");
+        let file = std::fs::File::open(format!("/proc/{pid}/root{path}")).expect("the file is there");
         let bytes = file.read_at(&mut stored, hex(words[2])).expect("readable");
         let different = mapped[..bytes].iter().zip(&stored[..bytes]).position(|(mapped, stored)| mapped != stored);
         let around = different.map(|at| at.saturating_sub(8)..(at + 16).min(bytes));

@@ -19,7 +19,7 @@ use crate::raw_clock::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, clock_ns};
 use crate::raw_helpers::comm;
 use crate::raw_memory::{USER_END, is_program_memory, read, read_string, read_user_string};
 use crate::raw_proc::Task;
-use crate::raw_sampled::{of_any, sampled, shown_ids};
+use crate::raw_sampled::{ids_at_home, of_any, sampled};
 use crate::raw_slot::name;
 use crate::raw_system::{cpu_number, syscall, syscall0};
 use crate::raw_task::task_of;
@@ -37,7 +37,7 @@ const _: () = assert!(TASKS_START >= KERNEL_START);
 
 /// The running thread's `task_struct`.
 pub(crate) fn own_task(tb: &ThreadBlock) -> TaskAddress {
-    TaskAddress::new(owner::namespace(name(tb.region_base, tb)), shown_ids(tb) as u32)
+    TaskAddress::new(owner::namespace(name(tb.region_base, tb)), ids_at_home(tb) as u32)
 }
 
 /// The error for reading what is not kernel memory: some address of the kernel's half, or none of its.
@@ -256,7 +256,7 @@ fn number(tb: &ThreadBlock, at: TaskAddress, task: Task, source: Source, which: 
 /// The code with which a thread ends that programs see ending; of others what the kernel tells.
 fn exit_code(tb: &ThreadBlock, at: TaskAddress, task: Task) -> Option<u64> {
     const EXIT_CODE: u16 = 52;
-    let ends = tb.exit_code & EXIT_CODE_SET != 0 && at.tid == shown_ids(tb) as u32;
+    let ends = tb.exit_code & EXIT_CODE_SET != 0 && at.tid == ids_at_home(tb) as u32;
     if ends { Some(u64::from(tb.exit_code as u32)) } else { task.stat(EXIT_CODE) }
 }
 

@@ -50,11 +50,17 @@ fn is_server_gone(base: u64, pid: u32) -> bool {
 
 /// Files a request of the thread with these ids (`pid << 32 | tid`); waits for the answer if `wait` says so, at most [`WAITS_MAX`] times as long as the server set,
 /// once if there seems to be no server any more, and not at all if there certainly is none. True: it was answered.
-#[inline(never)]
 pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) -> bool {
+    answer(base, kind, ids, argument, if wait { WAITS_MAX } else { 0 }).is_some()
+}
+
+/// As [`file`], with how often is waited at most: what then is the request's argument.
+#[inline(never)]
+pub(crate) fn answer(base: u64, kind: u32, ids: u64, argument: u64, waits_max: u32) -> Option<u64> {
+    let wait = waits_max > 0;
     if is_server_gone(base, (ids >> 32) as u32) {
         state(base).requests_lost.fetch_add(1, Relaxed);
-        return false;
+        return None;
     }
     let free = realm(base).requests.iter().find(|entry| {
         entry.state.load(Relaxed) == request::FREE
@@ -62,7 +68,7 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) ->
     });
     let Some(entry) = free else {
         state(base).requests_lost.fetch_add(1, Relaxed);
-        return false;
+        return None;
     };
     entry.kind.store(kind, Relaxed);
     entry.pid.store((ids >> 32) as u32, Relaxed);
@@ -73,13 +79,13 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) ->
     entry.state.store(if wait { request::PENDING } else { request::UNATTENDED }, Release);
     ring(base, DOORBELL_REQUESTS);
     if !wait {
-        return false;
+        return None;
     }
     let wait_us = u64::from(control(base).request_wait_us);
     let timeout = [wait_us / 1_000_000, wait_us % 1_000_000 * 1000];
     let address = &raw const entry.state as u64;
     let (mut waits, mut interrupted) = (0, 0);
-    while waits < WAITS_MAX && interrupted < INTERRUPTED_MAX {
+    while waits < waits_max && interrupted < INTERRUPTED_MAX {
         if entry.state.load(Acquire) != request::PENDING {
             break;
         }
@@ -100,8 +106,9 @@ pub(crate) fn file(base: u64, kind: u32, ids: u64, argument: u64, wait: bool) ->
     }
     if entry.state.compare_exchange(request::PENDING, request::ABANDONED, AcqRel, Acquire).is_ok() {
         state(base).requests_lost.fetch_add(1, Relaxed);
-        return false;
+        return None;
     }
+    let answer = entry.argument.load(Relaxed);
     entry.state.store(request::FREE, Release);
-    true
+    Some(answer)
 }

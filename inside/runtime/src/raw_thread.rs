@@ -24,7 +24,7 @@ use ring3_uapi::nr;
 
 use crate::raw_memory::read_own_word;
 use crate::raw_system::{fs_base, gs_base, half_at_fs, is_dead, relax, set_gs_base, syscall0, tcb_at_fs, word_at_fs};
-use crate::{raw_request, raw_shadow};
+use crate::{raw_request, raw_sampled, raw_shadow};
 
 /// Stands for the FS base of a thread that has none yet (before the C library has set it).
 const NO_FS: u64 = 1;
@@ -348,13 +348,14 @@ fn refresh(base: u64, block: *mut ThreadBlock, (generation, tid): (u64, u64), fs
     }
     tb.this = block as u64;
     tb.fs_base = fs;
+    (tb.told_ids, tb.tcb_tid) = ([0; 2], tid as u32);
     set_ids(tb, generation << 32 | tid);
-    tb.tcb_tid = tid as u32;
     tb.random = 0;
     tb.generation = generation;
 }
 
 /// The ids of the thread that uses a block from now on.
 pub(crate) fn set_ids(tb: &mut ThreadBlock, ids: u64) {
-    (tb.pid_tgid, tb.shown_ids) = (ids, ids);
+    tb.pid_tgid = ids;
+    tb.shown_ids = raw_sampled::told_ids(tb);
 }

@@ -51,7 +51,7 @@ pub(crate) fn formatted(tb: &ThreadBlock, out: &mut [u8], text: &[u8], arguments
 }
 
 /// Writes a line; the length of the text, as `bpf_trace_printk` returns it.
-pub(crate) fn print(tb: &ThreadBlock, text: &[u8], arguments: &[u64]) -> Result<u64, Errno> {
+pub(crate) fn print(tb: &mut ThreadBlock, text: &[u8], arguments: &[u64]) -> Result<u64, Errno> {
     let mut line = [0u8; TRACE_TEXT_BYTES];
     let length = formatted(tb, &mut line, text, arguments)?;
     let used = length.min(TRACE_TEXT_BYTES);
@@ -61,7 +61,7 @@ pub(crate) fn print(tb: &ThreadBlock, text: &[u8], arguments: &[u64]) -> Result<
     Ok(length as u64)
 }
 
-fn store(tb: &ThreadBlock, line: &[u8; TRACE_TEXT_BYTES], bytes: usize) {
+fn store(tb: &mut ThreadBlock, line: &[u8; TRACE_TEXT_BYTES], bytes: usize) {
     let realm = realm(tb.region_base);
     let number = realm.trace_head.fetch_add(1, AcqRel);
     let Some(entry) = realm.trace.get((number % u64::from(TRACE_ENTRIES)) as usize) else { return };

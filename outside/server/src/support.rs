@@ -193,7 +193,10 @@ const HELPER_NOTES: &[(u32, &str)] = &[
     (helper::COPY_FROM_USER_TASK, "of the running thread's process, the only task that programs hold"),
     (helper::READ_BRANCH_RECORDS, "there are none (-ENOENT), as in the kernel on CPUs that do not record branches"),
     (helper::GET_NS_CURRENT_PID_TGID, "without /proc in the process, no namespace is known to be its own (-EINVAL)"),
-    (helper::GET_CURRENT_PID_TGID, "ids of the process's own pid namespace"),
+    (
+        helper::GET_CURRENT_PID_TGID,
+        "ids of the server's pid namespace; without an answer of the server, or for a while in a process that has just begun a namespace, of the process's own",
+    ),
     (helper::GET_SMP_PROCESSOR_ID, "the CPU whose part of per-CPU maps the run uses"),
 ];
 

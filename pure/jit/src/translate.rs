@@ -5,6 +5,7 @@
 //! low bits of their count, 32-bit results are zero-extended.
 
 mod host;
+mod ids;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -641,9 +642,7 @@ impl<E: Emitter> Translator<'_, E> {
         let env = self.emitter.get(ENV);
         match (id, self.program.helper_map(at)) {
             (helper::TAIL_CALL, _) => self.tail_call(),
-            (helper::GET_CURRENT_PID_TGID, _) => {
-                self.emitter.load(Size::Dw, false, env, offset_of!(ThreadBlock, shown_ids) as i32)
-            }
+            (helper::GET_CURRENT_PID_TGID, _) => self.ids(),
             // What a program is told is the CPU whose part of maps it has.
             (helper::GET_SMP_PROCESSOR_ID, _) if self.program.uses_per_cpu() => self.cpu(),
             (helper::GET_ATTACH_COOKIE, _) => {

@@ -84,6 +84,9 @@ pub mod request {
     pub const KIND_NO_BLOCK: u32 = 10;
     /// This thread is about to make a call by `int $0x80`, which programs do not see: let the process go if it is strace's, else say it.
     pub const KIND_GATE: u32 = 11;
+    /// In another pid namespace than the server's: which ids has this thread there? The answer, `pid << 32 | tid`, is in `argument`; 0: it
+    /// is not known.
+    pub const KIND_IDS: u32 = 12;
 }
 
 /// What an agent asks of the server.

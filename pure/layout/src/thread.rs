@@ -101,8 +101,10 @@ pub struct StateHeader {
     pub boottime_ahead_ns: AtomicU64,
     /// The same of `CLOCK_TAI`.
     pub tai_ahead_ns: AtomicU64,
+    /// How often the server did not answer which ids a thread has.
+    pub ids_untold: AtomicU32,
     /// Zero.
-    pub reserved2: u64,
+    pub reserved2: u32,
     /// FS base of the thread that owns block i; 0: free. Searched when GS does not point to a block.
     pub fs_bases: [AtomicU64; THREADS_MAX as usize],
     /// Upper bounds, by [`crate::cancellation::slot`], of the calls under way of routines in which threads are cancelled, and
@@ -204,7 +206,8 @@ pub struct ThreadBlock {
     pub generation: u64,
     /// `pid << 32 | tid` of the thread (tgid in the high half).
     pub pid_tgid: u64,
-    /// The same as programs see it: of the thread for which [`ThreadBlock::sampled`] stands, if it does.
+    /// The same as programs see it: in the server's pid namespace, and of the thread for which [`ThreadBlock::sampled`] stands, if it
+    /// does; 0: the server has not been asked yet ([`crate::realm::request::KIND_IDS`]).
     pub shown_ids: u64,
     /// The guard. While the thread runs programs: the stack pointer below which they run; a hit at a higher stack pointer shows
     /// that a `longjmp` has abandoned them. Otherwise 0.
@@ -296,6 +299,8 @@ pub struct ThreadBlock {
     pub cgroup: Remembered<u64>,
     /// Device and inode of its pid namespace; zeros: not asked for yet.
     pub pid_namespace: [u64; 2],
+    /// `pid_tgid`, and what the server has told that it is in its own pid namespace; zeros: not asked.
+    pub told_ids: [u64; 2],
     /// A level, and the id of the cgroup's ancestor there, as `bpf_get_current_ancestor_cgroup_id` returns it.
     pub ancestor: Remembered<[u64; 2]>,
     /// Address of the [`crate::sampled::Sampled`] that stands for the running thread; 0, as in all targets: none.

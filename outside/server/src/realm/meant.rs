@@ -13,7 +13,7 @@ impl Target {
         &self,
         links: &'a BTreeMap<AttachmentId, Link>,
     ) -> impl Iterator<Item = (AttachmentId, &'a LinkSpec)> + use<'a> {
-        let whose = (self.pid, self.own_pid, self.subject.clone());
+        let whose = (self.pid, self.subject.clone());
         let kept_out: BTreeSet<AttachmentId> =
             self.kept_out.keys().chain(self.switched_off.keys()).copied().collect();
         let specs = links.iter().map(|(id, link)| (*id, &link.spec));
@@ -25,8 +25,8 @@ impl Target {
             _ => last.insert((rights, rights.reaches(subject))).1,
         };
         specs.filter(move |(id, spec)| {
-            let (pid, own_pid, subject) = &whose;
-            is_for(spec, *pid, *own_pid)
+            let (pid, subject) = &whose;
+            is_for(spec, *pid)
                 && is_of_family(spec, &family)
                 && !kept_out.contains(id)
                 && reaches(&spec.rights, subject)
@@ -40,18 +40,18 @@ impl Target {
 
     /// Whether a link is for this process, wherever its memory is.
     pub(super) fn is_meant(&self, spec: &LinkSpec) -> bool {
-        holds(spec, &(self.pid, self.own_pid, self.subject.clone())) && is_of_family(spec, &self.with_forebears())
+        holds(spec, &(self.pid, self.subject.clone())) && is_of_family(spec, &self.with_forebears())
     }
 }
 
-/// Whether a link is for a process, given by its id, its id in its own namespace, and whose it is.
-pub(super) fn holds(spec: &LinkSpec, (pid, own_pid, subject): &(u32, u32, Subject)) -> bool {
-    is_for(spec, *pid, *own_pid) && spec.rights.reaches(subject)
+/// Whether a link is for a process, given by its id and whose it is.
+pub(super) fn holds(spec: &LinkSpec, (pid, subject): &(u32, Subject)) -> bool {
+    is_for(spec, *pid) && spec.rights.reaches(subject)
 }
 
 /// As [`holds`], whoever's the process is.
-fn is_for(spec: &LinkSpec, pid: u32, own_pid: u32) -> bool {
-    spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(own_pid)
+fn is_for(spec: &LinkSpec, pid: u32) -> bool {
+    spec.pid.is_none_or(|wanted| wanted == pid) && spec.filter.lets(pid)
 }
 
 impl LinkSpec {

@@ -79,12 +79,20 @@ impl Claim {
 
     /// Whoever waits goes on; what nobody waits for is free again. (It may be somebody else's by now.)
     fn answer(self, shared: &Shared) {
+        self.answer_with(shared, self.argument);
+    }
+
+    /// The same, with a number as the answer.
+    fn answer_with(self, shared: &Shared, number: u64) {
         let Some(domain) = shared.domains.numbered(self.domain) else { return };
         let entry = &domain.block().file.realm().requests[self.index];
         let now = Claim::of(self.domain, self.index, entry);
         let what = |claim: Claim| (claim.pid, claim.tid, claim.nonce, claim.kind, claim.argument);
         if what(now) != what(self) {
             return;
+        }
+        if number != self.argument && entry.state.load(Acquire) == request::PENDING {
+            entry.argument.store(number, Relaxed);
         }
         if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {
             raw_mapping::futex_wake(&entry.state);
@@ -209,6 +217,13 @@ impl Actor {
             let Some(process) = requester.or_else(|| owner.find_unadopted(pid)) else { return Served::Done };
             self.young_forks.forget(nonce, pid);
             return self.serve_exec(claim, process, requester);
+        }
+        if kind == request::KIND_IDS {
+            // (Nor need who asks this: it may be about to execute a program, with its creator's memory.)
+            let process = requester(&self.targets).or_else(|| owner.find_unadopted(pid));
+            let thread = process.and_then(|pid| Some((pid, recovery::thread_named(pid, claim.tid)?)));
+            claim.answer_with(&self.shared, thread.map_or(0, |(pid, tid)| u64::from(pid) << 32 | u64::from(tid)));
+            return Served::Handed;
         }
         let (owner, forks_only, is_requester) = (owner.pid, owner.forks_only, owner.own_pid == pid);
         // (A fork that has not been adopted asks with its creator's nonce.)

@@ -359,8 +359,8 @@ impl Actor {
             return vec![];
         }
         let Ok(mappings) = inject::mappings(inject::Pid(pid)) else { return vec![] };
-        let (Some(own_pid), Ok(subject)) = (recovery::own_pid(pid), Subject::of(pid)) else { return vec![] };
-        let whose = (pid, own_pid, subject);
+        let Ok(subject) = Subject::of(pid) else { return vec![] };
+        let whose = (pid, subject);
         let mut known = BTreeMap::new();
         let mut is_mapped = |file: (u64, u64)| *known.entry(file).or_insert_with(|| maps(&mappings, pid, file));
         let mut is_meant = |link: &Link, wanted: Wanted| match wanted {
