@@ -29,6 +29,16 @@ pub fn are_possible() -> bool {
     can
 }
 
+/// Whether an ordinary user can make one, in a user namespace; said loudly if not.
+pub fn are_possible_for(user: &Bench) -> bool {
+    let mut unshare = user.command("unshare");
+    let can = is_root() && unshare.args(["--user", "--mount", "true"]).status().is_ok_and(|status| status.success());
+    if !can {
+        println!("SKIPPED: this needs root, and user namespaces of ordinary users");
+    }
+    can
+}
+
 impl Container {
     /// Starts a program of an image, with the letters of `container.c`.
     pub fn start(bench: &Bench, letters: &str, image: &Path, program: &[&str]) -> Container {
@@ -44,12 +54,15 @@ impl Container {
         container
     }
 
-    /// The command that runs a program in a container; its first line is the process id.
+    /// The command by which the bench's user runs a program in a container; its first line is the process id.
     pub fn command(bench: &Bench, letters: &str, image: &Path, program: &[&str]) -> Command {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let scratch = bench.made_directory().join(format!("container-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-        std::fs::create_dir_all(scratch.join("shared")).expect("made");
-        let mut command = Command::new(victim("container", "gcc", "container.c", &["-static"]));
+        for directory in [&scratch, &scratch.join("shared")] {
+            std::fs::create_dir(directory).expect("made");
+            std::os::unix::fs::chown(directory, bench.user, bench.user).expect("given away");
+        }
+        let mut command = bench.command(victim("container", "gcc", "container.c", &["-static"]));
         command.arg(letters).arg(image).arg(scratch).args(program);
         command
     }

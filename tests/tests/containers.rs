@@ -1,9 +1,14 @@
-//! Processes in containers are traced from outside as on the kernel.
+//! Processes in containers are traced from outside as the kernel has it: in all containers of a layer, with ids as they are outside.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Stdio;
 
-use ring3_tests::container::{self, Container, LIKE_DOCKER, distroless_image};
-use ring3_tests::{Bench, Process, wait_until};
+use ring3_tests::container::{self, Container, DISTROLESS, LIKE_DOCKER, distroless_image, musl_image};
+use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, wait_until};
+
+/// A user that no other test has.
+const USER: u32 = 54_331;
 
 /// Root's tools, under ring3 with nothing asked for.
 fn bench() -> Bench {
@@ -15,6 +20,96 @@ fn on_both(test: impl Fn(&Bench)) {
     if container::are_possible() {
         test(&bench());
         test(&Bench::native());
+    }
+}
+
+fn of(file: &Path, function: &str) -> String {
+    format!("{}:{function}", file.display())
+}
+
+/// The kernel's probe is on the layer's inode. A tool sees the ids that processes have outside.
+#[test]
+fn a_probe_on_a_layers_file_is_in_all_containers_with_that_layer() {
+    on_both(|bench| {
+        let Some(image) = musl_image(bench) else { return };
+        let mut containers = [(); 2].map(|()| Container::ready(bench, LIKE_DOCKER, &image));
+        let root = format!("/proc/{}/root", containers[0].pid);
+        // Named by the layer's file, and by the file in one of the containers.
+        for directory in [&image, Path::new(&root)] {
+            let probes = [
+                of(&directory.join("bin/contained"), "wanted"),
+                of(&directory.join("usr/lib/liblibrary.so"), "in_library"),
+            ];
+            let mut tool = bench.counting(&[&probes[0], &probes[1]]);
+            let later = Container::ready(bench, LIKE_DOCKER, &image);
+            for (container, calls) in containers.iter_mut().zip([3, 4]) {
+                assert_eq!(container.told(&format!("call {calls}")), "called");
+            }
+            let expected: BTreeMap<(u32, String), u64> = containers
+                .iter()
+                .zip([3, 4])
+                .flat_map(|(container, calls)| probes.clone().map(|probe| ((container.pid, probe), calls)))
+                .collect();
+            assert_eq!(tool.report(), expected);
+            drop(later);
+        }
+    });
+}
+
+/// A shell, which maps no file with a probe, begins them.
+#[test]
+fn programs_that_begin_in_a_container_are_seen_from_their_first_instruction() {
+    on_both(|bench| {
+        let Some(image) = musl_image(bench) else { return };
+        let mut container = Container::start(bench, LIKE_DOCKER, &image, &["/bin/sh"]);
+        assert_eq!(container.told("echo ready"), "ready");
+        let probe = of(&image.join("bin/contained"), "wanted");
+        let mut tool = bench.counting(&[&probe]);
+        for _ in 0..3 {
+            assert_eq!(container.told("/bin/contained 5; echo ended"), "ended");
+        }
+        let report = tool.report();
+        assert_eq!(report.values().collect::<Vec<_>>(), [&5; 3], "{report:?}");
+    });
+}
+
+/// What has the same name and another content there, since the container has written to it, is another file.
+#[test]
+fn a_file_that_a_container_has_changed_is_another_one() {
+    on_both(|bench| {
+        let Some(image) = musl_image(bench) else { return };
+        let change = "b=/bin/busybox; $b mkdir /tmp && $b cp /bin/contained /tmp/x && $b mv /tmp/x /bin/contained && exec /bin/contained";
+        let change = ["/bin/sh", "-c", change];
+        let mut changed = Container::start(bench, LIKE_DOCKER, &image, &change);
+        assert_eq!(changed.process.line(), "ready");
+        let mut same = Container::ready(bench, LIKE_DOCKER, &image);
+        let probe = of(&image.join("bin/contained"), "wanted");
+        let mut tool = bench.counting(&[&probe]);
+        assert_eq!(changed.told("call 3"), "called");
+        assert_eq!(same.told("call 4"), "called");
+        assert_eq!(tool.report(), [((same.pid, probe), 4)].into());
+    });
+}
+
+/// Root of a user namespace makes it: of the files in such an overlay the kernel gives no handles.
+#[test]
+fn a_container_that_an_ordinary_user_has_made_is_seen() {
+    let owner = Bench::ring3_as(USER);
+    if !container::are_possible_for(&owner) {
+        return;
+    }
+    let image = distroless_image(&owner);
+    let mut container = Container::ready(&owner, "udn", &image);
+    let probe = of(&image.join("bin/contained"), "wanted");
+    for bench in [Bench::native(), bench(), Bench::ring3_as(USER).seeing(None)] {
+        let mut tool = bench.counting(&[&probe]);
+        assert_eq!(container.told("call 3"), "called");
+        assert_eq!(tool.report(), [((container.pid, probe.clone()), 3)].into());
+        drop(tool);
+        if !bench.is_native() {
+            // (It is a target of one server at a time.)
+            wait_until("it is no target", || bench.status()["targets"].as_array().is_none_or(Vec::is_empty));
+        }
     }
 }
 
@@ -60,4 +155,46 @@ fn ids_of_threads_and_children_are_those_outside() {
             (0..6).for_each(|_| assert_eq!(ids(), [child, thread]));
         }
     });
+}
+
+/// Without a shell, /proc, /tmp and /dev, and with nothing that can be written to.
+#[test]
+fn a_distroless_containers_process_is_attached_and_left_as_it_was() {
+    if !container::are_possible() {
+        return;
+    }
+    let bench = Bench::ring3();
+    let image = distroless_image(&bench);
+    let mut container = Container::ready(&bench, DISTROLESS, &image);
+    let (pid, before) = (container.pid.to_string(), Footprint::of(container.pid));
+    let (code, _, errors) = bench.run(&["attach", &pid]);
+    assert_eq!(code, Some(0), "{errors}");
+    let probe = of(&image.join("bin/contained"), "wanted");
+    let mut tool = bench.counting(&[&probe]);
+    assert_eq!(container.told("call 3"), "called");
+    assert_eq!(tool.report(), [((container.pid, probe), 3)].into());
+    drop(tool);
+    let (code, _, errors) = bench.run(&["detach", "--verify", &pid]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert_text_is_as_in_its_files(container.pid);
+    assert_eq!(Footprint::of(container.pid), before);
+}
+
+#[test]
+fn a_containers_end_ends_its_targets_and_nothing_else() {
+    if !container::are_possible() {
+        return;
+    }
+    let bench = bench();
+    let image = distroless_image(&bench);
+    let probe = of(&image.join("bin/contained"), "wanted");
+    let mut containers = [(); 2].map(|()| Container::ready(&bench, LIKE_DOCKER, &image));
+    let mut tool = bench.counting(&[&probe]);
+    containers.iter_mut().for_each(|container| assert_eq!(container.told("call 1"), "called"));
+    let [first, mut second] = containers;
+    ring3_tests::kill(first.pid);
+    let targets = || bench.status()["targets"].as_array().map_or(0, Vec::len);
+    wait_until("it is no target", || targets() == 1);
+    assert_eq!(second.told("call 2"), "called");
+    assert_eq!(tool.report().get(&(second.pid, probe)), Some(&3));
 }

@@ -18,7 +18,7 @@ use crate::loader::objects::{
     Access, Event, EventKind, IdKind, KprobeSite, Object, PROGRAMS_MAX, ProbedFile, TracepointSite, UprobeSite,
 };
 use crate::raw_perf::AttrBytes;
-use crate::realm::{Refusal, possible_cpus, process_named};
+use crate::realm::{FileId, Refusal, possible_cpus, process_named};
 use crate::rights::Rights;
 
 const TYPE_SOFTWARE: u32 = 1;
@@ -246,7 +246,7 @@ fn open_uprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
     let subsystem = caller.subsystem();
     let checked = subsystem.realm.check_sites(&file.path, &[offset], ret);
     checked.map_err(|refusal| told(&refusal, refusal.errno))?;
-    let place = subsystem.uprobes.take((file.dev, file.inode), offset, counter);
+    let place = subsystem.uprobes.take((file.id.dev, file.id.inode), offset, counter);
     let place = place.map_err(|errno| told(&format!("a reference counter at {counter:#x}: {BAD_COUNTER}"), errno))?;
     let site = UprobeSite { file, offset, ret, counter, pid, place };
     open_event(caller, rights, EventKind::Uprobe(site, Mutex::new(None)), close_on_exec)
@@ -260,7 +260,8 @@ pub(super) fn probed_file(caller: &Caller<'_>, shown: String) -> Result<(ProbedF
     let path = resolve(caller.call.tid, &shown);
     let meta = std::fs::metadata(&path).map_err(|error| Errno(error.raw_os_error().unwrap_or(Errno::ENOENT.0)))?;
     let bytes = meta.is_file().then_some(meta.len());
-    Ok((ProbedFile { path, shown, dev: meta.dev(), inode: meta.ino() }, bytes))
+    let id = FileId::of(&path, &meta);
+    Ok((ProbedFile { path, shown, id }, bytes))
 }
 
 /// A loader's path as the server can open it, also in another mount namespace.

@@ -69,7 +69,7 @@ pub(super) fn create(caller: &Caller<'_>, attr: &Attr, program: Arc<Program>, ki
     let subsystem = caller.subsystem();
     subsystem.realm.check_sites(&file.path, &offsets, ret).map_err(|refusal| told(&refusal, refusal.errno))?;
     let probe = |((offset, counter), cookie): ((u64, u64), u64)| {
-        let place = subsystem.uprobes.take((file.dev, file.inode), offset, counter);
+        let place = subsystem.uprobes.take((file.id.dev, file.id.inode), offset, counter);
         let place = place.map_err(|errno| told(&format!("a counter at {counter:#x}: {BAD_COUNTER}"), errno))?;
         Ok(MultiProbe { offset, counter, cookie, place })
     };

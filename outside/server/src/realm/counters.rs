@@ -46,7 +46,7 @@ impl Target {
             if probe.counter == 0 || links[&id].refused.contains_key(&self.pid) {
                 continue;
             }
-            let placed = places(mappings, self.pid, (probe.dev, probe.inode), probe.offset, HookKind::Probe);
+            let placed = places(mappings, self.pid, probe.id, probe.offset, HookKind::Probe);
             for _ in placed.into_iter().filter(|place| counted.insert(place.address)) {
                 match counter_of(mappings, self.pid, probe) {
                     Some(counter) => wanted.counters.entry(counter.address).or_insert(counter).count += 1,
@@ -120,7 +120,7 @@ fn counter_of(mappings: &[inject::Mapping], pid: u32, probe: &ProbePoint) -> Opt
         let inside = probe.counter.checked_sub(mapping.offset);
         inside.is_some_and(|inside| inside < mapping.range.end - mapping.range.start)
             && may_hold_counters(mapping)
-            && is_of_file(mapping, pid, (probe.dev, probe.inode))
+            && is_of_file(mapping, pid, probe.id)
     };
     let mapping = mappings.iter().find(holds)?;
     Some(CountedCounter {

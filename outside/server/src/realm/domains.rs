@@ -215,10 +215,7 @@ impl Target {
     ) -> Vec<(AttachmentId, Refusal)> {
         let has_place = |spec: &LinkSpec| match &spec.point {
             Point::Syscall(_) | Point::Task(_) => true,
-            Point::Probe(probe) => {
-                let inode = (probe.dev, probe.inode);
-                !places(mappings, self.pid, inode, probe.offset, HookKind::Probe).is_empty()
-            }
+            Point::Probe(probe) => !places(mappings, self.pid, probe.id, probe.offset, HookKind::Probe).is_empty(),
         };
         let kept = self.kept_out.iter().filter(|(id, _)| links.get(id).is_some_and(|link| has_place(&link.spec)));
         let refused = kept.map(|(id, why)| {

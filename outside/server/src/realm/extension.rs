@@ -109,11 +109,7 @@ impl ExtensionClass {
             Err(Refusal::new(Errno::EINVAL, message))
         };
         let Point::Probe(probe) = point else { return refuse("a function of its host only") };
-        let same_file = std::fs::metadata(&self.file).is_ok_and(|meta| {
-            use std::os::unix::fs::MetadataExt;
-            (meta.dev(), meta.ino()) == (probe.dev, probe.inode)
-        });
-        if !same_file || probe.offset != self.offset {
+        if !probe.id.is_at(&self.file) || probe.offset != self.offset {
             return refuse(&format!("its entry at {:#x} of {} only", self.offset, self.file.display()));
         }
         match (self.at_end, probe.ret) {

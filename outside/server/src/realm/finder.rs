@@ -22,6 +22,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use super::Point;
 use super::doorbell::EventFd;
 use super::raw_executions::{Executions, Mark, Told};
+use super::raw_file_id::FileId;
 use super::recovery::{self, all_processes};
 use super::target::code_of;
 use super::tracer::{Command, CommandSender};
@@ -34,9 +35,6 @@ const SHARE: u32 = 10;
 const SEEN_FOR: Duration = Duration::from_millis(20);
 /// How often processes are looked at while a tool sees system calls of all of them.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// A file as the kernel knows it: device and inode.
-type FileId = (u64, u64);
 
 /// What a link waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,7 +67,7 @@ impl Drop for Watch {
 struct Census {
     taken: Option<Instant>,
     cost: Duration,
-    /// By inode; the device is for who has the process's mappings to decide.
+    /// By inode; the rest is for who has the process's mappings to decide.
     by_inode: BTreeMap<u64, BTreeSet<u32>>,
     everybody: BTreeSet<u32>,
 }
@@ -131,7 +129,7 @@ impl Census {
 
     fn found(&self, wanted: Wanted) -> BTreeSet<u32> {
         match wanted {
-            Wanted::File((_, inode)) => self.by_inode.get(&inode).cloned().unwrap_or_default(),
+            Wanted::File(file) => self.by_inode.get(&file.inode).cloned().unwrap_or_default(),
             Wanted::Everybody => self.everybody.clone(),
             Wanted::OfLoader(_) => BTreeSet::new(),
         }

@@ -26,6 +26,7 @@ mod forks;
 mod garbage;
 mod hosted;
 mod interest;
+mod layers;
 mod leftovers;
 mod letting_go;
 mod libraries;
@@ -43,6 +44,7 @@ mod program_faults;
 mod program_process;
 mod protection;
 mod raw_executions;
+mod raw_file_id;
 mod raw_mapping;
 mod recovery;
 mod requests;
@@ -98,6 +100,7 @@ pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
 pub use protection::{Isolation, has_protection_keys};
+pub use raw_file_id::FileId;
 pub(crate) use raw_mapping::futex_wake;
 pub(crate) use recovery::leader;
 pub use ring3_run::possible_cpus;
@@ -204,10 +207,8 @@ pub enum Point {
 pub struct ProbePoint {
     /// The file, openable by the server.
     pub file: PathBuf,
-    /// Device of the file, `st_dev`.
-    pub dev: u64,
-    /// Inode of the file.
-    pub inode: u64,
+    /// Which file that is.
+    pub id: FileId,
     /// Offset of the probed instruction in the file.
     pub offset: u64,
     /// On return instead of entry.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ring3_inject as inject;
 
+use super::raw_file_id::FileId;
+
 /// `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
 
@@ -54,9 +56,9 @@ pub(super) fn path_of(
     Some(if given.is_empty() { PathBuf::from(directory) } else { Path::new(&directory).join(given) })
 }
 
-/// Whether the thread, which is in its `execve`, has named this file (device and inode), and not a script that the file interprets, or
+/// Whether the thread, which is in its `execve`, has named this file, and not a script that the file interprets, or
 /// a program that it loads.
-pub(super) fn names(tid: u32, file: (u64, u64)) -> bool {
+pub(super) fn names(tid: u32, file: FileId) -> bool {
     let named = || {
         // proc_pid_syscall(5): number and arguments.
         let call = inject::proc_file(tid, "syscall").ok()?;
@@ -64,17 +66,16 @@ pub(super) fn names(tid: u32, file: (u64, u64)) -> bool {
         let number = words.next()?.parse().ok()?;
         let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
         let arguments = [argument()?, argument()?];
-        let path = path_of(tid, number, arguments, |address| {
+        path_of(tid, number, arguments, |address| {
             let mut text = vec![0; PATH_BYTES_MAX];
             let memory = std::fs::File::open(format!("/proc/{tid}/mem")).ok()?;
             // (The string may end near unmapped memory.)
             let bytes = memory.read_at(&mut text, address).ok()?;
             text.truncate(text[..bytes].iter().position(|byte| *byte == 0)?);
             String::from_utf8(text).ok()
-        })?;
-        std::fs::metadata(path).ok()
+        })
     };
-    named().is_some_and(|meta| (meta.dev(), meta.ino()) == file)
+    named().is_some_and(|path| file.is_at(&path))
 }
 
 fn read_string(stopped: &inject::Stopped, address: u64) -> Option<String> {

@@ -6,13 +6,14 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::privileges;
+use super::raw_file_id::FileId;
 use super::tracer::Ready;
 
 /// Who executes a program waits so long for the server at most.
@@ -34,7 +35,8 @@ impl Waiting {
     /// Whether the file is what the thread executes. (Who executes a script opens its interpreter with the lock held that a tracer
     /// needs, and so does who executes a program that has a dynamic loader.)
     fn is_of(&self, tid: u32) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|stat| privileges::names(tid, (stat.st_dev, stat.st_ino)))
+        let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        path.metadata().is_ok_and(|meta| privileges::names(tid, FileId::of(&path, &meta)))
     }
 }
 

@@ -99,7 +99,7 @@ impl Target {
         if !has_maps || shared.kept_from(&spec.text.maps, &self.domain).is_some() {
             return None;
         }
-        let mut found = places(mappings, self.pid, (probe.dev, probe.inode), probe.offset, HookKind::Probe);
+        let mut found = places(mappings, self.pid, probe.id, probe.offset, HookKind::Probe);
         let (Some(place), true) = (found.pop(), found.is_empty()) else {
             return Some(Addition::Nothing).filter(|_| found.is_empty());
         };

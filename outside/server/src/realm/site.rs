@@ -8,6 +8,7 @@ use ring3_patch::Plan;
 use ring3_uapi::Errno;
 
 use super::modules::{StaticSite, file_of};
+use super::raw_file_id::FileId;
 use super::target::code_of;
 use super::{AttachmentId, Refusal};
 
@@ -128,30 +129,26 @@ impl Site {
 pub(super) fn places(
     mappings: &[inject::Mapping],
     pid: u32,
-    inode: (u64, u64),
+    file: FileId,
     offset: u64,
     kind: HookKind,
 ) -> Vec<Place> {
     code_of(mappings)
-        .filter(|m| !m.is_shared() && is_of_file(m, pid, inode))
+        .filter(|m| !m.is_shared() && is_of_file(m, pid, file))
         .filter_map(|m| place_in(m, offset, kind))
         .collect()
 }
 
-/// Whether a process maps a file, device and inode, with code that probes can be in.
-pub(super) fn maps(mappings: &[inject::Mapping], pid: u32, file: (u64, u64)) -> bool {
+/// Whether a process maps a file with code that probes can be in.
+pub(super) fn maps(mappings: &[inject::Mapping], pid: u32, file: FileId) -> bool {
     code_of(mappings).any(|mapping| !mapping.is_shared() && is_of_file(mapping, pid, file))
 }
 
-/// Whether a mapping is of the file with this device and inode. Stacked file systems show another device in `/proc/PID/maps`
-/// than in `stat`: then the path is asked.
-pub(super) fn is_of_file(mapping: &inject::Mapping, pid: u32, (dev, inode): (u64, u64)) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let is_on_device = || {
-        mapping.dev == dev
-            || file_of(pid, mapping).and_then(|path| path.metadata().ok()).is_some_and(|meta| meta.dev() == dev)
-    };
-    mapping.inode == inode && is_on_device()
+/// Whether a mapping is of a file. Stacked file systems show another device in `/proc/PID/maps` than in `stat`, and an overlay has one
+/// of its own: then the path is asked.
+pub(super) fn is_of_file(mapping: &inject::Mapping, pid: u32, file: FileId) -> bool {
+    let is_it = || mapping.dev == file.dev || file_of(pid, mapping).is_some_and(|path| file.is_at(&path));
+    mapping.inode == file.inode && is_it()
 }
 
 pub(super) fn place_in(mapping: &inject::Mapping, offset: u64, kind: HookKind) -> Option<Place> {

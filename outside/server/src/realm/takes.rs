@@ -12,6 +12,7 @@ use ring3_uapi::Errno;
 
 use super::finder::Wanted;
 use super::meant::holds;
+use super::raw_file_id::FileId;
 use super::site::maps;
 use super::target::{Link, Target, code_of};
 use super::terminal::{ReportTo, Terminal};
@@ -59,7 +60,7 @@ impl LinkSpec {
     pub(super) fn wanted(&self) -> Option<Wanted> {
         match (&self.point, self.scope, self.pid) {
             (_, Scope::Targets | Scope::Family(_), _) | (_, _, Some(_)) => None,
-            (Point::Probe(probe), ..) => Some(Wanted::File((probe.dev, probe.inode))),
+            (Point::Probe(probe), ..) => Some(Wanted::File(probe.id)),
             (Point::Syscall(_) | Point::Task(_), Scope::All, _) => Some(Wanted::Everybody),
             (Point::Syscall(_) | Point::Task(_), Scope::Mapped, _) => Some(Wanted::OfLoader(self.loader)),
         }
@@ -362,7 +363,7 @@ impl Actor {
         let Ok(subject) = Subject::of(pid) else { return vec![] };
         let whose = (pid, subject);
         let mut known = BTreeMap::new();
-        let mut is_mapped = |file: (u64, u64)| *known.entry(file).or_insert_with(|| maps(&mappings, pid, file));
+        let mut is_mapped = |file: FileId| *known.entry(file).or_insert_with(|| maps(&mappings, pid, file));
         let mut is_meant = |link: &Link, wanted: Wanted| match wanted {
             Wanted::File(file) => is_mapped(file) && holds(&link.spec, &whose),
             Wanted::Everybody => !mappings.is_empty() && holds(&link.spec, &whose),

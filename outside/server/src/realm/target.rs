@@ -632,7 +632,7 @@ impl Target {
         let mut files = BTreeMap::new();
         for (id, spec) in self.links_for(links) {
             let Point::Probe(probe) = &spec.point else { continue };
-            let at = |offset, kind| places(mappings, self.pid, (probe.dev, probe.inode), offset, kind);
+            let at = |offset, kind| places(mappings, self.pid, probe.id, offset, kind);
             let sites = at(probe.offset, HookKind::Probe);
             if sites.is_empty() {
                 continue;

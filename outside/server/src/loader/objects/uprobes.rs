@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ring3_uapi::Errno;
 
-use crate::realm::{Point, ProbePoint};
+use crate::realm::{FileId, Point, ProbePoint};
 
 /// How often, and after which pause, it is looked whether a probe in the way is gone: of the last close of an event or a link the
 /// server hears a moment later.
@@ -81,10 +81,8 @@ pub struct ProbedFile {
     pub path: PathBuf,
     /// The path as it is shown to loaders.
     pub shown: String,
-    /// `st_dev`.
-    pub dev: u64,
-    /// `st_ino`.
-    pub inode: u64,
+    /// Which file that is.
+    pub id: FileId,
 }
 
 /// Where a uprobe event is.
@@ -145,8 +143,8 @@ impl MultiSite {
 }
 
 fn point(file: &ProbedFile, offset: u64, counter: u64, ret: bool) -> Point {
-    let ProbedFile { path, dev, inode, .. } = file;
-    Point::Probe(ProbePoint { file: path.clone(), dev: *dev, inode: *inode, offset, ret, counter })
+    let ProbedFile { path, id, .. } = file;
+    Point::Probe(ProbePoint { file: path.clone(), id: *id, offset, ret, counter })
 }
 
 #[cfg(test)]
