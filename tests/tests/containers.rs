@@ -1,11 +1,12 @@
-//! Processes in containers are traced from outside as the kernel has it: in all containers of a layer, with ids as they are outside.
+//! Processes in containers are traced from outside as the kernel has it: in all containers of a layer, with ids as they are outside. And
+//! ring3 inside of a container says what keeps it from working.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 
 use ring3_tests::container::{self, Container, DISTROLESS, LIKE_DOCKER, distroless_image, musl_image};
-use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, wait_until};
+use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, is_root, ring3, wait_until};
 
 /// A user that no other test has.
 const USER: u32 = 54_331;
@@ -197,4 +198,36 @@ fn a_containers_end_ends_its_targets_and_nothing_else() {
     wait_until("it is no target", || targets() == 1);
     assert_eq!(second.told("call 2"), "called");
     assert_eq!(tool.report().get(&(second.pid, probe)), Some(&3));
+}
+
+/// What `ring3` says in a container with this host's files.
+fn told_inside(letters: &str, environment: &str, arguments: &str) -> String {
+    let bench = Bench::ring3();
+    let command = format!("{environment} {} {arguments}", ring3().display());
+    let mut command = Container::command(&bench, letters, Path::new("/"), &["/bin/sh", "-c", &command]);
+    let (_, _, errors) = Process::start(&mut command).finish();
+    errors.join("\n")
+}
+
+/// Two filters: the refusal counts, whatever ring3 would answer.
+#[test]
+fn a_container_whose_profile_refuses_bpf_is_named_as_the_reason() {
+    if !is_root() {
+        return println!("SKIPPED: containers need root");
+    }
+    let told = told_inside(LIKE_DOCKER, "RING3_RUNTIME_DIR=/run/r3", "load -- /bin/true");
+    assert!(told.contains("a seccomp filter of this process refuses bpf(2)"), "{told}");
+    let told = told_inside("pdcn", "RING3_RUNTIME_DIR=/run/r3", "load -- /bin/true");
+    assert_eq!(told, "");
+}
+
+#[test]
+fn a_container_that_lacks_what_a_server_needs_is_told_what() {
+    if !is_root() {
+        return println!("SKIPPED: containers need root");
+    }
+    let told = told_inside("pr", "RING3_RUNTIME_DIR=/run/r3", "load -- /bin/true");
+    assert!(told.contains("set RING3_RUNTIME_DIR to a directory that you may"), "{told}");
+    let told = told_inside("p", "RING3_RUNTIME_DIR=/run/r3", "load -- /bin/true");
+    assert!(told.contains("there is no /dev/null"), "{told}");
 }

@@ -69,7 +69,10 @@ pub(crate) fn server() -> Result<Connection, String> {
         }
         // The lock orders those who start a server at the same time.
         let lock_path = runtime_dir()?.join("start.lock");
-        let complain = |error: std::io::Error| format!("{}: {error}", lock_path.display());
+        let complain = |error: std::io::Error| {
+            let path = lock_path.display();
+            format!("{path}: {error}; set RING3_RUNTIME_DIR to a directory that you may write to")
+        };
         let lock = File::create(&lock_path).map_err(complain)?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|error| complain(error.into()))?;
         if let Some(connection) = Connection::open()? {
@@ -78,12 +81,19 @@ pub(crate) fn server() -> Result<Connection, String> {
         // One that is ending is still there for a moment.
         wait_until_gone()?;
         let started = Command::new(own_path()?).arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).output();
-        let started = started.map_err(|error| format!("cannot start the server: {error}"))?;
+        let started = started.map_err(cannot_start)?;
         if !started.status.success() {
             let why = String::from_utf8_lossy(&started.stderr);
             return Err(format!("cannot start the server: {}", why.trim().trim_start_matches("ring3: ")));
         }
     }
+}
+
+fn cannot_start(error: std::io::Error) -> String {
+    // (Where it is missing, in a root directory that somebody made, the error names no file.)
+    let null = Path::new("/dev/null");
+    let why = if null.exists() { error.to_string() } else { format!("there is no {}", null.display()) };
+    format!("cannot start the server: {why}")
 }
 
 /// The same, and the server's process id; the server may trace this process.
@@ -130,7 +140,7 @@ pub(crate) fn serve(foreground: bool) -> Result<(), String> {
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()
-        .map_err(|error| format!("cannot start the server: {error}"))?;
+        .map_err(cannot_start)?;
     let mut line = String::new();
     let out = child.stdout.take().expect("piped");
     BufReader::new(out).read_line(&mut line).map_err(|error| error.to_string())?;

@@ -227,14 +227,38 @@ fn transfer(number: libc::c_long, tid: u32, address: u64, local: *mut u8, bytes:
 
 pub(super) const AUDIT_X86_64: u32 = 0xc000_003e;
 
+/// Whether a filter that this thread has refuses the calls of loaders. Of a call that two filters have something to say about, the
+/// refusal counts, and no supervisor hears of it (`kernel/seccomp.c:seccomp_run_filters`).
+fn is_refused() -> bool {
+    // SAFETY: prctl with numbers.
+    let is_filtered = unsafe { libc::prctl(libc::PR_GET_SECCOMP) } > 0;
+    let refused = |call: libc::c_long, arguments: [libc::c_long; 5]| {
+        let [a, b, c, d, e] = arguments;
+        // SAFETY: numbers that the kernel refuses with EINVAL before it looks at memory: an unknown command, unknown flags.
+        let result = unsafe { libc::syscall(call, a, b, c, d, e) };
+        let error = std::io::Error::last_os_error().raw_os_error();
+        result < 0 && matches!(error, Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
+    };
+    is_filtered
+        && (refused(libc::SYS_bpf, [libc::c_int::MAX.into(), 0, 0, 0, 0])
+            || refused(libc::SYS_perf_event_open, [0, 0, -1, -1, -1]))
+}
+
 /// Installs the filter in this thread, for it and all its descendants, and returns the listener.
 ///
 /// # Errors
-/// A message for people: another supervisor holds the listener, or the kernel has no user notification.
+/// A message for people: another supervisor holds the listener, another filter refuses loaders' calls, or the kernel has no user
+/// notification.
 pub fn install_filter() -> Result<OwnedFd, String> {
     const SET_MODE_FILTER: libc::c_long = 1;
     const NEW_LISTENER: u64 = 1 << 3;
     const WAIT_KILLABLE_RECV: u64 = 1 << 5;
+    if is_refused() {
+        return Err("a seccomp filter of this process refuses bpf(2) or perf_event_open(2), so ring3 cannot answer them. \
+             In a container it is the runtime's: run ring3 outside of the container, or the container with a profile that allows \
+             both (Docker's default does with `--cap-add BPF --cap-add PERFMON`)"
+            .into());
+    }
     let insn = |FilterInsn { code, jt, jf, k }| libc::sock_filter { code, jt, jf, k };
     let mut program: Vec<libc::sock_filter> = calls::filter().into_iter().map(insn).collect();
     let descriptor = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
