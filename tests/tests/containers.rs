@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use ring3_tests::container::{self, Container, DISTROLESS, LIKE_DOCKER, distroless_image, musl_image};
-use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, is_root, ring3, wait_until};
+use ring3_tests::{Bench, Footprint, Process, assert_text_is_as_in_its_files, is_root, ring3, victim, wait_until};
 
 /// A user that no other test has.
 const USER: u32 = 54_331;
@@ -198,6 +198,47 @@ fn a_containers_end_ends_its_targets_and_nothing_else() {
     wait_until("it is no target", || targets() == 1);
     assert_eq!(second.told("call 2"), "called");
     assert_eq!(tool.report().get(&(second.pid, probe)), Some(&3));
+}
+
+/// Each sees what the other one has done, or where it may be.
+#[test]
+fn a_process_is_a_target_of_one_server_inside_or_outside_of_its_container() {
+    if !container::are_possible() {
+        return;
+    }
+    let bench = Bench::ring3();
+    let mut container = Container::start(&bench, "pdcn", Path::new("/"), &["/bin/sh"]);
+    let (ring3, program) = (ring3(), victim("contained", "gcc", "contained.c", &["-static"]));
+    assert_eq!(container.told("exec 2>&1; export RING3_RUNTIME_DIR=/run/r3; echo ready"), "ready");
+    let begin = format!("mkfifo /run/q; {} < /run/q & exec 7> /run/q; victim=$!", program.display());
+    assert_eq!(container.told(&begin), "ready");
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", container.pid)).expect("it runs");
+    let victim = children.trim();
+    let mut inside = |command: &str| {
+        let run = format!("{} {command} $victim; echo code $?", ring3.display());
+        container.told(&format!("({run}) 2>&1 | tr '\\n' ' '; echo"))
+    };
+    let outside = |command: &str| {
+        let (code, out, errors) = bench.run(&[command, victim]);
+        (code, out + &errors)
+    };
+    assert!(inside("attach").ends_with("code 0 "));
+    let (code, told) = outside("attach");
+    assert!(code != Some(0) && told.contains("a target of another ring3 server (process "), "{told}");
+    assert!(inside("detach").ends_with("code 0 "));
+    assert_eq!(outside("attach").0, Some(0));
+    let told = inside("attach");
+    assert!(told.contains("a target of another ring3 server (outside of this pid namespace)"), "{told}");
+    // Of a server that has ended nobody inside can tell; the next one outside can.
+    ring3_tests::kill(bench.server());
+    let told = inside("attach");
+    assert!(told.contains("another ring3 server (outside"), "{told}");
+    assert_eq!(outside("attach").0, Some(0));
+    assert_eq!(outside("detach").0, Some(0));
+    assert!(inside("attach").ends_with("code 0 "));
+    assert!(inside("detach").ends_with("code 0 "));
+    container.process.say(&format!("{} stop; echo end >&7; exit", ring3.display()));
+    container.process.wait();
 }
 
 /// What `ring3` says in a container with this host's files.

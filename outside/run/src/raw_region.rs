@@ -214,6 +214,8 @@ impl Region {
             awaits_counters: 0.into(),
             maps_key: 0.into(),
             unwind: 0.into(),
+            levels: 0,
+            reserved: 0,
         };
         // SAFETY: the header is plain numbers, of which nobody else has a reference yet.
         let bytes =

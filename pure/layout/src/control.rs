@@ -210,6 +210,10 @@ shared! {
         pub maps_key: AtomicU32,
         /// Version and length of the list of code with unwind tables ([`range_pack`]); 0: no program here asks for stacks.
         pub unwind: AtomicU64,
+        /// In how many pid namespaces the server saw the process with the id above: its own, and those inside.
+        pub levels: u32,
+        /// Zero.
+        pub reserved: u32,
     }
 }
 

@@ -11,7 +11,7 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::executions::is_held;
-use super::recovery::{Cleaning, Restored, RetryDelay, all_processes, is_server_alive, region_in};
+use super::recovery::{Cleaning, Maker, Restored, RetryDelay, all_processes, maker, region_in};
 use super::target::DETACH_WITHIN;
 use super::tracer::{Actor, Command};
 
@@ -93,7 +93,7 @@ impl Orphans {
 /// What a server that is gone left in a process.
 fn left_behind(pid: u32, known_nonces: &[u64]) -> Option<(Cleaning, ControlHeaderValue)> {
     let (region, header) = region_in(pid)?;
-    if known_nonces.contains(&header.nonce) || is_server_alive(&header) {
+    if known_nonces.contains(&header.nonce) || maker(pid, &header) != Maker::Gone {
         return None;
     }
     if header.version != ring3_layout::LAYOUT_VERSION {

@@ -584,16 +584,53 @@ pub(super) fn region_in(pid: u32) -> Option<(u64, ControlHeaderValue)> {
     (header.magic == CONTROL_MAGIC).then_some((region, header))
 }
 
-/// Whether the server that made the region still runs. A process that is being killed, or is dead and not
-/// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
-pub(super) fn is_server_alive(header: &ControlHeaderValue) -> bool {
-    let exe = std::fs::read_link(format!("/proc/{}/exe", header.server_pid));
-    let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-    runs && inject::started(header.server_pid) == Some(header.server_started)
+/// What has become of the server that made a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Maker {
+    /// It runs, as this process.
+    Runs(u32),
+    /// It is, or was, outside of the pid namespace that is seen here. (So it counts as running: two servers must not change a process.)
+    Outside,
+    Gone,
 }
 
-/// The pid of another server that lives and has this process as a target.
-pub(super) fn other_server(pid: u32) -> Option<u32> {
+impl std::fmt::Display for Maker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Maker::Runs(server) => write!(f, "process {server}"),
+            Maker::Outside => f.write_str("outside of this pid namespace"),
+            Maker::Gone => f.write_str("which has ended"),
+        }
+    }
+}
+
+/// What has become of the server that made the region of a process. A process that is being killed, or is dead and not
+/// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
+pub(super) fn maker(pid: u32, header: &ControlHeaderValue) -> Maker {
+    let is_it = |server: &u32| {
+        let exe = std::fs::read_link(format!("/proc/{server}/exe"));
+        let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        runs && inject::started(*server) == Some(header.server_started) && own_pid(*server) == Some(header.server_pid)
+    };
+    if is_it(&header.server_pid) {
+        return Maker::Runs(header.server_pid);
+    }
+    // The pid namespaces of a process lie in each other: who sees it in more of them is outside of the server's, and sees that, too.
+    match levels(pid).cmp(&header.levels) {
+        std::cmp::Ordering::Less => Maker::Outside,
+        std::cmp::Ordering::Equal => Maker::Gone,
+        std::cmp::Ordering::Greater => all_processes().into_iter().find(is_it).map_or(Maker::Gone, Maker::Runs),
+    }
+}
+
+/// In how many pid namespaces a process can be seen from here.
+pub(super) fn levels(pid: u32) -> u32 {
+    let status = inject::proc_file(pid, "status").unwrap_or_default();
+    inject::status_field(&status, "NSpid").map_or(0, |ids| ids.split_whitespace().count() as u32)
+}
+
+/// Another server that has this process as a target and is not known to have ended.
+pub(super) fn other_server(pid: u32) -> Option<Maker> {
     let (_, header) = region_in(pid)?;
-    (is_server_alive(&header) && header.server_pid != std::process::id()).then_some(header.server_pid)
+    Some(maker(pid, &header)).filter(|maker| ![Maker::Gone, Maker::Runs(std::process::id())].contains(maker))
 }

@@ -13,6 +13,7 @@ use ring3_uapi::Errno;
 use super::finder::Wanted;
 use super::meant::holds;
 use super::raw_file_id::FileId;
+use super::recovery::Maker;
 use super::site::maps;
 use super::target::{Link, Target, code_of};
 use super::terminal::{ReportTo, Terminal};
@@ -52,7 +53,7 @@ fn runs_ring3(pid: u32) -> bool {
         // (So it is shown when another file has replaced it.)
         Some(name.strip_suffix(" (deleted)").unwrap_or(name) == OWN_NAME)
     };
-    is_own() || is_named() == Some(true) || recovery::other_server(pid) == Some(pid)
+    is_own() || is_named() == Some(true) || recovery::other_server(pid) == Some(Maker::Runs(pid))
 }
 
 impl LinkSpec {

@@ -410,6 +410,8 @@ impl Target {
                 awaits_counters,
                 maps_key: self.protection.access_bit(),
                 unwind,
+                levels: recovery::levels(self.pid),
+                reserved: 0,
             },
         );
     }

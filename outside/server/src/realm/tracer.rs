@@ -550,12 +550,8 @@ impl Actor {
             self.detach_within(pid, DETACH_AT_ONCE).map_err(|not| not.refusal)?;
         }
         if let Some(server) = recovery::other_server(pid) {
-            return Err(Refusal::new(
-                Errno::EBUSY,
-                format!(
-                    "process {pid} is a target of another ring3 server (process {server}); detach it there first"
-                ),
-            ));
+            let what = format!("process {pid} is a target of another ring3 server ({server}); detach it there first");
+            return Err(Refusal::new(Errno::EBUSY, what));
         }
         let started = Instant::now();
         let mut programs_left = NEW_PROGRAMS_MAX;
