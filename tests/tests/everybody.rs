@@ -278,6 +278,68 @@ fn only_targets_are_seen_where_that_is_asked_for() {
     assert_eq!((tool.total(&probe), bench.targets()), (0, vec![]));
 }
 
+/// As `opensnoop -p PID` does, which attaches to a tracepoint and compares the process id.
+#[test]
+fn a_process_that_a_program_names_is_traced() {
+    for bench in benches() {
+        let program = bench.copy(&shapes());
+        let mut victim = ready(bench.command(&program).args(["plain", "10"]));
+        let bystander = ready(bench.command(&program).args(["plain", "10"]));
+        let script = |pid: u32| {
+            format!(
+                "BEGIN {{ printf(\"attached\\n\"); }} tracepoint:syscalls:sys_exit_write /pid == {pid}/ {{ @ = count(); }}"
+            )
+        };
+        let mut tool = Process::start(bench.load("bpftrace").args(["-q", "-e", &script(victim.pid())]));
+        assert_eq!(tool.line(), "attached");
+        wait_until("it is a target", || bench.is_target(victim.pid()));
+        assert!(!bench.is_target(bystander.pid()));
+        victim.say("go");
+        assert_eq!(victim.line(), "10");
+        tool.signal(rustix::process::Signal::INT);
+        let (_, lines, errors) = tool.finish();
+        assert!(lines.contains(&"@: 1".to_owned()), "{lines:?} {errors:?}");
+    }
+}
+
+#[test]
+fn that_a_process_that_a_program_names_may_not_be_traced_is_said() {
+    if !is_root() {
+        println!("SKIPPED: needs a process of another user");
+        return;
+    }
+    let bench = Bench::ring3_as(USER).seeing(None);
+    let root = ready(Bench::native().command(shapes()).args(["plain", "10"]));
+    let script = format!(
+        "tracepoint:syscalls:sys_exit_write /pid == {}/ {{ @ = count(); }} interval:s:1 {{ exit(); }}",
+        root.pid()
+    );
+    let (_, _, errors) = Process::start(bench.load("bpftrace").args(["-e", &script])).finish();
+    let told = errors.join("\n");
+    assert!(told.contains(&format!("not traced: {} (", root.pid())) && told.contains("not permitted"), "{told}");
+}
+
+/// The kernel shows the memory of such a process by no process id.
+#[test]
+fn that_a_process_whose_first_thread_has_ended_is_not_traced_is_said() {
+    let bench = bench().seeing(None);
+    let program = bench.copy(&ring3_tests::victim("leaderless", "gcc", "leaderless.c", &[]));
+    let victim = ready(bench.command(&program).stdin(Stdio::piped()));
+    let why = "the first thread of process";
+    let (code, _, error) = bench.run(&["attach", &victim.pid().to_string()]);
+    assert!(code == Some(1) && error.contains(why), "{code:?} {error}");
+    let script = format!("uprobe:{}:called {{ @ = count(); }} interval:s:1 {{ exit(); }}", program.display());
+    let (_, _, errors) = Process::start(bench.load("bpftrace").args(["-e", &script])).finish();
+    let told = errors.join("\n");
+    assert!(told.contains(&format!("not traced: {} (", victim.pid())) && told.contains(why), "{told}");
+    // From its start it can be.
+    let mut tool = bench.counting(&[&of(&program, "called")]);
+    let mut victim = ready(bench.target(&program).stdin(Stdio::piped()));
+    victim.say("four");
+    wait_until("the calls are counted", || tool.total(&of(&program, "called")) == 5);
+    drop(victim);
+}
+
 #[test]
 fn system_calls_of_all_processes_are_seen_where_that_is_asked_for() {
     if !is_root() {

@@ -52,6 +52,11 @@ pub enum Error {
         /// The process.
         pid: u32,
     },
+    /// The first thread of the process has ended, and others run.
+    FirstThreadEnded {
+        /// The process.
+        pid: u32,
+    },
     /// A thread did not stop in time.
     ThreadDoesNotStop {
         /// The thread.
@@ -148,6 +153,11 @@ impl fmt::Display for Error {
             Error::OwnDispatch { pid } => write!(
                 f,
                 "process {pid} catches its own system calls (syscall user dispatch), and would catch ring3's"
+            ),
+            Error::FirstThreadEnded { pid } => write!(
+                f,
+                "the first thread of process {pid} has ended (pthread_exit in main), and the kernel shows the memory of such a process by no \
+                 process id; it can be traced from its start: ring3 start"
             ),
             Error::ThreadDoesNotStop { tid, state } => write!(
                 f,

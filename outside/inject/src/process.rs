@@ -87,11 +87,10 @@ pub fn inspect(pid: Pid) -> Result<ProcessInfo, Error> {
         return Err(Error::NoSuchProcess { pid });
     }
     if field("State").starts_with(['Z', 'X']) {
-        // A zombie leader may have living threads; then the process has memory.
-        if std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 {
-            return Err(Error::Exited { pid });
-        }
-    } else if status_field(&status, "VmSize").is_none() {
+        let is_alone = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1;
+        return Err(if is_alone { Error::Exited { pid } } else { Error::FirstThreadEnded { pid } });
+    }
+    if status_field(&status, "VmSize").is_none() {
         // No memory: never had any, or is just ending.
         return Err(if is_kernel_thread(pid) { Error::KernelThread { pid } } else { Error::Exited { pid } });
     }
@@ -238,7 +237,14 @@ pub fn mappings(pid: Pid) -> Result<Vec<Mapping>, Error> {
         _ if error.raw_os_error() == Some(libc::ESRCH) => Error::Exited { pid },
         _ => Error::io(format!("/proc/{pid}/maps"), error),
     })?;
-    Ok(mappings_in(&text))
+    if !text.is_empty() {
+        return Ok(mappings_in(&text));
+    }
+    // (Of a process whose first thread has ended, and of a kernel thread.)
+    let others = threads(pid).unwrap_or_default().into_iter().filter(|tid| *tid != pid);
+    let text =
+        others.filter_map(|tid| proc_file(pid, &format!("task/{tid}/maps")).ok()).find(|text| !text.is_empty());
+    Ok(mappings_in(&text.unwrap_or_default()))
 }
 
 /// The mappings that the text of `/proc/PID/maps` tells of.

@@ -37,6 +37,11 @@ impl ProcessFilter {
         self.only.as_ref().is_none_or(|only| only.contains(&tgid))
     }
 
+    /// The ids of the processes that it lets, if it does not let all.
+    pub fn named(&self) -> impl Iterator<Item = u32> {
+        self.only.iter().flatten().copied()
+    }
+
     /// Whether there are processes that it does not let.
     pub fn chooses(&self) -> bool {
         self.only.is_some()

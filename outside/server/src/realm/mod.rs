@@ -647,6 +647,9 @@ impl Realm {
             let watch = Some(Arc::new(watch));
             specs.iter_mut().for_each(|spec| spec.watch.clone_from(&watch));
             found = those;
+            if matches!(wanted, finder::Wanted::OfLoader(_)) {
+                found.extend(specs.iter().flat_map(|spec| spec.filter.named()));
+            }
         }
         self.tracer.ask(|reply| Command::Attach(specs, found, reply))?
     }

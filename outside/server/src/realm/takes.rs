@@ -17,7 +17,7 @@ use super::recovery::Maker;
 use super::site::maps;
 use super::target::{Link, Target, code_of};
 use super::terminal::{ReportTo, Terminal};
-use super::tracer::{Actor, Command};
+use super::tracer::{Actor, Command, check_reach};
 use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, recovery};
 use crate::rights::Subject;
 
@@ -254,7 +254,21 @@ impl Actor {
         let first = ids.first().copied();
         self.takes.add_awaited(found, Answer { reply, ids });
         if let Some(id) = first {
+            self.note_unreachable(id);
             self.tell_if_nothing_is_seen(id);
+        }
+    }
+
+    /// Notes which processes a link's program names that its loader may not trace.
+    fn note_unreachable(&mut self, id: AttachmentId) {
+        let spec = &self.links[&id].spec;
+        if !matches!(spec.wanted(), Some(Wanted::OfLoader(_))) {
+            return;
+        }
+        let refusal = |pid| check_reach(&spec.rights, pid).err().filter(|refusal| refusal.errno == Errno::EPERM);
+        let refused: Vec<(u32, Refusal)> = spec.filter.named().filter_map(|pid| Some((pid, refusal(pid)?))).collect();
+        for (pid, refusal) in refused {
+            self.note_untaken(pid, refusal, &[id]);
         }
     }
 
@@ -265,6 +279,7 @@ impl Actor {
             !matches!(spec.point, Point::Probe(_)) && spec.pid.is_none() && spec.scope == Scope::Mapped;
         if sees_targets_only
             && self.targets.is_empty()
+            && !spec.filter.chooses()
             // (What it has begun may be about to execute what is to be traced: `bpftrace -c`.)
             && !has_children(spec.loader)
             && let Some(terminal) = spec.terminal
@@ -360,7 +375,8 @@ impl Actor {
         if wants.is_empty() {
             return vec![];
         }
-        let Ok(mappings) = inject::mappings(inject::Pid(pid)) else { return vec![] };
+        // (They cannot be read of whom the server may not trace. If a link names it that is said.)
+        let mappings = inject::mappings(inject::Pid(pid)).unwrap_or_default();
         let Ok(subject) = Subject::of(pid) else { return vec![] };
         let whose = (pid, subject);
         let mut known = BTreeMap::new();
@@ -368,7 +384,10 @@ impl Actor {
         let mut is_meant = |link: &Link, wanted: Wanted| match wanted {
             Wanted::File(file) => is_mapped(file) && holds(&link.spec, &whose),
             Wanted::Everybody => !mappings.is_empty() && holds(&link.spec, &whose),
-            Wanted::OfLoader(loader) => descends(pid, loader) && holds(&link.spec, &whose),
+            // (A program may do something in processes only that it names: `opensnoop -p PID`.)
+            Wanted::OfLoader(loader) => {
+                (link.spec.filter.chooses() || descends(pid, loader)) && holds(&link.spec, &whose)
+            }
         };
         wants.into_iter().filter(|(_, link, wanted)| is_meant(link, *wanted)).map(|(id, ..)| id).collect()
     }
