@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,12 @@ use crate::{Bell, OwnMap};
 
 /// `num_possible_cpus()`: the highest number in `/sys/devices/system/cpu/possible`, plus one.
 pub fn possible_cpus() -> u32 {
+    // (They are fixed at boot, and loaders ask for each of their events.)
+    static KNOWN: LazyLock<u32> = LazyLock::new(read_possible_cpus);
+    *KNOWN
+}
+
+fn read_possible_cpus() -> u32 {
     std::fs::read_to_string("/sys/devices/system/cpu/possible")
         .ok()
         .and_then(|text| text.trim().rsplit(['-', ',']).next()?.parse::<u32>().ok())

@@ -312,7 +312,8 @@ impl NewProgram<'_> {
         let mut held: Vec<Arc<MapObject>> = self.maps.into_values().collect();
         held.sort_by_key(|map| map.id);
         held.dedup_by_key(|map| map.id);
-        realm.note_loader(leader(caller.call.tid));
+        let loader = leader(caller.call.tid);
+        realm.note_loader(loader);
         Ok(Program {
             id: caller.subsystem().new_id(IdKind::Program),
             name: self.name,
@@ -329,10 +330,10 @@ impl NewProgram<'_> {
             source: self.source,
             aot: made.aot,
             loaded_ns: boot_time_ns(),
-            terminal: Terminal::of_loader(leader(caller.call.tid), caller.session.terminal),
+            terminal: Terminal::of_loader(loader, caller.session.terminal),
             budget: caller.session.options.budget,
             scope: caller.session.options.scope,
-            loader: leader(caller.call.tid),
+            loader,
             extension: self.extension,
             typed: self.typed,
             rights: self.rights,

@@ -1,6 +1,11 @@
-//! Which system calls of a target are replaced, and at which ends of them the agent looks: decided by its links alone.
+//! Which system calls of a target are to be seen.
+//!
+//! A tool that traces each call (`tracepoint:syscalls:*`) makes hundreds of links, one after the other, and each wants the sites of
+//! another call. A stop for each of them would take longer than everything else. So after some of them all sites are replaced in
+//! one stop: the links that follow find theirs. Once no more come, the sites that no link wants are restored.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use ring3_layout::syscall::{CLONE_SYSCALLS, IDENTITY_CHANGERS};
 use ring3_layout::task_event::TaskEvent;
@@ -8,7 +13,13 @@ use ring3_patch::{Replaced, SyscallPlan};
 use ring3_uapi::nr;
 
 use super::sud::is_changer;
+use super::tracer::Actor;
 use super::{Calls, Following, LinkSpec, Point};
+
+/// After so many links of a call each for which sites were placed, those of all calls are.
+const LINKS_BEFORE_ALL: u32 = 6;
+/// Links of a series come within this time of each other.
+const SERIES_WITHIN: Duration = Duration::from_millis(500);
 
 /// Which system calls the links of a target want, and why else calls are replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,16 +29,18 @@ pub(super) struct SyscallInterest {
     /// There is a link.
     pub(super) programs: bool,
     /// Some link wants all of them.
-    pub(super) all: bool,
+    all: bool,
     /// Some link wants those that have no names.
-    pub(super) unnamed: bool,
+    unnamed: bool,
     /// What is executed is traced, too.
     pub(super) follow: bool,
     /// Sites are to be `int3`s: calls that change signal masks are seen.
-    pub(super) traps: bool,
+    traps: bool,
     /// Programs ask for names and users: calls that change them are seen.
     pub(super) identity: bool,
-    pub(super) numbers: BTreeSet<u32>,
+    numbers: BTreeSet<u32>,
+    /// A tool makes links of one call after the other: sites are there before it asks for them.
+    ahead: bool,
 }
 
 impl SyscallInterest {
@@ -35,9 +48,11 @@ impl SyscallInterest {
     pub(super) fn of<'a>(
         following: Following,
         traps: bool,
+        ahead: bool,
         specs: impl Iterator<Item = &'a LinkSpec>,
     ) -> SyscallInterest {
-        let mut interest = SyscallInterest { follow: following.follows(), traps, ..SyscallInterest::default() };
+        let mut interest =
+            SyscallInterest { follow: following.follows(), traps, ahead, ..SyscallInterest::default() };
         for spec in specs {
             interest.identity |= spec.identity;
             interest.programs = true;
@@ -61,6 +76,11 @@ impl SyscallInterest {
         interest
     }
 
+    /// Whether the sites of a call that no link wants yet are replaced all the same, so that none is needed for a link of it.
+    pub(super) fn covers(&self, number: u32) -> bool {
+        self.any && (self.all || self.ahead || self.numbers.contains(&number))
+    }
+
     /// Whether a site is to be replaced. A dynamic loader's mappings are always seen.
     pub(super) fn has(&self, plan: &SyscallPlan, in_loader: bool, uses_sud: bool) -> bool {
         match plan.number.map(i64::from) {
@@ -79,7 +99,7 @@ impl SyscallInterest {
             // Or limit its address space, of which ring3 takes some.
             Some(nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64) => true,
             Some(number) if self.unnamed && Calls::Unnamed.has(number as u32) => true,
-            Some(number) => self.any && (self.all || self.numbers.contains(&(number as u32)) || is_watched(number)),
+            Some(number) => self.covers(number as u32) || self.any && is_watched(number),
             // (Nobody is executed from where threads are cancelled.)
             None => self.any || plan.replaced == Replaced::Instruction,
         }
@@ -90,6 +110,42 @@ impl SyscallInterest {
 fn is_watched(number: i64) -> bool {
     CLONE_SYSCALLS.contains(&number)
         || [nr::MMAP, nr::MPROTECT, nr::PKEY_MPROTECT, nr::ARCH_PRCTL, nr::EXECVE, nr::EXECVEAT].contains(&number)
+}
+
+/// Links of one system call each that come one after the other.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CallSeries {
+    /// How many had sites placed, and when the last link came.
+    seen: Option<(u32, Instant)>,
+}
+
+impl CallSeries {
+    /// One more comes; it needs sites of its own, or those that it needs are there.
+    pub(super) fn note(&mut self, needs_sites: bool) {
+        let now = Instant::now();
+        let before = self.seen.filter(|(_, last)| now - *last < SERIES_WITHIN).map_or(0, |(count, _)| count);
+        self.seen = Some((before + u32::from(needs_sites), now));
+    }
+
+    /// Whether so many came that there will be more: the sites of all calls are placed.
+    pub(super) fn places_all(&self) -> bool {
+        self.seen.is_some_and(|(count, _)| count >= LINKS_BEFORE_ALL)
+    }
+
+    /// Whether a long one is over; it is forgotten.
+    fn ends(&mut self) -> bool {
+        self.places_all() && self.seen.take_if(|(_, last)| last.elapsed() >= SERIES_WITHIN).is_some()
+    }
+}
+
+impl Actor {
+    /// Restores sites that were placed for links which have not come.
+    pub(super) fn end_call_series(&mut self) {
+        let ended = self.targets.iter_mut().filter_map(|(pid, target)| target.syscalls.series.ends().then_some(*pid));
+        for pid in ended.collect::<Vec<_>>() {
+            self.apply_or_log(pid);
+        }
+    }
 }
 
 /// Whether the agent looks at the beginning or the end of a call whoever wants it; `any`: some link wants some call;

@@ -7,6 +7,7 @@
 mod actions;
 mod ahead;
 mod applying;
+mod attaching;
 mod batch;
 mod breakpoints;
 mod budget;

@@ -3,10 +3,11 @@
 //! A tool makes its links one after the other. If each of them had all others looked at again, the time would grow with the square
 //! of their number. So only what the new link wants is looked at, if nothing can have changed beside it: the process has the same
 //! code mapped, runs with the same tables and the same maps, and no other site is so near that both would have to be planned
-//! together. In every other case [`Target::apply_links`] does the work.
+//! together. A link of a system call whose sites are there already needs no stop. In every other case [`Target::apply_links`] does
+//! the work.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
@@ -18,15 +19,20 @@ use super::sites::Unplaced;
 use super::target::{Link, STOP_WITHIN, Target, refuse};
 use super::terminal::ReportTo;
 use super::tracer::{Actor, LONG, refusal_of};
-use super::{AttachmentId, Point, Refusal, Shared, recovery};
+use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, recovery};
 
 /// What a site displaces has fewer bytes.
 const DISPLACED_BYTES_MAX: u64 = 256;
+
+/// For links of system calls, which the agent sees code mapped for, mappings are read no more often than this.
+const MAPPINGS_EVERY: Duration = Duration::from_millis(20);
 
 /// What a target was brought in line with.
 #[derive(Debug)]
 pub(super) struct Settled {
     code: Vec<inject::Mapping>,
+    /// When it was last looked whether that is mapped.
+    read: Instant,
 }
 
 /// What a link that comes in addition needs.
@@ -50,7 +56,8 @@ enum Added {
 impl Target {
     /// The process, which has these mappings, is in line with all links.
     pub(super) fn settle(&mut self, mappings: &[inject::Mapping]) {
-        self.settled = Some(Settled { code: self.code_that_matters(mappings).cloned().collect() });
+        self.settled =
+            Some(Settled { code: self.code_that_matters(mappings).cloned().collect(), read: Instant::now() });
     }
 
     /// The code that decides what is instrumented. Code without a file matters to the SUD fallback only.
@@ -62,8 +69,12 @@ impl Target {
     /// Whether nothing is to be done in this process but what a new link asks for.
     fn is_settled(&self, mappings: &[inject::Mapping]) -> bool {
         let Some(settled) = &self.settled else { return false };
-        self.code_that_matters(mappings).eq(&settled.code)
-            && self.kept_out.is_empty()
+        self.code_that_matters(mappings).eq(&settled.code) && self.is_plain()
+    }
+
+    /// Whether what the process runs with holds for a new link, too.
+    fn is_plain(&self) -> bool {
+        self.kept_out.is_empty()
             && self.switched_off.is_empty()
             && !self.is_detaching()
             && !self.disturbed
@@ -88,15 +99,7 @@ impl Target {
         if !self.is_meant(spec) {
             return Some(Addition::Nothing);
         }
-        if self.lacks_unwind_tables(spec) {
-            return None;
-        }
-        if self.lacks_faults(links) || spec.identity && !self.syscalls.identity || !self.syscalls.programs {
-            return None;
-        }
-        let slots = shared.with_companions(spec.text.maps.iter().copied());
-        let has_maps = slots.iter().all(|slot| self.has_map(*slot));
-        if !has_maps || shared.kept_from(&spec.text.maps, &self.domain).is_some() {
+        if !self.has_what_it_needs(shared, links, spec) {
             return None;
         }
         let mut found = places(mappings, self.pid, probe.id, probe.offset, HookKind::Probe);
@@ -124,6 +127,54 @@ impl Target {
         (!self.has_neighbour(&want)).then(|| Addition::Site(Box::new(want)))
     }
 
+    /// Whether what a link's program needs beside its sites is there.
+    fn has_what_it_needs(&self, shared: &Shared, links: &BTreeMap<AttachmentId, Link>, spec: &LinkSpec) -> bool {
+        let slots = shared.with_companions(spec.text.maps.iter().copied());
+        !self.lacks_unwind_tables(spec)
+            && !self.lacks_faults(links)
+            && (!spec.identity || self.syscalls.interest.identity)
+            && self.syscalls.interest.programs
+            && slots.iter().all(|slot| self.has_map(*slot))
+            && shared.kept_from(&spec.text.maps, &self.domain).is_none()
+    }
+
+    /// As [`Target::add_link`], of a link of a system call.
+    fn add_call_link(
+        &mut self,
+        shared: &Shared,
+        links: &BTreeMap<AttachmentId, Link>,
+        id: AttachmentId,
+        number: u32,
+    ) -> Result<Added, Refusal> {
+        let has_sites = self.syscalls.interest.covers(number);
+        self.syscalls.series.note(!has_sites);
+        let spec = &links[&id].spec;
+        if !has_sites || !self.is_plain() || !self.has_same_code()? {
+            return Ok(Added::LookAtAll);
+        }
+        if !self.is_meant(spec) {
+            return Ok(Added::Done);
+        }
+        // (As for probes: forks that run with these tables.)
+        let is_ready = self.has_what_it_needs(shared, links, spec) && self.find_children().is_empty();
+        match is_ready && self.publish_call_also(id, links) {
+            true => Ok(Added::Done),
+            false => Ok(Added::LookAtAll),
+        }
+    }
+
+    /// Whether the code is mapped that the target was brought in line with, or was a moment ago.
+    fn has_same_code(&mut self) -> Result<bool, Refusal> {
+        let Some(settled) = &self.settled else { return Ok(false) };
+        if settled.read.elapsed() < MAPPINGS_EVERY {
+            return Ok(true);
+        }
+        let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
+        let is_same = self.code_that_matters(&mappings).eq(&settled.code);
+        self.settled.iter_mut().for_each(|settled| settled.read = Instant::now());
+        Ok(is_same)
+    }
+
     /// Whether a site that is known here displaces what this one would, or begins in the bytes of its jump.
     fn has_neighbour(&self, want: &WantedSite) -> bool {
         let address = want.place.address;
@@ -149,6 +200,11 @@ impl Target {
             return Ok(Added::LookAtAll);
         }
         self.judge_for(shared, links.get(&id).into_iter())?;
+        if let Some(Point::Syscall(SyscallPoint { calls: Calls::Of(number), .. })) =
+            links.get(&id).map(|link| &link.spec.point)
+        {
+            return self.add_call_link(shared, links, id, *number);
+        }
         let mappings = inject::mappings(inject::Pid(self.pid)).map_err(refusal_of)?;
         let addition = self.addition(shared, links, id, &mappings);
         // (Forks that run with these tables must not see what is added, and need it themselves.)

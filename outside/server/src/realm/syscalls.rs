@@ -27,7 +27,9 @@ use ring3_uapi::nr;
 use super::ahead::CodeMemory;
 use super::batch::Batch;
 use super::cancellation::number_of;
-use super::interest::{SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks};
+use super::interest::{
+    CallSeries, SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks,
+};
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_key_of};
 use super::raw_mapping::read_process;
@@ -51,10 +53,8 @@ pub(super) struct WantedCalls {
     pub(super) unseen: Unseen,
     /// Why the SUD fallback is wanted.
     pub(super) sud: Option<String>,
-    /// Those that change a thread's user are among them.
-    identity: bool,
-    /// Those that take the vDSO away are.
-    programs: bool,
+    /// Why they are wanted.
+    interest: SyscallInterest,
 }
 
 /// A site that should be there.
@@ -80,8 +80,7 @@ pub(super) fn wanted(
     is_loader: impl Fn(&str) -> bool,
     unscanned: Option<&dyn Fn() -> Option<String>>,
 ) -> WantedCalls {
-    let mut wanted =
-        WantedCalls { identity: interest.identity, programs: interest.programs, ..WantedCalls::default() };
+    let mut wanted = WantedCalls { interest: interest.clone(), ..WantedCalls::default() };
     let (mut found, mut refused, mut any_small) = (vec![], None, false);
     let mut told = BTreeSet::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_executable()) {
@@ -150,6 +149,16 @@ struct Published {
     traps: bool,
 }
 
+/// Who sees which calls, as the tables have it.
+#[derive(Clone, Debug, Default)]
+struct Listed {
+    /// By whether it is the end of the call, and its number.
+    by_call: BTreeMap<(bool, usize), Vec<AttachmentId>>,
+    events: BTreeSet<TaskEvent>,
+    /// Packed ranges of the attachment table, by who is in them.
+    ranges: BTreeMap<Vec<AttachmentId>, u64>,
+}
+
 /// The system call sites of a target, by the address of the call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Syscalls {
@@ -160,12 +169,11 @@ pub(super) struct Syscalls {
     pub(super) unseen: Unseen,
     /// Calls that may change signal masks.
     changing: Vec<u64>,
-    /// Calls that change a thread's user are seen.
-    pub(super) identity: bool,
-    /// Those that take the vDSO away are.
-    pub(super) programs: bool,
-    /// Packed ranges of the attachment table, by who is in them.
-    ranges: BTreeMap<Vec<AttachmentId>, u64>,
+    /// Why those are seen that are.
+    pub(super) interest: SyscallInterest,
+    /// Tools make links of one call after the other.
+    pub(super) series: CallSeries,
+    listed: Listed,
     /// Links whose programs see calls here.
     pub(super) subscribers: BTreeSet<AttachmentId>,
     /// What the tables were made from.
@@ -282,6 +290,7 @@ impl Target {
         let interest = SyscallInterest::of(
             self.following,
             self.watches_masks(links),
+            self.syscalls.series.places_all(),
             self.links_for(links).map(|(_, spec)| spec),
         );
         let vdso = shared.vdso.as_ref();
@@ -317,7 +326,7 @@ impl Target {
     /// Remembers what was found out beside the calls themselves.
     pub(super) fn note_calls(&mut self, wanted: WantedCalls) -> Vec<WantedCall> {
         let changing = wanted.calls.iter().filter(|call| may_change_masks(&call.plan));
-        (self.syscalls.identity, self.syscalls.programs) = (wanted.identity, wanted.programs);
+        self.syscalls.interest = wanted.interest;
         self.syscalls.changing = changing.map(|call| call.plan.key()).collect();
         (self.syscalls.unseen, self.sud.why) = (wanted.unseen, wanted.sud);
         wanted.calls
@@ -624,7 +633,7 @@ impl Target {
             .into_iter()
             .map(|ids| (ids.clone(), self.range_of_calls(ids, links)))
             .collect();
-        let old: BTreeSet<u64> = self.syscalls.ranges.values().copied().collect();
+        let old: BTreeSet<u64> = self.syscalls.listed.ranges.values().copied().collect();
         for event in TaskEvent::ALL {
             let at = offset_of!(SyscallTables, task_events) + event as usize * size_of::<u64>();
             let range = events.get(&event).map_or(0, |ids| ranges[ids]);
@@ -632,47 +641,97 @@ impl Target {
         }
         let at = TABLES_OFFSET + offset_of!(SyscallTables, fork_is_fixed) as u64;
         self.control.word32(at).store(known().forks_are_fixed.into(), SeqCst);
+        let listed = Listed { by_call: wanted, events: events.into_keys().collect(), ranges };
         for number in 0..=OTHER_NUMBERS {
-            let mut words = [false, true].map(|exit| {
-                let range = wanted.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
-                let changes = traps && !exit && concerns_traps(number as i64);
-                let of_event = events.keys().any(|event| is_of_event(*event, number as i64, exit));
-                let always =
-                    is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes || of_event;
-                range | if always { ALWAYS } else { 0 }
-            });
-            if number == OTHER_NUMBERS && any {
-                words = words.map(|word| word | ALWAYS);
-            }
-            if words[1] != 0 {
-                // Whose end is to be shown is remembered from its beginning on.
-                words[0] |= ALWAYS;
-            }
-            // First what is looked at first.
-            self.store_call_word(number, offset_of!(Subscribers, enter_only), 0);
-            self.store_call_word(number, offset_of!(Subscribers, exit_only), 0);
-            self.store_call_word(number, offset_of!(Subscribers, enter), words[0]);
-            self.store_call_word(number, offset_of!(Subscribers, exit), words[1]);
-            for (exit, word) in
-                [(false, offset_of!(Subscribers, enter_only)), (true, offset_of!(Subscribers, exit_only))]
-            {
-                let ids = wanted.get(&(exit, number)).map_or(&[][..], |ids| ids);
-                let only = if uses_sud || traps && concerns_traps(number as i64) {
-                    0
-                } else {
-                    self.only_of_call(number, ids, &ranges, links)
-                };
-                self.store_call_word(number, word, only);
-            }
+            self.publish_call(number, &listed, &published, links);
         }
+        let ranges = &listed.ranges;
         let kept: BTreeSet<u64> = ranges.values().copied().collect();
         for range in old.difference(&kept) {
             self.ranges.retire(range_unpack(*range));
         }
         // For which there was no room they may find some the next time.
         let has_room = ranges.values().all(|range| *range != 0);
-        self.syscalls.ranges = ranges.into_iter().filter(|(_, range)| *range != 0).collect();
+        self.syscalls.listed = listed;
+        self.syscalls.listed.ranges.retain(|_, range| *range != 0);
         self.syscalls.published = has_room.then_some(published);
+    }
+
+    /// Publishes who sees one call.
+    fn publish_call(
+        &self,
+        number: usize,
+        listed: &Listed,
+        published: &Published,
+        links: &BTreeMap<AttachmentId, Link>,
+    ) {
+        let Published { follow, uses_sud, traps, .. } = *published;
+        let Listed { by_call, events, ranges } = listed;
+        let any = !by_call.is_empty() || !events.is_empty();
+        let mut words = [false, true].map(|exit| {
+            let range = by_call.get(&(exit, number)).map_or(0, |ids| ranges[ids]);
+            let changes = traps && !exit && concerns_traps(number as i64);
+            let of_event = events.iter().any(|event| is_of_event(*event, number as i64, exit));
+            let always =
+                is_always(number, exit, any, follow) || uses_sud && concerns_sud(number) || changes || of_event;
+            range | if always { ALWAYS } else { 0 }
+        });
+        if number == OTHER_NUMBERS && any {
+            words = words.map(|word| word | ALWAYS);
+        }
+        if words[1] != 0 {
+            // Whose end is to be shown is remembered from its beginning on.
+            words[0] |= ALWAYS;
+        }
+        // First what is looked at first.
+        self.store_call_word(number, offset_of!(Subscribers, enter_only), 0);
+        self.store_call_word(number, offset_of!(Subscribers, exit_only), 0);
+        self.store_call_word(number, offset_of!(Subscribers, enter), words[0]);
+        self.store_call_word(number, offset_of!(Subscribers, exit), words[1]);
+        for (exit, word) in [(false, offset_of!(Subscribers, enter_only)), (true, offset_of!(Subscribers, exit_only))]
+        {
+            let ids = by_call.get(&(exit, number)).map_or(&[][..], |ids| ids);
+            let only = if uses_sud || traps && concerns_traps(number as i64) {
+                0
+            } else {
+                self.only_of_call(number, ids, ranges, links)
+            };
+            self.store_call_word(number, word, only);
+        }
+    }
+
+    /// Publishes that one more link, of one call, sees that; false: all have to be published.
+    pub(super) fn publish_call_also(&mut self, id: AttachmentId, links: &BTreeMap<AttachmentId, Link>) -> bool {
+        let Some(Point::Syscall(point)) = links.get(&id).map(|link| &link.spec.point) else { return false };
+        let (Calls::Of(number), Some(mut published)) = (point.calls, self.syscalls.published.take()) else {
+            return false;
+        };
+        let (number, exit) = (number as usize, point.exit);
+        let is_same = published.follow == self.following.follows()
+            && published.uses_sud == (self.sud.armed || self.sud.why.is_some())
+            && published.traps == self.watches_masks(links);
+        if number >= OTHER_NUMBERS || !is_same || self.syscalls.listed.by_call.is_empty() {
+            return false;
+        }
+        let old = self.syscalls.listed.by_call.get(&(exit, number)).cloned().unwrap_or_default();
+        let ids = [&old[..], &[id]].concat();
+        let range = self.range_of_calls(&ids, links);
+        if range == 0 {
+            return false;
+        }
+        let mut listed = std::mem::take(&mut self.syscalls.listed);
+        listed.ranges.insert(ids.clone(), range);
+        listed.by_call.insert((exit, number), ids);
+        published.subscribers.insert(id);
+        self.syscalls.subscribers.insert(id);
+        self.publish_call(number, &listed, &published, links);
+        // (One that events have, too, is left for whoever publishes all.)
+        if listed.events.is_empty() && !old.is_empty() && !listed.by_call.values().any(|ids| *ids == old) {
+            listed.ranges.remove(&old).into_iter().for_each(|range| self.ranges.retire(range_unpack(range)));
+        }
+        self.syscalls.listed = listed;
+        self.syscalls.published = Some(published);
+        true
     }
 
     /// Tells the agent whether it is to announce what is executed.
@@ -774,7 +833,7 @@ impl Target {
 
     /// The packed range of these attachments; 0 if there is no room for them.
     fn range_of_calls(&mut self, ids: &[AttachmentId], links: &BTreeMap<AttachmentId, Link>) -> u64 {
-        if let Some(range) = self.syscalls.ranges.get(ids) {
+        if let Some(range) = self.syscalls.listed.ranges.get(ids) {
             return *range;
         }
         let specs: Vec<&LinkSpec> = ids.iter().filter_map(|id| Some(&links.get(id)?.spec)).collect();

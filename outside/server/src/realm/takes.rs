@@ -280,6 +280,7 @@ impl Actor {
         if sees_targets_only
             && self.targets.is_empty()
             && !spec.filter.chooses()
+            && spec.terminal.is_some_and(|terminal| !self.takes.told.contains(&terminal))
             // (What it has begun may be about to execute what is to be traced: `bpftrace -c`.)
             && !has_children(spec.loader)
             && let Some(terminal) = spec.terminal

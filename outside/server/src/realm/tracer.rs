@@ -16,6 +16,7 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
 use super::TargetStatus;
+use super::attaching::Removed;
 use super::doorbell::EventFd;
 use super::ends::RecentEnds;
 use super::executions::{self, Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
@@ -246,7 +247,7 @@ pub(super) struct Actor {
     pub(super) sender: CommandSender,
     pub(super) targets: BTreeMap<u32, Target>,
     pub(super) links: BTreeMap<AttachmentId, Link>,
-    next_attachment: u64,
+    pub(super) next_attachment: u64,
     /// What to free, and the processes that may still use it.
     pub(super) pending: Vec<(Garbage, Vec<u32>)>,
     /// There are forks that could not be adopted yet.
@@ -303,13 +304,10 @@ impl Actor {
                 self.forget_exited(pid);
             }
             self.sender.wake.clear();
-            let (mut detached, until) = (vec![], Instant::now() + MORE_LINKS_AT_MOST);
-            while let Some(command) = self.next_command((!detached.is_empty()).then_some(until)) {
-                if let Command::Detach(id) = command {
-                    detached.push(id);
-                    continue;
-                }
-                self.detach(&std::mem::take(&mut detached));
+            let (mut removed, until) = (Removed::default(), Instant::now() + MORE_LINKS_AT_MOST);
+            while let Some(command) = self.next_command((!removed.links.is_empty()).then_some(until)) {
+                let Err(command) = removed.take(command) else { continue };
+                self.remove(std::mem::take(&mut removed));
                 if let Command::ShutDown(reply) = command {
                     self.shut_down();
                     let _ = reply.send(());
@@ -317,7 +315,7 @@ impl Actor {
                 }
                 self.handle(command);
             }
-            self.detach(&detached);
+            self.remove(removed);
             self.handle_deferred();
             self.take_candidates();
             self.follow_those_who_wait();
@@ -336,6 +334,7 @@ impl Actor {
             if self.judged.elapsed() >= JUDGE_EVERY {
                 self.judge_all();
                 self.let_unwanted_go();
+                self.end_call_series();
             }
         }
     }
@@ -436,7 +435,7 @@ impl Actor {
         must_wait.then_some(DETACH_WITHIN)
     }
 
-    fn handle_command(&mut self, command: Command) {
+    pub(super) fn handle_command(&mut self, command: Command) {
         match command {
             Command::Attach(specs, found, reply) => match self.attach(specs) {
                 Err(refusal) => drop(reply.send(Err(refusal))),
@@ -719,7 +718,7 @@ impl Actor {
         }
     }
 
-    fn finish_detach(&mut self) {
+    pub(super) fn finish_detach(&mut self) {
         let executions = &self.executions;
         let may_stop = |(pid, target): &(&u32, &mut Target)| target.is_detaching() && !executions.contains_key(pid);
         let detaching = self.targets.iter_mut().filter(may_stop);
@@ -737,53 +736,6 @@ impl Actor {
     /// Nonces of all tables: forks that have not been adopted have those of what their creator was before.
     pub(super) fn known_nonces(&self) -> Vec<u64> {
         self.all_tables().map(|tables| tables.nonce).collect()
-    }
-
-    // ---- links ----
-
-    fn attach(&mut self, specs: Vec<LinkSpec>) -> Result<Vec<AttachmentId>, Refusal> {
-        self.forget_vanished();
-        let Some(LinkSpec { pid, rights, .. }) = specs.first().cloned() else { return Ok(vec![]) };
-        // (Of a single target forks are looked for when it gets the link.)
-        let is_for_targets = pid.is_none_or(|pid| self.targets.contains_key(&pid));
-        if self.targets.len() != 1 || !is_for_targets || self.has_orphans || !self.forks_only.is_empty() {
-            self.adopt_all_children();
-        }
-        if let Some(pid) = pid {
-            check_reach(&rights, pid)?;
-        }
-        let first = self.next_attachment;
-        for spec in specs {
-            self.links
-                .insert(AttachmentId(self.next_attachment), Link { spec, refused: BTreeMap::new(), host: None });
-            self.next_attachment += 1;
-        }
-        let ids: Vec<AttachmentId> = (first..self.next_attachment).map(AttachmentId).collect();
-        let requester = ReportTo::RequesterOf { first: ids[0], last: AttachmentId(self.next_attachment - 1) };
-        let result = match pid {
-            Some(pid) if !self.targets.contains_key(&pid) => self.add_target(pid, Asked::Name, requester),
-            Some(pid) => self.apply_new(pid, &ids, requester),
-            None => {
-                // (Forks are found meanwhile, and are targets then.)
-                let (mut done, mut due) = (BTreeSet::new(), self.targets.keys().copied().collect::<Vec<_>>());
-                while let Some(pid) = due.pop() {
-                    done.insert(pid);
-                    if let Err(refusal) = self.apply_new(pid, &ids, ReportTo::Loader) {
-                        tracing::warn!(pid, "{refusal}");
-                    }
-                    if due.is_empty() {
-                        due.extend(self.targets.keys().filter(|pid| !done.contains(pid)));
-                    }
-                }
-                Ok(())
-            }
-        };
-        let refused = pid.and_then(|pid| ids.iter().find_map(|id| self.links[id].refused.get(&pid).cloned()));
-        if let Some(refusal) = result.err().or(refused) {
-            self.detach(&ids);
-            return Err(refusal);
-        }
-        Ok(ids)
     }
 
     /// Takes back what is left of jumps over which somebody else has written, a kernel's uprobe say: its removal would leave half of
@@ -809,28 +761,6 @@ impl Actor {
     /// Whether a command for a process is for later: it cannot be stopped, or is being detached.
     fn must_wait_for(&self, pid: u32) -> bool {
         self.targets.get(&pid).is_some_and(Target::is_detaching) || self.is_held(pid)
-    }
-
-    fn detach(&mut self, ids: &[AttachmentId]) {
-        if ids.is_empty() {
-            return;
-        }
-        self.forget_vanished();
-        self.adopt_all_children();
-        ids.iter().for_each(|id| self.forget_switched_off(*id));
-        let gone: Vec<Option<u32>> = ids.iter().filter_map(|id| Some(self.links.remove(id)?.spec.pid)).collect();
-        let is_concerned = |pid: &u32| gone.iter().any(|only| only.is_none_or(|only| only == *pid));
-        for pid in self.targets.keys().copied().filter(is_concerned).collect::<Vec<_>>() {
-            self.apply_or_log(pid);
-            let Some(target) = self.targets.get(&pid) else { continue };
-            let family = target.with_forebears();
-            let is_named = || self.links.values().any(|link| link.spec.names(pid, &family));
-            let stays = target.explicit || target.is_detaching() || is_named() || self.is_wanted(pid);
-            if !stays {
-                self.begin_detach(pid);
-            }
-        }
-        self.finish_detach();
     }
 
     /// Applies all links in all targets. A failure in one target, which may just have ended, is no failure of the request.

@@ -1,0 +1,98 @@
+//! A tool makes a link for each system call, hundreds of them, one after the other. How often targets are looked at, and what they
+//! are left with, does not depend on how many come.
+
+use std::process::Command;
+
+use ring3_tests::{Bench, Process, is_root, ready, wait_until};
+
+/// So often all links may be looked at in a target while hundreds are made or removed.
+const LOOKS_MAX: u64 = 40;
+
+/// Whether bpftrace cannot run; says why.
+fn lacks_bpftrace() -> bool {
+    let lacks = !is_root() || Command::new("bpftrace").arg("--version").output().is_err();
+    if lacks {
+        println!("SKIPPED: bpftrace is not installed, or runs for root only");
+    }
+    lacks
+}
+
+/// A shell that writes its line back.
+fn target(bench: &Bench) -> Process {
+    ready(bench.target("bash").args(["-c", "echo ready; while read -r line; do echo $line; done"]))
+}
+
+/// bpftrace, once all probes of a program are attached.
+fn attached(bench: &Bench, probes: &str) -> Process {
+    let program = format!("{probes} interval:ms:100 {{ printf(\"attached\\n\"); }}");
+    let mut tool = Process::start(bench.load("bpftrace").args(["-B", "line", "-e", &program]));
+    while tool.line() != "attached" {}
+    tool
+}
+
+/// A number of the status of a target.
+fn number(bench: &Bench, pid: u32, name: &str) -> u64 {
+    let status = bench.status();
+    let targets = status["targets"].as_array().expect("targets");
+    let target = targets.iter().find(|target| target["pid"] == pid).expect("a target");
+    target[name].as_u64().unwrap_or_else(|| panic!("no {name}: {target}"))
+}
+
+#[test]
+fn hundreds_of_links_of_calls_are_made_and_removed_with_few_looks_at_each_target() {
+    if lacks_bpftrace() {
+        return;
+    }
+    let bench = Bench::ring3();
+    let mut targets = [(); 3].map(|()| target(&bench));
+    let pids = targets.each_ref().map(Process::pid);
+    let looks = || pids.map(|pid| number(&bench, pid, "looks"));
+    let before = looks();
+    let tool = attached(&bench, "tracepoint:syscalls:sys_enter_* /comm == \"bash\"/ { @[pid, probe] = count(); }");
+    let made = looks();
+    assert!(made.iter().zip(before).all(|(made, before)| made - before <= LOOKS_MAX), "{before:?} {made:?}");
+    // Each of them sees what is called from now on.
+    for target in &mut targets {
+        target.say("again");
+        assert_eq!(target.line(), "again");
+    }
+    tool.signal(rustix::process::Signal::INT);
+    let (code, lines, errors) = tool.finish();
+    assert_eq!((code, &errors[..]), (Some(0), &[][..]), "{lines:?}");
+    for pid in pids {
+        let count = |call: &str| {
+            let key = format!("@[{pid}, tracepoint:syscalls:sys_enter_{call}]: ");
+            lines.iter().find_map(|line| line.strip_prefix(&key)?.parse::<u64>().ok())
+        };
+        assert_eq!(count("write"), Some(1), "{lines:?}");
+        // (A shell reads from a pipe byte by byte: the line, and it begins to read the next one.)
+        assert!(count("read").is_some_and(|reads| reads >= 6), "{lines:?}");
+    }
+    wait_until("the links are gone", || bench.status()["links"].as_array().is_some_and(Vec::is_empty));
+    let removed = looks();
+    assert!(removed.iter().zip(made).all(|(removed, made)| removed - made <= LOOKS_MAX), "{made:?} {removed:?}");
+    for target in targets {
+        assert_eq!(target.finish().0, Some(0));
+    }
+}
+
+#[test]
+fn sites_of_calls_for_which_no_link_came_are_restored() {
+    if lacks_bpftrace() {
+        return;
+    }
+    let bench = Bench::ring3();
+    let process = target(&bench);
+    let sites = || number(&bench, process.pid(), "syscall_sites");
+    let calls = ["read", "write", "openat", "close", "dup2", "pipe", "chdir", "getppid", "fsync", "access"];
+    let probes: Vec<String> = calls.map(|call| format!("tracepoint:syscalls:sys_enter_{call}")).to_vec();
+    let few = attached(&bench, &format!("{} {{ @ = count(); }}", probes.join(",")));
+    let all = attached(&bench, "tracepoint:raw_syscalls:sys_enter { @ = count(); }");
+    let of_all = sites();
+    all.signal(rustix::process::Signal::INT);
+    assert_eq!(all.finish().0, Some(0));
+    wait_until("others are restored", || sites() < of_all / 2);
+    few.signal(rustix::process::Signal::INT);
+    assert_eq!(few.finish().0, Some(0));
+    assert_eq!(process.finish().0, Some(0));
+}
