@@ -75,6 +75,8 @@ pub enum Request {
         #[serde(default)]
         verify: bool,
     },
+    /// Only whether it serves: from then on it does not end as idle while the connection is open.
+    Hello,
     /// Everything about the server.
     Status,
     /// Names and lines of what of ring3 lies in a target.
@@ -151,6 +153,10 @@ pub fn socket_path() -> Result<PathBuf, String> {
     Ok(runtime_dir()?.join("server.sock"))
 }
 
+fn went_away(error: rustix::io::Errno) -> String {
+    format!("the server went away: {error}")
+}
+
 /// A connection to the server.
 #[derive(Debug)]
 pub struct Connection {
@@ -158,8 +164,20 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a running server; `Ok(None)` if there is none.
+    /// Connects to a running server, which does not end as idle while the connection is open; `Ok(None)` if there is none, or it
+    /// is just ending.
     pub fn open() -> Result<Option<Connection>, String> {
+        let Some(connection) = Connection::connect()? else { return Ok(None) };
+        match connection.try_ask(&Request::Hello, None) {
+            Ok(Ok(_)) => Ok(Some(connection)),
+            // (It will never read the request.)
+            Err(rustix::io::Errno::CONNRESET | rustix::io::Errno::PIPE) => Ok(None),
+            Err(error) => Err(went_away(error)),
+            Ok(Err(why)) => Err(why),
+        }
+    }
+
+    fn connect() -> Result<Option<Connection>, String> {
         let path = socket_path()?;
         match UnixStream::connect(&path) {
             Ok(stream) => Ok(Some(Connection { stream })),
@@ -173,10 +191,9 @@ impl Connection {
         Connection { stream }
     }
 
-    /// Process id and user id of the other side.
+    /// Process id and user id of the other side. (The id is 0 if it is in no PID namespace of this process.)
     pub fn peer(&self) -> Result<(u32, u32), String> {
-        let peer = rustix::net::sockopt::socket_peercred(&self.stream).map_err(|error| error.to_string())?;
-        Ok((peer.pid.as_raw_nonzero().get() as u32, peer.uid.as_raw()))
+        raw_process::peer_credentials(self.stream.as_fd()).map_err(|error| error.to_string())
     }
 
     /// What the other side may do now: the process that has connected, if it is still there.
@@ -197,6 +214,15 @@ impl Connection {
 
     /// Sends a request with at most one fd and waits for the answer.
     pub fn ask(&self, request: &Request, fd: Option<BorrowedFd<'_>>) -> Result<serde_json::Value, String> {
+        self.try_ask(request, fd).map_err(went_away)?
+    }
+
+    /// The outer error: the server is not there any more.
+    fn try_ask(
+        &self,
+        request: &Request,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Result<serde_json::Value, String>, rustix::io::Errno> {
         let mut line = serde_json::to_vec(request).expect("requests are serialisable");
         line.push(b'\n');
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -208,20 +234,20 @@ impl Connection {
         let sent = rustix::net::sendmsg(&self.stream, &[IoSlice::new(&line)], &mut control, SendFlags::NOSIGNAL);
         match sent {
             Ok(bytes) if bytes == line.len() => {}
-            Ok(_) => return Err("the request to the server is too long".into()),
-            Err(error) => return Err(format!("the server went away: {error}")),
+            Ok(_) => return Ok(Err("the request to the server is too long".into())),
+            Err(error) => return Err(error),
         }
         let mut answer = String::new();
-        BufReader::new(&self.stream)
-            .read_line(&mut answer)
-            .map_err(|error| format!("the server went away: {error}"))?;
-        match serde_json::from_str(&answer) {
+        if let Err(error) = BufReader::new(&self.stream).read_line(&mut answer) {
+            return Err(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+        }
+        Ok(match serde_json::from_str(&answer) {
             Ok(Answer::Ok(value)) => Ok(value),
             Ok(Answer::Err(why)) => Err(why),
             Err(_) => {
                 Err("the server ended while it worked on the request; see server.log in its runtime directory".into())
             }
-        }
+        })
     }
 
     /// Receives a request and the fd that may come along; `None` when the other side is gone.

@@ -31,6 +31,10 @@ const LOCK_WITHIN: Duration = Duration::from_millis(250);
 /// Pause after a request could not be accepted (out of file descriptors or memory).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
+/// What a client is told whose process the server cannot name.
+const OTHER_NAMESPACE: &str = "the server of this runtime directory runs in another PID namespace, where this process has no id; set \
+     RING3_RUNTIME_DIR to a directory of this namespace's own (mode 700), and a server starts there";
+
 struct Server {
     realm: Arc<Realm>,
     subsystem: Arc<Subsystem>,
@@ -123,7 +127,7 @@ impl Server {
             }
             if self.is_busy() {
                 busy_until = Instant::now();
-            } else if busy_until.elapsed() >= Duration::from_secs(idle) {
+            } else if busy_until.elapsed() >= Duration::from_secs(idle) && self.is_unused(listener) {
                 tracing::info!("idle for {idle} s");
                 return;
             }
@@ -133,8 +137,16 @@ impl Server {
     fn is_busy(&self) -> bool {
         self.connections.load(Ordering::Acquire) > 0
             || self.sessions.load(Ordering::Acquire) > 0
-            || self.realm.target_count() > 0
+            || self.realm.had_targets()
             || self.subsystem.has_pins()
+    }
+
+    /// Whether nobody has come while it was looked whether the server is idle: the tracer may take its time to answer.
+    fn is_unused(&self, listener: &UnixListener) -> bool {
+        let has_targets = self.realm.target_count() > 0;
+        let mut fds = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+        let waiting = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        !has_targets && waiting == Ok(0) && !self.is_busy()
     }
 
     fn begin(self: Arc<Server>, connection: Connection) {
@@ -152,6 +164,12 @@ impl Server {
 
     fn converse(self: &Arc<Server>, connection: &Connection) {
         let Ok((pid, uid)) = connection.peer() else { return };
+        if pid == 0 {
+            // (Who closes a connection with something unread resets it.)
+            let _ = connection.receive();
+            connection.answer(Err(OTHER_NAMESPACE.into()));
+            return;
+        }
         if uid != rustix::process::geteuid().as_raw() && uid != 0 {
             connection.answer(Err(format!("this server serves user {} only", rustix::process::geteuid().as_raw())));
             return;
@@ -239,6 +257,7 @@ impl Server {
                 Err(Errno::EPERM) => Err(format!("{} is another user's", path.display())),
                 Err(_) => Err(format!("nothing is pinned as {}; `ring3 status` shows what is", path.display())),
             },
+            Request::Hello => Ok(Value::Null),
             Request::Status => Ok(self.status()),
             Request::Trace { from } => {
                 let (lines, next) = self.realm.trace(from);

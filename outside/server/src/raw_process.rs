@@ -132,6 +132,24 @@ pub(crate) fn peer_process(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     (done == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Process id, as this process's PID namespace has it, and user id of who made a connection. The id is 0 where that is in no PID
+/// namespace below this one.
+pub(crate) fn peer_credentials(stream: BorrowedFd<'_>) -> std::io::Result<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: this option is a ucred: the pointers are to one, and to its size.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut bytes,
+        )
+    };
+    if done == 0 { Ok((peer.pid as u32, peer.uid)) } else { Err(std::io::Error::last_os_error()) }
+}
+
 /// The exit code, as wait(2) tells it, of a process that has been waited for; `None` where the kernel does not tell (before 6.15).
 pub(crate) fn exit_code_of(pidfd: BorrowedFd<'_>) -> Option<u32> {
     let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };

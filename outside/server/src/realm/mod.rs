@@ -411,6 +411,8 @@ struct Shared {
     companions: Mutex<BTreeMap<MapSlot, BTreeSet<MapSlot>>>,
     /// The acting thread has been told that agents ask for something, and has not looked yet.
     rung: AtomicBool,
+    /// The tracer had targets when it last waited.
+    has_targets: AtomicBool,
     let_go: Mutex<VecDeque<NotTraced>>,
     /// What is known of executable files: a file is read once, mostly before a target is stopped.
     modules: Mutex<modules::Modules>,
@@ -472,6 +474,7 @@ impl Realm {
             maps: Mutex::new(vec![]),
             companions: Mutex::new(BTreeMap::new()),
             rung: AtomicBool::new(false),
+            has_targets: AtomicBool::new(false),
             let_go: Mutex::default(),
             modules: Mutex::default(),
             vdso: modules::vdso_calls(),
@@ -732,6 +735,11 @@ impl Realm {
     /// that is a target and a program has run in the thread.
     pub fn thread_serial(&self, pid: u32, tid: u32) -> Option<u32> {
         self.tracer.ask(|reply| Command::ThreadSerial(pid, tid, reply)).ok()?
+    }
+
+    /// Whether there were targets when the tracer last had nothing to do.
+    pub fn had_targets(&self) -> bool {
+        self.shared.has_targets.load(Ordering::Acquire)
     }
 
     /// How many targets there are.

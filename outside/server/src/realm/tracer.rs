@@ -368,6 +368,7 @@ impl Actor {
     /// Sleeps until a command arrives, a target exits or `timeout` passes; the pids that exited.
     fn wait(&self, timeout: Option<Duration>) -> Vec<u32> {
         let pids: Vec<u32> = self.targets.keys().copied().collect();
+        self.shared.has_targets.store(!pids.is_empty(), Release);
         let mut fds = vec![PollFd::from_borrowed_fd(self.sender.wake.0.as_fd(), PollFlags::IN)];
         fds.extend(self.targets.values().map(|t| PollFd::from_borrowed_fd(t.pidfd(), PollFlags::IN)));
         let timeout = timeout
