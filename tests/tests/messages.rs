@@ -33,6 +33,16 @@ fn wrong_command_lines_are_explained() {
     says(&bench, &["aot", "prog.o"], 2, &["--output <FILE>"]);
     says(&bench, &["load", "--engine", "gcc", "true"], 2, &["'gcc'", "auto, jit, llvm"]);
     says(&bench, &["exec", "--repeat", "0", "-"], 2, &["'0'", "--repeat"]);
+    says(&bench, &["load", "--al", "--", "true"], 2, &["unknown option --al", "did you mean `--all`?"]);
+    says(&bench, &["start", "-x", "true"], 2, &["unknown option -x", "`ring3 start --help`"]);
+    says(&bench, &["trace", "-s", "x", "true"], 2, &["'x'", "a whole number of bytes, from 0 to 4096"]);
+    says(&bench, &["trace", "-e", "opneat", "true"], 2, &["opneat", "did you mean openat?"]);
+    says(
+        &bench,
+        &["convert", "/etc/passwd", "--to", "perfetto", "-o", "/dev/null"],
+        2,
+        &["/etc/passwd is a file", "`ring3 record`"],
+    );
 }
 
 #[test]

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::CommandFactory;
 use ring3_server::control::{Connection, Request, runtime_dir};
 use ring3_server::loader::LoadOptions;
 use rustix::fs::FlockOperation;
 use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
+use crate::arguments::Arguments;
 
 /// The server must be reachable, or gone, within this time.
 const SERVER_WITHIN: Duration = Duration::from_secs(20);
@@ -35,11 +37,27 @@ pub(crate) fn find_program(name: &str) -> Result<PathBuf, Failure> {
             Ok(_) => Err(not_executable(name, "not an executable file; `chmod +x` makes a program one")),
         };
     }
+    if name.starts_with('-') {
+        return Err(no_such_option(name));
+    }
     let search = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
     std::env::split_paths(&search).map(|dir| dir.join(name)).find(|path| runnable(path)).ok_or_else(|| Failure {
         why: format!("cannot run {name}: no such program in PATH; install it, or give the path to its file"),
         code: 127,
     })
+}
+
+/// What stands where a program should is meant as an option.
+fn no_such_option(name: &str) -> Failure {
+    let mut command = Arguments::command();
+    let action = std::env::args().nth(1).unwrap_or_default();
+    let options = command.find_subcommand_mut(&action).into_iter().flat_map(|action| action.get_arguments());
+    let options: Vec<String> = options.filter_map(|option| Some(format!("--{}", option.get_long()?))).collect();
+    let hint = match ring3_eim::nearest(name, options.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("`ring3 {action} --help` lists the options"),
+    };
+    Failure { why: format!("unknown option {name}; {hint}"), code: 2 }
 }
 
 fn not_executable(name: &str, why: &str) -> Failure {

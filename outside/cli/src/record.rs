@@ -240,6 +240,11 @@ pub(crate) fn convert(wanted: &Convert) -> Result<(), Failure> {
     if format == Format::Ctf {
         return Err(wrong(format!("the trace is in CTF: convert it --to {formats}")));
     }
+    if trace.exists() && !trace.is_dir() {
+        let what =
+            "is a file; ring3 convert reads the directory that `ring3 record` has written in ctf, its default format";
+        return Err(wrong(format!("{} {what}", trace.display())));
+    }
     let trace = Trace::open(trace).map_err(|error| error.to_string())?;
     let cannot = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => error.to_string(),

@@ -43,7 +43,7 @@ pub(crate) struct What {
     pub(crate) all: bool,
     /// Show at most this many bytes of a buffer
     #[arg(short = 's', long = "string-limit", value_name = "BYTES", default_value_t = syscalls::BYTES_MAX_DEFAULT)]
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=4096))]
+    #[arg(value_parser = bytes_max)]
     pub(crate) bytes_max: u32,
     /// Size of the buffer between the program and ring3, in MiB: a power of two
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -287,6 +287,13 @@ pub(crate) fn chosen_calls(events: &[String]) -> Result<Vec<&'static Syscall>, S
     if calls.is_empty() { Err("-e leaves no system call to trace".to_owned()) } else { Ok(calls) }
 }
 
+/// How many bytes of a buffer are shown.
+fn bytes_max(text: &str) -> Result<u32, String> {
+    const MAX: u32 = 4096;
+    let bytes = text.parse().ok().filter(|bytes| *bytes <= MAX);
+    bytes.ok_or_else(|| format!("it is a whole number of bytes, from 0 to {MAX}"))
+}
+
 fn no_such_call(name: &str) -> String {
     if name.starts_with('%') {
         let groups = ring3_recorder::groups::GROUPS.map(|group| format!("%{group}")).join(", ");
@@ -296,7 +303,10 @@ fn no_such_call(name: &str) -> String {
         let shown = syscalls::shown_name(call);
         name.len() > 2 && (shown.contains(name) || name.contains(shown))
     };
-    let near: Vec<&str> = TABLE.iter().filter(is_near).map(syscalls::shown_name).take(5).collect();
+    let mut near: Vec<&str> = TABLE.iter().filter(is_near).map(syscalls::shown_name).take(5).collect();
+    if near.is_empty() {
+        near.extend(ring3_eim::nearest(name, TABLE.iter().map(syscalls::shown_name)));
+    }
     let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
     format!("-e {name}: there is no such system call{hint}")
 }

@@ -37,4 +37,4 @@ pub use notes::{SECTION, extract};
 pub use parse::parse;
 pub use places::Permission;
 pub use resolve::{EntryPoint, Resolved, resolve, resolve_all};
-pub use source::{Error, Source, Span};
+pub use source::{Error, Source, Span, nearest};

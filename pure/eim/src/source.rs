@@ -82,7 +82,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// The candidate that is most like a name, if one is like it.
-pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
     let measured = candidates.filter(|known| known.len().abs_diff(name.len()) <= limit);
     let best = measured.map(|known| (distance(name, known), known)).min()?;
