@@ -47,7 +47,7 @@ impl Container {
         Container { pid: pid.parse().unwrap_or_else(|_| panic!("{pid}")), process }
     }
 
-    /// The same, of [`contained`], which is ready then.
+    /// The same, of `contained`, which is ready then.
     pub fn ready(bench: &Bench, letters: &str, image: &Path) -> Container {
         let mut container = Container::start(bench, letters, image, &["/bin/contained"]);
         assert_eq!(container.process.line(), "ready");
