@@ -69,6 +69,13 @@ fn exceptions_of_handlers_within_an_unwinder_leave_its_stack_as_it_is() {
 }
 
 #[test]
+fn children_that_run_beside_their_creator_with_its_thread_pointer_return_to_their_own_callers() {
+    // (No count of per-CPU maps is exact there: docs/design/threads.md.)
+    let (result, _) = counted(&Bench::ring3(), "borrowers", 30_000, &["plain", "plain:ret"]);
+    assert_eq!(result, "10");
+}
+
+#[test]
 fn longjmp_out_of_probed_functions_loses_nothing_else() {
     check("longjmps", 1000, &["jumper", "jumper:ret"], "500", &[1000, 500]);
 }

@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unwind.h>
@@ -60,6 +61,32 @@ static int signals(int n) {
     struct sigaction a = {}; a.sa_sigaction = on_segv; a.sa_flags = SA_SIGINFO; sigaction(SIGSEGV, &a, nullptr);
     if (sigsetjmp(*(sigjmp_buf *)&where, 1) == 0) *(volatile int *)16 = 1;
     return handled == 1000 ? counted : -1;
+}
+// Processes and threads with their creator's memory and its thread pointer, that run beside it.
+static volatile int ended;
+static int borrow(void *n) {
+    int right = 0;
+    for (int i = 0; i < (int)(long)n; i++) right += plain(i) == i + 1;
+    return right == (int)(long)n ? 7 : 1;
+}
+static int borrow_as_thread(void *n) {
+    if (borrow(n) == 7) __atomic_add_fetch(&ended, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_exit, 0);
+    return 0;
+}
+static int borrowers(int n) {
+    const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+    static char stacks[6][64 << 10] __attribute__((aligned(16)));
+    int good = 0;
+    for (int i = 0; i < 3; i++) {
+        pid_t child = clone(borrow, stacks[i] + sizeof(stacks[i]), CLONE_VM | SIGCHLD, (void *)(long)n);
+        good += borrow((void *)(long)n) == 7;
+        int status; waitpid(child, &status, 0); good += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+    }
+    for (int i = 3; i < 6; i++) clone(borrow_as_thread, stacks[i] + sizeof(stacks[i]), flags, (void *)(long)n);
+    good += borrow((void *)(long)n) == 7;
+    for (int i = 0; ended < 3 && i < 10000; i++) usleep(1000);
+    return good + ended;
 }
 static int forks(int n) {
     int good = 0;
@@ -220,6 +247,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "looping")) result = looping(n);
     if (!strcmp(what, "signals")) result = signals(n);
     if (!strcmp(what, "forks")) result = forks(n);
+    if (!strcmp(what, "borrowers")) result = borrowers(n);
     if (!strcmp(what, "spawns")) result = spawns(n);
     if (!strcmp(what, "threads")) result = threads(n);
     if (!strcmp(what, "libraries")) result = libraries(n);

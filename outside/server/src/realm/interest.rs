@@ -28,6 +28,8 @@ pub(super) struct SyscallInterest {
     pub(super) any: bool,
     /// There is a link.
     pub(super) programs: bool,
+    /// There is a return probe: it must be known whose shadow frames are whose.
+    pub(super) returns: bool,
     /// Some link wants all of them.
     all: bool,
     /// Some link wants those that have no names.
@@ -57,7 +59,10 @@ impl SyscallInterest {
             interest.identity |= spec.identity;
             interest.programs = true;
             let point = match &spec.point {
-                Point::Probe(_) => continue,
+                Point::Probe(probe) => {
+                    interest.returns |= probe.ret;
+                    continue;
+                }
                 Point::Syscall(point) => point,
                 Point::Task(point) => {
                     interest.any = true;
@@ -92,6 +97,7 @@ impl SyscallInterest {
             Some(nr::RT_SIGACTION | nr::RT_SIGRETURN) => self.any || self.follow,
             Some(number) if self.traps && concerns_traps(number) => true,
             Some(number) if self.identity && IDENTITY_CHANGERS.contains(&number) => true,
+            Some(number) if self.returns && CLONE_SYSCALLS.contains(&number) => true,
             // A process may filter its calls whatever it is traced for.
             Some(nr::PRCTL | nr::SECCOMP) => true,
             // Or take away the vDSO, by which programs read clocks.
@@ -154,7 +160,8 @@ pub(super) fn is_always(number: usize, exit: bool, any: bool, follow: bool) -> b
     match number as i64 {
         nr::MMAP => exit,
         nr::MPROTECT | nr::PKEY_MPROTECT => exit && any,
-        number if CLONE_SYSCALLS.contains(&number) => any,
+        // (Their sites are there for return probes, too.)
+        number if CLONE_SYSCALLS.contains(&number) => true,
         nr::ARCH_PRCTL => any,
         // (Also when nobody wants anything any more, and sites cannot be restored at present.)
         nr::RT_SIGACTION | nr::RT_SIGRETURN | nr::PRCTL | nr::SECCOMP => !exit,

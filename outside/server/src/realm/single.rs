@@ -134,6 +134,7 @@ impl Target {
             && !self.lacks_faults(links)
             && (!spec.identity || self.syscalls.interest.identity)
             && self.syscalls.interest.programs
+            && (!matches!(&spec.point, Point::Probe(probe) if probe.ret) || self.syscalls.interest.returns)
             && slots.iter().all(|slot| self.has_map(*slot))
             && shared.kept_from(&spec.text.maps, &self.domain).is_none()
     }
