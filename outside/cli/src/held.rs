@@ -3,10 +3,9 @@
 //! Children of a loader are loaders, so the program's process begins before its parent becomes one. It stops itself; the parent
 //! makes it a target and continues it, and it executes the program. If its parent ends before, it ends too.
 
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
 
 use crate::{Failure, launch};
 
@@ -36,11 +35,9 @@ impl Held {
                 other => break other.map_err(|error| error.to_string())?,
             }
         };
-        if status.is_some_and(|status| status.stopped()) {
-            return Ok(Ok(Held { child }));
-        }
-        let status = child.wait().map_err(|error| error.to_string())?;
-        Ok(Err(exit_code(status)))
+        let Some(status) = status.filter(|status| !status.stopped()) else { return Ok(Ok(Held { child })) };
+        child.wait().map_err(|error| error.to_string())?;
+        Ok(Err(exit_code(&status)))
     }
 
     /// Its process id.
@@ -62,10 +59,7 @@ impl Held {
     /// Its exit code, if it has ended; of a signal's death 128 and the signal's number. It stays a zombie, which tells the server
     /// how it has ended, until [`has_orphans`] is asked.
     pub(crate) fn status(&self) -> Option<ExitCode> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = rustix::process::waitid(WaitId::Pid(pid_of(&self.child)), options).ok().flatten()?;
-        let by_signal = status.terminating_signal().map(|signal| BY_SIGNAL + signal);
-        Some(ExitCode::from(status.exit_status().or(by_signal).unwrap_or(1) as u8))
+        zombie(WaitId::Pid(pid_of(&self.child))).as_ref().map(exit_code)
     }
 
     /// Waits for its end.
@@ -77,8 +71,7 @@ impl Held {
 /// Whether descendants of the program are left when itself has ended. Before those that have ended are waited for, `settle` is called:
 /// from a zombie the server learns how the process has ended.
 pub(crate) fn has_orphans(settle: impl FnOnce()) -> bool {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    if matches!(rustix::process::waitid(WaitId::All, options), Ok(Some(_))) {
+    if zombie(WaitId::All).is_some() {
         settle();
     }
     loop {
@@ -94,12 +87,16 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// Added to a signal that has ended a process.
-const BY_SIGNAL: i32 = 128;
+/// How a child has ended that nobody has waited for; it stays one.
+fn zombie(which: WaitId<'_>) -> Option<WaitIdStatus> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    rustix::process::waitid(which, options).ok().flatten()
+}
 
-fn exit_code(status: std::process::ExitStatus) -> ExitCode {
-    let code = status.code().or(status.signal().map(|signal| BY_SIGNAL + signal)).unwrap_or(1);
-    ExitCode::from(code as u8)
+fn exit_code(status: &WaitIdStatus) -> ExitCode {
+    const BY_SIGNAL: i32 = 128;
+    let by_signal = status.terminating_signal().map(|signal| BY_SIGNAL + signal);
+    ExitCode::from(status.exit_status().or(by_signal).unwrap_or(1) as u8)
 }
 
 /// The child's side: waits until the parent lets it go on.

@@ -101,7 +101,7 @@ impl SyscallInterest {
             // A process may filter its calls whatever it is traced for.
             Some(nr::PRCTL | nr::SECCOMP) => true,
             // Or take away the vDSO, by which programs read clocks.
-            Some(nr::MUNMAP | nr::MREMAP) => self.any || self.programs,
+            Some(nr::MUNMAP | nr::MREMAP) => self.programs,
             // Or limit its address space, of which ring3 takes some.
             Some(nr::GETRLIMIT | nr::SETRLIMIT | nr::PRLIMIT64) => true,
             Some(number) if self.unnamed && Calls::Unnamed.has(number as u32) => true,
