@@ -256,7 +256,7 @@ pub fn install_filter() -> Result<OwnedFd, String> {
     if is_refused() {
         return Err("a seccomp filter of this process refuses bpf(2) or perf_event_open(2), so ring3 cannot answer them. \
              In a container it is the runtime's: run ring3 outside of the container, or the container with a profile that allows \
-             both (Docker's default does with `--cap-add BPF --cap-add PERFMON`)"
+             both"
             .into());
     }
     let insn = |FilterInsn { code, jt, jf, k }| libc::sock_filter { code, jt, jf, k };
