@@ -62,7 +62,7 @@ fn operate(map: &Map, what: u8, number: u32) {
             let _ = (0..5).map(|what| ring.query(what)).max();
             let _ = (ring.has_data(), ring.is_held_up(), ring.output(&cx, &value[..number as usize % 64], 0));
             if let Some(record) = ring.reserve(&cx, u64::from(number % 5000)) {
-                ring.commit(record, u64::from(number & 3), number & 4 != 0);
+                let _ = ring.commit(record, u64::from(number & 3), number & 4 != 0);
             }
         }
     }

@@ -95,12 +95,9 @@ fn goes_on(tb: &ThreadBlock, ring: Ring<'_>) -> bool {
 pub(crate) fn commit(tb: &ThreadBlock, (ring, doorbell): (Ring<'_>, u32), record: Record, flags: u64, discard: bool) {
     let waits = flags & RING3_RB_WAIT_CONSUMED != 0 && !discard;
     let goal = if waits { ring.consumed_goal(record) } else { None };
-    let due = ring.commit(record, flags, discard);
+    let wakes = ring.commit(record, flags, discard);
     if ring.reader().reader.load(Relaxed) == 0 {
-        if due {
-            wake(tb, doorbell);
-        }
-        return;
+        return wake(tb, doorbell, wakes);
     }
     if ring.finds_sleeping_reader(flags) {
         let word = &raw const ring.reader().sleeping as u64;

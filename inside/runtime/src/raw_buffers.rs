@@ -3,7 +3,7 @@
 use ring3_layout::control::EVENT_WITHOUT_BUFFER;
 use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_layout::thread::ThreadBlock;
-use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample};
+use ring3_maps::{Map, PerfBuffer, Record, Ring, Sample, Wake};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_F_CURRENT_CPU, BPF_F_INDEX_MASK};
 
@@ -11,7 +11,7 @@ use crate::raw_blocking;
 use crate::raw_clock::monotonic_ns;
 use crate::raw_dispatch::cpu_of;
 use crate::raw_helpers::{answer, block, context, map_at, view_named};
-use crate::raw_request::ring as ring_doorbell;
+use crate::raw_request::{hurry, ring as ring_doorbell};
 
 /// The ring buffer that a program passes by the address of its view, its doorbell, and whether its writers wait for the reader.
 #[inline(always)]
@@ -23,9 +23,12 @@ fn ring_of<'m>(map: u64) -> Option<(Ring<'m>, u32, bool)> {
 }
 
 /// Tells the server that there is something to read, or room to write.
-pub(crate) fn wake(tb: &ThreadBlock, doorbell: u32) {
-    if doorbell != 0 {
+pub(crate) fn wake(tb: &ThreadBlock, doorbell: u32, wake: Wake) {
+    if doorbell != 0 && wake.is_due {
         ring_doorbell(tb.region_base, doorbell);
+    }
+    if doorbell != 0 && wake.is_urgent {
+        hurry(tb.region_base);
     }
 }
 
@@ -42,10 +45,8 @@ pub unsafe extern "sysv64" fn ringbuf_output(map: u64, data: u64, bytes: u64, fl
     if blocks {
         return answer(raw_blocking::output(tb, (ring, doorbell), data, flags));
     }
-    answer(ring.output(&context(tb), data, flags).map(|due| {
-        if due {
-            wake(tb, doorbell);
-        }
+    answer(ring.output(&context(tb), data, flags).map(|wakes| {
+        wake(tb, doorbell, wakes);
         0
     }))
 }
@@ -78,8 +79,8 @@ fn commit(tb: &mut ThreadBlock, address: u64, flags: u64, discard: bool) -> u64 
     let Some((ring, doorbell, blocks)) = ring_of(map) else { return 0 };
     if blocks {
         raw_blocking::commit(tb, (ring, doorbell), Record { address }, flags, discard);
-    } else if ring.commit(Record { address }, flags, discard) {
-        wake(tb, doorbell);
+    } else {
+        wake(tb, doorbell, ring.commit(Record { address }, flags, discard));
     }
     0
 }
@@ -163,8 +164,7 @@ fn output(tb: &ThreadBlock, map: u64, index: u32, data: &[u8]) -> Result<(), Err
     }
     // SAFETY: the address of a mapped map's view.
     let buffer = unsafe { PerfBuffer::from_view(view) }.ok_or(Errno::EINVAL)?;
-    if buffer.output(&context(tb), &Sample { time_ns: monotonic_ns(tb), data })? {
-        wake(tb, buffer.doorbell());
-    }
+    let wakes = buffer.output(&context(tb), &Sample { time_ns: monotonic_ns(tb), data })?;
+    wake(tb, buffer.doorbell(), wakes);
     Ok(())
 }

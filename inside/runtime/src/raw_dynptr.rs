@@ -1,7 +1,7 @@
 //! Dynamic pointers: memory whose size is known at run time (kernel/bpf/helpers.c; v6.18), and the user ring buffer,
 //! whose samples programs get as such.
 
-use ring3_maps::{Map, Sampled};
+use ring3_maps::{Map, Sampled, Wake};
 use ring3_uapi::Errno;
 use ring3_uapi::flags::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 
@@ -272,7 +272,7 @@ pub unsafe extern "sysv64" fn user_ringbuf_drain(
     let took_any = result.is_ok_and(|samples| samples > 0);
     if flags & BPF_RB_FORCE_WAKEUP != 0 || flags & BPF_RB_NO_WAKEUP == 0 && took_any {
         // SAFETY: this function's contract.
-        wake(unsafe { block(env) }, map.header().doorbell);
+        wake(unsafe { block(env) }, map.header().doorbell, Wake::DUE);
     }
     answer(result)
 }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use ring3_layout::control::ControlHeader;
 use ring3_layout::owner::NAMESPACE_SERVER;
-use ring3_layout::realm::{DOORBELL_REQUESTS, Realm, request};
+use ring3_layout::realm::{DOORBELL_REQUESTS, Doorbell, PAUSING, Realm, SLEEPING, request};
 use ring3_layout::region::{CONTROL_OFFSET, REALM_OFFSET};
 use ring3_uapi::nr;
 
@@ -28,13 +28,24 @@ pub(crate) fn control(base: u64) -> &'static ControlHeader {
     unsafe { &*((base + CONTROL_OFFSET) as *const ControlHeader) }
 }
 
-/// Sets a doorbell and wakes the server if it sleeps.
+/// Sets a doorbell, and wakes the server if it sleeps; for requests also if it pauses: somebody waits for the answer.
 pub(crate) fn ring(base: u64, number: u32) {
     let doorbell = &realm(base).doorbell;
     let Some(word) = doorbell.bits.get(number as usize / 64) else { return };
     word.fetch_or(1 << (number % 64), SeqCst);
-    doorbell.sequence.fetch_add(1, SeqCst);
-    if doorbell.sleeping.load(SeqCst) != 0 {
+    wake(doorbell, number == DOORBELL_REQUESTS);
+}
+
+/// Wakes the server if it pauses: a buffer fills.
+pub(crate) fn hurry(base: u64) {
+    wake(&realm(base).doorbell, true);
+}
+
+/// Wakes the server if it sleeps, or pauses and must not.
+fn wake(doorbell: &Doorbell, is_urgent: bool) {
+    let waits = doorbell.sleeping.load(SeqCst);
+    if waits == SLEEPING || is_urgent && waits == PAUSING {
+        doorbell.sequence.fetch_add(1, SeqCst);
         let address = &raw const doorbell.sequence as u64;
         // SAFETY: FUTEX_WAKE only uses the address as a key.
         unsafe { syscall(nr::FUTEX, [address, FUTEX_WAKE, i32::MAX as u64, 0, 0, 0]) };

@@ -19,13 +19,20 @@ pub const TRACE_TEXT_BYTES: usize = 448;
 /// Threads that the realm block of one domain numbers ([`Realm::threads`]): the first number of domain n is n times this.
 pub const SERIALS_PER_DOMAIN: u32 = 1 << 25;
 
-/// How an agent wakes the server: set a bit, add to `sequence`, wake the futex on it if `sleeping`.
+/// [`Doorbell::sleeping`]: the server is awake.
+pub const AWAKE: u32 = 0;
+/// [`Doorbell::sleeping`]: the server sleeps until somebody rings.
+pub const SLEEPING: u32 = 1;
+/// [`Doorbell::sleeping`]: the server looks at the bits again soon, without being woken. A request wakes it, and a buffer that fills.
+pub const PAUSING: u32 = 2;
+
+/// How an agent wakes the server: set a bit, and if `sleeping` says so add to `sequence` and wake the futex.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Doorbell {
-    /// Futex word; grows with each ring.
+    /// Futex word; grows when the server is woken.
     pub sequence: AtomicU32,
-    /// Nonzero while the server sleeps on `sequence`.
+    /// [`AWAKE`], or how the server waits on `sequence`.
     pub sleeping: AtomicU32,
     /// One bit per doorbell.
     pub bits: [AtomicU64; DOORBELLS_MAX as usize / 64],

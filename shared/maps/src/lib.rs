@@ -24,6 +24,7 @@ mod ring;
 mod stacks;
 mod trie;
 mod user_ring;
+mod wake;
 
 pub use blocking::Goal;
 pub use check::{Census, Damage};
@@ -39,6 +40,7 @@ pub use raw_map::Map;
 pub use raw_perf::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PerfBuffer, RecordContent, Sample};
 pub use ring::{Record, Ring, Taken, Unreserved};
 pub use user_ring::{Sampled, UserRing};
+pub use wake::Wake;
 
 /// Length of a nap, ns.
 pub const NAP_NS: u64 = 250_000;

@@ -17,6 +17,7 @@ use crate::geometry::{Geometry, TYPE_PERF_BUFFER};
 use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::Memory;
 use crate::ring::Taken;
+use crate::wake::Wake;
 
 /// `sample_type`: the time, ns.
 pub const PERF_SAMPLE_TIME: u64 = 1 << 2;
@@ -135,11 +136,11 @@ impl<'g> PerfBuffer<'g> {
         release_dead(self.memory.word32(self.memory.own_word(0)), is_dead);
     }
 
-    /// Writes a sample; `Ok(true)` if the reader must be woken.
+    /// Writes a sample.
     ///
     /// # Errors
     /// `E2BIG` for more than a record holds, `ENOSPC` without room, `EBUSY` if the lock cannot be had (both counted).
-    pub fn output(&self, cx: &Context, sample: &Sample<'_>) -> Result<bool, Errno> {
+    pub fn output(&self, cx: &Context, sample: &Sample<'_>) -> Result<Wake, Errno> {
         let sample_type = self.word(2).load(Relaxed);
         let with_time = sample_type & PERF_SAMPLE_TIME != 0;
         let raw = (sample.data.len() as u64 + 4).next_multiple_of(8);
@@ -157,12 +158,13 @@ impl<'g> PerfBuffer<'g> {
         written
     }
 
-    fn write_record(&self, sample: &Sample<'_>, with_time: bool, raw: u64, total: u64) -> Result<bool, Errno> {
+    fn write_record(&self, sample: &Sample<'_>, with_time: bool, raw: u64, total: u64) -> Result<Wake, Errno> {
         let mut head = self.memory.word64(HEAD_AT).load(Relaxed);
         let tail = self.memory.word64(TAIL_AT).load(Acquire);
         let lost = self.word(1).load(Relaxed);
         let needed = total + if lost > 0 { LOST_BYTES } else { 0 };
-        if head.wrapping_sub(tail).saturating_add(needed) > self.data_bytes() {
+        let before = head.wrapping_sub(tail);
+        if before.saturating_add(needed) > self.data_bytes() {
             self.word(1).fetch_add(1, Relaxed);
             return Err(Errno::ENOSPC);
         }
@@ -186,7 +188,7 @@ impl<'g> PerfBuffer<'g> {
         if due {
             self.word(4).store(0, Relaxed);
         }
-        Ok(due)
+        Ok(Wake::new(due, [before, before.wrapping_add(needed)], self.data_bytes()))
     }
 
     /// As the reader: copies the next record to `out` and tells of it; it is passed then. Whatever the producers have written,

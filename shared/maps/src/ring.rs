@@ -22,6 +22,7 @@ use ring3_uapi::flags::{
 use crate::Context;
 use crate::lock::{lock, release_dead, unlock};
 use crate::raw_memory::{RingMemory, RingWriters};
+use crate::wake::Wake;
 
 pub(crate) const CONSUMER_AT: u64 = 0;
 pub(crate) const PRODUCER_AT: u64 = PAGE_BYTES;
@@ -147,35 +148,35 @@ impl Ring<'_> {
         }
     }
 
-    /// Ends a reservation. True if the consumer must be woken. Mirrors kernel/bpf/ringbuf.c:bpf_ringbuf_commit.
+    /// Ends a reservation. Mirrors kernel/bpf/ringbuf.c:bpf_ringbuf_commit.
     #[inline]
-    pub fn commit(&self, record: Record, flags: u64, discard: bool) -> bool {
-        self.0.position_of(record.address).is_some_and(|position| self.commit_at(position, flags, discard))
+    pub fn commit(&self, record: Record, flags: u64, discard: bool) -> Wake {
+        let position = self.0.position_of(record.address);
+        position.map_or_else(Wake::default, |position| self.commit_at(position, flags, discard))
     }
 
     #[inline(always)]
-    pub(crate) fn commit_at(&self, position: u64, flags: u64, discard: bool) -> bool {
+    pub(crate) fn commit_at(&self, position: u64, flags: u64, discard: bool) -> Wake {
         let [header, _] = self.0.header(position);
         let length = header.load(Relaxed) & !BPF_RINGBUF_BUSY_BIT;
         let ended = length | if discard { BPF_RINGBUF_DISCARD_BIT } else { 0 };
         if flags & (BPF_RB_FORCE_WAKEUP | BPF_RB_NO_WAKEUP) == BPF_RB_NO_WAKEUP {
             // Where the consumer is does not matter: what would order looking at that costs half of the rest.
             header.store(ended, Release);
-            return false;
+            return Wake::default();
         }
         header.swap(ended, AcqRel);
-        if flags & BPF_RB_FORCE_WAKEUP != 0 {
-            return true;
-        }
-        let ahead = self.0.consumer.load(Acquire) ^ position;
-        ahead & (self.0.size() - 1) == 0
+        let (consumer, size) = (self.0.consumer.load(Acquire), self.0.size());
+        let is_due = flags & BPF_RB_FORCE_WAKEUP != 0 || (consumer ^ position) & (size - 1) == 0;
+        let before = position.wrapping_sub(consumer);
+        Wake::new(is_due, [before, before.wrapping_add(record_bytes(u64::from(length)))], size)
     }
 
-    /// `bpf_ringbuf_output`: `Ok(true)` if the consumer must be woken.
+    /// `bpf_ringbuf_output`.
     ///
     /// # Errors
     /// `EINVAL` for unknown flags, `EAGAIN` without room.
-    pub fn output(&self, cx: &Context, data: &[u8], flags: u64) -> Result<bool, Errno> {
+    pub fn output(&self, cx: &Context, data: &[u8], flags: u64) -> Result<Wake, Errno> {
         if flags & !(BPF_RB_NO_WAKEUP | BPF_RB_FORCE_WAKEUP) != 0 {
             return Err(Errno::EINVAL);
         }

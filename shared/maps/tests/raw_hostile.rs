@@ -136,7 +136,7 @@ fn operate(map: &Map, random: &mut Random) {
         let _ = (ring.has_data(), ring.is_held_up());
         let _ = ring.output(&cx, &value[..random.below(64) as usize], 0);
         if let Some(record) = ring.reserve(&cx, random.below(5000)) {
-            ring.commit(record, random.below(4), random.below(2) == 0);
+            let _ = ring.commit(record, random.below(4), random.below(2) == 0);
         }
     }
 }
@@ -238,7 +238,7 @@ fn a_consumer_takes_what_producers_wrote_in_order_and_leaves_what_it_does_not_ac
     for round in 0..200u8 {
         let texts: Vec<Vec<u8>> = (0..3).map(|n| vec![round ^ n; random.below(1000) as usize]).collect();
         assert!(texts.iter().all(|text| ring.output(&cx, text, 0).is_ok()));
-        ring.commit(ring.reserve(&cx, 40).expect("room"), 0, true);
+        let _ = ring.commit(ring.reserve(&cx, 40).expect("room"), 0, true);
         let open = ring.reserve(&cx, 8).expect("room");
         assert_eq!(ring.take(&mut room, |_| false), Taken::Nothing);
         let mut taken: Vec<Vec<u8>> = vec![];
@@ -249,7 +249,7 @@ fn a_consumer_takes_what_producers_wrote_in_order_and_leaves_what_it_does_not_ac
         while ring.take(&mut room, &mut accept) == Taken::Passed {}
         assert_eq!(taken, texts);
         assert!(ring.is_held_up(), "a record is not submitted");
-        ring.commit(open, 0, true);
+        let _ = ring.commit(open, 0, true);
         assert_eq!(ring.take(&mut room, |_| true), Taken::Passed);
         assert_eq!(ring.take(&mut room, |_| true), Taken::Nothing);
     }

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample, View};
+use ring3_maps::{Attributes, Context, Geometry, Map, PERF_SAMPLE_RAW, PerfBuffer, Sample, View, Wake};
 use ring3_uapi::Errno;
 use ring3_uapi::bpf::map_type;
+use ring3_uapi::flags::BPF_RB_NO_WAKEUP;
 
 use raw::{DEAD, Shared, keys, waiting};
 
@@ -548,6 +549,19 @@ fn a_dead_owners_record_is_discarded() {
 }
 
 #[test]
+fn a_ring_buffer_that_becomes_half_full_is_urgent() {
+    let shared =
+        Shared::fresh(Attributes { map_type: map_type::RINGBUF, max_entries: 4096, ..Attributes::default() });
+    let ring = shared.map().ring().expect("a ring buffer");
+    let mut output = |flags| ring.output(&waiting(1), &[7; 1000], flags).expect("room");
+    let wake = |is_due, is_urgent| Wake { is_due, is_urgent };
+    assert_eq!([0, 0].map(&mut output), [wake(true, false), wake(false, false)]);
+    // (Nothing wakes where the program says so.)
+    assert_eq!(output(0), wake(false, true));
+    assert_eq!(output(BPF_RB_NO_WAKEUP), wake(false, false));
+}
+
+#[test]
 fn a_full_perf_buffer_counts_what_it_loses_and_says_so_later() {
     let geometry = Geometry::perf_buffer(1).expect("valid");
     let shared = Shared::new(geometry);
@@ -557,13 +571,14 @@ fn a_full_perf_buffer_counts_what_it_loses_and_says_so_later() {
     let cx = waiting(1);
     let sample = Sample { time_ns: 0, data: &[5; 1000] };
     let results: Vec<_> = (0..6).map(|_| buffer.output(&cx, &sample)).collect();
-    assert_eq!(results[..4], [Ok(true); 4]);
+    let due = [false, false, true, false].map(|is_urgent| Ok(Wake { is_due: true, is_urgent }));
+    assert_eq!(results[..4], due);
     assert_eq!(results[4..], [Err(Errno::ENOSPC); 2]);
     // SAFETY: the tail is the reader's word of the control page.
     let word = |offset: usize| unsafe { AtomicU64::from_ptr(base.wrapping_add(offset).cast()) };
     let head = word(1024).load(Ordering::Acquire);
     word(1032).store(head, Ordering::Release);
-    buffer.output(&cx, &Sample { time_ns: 0, data: &[6; 12] }).expect("room now");
+    let _ = buffer.output(&cx, &Sample { time_ns: 0, data: &[6; 12] }).expect("room now");
     let at = |position: u64| 4096 + (position as usize & 4095);
     let lost = word(at(head)).load(Ordering::Relaxed);
     assert_eq!((lost as u32, lost >> 48), (2, 24));

@@ -288,7 +288,7 @@ impl Worker<'_> {
             std::thread::yield_now();
         }
         let discard = self.random.below(8) == 0;
-        ring.commit(record, 0, discard);
+        let _ = ring.commit(record, 0, discard);
         if !discard {
             self.progress().submitted.fetch_add(1, Release);
         }

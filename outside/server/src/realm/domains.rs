@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use ring3_inject as inject;
 use ring3_layout::control::HookKind;
-use ring3_layout::realm::SERIALS_PER_DOMAIN;
+use ring3_layout::realm::{AWAKE, SERIALS_PER_DOMAIN};
 use ring3_layout::region::{AGENT_OFFSET, CONTROL_OFFSET, REALM_BYTES, REALM_OFFSET};
 use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_uapi::Errno;
@@ -162,8 +162,8 @@ impl Block {
         let doorbell = &self.file.realm().doorbell;
         let Some(word) = doorbell.bits.get(number as usize / 64) else { return };
         word.fetch_or(1 << (number % 64), Ordering::SeqCst);
-        doorbell.sequence.fetch_add(1, Ordering::SeqCst);
-        if doorbell.sleeping.load(Ordering::SeqCst) != 0 {
+        if doorbell.sleeping.load(Ordering::SeqCst) != AWAKE {
+            doorbell.sequence.fetch_add(1, Ordering::SeqCst);
             super::raw_mapping::futex_wake(&doorbell.sequence);
         }
     }

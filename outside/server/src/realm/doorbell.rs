@@ -1,8 +1,8 @@
 //! Doorbells: how an agent wakes a loader's reader, and the server, without holding a file descriptor.
 //!
 //! An agent sets its buffer's bit in the realm block and wakes the futex if the server sleeps there. One
-//! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. While agents ring often, it does not sleep
-//! there but looks at the bits again and again, with pauses, so that no agent makes a system call. What it reads is
+//! thread sleeps there; it turns bits into writes to the eventfds that loaders poll. While agents ring often, it looks at the bits
+//! after pauses that no ring ends, so that no agent makes a system call and the traced programs keep their CPUs. What it reads is
 //! writable by every target of its domain: a bit set for nothing costs a spurious wake-up of one reader, no more. Each domain has
 //! a thread of its own. Where other domains than the server's own ring, what they have written is fetched first.
 //!
@@ -19,38 +19,56 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ring3_layout::realm::{DOORBELL_REQUESTS, DOORBELLS_MAX};
+use ring3_layout::realm::{AWAKE, DOORBELL_REQUESTS, DOORBELLS_MAX, PAUSING, SLEEPING};
 use ring3_uapi::Errno;
 use rustix::event::EventfdFlags;
 
 use super::domains::Block;
 use super::raw_mapping::{futex_wait, futex_wake};
 
-/// The thread looks at the stop flag at least this often, ms.
-const SLEEP_MS: u64 = 500;
-/// A ring buffer that was rung for is looked at after this long, ms, and after twice as long each time that its reader
-/// does not move, at most every [`SLEEP_MS`].
-const LOOK_MS: u64 = 1;
+/// The thread looks at the stop flag at least this often.
+const SLEEP: Duration = Duration::from_millis(500);
+/// A ring buffer that was rung for is looked at after this long, and after twice as long each time that its reader
+/// does not move, at most every [`SLEEP`].
+const LOOK: Duration = Duration::from_millis(1);
 
-/// Under load the thread looks at the bits after each such pause instead of sleeping until it is woken, so that an agent need not
-/// wake it. It also bounds what a target can make the server do by ringing. Bits that are set meanwhile are found behind it.
+/// Under load the thread looks at the bits after a pause instead of sleeping until it is woken. The first pause is so long, and each
+/// twice as long as the one before, up to [`PAUSE_MAX`], while there are events and no requests.
 const PAUSE: Duration = Duration::from_micros(100);
+/// See [`PAUSE`]. What a buffer may hold until then is bounded by [`ring3_maps::Wake::is_urgent`].
+const PAUSE_MAX: Duration = Duration::from_micros(400);
+/// No pause is shorter, whoever ends it: this bounds what a target can make the server do.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
 /// There is load if somebody rings again so soon.
 const LOAD_SPAN: Duration = Duration::from_micros(200);
+
+/// What was found at a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    Nothing,
+    /// Buffers have something to read.
+    Events,
+    /// The server is asked for something, or was woken for nothing.
+    Requests,
+}
 
 /// How much is rung for.
 struct Load {
     /// When somebody rang the last time.
     rung: Instant,
-    is_high: bool,
+    /// How long the next pause is; `None`: there is no load.
+    pause: Option<Duration>,
 }
 
 impl Load {
-    /// The bits were looked at; `any`: some were set.
-    fn looked(&mut self, any: bool, now: Instant) {
+    fn looked(&mut self, found: Found, now: Instant) {
         let is_soon = now.saturating_duration_since(self.rung) < LOAD_SPAN;
-        self.is_high = is_soon && (any || self.is_high);
-        if any {
+        self.pause = match (found, self.pause) {
+            (Found::Nothing, pause) => pause.filter(|_| is_soon),
+            (Found::Events, Some(pause)) => Some((pause * 2).min(PAUSE_MAX)),
+            (_, pause) => (is_soon || pause.is_some()).then_some(PAUSE),
+        };
+        if found != Found::Nothing {
             self.rung = now;
         }
     }
@@ -171,34 +189,36 @@ impl Doorbells {
         let mut watched = BTreeMap::new();
         // (The default slack, 50 us, would make each pause longer.)
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-        let mut load = Load { rung: Instant::now(), is_high: false };
+        let mut load = Load { rung: Instant::now(), pause: None };
         while !self.stopping.load(Ordering::Acquire) && !block.ended.load(Ordering::Acquire) {
-            let any = if load.is_high {
-                std::thread::sleep(PAUSE);
-                self.ring(block, requests, &mut watched)
-            } else {
-                self.rest(block, requests, &mut watched)
+            let found = match load.pause {
+                Some(pause) => {
+                    wait_a_little(block, pause);
+                    self.ring(block, requests, &mut watched)
+                }
+                None => self.rest(block, requests, &mut watched),
             };
-            load.looked(any, Instant::now());
+            load.looked(found, Instant::now());
             self.look(&mut watched);
         }
     }
 
-    /// Sleeps until an agent rings, or a ring buffer is to be looked at; whether one has rung.
-    fn rest(&self, block: &Block, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> bool {
+    /// Sleeps until an agent rings, or a ring buffer is to be looked at.
+    fn rest(&self, block: &Block, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> Found {
         let doorbell = &block.file.realm().doorbell;
         let sequence = doorbell.sequence.load(Ordering::SeqCst);
-        doorbell.sleeping.store(1, Ordering::SeqCst);
-        let mut any = self.ring(block, requests, watched);
-        if !any {
+        doorbell.sleeping.store(SLEEPING, Ordering::SeqCst);
+        let mut found = self.ring(block, requests, watched);
+        if found == Found::Nothing {
             let now = Instant::now();
             let next = watched.values().map(|ring: &Watched| ring.next.saturating_duration_since(now)).min();
-            let sleep_ms = next.map_or(SLEEP_MS, |next| next.as_millis() as u64 + 1);
-            futex_wait(&doorbell.sequence, sequence, sleep_ms);
+            // (Who is woken for nothing is not to be woken again at once.)
+            if futex_wait(&doorbell.sequence, sequence, next.map_or(SLEEP, |next| next.max(LOOK))) {
+                found = Found::Events;
+            }
         }
-        doorbell.sleeping.store(0, Ordering::SeqCst);
-        any |= self.ring(block, requests, watched);
-        any
+        doorbell.sleeping.store(AWAKE, Ordering::SeqCst);
+        found.max(self.ring(block, requests, watched))
     }
 
     /// Looks at ring buffers whose time has come.
@@ -216,9 +236,9 @@ impl Doorbells {
                     return false;
                 }
                 bell.event.signal();
-                ring.wait = (ring.wait * 2).min(Duration::from_millis(SLEEP_MS));
+                ring.wait = (ring.wait * 2).min(SLEEP);
             } else {
-                ring.wait = Duration::from_millis(LOOK_MS);
+                ring.wait = LOOK;
             }
             ring.positions = Some(positions);
             ring.next = now + ring.wait;
@@ -226,19 +246,20 @@ impl Doorbells {
         });
     }
 
-    /// Takes all set bits and rings them; false if there was none.
-    fn ring(&self, block: &Block, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> bool {
-        let mut any = false;
+    /// Takes all set bits and rings them.
+    fn ring(&self, block: &Block, requests: &dyn Fn(), watched: &mut BTreeMap<u32, Watched>) -> Found {
+        let mut found = Found::Nothing;
         for (index, word) in block.file.realm().doorbell.bits.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
             let mut bits = word.swap(0, Ordering::SeqCst);
             while bits != 0 {
-                any = true;
                 let number = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
-                if number == DOORBELL_REQUESTS {
+                let is_request = number == DOORBELL_REQUESTS;
+                found = found.max(if is_request { Found::Requests } else { Found::Events });
+                if is_request {
                     requests();
                 } else if let Some(bell) = self.bell(number) {
                     if block.number != 0 {
@@ -247,14 +268,30 @@ impl Doorbells {
                     }
                     bell.event.signal();
                     if bell.positions.is_some() {
-                        let wait = Duration::from_millis(LOOK_MS);
-                        let fresh = || Watched { positions: None, next: Instant::now() + wait, wait };
+                        let fresh = || Watched { positions: None, next: Instant::now() + LOOK, wait: LOOK };
                         watched.entry(number).or_insert_with(fresh);
                     }
                 }
             }
         }
-        any
+        found
+    }
+}
+
+/// Waits for so long, or until a request is made or a buffer fills, but at least [`PAUSE_MIN`].
+fn wait_a_little(block: &Block, pause: Duration) {
+    let begin = Instant::now();
+    let doorbell = &block.file.realm().doorbell;
+    let sequence = doorbell.sequence.load(Ordering::SeqCst);
+    doorbell.sleeping.store(PAUSING, Ordering::SeqCst);
+    let [first, ..] = &doorbell.bits;
+    if first.load(Ordering::SeqCst) & 1 << DOORBELL_REQUESTS == 0 {
+        futex_wait(&doorbell.sequence, sequence, pause);
+    }
+    doorbell.sleeping.store(AWAKE, Ordering::SeqCst);
+    let waited = begin.elapsed();
+    if waited < PAUSE_MIN {
+        std::thread::sleep(PAUSE_MIN - waited);
     }
 }
 
@@ -288,15 +325,36 @@ mod tests {
 
     #[test]
     fn there_is_load_while_somebody_rings_again_soon() {
+        use Found::{Events, Nothing, Requests};
         let begin = Instant::now();
-        let mut load = Load { rung: begin, is_high: false };
-        let mut look = |any, us| {
-            load.looked(any, begin + Duration::from_micros(us));
-            load.is_high
+        let mut load = Load { rung: begin, pause: None };
+        let mut look = |found, us| {
+            load.looked(found, begin + Duration::from_micros(us));
+            load.pause.map_or(0, |pause| pause.as_micros())
         };
-        let seen = [(true, 1_000), (true, 2_000), (true, 2_100), (false, 2_150), (false, 2_250), (false, 2_300)];
-        assert_eq!(seen.map(|(any, us)| look(any, us)), [false, false, true, true, true, false]);
-        assert!(!look(true, 2_600));
+        let seen = [(Events, 1_000), (Events, 2_000), (Events, 2_100), (Nothing, 2_150), (Nothing, 2_300)];
+        assert_eq!(seen.map(|(found, us)| look(found, us)), [0, 0, 100, 100, 0]);
+        let seen = [(Events, 2_350), (Events, 2_450), (Events, 2_650), (Events, 3_050), (Requests, 3_150)];
+        assert_eq!(seen.map(|(found, us)| look(found, us)), [0, 100, 200, 400, 100]);
+        assert_eq!(look(Nothing, 3_400), 0);
+    }
+
+    #[test]
+    fn requests_and_those_who_hurry_end_a_pause() {
+        let long = Duration::from_secs(3600);
+        let domains = Domains::new().expect("a memfd");
+        let block = domains.own().block();
+        let doorbell = &block.file.realm().doorbell;
+        std::thread::scope(|scope| {
+            scope.spawn(|| wait_a_little(block, long));
+            while doorbell.sleeping.load(Ordering::SeqCst) != PAUSING {
+                std::thread::yield_now();
+            }
+            doorbell.sequence.fetch_add(1, Ordering::SeqCst);
+            futex_wake(&doorbell.sequence);
+        });
+        doorbell.bits[0].store(1 << DOORBELL_REQUESTS, Ordering::SeqCst);
+        wait_a_little(block, long);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use ring3_layout::PAGE_BYTES;
 use ring3_layout::realm::Realm as RealmBlock;
@@ -183,13 +184,14 @@ impl Drop for SharedFile {
     }
 }
 
-/// Sleeps until the word differs from `expected` or `timeout_ms` has passed; also wakes spuriously.
-pub(crate) fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout_ms: u64) {
+/// Sleeps until the word differs from `expected`; also wakes spuriously. False: `timeout` has passed.
+pub(crate) fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout: Duration) -> bool {
     let timeout = rustix::thread::futex::Timespec {
-        tv_sec: (timeout_ms / 1000) as i64,
-        tv_nsec: (timeout_ms % 1000 * 1_000_000) as i64,
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
     };
-    let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), expected, Some(&timeout));
+    let waited = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::empty(), expected, Some(&timeout));
+    waited != Err(Errno::TIMEDOUT)
 }
 
 /// Wakes everyone who sleeps on the word, in any process.

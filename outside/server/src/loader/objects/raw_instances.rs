@@ -267,7 +267,7 @@ impl Others {
             let Some(from) = instance.map().ring() else { continue };
             let mut accept = |data: &[u8]| {
                 let written = to.output(&map_context(), data, 0);
-                wakes |= written == Ok(true);
+                wakes |= written.is_ok_and(|wake| wake.is_due);
                 written.is_ok()
             };
             for _ in 0..RECORDS_MAX {
@@ -286,7 +286,9 @@ impl Others {
             let mut room = instance.seen();
             room.resize(PERF_RECORD_BYTES_MAX, 0);
             let mut see = |told: RecordContent<'_>| match told {
-                RecordContent::Sample(sample) => wakes |= own.output(&map_context(), &sample) == Ok(true),
+                RecordContent::Sample(sample) => {
+                    wakes |= own.output(&map_context(), &sample).is_ok_and(|wake| wake.is_due)
+                }
                 RecordContent::Lost(records) => own.lose(records.min(LOST_MAX)),
             };
             for _ in 0..RECORDS_MAX {
