@@ -67,12 +67,18 @@ fn scenario_process() {
 
 /// What a scenario prints on a bench.
 fn lines(bench: &Bench, name: &str) -> Vec<String> {
+    lines_and_told(bench, name).0
+}
+
+/// The lines of a scenario, and what ring3 says on its terminal.
+fn lines_and_told(bench: &Bench, name: &str) -> (Vec<String>, Vec<String>) {
     let mut command = bench.load(std::env::current_exe().expect("this file"));
     command.args(["--ignored", "--exact", "scenario_process", "--nocapture"]).env(SCENARIO, name);
-    let (code, lines, errors) = Process::start(&mut command).finish();
+    let (code, lines, mut errors) = Process::start(&mut command).finish();
     assert_eq!(code, Some(0), "{lines:?}\n{errors:?}");
+    errors.retain(|line| line.starts_with("ring3: "));
     // The test harness prints its own words before the first line, without a newline.
-    lines.iter().filter_map(|line| line.split_once(MARK).map(|(_, line)| line.to_owned())).collect()
+    (lines.iter().filter_map(|line| line.split_once(MARK).map(|(_, line)| line.to_owned())).collect(), errors)
 }
 
 /// Characters of a recorded line; of a longer one, the beginning is kept, with the length and a sum of all.
@@ -261,8 +267,9 @@ fn functions_of_system_calls_are_probed_where_the_kernel_has_no_kprobes_too() {
         "other program: 0",
         "set: EINVAL",
     ];
-    let ours = lines(&Bench::ring3(), "functions");
+    let (ours, told) = lines_and_told(&Bench::ring3(), "functions");
     assert_eq!(ours[..PROBED.len()], PROBED);
+    assert!(told.iter().any(|line| line.contains("is in the kernel; in user space there are")), "{told:?}");
     if is_root() && std::path::Path::new("/sys/bus/event_source/devices/kprobe").exists() {
         assert_eq!(ours, lines(&Bench::native(), "functions"));
     } else {
@@ -283,18 +290,13 @@ fn what_a_user_may_not_sample_is_refused_by_name_on_the_terminal() {
         println!("SKIPPED: this needs root, and a kernel that does not let everybody sample CPUs");
         return;
     }
-    let mut command = Bench::ring3_as(NOBODY).load(std::env::current_exe().expect("this file"));
-    command.args(["--ignored", "--exact", "scenario_process", "--nocapture"]).env(SCENARIO, "asks");
-    let (code, lines, errors) = Process::start(&mut command).finish();
-    assert_eq!(code, Some(0), "{lines:?}\n{errors:?}");
-    let outcomes: Vec<&str> = lines.iter().filter_map(|line| Some(line.split_once(MARK)?.1)).collect();
+    let (outcomes, told) = lines_and_told(&Bench::ring3_as(NOBODY), "asks");
     assert_eq!(outcomes, ["asks: 0", "clock: 0", "set: EACCES", "faults: EACCES"]);
-    let told: Vec<&String> = errors.iter().filter(|line| line.starts_with("ring3: ")).collect();
     assert!(
-        matches!(told[..], [clock, faults]
+        matches!(&told[..], [clock, faults]
             if clock.contains("software:cpu-clock") && clock.contains("asks what the CPU was doing")
                 && faults.contains("software:page-faults") && faults.contains("perf_event_paranoid")),
-        "{errors:?}"
+        "{told:?}"
     );
 }
 

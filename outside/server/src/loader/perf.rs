@@ -214,7 +214,12 @@ fn open_kprobe(caller: &Caller<'_>, attr: &PerfAttr, ret: u64, close_on_exec: bo
         if kernel_pmu("kprobe")?.is_some() {
             return Ok(Outcome::Continue);
         }
-        return Err(refuse(Errno::ENOENT, format_args!("kprobe {name:?}+{:#x}: {HERE}", attr.config2)));
+        let offset = if attr.config2 == 0 { String::new() } else { format!("+{:#x}", attr.config2) };
+        return Err(refuse_aloud(
+            caller,
+            Errno::ENOENT,
+            &format!("kprobe {name:?}{offset} is in the kernel; {HERE}"),
+        ));
     };
     let ret = attr.config & ret != 0;
     open_event(caller, rights, EventKind::Kprobe(KprobeSite { function, ret, pid }, Mutex::new(None)), close_on_exec)
