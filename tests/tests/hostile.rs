@@ -128,6 +128,23 @@ fn nobody_waits_for_a_target_that_maps_large_crafted_files_and_changes_them() {
     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
+#[test]
+fn nobody_waits_for_a_target_whose_files_become_fifos() {
+    // (A directory for each server: the FIFO is made there.)
+    for bench in benches() {
+        let directory = std::env::temp_dir().join(format!("ring3-fifos-{}", std::process::id()));
+        std::fs::create_dir(&directory).expect("made");
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).expect("set");
+        std::fs::copy(hostile(), directory.join("code")).expect("copied");
+        let told = ["fifos", directory.to_str().expect("plain")];
+        // (For return probes, unwinders are looked for in all files.)
+        let _returns = bench.counting(&[&format!("{}:work:ret", victim("liar", "gcc", "liar.c", &[]).display())]);
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| others_go_on_in(&bench, &told)));
+        std::fs::remove_dir_all(&directory).expect("removed");
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
 fn others_go_on_while_a_target_does(what: &str) {
     others_go_on_beside(&[what]);
 }
@@ -135,59 +152,61 @@ fn others_go_on_while_a_target_does(what: &str) {
 /// While a target does `what`, others get what they ask for: status, tools, `attach` and `detach`, and programs that are executed are
 /// traced. All of it is done [`ROUNDS`] times before one deadline, which a server that waits for the target misses.
 fn others_go_on_beside(told: &[&str]) {
+    benches().iter().for_each(|bench| others_go_on_in(bench, told));
+}
+
+fn others_go_on_in(bench: &Bench, told: &[&str]) {
     const ROUNDS: usize = 8;
     let busy = victim("busy", "gcc", "busy.c", &[]);
     let probe = format!("{}:work", busy.display());
-    for bench in benches() {
-        let mut healthy = ready(bench.target(&busy).arg("1"));
-        let pid = healthy.pid();
-        let mut own = bench.counting(&[&probe]);
-        let what = told[0];
-        // System calls are of interest, so all code is analysed.
-        let links = || bench.status()["links"].as_array().map_or(0, Vec::len);
-        let before = links();
-        let _calls = Process::start(bench.load("syscount").args(["-i", "1"]));
-        wait_until("all system calls are counted", || links() > before);
-        let mut bad = liar(&bench, told);
-        let deadline = Instant::now() + WITHIN;
-        let mut leaving = vec![];
-        for round in 0..ROUNDS {
-            if what == "inside" {
-                let pid = bad.pid().to_string();
-                let ask = || Process::start(&mut bench.ring3_command(&["detach", &pid]));
-                leaving.extend([ask(), ask()]);
-            }
-            assert!(Instant::now() < deadline, "{what}: only {round} rounds of {ROUNDS} were done in time");
-            let targets = bench.status()["targets"].as_array().map_or(0, Vec::len);
-            assert!(targets >= 1, "{what}: {targets}");
-            let before = own.report().get(&(pid, probe.clone())).copied().unwrap_or(0);
-            let mut other = bench.counting(&["-p", &pid.to_string(), &probe]);
-            wait_until("a tool that was loaded meanwhile counts", || other.total(&probe) > 0);
-            drop(other);
-            let mut plain = ready(bench.command(&busy).arg("1"));
-            let attached = bench.run(&["attach", &plain.pid().to_string()]);
-            assert_eq!(attached.0, Some(0), "{what}: {attached:?}");
-            let detached = bench.run(&["detach", &plain.pid().to_string()]);
-            assert_eq!(detached.0, Some(0), "{what}: {detached:?}");
-            plain.say("");
-            assert!(plain.line().ends_with(" 0"));
-            let counted = || own.report().get(&(pid, probe.clone())).copied().unwrap_or(0) > before;
-            wait_until("the healthy target's calls are counted", counted);
+    let mut healthy = ready(bench.target(&busy).arg("1"));
+    let pid = healthy.pid();
+    let mut own = bench.counting(&[&probe]);
+    let what = told[0];
+    // System calls are of interest, so all code is analysed.
+    let links = || bench.status()["links"].as_array().map_or(0, Vec::len);
+    let before = links();
+    let _calls = Process::start(bench.load("syscount").args(["-i", "1"]));
+    wait_until("all system calls are counted", || links() > before);
+    let mut bad = liar(bench, told);
+    let deadline = Instant::now() + WITHIN;
+    let mut leaving = vec![];
+    for round in 0..ROUNDS {
+        if what == "inside" {
+            let pid = bad.pid().to_string();
+            let ask = || Process::start(&mut bench.ring3_command(&["detach", &pid]));
+            leaving.extend([ask(), ask()]);
         }
-        assert!(Instant::now() < deadline, "{what}: the last round was not done in time");
-        for asked in leaving {
-            let (code, _, errors) = asked.finish();
-            assert!(code == Some(1) && errors.concat().contains("a thread is still inside"), "{code:?}, {errors:?}");
-        }
-        if what == "faults" {
-            let log = std::fs::read_to_string(bench.directory().join("server.log")).expect("it has a log");
-            assert!(log.contains("has faulted, and its caller cannot be found"), "the server looked at none");
-        }
-        bad.signal(Signal::KILL);
-        bad.wait();
-        healthy.say("");
-        assert_eq!(healthy.line().split(' ').nth(1), Some("0"));
+        assert!(Instant::now() < deadline, "{what}: only {round} rounds of {ROUNDS} were done in time");
+        let targets = bench.status()["targets"].as_array().map_or(0, Vec::len);
+        assert!(targets >= 1, "{what}: {targets}");
+        let before = own.report().get(&(pid, probe.clone())).copied().unwrap_or(0);
+        let mut other = bench.counting(&["-p", &pid.to_string(), &probe]);
+        wait_until("a tool that was loaded meanwhile counts", || other.total(&probe) > 0);
+        drop(other);
+        let mut plain = ready(bench.command(&busy).arg("1"));
+        let attached = bench.run(&["attach", &plain.pid().to_string()]);
+        assert_eq!(attached.0, Some(0), "{what}: {attached:?}");
+        let detached = bench.run(&["detach", &plain.pid().to_string()]);
+        assert_eq!(detached.0, Some(0), "{what}: {detached:?}");
+        plain.say("");
+        assert!(plain.line().ends_with(" 0"));
+        let counted = || own.report().get(&(pid, probe.clone())).copied().unwrap_or(0) > before;
+        wait_until("the healthy target's calls are counted", counted);
     }
+    assert!(Instant::now() < deadline, "{what}: the last round was not done in time");
+    for asked in leaving {
+        let (code, _, errors) = asked.finish();
+        assert!(code == Some(1) && errors.concat().contains("a thread is still inside"), "{code:?}, {errors:?}");
+    }
+    if what == "faults" {
+        let log = std::fs::read_to_string(bench.directory().join("server.log")).expect("it has a log");
+        assert!(log.contains("has faulted, and its caller cannot be found"), "the server looked at none");
+    }
+    bad.signal(Signal::KILL);
+    bad.wait();
+    healthy.say("");
+    assert_eq!(healthy.line().split(' ').nth(1), Some("0"));
 }
 
 #[test]

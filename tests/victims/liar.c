@@ -1,5 +1,5 @@
 // A target that misuses what ring3 has mapped into it. ARGUMENTS: what it does, the offsets of the requests and of the
-// CPU slots in the realm block, and a directory of files for `files`. It says `ready`, then `begun`, and goes on until it is killed.
+// CPU slots in the realm block, and a directory of files for `files` and `fifos`. It says `ready`, then `begun`, and goes on until it is killed.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -188,6 +188,20 @@ static void map_all(const char *directory)
 	}
 }
 
+// Maps the code of a file whose path leads to a FIFO when somebody looks, which nobody writes.
+static void map_replaced(const char *directory)
+{
+	int fd;
+
+	if (chdir(directory) || mkfifo("fifo", 0666) || (fd = open("code", O_RDONLY)) < 0)
+		exit(1);
+	for (;;) {
+		mmap(NULL, 8192, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+		rename("fifo", "code");
+		usleep(1000);
+	}
+}
+
 static void fork_many(int count)
 {
 	for (int i = 0; i < count; i++)
@@ -295,6 +309,8 @@ int main(int argc, char **argv)
 		map(argv[0]);
 	if (!strcmp(what, "files"))
 		map_all(argv[4]);
+	if (!strcmp(what, "fifos"))
+		map_replaced(argv[4]);
 	if (!strcmp(what, "stop"))
 		raise(SIGSTOP);
 	if (!strcmp(what, "trace"))

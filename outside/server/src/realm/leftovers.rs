@@ -10,6 +10,7 @@ use ring3_inject as inject;
 use super::libraries::is_c_library;
 use super::modules::file_of;
 use super::raw_mapping::read_process;
+use super::regular_file;
 use super::target::{STOP_WITHIN, Target, code_of};
 
 /// How the memfds of ring3 begin in `/proc/PID/maps`, and where descriptors lead.
@@ -75,7 +76,7 @@ fn descriptors(pid: u32) -> Vec<String> {
 /// How a mapping's code differs from that of its file, or that it cannot be compared.
 fn changed_code(pid: u32, mapping: &inject::Mapping) -> Option<String> {
     let shown = format!("code of {} at {:#x}", mapping.path, mapping.range.start);
-    let Some(file) = file_of(pid, mapping).and_then(|path| std::fs::File::open(path).ok()) else {
+    let Some(file) = file_of(pid, mapping).and_then(|path| regular_file::open(&path).ok()) else {
         return Some(format!("{shown}: not compared, its file is not found"));
     };
     let (mut first, mut count) = (None, 0);

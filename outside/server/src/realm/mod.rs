@@ -48,6 +48,7 @@ mod raw_executions;
 mod raw_file_id;
 mod raw_mapping;
 mod recovery;
+mod regular_file;
 mod requests;
 mod restore_calls;
 mod single;

@@ -23,6 +23,7 @@ use ring3_uapi::Errno;
 use super::Refusal;
 use super::code_file::{CodeFile, between, called_in, is_reached};
 use super::raw_mapping::read_process;
+use super::regular_file;
 use super::unwind::Unwinding;
 
 /// No process has memory from here on (`TASK_SIZE_MAX`, arch/x86/include/asm/page_64_types.h).
@@ -623,7 +624,7 @@ pub(super) fn check_site(modules: &mut Modules, path: &Path, offset: u64, ret: b
 }
 
 fn open(path: &Path) -> Result<(FileKey, File), Refusal> {
-    let file = File::open(path).map_err(|error| failed(path, &error))?;
+    let file = regular_file::open(path).map_err(|error| failed(path, &error))?;
     let meta = file.metadata().map_err(|error| failed(path, &error))?;
     Ok((FileKey::of(&meta, path)?, file))
 }

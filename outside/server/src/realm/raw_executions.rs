@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::privileges;
 use super::raw_file_id::FileId;
+use super::regular_file;
 use super::tracer::Ready;
 
 /// Who executes a program waits so long for the server at most.
@@ -128,7 +129,7 @@ impl Executions {
     /// # Errors
     /// Of open(2) and fanotify_mark(2).
     pub(super) fn mark(&self, path: &Path) -> std::io::Result<Mark> {
-        let file = File::open(path)?;
+        let file = regular_file::open(path)?;
         mark(&self.group, libc::FAN_MARK_ADD, &file)?;
         Ok(Mark { group: self.group.clone(), file })
     }
