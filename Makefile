@@ -27,7 +27,7 @@ build: deps
 demo: build
 	cargo xtask demo
 
-# (LLVM for the optimising tier, which a build has only with `--features llvm`.)
+# (LLVM for the optimising tier, `ring3-llvm`, which is built only with `--features llvm`.)
 test: PACKAGES += llvm-19-dev
 # (bcc's tools, and what they compile their programs with.)
 test: PACKAGES += bpfcc-tools linux-headers-amd64
@@ -60,6 +60,7 @@ install: build embed install-files install-embed-files
 # (What was built is installed as it is: `make && sudo make install-files` needs no cargo for root.)
 install-files:
 	umask 022 && install -D -m 755 $(BINARY) $(DESTDIR)$(PREFIX)/bin/ring3
+	umask 022 && if [ -e $(BINARY)-llvm ]; then install -D -m 755 $(BINARY)-llvm $(DESTDIR)$(PREFIX)/libexec/ring3-llvm; fi
 	umask 022 && mkdir -p $(DESTDIR)$(PREFIX)/include/ring3 && install -m 644 include/ring3/*.h $(DESTDIR)$(PREFIX)/include/ring3
 	umask 022 && $(BINARY) share-files $(DESTDIR)$(PREFIX)/share
 
@@ -78,7 +79,7 @@ install-embed-files:
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/ring3.h $(DESTDIR)$(PREFIX)/lib/libring3.* $(DESTDIR)$(PREFIX)/lib/pkgconfig/ring3.pc
-	rm -f $(DESTDIR)$(PREFIX)/bin/ring3 $(DESTDIR)$(PREFIX)/include/ring3/*.h $(DESTDIR)$(PREFIX)/share/man/man1/ring3.1 $(DESTDIR)$(PREFIX)/share/man/man1/ring3-*.1 \
+	rm -f $(DESTDIR)$(PREFIX)/bin/ring3 $(DESTDIR)$(PREFIX)/libexec/ring3-llvm $(DESTDIR)$(PREFIX)/include/ring3/*.h $(DESTDIR)$(PREFIX)/share/man/man1/ring3.1 $(DESTDIR)$(PREFIX)/share/man/man1/ring3-*.1 \
 		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/ring3 $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ring3 \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/ring3.fish
 

@@ -35,6 +35,15 @@ pub fn ring3() -> PathBuf {
     std::env::var_os("RING3_BIN").map_or_else(|| root().join("target/release/ring3"), PathBuf::from)
 }
 
+/// Whether this ring3 has LLVM: a program beside it. Said if not.
+pub fn has_llvm() -> bool {
+    let has = ring3().with_file_name("ring3-llvm").is_file();
+    if !has {
+        println!("SKIPPED IN PART: this ring3 is without LLVM (feature ring3-llvm/llvm of ring3-cli)");
+    }
+    has
+}
+
 /// Whether the tests run as root (the native halves need it).
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

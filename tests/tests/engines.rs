@@ -16,7 +16,7 @@ use ring3_jit::Options;
 use ring3_layout::map::HASH_MULTIPLIER;
 use ring3_maps::{Attributes, Context};
 use ring3_run::Runner;
-use ring3_tests::{hexadecimal, is_root, ring3, root};
+use ring3_tests::{has_llvm, hexadecimal, is_root, ring3, root};
 use ring3_uapi::bpf::{map_type, prog_type};
 use ring3_verifier::{InnerShape, Input, MapShape, Policy, Verified, verify};
 
@@ -244,7 +244,7 @@ fn conformance_cases_pass_on_every_engine() {
         return println!("SKIPPED: no directory of bpf_conformance's cases (RING3_CONFORMANCE)");
     }
     assert!(ring3().exists(), "built by `make build`");
-    for engine in ["interp", "jit"].into_iter().chain(ring3_llvm::IS_BUILT.then_some("llvm")) {
+    for engine in ["interp", "jit"].into_iter().chain(has_llvm().then_some("llvm")) {
         let mut command = Command::new(env!("CARGO"));
         command
             .args(["run", "--quiet", "-p", "xtask", "--", "conformance"])

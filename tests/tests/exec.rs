@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use ring3_tests::{programs, ring3};
+use ring3_tests::{has_llvm, programs, ring3};
 
 /// Exit code, standard output and standard error of `ring3` with some input.
 fn run(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
@@ -35,7 +35,7 @@ fn refused(arguments: &[&str], input: &str, words: &[&str]) {
 fn text_and_digits_and_bytes_run_on_all_engines() {
     let text = "r0 = *(u16 *)(r1 +1)\nr0 += r2\nexit\n";
     let (_, digits, _) = run(&["asm", "-"], text);
-    for engine in ["interp", "jit"].into_iter().chain(ring3_llvm::IS_BUILT.then_some("llvm")) {
+    for engine in ["interp", "jit"].into_iter().chain(has_llvm().then_some("llvm")) {
         for program in [text, &digits] {
             let arguments = ["exec", "-", "--memory", "ff 34 12 00", "--engine", engine];
             assert_eq!(said(&arguments, program), "r0 0x1238 (4664)", "{engine}");
@@ -79,7 +79,7 @@ fn bad_programs_and_bad_memory_are_told() {
         "call bpf_get_current_uid_gid\nexit",
         &["interpreter has no bpf_get_current_uid_gid"],
     );
-    if !ring3_llvm::IS_BUILT {
+    if !has_llvm() {
         refused(&["exec", "-", "--engine", "llvm"], "r0 = 0\nexit", &["without LLVM", "llvm-19-dev"]);
         refused(&["load", "--engine", "llvm", "true"], "", &["without LLVM", "llvm-19-dev"]);
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ring3_tests::{Bench, Process, is_root, programs, ready, root, wait_until};
+use ring3_tests::{Bench, Process, has_llvm, is_root, programs, ready, root, wait_until};
 
 /// A user without any privilege.
 const ORDINARY: u32 = 65534;
@@ -63,7 +63,7 @@ fn compiled_by(bench: &Bench) -> BTreeSet<String> {
 
 #[test]
 fn loops_are_compiled_by_llvm_unless_the_user_wants_another() {
-    let both: &[&str] = if ring3_llvm::IS_BUILT { &["jit", "llvm"] } else { &["jit"] };
+    let both: &[&str] = if has_llvm() { &["jit", "llvm"] } else { &["jit"] };
     assert!(compiled_by(&Bench::ring3()).iter().eq(both));
     for engine in engines() {
         assert!(compiled_by(&Bench::ring3_with(engine)).iter().eq([engine]));
@@ -119,10 +119,7 @@ fn check(got: &[String], expected: &[String], whose: &str) {
 
 /// What can compile the programs.
 fn engines() -> impl Iterator<Item = &'static str> {
-    if !ring3_llvm::IS_BUILT {
-        println!("SKIPPED IN PART: the tests were built without LLVM (feature ring3-llvm/llvm)");
-    }
-    ["jit"].into_iter().chain(ring3_llvm::IS_BUILT.then_some("llvm"))
+    ["jit"].into_iter().chain(has_llvm().then_some("llvm"))
 }
 
 // One test each: a kernel's probes and ring3's on the same functions at a time would be a test of something else.

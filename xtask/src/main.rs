@@ -206,7 +206,6 @@ pub(crate) fn has_llvm() -> bool {
     Command::new("llvm-config-19").arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// What builds LLVM in, where that can be done.
 /// What cargo says with `--message-format=json`.
 pub(crate) fn cargo_messages(stdout: &[u8]) -> Vec<serde_json::Value> {
     String::from_utf8_lossy(stdout).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -217,6 +216,7 @@ pub(crate) fn built_test(message: &serde_json::Value) -> Option<PathBuf> {
     message["executable"].as_str().filter(|_| message["profile"]["test"] == true).map(PathBuf::from)
 }
 
+/// What builds `ring3-llvm`, and LLVM into tests, where that can be done.
 pub(crate) fn llvm_features() -> &'static [&'static str] {
     if has_llvm() { &["--features", "ring3-llvm/llvm"] } else { &[] }
 }

@@ -25,6 +25,8 @@ const CONTENTS: [&str; 7] = [
     "./usr/share/doc/ring3/copyright",
     "./usr/share/doc/ring3/changelog.Debian.gz",
 ];
+/// The programs; the second only if it was built (feature `llvm`).
+const BINARIES: [&str; 2] = ["usr/bin/ring3", "usr/libexec/ring3-llvm"];
 /// Who answers for a package that names nobody else (`DEBFULLNAME`, `DEBEMAIL`).
 const MAINTAINER: (&str, &str) = ("The ring3 authors", "ring3@localhost");
 const DESCRIPTION: &str = "\
@@ -107,8 +109,9 @@ impl Package {
         self.directory("DEBIAN")?;
         let destination = format!("DESTDIR={}", self.stage.display());
         output(Command::new("make").args(["-s", "install-files", "PREFIX=/usr"]).arg(destination))?;
-        let binary = self.stage.join("usr/bin/ring3");
-        output(Command::new("strip").args(["--strip-unneeded", "--remove-section=.comment"]).arg(&binary))?;
+        let binaries: Vec<PathBuf> =
+            BINARIES.iter().map(|path| self.stage.join(path)).filter(|path| path.exists()).collect();
+        output(Command::new("strip").args(["--strip-unneeded", "--remove-section=.comment"]).args(&binaries))?;
         let pages = self.stage.join("usr/share/man/man1");
         for page in text(&pages, fs::read_dir(&pages))?.flatten() {
             Package::compress(&page.path())?;
@@ -130,17 +133,20 @@ impl Package {
         );
         Package::compress(&write("changelog.Debian", &entry)?)?;
         let control = self.stage.join("DEBIAN/control");
-        let fields = self.control(&binary)?;
+        let fields = self.control(&binaries)?;
         text(&control, fs::write(&control, fields))?;
         self.permit(&self.stage)
     }
 
     /// The control file of the package.
-    fn control(&self, binary: &Path) -> Result<String, String> {
-        let bytes = text(binary, fs::read(binary))?;
+    fn control(&self, binaries: &[PathBuf]) -> Result<String, String> {
+        let mut bytes = Vec::new();
+        for binary in binaries {
+            bytes.extend(text(binary, fs::read(binary))?);
+        }
         let size = output(Command::new("du").args(["-sk", "--apparent-size", "--exclude=DEBIAN"]).arg(&self.stage))?;
         let kib = size.split_whitespace().next().unwrap_or_default();
-        // With the feature `llvm`, the dynamic linker loads this library.
+        // With the feature `llvm`, the dynamic linker loads this library into `ring3-llvm`.
         let llvm = bytes.windows(8).any(|bytes| bytes == b"libLLVM-" || bytes == b"libLLVM.");
         let llvm = if llvm { ", libllvm19" } else { "" };
         Ok(format!(
@@ -155,7 +161,7 @@ impl Package {
     /// Readable for all, writable for root only, whatever the umask is.
     fn permit(&self, path: &Path) -> Result<(), String> {
         let meta = text(path, fs::symlink_metadata(path))?;
-        let mode = if meta.is_dir() || path.ends_with("bin/ring3") { 0o755 } else { 0o644 };
+        let mode = if meta.is_dir() || BINARIES.iter().any(|binary| path.ends_with(binary)) { 0o755 } else { 0o644 };
         text(path, fs::set_permissions(path, fs::Permissions::from_mode(mode)))?;
         if meta.is_dir() {
             for entry in text(path, fs::read_dir(path))?.flatten() {

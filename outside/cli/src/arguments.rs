@@ -58,7 +58,7 @@ Exit status:
 /// Which compiler translates the programs of a tool.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub(crate) enum Compiler {
-    /// LLVM for programs with loops, if ring3 was built with it; Cranelift for the others
+    /// LLVM for programs with loops, if it is installed; Cranelift for the others
     #[default]
     Auto,
     /// Cranelift

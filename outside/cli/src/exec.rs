@@ -33,7 +33,7 @@ pub(crate) enum Engine {
     /// Cranelift's code
     #[default]
     Jit,
-    /// LLVM's code (if ring3 was built with it): faster, and slower to compile
+    /// LLVM's code (if it is installed): faster, and slower to compile
     Llvm,
 }
 
@@ -159,7 +159,7 @@ fn execute(subject: &Subject, wanted: &Execute, memory: &mut [u8], repeat: u32) 
             let program = subject.verify(bytes, |shape| runner.maps()[shape.slot as usize].shape(shape))?;
             let options = Options { blinding: wanted.harden.then(fresh_nonce), ..Options::default() };
             let code = match wanted.engine {
-                Engine::Llvm => ring3_llvm::compile(&program, &options),
+                Engine::Llvm => ring3_engine::compile(&program, &options),
                 _ => ring3_jit::compile(&program, &options),
             };
             let loaded = runner.load(&program, &code.map_err(|error| error.to_string())?);

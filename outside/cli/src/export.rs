@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use clap::Args;
 use ring3_btf::KERNEL_BTF;
+use ring3_engine::Engine;
 use ring3_export::{Collector, Config, Exporter, Paths, Prepared, endpoint};
-use ring3_llvm::Engine;
 use ring3_server::control::Request;
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use ring3_bpf::Loaded;
 use ring3_btf::KERNEL_BTF;
-use ring3_llvm::Engine;
+use ring3_engine::Engine;
 use ring3_object::{HostSymbols, Object, Settings};
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};

@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use arguments::{Action, Arguments, Compiler};
 use clap::Parser;
-use ring3_llvm::Engine;
+use ring3_engine::Engine;
 use ring3_server::control::{Connection, Request};
 use ring3_server::loader::{Compiling, LoadOptions};
 use ring3_server::realm::Scope;
@@ -134,7 +134,7 @@ fn load(
     compiled: Option<&Path>,
 ) -> Result<(), Failure> {
     let engine = match engine {
-        Compiler::Llvm if !ring3_llvm::IS_BUILT => return Err(ring3_llvm::NOT_BUILT.to_owned().into()),
+        Compiler::Llvm if !ring3_engine::has_llvm() => return Err(ring3_engine::NO_LLVM.to_owned().into()),
         Compiler::Auto => Engine::Auto,
         Compiler::Jit => Engine::Jit,
         Compiler::Llvm => Engine::Llvm,

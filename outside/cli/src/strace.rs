@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use ring3_llvm::Engine;
+use ring3_engine::Engine;
 use ring3_recorder::groups::GROUPS;
 use ring3_recorder::syscalls;
 use ring3_server::control::{Connection, Request};

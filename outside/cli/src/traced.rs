@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use ring3_llvm::Engine;
+use ring3_engine::Engine;
 use ring3_recorder::program::Output;
 use ring3_recorder::program::count::FIRST_PROBE_ID;
 use ring3_recorder::syscalls;

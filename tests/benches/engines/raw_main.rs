@@ -127,7 +127,7 @@ fn open(path: &str) -> Result<*mut libc::c_void, String> {
 
 fn compiled(engine: &str, program: &Verified) -> Result<Code, String> {
     let code = match engine {
-        "llvm" => ring3_llvm::compile(program, &Options::default()),
+        "llvm" => ring3_engine::compile_with(program, &Options::default(), ring3_llvm::object),
         _ => ring3_jit::compile(program, &Options::default()),
     };
     code.map_err(|error| error.to_string())

@@ -36,11 +36,16 @@ pub(crate) struct Left {
 /// What compiles a program.
 pub(crate) type Compile = fn(&Verified, &Options) -> Result<Code, Error>;
 
+/// LLVM, in this process: for thousands of small programs, to start it each time would take longest.
+pub(crate) fn llvm(program: &Verified, options: &Options) -> Result<Code, Error> {
+    ring3_engine::compile_with(program, options, ring3_llvm::object)
+}
+
 /// Cranelift, and LLVM where it is built in.
 pub(crate) fn compilers() -> Vec<Compile> {
     let mut compilers = vec![ring3_jit::compile as Compile];
     if ring3_llvm::IS_BUILT {
-        compilers.push(ring3_llvm::compile);
+        compilers.push(llvm);
     } else {
         println!("SKIPPED IN PART: the tests were built without LLVM (feature ring3-llvm/llvm)");
     }

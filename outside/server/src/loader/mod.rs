@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ring3_aot::Store;
-use ring3_llvm::Engine;
+use ring3_engine::Engine;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use ring3_aot::{Facts, Kind, Subject};
+use ring3_engine::Engine;
 use ring3_isa::code::{BPF_CALL, BPF_PSEUDO_KFUNC_CALL};
 use ring3_isa::{Immediate, Insn, Op};
 use ring3_jit::{Code, Options};
-use ring3_llvm::Engine;
 use ring3_names::{Names, Style};
 use ring3_uapi::Errno;
 use ring3_uapi::attr::prog_load as p;
@@ -229,11 +229,10 @@ impl NewProgram<'_> {
         })
         .map_err(|report| self.refuse(report.errno, &report.log, &report))?;
         self.log.write(verified.log())?;
-        let engine = engine.chosen(&verified);
         let rounds = self.extension.as_ref().map_or(Ok(None), |class| class.rounds(&verified));
         let rounds = rounds.map_err(|why| self.refuse(Errno::E2BIG, &format!("{why}\n"), &why))?;
         let options = Options { blinding: hardens.then(fresh_nonce), rounds };
-        let code = engine.compile(&verified, &options).map_err(|error| {
+        let (code, engine) = engine.compile(&verified, &options).map_err(|error| {
             let text = format!("compiling failed: {error}\n");
             self.refuse(Errno::EINVAL, &text, &text)
         })?;

@@ -77,11 +77,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use ring3_engine::Engine;
 use ring3_jit::{Code, Target as Symbol};
 use ring3_layout::control::MAPS_MAX;
 use ring3_layout::region::{TEXT_OFFSET, got_offset};
 use ring3_layout::task_event::TaskEvent;
-use ring3_llvm::Engine;
 use ring3_maps::Geometry;
 use ring3_names::Names;
 use ring3_names::elf::PlacedSymbol;

@@ -1,4 +1,5 @@
-//! From LLVM's object file to code that the caller can place.
+//! From LLVM's object file to code that the caller can place. The file comes from another process: whatever it is, the result is
+//! code or an error.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,11 @@ use ring3_jit::{Code, Relocation, Target};
 
 use crate::text::{ENTRY, MAIN, OUTSIDE, instruction_of};
 
+/// Bytes of code and constants at most: twice what the largest program may need.
+const CODE_BYTES_MAX: usize = 1 << 26;
 const TEXT: &str = ".text";
+/// The strictest alignment of a section. (LLVM aligns code to 16 bytes, and tables to 64 at most.)
+const ALIGN_MAX: u64 = 4096;
 
 /// Programs run in the midst of functions whose vector registers nobody has saved.
 fn check_registers(text: &[u8]) -> Result<(), String> {
@@ -30,14 +35,16 @@ fn check_registers(text: &[u8]) -> Result<(), String> {
 }
 
 /// Lays the sections one behind the other and fills in the distances between them; `outside` are the things that symbols
-/// outside mean.
+/// outside mean, `insns` is how many instructions the program has.
 ///
 /// # Errors
 /// There is something in it that code must not have.
-pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
+pub(crate) fn code(file: &[u8], outside: &[Target], insns: usize) -> Result<Code, String> {
     let file = ElfFile64::<Endianness>::parse(file).map_err(|error| error.to_string())?;
     let text = file.section_by_name(TEXT).ok_or("no code")?;
-    check_registers(text.data().map_err(|error| error.to_string())?)?;
+    let text_bytes = text.data().map_err(|error| error.to_string())?;
+    check_registers(text_bytes)?;
+    let text_bytes = text_bytes.len();
     let mut code = Code::default();
     let mut places = HashMap::<SectionIndex, usize>::new();
     // The text is where control arrives: constants are behind it.
@@ -53,13 +60,23 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
             SectionKind::Debug | SectionKind::DebugString | SectionKind::OtherString => continue,
             kind => return Err(format!("a section {} ({kind:?})", section.name().unwrap_or_default())),
         }
+        if section.align() > ALIGN_MAX {
+            return Err(format!("a section that is aligned to {:#x}", section.align()));
+        }
         let start = code.bytes.len().next_multiple_of(section.align().max(1) as usize);
         code.bytes.resize(start, 0xcc);
         code.bytes.extend_from_slice(section.data().map_err(|error| error.to_string())?);
+        // Sections may overlap.
+        if code.bytes.len() > CODE_BYTES_MAX {
+            return Err("so much code is too much".into());
+        }
         places.insert(section.index(), start);
     }
     let place_of = |symbol: &object::read::elf::ElfSymbol64<'_, '_>| match symbol.section() {
-        SymbolSection::Section(section) => places.get(&section).map(|start| start + symbol.address() as usize),
+        SymbolSection::Section(section) => {
+            let place = usize::try_from(symbol.address()).ok()?.checked_add(*places.get(&section)?)?;
+            (place <= CODE_BYTES_MAX).then_some(place)
+        }
         _ => None,
     };
     for (section, start) in &places {
@@ -72,11 +89,13 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
                 return Err(format!("a relocation of {:?}", relocation.target()));
             };
             let symbol = file.symbol_by_index(symbol).map_err(|error| error.to_string())?;
-            let (offset, addend) = (start + offset as usize, relocation.addend());
+            let addend = i32::try_from(relocation.addend()).map_err(|_| "a distant relocation")?.into();
+            let offset = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(*start));
+            let bytes = offset.and_then(|offset| code.bytes.get_mut(offset..)?.first_chunk_mut());
+            let (Some(offset), Some(bytes)) = (offset, bytes) else { return Err("a relocation of nothing".into()) };
             if let Some(place) = place_of(&symbol) {
                 let distance = place as i64 + addend - offset as i64;
-                let bytes = code.bytes.get_mut(offset..offset + 4).ok_or("a relocation of nothing")?;
-                bytes.copy_from_slice(&(distance as i32).to_le_bytes());
+                *bytes = (distance as i32).to_le_bytes();
                 continue;
             }
             let name = symbol.name().unwrap_or_default();
@@ -89,10 +108,15 @@ pub(crate) fn code(file: &[u8], outside: &[Target]) -> Result<Code, String> {
     if place_of_name(MAIN) != Some(0) {
         return Err("the first function is not where it belongs".into());
     }
-    code.entry = place_of_name(ENTRY).unwrap_or(0) as u32;
+    let entry = place_of_name(ENTRY).unwrap_or(0);
+    if entry >= text_bytes {
+        return Err("the entry is no code".into());
+    }
+    code.entry = entry as u32;
     // What is left of subprograms LLVM puts where it likes: all but the entry goes by the program's name.
     code.functions = if code.entry == 0 { vec![0] } else { vec![0, code.entry] };
     code.pc_map = instructions(&file)?;
+    code.pc_map.retain(|(at, instruction)| (*at as usize) < text_bytes && (*instruction as usize) < insns);
     Ok(code)
 }
 
@@ -111,9 +135,8 @@ fn instructions(file: &ElfFile64<'_>) -> Result<Vec<(u32, u32)>, String> {
     let (mut rows, mut found) = (program.rows(), vec![]);
     while let Some((_, row)) = rows.next_row().map_err(|error| error.to_string())? {
         let instruction = row.line().and_then(|line| instruction_of(line.get()));
-        if let Some(instruction) = instruction.filter(|_| !row.end_sequence()) {
-            found.push((row.address() as u32, instruction));
-        }
+        let address = u32::try_from(row.address()).ok().filter(|_| !row.end_sequence());
+        found.extend(address.zip(instruction));
     }
     found.sort_by_key(|(at, _)| *at);
     Ok(found)
@@ -121,7 +144,61 @@ fn instructions(file: &ElfFile64<'_>) -> Result<Vec<(u32, u32)>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::check_registers;
+    use object::write::{Object, Relocation, StandardSection, Symbol, SymbolSection};
+    use object::{Architecture, BinaryFormat, Endianness, RelocationFlags, SymbolFlags, SymbolKind, SymbolScope};
+    use ring3_jit::Target;
+
+    use super::{MAIN, OUTSIDE, R_X86_64_PLT32, check_registers, code};
+
+    /// `call outside.0; ret`, with a constant behind it.
+    fn file() -> Vec<u8> {
+        let mut file = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
+        let (text, constants) =
+            (file.section_id(StandardSection::Text), file.section_id(StandardSection::ReadOnlyData));
+        file.append_section_data(text, &[0xe8, 0, 0, 0, 0, 0xc3], 16);
+        file.append_section_data(constants, &[7; 64], 64);
+        let mut symbol = |name: &str, section| {
+            file.add_symbol(Symbol {
+                name: name.into(),
+                value: 0,
+                size: 0,
+                kind: SymbolKind::Text,
+                scope: SymbolScope::Linkage,
+                weak: false,
+                section,
+                flags: SymbolFlags::None,
+            })
+        };
+        symbol(MAIN, SymbolSection::Section(text));
+        let symbol = symbol(&format!("{OUTSIDE}0"), SymbolSection::Undefined);
+        let flags = RelocationFlags::Elf { r_type: R_X86_64_PLT32 };
+        file.add_relocation(text, Relocation { offset: 1, symbol, addend: -4, flags }).expect("valid");
+        file.write().expect("valid")
+    }
+
+    #[test]
+    fn whatever_an_object_file_says_is_code_or_an_error() {
+        let (good, outside) = (file(), [Target::Helper(1)]);
+        let placed = code(&good, &outside, 1).expect("valid");
+        assert_eq!((placed.bytes.len(), placed.entry, placed.relocations.len()), (128, 0, 1));
+        let mut refused = 0;
+        for at in 0..good.len() {
+            for byte in [0, 1, 4, 0x40, 0x7f, 0x80, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = byte;
+                match code(&bad, &outside, 1) {
+                    Ok(code) => {
+                        let is_inside = |at: u32, bytes| at as usize + bytes <= code.bytes.len();
+                        assert!(is_inside(code.entry, 1), "{at:#x} = {byte:#x}");
+                        assert!(code.relocations.iter().all(|it| is_inside(it.offset, 4)), "{at:#x} = {byte:#x}");
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+            assert!(at == 0 || code(&good[..at], &outside, 1).is_err(), "cut to {at} bytes");
+        }
+        assert!(refused > 100, "{refused}");
+    }
 
     #[test]
     fn code_with_vector_registers_is_refused() {

@@ -66,8 +66,8 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// A program, for the processor that LLVM knows by this name.
-    pub(crate) fn of(translation: &Translation<'_>, processor_name: &str) -> Module {
+    /// A program, for this processor.
+    pub(crate) fn of(translation: &Translation<'_>) -> Module {
         let mut module = Module { notes: SOURCE.map(str::to_owned).to_vec(), ..Module::default() };
         for part in translation.parts() {
             let parameters = translation.parameters(part);
@@ -99,7 +99,7 @@ impl Module {
         for (number, note) in std::mem::take(&mut module.notes).iter().enumerate() {
             module.line(format_args!("!{number} = {note}"));
         }
-        let processor = format!(r#""target-features"="{}" "tune-cpu"="{processor_name}""#, processor());
+        let processor = format!(r#""target-features"="{}" "tune-cpu"="native""#, processor());
         module.line(format_args!("attributes #0 = {{ {ATTRIBUTES} {processor} }}"));
         module
     }
