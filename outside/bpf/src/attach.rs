@@ -9,7 +9,7 @@ use ring3_uapi::attr::{Field, UPROBE_MULTI_RETURN, link_create, raw_tracepoint};
 use ring3_uapi::bpf::{attach_type, cmd};
 use ring3_uapi::perf;
 
-use crate::raw_calls::{Attr, enable, open_event};
+use crate::raw_calls::{Attr, open_event};
 
 /// Where the kernel's tracepoints are described.
 const TRACEFS: &str = "/sys/kernel/tracing";
@@ -104,7 +104,8 @@ pub fn link_sampling(program: &impl AsFd, kind: u32, config: u64, frequency: u64
     link_event(program, &open_event(&attr, -1, cpu as i32)?)
 }
 
-/// `struct perf_event_attr` of an event.
+/// `struct perf_event_attr` of an event. It is enabled from its beginning (`disabled` is 0): to do that later would be one more call
+/// for the server to answer, for each of hundreds of links.
 pub(crate) fn event(kind: u32, config: u64) -> [u8; perf::ATTR_BYTES] {
     let mut attr = [0; perf::ATTR_BYTES];
     set(&mut attr, perf::TYPE, &kind.to_ne_bytes());
@@ -124,7 +125,5 @@ fn link_event(program: &impl AsFd, event: &OwnedFd) -> io::Result<OwnedFd> {
     attr.word(link_create::TARGET_FD, event.as_raw_fd() as u32);
     attr.word(link_create::ATTACH_TYPE, attach_type::PERF_EVENT);
     // (The link keeps the event.)
-    let link = attr.open()?;
-    enable(event)?;
-    Ok(link)
+    attr.open()
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use ring3_uapi::attr::{ATTR_BYTES, Field};
 use ring3_uapi::perf;
@@ -92,11 +92,4 @@ pub(crate) fn open_event(attr: &[u8; perf::ATTR_BYTES], pid: i32, cpu: i32) -> i
     }
     // SAFETY: the call has just made the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
-}
-
-/// `PERF_EVENT_IOC_ENABLE`.
-pub(crate) fn enable(event: &impl AsFd) -> io::Result<()> {
-    // SAFETY: the request takes no memory.
-    let result = unsafe { libc::ioctl(event.as_fd().as_raw_fd(), perf::IOC_ENABLE.into(), 0) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -8,7 +8,7 @@ use ring3_uapi::bpf::cmd;
 use ring3_uapi::perf;
 
 use crate::attach::{event, set};
-use crate::raw_calls::{Attr, enable, open_event};
+use crate::raw_calls::{Attr, open_event};
 
 /// Elements that are asked for at once, at first.
 const BATCH: usize = 512;
@@ -172,7 +172,5 @@ pub fn open_output(cpu: u32) -> io::Result<OwnedFd> {
     set(&mut attr, perf::SAMPLE_PERIOD, &1u64.to_ne_bytes());
     set(&mut attr, perf::SAMPLE_TYPE, &SAMPLE_RAW.to_ne_bytes());
     set(&mut attr, perf::WAKEUP_EVENTS, &1u32.to_ne_bytes());
-    let opened = open_event(&attr, -1, cpu as i32)?;
-    enable(&opened)?;
-    Ok(opened)
+    open_event(&attr, -1, cpu as i32)
 }
