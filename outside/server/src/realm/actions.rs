@@ -10,8 +10,7 @@ use ring3_uapi::nr;
 use ring3_uapi::seccomp::FilteredCall;
 
 use super::Shared;
-use super::raw_mapping::read_value;
-use super::recovery::{Cleaning, thread_named};
+use super::process::{Cleaning, read_value, thread_named};
 use super::sud::{blocks_meanwhile, masks_are_stable};
 use super::tables::in_agent;
 

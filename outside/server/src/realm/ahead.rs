@@ -17,7 +17,7 @@ use ring3_patch::{NEAR_BYTES_MAX, STUB_BYTES_MAX, Tactic};
 use ring3_uapi::Errno;
 
 use super::batch::Batch;
-use super::raw_mapping::value_from;
+use super::process::value_from;
 use super::site::WantedSite;
 use super::sites::WITHIN_JUMP;
 use super::sud::CaughtCalls;

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::Refusal;
 use super::executions::is_held;
-use super::modules::{self, ANALYSIS_AT_ONCE, FileKey, likely_key_of};
-use super::recovery::RetryDelay;
-use super::target::code_of;
+use super::modules::{ANALYSIS_AT_ONCE, FileKey, likely_key_of};
+use super::process::{RetryDelay, code_of};
 use super::terminal::ReportTo;
 use super::tracer::{Actor, Command, LONG};
+use super::{Refusal, modules};
 
 /// What is in the way for a moment only is tried again after so many milliseconds each, while everybody else waits.
 const MOMENTS_MS: [u64; 4] = [1, 2, 4, 8];

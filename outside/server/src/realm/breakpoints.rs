@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use ring3_inject as inject;
 
-use super::raw_mapping::{differs, read_process};
+use super::process::{differs, read_process};
 use super::site::WantedSite;
 use super::target::{Link, Target, refuse};
 use super::tracer::refusal_of;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ring3_layout::thread::{OVERRUN_LINKS_MAX, OVERRUNS_MAX, Overruns, ThreadBlock};
 use ring3_uapi::Errno;
 
-use super::raw_mapping::read_value;
+use super::process::read_value;
 use super::status::OverrunStatus;
 use super::target::Target;
 use super::tracer::Actor;

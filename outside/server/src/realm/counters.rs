@@ -16,8 +16,7 @@ use ring3_layout::region::COUNTERS_OFFSET;
 use ring3_uapi::Errno;
 use zerocopy::IntoBytes;
 
-use super::raw_mapping::{read_process, read_value, value_from};
-use super::recovery::Cleaning;
+use super::process::{Cleaning, read_process, read_value, value_from};
 use super::site::{is_of_file, places};
 use super::target::{Link, Target, refuse};
 use super::{AttachmentId, Point, ProbePoint, Refusal};

@@ -15,7 +15,7 @@ use ring3_layout::ring::RING3_F_BLOCK;
 use ring3_uapi::Errno;
 
 use super::map_sources::{opened_for_targets, sources};
-use super::raw_mapping::SharedFile;
+use super::process::SharedFile;
 use super::site::places;
 use super::target::{Link, Target};
 use super::tracer::refusal_of;
@@ -164,7 +164,7 @@ impl Block {
         word.fetch_or(1 << (number % 64), Ordering::SeqCst);
         if doorbell.sleeping.load(Ordering::SeqCst) != AWAKE {
             doorbell.sequence.fetch_add(1, Ordering::SeqCst);
-            super::raw_mapping::futex_wake(&doorbell.sequence);
+            super::process::futex_wake(&doorbell.sequence);
         }
     }
 
@@ -173,7 +173,7 @@ impl Block {
         self.ended.store(true, Ordering::Release);
         let sequence = &self.file.realm().doorbell.sequence;
         sequence.fetch_add(1, Ordering::SeqCst);
-        super::raw_mapping::futex_wake(sequence);
+        super::process::futex_wake(sequence);
     }
 }
 

@@ -24,7 +24,7 @@ use ring3_uapi::Errno;
 use rustix::event::EventfdFlags;
 
 use super::domains::Block;
-use super::raw_mapping::{futex_wait, futex_wake};
+use super::process::{futex_wait, futex_wake};
 
 /// The thread looks at the stop flag at least this often.
 const SLEEP: Duration = Duration::from_millis(500);

@@ -18,7 +18,7 @@ use super::modules::ANALYSIS_AT_ONCE;
 use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal};
 use super::tracer::{Actor, Command, CommandSender, Ready, refusal_of};
-use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, recovery};
+use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, process};
 
 /// A process that announced an `execve` must call it within this time.
 const CALL_WITHIN: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ pub(super) type ExecutionOutcome = Result<inject::Announced<()>, inject::Error>;
 /// Whether a process cannot be stopped at present: a thread waits for its `vfork` child, say, which in turn may wait for an
 /// answer; or an execution is followed.
 pub(super) fn is_held(executions: &BTreeMap<u32, Execution>, pid: u32) -> bool {
-    executions.contains_key(&pid) || recovery::is_held(pid)
+    executions.contains_key(&pid) || process::is_held(pid)
 }
 
 /// An execution that is followed.
@@ -293,7 +293,7 @@ fn enter(
     target.terminal = kept.terminal;
     target.forebears = kept.forebears;
     target.executed = true;
-    let is_near = recovery::own_pid(stopped.pid()) == Some(stopped.pid());
+    let is_near = process::own_pid(stopped.pid()) == Some(stopped.pid());
     target.executed_by = if is_near && tid != stopped.pid() { tid } else { 0 };
     target.find_rseq(&mut shared.modules(), &stopped.mappings().map_err(refusal_of)?);
     target.enter(shared, links, stopped, None)?;

@@ -12,12 +12,12 @@ use ring3_inject as inject;
 use ring3_layout::sud::{FAULT_BITS, SudState};
 use ring3_uapi::Errno;
 
-use super::actions::{self, field, write_flag};
-use super::raw_mapping::read_value;
+use super::actions::{field, write_flag};
+use super::process::read_value;
 use super::site::Site;
 use super::target::{Link, STOP_WITHIN, Target};
 use super::tracer::refusal_of;
-use super::{AttachmentId, Refusal, Shared};
+use super::{AttachmentId, Refusal, Shared, actions};
 
 /// SIGSEGV and SIGBUS.
 const SIGNALS: [u64; 2] = [11, 7];

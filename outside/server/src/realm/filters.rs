@@ -13,7 +13,7 @@ use ring3_layout::filter::DENIED_OFFSET;
 use ring3_uapi::seccomp::{FILTER_INSNS_MAX, FilterInsn};
 
 use super::Shared;
-use super::raw_mapping::{read_process, read_value};
+use super::process::{read_process, read_value};
 use super::target::Target;
 
 impl Target {

@@ -19,13 +19,12 @@ use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
-use super::Point;
 use super::doorbell::EventFd;
+use super::process::{all_processes, code_of};
 use super::raw_executions::{Executions, Mark, Told};
 use super::raw_file_id::FileId;
-use super::recovery::{self, all_processes};
-use super::target::code_of;
 use super::tracer::{Command, CommandSender};
+use super::{Point, process};
 
 /// When processes are looked at after something has happened, milliseconds each.
 const LOOK_AFTER: [u64; 8] = [0, 1, 3, 7, 15, 40, 150, 1000];
@@ -199,7 +198,7 @@ impl Finder {
         let executions = self.executions.get_or_init(|| {
             let sender = self.sender.lock().expect("no panic under this lock").clone();
             Executions::start(Box::new(move |tid, told| {
-                let pid = recovery::leader(tid).filter(|pid| *pid != std::process::id());
+                let pid = process::leader(tid).filter(|pid| *pid != std::process::id());
                 match (pid, told) {
                     (Some(pid), Told::Waits(ready)) => sender.send(Command::FollowInCall(pid, tid, ready)),
                     (Some(pid), Told::GoesOn) => sender.send(Command::RanOn(pid)),

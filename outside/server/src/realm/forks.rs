@@ -17,12 +17,11 @@ use ring3_layout::region::{PROCESS_OFFSET, WITNESS_FILE_BYTES, WITNESS_OFFSET};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-use super::Shared;
-use super::raw_mapping::read_value;
-use super::recovery;
-use super::target::{Target, nonce_at};
+use super::process::{nonce_at, read_value};
+use super::target::Target;
 use super::terminal::{ReportTo, report_untraced};
 use super::tracer::Actor;
+use super::{Shared, process};
 
 /// All threads of a fork must have stopped within this time; else it is adopted later.
 const ADOPT_WITHIN: Duration = Duration::from_millis(100);
@@ -71,7 +70,7 @@ impl YoungForks {
 /// Whether a process is no `vfork` child, which runs in its creator's memory: then the process word there is its own, or wiped.
 fn has_own_memory(pid: u32, region: u64) -> bool {
     let generation = read_value::<u64>(pid, region + PROCESS_OFFSET).ok();
-    generation.is_some_and(|word| word == 0 || recovery::own_pid(pid).map(u64::from) == Some(word))
+    generation.is_some_and(|word| word == 0 || process::own_pid(pid).map(u64::from) == Some(word))
 }
 
 /// Whether the page at an address is mapped by this process alone (fs/proc/task_mmu.c, `PM_MMAP_EXCLUSIVE`); `false` also if the
@@ -122,7 +121,7 @@ impl Target {
     /// Whether a process runs in this one's memory: a `vfork` child. (Where the kernel does not say, a thread that cannot be stopped
     /// waits for one.)
     fn shares_memory_with(&self, pid: u32) -> bool {
-        crate::raw_process::share_memory(self.pid, pid).unwrap_or_else(|| recovery::is_held(self.pid))
+        crate::raw_process::share_memory(self.pid, pid).unwrap_or_else(|| process::is_held(self.pid))
     }
 
     /// Processes that use this target's control page and are not it: forks that have not been adopted. A `vfork` child,
@@ -138,15 +137,15 @@ impl Target {
                 && has_own_memory(*pid, self.region)
                 && !self.shares_memory_with(*pid)
         };
-        recovery::all_processes().into_iter().filter(is_child).collect()
+        process::all_processes().into_iter().filter(is_child).collect()
     }
 
     /// The process with this id in its own pid namespace that runs with this target's tables: a fork that has not been adopted,
     /// or a `vfork` child.
     pub(super) fn find_unadopted(&self, own_pid: u32) -> Option<u32> {
         let is_it =
-            |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && recovery::own_pid(*pid) == Some(own_pid);
-        Some(own_pid).filter(is_it).or_else(|| recovery::all_processes().into_iter().find(is_it))
+            |pid: &u32| nonce_at(*pid, self.region) == Some(self.nonce) && process::own_pid(*pid) == Some(own_pid);
+        Some(own_pid).filter(is_it).or_else(|| process::all_processes().into_iter().find(is_it))
     }
 
     /// Gives a fork of this target its own control page, a copy of ours.
@@ -239,7 +238,7 @@ impl Actor {
         if nonces.is_empty() {
             return orphans;
         }
-        for pid in recovery::all_processes().into_iter().filter(|pid| !self.targets.contains_key(pid)) {
+        for pid in process::all_processes().into_iter().filter(|pid| !self.targets.contains_key(pid)) {
             let is_ours = |region: &u64| {
                 let nonce = nonce_at(pid, *region).filter(|nonce| nonces.contains(nonce))?;
                 has_own_memory(pid, *region).then_some(nonce)

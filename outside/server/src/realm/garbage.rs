@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::target::Target;
 use super::text::TextRange;
 use super::tracer::Actor;
-use super::{MapSlot, recovery};
+use super::{MapSlot, process};
 
 /// Text or a map slot that may be reused once no target uses it.
 pub(super) enum Garbage {
@@ -25,7 +25,7 @@ impl Actor {
     fn is_quiescent(&self, pid: u32, orphans: &BTreeMap<u64, Vec<u32>>) -> Option<bool> {
         let is_quiescent = |tables: &Target| {
             let forks = orphans.get(&tables.nonce).into_iter().flatten();
-            std::iter::once(&pid).chain(forks).all(|pid| recovery::guards_clear(*pid, tables.region))
+            std::iter::once(&pid).chain(forks).all(|pid| process::guards_clear(*pid, tables.region))
         };
         self.all_tables().filter(|tables| tables.pid == pid).map(is_quiescent).reduce(|all, one| all && one)
     }

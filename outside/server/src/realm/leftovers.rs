@@ -9,9 +9,9 @@ use ring3_inject as inject;
 
 use super::libraries::is_c_library;
 use super::modules::file_of;
-use super::raw_mapping::read_process;
+use super::process::{code_of, read_process};
 use super::regular_file;
-use super::target::{STOP_WITHIN, Target, code_of};
+use super::target::{STOP_WITHIN, Target};
 
 /// How the memfds of ring3 begin in `/proc/PID/maps`, and where descriptors lead.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use ring3_inject as inject;
 
-use super::recovery;
-use super::target::{Target, nonce_at};
+use super::process;
+use super::process::nonce_at;
+use super::target::Target;
 use super::tracer::Actor;
 
 /// Threads that have not stopped within this time wait in the kernel.
@@ -20,7 +21,7 @@ impl Target {
     /// The process, and those that run with its tables: forks that have not been adopted, and `vfork` children.
     fn all_with_its_tables(&self) -> Vec<u32> {
         let is_it = |pid: &u32| *pid != self.pid && nonce_at(*pid, self.region) == Some(self.nonce);
-        std::iter::once(self.pid).chain(recovery::all_processes().into_iter().filter(is_it)).collect()
+        std::iter::once(self.pid).chain(process::all_processes().into_iter().filter(is_it)).collect()
     }
 }
 

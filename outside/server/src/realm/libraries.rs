@@ -10,8 +10,8 @@ use ring3_layout::region::PROCESS_OFFSET;
 use ring3_layout::thread::ProcessPage;
 
 use super::modules::{Modules, likely_key_of, vdso_image};
-use super::raw_mapping::{read_process, read_value};
-use super::target::{Target, code_of};
+use super::process::{code_of, read_process, read_value};
+use super::target::Target;
 
 impl Target {
     /// Finds out where the C library says where its `struct rseq`s are.

@@ -31,7 +31,6 @@ mod layers;
 mod leftovers;
 mod letting_go;
 mod libraries;
-mod limits;
 mod map_sources;
 mod meant;
 mod modules;
@@ -41,12 +40,12 @@ mod orphans;
 mod owners;
 mod placing;
 mod privileges;
+mod process;
 mod program_faults;
 mod program_process;
 mod protection;
 mod raw_executions;
 mod raw_file_id;
-mod raw_mapping;
 mod recovery;
 mod regular_file;
 mod requests;
@@ -101,10 +100,9 @@ pub(crate) use hosted::{field_of, put};
 pub use modules::plan_file;
 pub use named::PerfFiles;
 pub use owners::{Death, number_of_process, process_named};
+pub(crate) use process::{futex_wake, leader};
 pub use protection::{Isolation, has_protection_keys};
 pub use raw_file_id::FileId;
-pub(crate) use raw_mapping::futex_wake;
-pub(crate) use recovery::leader;
 pub use ring3_run::possible_cpus;
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
@@ -398,7 +396,7 @@ pub struct RealmStatus {
 
 /// Memory and tables that the loader side and the tracer share.
 struct Shared {
-    agent: raw_mapping::SharedFile,
+    agent: process::SharedFile,
     domains: domains::Domains,
     text: text::TextStore,
     unwind: unwind::UnwindStore,
@@ -458,7 +456,7 @@ impl Realm {
         let agent_bytes = (image.len() as u64).next_multiple_of(4096);
         let agent = match perf {
             Some(files) => files.create("agent", agent_bytes)?,
-            None => raw_mapping::SharedFile::new("ring3-agent", agent_bytes, true)?,
+            None => process::SharedFile::new("ring3-agent", agent_bytes, true)?,
         };
         agent.write_bytes(0, image);
         if agent.has_path() {

@@ -22,7 +22,7 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::code_file::{CodeFile, between, called_in, is_reached};
-use super::raw_mapping::read_process;
+use super::process::read_process;
 use super::regular_file;
 use super::unwind::Unwinding;
 

@@ -18,7 +18,7 @@ use ring3_names::elf::{HEAD_BYTES, PlacedSymbol, Wrapping};
 use ring3_names::{Function, Names};
 
 use super::Shared;
-use super::raw_mapping::SharedFile;
+use super::process::SharedFile;
 use super::site::Site;
 use super::target::Target;
 

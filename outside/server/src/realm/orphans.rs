@@ -11,7 +11,8 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::executions::is_held;
-use super::recovery::{Cleaning, Maker, Restored, RetryDelay, all_processes, maker, region_in};
+use super::process::{Cleaning, Maker, RetryDelay, all_processes, maker, region_in};
+use super::recovery::Restored;
 use super::target::DETACH_WITHIN;
 use super::tracer::{Actor, Command};
 

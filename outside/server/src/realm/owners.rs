@@ -17,7 +17,7 @@ use ring3_layout::realm::Realm as RealmBlock;
 
 use super::MapSlot;
 use super::doorbell::EventFd;
-use super::recovery::all_processes;
+use super::process::all_processes;
 use super::tracer::Actor;
 
 /// Numbers of pid namespaces: the index in a list of their inodes, the server's own first.

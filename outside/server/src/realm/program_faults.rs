@@ -17,11 +17,11 @@ use ring3_uapi::{Errno, nr};
 
 use super::named::of_agent;
 use super::owners::Death;
-use super::raw_mapping::{read_value, write_process};
+use super::process::{read_value, write_process};
 use super::status::FaultStatus;
 use super::target::Target;
 use super::tracer::Actor;
-use super::{Shared, recovery};
+use super::{Shared, process};
 
 /// Frames between a fault and the program's caller, at most.
 const FRAMES_MAX: usize = 64;
@@ -191,7 +191,7 @@ impl Target {
 impl Actor {
     /// A thread of a target says that a program has faulted, and has written a [`Fault`] at `address`.
     pub(super) fn end_faulted_run(&mut self, pid: u32, own_tid: u32, index: usize, address: u64) -> Ended {
-        let (Some(target), Some(tid)) = (self.targets.get(&pid), recovery::thread_named(pid, own_tid)) else {
+        let (Some(target), Some(tid)) = (self.targets.get(&pid), process::thread_named(pid, own_tid)) else {
             return Ended::Answered;
         };
         let Some(sp) = target.waits_at(tid, index) else { return Ended::NotYet };

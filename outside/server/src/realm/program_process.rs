@@ -11,8 +11,8 @@ use ring3_layout::owner::{self, NAMESPACE_SERVER};
 use ring3_run::child::{FILES_MAX, SharedMap};
 use ring3_uapi::Errno;
 
-use super::owners::{self, Death};
-use super::{MapFile, MapSlot, ProgramText, Refusal, Shared};
+use super::owners::Death;
+use super::{MapFile, MapSlot, ProgramText, Refusal, Shared, owners};
 
 /// Maps, and their files.
 #[derive(Default)]

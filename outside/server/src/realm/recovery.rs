@@ -11,77 +11,32 @@ use std::time::{Duration, Instant};
 
 use ring3_inject as inject;
 use ring3_layout::control::{
-    CONTROL_MAGIC, ControlHeaderValue, GOT_OFFSET, GotEntry, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, MAPS_MAX,
-    MOVED_MAX, RECOVERY_OFFSET, Recovery, STUB_AREAS_MAX, STUB_AREAS_OFFSET, StubArea, StubTail, moved_unpack,
-    stub_tail_offset,
+    GOT_OFFSET, GotEntry, HOOKS_MAX, HOOKS_OFFSET, Hook, HookKind, MAPS_MAX, MOVED_MAX, RECOVERY_OFFSET, Recovery,
+    StubTail, moved_unpack, stub_tail_offset,
 };
-use ring3_layout::region::{CONTROL_OFFSET, CONTROL_PATH, REGION_BYTES, SHADOW_OFFSET, STATE_OFFSET};
+use ring3_layout::region::{REGION_BYTES, SHADOW_OFFSET};
 use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{
-    SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNKS_MAX, SHADOW_FRAMES, SHADOW_POOL_CHUNKS,
-    STATE_HEADER_BYTES, ShadowFrame, THREAD_BLOCK_BYTES, THREADS_MAX, ThreadBlock,
+    SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNKS_MAX, SHADOW_FRAMES, SHADOW_POOL_CHUNKS, ShadowFrame,
+    ThreadBlock,
 };
 use ring3_uapi::nr;
-use zerocopy::FromBytes;
 
 use super::ahead::STOPPED_TWICE_THREADS_MAX;
-use super::raw_mapping::{read_process, read_value, value_from};
+use super::process::{
+    Cleaning, FIRST_PAUSE, PAUSE_MAX_AWAITED, is_passing, limits, own_pid, put_back, read_process, read_value,
+    value_from,
+};
 use super::target::STOP_WITHIN;
-use super::{actions, faults, limits, restore_calls, sud, traps};
+use super::{actions, faults, restore_calls, sud, traps};
 
 /// How the memfds that ring3 maps into targets begin.
 const MEMFD_PREFIX: &str = "/memfd:ring3-";
 
-/// Pauses between rounds, from the first to the longest while somebody waits, and in the background. They grow: each round stops
-/// the process, and a thread must run to leave, with as many others waiting for a turn of milliseconds on its CPU.
-const FIRST_PAUSE: Duration = Duration::from_micros(500);
 /// Sites are restored for so long in one stop: with what a stop takes by itself, a process should not stand for 20 ms.
 const RESTORING_AT_ONCE: Duration = Duration::from_millis(4);
 /// A process that is left runs for so long between two such stops.
 const BETWEEN_SLICES: Duration = Duration::from_millis(2);
-const PAUSE_MAX_AWAITED: Duration = Duration::from_millis(128);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A process that is held is looked at again after so long.
-const HELD_PAUSE: Duration = Duration::from_millis(16);
-
-/// When the next round may begin.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RetryDelay {
-    until: Instant,
-    pause: Duration,
-    /// Somebody may wait for the result until then.
-    awaited_until: Instant,
-}
-
-impl RetryDelay {
-    /// In the background.
-    pub(super) fn new() -> RetryDelay {
-        RetryDelay::awaited_for(Duration::ZERO)
-    }
-
-    /// While somebody waits, for so long at most, and then in the background.
-    pub(super) fn awaited_for(within: Duration) -> RetryDelay {
-        let now = Instant::now();
-        RetryDelay { until: now, pause: FIRST_PAUSE, awaited_until: now + within }
-    }
-
-    /// Whether it is time for another attempt at a process; if so, the next pause begins. `is_held`: whether an attempt would be
-    /// in vain at present ([`is_held`]); then none is counted.
-    pub(super) fn is_over(&mut self, is_held: impl FnOnce() -> bool) -> bool {
-        let now = Instant::now();
-        if now < self.until {
-            return false;
-        }
-        if is_held() {
-            self.until = Instant::now() + HELD_PAUSE;
-            return false;
-        }
-        let longest = if now < self.awaited_until { PAUSE_MAX_AWAITED } else { PAUSE_MAX };
-        self.until = now + self.pause;
-        self.pause = (self.pause * 2).min(longest);
-        true
-    }
-}
 
 /// What of a process's code is its own again.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,13 +45,6 @@ pub(super) struct Restored {
     sites: usize,
     /// All system calls.
     calls: bool,
-}
-
-/// What is to be cleaned.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cleaning {
-    pub(super) pid: u32,
-    pub(super) region: u64,
 }
 
 impl Cleaning {
@@ -201,22 +149,6 @@ impl Cleaning {
         Ok(true)
     }
 
-    /// No thread runs our code, or goes back to it from a signal handler.
-    pub(super) fn is_nobody_inside(self, stopped: &inject::Stopped) -> Result<bool, inject::Error> {
-        let ours = self.code();
-        let returns = stopped.saved_contexts()?;
-        let returns_inside = returns.iter().any(|context| ours.iter().any(|range| range.contains(&context.rip)));
-        Ok(!returns_inside && stopped.threads_inside(&ours)?.is_empty() && guards_clear(self.pid, self.region))
-    }
-
-    fn control(self, offset: u64) -> u64 {
-        self.region + CONTROL_OFFSET + offset
-    }
-
-    fn header(self) -> Option<ControlHeaderValue> {
-        read_value::<ControlHeaderValue>(self.pid, self.control(0)).ok()
-    }
-
     /// All hooks' kinds and how to undo their sites.
     fn recoveries(self) -> Vec<(u32, Recovery)> {
         let Some(header) = self.header() else { return vec![] };
@@ -316,19 +248,6 @@ impl Cleaning {
         }
     }
 
-    /// Addresses of the threads' blocks.
-    pub(super) fn blocks(self) -> impl Iterator<Item = u64> {
-        let used = read_value::<u32>(self.pid, self.region + STATE_OFFSET).unwrap_or(0).min(THREADS_MAX);
-        let first = self.region + STATE_OFFSET + STATE_HEADER_BYTES;
-        (0..u64::from(used)).map(move |index| first + index * THREAD_BLOCK_BYTES)
-    }
-
-    /// The region, and the areas of stubs.
-    fn code(self) -> Vec<Range<u64>> {
-        let stubs = self.stub_areas().into_iter().map(|area| area.base..area.base + area.bytes);
-        stubs.chain(std::iter::once(self.region..self.region + REGION_BYTES)).collect()
-    }
-
     /// The handler of SIGCANCEL is the process's own again, and what was put off comes now, as from the process itself. (As long
     /// as threads are in our code, they may be cancelled there.)
     fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
@@ -374,10 +293,6 @@ impl Cleaning {
         frames
     }
 
-    fn stub_areas(self) -> Vec<StubArea> {
-        table_until(self.pid, self.control(STUB_AREAS_OFFSET), STUB_AREAS_MAX, |area: &StubArea| area.base == 0)
-    }
-
     /// Threads must not keep a GS that leads into memory that goes away.
     fn release_gs(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
         let region = self.region..self.region + REGION_BYTES;
@@ -409,53 +324,11 @@ impl Cleaning {
     }
 }
 
-/// A table of a process, up to its first unused entry. (Most are short: of the rest nothing is read.)
-pub(super) fn table_until<T: FromBytes>(
-    pid: u32,
-    address: u64,
-    count: u32,
-    is_unused: impl Fn(&T) -> bool,
-) -> Vec<T> {
-    const ENTRIES_AT_ONCE: usize = 128;
-    let (count, mut entries) = (count as usize, vec![]);
-    let mut is_whole = false;
-    while entries.len() < count && !is_whole {
-        let more = ENTRIES_AT_ONCE.min(count - entries.len());
-        let mut piece = vec![0u8; more * size_of::<T>()];
-        if read_process(pid, address + (entries.len() * size_of::<T>()) as u64, &mut piece).is_err() {
-            break;
-        }
-        let found =
-            piece.chunks_exact(size_of::<T>()).map_while(value_from::<T>).take_while(|entry| !is_unused(entry));
-        let before = entries.len();
-        entries.extend(found);
-        is_whole = entries.len() < before + more;
-    }
-    entries
-}
-
 /// Whether a site, given as its kind of hook and its entry, is an unwinder's and stays until no thread is inside. (An `int3` cannot:
 /// its handler goes first.)
 fn is_kept_for_unwinders((kind, entry): &(u32, Recovery)) -> bool {
     let is_unwinder = HookKind::OF_UNWINDERS.iter().any(|unwinder| *unwinder as u32 == *kind);
     is_unwinder && entry.bytes > 1
-}
-
-/// Restores the bytes of sites, 0 being none, unless their memory is gone or has other code.
-pub(super) fn put_back(
-    stopped: &mut inject::Stopped,
-    mut sites: Vec<inject::SiteRestoration<'_>>,
-) -> Result<(), inject::Error> {
-    sites.retain(|one| one.site != 0);
-    sites.sort_by_key(|one| one.site);
-    for (one, result) in sites.iter().zip(stopped.restore_sites(&sites)) {
-        match result {
-            Err(inject::Error::BytesDiffer { .. }) => {}
-            Err(_) if stopped.read(one.site, &mut vec![0; one.written.len()]).is_err() => {}
-            result => result?,
-        }
-    }
-    Ok(())
 }
 
 /// The address that the frames on each stack slot finally return to: of a chain the first one has it.
@@ -467,27 +340,6 @@ fn original_returns(frames: &[ShadowFrame], trampoline: u64) -> BTreeMap<u64, u6
     addresses
 }
 
-/// Whether an error will go away by itself: the process is held for a moment by another ring3 server, which cleans
-/// it up, or by one that is just dying.
-fn is_passing(error: &inject::Error) -> bool {
-    let inject::Error::AlreadyTraced { tracer, .. } = error else { return false };
-    match std::fs::read_link(format!("/proc/{tracer}/exe")) {
-        Ok(exe) => std::fs::read_link("/proc/self/exe").is_ok_and(|own| own == exe),
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
-    }
-}
-
-/// Tries again while the error is a passing one.
-pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, inject::Error>) -> Result<T, inject::Error> {
-    let deadline = Instant::now() + STOP_WITHIN;
-    loop {
-        match attempt() {
-            Err(error) if is_passing(&error) && Instant::now() < deadline => std::thread::sleep(FIRST_PAUSE),
-            done => return done,
-        }
-    }
-}
-
 /// Nobody wants a process's calls any more: threads that are cancelled are its own again, unless some are in our code.
 pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
     let cleaning = Cleaning { pid: stopped.pid(), region };
@@ -496,141 +348,4 @@ pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Resul
         return Ok(());
     }
     cleaning.leave_cancels(stopped)
-}
-
-/// True if no thread block says that its thread is inside.
-pub(super) fn guards_clear(pid: u32, region: u64) -> bool {
-    let guard = std::mem::offset_of!(ThreadBlock, guard) as u64;
-    (Cleaning { pid, region }).blocks().all(|block| read_value::<u64>(pid, block + guard) == Ok(0))
-}
-
-/// The pids of all processes that can be seen.
-pub(super) fn all_processes() -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return vec![] };
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// The id of a process in its own pid namespace.
-pub(super) fn own_pid(pid: u32) -> Option<u32> {
-    own_id(pid, "status")
-}
-
-fn own_id(pid: u32, status: &str) -> Option<u32> {
-    let status = inject::proc_file(pid, status).ok()?;
-    inject::status_field(&status, "NSpid")?.split_whitespace().last()?.parse().ok()
-}
-
-/// Whether a thread of a process cannot be stopped at present: it waits for a `vfork` child, or for a disk that does not answer.
-/// Whoever waits for a lock of the kernel's, as those do that map memory all the time, runs again at once and is not held.
-pub(super) fn is_held(pid: u32) -> bool {
-    const LOOKS: u32 = 5;
-    const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
-    let tids = inject::threads(pid).unwrap_or_default();
-    let waiting = tids.into_iter().filter(|tid| is_waiting(pid, *tid));
-    let mut waiting: Vec<(u32, Option<u64>)> = waiting.map(|tid| (tid, switches(pid, tid))).collect();
-    if waiting.iter().any(|(tid, _)| awaits_child(pid, *tid)) {
-        return true;
-    }
-    for _ in 0..LOOKS {
-        if waiting.is_empty() {
-            break;
-        }
-        std::thread::sleep(BETWEEN_LOOKS);
-        waiting.retain(|(tid, before)| is_waiting(pid, *tid) && switches(pid, *tid) == *before);
-    }
-    !waiting.is_empty()
-}
-
-/// Whether a thread waits for what no signal ends.
-fn is_waiting(pid: u32, tid: u32) -> bool {
-    inject::Stat::of_thread(pid, tid).and_then(|stat| stat.state()) == Some('D')
-}
-
-/// How often a thread has begun to wait.
-fn switches(pid: u32, tid: u32) -> Option<u64> {
-    let status = inject::proc_file(pid, &format!("task/{tid}/status")).ok()?;
-    inject::status_field(&status, "voluntary_ctxt_switches")?.parse().ok()
-}
-
-/// Whether a thread that waits does so in a call that makes a process (`CLONE_VFORK`).
-fn awaits_child(pid: u32, tid: u32) -> bool {
-    let call = inject::proc_file(pid, &format!("task/{tid}/syscall")).unwrap_or_default();
-    let number = call.split_whitespace().next().and_then(|number| number.parse().ok());
-    matches!(number, Some(nr::VFORK | nr::CLONE | nr::CLONE3))
-}
-
-/// The thread of a process that has this id in its own pid namespace.
-pub(super) fn thread_named(pid: u32, own_tid: u32) -> Option<u32> {
-    let own = |tid: u32| own_id(pid, &format!("task/{tid}/status"));
-    if own(own_tid) == Some(own_tid) {
-        return Some(own_tid);
-    }
-    inject::threads(pid).ok()?.into_iter().find(|tid| own(*tid) == Some(own_tid))
-}
-
-/// The process of a thread.
-pub(crate) fn leader(tid: u32) -> Option<u32> {
-    let status = inject::proc_file(tid, "status").ok()?;
-    inject::status_field(&status, "Tgid")?.parse().ok()
-}
-
-/// The region of a process and the server that made it, if there is one.
-pub(super) fn region_in(pid: u32) -> Option<(u64, ControlHeaderValue)> {
-    let maps = inject::proc_file(pid, "maps").ok()?;
-    let line = maps.lines().find(|line| line.contains(CONTROL_PATH))?;
-    let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
-    let region = start.checked_sub(CONTROL_OFFSET)?;
-    let header = read_value::<ControlHeaderValue>(pid, start).ok()?;
-    (header.magic == CONTROL_MAGIC).then_some((region, header))
-}
-
-/// What has become of the server that made a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Maker {
-    /// It runs, as this process.
-    Runs(u32),
-    /// It is, or was, outside of the pid namespace that is seen here. (So it counts as running: two servers must not change a process.)
-    Outside,
-    Gone,
-}
-
-impl std::fmt::Display for Maker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Maker::Runs(server) => write!(f, "process {server}"),
-            Maker::Outside => f.write_str("outside of this pid namespace"),
-            Maker::Gone => f.write_str("which has ended"),
-        }
-    }
-}
-
-/// What has become of the server that made the region of a process. A process that is being killed, or is dead and not
-/// yet waited for, is still listed, but has no memory and thus no executable (`do_exit`).
-pub(super) fn maker(pid: u32, header: &ControlHeaderValue) -> Maker {
-    let is_it = |server: &u32| {
-        let exe = std::fs::read_link(format!("/proc/{server}/exe"));
-        let runs = !exe.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-        runs && inject::started(*server) == Some(header.server_started) && own_pid(*server) == Some(header.server_pid)
-    };
-    if is_it(&header.server_pid) {
-        return Maker::Runs(header.server_pid);
-    }
-    // The pid namespaces of a process lie in each other: who sees it in more of them is outside of the server's, and sees that, too.
-    match levels(pid).cmp(&header.levels) {
-        std::cmp::Ordering::Less => Maker::Outside,
-        std::cmp::Ordering::Equal => Maker::Gone,
-        std::cmp::Ordering::Greater => all_processes().into_iter().find(is_it).map_or(Maker::Gone, Maker::Runs),
-    }
-}
-
-/// In how many pid namespaces a process can be seen from here.
-pub(super) fn levels(pid: u32) -> u32 {
-    let status = inject::proc_file(pid, "status").unwrap_or_default();
-    inject::status_field(&status, "NSpid").map_or(0, |ids| ids.split_whitespace().count() as u32)
-}
-
-/// Another server that has this process as a target and is not known to have ended.
-pub(super) fn other_server(pid: u32) -> Option<Maker> {
-    let (_, header) = region_in(pid)?;
-    Some(maker(pid, &header)).filter(|maker| ![Maker::Gone, Maker::Runs(std::process::id())].contains(maker))
 }

@@ -14,11 +14,12 @@ use ring3_layout::thread::THREADS_MAX;
 
 use super::executions::{Announcer, InheritedState};
 use super::owners::Death;
+use super::process;
 use super::program_faults::Ended;
 use super::target::Target;
 use super::terminal::ReportTo;
 use super::tracer::Actor;
-use super::{Shared, filters, raw_mapping, recovery};
+use super::{Shared, filters};
 
 /// Pauses behind attempts to restore the code of a process that waits to be let go, if it could not be stopped.
 const RESTORED_AGAIN_AFTER_MS: [u64; 3] = [1, 10, 50];
@@ -95,7 +96,7 @@ impl Claim {
             entry.argument.store(number, Relaxed);
         }
         if entry.state.compare_exchange(request::PENDING, request::DONE, AcqRel, Acquire).is_ok() {
-            raw_mapping::futex_wake(&entry.state);
+            process::futex_wake(&entry.state);
         } else if matches!(entry.state.load(Acquire), request::UNATTENDED | request::ABANDONED) {
             entry.state.store(request::FREE, Release);
         }
@@ -221,7 +222,7 @@ impl Actor {
         if kind == request::KIND_IDS {
             // (Nor need who asks this: it may be about to execute a program, with its creator's memory.)
             let process = requester(&self.targets).or_else(|| owner.find_unadopted(pid));
-            let thread = process.and_then(|pid| Some((pid, recovery::thread_named(pid, claim.tid)?)));
+            let thread = process.and_then(|pid| Some((pid, process::thread_named(pid, claim.tid)?)));
             claim.answer_with(&self.shared, thread.map_or(0, |(pid, tid)| u64::from(pid) << 32 | u64::from(tid)));
             return Served::Handed;
         }
@@ -316,7 +317,7 @@ impl Actor {
         if !self.may_follow(claim.nonce) {
             return Served::Later;
         }
-        let Some(thread) = recovery::thread_named(process, claim.tid) else { return Served::Done };
+        let Some(thread) = process::thread_named(process, claim.tid) else { return Served::Done };
         let parent = match requester.and_then(|pid| self.targets.get(&pid)) {
             Some(parent) => parent,
             None => match self.all_tables().find(|tables| tables.nonce == claim.nonce) {

@@ -10,7 +10,7 @@ use ring3_layout::syscall::{
 use ring3_patch::{CallerLinks, JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan};
 
 use super::cancellation::replaced_at;
-use super::recovery::{put_back, table_until};
+use super::process::{put_back, table_until};
 use super::sud::sud_trampoline;
 
 /// Puts the bytes of all sites back that the table in a process's control page names, and moves threads out of what belongs

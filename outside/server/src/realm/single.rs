@@ -19,7 +19,7 @@ use super::sites::Unplaced;
 use super::target::{Link, STOP_WITHIN, Target, refuse};
 use super::terminal::ReportTo;
 use super::tracer::{Actor, LONG, refusal_of};
-use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, recovery};
+use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, process};
 
 /// What a site displaces has fewer bytes.
 const DISPLACED_BYTES_MAX: u64 = 256;
@@ -220,7 +220,7 @@ impl Target {
                 return Ok(Added::Done);
             }
         };
-        if recovery::is_held(self.pid) {
+        if process::is_held(self.pid) {
             return Ok(Added::LookAtAll);
         }
         let address = want.place.address;

@@ -8,8 +8,8 @@ use ring3_patch::Plan;
 use ring3_uapi::Errno;
 
 use super::modules::{StaticSite, file_of};
+use super::process::code_of;
 use super::raw_file_id::FileId;
-use super::target::code_of;
 use super::{AttachmentId, Refusal};
 
 /// Where a site lies: what identifies it across reconciliations.

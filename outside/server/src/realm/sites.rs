@@ -21,7 +21,7 @@ use ring3_uapi::Errno;
 
 use super::Refusal;
 use super::ahead::CodeMemory;
-use super::recovery::Cleaning;
+use super::process::Cleaning;
 use super::site::{Place, Site, WantedSite, is_written, taken};
 use super::sud::CaughtCalls;
 use super::tables::{entries, hook_flags, in_agent};

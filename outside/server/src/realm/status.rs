@@ -11,7 +11,7 @@ use ring3_layout::thread::{
 use serde::Serialize;
 
 use super::AttachmentId;
-use super::raw_mapping::{read_process, read_value};
+use super::process::{read_process, read_value};
 use super::site::Site;
 use super::target::{Link, Target};
 

@@ -22,14 +22,13 @@ use ring3_layout::syscall::{MASK_SETTERS, Progress, SIGCANCEL, SYSCALL_BYTES};
 use ring3_patch::JUMP_BYTES;
 use ring3_uapi::{Errno, nr};
 
-use super::Refusal;
-use super::actions::{self, action_of, field, read_word, set_action, write_flag};
+use super::actions::{action_of, field, read_word, set_action, write_flag};
 use super::modules::file_of;
-use super::raw_mapping::{read_process, read_value};
-use super::recovery;
+use super::process::{read_process, read_value};
 use super::tables::in_agent;
 use super::target::{STOP_WITHIN, Target};
 use super::tracer::refusal_of;
+use super::{Refusal, actions, recovery};
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;

@@ -32,8 +32,7 @@ use super::interest::{
 };
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_key_of};
-use super::raw_mapping::read_process;
-use super::recovery::put_back;
+use super::process::{put_back, read_process};
 use super::site::is_written;
 use super::sud::CaughtCalls;
 use super::tables::in_agent;

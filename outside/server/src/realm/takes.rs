@@ -12,13 +12,13 @@ use ring3_uapi::Errno;
 
 use super::finder::Wanted;
 use super::meant::holds;
+use super::process::{Maker, code_of};
 use super::raw_file_id::FileId;
-use super::recovery::Maker;
 use super::site::maps;
-use super::target::{Link, Target, code_of};
+use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal};
 use super::tracer::{Actor, Command, check_reach};
-use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, recovery};
+use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, process};
 use crate::rights::Subject;
 
 /// Processes are made targets for so long, then everybody else has a turn.
@@ -53,7 +53,7 @@ fn runs_ring3(pid: u32) -> bool {
         // (So it is shown when another file has replaced it.)
         Some(name.strip_suffix(" (deleted)").unwrap_or(name) == OWN_NAME)
     };
-    is_own() || is_named() == Some(true) || recovery::other_server(pid) == Some(Maker::Runs(pid))
+    is_own() || is_named() == Some(true) || process::other_server(pid) == Some(Maker::Runs(pid))
 }
 
 impl LinkSpec {
@@ -303,7 +303,7 @@ impl Actor {
         if wanting.is_empty() || self.is_left_alone(pid) {
             return;
         }
-        if recovery::region_in(pid).is_some_and(|(_, header)| self.known_nonces().contains(&header.nonce)) {
+        if process::region_in(pid).is_some_and(|(_, header)| self.known_nonces().contains(&header.nonce)) {
             // A fork of a target: it has that one's probes. (Or a `vfork` child, which is about to execute a program.)
             self.has_orphans = true;
             return;

@@ -28,16 +28,14 @@ use super::faults::FaultState;
 use super::forks::WitnessFile;
 use super::hosted::Host;
 use super::libraries::{Program, VdsoClock, vdso_clock};
-use super::limits;
 use super::map_sources::{opened_for_targets, sources};
 use super::modules::{Modules, likely_file_of};
 use super::named::PerfMap;
 use super::owners::Death;
 use super::placing::{Calls, Series};
+use super::process::{Cleaning, RetryDelay, SharedFile, code_of, limits, nonce_at};
 use super::program_faults::FaultCount;
 use super::protection::Protection;
-use super::raw_mapping::{SharedFile, read_value};
-use super::recovery::{self, Cleaning, RetryDelay};
 use super::requests::Budget;
 use super::single::Settled;
 use super::site::{Place, RangeAllocator, Site, Use, WantedSite, place_in, places, taken};
@@ -48,7 +46,7 @@ use super::tables::{attachment_flags, in_agent};
 use super::terminal::Terminal;
 use super::tracer::refusal_of;
 use super::traps::TrapState;
-use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared};
+use super::{AttachmentId, Domain, Following, LinkSpec, MapSlot, Point, Refusal, Shared, process};
 use crate::rights::Subject;
 
 /// All threads of a target must have stopped within this time.
@@ -410,7 +408,7 @@ impl Target {
                 awaits_counters,
                 maps_key: self.protection.access_bit(),
                 unwind,
-                levels: recovery::levels(self.pid),
+                levels: process::levels(self.pid),
                 reserved: 0,
             },
         );
@@ -544,7 +542,7 @@ impl Target {
         }
         let pid = inject::Pid(self.pid);
         // (An attach has stopped it a moment ago.)
-        let is_held = is_followed || !self.is_mapped_ahead() && recovery::is_held(pid.0);
+        let is_held = is_followed || !self.is_mapped_ahead() && process::is_held(pid.0);
         let ahead = if is_held { Ahead::default() } else { self.write_ahead(&wanted, &calls) };
         let change = |stopped: &mut inject::Stopped| {
             self.check_presence()?;
@@ -820,7 +818,7 @@ impl Target {
 
     /// True if no thread was inside a program or the dispatcher when its block was looked at; nor one of a fork.
     pub(super) fn is_quiescent(&self) -> bool {
-        let is_quiescent = |pid| recovery::guards_clear(pid, self.region);
+        let is_quiescent = |pid| process::guards_clear(pid, self.region);
         is_quiescent(self.pid) && self.find_children().into_iter().all(is_quiescent)
     }
 
@@ -846,7 +844,7 @@ impl Target {
     /// One attempt, if it is time for one, in the background. True: nothing of ours is left.
     pub(super) fn try_detach(&mut self) -> bool {
         let pid = self.pid;
-        if !self.detaching.as_mut().is_some_and(|delay| delay.is_over(|| recovery::is_held(pid))) {
+        if !self.detaching.as_mut().is_some_and(|delay| delay.is_over(|| process::is_held(pid))) {
             return false;
         }
         self.detach(Duration::ZERO).unwrap_or_else(|error| match error {
@@ -860,21 +858,10 @@ impl Target {
     }
 }
 
-/// Mappings with code.
-pub(super) fn code_of(mappings: &[inject::Mapping]) -> impl Iterator<Item = &inject::Mapping> {
-    mappings.iter().filter(|mapping| mapping.is_executable())
-}
-
 pub(super) fn refuse(links: &mut BTreeMap<AttachmentId, Link>, id: AttachmentId, pid: u32, refusal: Refusal) {
     if let Some(link) = links.get_mut(&id) {
         link.refused.insert(pid, refusal);
     }
-}
-
-/// The nonce in the control page of a region at `region`, if there is one.
-pub(super) fn nonce_at(pid: u32, region: u64) -> Option<u64> {
-    let header = read_value::<ControlHeaderValue>(pid, region + CONTROL_OFFSET).ok()?;
-    (header.magic == CONTROL_MAGIC).then_some(header.nonce)
 }
 
 /// A number that nobody knows.

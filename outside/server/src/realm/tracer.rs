@@ -15,11 +15,10 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 use rustix::event::{PollFd, PollFlags};
 
-use super::TargetStatus;
 use super::attaching::Removed;
 use super::doorbell::EventFd;
 use super::ends::RecentEnds;
-use super::executions::{self, Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
+use super::executions::{Announcer, EXEC_WITHIN, Execution, ExecutionOutcome, InheritedState, Work};
 use super::forks::YoungForks;
 use super::garbage::Garbage;
 use super::leftovers::leftovers;
@@ -27,14 +26,16 @@ use super::modules::{ANALYSIS_AT_ONCE, FileKey};
 use super::orphans::Orphans;
 use super::owners::Untended;
 use super::placing::Series;
-use super::recovery::RetryDelay;
+use super::process::RetryDelay;
 use super::takes::{Asked, Candidate, Takes};
 use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
 use super::terminal::{ReportTo, Terminal};
+use super::text::TextRange;
+use super::{
+    AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, TargetStatus, executions, owners, process,
+};
 use ring3_names::elf::PlacedSymbol;
 
-use super::text::TextRange;
-use super::{AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, owners, recovery};
 use crate::rights::{Rights, Subject};
 
 /// A tool that ends closes its links one by one. Each change of a target stops it: links that are closed this soon after one another are
@@ -504,7 +505,7 @@ impl Actor {
         asked: Asked,
         of_family: Option<u32>,
     ) -> Result<Result<(Target, bool), Refusal>, inject::Error> {
-        let mut prepared = recovery::patiently(|| Target::prepare(&self.shared, pid, asked.is_explicit()))?;
+        let mut prepared = process::patiently(|| Target::prepare(&self.shared, pid, asked.is_explicit()))?;
         prepared.set_following(asked.following());
         prepared.before_program = asked == Asked::BeforeProgram;
         prepared.forebears.extend(of_family);
@@ -512,7 +513,7 @@ impl Actor {
         self.shared.modules().begin_turn(ANALYSIS_AT_ONCE);
         let mut patch_plan = prepared.look(&self.shared, &mut self.links);
         prepared.series = Some(Series::default());
-        let entered = recovery::patiently(|| {
+        let entered = process::patiently(|| {
             inject::while_stopped(inject::Pid(pid), STOP_WITHIN, |stopped| {
                 // (What it has executed meanwhile is looked at anew.)
                 let is_same = prepared.runs_what_was_seen(stopped);
@@ -549,7 +550,7 @@ impl Actor {
             }
             self.detach_within(pid, DETACH_AT_ONCE).map_err(|not| not.refusal)?;
         }
-        if let Some(server) = recovery::other_server(pid) {
+        if let Some(server) = process::other_server(pid) {
             let what = format!("process {pid} is a target of another ring3 server ({server}); detach it there first");
             return Err(Refusal::new(Errno::EBUSY, what));
         }

@@ -19,7 +19,7 @@ use ring3_layout::control::{
 use ring3_layout::region::UNWIND_BYTES;
 
 use super::modules::{FileKey, Modules, likely_file_of, vdso_image};
-use super::raw_mapping::{SharedFile, read_process, read_value};
+use super::process::{SharedFile, read_process, read_value};
 use super::target::{Link, Target};
 use super::{AttachmentId, LinkSpec, Shared};
 

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A writable mapping of a whole memfd, or file; it stays open for sending it to targets.
 #[derive(Debug)]
-pub(super) struct SharedFile {
+pub(in crate::realm) struct SharedFile {
     file: OwnedFd,
     base: NonNull<u8>,
     bytes: usize,
@@ -144,7 +144,7 @@ impl SharedFile {
     }
 
     /// A 32-bit atomic word at `offset`.
-    pub(super) fn word32(&self, offset: u64) -> &std::sync::atomic::AtomicU32 {
+    pub(in crate::realm) fn word32(&self, offset: u64) -> &std::sync::atomic::AtomicU32 {
         // SAFETY: atomics are valid for any bytes and shared by design.
         unsafe { self.at(offset) }
     }
@@ -248,14 +248,14 @@ pub(crate) fn differs<'a>(pid: u32, mut told: impl Iterator<Item = (u64, &'a [u8
 }
 
 /// Reads a value of another process.
-pub(super) fn read_value<T: FromBytes + IntoBytes>(pid: u32, address: u64) -> Result<T, Errno> {
+pub(in crate::realm) fn read_value<T: FromBytes + IntoBytes>(pid: u32, address: u64) -> Result<T, Errno> {
     let mut value = T::new_zeroed();
     read_process(pid, address, value.as_mut_bytes())?;
     Ok(value)
 }
 
 /// A value from the first of these bytes.
-pub(super) fn value_from<T: FromBytes>(bytes: &[u8]) -> Option<T> {
+pub(in crate::realm) fn value_from<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }
 

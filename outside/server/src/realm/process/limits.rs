@@ -27,11 +27,11 @@ fn change(pid: u32, change: impl Fn(u64) -> u64) {
 }
 
 /// A process is about to become a target.
-pub(super) fn make_room(pid: u32) {
+pub(in crate::realm) fn make_room(pid: u32) {
     change(pid, |limit| if before(limit).is_some() { limit } else { raised(limit) });
 }
 
 /// It is none any more.
-pub(super) fn take_back(pid: u32) {
+pub(in crate::realm) fn take_back(pid: u32) {
     change(pid, |limit| before(limit).unwrap_or(limit));
 }
