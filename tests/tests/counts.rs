@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use ring3_tests::{Bench, Process, example, is_root, ready, shapes};
+use ring3_tests::{Bench, Process, example, is_root, ready, shapes, victim};
 
 const LIBC: &str = "libc.so.6";
 
@@ -39,6 +39,20 @@ fn entries_and_returns_of_many_processes_are_counted_apart() {
         assert_eq!(report[&(victim.pid(), probe.clone())], u64::from(*calls));
         assert_eq!(report[&(victim.pid(), returns.clone())], u64::from(*calls));
     }
+}
+
+#[test]
+fn threads_with_one_fs_base_and_their_own_gs_are_told_apart() {
+    let options = ["-O1", "-static", "-nostdlib", "-fno-stack-protector", "-fcf-protection=none"];
+    let threads = victim("own_gs", "gcc", "own_gs.c", &options);
+    let probe = |place: &str| format!("{}:{place}", threads.display());
+    let probes = ["inner", "inner:ret", "outer:ret"].map(probe);
+    let bench = Bench::ring3();
+    let mut counter = bench.counting(&[&probes[0], &probes[1], &probes[2]]);
+    let (code, _, errors) = Process::start(&mut bench.target(&threads)).finish();
+    assert_eq!(code, Some(0), "{errors:?}");
+    let counted = [0, 1, 2].map(|probe: usize| counter.total(&probes[probe]));
+    assert!(counted[0] > 20_000 && counted == [counted[0]; 3], "{counted:?}");
 }
 
 /// A user without rights; for root one that nobody is, else the present one.

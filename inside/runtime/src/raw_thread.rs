@@ -23,7 +23,9 @@ use ring3_layout::thread::{
 use ring3_uapi::nr;
 
 use crate::raw_memory::read_own_word;
-use crate::raw_system::{fs_base, gs_base, half_at_fs, is_dead, relax, set_gs_base, syscall0, tcb_at_fs, word_at_fs};
+use crate::raw_system::{
+    fs_base, gs_base, half_at_fs, is_dead, may_call, relax, set_gs_base, syscall0, tcb_at_fs, word_at_fs,
+};
 use crate::{raw_request, raw_sampled, raw_shadow};
 
 /// Stands for the FS base of a thread that has none yet (before the C library has set it).
@@ -158,7 +160,7 @@ fn claim_block(base: u64) -> *mut ThreadBlock {
         fs => fs,
     };
     let ids = own_ids(base);
-    let Some((index, ids)) = ids.and_then(|ids| Some((claim(base, fs)?, ids))) else {
+    let Some((index, ids)) = ids.and_then(|ids| Some((claim(base, fs, ids)?, ids))) else {
         let is_first = state(base).missed_no_block.fetch_add(1, Relaxed) == 0;
         if let Some((_, tid)) = ids.filter(|_| is_first) {
             let pid = syscall0(nr::GETPID) as u64;
@@ -243,24 +245,42 @@ fn set_up_process(base: u64) -> Option<u64> {
     Some(pid)
 }
 
-/// The index of the block of the thread with this FS base.
-fn claim(base: u64, fs: u64) -> Option<u32> {
+/// The index of the block of the thread with this FS base. Where threads have no TCBs, several may have the same FS base: then it
+/// is that of the thread with these ids.
+fn claim(base: u64, mut fs: u64, (generation, tid): (u64, u64)) -> Option<u32> {
     let state = state(base);
     let used = state.used.load(Acquire).min(THREADS_MAX) as usize;
-    let known = state.fs_bases.iter().take(used).position(|owner| owner.load(Relaxed) == fs);
+    // SAFETY: a block that was handed out; of others' only ids are read.
+    let block = |index: usize| unsafe { &*(block_address(base, index as u32) as *const ThreadBlock) };
+    let find = |fs: u64, is_it: &dyn Fn(&ThreadBlock) -> bool| {
+        let owners = state.fs_bases.iter().take(used).enumerate();
+        owners
+            .filter(|(_, owner)| owner.load(Relaxed) == fs)
+            .map(|(index, _)| index)
+            .find(|index| is_it(block(*index)))
+    };
+    let is_own = |tb: &ThreadBlock| tb.tcb_tid == tid as u32 && tb.generation == generation;
+    // (If a filter forbids to ask, the owner counts as dead.)
+    let is_alive =
+        |tid| [nr::TKILL, nr::PROCESS_VM_READV].into_iter().all(|call| may_call(base, call)) && !is_dead(tid);
+    let is_left = |tb: &ThreadBlock| tb.generation != generation || is_own(tb) || !is_alive(tb.tcb_tid);
+    let mut known = find(fs, &|_| true);
+    if process(base).tid_at.load(Relaxed) == 0 && fs != WITHOUT_TCB {
+        let shared = known;
+        known = find(WITHOUT_TCB_TAKEN, &is_own).or_else(|| find(fs, &is_left));
+        if shared.is_some() && known.is_none() {
+            fs = WITHOUT_TCB_TAKEN;
+        }
+    }
     let take = |from: u64| {
         state.fs_bases.iter().position(|owner| {
             owner.load(Relaxed) == from && owner.compare_exchange(from, fs, AcqRel, Relaxed).is_ok()
         })
     };
     let index = known.or_else(|| take(0)).or_else(|| {
-        let dead = (0..THREADS_MAX).find(|index| {
-            // SAFETY: a block that was handed out; only its owner's id is read.
-            let tb = unsafe { &*(block_address(base, *index) as *const ThreadBlock) };
-            is_dead(tb.tcb_tid)
-        })?;
-        state.fs_bases.get(dead as usize)?.store(fs, Release);
-        Some(dead as usize)
+        let dead = (0..THREADS_MAX as usize).find(|index| is_dead(block(*index).tcb_tid))?;
+        state.fs_bases.get(dead)?.store(fs, Release);
+        Some(dead)
     })? as u32;
     state.used.fetch_max(index + 1, AcqRel);
     Some(index)
@@ -282,7 +302,7 @@ pub(crate) fn stop_using_tcbs(base: u64) {
 /// Gives the running thread, which has just begun and has the FS and GS of its creator, a block of its own.
 #[cold]
 pub(crate) fn begin_without_tcb(base: u64) {
-    let claimed = own_ids(base).and_then(|ids| Some((claim(base, WITHOUT_TCB)?, ids)));
+    let claimed = own_ids(base).and_then(|ids| Some((claim(base, WITHOUT_TCB, ids)?, ids)));
     let Some((index, ids)) = claimed else { return set_gs_base(0) };
     if let Some(owner) = state(base).fs_bases.get(index as usize) {
         // The next one of this kind must not find it.
