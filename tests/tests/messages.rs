@@ -35,6 +35,7 @@ fn wrong_command_lines_are_explained() {
     says(&bench, &["exec", "--repeat", "0", "-"], 2, &["'0'", "--repeat"]);
     says(&bench, &["load", "--al", "--", "true"], 2, &["unknown option --al", "did you mean `--all`?"]);
     says(&bench, &["start", "-x", "true"], 2, &["unknown option -x", "`ring3 start --help`"]);
+    says(&bench, &["trace", "-f", "true"], 2, &["unknown option -f", "`ring3 trace --help`"]);
     says(&bench, &["trace", "-s", "x", "true"], 2, &["'x'", "a whole number of bytes, from 0 to 4096"]);
     says(&bench, &["trace", "-e", "opneat", "true"], 2, &["opneat", "did you mean openat?"]);
     says(

@@ -23,6 +23,8 @@ pub(crate) struct Held {
 impl Held {
     /// Begins a program. If that was not possible the child has said why; this is its exit code.
     pub(crate) fn spawn(command: &[String]) -> Result<Result<Held, ExitCode>, Failure> {
+        // (What is none is named with the options of the command that was typed, not with those of `ring3 start`.)
+        launch::find_program(&command[0])?;
         // (Descendants whose parents have ended become this process's children, so that their end is seen, too.)
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| error.to_string())?;
         let child = Command::new(launch::own_path()?).args(["start", HELD, "--"]).args(command).spawn();
