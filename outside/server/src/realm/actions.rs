@@ -10,8 +10,8 @@ use ring3_uapi::nr;
 use ring3_uapi::seccomp::FilteredCall;
 
 use super::Shared;
+use super::masks::{blocks_meanwhile, masks_are_stable};
 use super::process::{Cleaning, read_value, thread_named};
-use super::sud::{blocks_meanwhile, masks_are_stable};
 use super::tables::in_agent;
 
 const SIGNAL_SET_BYTES: u64 = 8;

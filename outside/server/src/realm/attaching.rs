@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::meant::check_reach;
 use super::takes::Asked;
 use super::target::Link;
 use super::terminal::ReportTo;
-use super::tracer::{Actor, Command, check_reach};
+use super::tracer::{Actor, Command};
 use super::{AttachmentId, LinkSpec, Refusal};
 
 /// Links that are removed together, and what their programs had, which is dropped after that: closing a program's last descriptor

@@ -3,7 +3,7 @@
 use ring3_inject::{self as inject, INT3};
 use ring3_layout::syscall::TRAMPOLINE_BYTES;
 
-use super::ahead::CodeMemory;
+use super::code_memory::CodeMemory;
 
 /// Code that is written at once: to many places, some of which lie one behind the other.
 #[derive(Debug, Default)]

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use ring3_inject as inject;
 
 use super::process::{differs, read_process};
+use super::refusal::refusal_of;
 use super::site::WantedSite;
 use super::target::{Link, Target, refuse};
-use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal};
 
 impl Target {

@@ -15,9 +15,10 @@ use ring3_inject as inject;
 use ring3_uapi::Errno;
 
 use super::modules::ANALYSIS_AT_ONCE;
+use super::refusal::refusal_of;
 use super::target::{Link, Target};
 use super::terminal::{ReportTo, Terminal};
-use super::tracer::{Actor, Command, CommandSender, Ready, refusal_of};
+use super::tracer::{Actor, Command, CommandSender, Ready};
 use super::{AttachmentId, Following, Refusal, Shared, TargetStatus, privileges, process};
 
 /// A process that announced an `execve` must call it within this time.

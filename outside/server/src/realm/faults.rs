@@ -14,9 +14,9 @@ use ring3_uapi::Errno;
 
 use super::actions::{field, write_flag};
 use super::process::read_value;
+use super::refusal::refusal_of;
 use super::site::Site;
 use super::target::{Link, STOP_WITHIN, Target};
-use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared, actions};
 
 /// SIGSEGV and SIGBUS.

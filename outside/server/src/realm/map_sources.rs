@@ -12,8 +12,8 @@ use ring3_maps::{Geometry, View};
 use ring3_uapi::Errno;
 
 use super::protection::Protection;
+use super::refusal::refusal_of;
 use super::target::{STOP_WITHIN, Target};
-use super::tracer::refusal_of;
 use super::{Isolation, MapFile, MapSlot, Refusal, Shared};
 
 /// What is sent to a target for files that it may only read: descriptors that cannot write, or it could make its mappings writable.

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::target::{Link, Target};
-use super::{AttachmentId, LinkSpec, Scope};
+use super::{AttachmentId, LinkSpec, Refusal, Scope};
 use crate::rights::{Rights, Subject};
+use ring3_uapi::Errno;
 
 impl Target {
     /// The links that hold for this process.
@@ -64,4 +65,14 @@ impl LinkSpec {
 /// Whether a link is not for another family's processes.
 pub(super) fn is_of_family(spec: &LinkSpec, family: &BTreeSet<u32>) -> bool {
     !matches!(spec.scope, Scope::Family(pid) if !family.contains(&pid))
+}
+
+/// Whether a process may be reached with these rights.
+pub(super) fn check_reach(rights: &Rights, pid: u32) -> Result<(), Refusal> {
+    let gone = |errno| Refusal::new(errno, format!("no process with id {pid}"));
+    if rights.reaches_all() || rights.reaches(&Subject::of(pid).map_err(gone)?) {
+        return Ok(());
+    }
+    let why = "it is another user's, has more rights than the asker, or may not be traced";
+    Err(Refusal::new(Errno::EPERM, format!("process {pid}: not permitted: {why}")))
 }

@@ -11,8 +11,10 @@ mod attaching;
 mod batch;
 mod breakpoints;
 mod budget;
+mod callers;
 mod cancellation;
 mod code_file;
+mod code_memory;
 mod counters;
 mod domains;
 mod doorbell;
@@ -25,6 +27,7 @@ mod filters;
 mod finder;
 mod forks;
 mod garbage;
+mod gates;
 mod hosted;
 mod interest;
 mod layers;
@@ -32,6 +35,7 @@ mod leftovers;
 mod letting_go;
 mod libraries;
 mod map_sources;
+mod masks;
 mod meant;
 mod modules;
 mod named;
@@ -47,6 +51,7 @@ mod protection;
 mod raw_executions;
 mod raw_file_id;
 mod recovery;
+mod refusal;
 mod regular_file;
 mod requests;
 mod restore_calls;
@@ -103,6 +108,7 @@ pub use owners::{Death, number_of_process, process_named};
 pub(crate) use process::{futex_wake, leader};
 pub use protection::{Isolation, has_protection_keys};
 pub use raw_file_id::FileId;
+pub use refusal::Refusal;
 pub use ring3_run::possible_cpus;
 pub use status::{SiteStatus, TargetStatus};
 pub use target::fresh_nonce;
@@ -353,27 +359,6 @@ pub struct LinkSpec {
     pub extension: Option<Arc<ExtensionClass>>,
     /// Kept while processes become targets for it.
     pub watch: Option<Arc<Watch>>,
-}
-
-/// Why something could not be instrumented.
-#[derive(Clone, Debug)]
-pub struct Refusal {
-    /// For the loader.
-    pub errno: Errno,
-    /// For the log and for people: what was wrong and what to do.
-    pub message: String,
-}
-
-impl Refusal {
-    pub(crate) fn new(errno: Errno, message: impl Into<String>) -> Refusal {
-        Refusal { errno, message: message.into() }
-    }
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.message)
-    }
 }
 
 /// A process that is no target, its name, and why.
@@ -665,7 +650,7 @@ impl Realm {
 
     /// Whether what is made with these rights may be for a process.
     pub fn check_reach(&self, rights: &Rights, pid: u32) -> Result<(), Refusal> {
-        tracer::check_reach(rights, pid)
+        meant::check_reach(rights, pid)
     }
 
     /// Whether the instructions at `offsets` of `file` (or the returns from there, with `ret`) can be probed at all.

@@ -20,11 +20,10 @@ use ring3_patch::{
 };
 use ring3_uapi::Errno;
 
-use super::Refusal;
 use super::code_file::{CodeFile, between, called_in, is_reached};
 use super::process::read_process;
-use super::regular_file;
 use super::unwind::Unwinding;
+use super::{Refusal, regular_file};
 
 /// No process has memory from here on (`TASK_SIZE_MAX`, arch/x86/include/asm/page_64_types.h).
 const USER_ADDRESSES_END: u64 = 0x7fff_ffff_f000;

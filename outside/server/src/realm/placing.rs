@@ -7,9 +7,8 @@ use ring3_inject as inject;
 use ring3_layout::control::HookKind;
 use ring3_uapi::Errno;
 
-use super::site::{Place, Use, WantedSite};
+use super::site::{CaughtCalls, Place, Use, WantedSite};
 use super::sites::Unplaced;
-use super::sud::CaughtCalls;
 use super::target::{Link, Target, refuse};
 use super::{AttachmentId, Refusal, Shared};
 

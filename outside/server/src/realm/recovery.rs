@@ -15,17 +15,14 @@ use ring3_layout::control::{
     StubTail, moved_unpack, stub_tail_offset,
 };
 use ring3_layout::region::{REGION_BYTES, SHADOW_OFFSET};
-use ring3_layout::syscall::SIGCANCEL;
 use ring3_layout::thread::{
     SHADOW_CHUNK_BYTES, SHADOW_CHUNK_FRAMES, SHADOW_CHUNKS_MAX, SHADOW_FRAMES, SHADOW_POOL_CHUNKS, ShadowFrame,
     ThreadBlock,
 };
-use ring3_uapi::nr;
 
-use super::ahead::STOPPED_TWICE_THREADS_MAX;
+use super::code_memory::STOPPED_TWICE_THREADS_MAX;
 use super::process::{
-    Cleaning, FIRST_PAUSE, PAUSE_MAX_AWAITED, is_passing, limits, own_pid, put_back, read_process, read_value,
-    value_from,
+    Cleaning, FIRST_PAUSE, PAUSE_MAX_AWAITED, is_passing, limits, put_back, read_process, read_value, value_from,
 };
 use super::target::STOP_WITHIN;
 use super::{actions, faults, restore_calls, sud, traps};
@@ -248,30 +245,6 @@ impl Cleaning {
         }
     }
 
-    /// The handler of SIGCANCEL is the process's own again, and what was put off comes now, as from the process itself. (As long
-    /// as threads are in our code, they may be cancelled there.)
-    fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
-        let Some(handler) = sud::own_cancel_handler(stopped, self.region) else { return Ok(()) };
-        sud::restore_cancel_handler(stopped, self.region, handler)?;
-        let own_pid = own_pid(self.pid);
-        let field = |block: u64, offset: usize| read_value::<u64>(self.pid, block + offset as u64).unwrap_or(0);
-        let waits = |block: &u64| field(*block, std::mem::offset_of!(ThreadBlock, cancel_waits)) as u32 != 0;
-        for block in self.blocks().filter(waits) {
-            let ids = field(block, std::mem::offset_of!(ThreadBlock, pid_tgid));
-            // (A fork has its creator's until its thread comes by.)
-            if own_pid != Some((ids >> 32) as u32) {
-                continue;
-            }
-            let arguments = [ids >> 32, u64::from(ids as u32), SIGCANCEL, 0, 0, 0];
-            // (It may have ended since.)
-            match stopped.syscall("tgkill", nr::TGKILL, arguments) {
-                Ok(_) | Err(inject::Error::RemoteCall { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
     /// Those of the block, and those of its chunks.
     fn shadow_frames(self, block: u64) -> Vec<ShadowFrame> {
         let bytes = size_of::<ShadowFrame>();
@@ -338,14 +311,4 @@ fn original_returns(frames: &[ShadowFrame], trampoline: u64) -> BTreeMap<u64, u6
         addresses.entry(frame.slot).or_insert(frame.return_address);
     }
     addresses
-}
-
-/// Nobody wants a process's calls any more: threads that are cancelled are its own again, unless some are in our code.
-pub(super) fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
-    let cleaning = Cleaning { pid: stopped.pid(), region };
-    let is_theirs = sud::own_cancel_handler(stopped, region).is_none();
-    if is_theirs || !stopped.threads_inside(&cleaning.code())?.is_empty() {
-        return Ok(());
-    }
-    cleaning.leave_cancels(stopped)
 }

@@ -14,12 +14,11 @@ use ring3_layout::thread::THREADS_MAX;
 
 use super::executions::{Announcer, InheritedState};
 use super::owners::Death;
-use super::process;
 use super::program_faults::Ended;
 use super::target::Target;
 use super::terminal::ReportTo;
 use super::tracer::Actor;
-use super::{Shared, filters};
+use super::{Shared, filters, process};
 
 /// Pauses behind attempts to restore the code of a process that waits to be let go, if it could not be stopped.
 const RESTORED_AGAIN_AFTER_MS: [u64; 3] = [1, 10, 50];

@@ -14,11 +14,12 @@ use ring3_layout::control::HookKind;
 use ring3_patch::JUMP_BYTES;
 
 use super::modules::Modules;
+use super::refusal::refusal_of;
 use super::site::{Place, Use, WantedSite, places};
 use super::sites::Unplaced;
 use super::target::{Link, STOP_WITHIN, Target, refuse};
 use super::terminal::ReportTo;
-use super::tracer::{Actor, LONG, refusal_of};
+use super::tracer::{Actor, LONG};
 use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallPoint, process};
 
 /// What a site displaces has fewer bytes.

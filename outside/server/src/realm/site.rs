@@ -214,3 +214,14 @@ impl RangeAllocator {
         !self.retired.is_empty()
     }
 }
+
+/// Where calls go back that were caught; `None`: that is not known.
+pub(super) struct CaughtCalls(pub(super) Option<Vec<u64>>);
+
+impl CaughtCalls {
+    /// Whether some may go back into the middle of these bytes.
+    pub(super) fn lead_into(&self, bytes: &std::ops::Range<u64>) -> bool {
+        let places = self.0.as_ref();
+        places.is_none_or(|places| places.iter().any(|place| *place > bytes.start && *place < bytes.end))
+    }
+}

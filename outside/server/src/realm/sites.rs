@@ -20,13 +20,12 @@ use ring3_patch::{JUMP_BYTES, Plan, STUB_BYTES_MAX, Stub, Tactic};
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::ahead::CodeMemory;
+use super::code_memory::CodeMemory;
 use super::process::Cleaning;
-use super::site::{Place, Site, WantedSite, is_written, taken};
-use super::sud::CaughtCalls;
+use super::refusal::refusal_of;
+use super::site::{CaughtCalls, Place, Site, WantedSite, is_written, taken};
 use super::tables::{entries, hook_flags, in_agent};
 use super::target::Target;
-use super::tracer::refusal_of;
 
 /// A jump covers sites that begin so many bytes behind it, or fewer.
 pub(super) const WITHIN_JUMP: u64 = JUMP_BYTES as u64 - 1;

@@ -9,9 +9,9 @@ use ring3_patch::RELAY_BYTES;
 use ring3_uapi::Errno;
 
 use super::Refusal;
-use super::ahead::{CodeMemory, stopped_in};
+use super::code_memory::{CodeMemory, stopped_in};
+use super::refusal::refusal_of;
 use super::target::Target;
-use super::tracer::refusal_of;
 
 /// Bytes of a stub area: the first one near some code is the smallest, and each further one as large as those before together, so
 /// that few areas have room for any number of stubs.

@@ -11,24 +11,25 @@ use std::mem::offset_of;
 use std::time::Duration;
 
 use ring3_inject as inject;
-use ring3_layout::region::{
-    AGENT_BYTES_MAX, REGION_BYTES, TEXT_BYTES, TEXT_OFFSET, TRAMPOLINES_BYTES, TRAMPOLINES_OFFSET,
-};
+use ring3_layout::region::REGION_BYTES;
 use ring3_layout::sud::{
     SIGSYS_BIT, SUD_ADDRESS_MASK, SUD_ALLOWED_BYTES, SUD_LEFT_IN_PLACE_MAX, SUD_SLOTS, SUD_TRAMPOLINE_BYTES,
-    SUD_TRAMPOLINES_BYTES, SUD_TRAMPOLINES_OFFSET, SudState,
+    SUD_TRAMPOLINES_OFFSET, SudState,
 };
-use ring3_layout::syscall::{MASK_SETTERS, Progress, SIGCANCEL, SYSCALL_BYTES};
+use ring3_layout::syscall::{MASK_SETTERS, SIGCANCEL, SYSCALL_BYTES};
+use ring3_layout::thread::ThreadBlock;
 use ring3_patch::JUMP_BYTES;
 use ring3_uapi::{Errno, nr};
 
 use super::actions::{action_of, field, read_word, set_action, write_flag};
+use super::masks::masks_are_stable;
 use super::modules::file_of;
-use super::process::{read_process, read_value};
+use super::process::{Cleaning, own_pid, read_process, read_value};
+use super::refusal::refusal_of;
+use super::site::CaughtCalls;
 use super::tables::in_agent;
 use super::target::{STOP_WITHIN, Target};
-use super::tracer::refusal_of;
-use super::{Refusal, actions, recovery};
+use super::{Refusal, actions};
 
 /// Attempts to find a process in a state in which the fallback can be enabled or disabled, and pauses between them.
 const ATTEMPTS: u32 = 100;
@@ -65,17 +66,6 @@ impl SudFallback {
     }
 }
 
-/// Where calls go back that were caught; `None`: that is not known.
-pub(super) struct CaughtCalls(Option<Vec<u64>>);
-
-impl CaughtCalls {
-    /// Whether some may go back into the middle of these bytes.
-    pub(super) fn lead_into(&self, bytes: &std::ops::Range<u64>) -> bool {
-        let places = self.0.as_ref();
-        places.is_none_or(|places| places.iter().any(|place| *place > bytes.start && *place < bytes.end))
-    }
-}
-
 /// Why code of a process cannot be looked at before it runs, if there is such. The mappings are those that are not ring3's.
 pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String> {
     let mut code = mappings.iter().filter(|mapping| mapping.is_executable());
@@ -94,84 +84,6 @@ pub(super) fn unscanned(pid: u32, mappings: &[inject::Mapping]) -> Option<String
         };
         Some(format!("code in {what} at {:#x} {why}", mapping.range.start))
     })
-}
-
-/// The words of a call's registers by which it may change a mask.
-struct Changer {
-    number: u64,
-    rdi: u64,
-    r8: u64,
-    r9: u64,
-    r10: u64,
-}
-
-impl Changer {
-    fn of(registers: &inject::Registers) -> Changer {
-        let inject::Registers { rax, rdi, r8, r9, r10, .. } = *registers;
-        Changer { number: rax, rdi, r8, r9, r10 }
-    }
-
-    /// What a signal frame keeps (`struct sigcontext`), `context` being where `rax` lies there.
-    fn kept(stopped: &inject::Stopped, context: u64) -> Result<Changer, inject::Error> {
-        let word = |index: u64| read_word(stopped, context - (13 - index) * 8);
-        Ok(Changer { number: word(13)?, r8: word(0)?, r9: word(1)?, r10: word(2)?, rdi: word(8)? })
-    }
-
-    /// Whether one of these signals may be blocked by it, for a while or for good.
-    fn changes(&self, stopped: &inject::Stopped, signals: u64) -> bool {
-        matches!(self.number, 13..=15) || self.blocks_meanwhile(stopped, signals)
-    }
-
-    /// Whether one of these signals may be blocked by it for its own time.
-    fn blocks_meanwhile(&self, stopped: &inject::Stopped, signals: u64) -> bool {
-        let word = |at: u64| Some(at).filter(|at| *at != 0).map(|at| read_word(stopped, at));
-        let mask = match self.number {
-            130 => word(self.rdi),
-            271 => word(self.r10),
-            281 | 441 => word(self.r8),
-            270 | 333 => word(self.r9).and_then(|at| word(at.ok()?)),
-            426 => return true,
-            _ => return false,
-        };
-        mask.is_some_and(|mask| mask.is_ok_and(|mask| mask & signals != 0))
-    }
-}
-
-/// Whether a thread is in a call during which it blocks one of these signals.
-pub(super) fn blocks_meanwhile(stopped: &inject::Stopped, tid: u32, signals: u64) -> Result<bool, inject::Error> {
-    let registers = stopped.registers(tid)?;
-    let in_call = registers.orig_rax as i64 >= 0;
-    let call = Changer { number: registers.orig_rax, ..Changer::of(&registers) };
-    Ok(in_call && call.blocks_meanwhile(stopped, signals))
-}
-
-/// Whether no thread has read how these signals may be blocked without having acted on that yet, and none of them is
-/// pending.
-pub(super) fn masks_are_stable(stopped: &inject::Stopped, region: u64, signals: u64) -> Result<bool, inject::Error> {
-    let ours = [region..region + AGENT_BYTES_MAX, region + TEXT_OFFSET..region + TEXT_OFFSET + TEXT_BYTES];
-    let trampolines = region + TRAMPOLINES_OFFSET..region + TRAMPOLINES_OFFSET + TRAMPOLINES_BYTES;
-    let is_inside = |rip: u64| ours.iter().any(|range| range.contains(&rip));
-    for tid in stopped.threads().to_vec() {
-        let registers = stopped.registers(tid)?;
-        let in_call = registers.orig_rax as i64 >= 0;
-        // Who waits for the server, or for a lock, has not asked yet, or does not ask any more.
-        let waits = in_call && registers.orig_rax as i64 == nr::FUTEX;
-        let at_sud_trampoline = sud_trampoline(stopped, region, registers.rip).is_some();
-        let at_trampoline = at_sud_trampoline || trampolines.contains(&registers.rip);
-        let changes = at_trampoline && !in_call && Changer::of(&registers).changes(stopped, signals);
-        if is_inside(registers.rip) && !waits && !at_sud_trampoline || changes || stopped.is_pending(tid, signals)? {
-            return Ok(false);
-        }
-    }
-    for context in stopped.saved_contexts()? {
-        let at_sud_trampoline = sud_trampoline(stopped, region, context.rip).is_some();
-        let at_trampoline = at_sud_trampoline || trampolines.contains(&context.rip);
-        let changes = at_trampoline && Changer::kept(stopped, context.address)?.changes(stopped, signals);
-        if is_inside(context.rip) && !at_sud_trampoline || changes {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// No thread is dispatched any more that was by this region.
@@ -251,13 +163,40 @@ pub(super) fn trampolines() -> Vec<u8> {
     (0..SUD_SLOTS as u64).flat_map(trampoline).collect()
 }
 
-/// For a thread at `rip` in a SUD trampoline: the call's own place, and whether it is at that or behind it.
-pub(super) fn sud_trampoline(stopped: &inject::Stopped, region: u64, rip: u64) -> Option<(u64, Progress)> {
-    let offset = rip.checked_sub(region + SUD_TRAMPOLINES_OFFSET).filter(|offset| *offset < SUD_TRAMPOLINES_BYTES)?;
-    let slot = field(region, offset_of!(SudState, slots)) + offset / SUD_TRAMPOLINE_BYTES * 8;
-    let behind = read_word(stopped, slot).ok().map(|slot| slot & SUD_ADDRESS_MASK).filter(|behind| *behind != 0)?;
-    let progress = if offset.is_multiple_of(SUD_TRAMPOLINE_BYTES) { Progress::Before } else { Progress::After };
-    Some((behind - SYSCALL_BYTES, progress))
+impl Cleaning {
+    /// The handler of SIGCANCEL is the process's own again, and what was put off comes now, as from the process itself. (As long
+    /// as threads are in our code, they may be cancelled there.)
+    pub(super) fn leave_cancels(self, stopped: &mut inject::Stopped) -> Result<(), inject::Error> {
+        let Some(handler) = own_cancel_handler(stopped, self.region) else { return Ok(()) };
+        restore_cancel_handler(stopped, self.region, handler)?;
+        let own_pid = own_pid(self.pid);
+        let field = |block: u64, offset: usize| read_value::<u64>(self.pid, block + offset as u64).unwrap_or(0);
+        let waits = |block: &u64| field(*block, std::mem::offset_of!(ThreadBlock, cancel_waits)) as u32 != 0;
+        for block in self.blocks().filter(waits) {
+            let ids = field(block, std::mem::offset_of!(ThreadBlock, pid_tgid));
+            // (A fork has its creator's until its thread comes by.)
+            if own_pid != Some((ids >> 32) as u32) {
+                continue;
+            }
+            let arguments = [ids >> 32, u64::from(ids as u32), SIGCANCEL, 0, 0, 0];
+            // (It may have ended since.)
+            match stopped.syscall("tgkill", nr::TGKILL, arguments) {
+                Ok(_) | Err(inject::Error::RemoteCall { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Nobody wants a process's calls any more: threads that are cancelled are its own again, unless some are in our code.
+fn leave_cancels(stopped: &mut inject::Stopped, region: u64) -> Result<(), inject::Error> {
+    let cleaning = Cleaning { pid: stopped.pid(), region };
+    let is_theirs = own_cancel_handler(stopped, region).is_none();
+    if is_theirs || !stopped.threads_inside(&cleaning.code())?.is_empty() {
+        return Ok(());
+    }
+    cleaning.leave_cancels(stopped)
 }
 
 impl Target {
@@ -266,7 +205,7 @@ impl Target {
         let has_trampolines = !self.syscalls.subscribers.is_empty() || self.following.follows();
         let done = match has_trampolines {
             true => interpose_cancel_handler(stopped, self.region),
-            false => recovery::leave_cancels(stopped, self.region),
+            false => leave_cancels(stopped, self.region),
         };
         if let Err(error) = done {
             tracing::warn!(pid = self.pid, "threads that are cancelled in calls are not unwound from there: {error}");

@@ -24,20 +24,19 @@ use ring3_patch::{JUMP_BYTES, NEAR_BYTES_MAX, Replaced, SyscallPlan, TrampolineL
 use ring3_uapi::Errno;
 use ring3_uapi::nr;
 
-use super::ahead::CodeMemory;
 use super::batch::Batch;
-use super::cancellation::number_of;
+use super::callers::number_of;
+use super::code_memory::CodeMemory;
 use super::interest::{
     CallSeries, SyscallInterest, concerns_sud, concerns_traps, is_always, is_of_event, may_change_masks,
 };
 use super::libraries::is_dynamic_loader;
 use super::modules::{Modules, SyscallPlans, likely_key_of};
 use super::process::{put_back, read_process};
-use super::site::is_written;
-use super::sud::CaughtCalls;
+use super::refusal::refusal_of;
+use super::site::{CaughtCalls, is_written};
 use super::tables::in_agent;
 use super::target::{Link, Target};
-use super::tracer::refusal_of;
 use super::unseen::Unseen;
 use super::{AttachmentId, Calls, LinkSpec, Point, Refusal, Shared, SyscallContext, sud};
 use crate::kernel::known;

@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
+use super::executions::InheritedState;
 use super::finder::Wanted;
-use super::meant::holds;
+use super::meant::{check_reach, holds, is_of_family};
 use super::process::{Maker, code_of};
 use super::raw_file_id::FileId;
 use super::site::maps;
 use super::target::{Link, Target};
-use super::terminal::{ReportTo, Terminal};
-use super::tracer::{Actor, Command, check_reach};
+use super::terminal::{ReportTo, Terminal, report_untraced};
+use super::tracer::{Actor, Command};
+use super::unseen::are_of_strace;
 use super::{AttachmentId, Following, LinkSpec, NotTraced, Point, Refusal, Scope, process};
 use crate::rights::Subject;
 
@@ -410,6 +412,23 @@ impl Actor {
     /// Processes that nobody named and that are left as they are: the first one, those of ring3, and loaders.
     pub(super) fn is_left_alone(&self, pid: u32) -> bool {
         pid == 1 || self.shared.is_loader(pid) || runs_ring3(pid)
+    }
+
+    /// A process that has executed a program is no target, for a reason. (strace asks for it.)
+    pub(super) fn tell_untraced(&self, pid: u32, kept: &InheritedState, refusal: &Refusal) {
+        let mut family = kept.forebears.clone();
+        family.insert(pid);
+        if are_of_strace(family.iter()) {
+            tracing::warn!(pid, "not traced: {refusal}");
+            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            return self.shared.note_let_go(pid, comm.trim_end(), &refusal.message);
+        }
+        let of_tools = || {
+            let mut specs = self.links.values().map(|link| &link.spec);
+            specs.find(|spec| matches!(spec.scope, Scope::Family(_)) && is_of_family(spec, &family))?.terminal
+        };
+        let terminal: Option<Terminal> = kept.terminal.or_else(of_tools);
+        report_untraced(terminal, pid, &format!("what it has executed: {refusal}"));
     }
 }
 

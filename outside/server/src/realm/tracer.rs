@@ -27,6 +27,7 @@ use super::orphans::Orphans;
 use super::owners::Untended;
 use super::placing::Series;
 use super::process::RetryDelay;
+use super::refusal::refusal_of;
 use super::takes::{Asked, Candidate, Takes};
 use super::target::{DETACH_WITHIN, Link, STOP_WITHIN, Target};
 use super::terminal::{ReportTo, Terminal};
@@ -35,8 +36,6 @@ use super::{
     AttachmentId, Following, LinkSpec, MapSlot, NotTraced, Refusal, Shared, TargetStatus, executions, owners, process,
 };
 use ring3_names::elf::PlacedSymbol;
-
-use crate::rights::{Rights, Subject};
 
 /// A tool that ends closes its links one by one. Each change of a target stops it: links that are closed this soon after one another are
 /// taken away together.
@@ -788,32 +787,5 @@ impl Actor {
                 tracing::warn!(pid, "{refusal}; the next server cleans up");
             }
         }
-    }
-}
-
-/// Whether a process may be reached with these rights.
-pub(super) fn check_reach(rights: &Rights, pid: u32) -> Result<(), Refusal> {
-    let gone = |errno| Refusal::new(errno, format!("no process with id {pid}"));
-    if rights.reaches_all() || rights.reaches(&Subject::of(pid).map_err(gone)?) {
-        return Ok(());
-    }
-    let why = "it is another user's, has more rights than the asker, or may not be traced";
-    Err(Refusal::new(Errno::EPERM, format!("process {pid}: not permitted: {why}")))
-}
-
-/// An injection error as a loader or a user sees it.
-pub(super) fn refusal_of(error: inject::Error) -> Refusal {
-    Refusal::new(errno_of(&error), error.to_string())
-}
-
-fn errno_of(error: &inject::Error) -> Errno {
-    match error {
-        error if error.is_breakpoint() => Errno::EBUSY,
-        error if error.is_gone() => Errno::ESRCH,
-        inject::Error::NotPermitted { .. } | inject::Error::Seccomp { .. } | inject::Error::OwnDispatch { .. } => {
-            Errno::EPERM
-        }
-        inject::Error::AlreadyTraced { .. } | inject::Error::ThreadDoesNotStop { .. } => Errno::EBUSY,
-        _ => Errno::EINVAL,
     }
 }

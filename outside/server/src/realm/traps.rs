@@ -14,8 +14,8 @@ use ring3_uapi::Errno;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 
+use super::refusal::refusal_of;
 use super::target::{Link, STOP_WITHIN, Target};
-use super::tracer::refusal_of;
 use super::{AttachmentId, Refusal, Shared, actions};
 
 const SIGTRAP: u64 = 5;

@@ -5,17 +5,11 @@
 use ring3_inject as inject;
 use ring3_uapi::Errno;
 
-use super::code_file::{CodeFile, between, is_reached};
-use super::executions::InheritedState;
-use super::meant::is_of_family;
 use super::modules::{Modules, likely_key_of};
 use super::target::Target;
-use super::terminal::{Terminal, report_untraced};
 use super::tracer::Actor;
-use super::{Refusal, Scope, Shared};
+use super::{Refusal, Shared};
 
-/// Bytes that look like `int $0x80` in an executable segment that are looked at.
-const CANDIDATES_MAX: usize = 1024;
 /// Why no tool sees such calls, where the instruction was not found before it ran.
 const BY_GATE: &str = "it makes system calls by `int $0x80`";
 
@@ -30,34 +24,8 @@ pub(super) struct Unseen {
     pub(super) gate: Option<String>,
 }
 
-impl CodeFile {
-    /// The first `int $0x80` that is certainly one: the bytes are in tables of constants, too.
-    pub(super) fn first_gate(&self) -> Option<u64> {
-        let elf = self.elf();
-        for segment in elf.executable_segments() {
-            let code = elf.code(segment.clone()).unwrap_or_default();
-            let places = code.windows(2).enumerate().filter(|(_, pair)| *pair == [0xcd, 0x80]);
-            let mut done = segment.start;
-            for (at, _) in places.take(CANDIDATES_MAX) {
-                let vaddr = segment.start + at as u64;
-                let known = elf.function_bounds(vaddr).filter(|_| vaddr >= done);
-                let is_known = known.is_some();
-                let Some(bounds) = known.or_else(|| between(elf, vaddr).filter(|_| vaddr >= done)) else { continue };
-                done = bounds.end;
-                let is_real =
-                    |has_number: &bool| is_known || *has_number || is_reached(elf, self.calls(), bounds.start);
-                let found = ring3_patch::gates(elf.code(bounds.clone()).unwrap_or_default(), bounds.start);
-                if let Some((gate, _)) = found.into_iter().find(|(_, has_number)| is_real(has_number)) {
-                    return Some(gate);
-                }
-            }
-        }
-        None
-    }
-}
-
 /// Whether strace traces these processes or what comes from them.
-fn are_of_strace<'a>(mut family: impl Iterator<Item = &'a u32>) -> bool {
+pub(super) fn are_of_strace<'a>(mut family: impl Iterator<Item = &'a u32>) -> bool {
     let tracers = inject::traced_through();
     family.any(|pid| tracers.contains(pid))
 }
@@ -88,23 +56,6 @@ fn gate_in(pid: u32, mapping: &inject::Mapping, modules: &mut Modules) -> Option
 }
 
 impl Actor {
-    /// A process that has executed a program is no target, for a reason. (strace asks for it.)
-    pub(super) fn tell_untraced(&self, pid: u32, kept: &InheritedState, refusal: &Refusal) {
-        let mut family = kept.forebears.clone();
-        family.insert(pid);
-        if are_of_strace(family.iter()) {
-            tracing::warn!(pid, "not traced: {refusal}");
-            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            return self.shared.note_let_go(pid, comm.trim_end(), &refusal.message);
-        }
-        let of_tools = || {
-            let mut specs = self.links.values().map(|link| &link.spec);
-            specs.find(|spec| matches!(spec.scope, Scope::Family(_)) && is_of_family(spec, &family))?.terminal
-        };
-        let terminal: Option<Terminal> = kept.terminal.or_else(of_tools);
-        report_untraced(terminal, pid, &format!("what it has executed: {refusal}"));
-    }
-
     /// The code of a target has an `int $0x80`, perhaps.
     pub(super) fn meet_gate(&mut self, pid: u32) {
         let Some(target) = self.targets.get(&pid).filter(|target| !target.is_detaching()) else { return };
